@@ -1,1 +1,3 @@
-"""Triton kernels (GEMM, attention, softmax), imported as `quantbench.kernels`; `providers.triton_kernels` runs them."""
+"""Triton kernels (GEMM, attention, softmax), imported as `quantbench.kernels`;
+`providers.triton_kernels` runs them.
+"""

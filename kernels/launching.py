@@ -1,7 +1,8 @@
-"""Compiles, describes and launches kernels with triton: 3.2 on Volta and Turing, 3.6 and newer on later GPUs.
+"""Compiles, describes and launches kernels with triton: 3.2 on Volta and Turing, 3.6 and newer on
+later GPUs.
 
-`step` compiles and describes one kernel as a `Step`, and a `Plan` runs one or more. All checks of the triton version
-and of the GPU belong here.
+`step` compiles and describes one kernel as a `Step`, and a `Plan` runs one or more. All checks of
+the triton version and of the GPU belong here.
 """
 
 from __future__ import annotations
@@ -35,32 +36,40 @@ TORCH_DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 
-#: Whether kernels run in Python on CPU tensors. Fixed when triton is imported; changing it later breaks triton.
+#: Whether kernels run in Python on CPU tensors. Fixed when triton is imported; changing it later
+#: breaks triton.
 INTERPRETER = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
-#: Bytes. A TMA descriptor needs the first element and every stride but the last at a multiple of it. Source:
-#: cuTensorMapEncodeTiled, CUDA driver API.
+#: Bytes. A TMA descriptor needs the first element and every stride but the last at a multiple of
+#: it. Source: cuTensorMapEncodeTiled, CUDA driver API.
 TMA_ALIGN_BYTES = 16
 
 #: Registers per thread, every compute capability. Source: CUDA C++ Programming Guide 13.0
 MAX_REGISTERS = 255
-#: Options of every launch. a·b + c is one instruction: triton's default up to 3.9, and no longer from 3.10 on.
+#: Options of every launch. a·b + c is one instruction: triton's default up to 3.9, and no longer
+#: from 3.10 on.
 OPTIONS = {"enable_fp_fusion": True}
 _AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
 
 
-def unsupported_architecture(capability: tuple[int, int], version: tuple[int, ...] = TRITON) -> str | None:
-    """Returns None if our kernels run on a compute capability with triton `version`, otherwise the reason.
+def unsupported_architecture(
+    capability: tuple[int, int], version: tuple[int, ...] = TRITON
+) -> str | None:
+    """Returns None if our kernels run on a compute capability with triton `version`, otherwise the
+    reason.
 
-    Found by compiling (`make test-aot`, `make test-volta`): 3.2 is the last with tensor-core code for sm_70 and sm_75.
-    3.3 to 3.5 spill registers in stream_k or attention, or compile them not at all.
+    Found by compiling (`make test-aot`, `make test-volta`): 3.2 is the last with tensor-core code
+    for sm_70 and sm_75. 3.3 to 3.5 spill registers in stream_k or attention, or compile them not at
+    all.
 
     >>> print(unsupported_architecture((7, 0), (3, 6)))
     our kernels do not run on sm_70 with triton 3.6; it needs triton 3.2 (torch 2.6)
     """
     architecture = f"sm_{capability[0]}{capability[1]}"
     if capability < (7, 0):
-        return f"{architecture} has no tensor cores; it needs a GPU of compute capability 7.0 or newer"
+        return (
+            f"{architecture} has no tensor cores; it needs a GPU of compute capability 7.0 or newer"
+        )
     volta = capability < (8, 0)
     if version == (3, 2) if volta else version >= (3, 6):
         return None
@@ -75,7 +84,9 @@ def wrong_in_interpreter(dtype: str) -> str | None:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a kernel is configured for: a GPU's compute capability, number of SMs and size of the L2 cache."""
+    """What a kernel is configured for: a GPU's compute capability, number of SMs and size of the L2
+    cache.
+    """
 
     capability: tuple[int, int]
     sm_count: int
@@ -83,15 +94,25 @@ class Gpu:
 
 
 def gpu_of(x: torch.Tensor, interpreted: Gpu) -> Gpu:
-    """Returns the GPU that a checked tensor is on. interpreted: the one that the interpreter simulates."""
+    """Returns the GPU that a checked tensor is on. interpreted: the one that the interpreter
+    simulates.
+    """
     if not x.is_cuda:
         return interpreted
     properties = torch.cuda.get_device_properties(x.device)
-    return Gpu((properties.major, properties.minor), properties.multi_processor_count, properties.L2_cache_size)
+    return Gpu(
+        (properties.major, properties.minor),
+        properties.multi_processor_count,
+        properties.L2_cache_size,
+    )
 
 
 def require_support(
-    who: str, name: str, x: torch.Tensor, dtype: str, *reasons: Callable[[tuple[int, int]], str | None]
+    who: str,
+    name: str,
+    x: torch.Tensor,
+    dtype: str,
+    *reasons: Callable[[tuple[int, int]], str | None],
 ) -> None:
     """Raises UnsupportedError unless triton runs kernels where x is.
 
@@ -102,7 +123,9 @@ def require_support(
         reason = wrong_in_interpreter(dtype)
     else:
         capability = _capability(who, name, x)
-        reason = next(filter(None, (why(capability) for why in (*reasons, unsupported_architecture))), None)
+        reason = next(
+            filter(None, (why(capability) for why in (*reasons, unsupported_architecture))), None
+        )
     if reason is not None:
         found, _, needs = reason.partition("; it needs ")
         raise UnsupportedError(who, found, needs or "another dtype, GPU or version of triton")
@@ -112,7 +135,9 @@ def _capability(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
     """Return the compute capability of x's GPU. Raises UnsupportedError if x is not on a GPU."""
     if not x.is_cuda:
         raise UnsupportedError(
-            who, f"{name} on {x.device}", "CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported"
+            who,
+            f"{name} on {x.device}",
+            "CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported",
         )
     return torch.cuda.get_device_capability(x.device)
 
@@ -127,7 +152,12 @@ def widest(most: int, *sizes: int) -> int:
 
 
 def require_like(
-    who: str, name: str, x: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    who: str,
+    name: str,
+    x: torch.Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
     """Raises InputError unless x has this shape, dtype and device."""
     if (tuple(x.shape), x.dtype, x.device) != (tuple(shape), dtype, device):
@@ -141,7 +171,12 @@ def require_contiguous(who: str, name: str, x: torch.Tensor) -> None:
 
 
 def result(
-    who: str, name: str, out: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    who: str,
+    name: str,
+    out: torch.Tensor | None,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
     """Returns `out` after checking it, or a new contiguous tensor if `out` is None."""
     if out is None:
@@ -158,7 +193,9 @@ def short(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """One prepared kernel launch: `call` enqueues it on the current stream, `launch` describes it."""
+    """One prepared kernel launch: `call` enqueues it on the current stream, `launch` describes
+    it.
+    """
 
     launch: Launch
     call: Callable[[], object]
@@ -181,20 +218,30 @@ class Plan:
 
     @property
     def launch(self) -> Launch:
-        """Launch of the kernel that does most of the work. Registers and occupancy are None in the interpreter."""
+        """Launch of the kernel that does most of the work. Registers and occupancy are None in the
+        interpreter.
+        """
         return self.steps[0].launch
 
     def run(self) -> None:
-        """Enqueues all kernels once on the current stream: launches only, no allocation, no synchronisation."""
+        """Enqueues all kernels once on the current stream: launches only, no allocation, no
+        synchronisation.
+        """
         with torch.cuda.device(self.out.device) if self.out.is_cuda else nullcontext():
             for each in self.steps:
                 each.call()
 
 
 def step(
-    who: str, kernel: Any, grid: int, arguments: Mapping[str, Any], device: torch.device, tile: Tile | None = None
+    who: str,
+    kernel: Any,
+    grid: int,
+    arguments: Mapping[str, Any],
+    device: torch.device,
+    tile: Tile | None = None,
 ) -> Step:
-    """Compiles `kernel` for `arguments` (including num_warps and num_stages) and a grid of `grid` blocks.
+    """Compiles `kernel` for `arguments` (including num_warps and num_stages) and a grid of `grid`
+    blocks.
 
     who: operation name in error messages. Raises InputError when a block does not fit on one SM.
     """
@@ -202,7 +249,11 @@ def step(
 
 
 def describe(
-    who: str, kernel: Any, arguments: Mapping[str, Any], device: torch.device, tile: Tile | None = None
+    who: str,
+    kernel: Any,
+    arguments: Mapping[str, Any],
+    device: torch.device,
+    tile: Tile | None = None,
 ) -> Launch:
     """Compiles `kernel` for these arguments and returns its Launch without a grid.
 
@@ -219,15 +270,19 @@ def describe(
     metadata, registers = compiled.metadata, compiled.n_regs
     threads = WARP_THREADS * metadata.num_warps
     blocks = resident_blocks(
-        torch.cuda.get_device_capability(device), threads=threads, registers=registers,
+        torch.cuda.get_device_capability(device),
+        threads=threads,
+        registers=registers,
         shared_memory_bytes=metadata.shared,
         # A block that finds no free tensor memory waits for it: it is on the SM without running.
         tensor_memory_columns=getattr(metadata, "tmem_size", None) or 0,
-    )  # fmt: skip
+    )
     return Launch(metadata.name, None, (threads, 1, 1), registers, metadata.shared, blocks, tile)
 
 
-def enqueue(kernel: Any, grid: tuple[int, int, int], arguments: Mapping[str, Any], described: Launch) -> Step:
+def enqueue(
+    kernel: Any, grid: tuple[int, int, int], arguments: Mapping[str, Any], described: Launch
+) -> Step:
     """Builds the step that launches a described kernel on a grid."""
     launcher = kernel[grid]
     return Step(replace(described, grid=grid), lambda: launcher(**arguments, **OPTIONS))
@@ -237,8 +292,12 @@ _Choice = TypeVar("_Choice")
 _FASTEST: dict[tuple[Any, ...], Any] = {}
 
 
-def fastest(who: str, build: Callable[[_Choice], Plan], choices: Iterable[_Choice], key: tuple[Any, ...]) -> _Choice:
-    """Returns the choice whose plan has the shortest median time on this device; times once per key and process."""
+def fastest(
+    who: str, build: Callable[[_Choice], Plan], choices: Iterable[_Choice], key: tuple[Any, ...]
+) -> _Choice:
+    """Returns the choice whose plan has the shortest median time on this device; times once per key
+    and process.
+    """
     if INTERPRETER:
         raise UnsupportedError(who, "autotune in the interpreter", "a GPU to time on")
     if (who, *key) not in _FASTEST:
@@ -246,7 +305,9 @@ def fastest(who: str, build: Callable[[_Choice], Plan], choices: Iterable[_Choic
 
         def time_ms(choice: _Choice) -> float:
             run = build(choice).run
-            return float(do_bench(run, warmup=_AUTOTUNE_WARMUP_MS, rep=_AUTOTUNE_MS, return_mode="median"))
+            return float(
+                do_bench(run, warmup=_AUTOTUNE_WARMUP_MS, rep=_AUTOTUNE_MS, return_mode="median")
+            )
 
         _FASTEST[who, *key] = min(choices, key=time_ms)
     chosen: _Choice = _FASTEST[who, *key]

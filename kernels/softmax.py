@@ -7,19 +7,23 @@ Entry points: `plan_forward`, `plan_backward` and `MAX_COLS`, used by `providers
     y = scaled_masked_softmax(scores, mask, 0.125)        # mask: [batch, 1, sq, sk], True drops
 
     work = plan_forward(scores, 0.125, causal=True)       # checked, compiled, allocated
-    work.run()                                            # the launch alone; may be captured into a CUDA graph
+    work.run()                                            # the launch alone; may be captured into a
+    CUDA graph
 
-y = softmax(scale · x) over rows of `cols` scores; fp16, bf16 or fp32 in and out, fp32 inside. `quantbench.megatron`
-tells whether Megatron itself would use its fused kernel.
+y = softmax(scale · x) over rows of `cols` scores; fp16, bf16 or fp32 in and out, fp32 inside.
+`quantbench.megatron` tells whether Megatron itself would use its fused kernel.
 
-The kernel is limited by memory bandwidth: one read of x and one write of y. A program (one thread block) holds ROWS
-whole rows in registers (`softmax_tile`), about 4096 scores at a time; a long row has a program of its own.
+The kernel is limited by memory bandwidth: one read of x and one write of y. A program (one thread
+block) holds ROWS whole rows in registers (`softmax_tile`), about 4096 scores at a time; a long row
+has a program of its own.
 
 The cliffs:
-- cols % ALIGN. A thread reads 16 bytes at a time only if every row starts at a multiple of 16 bytes: 8 scores of 16
-  bits. With an odd number of columns it reads 2 bytes at a time, in several times the instructions.
-- A row takes the next power of two of registers: with 2049 columns the program holds, exponentiates and adds up 4096.
-  The padding is not read, so this shows only where the arithmetic no longer hides behind the memory.
+- cols % ALIGN. A thread reads 16 bytes at a time only if every row starts at a multiple of 16
+  bytes: 8 scores of 16 bits. With an odd number of columns it reads 2 bytes at a time, in several
+      times the instructions.
+- A row takes the next power of two of registers: with 2049 columns the program holds, exponentiates
+  and adds up 4096. The padding is not read, so this shows only where the arithmetic no longer hides
+  behind the memory.
 - Under a causal mask row q reads q + 1 scores, rounded up to 16 bytes, and writes all of them.
 """
 
@@ -44,38 +48,56 @@ from quantbench.kernels.launching import (
 
 from quantbench.errors import InputError, require_int
 from quantbench.launch import Tile
-from quantbench.megatron import megatron_fused_available as megatron_fused_available  # offered from here too
+from quantbench.megatron import (
+    megatron_fused_available as megatron_fused_available,
+)  # offered from here too
 from quantbench.quantization import VECTOR_BYTES, WARP_THREADS, cdiv
 from quantbench.workload.dtypes import dtype_name, missing_format
 
-_MAX_ROWS = 2**31 - 4097  # so that the row numbers of the last program, of up to 4096 rows, fit 32 bits
+_MAX_ROWS = (
+    2**31 - 4097
+)  # so that the row numbers of the last program, of up to 4096 rows, fit 32 bits
 
 #: Longest row: its 64 bytes of loads per thread fill the largest block of 1024 threads.
 MAX_COLS = 16_384
 
 _MAX_WARPS = 32
 _MIN_BLOCK_COLS = 16
-# Four 16-byte loads in flight per thread. HBM bandwidth needs enough bytes in flight (Little's law: 4.8 TB/s times some
-# 0.7 µs is 25 KB for each of an H200's 132 SMs), and more of them per thread costs the registers of another block.
+# Four 16-byte loads in flight per thread. HBM bandwidth needs enough bytes in flight (Little's law:
+# 4.8 TB/s times some 0.7 µs is 25 KB for each of an H200's 132 SMs), and more of them per thread
+# costs the registers of another block.
 _BYTES_PER_THREAD = 4 * VECTOR_BYTES
-# Scores per program, at least: blocks that move less than 16 KB come and go faster than they are handed out.
+# Scores per program, at least: blocks that move less than 16 KB come and go faster than they are
+# handed out.
 _MIN_SCORES = 4096
 
-#: What Megatron-LM puts in place of masked scores, times log₂e. A row that is masked whole comes out as 1 / cols
-#: (Megatron-LM's and apex' kernels; apex issue 1390): it is not dropped.
+#: What Megatron-LM puts in place of masked scores, times log₂e. A row that is masked whole comes
+#: out as 1 / cols (Megatron-LM's and apex' kernels; apex issue 1390): it is not dropped.
 MASKED_LOG2E = tl.constexpr(-10_000.0 * 1.4426950408889634)
 
 
 @triton.jit
 def softmax_forward(
-    x, mask, y, rows_in_all, rows_per_head, rows_per_sample, mask_rows_per_sample, cols, scale_log2e,
-    MASK: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
-):  # fmt: skip
+    x,
+    mask,
+    y,
+    rows_in_all,
+    rows_per_head,
+    rows_per_sample,
+    mask_rows_per_sample,
+    cols,
+    scale_log2e,
+    MASK: tl.constexpr,
+    ALIGN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
     """Computes y = softmax(scale · x), ROWS rows per program. Grid: ceil(rows_in_all / ROWS).
 
     x, y: contiguous [rows_in_all, cols], rows_in_all = batch · heads · rows_per_head.
-    MASK: "causal" (row q of a head drops columns past q), "full" (mask: bytes [samples, rows_per_head, cols], other
-        than 0 drops; one for all samples when mask_rows_per_sample is 0) or "none".
+    MASK: "causal" (row q of a head drops columns past q), "full" (mask: bytes [samples,
+        rows_per_head, cols], other than 0 drops; one for all samples when mask_rows_per_sample is
+        0) or "none".
     ALIGN: scores per vector, divides cols.
     BLOCK_COLS: power of two, at least cols.
     """
@@ -87,7 +109,9 @@ def softmax_forward(
     scores = tl.load(x + at, mask=inside & readable, other=0.0).to(tl.float32)
     if MASK == "full":
         mask_row = rows // rows_per_sample * mask_rows_per_sample + position
-        masked = tl.load(mask + mask_row.to(tl.int64) * length + col, mask=inside & readable, other=0)
+        masked = tl.load(
+            mask + mask_row.to(tl.int64) * length + col, mask=inside & readable, other=0
+        )
         scores = tl.where(masked != 0, MASKED_LOG2E, scores * scale_log2e)
         scores = tl.where(counts, scores, float("-inf"))
         p = tl.exp2(scores - tl.max(scores, 1)[:, None])
@@ -101,10 +125,20 @@ def softmax_forward(
 
 @triton.jit
 def softmax_backward(
-    dy, y, dx, rows_in_all, rows_per_head, cols, scale,
-    MASK: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
-):  # fmt: skip
-    """Computes dx = scale · y · (dy - Σ dy · y), the sum in fp32. Grid and arguments: see `softmax_forward`.
+    dy,
+    y,
+    dx,
+    rows_in_all,
+    rows_per_head,
+    cols,
+    scale,
+    MASK: tl.constexpr,
+    ALIGN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """Computes dx = scale · y · (dy - Σ dy · y), the sum in fp32. Grid and arguments: see
+    `softmax_forward`.
 
     Masked elements have y = 0 and get 0; under a causal mask they are not read.
     """
@@ -124,7 +158,9 @@ def softmax_backward(
 
 @triton.jit
 def _tile(cols, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """Return this program's first row, its rows (ROWS × 1), the columns (1 × BLOCK_COLS) and the row length."""
+    """Return this program's first row, its rows (ROWS × 1), the columns (1 × BLOCK_COLS) and the
+    row length.
+    """
     first_row = tl.program_id(0) * ROWS
     rows = first_row + tl.arange(0, ROWS)[:, None]
     return first_row, rows, tl.arange(0, BLOCK_COLS)[None, :], cols // ALIGN * ALIGN
@@ -132,7 +168,9 @@ def _tile(cols, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexp
 
 @triton.jit
 def _columns(position, col, length, MASK: tl.constexpr, ALIGN: tl.constexpr):
-    """Return masks of the columns that are read (whole vectors of ALIGN) and of those that count."""
+    """Return masks of the columns that are read (whole vectors of ALIGN) and of those that
+    count.
+    """
     if MASK == "causal":
         readable = col < (position // ALIGN + 1) * ALIGN
         counts = col <= position
@@ -143,7 +181,8 @@ def _columns(position, col, length, MASK: tl.constexpr, ALIGN: tl.constexpr):
 
 
 def scaled_causal_softmax(scores: torch.Tensor, scale: float) -> torch.Tensor:
-    """Computes softmax(scale · scores) over columns 0 … row of scores[batch, heads, sq, sk], sq = sk.
+    """Computes softmax(scale · scores) over columns 0 … row of scores[batch, heads, sq, sk], sq =
+    sk.
 
     Scores above the diagonal are ignored; the result is 0 there. Differentiable.
     """
@@ -151,25 +190,36 @@ def scaled_causal_softmax(scores: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def scaled_masked_softmax(scores: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """Computes softmax(scale · scores, masked ones set to -10000) for scores[batch, heads, sq, sk]; differentiable.
+    """Computes softmax(scale · scores, masked ones set to -10000) for scores[batch, heads, sq, sk];
+    differentiable.
 
-    mask: boolean [batch, 1, sq, sk] or [1, 1, sq, sk], True drops. A fully masked row is 1 / sk everywhere.
+    mask: boolean [batch, 1, sq, sk] or [1, 1, sq, sk], True drops. A fully masked row is 1 / sk
+        everywhere.
     """
     return _Softmax.apply(scores, mask, scale, False)
 
 
 def scaled_softmax(scores: torch.Tensor, scale: float) -> torch.Tensor:
-    """Computes softmax(scale · scores) over the last dimension of scores[batch, heads, sq, sk]; differentiable."""
+    """Computes softmax(scale · scores) over the last dimension of scores[batch, heads, sq, sk];
+    differentiable.
+    """
     return _Softmax.apply(scores, None, scale, False)
 
 
 def plan_forward(
-    scores: torch.Tensor, scale: float, *, causal: bool = False, mask: torch.Tensor | None = None,
-    out: torch.Tensor | None = None, tile: Tile | None = None,
-) -> Plan:  # fmt: skip
-    """Checks the tensors, compiles the kernel and allocates the result. tile: by default `softmax_tile`.
+    scores: torch.Tensor,
+    scale: float,
+    *,
+    causal: bool = False,
+    mask: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    tile: Tile | None = None,
+) -> Plan:
+    """Checks the tensors, compiles the kernel and allocates the result. tile: by default
+    `softmax_tile`.
 
-    Raises InputError for invalid tensors, UnsupportedError for a dtype, GPU or triton without support.
+    Raises InputError for invalid tensors, UnsupportedError for a dtype, GPU or triton without
+    support.
     """
     who = "softmax"
     _check(who, "scores", scores, scale, causal)
@@ -181,27 +231,40 @@ def plan_forward(
         require_contiguous(who, "mask", mask)
     out = result(who, "out", out, scores.shape, scores.dtype, scores.device)
     tile = tile or softmax_tile(scores.shape[-1], scores.element_size())
-    return _plan(who, softmax_forward, forward_arguments(scores, mask, out, scale, causal, tile), out, tile)
+    return _plan(
+        who, softmax_forward, forward_arguments(scores, mask, out, scale, causal, tile), out, tile
+    )
 
 
 def plan_backward(
-    grad: torch.Tensor, y: torch.Tensor, scale: float, *, causal: bool = False,
-    out: torch.Tensor | None = None, tile: Tile | None = None,
-) -> Plan:  # fmt: skip
-    """Like `plan_forward`, for the gradient scale · y · (grad - Σ grad · y). grad, y: [batch, heads, sq, sk]."""
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    scale: float,
+    *,
+    causal: bool = False,
+    out: torch.Tensor | None = None,
+    tile: Tile | None = None,
+) -> Plan:
+    """Like `plan_forward`, for the gradient scale · y · (grad - Σ grad · y). grad, y: [batch,
+    heads, sq, sk].
+    """
     who = "softmax backward"
     _check(who, "y", y, scale, causal)
     result(who, "grad", grad, y.shape, y.dtype, y.device)
     out = result(who, "out", out, y.shape, y.dtype, y.device)
     tile = tile or softmax_tile(y.shape[-1], y.element_size(), "backward")
-    return _plan(who, softmax_backward, backward_arguments(grad, y, out, scale, causal, tile), out, tile)
+    return _plan(
+        who, softmax_backward, backward_arguments(grad, y, out, scale, causal, tile), out, tile
+    )
 
 
 class _Softmax(torch.autograd.Function):
     """Autograd function that saves only y, which suffices for the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, scores: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool) -> torch.Tensor:
+    def forward(
+        ctx: Any, scores: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool
+    ) -> torch.Tensor:
         y = _ran(plan_forward(scores, scale, causal=causal, mask=mask))
         ctx.save_for_backward(y)
         ctx.scale, ctx.causal = scale, causal
@@ -211,7 +274,12 @@ class _Softmax(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (y,) = ctx.saved_tensors
         # autograd may pass an expanded gradient, such as that of a sum; only those are copied.
-        return _ran(plan_backward(grad.contiguous(), y, ctx.scale, causal=ctx.causal)), None, None, None
+        return (
+            _ran(plan_backward(grad.contiguous(), y, ctx.scale, causal=ctx.causal)),
+            None,
+            None,
+            None,
+        )
 
 
 def _ran(work: Plan) -> torch.Tensor:
@@ -221,21 +289,35 @@ def _ran(work: Plan) -> torch.Tensor:
 
 def _plan(who: str, kernel: Any, arguments: dict[str, Any], out: torch.Tensor, tile: Tile) -> Plan:
     cols = out.shape[-1]
-    if tile.block_n < cols or tile.block_n & (tile.block_n - 1) or tile.block_m & (tile.block_m - 1):
-        raise InputError(who, f"tile {tile}", f"powers of two, and a block_n of at least {cols} columns")
+    if (
+        tile.block_n < cols
+        or tile.block_n & (tile.block_n - 1)
+        or tile.block_m & (tile.block_m - 1)
+    ):
+        raise InputError(
+            who, f"tile {tile}", f"powers of two, and a block_n of at least {cols} columns"
+        )
     grid = cdiv(arguments["rows_in_all"], tile.block_m)
     return Plan((out,), (step(who, kernel, grid, arguments, out.device, tile),))
 
 
 def forward_arguments(
-    x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor, scale: float, causal: bool, tile: Tile
+    x: torch.Tensor,
+    mask: torch.Tensor | None,
+    out: torch.Tensor,
+    scale: float,
+    causal: bool,
+    tile: Tile,
 ) -> dict[str, Any]:
     _, heads, sq, _ = x.shape
     return {
-        "x": x, "mask": None if mask is None else mask.view(torch.uint8), "y": out,
-        "rows_per_sample": heads * sq, "mask_rows_per_sample": 0 if mask is None or mask.shape[0] == 1 else sq,
+        "x": x,
+        "mask": None if mask is None else mask.view(torch.uint8),
+        "y": out,
+        "rows_per_sample": heads * sq,
+        "mask_rows_per_sample": 0 if mask is None or mask.shape[0] == 1 else sq,
         "scale_log2e": scale * log2(e),
-    } | _shared_arguments(x, "causal" if causal else "none" if mask is None else "full", tile)  # fmt: skip
+    } | _shared_arguments(x, "causal" if causal else "none" if mask is None else "full", tile)
 
 
 def backward_arguments(
@@ -248,10 +330,16 @@ def backward_arguments(
 def _shared_arguments(x: torch.Tensor, mask: str, tile: Tile) -> dict[str, Any]:
     rows, cols = x.numel() // x.shape[-1], x.shape[-1]
     return {
-        "rows_in_all": rows, "rows_per_head": x.shape[-2], "cols": cols, "MASK": mask,
-        "ALIGN": widest(VECTOR_BYTES // x.element_size(), cols), "ROWS": tile.block_m, "BLOCK_COLS": tile.block_n,
-        "num_warps": tile.num_warps or 4, "num_stages": 1,
-    }  # fmt: skip
+        "rows_in_all": rows,
+        "rows_per_head": x.shape[-2],
+        "cols": cols,
+        "MASK": mask,
+        "ALIGN": widest(VECTOR_BYTES // x.element_size(), cols),
+        "ROWS": tile.block_m,
+        "BLOCK_COLS": tile.block_n,
+        "num_warps": tile.num_warps or 4,
+        "num_stages": 1,
+    }
 
 
 def _check(who: str, name: str, x: torch.Tensor, scale: float, causal: bool) -> None:
@@ -269,11 +357,14 @@ def _check(who: str, name: str, x: torch.Tensor, scale: float, causal: bool) -> 
         raise InputError(who, f"causal with {shape}", "sq equal to sk")
     if not isfinite(scale) or scale <= 0:
         raise InputError(who, f"scale = {scale!r}", "a finite number above 0")
-    require_support(who, name, x, "", lambda capability: missing_format(dtype_name(x.dtype), capability))
+    require_support(
+        who, name, x, "", lambda capability: missing_format(dtype_name(x.dtype), capability)
+    )
 
 
 def softmax_tile(cols: int, element_bytes: int, direction: str = "forward") -> Tile:
-    """Returns the rows (block_m), row length rounded up to a power of two (block_n) and warps of a softmax program.
+    """Returns the rows (block_m), row length rounded up to a power of two (block_n) and warps of a
+    softmax program.
 
     Backward loads two tensors, forward one.
 

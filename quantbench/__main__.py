@@ -15,23 +15,25 @@ from quantbench.errors import InputError, QuantbenchError, StoreError
 
 # The exit code that a shell reports for a program ended by SIGPIPE.
 _NO_READER = 128 + 13
-# The base class of errors about arguments. It is click's or typer's own, depending on typer's version.
+# The base class of errors about arguments. It is click's or typer's own, depending on typer's
+# version.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 # ASCII replacements, for terminals without Unicode, of the characters that quantbench prints.
 _IN_ASCII = {
     "µ": "u", "×": "x", "±": "+-", "≤": "<=", "≥": ">=", "–": "-", "−": "-", "·": "-", "…": "...", "→": "->",
     "°": "deg ", "●": "*", "²": "^2", "³": "^3", "⌈": "ceil(", "⌉": ")",
 }  # fmt: skip
-# Number of new objects after which the garbage collector looks for cycles. A run of 100,000 records makes millions of
-# objects without cycles; with the default of 700 the collector takes a third of the time.
+# Number of new objects after which the garbage collector looks for cycles. A run of 100,000 records
+# makes millions of objects without cycles; with the default of 700 the collector takes a third of
+# the time.
 _COLLECT_AFTER = 100_000
 
 
 def main() -> None:
     """Runs the command line.
 
-    Exit codes: 0 fine, 1 a check or comparison found something, 2 wrong use or bad input, 130 Ctrl-C, 141 broken pipe
-    (not 0, because a gate must not pass on output that nobody read).
+    Exit codes: 0 fine, 1 a check or comparison found something, 2 wrong use or bad input, 130
+    Ctrl-C, 141 broken pipe (not 0, because a gate must not pass on output that nobody read).
     """
     _prepare_streams()
     gc.set_threshold(_COLLECT_AFTER, 50, 100)
@@ -45,7 +47,8 @@ def main() -> None:
     except BrokenPipeError:  # the output was closed, as by `quantbench … | head`
         code = _no_reader()
     except SystemExit as end:
-        # rich and click turn a broken pipe into exit code 1, which here means that a check found something.
+        # rich and click turn a broken pipe into exit code 1, which here means that a check found
+        # something.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         code = _no_reader()
@@ -66,7 +69,9 @@ def _run() -> int:
     try:
         code = app(prog_name="quantbench", standalone_mode=False)
     except _UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 on: `quantbench` alone shows its help
+        if (
+            type(error).__name__ == "NoArgsIsHelpError"
+        ):  # click 8.2 on: `quantbench` alone shows its help
             error.show()  # type: ignore[attr-defined]
             return 2
         raise _wrong_words(error) from None
@@ -82,15 +87,23 @@ def _wrong_words(error: Exception) -> InputError:
     refused: list[dict[str, object]] = getattr(error.__cause__, "errors", list)()
     if refused and repr(refused[0]["input"]) not in said:
         said = said.replace(": ", f": {refused[0]['input']!r}: ", 1)
-    return InputError(operation, said[:1].lower() + said[1:], f"words as `{command} --help` lists them")
+    return InputError(
+        operation, said[:1].lower() + said[1:], f"words as `{command} --help` lists them"
+    )
 
 
 def _system_error(error: OSError) -> StoreError:
-    """Converts a system error that no command handled. An error without a file name is about the output."""
+    """Converts a system error that no command handled. An error without a file name is about the
+    output.
+    """
     if error.filename is None:
         _abandon_output()
-        return StoreError("write output", f"standard output ({error.strerror})", "an output with room in it")
-    return StoreError("read or write", f"{error.filename} ({error.strerror})", "a file or folder that can be used")
+        return StoreError(
+            "write output", f"standard output ({error.strerror})", "an output with room in it"
+        )
+    return StoreError(
+        "read or write", f"{error.filename} ({error.strerror})", "a file or folder that can be used"
+    )
 
 
 def _refuse(error: QuantbenchError) -> int:
@@ -106,7 +119,9 @@ def _no_reader() -> int:
 
 
 def _abandon_output() -> None:
-    """Discards buffered output, which Python would otherwise try to write again at exit, and fail."""
+    """Discards buffered output, which Python would otherwise try to write again at exit, and
+    fail.
+    """
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -114,7 +129,9 @@ def _abandon_output() -> None:
 
 
 def _prepare_streams() -> None:
-    """Makes the streams replace characters that they cannot encode; opens the null device for a missing stream."""
+    """Makes the streams replace characters that they cannot encode; opens the null device for a
+    missing stream.
+    """
     codecs.register_error("quantbench", _nearest)
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -126,10 +143,14 @@ def _prepare_streams() -> None:
 
 
 def _nearest(error: UnicodeError) -> tuple[str, int]:
-    """Returns the closest ASCII text, or an escape such as \\u0431, as an error handler for codecs."""
+    """Returns the closest ASCII text, or an escape such as \\u0431, as an error handler for
+    codecs.
+    """
     assert isinstance(error, UnicodeEncodeError)
     found = error.object[error.start : error.end]
-    return "".join(_IN_ASCII.get(c) or c.encode("unicode_escape").decode("ascii") for c in found), error.end
+    return "".join(
+        _IN_ASCII.get(c) or c.encode("unicode_escape").decode("ascii") for c in found
+    ), error.end
 
 
 if __name__ == "__main__":

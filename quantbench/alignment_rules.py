@@ -1,7 +1,10 @@
-"""Lists the sizes that number formats and libraries require to be multiples, and finds the rules that a shape breaks.
+"""Lists the sizes that number formats and libraries require to be multiples, and finds the rules
+that a shape breaks.
 
-Effects. `crashes`: the library raises an error. `falls back`: it runs another, slower kernel, mostly without a message.
-`wastes`: it pads. Every rule names the threads, documentation or source files that state it; all were read in 2026-11.
+Effects. `crashes`: the library raises an error. `falls back`: it runs another, slower kernel,
+mostly without a message.
+`wastes`: it pads. Every rule names the threads, documentation or source files that state it; all
+    were read in 2026-11.
 """
 
 from __future__ import annotations
@@ -48,8 +51,8 @@ class AlignmentRule(Rule):
     """Sizes that a library or a number format requires of one op.
 
     dtypes: formats of the op's inputs that the rule is about.
-    sides: m, n, k of a GEMM; rows of an expert; head_dim; tokens / tp (with sequence parallelism each GPU quantizes
-        that many).
+    sides: m, n, k of a GEMM; rows of an expert; head_dim; tokens / tp (with sequence parallelism
+        each GPU quantizes that many).
     multiple: divisor of the size, or the sizes to which a kernel pads, in order.
     whose: library or software that has the rule, for texts.
     libraries: names of `--library` that it concerns; () for all.
@@ -70,15 +73,21 @@ class AlignmentRule(Rule):
     training: bool = False
     capability: tuple[int, int] = (0, 0)
 
-    def concerns(self, dtype: str, library: str, tp: int, *, training: bool, device: DeviceSpec | None) -> bool:
+    def concerns(
+        self, dtype: str, library: str, tp: int, *, training: bool, device: DeviceSpec | None
+    ) -> bool:
         """Returns whether the rule is about such work; arguments as of `broken_rules`."""
         if device is not None and (device.compute_capability or (0, 0)) < self.capability:
             return False
         named = not library or not self.libraries or library in self.libraries
-        return dtype in self.dtypes and named and tp >= self.min_tp and (training or not self.training)
+        return (
+            dtype in self.dtypes and named and tp >= self.min_tp and (training or not self.training)
+        )
 
     def allowed(self, size: int) -> int:
-        """Returns the smallest size of at least `size` that the rule allows; itself if it exceeds every step."""
+        """Returns the smallest size of at least `size` that the rule allows; itself if it exceeds
+        every step.
+        """
         if isinstance(self.multiple, int):
             return cdiv(size, self.multiple) * self.multiple
         return next((step for step in self.multiple if step >= size), size)
@@ -86,7 +95,9 @@ class AlignmentRule(Rule):
 
 @dataclass(frozen=True)
 class Broken:
-    """A rule that a workload breaks. name: the side in terms of the shape. to: next allowed size. ops: labels."""
+    """A rule that a workload breaks. name: the side in terms of the shape. to: next allowed size.
+    ops: labels.
+    """
 
     rule: AlignmentRule
     name: str
@@ -96,9 +107,15 @@ class Broken:
 
     @property
     def words(self) -> str:
-        """Text such as `ffn / tp = 688 is no multiple of 128: crashes in vLLM, SGLang (…); next: 768`."""
+        """Text such as `ffn / tp = 688 is no multiple of 128: crashes in vLLM, SGLang (…); next:
+        768`.
+        """
         multiple = self.rule.multiple
-        what = f"no multiple of {multiple}" if isinstance(multiple, int) else "between a kernel's widths"
+        what = (
+            f"no multiple of {multiple}"
+            if isinstance(multiple, int)
+            else "between a kernel's widths"
+        )
         effect = f"{self.rule.effect} in {self.rule.whose} ({self.rule.claim})"
         return f"{self.name} = {self.size} is {what}: {effect}; next: {self.to}"
 
@@ -228,7 +245,11 @@ def broken_rules(
     >>> [broken.to for broken in broken_rules(Gemm(4096, 4096, 688, dtype="fp8_block"), library="vllm", tp=8)]
     [768, 768]
     """
-    concerned = (rule for rule in RULES if rule.concerns(work.dtype, library, tp, training=training, device=device))
+    concerned = (
+        rule
+        for rule in RULES
+        if rule.concerns(work.dtype, library, tp, training=training, device=device)
+    )
     in_phase = (rule for rule in concerned if phase in (rule.phases or (phase,)))
     return tuple(broken for rule in in_phase for broken in _broken(rule, work))
 
@@ -242,7 +263,9 @@ def _broken(rule: AlignmentRule, work: Gemm | GroupedGemm | Attention) -> Iterat
     if "rows of an expert" in rule.sides and isinstance(work, GroupedGemm):
         padded = sum(rule.allowed(rows) for rows in work.tokens_per_expert if rows)
         if padded != work.rows:
-            yield Broken(rule, f"rows of {work.num_experts} experts, one or more", work.rows, padded)
+            yield Broken(
+                rule, f"rows of {work.num_experts} experts, one or more", work.rows, padded
+            )
     for side in (side for side in rule.sides if side in ("m", "n", "k", "head_dim")):
         size = getattr(work, side, None)  # a grouped GEMM has no m, attention only head_dim
         if size is not None and rule.allowed(size) != size:
@@ -250,11 +273,17 @@ def _broken(rule: AlignmentRule, work: Gemm | GroupedGemm | Attention) -> Iterat
 
 
 def broken_by_shape(
-    shape: TransformerShape, *, library: str = "", backward: bool = True, device: DeviceSpec | None = None
+    shape: TransformerShape,
+    *,
+    library: str = "",
+    backward: bool = True,
+    device: DeviceSpec | None = None,
 ) -> tuple[Broken, ...]:
-    """Returns the rules that the ops of a transformer break at its tp, each once per named size, worst effect first.
+    """Returns the rules that the ops of a transformer break at its tp, each once per named size,
+    worst effect first.
 
-    Logits count as bf16: FP8 and FP4 recipes leave the output head alone (DeepSeek-V3, arXiv:2412.19437, section 3.3).
+    Logits count as bf16: FP8 and FP4 recipes leave the output head alone (DeepSeek-V3,
+    arXiv:2412.19437, section 3.3).
 
     library, device: see `broken_rules`.
     backward: whether gradients are computed too.
@@ -265,10 +294,14 @@ def broken_by_shape(
             continue
         if op.name == "logits" and isinstance(work, Gemm):
             work = replace(work, dtype=shape.attention_dtype, accumulate="")
-        if isinstance(work, Attention):  # of latent attention it has the mean width of keys and values
+        if isinstance(
+            work, Attention
+        ):  # of latent attention it has the mean width of keys and values
             work = replace(work, head_dim=shape.head_dim)
         names = side_names(op)
-        broken = broken_rules(work, library=library, phase=op.phase, tp=shape.tp, training=backward, device=device)
+        broken = broken_rules(
+            work, library=library, phase=op.phase, tp=shape.tp, training=backward, device=device
+        )
         for one in broken:
             key = (one.rule, names.get(one.name, one.name), one.size, one.to)
             found.setdefault(key, []).append(op.label)
@@ -282,7 +315,8 @@ def broken_by_shape(
 
 
 def side_names(op: Op) -> dict[str, str]:
-    """Returns the names of the op's `m`, `n` and `k` in terms of the shape; {} for softmax and attention.
+    """Returns the names of the op's `m`, `n` and `k` in terms of the shape; {} for softmax and
+    attention.
 
     >>> from quantbench.workload import TransformerShape
     >>> ops = TransformerShape(hidden=1024, heads=16, seq=512).ops()
@@ -301,8 +335,8 @@ def side_names(op: Op) -> dict[str, str]:
 
 
 def row_steps(gemm: Gemm) -> dict[str, int]:
-    """Returns the sides along which rows lie (`Gemm.row_sides`, and those of c), and what they must be a multiple of to
-    be aligned to 16 bytes."""
+    """Returns the sides along which rows lie (`Gemm.row_sides`, and those of c), and what they must
+    be a multiple of to be aligned to 16 bytes."""
     step = VECTOR_BYTES * DTYPES[gemm.dtype].packed // DTYPES[gemm.dtype].element_bytes
     rows = dict.fromkeys(gemm.row_sides, step)
     rows["n"] = max(rows.get("n", 1), VECTOR_BYTES // DTYPES[gemm.output_dtype].element_bytes)

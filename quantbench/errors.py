@@ -1,11 +1,11 @@
 """Defines quantbench's exceptions, and checks of argument values that raise them.
 
-Entry points: `QuantbenchError` and its subclasses `InputError`, `UnsupportedError`, `StoreError` and
-`MeasurementError`; `require_choice`, `require_int`; `printable`, `one_line` and `shortened` for texts. Used by all
-packages.
+Entry points: `QuantbenchError` and its subclasses `InputError`, `UnsupportedError`, `StoreError`
+and `MeasurementError`; `require_choice`, `require_int`; `printable`, `one_line` and `shortened` for
+texts. Used by all packages.
 
-Each message is one line that names the operation, the value and what was expected. The command line prints it and exits
-with `exit_code`.
+Each message is one line that names the operation, the value and what was expected. The command line
+prints it and exits with `exit_code`.
 
 >>> print(InputError("Gemm", "m = 0", "an integer of at least 1"))
 Gemm: m = 0; expected an integer of at least 1
@@ -41,7 +41,9 @@ def printable(text: str, longest: int = 200) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Returns the text with its middle replaced by an ellipsis if it has more than `longest` characters."""
+    """Returns the text with its middle replaced by an ellipsis if it has more than `longest`
+    characters.
+    """
     if len(text) <= longest:
         return text
     half = (longest - 1) // 2
@@ -78,8 +80,12 @@ class MeasurementError(QuantbenchError):
     """Measurement that failed, or whose result was wrong."""
 
 
-def require_int(operation: str, name: str, value: object, *, low: int = 1, high: int = 2**31 - 1) -> int:
-    """Returns `value` if it is an integer (not a bool) in [low, high]; raises InputError otherwise."""
+def require_int(
+    operation: str, name: str, value: object, *, low: int = 1, high: int = 2**31 - 1
+) -> int:
+    """Returns `value` if it is an integer (not a bool) in [low, high]; raises InputError
+    otherwise.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InputError(operation, f"{name} = {value!r}", f"an integer from {low} to {high}")
     return value
@@ -88,5 +94,7 @@ def require_int(operation: str, name: str, value: object, *, low: int = 1, high:
 def require_choice(operation: str, name: str, value: object, choices: tuple[str, ...]) -> str:
     """Returns `value` if it is one of `choices`; raises InputError otherwise."""
     if not isinstance(value, str) or value not in choices:
-        raise InputError(operation, f"{name} = {value!r}", "one of " + ", ".join(filter(None, choices)))
+        raise InputError(
+            operation, f"{name} = {value!r}", "one of " + ", ".join(filter(None, choices))
+        )
     return value

@@ -1,12 +1,13 @@
-"""Reads files named by a user, if they are regular and below a size limit, unpacking .gz and .xz; writes files.
+"""Reads files named by a user, if they are regular and below a size limit, unpacking .gz and .xz;
+writes files.
 
-Entry points: `read_text`, `read_bytes`, `read_json`, `open_text`, `open_binary`, `open_unpacked`, `folders_with`;
-`reason`, which says why a file could not be opened; `write_file`. Used by `store`, `importers`, `latency`, `profile`,
-`sweep`, `workload`, `planner.calibration`, `report`, `explore`, `junit`, `cli.model_options`, the commands `import`,
-`plan` and `profile`, and tools.
+Entry points: `read_text`, `read_bytes`, `read_json`, `open_text`, `open_binary`, `open_unpacked`,
+`folders_with`; `reason`, which says why a file could not be opened; `write_file`. Used by `store`,
+`importers`, `latency`, `profile`, `sweep`, `workload`, `planner.calibration`, `report`, `explore`,
+`junit`, `cli.model_options`, the commands `import`, `plan` and `profile`, and tools.
 
-A pipe could block forever, a device never ends, and a file of the wrong kind may exceed the memory. Such files raise
-OSError with the reason in `strerror`.
+A pipe could block forever, a device never ends, and a file of the wrong kind may exceed the memory.
+Such files raise OSError with the reason in `strerror`.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ _LARGEST_BYTES = 2**29
 def open_binary(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> BinaryIO:
     """Opens a regular file of at most `most_bytes` for reading, without blocking.
 
-    Raises OSError, with the reason in `strerror`, for a missing or unreadable file, a folder, a pipe, a device, a
-    larger file or a name with a NUL byte.
+    Raises OSError, with the reason in `strerror`, for a missing or unreadable file, a folder, a
+    pipe, a device, a larger file or a name with a NUL byte.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: a pipe opens at once
+        handle = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        )  # O_NONBLOCK: a pipe opens at once
     except ValueError as error:
         raise OSError(errno.EINVAL, str(error), os.fspath(path)) from None
     try:
@@ -56,13 +59,21 @@ def open_binary(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTE
         raise
 
 
-def open_text(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES, encoding: str = "utf-8") -> TextIO:
-    """Opens a file as `open_unpacked` does, as text with unchanged line ends (the csv module needs them)."""
-    return io.TextIOWrapper(open_unpacked(path, most_bytes=most_bytes), encoding=encoding, newline="")
+def open_text(
+    path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES, encoding: str = "utf-8"
+) -> TextIO:
+    """Opens a file as `open_unpacked` does, as text with unchanged line ends (the csv module needs
+    them).
+    """
+    return io.TextIOWrapper(
+        open_unpacked(path, most_bytes=most_bytes), encoding=encoding, newline=""
+    )
 
 
 def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> BinaryIO:
-    """Opens a file as `open_binary` does and unpacks .gz and .xz; reading more than `most_bytes` raises OSError."""
+    """Opens a file as `open_binary` does and unpacks .gz and .xz; reading more than `most_bytes`
+    raises OSError.
+    """
     file = open_binary(path, most_bytes=most_bytes)
     suffix = Path(path).suffix
     if suffix not in (".gz", ".xz"):
@@ -74,8 +85,15 @@ def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BY
 class _Unpacked(io.RawIOBase):
     """Stream of a packed file's content, up to `most_bytes`."""
 
-    def __init__(self, packed: BinaryIO, content: gzip.GzipFile | lzma.LZMAFile, most_bytes: int) -> None:
-        self._packed, self._content, self._most_bytes, self._read_bytes = packed, content, most_bytes, 0
+    def __init__(
+        self, packed: BinaryIO, content: gzip.GzipFile | lzma.LZMAFile, most_bytes: int
+    ) -> None:
+        self._packed, self._content, self._most_bytes, self._read_bytes = (
+            packed,
+            content,
+            most_bytes,
+            0,
+        )
 
     def readable(self) -> bool:
         return True
@@ -84,7 +102,9 @@ class _Unpacked(io.RawIOBase):
         count = self._content.readinto(buffer)
         self._read_bytes += count
         if self._read_bytes > self._most_bytes:
-            raise OSError(errno.EFBIG, f"unpacked, more than the {size(self._most_bytes)} that are read")
+            raise OSError(
+                errno.EFBIG, f"unpacked, more than the {size(self._most_bytes)} that are read"
+            )
         return count
 
     def close(self) -> None:
@@ -99,17 +119,23 @@ def read_bytes(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES
     with open_binary(path, most_bytes=most_bytes) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:  # it has grown, or reports no size, as files in /proc
-        raise OSError(errno.EFBIG, f"more than the {size(most_bytes)} that are read", os.fspath(path))
+        raise OSError(
+            errno.EFBIG, f"more than the {size(most_bytes)} that are read", os.fspath(path)
+        )
     return content
 
 
 def read_text(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> str:
-    """Returns the content of a UTF-8 file. Raises OSError as `open_binary` does, UnicodeDecodeError if not UTF-8."""
+    """Returns the content of a UTF-8 file. Raises OSError as `open_binary` does, UnicodeDecodeError
+    if not UTF-8.
+    """
     return read_bytes(path, most_bytes=most_bytes).decode("utf-8")
 
 
 def read_json(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> Any:
-    """Returns the value in a JSON file. Raises OSError as `open_binary` does, ValueError if it is not JSON in UTF-8."""
+    """Returns the value in a JSON file. Raises OSError as `open_binary` does, ValueError if it is
+    not JSON in UTF-8.
+    """
     try:
         return json.loads(read_text(path, most_bytes=most_bytes))
     except RecursionError as error:
@@ -127,7 +153,9 @@ def reason(error: Exception) -> str:
 
 
 def folders_with(folder: Path, pattern: str) -> list[Path]:
-    """Returns the sorted folders below `folder` with a file of this pattern (`*/run.json`); skips unreadable ones."""
+    """Returns the sorted folders below `folder` with a file of this pattern (`*/run.json`); skips
+    unreadable ones.
+    """
     return sorted(found.parent for found in folder.glob(pattern)) if os.path.isdir(folder) else []
 
 
@@ -138,7 +166,8 @@ def write_file(
     *,
     expected: str = "a file that can be written",
 ) -> None:
-    """Replaces a file at once, so that readers never see a part of it. Keeps a symbolic link, creates folders.
+    """Replaces a file at once, so that readers never see a part of it. Keeps a symbolic link,
+    creates folders.
 
     Raises StoreError, which names `operation` and says what was expected.
     """

@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 
 from quantbench.files import write_file
 
-# Characters that XML 1.0 cannot hold (https://www.w3.org/TR/xml/#charsets); kernel names and messages may have them.
+# Characters that XML 1.0 cannot hold (https://www.w3.org/TR/xml/#charsets); kernel names and
+# messages may have them.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -30,18 +31,29 @@ class Case:
     skipped: bool = False
 
 
-def write_suite(path: Path, name: str, cases: Sequence[Case], properties: Iterable[tuple[str, object]] = ()) -> None:
+def write_suite(
+    path: Path, name: str, cases: Sequence[Case], properties: Iterable[tuple[str, object]] = ()
+) -> None:
     """Writes one suite to `path`; characters that XML 1.0 cannot hold become `?`.
 
     properties: (name, value) pairs of the suite.
     Raises StoreError if the file cannot be written.
     """
-    failures, skipped = sum(bool(case.failure) for case in cases), sum(case.skipped for case in cases)
+    failures, skipped = (
+        sum(bool(case.failure) for case in cases),
+        sum(case.skipped for case in cases),
+    )
     root = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(
-        root, "testsuite", name=_clean(name), tests=str(len(cases)), failures=str(failures), errors="0",
-        skipped=str(skipped), time="0",
-    )  # fmt: skip
+        root,
+        "testsuite",
+        name=_clean(name),
+        tests=str(len(cases)),
+        failures=str(failures),
+        errors="0",
+        skipped=str(skipped),
+        time="0",
+    )
     pairs = list(properties)
     if pairs:
         listed = ElementTree.SubElement(suite, "properties")
@@ -49,7 +61,11 @@ def write_suite(path: Path, name: str, cases: Sequence[Case], properties: Iterab
             ElementTree.SubElement(listed, "property", name=_clean(key), value=_clean(str(value)))
     for case in cases:
         text = _clean(case.text)
-        names = {"classname": _clean(case.class_name), "name": _clean(case.name), "time": f"{case.time_s:.9f}"}
+        names = {
+            "classname": _clean(case.class_name),
+            "name": _clean(case.name),
+            "time": f"{case.time_s:.9f}",
+        }
         element = ElementTree.SubElement(suite, "testcase", names)
         if case.failure:
             ElementTree.SubElement(element, "failure", message=text, type=case.failure).text = text

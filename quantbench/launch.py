@@ -1,10 +1,11 @@
-"""Describes a kernel launch by its grid and resources, and the tile of the output that each block computes.
+"""Describes a kernel launch by its grid and resources, and the tile of the output that each block
+computes.
 
-Entry points: `Launch`, `Tile`. Used by `providers`, `kernels`, `store`, `quantization`, `latency`, `analysis`,
-`advice`, `importers`, `profile`, `report`, `sweep` and tools.
+Entry points: `Launch`, `Tile`. Used by `providers`, `kernels`, `store`, `quantization`, `latency`,
+`analysis`, `advice`, `importers`, `profile`, `report`, `sweep` and tools.
 
-quantbench's own kernels fill every field; for library kernels some come from the name and the profiler. None means
-unknown, never a default.
+quantbench's own kernels fill every field; for library kernels some come from the name and the
+profiler. None means unknown, never a default.
 """
 
 import re
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 
 from quantbench.errors import InputError, require_int
 
-_TILE = re.compile(r"(\d+)x(\d+)(?:x(\d+))?(?:-stages(\d+))?(?:-warps(\d+))?(?:-split(\d+))?", re.ASCII)
+_TILE = re.compile(
+    r"(\d+)x(\d+)(?:x(\d+))?(?:-stages(\d+))?(?:-warps(\d+))?(?:-split(\d+))?", re.ASCII
+)
 
 
 @dataclass(frozen=True)
@@ -46,15 +49,20 @@ class Tile:
 
     @classmethod
     def parse(cls, text: str) -> "Tile":
-        """Parses block_m × block_n, with block_k, stages, num_warps and split_k if given; raises InputError.
+        """Parses block_m × block_n, with block_k, stages, num_warps and split_k if given; raises
+        InputError.
 
         >>> Tile.parse("128x256"), Tile.parse("64x64x32-stages3-warps4-split2").split_k
         (Tile(block_m=128, block_n=256, block_k=None, split_k=1, stages=None, num_warps=None), 2)
         """
         found = _TILE.fullmatch(text)
         if found is None:
-            raise InputError("Tile", repr(text), "128x256, 128x256x64 or 128x256x64-stages3-warps8-split2")
-        m, n, k, stages, warps, split = (None if size is None else int(size) for size in found.groups())
+            raise InputError(
+                "Tile", repr(text), "128x256, 128x256x64 or 128x256x64-stages3-warps8-split2"
+            )
+        m, n, k, stages, warps, split = (
+            None if size is None else int(size) for size in found.groups()
+        )
         return cls(m or 0, n or 0, k, 1 if split is None else split, stages, warps)
 
     @property

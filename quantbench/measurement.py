@@ -1,8 +1,9 @@
-"""Defines the result of timing one point: its samples, the check of its output and the grade of its quality.
+"""Defines the result of timing one point: its samples, the check of its output and the grade of its
+quality.
 
-Entry points: `Measurement`, `MeanClock`, `Check`, `Grade`, `GRADES`, `Discarded`. Used by `timing`, `store`,
-`sweep`, `importers`, `analysis`, `report`, `cluster`, `comm`, `profile`, `providers` and `pytest_plugin`. Only raw
-samples are stored; `stated` computes statistics on read.
+Entry points: `Measurement`, `MeanClock`, `Check`, `Grade`, `GRADES`, `Discarded`. Used by `timing`,
+`store`, `sweep`, `importers`, `analysis`, `report`, `cluster`, `comm`, `profile`, `providers` and
+`pytest_plugin`. Only raw samples are stored; `stated` computes statistics on read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ GRADES = ("A", "B", "C", "D", "rejected")
 class Discarded:
     """Discarded sample.
 
-    reason: starts with `throttled`, `preempted`, `launch gap`, `other threads` or `not a time` (then sample_us is 0).
+    reason: starts with `throttled`, `preempted`, `launch gap`, `other threads` or `not a time`
+        (then sample_us is 0).
     """
 
     sample_us: float
@@ -35,7 +37,8 @@ class Discarded:
 
 @dataclass(frozen=True)
 class Check:
-    """A point's passed output check by `providers.correctness`: largest relative error, and the tolerance.
+    """A point's passed output check by `providers.correctness`: largest relative error, and the
+    tolerance.
 
     (`analysis.check.Check` is about a whole run.)
     """
@@ -49,7 +52,8 @@ class Grade:
     """Quality grade of a measured time.
 
     reasons: every problem found; may be empty only for A.
-    letter: A (no problem), B (one minor problem), C (several, or one serious), D (use only together with its reasons),
+    letter: A (no problem), B (one minor problem), C (several, or one serious), D (use only together
+        with its reasons),
     `rejected` (impossible: faster than the hardware's peak, or not the time of a kernel).
     """
 
@@ -59,7 +63,9 @@ class Grade:
     def __post_init__(self) -> None:
         require_choice("Grade", "letter", self.letter, GRADES)
         if self.letter != "A" and not self.reasons:
-            raise InputError("Grade", f"letter = {self.letter!r} without a reason", "a reason in words")
+            raise InputError(
+                "Grade", f"letter = {self.letter!r} without a reason", "a reason in words"
+            )
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,9 @@ class MeanClock:
         if not 0 < self.mhz < inf:
             raise InputError("MeanClock", f"mhz = {self.mhz!r}", "a finite clock above 0")
         if not 0 <= self.half_width_mhz < inf:
-            raise InputError("MeanClock", f"half_width_mhz = {self.half_width_mhz!r}", "a finite width from 0 on")
+            raise InputError(
+                "MeanClock", f"half_width_mhz = {self.half_width_mhz!r}", "a finite width from 0 on"
+            )
 
 
 @dataclass(frozen=True)
@@ -85,14 +93,16 @@ class Measurement:
 
     samples_us: accepted device times of single runs in the order they were taken, microseconds.
     clocks_mhz: SM clock at each sample; empty if the device does not report it.
-    stopped_by: rule that ended sampling (`precision`; `clock`: what is left of the interval is the mean
-        clock's; `max_time`, `max_samples`, `noise_floor`; `discards` for too many
+    stopped_by: rule that ended sampling (`precision`; `clock`: what is left of the interval is the
+        mean clock's; `max_time`, `max_samples`, `noise_floor`; `discards` for too many
         discarded samples; `imported` for an imported time).
     mode: `events`, `graph` or `cpu`; `unknown` for some imported times.
     cache: `cold` or `hot`; `unknown` for some imported times.
     kernels_per_sample: runs per sample; above 1 if a single run is too short to time.
-    floor_us: time of an empty kernel in the same mode on the same device, which every sample includes; None if unknown.
-    mean_clock: mean SM clock of such work at that time, at which the time is stated; None if unknown.
+    floor_us: time of an empty kernel in the same mode on the same device, which every sample
+        includes; None if unknown.
+    mean_clock: mean SM clock of such work at that time, at which the time is stated; None if
+        unknown.
     """
 
     samples_us: tuple[float, ...]
@@ -125,8 +135,14 @@ class Measurement:
             what = f"{len(self.clocks_mhz)} clocks for {len(self.samples_us)} samples"
             raise InputError("Measurement", what, "one each")
         if self.mean_clock is not None and not all(0 < mhz < inf for mhz in self.clocks_mhz):
-            raise InputError("Measurement", "a clock that is not above 0 beside a mean clock", "clocks above 0 MHz")
+            raise InputError(
+                "Measurement",
+                "a clock that is not above 0 beside a mean clock",
+                "clocks above 0 MHz",
+            )
         if self.floor_us is not None and not 0 < self.floor_us < float("inf"):
-            raise InputError("Measurement", f"floor_us = {self.floor_us!r}", "a finite time above 0, or None")
+            raise InputError(
+                "Measurement", f"floor_us = {self.floor_us!r}", "a finite time above 0, or None"
+            )
         require_choice("Measurement", "mode", self.mode, ("events", "graph", "cpu", "unknown"))
         require_choice("Measurement", "cache", self.cache, ("cold", "hot", "unknown"))

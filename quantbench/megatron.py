@@ -1,18 +1,23 @@
-"""Checks whether Megatron-LM computes scale, mask and softmax in its fused CUDA kernel or falls back to torch.
+"""Checks whether Megatron-LM computes scale, mask and softmax in its fused CUDA kernel or falls
+back to torch.
 
-Entry points: `megatron_fused_available`, used by `analysis.rule_pairs` and `kernels.softmax`; `softmax_objections`,
-used by `latency.op_times`, `advice.edges` and `planner.constraints`; `batches_per_block`, used by `analysis.rules`.
+Entry points: `megatron_fused_available`, used by `analysis.rule_pairs` and `kernels.softmax`;
+`softmax_objections`, used by `latency.op_times`, `advice.edges` and `planner.constraints`;
+`batches_per_block`, used by `analysis.rules`.
 
-The fallback reads and writes the scores several times in fp32, in every layer. With a causal mask, a block of 128
-threads takes the same row of `batches_per_block` attention matrices, so heads · mbs must be a multiple of it; with
-other masks it takes rows of one matrix, so sq must be. The kernels do not check for rows beyond the last.
+The fallback reads and writes the scores several times in fp32, in every layer. With a causal mask,
+a block of 128 threads takes the same row of `batches_per_block` attention matrices, so heads · mbs
+must be a multiple of it; with other masks it takes rows of one matrix, so sq must be. The kernels
+do not check for rows beyond the last.
 
 Sources, read in the repositories:
-- generation "2048": NVIDIA/apex, apex/transformer/functional/fused_softmax.py, `is_kernel_available` (sk up to 2048,
-  a mask), with `get_batch_per_block` and the limits in csrc/megatron/scaled_masked_softmax.h; Megatron-LM of 2021 too.
-- generation "4096": NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py: sk up to 4096, sk % 4 == 0, and no mask
-  needed.
-- generation "16384": the same, with the limit of the current kernels in NVIDIA/apex: csrc/megatron/*_softmax.h.
+- generation "2048": NVIDIA/apex, apex/transformer/functional/fused_softmax.py,
+  `is_kernel_available` (sk up to 2048, a mask), with `get_batch_per_block` and the limits in
+  csrc/megatron/scaled_masked_softmax.h; Megatron-LM of 2021 too.
+- generation "4096": NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py: sk up to 4096, sk %
+  4 == 0, and no mask needed.
+- generation "16384": the same, with the limit of the current kernels in NVIDIA/apex:
+  csrc/megatron/*_softmax.h.
 """
 
 from __future__ import annotations
@@ -32,7 +37,9 @@ _SMALLEST_SK = 17
 
 @dataclass(frozen=True)
 class Generation:
-    """Conditions of one generation of the kernels: longest row, need of a mask, and required divisor of sk."""
+    """Conditions of one generation of the kernels: longest row, need of a mask, and required
+    divisor of sk.
+    """
 
     max_sk: int
     needs_mask: bool
@@ -58,8 +65,8 @@ class Availability:
 
 
 def batches_per_block(sk: int) -> int:
-    """Returns the rows of `sk` scores that one block of Megatron's softmax kernels takes: 8 for up to 128 columns, else
-    4 (and more below 17 columns, for which the kernel is not used).
+    """Returns the rows of `sk` scores that one block of Megatron's softmax kernels takes: 8 for up
+    to 128 columns, else 4 (and more below 17 columns, for which the kernel is not used).
 
     >>> batches_per_block(128), batches_per_block(129)
     (8, 4)
@@ -80,7 +87,8 @@ def megatron_fused_available(
     fusion_on: bool = True,
     generation: str = "2048",
 ) -> Availability:
-    """Checks whether Megatron's fused softmax kernel accepts scores of shape [mbs, heads_per_gpu, sq, sk].
+    """Checks whether Megatron's fused softmax kernel accepts scores of shape [mbs, heads_per_gpu,
+    sq, sk].
 
     heads_per_gpu: heads / tensor-parallel degree.
     mask: causal, full (a padding mask) or none.
@@ -102,11 +110,16 @@ def megatron_fused_available(
     require_choice(who, "generation", generation, tuple(GENERATIONS))
     rule = GENERATIONS[generation]
     if mask == "causal" and sq != sk:
-        raise InputError(who, f"causal with sq = {sq}, sk = {sk}", "sq equal to sk, which Megatron asserts")
+        raise InputError(
+            who, f"causal with sq = {sq}, sk = {sk}", "sq equal to sk, which Megatron asserts"
+        )
     matrices = heads_per_gpu * mbs
     per_block = batches_per_block(sk)
-    # A causal block takes one row of each of `per_block` attention matrices; other blocks take rows of one matrix.
-    matrices_multiple, sq_multiple = (per_block, _VECTOR) if mask == "causal" else (_VECTOR, per_block)
+    # A causal block takes one row of each of `per_block` attention matrices; other blocks take rows
+    # of one matrix.
+    matrices_multiple, sq_multiple = (
+        (per_block, _VECTOR) if mask == "causal" else (_VECTOR, per_block)
+    )
 
     reasons = []
     if not fusion_on:
@@ -129,11 +142,18 @@ def megatron_fused_available(
 
 
 def softmax_objections(work: Softmax) -> tuple[str, ...]:
-    """Returns the reasons why Megatron's fused kernel does not accept this softmax; empty if it does.
+    """Returns the reasons why Megatron's fused kernel does not accept this softmax; empty if it
+    does.
 
-    Assumes the first generation of the kernels for rows of up to 2048 scores, the last one for longer rows.
+    Assumes the first generation of the kernels for rows of up to 2048 scores, the last one for
+    longer rows.
     """
     return megatron_fused_available(
-        sq=work.rows, sk=work.cols, heads_per_gpu=work.batch // work.mask_batch, mbs=work.mask_batch, dtype=work.dtype,
-        mask=work.mask, generation="2048" if work.cols <= GENERATIONS["2048"].max_sk else "16384",
-    ).reasons  # fmt: skip
+        sq=work.rows,
+        sk=work.cols,
+        heads_per_gpu=work.batch // work.mask_batch,
+        mbs=work.mask_batch,
+        dtype=work.dtype,
+        mask=work.mask,
+        generation="2048" if work.cols <= GENERATIONS["2048"].max_sk else "16384",
+    ).reasons

@@ -1,14 +1,16 @@
-"""Provides the pytest fixture `device_benchmark`, which reports device times through pytest-benchmark.
+"""Provides the pytest fixture `device_benchmark`, which reports device times through
+pytest-benchmark.
 
     def test_my_kernel(device_benchmark):
         a, b = torch.randn(2, 4096, 4096, device="cuda", dtype=torch.bfloat16)
         device_benchmark(lambda: torch.mm(a, b), flops=2 * 4096**3, dtype="bf16")
 
-Entry point: `device_benchmark`, and the options `--device-*`. pytest loads this module in every environment with
-quantbench installed, so it must not import torch.
+Entry point: `device_benchmark`, and the options `--device-*`. pytest loads this module in every
+environment with quantbench installed, so it must not import torch.
 
-The fixture replaces pytest-benchmark's clock by one that advances by device time only, and replays the samples of
-quantbench's timer to it, one per round, through `benchmark.pedantic`. So all of its options use device time.
+The fixture replaces pytest-benchmark's clock by one that advances by device time only, and replays
+the samples of quantbench's timer to it, one per round, through `benchmark.pedantic`. So all of its
+options use device time.
 """
 
 from __future__ import annotations
@@ -47,21 +49,32 @@ _CLOCK = _DeviceClock()
 class DeviceBenchmark:
     """Value of the fixture; call it with the function to time. spec: device in use."""
 
-    def __init__(self, benchmark: Any, spec: DeviceSpec, timer: Timer, options: TimingOptions) -> None:
+    def __init__(
+        self, benchmark: Any, spec: DeviceSpec, timer: Timer, options: TimingOptions
+    ) -> None:
         self.spec = spec
         self._benchmark = benchmark
         self._timer = timer
         self._options = options
 
     def __call__(
-        self, run: Callable[[], object], *, flops: int | None = None, min_bytes: int | None = None, dtype: object = None
+        self,
+        run: Callable[[], object],
+        *,
+        flops: int | None = None,
+        min_bytes: int | None = None,
+        dtype: object = None,
     ) -> Measurement:
-        """Times `run`, which must enqueue the same work each time, and passes its samples to pytest-benchmark.
+        """Times `run`, which must enqueue the same work each time, and passes its samples to
+        pytest-benchmark.
 
-        flops, min_bytes: operations and bytes of one run, at least 1; used to reject rates above the hardware's peak.
-        dtype: dtype of the arithmetic (`bf16`, `torch.bfloat16`), for the peak; default: the device's highest peak.
+        flops, min_bytes: operations and bytes of one run, at least 1; used to reject rates above
+            the hardware's peak.
+        dtype: dtype of the arithmetic (`bf16`, `torch.bfloat16`), for the peak; default: the
+            device's highest peak.
 
-        Does not check the results of `run`. Raises InputError for wrong arguments, AssertionError for a rejected rate.
+        Does not check the results of `run`. Raises InputError for wrong arguments, AssertionError
+        for a rejected rate.
         """
         for name, value in (("flops", flops), ("min_bytes", min_bytes)):
             if value is not None:
@@ -71,7 +84,9 @@ class DeviceBenchmark:
         return self._report(self._timer.measure(timed), flops or 0, min_bytes or 0, known)
 
     def workload(self, workload: Workload, provider: str) -> Measurement:
-        """Times a workload by a provider and checks it as a sweep does; skips the test if it is not supported."""
+        """Times a workload by a provider and checks it as a sweep does; skips the test if it is not
+        supported.
+        """
         from quantbench.providers import catalog
         from quantbench.sweep.worker import measure
         from quantbench.timing.grade import NO_CHECK
@@ -84,10 +99,17 @@ class DeviceBenchmark:
         reply = measure(maker, workload, self.spec, self._timer, self._options)
         assert reply.measurement is not None
         unchecked = "" if reply.checked else NO_CHECK
-        return self._report(reply.measurement, workload.flops, workload.min_bytes, workload.dtype, unchecked)
+        return self._report(
+            reply.measurement, workload.flops, workload.min_bytes, workload.dtype, unchecked
+        )
 
     def _report(
-        self, measurement: Measurement, flops: int, min_bytes: int, dtype: str | None, unchecked: str = ""
+        self,
+        measurement: Measurement,
+        flops: int,
+        min_bytes: int,
+        dtype: str | None,
+        unchecked: str = "",
     ) -> Measurement:
         from quantbench.timing.grade import grade
 
@@ -98,23 +120,41 @@ class DeviceBenchmark:
 
         self._benchmark.pedantic(replay, rounds=len(measurement.samples_us), iterations=1)
         trust = grade(
-            measurement, flops=flops, min_bytes=min_bytes, spec=self.spec, dtype=dtype, options=self._options,
+            measurement,
+            flops=flops,
+            min_bytes=min_bytes,
+            spec=self.spec,
+            dtype=dtype,
+            options=self._options,
             unchecked=unchecked,
-        )  # fmt: skip
+        )
         self._benchmark.extra_info.update(
-            device=self.spec.name, mode=measurement.mode, cache=measurement.cache, floor_us=measurement.floor_us,
-            clocks_mhz=list(measurement.clocks_mhz), state=asdict(measurement.state_after),
-            stopped_by=measurement.stopped_by, discarded=len(measurement.discarded), grade=trust.letter,
+            device=self.spec.name,
+            mode=measurement.mode,
+            cache=measurement.cache,
+            floor_us=measurement.floor_us,
+            clocks_mhz=list(measurement.clocks_mhz),
+            state=asdict(measurement.state_after),
+            stopped_by=measurement.stopped_by,
+            discarded=len(measurement.discarded),
+            grade=trust.letter,
             reasons=list(trust.reasons),
-        )  # fmt: skip
+        )
         assert trust.letter != "rejected", trust.reasons[0]
         return measurement
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("quantbench")
-    group.addoption("--device-cache", default="cold", choices=("cold", "hot"), help="last-level cache before each run")
-    group.addoption("--device-max-time", default="1s", help="sampling time per benchmark at most (default: 1s)")
+    group.addoption(
+        "--device-cache",
+        default="cold",
+        choices=("cold", "hot"),
+        help="last-level cache before each run",
+    )
+    group.addoption(
+        "--device-max-time", default="1s", help="sampling time per benchmark at most (default: 1s)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -131,7 +171,9 @@ def _timing_options(config: pytest.Config) -> TimingOptions:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sets pytest-benchmark's timer to the device clock in each test that uses the fixture; keeps its other options."""
+    """Sets pytest-benchmark's timer to the device clock in each test that uses the fixture; keeps
+    its other options.
+    """
     for item in items:
         if "device_benchmark" in getattr(item, "fixturenames", ()):
             own = item.get_closest_marker("benchmark")
@@ -153,6 +195,8 @@ def _device_timer(request: pytest.FixtureRequest) -> tuple[DeviceSpec, Timer, Ti
 
 
 @pytest.fixture
-def device_benchmark(benchmark: Any, _device_timer: tuple[DeviceSpec, Timer, TimingOptions]) -> DeviceBenchmark:
+def device_benchmark(
+    benchmark: Any, _device_timer: tuple[DeviceSpec, Timer, TimingOptions]
+) -> DeviceBenchmark:
     """Returns the `DeviceBenchmark` for the device in use."""
     return DeviceBenchmark(benchmark, *_device_timer)

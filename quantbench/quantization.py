@@ -1,19 +1,23 @@
-"""Computes the tile and wave quantization of a GEMM or grouped GEMM and the occupancy of its kernel.
+"""Computes the tile and wave quantization of a GEMM or grouped GEMM and the occupancy of its
+kernel.
 
-Entry points: `quantize`, which returns a `Quantization`; `padded_rows`; `credible_waves`, `idle_shares`,
-`alignment_bytes`, `gemm_alignment_bytes`, `resident_blocks`, `cdiv`, `WARP_THREADS`, `VECTOR_BYTES`; the `*_words`
-functions, which format the text of an edge. Used by `latency`, `analysis`, `advice`, `report`, `sweep`, `providers`,
-`planner`, `comm`, `kernels`, `alignment_rules` and tools.
+Entry points: `quantize`, which returns a `Quantization`; `padded_rows`; `credible_waves`,
+`idle_shares`, `alignment_bytes`, `gemm_alignment_bytes`, `resident_blocks`, `cdiv`, `WARP_THREADS`,
+`VECTOR_BYTES`; the `*_words` functions, which format the text of an edge. Used by `latency`,
+`analysis`, `advice`, `report`, `sweep`, `providers`, `planner`, `comm`, `kernels`,
+`alignment_rules` and tools.
 
-A GEMM is padded to whole tiles of block_m × block_n (tile quantization). Tiles, times split_k, run in waves of
-sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full one (wave quantization). A grouped
-GEMM pads each expert's rows, and the tiles of all experts share the waves. The terms are those of NVIDIA's "Matrix
-Multiplication Background User's Guide" and of DeepGEMM.
+A GEMM is padded to whole tiles of block_m × block_n (tile quantization). Tiles, times split_k, run
+in waves of sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full one
+(wave quantization). A grouped GEMM pads each expert's rows, and the tiles of all experts share the
+waves. The terms are those of NVIDIA's "Matrix Multiplication Background User's Guide" and of
+DeepGEMM.
 
-Sources of the occupancy rule: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability";
-`cuda_occupancy.h` of the CUDA toolkit 12.6 (registers are allocated per warp in units of 256, in four partitions;
-shared memory in units of 128 or 256 bytes, with 1 KiB per block reserved from 8.0 on). Barriers and clusters are
-ignored, because a profiler does not report them.
+Sources of the occupancy rule: CUDA C++ Programming Guide 13.0, "Technical Specifications per
+Compute Capability"; `cuda_occupancy.h` of the CUDA toolkit 12.6 (registers are allocated per warp
+in units of 256, in four partitions; shared memory in units of 128 or 256 bytes, with 1 KiB per
+block reserved from 8.0 on). Barriers and clusters are ignored, because a profiler does not report
+them.
 """
 
 from collections import Counter
@@ -30,7 +34,8 @@ from quantbench.workload.ops import Gemm
 WARP_THREADS = 32
 #: bytes of a thread's widest load
 VECTOR_BYTES = 16
-#: elements of two bytes in such a load: what head_dim must be a multiple of for the batched GEMMs' fast kernels
+#: elements of two bytes in such a load: what head_dim must be a multiple of for the batched GEMMs'
+#: fast kernels
 ALIGNED_ELEMENTS = VECTOR_BYTES // 2
 # Rows of an expert that are aligned in every format, to look at its weights alone.
 _ALIGNED_ROWS = 256
@@ -39,7 +44,8 @@ _REGISTERS_PER_SM = 65_536  # every compute capability from 7.0 on
 _REGISTER_UNIT_PER_WARP = 256
 _PARTITIONS = 4
 _RESERVED_SMEM_BYTES = 1 * _KIB  # per block, from compute capability 8.0 on
-#: Of tensor memory per SM of compute capability 10. Source: NVIDIA tilus documentation, "128 lanes x 512 columns".
+#: Of tensor memory per SM of compute capability 10. Source: NVIDIA tilus documentation, "128 lanes
+#: x 512 columns".
 TENSOR_MEMORY_COLUMNS = 512
 
 
@@ -126,8 +132,11 @@ def divisors(number: int) -> list[int]:
     return small + [number // d for d in reversed(small) if d * d != number]
 
 
-def quantize(gemm: Gemm | GroupedGemm, tile: Tile, sm_count: int, blocks_per_sm: int = 1) -> Quantization:
-    """Returns the tiles and waves of `gemm` with `tile` on sm_count SMs with blocks_per_sm resident blocks each.
+def quantize(
+    gemm: Gemm | GroupedGemm, tile: Tile, sm_count: int, blocks_per_sm: int = 1
+) -> Quantization:
+    """Returns the tiles and waves of `gemm` with `tile` on sm_count SMs with blocks_per_sm resident
+    blocks each.
 
     >>> quantize(Gemm(m=2304, n=3072, k=4096), Tile(128, 256), sm_count=108).num_waves
     2
@@ -137,13 +146,16 @@ def quantize(gemm: Gemm | GroupedGemm, tile: Tile, sm_count: int, blocks_per_sm:
     require_int("quantize", "sm_count", sm_count)
     require_int("quantize", "blocks_per_sm", blocks_per_sm)
     gemms = Counter(gemm.gemms if isinstance(gemm, GroupedGemm) else (gemm,))
-    tiles = sum(c * g.batch * cdiv(g.m, tile.block_m) * cdiv(g.n, tile.block_n) for g, c in gemms.items())
+    tiles = sum(
+        c * g.batch * cdiv(g.m, tile.block_m) * cdiv(g.n, tile.block_n) for g, c in gemms.items()
+    )
     num_tiles = tiles * tile.split_k
     resident = sm_count * blocks_per_sm
     num_waves = cdiv(num_tiles, resident)
     return Quantization(
         num_tiles=num_tiles,
-        tile_efficiency=sum(c * g.batch * g.m * g.n for g, c in gemms.items()) / (tiles * tile.block_m * tile.block_n),
+        tile_efficiency=sum(c * g.batch * g.m * g.n for g, c in gemms.items())
+        / (tiles * tile.block_m * tile.block_n),
         num_waves=num_waves,
         last_wave_tiles=num_tiles - (num_waves - 1) * resident,
         wave_efficiency=num_tiles / (num_waves * resident),
@@ -152,7 +164,8 @@ def quantize(gemm: Gemm | GroupedGemm, tile: Tile, sm_count: int, blocks_per_sm:
 
 
 def padded_rows(gemm: GroupedGemm, block_m: int) -> int:
-    """Returns the rows that the experts have once each expert's rows are padded to whole blocks of block_m rows.
+    """Returns the rows that the experts have once each expert's rows are padded to whole blocks of
+    block_m rows.
 
     >>> padded_rows(GroupedGemm((1, 0, 129), n=3072, k=4096), block_m=128)
     384
@@ -161,12 +174,17 @@ def padded_rows(gemm: GroupedGemm, block_m: int) -> int:
 
 
 def credible_waves(
-    gemm: Gemm | GroupedGemm, tile: Tile, sm_count: int, blocks_per_sm: int | None, peak_share: float | None
+    gemm: Gemm | GroupedGemm,
+    tile: Tile,
+    sm_count: int,
+    blocks_per_sm: int | None,
+    peak_share: float | None,
 ) -> Quantization | None:
     """Returns the tiles and waves of a GEMM, or None if they would mislead.
 
-    They mislead unless exactly one block is resident per SM: with several, a half-full wave takes less time than a full
-    one. They also mislead if they contradict the rate: a GEMM at 72 % of peak does not leave 52 % of the SMs idle.
+    They mislead unless exactly one block is resident per SM: with several, a half-full wave takes
+    less time than a full one. They also mislead if they contradict the rate: a GEMM at 72 % of peak
+    does not leave 52 % of the SMs idle.
 
     blocks_per_sm: resident blocks per SM; None if unknown.
     peak_share: measured or predicted rate as a share of the device's peak; None if unknown.
@@ -178,9 +196,14 @@ def credible_waves(
 
 
 def idle_shares(
-    gemm: Gemm | GroupedGemm, tile: Tile, sm_count: int, blocks_per_sm: int | None, peak_share: float | None
+    gemm: Gemm | GroupedGemm,
+    tile: Tile,
+    sm_count: int,
+    blocks_per_sm: int | None,
+    peak_share: float | None,
 ) -> tuple[IdleShare, ...]:
-    """Returns the shares that padding and the last wave leave idle, largest first; empty if they contradict the rate.
+    """Returns the shares that padding and the last wave leave idle, largest first; empty if they
+    contradict the rate.
 
     The busy shares multiply to at least peak_share. Arguments: see `credible_waves`.
 
@@ -222,12 +245,15 @@ def last_wave_words(found: Quantization) -> str:
 
 
 def alignment_words(aligned_bytes: int, needed_bytes: int = VECTOR_BYTES, *, verb: str = "") -> str:
-    """Formats a misalignment: `rows aligned to 4 bytes, not 16`, or with verb="are" `rows are aligned to …`."""
+    """Formats a misalignment: `rows aligned to 4 bytes, not 16`, or with verb="are" `rows are
+    aligned to …`.
+    """
     return f"rows {verb}{' ' if verb else ''}aligned to {aligned_bytes} bytes, not {needed_bytes}"
 
 
 def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
-    """Formats a kernel change: `the library changed from 128x256 to 64x64`, by kernel names if the tiles do not differ.
+    """Formats a kernel change: `the library changed from 128x256 to 64x64`, by kernel names if the
+    tiles do not differ.
 
     longest: characters of a kernel's name; longer names are cut in the middle.
     """
@@ -241,7 +267,8 @@ def _leaves_room(used: float, peak_share: float | None) -> bool:
 
 
 def alignment_bytes(row_length: int, dtype: str, limit: int = 128) -> int:
-    """Returns the largest power of two up to `limit` that divides the length of a row of row_length elements, in bytes.
+    """Returns the largest power of two up to `limit` that divides the length of a row of row_length
+    elements, in bytes.
 
     Loads of 16 bytes need 16; loads of whole cache lines need 128.
 
@@ -253,7 +280,9 @@ def alignment_bytes(row_length: int, dtype: str, limit: int = 128) -> int:
 
 
 def gemm_alignment_bytes(gemm: Gemm | GroupedGemm) -> int:
-    """Returns the largest power of two up to 128 that divides the length of every row (`Gemm.row_sides`, c), bytes."""
+    """Returns the largest power of two up to 128 that divides the length of every row
+    (`Gemm.row_sides`, c), bytes.
+    """
     if isinstance(gemm, GroupedGemm):
         gemm = gemm.gemm(_ALIGNED_ROWS)
     rows = (alignment_bytes(getattr(gemm, side), gemm.dtype) for side in gemm.row_sides)
@@ -268,7 +297,8 @@ def resident_blocks(
     shared_memory_bytes: int,
     tensor_memory_columns: int = 0,
 ) -> int | None:
-    """Returns the resident blocks of one kernel per SM; 0 if not even one fits, None for an unknown device.
+    """Returns the resident blocks of one kernel per SM; 0 if not even one fits, None for an unknown
+    device.
 
     threads: threads per block.
     shared_memory_bytes: static and dynamic, per block.

@@ -82,7 +82,9 @@ def _failed_command(error: CalledProcessError) -> str:
 
 
 def _last_compiler_error() -> str:
-    """Returns the last `error: …` in this process's standard error if that is a file, as a sweep's worker has it."""
+    """Returns the last `error: …` in this process's standard error if that is a file, as a sweep's
+    worker has it.
+    """
     with suppress(OSError):  # standard error is closed, or not open for reading
         status = os.fstat(2)
         if stat.S_ISREG(status.st_mode):

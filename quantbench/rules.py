@@ -1,4 +1,6 @@
-"""Defines rules about sizes, and the verdict on one, as computed from a run and as stored in a profile."""
+"""Defines rules about sizes, and the verdict on one, as computed from a run and as stored in a
+profile.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class Verdict:
 
     rule, predicate, claim: id of the rule, its condition, and the benefit that it promises.
     verdict: one of VERDICTS.
-    effect: ratio of the times per unit of work, rule broken / kept; median over the pairs (mean if there are few).
+    effect: ratio of the times per unit of work, rule broken / kept; median over the pairs (mean if
+        there are few).
     low, high: 95 % interval of the effect.
     num_pairs: number of pairs.
     predicted: effect computed from tiles and waves alone, median; None if a tile is unknown.
@@ -58,4 +61,6 @@ class Verdict:
         for name in ("effect", "low", "high", "predicted"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
-                raise InputError(f"finding {self.rule}", f"{name} = {value!r}", "a finite ratio above 0, or null")
+                raise InputError(
+                    f"finding {self.rule}", f"{name} = {value!r}", "a finite ratio above 0, or null"
+                )

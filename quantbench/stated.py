@@ -1,4 +1,5 @@
-"""States the time of a point at its mean SM clock, from its samples and their clocks, with an interval.
+"""States the time of a point at its mean SM clock, from its samples and their clocks, with an
+interval.
 
 A clock wanders, and the samples of a point show a moment of it.
 """
@@ -25,7 +26,8 @@ from quantbench.stats import (
 
 Times = npt.NDArray[np.float64]
 
-# Fewest samples whose clocks tell how their times follow the clock, and least relative range of these clocks.
+# Fewest samples whose clocks tell how their times follow the clock, and least relative range of
+# these clocks.
 _FEWEST_FOR_EXPONENT = 10
 _LEAST_MOVE = 1e-4
 
@@ -46,7 +48,8 @@ class Stated:
     times_us: the samples, each as if it had been taken at the mean clock.
     latency_us: their median.
     interval: 95 % interval of the time at the mean clock.
-    sampling: relative half-width that more samples narrow; infinite if there are too few for an interval.
+    sampling: relative half-width that more samples narrow; infinite if there are too few for an
+        interval.
     clock: relative half-width that the mean clock adds.
     """
 
@@ -58,17 +61,25 @@ class Stated:
 
     @property
     def relative_half_width(self) -> float:
-        """Half-width of the interval as a share of the time; infinite if there are too few samples."""
+        """Half-width of the interval as a share of the time; infinite if there are too few
+        samples.
+        """
         if isinf(self.sampling):
             return self.sampling
         return self.interval.half_width / self.latency_us
 
 
-def stated(samples_us: Sequence[float], clocks_mhz: Sequence[float], mean: Mean | None, tick_us: float = 0.0) -> Stated:
+def stated(
+    samples_us: Sequence[float],
+    clocks_mhz: Sequence[float],
+    mean: Mean | None,
+    tick_us: float = 0.0,
+) -> Stated:
     """Returns the time that the samples say at the mean clock.
 
-    A time is proportional to clock^-e: e is 1 for work that waits for the SMs, 0 for work that waits for memory. Within
-    these bounds, the samples and their clocks give the interval of e, by regression.
+    A time is proportional to clock^-e: e is 1 for work that waits for the SMs, 0 for work that
+    waits for memory. Within these bounds, the samples and their clocks give the interval of e, by
+    regression.
 
     clocks_mhz: SM clock at each sample; empty if unknown.
     tick_us: resolution of the times, used if all samples are equal.
@@ -111,7 +122,9 @@ def _exponent(times_us: Times, log_clocks: Times) -> tuple[float, float]:
 
 
 def _scaled(times_us: Times, logs: Times) -> Times:
-    """Returns times times exp(logs): one by one, or all alike where they lie on ticks, whose shares tell the time."""
+    """Returns times times exp(logs): one by one, or all alike where they lie on ticks, whose shares
+    tell the time.
+    """
     if float(np.ptp(logs) * times_us.mean()) < tick(times_us):
         logs = logs.mean()
     scaled: Times = times_us * np.exp(logs)

@@ -1,13 +1,15 @@
 """Computes order statistics of timing samples: median and its interval, quantiles, noise, outliers.
 
-Entry points: `typical_us`, `typical_interval`, `median`, `median_interval`, `quantiles`, `noise`, `spread`,
-`relative_half_width`, `outlier_share`, `normal_quantile`, `untied`, the type `Interval` and the constant `CONFIDENCE`.
-Used by `timing`, `sweep`, `analysis`, `cluster`, `comm`, `importers`, `profile`, `report`, tools and the command
-`comm`. scipy.stats is avoided: it takes 0.8 s to import.
+Entry points: `typical_us`, `typical_interval`, `median`, `median_interval`, `quantiles`, `noise`,
+`spread`, `relative_half_width`, `outlier_share`, `normal_quantile`, `untied`, the type `Interval`
+and the constant `CONFIDENCE`. Used by `timing`, `sweep`, `analysis`, `cluster`, `comm`,
+`importers`, `profile`, `report`, tools and the command `comm`. scipy.stats is avoided: it takes 0.8
+s to import.
 
-Clocks tick: a kernel of 12.2 µs between events of 0.5 µs reads 12.0 or 12.5, and the median of such samples moves in
-steps of 4 %. A sample starts at a random moment between two ticks, so the share of each reading tells the time between
-them, and `typical_us`, `typical_interval` and `noise` use it. Samples without ties are not affected.
+Clocks tick: a kernel of 12.2 µs between events of 0.5 µs reads 12.0 or 12.5, and the median of such
+samples moves in steps of 4 %. A sample starts at a random moment between two ticks, so the share of
+each reading tells the time between them, and `typical_us`, `typical_interval` and `noise` use it.
+Samples without ties are not affected.
 """
 
 from bisect import bisect_left
@@ -26,10 +28,12 @@ Samples = Sequence[float] | npt.NDArray[np.float64]
 #: default confidence of intervals of a median
 CONFIDENCE = 0.95
 
-# Tukey (Exploratory Data Analysis, 1977, ch. 2) calls what lies beyond 3 interquartile ranges "far out".
+# Tukey (Exploratory Data Analysis, 1977, ch. 2) calls what lies beyond 3 interquartile ranges "far
+# out".
 _FAR_OUT = 3.0
 
-# Standard deviations per median absolute deviation for a normal distribution: 1 / Φ⁻¹(3/4) = 1.4826.
+# Standard deviations per median absolute deviation for a normal distribution: 1 / Φ⁻¹(3/4) =
+# 1.4826.
 _SIGMA_PER_MAD = 1.0 / NormalDist().inv_cdf(0.75)
 
 # Values closer than this share differ by float rounding (float32 milliseconds: 6e-8), not by time.
@@ -38,7 +42,8 @@ _SAME = 1e-6
 # No clock in use ticks more finely than 1 ns, so a step of more than half of that is no rounding.
 _LARGEST_ROUNDING_US = 0.0005
 
-# No clock in use ticks more coarsely (CUDA events: 0.5 to 1.024 µs). Steps above it separate modes or outliers.
+# No clock in use ticks more coarsely (CUDA events: 0.5 to 1.024 µs). Steps above it separate modes
+# or outliers.
 _COARSEST_TICK_US = 2.0
 
 
@@ -62,7 +67,11 @@ class Interval:
 def _array(samples: Samples, who: str) -> npt.NDArray[np.float64]:
     values = np.asarray(samples, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:
-        raise InputError(who, f"samples of shape {values.shape}", "a one-dimensional array of at least one sample")
+        raise InputError(
+            who,
+            f"samples of shape {values.shape}",
+            "a one-dimensional array of at least one sample",
+        )
     if not np.isfinite(values).all():
         raise InputError(who, f"a sample of {values[~np.isfinite(values)][0]}", "finite numbers")
     return values
@@ -79,11 +88,13 @@ def median(samples: Samples) -> float:
 
 @lru_cache(maxsize=4096)
 def median_ranks(count: int, confidence: float = CONFIDENCE) -> tuple[int, int, float]:
-    """Returns the ranks (1-based) of the order statistics that enclose the median, and their coverage.
+    """Returns the ranks (1-based) of the order statistics that enclose the median, and their
+    coverage.
 
-    For any continuous distribution the interval from the r-th smallest to the r-th largest of n independent samples
-    misses the median with probability 2·P(B ≤ r − 1), B binomial(n, ½). Takes the largest r that keeps the confidence;
-    with fewer than 6 samples even r = 1 does not reach 95 %.
+    For any continuous distribution the interval from the r-th smallest to the r-th largest of n
+    independent samples misses the median with probability 2·P(B ≤ r − 1), B binomial(n, ½). Takes
+    the largest r that keeps the confidence; with fewer than 6 samples even r = 1 does not reach 95
+    %.
     Source: H. A. David and H. N. Nagaraja, Order Statistics, 3rd ed. (2003), section 7.1.
 
     >>> low, high, coverage = median_ranks(10)
@@ -95,7 +106,9 @@ def median_ranks(count: int, confidence: float = CONFIDENCE) -> tuple[int, int, 
     if not 0 < confidence < 1:
         raise InputError("median_ranks", f"confidence = {confidence!r}", "a share between 0 and 1")
     # The coverage falls with the rank, to 0 from the middle on.
-    rank = max(1, bisect_left(range(1, count), True, key=lambda r: _coverage(count, r) < confidence))
+    rank = max(
+        1, bisect_left(range(1, count), True, key=lambda r: _coverage(count, r) < confidence)
+    )
     return rank, count + 1 - rank, _coverage(count, rank)
 
 
@@ -111,7 +124,8 @@ def _coverage(count: int, rank: int) -> float:
 
 
 def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interval:
-    """Returns a distribution-free confidence interval of the median, from two order statistics (see `median_ranks`).
+    """Returns a distribution-free confidence interval of the median, from two order statistics (see
+    `median_ranks`).
 
     >>> median_interval(range(1, 11)).low, median_interval(range(1, 11)).high
     (2.0, 9.0)
@@ -125,10 +139,11 @@ def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interva
 def typical_us(samples_us: Samples) -> float:
     """Returns the median of times, interpolated between the clock's ticks.
 
-    The median of the mid-distribution, in which half of the samples on a tick count as below it. For samples on two
-    neighbouring ticks it is their mean, which is unbiased; without ties it is the ordinary median. Source: Y. Ma, M.
-    Genton and E. Parzen, Asymptotic properties of sample quantiles of discrete distributions, Annals of the Institute
-    of Statistical Mathematics 63 (2011).
+    The median of the mid-distribution, in which half of the samples on a tick count as below it.
+    For samples on two neighbouring ticks it is their mean, which is unbiased; without ties it is
+    the ordinary median. Source: Y. Ma, M. Genton and E. Parzen, Asymptotic properties of sample
+    quantiles of discrete distributions, Annals of the Institute of Statistical Mathematics 63
+    (2011).
 
     >>> typical_us([12.0, 12.0, 12.0, 12.5]), typical_us([12.0, 12.1, 12.4])
     (12.125, 12.1)
@@ -146,7 +161,8 @@ def typical_us(samples_us: Samples) -> float:
 
 
 def untied(samples_us: Samples) -> npt.NDArray[np.float64]:
-    """Returns the samples in ascending order, those on one tick spread evenly from the tick before to the one after.
+    """Returns the samples in ascending order, those on one tick spread evenly from the tick before
+    to the one after.
 
     For rank tests of two sets of samples, whose shift would otherwise be a whole number of ticks.
 
@@ -154,20 +170,27 @@ def untied(samples_us: Samples) -> npt.NDArray[np.float64]:
     [11.75, 12.25, 12.5]
     """
     ordered = np.sort(_array(samples_us, "untied"))
-    first, end = np.searchsorted(ordered, ordered, "left"), np.searchsorted(ordered, ordered, "right")
+    first, end = (
+        np.searchsorted(ordered, ordered, "left"),
+        np.searchsorted(ordered, ordered, "right"),
+    )
     rank = np.arange(ordered.size) - first
     return np.asarray(ordered + _fine_tick(ordered) * ((2 * rank + 1) / (end - first) - 1))
 
 
-def typical_interval(samples_us: Samples, confidence: float = CONFIDENCE, tick_us: float = 0.0) -> Interval:
-    """Returns a confidence interval of `typical_us`: that of the median unless ticks are what limits it.
+def typical_interval(
+    samples_us: Samples, confidence: float = CONFIDENCE, tick_us: float = 0.0
+) -> Interval:
+    """Returns a confidence interval of `typical_us`: that of the median unless ticks are what
+    limits it.
 
     tick_us: resolution of the clock, used if the samples show none because all are equal.
 
-    With more samples than ticks between its ends, the median's interval is a whole number of ticks. `typical_us` is
-    Huber's estimator with a limit of one tick, and its standard error follows from the samples within a tick. As in
-    Agresti and Coull's interval of a share, z²/2 is added to the squares, because samples that are all equal do not
-    say that the time is exactly on the tick. Steps above 2 µs are no ticks: the half-width is at least half a step.
+    With more samples than ticks between its ends, the median's interval is a whole number of ticks.
+    `typical_us` is Huber's estimator with a limit of one tick, and its standard error follows from
+    the samples within a tick. As in Agresti and Coull's interval of a share, z²/2 is added to the
+    squares, because samples that are all equal do not say that the time is exactly on the tick.
+    Steps above 2 µs are no ticks: the half-width is at least half a step.
 
     >>> equal = typical_interval([12.0] * 40, tick_us=0.5)
     >>> round(equal.low, 2), round(equal.high, 2)
@@ -184,20 +207,27 @@ def typical_interval(samples_us: Samples, confidence: float = CONFIDENCE, tick_u
         limited = np.clip((values - middle) / step, -1, 1)
         within = max(1, int(np.count_nonzero(np.abs(values - middle) < step)))
         z = normal_quantile(confidence)
-        half = min(width / 2 + step, step * z * float(np.sum(limited**2) + z**2 / 2) ** 0.5 / within)
+        half = min(
+            width / 2 + step, step * z * float(np.sum(limited**2) + z**2 / 2) ** 0.5 / within
+        )
     return Interval(middle - half, middle + half, interval.coverage)
 
 
 def _on_ticks(width: float, step: float, ranks: float) -> bool:
-    """Returns whether samples that span `width` over this many ranks share ticks that are `step` apart."""
+    """Returns whether samples that span `width` over this many ranks share ticks that are `step`
+    apart.
+    """
     return width < step * (ranks - 0.5)
 
 
-def relative_half_width(samples_us: Samples, confidence: float = CONFIDENCE, tick_us: float = 0.0) -> float:
+def relative_half_width(
+    samples_us: Samples, confidence: float = CONFIDENCE, tick_us: float = 0.0
+) -> float:
     """Returns the half-width of `typical_interval` as a share of `typical_us`.
 
     tick_us: resolution of the clock, used if all samples are equal.
-    Returns infinity if there are too few samples for the confidence (6 for 95 %) or the median is not positive.
+    Returns infinity if there are too few samples for the confidence (6 for 95 %) or the median is
+    not positive.
 
     >>> relative_half_width([10.0] * 10), round(relative_half_width([10.0] * 10, tick_us=0.5), 3)
     (0.0, 0.014)
@@ -222,7 +252,9 @@ def quantiles(samples: Samples, shares: Sequence[float]) -> tuple[float, ...]:
 
 
 def spread(samples: Samples) -> float:
-    """Returns (90 % quantile − 10 % quantile) / median, without the tick that the clock adds to tied samples."""
+    """Returns (90 % quantile − 10 % quantile) / median, without the tick that the clock adds to
+    tied samples.
+    """
     low, middle, high = quantiles(samples, (0.1, 0.5, 0.9))
     width, step = high - low, _fine_tick(samples)
     if _on_ticks(width, step, 0.8 * (len(samples) - 1)):
@@ -231,7 +263,8 @@ def spread(samples: Samples) -> float:
 
 
 def outlier_share(samples: Samples) -> float:
-    """Returns the share of samples more than 3 interquartile ranges outside the quartiles (Tukey's "far out").
+    """Returns the share of samples more than 3 interquartile ranges outside the quartiles (Tukey's
+    "far out").
 
     The range counts as at least a tick.
 
@@ -247,8 +280,8 @@ def outlier_share(samples: Samples) -> float:
 def noise(samples: Samples) -> float:
     """Returns the robust relative standard deviation, 1.4826 · median absolute deviation / median.
 
-    A few disturbed samples change it little. If most samples are on one tick, their deviation is 0; then the standard
-    deviation counts, with deviations limited to a tick.
+    A few disturbed samples change it little. If most samples are on one tick, their deviation is 0;
+    then the standard deviation counts, with deviations limited to a tick.
 
     >>> round(noise([9.0, 10.0, 11.0, 10.0, 9.0, 11.0, 500.0]), 4)
     0.1483
@@ -263,9 +296,11 @@ def noise(samples: Samples) -> float:
 
 
 def tick(samples: Samples) -> float:
-    """Returns the clock's resolution: the smallest step between two different samples; 0 if all are equal.
+    """Returns the clock's resolution: the smallest step between two different samples; 0 if all are
+    equal.
 
-    For a coarse clock, a few samples show its tick; for a fine one the result is far below the noise.
+    For a coarse clock, a few samples show its tick; for a fine one the result is far below the
+    noise.
 
     >>> tick([10.24, 11.264, 12.288, 10.24])
     1.024

@@ -1,7 +1,7 @@
 """Formats quantities with their units, and parses durations.
 
-Entry points: `percent`, `signed_percent`, `latency`, `size`, `duration`, `counted`, `billions`, `with_interval`,
-`parse_duration_s`. Used by all packages that print.
+Entry points: `percent`, `signed_percent`, `latency`, `size`, `duration`, `counted`, `billions`,
+`with_interval`, `parse_duration_s`. Used by all packages that print.
 """
 
 import re
@@ -14,7 +14,8 @@ _SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 
 
 def parse_duration_s(option: str, text: str) -> float:
-    """Parses `90s`, `8m`, `1h`, `500ms` or `1m30s` into seconds. Raises InputError that names `option`.
+    """Parses `90s`, `8m`, `1h`, `500ms` or `1m30s` into seconds. Raises InputError that names
+    `option`.
 
     >>> parse_duration_s("--budget", "1m30s")
     90.0
@@ -76,7 +77,8 @@ def _three_digits(value: float) -> str:
 
 
 def with_interval(value: float, half_width: float) -> str:
-    """Formats a value and its half-width (in the same unit), rounded to the first digit of the half-width.
+    """Formats a value and its half-width (in the same unit), rounded to the first digit of the
+    half-width.
 
     >>> with_interval(412.34, 2.1), with_interval(0.12345, 0.0004), with_interval(95.0, 0.0)
     ('412 ±2', '0.1235 ±0.0004', '95.0')

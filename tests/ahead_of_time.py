@@ -1,7 +1,9 @@
-"""Compiles kernels ahead of time, for a GPU that need not be present, and reads their resources: `compile_kernel`.
+"""Compiles kernels ahead of time, for a GPU that need not be present, and reads their resources:
+`compile_kernel`.
 
-Registers, spills, stack, shared memory and opcodes come from the compiled binary (`cuobjdump`, which the triton wheel
-carries), warnings from ptxas. Works without a GPU, in a process without TRITON_INTERPRET.
+Registers, spills, stack, shared memory and opcodes come from the compiled binary (`cuobjdump`,
+which the triton wheel carries), warnings from ptxas. Works without a GPU, in a process without
+TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ import torch
 import triton
 from quantbench.kernels import softmax
 from quantbench.kernels.attention import host as attention
-from quantbench.kernels.attention.backward import attention_backward_kv, attention_backward_q, attention_delta
+from quantbench.kernels.attention.backward import (
+    attention_backward_kv,
+    attention_backward_q,
+    attention_delta,
+)
 from quantbench.kernels.attention.forward import attention_forward
 from quantbench.kernels.attention.menu import Setting
 from quantbench.kernels.attention.operands import Checked
@@ -49,10 +55,12 @@ def few(cases: Sequence[_Case], count: int) -> Sequence[_Case]:
     return cases if ALL_KERNELS else cases[:: len(cases) // count][:count]
 
 
-#: Shared memory that one block may ask for, bytes, by architecture (80 for sm_80): what the SM has, less the 1 KiB that
-#: the driver keeps from compute capability 8.0 on. Source: see `quantbench.occupancy`.
+#: Shared memory that one block may ask for, bytes, by architecture (80 for sm_80): what the SM has,
+#: less the 1 KiB that the driver keeps from compute capability 8.0 on. Source: see
+#: `quantbench.occupancy`.
 SHARED_MEMORY_LIMIT_BYTES = {
-    10 * major + minor: limits.smem_bytes - (1024 if major >= 8 else 0) for (major, minor), limits in SM_LIMITS.items()
+    10 * major + minor: limits.smem_bytes - (1024 if major >= 8 else 0)
+    for (major, minor), limits in SM_LIMITS.items()
 }
 
 #: triton's names of the dtypes that kernels take by pointer
@@ -66,7 +74,9 @@ _TYPES = {
     torch.int64: "i64",
 }
 #: a line of SASS: address, an optional predicate, the opcode with its modifiers
-_SASS_OPCODE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)")
+_SASS_OPCODE = re.compile(
+    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)"
+)
 _RESOURCES = re.compile(r"REG:(?P<registers>\d+) STACK:(?P<stack>\d+)")
 
 
@@ -74,11 +84,14 @@ _RESOURCES = re.compile(r"REG:(?P<registers>\d+) STACK:(?P<stack>\d+)")
 class KernelResources:
     """What one compiled kernel needs of an SM.
 
-    arch: compute capability, 80 for sm_80. registers: per thread. spills: load and store instructions to local memory,
-    0 where all values fit into registers. stack_bytes: local memory per thread. shared_memory_bytes: per block, dynamic
-    and static. tensor_memory_columns: per block, of Blackwell's 512. scratch_bytes: memory that a launch would need an
-    allocator for (`triton.set_allocator`). threads: per block. opcodes: number of each SASS opcode, with its modifiers,
-    in the code. warning: what ptxas says if it serialises Hopper's matrix instructions (C7510 to C7515), else empty.
+    arch: compute capability, 80 for sm_80. registers: per thread. spills: load and store
+        instructions to local memory,
+    0 where all values fit into registers. stack_bytes: local memory per thread.
+    shared_memory_bytes: per block, dynamic and static. tensor_memory_columns: per block, of
+        Blackwell's 512. scratch_bytes: memory that a launch would need an
+    allocator for (`triton.set_allocator`). threads: per block. opcodes: number of each SASS opcode,
+    with its modifiers, in the code. warning: what ptxas says if it serialises Hopper's matrix
+    instructions (C7510 to C7515), else empty.
     """
 
     name: str
@@ -94,15 +107,23 @@ class KernelResources:
     warning: str
 
     def count(self, prefix: str) -> int:
-        """Instructions whose opcode begins with `prefix`: `HMMA`, `HGMMA`, `UTCHMMA`, `HMMA.884`, `FFMA`."""
-        return sum(n for opcode, n in self.opcodes.items() if opcode == prefix or opcode.startswith(prefix + "."))
+        """Instructions whose opcode begins with `prefix`: `HMMA`, `HGMMA`, `UTCHMMA`, `HMMA.884`,
+        `FFMA`.
+        """
+        return sum(
+            n
+            for opcode, n in self.opcodes.items()
+            if opcode == prefix or opcode.startswith(prefix + ".")
+        )
 
 
 def compile_kernel(fn: Any, arguments: Mapping[str, Any], arch: int) -> KernelResources:
     """Compile a `triton.jit` function as a launch with `arguments` would, and read its resources.
 
-    arguments: by name, with num_warps, num_stages and further backend options (`maxnreg`, …). Tensors may be on torch's
-    meta device, so that they take no memory. Specialised as triton does: on arguments that are 1 or multiples of 16.
+    arguments: by name, with num_warps, num_stages and further backend options (`maxnreg`, …).
+        Tensors may be on torch's
+    meta device, so that they take no memory. Specialised as triton does: on arguments that are 1 or
+    multiples of 16.
     arch: compute capability, 80 for sm_80.
 
     >>> x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
@@ -110,12 +131,18 @@ def compile_kernel(fn: Any, arguments: Mapping[str, Any], arch: int) -> KernelRe
     ... # doctest: +SKIP
     """
     if INTERPRETER:
-        raise UnsupportedError("compile_kernel", "TRITON_INTERPRET=1 is set", "a process without the interpreter")
+        raise UnsupportedError(
+            "compile_kernel", "TRITON_INTERPRET=1 is set", "a process without the interpreter"
+        )
     missing = [name for name in (*fn.arg_names, "num_warps", "num_stages") if name not in arguments]
     if missing:
         expected = ", ".join([*fn.arg_names, "num_warps", "num_stages"])
-        raise InputError(f"compile {fn.__name__}", f"no value for {missing[0]!r}", f"the parameters {expected}")
-    options = OPTIONS | {name: value for name, value in arguments.items() if name not in fn.arg_names}
+        raise InputError(
+            f"compile {fn.__name__}", f"no value for {missing[0]!r}", f"the parameters {expected}"
+        )
+    options = OPTIONS | {
+        name: value for name, value in arguments.items() if name not in fn.arg_names
+    }
     target = GPUTarget("cuda", arch, WARP_THREADS)
     compiled = triton.compile(_source(fn, arguments), target=target, options=options)
     usage, opcodes = _inspect(compiled.asm["cubin"])
@@ -146,7 +173,10 @@ def _source(fn: Any, arguments: Mapping[str, Any]) -> ASTSource:
         types[parameter.name] = _type(value)
         if specialise and isinstance(value, int | torch.Tensor):
             divisible += [index] if (value if number else value.data_ptr()) % 16 == 0 else []
-    if TRITON < (3, 3):  # constants are left out of the signature, attributes have a class of their own
+    if TRITON < (
+        3,
+        3,
+    ):  # constants are left out of the signature, attributes have a class of their own
         from triton.backends.compiler import AttrsDescriptor
 
         attrs = AttrsDescriptor.from_hints(dict.fromkeys(divisible, 16))
@@ -168,22 +198,30 @@ def _type(value: Any) -> str:
 
 
 def _inspect(cubin: bytes) -> tuple[tuple[int, int], dict[str, int]]:
-    """(registers per thread, stack bytes per thread) and opcode counts of a binary with one kernel."""
+    """(registers per thread, stack bytes per thread) and opcode counts of a binary with one
+    kernel.
+    """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         text = subprocess.run(
-            [_tool("cuobjdump"), "-sass", "-res-usage", file.name], check=True, capture_output=True, text=True
+            [_tool("cuobjdump"), "-sass", "-res-usage", file.name],
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout
     usage = _RESOURCES.search(text)
     opcodes = Counter(m["opcode"] for m in map(_SASS_OPCODE.match, text.splitlines()) if m)
     if usage is None or not opcodes:
-        raise UnsupportedError("cuobjdump", "printed no resource usage or no code", "a binary with one kernel")
+        raise UnsupportedError(
+            "cuobjdump", "printed no resource usage or no code", "a binary with one kernel"
+        )
     return (int(usage["registers"]), int(usage["stack"])), dict(opcodes)
 
 
 def _serialised(ptx: str) -> str:
-    """The warning that ptxas prints if it makes wgmma instructions wait for each other, or an empty string.
+    """The warning that ptxas prints if it makes wgmma instructions wait for each other, or an empty
+    string.
 
     triton discards it, and a binary from triton's cache has none, so ptxas runs once more.
     """
@@ -204,7 +242,9 @@ def _tool(name: str) -> str:
     bundled = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
     found = str(bundled) if bundled.exists() else shutil.which(name)
     if found is None:
-        raise UnsupportedError(name, "not found in triton's wheel or on PATH", "the CUDA binary utilities")
+        raise UnsupportedError(
+            name, "not found in triton's wheel or on PATH", "the CUDA binary utilities"
+        )
     return found
 
 
@@ -216,13 +256,16 @@ def compile_gemm(operands: Operands, config: Config, arch: int) -> KernelResourc
     b = torch.empty(*batch, work.k, work.n, dtype=a.dtype, device="meta")
     output = torch.float32 if split_k > 1 else TORCH_DTYPES[work.output_dtype]
     c = torch.empty(*batch, work.m, work.n, dtype=output, device="meta")
-    return compile_kernel(gemm.KERNELS[config.schedule], gemm.kernel_arguments(a, b, c, operands, config), arch)
+    return compile_kernel(
+        gemm.KERNELS[config.schedule], gemm.kernel_arguments(a, b, c, operands, config), arch
+    )
 
 
 def compile_softmax(
     cols: int, *, direction: str = "forward", mask: str = "causal", dtype: str = "fp16", arch: int
 ) -> KernelResources:
-    """Compile for sm_`arch` what a launch on contiguous scores with `cols` columns and as many rows would run.
+    """Compile for sm_`arch` what a launch on contiguous scores with `cols` columns and as many rows
+    would run.
 
     mask: causal, full or none. direction: forward or backward.
     """
@@ -230,37 +273,67 @@ def compile_softmax(
     tile, causal = softmax.softmax_tile(cols, x.element_size(), direction), mask == "causal"
     if direction == "forward":
         dropped = torch.empty(x.shape, dtype=torch.bool, device="meta") if mask == "full" else None
-        kernel, arguments = softmax.softmax_forward, softmax.forward_arguments(x, dropped, x, 1.0, causal, tile)
+        kernel, arguments = (
+            softmax.softmax_forward,
+            softmax.forward_arguments(x, dropped, x, 1.0, causal, tile),
+        )
     else:
-        kernel, arguments = softmax.softmax_backward, softmax.backward_arguments(x, x, x, 1.0, causal, tile)
+        kernel, arguments = (
+            softmax.softmax_backward,
+            softmax.backward_arguments(x, x, x, 1.0, causal, tile),
+        )
     # 3 is no multiple of 16: the code is that for any number of rows.
     return compile_kernel(kernel, arguments | {"rows_in_all": 3}, arch)
 
 
 def compile_forward(
-    setting: Setting, head_dim: int, arch: int, *, dtype: str = "bf16", causal: bool = True, descriptors: bool
+    setting: Setting,
+    head_dim: int,
+    arch: int,
+    *,
+    dtype: str = "bf16",
+    causal: bool = True,
+    descriptors: bool,
 ) -> KernelResources:
-    """Compile for sm_`arch` what forward on contiguous tensors runs; sequences that no block divides evenly."""
+    """Compile for sm_`arch` what forward on contiguous tensors runs; sequences that no block
+    divides evenly.
+    """
     checked, q, k, lse = _sample(head_dim, dtype, causal)
     given = attention.forward_arguments(q, k, k, q, lse, checked, setting, descriptors, 2**20)
     return compile_kernel(attention_forward, given, arch)
 
 
 def compile_backward_kv(
-    tile: Tile, head_dim: int, arch: int, *, dtype: str = "bf16", causal: bool = True, descriptors: bool
+    tile: Tile,
+    head_dim: int,
+    arch: int,
+    *,
+    dtype: str = "bf16",
+    causal: bool = True,
+    descriptors: bool,
 ) -> KernelResources:
     """As `compile_forward`, for the kernel that keeps k and v."""
     checked, q, k, lse = _sample(head_dim, dtype, causal)
-    given = attention.backward_arguments(q, k, k, q, lse, lse, (q, k, k), checked, tile, tile, descriptors)
+    given = attention.backward_arguments(
+        q, k, k, q, lse, lse, (q, k, k), checked, tile, tile, descriptors
+    )
     return compile_kernel(attention_backward_kv, given[0], arch)
 
 
 def compile_backward_q(
-    tile: Tile, head_dim: int, arch: int, *, dtype: str = "bf16", causal: bool = True, descriptors: bool
+    tile: Tile,
+    head_dim: int,
+    arch: int,
+    *,
+    dtype: str = "bf16",
+    causal: bool = True,
+    descriptors: bool,
 ) -> KernelResources:
     """As `compile_forward`, for the kernel that keeps q."""
     checked, q, k, lse = _sample(head_dim, dtype, causal)
-    given = attention.backward_arguments(q, k, k, q, lse, lse, (q, k, k), checked, tile, tile, descriptors)
+    given = attention.backward_arguments(
+        q, k, k, q, lse, lse, (q, k, k), checked, tile, tile, descriptors
+    )
     return compile_kernel(attention_backward_q, given[1], arch)
 
 
@@ -270,13 +343,20 @@ def compile_delta(head_dim: int, arch: int, *, dtype: str = "bf16") -> KernelRes
     return compile_kernel(attention_delta, attention.delta_arguments(q, q, lse, checked), arch)
 
 
-def _sample(head_dim: int, dtype: str, causal: bool) -> tuple[Checked, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A problem without memory: q, k and the row sums on torch's meta device. Odd sizes, so that nothing but head_dim
-    decides on alignment."""
+def _sample(
+    head_dim: int, dtype: str, causal: bool
+) -> tuple[Checked, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A problem without memory: q, k and the row sums on torch's meta device. Odd sizes, so that
+    nothing but head_dim decides on alignment."""
     work = Attention(3, 9, 1001, 1001, head_dim, kv_heads=3, dtype=dtype, causal=causal)
     q, k = (
         torch.empty(3, heads, 1001, head_dim, dtype=TORCH_DTYPES[dtype], device="meta")
         for heads in (work.heads, work.kv_heads)
     )
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device="meta")
-    return Checked(work, 1.0, widest(16 // DTYPES[dtype].element_bytes, head_dim), descriptors=True), q, k, lse
+    return (
+        Checked(work, 1.0, widest(16 // DTYPES[dtype].element_bytes, head_dim), descriptors=True),
+        q,
+        k,
+        lse,
+    )

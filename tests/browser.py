@@ -1,6 +1,8 @@
-"""A real headless browser, spoken to over Chrome's DevTools pipe: what a page shows, says and asks the network for.
+"""A real headless browser, spoken to over Chrome's DevTools pipe: what a page shows, says and asks
+the network for.
 
-Protocol: https://chromedevtools.github.io/devtools-protocol/ ; `--remote-debugging-pipe` reads JSON messages that end
+Protocol: https://chromedevtools.github.io/devtools-protocol/ ; `--remote-debugging-pipe` reads JSON
+    messages that end
 with a zero byte from file descriptor 3 and writes them to 4.
 """
 
@@ -46,8 +48,8 @@ def find_browser() -> str | None:
 
 @dataclass
 class Shown:
-    """One page at one width. problems: console messages, exceptions and log entries. requests: every address asked
-    for. layout: what OUTSIDE found."""
+    """One page at one width. problems: console messages, exceptions and log entries. requests:
+    every address asked for. layout: what OUTSIDE found."""
 
     layout: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -63,7 +65,15 @@ class Browser:
         self._buffer = b""
         self._events: list[dict[str, Any]] = []
 
-    def show(self, page: Path, width: int, height: int = 900, *, dark: bool = False, png: Path | None = None) -> Shown:
+    def show(
+        self,
+        page: Path,
+        width: int,
+        height: int = 900,
+        *,
+        dark: bool = False,
+        png: Path | None = None,
+    ) -> Shown:
         """Load the page and look at it. png: also write a screenshot of all of it here."""
         with self.tab(page, width, height, dark=dark) as tab:
             shown = Shown(layout=tab.evaluate(OUTSIDE))
@@ -77,7 +87,9 @@ class Browser:
     def tab(
         self, page: Path, width: int, height: int = 900, *, dark: bool = False, fragment: str = ""
     ) -> Iterator[Tab]:
-        """Open the page in a tab of its own until the context ends; `Tab.shown` says what it complained of."""
+        """Open the page in a tab of its own until the context ends; `Tab.shown` says what it
+        complained of.
+        """
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
         session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -92,7 +104,9 @@ class Browser:
             self._events.append(self._read())
         tab = Tab(self, session)
         # Two frames: what is laid out late is laid out then.
-        tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
+        tab.evaluate(
+            "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))"
+        )
         yield tab
         self._ask("Target.closeTarget", targetId=target)
 
@@ -140,13 +154,19 @@ class Tab:
     def evaluate(self, script: str) -> Any:
         """The JSON value of a JavaScript expression; a promise is awaited."""
         found = self.browser._ask(
-            "Runtime.evaluate", self.session, expression=script, awaitPromise=True, returnByValue=True
+            "Runtime.evaluate",
+            self.session,
+            expression=script,
+            awaitPromise=True,
+            returnByValue=True,
         )
         assert "exceptionDetails" not in found, str(found["exceptionDetails"])[:600]
         return found["result"].get("value")
 
     def screenshot(self, png: Path, *, whole: bool = False) -> None:
-        image = self.browser._ask("Page.captureScreenshot", self.session, captureBeyondViewport=whole)["data"]
+        image = self.browser._ask(
+            "Page.captureScreenshot", self.session, captureBeyondViewport=whole
+        )["data"]
         png.write_bytes(base64.b64decode(image))
 
     @property
@@ -168,7 +188,10 @@ def browser(path: str, profile: Path) -> Iterator[Browser]:
     command = f'exec "$0" "$@" 3<&{child_reads} 4>&{child_writes}'
     words = ["bash", "-c", command, path, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
     process = subprocess.Popen(
-        words, pass_fds=(child_reads, child_writes), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        words,
+        pass_fds=(child_reads, child_writes),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     os.close(child_reads)
     os.close(child_writes)

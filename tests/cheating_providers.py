@@ -1,4 +1,6 @@
-"""Providers that look faster than they are, each in its own way. `test_cheats` shows that none gets a grade above D."""
+"""Providers that look faster than they are, each in its own way. `test_cheats` shows that none gets
+a grade above D.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from quantbench.workload import Attention, Gemm, Workload
 
 
 class Honest:
-    """Computes what it should; those below replace `compute`, or more. A task of its own: one per point is enough."""
+    """Computes what it should; those below replace `compute`, or more. A task of its own: one per
+    point is enough.
+    """
 
     id = "tests.cheating_providers:Honest"
     calls = 0
@@ -113,7 +117,9 @@ class CachesByPointer(Honest):
 
 
 class CachesByCorners(Honest):
-    """Computes anew only when some numbers that it looks at have changed: a check on new inputs passes."""
+    """Computes anew only when some numbers that it looks at have changed: a check on new inputs
+    passes.
+    """
 
     seen: ClassVar[tuple[float, ...]] = ()
 
@@ -125,8 +131,8 @@ class CachesByCorners(Honest):
 
 
 class FollowsSigns(Honest):
-    """Remembers a column of a and a row of b; negates the rows and columns of its result whose sign changed there. Then
-    it does a third of the work for show."""
+    """Remembers a column of a and a row of b; negates the rows and columns of its result whose sign
+    changed there. Then it does a third of the work for show."""
 
     def allocate(self, inputs: Inputs) -> None:
         super().allocate(inputs)
@@ -148,8 +154,8 @@ class FollowsSigns(Honest):
 
 
 class FollowsAFewRows(Honest):
-    """Remembers eight columns of a and eight rows of b; recomputes the rows and columns of its result that changed
-    there, and all of it if more than half did."""
+    """Remembers eight columns of a and eight rows of b; recomputes the rows and columns of its
+    result that changed there, and all of it if more than half did."""
 
     def allocate(self, inputs: Inputs) -> None:
         super().allocate(inputs)
@@ -401,7 +407,9 @@ class Fp16Sums(Honest):
 
 
 class HonestReference(Honest):
-    """Grouped products, permutations, softmax and attention from their definitions; `damage` spoils the results."""
+    """Grouped products, permutations, softmax and attention from their definitions; `damage` spoils
+    the results.
+    """
 
     def allocate(self, inputs: Inputs) -> None:
         self.given = inputs.operands(self.work)

@@ -8,13 +8,16 @@ import pytest
 
 _OF_DEV = re.compile("No module named '(hypothesis|jsonschema|yaml)'")
 
-# pytest-benchmark times nothing where it sees these; pytest runs that tests start are not part of the parallel one.
+# pytest-benchmark times nothing where it sees these; pytest runs that tests start are not part of
+# the parallel one.
 for _name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
     os.environ.pop(_name, None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets `pytest --benchmark-only` without paths time the benchmarks, and not collect all tests to skip them."""
+    """Lets `pytest --benchmark-only` without paths time the benchmarks, and not collect all tests
+    to skip them.
+    """
     typed = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     if config.getoption("benchmark_only", False) and not typed:
         config.args[:] = ["tests/benchmarks"]

@@ -1,8 +1,9 @@
 """A double of a CUDA device in simulated time, with CUDA's asynchronous semantics.
 
-Two clocks run: the host's, which every call advances, and the device's, which the queued work advances. The host
-waits for the device only where CUDA makes it wait: in a synchronisation, and when the queue is full. The SM clock
-climbs from idle, wanders, falls with heat and under the power limit, and moves in steps of 15 MHz.
+Two clocks run: the host's, which every call advances, and the device's, which the queued work
+advances. The host waits for the device only where CUDA makes it wait: in a synchronisation, and
+when the queue is full. The SM clock climbs from idle, wanders, falls with heat and under the power
+limit, and moves in steps of 15 MHz.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Kernel:
     """A kernel.
 
     us: its time at the full clock.
-    clocked: share of this time that is inversely proportional to the clock; the rest waits for memory.
+    clocked: share of this time that is inversely proportional to the clock; the rest waits for
+        memory.
     power: what it draws, as a share of the power limit.
     """
 
@@ -133,7 +135,10 @@ class Gpu:
         return FULL_MHZ * climbed * cooler * capped * (_THROTTLED if self.throttled else 1.0)
 
     def _set_clock(self) -> None:
-        self.mhz = round(self.mean_mhz * (1 + self.wander * self.deviation) / CLOCK_STEP_MHZ) * CLOCK_STEP_MHZ
+        self.mhz = (
+            round(self.mean_mhz * (1 + self.wander * self.deviation) / CLOCK_STEP_MHZ)
+            * CLOCK_STEP_MHZ
+        )
 
     @property
     def capped(self) -> bool:
@@ -153,7 +158,9 @@ class Gpu:
         self.power += (power - self.power) * (1 - exp(-us / _POWER_US))
         kept = exp(-us / _WANDER_US)
         if self.wander:
-            self.deviation = self.deviation * kept + self.random.gauss(0.0, 1.0) * (1 - kept * kept) ** 0.5
+            self.deviation = (
+                self.deviation * kept + self.random.gauss(0.0, 1.0) * (1 - kept * kept) ** 0.5
+            )
         self._set_clock()
 
     def queue(self, work: Work, host_us: float = _LAUNCH_US) -> None:
@@ -164,7 +171,9 @@ class Gpu:
         self.host_us += host_us
         if self.held_at_us is not None:
             if len(self.waiting) >= QUEUE_LIMIT:
-                raise RuntimeError(f"deadlock: {QUEUE_LIMIT} launches wait behind a held stream, and the next blocks")
+                raise RuntimeError(
+                    f"deadlock: {QUEUE_LIMIT} launches wait behind a held stream, and the next blocks"
+                )
             self.waiting.append(work)
             return
         while self.running and self.running[0] <= self.host_us:
@@ -246,7 +255,9 @@ class Gpu:
         self.host_us += seconds * 1e6
 
     def capture(self, body: Callable[[], None]) -> Callable[[], None]:
-        """Captures a graph. A replay is one launch that takes the host a while for each node, as before CUDA 12.6."""
+        """Captures a graph. A replay is one launch that takes the host a while for each node, as
+        before CUDA 12.6.
+        """
         body()
         self.graph = []
         try:
@@ -281,7 +292,12 @@ class Ops:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self.hold, self.release, self.synchronize, self.capture = gpu.hold, gpu.release, gpu.synchronize, gpu.capture
+        self.hold, self.release, self.synchronize, self.capture = (
+            gpu.hold,
+            gpu.release,
+            gpu.synchronize,
+            gpu.capture,
+        )
 
     def event_pair(self, **_: bool) -> Pair:
         return Pair(self._gpu)
@@ -333,7 +349,9 @@ def kernel_of(work: Any) -> tuple[Kernel, Any]:
     """Returns the kernel that does a workload, and its launch."""
     device = lookup("h200-sxm-141gb")
     if not isinstance(work, Gemm):
-        return Kernel(f"simulated_{work.kind}", 3.0 + 1.3 * roofline_us(work, device)), Launch(f"simulated_{work.kind}")
+        return Kernel(f"simulated_{work.kind}", 3.0 + 1.3 * roofline_us(work, device)), Launch(
+            f"simulated_{work.kind}"
+        )
     tile = Tile(128, 256)
     name = "nvjet_sm90_tst_256x128_64x4_1x1_v_bz_TNT"  # cuBLAS names its tiles n × m
     peak = device.peak(work.dtype) or device.peak("bf16")

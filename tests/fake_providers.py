@@ -1,4 +1,6 @@
-"""Providers that misbehave, for tests of the worker process; a sweep names them `tests.fake_providers:Class`."""
+"""Providers that misbehave, for tests of the worker process; a sweep names them
+`tests.fake_providers:Class`.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Good:
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
         return None
 
-    def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> _Task:
+    def prepare(
+        self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0
+    ) -> _Task:
         assert isinstance(workload, Gemm)
         return _Task(workload, device, seed)
 
@@ -84,8 +88,8 @@ class Wrong(Good):
 
 
 class Held(Good):
-    """Products in fp32 as they are asked for; after HELD_AFTER sizes it waits while the file that HOLD names is there,
-    so that a test can stop a sweep that is surely not finished."""
+    """Products in fp32 as they are asked for; after HELD_AFTER sizes it waits while the file that
+    HOLD names is there, so that a test can stop a sweep that is surely not finished."""
 
     id = "tests.fake_providers:Held"
     _sizes: ClassVar[set[int]] = set()
@@ -154,7 +158,9 @@ class NoContext(Good):
 
     def __init__(self) -> None:
         def broken() -> None:
-            raise RuntimeError("CUDA error: out of memory\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1")
+            raise RuntimeError(
+                "CUDA error: out of memory\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+            )
 
         device.current = broken  # type: ignore[assignment]
 
@@ -165,7 +171,9 @@ class Raises(_OnRun):
 
 
 class NoPython(_OnRun):
-    """Is compiled where Python.h is missing, as triton's launchers are: from another temporary file each time."""
+    """Is compiled where Python.h is missing, as triton's launchers are: from another temporary file
+    each time.
+    """
 
     def act(self) -> None:
         with tempfile.TemporaryDirectory() as folder:

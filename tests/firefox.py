@@ -1,4 +1,5 @@
-"""A real headless Firefox, spoken to over Marionette, its own remote protocol: JSON after its length, over TCP.
+"""A real headless Firefox, spoken to over Marionette, its own remote protocol: JSON after its
+length, over TCP.
 
 Protocol: https://firefox-source-docs.mozilla.org/testing/marionette/Protocol.html
 """
@@ -43,7 +44,10 @@ class Firefox:
                 time.sleep(0.1)
         self._file = self._socket.makefile("rb")
         self._read()  # greeting
-        self._ask("WebDriver:NewSession", capabilities={"alwaysMatch": {"timeouts": {"script": 1000 * _SECONDS}}})
+        self._ask(
+            "WebDriver:NewSession",
+            capabilities={"alwaysMatch": {"timeouts": {"script": 1000 * _SECONDS}}},
+        )
 
     def close(self) -> None:
         self._file.close()
@@ -54,12 +58,14 @@ class Firefox:
 
     def evaluate(self, script: str) -> Any:
         """The JSON value of a JavaScript expression; a promise is awaited."""
-        return self._ask("WebDriver:ExecuteScript", script=f"return window.eval({json.dumps(script)})", args=[])[
-            "value"
-        ]
+        return self._ask(
+            "WebDriver:ExecuteScript", script=f"return window.eval({json.dumps(script)})", args=[]
+        )["value"]
 
     def problems(self) -> list[str]:
-        """Errors and warnings of all pages so far; not calls of `console`, which Firefox itself makes besides."""
+        """Errors and warnings of all pages so far; not calls of `console`, which Firefox itself
+        makes besides.
+        """
         self._ask("Marionette:SetContext", value="chrome")
         found = self._ask("WebDriver:ExecuteScript", script=_CONSOLE, args=[])["value"]
         self._ask("Marionette:SetContext", value="content")

@@ -1,11 +1,11 @@
 """Compares times by the pytest fixture with times by `quantbench sweep` on the same GEMMs.
 
-Entry point: `python -m tests.fixture_truth FILE.json [PAGE.md]`. An existing FILE is not measured again; the
-table is written between the markers of PAGE. Tests use `measure`.
+Entry point: `python -m tests.fixture_truth FILE.json [PAGE.md]`. An existing FILE is not measured
+again; the table is written between the markers of PAGE. Tests use `measure`.
 
-Both use the same timer and options, each in its own process. Short times differ by a few percent between processes and
-with the load of the machine. So the two alternate, each starting half of the turns, until every ratio is precise enough
-or the maximum number of turns is reached.
+Both use the same timer and options, each in its own process. Short times differ by a few percent
+between processes and with the load of the machine. So the two alternate, each starting half of the
+turns, until every ratio is precise enough or the maximum number of turns is reached.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tools.guide.markers import write_between
 
 #: half-width of the 95 % interval below which a ratio is precise enough
 KNOWN = 0.02
-# Minimum turns (a 95 % interval needs six) and maximum: on shared cores, times differ by percents between processes;
-# a turn on a GPU takes 20 s, most of it to start two processes.
+# Minimum turns (a 95 % interval needs six) and maximum: on shared cores, times differ by percents
+# between processes; a turn on a GPU takes 20 s, most of it to start two processes.
 TURNS = {"cuda": (6, 6), "cpu": (7, 90)}
 _SIZES = {"cuda": (256, 512, 1024, 2048, 3072, 4096, 8192), "cpu": (128, 256, 384, 512, 640, 768)}
 _MAX_TIME = {"cuda": "2s", "cpu": "500ms"}
@@ -48,8 +48,8 @@ def test_product(device_benchmark, n):
 def measure(folder: Path) -> dict[str, Any]:
     """Runs both alternately, in `folder`.
 
-    Returns the device, the dtype and one row per size: medians of each turn, µs, and the median ratio, fixture over
-    sweep, with its 95 % interval.
+    Returns the device, the dtype and one row per size: medians of each turn, µs, and the median
+    ratio, fixture over sweep, with its 95 % interval.
     """
     spec = device.current()
     dtype, sizes = device.default_dtype(spec), _SIZES[spec.kind]
@@ -57,7 +57,9 @@ def measure(folder: Path) -> dict[str, Any]:
     ways = {"fixture_us": _by_fixture, "sweep_us": _by_sweep}
     found: dict[int, dict[str, list[float]]] = {n: {way: [] for way in ways} for n in sizes}
     for turn in range(most):
-        left = [n for n in sizes if turn < fewest or (found[n]["sweep_us"] and not _known(found[n]))]
+        left = [
+            n for n in sizes if turn < fewest or (found[n]["sweep_us"] and not _known(found[n]))
+        ]
         if not left:
             break
         once = folder / str(turn)
@@ -73,7 +75,9 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def _ratio(times_us: dict[str, list[float]]) -> dict[str, float]:
-    ratios = [one / other for one, other in zip(times_us["fixture_us"], times_us["sweep_us"], strict=True)]
+    ratios = [
+        one / other for one, other in zip(times_us["fixture_us"], times_us["sweep_us"], strict=True)
+    ]
     interval = median_interval(ratios)
     return {"ratio": median(ratios), "low": interval.low, "high": interval.high}
 
@@ -86,7 +90,13 @@ def _known(times_us: dict[str, list[float]]) -> bool:
 def _by_fixture(folder: Path, dtype: str, kind: str, sizes: Sequence[int]) -> dict[int, float]:
     """Runs the fixture; returns median µs by size, from pytest-benchmark's JSON."""
     (folder / "test_products.py").write_text(_SUITE.format(sizes=tuple(sizes), dtype=dtype))
-    words = ("-q", "--benchmark-only", "--benchmark-json=fixture.json", "--device-max-time", _MAX_TIME[kind])
+    words = (
+        "-q",
+        "--benchmark-only",
+        "--benchmark-json=fixture.json",
+        "--device-max-time",
+        _MAX_TIME[kind],
+    )
     _run(folder, "pytest", *plugin_words(), *words)
     found = json.loads((folder / "fixture.json").read_text(encoding="utf-8"))["benchmarks"]
     return {each["params"]["n"]: each["stats"]["median"] * 1e6 for each in found}
@@ -112,12 +122,22 @@ def _by_sweep(folder: Path, dtype: str, kind: str, sizes: Sequence[int]) -> dict
 
 
 def _run(folder: Path, *words: str) -> None:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH")))),
+    }
     done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=folder, env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-m", *words],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
-        sys.exit(f"{words[0]}: exit code {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")
+        sys.exit(
+            f"{words[0]}: exit code {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}"
+        )
 
 
 def markdown(found: dict[str, Any]) -> str:

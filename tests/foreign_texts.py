@@ -39,7 +39,9 @@ S_LINE = (
 )
 
 
-def log_line(iteration: int, *, elapsed: object = 5350.0, loss: object = 2.5, prefix: str = "[default7]: ") -> str:
+def log_line(
+    iteration: int, *, elapsed: object = 5350.0, loss: object = 2.5, prefix: str = "[default7]: "
+) -> str:
     return (
         f"{prefix}iteration {iteration:8d}/  250000 | consumed samples: {192 * iteration:12d} | consumed tokens: "
         f"{192 * 2048 * iteration:14d} | elapsed time per iteration (ms): {elapsed} | learning rate: 3.000E-07 | "

@@ -35,7 +35,13 @@ SOFTMAXES = {(64, 2048, 2048): 420.0, (96, 4096, 4096): 2400.0}
 
 
 def _times(us: float, grade: str = "B", origin: str = "measured") -> dict[str, Any]:
-    return {"latency_us": us, "low_us": us * 0.99, "high_us": us * 1.01, "grade": grade, "origin": origin}
+    return {
+        "latency_us": us,
+        "low_us": us * 0.99,
+        "high_us": us * 1.01,
+        "grade": grade,
+        "origin": origin,
+    }
 
 
 def table(kind: str, rows: Sequence[dict[str, Any]]) -> Table:

@@ -7,7 +7,9 @@ from quantbench.workload.dtypes import DTYPES
 
 
 def contiguous(gemm: Gemm) -> Operands:
-    """Builds `Operands` for contiguous tensors aligned to 16 bytes, as newly allocated tensors are."""
+    """Builds `Operands` for contiguous tensors aligned to 16 bytes, as newly allocated tensors
+    are.
+    """
 
     def stored(rows: int, cols: int, transposed: bool, dtype: str) -> Matrix:
         length = rows if transposed else cols

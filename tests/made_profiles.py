@@ -1,4 +1,6 @@
-"""Profiles made of literals and of the shipped A100 model; what they hold says that it is simulated."""
+"""Profiles made of literals and of the shipped A100 model; what they hold says that it is
+simulated.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from quantbench.workload import Attention, Collective, Gemm, Softmax
 
 A100 = lookup("a100-sxm4-80gb")
 #: what is the same in all rows of an imported table of products
-IMPORTED = {"dtype": "bf16", "layout": "nt", "provider": "sglang", "kernel": "", "grade": "C", "origin": "imported"}
+IMPORTED = {
+    "dtype": "bf16",
+    "layout": "nt",
+    "provider": "sglang",
+    "kernel": "",
+    "grade": "C",
+    "origin": "imported",
+}
 HIDDEN = tuple(range(2048, 4097, 128))
 M = (1024, 1536, 2048, 3072, 4096)
 
@@ -28,7 +37,9 @@ def model() -> GemmModel:
 
 
 def true_us(gemm: Gemm) -> float:
-    """What the made A100 takes: the shipped model's time, 4 % more with each factor of e that n is wider."""
+    """What the made A100 takes: the shipped model's time, 4 % more with each factor of e that n is
+    wider.
+    """
     us = model().predict(gemm.m, gemm.n, gemm.k, batch=gemm.batch, layout=gemm.layout).latency_us
     return float(us * (gemm.n / 1024) ** 0.04)
 
@@ -36,12 +47,16 @@ def true_us(gemm: Gemm) -> float:
 def gemm_records(layout: str = "nt", dtype: str = "bf16") -> list[Record]:
     """A sweep over hidden at 2048 rows (n = 3·hidden), and one over m at n = k = 4096."""
     launch = Launch("made_128x256", tile=Tile(128, 256))
-    gemms = [(Gemm(2048, 3 * h, h, layout=layout, dtype=dtype), {"hidden": h}, "qkv") for h in HIDDEN]
+    gemms = [
+        (Gemm(2048, 3 * h, h, layout=layout, dtype=dtype), {"hidden": h}, "qkv") for h in HIDDEN
+    ]
     gemms += [(Gemm(m, 4096, 4096, layout=layout, dtype=dtype), {"m": m}, "gemm") for m in M]
     found = []
     for gemm, axes, op in gemms:
         times = made_runs.samples(true_us(gemm), noise=0.002, count=9, seed=gemm.n + gemm.m)
-        found.append(made_runs.record(gemm, times, axes, op=op, launch=launch, provider="torch.linear"))
+        found.append(
+            made_runs.record(gemm, times, axes, op=op, launch=launch, provider="torch.linear")
+        )
     return found
 
 
@@ -52,7 +67,12 @@ def other_records() -> list[Record]:
         soft, attended = Softmax(64, seq, seq), Attention(1, 32, seq, seq, 128)
         reduced = Collective("all_reduce", seq * 1024, 8)
         works = (
-            (soft, made_runs.samples(seq**2 / 8e3, noise=0.01, count=7, seed=seq), "softmax", "triton.fused"),
+            (
+                soft,
+                made_runs.samples(seq**2 / 8e3, noise=0.01, count=7, seed=seq),
+                "softmax",
+                "triton.fused",
+            ),
             (
                 attended,
                 made_runs.samples(5 + seq**2 / 1.4e4, noise=0.01, count=7, seed=seq),
@@ -61,7 +81,10 @@ def other_records() -> list[Record]:
             ),
             (reduced, (20.0 + seq / 100,), "all_reduce", "nccl"),
         )
-        found += [made_runs.record(w, times, {"seq": seq}, op=op, provider=who) for w, times, op, who in works]
+        found += [
+            made_runs.record(w, times, {"seq": seq}, op=op, provider=who)
+            for w, times, op, who in works
+        ]
     return found
 
 
@@ -80,6 +103,11 @@ def rows_beyond(count: int) -> list[Record]:
     m = np.arange(1, count + 1)
     times_us = 1.1 * model().predict(m, 1024, 1024, layout="nt").latency_us
     return [
-        made_runs.record(Gemm(int(a), 1024, 1024, layout="nt"), (float(us),), {"m": int(a)}, provider="torch.linear")
+        made_runs.record(
+            Gemm(int(a), 1024, 1024, layout="nt"),
+            (float(us),),
+            {"m": int(a)},
+            provider="torch.linear",
+        )
         for a, us in zip(m, times_us, strict=True)
     ]

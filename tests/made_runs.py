@@ -1,4 +1,6 @@
-"""Runs made of literals, for what reads runs: figures are invented, and every run says that it is simulated."""
+"""Runs made of literals, for what reads runs: figures are invented, and every run says that it is
+simulated.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def measurement(samples_us: Sequence[float], **changes: object) -> Measurement:
 
 def samples(middle_us: float, *, noise: float, count: int, seed: int) -> tuple[float, ...]:
     """Normal samples around `middle_us`."""
-    return tuple(float(t) for t in middle_us * (1 + np.random.default_rng(seed).normal(0, noise, count)))
+    return tuple(
+        float(t) for t in middle_us * (1 + np.random.default_rng(seed).normal(0, noise, count))
+    )
 
 
 def record(
@@ -58,7 +62,9 @@ def record(
 def reference(middle_us: float, elapsed_s: float) -> Record:
     """One repetition of the reference point."""
     quiet = samples(middle_us, noise=0.001, count=12, seed=int(elapsed_s))
-    return record(Gemm(2048, 2048, 2048), quiet, {}, role="reference", places=(), elapsed_s=elapsed_s)
+    return record(
+        Gemm(2048, 2048, 2048), quiet, {}, role="reference", places=(), elapsed_s=elapsed_s
+    )
 
 
 def run(records: Sequence[Record], run_id: str = "run", **changes: object) -> Run:
@@ -85,11 +91,16 @@ def write(results: Path, made: Run) -> Path:
     return writer.folder
 
 
-HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>$\\frac{1}{0}$\x00\x1b[31m\u202e漢字" + "x" * 400
+HOSTILE = (
+    "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>$\\frac{1}{0}$\x00\x1b[31m\u202e漢字"
+    + "x" * 400
+)
 
 
 def staircase(n: int) -> float:
-    """µs of a 128×256 tile on 108 SMs at m = 2048, 100 µs a wave: waves are full at n = 1536, 3328, 5120, 6912."""
+    """µs of a 128×256 tile on 108 SMs at m = 2048, 100 µs a wave: waves are full at n = 1536, 3328,
+    5120, 6912.
+    """
     return 3 + 100 * -(-(16 * -(-n // 256)) // 108)
 
 

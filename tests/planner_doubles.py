@@ -1,4 +1,6 @@
-"""Stand-ins for the planner's tests: a GPU whose times can be worked out by hand, and constants that stay put."""
+"""Stand-ins for the planner's tests: a GPU whose times can be worked out by hand, and constants
+that stay put.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,13 @@ class EvenTimes:
 
 def bloom_like(layers: int = 72, heads: int = 64, hidden: int = 14336) -> TransformerShape:
     """The shape that the documents end with."""
-    return TransformerShape(hidden=hidden, heads=heads, layers=layers, vocab=250880, attention="unfused", dropout=True)
+    return TransformerShape(
+        hidden=hidden, heads=heads, layers=layers, vocab=250880, attention="unfused", dropout=True
+    )
 
 
-def job(gpus: int = 384, gbs: int = 2048, shape: TransformerShape | None = None, **changes: object) -> Job:
+def job(
+    gpus: int = 384, gbs: int = 2048, shape: TransformerShape | None = None, **changes: object
+) -> Job:
     """A job on the cluster of the documents."""
     return Job(shape or bloom_like(), cluster("jean-zay-a100"), gpus, gbs, **changes)  # type: ignore[arg-type]

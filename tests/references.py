@@ -1,4 +1,6 @@
-"""Results in float64 from the definition of each operation, at once: for small workloads. The oracle of the tests."""
+"""Results in float64 from the definition of each operation, at once: for small workloads. The
+oracle of the tests.
+"""
 
 from __future__ import annotations
 
@@ -31,25 +33,34 @@ def results(workload: Workload, inputs: Sequence[torch.Tensor]) -> tuple[torch.T
         if workload.mask == "causal":
             dropped = causal_mask(workload.rows, workload.cols, x.device)
         y = softmax(x, workload.scale, dropped)
-        return (y if workload.direction == "forward" else softmax_backward(y, tensors[-1].double(), workload.scale),)
+        return (
+            y
+            if workload.direction == "forward"
+            else softmax_backward(y, tensors[-1].double(), workload.scale),
+        )
     if isinstance(workload, Attention):
         q, k, v = tensors[:3]
         if workload.direction == "forward":
             return (attention(workload, q, k, v),)
         return attention_backward(workload, q, k, v, tensors[3])
-    raise InputError("reference", f"a workload of kind {workload.kind}", "gemm, softmax or attention")
+    raise InputError(
+        "reference", f"a workload of kind {workload.kind}", "gemm, softmax or attention"
+    )
 
 
 def grouped(work: GroupedGemm, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The products of the experts, one after the other."""
     counts = list(work.tokens_per_expert)
     if work.layout == "tn":
-        return torch.stack([left @ right for left, right in zip(a.split(counts, 1), b.split(counts), strict=True)])
+        return torch.stack(
+            [left @ right for left, right in zip(a.split(counts, 1), b.split(counts), strict=True)]
+        )
     return torch.cat([left @ right for left, right in zip(a.split(counts), b, strict=True)])
 
 
 def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
-    """‖output − reference‖ / ‖reference‖ in float64; ‖output‖ where the reference is zero. NaN stays NaN.
+    """‖output − reference‖ / ‖reference‖ in float64; ‖output‖ where the reference is zero. NaN
+    stays NaN.
 
     >>> relative_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 0.0]))
     1.3333333333333333
@@ -60,7 +71,9 @@ def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def attention(work: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """o = softmax(q·kᵀ/√head_dim)·v; key and value heads serve heads / kv_heads query heads each, in order."""
+    """o = softmax(q·kᵀ/√head_dim)·v; key and value heads serve heads / kv_heads query heads each,
+    in order.
+    """
     return _probabilities(work, q, k) @ _per_query_head(work, v)
 
 

@@ -1,8 +1,8 @@
 """A simulated GPU: times of matrix products that follow known tiles and waves, with known noise.
 
-A test fixture and nothing else. What it makes is marked: records have origin `simulated`, runs are called
-`simulated-…`, and every printout of a command says so. It uses none of the arithmetic of `quantbench.quantization`,
-so that an error there cannot cancel out.
+A test fixture and nothing else. What it makes is marked: records have origin `simulated`, runs are
+called `simulated-…`, and every printout of a command says so. It uses none of the arithmetic of
+`quantbench.quantization`, so that an error there cannot cancel out.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ STATE = DeviceState(sm_clock_mhz=1400.0)
 class SimulatedGpu:
     """Times products of one tile (or of the tile that `choose` picks for a product).
 
-    tile_ns_per_k: time of one tile on an SM of its own, per element of the reduction. fluid_share: share of the wave
-    time that follows the blocks themselves, not whole waves (0: hard waves). bytes_us: µs per byte moved, added to
-    the rest. misaligned: factor on products with a stored row that is no multiple of 16 bytes.
+    tile_ns_per_k: time of one tile on an SM of its own, per element of the reduction. fluid_share:
+        share of the wave
+    time that follows the blocks themselves, not whole waves (0: hard waves). bytes_us: µs per byte
+    moved, added to the rest. misaligned: factor on products with a stored row that is no multiple
+    of 16 bytes.
     """
 
     sm_count: int
@@ -65,21 +67,36 @@ class SimulatedGpu:
         return ceil(self.blocks(gemm) / self.resident)
 
     def time_us(self, gemm: Gemm, *, like: Gemm | None = None) -> float:
-        """Noise-free time. like: with the tile, the waves and the blocks of this product instead of its own, which is
-        what `gemm` would take if there were no step between the two."""
+        """Noise-free time. like: with the tile, the waves and the blocks of this product instead of
+        its own, which is what `gemm` would take if there were no step between the two."""
         shape = gemm if like is None else like
         tile = self.tile_of(shape)
-        waves = (1 - self.fluid_share) * self.waves(shape) + self.fluid_share * self.blocks(shape) / self.resident
-        # Blocks that share an SM take turns, so a wave of two blocks per SM takes twice as long as one of one.
+        waves = (1 - self.fluid_share) * self.waves(shape) + self.fluid_share * self.blocks(
+            shape
+        ) / self.resident
+        # Blocks that share an SM take turns, so a wave of two blocks per SM takes twice as long as
+        # one of one.
         area = tile.block_m * tile.block_n / (self.tile.block_m * self.tile.block_n)
         wave_us = self.tile_ns_per_k * 1e-3 * gemm.k / tile.split_k * area * self.blocks_per_sm
         total_us = self.overhead_us + waves * wave_us + gemm.min_bytes * self.us_per_byte
-        rows = (shape.k if shape.layout[0] == "n" else shape.m, shape.n if shape.layout[1] == "n" else shape.k, shape.n)
+        rows = (
+            shape.k if shape.layout[0] == "n" else shape.m,
+            shape.n if shape.layout[1] == "n" else shape.k,
+            shape.n,
+        )
         return total_us * (self.misaligned if any(2 * row % 16 for row in rows) else 1.0)
 
     def spec(self) -> DeviceSpec:
         """As a device that a run can name."""
-        peak = 2 * self.tile.block_m * self.tile.block_n / self.tile_ns_per_k * self.sm_count / 1e3 * 1.3
+        peak = (
+            2
+            * self.tile.block_m
+            * self.tile.block_n
+            / self.tile_ns_per_k
+            * self.sm_count
+            / 1e3
+            * 1.3
+        )
         return DeviceSpec(
             f"simulated-{self.sm_count}sm", "cuda", self.sm_count, 1400, 40 * 2**20, 164 * 2**10, 80 * 2**30, 20_000,
             {"bf16": peak}, (8, 0), source={"sm_count": "simulated", "peak_tflops": "simulated"}, registered=False,
@@ -92,7 +109,9 @@ class SimulatedGpu:
                       tile=tile)  # fmt: skip
 
 
-def noisy_us(time_us: float, noise: float, samples: int, rng: np.random.Generator) -> tuple[float, ...]:
+def noisy_us(
+    time_us: float, noise: float, samples: int, rng: np.random.Generator
+) -> tuple[float, ...]:
     """Samples with log-normal noise of relative standard deviation `noise`."""
     return tuple(float(t) for t in time_us * np.exp(rng.normal(0.0, noise, samples)))
 
@@ -128,12 +147,16 @@ def records_of(
 
 
 def along(axis: str, values: Iterable[int], held: Gemm) -> list[tuple[dict[str, int], Gemm]]:
-    """Points along one axis: m, n, k or batch; or `hidden`, where n and k are the axis value together."""
+    """Points along one axis: m, n, k or batch; or `hidden`, where n and k are the axis value
+    together.
+    """
     names = ("n", "k") if axis == "hidden" else (axis,)
     return [({axis: value}, replace(held, **dict.fromkeys(names, value))) for value in values]
 
 
-def write_simulated(results: Path, gpu: SimulatedGpu, records: Sequence[Record], run_id: str = RUN_ID) -> Path:
+def write_simulated(
+    results: Path, gpu: SimulatedGpu, records: Sequence[Record], run_id: str = RUN_ID
+) -> Path:
     """A run's folder with these records in it."""
     axes: dict[str, list[int]] = {}
     for record in records:
@@ -163,7 +186,9 @@ _FEWEST_ON_A_PLATEAU = 3
 
 @dataclass(frozen=True)
 class Case:
-    """A random device and a sweep of it along one axis that resolves its plateaus and sees at least three waves."""
+    """A random device and a sweep of it along one axis that resolves its plateaus and sees at least
+    three waves.
+    """
 
     gpu: SimulatedGpu
     axis: str
@@ -171,20 +196,30 @@ class Case:
 
     @property
     def log_steps(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """The true jump of the log time behind each point but the last (points − 1,): what the waves there add."""
+        """The true jump of the log time behind each point but the last (points − 1,): what the
+        waves there add.
+        """
         gemms = [gemm for _, gemm in self.points]
-        return np.array([np.log(self.gpu.time_us(b) / self._without_step(a, b)) for a, b in pairwise(gemms)])
+        return np.array(
+            [np.log(self.gpu.time_us(b) / self._without_step(a, b)) for a, b in pairwise(gemms)]
+        )
 
     def _without_step(self, a: Gemm, b: Gemm) -> float:
-        """What b would take with the waves of a: its reduction and its bytes grow, its tiles do not."""
+        """What b would take with the waves of a: its reduction and its bytes grow, its tiles do
+        not.
+        """
         gpu = self.gpu
-        waves = (1 - gpu.fluid_share) * gpu.waves(a) + gpu.fluid_share * gpu.blocks(a) / gpu.resident
+        waves = (1 - gpu.fluid_share) * gpu.waves(a) + gpu.fluid_share * gpu.blocks(
+            a
+        ) / gpu.resident
         wave_us = gpu.tile_ns_per_k * 1e-3 * b.k * gpu.blocks_per_sm
         return gpu.overhead_us + waves * wave_us + b.min_bytes * gpu.us_per_byte
 
 
 def random_case(seed: int) -> Case:
-    """Tile, SMs, blocks per SM, overhead, softness of waves, memory, axis, range and held sizes drawn at random."""
+    """Tile, SMs, blocks per SM, overhead, softness of waves, memory, axis, range and held sizes
+    drawn at random.
+    """
     rng = np.random.default_rng(seed)
     while True:
         block_m, block_n = _TILES[rng.integers(len(_TILES))]
@@ -201,7 +236,11 @@ def random_case(seed: int) -> Case:
         points = along(axis, values, held)
         along_axis, across = (block_m, block_n) if axis == "m" else (block_n, block_m)
         on_a_plateau = gpu.resident * along_axis / (step * ceil(other / across))
-        if on_a_plateau >= _FEWEST_ON_A_PLATEAU and step <= along_axis and gpu.waves(points[-1][1]) >= 3:
+        if (
+            on_a_plateau >= _FEWEST_ON_A_PLATEAU
+            and step <= along_axis
+            and gpu.waves(points[-1][1]) >= 3
+        ):
             return Case(gpu, axis, points)
 
 
@@ -226,7 +265,9 @@ class SimulatedWorker:
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
         assert isinstance(request.workload, Gemm)
         self.asked.append(request.workload)
-        samples_us = noisy_us(self.gpu.time_us(request.workload), self.noise, self.samples, self._rng)
+        samples_us = noisy_us(
+            self.gpu.time_us(request.workload), self.noise, self.samples, self._rng
+        )
         return Reply(measurement=measurement(samples_us), launch=self.gpu.launch(request.workload))
 
     def close(self) -> None:

@@ -26,7 +26,9 @@ def measured(us: float) -> Reply:
         cache="cold", state_before=STATE, state_after=STATE,
     )  # fmt: skip
     launch, phases_s = Launch("k", tile=Tile(128, 128)), {"measuring": 0.5}
-    return Reply(measurement=measurement, launch=launch, checked=Check(1e-3, 5e-3), phases_s=phases_s)
+    return Reply(
+        measurement=measurement, launch=launch, checked=Check(1e-3, 5e-3), phases_s=phases_s
+    )
 
 
 @dataclass
@@ -82,7 +84,11 @@ class Bench:
     def sweep(self, **options: object) -> Sweep:
         of_sweep = {name: options.pop(name) for name in ("more", "connect") if name in options}
         job = SweepJob(self.plan, "run", A100, TimingOptions(), **options)  # type: ignore[arg-type]
-        given = {"connect": self.connect, "on_progress": lambda p: self.progress.append(replace(p)), **of_sweep}
+        given = {
+            "connect": self.connect,
+            "on_progress": lambda p: self.progress.append(replace(p)),
+            **of_sweep,
+        }
         return Sweep(job, append=self.append, clock=self.clock, **given)  # type: ignore[arg-type]
 
     def of_role(self, role: str) -> list[Record]:

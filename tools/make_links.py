@@ -1,4 +1,5 @@
-"""Make links.json: what all-reduce takes inside a node, from the public NCCL tables of the package aiconfigurator-core.
+"""Make links.json: what all-reduce takes inside a node, from the public NCCL tables of the package
+aiconfigurator-core.
 
 `python -m tools.make_links` writes the file again (extra `tables`; Apache-2.0).
 """
@@ -19,9 +20,9 @@ _HALF_BYTES = 2
 
 
 def links_of(file: Path) -> dict[str, Any]:
-    """All-reduce of fp16 by number of GPUs: message sizes in bytes and times in microseconds, ascending, from one
-    nccl_perf.parquet (columns op_name, nccl_dtype, num_gpus, message_size in elements, latency in ms). Repeated sizes
-    keep their median."""
+    """All-reduce of fp16 by number of GPUs: message sizes in bytes and times in microseconds,
+    ascending, from one nccl_perf.parquet (columns op_name, nccl_dtype, num_gpus, message_size in
+    elements, latency in ms). Repeated sizes keep their median."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(file).to_pandas()
@@ -40,7 +41,9 @@ def main() -> None:
     """Write links.json beside this file."""
     spec = find_spec("aiconfigurator_core")
     if spec is None or not spec.submodule_search_locations:
-        raise UnsupportedError("make_links", "aiconfigurator-core is not installed", "pip install 'quantbench[tables]'")
+        raise UnsupportedError(
+            "make_links", "aiconfigurator-core is not installed", "pip install 'quantbench[tables]'"
+        )
     root = Path(next(iter(spec.submodule_search_locations))) / "systems" / "data"
     devices = {}
     for slug, system in SYSTEMS.items():

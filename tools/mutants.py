@@ -1,4 +1,6 @@
-"""Draws mutants of a cosmic-ray session (`sample`), or runs the tests of the module that differs from git's."""
+"""Draws mutants of a cosmic-ray session (`sample`), or runs the tests of the module that differs
+from git's.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def main() -> None:
         sample(sys.argv[1], int(sys.argv[2]))
         return
     tests = tomllib.loads(Path("tools/mutants.toml").read_text(encoding="utf-8"))["tests"]
-    diff = subprocess.run(["git", "diff", "--name-only", "quantbench"], check=True, capture_output=True, text=True)
+    diff = subprocess.run(
+        ["git", "diff", "--name-only", "quantbench"], check=True, capture_output=True, text=True
+    )
     files = [file for module in diff.stdout.split() for file in tests[module]]
     sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *files]))
 

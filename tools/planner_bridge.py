@@ -1,10 +1,12 @@
-"""Reads Megatron-Bridge's published runs, `bridge_runs`, and ranks its layouts among all, `Published.rank`.
+"""Reads Megatron-Bridge's published runs, `bridge_runs`, and ranks its layouts among all,
+`Published.rank`.
 
 Used by `tools.planner_fit`, `tools.planner_accuracy` and a test of the search.
 
-What the table does not say is taken as in Megatron-Bridge's recipes for these runs: no recomputation, sequence
-parallelism with tensor parallelism, distributed optimizer, ZeRO-3 where it names FSDP, tokens balanced over the
-experts, whole experts on each GPU. FP8 is current scaling by tensor (fp8cs in the names of the recipes).
+What the table does not say is taken as in Megatron-Bridge's recipes for these runs: no
+recomputation, sequence parallelism with tensor parallelism, distributed optimizer, ZeRO-3 where it
+names FSDP, tokens balanced over the experts, whole experts on each GPU. FP8 is current scaling by
+tensor (fp8cs in the names of the recipes).
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ _MODELS = {
     "Qwen3_235B_a22B": "qwen3-235b-a22b", "GPT OSS 120B": "gpt-oss-120b", "DeepSeekV3": "deepseek-v3",
     "Kimi_K2": "kimi-k2",
 }  # fmt: skip
-_NOT_EXPRESSIBLE = {"Nemotron_3_Nano": "state-space layers", "Nemotron_3_Super": "state-space layers"}
+_NOT_EXPRESSIBLE = {
+    "Nemotron_3_Nano": "state-space layers",
+    "Nemotron_3_Super": "state-space layers",
+}
 _RECIPES = {"BF16": "", "FP8": "tensorwise", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 _SHAPE = (
     "hidden", "heads", "kv_heads", "head_dim", "layers", "ffn", "gated", "vocab", "tied", "experts", "top_k", "moe_ffn",
@@ -48,11 +53,17 @@ _SHAPE = (
 
 
 def row_of(row: CsvRow) -> TableRow:
-    """Returns a run as a row of a table of layouts. Raises InputError for a model that cannot be expressed."""
+    """Returns a run as a row of a table of layouts. Raises InputError for a model that cannot be
+    expressed.
+    """
     model = row.text("model")
     if model in _NOT_EXPRESSIBLE or model not in _MODELS:
-        raise InputError(model, _NOT_EXPRESSIBLE.get(model, "unknown layers"), "attention with an MLP or experts")
-    shape = {name: value for name, value in asdict(preset(_MODELS[model])).items() if name in _SHAPE}
+        raise InputError(
+            model, _NOT_EXPRESSIBLE.get(model, "unknown layers"), "attention with an MLP or experts"
+        )
+    shape = {
+        name: value for name, value in asdict(preset(_MODELS[model])).items() if name in _SHAPE
+    }
 
     def degree(name: str) -> int:
         return 1 if row.text(name) == "n/a" else int(row.text(name))
@@ -67,8 +78,12 @@ def row_of(row: CsvRow) -> TableRow:
     )  # fmt: skip
 
 
-def bridge_runs(path: Path, times: TimesOf, release: str = RELEASE) -> tuple[list[Observed], Counter[str]]:
-    """Returns the runs of a release that the planner can express, and why others cannot be, with their number."""
+def bridge_runs(
+    path: Path, times: TimesOf, release: str = RELEASE
+) -> tuple[list[Observed], Counter[str]]:
+    """Returns the runs of a release that the planner can express, and why others cannot be, with
+    their number.
+    """
     runs, refused = [], Counter[str]()
     for row in CsvFile("planner_bridge", path).rows():
         if row.text("release") != release:
@@ -80,7 +95,9 @@ def bridge_runs(path: Path, times: TimesOf, release: str = RELEASE) -> tuple[lis
             refused[str(error)] += 1
             continue
         if not is_possible(case.job, case.layout):
-            broken = ", ".join(rule.constraint.name for rule in strict_violations(case.job, case.layout))
+            broken = ", ".join(
+                rule.constraint.name for rule in strict_violations(case.job, case.layout)
+            )
             refused[f"{found.row_id}: layout that breaks {broken}"] += 1
             continue
         runs.append((case, found.sec_per_it or 0.0, found.table))
@@ -98,15 +115,25 @@ class Published:
     recipe: str
     layout: Layout
 
-    def rank(self, times: TimesOf, calibrations: Calibrations) -> tuple[list[Prediction], list[Prediction]]:
-        """Searches all layouts of the job; returns their ranking, and those of it with the published parallel degrees,
-        of which the one with the published micro-batch and chunks is first."""
+    def rank(
+        self, times: TimesOf, calibrations: Calibrations
+    ) -> tuple[list[Prediction], list[Prediction]]:
+        """Searches all layouts of the job; returns their ranking, and those of it with the
+        published parallel degrees, of which the one with the published micro-batch and chunks is
+        first."""
         base, where = preset(self.model), reference_cluster(lookup(self.gpu))
         dtype = RECIPES[self.recipe].forward if self.recipe else "bf16"
         job = Job(
-            replace(base, dtype=dtype, fp8_recipe=self.recipe), where, self.gpus, self.gbs, dp_overlap=1.0, stack=STACK
+            replace(base, dtype=dtype, fp8_recipe=self.recipe),
+            where,
+            self.gpus,
+            self.gbs,
+            dp_overlap=1.0,
+            stack=STACK,
         )
-        space = LayoutSpace(cp=tuple({1, self.layout.cp}), ep=tuple(divisors(base.experts or 1)), uneven=True)
+        space = LayoutSpace(
+            cp=tuple({1, self.layout.cp}), ep=tuple(divisors(base.experts or 1)), uneven=True
+        )
         found = search(job, times(where.device), calibrations.of(where, STACK), space).ranked
 
         def degrees(layout: Layout) -> tuple[int, ...]:
@@ -115,18 +142,29 @@ class Published:
         wanted = self.layout
         alike = [p for p in found if degrees(p.layout) == degrees(wanted)]
         exact = (wanted.mbs, wanted.interleave)
-        return list(found), sorted(alike, key=lambda p: (p.layout.mbs, p.layout.interleave) != exact)
+        return list(found), sorted(
+            alike, key=lambda p: (p.layout.mbs, p.layout.interleave) != exact
+        )
 
 
-#: Megatron-Bridge's table of 26.04.01; DeepSeek-V3 on H100: its scripts/performance/configs/deepseek,
-#: DEEPSEEK_V3_PRETRAIN_CONFIG_H100_FP8_CS_V1; Qwen3-30B on 64: its perf_recipes/qwen/h100/qwen3_moe.py,
-#: qwen3_30b_a3b_pretrain_64gpu_h100_fp8cs_config; Llama 3.1 405B in bf16: scripts/performance/configs/llama,
+#: Megatron-Bridge's table of 26.04.01; DeepSeek-V3 on H100: its
+#: scripts/performance/configs/deepseek, DEEPSEEK_V3_PRETRAIN_CONFIG_H100_FP8_CS_V1; Qwen3-30B on
+#: 64: its perf_recipes/qwen/h100/qwen3_moe.py, qwen3_30b_a3b_pretrain_64gpu_h100_fp8cs_config;
+#: Llama 3.1 405B in bf16: scripts/performance/configs/llama,
 #: LLAMA31_405B_PRETRAIN_CONFIG_H100_BF16_V2
 PUBLISHED_LAYOUTS = (
-    Published("deepseek-v3", _GPUS["DGX-H100"], 1024, 8192, "tensorwise", Layout(64, 2, 8, 1, 4, ep=64)),
+    Published(
+        "deepseek-v3", _GPUS["DGX-H100"], 1024, 8192, "tensorwise", Layout(64, 2, 8, 1, 4, ep=64)
+    ),
     Published("deepseek-v3", _GPUS["DGX-GB200"], 256, 4096, "mxfp8", Layout(64, 1, 4, 1, 4, ep=64)),
-    Published("qwen3-30b-a3b", _GPUS["DGX-H100"], 64, 4096, "tensorwise", Layout(64, 1, 1, 1, ep=16)),
-    Published("qwen3-30b-a3b", _GPUS["DGX-H100"], 16, 1024, "tensorwise", Layout(16, 1, 1, 1, ep=16)),
+    Published(
+        "qwen3-30b-a3b", _GPUS["DGX-H100"], 64, 4096, "tensorwise", Layout(64, 1, 1, 1, ep=16)
+    ),
+    Published(
+        "qwen3-30b-a3b", _GPUS["DGX-H100"], 16, 1024, "tensorwise", Layout(16, 1, 1, 1, ep=16)
+    ),
     Published("llama-3.1-405b", _GPUS["DGX-H100"], 1024, 1536, "", Layout(8, 8, 8, 1, 8, cp=2)),
-    Published("llama-3.1-405b", _GPUS["DGX-H100"], 1024, 1536, "tensorwise", Layout(8, 8, 8, 1, 8, cp=2)),
+    Published(
+        "llama-3.1-405b", _GPUS["DGX-H100"], 1024, 1536, "tensorwise", Layout(8, 8, 8, 1, 8, cp=2)
+    ),
 )

@@ -1,7 +1,9 @@
-"""Reads the published tables of layouts in tests/data, with what their source documents say beside the tables.
+"""Reads the published tables of layouts in tests/data, with what their source documents say beside
+the tables.
 
-The file contexts.toml beside a table has values for cells that it leaves empty, corrections of cells that the document
-itself shows to be typed wrong, rows that cannot be compared, and notes; each states where it was found.
+The file contexts.toml beside a table has values for cells that it leaves empty, corrections of
+cells that the document itself shows to be typed wrong, rows that cannot be compared, and notes;
+each states where it was found.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def read_documents(path: Path, *, as_typed: bool = False) -> tuple[TableRow, ...
 
 
 def document_of(row: TableRow, folder: Path) -> str:
-    """Returns the source document of a row; source_file if contexts.toml in `folder` does not know it."""
+    """Returns the source document of a row; source_file if contexts.toml in `folder` does not know
+    it.
+    """
     return str(_context_of(row, _contexts(folder)).get("document", row.source_file))
 
 

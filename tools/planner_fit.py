@@ -1,9 +1,12 @@
-"""Fits the planner's factors and writes quantbench/planner/planner.json: `python -m tools.planner_fit tests/data`.
+"""Fits the planner's factors and writes quantbench/planner/planner.json: `python -m
+tools.planner_fit tests/data`.
 
-Stacks: `planner_pooling.fit_pooled` over all published tables; their intervals come from predicting each table, and
-each stack, without itself. Site: the rows of Jean Zay dated before `LAST_DAY` fit the factors that BigScience's
-documents can tell apart; memory over the rows of those days with a stated memory that is not noted as wrong. Later rows
-are not used. docs/planning.md explains why GEMM times have no factor there.
+Stacks: `planner_pooling.fit_pooled` over all published tables; their intervals come from predicting
+    each table, and
+each stack, without itself. Site: the rows of Jean Zay dated before `LAST_DAY` fit the factors that
+BigScience's documents can tell apart; memory over the rows of those days with a stated memory that
+is not noted as wrong. Later rows are not used. docs/planning.md explains why GEMM times have no
+factor there.
 """
 
 from __future__ import annotations
@@ -24,7 +27,13 @@ import quantbench.planner
 from quantbench.latency.interconnect import same_site
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import TimesOf
-from quantbench.planner.calibration import MEMORY_RANGES, STACKS, Calibration, Calibrations, architecture
+from quantbench.planner.calibration import (
+    MEMORY_RANGES,
+    STACKS,
+    Calibration,
+    Calibrations,
+    architecture,
+)
 from quantbench.planner.constraints import is_possible
 from quantbench.planner.fitting import Observed, log_errors, observe, scatter_beyond
 from quantbench.planner.memory import memory
@@ -56,26 +65,46 @@ def table_of(row: TableRow) -> str:
     return row.table or f"{row.section.split(' ')[0]} {row.gpu}"
 
 
-def published(data: Path, times: TimesOf, constants: Calibrations, names: Sequence[str] = PUBLISHED) -> list[Observed]:
+def published(
+    data: Path, times: TimesOf, constants: Calibrations, names: Sequence[str] = PUBLISHED
+) -> list[Observed]:
     """Reads the timed rows of other sites from the tables `names`.
 
     constants: choose unknown micro-batches, the fastest that fit.
     """
     rows = [row for name in names for row in read_documents(data / name)]
-    found = [r for r in predict_rows(rows, times, constants) if r.error is not None and r.case is not None]
+    found = [
+        r
+        for r in predict_rows(rows, times, constants)
+        if r.error is not None and r.case is not None
+    ]
     runs = [(r.case, r.row.sec_per_it or 0.0, table_of(r.row)) for r in found if r.case is not None]
     return observe(runs, times)
 
 
 def documents(path: Path, before: str) -> list[tuple[TableRow, Case]]:
-    """Returns the timed A100 rows of the BigScience documents dated before a day, with their cases."""
-    rows = [row for row in read_documents(path) if row.date and row.date < before and row.gpu in ("", "A100-80GB")]
-    cases = [(row, case_of(row)) for row in rows if row.sec_per_it is not None and row.duplicate_of_line is None]
+    """Returns the timed A100 rows of the BigScience documents dated before a day, with their
+    cases.
+    """
+    rows = [
+        row
+        for row in read_documents(path)
+        if row.date and row.date < before and row.gpu in ("", "A100-80GB")
+    ]
+    cases = [
+        (row, case_of(row))
+        for row in rows
+        if row.sec_per_it is not None and row.duplicate_of_line is None
+    ]
     return [(row, case) for row, case in cases if is_possible(case.job, case.layout)]
 
 
-def left_out(observed: Sequence[Observed], rest: dict[str, float], key: Callable[[Observed], str]) -> FloatArray:
-    """Returns ln(predicted / measured) of each run, with effects fitted without the runs of the same `key`."""
+def left_out(
+    observed: Sequence[Observed], rest: dict[str, float], key: Callable[[Observed], str]
+) -> FloatArray:
+    """Returns ln(predicted / measured) of each run, with effects fitted without the runs of the
+    same `key`.
+    """
     errors = np.empty(len(observed))
     for name in sorted({key(one) for one in observed}):
         kept = [one for one in observed if key(one) != name]
@@ -83,7 +112,9 @@ def left_out(observed: Sequence[Observed], rest: dict[str, float], key: Callable
         for i, one in enumerate(observed):
             if key(one) == name:
                 job = one.case.job
-                errors[i] = log_errors([one], pooled.of(job.stack, architecture(job.cluster.device)))[0]
+                errors[i] = log_errors(
+                    [one], pooled.of(job.stack, architecture(job.cluster.device))
+                )[0]
     return errors
 
 
@@ -92,31 +123,44 @@ def fit_stacks(observed: Sequence[Observed], rest: dict[str, float]) -> Pooled:
     pooled = fit_pooled(observed, rest)
     outside = [one for one in observed if one.table != SITE]
     known = scatter_beyond(outside, left_out(observed, rest, lambda one: one.table)[: len(outside)])
-    unknown = scatter_beyond(outside, left_out(observed, rest, lambda one: one.case.job.stack)[: len(outside)])
+    unknown = scatter_beyond(
+        outside, left_out(observed, rest, lambda one: one.case.job.stack)[: len(outside)]
+    )
     return replace(pooled, scatter=known, unknown_scatter=max(known, unknown))
 
 
 def fit_bridge(path: Path, times: TimesOf, rest: dict[str, float]) -> Pooled:
-    """Fits the effects of Megatron-Bridge's release to its runs, and the interval of models left out."""
+    """Fits the effects of Megatron-Bridge's release to its runs, and the interval of models left
+    out.
+    """
     observed, _ = bridge_runs(path, times)
     scatter = scatter_beyond(observed, left_out(observed, rest, lambda one: one.table))
     provenance = {
         "release": RELEASE, "tables": sorted({one.table for one in observed}), "runs": len(observed),
         "files": dict(_digests([path])),
     }  # fmt: skip
-    return replace(fit_pooled(observed, rest), scatter=scatter, unknown_scatter=scatter, provenance=provenance)
+    return replace(
+        fit_pooled(observed, rest), scatter=scatter, unknown_scatter=scatter, provenance=provenance
+    )
 
 
 def fit_site(
-    cases: Sequence[tuple[TableRow, Case]], observed: Sequence[Observed], times: TimesOf, folder: Path
+    cases: Sequence[tuple[TableRow, Case]],
+    observed: Sequence[Observed],
+    times: TimesOf,
+    folder: Path,
 ) -> Calibration:
-    """Fits the three factors of the documents' site, by robust least squares of log errors, and its memory."""
+    """Fits the three factors of the documents' site, by robust least squares of log errors, and its
+    memory.
+    """
 
     def errors(found: Calibration) -> FloatArray:
         return log_errors(observed, found)
 
     found = _least(errors, _START, SITE_FACTORS)
-    stated = [(row, case) for row, case in cases if row.mem_gb and not row.source_error.startswith("Mem")]
+    stated = [
+        (row, case) for row, case in cases if row.mem_gb and not row.source_error.startswith("Mem")
+    ]
 
     def memory_errors(found: Calibration) -> FloatArray:
         predicted = [memory(case.job, case.layout, found).total_gib for _, case in stated]
@@ -134,7 +178,9 @@ def fit_site(
 
 
 def _least(
-    errors: Callable[[Calibration], FloatArray], start: Calibration, ranges: dict[str, tuple[float, float]]
+    errors: Callable[[Calibration], FloatArray],
+    start: Calibration,
+    ranges: dict[str, tuple[float, float]],
 ) -> Calibration:
     """Minimizes the errors over the constants in `ranges`."""
     from scipy.optimize import least_squares
@@ -145,12 +191,16 @@ def _least(
         return replace(start, **clipped)  # type: ignore[arg-type]
 
     first = np.log([getattr(start, name) for name in ranges])
-    found = least_squares(lambda x: errors(with_constants(x)), first, loss="soft_l1", f_scale=_NOISE, diff_step=1e-4)
+    found = least_squares(
+        lambda x: errors(with_constants(x)), first, loss="soft_l1", f_scale=_NOISE, diff_step=1e-4
+    )
     return with_constants(found.x)
 
 
 def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibrations:
-    """Fits everything to the tables in the folder `data`. start: constants that choose unknown micro-batches."""
+    """Fits everything to the tables in the folder `data`. start: constants that choose unknown
+    micro-batches.
+    """
     cases = documents(data / DOCUMENTS, before)
     own = observe([(case, row.sec_per_it or 0.0, SITE) for row, case in cases], times)
     site = fit_site(cases, own, times, data)
@@ -165,7 +215,10 @@ def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibra
         },
     )  # fmt: skip
     rule = f"as at {SITE}: the same centre and software, nothing fitted to its own rows"
-    kin = {name: replace(site, scatter=pooled.unknown_scatter, provenance={"rule": rule}) for name in same_site(SITE)}
+    kin = {
+        name: replace(site, scatter=pooled.unknown_scatter, provenance={"rule": rule})
+        for name in same_site(SITE)
+    }
     bridge = fit_bridge(data / BRIDGE, times, rest)
     stacks = dict.fromkeys(("", *STACKS, *sorted(stack for stack, _ in pooled.groups)))
     return Calibrations(
@@ -181,8 +234,9 @@ def rest_of(constants: Calibrations) -> dict[str, float]:
 
 
 def memory_of_others() -> dict[str, float]:
-    """Returns the memory constants of other sites: CUDA's context, NCCL's buffers and cuBLAS's workspaces take 2 to 4
-    GiB, and allocators keep 5 to 20 % beyond the activations; no table of other sites states its memory."""
+    """Returns the memory constants of other sites: CUDA's context, NCCL's buffers and cuBLAS's
+    workspaces take 2 to 4 GiB, and allocators keep 5 to 20 % beyond the activations; no table of
+    other sites states its memory."""
     return {"base_gib": 3.0, "activation_slack": 0.1, "memory_scatter": 0.12}
 
 

@@ -2,10 +2,11 @@
 
 Entry points: `fit_pooled`, which returns a `Pooled`. Used by `planner_fit` and `planner_accuracy`.
 
-A factor of a stack on a GPU is the product of a prior mean and of effects: of all runs, of the stack's kind of kernels,
-of the stack, of the GPU's architecture and of both together. Effects have normal priors on the log scale, so that
-little data moves them little. Each table of runs also has an effect on its times and on its network, because runs of
-one table share what is not modelled; those effects are estimated and dropped.
+A factor of a stack on a GPU is the product of a prior mean and of effects: of all runs, of the
+stack's kind of kernels, of the stack, of the GPU's architecture and of both together. Effects have
+normal priors on the log scale, so that little data moves them little. Each table of runs also has
+an effect on its times and on its network, because runs of one table share what is not modelled;
+those effects are estimated and dropped.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _TABLE_SPREAD = 0.08
 class Pooled:
     """Factors by stack and GPU.
 
-    effects: fitted effect on ln factor by `Term`, whose key is "" (all runs), a kind of kernels, a stack, an
-        architecture, or both as `stack@architecture`.
+    effects: fitted effect on ln factor by `Term`, whose key is "" (all runs), a kind of kernels, a
+        stack, an architecture, or both as `stack@architecture`.
     groups: (stack, architecture) of the runs.
     scatter, unknown_scatter: `Calibration.scatter` of the known stacks, and of unknown ones.
     rest: constants that do not differ between stacks.
@@ -42,11 +43,17 @@ class Pooled:
     def of(self, stack: str, architecture: str) -> Calibration:
         """Returns the factors of a stack ("": unknown) on a GPU architecture ("": unknown)."""
         values: dict[str, Any] = {
-            factor: _composed(factor, (self.effects.get(t, 0.0) for t in _terms(factor, stack, architecture)), stack)
+            factor: _composed(
+                factor,
+                (self.effects.get(t, 0.0) for t in _terms(factor, stack, architecture)),
+                stack,
+            )
             for factor in PRIORS
         }
         seen = any(stack == known for known, _ in self.groups) if stack else False
-        return Calibration(**values, **self.rest, scatter=self.scatter if seen else self.unknown_scatter)
+        return Calibration(
+            **values, **self.rest, scatter=self.scatter if seen else self.unknown_scatter
+        )
 
     def of_every(self, stacks: Iterable[str]) -> dict[str, dict[str, Calibration]]:
         """Returns the factors of stacks by architecture, as `Calibrations.stacks` holds them."""
@@ -55,7 +62,9 @@ class Pooled:
 
 
 def fit_pooled(observed: Sequence[Observed], rest: Mapping[str, float]) -> Pooled:
-    """Fits effects by stack and GPU to runs of many tables. rest: constants that do not differ between stacks."""
+    """Fits effects by stack and GPU to runs of many tables. rest: constants that do not differ
+    between stacks.
+    """
 
     def spreads(group: tuple[str, str, str]) -> dict[Term, float]:
         stack, gpu, table = group

@@ -1,6 +1,8 @@
-"""Reads the published tables that shipped models are fitted to: NeuSight's, DeepBench's and aiter's.
+"""Reads the published tables that shipped models are fitted to: NeuSight's, DeepBench's and
+aiter's.
 
-The files are kept beside the checkout (`DATA`). What each project's words mean here stands with its reader.
+The files are kept beside the checkout (`DATA`). What each project's words mean here stands with its
+reader.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ Cells = Mapping[str, Any]
 
 
 def read_neusight(rows: Iterable[Cells], spec: DeviceSpec) -> Iterator[Row]:
-    """Yields PyTorch's fp32 products and softmax. linear: torch.nn.Linear with bias; bmm: torch.bmm.
+    """Yields PyTorch's fp32 products and softmax. linear: torch.nn.Linear with bias; bmm:
+    torch.bmm.
 
-    A time is the mean of the fastest 5 of 25 calls between CUDA events on an idle GPU, launch included.
+    A time is the mean of the fastest 5 of 25 calls between CUDA events on an idle GPU, launch
+    included.
     Source: https://github.com/sitar-lab/NeuSight, neusight/Dataset/collect.py.
     """
     for row in rows:
@@ -65,10 +69,12 @@ def _neusight_launch(row: Cells, work: Gemm | Softmax, spec: DeviceSpec) -> Laun
 
 
 def read_deepbench(rows: Iterable[Cells], spec: DeviceSpec) -> Iterator[Row]:
-    """Yields cuBLAS' products. A time is the mean of 400 calls in a row by the host's clock; C is added to.
+    """Yields cuBLAS' products. A time is the mean of 400 calls in a row by the host's clock; C is
+    added to.
 
-    cuBLAS is column-major: their C = op(A)·op(B) is the row-major Cᵀ = op(B)ᵀ·op(A)ᵀ, so their N is our m and their M
-    our n. Source: https://github.com/baidu-research/DeepBench, code/nvidia/gemm_bench.cu.
+    cuBLAS is column-major: their C = op(A)·op(B) is the row-major Cᵀ = op(B)ᵀ·op(A)ᵀ, so their N is
+    our m and their M our n. Source: https://github.com/baidu-research/DeepBench,
+    code/nvidia/gemm_bench.cu.
     """
     for row in rows:
         layout = (row["b_transposed"] + row["a_transposed"]).lower()
@@ -81,9 +87,11 @@ _NOT_KERNELS = {"", "native", "auto", "triton", "sol2", "nan"}
 
 
 def read_aiter(rows: Iterable[Cells], spec: DeviceSpec) -> Iterator[Row]:
-    """Yields tuned products, y = x·Wᵀ. A time is the best of a search over the kernels of several libraries.
+    """Yields tuned products, y = x·Wᵀ. A time is the best of a search over the kernels of several
+    libraries.
 
-    Leaves out mxfp4 products whose kernel says fp8. Source: https://github.com/ROCm/aiter, aiter/configs.
+    Leaves out mxfp4 products whose kernel says fp8. Source: https://github.com/ROCm/aiter,
+    aiter/configs.
     """
     for row in rows:
         kernel = row["kernel"]
@@ -93,12 +101,14 @@ def read_aiter(rows: Iterable[Cells], spec: DeviceSpec) -> Iterator[Row]:
         launch = None
         if kernel not in _NOT_KERNELS:
             launch = _aiter_launch(kernel, row["split_k"])
-        yield Row(work, row["latency_us"], "aiter", _place(work, "gemm", "m", "n", "k"), launch=launch)
+        yield Row(
+            work, row["latency_us"], "aiter", _place(work, "gemm", "m", "n", "k"), launch=launch
+        )
 
 
 def _aiter_launch(kernel: str, split: int) -> Launch:
-    """Returns the launch. split: the number of parts in the rows of assembly, FlyDSL and opus; its base-2 logarithm in
-    those of Composable Kernel (KBatch = pow(2, splitK) in csrc)."""
+    """Returns the launch. split: the number of parts in the rows of assembly, FlyDSL and opus; its
+    base-2 logarithm in those of Composable Kernel (KBatch = pow(2, splitK) in csrc)."""
     name = kernel_names.parse(kernel)
     if name.tile is None:
         return Launch(kernel)
@@ -211,7 +221,9 @@ SOFTMAX_GPUS = tuple(gpu for (gpu, _), table in PUBLISHED.items() if table is NE
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """Measured products of one GPU and dtype, sorted by (m, n, k, batch). provenance: as stored in a model."""
+    """Measured products of one GPU and dtype, sorted by (m, n, k, batch). provenance: as stored in
+    a model.
+    """
 
     gpu: str
     dtype: str
@@ -235,17 +247,27 @@ class PublishedTable:
 
     def where(self, kept: npt.NDArray[np.bool_]) -> PublishedTable:
         """Returns the table of the rows where `kept`, (rows,), is true."""
-        arrays = {name: getattr(self, name)[kept] for name in ("m", "n", "k", "batch", "layout", "latency_us")}
+        arrays = {
+            name: getattr(self, name)[kept]
+            for name in ("m", "n", "k", "batch", "layout", "latency_us")
+        }
         return replace(self, **arrays)
 
 
 def read_published(gpu: str, dtype: str) -> PublishedTable:
-    """Reads the products of a pair in PUBLISHED. A shape measured twice in one layout keeps its shorter time."""
+    """Reads the products of a pair in PUBLISHED. A shape measured twice in one layout keeps its
+    shorter time.
+    """
     table = PUBLISHED[gpu, dtype]
     best: dict[tuple[int, int, int, int, str], float] = {}
     for row in table.rows(gpu).rows:
         work = row.workload
-        if isinstance(work, Gemm) and work.dtype == dtype and row.has_time and row.latency_us > table.least_us:
+        if (
+            isinstance(work, Gemm)
+            and work.dtype == dtype
+            and row.has_time
+            and row.latency_us > table.least_us
+        ):
             key = (work.m, work.n, work.k, work.batch, work.layout)
             best[key] = min(row.latency_us, best.get(key, inf))
     keys = sorted(best)
@@ -257,7 +279,9 @@ def read_published(gpu: str, dtype: str) -> PublishedTable:
 
 @dataclass(frozen=True)
 class SoftmaxTable:
-    """Measured shapes of PyTorch's softmax on one GPU, fp32, and their times. provenance: as stored in a model."""
+    """Measured shapes of PyTorch's softmax on one GPU, fp32, and their times. provenance: as stored
+    in a model.
+    """
 
     works: tuple[Softmax, ...]
     latency_us: npt.NDArray[np.float64]
@@ -268,7 +292,9 @@ class SoftmaxTable:
 
     def take(self, rows: npt.NDArray[np.intp]) -> SoftmaxTable:
         """Returns the table of these rows."""
-        return replace(self, works=tuple(self.works[i] for i in rows), latency_us=self.latency_us[rows])
+        return replace(
+            self, works=tuple(self.works[i] for i in rows), latency_us=self.latency_us[rows]
+        )
 
 
 def read_softmax(gpu: str) -> SoftmaxTable:

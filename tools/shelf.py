@@ -1,7 +1,9 @@
-"""Writes profiles of the GPUs that public tables cover, with models, cliffs and verdicts but without measured rows.
+"""Writes profiles of the GPUs that public tables cover, with models, cliffs and verdicts but
+without measured rows.
 
-Entry point: `main`, or `python -m tools.shelf` (extra `tables`; the files of `tools.published_tables`, without which
-their GPUs are left out). The `provenance` of a profile names where the rows are.
+Entry point: `main`, or `python -m tools.shelf` (extra `tables`; the files of
+`tools.published_tables`, without which their GPUs are left out). The `provenance` of a profile
+names where the rows are.
 """
 
 from __future__ import annotations
@@ -45,18 +47,28 @@ class Source:
 
 
 def public_runs(slug: str, folder: Path) -> tuple[list[Run], Source]:
-    """Imports the public tables of a GPU as runs below `folder`. Raises UnsupportedError without their package."""
+    """Imports the public tables of a GPU as runs below `folder`. Raises UnsupportedError without
+    their package.
+    """
     tables, _ = find_tables(slug, kinds=_KINDS)
     runs = [
-        read_run(write_run(folder, lookup(slug), origin_of(table), read_rows(table, dtypes=("bf16",))).folder)
+        read_run(
+            write_run(
+                folder, lookup(slug), origin_of(table), read_rows(table, dtypes=("bf16",))
+            ).folder
+        )
         for table in tables
     ]
     again = f"quantbench import aiconfigurator --system {tables[0].system}"
-    return sorted(runs, key=lambda run: run.info.run_id), Source(("bf16",), tables[0].package, again)
+    return sorted(runs, key=lambda run: run.info.run_id), Source(
+        ("bf16",), tables[0].package, again
+    )
 
 
 def published_runs(slug: str, folder: Path) -> tuple[list[Run], Source]:
-    """Imports the published file of a GPU (`PUBLISHED`) as a run below `folder`. Raises StoreError without the file."""
+    """Imports the published file of a GPU (`PUBLISHED`) as a run below `folder`. Raises StoreError
+    without the file.
+    """
     dtypes = tuple(dtype for gpu, dtype in PUBLISHED if gpu == slug)
     table = PUBLISHED[slug, dtypes[0]]
     written = write_run(folder, lookup(slug), table.origin(slug), table.rows(slug))
@@ -96,11 +108,15 @@ def main(results: Path = Path("results")) -> None:
             print(f"{slug} is left out: no {DATA}")
             continue
         with TemporaryDirectory() as folder:
-            made = shelf_profile(slug, *(published_runs if published else public_runs)(slug, Path(folder)))
+            made = shelf_profile(
+                slug, *(published_runs if published else public_runs)(slug, Path(folder))
+            )
         target = results / slug / "profile.json"
         target.parent.mkdir(parents=True, exist_ok=True)
         made.save(target)
-        print(f"{target}: {len(made.cliffs)} of {made.provenance.num_cliffs} cliffs, {len(made.findings)} verdicts")
+        print(
+            f"{target}: {len(made.cliffs)} of {made.provenance.num_cliffs} cliffs, {len(made.findings)} verdicts"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Writes the attention models that the package ships: `python -m tools.ship_attention`.
 
-Each is fitted on rows of half the sites of its tables and states its error on the other half; what the other
-architectures' models predict for it, before anything is measured on it, becomes the interval of priors.
+Each is fitted on rows of half the sites of its tables and states its error on the other half; what
+the other architectures' models predict for it, before anything is measured on it, becomes the
+interval of priors.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ import numpy.typing as npt
 from quantbench.device import lookup
 from quantbench.latency import attention
 from quantbench.latency.attention import AttentionModel
-from tools.accuracy.attention import AttentionTable, held_out, held_out_decode, read_attention, read_decode
+from tools.accuracy.attention import (
+    AttentionTable,
+    held_out,
+    held_out_decode,
+    read_attention,
+    read_decode,
+)
 from tools.accuracy.scoring import coverage, summarize
 from tools.accuracy.tables import SHIPPED_GPUS
 
@@ -28,7 +35,9 @@ _SEED = 0
 
 
 def ship_attention(folder: Path) -> list[str]:
-    """Fit and write one model for each device of the public tables; one line on each, for people."""
+    """Fit and write one model for each device of the public tables; one line on each, for
+    people.
+    """
     tables = {slug: read_attention(slug) for slug in SHIPPED_GPUS}
     models = {slug: _fit(slug, table) for slug, table in tables.items()}
     # Two passes: priors need every model's parameters before their errors elsewhere can be known.
@@ -48,10 +57,16 @@ def _fit(slug: str, table: AttentionTable) -> AttentionModel:
     device, decode = lookup(slug), read_decode(slug)
     train, test = held_out(table.shapes, TRAIN_ROWS, _SEED)
     model = AttentionModel.fit(
-        device, table.shapes[train], table.latency_us[train], cache_write=table.cache_write[train], seed=_SEED
+        device,
+        table.shapes[train],
+        table.latency_us[train],
+        cache_write=table.cache_write[train],
+        seed=_SEED,
     )
     errors = _errors(model, table, test)
-    note = f"{model.note}, {errors['median_pct']:.1f} % off (median) on held-out heads and head_dims"
+    note = (
+        f"{model.note}, {errors['median_pct']:.1f} % off (median) on held-out heads and head_dims"
+    )
     decode_train, decode_test = held_out_decode(decode, _SEED)
     rows = decode_train[:DECODE_ROWS]
     decoding = AttentionModel.fit(device, decode.shapes[rows], decode.latency_us[rows], seed=_SEED)
@@ -70,7 +85,9 @@ def _fit(slug: str, table: AttentionTable) -> AttentionModel:
     return replace(model, note=note, provenance=provenance)
 
 
-def _errors(model: AttentionModel, table: AttentionTable, test: npt.NDArray[np.int64]) -> dict[str, float]:
+def _errors(
+    model: AttentionModel, table: AttentionTable, test: npt.NDArray[np.int64]
+) -> dict[str, float]:
     predicted = model.predict(table.shapes[test], cache_write=table.cache_write[test])
     errors = summarize(predicted.latency_us, table.latency_us[test])
     covered = coverage(table.latency_us[test], predicted.low_us, predicted.high_us)
@@ -84,7 +101,9 @@ def _errors(model: AttentionModel, table: AttentionTable, test: npt.NDArray[np.i
 
 
 def _transfer(slug: str, table: AttentionTable) -> dict[str, float]:
-    """5th and 95th percentile of log(measured / prior) on a device, the prior knowing other architectures only."""
+    """5th and 95th percentile of log(measured / prior) on a device, the prior knowing other
+    architectures only.
+    """
     prior = AttentionModel.prior(lookup(slug), prior="family-out")
     predicted = prior.predict(table.shapes, cache_write=table.cache_write)
     low, high = np.quantile(np.log(table.latency_us / predicted.latency_us), (0.05, 0.95))

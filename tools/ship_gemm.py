@@ -1,9 +1,11 @@
-"""Write the models that come with the package: `python -m tools.ship_gemm [--pool] [--model <device>:<dtype>]`.
+"""Write the models that come with the package: `python -m tools.ship_gemm [--pool] [--model
+<device>:<dtype>]`.
 
-models/pool.json holds the parameters of each measured GPU and dtype, fitted from the hand prior alone, so that any
-family can be left out; models/<slug>-<dtype>-<library>.gemm the whole model of each GPU and dtype, of its default
-library, with its table and its errors on rows it was not fitted to. Models that are there already, of the same tables,
-are skipped. Needs the extra `tables` and the published files (`tables.PUBLISHED`).
+models/pool.json holds the parameters of each measured GPU and dtype, fitted from the hand prior
+alone, so that any family can be left out; models/<slug>-<dtype>-<library>.gemm the whole model of
+each GPU and dtype, of its default library, with its table and its errors on rows it was not fitted
+to. Models that are there already, of the same tables, are skipped. Needs the extra `tables` and the
+published files (`tables.PUBLISHED`).
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def _pool_entry(table: Table) -> Known:
     """The parameters of one table, fitted from the hand prior alone."""
     device = lookup(table.gpu)
     if isinstance(table, PublishedTable):
-        # For batched products the libraries take one or two tiles, whatever is fastest; the cost model chooses.
+        # For batched products the libraries take one or two tiles, whatever is fastest; the cost
+        # model chooses.
         table = table.where(table.batch == 1)
     rows = random_split(len(table), min(POOL_ROWS, len(table) - 1), seed=77).train
     one_model = Effort(members=1, rows_first=POOL_ROWS, growth=Growth(trees=1))
@@ -75,7 +78,9 @@ def _pool_entry(table: Table) -> Known:
         effort=one_model,
     )  # fmt: skip
     vector = model.ensemble.members[0].parameters[: len(hand_prior()[0])]
-    return Known(table.gpu, family(device), table.dtype, vector, len(rows), _provenance(table)["table"], 0.0)
+    return Known(
+        table.gpu, family(device), table.dtype, vector, len(rows), _provenance(table)["table"], 0.0
+    )
 
 
 def _blind_90(known: Known, pool: list[Known], table: Table) -> float:
@@ -84,8 +89,14 @@ def _blind_90(known: Known, pool: list[Known], table: Table) -> float:
     start, _ = choose(device, known.dtype, pool, family_out=True)
     ensemble = Ensemble(Machine.of(device, known.dtype), Menu.of(), (Member(start.mean, None),))
     rows = random_split(len(table), min(_BLIND_ROWS, len(table) - 1), seed=78).train
-    sizes = [np.asarray(x, dtype=float) for name, x in _arguments(table, rows).items() if name != "layout"]
-    return float(np.quantile(np.abs(ensemble.physics(*sizes) - np.log(table.latency_us[rows])), 0.90))
+    sizes = [
+        np.asarray(x, dtype=float)
+        for name, x in _arguments(table, rows).items()
+        if name != "layout"
+    ]
+    return float(
+        np.quantile(np.abs(ensemble.physics(*sizes) - np.log(table.latency_us[rows])), 0.90)
+    )
 
 
 def _provenance(table: Table) -> dict[str, Any]:
@@ -106,12 +117,17 @@ def _fit(table: Table, rows: npt.NDArray[np.intp]) -> GemmModel:
 
 
 def _model(table: Table) -> GemmModel:
-    """Fits at most TABLE_ROWS rows. A small table is fitted whole, and judged by a fit to two thirds of it."""
+    """Fits at most TABLE_ROWS rows. A small table is fitted whole, and judged by a fit to two
+    thirds of it.
+    """
     few = len(table) < 2 * TABLE_ROWS
     split = random_split(len(table), 2 * len(table) // 3 if few else TABLE_ROWS, seed=0)
     judged = _fit(table, split.train)
     model = _fit(table, np.arange(len(table))) if few else judged
-    told = {"rows_fitted": model.rows, "held_out": _held_out(judged, table, split.test[:_BLIND_ROWS])}
+    told = {
+        "rows_fitted": model.rows,
+        "held_out": _held_out(judged, table, split.test[:_BLIND_ROWS]),
+    }
     return replace(model, provenance={**model.provenance, **_provenance(table), **told})
 
 
@@ -138,32 +154,50 @@ def main() -> None:
     """Fit and write what is asked for; half a minute a model on one idle core."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pool", action="store_true", help="fit models/pool.json")
-    parser.add_argument("--model", action="append", default=[], help="<device>:<dtype> to fit; default: all")
-    parser.add_argument("--force", action="store_true", help="fit models again that the same tables gave")
+    parser.add_argument(
+        "--model", action="append", default=[], help="<device>:<dtype> to fit; default: all"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="fit models again that the same tables gave"
+    )
     asked = parser.parse_args()
     if asked.pool:
         tables: list[Table] = [read_packaged(slug, dtype=dtype) for slug, dtype in POOLED]
         tables += [read_published(*pair) for pair in PUBLISHED]
         pool = [_pool_entry(table) for table in tables]
         pairs = zip(pool, tables, strict=True)
-        pool = [replace(known, blind_90=round(_blind_90(known, pool, table), 4)) for known, table in pairs]
-        known = [{**vars(k), "parameters": [round(float(z), 5) for z in k.parameters]} for k in pool]
-        text = json.dumps({"format": POOL_FORMAT, "version": POOL_VERSION, "known": known}, indent=1)
+        pool = [
+            replace(known, blind_90=round(_blind_90(known, pool, table), 4))
+            for known, table in pairs
+        ]
+        known = [
+            {**vars(k), "parameters": [round(float(z), 5) for z in k.parameters]} for k in pool
+        ]
+        text = json.dumps(
+            {"format": POOL_FORMAT, "version": POOL_VERSION, "known": known}, indent=1
+        )
         (FOLDER / "pool.json").write_text(text + "\n", encoding="utf-8")
     wanted = [tuple(name.split(":")) for name in asked.model]
     if not wanted and not asked.pool:
-        wanted = [(slug, dtype) for slug in SYSTEMS for dtype in GEMM_DTYPES if libraries_of(slug, dtype)]
+        wanted = [
+            (slug, dtype) for slug in SYSTEMS for dtype in GEMM_DTYPES if libraries_of(slug, dtype)
+        ]
         wanted += [pair for pair in PUBLISHED if pair not in wanted]
     for slug, dtype in wanted:
         pair = slug, dtype
-        table: Table = read_published(*pair) if pair in PUBLISHED else read_packaged(slug, dtype=dtype)
+        table: Table = (
+            read_published(*pair) if pair in PUBLISHED else read_packaged(slug, dtype=dtype)
+        )
         file = FOLDER / file_name(slug, dtype, default_library(slug, dtype))
         if asked.force or not _done(file, _provenance(table)["sha256"]):
             start = perf_counter()
             model = _model(table)
             model.save(file)
             held_out = model.provenance["held_out"]
-            print(f"{file.name}: {file.stat().st_size} bytes, {perf_counter() - start:.0f} s, {held_out}", flush=True)
+            print(
+                f"{file.name}: {file.stat().st_size} bytes, {perf_counter() - start:.0f} s, {held_out}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

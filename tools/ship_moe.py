@@ -1,7 +1,8 @@
 """Writes the MoE models that the package ships: `python -m tools.ship_moe [dtype …]`.
 
-Each is fitted to the newest table of its GPU, dtype and library, without references, and then says how far its own
-prior, from the other GPUs' models, was off (`transfer`), which becomes the interval of priors.
+Each is fitted to the newest table of its GPU, dtype and library, without references, and then says
+how far its own prior, from the other GPUs' models, was off (`transfer`), which becomes the interval
+of priors.
 """
 
 from __future__ import annotations
@@ -39,23 +40,37 @@ def ship_moe(folder: Path, dtypes: Sequence[str] = DTYPES) -> Iterator[str]:
     for dtype, measured in tables.items():
         models = [_fit(table) for table in measured]
         told = [
-            replace(model, provenance={**model.provenance, "transfer": _transfer(model, table, models)})
+            replace(
+                model, provenance={**model.provenance, "transfer": _transfer(model, table, models)}
+            )
             for model, table in zip(models, measured, strict=True)
         ]
         save_models(folder / f"{dtype}.moe", told)
-        yield from (f"{one.note}; prior within a factor of {np.exp(one.provenance['transfer']):.2f}" for one in told)
+        yield from (
+            f"{one.note}; prior within a factor of {np.exp(one.provenance['transfer']):.2f}"
+            for one in told
+        )
 
 
 def _fit(table: MoETable) -> MoEModel:
     works, library = table.works, table.library
-    model = MoEModel.fit(table.gpu, works, table.latency_us, library=library, prior="none", growth=_GROWTH)
+    model = MoEModel.fit(
+        table.gpu, works, table.latency_us, library=library, prior="none", growth=_GROWTH
+    )
     note = f"experts of {library} {table.version} on {table.gpu}: fitted to {len(works)} of {table.rows} rows"
-    provenance = {"table": table.file, "package": table.package, "sha256": table.sha256, "rows": table.rows}
+    provenance = {
+        "table": table.file,
+        "package": table.package,
+        "sha256": table.sha256,
+        "rows": table.rows,
+    }
     return replace(model, note=note, provenance={**provenance, "transfer": 0.0})
 
 
 def _transfer(model: MoEModel, table: MoETable, models: list[MoEModel]) -> float:
-    """Returns the 90 % quantile of |log(measured / prior)| on a table, the prior knowing other GPUs only."""
+    """Returns the 90 % quantile of |log(measured / prior)| on a table, the prior knowing other GPUs
+    only.
+    """
     others = [one for one in models if one.device.name != model.device.name]
     prior = MoEModel.prior(model.device, dtype=model.dtype, library=model.library, prior=others)
     rows = np.random.default_rng(0).permutation(len(table.works))[:_TRANSFER_ROWS]

@@ -1,7 +1,7 @@
 """Writes the softmax models that the package ships: `python -m tools.ship_softmax`.
 
-Each is fitted to a GPU's rows of NeuSight's table (`tables.read_softmax`) and states the error, on rows that it did not
-see, of a fit to half of them.
+Each is fitted to a GPU's rows of NeuSight's table (`tables.read_softmax`) and states the error, on
+rows that it did not see, of a fit to half of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ def _shipped(gpu: str, table: SoftmaxTable) -> dict[str, Any]:
     half, test = table.take(split.train), table.take(split.test)
     judged = SoftmaxModel.fit(device, half.works, half.latency_us, library="torch")
     errors = summarize(judged.predict(test.works).latency_us, test.latency_us)
-    held_out = {"rows": errors.rows, "median_pct": round(errors.median_pct, 2), "p95_pct": round(errors.p95_pct, 2)}
+    held_out = {
+        "rows": errors.rows,
+        "median_pct": round(errors.median_pct, 2),
+        "p95_pct": round(errors.p95_pct, 2),
+    }
     whole = SoftmaxModel.fit(device, table.works, table.latency_us, library="torch")
     return {**whole.to_json(), "provenance": {**table.provenance, "held_out": held_out}}
 

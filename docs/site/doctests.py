@@ -1,4 +1,6 @@
-"""Shows the examples in docstrings as code: Markdown would take `>>>` for a quotation three levels deep."""
+"""Shows the examples in docstrings as code: Markdown would take `>>>` for a quotation three levels
+deep.
+"""
 
 from typing import Any
 

@@ -1,46 +1,98 @@
 """Computes dq, dk and dv of flash attention from q, k, v, o, do and the row statistics of forward.
 
-Entry points: the kernels `attention_delta`, `attention_backward_kv` and `attention_backward_q`. Used by `host`.
+Entry points: the kernels `attention_delta`, `attention_backward_kv` and `attention_backward_q`.
+Used by `host`.
 
-With p = softmax(scale · q·kᵀ) the gradients are dv = pᵀ·do, dp = do·vᵀ, ds = p ∘ (dp - delta) with delta = Σ do ∘ o
-per row, dq = scale · ds·k and dk = scale · dsᵀ·q. p is computed anew from q, k and the stored log₂ of the row sums
-(Dao, "FlashAttention-2", 2023, section 2.2).
+With p = softmax(scale · q·kᵀ) the gradients are dv = pᵀ·do, dp = do·vᵀ, ds = p ∘ (dp - delta) with
+delta = Σ do ∘ o per row, dq = scale · ds·k and dk = scale · dsᵀ·q. p is computed anew from q, k and
+the stored log₂ of the row sums (Dao, "FlashAttention-2", 2023, section 2.2).
 
-Three kernels, none of which adds into another program's output, so that results are the same each run:
+Three kernels, none of which adds into another program's output, so that results are the same each
+run:
 - `attention_delta`: delta, one program per BLOCK_M rows.
-- `attention_backward_kv`: a program keeps BLOCK_N rows of k and v with their gradients and walks over the rows of q,
-  of every head that shares them (grouped-query attention adds them up here, in fp32).
-- `attention_backward_q`: a program keeps BLOCK_M rows of q with their gradient and walks over k and v as forward does.
-The second computes four products per pair of blocks, the third three: seven for five that are needed at least. An
-atomic addition into dq would save two of them and make the result depend on the order of the programs.
+- `attention_backward_kv`: a program keeps BLOCK_N rows of k and v with their gradients and walks
+  over the rows of q, of every head that shares them (grouped-query attention adds them up here, in
+  fp32).
+- `attention_backward_q`: a program keeps BLOCK_M rows of q with their gradient and walks over k and
+  v as forward does.
+The second computes four products per pair of blocks, the third three: seven for five that are
+needed at least. An atomic addition into dq would save two of them and make the result depend on the
+order of the programs.
 
-The cliffs are forward's. With few kv heads `attention_backward_kv` has few, long programs: ceil(seq_k / BLOCK_N) ·
-batch · kv_heads, which can leave SMs idle.
+The cliffs are forward's. With few kv heads `attention_backward_kv` has few, long programs:
+ceil(seq_k / BLOCK_N) · batch · kv_heads, which can leave SMs idle.
 """
 
 # ruff: noqa: N803  (compile-time parameters are written in capitals, as in triton's own kernels)
 
 import triton
 import triton.language as tl
-from quantbench.kernels.attention.tile import drop, head_offset, load_rows, multiply_transposed, store_rows
+from quantbench.kernels.attention.tile import (
+    drop,
+    head_offset,
+    load_rows,
+    multiply_transposed,
+    store_rows,
+)
 
 
 @triton.jit
 def attention_delta(
-    o, do, delta, o_batch_stride, o_head_stride, do_batch_stride, do_head_stride, heads, seq_q,
-    O_ROW_STRIDE: tl.constexpr, DO_ROW_STRIDE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, ALIGN: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
-    """Computes delta[batch, head, row] = Σ o · do over head_dim, fp32. Grid: ceil(seq_q / BLOCK_M) · batch · heads."""
+    o,
+    do,
+    delta,
+    o_batch_stride,
+    o_head_stride,
+    do_batch_stride,
+    do_head_stride,
+    heads,
+    seq_q,
+    O_ROW_STRIDE: tl.constexpr,
+    DO_ROW_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MAIN: tl.constexpr,
+    TAIL: tl.constexpr,
+    ALIGN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Computes delta[batch, head, row] = Σ o · do over head_dim, fp32. Grid: ceil(seq_q / BLOCK_M)
+    · batch · heads.
+    """
     row_blocks = tl.cdiv(seq_q, BLOCK_M)
     first_row, batch_head = tl.program_id(0) % row_blocks * BLOCK_M, tl.program_id(0) // row_blocks
     batch, head = batch_head // heads, batch_head % heads
     o += head_offset(batch, head, o_batch_stride, o_head_stride, ALIGN)
     do += head_offset(batch, head, do_batch_stride, do_head_stride, ALIGN)
-    o_rows, o_rest = load_rows(o, None, batch, head, first_row, seq_q,
-                               O_ROW_STRIDE, BLOCK_M, MAIN, TAIL, HEAD_DIM, False, True)  # fmt: skip
-    do_rows, do_rest = load_rows(do, None, batch, head, first_row, seq_q,
-                                 DO_ROW_STRIDE, BLOCK_M, MAIN, TAIL, HEAD_DIM, False, True)  # fmt: skip
+    o_rows, o_rest = load_rows(
+        o,
+        None,
+        batch,
+        head,
+        first_row,
+        seq_q,
+        O_ROW_STRIDE,
+        BLOCK_M,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+        False,
+        True,
+    )
+    do_rows, do_rest = load_rows(
+        do,
+        None,
+        batch,
+        head,
+        first_row,
+        seq_q,
+        DO_ROW_STRIDE,
+        BLOCK_M,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+        False,
+        True,
+    )
     total = tl.sum(o_rows.to(tl.float32) * do_rows.to(tl.float32), 1)
     if TAIL > 0:
         total += tl.sum(o_rest.to(tl.float32) * do_rest.to(tl.float32), 1)
@@ -50,15 +102,47 @@ def attention_delta(
 
 @triton.jit
 def attention_backward_kv(
-    q, k, v, do, q_tail, k_tail, v_tail, do_tail, dk, dv, lse, delta,
-    q_batch_stride, q_head_stride, k_batch_stride, k_head_stride,
-    v_batch_stride, v_head_stride, do_batch_stride, do_head_stride,
-    kv_heads, kv_group, seq_q, seq_k, scale, scale_log2e,
-    Q_ROW_STRIDE: tl.constexpr, K_ROW_STRIDE: tl.constexpr, V_ROW_STRIDE: tl.constexpr, DO_ROW_STRIDE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, ALIGN: tl.constexpr,
-    CAUSAL: tl.constexpr, EVEN_Q: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    do,
+    q_tail,
+    k_tail,
+    v_tail,
+    do_tail,
+    dk,
+    dv,
+    lse,
+    delta,
+    q_batch_stride,
+    q_head_stride,
+    k_batch_stride,
+    k_head_stride,
+    v_batch_stride,
+    v_head_stride,
+    do_batch_stride,
+    do_head_stride,
+    kv_heads,
+    kv_group,
+    seq_q,
+    seq_k,
+    scale,
+    scale_log2e,
+    Q_ROW_STRIDE: tl.constexpr,
+    K_ROW_STRIDE: tl.constexpr,
+    V_ROW_STRIDE: tl.constexpr,
+    DO_ROW_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MAIN: tl.constexpr,
+    TAIL: tl.constexpr,
+    ALIGN: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    EVEN_Q: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Computes dk and dv, BLOCK_N rows per program. Grid: ceil(seq_k / BLOCK_N) · batch · kv_heads.
 
     dk, dv: contiguous [batch, kv_heads, seq_k, head_dim].
@@ -68,15 +152,44 @@ def attention_backward_kv(
     The first programs have the most rows to walk over under a causal mask.
     """
     col_blocks = tl.cdiv(seq_k, BLOCK_N)
-    first_col, batch_kv_head = tl.program_id(0) % col_blocks * BLOCK_N, tl.program_id(0) // col_blocks
+    first_col, batch_kv_head = (
+        tl.program_id(0) % col_blocks * BLOCK_N,
+        tl.program_id(0) // col_blocks,
+    )
     batch, kv_head = batch_kv_head // kv_heads, batch_kv_head % kv_heads
     if not DESCRIPTORS:
         k += head_offset(batch, kv_head, k_batch_stride, k_head_stride, ALIGN)
         v += head_offset(batch, kv_head, v_batch_stride, v_head_stride, ALIGN)
-    k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, first_col, seq_k,
-                               K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
-    v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, first_col, seq_k,
-                               V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
+    k_rows, k_rest = load_rows(
+        k,
+        k_tail,
+        batch,
+        kv_head,
+        first_col,
+        seq_k,
+        K_ROW_STRIDE,
+        BLOCK_N,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+        DESCRIPTORS,
+        True,
+    )
+    v_rows, v_rest = load_rows(
+        v,
+        v_tail,
+        batch,
+        kv_head,
+        first_col,
+        seq_k,
+        V_ROW_STRIDE,
+        BLOCK_N,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+        DESCRIPTORS,
+        True,
+    )
     cols = first_col + tl.arange(0, BLOCK_N)
     dk_main = tl.zeros((BLOCK_N, MAIN), tl.float32)
     dv_main = tl.zeros((BLOCK_N, MAIN), tl.float32)
@@ -97,34 +210,143 @@ def attention_backward_kv(
         statistics = (batch * (kv_heads * kv_group) + head).to(tl.int64) * seq_q
         if CAUSAL:
             dk_main, dk_rest, dv_main, dv_rest = _walk_rows(
-                dk_main, dk_rest, dv_main, dv_rest, k_rows, k_rest, v_rows, v_rest, cols, q_head, q_tail, do_head,
-                do_tail, lse + statistics, delta + statistics, batch, head, edge, whole, seq_q, scale_log2e,
-                Q_ROW_STRIDE, DO_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, PRECISION, True, not EVEN_Q, BLOCK_M,
-            )  # fmt: skip
+                dk_main,
+                dk_rest,
+                dv_main,
+                dv_rest,
+                k_rows,
+                k_rest,
+                v_rows,
+                v_rest,
+                cols,
+                q_head,
+                q_tail,
+                do_head,
+                do_tail,
+                lse + statistics,
+                delta + statistics,
+                batch,
+                head,
+                edge,
+                whole,
+                seq_q,
+                scale_log2e,
+                Q_ROW_STRIDE,
+                DO_ROW_STRIDE,
+                MAIN,
+                TAIL,
+                HEAD_DIM,
+                DESCRIPTORS,
+                PRECISION,
+                True,
+                not EVEN_Q,
+                BLOCK_M,
+            )
         dk_main, dk_rest, dv_main, dv_rest = _walk_rows(
-            dk_main, dk_rest, dv_main, dv_rest, k_rows, k_rest, v_rows, v_rest, cols, q_head, q_tail, do_head, do_tail,
-            lse + statistics, delta + statistics, batch, head, whole, seq_q, seq_q, scale_log2e,
-            Q_ROW_STRIDE, DO_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, PRECISION, False, not EVEN_Q, BLOCK_M,
-        )  # fmt: skip
+            dk_main,
+            dk_rest,
+            dv_main,
+            dv_rest,
+            k_rows,
+            k_rest,
+            v_rows,
+            v_rest,
+            cols,
+            q_head,
+            q_tail,
+            do_head,
+            do_tail,
+            lse + statistics,
+            delta + statistics,
+            batch,
+            head,
+            whole,
+            seq_q,
+            seq_q,
+            scale_log2e,
+            Q_ROW_STRIDE,
+            DO_ROW_STRIDE,
+            MAIN,
+            TAIL,
+            HEAD_DIM,
+            DESCRIPTORS,
+            PRECISION,
+            False,
+            not EVEN_Q,
+            BLOCK_M,
+        )
 
     out = batch_kv_head.to(tl.int64) * seq_k * HEAD_DIM
-    store_rows(dk + out, dk_main * scale, dk_rest * scale, first_col, seq_k,
-               HEAD_DIM, BLOCK_N, MAIN, TAIL, HEAD_DIM)  # fmt: skip
-    store_rows(dv + out, dv_main, dv_rest, first_col, seq_k,
-               HEAD_DIM, BLOCK_N, MAIN, TAIL, HEAD_DIM)  # fmt: skip
+    store_rows(
+        dk + out,
+        dk_main * scale,
+        dk_rest * scale,
+        first_col,
+        seq_k,
+        HEAD_DIM,
+        BLOCK_N,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+    )
+    store_rows(
+        dv + out, dv_main, dv_rest, first_col, seq_k, HEAD_DIM, BLOCK_N, MAIN, TAIL, HEAD_DIM
+    )
 
 
 @triton.jit
 def _walk_rows(
-    dk, dk_rest, dv, dv_rest, k, k_rest, v, v_rest, cols, q, q_tail, do, do_tail, lse, delta, batch, head,
-    start, end, seq_q, scale_log2e, Q_ROW_STRIDE: tl.constexpr, DO_ROW_STRIDE: tl.constexpr,
-    MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    PRECISION: tl.constexpr, EDGE: tl.constexpr, BOUNDED: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
-    """Add the contributions of rows [start, end) of q to dk / scale and dv. Scores are transposed: keys × queries."""
+    dk,
+    dk_rest,
+    dv,
+    dv_rest,
+    k,
+    k_rest,
+    v,
+    v_rest,
+    cols,
+    q,
+    q_tail,
+    do,
+    do_tail,
+    lse,
+    delta,
+    batch,
+    head,
+    start,
+    end,
+    seq_q,
+    scale_log2e,
+    Q_ROW_STRIDE: tl.constexpr,
+    DO_ROW_STRIDE: tl.constexpr,
+    MAIN: tl.constexpr,
+    TAIL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EDGE: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Add the contributions of rows [start, end) of q to dk / scale and dv. Scores are transposed:
+    keys × queries.
+    """
     for first_row in range(start, end, BLOCK_M):
-        q_rows, q_rest = load_rows(q, q_tail, batch, head, first_row, seq_q,
-                                   Q_ROW_STRIDE, BLOCK_M, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, BOUNDED)  # fmt: skip
+        q_rows, q_rest = load_rows(
+            q,
+            q_tail,
+            batch,
+            head,
+            first_row,
+            seq_q,
+            Q_ROW_STRIDE,
+            BLOCK_M,
+            MAIN,
+            TAIL,
+            HEAD_DIM,
+            DESCRIPTORS,
+            BOUNDED,
+        )
         rows = first_row + tl.arange(0, BLOCK_M)
         # Rows past the end have an infinite sum: their p is 0.
         row_lse = tl.load(lse + rows, mask=rows < seq_q, other=float("inf"))
@@ -132,8 +354,21 @@ def _walk_rows(
         if EDGE:
             s = tl.where(cols[:, None] <= rows[None, :], s, float("-inf"))
         p = tl.exp2(s * scale_log2e - row_lse[None, :])
-        do_rows, do_rest = load_rows(do, do_tail, batch, head, first_row, seq_q,
-                                     DO_ROW_STRIDE, BLOCK_M, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, BOUNDED)  # fmt: skip
+        do_rows, do_rest = load_rows(
+            do,
+            do_tail,
+            batch,
+            head,
+            first_row,
+            seq_q,
+            DO_ROW_STRIDE,
+            BLOCK_M,
+            MAIN,
+            TAIL,
+            HEAD_DIM,
+            DESCRIPTORS,
+            BOUNDED,
+        )
         p_low = p.to(do_rows.dtype)
         dv = tl.dot(p_low, do_rows, dv, input_precision=PRECISION)
         row_delta = tl.load(delta + rows, mask=rows < seq_q, other=0.0)
@@ -148,16 +383,48 @@ def _walk_rows(
 
 @triton.jit
 def attention_backward_q(
-    q, k, v, do, q_tail, k_tail, v_tail, do_tail, dq, lse, delta,
-    q_batch_stride, q_head_stride, k_batch_stride, k_head_stride,
-    v_batch_stride, v_head_stride, do_batch_stride, do_head_stride,
-    heads, kv_group, seq_q, seq_k, scale, scale_log2e,
-    Q_ROW_STRIDE: tl.constexpr, K_ROW_STRIDE: tl.constexpr, V_ROW_STRIDE: tl.constexpr, DO_ROW_STRIDE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, ALIGN: tl.constexpr,
-    CAUSAL: tl.constexpr, EVEN_K: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Computes dq, BLOCK_M rows per program. Grid: ceil(seq_q / BLOCK_M) · batch · heads, the last row blocks first.
+    q,
+    k,
+    v,
+    do,
+    q_tail,
+    k_tail,
+    v_tail,
+    do_tail,
+    dq,
+    lse,
+    delta,
+    q_batch_stride,
+    q_head_stride,
+    k_batch_stride,
+    k_head_stride,
+    v_batch_stride,
+    v_head_stride,
+    do_batch_stride,
+    do_head_stride,
+    heads,
+    kv_group,
+    seq_q,
+    seq_k,
+    scale,
+    scale_log2e,
+    Q_ROW_STRIDE: tl.constexpr,
+    K_ROW_STRIDE: tl.constexpr,
+    V_ROW_STRIDE: tl.constexpr,
+    DO_ROW_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MAIN: tl.constexpr,
+    TAIL: tl.constexpr,
+    ALIGN: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Computes dq, BLOCK_M rows per program. Grid: ceil(seq_q / BLOCK_M) · batch · heads, the last
+    row blocks first.
 
     dq: contiguous [batch, heads, seq_q, head_dim].
     lse, delta: contiguous fp32 [batch, heads, seq_q].
@@ -173,10 +440,36 @@ def attention_backward_q(
         k += head_offset(batch, kv_head, k_batch_stride, k_head_stride, ALIGN)
         v += head_offset(batch, kv_head, v_batch_stride, v_head_stride, ALIGN)
         do += head_offset(batch, head, do_batch_stride, do_head_stride, ALIGN)
-    q_rows, q_rest = load_rows(q, q_tail, batch, head, first_row, seq_q,
-                               Q_ROW_STRIDE, BLOCK_M, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
-    do_rows, do_rest = load_rows(do, do_tail, batch, head, first_row, seq_q,
-                                 DO_ROW_STRIDE, BLOCK_M, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
+    q_rows, q_rest = load_rows(
+        q,
+        q_tail,
+        batch,
+        head,
+        first_row,
+        seq_q,
+        Q_ROW_STRIDE,
+        BLOCK_M,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+        DESCRIPTORS,
+        True,
+    )
+    do_rows, do_rest = load_rows(
+        do,
+        do_tail,
+        batch,
+        head,
+        first_row,
+        seq_q,
+        DO_ROW_STRIDE,
+        BLOCK_M,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+        DESCRIPTORS,
+        True,
+    )
     rows = first_row + tl.arange(0, BLOCK_M)
     statistics = batch_head.to(tl.int64) * seq_q + rows
     row_lse = tl.load(lse + statistics, mask=rows < seq_q, other=float("inf"))
@@ -184,46 +477,182 @@ def attention_backward_q(
     dq_main = tl.zeros((BLOCK_M, MAIN), tl.float32)
     dq_rest = tl.zeros((BLOCK_M, TAIL if TAIL > 0 else 16), tl.float32)
 
-    # As in forward: every row attends to all of [0, edge); the diagonal or the end of the keys cuts [edge, end).
+    # As in forward: every row attends to all of [0, edge); the diagonal or the end of the keys cuts
+    # [edge, end).
     if CAUSAL:
         edge, end = first_row // BLOCK_N * BLOCK_N, tl.minimum(first_row + BLOCK_M, seq_k)
     else:
         edge, end = seq_k // BLOCK_N * BLOCK_N, seq_k
     if not CAUSAL and not EVEN_K:
         dq_main, dq_rest = _add_columns(
-            dq_main, dq_rest, q_rows, q_rest, do_rows, do_rest, row_lse, row_delta, rows, k, k_tail, v, v_tail, batch,
-            kv_head, edge, seq_k, scale_log2e,
-            K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, True, BLOCK_N,
-        )  # fmt: skip
+            dq_main,
+            dq_rest,
+            q_rows,
+            q_rest,
+            do_rows,
+            do_rest,
+            row_lse,
+            row_delta,
+            rows,
+            k,
+            k_tail,
+            v,
+            v_tail,
+            batch,
+            kv_head,
+            edge,
+            seq_k,
+            scale_log2e,
+            K_ROW_STRIDE,
+            V_ROW_STRIDE,
+            MAIN,
+            TAIL,
+            HEAD_DIM,
+            DESCRIPTORS,
+            CAUSAL,
+            PRECISION,
+            True,
+            BLOCK_N,
+        )
     for n in range(0, edge, BLOCK_N):
         dq_main, dq_rest = _add_columns(
-            dq_main, dq_rest, q_rows, q_rest, do_rows, do_rest, row_lse, row_delta, rows, k, k_tail, v, v_tail, batch,
-            kv_head, n, seq_k, scale_log2e,
-            K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, False, BLOCK_N,
-        )  # fmt: skip
+            dq_main,
+            dq_rest,
+            q_rows,
+            q_rest,
+            do_rows,
+            do_rest,
+            row_lse,
+            row_delta,
+            rows,
+            k,
+            k_tail,
+            v,
+            v_tail,
+            batch,
+            kv_head,
+            n,
+            seq_k,
+            scale_log2e,
+            K_ROW_STRIDE,
+            V_ROW_STRIDE,
+            MAIN,
+            TAIL,
+            HEAD_DIM,
+            DESCRIPTORS,
+            CAUSAL,
+            PRECISION,
+            False,
+            BLOCK_N,
+        )
     if CAUSAL:
         for n in range(edge, end, BLOCK_N):
             dq_main, dq_rest = _add_columns(
-                dq_main, dq_rest, q_rows, q_rest, do_rows, do_rest, row_lse, row_delta, rows, k, k_tail, v, v_tail,
-                batch, kv_head, n, seq_k, scale_log2e,
-                K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, True, BLOCK_N,
-            )  # fmt: skip
-    store_rows(dq + batch_head.to(tl.int64) * seq_q * HEAD_DIM, dq_main * scale, dq_rest * scale, first_row,
-               seq_q, HEAD_DIM, BLOCK_M, MAIN, TAIL, HEAD_DIM)  # fmt: skip
+                dq_main,
+                dq_rest,
+                q_rows,
+                q_rest,
+                do_rows,
+                do_rest,
+                row_lse,
+                row_delta,
+                rows,
+                k,
+                k_tail,
+                v,
+                v_tail,
+                batch,
+                kv_head,
+                n,
+                seq_k,
+                scale_log2e,
+                K_ROW_STRIDE,
+                V_ROW_STRIDE,
+                MAIN,
+                TAIL,
+                HEAD_DIM,
+                DESCRIPTORS,
+                CAUSAL,
+                PRECISION,
+                True,
+                BLOCK_N,
+            )
+    store_rows(
+        dq + batch_head.to(tl.int64) * seq_q * HEAD_DIM,
+        dq_main * scale,
+        dq_rest * scale,
+        first_row,
+        seq_q,
+        HEAD_DIM,
+        BLOCK_M,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+    )
 
 
 @triton.jit
 def _add_columns(
-    dq, dq_rest, q, q_rest, do, do_rest, row_lse, row_delta, rows, k, k_tail, v, v_tail, batch, kv_head,
-    n, seq_k, scale_log2e, K_ROW_STRIDE: tl.constexpr, V_ROW_STRIDE: tl.constexpr,
-    MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dq,
+    dq_rest,
+    q,
+    q_rest,
+    do,
+    do_rest,
+    row_lse,
+    row_delta,
+    rows,
+    k,
+    k_tail,
+    v,
+    v_tail,
+    batch,
+    kv_head,
+    n,
+    seq_k,
+    scale_log2e,
+    K_ROW_STRIDE: tl.constexpr,
+    V_ROW_STRIDE: tl.constexpr,
+    MAIN: tl.constexpr,
+    TAIL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EDGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Add the contributions of BLOCK_N rows of k and v from n on to dq / scale."""
-    k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n, seq_k,
-                               K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
-    v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, n, seq_k,
-                               V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
+    k_rows, k_rest = load_rows(
+        k,
+        k_tail,
+        batch,
+        kv_head,
+        n,
+        seq_k,
+        K_ROW_STRIDE,
+        BLOCK_N,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+        DESCRIPTORS,
+        EDGE,
+    )
+    v_rows, v_rest = load_rows(
+        v,
+        v_tail,
+        batch,
+        kv_head,
+        n,
+        seq_k,
+        V_ROW_STRIDE,
+        BLOCK_N,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+        DESCRIPTORS,
+        EDGE,
+    )
     s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
     if EDGE:
         s = drop(s, rows, n, seq_k, CAUSAL, BLOCK_N)

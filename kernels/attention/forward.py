@@ -2,50 +2,92 @@
 
 Entry point: the kernel `attention_forward`. Used by `host`.
 
-Tiling is over the rows of q. A *program* (one thread block) keeps BLOCK_M rows of one head and walks over k and v in
-blocks of BLOCK_N rows. For each block it computes s = q·kᵀ (BLOCK_M × BLOCK_N), turns it into p = exp(s - m) with the
-running row maximum m, and adds p·v to the output and Σp to the row sum l; when the maximum rises, what was summed
-before is scaled down (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao,
-"FlashAttention-2", 2023). Everything between the two products stays in registers.
+Tiling is over the rows of q. A *program* (one thread block) keeps BLOCK_M rows of one head and
+walks over k and v in blocks of BLOCK_N rows. For each block it computes s = q·kᵀ (BLOCK_M ×
+BLOCK_N), turns it into p = exp(s - m) with the running row maximum m, and adds p·v to the output
+and Σp to the row sum l; when the maximum rises, what was summed before is scaled down (Milakov and
+Gimelshein, "Online normalizer calculation for softmax", 2018; Dao, "FlashAttention-2", 2023).
+Everything between the two products stays in registers.
 
-Blocks cut by the diagonal or by the end of the keys (EDGE) compare each element with its bound; the others do not.
+Blocks cut by the diagonal or by the end of the keys (EDGE) compare each element with its bound; the
+others do not.
 
 The cliffs:
 - seq_q rounds up to BLOCK_M, seq_k to BLOCK_N, and head_dim to MAIN + TAIL columns (see tile.py).
-- Programs run in waves of SMs × blocks per SM. Under a causal mask the last row block costs as much as all of the
-  first few together, so the longest are started first and the short ones fill the last wave.
+- Programs run in waves of SMs × blocks per SM. Under a causal mask the last row block costs as much
+  as all of the first few together, so the longest are started first and the short ones fill the
+  last wave.
 
-On Hopper the two products of a block take about twice as long as its exponentials. Without OVERLAP the tensor cores
-idle during the exponentials; with it, they compute the next block's s meanwhile (Shah et al., "FlashAttention-3", 2024,
-section 3.2). `_overlapped` is written so that triton and ptxas recognise this. The menu's defaults for Hopper overlap
-up to a head_dim of 192.
+On Hopper the two products of a block take about twice as long as its exponentials. Without OVERLAP
+the tensor cores idle during the exponentials; with it, they compute the next block's s meanwhile
+(Shah et al., "FlashAttention-3", 2024, section 3.2). `_overlapped` is written so that triton and
+ptxas recognise this. The menu's defaults for Hopper overlap up to a head_dim of 192.
 
 Exponentials are of base 2, one instruction each, with log₂e folded into the scale.
 """
 
-# ruff: noqa: N803, N806, E741  (compile-time parameters are written in capitals, as in triton's own kernels; l is the papers' row sum)
+# ruff: noqa: N803, N806, E741  (compile-time parameters are written in capitals, as in triton's own
+# kernels; l is the papers' row sum)
 
 import triton
 import triton.language as tl
-from quantbench.kernels.attention.tile import drop, head_offset, load_rows, multiply_transposed, store_rows
+from quantbench.kernels.attention.tile import (
+    drop,
+    head_offset,
+    load_rows,
+    multiply_transposed,
+    store_rows,
+)
 
 
 @triton.jit
 def attention_forward(
-    q, k, v, q_tail, k_tail, v_tail, o, lse,
-    q_batch_stride, q_head_stride, k_batch_stride, k_head_stride,
-    v_batch_stride, v_head_stride, o_batch_stride, o_head_stride,
-    all_heads, heads, kv_group, side_by_side, seq_q, seq_k, scale_log2e,
-    Q_ROW_STRIDE: tl.constexpr, K_ROW_STRIDE: tl.constexpr, V_ROW_STRIDE: tl.constexpr, O_ROW_STRIDE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, ALIGN: tl.constexpr, CAUSAL: tl.constexpr,
-    EVEN_K: tl.constexpr, DESCRIPTORS: tl.constexpr, OVERLAP: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Computes o and lse, BLOCK_M rows of one head per program. Grid: ceil(seq_q / BLOCK_M) · all_heads.
+    q,
+    k,
+    v,
+    q_tail,
+    k_tail,
+    v_tail,
+    o,
+    lse,
+    q_batch_stride,
+    q_head_stride,
+    k_batch_stride,
+    k_head_stride,
+    v_batch_stride,
+    v_head_stride,
+    o_batch_stride,
+    o_head_stride,
+    all_heads,
+    heads,
+    kv_group,
+    side_by_side,
+    seq_q,
+    seq_k,
+    scale_log2e,
+    Q_ROW_STRIDE: tl.constexpr,
+    K_ROW_STRIDE: tl.constexpr,
+    V_ROW_STRIDE: tl.constexpr,
+    O_ROW_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MAIN: tl.constexpr,
+    TAIL: tl.constexpr,
+    ALIGN: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Computes o and lse, BLOCK_M rows of one head per program. Grid: ceil(seq_q / BLOCK_M) ·
+    all_heads.
 
     q, o: [batch, heads, seq_q, head_dim].
     k, v: [batch, heads / kv_group, seq_k, head_dim].
-    q_tail, k_tail, v_tail: with DESCRIPTORS, descriptors of the TAIL columns of q, k and v; else unused.
+    q_tail, k_tail, v_tail: with DESCRIPTORS, descriptors of the TAIL columns of q, k and v; else
+        unused.
     lse: contiguous fp32 [batch, heads, seq_q], log₂ Σ exp of each row's scaled scores.
     *_stride: in elements; batch and head strides are multiples of ALIGN. Descriptors need none.
     all_heads: batch · heads.
@@ -54,7 +96,8 @@ def attention_forward(
     MAIN, TAIL: columns of the two parts in which a row is held (see tile.py).
     EVEN_K: whether seq_k % BLOCK_N == 0.
     """
-    # Programs start in the order of their ids: group of heads after group, and in each the last row blocks first.
+    # Programs start in the order of their ids: group of heads after group, and in each the last row
+    # blocks first.
     row_blocks = tl.cdiv(seq_q, BLOCK_M)
     group = tl.program_id(0) // (side_by_side * row_blocks)
     within = tl.program_id(0) % (side_by_side * row_blocks)
@@ -68,8 +111,21 @@ def attention_forward(
         k += head_offset(batch, kv_head, k_batch_stride, k_head_stride, ALIGN)
         v += head_offset(batch, kv_head, v_batch_stride, v_head_stride, ALIGN)
 
-    q_rows, q_rest = load_rows(q, q_tail, batch, head, first_row, seq_q,
-                               Q_ROW_STRIDE, BLOCK_M, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
+    q_rows, q_rest = load_rows(
+        q,
+        q_tail,
+        batch,
+        head,
+        first_row,
+        seq_q,
+        Q_ROW_STRIDE,
+        BLOCK_M,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+        DESCRIPTORS,
+        True,
+    )
     rows = first_row + tl.arange(0, BLOCK_M)
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l = tl.zeros((BLOCK_M,), tl.float32)
@@ -83,79 +139,260 @@ def attention_forward(
         edge, end = seq_k // BLOCK_N * BLOCK_N, seq_k
     if OVERLAP:
         acc, acc_rest, m, l = _overlapped(
-            acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head,
-            edge, end, seq_k, scale_log2e,
-            K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
+            acc,
+            acc_rest,
+            m,
+            l,
+            q_rows,
+            q_rest,
+            rows,
+            k,
+            v,
+            k_tail,
+            v_tail,
+            batch,
+            kv_head,
+            edge,
+            end,
+            seq_k,
+            scale_log2e,
+            K_ROW_STRIDE,
+            V_ROW_STRIDE,
+            MAIN,
+            TAIL,
+            HEAD_DIM,
+            DESCRIPTORS,
+            CAUSAL,
+            PRECISION,
+            BLOCK_M,
+            BLOCK_N,
+        )
     else:
-        # A last block that is cut by the end of the keys comes first where it is loaded by pointers: behind the loop it
-        # makes ptxas serialise all products on Hopper (C7515). By descriptors it would take shared memory of its own.
+        # A last block that is cut by the end of the keys comes first where it is loaded by
+        # pointers: behind the loop it makes ptxas serialise all products on Hopper (C7515). By
+        # descriptors it would take shared memory of its own.
         if not CAUSAL and not EVEN_K and not DESCRIPTORS:
             acc, acc_rest, m, l = _block(
-                acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head,
-                edge, seq_k, scale_log2e,
-                K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, True, BLOCK_N,
-            )  # fmt: skip
+                acc,
+                acc_rest,
+                m,
+                l,
+                q_rows,
+                q_rest,
+                rows,
+                k,
+                v,
+                k_tail,
+                v_tail,
+                batch,
+                kv_head,
+                edge,
+                seq_k,
+                scale_log2e,
+                K_ROW_STRIDE,
+                V_ROW_STRIDE,
+                MAIN,
+                TAIL,
+                HEAD_DIM,
+                DESCRIPTORS,
+                CAUSAL,
+                PRECISION,
+                True,
+                BLOCK_N,
+            )
         for n in range(0, edge, BLOCK_N):
             acc, acc_rest, m, l = _block(
-                acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head,
-                n, seq_k, scale_log2e,
-                K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, False, BLOCK_N,
-            )  # fmt: skip
+                acc,
+                acc_rest,
+                m,
+                l,
+                q_rows,
+                q_rest,
+                rows,
+                k,
+                v,
+                k_tail,
+                v_tail,
+                batch,
+                kv_head,
+                n,
+                seq_k,
+                scale_log2e,
+                K_ROW_STRIDE,
+                V_ROW_STRIDE,
+                MAIN,
+                TAIL,
+                HEAD_DIM,
+                DESCRIPTORS,
+                CAUSAL,
+                PRECISION,
+                False,
+                BLOCK_N,
+            )
         if CAUSAL or (not EVEN_K and DESCRIPTORS):
             for n in range(edge, end, BLOCK_N):
                 acc, acc_rest, m, l = _block(
-                    acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head,
-                    n, seq_k, scale_log2e,
-                    K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, True, BLOCK_N,
-                )  # fmt: skip
+                    acc,
+                    acc_rest,
+                    m,
+                    l,
+                    q_rows,
+                    q_rest,
+                    rows,
+                    k,
+                    v,
+                    k_tail,
+                    v_tail,
+                    batch,
+                    kv_head,
+                    n,
+                    seq_k,
+                    scale_log2e,
+                    K_ROW_STRIDE,
+                    V_ROW_STRIDE,
+                    MAIN,
+                    TAIL,
+                    HEAD_DIM,
+                    DESCRIPTORS,
+                    CAUSAL,
+                    PRECISION,
+                    True,
+                    BLOCK_N,
+                )
 
     inverse = 1.0 / l
     o += head_offset(batch, head, o_batch_stride, o_head_stride, ALIGN)
-    store_rows(o, acc * inverse[:, None], acc_rest * inverse[:, None], first_row, seq_q,
-               O_ROW_STRIDE, BLOCK_M, MAIN, TAIL, HEAD_DIM)  # fmt: skip
-    tl.store(lse + batch_head.to(tl.int64) * seq_q + rows, m * scale_log2e + tl.log2(l), mask=rows < seq_q)
+    store_rows(
+        o,
+        acc * inverse[:, None],
+        acc_rest * inverse[:, None],
+        first_row,
+        seq_q,
+        O_ROW_STRIDE,
+        BLOCK_M,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+    )
+    tl.store(
+        lse + batch_head.to(tl.int64) * seq_q + rows,
+        m * scale_log2e + tl.log2(l),
+        mask=rows < seq_q,
+    )
 
 
 @triton.jit
 def _block(
-    acc, acc_rest, m, l, q, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head, n, seq_k, scale_log2e,
-    K_ROW_STRIDE: tl.constexpr, V_ROW_STRIDE: tl.constexpr,
-    MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    acc,
+    acc_rest,
+    m,
+    l,
+    q,
+    q_rest,
+    rows,
+    k,
+    v,
+    k_tail,
+    v_tail,
+    batch,
+    kv_head,
+    n,
+    seq_k,
+    scale_log2e,
+    K_ROW_STRIDE: tl.constexpr,
+    V_ROW_STRIDE: tl.constexpr,
+    MAIN: tl.constexpr,
+    TAIL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EDGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Process the block of k and v from row n on. EDGE: whether some of its elements are masked."""
-    k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n, seq_k,
-                               K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
+    k_rows, k_rest = load_rows(
+        k,
+        k_tail,
+        batch,
+        kv_head,
+        n,
+        seq_k,
+        K_ROW_STRIDE,
+        BLOCK_N,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+        DESCRIPTORS,
+        EDGE,
+    )
     s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
     if EDGE:
         s = drop(s, rows, n, seq_k, CAUSAL, BLOCK_N)
     p, shrink, m, l = _softmax(s, m, l, scale_log2e)
     acc *= shrink[:, None]
     acc_rest *= shrink[:, None]
-    v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, n, seq_k,
-                               V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
+    v_rows, v_rest = load_rows(
+        v,
+        v_tail,
+        batch,
+        kv_head,
+        n,
+        seq_k,
+        V_ROW_STRIDE,
+        BLOCK_N,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+        DESCRIPTORS,
+        EDGE,
+    )
     acc, acc_rest = _add_product(acc, acc_rest, p.to(v_rows.dtype), v_rows, v_rest, TAIL, PRECISION)
     return acc, acc_rest, m, l
 
 
 @triton.jit
 def _overlapped(
-    acc, acc_rest, m, l, q, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head,
-    edge, end, seq_k, scale_log2e,
-    K_ROW_STRIDE: tl.constexpr, V_ROW_STRIDE: tl.constexpr,
-    MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """All blocks: first those at the edge, then [0, edge) with each block's softmax beside the next block's q·kᵀ.
+    acc,
+    acc_rest,
+    m,
+    l,
+    q,
+    q_rest,
+    rows,
+    k,
+    v,
+    k_tail,
+    v_tail,
+    batch,
+    kv_head,
+    edge,
+    end,
+    seq_k,
+    scale_log2e,
+    K_ROW_STRIDE: tl.constexpr,
+    V_ROW_STRIDE: tl.constexpr,
+    MAIN: tl.constexpr,
+    TAIL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """All blocks: first those at the edge, then [0, edge) with each block's softmax beside the next
+    block's q·kᵀ.
 
-    In the loop's state p belongs to the block before (its product with v is still to be added) and s to this block.
-    One turn adds p·v, starts the next s, and then computes this softmax. Four things let the compiler keep the tensor
-    cores busy through it; without any one of them they wait (triton's WGMMAPipeline rules; ptxas says C7514):
+    In the loop's state p belongs to the block before (its product with v is still to be added) and
+    s to this block. One turn adds p·v, starts the next s, and then computes this softmax. Four
+    things let the compiler keep the tensor cores busy through it; without any one of them they wait
+    (triton's WGMMAPipeline rules; ptxas says C7514):
     - p·v is used within the turn, so that it is waited for, and the s started one turn ago with it;
     - the next s is used by nothing but the next turn;
     - p crosses the loop as plain bits: as a 16-bit float it would be moved to shared memory first;
-    - s is read for the last time before the next s is started (x = s - m), so that both can have the same registers.
+    - s is read for the last time before the next s is started (x = s - m), so that both can have
+      the same registers.
     """
     if CAUSAL:
         EDGE_BLOCKS: tl.constexpr = BLOCK_M // BLOCK_N if BLOCK_M > BLOCK_N else 1
@@ -165,53 +402,160 @@ def _overlapped(
     last = edge + (EDGE_BLOCKS - 1) * BLOCK_N
     for i in tl.static_range(EDGE_BLOCKS):
         n = edge + i * BLOCK_N
-        k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n, seq_k,
-                                   K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
-        s = drop(multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION), rows, n, seq_k, CAUSAL, BLOCK_N)
+        k_rows, k_rest = load_rows(
+            k,
+            k_tail,
+            batch,
+            kv_head,
+            n,
+            seq_k,
+            K_ROW_STRIDE,
+            BLOCK_N,
+            MAIN,
+            TAIL,
+            HEAD_DIM,
+            DESCRIPTORS,
+            True,
+        )
+        s = drop(
+            multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION),
+            rows,
+            n,
+            seq_k,
+            CAUSAL,
+            BLOCK_N,
+        )
         p, shrink, m, l = _softmax(s, m, l, scale_log2e)
         acc *= shrink[:, None]
         acc_rest *= shrink[:, None]
         if i < EDGE_BLOCKS - 1:
-            v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, n, seq_k,
-                                       V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
-            acc, acc_rest = _add_product(acc, acc_rest, p.to(q.dtype), v_rows, v_rest, TAIL, PRECISION)
+            v_rows, v_rest = load_rows(
+                v,
+                v_tail,
+                batch,
+                kv_head,
+                n,
+                seq_k,
+                V_ROW_STRIDE,
+                BLOCK_N,
+                MAIN,
+                TAIL,
+                HEAD_DIM,
+                DESCRIPTORS,
+                True,
+            )
+            acc, acc_rest = _add_product(
+                acc, acc_rest, p.to(q.dtype), v_rows, v_rest, TAIL, PRECISION
+            )
         else:
             bits = p.to(q.dtype).to(tl.int16, bitcast=True)
-    k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, 0, seq_k,
-                               K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, False)  # fmt: skip
+    k_rows, k_rest = load_rows(
+        k,
+        k_tail,
+        batch,
+        kv_head,
+        0,
+        seq_k,
+        K_ROW_STRIDE,
+        BLOCK_N,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+        DESCRIPTORS,
+        False,
+    )
     s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
     for n in range(0, edge - BLOCK_N, BLOCK_N):
         before = tl.where(n == 0, last, n - BLOCK_N)
-        v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, before, seq_k,
-                                   V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
-        acc, acc_rest = _add_product(acc, acc_rest, bits.to(q.dtype, bitcast=True), v_rows, v_rest, TAIL, PRECISION)
+        v_rows, v_rest = load_rows(
+            v,
+            v_tail,
+            batch,
+            kv_head,
+            before,
+            seq_k,
+            V_ROW_STRIDE,
+            BLOCK_N,
+            MAIN,
+            TAIL,
+            HEAD_DIM,
+            DESCRIPTORS,
+            True,
+        )
+        acc, acc_rest = _add_product(
+            acc, acc_rest, bits.to(q.dtype, bitcast=True), v_rows, v_rest, TAIL, PRECISION
+        )
         x = s - m[:, None]
-        k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n + BLOCK_N, seq_k,
-                                   K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, False)  # fmt: skip
+        k_rows, k_rest = load_rows(
+            k,
+            k_tail,
+            batch,
+            kv_head,
+            n + BLOCK_N,
+            seq_k,
+            K_ROW_STRIDE,
+            BLOCK_N,
+            MAIN,
+            TAIL,
+            HEAD_DIM,
+            DESCRIPTORS,
+            False,
+        )
         s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
         p, shrink, m, l = _softmax_of_difference(x, m, l, scale_log2e)
         acc *= shrink[:, None]
         acc_rest *= shrink[:, None]
         bits = p.to(q.dtype).to(tl.int16, bitcast=True)
-    # What is left: p·v of the block before the last whole one, and the last whole one. Where there is none (the first
-    # row block), block 0 takes its place and counts for nothing: a branch here would cost the overlap above.
+    # What is left: p·v of the block before the last whole one, and the last whole one. Where there
+    # is none (the first row block), block 0 takes its place and counts for nothing: a branch here
+    # would cost the overlap above.
     before = tl.where(edge > BLOCK_N, edge - 2 * BLOCK_N, last)
-    v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, before, seq_k,
-                               V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
-    acc, acc_rest = _add_product(acc, acc_rest, bits.to(q.dtype, bitcast=True), v_rows, v_rest, TAIL, PRECISION)
+    v_rows, v_rest = load_rows(
+        v,
+        v_tail,
+        batch,
+        kv_head,
+        before,
+        seq_k,
+        V_ROW_STRIDE,
+        BLOCK_N,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+        DESCRIPTORS,
+        True,
+    )
+    acc, acc_rest = _add_product(
+        acc, acc_rest, bits.to(q.dtype, bitcast=True), v_rows, v_rest, TAIL, PRECISION
+    )
     x = tl.where(edge > 0, s - m[:, None], float("-inf"))
     p, shrink, m, l = _softmax_of_difference(x, m, l, scale_log2e)
     acc *= shrink[:, None]
     acc_rest *= shrink[:, None]
-    v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, tl.maximum(edge - BLOCK_N, 0), seq_k,
-                               V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
+    v_rows, v_rest = load_rows(
+        v,
+        v_tail,
+        batch,
+        kv_head,
+        tl.maximum(edge - BLOCK_N, 0),
+        seq_k,
+        V_ROW_STRIDE,
+        BLOCK_N,
+        MAIN,
+        TAIL,
+        HEAD_DIM,
+        DESCRIPTORS,
+        True,
+    )
     acc, acc_rest = _add_product(acc, acc_rest, p.to(q.dtype), v_rows, v_rest, TAIL, PRECISION)
     return acc, acc_rest, m, l
 
 
 @triton.jit
 def _softmax(s, m, l, scale_log2e):
-    """One step of the running softmax: (p, factor for what was summed before, new maximum, new sum)."""
+    """One step of the running softmax: (p, factor for what was summed before, new maximum, new
+    sum).
+    """
     higher = tl.maximum(m, tl.max(s, 1))
     p = tl.exp2(s * scale_log2e - (higher * scale_log2e)[:, None])
     shrink = tl.exp2((m - higher) * scale_log2e)

@@ -1,13 +1,16 @@
-"""Runs flash attention, forward and backward, with a user-defined tile and reports the exact launch.
+"""Runs flash attention, forward and backward, with a user-defined tile and reports the exact
+launch.
 
-Entry points: `attention`, `plan_forward` and `plan_backward`, which return an `AttentionPlan`, `heads_side_by_side`.
-Used by `providers.triton_kernels`.
+Entry points: `attention`, `plan_forward` and `plan_backward`, which return an `AttentionPlan`,
+`heads_side_by_side`. Used by `providers.triton_kernels`.
 
     o = attention(q, k, v, causal=True)                     # differentiable
     work = plan_forward(q, k, v, tile=Tile(128, 128, stages=2, num_warps=8), schedule="overlapped")
 
-q: [batch, heads, seq_q, head_dim]; k, v: [batch, kv_heads, seq_k, head_dim], kv_heads a divisor of heads (grouped-query
-attention). fp16 and bf16 use tensor cores, fp32 does not; sums are in fp32. head_dim is any number from 8 to 256.
+q: [batch, heads, seq_q, head_dim]; k, v: [batch, kv_heads, seq_k, head_dim], kv_heads a divisor of
+    heads (grouped-query
+attention). fp16 and bf16 use tensor cores, fp32 does not; sums are in fp32. head_dim is any number
+from 8 to 256.
 """
 
 from __future__ import annotations
@@ -17,7 +20,11 @@ from math import e, log2
 from typing import Any
 
 import torch
-from quantbench.kernels.attention.backward import attention_backward_kv, attention_backward_q, attention_delta
+from quantbench.kernels.attention.backward import (
+    attention_backward_kv,
+    attention_backward_q,
+    attention_delta,
+)
 from quantbench.kernels.attention.forward import attention_forward
 from quantbench.kernels.attention.menu import (
     SCHEDULES,
@@ -27,7 +34,15 @@ from quantbench.kernels.attention.menu import (
     backward_tiles,
     forward_menu,
 )
-from quantbench.kernels.attention.operands import WHO, Checked, arguments, backend_options, check, parts, strides
+from quantbench.kernels.attention.operands import (
+    WHO,
+    Checked,
+    arguments,
+    backend_options,
+    check,
+    parts,
+    strides,
+)
 from quantbench.kernels.launching import Gpu, Plan, fastest, gpu_of, result, step
 
 from quantbench.errors import InputError, require_choice
@@ -35,7 +50,8 @@ from quantbench.launch import Launch, Tile
 from quantbench.quantization import cdiv
 from quantbench.workload.dtypes import DTYPES
 
-#: Device that the interpreter simulates: Hopper, so that descriptors and the overlapped schedule are interpreted.
+#: Device that the interpreter simulates: Hopper, so that descriptors and the overlapped schedule
+#: are interpreted.
 _INTERPRETED = Gpu((9, 0), sm_count=4, l2_bytes=2**20)
 _SMALLEST_BLOCK = 16  # minimum of a matrix instruction
 _DELTA_TILE = Tile(64, 16, num_warps=4, stages=1)
@@ -58,32 +74,53 @@ class AttentionPlan(Plan):
 
     @property
     def launch(self) -> Launch:
-        """Launch of the kernel that does most of the work: forward's only one, or the one that computes dk and dv."""
+        """Launch of the kernel that does most of the work: forward's only one, or the one that
+        computes dk and dv.
+        """
         return self.launches[0] if self.setting is not None else self.launches[1]
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = True, scale: float | None = None,
-    tile: Tile | None = None, schedule: str | None = None, autotune: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    """Computes softmax(q·kᵀ · scale)·v, differentiable. scale defaults to 1/√head_dim; arguments: see
-    `plan_forward`."""
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    tile: Tile | None = None,
+    schedule: str | None = None,
+    autotune: bool = False,
+) -> torch.Tensor:
+    """Computes softmax(q·kᵀ · scale)·v, differentiable. scale defaults to 1/√head_dim; arguments:
+    see `plan_forward`."""
     return _Attention.apply(q, k, v, causal, scale, tile, schedule, autotune)
 
 
 def plan_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = True, scale: float | None = None,
-    tile: Tile | None = None, schedule: str | None = None, autotune: bool = False,
-    out: torch.Tensor | None = None, lse: torch.Tensor | None = None, operands: str = "auto",
-) -> AttentionPlan:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    tile: Tile | None = None,
+    schedule: str | None = None,
+    autotune: bool = False,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    operands: str = "auto",
+) -> AttentionPlan:
     """Checks the operands, chooses and compiles the forward kernel, and allocates its outputs.
 
-    tile: block_m rows of q, block_n of k and v, stages, num_warps; fields left None come from the menu.
-    schedule: `plain` or `overlapped`, by default that of the menu's nearest entry. Without tile and schedule, the
-        menu's first entry is used, or with autotune=True the fastest one (timed once per kind of problem and process).
+    tile: block_m rows of q, block_n of k and v, stages, num_warps; fields left None come from the
+        menu.
+    schedule: `plain` or `overlapped`, by default that of the menu's nearest entry. Without tile and
+        schedule, the menu's first entry is used, or with autotune=True the fastest one (timed once
+        per kind of problem and process).
     operands: how the kernel loads them: by `pointers`, by `descriptors` (TMA), or `auto`.
 
-    Raises InputError for invalid operands and tiles, UnsupportedError for a dtype, GPU or triton without support.
+    Raises InputError for invalid operands and tiles, UnsupportedError for a dtype, GPU or triton
+    without support.
     """
     checked = check(q, k, v, causal, scale)
     work = checked.work
@@ -92,13 +129,20 @@ def plan_forward(
     out = result(WHO, "out", out, q.shape, q.dtype, q.device)
     lse = result(WHO, "lse", lse, q.shape[:-1], torch.float32, q.device)
     menu = forward_menu(
-        architecture(gpu.capability), work.head_dim, checked.loads(descriptors), fp32=work.dtype == "fp32"
+        architecture(gpu.capability),
+        work.head_dim,
+        checked.loads(descriptors),
+        fp32=work.dtype == "fp32",
     )
 
     def build(setting: Setting) -> AttentionPlan:
         given = forward_arguments(q, k, v, out, lse, checked, setting, descriptors, gpu.l2_bytes)
         grid = cdiv(work.seq_q, setting.tile.block_m) * work.batch * work.heads
-        return AttentionPlan((out, lse), (step(WHO, attention_forward, grid, given, q.device, setting.tile),), setting)
+        return AttentionPlan(
+            (out, lse),
+            (step(WHO, attention_forward, grid, given, q.device, setting.tile),),
+            setting,
+        )
 
     if tile is not None or schedule is not None:
         return build(_completed(tile, schedule, menu, descriptors, work.dtype))
@@ -108,10 +152,19 @@ def plan_forward(
 
 
 def plan_backward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor, *,
-    causal: bool = True, scale: float | None = None, kv_tile: Tile | None = None, q_tile: Tile | None = None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    grad: torch.Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    kv_tile: Tile | None = None,
+    q_tile: Tile | None = None,
     operands: str = "auto",
-) -> AttentionPlan:  # fmt: skip
+) -> AttentionPlan:
     """Like `plan_forward`, for the gradients of q, k and v.
 
     o, lse: outputs of forward.
@@ -125,29 +178,49 @@ def plan_backward(
     capability = gpu_of(q, _INTERPRETED).capability
     descriptors = _by_descriptors(checked, capability, operands)
     defaults = backward_tiles(
-        architecture(capability), work.head_dim, checked.loads(descriptors), fp32=work.dtype == "fp32"
+        architecture(capability),
+        work.head_dim,
+        checked.loads(descriptors),
+        fp32=work.dtype == "fp32",
     )
     kv_tile, q_tile = kv_tile or defaults[0], q_tile or defaults[1]
     delta = torch.empty_like(lse)
     gradients = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    given = backward_arguments(q, k, v, grad, lse, delta, gradients, checked, kv_tile, q_tile, descriptors)
+    given = backward_arguments(
+        q, k, v, grad, lse, delta, gradients, checked, kv_tile, q_tile, descriptors
+    )
     row_heads, col_heads = work.batch * work.heads, work.batch * work.kv_heads
     launches = (
-        (attention_delta, cdiv(work.seq_q, _DELTA_TILE.block_m) * row_heads, delta_arguments(o, grad, delta, checked),
-         _DELTA_TILE),
+        (
+            attention_delta,
+            cdiv(work.seq_q, _DELTA_TILE.block_m) * row_heads,
+            delta_arguments(o, grad, delta, checked),
+            _DELTA_TILE,
+        ),
         (attention_backward_kv, cdiv(work.seq_k, kv_tile.block_n) * col_heads, given[0], kv_tile),
         (attention_backward_q, cdiv(work.seq_q, q_tile.block_m) * row_heads, given[1], q_tile),
-    )  # fmt: skip
-    return AttentionPlan(gradients, tuple(step(WHO, kernel, n, args, q.device, t) for kernel, n, args, t in launches))
+    )
+    return AttentionPlan(
+        gradients, tuple(step(WHO, kernel, n, args, q.device, t) for kernel, n, args, t in launches)
+    )
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None,
-        tile: Tile | None, schedule: str | None, autotune: bool,
-    ) -> torch.Tensor:  # fmt: skip
-        work = plan_forward(q, k, v, causal=causal, scale=scale, tile=tile, schedule=schedule, autotune=autotune)
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool,
+        scale: float | None,
+        tile: Tile | None,
+        schedule: str | None,
+        autotune: bool,
+    ) -> torch.Tensor:
+        work = plan_forward(
+            q, k, v, causal=causal, scale=scale, tile=tile, schedule=schedule, autotune=autotune
+        )
         work.run()
         o, lse = work.outputs
         ctx.save_for_backward(q, k, v, o, lse)
@@ -164,71 +237,142 @@ class _Attention(torch.autograd.Function):
 
 
 def heads_side_by_side(checked: Checked, l2_bytes: int) -> int:
-    """Returns how many query heads run together: as many as keep their k and v in half of the L2 cache, at least those
-    of one kv head. The other half is for q, o and other data."""
+    """Returns how many query heads run together: as many as keep their k and v in half of the L2
+    cache, at least those of one kv head. The other half is for q, o and other data."""
     work = checked.work
     kv_bytes = 2 * work.seq_k * work.head_dim * DTYPES[work.dtype].element_bytes
-    return min(work.batch * work.heads, max(1, l2_bytes // 2 // kv_bytes) * (work.heads // work.kv_heads))
+    return min(
+        work.batch * work.heads, max(1, l2_bytes // 2 // kv_bytes) * (work.heads // work.kv_heads)
+    )
 
 
 def forward_arguments(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, checked: Checked,
-    setting: Setting, descriptors: bool, l2_bytes: int,
-) -> dict[str, Any]:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    checked: Checked,
+    setting: Setting,
+    descriptors: bool,
+    l2_bytes: int,
+) -> dict[str, Any]:
     work, tile = checked.work, setting.tile
-    return arguments({"q": q, "k": k, "v": v}, checked, tile, descriptors) | strides("o", out, False) | {
-        "o": out, "lse": lse, "all_heads": work.batch * work.heads, "heads": work.heads,
-        "kv_group": work.heads // work.kv_heads, "side_by_side": heads_side_by_side(checked, l2_bytes),
-        "scale_log2e": checked.scale * log2(e), "EVEN_K": work.seq_k % tile.block_n == 0,
-        "OVERLAP": setting.schedule == "overlapped",
-    }  # fmt: skip
+    return (
+        arguments({"q": q, "k": k, "v": v}, checked, tile, descriptors)
+        | strides("o", out, False)
+        | {
+            "o": out,
+            "lse": lse,
+            "all_heads": work.batch * work.heads,
+            "heads": work.heads,
+            "kv_group": work.heads // work.kv_heads,
+            "side_by_side": heads_side_by_side(checked, l2_bytes),
+            "scale_log2e": checked.scale * log2(e),
+            "EVEN_K": work.seq_k % tile.block_n == 0,
+            "OVERLAP": setting.schedule == "overlapped",
+        }
+    )
 
 
-def delta_arguments(o: torch.Tensor, grad: torch.Tensor, delta: torch.Tensor, checked: Checked) -> dict[str, Any]:
+def delta_arguments(
+    o: torch.Tensor, grad: torch.Tensor, delta: torch.Tensor, checked: Checked
+) -> dict[str, Any]:
     work = checked.work
-    return {
-        "o": o, "do": grad, "delta": delta, "heads": work.heads, "seq_q": work.seq_q, "BLOCK_M": _DELTA_TILE.block_m,
-    } | strides("o", o, False) | strides("do", grad, False) | parts(checked) | backend_options(_DELTA_TILE)  # fmt: skip
+    return (
+        {
+            "o": o,
+            "do": grad,
+            "delta": delta,
+            "heads": work.heads,
+            "seq_q": work.seq_q,
+            "BLOCK_M": _DELTA_TILE.block_m,
+        }
+        | strides("o", o, False)
+        | strides("do", grad, False)
+        | parts(checked)
+        | backend_options(_DELTA_TILE)
+    )
 
 
 def backward_arguments(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor,
-    gradients: tuple[torch.Tensor, ...], checked: Checked, kv_tile: Tile, q_tile: Tile, descriptors: bool,
-) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    grad: torch.Tensor,
+    lse: torch.Tensor,
+    delta: torch.Tensor,
+    gradients: tuple[torch.Tensor, ...],
+    checked: Checked,
+    kv_tile: Tile,
+    q_tile: Tile,
+    descriptors: bool,
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the arguments of the kernel for dk and dv, and of the kernel for dq."""
     work, tensors = checked.work, {"q": q, "k": k, "v": v, "do": grad}
     shared = {
-        "lse": lse, "delta": delta, "kv_group": work.heads // work.kv_heads, "scale": checked.scale,
+        "lse": lse,
+        "delta": delta,
+        "kv_group": work.heads // work.kv_heads,
+        "scale": checked.scale,
         "scale_log2e": checked.scale * log2(e),
-    }  # fmt: skip
-    keeping_kv = arguments(tensors, checked, kv_tile, descriptors) | shared | {
-        "dk": gradients[1], "dv": gradients[2], "kv_heads": work.kv_heads, "EVEN_Q": work.seq_q % kv_tile.block_m == 0,
-    }  # fmt: skip
-    keeping_q = arguments(tensors, checked, q_tile, descriptors) | shared | {
-        "dq": gradients[0], "heads": work.heads, "EVEN_K": work.seq_k % q_tile.block_n == 0,
-    }  # fmt: skip
+    }
+    keeping_kv = (
+        arguments(tensors, checked, kv_tile, descriptors)
+        | shared
+        | {
+            "dk": gradients[1],
+            "dv": gradients[2],
+            "kv_heads": work.kv_heads,
+            "EVEN_Q": work.seq_q % kv_tile.block_m == 0,
+        }
+    )
+    keeping_q = (
+        arguments(tensors, checked, q_tile, descriptors)
+        | shared
+        | {
+            "dq": gradients[0],
+            "heads": work.heads,
+            "EVEN_K": work.seq_k % q_tile.block_n == 0,
+        }
+    )
     return keeping_kv, keeping_q
 
 
 def _completed(
-    tile: Tile | None, schedule: str | None, menu: tuple[Setting, ...], descriptors: bool, dtype: str
+    tile: Tile | None,
+    schedule: str | None,
+    menu: tuple[Setting, ...],
+    descriptors: bool,
+    dtype: str,
 ) -> Setting:
     """Complete the requested setting from the menu's nearest entry."""
     if schedule is not None:
         require_choice(WHO, "schedule", schedule, SCHEDULES)
     if schedule == "overlapped" and not descriptors:
-        raise InputError(WHO, "schedule = 'overlapped' by pointers", "descriptors, which Hopper and newer have")
+        raise InputError(
+            WHO, "schedule = 'overlapped' by pointers", "descriptors, which Hopper and newer have"
+        )
     fitting = [entry for entry in menu if schedule in (None, entry.schedule)] or list(menu)
     if tile is None:
         return replace(fitting[0], schedule=schedule or fitting[0].schedule)
     for name, size in (("block_m", tile.block_m), ("block_n", tile.block_n)):
         if size < _SMALLEST_BLOCK or size & (size - 1):
-            raise InputError(WHO, f"tile {tile} with {name} = {size}", f"a power of two, at least {_SMALLEST_BLOCK}")
-    nearest = min(fitting, key=lambda entry: (
-        abs(entry.tile.block_m - tile.block_m) + abs(entry.tile.block_n - tile.block_n)
-    ))  # fmt: skip
+            raise InputError(
+                WHO,
+                f"tile {tile} with {name} = {size}",
+                f"a power of two, at least {_SMALLEST_BLOCK}",
+            )
+    nearest = min(
+        fitting,
+        key=lambda entry: (
+            abs(entry.tile.block_m - tile.block_m) + abs(entry.tile.block_n - tile.block_n)
+        ),
+    )
     completed = replace(
-        tile, stages=tile.stages or nearest.tile.stages, num_warps=tile.num_warps or nearest.tile.num_warps
+        tile,
+        stages=tile.stages or nearest.tile.stages,
+        num_warps=tile.num_warps or nearest.tile.num_warps,
     )
     return Setting(completed, schedule or nearest.schedule)
 
@@ -237,7 +381,9 @@ def _by_descriptors(checked: Checked, capability: tuple[int, int], operands: str
     require_choice(WHO, "operands", operands, ("auto", "pointers", "descriptors"))
     if operands == "descriptors" and not checked.descriptors:
         raise InputError(
-            WHO, "operands = 'descriptors'", "triton 3.6 or newer, 16-bit numbers, and rows at multiples of 16 bytes"
+            WHO,
+            "operands = 'descriptors'",
+            "triton 3.6 or newer, 16-bit numbers, and rows at multiples of 16 bytes",
         )
     # sm_120 has TMA but not the matrix instructions that read what it writes.
     return operands == "descriptors" or (

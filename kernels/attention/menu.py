@@ -1,12 +1,14 @@
 """Lists the attention tiles for each GPU architecture.
 
-Entry points: `forward_menu` and `backward_tiles`, which return `Setting` objects of an `architecture`; `Loads`,
-`split_head_dim`, `SCHEDULES`, `WITH_DESCRIPTORS`, and the supported head_dim, `MIN_HEAD_DIM` to `MAX_HEAD_DIM`. Used by
-`host`, `operands` and `providers.triton_kernels`.
+Entry points: `forward_menu` and `backward_tiles`, which return `Setting` objects of an
+`architecture`; `Loads`, `split_head_dim`, `SCHEDULES`, `WITH_DESCRIPTORS`, and the supported
+head_dim, `MIN_HEAD_DIM` to `MAX_HEAD_DIM`. Used by `host`, `operands` and
+`providers.triton_kernels`.
 
-Every entry compiles for its architecture without spills and within the shared memory of one block (the tests compile
-all of them). The first of each menu is the default. The sets follow FlashAttention-3 on Hopper (overlapped up to a
-head_dim of 192), and FlashAttention-2 on Ampere, whose matrix instructions read both operands from registers.
+Every entry compiles for its architecture without spills and within the shared memory of one block
+(the tests compile all of them). The first of each menu is the default. The sets follow
+FlashAttention-3 on Hopper (overlapped up to a head_dim of 192), and FlashAttention-2 on Ampere,
+whose matrix instructions read both operands from registers.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from quantbench.errors import InputError
 from quantbench.launch import Tile
 from quantbench.quantization import VECTOR_BYTES
 
-#: plain: one block after the other. overlapped: softmax concurrent with the next block's q·kᵀ (needs descriptors).
+#: plain: one block after the other. overlapped: softmax concurrent with the next block's q·kᵀ
+#: (needs descriptors).
 SCHEDULES = ("plain", "overlapped")
 #: Supported head dimensions; a program holds at most 256 columns.
 MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 256
@@ -44,7 +47,8 @@ class Setting:
 
 
 def split_head_dim(head_dim: int) -> tuple[int, int]:
-    """Splits head_dim columns into power-of-two parts (main, tail); tail is 0 if one part is enough.
+    """Splits head_dim columns into power-of-two parts (main, tail); tail is 0 if one part is
+    enough.
 
     >>> split_head_dim(128), split_head_dim(96), split_head_dim(72), split_head_dim(100)
     ((128, 0), (64, 32), (64, 16), (128, 0))
@@ -56,7 +60,8 @@ def split_head_dim(head_dim: int) -> tuple[int, int]:
 
 
 def held_columns(head_dim: int) -> int:
-    """Returns the padded columns that a row of head_dim elements takes in registers and shared memory.
+    """Returns the padded columns that a row of head_dim elements takes in registers and shared
+    memory.
 
     >>> [held_columns(d) for d in (8, 40, 72, 96, 100, 192, 256)]
     [16, 48, 80, 96, 128, 192, 256]
@@ -113,7 +118,11 @@ _AMPERE_NARROW = {
     256: _plain((64, 32, 8, 2)),
 }
 _HOPPER_BY_POINTERS = {128: _plain((128, 64, 8, 2)), 256: _plain((64, 64, 8, 2))}
-_BLACKWELL_BY_POINTERS = {128: _plain((128, 64, 8, 2)), 192: _plain((64, 32, 8, 2)), 256: _plain((64, 16, 8, 2))}
+_BLACKWELL_BY_POINTERS = {
+    128: _plain((128, 64, 8, 2)),
+    192: _plain((64, 32, 8, 2)),
+    256: _plain((64, 16, 8, 2)),
+}
 # Rows of an odd number of 16-bit elements: read one by one.
 _ODD = {
     64: _plain((64, 64, 8, 2)),
@@ -121,7 +130,8 @@ _ODD = {
     192: _plain((64, 16, 8, 2)),
     256: _plain((32, 32, 8, 2)),
 }
-# fp32 is multiplied without tensor cores and unrolled whole: small blocks. To check with, not to be fast.
+# fp32 is multiplied without tensor cores and unrolled whole: small blocks. To check with, not to be
+# fast.
 _SCALAR = {64: _plain((32, 32, 4, 1)), 256: _plain((16, 16, 4, 1))}
 
 # Backward: blocks of the kernel for dk and dv, then those of the kernel for dq, as above.
@@ -160,15 +170,18 @@ _BACKWARD_SCALAR = _pairs({
 })  # fmt: skip
 
 
-# By architecture: forward and backward, each for 16-bit rows that begin at multiples of 16 bytes, and for others by
-# pointers.
+# By architecture: forward and backward, each for 16-bit rows that begin at multiples of 16 bytes,
+# and for others by pointers.
 _ADA_MENUS = (_ADA, _AMPERE_NARROW), (_BACKWARD_ADA, _BACKWARD_AMPERE_NARROW)
 _MENUS = {
     80: ((_AMPERE, _AMPERE_NARROW), (_BACKWARD_AMPERE, _BACKWARD_AMPERE_NARROW)),
     86: _ADA_MENUS,
     89: _ADA_MENUS,
     90: ((_HOPPER, _HOPPER_BY_POINTERS), (_BACKWARD_HOPPER, _BACKWARD_HOPPER_BY_POINTERS)),
-    100: ((_BLACKWELL, _BLACKWELL_BY_POINTERS), (_BACKWARD_BLACKWELL, _BACKWARD_BLACKWELL_BY_POINTERS)),
+    100: (
+        (_BLACKWELL, _BLACKWELL_BY_POINTERS),
+        (_BACKWARD_BLACKWELL, _BACKWARD_BLACKWELL_BY_POINTERS),
+    ),
     120: _ADA_MENUS,
 }
 #: Architectures whose main menus assume loads by TMA descriptors.
@@ -177,14 +190,17 @@ WITH_DESCRIPTORS = (90, 100)
 
 @dataclass(frozen=True)
 class Loads:
-    """How rows are loaded: by pointers, `bytes` (2 to 16) per thread at a time, or by the TMA unit (`descriptors`)."""
+    """How rows are loaded: by pointers, `bytes` (2 to 16) per thread at a time, or by the TMA unit
+    (`descriptors`).
+    """
 
     bytes: int = 16
     descriptors: bool = False
 
 
 def architecture(capability: tuple[int, int]) -> int:
-    """Returns the newest architecture of the attention menu that is not newer than a compute capability.
+    """Returns the newest architecture of the attention menu that is not newer than a compute
+    capability.
 
     >>> architecture((9, 0)), architecture((10, 3)), architecture((8, 7))
     (90, 100, 86)
@@ -195,12 +211,16 @@ def architecture(capability: tuple[int, int]) -> int:
     return max(arch for arch in _MENUS if arch <= number)
 
 
-def forward_menu(arch: int, head_dim: int, loads: Loads, *, fp32: bool = False) -> tuple[Setting, ...]:
+def forward_menu(
+    arch: int, head_dim: int, loads: Loads, *, fp32: bool = False
+) -> tuple[Setting, ...]:
     """Returns the settings for forward, the default first."""
     return _entry(_MENUS[arch][0], _ODD, _SCALAR, arch, head_dim, loads, fp32)
 
 
-def backward_tiles(arch: int, head_dim: int, loads: Loads, *, fp32: bool = False) -> tuple[Tile, Tile]:
+def backward_tiles(
+    arch: int, head_dim: int, loads: Loads, *, fp32: bool = False
+) -> tuple[Tile, Tile]:
     """Returns the tile of the kernel for dk and dv, and that of the kernel for dq."""
     return _entry(_MENUS[arch][1], _BACKWARD_ODD, _BACKWARD_SCALAR, arch, head_dim, loads, fp32)
 
@@ -209,9 +229,14 @@ _T = TypeVar("_T")
 
 
 def _entry(
-    tables: tuple[Mapping[int, _T], Mapping[int, _T]], odd: Mapping[int, _T], scalar: Mapping[int, _T], arch: int,
-    head_dim: int, loads: Loads, fp32: bool,
-) -> _T:  # fmt: skip
+    tables: tuple[Mapping[int, _T], Mapping[int, _T]],
+    odd: Mapping[int, _T],
+    scalar: Mapping[int, _T],
+    arch: int,
+    head_dim: int,
+    loads: Loads,
+    fp32: bool,
+) -> _T:
     """Look up the smallest entry that head_dim fits in, in the table for these loads."""
     usual, narrow = tables
     if fp32:

@@ -1,11 +1,12 @@
 """Validates the operands of attention and builds the kernels' arguments.
 
-Entry points: `check`, which returns a `Checked`; `arguments`, `strides`, `parts`, `backend_options`;
-`WHO`, the operation that errors name. Used by `host`; `providers.triton_kernels` uses `too_old`.
+Entry points: `check`, which returns a `Checked`; `arguments`, `strides`, `parts`,
+`backend_options`; `WHO`, the operation that errors name. Used by `host`; `providers.triton_kernels`
+uses `too_old`.
 
-Any strides are allowed as long as the elements of a row (head_dim) are contiguous: [batch, heads, seq, head_dim], or
-[batch, seq, heads, head_dim] transposed to it. Other storage is refused: reading it fast needs a copy, and an implicit
-copy would be timed.
+Any strides are allowed as long as the elements of a row (head_dim) are contiguous: [batch, heads,
+seq, head_dim], or [batch, seq, heads, head_dim] transposed to it. Other storage is refused: reading
+it fast needs a copy, and an implicit copy would be timed.
 """
 
 from __future__ import annotations
@@ -49,11 +50,17 @@ class Checked:
 
 
 def check(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, **others: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    **others: torch.Tensor,
 ) -> Checked:
     """Validates q[batch, heads, seq_q, head_dim] and k, v[batch, kv_heads, seq_k, head_dim].
 
-    others: other loaded tensors of q's shape, by name. Raises InputError for incompatible tensors and UnsupportedError
+    others: other loaded tensors of q's shape, by name. Raises InputError for incompatible tensors
+        and UnsupportedError
     for a dtype, GPU or triton without support. Sibling: `gemm.host.check`.
     """
     work = _work(q, k, v, causal)
@@ -61,7 +68,11 @@ def check(
     for name, x in tensors.items():
         require_like(WHO, name, x, q.shape if name in others else x.shape, q.dtype, q.device)
         if x.stride(-1) != 1 and x.shape[-1] > 1:
-            raise InputError(WHO, f"{name} with strides {tuple(x.stride())}", "the elements of a row side by side")
+            raise InputError(
+                WHO,
+                f"{name} with strides {tuple(x.stride())}",
+                "the elements of a row side by side",
+            )
     if scale is None:
         scale = work.head_dim**-0.5
     if not isfinite(scale) or scale <= 0:
@@ -79,29 +90,49 @@ def check(
 
 
 def strides(name: str, x: torch.Tensor, descriptors: bool) -> dict[str, int]:
-    """Returns the kernels' stride arguments for a tensor. Descriptors use none, so the compiled-in row stride is then 0
-    and one kernel serves all strides."""
+    """Returns the kernels' stride arguments for a tensor. Descriptors use none, so the compiled-in
+    row stride is then 0 and one kernel serves all strides."""
     batch, head, row = _strides(x)
     row_stride = 0 if descriptors else row
-    return {f"{name}_batch_stride": batch, f"{name}_head_stride": head, f"{name.upper()}_ROW_STRIDE": row_stride}
+    return {
+        f"{name}_batch_stride": batch,
+        f"{name}_head_stride": head,
+        f"{name.upper()}_ROW_STRIDE": row_stride,
+    }
 
 
-def arguments(tensors: dict[str, torch.Tensor], checked: Checked, tile: Tile, descriptors: bool) -> dict[str, Any]:
-    """Returns the arguments shared by the kernels: inputs and their strides, sizes, parts of head_dim, tile.
+def arguments(
+    tensors: dict[str, torch.Tensor], checked: Checked, tile: Tile, descriptors: bool
+) -> dict[str, Any]:
+    """Returns the arguments shared by the kernels: inputs and their strides, sizes, parts of
+    head_dim, tile.
 
-    tensors: input tensors by argument name; passed as pointers, or as descriptors of boxes with the tile's rows.
+    tensors: input tensors by argument name; passed as pointers, or as descriptors of boxes with the
+        tile's rows.
     """
     work = checked.work
-    given = {
-        "seq_q": work.seq_q, "seq_k": work.seq_k, "CAUSAL": work.causal, "DESCRIPTORS": descriptors,
-        "PRECISION": "ieee" if work.dtype == "fp32" else "tf32",  # fp32 products without tensor cores
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
-    } | parts(checked) | backend_options(tile, work.dtype, checked.align, work.causal)  # fmt: skip
+    given = (
+        {
+            "seq_q": work.seq_q,
+            "seq_k": work.seq_k,
+            "CAUSAL": work.causal,
+            "DESCRIPTORS": descriptors,
+            "PRECISION": "ieee"
+            if work.dtype == "fp32"
+            else "tf32",  # fp32 products without tensor cores
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+        }
+        | parts(checked)
+        | backend_options(tile, work.dtype, checked.align, work.causal)
+    )
     for name, x in tensors.items():
         rows = tile.block_n if name in ("k", "v") else tile.block_m
         given |= strides(name, x, descriptors)
         given[name] = _descriptor(x, rows, given["MAIN"]) if descriptors else x
-        given[f"{name}_tail"] = _descriptor(x, rows, given["TAIL"]) if descriptors and given["TAIL"] else None
+        given[f"{name}_tail"] = (
+            _descriptor(x, rows, given["TAIL"]) if descriptors and given["TAIL"] else None
+        )
     return given
 
 
@@ -111,19 +142,27 @@ def parts(checked: Checked) -> dict[str, int]:
     return {"HEAD_DIM": checked.work.head_dim, "MAIN": main, "TAIL": tail, "ALIGN": checked.align}
 
 
-def backend_options(tile: Tile, dtype: str = "bf16", align: int = 8, causal: bool = True) -> dict[str, int]:
-    """Returns num_warps and num_stages, and for non-causal attention with loads under 16 bytes and up to 8 warps also
-    the hardware's register limit: without it ptxas halves the limit and spills to fit a second block. In other cases an
-    explicit limit makes the code slower."""
+def backend_options(
+    tile: Tile, dtype: str = "bf16", align: int = 8, causal: bool = True
+) -> dict[str, int]:
+    """Returns num_warps and num_stages, and for non-causal attention with loads under 16 bytes and
+    up to 8 warps also the hardware's register limit: without it ptxas halves the limit and spills
+    to fit a second block. In other cases an explicit limit makes the code slower."""
     options = {"num_warps": tile.num_warps or 4, "num_stages": tile.stages or 2}
     narrow = align * DTYPES[dtype].element_bytes < VECTOR_BYTES
-    return options | ({"maxnreg": MAX_REGISTERS} if narrow and not causal and options["num_warps"] <= 8 else {})
+    return options | (
+        {"maxnreg": MAX_REGISTERS} if narrow and not causal and options["num_warps"] <= 8 else {}
+    )
 
 
 def _work(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Attention:
     shapes = f"q of shape {tuple(q.shape)}, k of {tuple(k.shape)}, v of {tuple(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4:
-        raise InputError(WHO, shapes, "[batch, heads, seq_q, head_dim] and twice [batch, kv_heads, seq_k, head_dim]")
+        raise InputError(
+            WHO,
+            shapes,
+            "[batch, heads, seq_q, head_dim] and twice [batch, kv_heads, seq_k, head_dim]",
+        )
     if 0 in (*q.shape, *k.shape):
         raise InputError(WHO, shapes, "sizes of at least 1")
     if k.shape != v.shape:
@@ -135,14 +174,21 @@ def _work(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> At
     if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise InputError(WHO, f"q in {short(q.dtype)}", "float16, bfloat16 or float32")
     return Attention(  # which also checks that kv_heads divides heads, and causal's seq_q == seq_k
-        batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], seq_k=k.shape[2],
-        head_dim=q.shape[3], dtype=dtype_name(q.dtype), causal=causal,
-    )  # fmt: skip
+        batch=q.shape[0],
+        heads=q.shape[1],
+        kv_heads=k.shape[1],
+        seq_q=q.shape[2],
+        seq_k=k.shape[2],
+        head_dim=q.shape[3],
+        dtype=dtype_name(q.dtype),
+        causal=causal,
+    )
 
 
 def too_old(capability: tuple[int, int]) -> str | None:
-    """Returns why a GPU of this compute capability has no attention kernel, or None. Found by compiling: triton 3.2,
-    the last with tensor-core code for sm_70 and sm_75, aborts on the two products in a row.
+    """Returns why a GPU of this compute capability has no attention kernel, or None. Found by
+    compiling: triton 3.2, the last with tensor-core code for sm_70 and sm_75, aborts on the two
+        products in a row.
 
     >>> too_old((7, 0))
     'triton compiles no attention for sm_70'
@@ -153,10 +199,13 @@ def too_old(capability: tuple[int, int]) -> str | None:
 
 
 def _strides(x: torch.Tensor) -> list[int]:
-    """Return the strides of batch, head and row. A dimension of size 1 gets head_dim, because triton would compile an
-    argument of 1 as a constant."""
+    """Return the strides of batch, head and row. A dimension of size 1 gets head_dim, because
+    triton would compile an argument of 1 as a constant."""
     head_dim = x.shape[-1]
-    return [stride if size > 1 else head_dim for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
+    return [
+        stride if size > 1 else head_dim
+        for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)
+    ]
 
 
 def _describable(x: torch.Tensor) -> bool:

@@ -1,13 +1,16 @@
 """Loads and stores blocks of rows of q, k and v of any head_dim, for the attention kernels.
 
-Entry points: `load_rows`, `store_rows`, `multiply_transposed`, `drop`, `head_offset`. Used by `forward` and `backward`.
+Entry points: `load_rows`, `store_rows`, `multiply_transposed`, `drop`, `head_offset`. Used by
+`forward` and `backward`.
 
-Triton's tensors have power-of-two sizes, head_dim need not. A row is held in two parts, MAIN and TAIL columns, the
-first a power of two and the second a power of two or 0: 96 = 64 + 32, 72 = 64 + 8 (held in 16, the least of a matrix
-instruction). Columns past head_dim are zeros that cost as much as the others: *tile quantization* in head_dim.
+Triton's tensors have power-of-two sizes, head_dim need not. A row is held in two parts, MAIN and
+TAIL columns, the first a power of two and the second a power of two or 0: 96 = 64 + 32, 72 = 64 + 8
+(held in 16, the least of a matrix instruction). Columns past head_dim are zeros that cost as much
+as the others: *tile quantization* in head_dim.
 
-Tensor descriptors (Hopper and newer) need rows that start at multiples of 16 bytes. Pointers take any strides; the
-widest load is the largest power of two that divides every stride and head_dim, and here is the cliff of misaligned
+Tensor descriptors (Hopper and newer) need rows that start at multiples of 16 bytes. Pointers take
+any strides; the widest load is the largest power of two that divides every stride and head_dim, and
+here is the cliff of misaligned
 head_dim: 108 and 100 load 8 bytes at a time, 150 loads 4.
 """
 
@@ -25,15 +28,27 @@ def head_offset(batch, head, batch_stride, head_stride, ALIGN: tl.constexpr):
 
 @triton.jit
 def load_rows(
-    source, tail, batch, head, row, rows_end,
-    ROW_STRIDE: tl.constexpr, ROWS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, BOUNDED: tl.constexpr,
-):  # fmt: skip
-    """Loads ROWS rows of one head from `row` on, as (ROWS × MAIN, ROWS × TAIL); the second is unused when TAIL is 0.
+    source,
+    tail,
+    batch,
+    head,
+    row,
+    rows_end,
+    ROW_STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    MAIN: tl.constexpr,
+    TAIL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Loads ROWS rows of one head from `row` on, as (ROWS × MAIN, ROWS × TAIL); the second is
+    unused when TAIL is 0.
 
-    source, tail: descriptors of [batch, head, row, head_dim] with boxes of MAIN and TAIL columns; or source is a
-        pointer to the head's first element.
-    ROW_STRIDE: elements; being constant, it leaves one address register per thread where each load would have its own.
+    source, tail: descriptors of [batch, head, row, head_dim] with boxes of MAIN and TAIL columns;
+        or source is a pointer to the head's first element.
+    ROW_STRIDE: elements; being constant, it leaves one address register per thread where each load
+        would have its own.
     BOUNDED: rows from `rows_end` on are read as zeros (descriptors do so in any case).
     """
     if DESCRIPTORS:
@@ -42,20 +57,29 @@ def load_rows(
         if TAIL > 0:
             rest = tail.load([batch, head, row, MAIN]).reshape(ROWS, TAIL)
     else:
-        first = source + row * tl.full((), ROW_STRIDE, tl.int64)  # 64 bits up to the block's first row, 32 within
+        first = source + row * tl.full(
+            (), ROW_STRIDE, tl.int64
+        )  # 64 bits up to the block's first row, 32 within
         main = _load_part(first, rows_end - row, ROW_STRIDE, 0, ROWS, MAIN, HEAD_DIM, BOUNDED)
         rest = main
         if TAIL > 0:
-            rest = _load_part(first, rows_end - row, ROW_STRIDE, MAIN, ROWS, TAIL, HEAD_DIM, BOUNDED)
+            rest = _load_part(
+                first, rows_end - row, ROW_STRIDE, MAIN, ROWS, TAIL, HEAD_DIM, BOUNDED
+            )
     return main, rest
 
 
 @triton.jit
 def _load_part(
-    first, rows_left,
-    ROW_STRIDE: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr,
+    first,
+    rows_left,
+    ROW_STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     BOUNDED: tl.constexpr,
-):  # fmt: skip
+):
     rows, cols = tl.arange(0, ROWS), FIRST + tl.arange(0, WIDTH)
     at = first + rows[:, None] * ROW_STRIDE + cols[None, :]
     if BOUNDED and FIRST + WIDTH > HEAD_DIM:
@@ -71,10 +95,20 @@ def _load_part(
 
 @triton.jit
 def store_rows(
-    target, main, rest, row, rows_end,
-    ROW_STRIDE: tl.constexpr, ROWS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr,
-):  # fmt: skip
-    """Writes ROWS × (MAIN + TAIL) values to the rows from `row` on of one head, as far as they lie inside."""
+    target,
+    main,
+    rest,
+    row,
+    rows_end,
+    ROW_STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    MAIN: tl.constexpr,
+    TAIL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """Writes ROWS × (MAIN + TAIL) values to the rows from `row` on of one head, as far as they lie
+    inside.
+    """
     first = target + row * tl.full((), ROW_STRIDE, tl.int64)
     _store_part(first, main, rows_end - row, ROW_STRIDE, 0, ROWS, MAIN, HEAD_DIM)
     if TAIL > 0:
@@ -83,9 +117,15 @@ def store_rows(
 
 @triton.jit
 def _store_part(
-    first, values, rows_left,
-    ROW_STRIDE: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr,
-):  # fmt: skip
+    first,
+    values,
+    rows_left,
+    ROW_STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
     rows, cols = tl.arange(0, ROWS), FIRST + tl.arange(0, WIDTH)
     at = first + rows[:, None] * ROW_STRIDE + cols[None, :]
     inside = rows[:, None] < rows_left
@@ -95,13 +135,11 @@ def _store_part(
 
 
 @triton.jit
-def multiply_transposed(
-    a, a_tail, b, b_tail, TAIL: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
+def multiply_transposed(a, a_tail, b, b_tail, TAIL: tl.constexpr, PRECISION: tl.constexpr):
     """Returns a · bᵀ over head_dim: rows of a × rows of b, fp32."""
     if TAIL > 0:
-        # The short part first: on Hopper a product whose result is used at once waits for its end, the one that is
-        # added to it does not.
+        # The short part first: on Hopper a product whose result is used at once waits for its end,
+        # the one that is added to it does not.
         c = tl.dot(a_tail, b_tail.T, input_precision=PRECISION)
         c = tl.dot(a, b.T, c, input_precision=PRECISION)
     else:
@@ -111,7 +149,9 @@ def multiply_transposed(
 
 @triton.jit
 def drop(s, rows, n, seq_k, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns s with -inf for columns past the end of the keys, and past the row under a causal mask."""
+    """Returns s with -inf for columns past the end of the keys, and past the row under a causal
+    mask.
+    """
     cols = n + tl.arange(0, BLOCK_N)
     counts = cols[None, :] < seq_k
     if CAUSAL:

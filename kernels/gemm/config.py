@@ -1,11 +1,12 @@
 """Describes how GEMM operands are stored, and derives the configuration of the kernel from that.
 
-Entry points: `Operands`, each a `Matrix` from `matrix`; `configure`, which returns a `Config`; `constexprs`,
-`backend_options`, `box_shapes`, `streamed_tiles`, `padded`, `align_bytes`; `WHO`, the operation named in errors. Used
-by `host` and `grouped`.
+Entry points: `Operands`, each a `Matrix` from `matrix`; `configure`, which returns a `Config`;
+`constexprs`, `backend_options`, `box_shapes`, `streamed_tiles`, `padded`, `align_bytes`; `WHO`, the
+operation named in errors. Used by `host` and `grouped`.
 
-Needs neither a GPU nor tensors, so it is shared by launches (`host.py`) and by ahead-of-time compilation (in the
-tests). A matrix is stored row-major or transposed (column-major), with a leading dimension in elements, as in BLAS.
+Needs neither a GPU nor tensors, so it is shared by launches (`host.py`) and by ahead-of-time
+compilation (in the tests). A matrix is stored row-major or transposed (column-major), with a
+leading dimension in elements, as in BLAS.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from quantbench.kernels.gemm.menu import SCHEDULES, architecture, tiles
-from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR, MAX_REGISTERS, TMA_ALIGN_BYTES, widest
+from quantbench.kernels.launching import (
+    HAS_TENSOR_DESCRIPTOR,
+    MAX_REGISTERS,
+    TMA_ALIGN_BYTES,
+    widest,
+)
 
 from quantbench.errors import InputError, require_choice
 from quantbench.launch import Tile
@@ -27,7 +33,8 @@ WHO = "matmul"
 
 _MAX_ALIGN = 16  # elements; more does not make loads wider in any dtype
 
-#: Rows of tiles that run together, for reuse in the L2 cache. Source: triton's matmul tutorials, which use 8.
+#: Rows of tiles that run together, for reuse in the L2 cache. Source: triton's matmul tutorials,
+#: which use 8.
 GROUP_M = 8
 #: At this size and above, the pipeline needs the shared memory that a whole output tile would take.
 _SUBTILE_ELEMENTS = 128 * 256
@@ -43,9 +50,10 @@ class Matrix:
 
     transposed: stored cols × rows.
     leading: distance between stored rows.
-    batch_stride: distance between matrices of the batch; 0 if all share this one or there is only one.
-    align: largest power of two up to 16 that divides the length of a stored row, the leading dimension and the batch
-        stride.
+    batch_stride: distance between matrices of the batch; 0 if all share this one or there is only
+        one.
+    align: largest power of two up to 16 that divides the length of a stored row, the leading
+        dimension and the batch stride.
     descriptor: whether a TMA descriptor can address it.
     """
 
@@ -73,14 +81,24 @@ def align_bytes(operands: Operands) -> int:
 
 
 def padded(size: int) -> int:
-    """Rounds up to a multiple of 16; a placeholder leading dimension for single-row or single-column operands."""
+    """Rounds up to a multiple of 16; a placeholder leading dimension for single-row or
+    single-column operands.
+    """
     return -(-size // _MAX_ALIGN) * _MAX_ALIGN
 
 
 def matrix(
-    transposed: bool, length: int, leading: int, batch_stride: int, element_bytes: int, *, addressable: bool = True
+    transposed: bool,
+    length: int,
+    leading: int,
+    batch_stride: int,
+    element_bytes: int,
+    *,
+    addressable: bool = True,
 ) -> Matrix:
-    """Builds a `Matrix`. length: elements per stored row. addressable: whether the base address meets TMA alignment."""
+    """Builds a `Matrix`. length: elements per stored row. addressable: whether the base address
+    meets TMA alignment.
+    """
     aligned = all(size * element_bytes % TMA_ALIGN_BYTES == 0 for size in (leading, batch_stride))
     align = widest(_MAX_ALIGN, length, leading, batch_stride)
     return Matrix(transposed, leading, batch_stride, align, aligned and addressable)
@@ -90,11 +108,12 @@ def matrix(
 class Config:
     """Configuration of one kernel: schedule, tile (every field set) and data movement.
 
-    load_descriptors, store_descriptors: whether TMA descriptors load the operands and store the result.
+    load_descriptors, store_descriptors: whether TMA descriptors load the operands and store the
+        result.
     subtiles: number of parts in which a tile is written, 1 or 2.
     flatten: whether tiles and steps share one loop (persistent only).
-    warp_specialize: whether loading, multiplying and writing have separate warps (persistent on Blackwell; on Hopper
-        triton 3.6 and 3.7 fail or ignore it).
+    warp_specialize: whether loading, multiplying and writing have separate warps (persistent on
+        Blackwell; on Hopper triton 3.6 and 3.7 fail or ignore it).
     max_registers: register limit per thread for the compiler, None for none.
     """
 
@@ -109,11 +128,18 @@ class Config:
 
 
 def configure(
-    operands: Operands, schedule: str, tile: Tile, capability: tuple[int, int], *, path: str = "auto"
+    operands: Operands,
+    schedule: str,
+    tile: Tile,
+    capability: tuple[int, int],
+    *,
+    path: str = "auto",
 ) -> Config:
-    """Configures the kernel for a schedule and a tile; tile fields that are None come from `menu.tiles`.
+    """Configures the kernel for a schedule and a tile; tile fields that are None come from
+    `menu.tiles`.
 
-    path: `auto` uses descriptors on Hopper and newer if they can address the operands (never for fp32), else pointers.
+    path: `auto` uses descriptors on Hopper and newer if they can address the operands (never for
+        fp32), else pointers.
     """
     require_choice(WHO, "schedule", schedule, SCHEDULES)
     require_choice(WHO, "operands", path, ("auto", "pointers", "descriptors"))
@@ -121,30 +147,53 @@ def configure(
     _check_tile(tile, operands.gemm, schedule)
     load = _load_by_descriptors(operands, capability, path)
     longest = max(operands.a.leading, operands.b.leading)
-    if not load and longest > _LARGEST_LEADING:  # by pointers, offsets inside a tile are 32 bits wide
-        raise InputError(WHO, f"a leading dimension of {longest} elements", f"at most {_LARGEST_LEADING}")
+    if (
+        not load and longest > _LARGEST_LEADING
+    ):  # by pointers, offsets inside a tile are 32 bits wide
+        raise InputError(
+            WHO, f"a leading dimension of {longest} elements", f"at most {_LARGEST_LEADING}"
+        )
     in_parts = schedule == "split_k" and tile.split_k > 1  # the parts are fp32 and go by pointers
     store = load and operands.c.descriptor and not in_parts
     large = tile.elements >= _SUBTILE_ELEMENTS
     narrow = operands.gemm.dtype != "tf32"  # tf32 needs the shared memory for transposed copies
-    specialize = schedule == "persistent" and load and capability[0] == 10 and (tile.num_warps or 0) >= 4 and narrow
-    # If sums and fragments, or two partial tiles, are in registers, ptxas spills two registers to keep another block
-    # per SM, unless it has an explicit limit. With fragments in shared memory no limit is needed.
+    specialize = (
+        schedule == "persistent"
+        and load
+        and capability[0] == 10
+        and (tile.num_warps or 0) >= 4
+        and narrow
+    )
+    # If sums and fragments, or two partial tiles, are in registers, ptxas spills two registers to
+    # keep another block per SM, unless it has an explicit limit. With fragments in shared memory no
+    # limit is needed.
     crowded = capability < (9, 0) or operands.gemm.dtype == "fp32" or schedule == "stream_k"
     return Config(
-        schedule=schedule, tile=tile, load_descriptors=load, store_descriptors=store,
+        schedule=schedule,
+        tile=tile,
+        load_descriptors=load,
+        store_descriptors=store,
         subtiles=2 if schedule == "stream_k" or (store and large) else 1,
-        flatten=schedule == "persistent" and load and (large or specialize), warp_specialize=specialize,
+        flatten=schedule == "persistent" and load and (large or specialize),
+        warp_specialize=specialize,
         max_registers=MAX_REGISTERS if crowded and (tile.num_warps or 0) <= 8 else None,
-    )  # fmt: skip
+    )
 
 
-def complete(tile: Tile, dtype: str, schedule: str, capability: tuple[int, int], aligned: int) -> Tile:
-    """Fills in missing tile fields from the tile in `menu.tiles` of the same or the nearest output size."""
+def complete(
+    tile: Tile, dtype: str, schedule: str, capability: tuple[int, int], aligned: int
+) -> Tile:
+    """Fills in missing tile fields from the tile in `menu.tiles` of the same or the nearest output
+    size.
+    """
     menu = tiles(architecture(capability), dtype, schedule, aligned)
     sides = (tile.block_m, tile.block_n)
-    nearest = min(menu, key=lambda t: (abs(t.elements - tile.elements), (t.block_m, t.block_n) != sides))
-    missing = {f.name: getattr(nearest, f.name) for f in fields(tile) if getattr(tile, f.name) is None}
+    nearest = min(
+        menu, key=lambda t: (abs(t.elements - tile.elements), (t.block_m, t.block_n) != sides)
+    )
+    missing = {
+        f.name: getattr(nearest, f.name) for f in fields(tile) if getattr(tile, f.name) is None
+    }
     return replace(tile, **missing)
 
 
@@ -152,13 +201,22 @@ def constexprs(operands: Operands, config: Config) -> dict[str, Any]:
     """Returns the kernel's compile-time arguments."""
     tile, gemm = config.tile, operands.gemm
     values: dict[str, Any] = {
-        "A_TRANSPOSED": operands.a.transposed, "B_TRANSPOSED": operands.b.transposed, "ALIGN_A": operands.a.align,
-        "ALIGN_B": operands.b.align, "ALIGN_C": operands.c.align, "LOAD_DESCRIPTORS": config.load_descriptors,
-        "STORE_DESCRIPTORS": config.store_descriptors, "BATCHED": gemm.batch > 1,
-        "EVEN_K": gemm.k % (tile.block_k or 1) == 0, "PRECISION": "tf32" if gemm.dtype == "tf32" else "ieee",
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP_M": GROUP_M,
+        "A_TRANSPOSED": operands.a.transposed,
+        "B_TRANSPOSED": operands.b.transposed,
+        "ALIGN_A": operands.a.align,
+        "ALIGN_B": operands.b.align,
+        "ALIGN_C": operands.c.align,
+        "LOAD_DESCRIPTORS": config.load_descriptors,
+        "STORE_DESCRIPTORS": config.store_descriptors,
+        "BATCHED": gemm.batch > 1,
+        "EVEN_K": gemm.k % (tile.block_k or 1) == 0,
+        "PRECISION": "tf32" if gemm.dtype == "tf32" else "ieee",
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "GROUP_M": GROUP_M,
         "SUBTILES": config.subtiles,
-    }  # fmt: skip
+    }
     if config.schedule in ("data_parallel", "split_k"):
         values["SPLIT_K"] = tile.split_k
     if config.schedule == "persistent":
@@ -175,7 +233,9 @@ def backend_options(config: Config) -> dict[str, Any]:
 
 
 def box_shapes(operands: Operands, config: Config) -> dict[str, list[int]]:
-    """Returns the TMA box shape of each operand in stored order, with a leading 1 for batched GEMMs."""
+    """Returns the TMA box shape of each operand in stored order, with a leading 1 for batched
+    GEMMs.
+    """
     tile = config.tile
     assert tile.block_k is not None
     boxes = {
@@ -190,9 +250,9 @@ def box_shapes(operands: Operands, config: Config) -> dict[str, list[int]]:
 
 
 def streamed_tiles(tiles_in_all: int, programs: int) -> int:
-    """Returns how many tiles stream-k splits by steps: those of the partial last wave and of the wave before it, so
-    that each program gets one to two tiles of work; the other tiles form whole waves ("two-tile stream-k", Osama et al.
-    2023).
+    """Returns how many tiles stream-k splits by steps: those of the partial last wave and of the
+    wave before it, so that each program gets one to two tiles of work; the other tiles form whole
+    waves ("two-tile stream-k", Osama et al. 2023).
 
     >>> streamed_tiles(300, programs=132), streamed_tiles(264, programs=132), streamed_tiles(100, programs=132)
     (168, 0, 100)
@@ -206,9 +266,13 @@ def streamed_tiles(tiles_in_all: int, programs: int) -> int:
 def _check_tile(tile: Tile, gemm: Gemm, schedule: str) -> None:
     for name in ("block_m", "block_n", "block_k"):
         value = getattr(tile, name)
-        low = _FP8_SMALLEST_BLOCK_K if name == "block_k" and gemm.dtype == "fp8" else _SMALLEST_BLOCK
+        low = (
+            _FP8_SMALLEST_BLOCK_K if name == "block_k" and gemm.dtype == "fp8" else _SMALLEST_BLOCK
+        )
         if value < low or value & (value - 1):
-            raise InputError(WHO, f"tile {tile} with {name} = {value}", f"a power of two of at least {low}")
+            raise InputError(
+                WHO, f"tile {tile} with {name} = {value}", f"a power of two of at least {low}"
+            )
         if value > _LARGEST_BLOCK:
             raise InputError(WHO, f"tile {tile} with {name} = {value}", f"at most {_LARGEST_BLOCK}")
     warps = tile.num_warps or 0
@@ -218,7 +282,11 @@ def _check_tile(tile: Tile, gemm: Gemm, schedule: str) -> None:
         raise InputError(WHO, f"tile {tile} with schedule = {schedule!r}", "schedule split_k")
     steps = cdiv(gemm.k, tile.block_k or 1)
     if tile.split_k > steps:
-        raise InputError(WHO, f"tile {tile} with k = {gemm.k}", f"at most {steps} parts, the steps of the reduction")
+        raise InputError(
+            WHO,
+            f"tile {tile} with k = {gemm.k}",
+            f"at most {steps} parts, the steps of the reduction",
+        )
 
 
 def _load_by_descriptors(operands: Operands, capability: tuple[int, int], path: str) -> bool:
@@ -228,5 +296,6 @@ def _load_by_descriptors(operands: Operands, capability: tuple[int, int], path: 
             expected = "triton 3.6 or newer, rows and first elements at multiples of 16 bytes"
             raise InputError(WHO, "operands = 'descriptors'", expected)
         return True
-    # fp32 without tf32 runs on scalar units, which read shared memory by rows: TMA's layout gains nothing there.
+    # fp32 without tf32 runs on scalar units, which read shared memory by rows: TMA's layout gains
+    # nothing there.
     return path == "auto" and capability >= (9, 0) and operands.gemm.dtype != "fp32" and possible

@@ -2,14 +2,16 @@
 
 Entry points: `grouped_matmul`; `plan`, which returns a `Plan`. Used by `providers.triton_kernels`.
 
-Rows are sorted by expert; tokens_per_expert says how many each has. a[rows, k] and b[experts, k, n] give c[rows, n],
-forward and for the gradient of the rows. a[k, rows] and b[rows, n] give c[experts, k, n], the gradient of the weights,
-whose reduction is the expert's rows. Tiles are those of `kernels.py`, and each expert's rows begin a new tile.
+Rows are sorted by expert; tokens_per_expert says how many each has. a[rows, k] and b[experts, k, n]
+give c[rows, n], forward and for the gradient of the rows. a[k, rows] and b[rows, n] give c[experts,
+k, n], the gradient of the weights, whose reduction is the expert's rows. Tiles are those of
+`kernels.py`, and each expert's rows begin a new tile.
 
-`grouped_data_parallel` has a program for each tile of all experts; `grouped_persistent` has one wave of programs, each
-of which computes tile after tile. The table of tiles is made once in `plan`: the routing is part of the workload, as in
-`quantbench.workload.GroupedGemm`. Results are written by pointers, because a TMA box would overwrite the next expert's
-first rows; the gradient of the weights also reads by pointers, because a box would add the next expert's rows.
+`grouped_data_parallel` has a program for each tile of all experts; `grouped_persistent` has one
+wave of programs, each of which computes tile after tile. The table of tiles is made once in `plan`:
+the routing is part of the workload, as in `quantbench.workload.GroupedGemm`. Results are written by
+pointers, because a TMA box would overwrite the next expert's first rows; the gradient of the
+weights also reads by pointers, because a box would add the next expert's rows.
 """
 
 # ruff: noqa: N803  (compile-time parameters are written in capitals, as in triton's own kernels)
@@ -35,7 +37,13 @@ from quantbench.kernels.gemm.config import (
     configure,
     constexprs,
 )
-from quantbench.kernels.gemm.kernels import accumulate, known_multiple, load_box, store_tile, tile_position
+from quantbench.kernels.gemm.kernels import (
+    accumulate,
+    known_multiple,
+    load_box,
+    store_tile,
+    tile_position,
+)
 from quantbench.kernels.gemm.menu import pick
 from quantbench.kernels.launching import Plan
 
@@ -48,18 +56,42 @@ SCHEDULES = ("data_parallel", "persistent")
 
 @triton.jit
 def _tile(
-    index, a, b, c, ends, tile_rows, experts, tiles_m, m, n, k, lda, ldb, ldc, batch_stride_b, batch_stride_c,
-    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
-    ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_C: tl.constexpr,
-    LOAD_DESCRIPTORS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    index,
+    a,
+    b,
+    c,
+    ends,
+    tile_rows,
+    experts,
+    tiles_m,
+    m,
+    n,
+    k,
+    lda,
+    ldb,
+    ldc,
+    batch_stride_b,
+    batch_stride_c,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    ALIGN_A: tl.constexpr,
+    ALIGN_B: tl.constexpr,
+    ALIGN_C: tl.constexpr,
+    LOAD_DESCRIPTORS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
     OF_WEIGHTS: tl.constexpr,
-):  # fmt: skip
+):
     """Computes one tile of all experts' tiles.
 
     ends: (experts + 1,) row at which each expert's rows end, after a leading 0.
     tile_rows: (tiles_m, 2) expert and number within the expert of each row of tiles.
-    OF_WEIGHTS: whether c is the gradient of the weights; then tiles_m counts one expert's, and k is not used.
+    OF_WEIGHTS: whether c is the gradient of the weights; then tiles_m counts one expert's, and k is
+        not used.
     """
     tiles_n = tl.cdiv(n, BLOCK_N)
     if OF_WEIGHTS:
@@ -76,15 +108,54 @@ def _tile(
         b += start.to(tl.int64) * known_multiple(ldb, ALIGN_B)
         # At least one step, of zeros for an expert without rows: see `gemm_data_parallel`.
         acc = accumulate(
-            a, b, 0 * expert, tile_m, tile_n, 0, tl.maximum(tl.cdiv(rows, BLOCK_K), 1), m, n, rows, lda, ldb, 0, 0,
-            A_TRANSPOSED, B_TRANSPOSED, ALIGN_A, ALIGN_B, False, False, False, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
-        store_tile(c, acc, expert, tile_m, tile_n, m, n, ldc, batch_stride_c,
-                   ALIGN_C, False, True, 1, BLOCK_M, BLOCK_N)  # fmt: skip
+            a,
+            b,
+            0 * expert,
+            tile_m,
+            tile_n,
+            0,
+            tl.maximum(tl.cdiv(rows, BLOCK_K), 1),
+            m,
+            n,
+            rows,
+            lda,
+            ldb,
+            0,
+            0,
+            A_TRANSPOSED,
+            B_TRANSPOSED,
+            ALIGN_A,
+            ALIGN_B,
+            False,
+            False,
+            False,
+            PRECISION,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+        )
+        store_tile(
+            c,
+            acc,
+            expert,
+            tile_m,
+            tile_n,
+            m,
+            n,
+            ldc,
+            batch_stride_c,
+            ALIGN_C,
+            False,
+            True,
+            1,
+            BLOCK_M,
+            BLOCK_N,
+        )
     else:
         steps = tl.maximum(tl.cdiv(k, BLOCK_K), 1)
         if LOAD_DESCRIPTORS:
-            # The rows of a box after the expert's last one are another expert's; what they yield is never stored.
+            # The rows of a box after the expert's last one are another expert's; what they yield is
+            # never stored.
             acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
             row, col = start + tile_m * BLOCK_M, tile_n * BLOCK_N
             for step in range(steps):
@@ -95,57 +166,202 @@ def _tile(
         else:
             first = a + start.to(tl.int64) * known_multiple(lda, ALIGN_A)
             acc = accumulate(
-                first, b, expert, tile_m, tile_n, 0, steps, rows, n, k, lda, ldb, 0, batch_stride_b,
-                A_TRANSPOSED, B_TRANSPOSED, ALIGN_A, ALIGN_B, False, False, EVEN_K, PRECISION,
-                BLOCK_M, BLOCK_N, BLOCK_K,
-            )  # fmt: skip
+                first,
+                b,
+                expert,
+                tile_m,
+                tile_n,
+                0,
+                steps,
+                rows,
+                n,
+                k,
+                lda,
+                ldb,
+                0,
+                batch_stride_b,
+                A_TRANSPOSED,
+                B_TRANSPOSED,
+                ALIGN_A,
+                ALIGN_B,
+                False,
+                False,
+                EVEN_K,
+                PRECISION,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+            )
         out = c + start.to(tl.int64) * known_multiple(ldc, ALIGN_C)
-        store_tile(out, acc, 0 * expert, tile_m, tile_n, rows, n, ldc, 0,
-                   ALIGN_C, False, False, 1, BLOCK_M, BLOCK_N)  # fmt: skip
+        store_tile(
+            out,
+            acc,
+            0 * expert,
+            tile_m,
+            tile_n,
+            rows,
+            n,
+            ldc,
+            0,
+            ALIGN_C,
+            False,
+            False,
+            1,
+            BLOCK_M,
+            BLOCK_N,
+        )
 
 
 @triton.jit(do_not_specialize=["experts", "tiles_m"])
 def grouped_data_parallel(
-    a, b, c, ends, tile_rows, experts, tiles_m, m, n, k, lda, ldb, ldc, batch_stride_b, batch_stride_c,
-    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
-    ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_C: tl.constexpr,
-    LOAD_DESCRIPTORS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    a,
+    b,
+    c,
+    ends,
+    tile_rows,
+    experts,
+    tiles_m,
+    m,
+    n,
+    k,
+    lda,
+    ldb,
+    ldc,
+    batch_stride_b,
+    batch_stride_c,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    ALIGN_A: tl.constexpr,
+    ALIGN_B: tl.constexpr,
+    ALIGN_C: tl.constexpr,
+    LOAD_DESCRIPTORS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
     OF_WEIGHTS: tl.constexpr,
-):  # fmt: skip
+):
     """Multiplies with one program per tile of all experts. Arguments: see `_tile`."""
-    _tile(tl.program_id(0), a, b, c, ends, tile_rows, experts, tiles_m, m, n, k, lda, ldb, ldc, batch_stride_b,
-          batch_stride_c, A_TRANSPOSED, B_TRANSPOSED, ALIGN_A, ALIGN_B, ALIGN_C, LOAD_DESCRIPTORS, EVEN_K, PRECISION,
-          BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, OF_WEIGHTS)  # fmt: skip
+    _tile(
+        tl.program_id(0),
+        a,
+        b,
+        c,
+        ends,
+        tile_rows,
+        experts,
+        tiles_m,
+        m,
+        n,
+        k,
+        lda,
+        ldb,
+        ldc,
+        batch_stride_b,
+        batch_stride_c,
+        A_TRANSPOSED,
+        B_TRANSPOSED,
+        ALIGN_A,
+        ALIGN_B,
+        ALIGN_C,
+        LOAD_DESCRIPTORS,
+        EVEN_K,
+        PRECISION,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        GROUP_M,
+        OF_WEIGHTS,
+    )
 
 
 @triton.jit(do_not_specialize=["experts", "tiles_m"])
 def grouped_persistent(
-    a, b, c, ends, tile_rows, experts, tiles_m, m, n, k, lda, ldb, ldc, batch_stride_b, batch_stride_c,
-    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
-    ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_C: tl.constexpr,
-    LOAD_DESCRIPTORS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    a,
+    b,
+    c,
+    ends,
+    tile_rows,
+    experts,
+    tiles_m,
+    m,
+    n,
+    k,
+    lda,
+    ldb,
+    ldc,
+    batch_stride_b,
+    batch_stride_c,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    ALIGN_A: tl.constexpr,
+    ALIGN_B: tl.constexpr,
+    ALIGN_C: tl.constexpr,
+    LOAD_DESCRIPTORS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
     OF_WEIGHTS: tl.constexpr,
-):  # fmt: skip
-    """Multiplies with P programs, one per block slot of the device; program p computes tiles p, p + P, p + 2P, …"""
+):
+    """Multiplies with P programs, one per block slot of the device; program p computes tiles p, p +
+    P, p + 2P, …
+    """
     tiles = tiles_m * tl.cdiv(n, BLOCK_N)
     if OF_WEIGHTS:
         tiles *= experts
     for index in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        _tile(index, a, b, c, ends, tile_rows, experts, tiles_m, m, n, k, lda, ldb, ldc, batch_stride_b,
-              batch_stride_c, A_TRANSPOSED, B_TRANSPOSED, ALIGN_A, ALIGN_B, ALIGN_C, LOAD_DESCRIPTORS, EVEN_K,
-              PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, OF_WEIGHTS)  # fmt: skip
+        _tile(
+            index,
+            a,
+            b,
+            c,
+            ends,
+            tile_rows,
+            experts,
+            tiles_m,
+            m,
+            n,
+            k,
+            lda,
+            ldb,
+            ldc,
+            batch_stride_b,
+            batch_stride_c,
+            A_TRANSPOSED,
+            B_TRANSPOSED,
+            ALIGN_A,
+            ALIGN_B,
+            ALIGN_C,
+            LOAD_DESCRIPTORS,
+            EVEN_K,
+            PRECISION,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+            GROUP_M,
+            OF_WEIGHTS,
+        )
 
 
 KERNELS = {"data_parallel": grouped_data_parallel, "persistent": grouped_persistent}
 
 
 def grouped_matmul(
-    a: torch.Tensor, b: torch.Tensor, tokens_per_expert: Sequence[int], *, tile: Tile | None = None,
-    schedule: str = "data_parallel", tf32: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    """Computes each expert's product, accumulated in fp32. Arguments: see `plan`. Computes no gradients.
+    a: torch.Tensor,
+    b: torch.Tensor,
+    tokens_per_expert: Sequence[int],
+    *,
+    tile: Tile | None = None,
+    schedule: str = "data_parallel",
+    tf32: bool = False,
+) -> torch.Tensor:
+    """Computes each expert's product, accumulated in fp32. Arguments: see `plan`. Computes no
+    gradients.
 
     >>> rows, weights = torch.randn(5, 64), torch.randn(3, 64, 32)  # doctest: +SKIP
     >>> grouped_matmul(rows, weights, (4, 0, 1)).shape  # doctest: +SKIP
@@ -157,26 +373,39 @@ def grouped_matmul(
 
 
 def plan(
-    a: torch.Tensor, b: torch.Tensor, tokens_per_expert: Sequence[int], *, tile: Tile | None = None,
-    schedule: str = "data_parallel", tf32: bool = False, path: str = "auto", programs: int | None = None,
-) -> Plan:  # fmt: skip
+    a: torch.Tensor,
+    b: torch.Tensor,
+    tokens_per_expert: Sequence[int],
+    *,
+    tile: Tile | None = None,
+    schedule: str = "data_parallel",
+    tf32: bool = False,
+    path: str = "auto",
+    programs: int | None = None,
+) -> Plan:
     """Checks the operands, chooses and compiles the kernel, and allocates its buffers.
 
     a, b: [rows, k] and [experts, k, n], or [k, rows] and [rows, n] for the gradient of the weights.
     tokens_per_expert: rows of each expert, which add up to `rows`.
-    tile: fields left None come from the menu; without a tile, `menu.pick` selects one for the mean rows of an expert.
+    tile: fields left None come from the menu; without a tile, `menu.pick` selects one for the mean
+        rows of an expert.
     schedule: data_parallel or persistent.
     path: how the kernel loads the operands, as `operands` of `host.plan`.
     programs: grid of persistent, by default the number of resident blocks.
 
-    Raises InputError for invalid operands and tiles, UnsupportedError for a GPU, or a dtype that it lacks.
+    Raises InputError for invalid operands and tiles, UnsupportedError for a GPU, or a dtype that it
+    lacks.
     """
     require_choice(WHO, "schedule", schedule, SCHEDULES)
     operands, out = _checked(a, b, tokens_per_expert, tf32)
     gpu = launching.gpu_of(a, host.INTERPRETED)
-    tile = tile or pick(operands.gemm, schedule, gpu.capability, gpu.sm_count, align_bytes(operands))
+    tile = tile or pick(
+        operands.gemm, schedule, gpu.capability, gpu.sm_count, align_bytes(operands)
+    )
     of_weights = b.dim() == 2
-    config = configure(operands, schedule, tile, gpu.capability, path="pointers" if of_weights else path)
+    config = configure(
+        operands, schedule, tile, gpu.capability, path="pointers" if of_weights else path
+    )
     arguments, tiles = kernel_arguments(a, b, out, operands, config, tokens_per_expert)
     kernel = KERNELS[schedule]
     described = launching.describe(WHO, kernel, arguments, a.device, config.tile)
@@ -186,31 +415,50 @@ def plan(
 
 
 def kernel_arguments(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Operands, config: Config,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    operands: Operands,
+    config: Config,
     tokens_per_expert: Sequence[int],
-) -> tuple[dict[str, object], int]:  # fmt: skip
+) -> tuple[dict[str, object], int]:
     """Returns all arguments of a kernel, and the number of tiles of all experts."""
     gemm, tile = operands.gemm, config.tile
     of_weights = b.dim() == 2
     ends = (0, *running_sums(tokens_per_expert))
-    rows = [(e, t) for e, count in enumerate(tokens_per_expert) for t in range(cdiv(count, tile.block_m))]
+    rows = [
+        (e, t)
+        for e, count in enumerate(tokens_per_expert)
+        for t in range(cdiv(count, tile.block_m))
+    ]
     tiles_m = cdiv(gemm.m, tile.block_m) if of_weights else len(rows)
     tensors: dict[str, object] = {
-        "a": a, "b": b, "c": c,
+        "a": a,
+        "b": b,
+        "c": c,
         "ends": torch.tensor(ends, dtype=torch.int32, device=a.device),
         "tile_rows": torch.tensor(rows, dtype=torch.int32, device=a.device),
-    }  # fmt: skip
+    }
     if config.load_descriptors:
         boxes = box_shapes(replace(operands, gemm=replace(gemm, batch=1)), config)
         tensors["a"] = host.descriptor(a, operands.a, boxes["a"])
         tensors["b"] = host.descriptor(b, operands.b, [1, *boxes["b"]])
     sizes = {
-        "experts": len(tokens_per_expert), "tiles_m": tiles_m, "m": gemm.m, "n": gemm.n, "k": gemm.k,
-        "lda": operands.a.leading, "ldb": operands.b.leading, "ldc": operands.c.leading,
-        "batch_stride_b": operands.b.batch_stride, "batch_stride_c": operands.c.batch_stride,
-    }  # fmt: skip
+        "experts": len(tokens_per_expert),
+        "tiles_m": tiles_m,
+        "m": gemm.m,
+        "n": gemm.n,
+        "k": gemm.k,
+        "lda": operands.a.leading,
+        "ldb": operands.b.leading,
+        "ldc": operands.c.leading,
+        "batch_stride_b": operands.b.batch_stride,
+        "batch_stride_c": operands.c.batch_stride,
+    }
     kernel = KERNELS[config.schedule]
-    constants = {name: v for name, v in constexprs(operands, config).items() if name in kernel.arg_names}
+    constants = {
+        name: v for name, v in constexprs(operands, config).items() if name in kernel.arg_names
+    }
     tiles = tiles_m * cdiv(gemm.n, tile.block_n) * (len(tokens_per_expert) if of_weights else 1)
     return tensors | sizes | constants | {"OF_WEIGHTS": of_weights} | backend_options(config), tiles
 
@@ -218,7 +466,9 @@ def kernel_arguments(
 def _checked(
     a: torch.Tensor, b: torch.Tensor, tokens_per_expert: Sequence[int], tf32: bool
 ) -> tuple[Operands, torch.Tensor]:
-    """Validates the operands; returns their storage, with the products of mean size as a batch, and a new result."""
+    """Validates the operands; returns their storage, with the products of mean size as a batch, and
+    a new result.
+    """
     if a.dim() != 2 or b.dim() not in (2, 3):
         shapes = f"a of shape {tuple(a.shape)} and b of shape {tuple(b.shape)}"
         raise InputError(WHO, shapes, "[rows, k] and [experts, k, n], or [k, rows] and [rows, n]")

@@ -1,16 +1,17 @@
 """Runs GEMMs with a user-defined tile and schedule and reports the exact launch.
 
-Entry points: `matmul`; `plan`, which returns a `GemmPlan`; `check`, `stored`, `stored_in_rows`, `descriptor` and
-`INTERPRETED`. Used by `providers.triton_kernels` and `grouped`.
+Entry points: `matmul`; `plan`, which returns a `GemmPlan`; `check`, `stored`, `stored_in_rows`,
+`descriptor` and `INTERPRETED`. Used by `providers.triton_kernels` and `grouped`.
 
     c = matmul(a, b, tile=Tile(128, 256), schedule="stream_k")
 
     work = plan(a, b, schedule="persistent")   # checked, compiled, allocated
-    work.launch                                # Launch: tile, grid, block, registers, shared memory, blocks per SM
-    work.run()                                 # the launch alone; may be captured into a CUDA graph
+    work.launch                                # Launch: tile, grid, block, registers, shared
+    memory, blocks per SM work.run()                                 # the launch alone; may be
+    captured into a CUDA graph
 
-Operands are stored by rows or by columns, with any leading dimension. Other storage (an inner stride of 2,
-overlapping rows) is refused: it would need a copy, which would be timed.
+Operands are stored by rows or by columns, with any leading dimension. Other storage (an inner
+stride of 2, overlapping rows) is refused: it would need a copy, which would be timed.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ KERNELS = {
     "stream_k": gemm_kernels.gemm_stream_k,
 }
 
-#: Device that the interpreter simulates: the menu needs an architecture, and few programs keep tests short.
+#: Device that the interpreter simulates: the menu needs an architecture, and few programs keep
+#: tests short.
 INTERPRETED = launching.Gpu((8, 0), sm_count=4, l2_bytes=2**20)
 _ADD_BLOCK = (32, 128)  # rows and columns per program of the kernel that adds up split-k parts
 
@@ -71,34 +73,54 @@ class GemmPlan(Plan):
 
 
 def matmul(
-    a: torch.Tensor, b: torch.Tensor, *, tile: Tile | None = None, schedule: str = "data_parallel",
-    out: torch.Tensor | None = None, tf32: bool = False, autotune: bool = False, operands: str = "auto",
-) -> torch.Tensor:  # fmt: skip
-    """Computes c = a·b for a[m, k], b[k, n], or [batch, m, k] and [batch, k, n], accumulated in fp32.
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    tile: Tile | None = None,
+    schedule: str = "data_parallel",
+    out: torch.Tensor | None = None,
+    tf32: bool = False,
+    autotune: bool = False,
+    operands: str = "auto",
+) -> torch.Tensor:
+    """Computes c = a·b for a[m, k], b[k, n], or [batch, m, k] and [batch, k, n], accumulated in
+    fp32.
 
-    Takes fp16, bf16, fp32 (multiplied in fp32, or in tf32 on request) and fp8 (e4m3, result in bf16), each operand row-
-    or column-major. Takes the arguments of `plan` but `programs`. Computes no gradients.
+    Takes fp16, bf16, fp32 (multiplied in fp32, or in tf32 on request) and fp8 (e4m3, result in
+    bf16), each operand row- or column-major. Takes the arguments of `plan` but `programs`. Computes
+    no gradients.
     """
-    work = plan(a, b, tile=tile, schedule=schedule, out=out, tf32=tf32, autotune=autotune, operands=operands)
+    work = plan(
+        a, b, tile=tile, schedule=schedule, out=out, tf32=tf32, autotune=autotune, operands=operands
+    )
     work.run()
     return work.out
 
 
 def plan(
-    a: torch.Tensor, b: torch.Tensor, *, tile: Tile | None = None, schedule: str = "data_parallel",
-    out: torch.Tensor | None = None, tf32: bool = False, autotune: bool = False, operands: str = "auto",
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    tile: Tile | None = None,
+    schedule: str = "data_parallel",
+    out: torch.Tensor | None = None,
+    tf32: bool = False,
+    autotune: bool = False,
+    operands: str = "auto",
     programs: int | None = None,
-) -> GemmPlan:  # fmt: skip
+) -> GemmPlan:
     """Checks the operands, chooses and compiles the kernel, and allocates its buffers.
 
-    tile: fields left None come from the menu. Without a tile, `menu.pick` selects the one estimated to be fastest;
-        autotune=True times every tile of the menu instead, once per kind of GEMM and process.
+    tile: fields left None come from the menu. Without a tile, `menu.pick` selects the one estimated
+        to be fastest; autotune=True times every tile of the menu instead, once per kind of GEMM and
+        process.
     schedule: data_parallel, split_k (tile.split_k parts), stream_k or persistent.
     operands: how the kernel loads them: by `pointers`, by `descriptors` (TMA), or `auto`.
-    programs: grid of stream_k and persistent, by default the number of resident blocks; for stream_k at most that,
-        since its programs wait for each other.
+    programs: grid of stream_k and persistent, by default the number of resident blocks; for
+        stream_k at most that, since its programs wait for each other.
 
-    Raises InputError for invalid operands, dtypes and tiles, UnsupportedError for a GPU, or a dtype that it lacks.
+    Raises InputError for invalid operands, dtypes and tiles, UnsupportedError for a GPU, or a dtype
+    that it lacks.
     """
     checked, out = check(a, b, out, tf32)
     if programs is not None:
@@ -117,21 +139,29 @@ def plan(
         return build(picked)
     menu = tiles(architecture(capability), checked.gemm.dtype, schedule, align_bytes(checked))
     choices = [
-        replace(choice, split_k=min(picked.split_k, cdiv(checked.gemm.k, choice.block_k or 1))) for choice in menu
+        replace(choice, split_k=min(picked.split_k, cdiv(checked.gemm.k, choice.block_k or 1)))
+        for choice in menu
     ]
     return build(launching.fastest(WHO, build, choices, (checked, schedule, operands, a.device)))
 
 
 def _build(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands, config: Config, sm_count: int,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    operands: Operands,
+    config: Config,
+    sm_count: int,
     programs: int | None,
-) -> GemmPlan:  # fmt: skip
+) -> GemmPlan:
     gemm, tile = operands.gemm, config.tile
     split = config.schedule == "split_k" and tile.split_k > 1
     c, written = out, operands
     if split:  # contiguous fp32 parts, one after the other
         c = out.new_empty((tile.split_k * gemm.batch, gemm.m, gemm.n), dtype=torch.float32)
-        written = replace(operands, c=Matrix(False, gemm.n, gemm.m * gemm.n, operands.c.align, False))
+        written = replace(
+            operands, c=Matrix(False, gemm.n, gemm.m * gemm.n, operands.c.align, False)
+        )
     arguments = kernel_arguments(a, b, c, written, config)
     kernel = KERNELS[config.schedule]
     described = launching.describe(WHO, kernel, arguments, a.device, tile)
@@ -142,7 +172,11 @@ def _build(
     elif config.schedule == "stream_k":
         grid = (programs or resident, 1, 1)
         if grid[0] > resident and not launching.INTERPRETER:
-            raise InputError(WHO, f"programs = {programs}", f"at most {resident}, which the device holds at a time")
+            raise InputError(
+                WHO,
+                f"programs = {programs}",
+                f"at most {resident}, which the device holds at a time",
+            )
         arguments |= _stream_k_arguments(out, tile, grid[0], streamed_tiles(in_all, grid[0]))
     else:
         grid = (in_all, tile.split_k, 1)
@@ -155,7 +189,8 @@ def _build(
 def kernel_arguments(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Operands, config: Config
 ) -> dict[str, Any]:
-    """Returns all arguments of the multiplying kernel; those specific to stream-k describe an empty grid.
+    """Returns all arguments of the multiplying kernel; those specific to stream-k describe an empty
+    grid.
 
     a, b and c are passed as tensors (pointers) or as descriptors, created here once.
     """
@@ -165,11 +200,21 @@ def kernel_arguments(
         if config.store_descriptors if name == "c" else config.load_descriptors:
             tensors[name] = descriptor(tensors[name], getattr(operands, name), boxes[name])
     streamed = _stream_k_arguments(c, config.tile, 0, 0) if config.schedule == "stream_k" else {}
-    return tensors | streamed | _sizes(operands) | constexprs(operands, config) | backend_options(config)
+    return (
+        tensors
+        | streamed
+        | _sizes(operands)
+        | constexprs(operands, config)
+        | backend_options(config)
+    )
 
 
-def _stream_k_arguments(out: torch.Tensor, tile: Tile, programs: int, streamed: int) -> dict[str, Any]:
-    """Allocate a partial tile and a flag for each program. Flags are 0, and every run resets them to 0."""
+def _stream_k_arguments(
+    out: torch.Tensor, tile: Tile, programs: int, streamed: int
+) -> dict[str, Any]:
+    """Allocate a partial tile and a flag for each program. Flags are 0, and every run resets them
+    to 0.
+    """
     return {
         "partials": out.new_empty(programs * tile.elements, dtype=torch.float32),
         "ready": out.new_zeros(programs, dtype=torch.int32),
@@ -180,11 +225,17 @@ def _stream_k_arguments(out: torch.Tensor, tile: Tile, programs: int, streamed: 
 def _sizes(operands: Operands) -> dict[str, int]:
     gemm = operands.gemm
     return {
-        "batches": gemm.batch, "m": gemm.m, "n": gemm.n, "k": gemm.k,
-        "lda": operands.a.leading, "ldb": operands.b.leading, "ldc": operands.c.leading,
-        "batch_stride_a": operands.a.batch_stride, "batch_stride_b": operands.b.batch_stride,
+        "batches": gemm.batch,
+        "m": gemm.m,
+        "n": gemm.n,
+        "k": gemm.k,
+        "lda": operands.a.leading,
+        "ldb": operands.b.leading,
+        "ldc": operands.c.leading,
+        "batch_stride_a": operands.a.batch_stride,
+        "batch_stride_b": operands.b.batch_stride,
         "batch_stride_c": operands.c.batch_stride,
-    }  # fmt: skip
+    }
 
 
 def descriptor(x: torch.Tensor, matrix: Matrix, box: list[int]) -> Any:
@@ -197,22 +248,37 @@ def descriptor(x: torch.Tensor, matrix: Matrix, box: list[int]) -> Any:
     return TensorDescriptor(x, shape, strides, box)
 
 
-def _add_parts(parts: torch.Tensor, out: torch.Tensor, operands: Operands, split_k: int) -> launching.Step:
+def _add_parts(
+    parts: torch.Tensor, out: torch.Tensor, operands: Operands, split_k: int
+) -> launching.Step:
     gemm, (rows, cols) = operands.gemm, _ADD_BLOCK
     arguments = {
-        "parts": parts, "c": out, "batches": gemm.batch, "m": gemm.m, "n": gemm.n,
-        "ldc": operands.c.leading, "batch_stride_c": operands.c.batch_stride,
-        "ALIGN_C": operands.c.align, "SPLIT_K": split_k, "BLOCK_M": rows, "BLOCK_N": cols, "num_warps": 4,
-    }  # fmt: skip
+        "parts": parts,
+        "c": out,
+        "batches": gemm.batch,
+        "m": gemm.m,
+        "n": gemm.n,
+        "ldc": operands.c.leading,
+        "batch_stride_c": operands.c.batch_stride,
+        "ALIGN_C": operands.c.align,
+        "SPLIT_K": split_k,
+        "BLOCK_M": rows,
+        "BLOCK_N": cols,
+        "num_warps": 4,
+    }
     blocks = cdiv(gemm.m, rows) * cdiv(gemm.n, cols) * gemm.batch
     return launching.step(WHO, gemm_kernels.gemm_add_parts, blocks, arguments, out.device)
 
 
-def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool) -> tuple[Operands, torch.Tensor]:
+def check(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool
+) -> tuple[Operands, torch.Tensor]:
     """Validates a·b; returns its operands and the result tensor (`out`, or a new one).
 
-    a: [m, k] or [batch, m, k], b: [k, n] or [batch, k, n], same dtype and device. Raises InputError for incompatible
-    tensors or dtypes, UnsupportedError for a device, or a dtype that it lacks. Sibling: `attention.operands.check`.
+    a: [m, k] or [batch, m, k], b: [k, n] or [batch, k, n], same dtype and device. Raises InputError
+        for incompatible
+    tensors or dtypes, UnsupportedError for a device, or a dtype that it lacks. Sibling:
+    `attention.operands.check`.
     """
     gemm = _gemm(a, b, tf32)
     launching.require_like(WHO, "b", b, b.shape, a.dtype, a.device)
@@ -225,7 +291,9 @@ def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool
     if out is not None:
         launching.require_like(WHO, "out", out, shape, dtype, a.device)
         stored_in_rows(out)
-    launching.require_support(WHO, "operands", a, gemm.dtype, lambda c: missing_format(gemm.dtype, c))
+    launching.require_support(
+        WHO, "operands", a, gemm.dtype, lambda c: missing_format(gemm.dtype, c)
+    )
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=a.device)
     return Operands(gemm, stored_a, stored_b, stored_in_rows(out)), out
@@ -247,7 +315,9 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
     dtype = dtype_name(a.dtype)
     if tf32:
         if dtype != "fp32":
-            raise InputError(WHO, f"tf32 = True with operands in {short(a.dtype)}", "operands in float32")
+            raise InputError(
+                WHO, f"tf32 = True with operands in {short(a.dtype)}", "operands in float32"
+            )
         dtype = "tf32"
     batch = a.shape[0] if a.dim() == 3 else 1
     return Gemm(m=a.shape[-2], n=b.shape[-1], k=a.shape[-1], batch=batch, dtype=dtype)
@@ -256,8 +326,8 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
 def stored(name: str, x: torch.Tensor) -> Matrix:
     rows, cols = x.shape[-2:]
     row_stride, col_stride = x.stride()[-2:]
-    # The stride of a dimension of size 1 is arbitrary. A leading dimension of 1 is avoided, because triton makes a
-    # constant of an argument that is 1.
+    # The stride of a dimension of size 1 is arbitrary. A leading dimension of 1 is avoided, because
+    # triton makes a constant of an argument that is 1.
     if col_stride == 1 and (rows == 1 or row_stride >= max(cols, 2)):
         return _matrix(x, False, cols, row_stride if rows > 1 else padded(cols))
     if row_stride == 1 and (cols == 1 or col_stride >= rows):
@@ -266,7 +336,9 @@ def stored(name: str, x: torch.Tensor) -> Matrix:
         return _matrix(x, False, 1, row_stride)
     if rows == 1 and col_stride > 1:
         return _matrix(x, True, 1, col_stride)
-    raise InputError(WHO, f"{name} with strides {tuple(x.stride())}", "row- or column-major storage")
+    raise InputError(
+        WHO, f"{name} with strides {tuple(x.stride())}", "row- or column-major storage"
+    )
 
 
 def stored_in_rows(x: torch.Tensor) -> Matrix:
@@ -277,12 +349,18 @@ def stored_in_rows(x: torch.Tensor) -> Matrix:
     one_after_another = batch_stride >= (rows - 1) * row_stride + cols
     interleaved = batch_stride >= cols and row_stride >= (batches - 1) * batch_stride + cols
     if not in_rows or not (batches == 1 or one_after_another or interleaved):
-        raise InputError(WHO, f"out with strides {tuple(x.stride())}", "row-major storage without overlaps")
+        raise InputError(
+            WHO, f"out with strides {tuple(x.stride())}", "row-major storage without overlaps"
+        )
     return _matrix(x, False, cols, row_stride if rows > 1 else padded(cols))
 
 
 def _matrix(x: torch.Tensor, transposed: bool, length: int, leading: int) -> Matrix:
     batched = x.dim() == 3 and x.shape[0] > 1
     batch_stride = x.stride(0) if batched else 0
-    addressable = x.data_ptr() % launching.TMA_ALIGN_BYTES == 0 and (batch_stride > 0 or not batched)
-    return matrix(transposed, length, leading, batch_stride, x.element_size(), addressable=addressable)
+    addressable = x.data_ptr() % launching.TMA_ALIGN_BYTES == 0 and (
+        batch_stride > 0 or not batched
+    )
+    return matrix(
+        transposed, length, leading, batch_stride, x.element_size(), addressable=addressable
+    )

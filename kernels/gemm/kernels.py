@@ -1,28 +1,34 @@
 """Defines the GEMM kernels: one way to compute a tile, three ways to assign tiles to SMs.
 
-Entry points: the kernels `gemm_data_parallel`, `gemm_add_parts`, `gemm_persistent`, `gemm_stream_k`; the functions of
-one tile `tile_position`, `known_multiple`, `accumulate`, `load_box`, `store_tile`. Used by `host` and `grouped`.
+Entry points: the kernels `gemm_data_parallel`, `gemm_add_parts`, `gemm_persistent`,
+`gemm_stream_k`; the functions of one tile `tile_position`, `known_multiple`, `accumulate`,
+`load_box`, `store_tile`. Used by `host` and `grouped`.
 
-c[m, n] = sum over k of a[m, k] · b[k, n], for `batch` independent products, summed in fp32. c is cut into tiles of
-BLOCK_M × BLOCK_N; a *program* (one thread block) computes a tile in steps of BLOCK_K along the reduction. A tile that
-hangs over m or n takes as long as a full one: *tile quantization*. The kernels differ in how tiles are assigned to
-programs, which determines the cliffs:
+c[m, n] = sum over k of a[m, k] · b[k, n], for `batch` independent products, summed in fp32. c is
+cut into tiles of BLOCK_M × BLOCK_N; a *program* (one thread block) computes a tile in steps of
+BLOCK_K along the reduction. A tile that hangs over m or n takes as long as a full one: *tile
+quantization*. The kernels differ in how tiles are assigned to programs, which determines the
+cliffs:
 
-- `gemm_data_parallel`: one program per tile. The device holds sm_count × blocks_per_sm programs at a time, a *wave*;
-  the last wave takes as long as a full one however few tiles it has: *wave quantization*. With SPLIT_K > 1 the
-  reduction of each tile is shared by SPLIT_K programs; more, shorter programs fill a device that m × n alone cannot.
-- `gemm_persistent`: exactly one wave of programs, each of which computes tile after tile. The cliff stays, the cost of
-  starting programs goes, and on Hopper the loads of the next tile run while the last one is written.
-- `gemm_stream_k`: one wave of programs that share the reduction *steps* of the tiles of the ragged end evenly (Osama et
-  al., "Stream-K", PPoPP 2023). This flattens the cliff and pays with partial tiles that one program writes and another
-  adds up.
+- `gemm_data_parallel`: one program per tile. The device holds sm_count × blocks_per_sm programs at
+  a time, a *wave*; the last wave takes as long as a full one however few tiles it has: *wave
+  quantization*. With SPLIT_K > 1 the reduction of each tile is shared by SPLIT_K programs; more,
+  shorter programs fill a device that m × n alone cannot.
+- `gemm_persistent`: exactly one wave of programs, each of which computes tile after tile. The cliff
+  stays, the cost of starting programs goes, and on Hopper the loads of the next tile run while the
+  last one is written.
+- `gemm_stream_k`: one wave of programs that share the reduction *steps* of the tiles of the ragged
+  end evenly (Osama et al., "Stream-K", PPoPP 2023). This flattens the cliff and pays with partial
+  tiles that one program writes and another adds up.
 
-`lda`, `ldb`, `ldc` are leading dimensions in elements as in BLAS, row-major. A_TRANSPOSED means that a is stored k × m,
-B_TRANSPOSED that b is stored n × k. Operands arrive by pointers on any GPU, or by tensor descriptors on Hopper and
-newer, where the TMA unit copies whole boxes into shared memory in the layout that wgmma reads.
+`lda`, `ldb`, `ldc` are leading dimensions in elements as in BLAS, row-major. A_TRANSPOSED means
+that a is stored k × m, B_TRANSPOSED that b is stored n × k. Operands arrive by pointers on any GPU,
+or by tensor descriptors on Hopper and newer, where the TMA unit copies whole boxes into shared
+memory in the layout that wgmma reads.
 """
 
-# ruff: noqa: N803, N806  (compile-time parameters are written in capitals, as in triton's own kernels)
+# ruff: noqa: N803, N806  (compile-time parameters are written in capitals, as in triton's own
+# kernels)
 
 import triton
 import triton.language as tl
@@ -32,8 +38,8 @@ import triton.language as tl
 def known_multiple(x, ALIGN: tl.constexpr):
     """Returns x, a known multiple of ALIGN, in a form from which the compiler infers that.
 
-    By itself triton detects only multiples of 16 elements. A row length of 8 fp16 elements more or less still allows
-    16-byte loads, and without this it would get loads of 2 bytes.
+    By itself triton detects only multiples of 16 elements. A row length of 8 fp16 elements more or
+    less still allows 16-byte loads, and without this it would get loads of 2 bytes.
     """
     return x // ALIGN * ALIGN
 
@@ -42,9 +48,9 @@ def known_multiple(x, ALIGN: tl.constexpr):
 def tile_position(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     """Returns row and column of the index-th tile, in an order that reuses the L2 cache.
 
-    Tiles are taken GROUP_M rows at a time, column by column. The programs that run together then form a block of
-    GROUP_M × (programs / GROUP_M) tiles, and read far fewer different rows of a and columns of b than one long row of
-    tiles would.
+    Tiles are taken GROUP_M rows at a time, column by column. The programs that run together then
+    form a block of GROUP_M × (programs / GROUP_M) tiles, and read far fewer different rows of a and
+    columns of b than one long row of tiles would.
     """
     tiles_in_group = GROUP_M * tiles_n
     first_m = index // tiles_in_group * GROUP_M
@@ -55,16 +61,39 @@ def tile_position(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 @triton.jit
 def accumulate(
-    a, b, batch, tile_m, tile_n, first_step, last_step,
-    m, n, k, lda, ldb, batch_stride_a, batch_stride_b,
-    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Returns the sum of a·b over the reduction steps [first_step, last_step) for one tile: BLOCK_M × BLOCK_N, fp32."""
+    a,
+    b,
+    batch,
+    tile_m,
+    tile_n,
+    first_step,
+    last_step,
+    m,
+    n,
+    k,
+    lda,
+    ldb,
+    batch_stride_a,
+    batch_stride_b,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    ALIGN_A: tl.constexpr,
+    ALIGN_B: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    BATCHED: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Returns the sum of a·b over the reduction steps [first_step, last_step) for one tile: BLOCK_M
+    × BLOCK_N, fp32.
+    """
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     if DESCRIPTORS:
-        # The TMA unit fills what lies outside the matrix with zeros: no masks and no address arithmetic here.
+        # The TMA unit fills what lies outside the matrix with zeros: no masks and no address
+        # arithmetic here.
         row, col = tile_m * BLOCK_M, tile_n * BLOCK_N
         for step in range(first_step, last_step):
             at = step * BLOCK_K
@@ -72,15 +101,17 @@ def accumulate(
             b_block = load_box(b, batch, at, col, B_TRANSPOSED, BATCHED, BLOCK_K, BLOCK_N)
             acc = tl.dot(a_block, b_block, acc, input_precision=PRECISION)
     else:
-        # A scalar pointer walks along the reduction; what a thread adds to it stays the same and fits 32 bits.
+        # A scalar pointer walks along the reduction; what a thread adds to it stays the same and
+        # fits 32 bits.
         lda, ldb = known_multiple(lda, ALIGN_A), known_multiple(ldb, ALIGN_B)
         row, col, first = tile_m * BLOCK_M, tile_n * BLOCK_N, first_step * BLOCK_K
         ks = tl.arange(0, BLOCK_K)
         k_a, k_b = k, k
         a += batch.to(tl.int64) * batch_stride_a
         b += batch.to(tl.int64) * batch_stride_b
-        # Rows of a and columns of b past the edge are replaced by others of the same matrix; what they yield is never
-        # stored. Only the reduction needs a mask, since everything in it counts.
+        # Rows of a and columns of b past the edge are replaced by others of the same matrix; what
+        # they yield is never stored. Only the reduction needs a mask, since everything in it
+        # counts.
         if A_TRANSPOSED:
             rows = (row + tl.arange(0, BLOCK_M)) % known_multiple(m, ALIGN_A) - row
             a += row + lda.to(tl.int64) * first
@@ -118,46 +149,128 @@ def accumulate(
 
 @triton.jit
 def load_box(
-    descriptor, batch, row, col,
-    TRANSPOSED: tl.constexpr, BATCHED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    """Returns ROWS × COLS elements of a matrix from (row, col) on, which may be stored transposed."""
+    descriptor,
+    batch,
+    row,
+    col,
+    TRANSPOSED: tl.constexpr,
+    BATCHED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """Returns ROWS × COLS elements of a matrix from (row, col) on, which may be stored
+    transposed.
+    """
     if TRANSPOSED:
-        box = descriptor.load([batch, col, row]).reshape(COLS, ROWS) if BATCHED else descriptor.load([col, row])
+        box = (
+            descriptor.load([batch, col, row]).reshape(COLS, ROWS)
+            if BATCHED
+            else descriptor.load([col, row])
+        )
         box = box.T
     else:
-        box = descriptor.load([batch, row, col]).reshape(ROWS, COLS) if BATCHED else descriptor.load([row, col])
+        box = (
+            descriptor.load([batch, row, col]).reshape(ROWS, COLS)
+            if BATCHED
+            else descriptor.load([row, col])
+        )
     return box
 
 
 @triton.jit
 def store_tile(
-    c, acc, batch, tile_m, tile_n, m, n, ldc, batch_stride_c,
-    ALIGN_C: tl.constexpr, DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr, SUBTILES: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    c,
+    acc,
+    batch,
+    tile_m,
+    tile_n,
+    m,
+    n,
+    ldc,
+    batch_stride_c,
+    ALIGN_C: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    BATCHED: tl.constexpr,
+    SUBTILES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Writes one tile of c.
 
-    SUBTILES = 2 writes it in two halves of BLOCK_N / 2 columns, through half the shared memory; the rest holds another
-    stage of the main loop.
+    SUBTILES = 2 writes it in two halves of BLOCK_N / 2 columns, through half the shared memory; the
+    rest holds another stage of the main loop.
     """
     if SUBTILES == 2:
         left, right = halves(acc, BLOCK_M, BLOCK_N)
         HALF: tl.constexpr = BLOCK_N // 2
-        store_block(c, left, batch, tile_m * BLOCK_M, tile_n * BLOCK_N, m, n, ldc, batch_stride_c,
-                    ALIGN_C, DESCRIPTORS, BATCHED, BLOCK_M, HALF)  # fmt: skip
-        store_block(c, right, batch, tile_m * BLOCK_M, tile_n * BLOCK_N + HALF, m, n, ldc, batch_stride_c,
-                    ALIGN_C, DESCRIPTORS, BATCHED, BLOCK_M, HALF)  # fmt: skip
+        store_block(
+            c,
+            left,
+            batch,
+            tile_m * BLOCK_M,
+            tile_n * BLOCK_N,
+            m,
+            n,
+            ldc,
+            batch_stride_c,
+            ALIGN_C,
+            DESCRIPTORS,
+            BATCHED,
+            BLOCK_M,
+            HALF,
+        )
+        store_block(
+            c,
+            right,
+            batch,
+            tile_m * BLOCK_M,
+            tile_n * BLOCK_N + HALF,
+            m,
+            n,
+            ldc,
+            batch_stride_c,
+            ALIGN_C,
+            DESCRIPTORS,
+            BATCHED,
+            BLOCK_M,
+            HALF,
+        )
     else:
-        store_block(c, acc, batch, tile_m * BLOCK_M, tile_n * BLOCK_N, m, n, ldc, batch_stride_c,
-                    ALIGN_C, DESCRIPTORS, BATCHED, BLOCK_M, BLOCK_N)  # fmt: skip
+        store_block(
+            c,
+            acc,
+            batch,
+            tile_m * BLOCK_M,
+            tile_n * BLOCK_N,
+            m,
+            n,
+            ldc,
+            batch_stride_c,
+            ALIGN_C,
+            DESCRIPTORS,
+            BATCHED,
+            BLOCK_M,
+            BLOCK_N,
+        )
 
 
 @triton.jit
 def store_block(
-    c, values, batch, row, col, m, n, ldc, batch_stride_c,
-    ALIGN_C: tl.constexpr, DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
+    c,
+    values,
+    batch,
+    row,
+    col,
+    m,
+    n,
+    ldc,
+    batch_stride_c,
+    ALIGN_C: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    BATCHED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
     """Writes ROWS × COLS values from (row, col) on, as far as they lie inside m × n."""
     if DESCRIPTORS:
         if BATCHED:
@@ -167,35 +280,67 @@ def store_block(
     else:
         n, ldc = known_multiple(n, ALIGN_C), known_multiple(ldc, ALIGN_C)
         rows, cols = row + tl.arange(0, ROWS), col + tl.arange(0, COLS)
-        at = c + batch.to(tl.int64) * batch_stride_c + rows[:, None].to(tl.int64) * ldc + cols[None, :]
+        at = (
+            c
+            + batch.to(tl.int64) * batch_stride_c
+            + rows[:, None].to(tl.int64) * ldc
+            + cols[None, :]
+        )
         tl.store(at, values.to(c.dtype.element_ty), mask=(rows[:, None] < m) & (cols[None, :] < n))
 
 
 @triton.jit
 def halves(x, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Returns the left and the right half of the columns of a ROWS × COLS block; no data move between threads."""
+    """Returns the left and the right half of the columns of a ROWS × COLS block; no data move
+    between threads.
+    """
     return tl.split(tl.permute(tl.reshape(x, (ROWS, 2, COLS // 2)), (0, 2, 1)))
 
 
 @triton.jit
 def gemm_data_parallel(
-    a, b, c, batches, m, n, k, lda, ldb, ldc, batch_stride_a, batch_stride_b, batch_stride_c,
-    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
-    ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_C: tl.constexpr,
-    LOAD_DESCRIPTORS: tl.constexpr, STORE_DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr,
-    EVEN_K: tl.constexpr, PRECISION: tl.constexpr, SPLIT_K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    a,
+    b,
+    c,
+    batches,
+    m,
+    n,
+    k,
+    lda,
+    ldb,
+    ldc,
+    batch_stride_a,
+    batch_stride_b,
+    batch_stride_c,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    ALIGN_A: tl.constexpr,
+    ALIGN_B: tl.constexpr,
+    ALIGN_C: tl.constexpr,
+    LOAD_DESCRIPTORS: tl.constexpr,
+    STORE_DESCRIPTORS: tl.constexpr,
+    BATCHED: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
     SUBTILES: tl.constexpr,
-):  # fmt: skip
-    """Multiplies with one program per tile and part of the reduction. Grid: (tiles · batches, SPLIT_K ≤ steps).
+):
+    """Multiplies with one program per tile and part of the reduction. Grid: (tiles · batches,
+    SPLIT_K ≤ steps).
 
-    With SPLIT_K > 1, c is fp32 of SPLIT_K · batches × m × n, the parts one after the other; `gemm_add_parts` adds them.
+    With SPLIT_K > 1, c is fp32 of SPLIT_K · batches × m × n, the parts one after the other;
+    `gemm_add_parts` adds them.
     """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     tiles = tiles_m * tiles_n
     batch = tl.program_id(0) // tiles
     tile_m, tile_n = tile_position(tl.program_id(0) % tiles, tiles_m, tiles_n, GROUP_M)
-    # Every program has a step. Unless the compiler can see that, ptxas serialises Hopper's matrix instructions (C7515).
+    # Every program has a step. Unless the compiler can see that, ptxas serialises Hopper's matrix
+    # instructions (C7515).
     steps = tl.maximum(tl.cdiv(k, BLOCK_K), 1)
     if SPLIT_K == 1:
         first_step, last_step, out = 0, steps, batch
@@ -205,20 +350,67 @@ def gemm_data_parallel(
         last_step = tl.maximum((part + 1) * steps // SPLIT_K, first_step + 1)
         out = part * batches + batch
     acc = accumulate(
-        a, b, batch, tile_m, tile_n, first_step, last_step, m, n, k, lda, ldb, batch_stride_a, batch_stride_b,
-        A_TRANSPOSED, B_TRANSPOSED, ALIGN_A, ALIGN_B, LOAD_DESCRIPTORS, BATCHED, EVEN_K, PRECISION,
-        BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
-    store_tile(c, acc, out, tile_m, tile_n, m, n, ldc, batch_stride_c,
-               ALIGN_C, STORE_DESCRIPTORS, BATCHED, SUBTILES, BLOCK_M, BLOCK_N)  # fmt: skip
+        a,
+        b,
+        batch,
+        tile_m,
+        tile_n,
+        first_step,
+        last_step,
+        m,
+        n,
+        k,
+        lda,
+        ldb,
+        batch_stride_a,
+        batch_stride_b,
+        A_TRANSPOSED,
+        B_TRANSPOSED,
+        ALIGN_A,
+        ALIGN_B,
+        LOAD_DESCRIPTORS,
+        BATCHED,
+        EVEN_K,
+        PRECISION,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+    )
+    store_tile(
+        c,
+        acc,
+        out,
+        tile_m,
+        tile_n,
+        m,
+        n,
+        ldc,
+        batch_stride_c,
+        ALIGN_C,
+        STORE_DESCRIPTORS,
+        BATCHED,
+        SUBTILES,
+        BLOCK_M,
+        BLOCK_N,
+    )
 
 
 @triton.jit
 def gemm_add_parts(
-    parts, c, batches, m, n, ldc, batch_stride_c,
-    ALIGN_C: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Computes c, the sum of the SPLIT_K fp32 parts, always in the same order, so that it is the same each run.
+    parts,
+    c,
+    batches,
+    m,
+    n,
+    ldc,
+    batch_stride_c,
+    ALIGN_C: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Computes c, the sum of the SPLIT_K fp32 parts, always in the same order, so that it is the
+    same each run.
 
     One program per BLOCK_M × BLOCK_N elements: grid (blocks · batches).
     """
@@ -241,75 +433,206 @@ def gemm_add_parts(
 
 @triton.jit
 def gemm_persistent(
-    a, b, c, batches, m, n, k, lda, ldb, ldc, batch_stride_a, batch_stride_b, batch_stride_c,
-    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
-    ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_C: tl.constexpr,
-    LOAD_DESCRIPTORS: tl.constexpr, STORE_DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr,
-    EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SUBTILES: tl.constexpr, FLATTEN: tl.constexpr, WARP_SPECIALIZE: tl.constexpr,
-):  # fmt: skip
-    """Multiplies with P programs, one per block slot of the device; program p computes tiles p, p + P, p + 2P, …
+    a,
+    b,
+    c,
+    batches,
+    m,
+    n,
+    k,
+    lda,
+    ldb,
+    ldc,
+    batch_stride_a,
+    batch_stride_b,
+    batch_stride_c,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    ALIGN_A: tl.constexpr,
+    ALIGN_B: tl.constexpr,
+    ALIGN_C: tl.constexpr,
+    LOAD_DESCRIPTORS: tl.constexpr,
+    STORE_DESCRIPTORS: tl.constexpr,
+    BATCHED: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    SUBTILES: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    WARP_SPECIALIZE: tl.constexpr,
+):
+    """Multiplies with P programs, one per block slot of the device; program p computes tiles p, p +
+    P, p + 2P, …
 
-    FLATTEN joins the loop over tiles and the loop over steps into one, so that its software pipeline does not drain
-    between tiles: the first loads of a tile are under way while the tile before is still being written.
-    WARP_SPECIALIZE (Blackwell) gives loading, multiplying and writing to warps of their own.
+    FLATTEN joins the loop over tiles and the loop over steps into one, so that its software
+    pipeline does not drain between tiles: the first loads of a tile are under way while the tile
+    before is still being written. WARP_SPECIALIZE (Blackwell) gives loading, multiplying and
+    writing to warps of their own.
     """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     tiles = tiles_m * tiles_n
     steps = tl.cdiv(k, BLOCK_K)
     programs = tl.num_programs(0)
     if FLATTEN:
-        # The index of the tile to be written is counted apart from the one being loaded, which runs ahead.
+        # The index of the tile to be written is counted apart from the one being loaded, which runs
+        # ahead.
         written = tl.program_id(0) - programs
         for index in tl.range(
-            tl.program_id(0), tiles * batches, programs, flatten=True, warp_specialize=WARP_SPECIALIZE
+            tl.program_id(0),
+            tiles * batches,
+            programs,
+            flatten=True,
+            warp_specialize=WARP_SPECIALIZE,
         ):
             tile_m, tile_n = tile_position(index % tiles, tiles_m, tiles_n, GROUP_M)
             acc = accumulate(
-                a, b, index // tiles, tile_m, tile_n, 0, steps, m, n, k, lda, ldb, batch_stride_a, batch_stride_b,
-                A_TRANSPOSED, B_TRANSPOSED, ALIGN_A, ALIGN_B, LOAD_DESCRIPTORS, BATCHED, EVEN_K, PRECISION,
-                BLOCK_M, BLOCK_N, BLOCK_K,
-            )  # fmt: skip
+                a,
+                b,
+                index // tiles,
+                tile_m,
+                tile_n,
+                0,
+                steps,
+                m,
+                n,
+                k,
+                lda,
+                ldb,
+                batch_stride_a,
+                batch_stride_b,
+                A_TRANSPOSED,
+                B_TRANSPOSED,
+                ALIGN_A,
+                ALIGN_B,
+                LOAD_DESCRIPTORS,
+                BATCHED,
+                EVEN_K,
+                PRECISION,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+            )
             written += programs
             out_m, out_n = tile_position(written % tiles, tiles_m, tiles_n, GROUP_M)
-            store_tile(c, acc, written // tiles, out_m, out_n, m, n, ldc, batch_stride_c,
-                       ALIGN_C, STORE_DESCRIPTORS, BATCHED, SUBTILES, BLOCK_M, BLOCK_N)  # fmt: skip
+            store_tile(
+                c,
+                acc,
+                written // tiles,
+                out_m,
+                out_n,
+                m,
+                n,
+                ldc,
+                batch_stride_c,
+                ALIGN_C,
+                STORE_DESCRIPTORS,
+                BATCHED,
+                SUBTILES,
+                BLOCK_M,
+                BLOCK_N,
+            )
     else:
         for index in range(tl.program_id(0), tiles * batches, programs):
             tile_m, tile_n = tile_position(index % tiles, tiles_m, tiles_n, GROUP_M)
             acc = accumulate(
-                a, b, index // tiles, tile_m, tile_n, 0, steps, m, n, k, lda, ldb, batch_stride_a, batch_stride_b,
-                A_TRANSPOSED, B_TRANSPOSED, ALIGN_A, ALIGN_B, LOAD_DESCRIPTORS, BATCHED, EVEN_K, PRECISION,
-                BLOCK_M, BLOCK_N, BLOCK_K,
-            )  # fmt: skip
-            store_tile(c, acc, index // tiles, tile_m, tile_n, m, n, ldc, batch_stride_c,
-                       ALIGN_C, STORE_DESCRIPTORS, BATCHED, SUBTILES, BLOCK_M, BLOCK_N)  # fmt: skip
+                a,
+                b,
+                index // tiles,
+                tile_m,
+                tile_n,
+                0,
+                steps,
+                m,
+                n,
+                k,
+                lda,
+                ldb,
+                batch_stride_a,
+                batch_stride_b,
+                A_TRANSPOSED,
+                B_TRANSPOSED,
+                ALIGN_A,
+                ALIGN_B,
+                LOAD_DESCRIPTORS,
+                BATCHED,
+                EVEN_K,
+                PRECISION,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+            )
+            store_tile(
+                c,
+                acc,
+                index // tiles,
+                tile_m,
+                tile_n,
+                m,
+                n,
+                ldc,
+                batch_stride_c,
+                ALIGN_C,
+                STORE_DESCRIPTORS,
+                BATCHED,
+                SUBTILES,
+                BLOCK_M,
+                BLOCK_N,
+            )
 
 
 @triton.jit(do_not_specialize=["streamed_tiles"])
 def gemm_stream_k(
-    a, b, c, partials, ready, streamed_tiles,
-    batches, m, n, k, lda, ldb, ldc, batch_stride_a, batch_stride_b, batch_stride_c,
-    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
-    ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_C: tl.constexpr,
-    LOAD_DESCRIPTORS: tl.constexpr, STORE_DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr,
-    EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    a,
+    b,
+    c,
+    partials,
+    ready,
+    streamed_tiles,
+    batches,
+    m,
+    n,
+    k,
+    lda,
+    ldb,
+    ldc,
+    batch_stride_a,
+    batch_stride_b,
+    batch_stride_c,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    ALIGN_A: tl.constexpr,
+    ALIGN_B: tl.constexpr,
+    ALIGN_C: tl.constexpr,
+    LOAD_DESCRIPTORS: tl.constexpr,
+    STORE_DESCRIPTORS: tl.constexpr,
+    BATCHED: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
     SUBTILES: tl.constexpr,
-):  # fmt: skip
-    """Multiplies with P programs, one per block slot of the device: the last tiles shared by steps, then whole tiles.
+):
+    """Multiplies with P programs, one per block slot of the device: the last tiles shared by steps,
+    then whole tiles.
 
-    The first `streamed_tiles` tiles have streamed_tiles · steps steps, of which program p takes the p-th P-th. A tile
-    belongs to the program that computes its first step (its *owner*). A program that begins inside a tile writes what
-    it has to its slot of `partials` (P × BLOCK_M × BLOCK_N, fp32) and sets its flag in `ready`; it does so first of
-    all, and the owner reaches that tile last of all, so that waiting is rare. The owner adds the slots of the
-    programs after it in their order: results do not change from run to run.
+    The first `streamed_tiles` tiles have streamed_tiles · steps steps, of which program p takes the
+    p-th P-th. A tile belongs to the program that computes its first step (its *owner*). A program
+    that begins inside a tile writes what it has to its slot of `partials` (P × BLOCK_M × BLOCK_N,
+    fp32) and sets its flag in `ready`; it does so first of all, and the owner reaches that tile
+    last of all, so that waiting is rare. The owner adds the slots of the programs after it in their
+    order: results do not change from run to run.
 
-    The remaining tiles are computed whole, an equal number by every program, as in `gemm_persistent`.
+    The remaining tiles are computed whole, an equal number by every program, as in
+    `gemm_persistent`.
 
-    Waiting needs those waited for to run. All programs of a grid are resident at a time (the caller sees to it), and
-    an owner waits only for programs that were started before it: p counts down from the end of the grid.
+    Waiting needs those waited for to run. All programs of a grid are resident at a time (the caller
+    sees to it), and an owner waits only for programs that were started before it: p counts down
+    from the end of the grid.
     """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     tiles = tiles_m * tiles_n
@@ -327,10 +650,32 @@ def gemm_stream_k(
         batch = index // tiles
         tile_m, tile_n = tile_position(index % tiles, tiles_m, tiles_n, GROUP_M)
         acc = accumulate(
-            a, b, batch, tile_m, tile_n, first_step, last_step, m, n, k, lda, ldb, batch_stride_a, batch_stride_b,
-            A_TRANSPOSED, B_TRANSPOSED, ALIGN_A, ALIGN_B, LOAD_DESCRIPTORS, BATCHED, EVEN_K, PRECISION,
-            BLOCK_M, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
+            a,
+            b,
+            batch,
+            tile_m,
+            tile_n,
+            first_step,
+            last_step,
+            m,
+            n,
+            k,
+            lda,
+            ldb,
+            batch_stride_a,
+            batch_stride_b,
+            A_TRANSPOSED,
+            B_TRANSPOSED,
+            ALIGN_A,
+            ALIGN_B,
+            LOAD_DESCRIPTORS,
+            BATCHED,
+            EVEN_K,
+            PRECISION,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+        )
         if first_step > 0:
             _store_partial(partials, p, acc, BLOCK_M, BLOCK_N)
             tl.debug_barrier()  # every thread's part of the slot is written before one thread says so
@@ -348,29 +693,96 @@ def gemm_stream_k(
             HALF: tl.constexpr = BLOCK_N // 2
             for other in range(p + 1, last + 1):
                 left += tl.load(_slot(partials, other, 0, BLOCK_M, BLOCK_N), cache_modifier=".cg")
-            store_block(c, left, batch, tile_m * BLOCK_M, tile_n * BLOCK_N, m, n, ldc, batch_stride_c,
-                        ALIGN_C, STORE_DESCRIPTORS, BATCHED, BLOCK_M, HALF)  # fmt: skip
+            store_block(
+                c,
+                left,
+                batch,
+                tile_m * BLOCK_M,
+                tile_n * BLOCK_N,
+                m,
+                n,
+                ldc,
+                batch_stride_c,
+                ALIGN_C,
+                STORE_DESCRIPTORS,
+                BATCHED,
+                BLOCK_M,
+                HALF,
+            )
             for other in range(p + 1, last + 1):
                 right += tl.load(_slot(partials, other, 1, BLOCK_M, BLOCK_N), cache_modifier=".cg")
-            store_block(c, right, batch, tile_m * BLOCK_M, tile_n * BLOCK_N + HALF, m, n, ldc, batch_stride_c,
-                        ALIGN_C, STORE_DESCRIPTORS, BATCHED, BLOCK_M, HALF)  # fmt: skip
+            store_block(
+                c,
+                right,
+                batch,
+                tile_m * BLOCK_M,
+                tile_n * BLOCK_N + HALF,
+                m,
+                n,
+                ldc,
+                batch_stride_c,
+                ALIGN_C,
+                STORE_DESCRIPTORS,
+                BATCHED,
+                BLOCK_M,
+                HALF,
+            )
         begin = index * steps + last_step
 
     for index in range(streamed_tiles + p, tiles * batches, programs):
         batch = index // tiles
         tile_m, tile_n = tile_position(index % tiles, tiles_m, tiles_n, GROUP_M)
         acc = accumulate(
-            a, b, batch, tile_m, tile_n, 0, steps, m, n, k, lda, ldb, batch_stride_a, batch_stride_b,
-            A_TRANSPOSED, B_TRANSPOSED, ALIGN_A, ALIGN_B, LOAD_DESCRIPTORS, BATCHED, EVEN_K, PRECISION,
-            BLOCK_M, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
-        store_tile(c, acc, batch, tile_m, tile_n, m, n, ldc, batch_stride_c,
-                   ALIGN_C, STORE_DESCRIPTORS, BATCHED, SUBTILES, BLOCK_M, BLOCK_N)  # fmt: skip
+            a,
+            b,
+            batch,
+            tile_m,
+            tile_n,
+            0,
+            steps,
+            m,
+            n,
+            k,
+            lda,
+            ldb,
+            batch_stride_a,
+            batch_stride_b,
+            A_TRANSPOSED,
+            B_TRANSPOSED,
+            ALIGN_A,
+            ALIGN_B,
+            LOAD_DESCRIPTORS,
+            BATCHED,
+            EVEN_K,
+            PRECISION,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+        )
+        store_tile(
+            c,
+            acc,
+            batch,
+            tile_m,
+            tile_n,
+            m,
+            n,
+            ldc,
+            batch_stride_c,
+            ALIGN_C,
+            STORE_DESCRIPTORS,
+            BATCHED,
+            SUBTILES,
+            BLOCK_M,
+            BLOCK_N,
+        )
 
 
 @triton.jit
 def _share_begin(p, steps, programs):
-    """First step of program p's share: shares differ by at most one step, the longer ones come first."""
+    """First step of program p's share: shares differ by at most one step, the longer ones come
+    first.
+    """
     return p * (steps // programs) + min(p, steps % programs)
 
 
@@ -384,7 +796,9 @@ def _slot(partials, p, half, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _store_partial(partials, p, acc, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Leave a partial tile in program p's slot, past the L1 cache, which the reader does not share."""
+    """Leave a partial tile in program p's slot, past the L1 cache, which the reader does not
+    share.
+    """
     left, right = halves(acc, BLOCK_M, BLOCK_N)
     tl.store(_slot(partials, p, 0, BLOCK_M, BLOCK_N), left, cache_modifier=".cg")
     tl.store(_slot(partials, p, 1, BLOCK_M, BLOCK_N), right, cache_modifier=".cg")

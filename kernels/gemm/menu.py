@@ -2,9 +2,10 @@
 
 Entry points: `tiles`, `pick`, `architecture`, `SCHEDULES`. Used by `config`, `host` and `grouped`.
 
-Each tile of a menu compiles for its architecture with every schedule and layout without spills and within the shared
-memory of one block (the tests compile all of them). The sets follow triton's matmul tutorials: on Ampere 128×256×32 and
-128×128×32, on Hopper and Blackwell 128×256×64 with 8 warps, and smaller tiles for GEMMs that would not fill the device.
+Each tile of a menu compiles for its architecture with every schedule and layout without spills and
+within the shared memory of one block (the tests compile all of them). The sets follow triton's
+matmul tutorials: on Ampere 128×256×32 and 128×128×32, on Hopper and Blackwell 128×256×64 with 8
+warps, and smaller tiles for GEMMs that would not fill the device.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ SCHEDULES = ("data_parallel", "split_k", "stream_k", "persistent")
 
 #: Numbers of parts that are tried for split-k.
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-#: Fixed cost of a tile, clocks: latency from the first load to the first result, and writing begins only after the
-#: last one. A global load takes 500 to 600 clocks on A100 and H100 (microbenchmarks: Luo et al. 2024),
-#: and filling the pipeline takes about two in a row.
+#: Fixed cost of a tile, clocks: latency from the first load to the first result, and writing begins
+#: only after the last one. A global load takes 500 to 600 clocks on A100 and H100 (microbenchmarks:
+#: Luo et al. 2024), and filling the pipeline takes about two in a row.
 _LATENCY_CLOCKS = 1200.0
 _REGISTERS_BESIDE_SUMS = 40  # as compiled: addresses and fragments, beside the fp32 sums
 
@@ -36,9 +37,9 @@ class Architecture:
     flops_per_clock: rate of the 16-bit tensor cores.
     l2_bytes_per_clock: L2 bandwidth per SM when all SMs read.
 
-    Sources of the rates: the whitepapers of V100 2017, Turing 2018, A100 2020 (L2: 2048 bytes a clock on V100, 5120 on
-    A100), GA102 2020 and H100 2022. No L2 bandwidth is published for Hopper and later, where the A100's is assumed,
-    divided by their SM count.
+    Sources of the rates: the whitepapers of V100 2017, Turing 2018, A100 2020 (L2: 2048 bytes a
+    clock on V100, 5120 on A100), GA102 2020 and H100 2022. No L2 bandwidth is published for Hopper
+    and later, where the A100's is assumed, divided by their SM count.
     """
 
     tiles: tuple[Tile, ...]
@@ -51,8 +52,8 @@ def _tiles(*sizes: tuple[int, int, int, int, int]) -> tuple[Tile, ...]:
     return tuple(Tile(m, n, k, stages=stages, num_warps=warps) for m, n, k, stages, warps in sizes)
 
 
-# For rows that do not begin at multiples of 16 bytes: narrow loads go through registers instead of straight to shared
-# memory, so less fits, in any dtype.
+# For rows that do not begin at multiples of 16 bytes: narrow loads go through registers instead of
+# straight to shared memory, so less fits, in any dtype.
 _UNALIGNED = _tiles((128, 64, 32, 2, 8), (64, 64, 32, 2, 4))
 # For fp32, which does not use tensor cores.
 _SCALAR = _tiles((128, 128, 16, 3, 8), (128, 64, 16, 3, 4))
@@ -90,7 +91,9 @@ def architecture(capability: tuple[int, int]) -> int:
     return max((arch for arch in ARCHITECTURES if arch <= number), default=min(ARCHITECTURES))
 
 
-def tiles(arch: int, dtype: str, schedule: str = "data_parallel", align_bytes: int = 16) -> tuple[Tile, ...]:
+def tiles(
+    arch: int, dtype: str, schedule: str = "data_parallel", align_bytes: int = 16
+) -> tuple[Tile, ...]:
     """Returns the tiles for an architecture, dtype, schedule and alignment of the operands' rows.
 
     >>> [str(tile) for tile in tiles(80, "fp32")]
@@ -105,10 +108,11 @@ def tiles(arch: int, dtype: str, schedule: str = "data_parallel", align_bytes: i
         # With fragments in registers, 256 rows leave none for adding up partial tiles.
         fitting = tuple(tile for tile in fitting if tile.block_m <= 128)
     if dtype == "tf32" and arch >= 100:
-        # Blackwell transposes tf32 by way of copies in shared memory, and large tiles leave no room for them.
+        # Blackwell transposes tf32 by way of copies in shared memory, and large tiles leave no room
+        # for them.
         fitting = tuple(tile for tile in fitting if tile.elements <= 128 * 128)
-    # A step covers as many bytes of the reduction as for 16-bit operands. tf32 has a stage less, since its result is
-    # twice as wide and takes its place in shared memory.
+    # A step covers as many bytes of the reduction as for 16-bit operands. tf32 has a stage less,
+    # since its result is twice as wide and takes its place in shared memory.
     element_bytes = DTYPES[dtype].element_bytes
     return tuple(
         replace(
@@ -120,7 +124,9 @@ def tiles(arch: int, dtype: str, schedule: str = "data_parallel", align_bytes: i
     )
 
 
-def pick(gemm: Gemm, schedule: str, capability: tuple[int, int], sm_count: int, align_bytes: int = 16) -> Tile:
+def pick(
+    gemm: Gemm, schedule: str, capability: tuple[int, int], sm_count: int, align_bytes: int = 16
+) -> Tile:
     """Selects the tile of the menu with the lowest `estimated_clocks`; deterministic.
 
     For split_k, also selects the number of parts.
@@ -137,13 +143,18 @@ def pick(gemm: Gemm, schedule: str, capability: tuple[int, int], sm_count: int, 
         for split in splits
         if split == 1 or split * (tile.block_k or 1) <= gemm.k
     ]
-    return min(choices, key=lambda tile: estimated_clocks(gemm, tile, schedule, capability, sm_count))
+    return min(
+        choices, key=lambda tile: estimated_clocks(gemm, tile, schedule, capability, sm_count)
+    )
 
 
-def estimated_clocks(gemm: Gemm, tile: Tile, schedule: str, capability: tuple[int, int], sm_count: int) -> float:
+def estimated_clocks(
+    gemm: Gemm, tile: Tile, schedule: str, capability: tuple[int, int], sm_count: int
+) -> float:
     """Estimates the clocks of a GEMM, accurate enough only to rank the tiles of one menu.
 
-    Uses a roofline for one SM (tensor cores against the L2 cache), times the waves that the schedule needs.
+    Uses a roofline for one SM (tensor cores against the L2 cache), times the waves that the
+    schedule needs.
     """
     machine = ARCHITECTURES[architecture(capability)]
     element_bytes = DTYPES[gemm.dtype].element_bytes
@@ -157,7 +168,8 @@ def estimated_clocks(gemm: Gemm, tile: Tile, schedule: str, capability: tuple[in
     busy = hypot(multiply, load) + tile.elements * write_bytes / machine.l2_bytes_per_clock
     per_sm = estimated_blocks_per_sm(tile, gemm.dtype, capability)
     num_tiles = gemm.batch * cdiv(gemm.m, tile.block_m) * cdiv(gemm.n, tile.block_n) * tile.split_k
-    # Blocks that share an SM share its throughput and hide each other's latency; the last wave spreads over all SMs.
+    # Blocks that share an SM share its throughput and hide each other's latency; the last wave
+    # spreads over all SMs.
     waves, rest = divmod(num_tiles, sm_count * per_sm)
     clocks = waves * (per_sm * busy + _LATENCY_CLOCKS)
     if schedule == "stream_k":
@@ -165,13 +177,20 @@ def estimated_clocks(gemm: Gemm, tile: Tile, schedule: str, capability: tuple[in
     elif rest:
         clocks += cdiv(rest, sm_count) * busy + _LATENCY_CLOCKS
     if tile.split_k > 1:
-        moved = gemm.batch * gemm.m * gemm.n * (4 * tile.split_k + DTYPES[gemm.output_dtype].element_bytes)
+        moved = (
+            gemm.batch
+            * gemm.m
+            * gemm.n
+            * (4 * tile.split_k + DTYPES[gemm.output_dtype].element_bytes)
+        )
         clocks += moved / (sm_count * machine.l2_bytes_per_clock) + 2 * _LATENCY_CLOCKS
     return clocks
 
 
 def estimated_blocks_per_sm(tile: Tile, dtype: str, capability: tuple[int, int]) -> int:
-    """Estimates the resident blocks per SM of a menu tile, from its sums and pipeline; at least 1."""
+    """Estimates the resident blocks per SM of a menu tile, from its sums and pipeline; at least
+    1.
+    """
     threads = 32 * (tile.num_warps or 4)
     stage_bytes = (tile.block_m + tile.block_n) * (tile.block_k or 1) * DTYPES[dtype].element_bytes
     resident = resident_blocks(

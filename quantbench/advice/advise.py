@@ -1,4 +1,6 @@
-"""Combines the cost of a shape on a GPU, the time lost past edges, and better shapes near it with the reasons."""
+"""Combines the cost of a shape on a GPU, the time lost past edges, and better shapes near it with
+the reasons.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
 
-# Least saving, as a share of the shape's time, that is given as a reason, and the most reasons for one shape.
+# Least saving, as a share of the shape's time, that is given as a reason, and the most reasons for
+# one shape.
 _WORTH_SAYING = 0.004
 _REASONS = 3
 # Sizes that are multiples of this fill the tiles of every kernel in common use.
@@ -33,7 +36,9 @@ TOP = 8
 
 @dataclass(frozen=True)
 class Advised:
-    """A shape compared with the one asked about: the comparison, the changed sizes in words, and its cost."""
+    """A shape compared with the one asked about: the comparison, the changed sizes in words, and
+    its cost.
+    """
 
     found: Neighbour
     changes: str
@@ -42,7 +47,9 @@ class Advised:
 
 @dataclass(frozen=True)
 class Unmeasured:
-    """A reason why predicted times have no measurement behind them, with the ops and their share of the time."""
+    """A reason why predicted times have no measurement behind them, with the ops and their share of
+    the time.
+    """
 
     reason: str
     ops: tuple[str, ...]
@@ -55,13 +62,15 @@ class Advice:
 
     unmeasured: parts of the time that have no measurement behind them, the largest share first.
     neighbours: shapes that are predicted to be faster, the surely faster ones first.
-    alike: the best shape with as many heads, and the best with heads as wide, unless they are among the neighbours.
+    alike: the best shape with as many heads, and the best with heads as wide, unless they are among
+        the neighbours.
     singles: the best change of one dimension alone, the largest gain first.
     tried: number of shapes within `space` that were compared with this one.
     broken: rules of number formats and libraries that the shape breaks.
     missing: what has no model and is left out of the times, as text.
     blocks: sizes of the experts that are no multiples of 128, as text.
-    too_large: that the weights of a model with experts exceed a GPU's memory, and what helps, as text; "" if they fit.
+    too_large: that the weights of a model with experts exceed a GPU's memory, and what helps, as
+        text; "" if they fit.
     """
 
     device: DeviceSpec
@@ -136,7 +145,9 @@ def advise(
     require_int("advise", "top", top, low=0)
     device = times.device
     if device.peak(shape.dtype) is None:
-        raise InputError("advise", f"dtype = {shape.dtype!r} on {device.name}", f"one of {device.dtypes}")
+        raise InputError(
+            "advise", f"dtype = {shape.dtype!r} on {device.name}", f"one of {device.dtypes}"
+        )
     remembered = RememberedTimes(times, softmax=shape.softmax, kernels=kernels)
     space = space or Space()
     cost = cost_of(shape, remembered)
@@ -149,12 +160,16 @@ def advise(
         cost=cost,
         unmeasured=_unmeasured(cost),
         neighbours=_advised(best, cost, remembered),
-        alike=_advised((one for one in search.alike() if one.shape not in listed), cost, remembered),
+        alike=_advised(
+            (one for one in search.alike() if one.shape not in listed), cost, remembered
+        ),
         singles=_advised(search.single(), cost, remembered),
         tried=search.tried,
         space=space,
         broken=broken_by_shape(shape, library=library, backward=not shape.experts, device=device),
-        missing=("a forward pass only: gradients of experts have no model",) if shape.experts else (),
+        missing=("a forward pass only: gradients of experts have no model",)
+        if shape.experts
+        else (),
         blocks=_broken_blocks(shape),
         too_large=_too_large(shape, device),
     )
@@ -173,10 +188,16 @@ def _broken_blocks(shape: TransformerShape) -> tuple[str, ...]:
     if not shape.experts:
         return ()
     sizes = {
-        "moe_ffn / tp": shape.moe_ffn / shape.tp, "shared_ffn / tp": shape.shared_ffn / shape.tp,
-        "hidden": shape.hidden, "rows of an expert, if balanced": shape.experts_of(shape.tokens).rows_per_expert,
-    }  # fmt: skip
-    return tuple(f"{name} = {size:g} = {size / _ROUND:.4g} × {_ROUND}" for name, size in sizes.items() if size % _ROUND)
+        "moe_ffn / tp": shape.moe_ffn / shape.tp,
+        "shared_ffn / tp": shape.shared_ffn / shape.tp,
+        "hidden": shape.hidden,
+        "rows of an expert, if balanced": shape.experts_of(shape.tokens).rows_per_expert,
+    }
+    return tuple(
+        f"{name} = {size:g} = {size / _ROUND:.4g} × {_ROUND}"
+        for name, size in sizes.items()
+        if size % _ROUND
+    )
 
 
 def _unmeasured(whole: ShapeCost) -> tuple[Unmeasured, ...]:
@@ -186,13 +207,17 @@ def _unmeasured(whole: ShapeCost) -> tuple[Unmeasured, ...]:
         if cost.latency.unmeasured:
             ops[cost.latency.unmeasured].append(cost)
     found = [
-        Unmeasured(reason, tuple(cost.op.label for cost in costs), _time(costs) / whole.latency.latency_us)
+        Unmeasured(
+            reason, tuple(cost.op.label for cost in costs), _time(costs) / whole.latency.latency_us
+        )
         for reason, costs in ops.items()
     ]
     return tuple(sorted(found, key=lambda one: -one.share))
 
 
-def _advised(found: Iterable[Neighbour], cost: ShapeCost, times: RememberedTimes) -> tuple[Advised, ...]:
+def _advised(
+    found: Iterable[Neighbour], cost: ShapeCost, times: RememberedTimes
+) -> tuple[Advised, ...]:
     advised = []
     for neighbour in found:
         new = cost_of(neighbour.shape, times)
@@ -205,7 +230,20 @@ def _advised(found: Iterable[Neighbour], cost: ShapeCost, times: RememberedTimes
 
 def _changes(old: ShapeCost, new: ShapeCost) -> str:
     """Describes the differences: `hidden 14400 → 13824, heads 96 → 72, layers 80 → 87`."""
-    names = ["hidden", "heads", "kv_heads", "ffn", "vocab", "layers", "mbs", "experts", "top_k", "moe_ffn", "tp", "ep"]
+    names = [
+        "hidden",
+        "heads",
+        "kv_heads",
+        "ffn",
+        "vocab",
+        "layers",
+        "mbs",
+        "experts",
+        "top_k",
+        "moe_ffn",
+        "tp",
+        "ep",
+    ]
     if old.shape.kv_heads == old.shape.heads and new.shape.kv_heads == new.shape.heads:
         names.remove("kv_heads")
     if new.shape.ffn * old.shape.hidden == old.shape.ffn * new.shape.hidden:
@@ -215,7 +253,8 @@ def _changes(old: ShapeCost, new: ShapeCost) -> str:
 
 
 def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
-    """Returns reasons for the one to three ops that save the most time, equal reasons merged, and new hard edges.
+    """Returns reasons for the one to three ops that save the most time, equal reasons merged, and
+    new hard edges.
 
     weight: factor on the new times that makes them comparable per token and parameter.
     """
@@ -231,7 +270,9 @@ def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
     said_of = [", ".join(filter(None, subjects)) + said for said, subjects in found.items()]
     # Hard edges that only the new shape is past are the next thing to change.
     kinds = {finding.edge.kind for cost in old.ops for finding in cost.findings}
-    past = dict.fromkeys(f.edge.words for cost in new.ops for f in cost.findings if f.edge.kind in _HARD - kinds)
+    past = dict.fromkeys(
+        f.edge.words for cost in new.ops for f in cost.findings if f.edge.kind in _HARD - kinds
+    )
     return (*said_of, *(f"but {words}" for words in past))
 
 

@@ -1,7 +1,8 @@
 """Finds the efficiency edges that an op has just crossed.
 
-A size crosses an edge when it breaks 16-byte alignment, starts a new tile or wave, or leaves the conditions of
-Megatron's fused softmax. Experts cross one if their rows do not fill tiles, and are skewed if not all get the same.
+A size crosses an edge when it breaks 16-byte alignment, starts a new tile or wave, or leaves the
+conditions of Megatron's fused softmax. Experts cross one if their rows do not fill tiles, and are
+skewed if not all get the same.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from quantbench.workload.kinds import Compute
 KINDS = ("alignment", "fused softmax", "wave edge", "tile edge", "skew")
 # Rows of the tiles of grouped GEMMs: kernels take a smaller one for few rows per expert.
 _EXPERT_TILES = (16, 64, 128)
-#: largest relative change of a size that is considered; equal to `analysis.neighbours.NEAR`, which imports scipy
+#: largest relative change of a size that is considered; equal to `analysis.neighbours.NEAR`, which
+#: imports scipy
 NEAR = 0.10
 
 
@@ -44,9 +46,10 @@ class Edge:
     """A condition by which an op has become less efficient; `sweep.refine.Edge` is a measured jump.
 
     kind: one of KINDS.
-    before: the workload just before the edge; for the fused softmax, the same workload; for skew, balanced experts.
-    largest_share: upper bound of the share of the op's time that this edge costs: for tiles and waves the idle
-        share, else 1.
+    before: the workload just before the edge; for the fused softmax, the same workload; for skew,
+        balanced experts.
+    largest_share: upper bound of the share of the op's time that this edge costs: for tiles and
+        waves the idle share, else 1.
     """
 
     kind: str
@@ -61,12 +64,16 @@ def edges(
     """Returns every edge that the op has crossed.
 
     launch: the kernel that runs it; None for the device's assumed tile.
-    peak_share: predicted rate as a share of peak; tile and wave edges that contradict it are left out.
+    peak_share: predicted rate as a share of peak; tile and wave edges that contradict it are left
+        out.
     """
     work = op.workload
     if isinstance(work, Gemm):
         names = side_names(op)
-        return (*_unaligned(work, names), *_tiles_and_waves(work, names, device, launch, peak_share))
+        return (
+            *_unaligned(work, names),
+            *_tiles_and_waves(work, names, device, launch, peak_share),
+        )
     if isinstance(work, Attention):
         return tuple(_of_attention(work))
     if isinstance(work, MoE):
@@ -80,16 +87,23 @@ def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
     off = misaligned_sides(gemm)
     if not off:
         return
-    changes: dict[str, Any] = {side: max(step, getattr(gemm, side) // step * step) for side, step in off.items()}
+    changes: dict[str, Any] = {
+        side: max(step, getattr(gemm, side) // step * step) for side, step in off.items()
+    }
     said = dict.fromkeys(
-        f"{names.get(side, side)} = {getattr(gemm, side)} is no multiple of {step}" for side, step in off.items()
+        f"{names.get(side, side)} = {getattr(gemm, side)} is no multiple of {step}"
+        for side, step in off.items()
     )
     words = f"{', '.join(said)}: {alignment_words(gemm_alignment_bytes(gemm), VECTOR_BYTES)}"
     yield Edge("alignment", words, replace(gemm, **changes))
 
 
 def _tiles_and_waves(
-    gemm: Gemm, names: dict[str, str], device: DeviceSpec, launch: Launch | None, peak_share: float | None
+    gemm: Gemm,
+    names: dict[str, str],
+    device: DeviceSpec,
+    launch: Launch | None,
+    peak_share: float | None,
 ) -> Iterator[Edge]:
     used = tile_in_use(device, gemm.dtype, launch)
     tile, sm_count = used.tile, device.sm_count
@@ -109,7 +123,12 @@ def _tiles_and_waves(
             then = quantize(shorter, tile, sm_count)
             if near and now is not None and then.num_waves < now.num_waves:
                 words = f"{last_wave_words(now)}, and {name} = {size} is past {below}"
-                yield Edge("wave edge", f"{words} ({tiles})", shorter, max(0.0, 1 - now.efficiency / then.efficiency))
+                yield Edge(
+                    "wave edge",
+                    f"{words} ({tiles})",
+                    shorter,
+                    max(0.0, 1 - now.efficiency / then.efficiency),
+                )
                 break
             if below == first and size % block and pads:
                 to = cdiv(size, block) * block
@@ -138,13 +157,20 @@ def _of_attention(work: Attention) -> Iterator[Edge]:
     if work.head_dim % step:
         bytes_now = alignment_bytes(work.head_dim, work.dtype)
         words = f"head_dim = {work.head_dim} is no multiple of {step}: {alignment_words(bytes_now, VECTOR_BYTES)}"
-        yield Edge("alignment", words, replace(work, head_dim=max(step, work.head_dim // step * step)))
+        yield Edge(
+            "alignment", words, replace(work, head_dim=max(step, work.head_dim // step * step))
+        )
     to = _padded(work)
     narrower = (replace(work, head_dim=width) for width in range(work.head_dim - 1, 0, -1))
     before = next((other for other in narrower if _padded(other) == other.head_dim), None)
     if to != work.head_dim and before is not None:
         idle = 1 - work.head_dim / to
-        yield Edge("tile edge", f"{padding_words('head_dim', work.head_dim, to)}: {percent(idle)} idle", before, idle)
+        yield Edge(
+            "tile edge",
+            f"{padding_words('head_dim', work.head_dim, to)}: {percent(idle)} idle",
+            before,
+            idle,
+        )
 
 
 def _padded(work: Attention) -> int:

@@ -1,7 +1,8 @@
 """Decides whether padding a matrix product saves time, and prices the copies and the memory.
 
-Weights (n and k) are padded once, when the model is built; tokens (m) are copied into a larger tensor in every call.
-Padded rows and columns compute nothing of use, so the saving is that of the same useful work.
+Weights (n and k) are padded once, when the model is built; tokens (m) are copied into a larger
+tensor in every call. Padded rows and columns compute nothing of use, so the saving is that of the
+same useful work.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from quantbench.workload import Gemm
 from quantbench.workload.dtypes import DTYPES
 
 SIDES = ("m", "n", "k")
-#: smallest expected saving, as a share of the time, for which padding is advised: by as much does the saving of a pair
-#: differ between two measurements (docs/padding.md, "differs by": median of the tables)
+#: smallest expected saving, as a share of the time, for which padding is advised: by as much does
+#: the saving of a pair differ between two measurements (docs/padding.md, "differs by": median of
+#: the tables)
 NOISE = 0.02
 # Options whose savings differ by less than this share are alike.
 _ALIKE = 0.005
@@ -38,7 +40,9 @@ _ROUND = 128
 
 @dataclass(frozen=True)
 class Change:
-    """A side of the product and its padded size. at_run_time: whether a tensor is copied in every call."""
+    """A side of the product and its padded size. at_run_time: whether a tensor is copied in every
+    call.
+    """
 
     dimension: str
     size: int
@@ -53,7 +57,8 @@ class Padding:
     now, then: time without and with padding; `then` leaves out the copy.
     copy_bytes, copy_us: bytes moved by the copy in every call, and its time.
     more_bytes: additional memory of the padded tensors.
-    saving, low, high: saved share of the time, the copy included, with its 90 % interval; negative if it costs time.
+    saving, low, high: saved share of the time, the copy included, with its 90 % interval; negative
+        if it costs time.
     crashes: number of broken rules by which the library crashes on the padded sizes.
     repairs: whether there are fewer of them than without padding.
     """
@@ -95,8 +100,8 @@ class PaddingVerdict:
     """Whether to pad a product, and how.
 
     now: time as it is.
-    options: the fastest way for each side alone, and for all sides together if that differs. Those that repair most
-        come first, then those that save most.
+    options: the fastest way for each side alone, and for all sides together if that differs. Those
+        that repair most come first, then those that save most.
     broken: rules of number formats and libraries that it breaks.
     note: source of the times.
     """
@@ -155,11 +160,14 @@ def padding_verdict(
     return PaddingVerdict(gemm, device, library, now, _shown(options), broken, known.note)
 
 
-def compare(gemm: Gemm, padded: Gemm, now: Estimate, then: Estimate, times: OpTimes, *, copied: bool = True) -> Padding:
+def compare(
+    gemm: Gemm, padded: Gemm, now: Estimate, then: Estimate, times: OpTimes, *, copied: bool = True
+) -> Padding:
     """Compares the time without and with padding.
 
-    The interval is that of the ratio of two independent errors of the estimates' own intervals, which hold the
-    measurement noise and the choice of kernel: a shape and its padded shape do not share them.
+    The interval is that of the ratio of two independent errors of the estimates' own intervals,
+    which hold the measurement noise and the choice of kernel: a shape and its padded shape do not
+    share them.
 
     times: source of the times, for its device and common errors.
     copied: whether padding m costs a copy of a, which is read with k padded already.
@@ -191,7 +199,9 @@ def compare(gemm: Gemm, padded: Gemm, now: Estimate, then: Estimate, times: OpTi
 def _padded_sizes(size: int) -> list[int]:
     """Returns the size and the next multiples of `_STEPS` above it."""
     multiples = (cdiv(size, step) * step for step in _STEPS)
-    return list(dict.fromkeys([size, *(multiple for multiple in multiples if multiple <= LARGEST_SIDE)]))
+    return list(
+        dict.fromkeys([size, *(multiple for multiple in multiples if multiple <= LARGEST_SIDE)])
+    )
 
 
 def _crashes(broken: Iterable[Broken]) -> int:
@@ -209,12 +219,18 @@ def _shown(options: Sequence[Padding]) -> tuple[Padding, ...]:
 
 
 def _fastest(options: Sequence[Padding]) -> Padding:
-    """Returns the option with the fewest crashes and the largest saving. Of those within `_ALIKE` of it, the one
-    that changes fewest sides, to the roundest sizes, as kernels differ in what alignment they want beyond 16 bytes."""
+    """Returns the option with the fewest crashes and the largest saving. Of those within `_ALIKE`
+    of it, the one that changes fewest sides, to the roundest sizes, as kernels differ in what
+    alignment they want beyond 16 bytes."""
     fewest = min(one.crashes for one in options)
     best = max(one.saving for one in options if one.crashes == fewest)
     near = [one for one in options if one.crashes == fewest and one.saving >= best - _ALIKE]
     # A size's roundness: the largest power of two up to _ROUND that divides it.
     return min(
-        near, key=lambda one: (len(one.changes), -min(min(_ROUND, c.to & -c.to) for c in one.changes), -one.saving)
+        near,
+        key=lambda one: (
+            len(one.changes),
+            -min(min(_ROUND, c.to & -c.to) for c in one.changes),
+            -one.saving,
+        ),
     )

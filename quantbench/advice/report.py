@@ -1,4 +1,6 @@
-"""Converts the result of `quantbench advise` to JSON and to shapes for `sweep --shapes`, and writes JUnit XML."""
+"""Converts the result of `quantbench advise` to JSON and to shapes for `sweep --shapes`, and writes
+JUnit XML.
+"""
 
 from __future__ import annotations
 
@@ -44,22 +46,33 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
 
 
 def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
-    """Lists the shape and all others in the advice, with their predicted gains, for `sweep --shapes`."""
+    """Lists the shape and all others in the advice, with their predicted gains, for `sweep
+    --shapes`.
+    """
     others = []
     for one in advice.compared:
-        name = f"{one.changes}, head_dim {one.found.shape.head_dim}"  # must be unique among the shapes
-        others.append(NamedShape(name, one.found.shape, Gain(one.found.gain, one.found.low, one.found.high)))
+        name = (
+            f"{one.changes}, head_dim {one.found.shape.head_dim}"  # must be unique among the shapes
+        )
+        others.append(
+            NamedShape(name, one.found.shape, Gain(one.found.gain, one.found.low, one.found.high))
+        )
     return (NamedShape("the shape as it is", advice.shape), *others)
 
 
 def _totals(cost: ShapeCost) -> dict[str, Any]:
     hours = cost.gpu_hours_per_trillion_tokens
     return {
-        **_latency(cost.latency), "tflops": cost.tflops,
-        "gpu_hours_per_trillion_tokens": hours(cost.latency.latency_us), "gpu_hours_note": LOWER_BOUND,
-        "waste_us": cost.waste_us, "waste_low_us": cost.waste_low_us, "waste_high_us": cost.waste_high_us,
-        "waste_share": cost.waste_share, "waste_gpu_hours_per_trillion_tokens": hours(cost.waste_us),
-    }  # fmt: skip
+        **_latency(cost.latency),
+        "tflops": cost.tflops,
+        "gpu_hours_per_trillion_tokens": hours(cost.latency.latency_us),
+        "gpu_hours_note": LOWER_BOUND,
+        "waste_us": cost.waste_us,
+        "waste_low_us": cost.waste_low_us,
+        "waste_high_us": cost.waste_high_us,
+        "waste_share": cost.waste_share,
+        "waste_gpu_hours_per_trillion_tokens": hours(cost.waste_us),
+    }
 
 
 def _latency(latency: Estimate) -> dict[str, float]:
@@ -117,14 +130,19 @@ def write_junit(cost: ShapeCost, allowed: float | None, path: Path) -> None:
 
     allowed: largest waste, as a share of the time, with which the last one passes; None: any.
 
-    Raises StoreError if the file cannot be written. `report.comparison.write_junit` does the same for a comparison.
+    Raises StoreError if the file cannot be written. `report.comparison.write_junit` does the same
+    for a comparison.
     """
     text, failure = f"{percent(cost.waste_share)} of the time is wasted past edges", ""
     if allowed is not None and cost.waste_share > allowed:
         text, failure = f"{text}, {percent(allowed)} allowed", "waste"
     cases = [Case("quantbench.advise", "waste past edges", text, failure=failure)]
     for op in cost.ops:
-        lines = [f"{op.op.workload}: {percent(op.waste_us / cost.latency.latency_us)} of the whole time wasted"]
+        lines = [
+            f"{op.op.workload}: {percent(op.waste_us / cost.latency.latency_us)} of the whole time wasted"
+        ]
         lines += [f"{finding.edge.kind}: {finding.edge.words}" for finding in op.findings]
-        cases.append(Case("quantbench.advise", op.op.label, "\n".join(lines), op.latency.latency_us / 1e6))
+        cases.append(
+            Case("quantbench.advise", op.op.label, "\n".join(lines), op.latency.latency_us / 1e6)
+        )
     write_suite(path, "quantbench advise", cases)

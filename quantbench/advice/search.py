@@ -1,7 +1,7 @@
 """Finds the shapes near a given one with the least predicted time per token and parameter.
 
-Times are compared per token and parameter, so that a smaller model does not win by its size alone. Arithmetic without
-parameters (attention between all pairs of tokens) counts as time only.
+Times are compared per token and parameter, so that a smaller model does not win by its size alone.
+Arithmetic without parameters (attention between all pairs of tokens) counts as time only.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from quantbench.workload import Op, TransformerShape
 from quantbench.workload.kinds import Compute
 from quantbench.workload.parameters import useful_parameters
 
-#: shapes whose times differ by a smaller share count as equally fast, because no model here resolves less.
+#: shapes whose times differ by a smaller share count as equally fast, because no model here
+#: resolves less.
 AS_GOOD = 0.01
 #: least gain of a neighbour that is returned.
 WORTH_MOVING = 0.005
-#: 16-bit elements in a cache line of 128 bytes; wider alignment of a head's rows brings nothing more.
+#: 16-bit elements in a cache line of 128 bytes; wider alignment of a head's rows brings nothing
+#: more.
 LINE_ELEMENTS = 64
 
 
@@ -31,14 +33,15 @@ class Neighbour:
     """A shape near the one asked about, compared with it.
 
     gain: relative increase of tokens per second at equal parameters (0.03: 3 % more).
-    low, high: 90 % interval of the gain. With a sliding window, which is not priced, it holds the gains with attention
-        over all tokens and with none.
+    low, high: 90 % interval of the gain. With a sliding window, which is not priced, it holds the
+        gains with attention over all tokens and with none.
     parameters: number of parameters without padding of the vocabulary.
     parameters_change: relative difference of the parameters from those of the shape asked about.
     move: largest relative change among hidden, ffn and layers.
     nearest: whether no shape with a smaller move gains as much.
     reasons: why it is faster, the largest saving first.
-    exchanges_more: whether more GPUs exchange tokens or sums than of the shape asked about, which is not priced.
+    exchanges_more: whether more GPUs exchange tokens or sums than of the shape asked about, which
+        is not priced.
     """
 
     shape: TransformerShape
@@ -54,7 +57,9 @@ class Neighbour:
 
     @property
     def sure(self) -> bool:
-        """Whether the 90 % interval of the gain is above 0, and nothing that is not priced becomes slower."""
+        """Whether the 90 % interval of the gain is above 0, and nothing that is not priced becomes
+        slower.
+        """
         return self.low > 0 and not self.exchanges_more
 
     @property
@@ -92,11 +97,13 @@ class Search:
         times.ask(op.workload for of_shape in ops.values() for op in of_shape)
         timed = {shape: _time(shape, of_shape, times, base) for shape, of_shape in ops.items()}
         self._base = timed[base]
-        self._groups = {group: [timed[shape] for shape in found] for group, found in groups.items() if found}
+        self._groups = {
+            group: [timed[shape] for shape in found] for group, found in groups.items() if found
+        }
 
     def best(self, count: int) -> tuple[Neighbour, ...]:
-        """Returns the best shape of each hidden size, at most `count`, that gain 0.5 % or more. Surely faster ones come
-        first, then those that no nearer shape equals, then by time."""
+        """Returns the best shape of each hidden size, at most `count`, that gain 0.5 % or more.
+        Surely faster ones come first, then those that no nearer shape equals, then by time."""
         sure: list[_Timed] = []
         unsure: list[_Timed] = []
         for group, timed in self._groups.items():
@@ -106,11 +113,15 @@ class Search:
         return (*self._ranked(sure), *self._ranked(unsure))[:count]
 
     def alike(self) -> tuple[Neighbour, ...]:
-        """Returns the best shape with as many heads as the one asked about, and the best with heads as wide."""
+        """Returns the best shape with as many heads as the one asked about, and the best with heads
+        as wide.
+        """
         joint = [one for group, timed in self._groups.items() if group.joint for one in timed]
         found = {}
         for name in ("heads", "head_dim"):
-            same = [one for one in joint if getattr(one.shape, name) == getattr(self._base.shape, name)]
+            same = [
+                one for one in joint if getattr(one.shape, name) == getattr(self._base.shape, name)
+            ]
             surely = [one for one in same if self._compared(one).sure]
             if same:
                 chosen = _preferred(Group("hidden", 0), surely or same)
@@ -118,10 +129,16 @@ class Search:
         return tuple(one for one in found.values() if one.gain >= WORTH_MOVING)
 
     def single(self) -> tuple[Neighbour, ...]:
-        """Returns the best change of each dimension alone that gains enough, the largest gain first."""
-        chosen = [_preferred(group, timed) for group, timed in self._groups.items() if not group.joint]
+        """Returns the best change of each dimension alone that gains enough, the largest gain
+        first.
+        """
+        chosen = [
+            _preferred(group, timed) for group, timed in self._groups.items() if not group.joint
+        ]
         found = [self._compared(one, nearest=True) for one in chosen]
-        return tuple(sorted((one for one in found if one.gain >= WORTH_MOVING), key=lambda one: -one.gain))
+        return tuple(
+            sorted((one for one in found if one.gain >= WORTH_MOVING), key=lambda one: -one.gain)
+        )
 
     def _ranked(self, chosen: Sequence[_Timed]) -> tuple[Neighbour, ...]:
         nearest: set[TransformerShape] = set()
@@ -154,7 +171,9 @@ class Search:
         )
 
 
-def _time(shape: TransformerShape, ops: Iterable[Op], times: RememberedTimes, base: TransformerShape) -> _Timed:
+def _time(
+    shape: TransformerShape, ops: Iterable[Op], times: RememberedTimes, base: TransformerShape
+) -> _Timed:
     us_of: dict[Compute, float] = defaultdict(float)
     for op in ops:
         us_of[op.workload] += times.estimate(op.workload).latency_us * op.count
@@ -173,8 +192,9 @@ def _time(shape: TransformerShape, ops: Iterable[Op], times: RememberedTimes, ba
 
 
 def _preferred(group: Group, timed: Sequence[_Timed]) -> _Timed:
-    """Returns, of those within AS_GOOD of the fastest, the one with the best aligned rows of its heads if they change,
-    that with the smallest micro-batch if it does, because larger ones take memory, else the fastest."""
+    """Returns, of those within AS_GOOD of the fastest, the one with the best aligned rows of its
+    heads if they change, that with the smallest micro-batch if it does, because larger ones take
+    memory, else the fastest."""
 
     def rank(one: _Timed) -> tuple[float, ...]:
         if group.changed == "mbs":

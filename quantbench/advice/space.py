@@ -1,6 +1,7 @@
 """Lists the shapes near a given one, in groups of which a search takes the best.
 
-One group has a new hidden size with heads, MLP and depth to match; another changes a single dimension.
+One group has a new hidden size with heads, MLP and depth to match; another changes a single
+dimension.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ DIMENSIONS = (
     "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "layers", "mbs", "experts", "top_k", "moe_ffn", "tp",
     "ep",
 )  # fmt: skip
-#: largest factor by which the width of experts may change, and the largest degree of expert parallelism tried
+#: largest factor by which the width of experts may change, and the largest degree of expert
+#: parallelism tried
 EXPERT_FACTOR, LARGEST_EP = 4, 64
 #: head widths that attention kernels are tuned for
 _USUAL_HEAD_DIMS = (64, 128, 256)
@@ -55,10 +57,18 @@ class Space:
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance <= 0.5:
-            raise InputError("advise", f"tolerance = {self.tolerance!r}", "a share of the parameters from 0 to 0.5")
+            raise InputError(
+                "advise",
+                f"tolerance = {self.tolerance!r}",
+                "a share of the parameters from 0 to 0.5",
+            )
         for width in self.head_dims:
             if require_int("advise", "head_dim", width, high=_WIDEST) % ALIGNED_ELEMENTS:
-                raise InputError("advise", f"head_dim = {width}", f"a multiple of {ALIGNED_ELEMENTS}: 16-byte rows")
+                raise InputError(
+                    "advise",
+                    f"head_dim = {width}",
+                    f"a multiple of {ALIGNED_ELEMENTS}: 16-byte rows",
+                )
         for name in self.keep:
             require_choice("advise", "keep", name, DIMENSIONS)
 
@@ -81,7 +91,10 @@ class Space:
                 said += ["heads as they are"]
             else:
                 widths = ", ".join(map(str, self.head_dims))
-                said += [f"head_dim {widths} or as it is", "kv_heads that tp divides or as they are"]
+                said += [
+                    f"head_dim {widths} or as it is",
+                    "kv_heads that tp divides or as they are",
+                ]
         if self.keep:
             said.append(f"kept: {', '.join(self.keep)}")
         return "; ".join(said)
@@ -109,11 +122,13 @@ def shapes_near(
 ) -> dict[Group, list[TransformerShape]]:
     """Lists the shapes near `base` by group, without `base` itself.
 
-    Sizes that change jointly keep the micro-batch, and the vocabulary if its rows are 16-byte aligned. Their layers
-    stay if hidden does and the tolerance allows it; otherwise they are those that come nearest to the base's
-    parameters. No micro-batch has more rows than a product that is predicted.
+    Sizes that change jointly keep the micro-batch, and the vocabulary if its rows are 16-byte
+    aligned. Their layers stay if hidden does and the tolerance allows it; otherwise they are those
+    that come nearest to the base's parameters. No micro-batch has more rows than a product that is
+    predicted.
 
-    memory_bytes: memory of a GPU, which the weights of a model with experts, spread over ep GPUs, must leave.
+    memory_bytes: memory of a GPU, which the weights of a model with experts, spread over ep GPUs,
+        must leave.
     """
     found: dict[Group, list[TransformerShape]] = defaultdict(list)
     for group, change in _changes(base, space):
@@ -133,14 +148,18 @@ def weights_bytes(shape: TransformerShape) -> float:
 
 
 def least_ep(shape: TransformerShape, memory_bytes: float) -> int:
-    """Returns the least divisor of the experts that, as ep, leaves memory beside the weights of a GPU; 0: none does."""
-    degrees = (ep for ep in divisors(shape.experts) if weights_bytes(replace(shape, ep=ep)) < memory_bytes)
+    """Returns the least divisor of the experts that, as ep, leaves memory beside the weights of a
+    GPU; 0: none does.
+    """
+    degrees = (
+        ep for ep in divisors(shape.experts) if weights_bytes(replace(shape, ep=ep)) < memory_bytes
+    )
     return next(degrees, 0)
 
 
 def _changes(base: TransformerShape, space: Space) -> Iterator[tuple[Group, dict[str, Any]]]:
-    """Yields the sizes that differ from `base`, before parameters are compared. A shape with experts, which mostly are
-    its parameters, changes one dimension at a time."""
+    """Yields the sizes that differ from `base`, before parameters are compared. A shape with
+    experts, which mostly are its parameters, changes one dimension at a time."""
     if not base.experts:
         for change in _jointly(base, space):
             yield Group("hidden", change["hidden"]), change
@@ -156,7 +175,9 @@ def _jointly(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
     low, high = int((1 - space.near) * base.hidden), int((1 + space.near) * base.hidden)
     sizes = {base.hidden, *_multiples(step, low, high)}
     for hidden in sorted(size for size in sizes if size % base.tp == 0):
-        for ffn, heads in product(_widths(base, hidden, step * base.tp), _heads(base, hidden, space)):
+        for ffn, heads in product(
+            _widths(base, hidden, step * base.tp), _heads(base, hidden, space)
+        ):
             yield {"hidden": hidden, "ffn": ffn, "vocab": vocab, **heads}
 
 
@@ -183,7 +204,9 @@ def _multiples(step: int, low: float, high: float) -> list[int]:
 
 
 def _experts(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
-    """Yields experts of other widths, as many and as many per token as keep the parameters and the arithmetic."""
+    """Yields experts of other widths, as many and as many per token as keep the parameters and the
+    arithmetic.
+    """
     widest = EXPERT_FACTOR * base.moe_ffn
     for width in _multiples(space.hidden_step * base.tp, base.moe_ffn / EXPERT_FACTOR, widest):
         experts = round(base.experts * base.moe_ffn / width / base.ep) * base.ep
@@ -201,7 +224,12 @@ def _split(base: TransformerShape) -> Iterator[dict[str, Any]]:
         tp = gpus // ep
         heads = base.heads % tp == 0 and (base.kv_heads % tp == 0 or tp % base.kv_heads == 0)
         widths = (base.ffn, base.vocab, base.shared_ffn, base.moe_ffn)
-        if samples % ep == 0 and base.experts % ep == 0 and heads and not any(size % tp for size in widths):
+        if (
+            samples % ep == 0
+            and base.experts % ep == 0
+            and heads
+            and not any(size % tp for size in widths)
+        ):
             yield {"tp": tp, "ep": ep, "mbs": samples // ep}
 
 
@@ -217,14 +245,18 @@ def _within_budget(
 
 
 def _widths(base: TransformerShape, hidden: int, step: int) -> list[int]:
-    """Returns MLP widths in the ratio to hidden: the nearest multiple of step, and the exact one if tp divides it."""
+    """Returns MLP widths in the ratio to hidden: the nearest multiple of step, and the exact one if
+    tp divides it.
+    """
     exact = round(base.ffn / base.hidden * hidden)
     near = max(step, round(exact / step) * step)
     return sorted({near, exact} if exact % base.tp == 0 else {near})
 
 
 def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, Any]]:
-    """Lists heads, kv_heads and head_dim for hidden. Nothing changes if heads × head_dim is not hidden in the base."""
+    """Lists heads, kv_heads and head_dim for hidden. Nothing changes if heads × head_dim is not
+    hidden in the base.
+    """
     if base.heads * base.head_dim != base.hidden:
         return [{}]
     found = []
@@ -240,7 +272,9 @@ def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, 
 
 
 def _kv_heads(base: TransformerShape, heads: int) -> int | None:
-    """Returns the key/value heads: in the base's ratio, else the base's number; None if tp allows neither."""
+    """Returns the key/value heads: in the base's ratio, else the base's number; None if tp allows
+    neither.
+    """
     group = base.heads // base.kv_heads
     for kv_heads in (heads // group if heads % group == 0 else 0, base.kv_heads):
         if not kv_heads or heads % kv_heads:

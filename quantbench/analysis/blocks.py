@@ -1,4 +1,6 @@
-"""Counts blocks, padding and row alignment of a workload, and gives the reasons why it runs below peak."""
+"""Counts blocks, padding and row alignment of a workload, and gives the reasons why it runs below
+peak.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from quantbench.errors import require_choice
 from quantbench.latency.gemm.training import known_in_waves
 from quantbench.latency.op_times import assumed_tile
 from quantbench.launch import Launch, Tile
-from quantbench.quantization import alignment_bytes, alignment_words, cdiv, gemm_alignment_bytes, idle_shares, quantize
+from quantbench.quantization import (
+    alignment_bytes,
+    alignment_words,
+    cdiv,
+    gemm_alignment_bytes,
+    idle_shares,
+    quantize,
+)
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, GroupedGemm, Softmax, Workload
 
@@ -20,10 +29,11 @@ class TileInUse:
 
     tile: output tile of one block.
     resident_blocks: blocks that run concurrently on the whole device.
-    source: `launch` (recorded launch), `steps` (recovered from the steps of the run's curves) or `assumed` (default of
-        the device).
+    source: `launch` (recorded launch), `steps` (recovered from the steps of the run's curves) or
+        `assumed` (default of the device).
     words: description (`128x256 tile on 108 SMs`).
-    waves: False if blocks do not run in waves (a CPU core; persistent kernels that divide the work evenly).
+    waves: False if blocks do not run in waves (a CPU core; persistent kernels that divide the work
+        evenly).
     blocks_per_sm: resident blocks per SM, from the same source; None if unknown or without waves.
     """
 
@@ -43,7 +53,8 @@ class TileInUse:
 def tile_in_use(spec: DeviceSpec, dtype: str, launch: Launch | None) -> TileInUse:
     """Returns the tile of a launch if it is known, else the tile assumed for the device.
 
-    dtype: data type of the GEMM. The assumed tile runs in waves only if measurements of this GPU or its family show it.
+    dtype: data type of the GEMM. The assumed tile runs in waves only if measurements of this GPU or
+        its family show it.
     """
     one_core = spec.kind == "cpu"
     sm_count = 1 if one_core else spec.sm_count
@@ -54,28 +65,43 @@ def tile_in_use(spec: DeviceSpec, dtype: str, launch: Launch | None) -> TileInUs
         return TileInUse(assumed, sm_count, "assumed", words, waves, 1 if waves else None)
     resident = 1 if one_core else sm_count * (launch.blocks_per_sm or 1)
     words = tile_words(launch.tile, resident, sm_count)
-    return TileInUse(launch.tile, resident, "launch", words, not one_core, None if one_core else launch.blocks_per_sm)
+    return TileInUse(
+        launch.tile,
+        resident,
+        "launch",
+        words,
+        not one_core,
+        None if one_core else launch.blocks_per_sm,
+    )
 
 
 def tile_words(tile: Tile, resident_blocks: int, sm_count: int) -> str:
-    """Describes a tile and its resident blocks: `128x256 tile on 108 SMs`, `64x64 tile, 2 blocks on each of 108 SMs`.
+    """Describes a tile and its resident blocks: `128x256 tile on 108 SMs`, `64x64 tile, 2 blocks on
+    each of 108 SMs`.
 
     sm_count: number of SMs; 1 for a CPU core.
 
     >>> tile_words(Tile(128, 256), 97, 108)
     '128x256 tile, 97 blocks at a time'
     """
-    words = f"{tile.block_m}x{tile.block_n} tile" + (f", split-k {tile.split_k}," if tile.split_k > 1 else "")
+    words = f"{tile.block_m}x{tile.block_n} tile" + (
+        f", split-k {tile.split_k}," if tile.split_k > 1 else ""
+    )
     if sm_count == 1:
         return words
     if resident_blocks % sm_count:
         return f"{words}, {resident_blocks} blocks at a time"
     per_sm = resident_blocks // sm_count
-    return f"{words} on {sm_count} SMs" if per_sm == 1 else f"{words}, {per_sm} blocks on each of {sm_count} SMs"
+    return (
+        f"{words} on {sm_count} SMs"
+        if per_sm == 1
+        else f"{words}, {per_sm} blocks on each of {sm_count} SMs"
+    )
 
 
 def num_blocks(workload: Workload, tile: Tile) -> int | None:
-    """Returns the number of blocks that compute a GEMM, grouped or not, or attention; None for other workloads.
+    """Returns the number of blocks that compute a GEMM, grouped or not, or attention; None for
+    other workloads.
 
     >>> num_blocks(Gemm(m=257, n=512, k=64), Tile(128, 256))
     6
@@ -84,7 +110,8 @@ def num_blocks(workload: Workload, tile: Tile) -> int | None:
         case Gemm() | GroupedGemm():
             return quantize(workload, tile, sm_count=1).num_tiles
         case Attention():
-            # Forward, a block keeps block_m queries and loops over the keys; backward, the other way round.
+            # Forward, a block keeps block_m queries and loops over the keys; backward, the other
+            # way round.
             rows = workload.seq_q if workload.direction == "forward" else workload.seq_k
             return workload.batch * workload.heads * cdiv(rows, tile.block_m)
         case _:
@@ -92,9 +119,11 @@ def num_blocks(workload: Workload, tile: Tile) -> int | None:
 
 
 def parts_to_fill(blocks: int, resident_blocks: int) -> int:
-    """Returns the largest power of two by which a library can split each block without exceeding one wave.
+    """Returns the largest power of two by which a library can split each block without exceeding
+    one wave.
 
-    Libraries split blocks (narrower tiles, split-k) when there are at most half as many as fit in a wave.
+    Libraries split blocks (narrower tiles, split-k) when there are at most half as many as fit in a
+    wave.
 
     >>> parts_to_fill(24, 108), parts_to_fill(60, 108)
     (4, 1)
@@ -103,7 +132,9 @@ def parts_to_fill(blocks: int, resident_blocks: int) -> int:
 
 
 def row_alignment_bytes(workload: Workload) -> int | None:
-    """Returns the alignment of the rows in memory, bytes: a power of two up to 128; None for collectives."""
+    """Returns the alignment of the rows in memory, bytes: a power of two up to 128; None for
+    collectives.
+    """
     match workload:
         case Gemm() | GroupedGemm():
             return gemm_alignment_bytes(workload)
@@ -120,14 +151,19 @@ _HEAD_DIM_STEP = 32
 
 
 def padded(workload: Workload) -> tuple[str, int, int] | None:
-    """Returns the dimension that the kernel pads, as (name, size, padded size); None for GEMMs and collectives.
+    """Returns the dimension that the kernel pads, as (name, size, padded size); None for GEMMs and
+    collectives.
 
     >>> padded(Softmax(batch=8, rows=96, cols=96))
     ('columns', 96, 128)
     """
     match workload:
         case Attention():
-            return "head_dim", workload.head_dim, cdiv(workload.head_dim, _HEAD_DIM_STEP) * _HEAD_DIM_STEP
+            return (
+                "head_dim",
+                workload.head_dim,
+                cdiv(workload.head_dim, _HEAD_DIM_STEP) * _HEAD_DIM_STEP,
+            )
         case Softmax():
             return "columns", workload.cols, 1 << (workload.cols - 1).bit_length()
         case _:
@@ -135,7 +171,9 @@ def padded(workload: Workload) -> tuple[str, int, int] | None:
 
 
 def compute_bound(workload: Workload, spec: DeviceSpec) -> bool:
-    """Returns whether arithmetic takes longer than memory traffic at the spec rates; True if the peak is unknown."""
+    """Returns whether arithmetic takes longer than memory traffic at the spec rates; True if the
+    peak is unknown.
+    """
     peak = spec.peak(workload.dtype)
     return peak is None or workload.flops / (peak * 1e3) > workload.min_bytes / spec.memory_gb_per_s
 
@@ -156,8 +194,8 @@ class Cause:
     """Why a size takes longer than another, or runs below peak.
 
     kind: one of KINDS.
-    evidence: `identity` (recorded kernels), `arithmetic` (computed from sizes and a tile) or `clock` (recorded SM
-        clock).
+    evidence: `identity` (recorded kernels), `arithmetic` (computed from sizes and a tile) or
+        `clock` (recorded SM clock).
     """
 
     kind: str
@@ -175,13 +213,17 @@ def idle_reasons(
     """Returns padding and partial waves that idle 1 % or more, then misaligned rows.
 
     used: tile that computes the workload; if None, only alignment is checked.
-    peak_share: measured or predicted rate as a share of peak, None if unknown. Idle shares that contradict it are left
-        out.
+    peak_share: measured or predicted rate as a share of peak, None if unknown. Idle shares that
+        contradict it are left out.
     """
     if isinstance(workload, Attention):
         if workload.head_dim % 8 == 0:  # 16-byte loads in fp16 and bf16
             return ()
-        return (Cause("alignment", f"head_dim = {workload.head_dim} is not a multiple of 8", "arithmetic"),)
+        return (
+            Cause(
+                "alignment", f"head_dim = {workload.head_dim} is not a multiple of 8", "arithmetic"
+            ),
+        )
     if not isinstance(workload, Gemm | GroupedGemm):
         return ()
     said = []
@@ -190,7 +232,9 @@ def idle_reasons(
         evidence = "identity" if used.identified else "arithmetic"
         for idle in idle_shares(workload, used.tile, spec.sm_count, used.blocks_per_sm, peak_share):
             if idle.share >= _WORTH_SAYING:
-                said.append(Cause(idle.kind, f"{idle.words}: {percent(idle.share)} idle{by}", evidence))
+                said.append(
+                    Cause(idle.kind, f"{idle.words}: {percent(idle.share)} idle{by}", evidence)
+                )
     aligned = gemm_alignment_bytes(workload)
     if aligned < 16:
         said.append(Cause("alignment", alignment_words(aligned, verb="are"), "arithmetic"))

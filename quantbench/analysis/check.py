@@ -42,7 +42,8 @@ class RunCheck:
     periods: tile and waves recovered from the steps of each curve family.
     rules: one verdict per rule of thumb.
     padding: one line per provider that ran grouped GEMMs, on the rows that it pads.
-    tile_of: function from a point of the run to its tile; None if the steps contradict the assumed tile.
+    tile_of: function from a point of the run to its tile; None if the steps contradict the assumed
+        tile.
     """
 
     run: Run = field(repr=False)
@@ -62,17 +63,21 @@ class RunCheck:
     def _by_curve(self) -> dict[tuple[object, ...], list[Cliff]]:
         found: dict[tuple[object, ...], list[Cliff]] = {}
         for cliff in self.cliffs:
-            found.setdefault((cliff.axis, cliff.op, cliff.provider, frozenset(cliff.held.items())), []).append(cliff)
+            found.setdefault(
+                (cliff.axis, cliff.op, cliff.provider, frozenset(cliff.held.items())), []
+            ).append(cliff)
         return found
 
     def explain(self, bad: BadSize) -> Cause:
-        """Returns why a size loses: the largest cliff between it and the better one, unless it rests on an assumed
-        tile, else the cause of the loss (`explain.cause_of_loss`)."""
+        """Returns why a size loses: the largest cliff between it and the better one, unless it
+        rests on an assumed tile, else the cause of the loss (`explain.cause_of_loss`)."""
         slow, better = bad.culprit, bad.culprit_at_better
         held = frozenset((name, value) for name, value in slow.axes.items() if name != bad.axis)
         there = self._by_curve.get((bad.axis, slow.op, slow.provider, held), ())
         low, high = sorted((better.axes[bad.axis], bad.size))
-        between = [c for c in there if low <= c.at < high and c.after.workload.dtype == slow.workload.dtype]
+        between = [
+            c for c in there if low <= c.at < high and c.after.workload.dtype == slow.workload.dtype
+        ]
         if between:
             largest = max(between, key=lambda cliff: cliff.ratio)
             cause = largest.cause
@@ -82,8 +87,12 @@ class RunCheck:
         return cause_of_loss(slow, better, self.run.info.device, self.tile_of)
 
 
-def check_run(run: Run, *, rules: Sequence[RuleOfThumb] = RULES, points: Sequence[Point] | None = None) -> RunCheck:
-    """Analyses all curves of a run and tests the rules. points: `points_of` the run, if already computed."""
+def check_run(
+    run: Run, *, rules: Sequence[RuleOfThumb] = RULES, points: Sequence[Point] | None = None
+) -> RunCheck:
+    """Analyses all curves of a run and tests the rules. points: `points_of` the run, if already
+    computed.
+    """
     spec = run.info.device
     points = points_of(run.records, spec) if points is None else points
     curves = {axis: curves_of(points, axis) for axis in axes_of(points)}
@@ -95,16 +104,25 @@ def check_run(run: Run, *, rules: Sequence[RuleOfThumb] = RULES, points: Sequenc
     cliffs = find_cliffs(jumps, spec, tile_of)
     shown = [one for one in fitted if one.curve.close_gaps]
     return RunCheck(
-        run=run, num_points=len(points), curves=curves, num_curves=len(shown),
+        run=run,
+        num_points=len(points),
+        curves=curves,
+        num_curves=len(shown),
         noise=median(np.concatenate([one.sigma for one in shown])) if shown else None,
         cliffs=tuple(cliff for cliff in cliffs if cliff.ratio > 1),
         falls=tuple(cliff for cliff in cliffs if cliff.ratio < 1),
-        common=common_cliffs(jumps, cliffs, spec, explained_by), periods=periods,
+        common=common_cliffs(jumps, cliffs, spec, explained_by),
+        periods=periods,
         rules=judge_all(Material(points, fitted, spec, tile_of), rules),
-        padding=padding_lines(points, tile_of), tile_of=tile_of,
-    )  # fmt: skip
+        padding=padding_lines(points, tile_of),
+        tile_of=tile_of,
+    )
 
 
 def fit_all(points: Sequence[Point], between: float) -> tuple[FittedCurve, ...]:
-    """Fits every curve along every axis. between: scatter between points, log time (see `curves.fit_curves`)."""
-    return fit_curves([curve for axis in axes_of(points) for curve in curves_of(points, axis)], between)
+    """Fits every curve along every axis. between: scatter between points, log time (see
+    `curves.fit_curves`).
+    """
+    return fit_curves(
+        [curve for axis in axes_of(points) for curve in curves_of(points, axis)], between
+    )

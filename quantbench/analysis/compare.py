@@ -1,9 +1,10 @@
 """Compares two runs point by point and classifies each point as slower, faster, same or unclear.
 
-A point is slower or faster if a rank test on the raw samples (single times: a log-normal test) rejects a change within
-the tolerance, after Holm's correction over all points: a single false regression fails a build. The tolerance is the
-user's margin or the noise of the reference point, whichever is larger. "Same": the 95 % interval lies within the
-margin, since noise cannot show that nothing changed.
+A point is slower or faster if a rank test on the raw samples (single times: a log-normal test)
+rejects a change within the tolerance, after Holm's correction over all points: a single false
+regression fails a build. The tolerance is the user's margin or the noise of the reference point,
+whichever is larger. "Same": the 95 % interval lies within the margin, since noise cannot show that
+nothing changed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from quantbench.store.record import Failed, Measured, Place, Record, Skipped
 
 # Options that only select points; matching the points takes care of them.
 _NOT_OPTIONS = ("dims", "left_out", "sha256", "file")
-_CONSTANTS = ("sm_count", "sm_clock_mhz", "l2_bytes", "memory_bytes", "memory_gb_per_s", "peak_tflops")
+_CONSTANTS = (
+    "sm_count",
+    "sm_clock_mhz",
+    "l2_bytes",
+    "memory_bytes",
+    "memory_gb_per_s",
+    "peak_tflops",
+)
 _STATE = ("memory_clock_mhz", "throttle_reasons", "other_processes")
 
 
@@ -65,7 +73,9 @@ def _metadata(run: Run) -> dict[str, dict[str, Any]]:
     for name, value in info.options.items():
         if name not in _NOT_OPTIONS:
             nested = isinstance(value, dict)
-            options |= {f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}
+            options |= (
+                {f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}
+            )
     return {
         "device": {name: getattr(info.device, name) for name in _CONSTANTS},
         "origin": {"origin": _origins(run), "source": info.source},
@@ -126,14 +136,20 @@ _Key = tuple[object, ...]
 def _matched_points(
     a: Run, b: Run, options: CompareOptions
 ) -> tuple[tuple[Matched, ...], tuple[Matched, ...], int, int]:
-    """Returns (points measured in both runs; points measured in a that failed in b; number of points measured only in
-    a, only in b, and lacking, skipped or rejected in the other)."""
+    """Returns (points measured in both runs; points measured in a that failed in b; number of
+    points measured only in a, only in b, and lacking, skipped or rejected in the other)."""
     ours, theirs = _same_kernels_apart(
         _side(a, options.by, options.provider_a, "A"), _side(b, options.by, options.provider_b, "B")
     )
     measured = [(record, theirs.get(key)) for key, record in ours.items() if _counts(record)]
-    pairs = tuple(_matched_pair(record, other) for record, other in measured if other is not None and _counts(other))
-    failed = ((record, other) for record, other in measured if other and isinstance(other.outcome, Failed))
+    pairs = tuple(
+        _matched_pair(record, other)
+        for record, other in measured
+        if other is not None and _counts(other)
+    )
+    failed = (
+        (record, other) for record, other in measured if other and isinstance(other.outcome, Failed)
+    )
     lost = tuple(_matched_pair(*pair) for pair in failed)
     there = sum(map(_counts, theirs.values()))
     return pairs, lost, len(measured) - len(pairs) - len(lost), there - len(pairs)
@@ -144,10 +160,14 @@ def _counts(record: Record) -> bool:
 
 
 def _side(run: Run, by: str, provider: str, name: str) -> dict[_Key, list[Record]]:
-    points = [r for r in run.records if r.role == "point" and (not provider or r.provider == provider)]
+    points = [
+        r for r in run.records if r.role == "point" and (not provider or r.provider == provider)
+    ]
     if provider and not points:
         there = ", ".join(sorted({r.provider for r in run.records})) or "nothing"
-        raise InputError("compare", f"--provider-{name.lower()} {provider}", f"one of run {name}'s: {there}")
+        raise InputError(
+            "compare", f"--provider-{name.lower()} {provider}", f"one of run {name}'s: {there}"
+        )
     found: dict[_Key, list[Record]] = defaultdict(list)
     for record in points:
         key = record.key if by == "key" else record.workload
@@ -164,9 +184,12 @@ def _side(run: Run, by: str, provider: str, name: str) -> dict[_Key, list[Record
 def _same_kernels_apart(
     a: dict[_Key, list[Record]], b: dict[_Key, list[Record]]
 ) -> tuple[dict[_Key, Record], dict[_Key, Record]]:
-    """Returns one record per key; keys with several records (imported tables) are extended by the kernel name. Records
-    without a usable measurement count only where there is no other."""
-    preferred = [{key: [*filter(_counts, all_of)] or all_of[:1] for key, all_of in side.items()} for side in (a, b)]
+    """Returns one record per key; keys with several records (imported tables) are extended by the
+    kernel name. Records without a usable measurement count only where there is no other."""
+    preferred = [
+        {key: [*filter(_counts, all_of)] or all_of[:1] for key, all_of in side.items()}
+        for side in (a, b)
+    ]
     several = {key for side in preferred for key, records in side.items() if len(records) > 1}
     found: tuple[dict[_Key, Record], dict[_Key, Record]] = ({}, {})
     for own, side in zip(found, preferred, strict=True):
@@ -195,9 +218,10 @@ class CompareOptions:
     """Options of `compare_runs`.
 
     margin: relative change that does not matter.
-    by: match points by `key` (same workload, provider and timing) or by `workload` (any provider and timing).
-    provider_a, provider_b: use only this provider's points of a run; needed with `workload` if a run has several
-        providers for one workload.
+    by: match points by `key` (same workload, provider and timing) or by `workload` (any provider
+        and timing).
+    provider_a, provider_b: use only this provider's points of a run; needed with `workload` if a
+        run has several providers for one workload.
     force: whether to compare runs of different devices or origins.
     """
 
@@ -210,7 +234,9 @@ class CompareOptions:
     def __post_init__(self) -> None:
         require_choice("compare", "by", self.by, MATCHES)
         if not 0 <= self.margin < 1:
-            raise InputError("compare", f"--margin {self.margin!r}", "a share below 1, such as 0.01 or 1%")
+            raise InputError(
+                "compare", f"--margin {self.margin!r}", "a share below 1, such as 0.01 or 1%"
+            )
 
 
 @dataclass(frozen=True)
@@ -287,10 +313,14 @@ def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Compa
     options = options or CompareOptions()
     hindrances = obstacles(a, b)
     if hindrances and not options.force:
-        raise InputError("compare", "; ".join(hindrances), "runs of one device and one origin, or --force")
+        raise InputError(
+            "compare", "; ".join(hindrances), "runs of one device and one origin, or --force"
+        )
     pairs, lost, only_a, only_b = _matched_points(a, b, options)
     if not pairs and not lost:
-        expected = "runs of the same workloads" + (", provider and timing, or --by workload" * (options.by == "key"))
+        expected = "runs of the same workloads" + (
+            ", provider and timing, or --by workload" * (options.by == "key")
+        )
         raise InputError("compare", f"no point in common ({_why_none(a, b, options)})", expected)
     moved = wander(a, b, len(pairs))
     tolerance = max(options.margin, moved.allowance)
@@ -298,10 +328,18 @@ def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Compa
     adjusted = holm([test.p for test in tests])
     points = [_compared(*one, options.margin) for one in zip(pairs, tests, adjusted, strict=True)]
     return Comparison(
-        a, b, options, hindrances, differences(a, b), moved, tolerance,
+        a,
+        b,
+        options,
+        hindrances,
+        differences(a, b),
+        moved,
+        tolerance,
         tuple(sorted(points, key=lambda p: (CHANGES.index(p.change), -abs(p.ratio - 1)))),
-        lost, only_a, only_b,
-    )  # fmt: skip
+        lost,
+        only_a,
+        only_b,
+    )
 
 
 def _measurement(record: Record) -> Measurement:
@@ -346,8 +384,14 @@ def _why_none(a: Run, b: Run, options: CompareOptions) -> str:
     for name, run in (("A", a), ("B", b)):
         if not any(map(_counts, run.records)):
             measured = any(isinstance(r.outcome, Measured) for r in run.records)
-            return f"every point of run {name} was rejected" if measured else f"run {name} has no measured point"
+            return (
+                f"every point of run {name} was rejected"
+                if measured
+                else f"run {name} has no measured point"
+            )
     timing = [d for d in differences(a, b) if d.name.startswith("timing.")]
     if options.by == "key" and timing:
-        return "they are timed differently: " + ", ".join(f"{d.name[7:]} {d.a} → {d.b}" for d in timing)
+        return "they are timed differently: " + ", ".join(
+            f"{d.name[7:]} {d.a} → {d.b}" for d in timing
+        )
     return "no workload is in both"

@@ -1,8 +1,9 @@
 """Groups points into curves along one axis, estimates their noise and fits them piecewise.
 
-The standard error of a point's log time has three parts: the error of the median from its own samples; the scatter
-between points (`repeatability` of the reference point); and, for single times, the scatter between nearly equal sizes.
-If the fits of a family scatter more than expected, its standard errors are scaled up to match.
+The standard error of a point's log time has three parts: the error of the median from its own
+samples; the scatter between points (`repeatability` of the reference point); and, for single times,
+the scatter between nearly equal sizes. If the fits of a family scatter more than expected, its
+standard errors are scaled up to match.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from typing import Any
 import numpy as np
 
 from quantbench.analysis.significance import pooled_noise, reference_medians, reference_noise
-from quantbench.analysis.step_detection import Floats, Pieces, PiecewiseFit, describe, find_pieces, join
+from quantbench.analysis.step_detection import (
+    Floats,
+    Pieces,
+    PiecewiseFit,
+    describe,
+    find_pieces,
+    join,
+)
 from quantbench.analysis.summary import Point
 from quantbench.quantization import cdiv
 from quantbench.store.record import Record
@@ -82,7 +90,9 @@ def _variant_getter(kind: Any) -> attrgetter[tuple[object, ...]]:
 
 
 def curve_family(point: Point) -> Family:
-    """Returns op, provider and variant of a point; the variant is the kind and what is no size: `gemm bf16 nt`."""
+    """Returns op, provider and variant of a point; the variant is the kind and what is no size:
+    `gemm bf16 nt`.
+    """
     kind: Any = type(point.workload)
     return (point.op, point.provider, " ".join(map(str, _variant_getter(kind)(point.workload))))
 
@@ -90,8 +100,8 @@ def curve_family(point: Point) -> Family:
 def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[Curve, ...]:
     """Returns all curves along `axis` with at least `fewest` points, in order of first appearance.
 
-    The points of a curve have one timing mode: between modes times differ by 1-2.5 µs, which is no cliff. Of several
-    records at one place (a table with a row per kernel) the fastest counts.
+    The points of a curve have one timing mode: between modes times differ by 1-2.5 µs, which is no
+    cliff. Of several records at one place (a table with a row per kernel) the fastest counts.
     """
     groups: dict[tuple[object, ...], dict[int, Point]] = {}
     for point in points:
@@ -126,19 +136,20 @@ def axes_of(points: Sequence[Point]) -> tuple[str, ...]:
 MEDIAN_FACTOR = sqrt(np.pi / 2)
 #: smallest relative scatter between two measurements of one point, even on an idle GPU
 LEAST_ERROR = 0.002
-# Relative error of single times if too few sizes are close together to estimate it; rows of published tables repeat
-# within 1 to 3 % (aiconfigurator-core, rows with the same work).
+# Relative error of single times if too few sizes are close together to estimate it; rows of
+# published tables repeat within 1 to 3 % (aiconfigurator-core, rows with the same work).
 _UNKNOWN_ERROR = 0.03
 # A point with fewer samples is given part of the mean noise of its curve.
 _OWN_SAMPLES = 10
-# The median absolute deviation of few samples is too small on average; factors for 2 … 9 samples, and n / (n − 0.8) for
-# more, from Croux and Rousseeuw, "Time-efficient algorithms for two highly robust estimators of scale" (COMPSTAT 1992).
+# The median absolute deviation of few samples is too small on average; factors for 2 … 9 samples,
+# and n / (n − 0.8) for more, from Croux and Rousseeuw, "Time-efficient algorithms for two highly
+# robust estimators of scale" (COMPSTAT 1992).
 _FEW_SAMPLES = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 # Sizes within this distance (log size) are treated as repetitions; at least so many are needed.
 _CLOSE = 0.02
 _FEWEST_CLOSE = 8
-# |difference| of two normal values over the standard deviation of one: its median, √2 · Φ⁻¹(3/4), and its lower
-# quartile, √2 · Φ⁻¹(5/8).
+# |difference| of two normal values over the standard deviation of one: its median, √2 · Φ⁻¹(3/4),
+# and its lower quartile, √2 · Φ⁻¹(5/8).
 _MEDIAN_PER_SIGMA = sqrt(2) * 0.674490
 _QUARTILE_PER_SIGMA = sqrt(2) * 0.318639
 
@@ -146,7 +157,8 @@ _QUARTILE_PER_SIGMA = sqrt(2) * 0.318639
 def repeatability(records: Iterable[Record]) -> float:
     """Returns the relative standard deviation between repetitions of the run's reference points.
 
-    At least LEAST_ERROR, also without repetitions. Includes differences between the devices of a run.
+    At least LEAST_ERROR, also without repetitions. Includes differences between the devices of a
+    run.
     """
     medians_us = reference_medians(records)
     known = reference_noise(medians_us)
@@ -154,12 +166,18 @@ def repeatability(records: Iterable[Record]) -> float:
 
 
 def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
-    """Returns the standard errors of a curve's log times (points,). figure_error: that of points of a single sample."""
+    """Returns the standard errors of a curve's log times (points,). figure_error: that of points of
+    a single sample.
+    """
     if all(point.num_samples == 1 for point in curve.points):  # most imported tables
         return np.full(len(curve.points), sqrt(between**2 + figure_error**2))
     count = np.array([point.num_samples for point in curve.points], dtype=np.float64)
-    factors = [_FEW_SAMPLES.get(p.num_samples, p.num_samples / (p.num_samples - 0.8)) for p in curve.points]
-    own = np.array([point.noise * factor for point, factor in zip(curve.points, factors, strict=True)])
+    factors = [
+        _FEW_SAMPLES.get(p.num_samples, p.num_samples / (p.num_samples - 0.8)) for p in curve.points
+    ]
+    own = np.array(
+        [point.noise * factor for point, factor in zip(curve.points, factors, strict=True)]
+    )
     several = count >= 3
     shared = float(np.mean(own[several])) if several.any() else 0.0
     known = np.minimum(count, _OWN_SAMPLES) / _OWN_SAMPLES
@@ -171,8 +189,9 @@ def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
 def _errors_of_figures(curves: Sequence[Curve]) -> dict[Family, float]:
     """Estimates, by family, the standard error of a single time from pairs of close sizes.
 
-    Steps go up, so a larger size that took less time shows noise, which is symmetric. If a slope leaves too few such
-    pairs, the lower quartile of all pairs is used, which tolerates steps in half of them.
+    Steps go up, so a larger size that took less time shows noise, which is symmetric. If a slope
+    leaves too few such pairs, the lower quartile of all pairs is used, which tolerates steps in
+    half of them.
     """
     families: dict[Family, list[Curve]] = defaultdict(list)
     for curve in curves:
@@ -180,7 +199,9 @@ def _errors_of_figures(curves: Sequence[Curve]) -> dict[Family, float]:
     found = {}
     for family, members in families.items():
         close = np.diff(np.concatenate([curve.log_size for curve in members])) < _CLOSE
-        close[np.cumsum([len(curve.points) for curve in members])[:-1] - 1] = False  # pairs across two curves
+        close[np.cumsum([len(curve.points) for curve in members])[:-1] - 1] = (
+            False  # pairs across two curves
+        )
         pooled = np.diff(np.concatenate([curve.log_time for curve in members]))[close]
         falls = pooled[pooled < 0]
         if len(falls) >= _FEWEST_CLOSE:
@@ -196,7 +217,8 @@ def _errors_of_figures(curves: Sequence[Curve]) -> dict[Family, float]:
 _SETTLED = 1.3
 # Fewest degrees of freedom of a family's fits from which its scatter is estimated.
 _ENOUGH_FREEDOM = 8
-# Factors on the noise of single times that are tried; 1.0, the estimate from close sizes, comes first.
+# Factors on the noise of single times that are tried; 1.0, the estimate from close sizes, comes
+# first.
 _NOISE_FACTORS = (1.0, 0.5, 0.7, 1.4)
 # Families with more curves have enough close pairs, and no other factor is tried.
 _MANY_CURVES = 4
@@ -215,12 +237,19 @@ class FittedCurve:
     def part(self, start: int, stop: int) -> FittedCurve:
         """Returns points start … stop − 1 with their part of the fit."""
         breaks = tuple(
-            replace(b, index=b.index - start, first=max(b.first, start) - start, last=min(b.last, stop - 2) - start)
+            replace(
+                b,
+                index=b.index - start,
+                first=max(b.first, start) - start,
+                last=min(b.last, stop - 2) - start,
+            )
             for b in self.fit.breaks
             if start <= b.index < stop - 1
         )
         fit = PiecewiseFit(breaks, self.fit.levels[start:stop], self.fit.trend[start : stop - 1])
-        return FittedCurve(replace(self.curve, points=self.curve.points[start:stop]), self.sigma[start:stop], fit)
+        return FittedCurve(
+            replace(self.curve, points=self.curve.points[start:stop]), self.sigma[start:stop], fit
+        )
 
 
 def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ...]:
@@ -260,7 +289,8 @@ def _fit_family(curves: Sequence[Curve], sigmas: list[Floats], between: float) -
 _Grids = list[tuple[list[int], Pieces]]
 
 
-# A longer curve is fitted in parts of at most _PART points, because time grows with the square of the points.
+# A longer curve is fitted in parts of at most _PART points, because time grows with the square of
+# the points.
 _LONGEST, _PART = 1024, 256
 # Curves of equal length are fitted together up to this many curves × points², to bound the memory.
 _MOST_TOGETHER = 1_000_000
@@ -272,7 +302,9 @@ def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
     for i, curve in enumerate(curves):
         points = len(curve.points)
         number = 1 if points <= _LONGEST else cdiv(points, _PART)
-        spans += [(i, *ends) for ends in pairwise(points * part // number for part in range(number + 1))]
+        spans += [
+            (i, *ends) for ends in pairwise(points * part // number for part in range(number + 1))
+        ]
     found: _Grids = []
     parts: dict[int, list[tuple[int, Pieces, int]]] = {}
     for own in _batches(spans):
@@ -302,8 +334,9 @@ def _batches(spans: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, 
 
 
 def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:
-    """Fits curves of single times at several noise levels, and returns the fits with the highest likelihood. Fits with
-    few degrees of freedom are rejected, because pieces of one or two points can explain any noise."""
+    """Fits curves of single times at several noise levels, and returns the fits with the highest
+    likelihood. Fits with few degrees of freedom are rejected, because pieces of one or two points
+    can explain any noise."""
     best: _Grids = []
     best_cost = np.inf
     points = sum(len(curve.points) for curve in curves)
@@ -318,8 +351,9 @@ def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: flo
 
 
 def _scatter_factor(grids: _Grids) -> float:
-    """Returns the measured over the expected scatter about the fits; 1 if there are too few degrees of freedom. Takes
-    the median over the curves, so that a few badly fitted curves do not affect the rest."""
+    """Returns the measured over the expected scatter about the fits; 1 if there are too few degrees
+    of freedom. Takes the median over the curves, so that a few badly fitted curves do not affect
+    the rest."""
     freedom = np.concatenate([pieces.freedom for _, pieces in grids])
     chi2 = np.concatenate([pieces.chi2 for _, pieces in grids])
     known = freedom >= 1

@@ -1,7 +1,9 @@
-"""Explains why a size takes longer than another, or runs below peak: one answer for `check`, the sweep and the report.
+"""Explains why a size takes longer than another, or runs below peak: one answer for `check`, the
+sweep and the report.
 
-`cause_of` checks, in this order: lower clock, changed kernel, lost alignment, more waves or tiles, padding, working set
-beyond the cache. The first that applies is the cause; clock, waves, tiles and padding must explain half of the step.
+`cause_of` checks, in this order: lower clock, changed kernel, lost alignment, more waves or tiles,
+padding, working set beyond the cache. The first that applies is the cause; clock, waves, tiles and
+padding must explain half of the step.
 """
 
 from __future__ import annotations
@@ -32,14 +34,16 @@ from quantbench.workload import Softmax
 _ENOUGH = 0.5
 # The slowdown begins a little before the working set exceeds the cache and ends a little after.
 _CACHE_EDGE = 1.15
-# Number of later points checked for a return of the time once the alignment is restored, and the most work they may
-# do relative to the point before the step.
+# Number of later points checked for a return of the time once the alignment is restored, and the
+# most work they may do relative to the point before the step.
 _LOOK_AHEAD, _LITTLE_MORE_WORK = 8, 1.1
 
 
 @dataclass(frozen=True)
 class CurveStep:
-    """A step between `index` and `index + 1` of a curve's points. log_jump: rise of the log time beyond the trend."""
+    """A step between `index` and `index + 1` of a curve's points. log_jump: rise of the log time
+    beyond the trend.
+    """
 
     points: Sequence[Point]
     index: int
@@ -55,7 +59,9 @@ class CurveStep:
 
 
 def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
-    """Determines the cause of one step up or down. tile_of: maps a point to its tile (see `periods.tile_finder`)."""
+    """Determines the cause of one step up or down. tile_of: maps a point to its tile (see
+    `periods.tile_finder`).
+    """
     old, new = _tiles(step, tile_of)
     evidence = "identity" if old and new and old.identified and new.identified else "arithmetic"
     found = (
@@ -84,8 +90,9 @@ def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
 def _tiles(step: CurveStep, tile_of: TileOf) -> tuple[TileInUse | None, TileInUse | None]:
     """Returns the tiles before and after the step, None if unknown.
 
-    If one side has no recorded kernel, it is assumed to run the other side's, provided that the next recorded kernel
-    beyond it is that one. Blocks of two different tiles must not be compared: their numbers differ anywhere.
+    If one side has no recorded kernel, it is assumed to run the other side's, provided that the
+    next recorded kernel beyond it is that one. Blocks of two different tiles must not be compared:
+    their numbers differ anywhere.
     """
     old, new = tile_of(step.before), tile_of(step.after)
     if old is None or new is None or old.identified == new.identified:
@@ -93,11 +100,17 @@ def _tiles(step: CurveStep, tile_of: TileOf) -> tuple[TileInUse | None, TileInUs
     beyond = step.points[step.index + 2 :] if old.identified else step.points[: step.index][::-1]
     named = step.before if old.identified else step.after
     other = next((point.launch for point in beyond if point.launch is not None), None)
-    if named.launch is None or other is None or (named.launch.kernel, _work_of(named.launch)) != (
-        other.kernel, _work_of(other)
-    ):  # fmt: skip
+    if (
+        named.launch is None
+        or other is None
+        or (named.launch.kernel, _work_of(named.launch)) != (other.kernel, _work_of(other))
+    ):
         return None, None
-    return (old, replace(old, source="assumed")) if old.identified else (replace(new, source="assumed"), new)
+    return (
+        (old, replace(old, source="assumed"))
+        if old.identified
+        else (replace(new, source="assumed"), new)
+    )
 
 
 def _throttling(step: CurveStep) -> Cause | None:
@@ -112,8 +125,12 @@ def _kernel_change(step: CurveStep) -> Cause | None:
     if old is None or new is None or (old.kernel, _work_of(old)) == (new.kernel, _work_of(new)):
         return None
     words = kernel_change_words(old, new)
-    misaligned = _misaligned(step, (16,))  # below 16 bytes libraries must change kernel; below 128 they need not
-    return Cause("kernel change", f"{words}, as {misaligned[1]}" if misaligned else words, "identity")
+    misaligned = _misaligned(
+        step, (16,)
+    )  # below 16 bytes libraries must change kernel; below 128 they need not
+    return Cause(
+        "kernel change", f"{words}, as {misaligned[1]}" if misaligned else words, "identity"
+    )
 
 
 def _work_of(launch: Launch) -> tuple[int, int, int] | None:
@@ -122,8 +139,8 @@ def _work_of(launch: Launch) -> tuple[int, int, int] | None:
 
 
 def _misaligned(step: CurveStep, limits: Sequence[int] = (16, 128)) -> tuple[int, str] | None:
-    """Returns the first of `limits` (bytes) that row alignment falls below at a step up, or rises to at a step down,
-    with a description."""
+    """Returns the first of `limits` (bytes) that row alignment falls below at a step up, or rises
+    to at a step down, with a description."""
     aligned, other = (step.before, step.after) if step.log_jump > 0 else (step.after, step.before)
     whole, broken = row_alignment_bytes(aligned.workload), row_alignment_bytes(other.workload)
     if whole is None or broken is None or broken >= whole:
@@ -146,7 +163,9 @@ def _alignment(step: CurveStep, tile_of: TileOf) -> Cause | None:
 
 
 def _came_back(step: CurveStep, tile_of: TileOf) -> bool | None:
-    """Returns whether the time drops back at a near point with restored alignment and as many waves; None without."""
+    """Returns whether the time drops back at a near point with restored alignment and as many
+    waves; None without.
+    """
     if step.log_jump < 0:
         return None
     whole, waves = row_alignment_bytes(step.before.workload), _waves(step.after, tile_of)
@@ -166,7 +185,10 @@ def _waves(point: Point, tile_of: TileOf) -> int | None:
 
 
 def _more_blocks(step: CurveStep, old: TileInUse, new: TileInUse, evidence: str) -> Cause | None:
-    before, after = num_blocks(step.before.workload, old.tile), num_blocks(step.after.workload, new.tile)
+    before, after = (
+        num_blocks(step.before.workload, old.tile),
+        num_blocks(step.after.workload, new.tile),
+    )
     if before is None or after is None or (before < after) != (step.log_jump > 0):
         return None
     waves = cdiv(before, old.resident_blocks), cdiv(after, new.resident_blocks)
@@ -177,16 +199,20 @@ def _more_blocks(step: CurveStep, old: TileInUse, new: TileInUse, evidence: str)
     found = _cut_to_fill(step, before, after, new) if waves == (1, 1) else None
     if found is not None:
         return found
-    # More tiles in the same number of waves cost nothing, except within one wave, where they share the memory.
-    if (not new.waves or waves[0] == waves[1] == 1) and log(after / before) / step.log_jump >= _ENOUGH:
+    # More tiles in the same number of waves cost nothing, except within one wave, where they share
+    # the memory.
+    if (not new.waves or waves[0] == waves[1] == 1) and log(
+        after / before
+    ) / step.log_jump >= _ENOUGH:
         where = " within one wave" if new.waves else ""
         return Cause("tile edge", f"{new.words}: {before} to {after} tiles{where}", evidence)
     return None
 
 
 def _cut_to_fill(step: CurveStep, before: int, after: int, used: TileInUse) -> Cause | None:
-    """Returns the wave edge of split tiles: below half a wave libraries split tiles to use more SMs. The parts may need
-    a second wave where whole tiles would not. docs/choosing-shapes.md shows measured steps."""
+    """Returns the wave edge of split tiles: below half a wave libraries split tiles to use more
+    SMs. The parts may need a second wave where whole tiles would not. docs/choosing-shapes.md shows
+    measured steps."""
     parts = parts_to_fill(min(before, after), used.resident_blocks)
     if used.source != "steps" or not used.waves or parts == 1:
         return None
@@ -200,20 +226,33 @@ def _cut_to_fill(step: CurveStep, before: int, after: int, used: TileInUse) -> C
 
 def _padding(step: CurveStep) -> Cause | None:
     old, new = padded(step.before.workload), padded(step.after.workload)
-    if old is None or new is None or old[2] == new[2] or log(new[2] / old[2]) / step.log_jump < _ENOUGH:
+    if (
+        old is None
+        or new is None
+        or old[2] == new[2]
+        or log(new[2] / old[2]) / step.log_jump < _ENOUGH
+    ):
         return None
     name, needed, padded_to = new
-    return Cause("tile edge", f"{padding_words(name, needed, padded_to)}, {old[1]} to {old[2]}", "arithmetic")
+    return Cause(
+        "tile edge", f"{padding_words(name, needed, padded_to)}, {old[1]} to {old[2]}", "arithmetic"
+    )
 
 
 def _memory(step: CurveStep, spec: DeviceSpec) -> Cause | None:
     small, large = sorted((step.before.workload.min_bytes, step.after.workload.min_bytes))
     grows = step.after.workload.min_bytes >= step.before.workload.min_bytes
-    if small >= spec.l2_bytes * _CACHE_EDGE or large <= spec.l2_bytes / _CACHE_EDGE or small == large:
+    if (
+        small >= spec.l2_bytes * _CACHE_EDGE
+        or large <= spec.l2_bytes / _CACHE_EDGE
+        or small == large
+    ):
         return None
     if grows != (step.log_jump > 0):
         return None
-    words = f"the working set passes {size(large)}, the last-level cache holds {size(spec.l2_bytes)}"
+    words = (
+        f"the working set passes {size(large)}, the last-level cache holds {size(spec.l2_bytes)}"
+    )
     return Cause("memory boundary", words, "arithmetic")
 
 
@@ -223,9 +262,11 @@ def idle_at(point: Point, spec: DeviceSpec, tile_of: TileOf) -> tuple[Cause, ...
 
 
 def cause_of_loss(slow: Point, better: Point, spec: DeviceSpec, tile_of: TileOf) -> Cause:
-    """Determines why an op runs at a lower rate at one size than at a better one, without a cliff between them.
+    """Determines why an op runs at a lower rate at one size than at a better one, without a cliff
+    between them.
 
-    It is the changed kernel, else what only the slow size leaves idle. Nothing rests on an assumed tile.
+    It is the changed kernel, else what only the slow size leaves idle. Nothing rests on an assumed
+    tile.
     """
     changed = _kernel_change(CurveStep((better, slow), 0, 1.0))
     if changed is not None:

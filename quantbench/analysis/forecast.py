@@ -21,7 +21,9 @@ from quantbench.workload import Gemm
 
 @dataclass(frozen=True)
 class Rise:
-    """Predicted relative rise of the time from m to m + 1 (0.3: 30 % longer), with its 90 % interval."""
+    """Predicted relative rise of the time from m to m + 1 (0.3: 30 % longer), with its 90 %
+    interval.
+    """
 
     share: float
     low: float
@@ -50,7 +52,8 @@ class PredictedOp:
 class PredictedPlace:
     """Predicted ops at one place on the axes: one layer, or a single op.
 
-    latency_us, low_us, high_us, tflops: of the sum of the ops, without the logits if there are other ops.
+    latency_us, low_us, high_us, tflops: of the sum of the ops, without the logits if there are
+        other ops.
     logits_us: time of the model's logits if the place has other ops as well, else None.
     peak_share: time-weighted share of peak of the summed ops; None if a peak is unknown.
     reasons: why the worst op, that with the smallest share of peak, runs below peak.
@@ -111,14 +114,24 @@ def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes) -> Foreca
     places = [(at, ops) for at, ops in found if ops]
     if not places:
         why = f" ({impossible[0].removeprefix('predict: ')})" if impossible else ""
-        raise InputError("predict", f"no place is left to predict{why}", "axes and ops that have places in common")
+        raise InputError(
+            "predict",
+            f"no place is left to predict{why}",
+            "axes and ops that have places in common",
+        )
     times.ask(op.workload for _, ops in places for op in ops)
     correlation = op_times.correlation_of(times)
-    estimates = ((at, [OpEstimate(op, times.estimate(op.workload)) for op in ops]) for at, ops in places)
-    return Forecast(tuple(_row(at, ops, times.device, correlation) for at, ops in estimates), impossible)
+    estimates = (
+        (at, [OpEstimate(op, times.estimate(op.workload)) for op in ops]) for at, ops in places
+    )
+    return Forecast(
+        tuple(_row(at, ops, times.device, correlation) for at, ops in estimates), impossible
+    )
 
 
-def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correlation: float) -> PredictedPlace:
+def _row(
+    axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correlation: float
+) -> PredictedPlace:
     ops = [_op(one, spec) for one in found]
     logits = [one for one in ops if one.estimate.op.name == "logits"]
     layer = [one for one in ops if one not in logits] or logits
@@ -135,7 +148,9 @@ def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correl
         low_us=whole.low_us,
         high_us=whole.high_us,
         tflops=whole.tflops,
-        logits_us=sum(one.estimate.total_us for one in logits) if logits and layer is not logits else None,
+        logits_us=sum(one.estimate.total_us for one in logits)
+        if logits and layer is not logits
+        else None,
         peak_share=sum(known) / whole.latency_us if len(known) == len(layer) else None,
         worst_op=worst.op,
         reasons=tuple(reason.words for reason in reasons),
@@ -148,26 +163,45 @@ def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correl
 def _op(found: OpEstimate, spec: DeviceSpec) -> PredictedOp:
     one = found.estimate
     return PredictedOp(
-        found.op.label, found.op.count, str(found.op.workload), one.latency_us, one.low_us, one.high_us, one.source,
-        one.bound, one.waves, peak_share(found.op.workload, one.latency_us, spec),
-        None if one.launch is None else one.launch.tile, found,
-    )  # fmt: skip
+        found.op.label,
+        found.op.count,
+        str(found.op.workload),
+        one.latency_us,
+        one.low_us,
+        one.high_us,
+        one.source,
+        one.bound,
+        one.waves,
+        peak_share(found.op.workload, one.latency_us, spec),
+        None if one.launch is None else one.launch.tile,
+        found,
+    )
 
 
 def with_cliffs(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[PredictedPlace, ...]:
     """Returns the rows with what the model knows of cliffs near them."""
-    more = zip(rows, rises_at_next_m(rows, model), slower_than_best_kernel(rows, model), strict=True)
-    return tuple(replace(row, rise_at_next_m=rise, slower_than_best_kernel=share) for row, rise, share in more)
+    more = zip(
+        rows, rises_at_next_m(rows, model), slower_than_best_kernel(rows, model), strict=True
+    )
+    return tuple(
+        replace(row, rise_at_next_m=rise, slower_than_best_kernel=share)
+        for row, rise, share in more
+    )
 
 
 def rises_at_next_m(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[Rise | None, ...]:
     """Returns for each row the predicted rise from m to m + 1.
 
-    The errors of both times count as independent: on six public tables, learned from 200 rows, 90 % of the rises then
-    lie within 0.7 to 1.1 half-widths of the interval.
-    None for rows other than a single unbatched GEMM along m, and for all rows if the model has no training rows.
+    The errors of both times count as independent: on six public tables, learned from 200 rows, 90 %
+    of the rises then lie within 0.7 to 1.1 half-widths of the interval.
+    None for rows other than a single unbatched GEMM along m, and for all rows if the model has no
+    training rows.
     """
-    asked = [(i, work) for i, row in enumerate(rows) if model.rows and (work := _along_m(row)) is not None]
+    asked = [
+        (i, work)
+        for i, row in enumerate(rows)
+        if model.rows and (work := _along_m(row)) is not None
+    ]
     found: list[Rise | None] = [None] * len(rows)
     if not asked:
         return tuple(found)
@@ -182,8 +216,9 @@ def rises_at_next_m(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[R
 
 
 def slower_than_best_kernel(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[float, ...]:
-    """Returns for each row of a single GEMM by how much (a share of the time) the model's rows of such products were
-    slower than the fastest kernel of its cost model, as another kernel or a lower clock makes them; 0 for other rows.
+    """Returns for each row of a single GEMM by how much (a share of the time) the model's rows of
+    such products were slower than the fastest kernel of its cost model, as another kernel or a
+    lower clock makes them; 0 for other rows.
     """
     works = [row.ops[0].estimate.op.workload for row in rows if len(row.ops) == 1 and model.rows]
     gemms = [work for work in works if isinstance(work, Gemm)]

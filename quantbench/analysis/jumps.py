@@ -1,7 +1,9 @@
-"""Finds jumps of the time: one table with a row per gap of each curve, from which cliffs, common cliffs and gaps come.
+"""Finds jumps of the time: one table with a row per gap of each curve, from which cliffs, common
+cliffs and gaps come.
 
-A cliff is a significant jump between close sizes of one curve, a common cliff a jump of the median over many curves,
-a gap one that is worth measuring between. (The latency models have cliffs of their own in `latency.gemm.cliffs`.)
+A cliff is a significant jump between close sizes of one curve, a common cliff a jump of the median
+over many curves, a gap one that is worth measuring between. (The latency models have cliffs of
+their own in `latency.gemm.cliffs`.)
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from quantbench.sweep.sizes import grain_of
 
 # Smallest jump (log time) that is called a cliff, at any noise.
 SMALLEST_CLIFF = log(1.03)
-# Standard errors that a jump must exceed. High, because each curve has many gaps: on simulated curves of a hundred
-# points without steps, about one curve in seven then shows a false step.
+# Standard errors that a jump must exceed. High, because each curve has many gaps: on simulated
+# curves of a hundred points without steps, about one curve in seven then shows a false step.
 _SURE = 4.0
 _95_PERCENT = 1.96
 
@@ -63,16 +65,24 @@ class Jump:
 
     @property
     def cliff(self) -> Break | None:
-        """The step, if it is a cliff: large, significant, between close sizes, and steeper than the work grows."""
+        """The step, if it is a cliff: large, significant, between close sizes, and steeper than the
+        work grows.
+        """
         step, levels = self.step, self.fitted.fit.levels
-        if step is None or not self.close or abs(step.log_jump) < max(SMALLEST_CLIFF, _SURE * step.standard_error):
+        if (
+            step is None
+            or not self.close
+            or abs(step.log_jump) < max(SMALLEST_CLIFF, _SURE * step.standard_error)
+        ):
             return None
         grows = levels[self.index + 1] - levels[self.index] > self.log_growth
         return step if step.log_jump < 0 or grows else None
 
     @property
     def log_height(self) -> float:
-        """Height for refinement: of a cliff between close sizes, else the drop of the rate if it is significant."""
+        """Height for refinement: of a cliff between close sizes, else the drop of the rate if it is
+        significant.
+        """
         if self.close:
             cliff = self.cliff
             return 0.0 if cliff is None else cliff.log_jump
@@ -102,7 +112,8 @@ class Cliff:
     axis, op, provider, variant, held: the curve (see `curves.Curve`).
     at, next: the last size before the jump and the first measured after it.
     keys: of the records on both sides.
-    ratio, low, high: time after / before without the trend, with 95 % interval; below 1 the time falls.
+    ratio, low, high: time after / before without the trend, with 95 % interval; below 1 the time
+        falls.
     first, last: range of axis values after which the jump may lie, with 95 % confidence.
     rate_ratio: useful work per second, after / before, trend included.
     """
@@ -131,7 +142,8 @@ class Cliff:
 
 
 def find_cliffs(jumps: Iterable[Jump], spec: DeviceSpec, tile_of: TileOf) -> tuple[Cliff, ...]:
-    """Finds the significant jumps, largest first: rises that lower the rate of useful work, and falls.
+    """Finds the significant jumps, largest first: rises that lower the rate of useful work, and
+    falls.
 
     tile_of: maps a point to its tile (see `periods.tile_finder`).
     """
@@ -143,14 +155,24 @@ def _cliff(jump: Jump, step: Break, spec: DeviceSpec, tile_of: TileOf) -> Cliff:
     curve = jump.fitted.curve
     reach = _95_PERCENT * step.standard_error
     return Cliff(
-        axis=curve.axis, op=curve.op, provider=curve.provider, variant=curve.variant, held=dict(curve.held),
-        at=curve.sizes[jump.index], next=curve.sizes[jump.index + 1], ratio=exp(step.log_jump),
-        low=exp(step.log_jump - reach), high=exp(step.log_jump + reach), first=curve.sizes[step.first],
+        axis=curve.axis,
+        op=curve.op,
+        provider=curve.provider,
+        variant=curve.variant,
+        held=dict(curve.held),
+        at=curve.sizes[jump.index],
+        next=curve.sizes[jump.index + 1],
+        ratio=exp(step.log_jump),
+        low=exp(step.log_jump - reach),
+        high=exp(step.log_jump + reach),
+        first=curve.sizes[step.first],
         last=curve.sizes[step.last],
         rate_ratio=exp(jump.log_growth) * jump.before.latency_us / jump.after.latency_us,
         cause=cause_of(CurveStep(curve.points, jump.index, step.log_jump), spec, tile_of),
-        keys=(jump.before.key, jump.after.key), before=jump.before, after=jump.after,
-    )  # fmt: skip
+        keys=(jump.before.key, jump.after.key),
+        before=jump.before,
+        after=jump.after,
+    )
 
 
 # Fewest curves that have a common cliff.
@@ -164,13 +186,14 @@ _Key = tuple[str, str, str, str, int, int]
 
 @dataclass(frozen=True)
 class CommonCliff:
-    """A jump of the median time over many curves of one family, between sizes `at` and `next` of `axis`.
+    """A jump of the median time over many curves of one family, between sizes `at` and `next` of
+    `axis`.
 
     ratio, low, high: median jump (time ratio) with 95 % interval.
     num_cliffs: number of curves with a significant jump of their own there.
     causes: number of curves by kind of these cliffs, by decreasing total cost.
-    stepping, level: (median ratio, number) of the curves that begin a new wave there, and of those that do not; None
-        if there are none, or no tile explains the family's steps.
+    stepping, level: (median ratio, number) of the curves that begin a new wave there, and of those
+        that do not; None if there are none, or no tile explains the family's steps.
     """
 
     axis: str
@@ -195,15 +218,21 @@ class CommonCliff:
 
     @property
     def cause_words(self) -> str:
-        """The two most costly kinds of cause with their number of curves: `wave edge 71, tile edge 64`."""
+        """The two most costly kinds of cause with their number of curves: `wave edge 71, tile edge
+        64`.
+        """
         said = [f"{kind} {number}" for kind, number in self.causes.items()]
         return ", ".join(said[:_CAUSES_SAID]) or "unexplained"
 
 
 def common_cliffs(
-    jumps: Iterable[Jump], cliffs: Sequence[Cliff], spec: DeviceSpec, explained_by: Mapping[Family, Explanation]
+    jumps: Iterable[Jump],
+    cliffs: Sequence[Cliff],
+    spec: DeviceSpec,
+    explained_by: Mapping[Family, Explanation],
 ) -> tuple[CommonCliff, ...]:
-    """Finds sizes after which the median jump over eight or more curves is significant and at least 3 %, largest first.
+    """Finds sizes after which the median jump over eight or more curves is significant and at least
+    3 %, largest first.
 
     cliffs: result of `find_cliffs` on the same jumps.
     explained_by: the tile that explains the steps of a family, for families that have one.
@@ -229,7 +258,9 @@ def common_cliffs(
 
 def _more_waves(jump: Jump, explanation: Explanation) -> bool | None:
     """Returns whether the point after the gap needs more waves than the one before it."""
-    before, after = (num_blocks(point.workload, explanation.tile) for point in (jump.before, jump.after))
+    before, after = (
+        num_blocks(point.workload, explanation.tile) for point in (jump.before, jump.after)
+    )
     if before is None or after is None:
         return None
     return cdiv(after, explanation.resident_blocks) > cdiv(before, explanation.resident_blocks)
@@ -246,13 +277,25 @@ def _common(
     if middle < SMALLEST_CLIFF or interval.low <= 0:
         return None
     axis, op, provider, variant, at, following = key
-    causes = {kind: len(heights[kind]) for kind in sorted(heights, key=lambda kind: -sum(heights[kind]))}
+    causes = {
+        kind: len(heights[kind]) for kind in sorted(heights, key=lambda kind: -sum(heights[kind]))
+    }
     return CommonCliff(
-        axis, op, provider, variant, at, following, len(jumps), exp(middle), exp(interval.low), exp(interval.high),
-        sum(causes.values()), causes,
+        axis,
+        op,
+        provider,
+        variant,
+        at,
+        following,
+        len(jumps),
+        exp(middle),
+        exp(interval.low),
+        exp(interval.high),
+        sum(causes.values()),
+        causes,
         _median_ratio([rise for rise, steps in jumps if steps]),
         _median_ratio([rise for rise, steps in jumps if steps is False]),
-    )  # fmt: skip
+    )
 
 
 def _median_ratio(rises: Sequence[float]) -> tuple[float, int] | None:
@@ -267,15 +310,21 @@ _MOST_GAPS = 32
 def find_gaps(jumps: Iterable[Jump]) -> tuple[PlacedGap, ...]:
     """Returns up to 32 gaps with a jump of 5 % or more, largest first."""
     heights = [(jump.log_height, jump) for jump in jumps]
-    large = sorted((pair for pair in heights if pair[0] >= _SMALLEST_GAP), key=lambda pair: -pair[0])
+    large = sorted(
+        (pair for pair in heights if pair[0] >= _SMALLEST_GAP), key=lambda pair: -pair[0]
+    )
     return tuple(_gap(jump) for _, jump in large[:_MOST_GAPS])
 
 
 def _gap(jump: Jump) -> PlacedGap:
     curve, i = jump.fitted.curve, jump.index
     gap = Gap(
-        curve.sizes[i], curve.sizes[i + 1], jump.before.latency_us, jump.after.latency_us,
-        float(jump.fitted.fit.trend[i]), float(max(jump.fitted.sigma[i : i + 2])),
+        curve.sizes[i],
+        curve.sizes[i + 1],
+        jump.before.latency_us,
+        jump.after.latency_us,
+        float(jump.fitted.fit.trend[i]),
+        float(max(jump.fitted.sigma[i : i + 2])),
         grain_of(curve.axis.replace("_", "-")),
-    )  # fmt: skip
+    )
     return PlacedGap(gap, curve.axis, dict(curve.held), curve.op, curve.provider)

@@ -1,4 +1,6 @@
-"""Finds sizes with a lower rate than a nearby size: smaller within 10 %, or within a factor of two."""
+"""Finds sizes with a lower rate than a nearby size: smaller within 10 %, or within a factor of
+two.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from quantbench.analysis.summary import LayerRow, Point, rows_of, useful_work
 NEAR = 0.10
 #: the same as a factor, for sizes in powers of two
 DOUBLE = 2
-# Smallest loss that is reported: larger for single times without samples, whose repetitions differ by a few per cent.
+# Smallest loss that is reported: larger for single times without samples, whose repetitions differ
+# by a few per cent.
 _SMALLEST_LOSS, _SMALLEST_LOSS_OF_FIGURES = 0.03, 0.08
 # A larger size that takes at most this much longer counts as free.
 _FOR_NOTHING = 0.01
@@ -50,7 +53,9 @@ class BadSize:
 
 
 def rows_by_dtype(points: Sequence[Point]) -> tuple[LayerRow, ...]:
-    """Returns the rows of `rows_of` separately for each dtype, because a table may hold one shape in several."""
+    """Returns the rows of `rows_of` separately for each dtype, because a table may hold one shape
+    in several.
+    """
     found: list[LayerRow] = []
     by_dtype = sorted(points, key=lambda p: p.workload.dtype)
     for _, group in groupby(by_dtype, key=lambda p: p.workload.dtype):
@@ -61,7 +66,8 @@ def rows_by_dtype(points: Sequence[Point]) -> tuple[LayerRow, ...]:
 def curves_of_rows(rows: Iterable[LayerRow], axis: str) -> tuple[tuple[LayerRow, ...], ...]:
     """Groups rows with the same provider, dtype and other axes, by ascending `axis`.
 
-    Leaves out rows whose ops, or their timing modes, differ from those of most rows (an op failed there).
+    Leaves out rows whose ops, or their timing modes, differ from those of most rows (an op failed
+    there).
     """
     curves: dict[tuple[object, ...], list[LayerRow]] = {}
     for row in rows:
@@ -69,7 +75,9 @@ def curves_of_rows(rows: Iterable[LayerRow], axis: str) -> tuple[tuple[LayerRow,
             held = tuple([item for item in row.axes.items() if item[0] != axis])
             curves.setdefault((row.provider, row.points[0].workload.dtype, held), []).append(row)
     return tuple(
-        (curve[0],) if len(curve) == 1 else _of_usual_ops(sorted(curve, key=lambda row: row.axes[axis]))
+        (curve[0],)
+        if len(curve) == 1
+        else _of_usual_ops(sorted(curve, key=lambda row: row.axes[axis]))
         for curve in curves.values()
     )
 
@@ -82,13 +90,17 @@ def _of_usual_ops(curve: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
     return tuple(row for row, own in zip(curve, ops, strict=True) if own == usual)
 
 
-def bad_sizes_on(curves: Iterable[Sequence[LayerRow]], axis: str, *, doubles: bool = False) -> tuple[BadSize, ...]:
+def bad_sizes_on(
+    curves: Iterable[Sequence[LayerRow]], axis: str, *, doubles: bool = False
+) -> tuple[BadSize, ...]:
     """Finds bad sizes on curves from `curves_of_rows`, largest loss first.
 
-    doubles: whether to compare with sizes within a factor of DOUBLE (tp = 1, 2, 4, 8) instead of smaller ones within
-        NEAR; `up_to` is then None.
+    doubles: whether to compare with sizes within a factor of DOUBLE (tp = 1, 2, 4, 8) instead of
+        smaller ones within NEAR; `up_to` is then None.
     """
-    found = [bad for curve in curves if len(curve) > 1 for bad in _of_curve(curve, axis, doubles=doubles)]
+    found = [
+        bad for curve in curves if len(curve) > 1 for bad in _of_curve(curve, axis, doubles=doubles)
+    ]
     return tuple(sorted(found, key=lambda bad: -bad.loss))
 
 
@@ -117,13 +129,22 @@ def _against(row: LayerRow, better: LayerRow, axis: str, up_to: int | None) -> B
     loss, width = 1 - ratio, row.half_width + better.half_width
     measured = has_spread(row) and has_spread(better)
     smallest = loss - ratio * width
-    if (smallest if measured else loss) < (_SMALLEST_LOSS if measured else _SMALLEST_LOSS_OF_FIGURES):
+    if (smallest if measured else loss) < (
+        _SMALLEST_LOSS if measured else _SMALLEST_LOSS_OF_FIGURES
+    ):
         return None
     culprit, counterpart = _culprit(row, better)
     return BadSize(
-        axis, row, better, loss, smallest if measured else None, loss + ratio * width if measured else None, up_to,
-        culprit, counterpart,
-    )  # fmt: skip
+        axis,
+        row,
+        better,
+        loss,
+        smallest if measured else None,
+        loss + ratio * width if measured else None,
+        up_to,
+        culprit,
+        counterpart,
+    )
 
 
 def has_spread(row: LayerRow) -> bool:
@@ -132,7 +153,9 @@ def has_spread(row: LayerRow) -> bool:
 
 
 def _culprit(row: LayerRow, better: LayerRow) -> tuple[Point, Point]:
-    """Returns the op that loses most time against its rate at the better size, and the same op there."""
+    """Returns the op that loses most time against its rate at the better size, and the same op
+    there.
+    """
     there = {point.op: point for point in better.points}
     excess: list[tuple[float, Point]] = []
     for point in row.points:

@@ -1,4 +1,6 @@
-"""Infers the tile, the number of resident blocks and the step spacing from the steps in each curve family's latency."""
+"""Infers the tile, the number of resident blocks and the step spacing from the steps in each curve
+family's latency.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ from quantbench.quantization import cdiv
 from quantbench.units import percent
 from quantbench.workload import Gemm
 
-# Most curves compared with the candidates, and most points in total. Longer curves are cut, because the work grows with
-# the square of their points.
+# Most curves compared with the candidates, and most points in total. Longer curves are cut, because
+# the work grows with the square of their points.
 _MOST_CURVES = 48
 _MOST_POINTS = 6000
 _LONGEST_CURVE = 256
@@ -41,11 +43,13 @@ _FEWEST_POINTS = 6
 
 @dataclass(frozen=True)
 class Period:
-    """Tile and waves inferred from the steps of one curve family (op, provider, variant) along `axis`.
+    """Tile and waves inferred from the steps of one curve family (op, provider, variant) along
+    `axis`.
 
     recovered: explanations found, with their confidence.
     num_curves: number of curves compared with the candidates.
-    spacing, spacing_error: distance between steps in axis units, with standard error; None if steps are few or uneven.
+    spacing, spacing_error: distance between steps in axis units, with standard error; None if steps
+        are few or uneven.
     chosen: the reported explanation; None if none is clear.
     """
 
@@ -86,34 +90,49 @@ class Period:
 
 
 def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec) -> tuple[Period, ...]:
-    """Infers the period of each family of GEMM curves with enough close points, along the axis with most of them."""
+    """Infers the period of each family of GEMM curves with enough close points, along the axis with
+    most of them.
+    """
     families: dict[Family, dict[str, list[FittedCurve]]] = {}
     for one in fitted:
-        if isinstance(one.curve.points[0].workload, Gemm) and len(one.curve.close_gaps) >= _FEWEST_POINTS - 1:
+        if (
+            isinstance(one.curve.points[0].workload, Gemm)
+            and len(one.curve.close_gaps) >= _FEWEST_POINTS - 1
+        ):
             families.setdefault(one.curve.family, {}).setdefault(one.curve.axis, []).append(one)
     found = []
     for by_axis in families.values():
-        axis = max(by_axis, key=lambda name: sum(len(one.curve.close_gaps) for one in by_axis[name]))
+        axis = max(
+            by_axis, key=lambda name: sum(len(one.curve.close_gaps) for one in by_axis[name])
+        )
         found.append(_period(by_axis[axis], spec))
     return tuple(found)
 
 
 def _period(curves: Sequence[FittedCurve], spec: DeviceSpec) -> Period:
     chosen = _choose(curves, spec)
-    # One resident block stands for kernels without waves: on a CPU core, and persistent kernels that divide the last
-    # tiles.
+    # One resident block stands for kernels without waves: on a CPU core, and persistent kernels
+    # that divide the last tiles.
     most_per_sm = 0 if spec.kind == "cpu" else MOST_BLOCKS_PER_SM
     resident = [1, *(spec.sm_count * per_sm for per_sm in range(1, most_per_sm + 1))]
     sides = CPU_BLOCK_SIDES if spec.kind == "cpu" else BLOCK_SIDES
-    products = [[p.workload for p in one.curve.points if isinstance(p.workload, Gemm)] for one in chosen]
+    products = [
+        [p.workload for p in one.curve.points if isinstance(p.workload, Gemm)] for one in chosen
+    ]
     recovered = recover(chosen, candidates(products, sides, resident))
     curve = curves[0].curve
     best = min(recovered.best, key=lambda e: _strangeness(e, spec))
     spacing, error = _spacing(curves)
     return Period(
-        curve.axis, *curve.family, recovered, spec.sm_count, len(chosen), spacing, error,
+        curve.axis,
+        *curve.family,
+        recovered,
+        spec.sm_count,
+        len(chosen),
+        spacing,
+        error,
         best if recovered.verdict == "CONFIRMED" else None,
-    )  # fmt: skip
+    )
 
 
 def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec) -> list[FittedCurve]:
@@ -125,16 +144,22 @@ def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec) -> list[FittedCurve
         ends = pairwise(points * i // number for i in range(number + 1))
         parts += [one] if number == 1 else [one.part(*both) for both in ends]
     middles = [one.curve.points[len(one.curve.points) // 2].workload for one in parts]
-    bound = [one for one, middle in zip(parts, middles, strict=True) if compute_bound(middle, spec)] or parts
-    number = min(len(bound), _MOST_CURVES, max(1, _MOST_POINTS // max(len(one.curve.points) for one in bound)))
+    bound = [
+        one for one, middle in zip(parts, middles, strict=True) if compute_bound(middle, spec)
+    ] or parts
+    number = min(
+        len(bound),
+        _MOST_CURVES,
+        max(1, _MOST_POINTS // max(len(one.curve.points) for one in bound)),
+    )
     return [bound[i * len(bound) // number] for i in range(number)]
 
 
 def _strangeness(explanation: Explanation, spec: DeviceSpec) -> tuple[float, ...]:
     """Returns a sort key that selects one of several equivalent explanations.
 
-    Prefers, in this order: few blocks per SM, sides that are powers of two, an aspect ratio up to two, a size near the
-    device's assumed tile.
+    Prefers, in this order: few blocks per SM, sides that are powers of two, an aspect ratio up to
+    two, a size near the device's assumed tile.
     """
     assumed = assumed_tile(spec)
     sides = (explanation.block_m, explanation.block_n)
@@ -145,8 +170,8 @@ def _strangeness(explanation: Explanation, spec: DeviceSpec) -> tuple[float, ...
 
 
 def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]:
-    """Returns the mean distance between steps on the curve with the most steps, and its standard error. Allows for
-    missed steps, which leave gaps of a whole number of distances."""
+    """Returns the mean distance between steps on the curve with the most steps, and its standard
+    error. Allows for missed steps, which leave gaps of a whole number of distances."""
     best: list[float] = []
     for one in curves:
         sizes = one.curve.sizes
@@ -156,9 +181,14 @@ def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]
     if len(best) < 3:
         return None, None
     usual = float(np.median([b - a for a, b in pairwise(best)]))
-    number = np.array([0, *np.cumsum([max(1, round((b - a) / usual)) for a, b in pairwise(best)])], dtype=np.float64)
+    number = np.array(
+        [0, *np.cumsum([max(1, round((b - a) / usual)) for a, b in pairwise(best)])],
+        dtype=np.float64,
+    )
     slope, offset = np.polyfit(number, best, 1)
-    scatter = float(np.std(np.array(best) - slope * number - offset, ddof=2 if len(best) > 2 else 1))
+    scatter = float(
+        np.std(np.array(best) - slope * number - offset, ddof=2 if len(best) > 2 else 1)
+    )
     if scatter > slope / 2:
         return None, None
     return float(slope), scatter / float(np.sqrt(((number - number.mean()) ** 2).sum()))
@@ -169,10 +199,12 @@ TileOf = Callable[[Point], TileInUse | None]
 
 
 def tile_finder(spec: DeviceSpec, periods: Iterable[Period]) -> TileOf:
-    """Returns a function from a point to its tile: recorded, else recovered from its family's steps, else assumed.
+    """Returns a function from a point to its tile: recorded, else recovered from its family's
+    steps, else assumed.
 
-    A loop of one product per expert has no tile: the products run one after the other, so their waves are not shared.
-    Without a recorded or recovered tile it returns None if the measured steps contradict the assumed tile.
+    A loop of one product per expert has no tile: the products run one after the other, so their
+    waves are not shared. Without a recorded or recovered tile it returns None if the measured steps
+    contradict the assumed tile.
     """
     one_core = spec.kind == "cpu"
     by_family = {period.family: period for period in periods}
@@ -184,7 +216,9 @@ def tile_finder(spec: DeviceSpec, periods: Iterable[Period]) -> TileOf:
             chosen = period.chosen
             waves = not one_core and chosen.resident_blocks > 1
             per_sm = chosen.per_sm(spec.sm_count) if waves else None
-            return TileInUse(chosen.tile, chosen.resident_blocks, "steps", period.tile_words, waves, per_sm)
+            return TileInUse(
+                chosen.tile, chosen.resident_blocks, "steps", period.tile_words, waves, per_sm
+            )
         used = tile_in_use(spec, dtype, None)
         assumed = Explanation(used.tile.block_m, used.tile.block_n, used.resident_blocks)
         may_be = period is None or (

@@ -1,7 +1,8 @@
-"""Finds pairs of measurements that test a rule of thumb: one keeps the rule, one breaks it, all else is similar.
+"""Finds pairs of measurements that test a rule of thumb: one keeps the rule, one breaks it, all
+else is similar.
 
-A finder takes a `Material` and returns its pairs, or the reason why there are none. Effects are ratios of time per unit
-of useful work, broken / kept: above 1, the rule helps.
+A finder takes a `Material` and returns its pairs, or the reason why there are none. Effects are
+ratios of time per unit of useful work, broken / kept: above 1, the rule helps.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from operator import attrgetter
 
 import numpy as np
 
-from quantbench.analysis.blocks import TileInUse, compute_bound, num_blocks, padded, row_alignment_bytes
+from quantbench.analysis.blocks import (
+    TileInUse,
+    compute_bound,
+    num_blocks,
+    padded,
+    row_alignment_bytes,
+)
 from quantbench.analysis.curves import COARSE, LEAST_ERROR, MEDIAN_FACTOR, FittedCurve
 from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import Point, counted, useful_work
@@ -26,12 +33,14 @@ from quantbench.quantization import quantize
 from quantbench.sweep.sizes import LINEAR_OPS
 from quantbench.workload import Gemm, Softmax
 
-# A size with a neighbour on one side only (end of a range) counts if they are this close, in log size.
+# A size with a neighbour on one side only (end of a range) counts if they are this close, in log
+# size.
 _VERY_NEAR = 0.02
 # A last wave at least this full counts as whole.
 _WHOLE = 0.9
 
-#: provider of the unfused softmax, which Megatron runs if its fused kernel does not support the shape
+#: provider of the unfused softmax, which Megatron runs if its fused kernel does not support the
+#: shape
 FALLBACK = "torch.eager"
 
 
@@ -73,7 +82,9 @@ class Material:
         }
 
     def sigma(self, point: Point) -> float:
-        """Returns the standard error of a point's log time; from its samples alone if it is on no curve."""
+        """Returns the standard error of a point's log time; from its samples alone if it is on no
+        curve.
+        """
         own = MEDIAN_FACTOR * point.noise / float(np.sqrt(point.num_samples))
         return self._sigma.get(id(point), max(own, LEAST_ERROR))
 
@@ -89,9 +100,15 @@ def log_cost(point: Point) -> float:
 
 
 def multiples(
-    material: Material, axis: str, divisor: int | Callable[[DeviceSpec], int], *, alike: Sequence[int] = (),
-    same_padding: bool = False, ops: Sequence[str] = (), size_of: Callable[[Point], int] | None = None,
-) -> PairsOrReason:  # fmt: skip
+    material: Material,
+    axis: str,
+    divisor: int | Callable[[DeviceSpec], int],
+    *,
+    alike: Sequence[int] = (),
+    same_padding: bool = False,
+    ops: Sequence[str] = (),
+    size_of: Callable[[Point], int] | None = None,
+) -> PairsOrReason:
     """Compares multiples of `divisor` with the nearest other sizes on both sides.
 
     Using both sides cancels the trend along the axis.
@@ -100,21 +117,31 @@ def multiples(
     alike: divisors that must divide both sizes or neither, so that related rules do not interfere.
     same_padding: whether head_dim or columns must pad to the same size.
     ops: names of the ops to use; empty for all.
-    size_of: size of a point that is to be a multiple, 0 for points without; None for its value on the axis.
+    size_of: size of a point that is to be a multiple, 0 for points without; None for its value on
+        the axis.
     """
     by = divisor if isinstance(divisor, int) else divisor(material.spec)
-    curves = [one for one in material.along(axis) if not ops or one.curve.op.partition(".")[0] in ops]
+    curves = [
+        one for one in material.along(axis) if not ops or one.curve.op.partition(".")[0] in ops
+    ]
     if not curves:
         return f"no curve along {axis.replace('_', '-')}" + (f" of {', '.join(ops)}" if ops else "")
     found = (_around_multiples(one, by, alike, same_padding, material, size_of) for one in curves)
     pairs = [pair for own in found for pair in own]
-    return pairs or f"no neighbouring values of {axis.replace('_', '-')} with one a multiple of {by} and the other not"
+    return (
+        pairs
+        or f"no neighbouring values of {axis.replace('_', '-')} with one a multiple of {by} and the other not"
+    )
 
 
 def _around_multiples(
-    one: FittedCurve, by: int, alike: Sequence[int], same_padding: bool, material: Material,
+    one: FittedCurve,
+    by: int,
+    alike: Sequence[int],
+    same_padding: bool,
+    material: Material,
     size_of: Callable[[Point], int] | None,
-) -> Iterable[RulePair]:  # fmt: skip
+) -> Iterable[RulePair]:
     curve = one.curve
     sizes = curve.sizes if size_of is None else tuple(map(size_of, curve.points))
     if not all(sizes):
@@ -142,12 +169,14 @@ def _near(sizes: Sequence[int], order: range, size: int) -> Iterable[int]:
 
 
 def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material) -> RulePair:
-    """Compares the geometric mean of the points that break the rule with that of those that keep it."""
+    """Compares the geometric mean of the points that break the rule with that of those that keep
+    it.
+    """
     effect = float(np.mean([log_cost(p) for p in bad]) - np.mean([log_cost(p) for p in good]))
     errors = [
         float(np.sqrt(sum(material.sigma(p) ** 2 for p in side))) / len(side)
         for side in (good, bad)
-    ]  # fmt: skip
+    ]
     predicted = None
     logs = [[_log_slots(point, material.tile_of(point)) for point in side] for side in (good, bad)]
     if all(value is not None for side in logs for value in side):
@@ -156,11 +185,15 @@ def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material) -> Ru
 
 
 def _log_slots(point: Point, used: TileInUse | None) -> float | None:
-    """Returns the log of the tile elements in all occupied block slots per output element of a GEMM. None if its tile
-    is unknown or only assumed."""
+    """Returns the log of the tile elements in all occupied block slots per output element of a
+    GEMM. None if its tile is unknown or only assumed."""
     if used is None or used.source == "assumed" or not isinstance(point.workload, Gemm):
         return None
-    return -log(quantize(point.workload, used.tile, max(1, used.resident_blocks if used.waves else 1)).efficiency)
+    return -log(
+        quantize(
+            point.workload, used.tile, max(1, used.resident_blocks if used.waves else 1)
+        ).efficiency
+    )
 
 
 def halves(material: Material, axis: str) -> PairsOrReason:
@@ -170,17 +203,25 @@ def halves(material: Material, axis: str) -> PairsOrReason:
         at = dict(zip(one.curve.sizes, one.curve.points, strict=True))
         for size, whole in at.items():
             half = at.get(size // 2) if size % 2 == 0 else None
-            if half is not None and isinstance(whole.workload, Gemm) and compute_bound(half.workload, material.spec):
+            if (
+                half is not None
+                and isinstance(whole.workload, Gemm)
+                and compute_bound(half.workload, material.spec)
+            ):
                 pairs.append(_pair([whole], [half], material))
     return pairs or f"no product measured at both a value of {axis} and half of it"
 
 
 def whole_waves(material: Material) -> PairsOrReason:
-    """Pairs neighbours with the same tile: a last wave at least 90 % full, and another wave begun."""
+    """Pairs neighbours with the same tile: a last wave at least 90 % full, and another wave
+    begun.
+    """
     pairs, known = [], False
     for one in material.fitted:
         uses = [material.tile_of(point) for point in one.curve.points]
-        known = known or any(used is not None and used.source != "assumed" and used.waves for used in uses)
+        known = known or any(
+            used is not None and used.source != "assumed" and used.waves for used in uses
+        )
         for i in one.curve.close_gaps:
             before, after = one.curve.points[i], one.curve.points[i + 1]
             if _ends_a_wave(before, uses[i], after, uses[i + 1]):
@@ -190,7 +231,9 @@ def whole_waves(material: Material) -> PairsOrReason:
     return pairs or "no neighbouring sizes with a full last wave before and a new wave after"
 
 
-def _ends_a_wave(before: Point, used: TileInUse | None, after: Point, used_after: TileInUse | None) -> bool:
+def _ends_a_wave(
+    before: Point, used: TileInUse | None, after: Point, used_after: TileInUse | None
+) -> bool:
     if used is None or used_after is None or used.source == "assumed" or not used.waves:
         return False
     if (used.tile, used.resident_blocks) != (used_after.tile, used_after.resident_blocks):
@@ -198,10 +241,16 @@ def _ends_a_wave(before: Point, used: TileInUse | None, after: Point, used_after
     blocks = num_blocks(before.workload, used.tile), num_blocks(after.workload, used.tile)
     if blocks[0] is None or blocks[1] is None:
         return False
-    (waves, last), (waves_after, _) = (divmod(count - 1, used.resident_blocks) for count in blocks if count)
+    (waves, last), (waves_after, _) = (
+        divmod(count - 1, used.resident_blocks) for count in blocks if count
+    )
     # Rows aligned to less than 16 bytes use another kernel; cache lines matter less.
-    whole, whole_after = ((row_alignment_bytes(point.workload) or 0) >= 16 for point in (before, after))
-    return waves_after > waves and whole == whole_after and last + 1 >= _WHOLE * used.resident_blocks
+    whole, whole_after = (
+        (row_alignment_bytes(point.workload) or 0) >= 16 for point in (before, after)
+    )
+    return (
+        waves_after > waves and whole == whole_after and last + 1 >= _WHOLE * used.resident_blocks
+    )
 
 
 def fallbacks(
@@ -238,7 +287,12 @@ def fallbacks(
 def _fused(work: Softmax) -> bool:
     heads = work.batch // work.mask_batch
     return megatron_fused_available(
-        sq=work.rows, sk=work.cols, heads_per_gpu=heads, mbs=work.mask_batch, dtype=work.dtype, mask=work.mask
+        sq=work.rows,
+        sk=work.cols,
+        heads_per_gpu=heads,
+        mbs=work.mask_batch,
+        dtype=work.dtype,
+        mask=work.mask,
     ).available
 
 
@@ -250,7 +304,9 @@ def first_of(material: Material, finders: Sequence[PairFinder]) -> PairsOrReason
 
 @dataclass(frozen=True)
 class _Layer:
-    """Sum of the ops of a layer at one place. log_cost: log time per unit of work. sigma: its standard error."""
+    """Sum of the ops of a layer at one place. log_cost: log time per unit of work. sigma: its
+    standard error.
+    """
 
     keys: tuple[str, ...]
     log_cost: float
@@ -258,26 +314,37 @@ class _Layer:
 
 
 def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
-    """Returns, for each setting of the other axes, layers by value of `axis`, with each op's fastest provider. Uses
-    only ops that were measured at every value in one timing mode, and skips settings without a linear op among them."""
-    groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = defaultdict(lambda: defaultdict(dict))
-    for point in sorted(material.points, key=lambda p: -p.latency_us):  # the fastest of each op comes last and stays
+    """Returns, for each setting of the other axes, layers by value of `axis`, with each op's
+    fastest provider. Uses only ops that were measured at every value in one timing mode, and skips
+    settings without a linear op among them."""
+    groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
+    for point in sorted(
+        material.points, key=lambda p: -p.latency_us
+    ):  # the fastest of each op comes last and stays
         if axis in point.axes:
             held = tuple((name, value) for name, value in point.axes.items() if name != axis)
             groups[held, point.workload.dtype][point.axes[axis]][point.op] = point
     found = []
     for by_value in groups.values():
         everywhere = set.intersection(*(set(ops) for ops in by_value.values()))
-        common = counted(op for op in everywhere if len({ops[op].mode for ops in by_value.values()}) == 1)
+        common = counted(
+            op for op in everywhere if len({ops[op].mode for ops in by_value.values()}) == 1
+        )
         if any(name.partition(".")[0] in LINEAR_OPS for name in common):
-            found.append({v: _layer([ops[name] for name in common], material) for v, ops in by_value.items()})
+            found.append(
+                {v: _layer([ops[name] for name in common], material) for v, ops in by_value.items()}
+            )
     return found
 
 
 def _layer(points: Sequence[Point], material: Material) -> _Layer:
     times = [p.latency_us * p.count for p in points]
     work = sum(useful_work(p.workload) * p.count for p in points)
-    error = float(np.sqrt(sum((t * material.sigma(p)) ** 2 for t, p in zip(times, points, strict=True)))) / sum(times)
+    error = float(
+        np.sqrt(sum((t * material.sigma(p)) ** 2 for t, p in zip(times, points, strict=True)))
+    ) / sum(times)
     return _Layer(tuple(p.key for p in points), log(sum(times) / work), error)
 
 
@@ -290,7 +357,9 @@ def best_value(material: Material, axis: str, value: int) -> PairsOrReason:
     for layers in groups:
         for rival in layers.keys() - {value}:
             by_rival[rival].append(_between(layers[value], layers[rival]))
-    return min(by_rival.values(), key=lambda pairs: float(np.mean([pair.log_effect for pair in pairs])))
+    return min(
+        by_rival.values(), key=lambda pairs: float(np.mean([pair.log_effect for pair in pairs]))
+    )
 
 
 def doublings(material: Material, axis: str) -> PairsOrReason:
@@ -305,4 +374,6 @@ def doublings(material: Material, axis: str) -> PairsOrReason:
 
 
 def _between(good: _Layer, bad: _Layer) -> RulePair:
-    return RulePair(good.keys + bad.keys, bad.log_cost - good.log_cost, hypot(good.sigma, bad.sigma))
+    return RulePair(
+        good.keys + bad.keys, bad.log_cost - good.log_cost, hypot(good.sigma, bad.sigma)
+    )

@@ -1,7 +1,9 @@
-"""Tests rules of thumb for transformer shapes: defines each rule, the shapes to measure and the pairs that test it.
+"""Tests rules of thumb for transformer shapes: defines each rule, the shapes to measure and the
+pairs that test it.
 
-The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code, without those that one GPU cannot
-test. Rules on experts compare whole layers of imported tables, or grouped products.
+The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code, without those
+that one GPU cannot test. Rules on experts compare whole layers of imported tables, or grouped
+products.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ _MOST_EVIDENCE = 200
 def verdict_on(rule: RuleOfThumb, found: PairsOrReason) -> Verdict:
     """Returns the verdict on one rule.
 
-    CONFIRMED if the whole interval of the effect is above 1 + MARGIN, REFUTED if it is below, else INCONCLUSIVE; NOT
-    TESTED if `found` is a reason instead of pairs.
+    CONFIRMED if the whole interval of the effect is above 1 + MARGIN, REFUTED if it is below, else
+    INCONCLUSIVE; NOT TESTED if `found` is a reason instead of pairs.
     """
     about = (rule.id, rule.statement, rule.claim)
     if isinstance(found, str):
@@ -58,22 +60,31 @@ def verdict_on(rule: RuleOfThumb, found: PairsOrReason) -> Verdict:
     middle, low, high = _interval(found)
     least = log(1 + MARGIN)
     verdict = "CONFIRMED" if low > least else "REFUTED" if high < least else "INCONCLUSIVE"
-    reason = "the interval holds both a gain worth having and none" if verdict == "INCONCLUSIVE" else ""
+    reason = (
+        "the interval holds both a gain worth having and none" if verdict == "INCONCLUSIVE" else ""
+    )
     predictions = [pair.predicted for pair in found if pair.predicted is not None]
     keys = tuple(dict.fromkeys(key for pair in found for key in pair.keys))
     return Verdict(
-        *about, verdict, exp(middle), exp(low), exp(high), len(found),
-        exp(float(np.median(predictions))) if len(predictions) == len(found) else None, keys[:_MOST_EVIDENCE],
-        len(keys), reason,
-    )  # fmt: skip
+        *about,
+        verdict,
+        exp(middle),
+        exp(low),
+        exp(high),
+        len(found),
+        exp(float(np.median(predictions))) if len(predictions) == len(found) else None,
+        keys[:_MOST_EVIDENCE],
+        len(keys),
+        reason,
+    )
 
 
 def _interval(pairs: Sequence[RulePair]) -> tuple[float, float, float]:
     """Returns center and 95 % interval of the log effects.
 
-    Six or more pairs: median and order statistics. Fewer: mean and standard errors. Fewer pairs that scatter beyond
-    their errors: the span of all their intervals if they agree whether the effect exceeds MARGIN, else an interval from
-    the scatter (Student's t).
+    Six or more pairs: median and order statistics. Fewer: mean and standard errors. Fewer pairs
+    that scatter beyond their errors: the span of all their intervals if they agree whether the
+    effect exceeds MARGIN, else an interval from the scatter (Student's t).
     """
     effects = np.array([pair.log_effect for pair in pairs])
     errors = np.array([pair.standard_error for pair in pairs])
@@ -92,7 +103,11 @@ def _interval(pairs: Sequence[RulePair]) -> tuple[float, float, float]:
                 return mean, float(lows.min()), float(highs.max())
             from scipy import special
 
-            reach = float(special.stdtrit(len(pairs) - 1, (1 + CONFIDENCE) / 2)) * scatter / sqrt(len(pairs))
+            reach = (
+                float(special.stdtrit(len(pairs) - 1, (1 + CONFIDENCE) / 2))
+                * scatter
+                / sqrt(len(pairs))
+            )
     return mean, mean - reach, mean + reach
 
 
@@ -104,7 +119,9 @@ _LAYER_OPS = ("qkv", "attention", "proj", "mlp_up", "mlp_down")
 
 @dataclass(frozen=True)
 class Experiment:
-    """Sweep that measures the points for one rule. dims: axes with their values (`hidden=1024,2048`)."""
+    """Sweep that measures the points for one rule. dims: axes with their values
+    (`hidden=1024,2048`).
+    """
 
     dims: tuple[str, ...]
     held: Held
@@ -117,7 +134,8 @@ class RuleOfThumb(Rule):
 
     find: function that finds the pairs that test the rule in a run.
     plan: function that returns the experiment for a device.
-    gpu_only: whether the rule is about tensor cores, SMs or CUDA kernels, so that it is not tested on a CPU.
+    gpu_only: whether the rule is about tensor cores, SMs or CUDA kernels, so that it is not tested
+        on a CPU.
     """
 
     find: PairFinder
@@ -129,13 +147,16 @@ class RuleOfThumb(Rule):
         return spec.kind != "cpu" or not self.gpu_only
 
     def experiment(self, spec: DeviceSpec) -> Experiment:
-        """Returns the sweep that tests the rule on a device. Raises UnsupportedError for a GPU rule on a CPU."""
+        """Returns the sweep that tests the rule on a device. Raises UnsupportedError for a GPU rule
+        on a CPU.
+        """
         if not self.applies_to(spec):
             others = ", ".join(rule.id for rule in RULES if not rule.gpu_only)
             raise UnsupportedError(
-                f"--experiment {self.id}", f"{spec.name} is a CPU, and the rule is about GPUs",
+                f"--experiment {self.id}",
+                f"{spec.name} is a CPU, and the rule is about GPUs",
                 f"a GPU, or a rule that holds on a CPU as well: {others}",
-            )  # fmt: skip
+            )
         return self.plan(spec)
 
 
@@ -155,16 +176,22 @@ def _hidden_sm_count(spec: DeviceSpec) -> Experiment:
 
 
 def _k(offsets: Sequence[int]) -> Experiment:
-    return Experiment((f"k={_around((1024, 2048, 4096, 8192), offsets)}",), Held(m=4096, n=4096, layout="nt"))
+    return Experiment(
+        (f"k={_around((1024, 2048, 4096, 8192), offsets)}",), Held(m=4096, n=4096, layout="nt")
+    )
 
 
 def _head_dim(values: str) -> Experiment:
     heads = 32
-    return Experiment((f"head-dim={values}",), Held(hidden=64 * heads, heads=heads, seq=2048, ops=("attention",)))
+    return Experiment(
+        (f"head-dim={values}",), Held(hidden=64 * heads, heads=heads, seq=2048, ops=("attention",))
+    )
 
 
 def _vocab(offsets: Sequence[int]) -> Experiment:
-    return Experiment((f"vocab={_around((32000, 50304, 128256), offsets)}",), Held(hidden=4096, seq=2048))
+    return Experiment(
+        (f"vocab={_around((32000, 50304, 128256), offsets)}",), Held(hidden=4096, seq=2048)
+    )
 
 
 def _softmax(*dims: str, heads: int = 0, seq: int = 0) -> Experiment:
@@ -191,9 +218,15 @@ def _expert_rows(offsets: Sequence[int]) -> Experiment:
 _BIGSCIENCE = "https://github.com/bigscience-workshop/bigscience/blob/master/train"
 _RULES_OF_THUMB = (f"{_BIGSCIENCE}/tflops_optimization.md",)
 _PREQUEL = (f"{_BIGSCIENCE}/tr11-176B-ml/chronicles-prequel.md",)
-_MATRIX_GUIDE = ("https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/",)
-_FUSED_SOFTMAX = ("https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/fusions/fused_softmax.py",)
-_APEX_SOFTMAX = ("https://github.com/NVIDIA/apex/blob/master/csrc/megatron/scaled_masked_softmax.h",)
+_MATRIX_GUIDE = (
+    "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/",
+)
+_FUSED_SOFTMAX = (
+    "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/fusions/fused_softmax.py",
+)
+_APEX_SOFTMAX = (
+    "https://github.com/NVIDIA/apex/blob/master/csrc/megatron/scaled_masked_softmax.h",
+)
 _VOCAB_PADDING = ("https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/arguments.py",)
 _GROUPED_GEMM = ("https://github.com/deepseek-ai/DeepGEMM/issues/15",)
 
@@ -314,12 +347,15 @@ def rule_named(name: str) -> RuleOfThumb:
 def judge_all(material: Material, rules: Sequence[RuleOfThumb] = RULES) -> tuple[Verdict, ...]:
     """Returns a verdict on each rule; rules about GPUs are NOT TESTED on a run of a CPU."""
     return tuple(
-        verdict_on(rule, rule.find(material) if rule.applies_to(material.spec) else _ONLY_GPUS) for rule in rules
+        verdict_on(rule, rule.find(material) if rule.applies_to(material.spec) else _ONLY_GPUS)
+        for rule in rules
     )
 
 
 def untested_lines(verdicts: Sequence[Verdict], spec: DeviceSpec) -> list[str]:
-    """Formats the untested rules in up to two lines: rules that this device could test, and GPU rules on a CPU."""
+    """Formats the untested rules in up to two lines: rules that this device could test, and GPU
+    rules on a CPU.
+    """
     untested = [v for v in verdicts if v.verdict == "NOT TESTED"]
     own = [v for v in untested if rule_named(v.rule).applies_to(spec)]
     other = len(untested) - len(own)
@@ -328,7 +364,9 @@ def untested_lines(verdicts: Sequence[Verdict], spec: DeviceSpec) -> list[str]:
         lines.append(f"{own[0].rule} not tested: {own[0].reason}")
     elif own:
         names = ", ".join(v.rule for v in own)
-        lines.append(f"{len(own)} rules not tested: {names}; `quantbench check --experiment NAME` measures one")
+        lines.append(
+            f"{len(own)} rules not tested: {names}; `quantbench check --experiment NAME` measures one"
+        )
     if other:
         lines.append(f"{counted(other, 'rule')} {_ONLY_GPUS}")
     return lines

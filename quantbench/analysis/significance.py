@@ -1,4 +1,6 @@
-"""Computes the statistics of a comparison: tests of a time ratio, Holm's correction, drift of the reference points."""
+"""Computes the statistics of a comparison: tests of a time ratio, Holm's correction, drift of the
+reference points.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from quantbench.store.record import Measured, Record
 
 FloatArray = npt.NDArray[np.float64]
 
-# Most samples, both sides together, for the exact distribution of the rank sum; beyond, the normal approximation is as
-# good, and conservative in its far tails.
+# Most samples, both sides together, for the exact distribution of the rank sum; beyond, the normal
+# approximation is as good, and conservative in its far tails.
 _EXACT_UP_TO = 60
-# Larger samples are reduced to this many quantiles before the pairwise ratios: the interval moves by less than one
-# rank.
+# Larger samples are reduced to this many quantiles before the pairwise ratios: the interval moves
+# by less than one rank.
 _MOST_RANKS = 400
 
 
@@ -29,7 +31,8 @@ class RatioTest:
 
     ratio: median of all pairwise ratios.
     low, high: 95 % interval of the ratio; None if there are too few samples.
-    p: two-sided p-value for "the times differ by more than the tolerance"; 1 if there are too few samples.
+    p: two-sided p-value for "the times differ by more than the tolerance"; 1 if there are too few
+        samples.
     """
 
     ratio: float
@@ -38,10 +41,14 @@ class RatioTest:
     p: float
 
 
-def rank_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float, unsure: float = 0.0) -> RatioTest:
-    """Tests whether the times of b and a differ by more than `tolerance` (0.01: ratio over 1.01 or under 1/1.01).
+def rank_test(
+    a_us: Sequence[float], b_us: Sequence[float], tolerance: float, unsure: float = 0.0
+) -> RatioTest:
+    """Tests whether the times of b and a differ by more than `tolerance` (0.01: ratio over 1.01 or
+    under 1/1.01).
 
-    unsure: relative half-width of what all times of a or of b have in common, such as the error of their mean clock.
+    unsure: relative half-width of what all times of a or of b have in common, such as the error of
+        their mean clock.
 
     >>> test = rank_test([10.0, 10.1, 9.9, 10.2, 9.8, 10.05], [12.0, 12.1, 11.9, 12.2, 11.8, 12.05], 0.01)
     >>> round(test.ratio, 2), test.p < 0.01
@@ -54,11 +61,14 @@ def rank_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float, un
     margin = (1 + tolerance) * (1 + unsure)
     slower = _p_greater(b, a * margin)
     faster = _p_greater(a, b * margin)
-    return RatioTest(ratio, low / (1 + unsure), high * (1 + unsure), min(1.0, 2 * min(slower, faster)))
+    return RatioTest(
+        ratio, low / (1 + unsure), high * (1 + unsure), min(1.0, 2 * min(slower, faster))
+    )
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Returns Holm's adjusted p-values: rejecting those below α limits the probability of any false claim to α.
+    """Returns Holm's adjusted p-values: rejecting those below α limits the probability of any false
+    claim to α.
 
     >>> holm([0.01, 0.04, 0.03])
     (0.03, 0.06, 0.06)
@@ -77,7 +87,9 @@ def _p_greater(large: FloatArray, small: FloatArray) -> float:
 
     both = np.concatenate((large, small))
     exact = both.size <= _EXACT_UP_TO and np.unique(both).size == both.size
-    result = mannwhitneyu(large, small, alternative="greater", method="exact" if exact else "asymptotic")
+    result = mannwhitneyu(
+        large, small, alternative="greater", method="exact" if exact else "asymptotic"
+    )
     # If all values are equal, the test returns nan, which is no evidence.
     return 1.0 if np.isnan(result.pvalue) else float(result.pvalue)
 
@@ -87,7 +99,8 @@ def _ratio_interval(a: FloatArray, b: FloatArray) -> tuple[float, float | None, 
     ratios = np.sort((_thinned(b)[:, None] / _thinned(a)[None, :]).ravel())
     ratio = float(np.median(ratios))
     z = normal_quantile()
-    # Rank, among all pairwise ratios, of the lower end of the interval (inversion of the rank test).
+    # Rank, among all pairwise ratios, of the lower end of the interval (inversion of the rank
+    # test).
     rank = int(pairs / 2 - z * (pairs * (a.size + b.size + 1) / 12) ** 0.5)
     if rank < 1:
         return ratio, None, None
@@ -112,10 +125,10 @@ class Wander:
     """Drift of the reference points in two runs.
 
     repeats_a, repeats_b: number of measurements of reference points in each run.
-    noise_a, noise_b: relative standard deviation of their medians; if a run has too few, of both runs together; None
-        if no reference is repeated.
-    allowance: ratio − 1 that the most extreme of all compared points stays below, with 95 % probability, without a
-        real change.
+    noise_a, noise_b: relative standard deviation of their medians; if a run has too few, of both
+        runs together; None if no reference is repeated.
+    allowance: ratio − 1 that the most extreme of all compared points stays below, with 95 %
+        probability, without a real change.
     shift: ratio b / a of the reference times; None if the runs have no common reference.
     """
 
@@ -135,7 +148,8 @@ def wander(a: Run, b: Run, points: int) -> Wander:
     shift = None
     if common:  # runs of several devices have several references
         shift = median([median(theirs[key]) / median(ours[key]) for key in common])
-    # Bonferroni: quantile for the largest of all points; of few repeats, Student's, because they barely tell the noise.
+    # Bonferroni: quantile for the largest of all points; of few repeats, Student's, because they
+    # barely tell the noise.
     confidence = 1 - (1 - CONFIDENCE) / max(points, 1)
     z = normal_quantile(confidence)
     if noise_a is None or noise_b is None:
@@ -151,7 +165,9 @@ def wander(a: Run, b: Run, points: int) -> Wander:
 
 
 def reference_medians(records: Iterable[Record]) -> dict[str, list[float]]:
-    """Returns the median times (µs) of the reference points by key, in order; runs of many devices have several."""
+    """Returns the median times (µs) of the reference points by key, in order; runs of many devices
+    have several.
+    """
     found: dict[str, list[float]] = {}
     for record in records:
         if record.role == "reference" and isinstance(record.outcome, Measured):
@@ -160,7 +176,9 @@ def reference_medians(records: Iterable[Record]) -> dict[str, list[float]]:
 
 
 def pooled_noise(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
-    """Returns (relative standard deviation around each group's mean, degrees of freedom); (0, 0) if none repeats."""
+    """Returns (relative standard deviation around each group's mean, degrees of freedom); (0, 0) if
+    none repeats.
+    """
     logs = [np.log(group) for group in groups]
     freedom = sum(len(group) - 1 for group in logs)
     squares = sum(float(((group - group.mean()) ** 2).sum()) for group in logs)
@@ -168,6 +186,13 @@ def pooled_noise(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
 
 
 def reference_noise(medians_us: dict[str, list[float]]) -> float | None:
-    """Returns the relative standard deviation of the medians around those of their reference; None for too few."""
-    ratios = [1 + log(us / median(of_key)) for of_key in medians_us.values() if len(of_key) > 1 for us in of_key]
+    """Returns the relative standard deviation of the medians around those of their reference; None
+    for too few.
+    """
+    ratios = [
+        1 + log(us / median(of_key))
+        for of_key in medians_us.values()
+        if len(of_key) > 1
+        for us in of_key
+    ]
     return noise(ratios) if len(ratios) >= _FEWEST else None

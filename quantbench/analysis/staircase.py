@@ -1,7 +1,8 @@
 """Recovers the tile and the number of resident blocks from the steps of curves.
 
-`recover` models the log time of each curve as `share · log(waves + overhead)` plus a smooth trend plus noise; the trend
-is a Gaussian process too slow for steps, so only steps distinguish the candidates. Kernel names are not used.
+`recover` models the log time of each curve as `share · log(waves + overhead)` plus a smooth trend
+plus noise; the trend is a Gaussian process too slow for steps, so only steps distinguish the
+candidates. Kernel names are not used.
 """
 
 from __future__ import annotations
@@ -20,19 +21,23 @@ from quantbench.workload import Gemm
 Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.float64]
 
-#: tile sides of GPU kernels, in elements (from the names of cuBLAS, CUTLASS and nvjet kernels, and our own)
+#: tile sides of GPU kernels, in elements (from the names of cuBLAS, CUTLASS and nvjet kernels, and
+#: our own)
 BLOCK_SIDES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 #: tile sides of CPU kernels, whose m side is a few rows of registers
 CPU_BLOCK_SIDES = (1, 4, 6, 8, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128)
 #: most output elements of a tile: no kernel keeps more in registers (320×128 is the largest seen)
 _LARGEST_TILE = 256 * 192
-#: most resident blocks per SM: GEMM kernels use too many registers and too much shared memory for more
+#: most resident blocks per SM: GEMM kernels use too many registers and too much shared memory for
+#: more
 MOST_BLOCKS_PER_SM = 4
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A tile of block_m × block_n, with `resident_blocks` blocks running concurrently on the device."""
+    """A tile of block_m × block_n, with `resident_blocks` blocks running concurrently on the
+    device.
+    """
 
     block_m: int
     block_n: int
@@ -59,20 +64,27 @@ class Candidates:
     members: tuple[tuple[Explanation, ...], ...]
 
 
-def candidates(products: Sequence[Sequence[Gemm]], sides: Sequence[int], resident: Sequence[int]) -> Candidates:
-    """Lists all explanations with tile sides from `sides` and resident blocks from `resident`, by class.
+def candidates(
+    products: Sequence[Sequence[Gemm]], sides: Sequence[int], resident: Sequence[int]
+) -> Candidates:
+    """Lists all explanations with tile sides from `sides` and resident blocks from `resident`, by
+    class.
 
     products: GEMMs of each curve; the points of `Candidates.waves` follow their order.
 
     >>> sizes = [[Gemm(m=4096, n=n, k=64) for n in range(256, 4096, 256)]]
     >>> found = candidates(sizes, (128, 256), (108, 216))
     >>> [members for members in found.members if Explanation(128, 256, 108) in members]
-    [(Explanation(block_m=128, block_n=128, resident_blocks=216), Explanation(block_m=128, block_n=256, \
+    [(Explanation(block_m=128, block_n=128, resident_blocks=216), Explanation(block_m=128,
+    block_n=256, \
 resident_blocks=108), Explanation(block_m=256, block_n=128, resident_blocks=108))]
     """
     tiles = [(m, n) for m, n in product(sides, sides) if m * n <= _LARGEST_TILE]
     flat = [gemm for curve in products for gemm in curve]
-    m, n, batch = (np.array([getattr(gemm, name) for gemm in flat], dtype=np.int64) for name in ("m", "n", "batch"))
+    m, n, batch = (
+        np.array([getattr(gemm, name) for gemm in flat], dtype=np.int64)
+        for name in ("m", "n", "batch")
+    )
     ends = np.cumsum([len(curve) for curve in products])
     by_class: dict[bytes, list[Explanation]] = {}
     rows: list[Ints] = []
@@ -92,8 +104,8 @@ resident_blocks=108), Explanation(block_m=256, block_n=128, resident_blocks=108)
 
 
 def _shape(waves: Ints, ends: Ints) -> npt.NDArray[np.float32]:
-    """Scales each row of waves (rows, points) to 0 … 1 on each curve, in single precision so that equal shapes have
-    equal bits."""
+    """Scales each row of waves (rows, points) to 0 … 1 on each curve, in single precision so that
+    equal shapes have equal bits."""
     shapes = np.empty(waves.shape, dtype=np.float32)
     start = 0
     for stop in ends:
@@ -107,23 +119,26 @@ def _shape(waves: Ints, ends: Ints) -> npt.NDArray[np.float32]:
 
 # Launch overheads that are tried, in units of one wave's time.
 _OVERHEADS = (0.0, 0.25, 0.5, 1.0, 2.0)
-# Upper limit of `share`: time is at most proportional to the waves, plus a margin for clocks that drop under load.
+# Upper limit of `share`: time is at most proportional to the waves, plus a margin for clocks that
+# drop under load.
 _MOST_SHARE = 1.05
-# Gaussian process of the trend: (amplitude in log time, length in log size) of large slow bends (memory- to compute-
-# bound) and of slight faster ones; wide priors for level and elasticity.
+# Gaussian process of the trend: (amplitude in log time, length in log size) of large slow bends
+# (memory- to compute- bound) and of slight faster ones; wide priors for level and elasticity.
 _TREND_BENDS = ((0.5, 2.0), (0.05, 0.5))
 _TREND_LEVEL, _TREND_ELASTICITY = 10.0, 1.0
 # Smallest probability of the best class for a clear result.
 CONFIDENT = 0.95
 #: smallest explained share of the deviations from the trend for any tile, and for a clear result
 EXPLAINS_LITTLE, EXPLAINS_MUCH = 0.3, 0.4
-# From this many curves on, confidence is at most the share of bootstrap resamples that the class wins.
+# From this many curves on, confidence is at most the share of bootstrap resamples that the class
+# wins.
 _FEWEST_TO_RESAMPLE, _RESAMPLES, _RESAMPLE_SEED = 8, 200, 0
 # Smallest improvement of the fit (twice log likelihood) that is evidence for waves.
 _LEAST_IMPROVEMENT = 12.0
 # Smallest likelihood of a rival relative to the best class, and the largest number of rivals.
 _RIVAL, _MOST_RIVALS = 0.01, 5
-# "no waves" requires that the waves of three in four candidates would improve the fit by more than this.
+# "no waves" requires that the waves of three in four candidates would improve the fit by more than
+# this.
 _WOULD_SHOW = 100.0
 
 
@@ -135,7 +150,8 @@ class Recovered:
     reason: `no waves` or `no single tile` if that is refuted, else "".
     best: explanations of the most likely class, which predict the same steps at the measured sizes.
     confidence: probability of this class among all candidates.
-    explained: share of the squared deviations from a smooth trend, beyond noise, that its waves explain.
+    explained: share of the squared deviations from a smooth trend, beyond noise, that its waves
+        explain.
     rivals: one explanation of each of the next likely classes, most likely first.
     plausible: all explanations of the best class and the rivals.
     """
@@ -150,7 +166,9 @@ class Recovered:
 
 
 def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
-    """Finds the class that best explains the curves. The columns of `found.waves` are the points of `curves`."""
+    """Finds the class that best explains the curves. The columns of `found.waves` are the points of
+    `curves`.
+    """
     misfit, visible, null, points = _misfits(curves, found.waves)
     total = misfit.sum(axis=0)
     order = np.argsort(total, kind="stable")
@@ -175,16 +193,22 @@ def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
         verdict, reason = "CONFIRMED" if sure else "INCONCLUSIVE", ""
     likely = [int(i) for i in order[1 : _MOST_RIVALS + 1] if weight[i] >= _RIVAL]
     return Recovered(
-        verdict, reason, found.members[best], confidence, explained, tuple(found.members[i][0] for i in likely),
+        verdict,
+        reason,
+        found.members[best],
+        confidence,
+        explained,
+        tuple(found.members[i][0] for i in likely),
         frozenset(explanation for i in (best, *likely) for explanation in found.members[i]),
-    )  # fmt: skip
+    )
 
 
 def _misfits(curves: Sequence[FittedCurve], waves: Ints) -> tuple[Floats, Floats, Floats, int]:
     """Computes the misfit of every class, as squared residuals over variance.
 
-    Returns the misfit of each class on each curve (curves, classes); the improvement that its waves would make if
-    present, at share 1 and the first overhead (classes,); the misfit of the trend (curves,); the number of points.
+    Returns the misfit of each class on each curve (curves, classes); the improvement that its waves
+    would make if present, at share 1 and the first overhead (classes,); the misfit of the trend
+    (curves,); the number of points.
     """
     misfit = np.full((len(curves), len(waves)), np.inf)
     visible = np.zeros(len(waves))
@@ -218,7 +242,9 @@ def _whitener(log_size: Floats, sigma: Floats) -> Floats:
 
 
 def _share_of_wins(misfit: Floats, best: int) -> float:
-    """Returns the share of bootstrap resamples of the curves in which `best` has the smallest misfit."""
+    """Returns the share of bootstrap resamples of the curves in which `best` has the smallest
+    misfit.
+    """
     rng = np.random.default_rng(_RESAMPLE_SEED)
     times = rng.multinomial(len(misfit), np.full(len(misfit), 1 / len(misfit)), size=_RESAMPLES)
     totals = times @ misfit

@@ -1,9 +1,10 @@
 """Finds steps in curves by a piecewise linear fit with a penalty on every break.
 
-The log time is modelled as pieces, each a level plus a small slope against the log size. Dynamic programming finds the
-exact optimum over all break positions (Jackson et al., "An algorithm for optimal partitioning of data on an interval",
-IEEE Signal Processing Letters 12, 2005). The slope of a piece has a prior around the local trend, which is estimated
-from the pieces: fit and trend alternate from several initial trends, and the cheapest result is kept.
+The log time is modelled as pieces, each a level plus a small slope against the log size. Dynamic
+programming finds the exact optimum over all break positions (Jackson et al., "An algorithm for
+optimal partitioning of data on an interval", IEEE Signal Processing Letters 12, 2005). The slope of
+a piece has a prior around the local trend, which is estimated from the pieces: fit and trend
+alternate from several initial trends, and the cheapest result is kept.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
-# Initial trends as elasticities (d log time / d log size): constant, overhead and work mixed, proportional, quadratic
-# (attention over its sequence length).
+# Initial trends as elasticities (d log time / d log size): constant, overhead and work mixed,
+# proportional, quadratic (attention over its sequence length).
 _FIRST_TRENDS = (0.0, 0.5, 1.0, 2.0)
 _ROUNDS = 3
 # Prior standard deviation of a piece's slope around the local trend (elasticity).
@@ -30,7 +31,8 @@ _TREND_WIDTH = 0.35
 _TREND_RANGE = (-0.2, 2.2)
 # Longer pieces are cut, with a break of height near 0, to bound the work on very long curves.
 _LONGEST_PIECE = 512
-# 95 % limit of the drop in twice the log likelihood for the position of a break (χ², one degree of freedom).
+# 95 % limit of the drop in twice the log likelihood for the position of a break (χ², one degree of
+# freedom).
 _SAME_PLACE = 3.84
 
 
@@ -51,7 +53,9 @@ class Break:
 
 @dataclass(frozen=True)
 class PiecewiseFit:
-    """Piecewise fit of one curve. levels: fitted log times (points,). trend: elasticity over each gap (points − 1,)."""
+    """Piecewise fit of one curve. levels: fitted log times (points,). trend: elasticity over each
+    gap (points − 1,).
+    """
 
     breaks: tuple[Break, ...]
     levels: Floats
@@ -105,12 +109,17 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
     flat = _Flat.of(starts, points)
     per_piece = _Sums(log_size, log_time, sigma, trends).cost(flat.curve, flat.start, flat.stop)
     chi2 = np.bincount(flat.curve, per_piece, minlength=curves).astype(np.float64)
-    # A piece of one point has no degree of freedom; the prior makes a slope count as half a parameter.
-    spent = np.bincount(flat.curve, np.where(flat.stop - flat.start > 1, 1.5, 1.0), minlength=curves).astype(np.float64)
+    # A piece of one point has no degree of freedom; the prior makes a slope count as half a
+    # parameter.
+    spent = np.bincount(
+        flat.curve, np.where(flat.stop - flat.start > 1, 1.5, 1.0), minlength=curves
+    ).astype(np.float64)
     return Pieces(log_size, log_time, sigma, tuple(starts), trends, cost, points - spent, chi2)
 
 
-def join(parts: Sequence[tuple[Pieces, int]], log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
+def join(
+    parts: Sequence[tuple[Pieces, int]], log_size: Floats, log_time: Floats, sigma: Floats
+) -> Pieces:
     """Joins the pieces of consecutive parts of one long curve, with a break at every cut.
 
     parts: for each part, its Pieces and its row in them.
@@ -120,14 +129,20 @@ def join(parts: Sequence[tuple[Pieces, int]], log_size: Floats, log_time: Floats
     for pieces, row in parts:
         starts.append(pieces.starts[row] + first)
         trend = pieces.trend[row]
-        trends += [trend[:1], trend] if first else [trend]  # the gap at the cut takes the trend of the next gap
+        trends += (
+            [trend[:1], trend] if first else [trend]
+        )  # the gap at the cut takes the trend of the next gap
         first += pieces.log_time.shape[1]
     return Pieces(
-        log_size[None], log_time[None], sigma[None], (np.concatenate(starts),), np.concatenate(trends)[None],
+        log_size[None],
+        log_time[None],
+        sigma[None],
+        (np.concatenate(starts),),
+        np.concatenate(trends)[None],
         cost=np.array([sum(pieces.cost[row] for pieces, row in parts)]),
         freedom=np.array([sum(pieces.freedom[row] for pieces, row in parts)]),
         chi2=np.array([sum(pieces.chi2[row] for pieces, row in parts)]),
-    )  # fmt: skip
+    )
 
 
 def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
@@ -161,7 +176,9 @@ def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
     columns = (curve, split - 1, jumps, errors, first, last)
     for c, *one in zip(*(column.tolist() for column in columns), strict=True):
         breaks[c].append(Break(*one))
-    return tuple(PiecewiseFit(tuple(own), levels[c], pieces.trend[c]) for c, own in enumerate(breaks))
+    return tuple(
+        PiecewiseFit(tuple(own), levels[c], pieces.trend[c]) for c, own in enumerate(breaks)
+    )
 
 
 class _Sums:
@@ -183,18 +200,23 @@ class _Sums:
         self.shape = z.shape
 
     def moments(self, curve: Ints | int, start: Ints, stop: Ints) -> tuple[Floats, ...]:
-        """Returns weight, means of u and z, and central Suu, Suz, Szz over points start … stop − 1 of each piece.
+        """Returns weight, means of u and z, and central Suu, Suz, Szz over points start … stop − 1
+        of each piece.
 
         z: log time without the trend, centred.
         """
         return _moments(self._sums[:, curve, stop] - self._sums[:, curve, start])
 
     def cost(self, curve: Ints | int, start: Ints, stop: Ints) -> Floats:
-        """Returns the minimum of squared residuals over variance, with the prior of the slope, of each piece."""
+        """Returns the minimum of squared residuals over variance, with the prior of the slope, of
+        each piece.
+        """
         return _cost(self.moments(curve, start, stop))
 
     def costs_up_to(self, low: int, stop: int) -> Floats:
-        """Returns the costs of the pieces that begin at low … stop − 1 and end at `stop` (curves, stop − low)."""
+        """Returns the costs of the pieces that begin at low … stop − 1 and end at `stop` (curves,
+        stop − low).
+        """
         return _cost(_moments(self._sums[:, :, stop : stop + 1] - self._sums[:, :, low:stop]))
 
 
@@ -206,7 +228,9 @@ def _moments(sums: Floats) -> tuple[Floats, ...]:
 
 def _cost(moments: tuple[Floats, ...]) -> Floats:
     _, _, _, suu, suz, szz = moments
-    cost: Floats = np.maximum(szz - suz**2 / (suu + _Sums.ridge), 0.0)  # rounding may make it negative
+    cost: Floats = np.maximum(
+        szz - suz**2 / (suu + _Sums.ridge), 0.0
+    )  # rounding may make it negative
     return cost
 
 
@@ -234,10 +258,13 @@ def _integral(trend: Floats, u: Floats) -> Floats:
 
 
 def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
-    """Partitions every curve optimally; returns the penalised costs and the first points of the pieces."""
+    """Partitions every curve optimally; returns the penalised costs and the first points of the
+    pieces.
+    """
     curves, points = sums.shape
-    # Of a break, in squared residuals over variance: like half the Bayesian information criterion for position, level
-    # and slope, because spurious breaks are later filtered by jump size, but missed ones are lost.
+    # Of a break, in squared residuals over variance: like half the Bayesian information criterion
+    # for position, level and slope, because spurious breaks are later filtered by jump size, but
+    # missed ones are lost.
     penalty = 0.5 + 1.5 * log(points)
     best = np.zeros((curves, points + 1))
     best[:, 0] = -penalty
@@ -261,7 +288,9 @@ def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
 
 
 def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
-    """Estimates the elasticity over each gap from the slopes of the pieces around it (curves, points − 1)."""
+    """Estimates the elasticity over each gap from the slopes of the pieces around it (curves,
+    points − 1).
+    """
     _, mean_u, _, suu, suz, _ = sums.moments(pieces.curve, pieces.start, pieces.stop)
     gaps = (sums.u[:, 1:] + sums.u[:, :-1]) / 2
     at = np.clip((gaps[pieces.curve] < mean_u[:, None]).sum(axis=1), 0, gaps.shape[1] - 1)
@@ -271,15 +300,21 @@ def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
     np.add.at(weighted_slope, (pieces.curve, at), suz + suu * trend[pieces.curve, at])
     # A prior at the mean slope stabilises gaps without a long piece nearby.
     total = weight.sum(axis=1, keepdims=True)
-    mean_slope = np.divide(weighted_slope.sum(axis=1, keepdims=True), total, out=trend.copy(), where=total > 0)
-    around, slope_around = ((values[:, None, :] @ near)[:, 0] for values in (weight, weighted_slope))
+    mean_slope = np.divide(
+        weighted_slope.sum(axis=1, keepdims=True), total, out=trend.copy(), where=total > 0
+    )
+    around, slope_around = (
+        (values[:, None, :] @ near)[:, 0] for values in (weight, weighted_slope)
+    )
     blend = (slope_around + sums.ridge * mean_slope) / (around + sums.ridge)
     clipped: Floats = np.clip(blend, *_TREND_RANGE)
     return clipped
 
 
 def _places(sums: _Sums, curve: Ints, start: Ints, split: Ints, stop: Ints) -> tuple[Ints, Ints]:
-    """Returns, for each break at `split`, the first and last point after which it may lie within `start` … `stop`."""
+    """Returns, for each break at `split`, the first and last point after which it may lie within
+    `start` … `stop`.
+    """
     if not len(split):
         return split, split
     lengths = stop - start - 1  # positions tried for each break

@@ -1,4 +1,6 @@
-"""Summarises the records of a run as points and rows with medians, intervals, rates and shares of peak."""
+"""Summarises the records of a run as points and rows with medians, intervals, rates and shares of
+peak.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ class Point:
     low_us, high_us: 95 % confidence interval of the median.
     count: number of times the shape at this place runs the workload.
     tflops, gb_per_s: useful operations and minimal memory traffic per time, at the median.
-    peak_share: share of the dense peak for GEMMs and attention, of the memory bandwidth for other workloads; None if
-        the peak is unknown.
+    peak_share: share of the dense peak for GEMMs and attention, of the memory bandwidth for other
+        workloads; None if the peak is unknown.
     noise: relative standard deviation of the samples (0 for a single sample).
     clock_mhz: median SM clock during the samples; None if not recorded.
     mode, floor_us: timing mode and time of an empty kernel in it (`Measurement`).
@@ -68,8 +70,10 @@ class LayerRow:
     half_width: relative half-width of the 95 % interval of the sum.
     tflops, gb_per_s, peak_share: as in `Point`, for the sum.
     grade: worst grade of all ops, logits included.
-    logits: points of the model's logits, excluded from the sum if the place has other ops; else empty.
-    missing: ops measured at other places but not here. Sums with missing ops cannot be compared with other rows.
+    logits: points of the model's logits, excluded from the sum if the place has other ops; else
+        empty.
+    missing: ops measured at other places but not here. Sums with missing ops cannot be compared
+        with other rows.
     """
 
     axes: dict[str, int]
@@ -108,12 +112,15 @@ class LayerRow:
 
 
 def useful_work(workload: Workload) -> int:
-    """Returns the floating-point operations of a workload, or its bytes if it has none (collectives)."""
+    """Returns the floating-point operations of a workload, or its bytes if it has none
+    (collectives).
+    """
     return workload.flops or workload.min_bytes
 
 
 def op_order(label: str) -> tuple[int, str]:
-    """Returns a sort key for op labels: in layer order, each forward op before its gradients, unknown ops last.
+    """Returns a sort key for op labels: in layer order, each forward op before its gradients,
+    unknown ops last.
 
     >>> sorted(["mlp_down", "qkv.dgrad", "qkv"], key=op_order)
     ['qkv', 'qkv.dgrad', 'mlp_down']
@@ -123,26 +130,37 @@ def op_order(label: str) -> tuple[int, str]:
 
 
 def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
-    """Returns a point for every measured record and each of its places, sorted by place, provider and op.
+    """Returns a point for every measured record and each of its places, sorted by place, provider
+    and op.
 
     Leaves out repetitions of the reference points, and measurements rejected as impossible.
     """
     found = []
     for record in records:
         outcome = record.outcome
-        if record.role == "point" and isinstance(outcome, Measured) and outcome.grade.letter != "rejected":
+        if (
+            record.role == "point"
+            and isinstance(outcome, Measured)
+            and outcome.grade.letter != "rejected"
+        ):
             found += list(_points(record, outcome, spec))
     return tuple(sorted(found, key=lambda p: (tuple(p.axes.values()), p.provider, op_order(p.op))))
 
 
 def rejected_lines(records: Iterable[Record]) -> list[str]:
-    """Returns how many times `points_of` leaves out because they were rejected, a line for each kind of reason."""
+    """Returns how many times `points_of` leaves out because they were rejected, a line for each
+    kind of reason.
+    """
     kinds = Counter(
         record.outcome.grade.reasons[0].partition(":")[0]
         for record in records
-        if record.role == "point" and isinstance(record.outcome, Measured) and record.outcome.grade.letter == "rejected"
+        if record.role == "point"
+        and isinstance(record.outcome, Measured)
+        and record.outcome.grade.letter == "rejected"
     )
-    return [f"{units.counted(number, 'time')} left out: {kind}" for kind, number in kinds.most_common()]
+    return [
+        f"{units.counted(number, 'time')} left out: {kind}" for kind, number in kinds.most_common()
+    ]
 
 
 def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Point]:
@@ -158,10 +176,26 @@ def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Poi
     clock_mhz = median(clocks_mhz) if clocks_mhz else None
     for place in record.places:
         yield Point(
-            record.key, place.axes, place.op, place.count, record.provider, work, record.launch, latency_us,
-            interval.low, interval.high, tflops, gb_per_s, peak_share(work, latency_us, spec), outcome.grade,
-            num_samples, spread, clock_mhz, measurement.mode, measurement.floor_us,
-        )  # fmt: skip
+            record.key,
+            place.axes,
+            place.op,
+            place.count,
+            record.provider,
+            work,
+            record.launch,
+            latency_us,
+            interval.low,
+            interval.high,
+            tflops,
+            gb_per_s,
+            peak_share(work, latency_us, spec),
+            outcome.grade,
+            num_samples,
+            spread,
+            clock_mhz,
+            measurement.mode,
+            measurement.floor_us,
+        )
 
 
 # Times below this are published with their floor, which is 2 % or more of them.
@@ -169,7 +203,8 @@ _FLOOR_BELOW_US = 50.0
 
 
 def floor_lines(times: Iterable[tuple[float, Point | Measurement]]) -> list[str]:
-    """Returns a line on the empty-kernel time in times under 50 µs; [] if none is short or it is unknown.
+    """Returns a line on the empty-kernel time in times under 50 µs; [] if none is short or it is
+    unknown.
 
     times: latency in µs, and the point or measurement it belongs to.
     """
@@ -177,9 +212,16 @@ def floor_lines(times: Iterable[tuple[float, Point | Measurement]]) -> list[str]
     for latency_us, of in times:
         if latency_us < _FLOOR_BELOW_US and of.floor_us is not None:
             floors[of.mode].append(of.floor_us)
-    ends = {mode: dict.fromkeys((latency(min(found)), latency(max(found)))) for mode, found in floors.items()}
+    ends = {
+        mode: dict.fromkeys((latency(min(found)), latency(max(found))))
+        for mode, found in floors.items()
+    }
     said = [f"{' to '.join(both)} (empty kernel, {mode})" for mode, both in ends.items()]
-    return [f"times under {_FLOOR_BELOW_US:.0f} µs include a floor of {' or '.join(said)}"] if said else []
+    return (
+        [f"times under {_FLOOR_BELOW_US:.0f} µs include a floor of {' or '.join(said)}"]
+        if said
+        else []
+    )
 
 
 def rows_of(points: Sequence[Point]) -> tuple[LayerRow, ...]:
@@ -207,19 +249,25 @@ def _row(points: tuple[Point, ...], ops: Collection[str]) -> LayerRow:
 
 
 def row_of(points: tuple[Point, ...], ops: Collection[str] = ()) -> LayerRow:
-    """Sums the points of one place under the provider of the first. ops: names of all ops of a complete row."""
+    """Sums the points of one place under the provider of the first. ops: names of all ops of a
+    complete row.
+    """
     latency_us = sum([p.latency_us * p.count for p in points])
     # Independent errors: the squares of the half-widths add.
     width_us = sum([((p.high_us - p.low_us) / 2 * p.count) ** 2 for p in points]) ** 0.5
     known = [p.peak_share * (p.latency_us * p.count) for p in points if p.peak_share is not None]
     return LayerRow(
-        axes=points[0].axes, provider=points[0].provider, points=points, latency_us=latency_us,
-        half_width=width_us / latency_us, tflops=sum([p.workload.flops * p.count for p in points]) / latency_us / 1e6,
+        axes=points[0].axes,
+        provider=points[0].provider,
+        points=points,
+        latency_us=latency_us,
+        half_width=width_us / latency_us,
+        tflops=sum([p.workload.flops * p.count for p in points]) / latency_us / 1e6,
         gb_per_s=sum([p.workload.min_bytes * p.count for p in points]) / latency_us / 1e3,
         peak_share=sum(known) / latency_us if len(known) == len(points) else None,
         grade=max([p.grade for p in points], key=lambda g: GRADES.index(g.letter)),
         missing=tuple(sorted(set(ops).difference([p.op for p in points]), key=op_order)),
-    )  # fmt: skip
+    )
 
 
 #: provider name of rows with several providers
@@ -229,7 +277,9 @@ _UNFUSED = ("scores", "softmax", "context")
 
 
 def are_parts(points: Sequence[Point]) -> bool:
-    """Returns whether the providers of a run compute different ops, so that only together they form a layer."""
+    """Returns whether the providers of a run compute different ops, so that only together they form
+    a layer.
+    """
     ops: dict[str, set[str]] = defaultdict(set)
     for point in points:
         ops[point.provider].add(point.op)
@@ -237,20 +287,27 @@ def are_parts(points: Sequence[Point]) -> bool:
 
 
 def layer_rows(points: Sequence[Point]) -> tuple[LayerRow, ...]:
-    """Returns a row for each dtype and place, with the fastest provider of each op, sorted by dtype and place."""
+    """Returns a row for each dtype and place, with the fastest provider of each op, sorted by dtype
+    and place.
+    """
     places: dict[tuple[str, tuple[int, ...]], dict[str, Point]] = defaultdict(dict)
-    for point in sorted(points, key=lambda p: -p.latency_us):  # the fastest of each op comes last and stays
+    for point in sorted(
+        points, key=lambda p: -p.latency_us
+    ):  # the fastest of each op comes last and stays
         places[point.workload.dtype, tuple(point.axes.values())][point.op] = point
     whole = set(counted({name for ops in places.values() for name in ops}))
     rows = []
     for _, ops in sorted(places.items()):
         needed = whole - {"attention"} if set(_UNFUSED) <= set(ops) else whole
-        rows.append(replace(row_of(tuple(ops[name] for name in counted(ops)), needed), provider=FASTEST))
+        rows.append(
+            replace(row_of(tuple(ops[name] for name in counted(ops)), needed), provider=FASTEST)
+        )
     return tuple(rows)
 
 
 def counted(ops: Iterable[str]) -> tuple[str, ...]:
-    """Returns the ops of a layer in layer order, without the unfused ops if fused attention is present.
+    """Returns the ops of a layer in layer order, without the unfused ops if fused attention is
+    present.
 
     >>> counted(["attention", "softmax", "qkv", "context", "scores"])
     ('qkv', 'attention')

@@ -1,4 +1,5 @@
-"""Command `advise`: prints the cost of a shape on a GPU, its waste past edges, and better shapes near it.
+"""Command `advise`: prints the cost of a shape on a GPU, its waste past edges, and better shapes
+near it.
 
 The package `advice` does the work.
 """
@@ -39,14 +40,16 @@ if TYPE_CHECKING:
     from quantbench.workload import TransformerShape
 
 _WHO = "advise"
-# Columns of a terminal that tables with reasons need; in a narrower one the reasons follow the table.
+# Columns of a terminal that tables with reasons need; in a narrower one the reasons follow the
+# table.
 _WIDE = 140
 # Ops that waste a smaller share of the shape's time have no row of their own.
 _WORTH_A_ROW = 0.005
 # A waste of at least this share of the shape's time is shown in red, a smaller one in yellow.
 _STANDS_OUT = 0.01
 _search, _gate = (
-    partial(option, panel=panel) for panel in ("Search for better shapes", "Check in continuous integration")
+    partial(option, panel=panel)
+    for panel in ("Search for better shapes", "Check in continuous integration")
 )
 
 
@@ -67,18 +70,26 @@ class AdviseOptions(ShapeOptions):
         min=0,
     )
     keep: str = _search(
-        "", "Dimensions to keep, comma separated: hidden, heads, kv_heads, head_dim, ffn, vocab, layers, mbs."
+        "",
+        "Dimensions to keep, comma separated: hidden, heads, kv_heads, head_dim, ffn, vocab, layers, mbs.",
     )
     shapes_out: Path | None = _search(
-        None, "JSON file for all shapes that were compared, for `sweep --shapes`.", "--shapes-out", "-o"
+        None,
+        "JSON file for all shapes that were compared, for `sweep --shapes`.",
+        "--shapes-out",
+        "-o",
     )
-    fail_over: str = _gate("", "Largest share of time wasted past edges, such as 3%; else exit code 1.")
+    fail_over: str = _gate(
+        "", "Largest share of time wasted past edges, such as 3%; else exit code 1."
+    )
     junit: Path | None = _gate(None, "File for the result as JUnit XML.")
 
 
 @command
 def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
-    """Predict the time of every op of a shape, the waste past tile, wave and alignment edges, and better shapes."""
+    """Predict the time of every op of a shape, the waste past tile, wave and alignment edges, and
+    better shapes.
+    """
     from quantbench.advice import advise as advice_on
     from quantbench.advice.advise import TOP
     from quantbench.advice.report import advice_to_json, named_shapes, write_junit
@@ -95,20 +106,32 @@ def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
         check_file("--shapes-out", out, suffix=SUFFIX)
     times, kernels = chosen_times(_WHO, arguments.gpu, arguments.library, arguments.profile)
     shape, assumed = _shape(arguments, times.device)
-    advice = advice_on(shape, times, space=space, top=top, kernels=kernels, library=arguments.library)
+    advice = advice_on(
+        shape, times, space=space, top=top, kernels=kernels, library=arguments.library
+    )
     failed = allowed is not None and advice.cost.waste_share > allowed
     if junit is not None:
         write_junit(advice.cost, allowed, junit)
     if out is not None:
         write_shape_file(out, named_shapes(advice))
-    lines = _lines(advice, assumed, allowed, junit, out, wide=output().width >= _WIDE, every=bool(arguments.top))
+    lines = _lines(
+        advice,
+        assumed,
+        allowed,
+        junit,
+        out,
+        wide=output().width >= _WIDE,
+        every=bool(arguments.top),
+    )
     told = {"assumed": assumed, "fail_over": allowed, "failed": failed}
     print_result(as_json, lambda: {**advice_to_json(advice), **told}, lines)
     if failed:
         raise typer.Exit(1)
 
 
-def _shape(arguments: AdviseOptions, device: DeviceSpec) -> tuple[TransformerShape, tuple[str, ...]]:
+def _shape(
+    arguments: AdviseOptions, device: DeviceSpec
+) -> tuple[TransformerShape, tuple[str, ...]]:
     """Returns the shape, and the assumptions as text."""
     from quantbench.latency.model_times import chosen_libraries
 
@@ -118,7 +141,9 @@ def _shape(arguments: AdviseOptions, device: DeviceSpec) -> tuple[TransformerSha
         assumed.append("dropout is not timed")
     if arguments.profile is None:
         library = arguments.library
-        assumed.append(chosen_libraries(device, shape.dtype, library, _WHO, experts=bool(shape.experts)))
+        assumed.append(
+            chosen_libraries(device, shape.dtype, library, _WHO, experts=bool(shape.experts))
+        )
     return shape, tuple(assumed)
 
 
@@ -126,20 +151,35 @@ def _space(arguments: AdviseOptions) -> Space:
     """Returns the limits of the neighbours to try."""
     from quantbench.advice.space import DIMENSIONS, Space
 
-    kept = [word.strip().replace("-", "_") for word in arguments.keep.split(",")] if arguments.keep else []
+    kept = (
+        [word.strip().replace("-", "_") for word in arguments.keep.split(",")]
+        if arguments.keep
+        else []
+    )
     for name in kept:
         require_choice(_WHO, "--keep", name, DIMENSIONS)
-    return Space(tolerance=percentage("--tolerance", arguments.tolerance, most=50), keep=tuple(dict.fromkeys(kept)))
+    return Space(
+        tolerance=percentage("--tolerance", arguments.tolerance, most=50),
+        keep=tuple(dict.fromkeys(kept)),
+    )
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
 def _lines(
-    advice: Advice, assumed: Sequence[str], allowed: float | None, junit: Path | None, out: Path | None, *, wide: bool,
+    advice: Advice,
+    assumed: Sequence[str],
+    allowed: float | None,
+    junit: Path | None,
+    out: Path | None,
+    *,
+    wide: bool,
     every: bool,
-) -> Iterator[StyledLine | Table]:  # fmt: skip
-    """wide: whether tables have a column for reasons. every: whether to list also shapes that are not surely faster."""
+) -> Iterator[StyledLine | Table]:
+    """wide: whether tables have a column for reasons. every: whether to list also shapes that are
+    not surely faster.
+    """
     cost = advice.cost
     yield from _header_lines(advice, assumed)
     yield ""
@@ -148,7 +188,9 @@ def _lines(
     yield from _waste_lines(cost)
     yield from (f"not whole blocks: {words}" for words in advice.blocks)
     # Misaligned rows and padded heads are edges above.
-    yield from broken_lines([one for one in advice.broken if not {"rows", "head_dim"} & set(one.rule.sides)])
+    yield from broken_lines(
+        [one for one in advice.broken if not {"rows", "head_dim"} & set(one.rule.sides)]
+    )
     if advice.tried:
         yield f"\n{_verdict(advice)}"
         named = {one.found.shape for one in advice.better}
@@ -157,20 +199,30 @@ def _lines(
             "better shapes (● best gain for the smallest change)", advice.better, wide, marks=True
         )
         if advice.better:
-            yield from _advised_lines("the best with as many heads, or with heads as wide", advice.alike, wide)
-            if not any(one.found.shape.heads == advice.shape.heads for one in (*advice.better, *advice.alike)):
+            yield from _advised_lines(
+                "the best with as many heads, or with heads as wide", advice.alike, wide
+            )
+            if not any(
+                one.found.shape.heads == advice.shape.heads
+                for one in (*advice.better, *advice.alike)
+            ):
                 yield f"with {advice.shape.heads} heads: no shape that was tried is faster"
         yield from _advised_lines("better with one change alone", alone, wide)
         if every:
             unsure = dict.fromkeys((*advice.neighbours, *advice.singles))
             rest = [one for one in unsure if not one.found.sure and one.found.shape not in named]
-            yield from _advised_lines("candidates, none of them surely faster: measure before you move", rest, wide)
+            yield from _advised_lines(
+                "candidates, none of them surely faster: measure before you move", rest, wide
+            )
         if advice.better or alone or every:
             yield "gain: more tokens per second at equal parameters, with the 90 % interval of the ratio"
     if allowed is not None:
         yield ""
         verdict = ("FAIL", "bold red") if cost.waste_share > allowed else ("ok", "green")
-        yield verdict, f": {percent(cost.waste_share)} wasted past edges, {percent(allowed)} allowed"
+        yield (
+            verdict,
+            f": {percent(cost.waste_share)} wasted past edges, {percent(allowed)} allowed",
+        )
     if junit is not None:
         yield f"JUnit: {junit}"
     yield ""
@@ -178,7 +230,9 @@ def _lines(
 
 
 def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
-    """Yields the share of the time without measurements, the device, the shape and the assumptions."""
+    """Yields the share of the time without measurements, the device, the shape and the
+    assumptions.
+    """
     from quantbench.advice.space import weights_bytes
     from quantbench.workload.parameters import parameters
 
@@ -200,7 +254,9 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
         shared = f" beside shared ones of {shape.shared_ffn}" if shape.shared_ffn else ""
         mlp = f"{shape.experts} experts of {shape.moe_ffn} on ep = {shape.ep}, top {shape.top_k}{shared}{dense}"
         held_gib = weights_bytes(shape) / 2**30
-        mlp += f" ({billions(shape.active_parameters)} active; weights of {held_gib:.0f} GiB on a GPU)"
+        mlp += (
+            f" ({billions(shape.active_parameters)} active; weights of {held_gib:.0f} GiB on a GPU)"
+        )
     batch = f"micro-batches of {shape.mbs} × {shape.seq} tokens on tp = {shape.tp}"
     yield device_line(advice.device)
     yield f"times: {advice.note}"
@@ -215,7 +271,8 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
 
 
 def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Iterator[str | Table]:
-    """Yields a table with a row per op that wastes enough, the worst first; then the other ops and the legend.
+    """Yields a table with a row per op that wastes enough, the worst first; then the other ops and
+    the legend.
 
     reasons: whether the table has a column for the reasons; if not, they follow it.
     """
@@ -223,7 +280,9 @@ def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Iterator[str | Table]:
 
     whole_us = cost.latency.latency_us
     waste_us = {name: sum(op.waste_us for op in ops) for name, ops in cost.by_name.items()}
-    bad = {name: ops for name, ops in cost.by_name.items() if waste_us[name] >= _WORTH_A_ROW * whole_us}
+    bad = {
+        name: ops for name, ops in cost.by_name.items() if waste_us[name] >= _WORTH_A_ROW * whole_us
+    }
     rest = {name: ops for name, ops in cost.by_name.items() if name not in bad}
     more = (">GPU-h per 1T", "why") if reasons else ()
     table = plain_table(("op", ">forward", ">backward", ">of time", ">wasted", *more))
@@ -231,20 +290,29 @@ def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Iterator[str | Table]:
         style = "bold red" if waste_us[name] / whole_us >= _STANDS_OUT else "yellow"
         hours = f"{_two_digits(cost.gpu_hours_per_trillion_tokens(waste_us[name])):,}"
         table.add_row(
-            Text(name, style=style), _time([op for op in ops if op.op.phase == "forward"]),
-            _time([op for op in ops if op.op.phase != "forward"]), percent(sum(op.total_us for op in ops) / whole_us),
-            Text(percent(waste_us[name] / whole_us), style=style), *((hours, Text(_why(ops))) if reasons else ()),
-        )  # fmt: skip
+            Text(name, style=style),
+            _time([op for op in ops if op.op.phase == "forward"]),
+            _time([op for op in ops if op.op.phase != "forward"]),
+            percent(sum(op.total_us for op in ops) / whole_us),
+            Text(percent(waste_us[name] / whole_us), style=style),
+            *((hours, Text(_why(ops))) if reasons else ()),
+        )
     if bad:
         yield table
     if not reasons:
         yield from (f"  {name}: {_why(ops)}" for name, ops in bad.items())
     if rest:
-        times = ", ".join(f"{name} {latency(latency_per_run(ops).latency_us)}" for name, ops in rest.items())
+        times = ", ".join(
+            f"{name} {latency(latency_per_run(ops).latency_us)}" for name, ops in rest.items()
+        )
         together = percent(sum(waste_us[name] for name in rest) / whole_us)
         others = "the others" if bad else "all ops"
         yield f"{others}, each wasting less than {percent(_WORTH_A_ROW)} ({together} together): {times}"
-    hours = " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tp GPUs." if reasons and bad else ""
+    hours = (
+        " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tp GPUs."
+        if reasons and bad
+        else ""
+    )
     yield (
         f"times: one layer forward{'' if cost.shape.experts else ' and backward'} (logits: of the model). "
         "wasted: extra time against a size just below "
@@ -264,7 +332,10 @@ def _time(ops: Sequence[OpCost]) -> str:
 def _interval(us: Estimate) -> str:
     """Formats an interval as `1.76–1.97`, in the unit in which `latency` shows the estimate."""
     scale = 1.0 if us.latency_us < 999.5 else 1e3 if us.latency_us < 999.5e3 else 1e6
-    low, high = (f"{x / scale:.3g}" if x / scale < 999.5 else f"{x / scale:.0f}" for x in (us.low_us, us.high_us))
+    low, high = (
+        f"{x / scale:.3g}" if x / scale < 999.5 else f"{x / scale:.0f}"
+        for x in (us.low_us, us.high_us)
+    )
     return f"{low}–{high}"
 
 
@@ -298,36 +369,63 @@ def _verdict(advice: Advice) -> str:
     mbs = advice.shape.mbs
     larger = [one for one in advice.better_alone if one.found.shape.mbs > mbs]
     batch = max(larger, default=None, key=lambda one: one.found.low)
-    more = f". A larger micro-batch is faster: {batch.changes}, by {batch.found.gain_words}" if batch else ""
+    more = (
+        f". A larger micro-batch is faster: {batch.changes}, by {batch.found.gain_words}"
+        if batch
+        else ""
+    )
     changes = [one for one in (*advice.better, *advice.better_alone) if one.found.shape.mbs == mbs]
     if not changes:
-        why = "every gain is within the error of the times" if advice.compared else "none is predicted to be"
-        priced = [one for one in advice.compared if one.found.low > 0 and one.found.shape.mbs == mbs]
+        why = (
+            "every gain is within the error of the times"
+            if advice.compared
+            else "none is predicted to be"
+        )
+        priced = [
+            one for one in advice.compared if one.found.low > 0 and one.found.shape.mbs == mbs
+        ]
         if priced:
             best = max(priced, key=lambda one: one.found.low)
             why = f"{best.changes}: {best.found.gain_words} without the exchange between more GPUs, which is not priced"
         keep = "It does not fit" if advice.too_large else "Keep it"
-        of = "the one shape tried is not" if advice.tried == 1 else f"of {advice.tried} shapes tried none is"
+        of = (
+            "the one shape tried is not"
+            if advice.tried == 1
+            else f"of {advice.tried} shapes tried none is"
+        )
         return f"{keep}: {of} surely faster ({why}){more}"
     best = max(changes, key=lambda one: one.found.low)
     gain = best.found.gain_words
     return f"Worth a change: of {advice.tried} shapes tried, {best.changes} is surely faster, by {gain}{more}"
 
 
-def _advised_lines(title: str, advised: Sequence[Advised], wide: bool, *, marks: bool = False) -> Iterator[str | Table]:
-    """Yields a table of shapes compared with the one asked about. marks: whether to mark `Neighbour.nearest`."""
+def _advised_lines(
+    title: str, advised: Sequence[Advised], wide: bool, *, marks: bool = False
+) -> Iterator[str | Table]:
+    """Yields a table of shapes compared with the one asked about. marks: whether to mark
+    `Neighbour.nearest`.
+    """
     if not advised:
         return
-    names = ("change", ">head_dim", ">gain", ">low to high", ">params", *((">wasted", "why") if wide else ()))
+    names = (
+        "change",
+        ">head_dim",
+        ">gain",
+        ">low to high",
+        ">params",
+        *((">wasted", "why") if wide else ()),
+    )
     table = plain_table(("", *names) if marks else names, title=title, fold=("change",))
     for a in advised:
         table.add_row(
-            *(["●" if a.found.nearest else ""] if marks else []), a.changes, str(a.found.shape.head_dim),
+            *(["●" if a.found.nearest else ""] if marks else []),
+            a.changes,
+            str(a.found.shape.head_dim),
             Text(signed_percent(a.found.gain), style="bold green" if a.found.sure else ""),
             f"{signed_percent(a.found.low)} to {signed_percent(a.found.high)}",
             signed_percent(a.found.parameters_change),
             *((percent(a.cost.waste_share), Text("; ".join(a.found.reasons))) if wide else ()),
-        )  # fmt: skip
+        )
     yield ""
     yield table
     if not wide:
@@ -335,9 +433,17 @@ def _advised_lines(title: str, advised: Sequence[Advised], wide: bool, *, marks:
 
 
 def _next_lines(advice: Advice, out: Path | None) -> Iterator[str]:
-    """Says how to measure the compared shapes. out: the file of these shapes, if one was written."""
+    """Says how to measure the compared shapes. out: the file of these shapes, if one was
+    written.
+    """
     others = len(advice.compared)
-    rivals = f" and its {others} nearest rivals" if others > 1 else " and its nearest rival" if others else ""
+    rivals = (
+        f" and its {others} nearest rivals"
+        if others > 1
+        else " and its nearest rival"
+        if others
+        else ""
+    )
     what = f"measures every op of this shape{rivals}"
     if advice.shape.attention != "flash":
         yield "Where one kernel runs attention: ask with --attention flash"

@@ -1,7 +1,7 @@
 """Defines the commands, and imports a command's module only when the command is called.
 
-Entry points: `app`, called by `__main__`; `COMMANDS`, every command with its short help; `load`, which imports one.
-Because of the late import `quantbench --help` answers at once.
+Entry points: `app`, called by `__main__`; `COMMANDS`, every command with its short help; `load`,
+which imports one. Because of the late import `quantbench --help` answers at once.
 """
 
 import sys
@@ -33,8 +33,8 @@ COMMANDS = {
     "import": "Import other tools' tables and logs.",
 }
 
-# Loading rich takes as long as everything else together, so the list of commands is printed without it. A command's own
-# help uses rich's panels for its groups of options.
+# Loading rich takes as long as everything else together, so the list of commands is printed without
+# it. A command's own help uses rich's panels for its groups of options.
 _COMMAND_GIVEN = any(not word.startswith("-") for word in sys.argv[1:])
 
 
@@ -75,9 +75,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = (
-        False
-    ),
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = (False),
 ) -> None:
     pass
 

@@ -48,7 +48,8 @@ def check(
 ) -> None:
     """Find the sizes after which the time jumps, explain the jumps, and test the rules of thumb.
 
-    Every device has cliffs: the exit code is 1 only with --fail-above, and 2 if nothing could be judged.
+    Every device has cliffs: the exit code is 1 only with --fail-above, and 2 if nothing could be
+    judged.
     """
     from quantbench.analysis.check import check_run
     from quantbench.analysis.rules import RULES, rule_named
@@ -117,10 +118,16 @@ def _lines(found: RunCheck) -> Iterator[StyledLine | Table]:
         return
     if found.cliffs and not found.common:
         more = len(found.cliffs) - _MOST_CLIFFS
-        title = "cliffs" if more <= 0 else f"the {_MOST_CLIFFS} largest cliffs ({more:,} more in --json)"
+        title = (
+            "cliffs"
+            if more <= 0
+            else f"the {_MOST_CLIFFS} largest cliffs ({more:,} more in --json)"
+        )
         evidence = {"identity": "", "arithmetic": " (arithmetic)", "clock": " (clock)"}
         causes = [(cliff, cliff.cause) for cliff in found.cliffs[:_MOST_CLIFFS]]
-        words = ((cliff, f"{why.kind}: {why.words}{evidence[why.evidence]}") for cliff, why in causes)
+        words = (
+            (cliff, f"{why.kind}: {why.words}{evidence[why.evidence]}") for cliff, why in causes
+        )
         yield from ("", cliffs_table(words, title))
     for section in filter(None, (steps_section(found), rules_section(found.rules, info.device))):
         yield ""
@@ -128,7 +135,9 @@ def _lines(found: RunCheck) -> Iterator[StyledLine | Table]:
     for (rule, dtype), number in _broken_rules(found).most_common():
         what = f"{' or '.join(rule.sides)} of {dtype} off the multiples of {rule.multiple}"
         yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.claim})"
-    yield from floor_lines((p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points)
+    yield from floor_lines(
+        (p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points
+    )
     yield f"\nnext: quantbench report {found.run.folder}"
 
 
@@ -138,15 +147,24 @@ def _head_lines(found: RunCheck) -> list[str]:
 
     records = [record for record in found.run.records if record.role == "point"]
     missing = sum(not isinstance(record.outcome, Measured) for record in records)
-    lines = [f"{counted(found.num_points, 'measured point')}" + (f", {missing} skipped or failed" if missing else "")]
+    lines = [
+        f"{counted(found.num_points, 'measured point')}"
+        + (f", {missing} skipped or failed" if missing else "")
+    ]
     left_out = rejected_lines(records)
     if not found.num_curves:
-        return [*lines, *left_out, "no two neighbouring sizes are close enough to detect a step between them"]
+        return [
+            *lines,
+            *left_out,
+            "no two neighbouring sizes are close enough to detect a step between them",
+        ]
     noise = "" if found.noise is None else f"; standard error of a point ±{percent(found.noise)}"
     lines[0] += f", {counted(found.num_curves, 'curve')} with close neighbours{noise}"
     lines += left_out
     if not found.cliffs:
-        lines.append("no cliff: the time does not jump by 3 % or more above its trend and the noise anywhere")
+        lines.append(
+            "no cliff: the time does not jump by 3 % or more above its trend and the noise anywhere"
+        )
     else:
         kinds = Counter(cliff.cause.kind for cliff in found.cliffs)
         causes = ", ".join(f"{kind} {number}" for kind, number in kinds.most_common())
@@ -156,17 +174,23 @@ def _head_lines(found: RunCheck) -> list[str]:
 
 
 def _broken_rules(found: RunCheck) -> Counter[tuple[AlignmentRule, str]]:
-    """Counts the shapes that break each rule of their library and number format, by rule and format."""
+    """Counts the shapes that break each rule of their library and number format, by rule and
+    format.
+    """
     # `torch` of `torch.mm`; a user-defined kernel is no library that has rules.
     works = dict.fromkeys(
         (record.workload, record.provider.partition(".")[0])
         for record in found.run.records
-        if record.role == "point" and isinstance(record.workload, Gemm | Attention) and ":" not in record.provider
+        if record.role == "point"
+        and isinstance(record.workload, Gemm | Attention)
+        and ":" not in record.provider
     )
     return Counter(
         (rule, work.dtype)
         for work, library in works
-        for rule in dict.fromkeys(one.rule for one in broken_rules(work, library=library, device=found.run.info.device))
+        for rule in dict.fromkeys(
+            one.rule for one in broken_rules(work, library=library, device=found.run.info.device)
+        )
     )
 
 
@@ -176,8 +200,14 @@ def _answer(found: RunCheck) -> dict[str, Any]:
     info = found.run.info
     broken = _broken_rules(found).items()
     return {
-        "run": found.run.folder, "device": info.device.name, "origin": info.origin, "source": info.source,
-        "how_ended": info.how_ended, "left_out": rejected_lines(found.run.records),
-        "broken_rules": [{"rule": rule, "dtype": dtype, "shapes": number} for (rule, dtype), number in broken],
+        "run": found.run.folder,
+        "device": info.device.name,
+        "origin": info.origin,
+        "source": info.source,
+        "how_ended": info.how_ended,
+        "left_out": rejected_lines(found.run.records),
+        "broken_rules": [
+            {"rule": rule, "dtype": dtype, "shapes": number} for (rule, dtype), number in broken
+        ],
         **encoded(found),
-    }  # fmt: skip
+    }

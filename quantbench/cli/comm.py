@@ -1,4 +1,5 @@
-"""Command `comm`: measures bandwidth and latency of collectives between ranks under torchrun. Rank 0 prints.
+"""Command `comm`: measures bandwidth and latency of collectives between ranks under torchrun. Rank
+0 prints.
 
 Entry point: `comm`, loaded by `app`. The package of the same name does the work.
 """
@@ -35,7 +36,8 @@ class CommOptions:
     """The options of `comm` as typed; "" stands for the default."""
 
     op: str = option(
-        "", "Collectives, comma separated: all_reduce, all_gather, reduce_scatter, all_to_all, send_recv, broadcast."
+        "",
+        "Collectives, comma separated: all_reduce, all_gather, reduce_scatter, all_to_all, send_recv, broadcast.",
     )
     sizes: str = option("", "Message sizes: 4KiB:1GiB, 4KiB:1GiB:x2 or a list.")
     dtype: str = option("", "Number format: bf16, fp16, fp32 or int8.")
@@ -43,21 +45,29 @@ class CommOptions:
     precision: str = option("2%", "Sample each point until its median is within ± this.")
 
     def options(self) -> TimingOptions:
-        """Returns how to time each point. The cache is hot, because every sample uses the same buffers."""
+        """Returns how to time each point. The cache is hot, because every sample uses the same
+        buffers.
+        """
         half_width = percentage("--precision", self.precision, above=True)
         return TimingOptions(cache="hot", half_width=half_width, max_time_s=_MAX_TIME_S)
 
     def plan(self, backend: str, num_gpus: int, num_nodes: int) -> tuple[Collective, ...]:
         from quantbench.comm.session import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
 
-        ops = tuple(word.strip().replace("-", "_") for word in self.op.split(",")) if self.op else DEFAULT_OPS
+        ops = (
+            tuple(word.strip().replace("-", "_") for word in self.op.split(","))
+            if self.op
+            else DEFAULT_OPS
+        )
         dtype = self.dtype or ("bf16" if backend == "nccl" else "fp32")
         wanted = parse_sizes(self.sizes or DEFAULT_SIZES[backend])
         return points(ops, wanted, num_gpus=num_gpus, num_nodes=num_nodes, dtype=dtype)
 
 
 @command
-def comm(arguments: CommOptions, results: Path = results_option(), as_json: bool = json_option()) -> None:
+def comm(
+    arguments: CommOptions, results: Path = results_option(), as_json: bool = json_option()
+) -> None:
     """Measure collectives over message sizes: torchrun --nproc-per-node=8 -m quantbench comm."""
     from quantbench import device
     from quantbench.comm.isolation import idle_traffic_mb_per_s
@@ -66,19 +76,25 @@ def comm(arguments: CommOptions, results: Path = results_option(), as_json: bool
     options = arguments.options()
     if arguments.backend:
         require_choice("comm", "backend", arguments.backend, _BACKENDS)
-    arguments.plan("gloo", 2, 1)  # refuses wrong ops, sizes and dtypes before the ranks wait for each other
+    arguments.plan(
+        "gloo", 2, 1
+    )  # refuses wrong ops, sizes and dtypes before the ranks wait for each other
     from quantbench.providers.collectives import TorchRanks, TorchWork, backend_here, topology
 
     with TorchRanks(arguments.backend or backend_here()) as ranks:
         places = ranks.gather(topology(ranks))
         idle = ranks.gather(idle_traffic_mb_per_s() if ranks.local_rank == 0 else None)
-        work = TorchWork(ranks, device.monitor(device.current())) if ranks.backend == "nccl" else TorchWork(ranks)
+        work = (
+            TorchWork(ranks, device.monitor(device.current()))
+            if ranks.backend == "nccl"
+            else TorchWork(ranks)
+        )
         if ranks.rank:
             follow(ranks, work)
             return
         leader = Leader(ranks, work)
-        # After Ctrl-C or a bug, torchrun ends the other ranks with this process. After a complete run or an expected
-        # error they wait for the leader's stop.
+        # After Ctrl-C or a bug, torchrun ends the other ranks with this process. After a complete
+        # run or an expected error they wait for the leader's stop.
         try:
             _lead(arguments, options, ranks, leader, places or [], idle or [], results, as_json)
         except (QuantbenchError, typer.Exit):
@@ -88,9 +104,15 @@ def comm(arguments: CommOptions, results: Path = results_option(), as_json: bool
 
 
 def _lead(
-    arguments: CommOptions, options: TimingOptions, ranks: TorchRanks, leader: Leader, places: Sequence[Any],
-    idle: Sequence[Any], results: Path, as_json: bool,
-) -> None:  # fmt: skip
+    arguments: CommOptions,
+    options: TimingOptions,
+    ranks: TorchRanks,
+    leader: Leader,
+    places: Sequence[Any],
+    idle: Sequence[Any],
+    results: Path,
+    as_json: bool,
+) -> None:
     from quantbench import device
     from quantbench.comm.isolation import repeat_line, spread_warnings, traffic_warnings
     from quantbench.comm.session import CommSession
@@ -112,9 +134,14 @@ def _lead(
         software=versions(),
         axes={"message_bytes": sorted({c.message_bytes for c in plan})},
         options={
-            "command": "comm", "backend": ranks.backend, "arguments": asdict(arguments), "timing": asdict(options),
+            "command": "comm",
+            "backend": ranks.backend,
+            "arguments": asdict(arguments),
+            "timing": asdict(options),
             "topology": {
-                "world_size": ranks.world_size, "num_nodes": ranks.num_nodes, "ranks": list(places),
+                "world_size": ranks.world_size,
+                "num_nodes": ranks.num_nodes,
+                "ranks": list(places),
                 "idle_traffic_mb_per_s": [i for i in idle if i is not None],
             },
             "warnings": warnings,
@@ -122,9 +149,12 @@ def _lead(
         seed=options.seed,
         environment=relevant_environment(),
         started=started.isoformat(timespec="seconds"),
-    )  # fmt: skip
+    )
     console = output(stderr=as_json)
-    say(console, f"{ranks.world_size} ranks on {ranks.num_nodes} nodes over {ranks.backend}; rank 0 on {spec.name}")
+    say(
+        console,
+        f"{ranks.world_size} ranks on {ranks.num_nodes} nodes over {ranks.backend}; rank 0 on {spec.name}",
+    )
     show(console, map(warning, warnings))
     say(console, f"{len(plan)} points, {options.max_time_s:g} s of sampling each at most")
     records: list[Record] = []
@@ -139,7 +169,13 @@ def _lead(
             say(console, f"  {len(records):3} {row['op']} {size(row['message_bytes'])}: {text}")
 
         session = CommSession(
-            leader, backend=ranks.backend, run_id=info.run_id, spec=spec, state=state, options=options, on_record=keep
+            leader,
+            backend=ranks.backend,
+            run_id=info.run_id,
+            spec=spec,
+            state=state,
+            options=options,
+            on_record=keep,
         )
         how = "interrupted"
         try:
@@ -154,11 +190,20 @@ def _lead(
         if isinstance(r.outcome, Measured) and isinstance(r.workload, Collective)
     ]
     doubts = spread_warnings(samples, session.reference_us)
-    answer = {"folder": writer.folder, "points": rows, "reference_us": session.reference_us, "warnings": doubts}
+    answer = {
+        "folder": writer.folder,
+        "points": rows,
+        "reference_us": session.reference_us,
+        "warnings": doubts,
+    }
     columns = ("op", ">message", ">time", ">algorithm GB/s", ">bus GB/s", ">spread", "trust", "")
-    table = plain_table(columns, ((row["op"], size(row["message_bytes"]), *_cells(row)) for row in rows))
+    table = plain_table(
+        columns, ((row["op"], size(row["message_bytes"]), *_cells(row)) for row in rows)
+    )
     repeated = f"repeated point: {repeat_line('all_reduce', session.reference_us)}"
-    print_result(as_json, lambda: answer, (table, repeated, *map(warning, doubts), str(writer.folder)))
+    print_result(
+        as_json, lambda: answer, (table, repeated, *map(warning, doubts), str(writer.folder))
+    )
     if not samples:
         raise typer.Exit(1)
 
@@ -170,17 +215,24 @@ def row_to_json(record: Record) -> dict[str, Any]:
     work = record.workload
     assert isinstance(work, Collective)
     row: dict[str, Any] = {
-        "role": record.role, "op": work.op, "message_bytes": work.message_bytes, "num_gpus": work.num_gpus,
-        "num_nodes": work.num_nodes, "dtype": work.dtype, "provider": record.provider,
-    }  # fmt: skip
+        "role": record.role,
+        "op": work.op,
+        "message_bytes": work.message_bytes,
+        "num_gpus": work.num_gpus,
+        "num_nodes": work.num_nodes,
+        "dtype": work.dtype,
+        "provider": record.provider,
+    }
     match record.outcome:
         case Measured(measurement, graded):
             stated = measurement.stated
             row |= {
-                **encoded(figures(work, stated.latency_us)), "spread": spread(stated.times_us),
-                "samples": len(stated.times_us), "relative_half_width": stated.relative_half_width,
+                **encoded(figures(work, stated.latency_us)),
+                "spread": spread(stated.times_us),
+                "samples": len(stated.times_us),
+                "relative_half_width": stated.relative_half_width,
                 "grade": graded,
-            }  # fmt: skip
+            }
         case Skipped(reason):
             row["skipped"] = reason
         case Failed(kind, message):
@@ -189,10 +241,18 @@ def row_to_json(record: Record) -> dict[str, Any]:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """Formats time, rates, spread and trust of a row of `row_to_json`, and the reason for low trust or for no time."""
+    """Formats time, rates, spread and trust of a row of `row_to_json`, and the reason for low trust
+    or for no time.
+    """
     if "latency_us" not in row:
         why = f"skipped: {row['skipped']}" if "skipped" in row else f"failed: {row['failed']}"
         return (*"––––", "", why)
     rates = (f"{row[name]:.3g}" for name in ("algorithm_gb_per_s", "bus_gb_per_s"))
     grade = row["grade"]
-    return latency(row["latency_us"]), *rates, percent(row["spread"]), grade.letter, "; ".join(grade.reasons[:1])
+    return (
+        latency(row["latency_us"]),
+        *rates,
+        percent(row["spread"]),
+        grade.letter,
+        "; ".join(grade.reasons[:1]),
+    )

@@ -26,7 +26,9 @@ def compare(
     by: str = option("key", "Match points by key (workload, provider and timing) or by workload."),
     provider_a: str = option("", "Use only this provider's points of A."),
     provider_b: str = option("", "Use only this provider's points of B."),
-    force: bool = option(False, "Compare even if devices or origins (measured, imported, …) differ."),
+    force: bool = option(
+        False, "Compare even if devices or origins (measured, imported, …) differ."
+    ),
     junit: Path | None = option(None, "Also write JUnit XML here."),
     as_json: bool = json_option(),
 ) -> None:
@@ -36,8 +38,12 @@ def compare(
     from quantbench.store.folder import read_one_run
 
     options = CompareOptions(
-        margin=percentage("--margin", margin), by=by, provider_a=provider_a, provider_b=provider_b, force=force,
-    )  # fmt: skip
+        margin=percentage("--margin", margin),
+        by=by,
+        provider_a=provider_a,
+        provider_b=provider_b,
+        force=force,
+    )
     a, b = read_one_run(run_a), read_one_run(run_b)
     if junit is not None:
         check_file("write JUnit", junit)
@@ -51,20 +57,30 @@ def compare(
 
 def _answer(comparison: Comparison) -> dict[str, Any]:
     return {
-        "a": comparison.a.folder, "b": comparison.b.folder, "device": comparison.b.info.device.name,
-        "counts": comparison.counts, "regressions": comparison.regressions,
+        "a": comparison.a.folder,
+        "b": comparison.b.folder,
+        "device": comparison.b.info.device.name,
+        "counts": comparison.counts,
+        "regressions": comparison.regressions,
         "median_ratio": comparison.median_ratio if comparison.points else None,
         **encoded(comparison),
         "lost": [{**encoded(lost), "outcome": encoded(lost.b.outcome)} for lost in comparison.lost],
-    }  # fmt: skip
+    }
 
 
 def _lines(comparison: Comparison, junit: Path | None) -> Iterator[StyledLine | Table]:
-    from quantbench.report.comparison import comparison_table, differences_lines, method_lines, result_lines
+    from quantbench.report.comparison import (
+        comparison_table,
+        differences_lines,
+        method_lines,
+        result_lines,
+    )
 
     yield device_line(comparison.b.info.device)
     for name, run in (("A", comparison.a), ("B", comparison.b)):
-        origin = ("",) if run.info.origin == "measured" else (", ", (run.info.origin.upper(), "bold"))
+        origin = (
+            ("",) if run.info.origin == "measured" else (", ", (run.info.origin.upper(), "bold"))
+        )
         ended = "" if run.info.how_ended == "complete" else f", {run.info.how_ended}, not complete"
         yield (f"{name}: {run.folder} (started {run.info.started}{ended}", *origin, ")")
     yield from map(printable, (*differences_lines(comparison), *method_lines(comparison)))

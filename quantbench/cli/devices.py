@@ -1,7 +1,8 @@
-"""Command `devices`: prints this machine's device, its state, what disturbs timings, and the known GPUs.
+"""Command `devices`: prints this machine's device, its state, what disturbs timings, and the known
+GPUs.
 
-Entry points: `devices`, loaded by `app`; `device_lines`, also used by the command `sweep`; `device_line` (name,
-SMs and memory), used by `advise` and by the commands about stored results.
+Entry points: `devices`, loaded by `app`; `device_lines`, also used by the command `sweep`;
+`device_line` (name, SMs and memory), used by `advise` and by the commands about stored results.
 """
 
 from __future__ import annotations
@@ -42,13 +43,22 @@ def devices(as_json: bool = json_option()) -> None:
     dtype = device.default_dtype(spec)
 
     answer = {
-        "device": spec, "default_dtype": dtype, "state": state, "limits": limits,
-        "warnings": warnings_for(spec, state, limits), "diagnosis": findings, "known": device.known(),
-    }  # fmt: skip
+        "device": spec,
+        "default_dtype": dtype,
+        "state": state,
+        "limits": limits,
+        "warnings": warnings_for(spec, state, limits),
+        "diagnosis": findings,
+        "known": device.known(),
+    }
     table: list[StyledLine | Table] = [_findings_table(findings), ""] if findings else []
     lines = (
-        *device_lines(spec, state, limits), f"{dtype} is measured by default", "", *table, _known_table(spec.name)
-    )  # fmt: skip
+        *device_lines(spec, state, limits),
+        f"{dtype} is measured by default",
+        "",
+        *table,
+        _known_table(spec.name),
+    )
     sources = (
         "From sm_80 on, bf16 is as fp16, tf32 half. AMD's: gfx for sm_, compute units for SMs. Sources: quantbench "
         "devices --json"
@@ -87,7 +97,9 @@ def _findings_table(findings: Sequence[Finding]) -> Table:
     return plain_table(("", "found", "verdict"), rows, title="This machine's GPU", fold=("found",))
 
 
-def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> Iterator[StyledLine]:
+def device_lines(
+    spec: DeviceSpec, state: DeviceState, limits: Limits | None = None
+) -> Iterator[StyledLine]:
     """Yields lines on the device, its state, and what disturbs its timings."""
     yield device_line(spec)
     yield f"dense peak: {peaks_line(spec)}"
@@ -101,7 +113,9 @@ def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = N
 
 
 def device_line(spec: DeviceSpec) -> str:
-    """Describes the device in one line: `h200-sxm-141gb: 132 SMs (sm_90), 141 GiB at 4800 GB/s, 60 MiB of L2`."""
+    """Describes the device in one line: `h200-sxm-141gb: 132 SMs (sm_90), 141 GiB at 4800 GB/s, 60
+    MiB of L2`.
+    """
     memory = f"{spec.memory_bytes / 2**30:.0f} GiB"
     if spec.kind == "cpu":
         return (
@@ -111,15 +125,23 @@ def device_line(spec: DeviceSpec) -> str:
     units = f"{spec.sm_count} {'CUs' if spec.kind == 'rocm' else 'SMs'} ({spec.architecture})"
     least = "up to " if "upper bound" in spec.source.get("memory_gb_per_s", "") else ""
     speed = f"{least}{spec.memory_gb_per_s:.0f} GB/s"
-    return f"{spec.name}: {units}, {memory} at {speed}, {least}{spec.l2_bytes / 2**20:.0f} MiB of L2"
+    return (
+        f"{spec.name}: {units}, {memory} at {speed}, {least}{spec.l2_bytes / 2**20:.0f} MiB of L2"
+    )
 
 
 def peaks_line(spec: DeviceSpec) -> str:
-    """Formats the dense peaks with their clock: `bf16 989, tf32 495, fp32 66.9 TFLOP/s at 1830 MHz` (CPU: GFLOP/s)."""
+    """Formats the dense peaks with their clock: `bf16 989, tf32 495, fp32 66.9 TFLOP/s at 1830 MHz`
+    (CPU: GFLOP/s).
+    """
     unit, scale = ("GFLOP/s", 1e3) if spec.kind == "cpu" else ("TFLOP/s", 1)
     if not spec.peak_tflops:
         return "unknown"
-    peaks = ", ".join(f"{d} {_three_digits(spec.peak_tflops[d] * scale)}" for d in _DTYPES if d in spec.peak_tflops)
+    peaks = ", ".join(
+        f"{d} {_three_digits(spec.peak_tflops[d] * scale)}"
+        for d in _DTYPES
+        if d in spec.peak_tflops
+    )
     bound = " (upper bounds)" if spec.kind == "cpu" else "" if spec.registered else " (estimated)"
     own_clocks = "".join(f" ({dtype} at {mhz:.0f})" for dtype, mhz in spec.peak_clock_mhz.items())
     return f"{peaks} {unit} at {spec.sm_clock_mhz:.0f} MHz{own_clocks}{bound}"
@@ -141,7 +163,9 @@ def state_line(state: DeviceState, limits: Limits | None) -> str:
     if state.throttle_reasons:
         parts.append("clock set by " + ", ".join(state.throttle_reasons))
     if state.other_processes is not None:
-        parts.append(f"{state.other_processes or 'no'} other process{'es' if state.other_processes > 1 else ''}")
+        parts.append(
+            f"{state.other_processes or 'no'} other process{'es' if state.other_processes > 1 else ''}"
+        )
     if limits is not None and limits.driver_version:
         parts.append(f"driver {limits.driver_version}")
     if state.note:
@@ -151,16 +175,33 @@ def state_line(state: DeviceState, limits: Limits | None) -> str:
 
 def _known_table(here: str) -> Table:
     """Tabulates the known GPUs in 80 columns."""
-    columns = ("slug", ">sm_", ">SMs", ">clock", ">memory", ">L2", ">fp16", ">fp32", ">fp8", ">int8")
-    table = plain_table(columns, title="Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s")
+    columns = (
+        "slug",
+        ">sm_",
+        ">SMs",
+        ">clock",
+        ">memory",
+        ">L2",
+        ">fp16",
+        ">fp32",
+        ">fp8",
+        ">int8",
+    )
+    table = plain_table(
+        columns, title="Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s"
+    )
     for spec in device.known():
         peaks = [spec.peak(dtype) for dtype in ("fp16", "fp32", "fp8", "int8")]
         table.add_row(
-            spec.name, re.sub("^(sm_|gfx)", "", spec.architecture), str(spec.sm_count), f"{spec.sm_clock_mhz:.0f}",
-            f"{spec.memory_gb_per_s:.0f}", f"{spec.l2_bytes / 2**20:g}",
+            spec.name,
+            re.sub("^(sm_|gfx)", "", spec.architecture),
+            str(spec.sm_count),
+            f"{spec.sm_clock_mhz:.0f}",
+            f"{spec.memory_gb_per_s:.0f}",
+            f"{spec.l2_bytes / 2**20:g}",
             *("–" if peak is None else _three_digits(peak) for peak in peaks),
             style="bold" if spec.name == here else None,
-        )  # fmt: skip
+        )
     return table
 
 

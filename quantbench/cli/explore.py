@@ -1,4 +1,5 @@
-"""Command `explore`: writes a self-contained HTML page with sliders that predicts shapes on some GPUs.
+"""Command `explore`: writes a self-contained HTML page with sliders that predicts shapes on some
+GPUs.
 
 `explore.page` writes the page.
 """
@@ -25,8 +26,12 @@ _GPUS = "a100-sxm4-80gb,h100-sxm5-80gb"
 
 @command
 def explore(
-    gpu: str = option("", f"GPUs, comma separated (quantbench devices lists them; default: {_GPUS})."),
-    model: str | None = option(None, f"Preset to start from (list: quantbench models; default: {_MODEL})."),
+    gpu: str = option(
+        "", f"GPUs, comma separated (quantbench devices lists them; default: {_GPUS})."
+    ),
+    model: str | None = option(
+        None, f"Preset to start from (list: quantbench models; default: {_MODEL})."
+    ),
     config: Path | None = option(None, "A Hugging Face config.json to start from."),
     profile: Path | None = option(
         None,
@@ -35,7 +40,9 @@ def explore(
     output: Path = option(Path("explore.html"), "HTML file to write.", "--output", "-o"),
     as_json: bool = json_option(),
 ) -> None:
-    """Write an HTML page with sliders: a shape's times, waste, tiles and better shapes on some GPUs."""
+    """Write an HTML page with sliders: a shape's times, waste, tiles and better shapes on some
+    GPUs.
+    """
     from quantbench.explore.page import fitted_models, left_out, write_explorer
 
     check_file("explore", output, suffix=".html")
@@ -54,9 +61,7 @@ def explore(
     else:
         device, fitted = fitted_models(profile)
         devices = [device]
-    title = (
-        f"{named.name if model or config else 'A transformer layer'} on {', '.join(device.name for device in devices)}"
-    )
+    title = f"{named.name if model or config else 'A transformer layer'} on {', '.join(device.name for device in devices)}"
     written = write_explorer(output, devices, named.shape, title=title, fitted=fitted)
     lines = [f"{output}: {size(written)}, open it in a browser or send it; it needs no network"]
     if missing := left_out(named.shape):

@@ -1,6 +1,8 @@
-"""Command `import`: imports tables of aiconfigurator and CSV files as runs, and Megatron logs as summaries.
+"""Command `import`: imports tables of aiconfigurator and CSV files as runs, and Megatron logs as
+summaries.
 
-Entry point: `import_` (one subcommand per source), loaded by `app`. The package `importers` does the work.
+Entry point: `import_` (one subcommand per source), loaded by `app`. The package `importers` does
+the work.
 """
 
 from __future__ import annotations
@@ -12,7 +14,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from quantbench.cli.options import argument, command, gpu_option, json_option, option, results_option
+from quantbench.cli.options import (
+    argument,
+    command,
+    gpu_option,
+    json_option,
+    option,
+    results_option,
+)
 from quantbench.cli.output import check_file, encoded, output, print_json, print_result, show
 from quantbench.device import lookup
 from quantbench.errors import InputError
@@ -23,7 +32,9 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.importers.runs import Origin, Rows
 
-import_ = typer.Typer(no_args_is_help=True, add_completion=False, help="Import other tools' tables and logs as runs.")
+import_ = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Import other tools' tables and logs as runs."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +55,30 @@ def import_aiconfigurator(
     backend: str | None = option(None, "vllm, sglang or trtllm."),
     version: str | None = option(None, "The backend's version."),
     root: Path | None = option(None, "A systems folder instead of the package's."),
-    table: list[str] | None = option(None, "gemm, context_attention, nccl (these by default), encoder_attention, …"),
+    table: list[str] | None = option(
+        None, "gemm, context_attention, nccl (these by default), encoder_attention, …"
+    ),
     gpu: str | None = option(None, "The GPU, for a system that is not known here."),
 ) -> None:
-    """Import measured tables of aiconfigurator-core: products, context attention, NCCL collectives."""
+    """Import measured tables of aiconfigurator-core: products, context attention, NCCL
+    collectives.
+    """
     from quantbench.importers import aiconfigurator
 
     slug = gpu or slug_of(system_of(system))
     if slug is None:
-        raise InputError("import aiconfigurator", f"--system {system} without --gpu", "a slug of `quantbench devices`")
+        raise InputError(
+            "import aiconfigurator",
+            f"--system {system} without --gpu",
+            "a slug of `quantbench devices`",
+        )
     spec = lookup(slug)
     tables, missing = aiconfigurator.find_tables(
-        system, backend=backend, version=version, kinds=table or aiconfigurator.DEFAULT_KINDS, root=root
+        system,
+        backend=backend,
+        version=version,
+        kinds=table or aiconfigurator.DEFAULT_KINDS,
+        root=root,
     )
     if to.run_id is not None and len(tables) > 1:
         given = f"--run-id {to.run_id} for {len(tables)} tables"
@@ -86,14 +109,21 @@ def import_csv(
 
 
 def _write(
-    to: ImportOptions, spec: DeviceSpec, tables: Iterable[tuple[Rows, Origin]], missing: Sequence[str] = ()
+    to: ImportOptions,
+    spec: DeviceSpec,
+    tables: Iterable[tuple[Rows, Origin]],
+    missing: Sequence[str] = (),
 ) -> None:
-    """Writes each table as a run and prints its summary. missing: one line per table that was not found."""
+    """Writes each table as a run and prints its summary. missing: one line per table that was not
+    found.
+    """
     from quantbench.importers.runs import summary_lines, write_run
 
     console, summaries = output(), []
     for rows, origin in tables:
-        summaries.append(write_run(to.results, spec, origin, rows, units_are_right=to.units_are_right))
+        summaries.append(
+            write_run(to.results, spec, origin, rows, units_are_right=to.units_are_right)
+        )
         if not to.as_json:
             show(console, summary_lines(summaries[-1]))
     if to.as_json:
@@ -113,29 +143,41 @@ _LAYOUT_COLUMNS = (
 @import_.command("megatron-log")
 @command
 def import_megatron_log(
-    files: list[Path] = argument("Logs of Megatron-LM, Megatron-DeepSpeed or NeMo (.gz and .xz too)."),
+    files: list[Path] = argument(
+        "Logs of Megatron-LM, Megatron-DeepSpeed or NeMo (.gz and .xz too)."
+    ),
     gpu: str = gpu_option(),
     gpus: int = option(0, "Number of GPUs, if not in the log.", min=0),
     tp: int = option(0, "Tensor-parallel degree, if not in the log.", min=0),
     pp: int = option(0, "Pipeline stages, if not in the log.", min=0),
     mbs: int = option(0, "Micro-batch size, if not in the log.", min=0),
     seq: int = option(0, "Sequence length, if not in the log.", min=0),
-    rows: Path | None = option(None, "Write a table of layouts for plan --rows and --fit here (CSV)."),
+    rows: Path | None = option(
+        None, "Write a table of layouts for plan --rows and --fit here (CSV)."
+    ),
     results: Path = results_option(),
     run_id: str | None = option(None, "Name of the run, for one file."),
     as_json: bool = json_option(),
 ) -> None:
-    """Import training logs, also with line prefixes, restarts, several ranks and truncated lines."""
+    """Import training logs, also with line prefixes, restarts, several ranks and truncated
+    lines.
+    """
     from quantbench.importers.megatron_log import read_log
     from quantbench.importers.training_run import default_run_id, summarize, write_training
     from quantbench.report.training import training_table
 
     spec = lookup(gpu)
     if run_id is not None and len(files) > 1:
-        raise InputError("import training log", f"--run-id {run_id} for {len(files)} files", "one file with it")
+        raise InputError(
+            "import training log", f"--run-id {run_id} for {len(files)} files", "one file with it"
+        )
     if rows is not None:
         check_file("import --rows", rows, suffix=".csv")
-    given = {name: value for name, value in {"gpus": gpus, "tp": tp, "pp": pp, "mbs": mbs}.items() if value}
+    given = {
+        name: value
+        for name, value in {"gpus": gpus, "tp": tp, "pp": pp, "mbs": mbs}.items()
+        if value
+    }
     summaries, folders, cells = [], [], []
     for path in files:
         found = read_log(path)
@@ -147,11 +189,17 @@ def import_megatron_log(
         folders.append(write_training(results, spec.name, name, path, found, summary))
         cells.append({**found.arguments, **asdict(summary), "row_id": name, "gpu": spec.name})
     if rows is not None:
-        table = [",".join("" if row.get(c) is None else str(row[c]) for c in _LAYOUT_COLUMNS) for row in cells]
+        table = [
+            ",".join("" if row.get(c) is None else str(row[c]) for c in _LAYOUT_COLUMNS)
+            for row in cells
+        ]
         write_file("import --rows", rows, "\n".join((",".join(_LAYOUT_COLUMNS), *table, "")))
     lines, answer = [], []
     for summary, folder in zip(summaries, folders, strict=True):
-        lines += [f"{summary.name}: {count} lines left out: {reason}" for reason, count in summary.left_out.items()]
+        lines += [
+            f"{summary.name}: {count} lines left out: {reason}"
+            for reason, count in summary.left_out.items()
+        ]
         lines.append(str(folder))
         answer.append({**encoded(summary), "folder": folder})
     lines.append(f"Next: quantbench report {' '.join(map(str, folders))}")

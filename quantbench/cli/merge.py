@@ -14,8 +14,12 @@ from quantbench.cli.output import print_result
 @command
 def merge(
     runs: list[Path] = argument("Folders of the runs.", metavar="RUN…"),
-    results: Path = option(..., "Results folder in which the merged run is created.", "-o", "--output"),
-    run_id: str = option("", "Name of the merged run (default: the first run's name with -merged)."),
+    results: Path = option(
+        ..., "Results folder in which the merged run is created.", "-o", "--output"
+    ),
+    run_id: str = option(
+        "", "Name of the merged run (default: the first run's name with -merged)."
+    ),
     force: bool = option(False, "Merge even if devices or software differ."),
     as_json: bool = json_option(),
 ) -> None:
@@ -29,9 +33,14 @@ def merge(
     points = sum(record.role == "point" for record in merged.records)
     cards = card_lines(compare_cards(merged.records))
     answer = {
-        "run": folder, "runs": len(runs), "points": points, "repeated": merged.repeated,
-        "how_ended": merged.info.how_ended, "notes": merged.notes, "cards": cards,
-    }  # fmt: skip
+        "run": folder,
+        "runs": len(runs),
+        "points": points,
+        "repeated": merged.repeated,
+        "how_ended": merged.info.how_ended,
+        "notes": merged.notes,
+        "cards": cards,
+    }
     twice = f"; {merged.repeated} were there twice, and the better trusted measurement stands"
     said = f"{len(runs)} runs of {merged.info.device.name}, {points} points{twice if merged.repeated else ''}"
     notes = [(("note:", "yellow"), f" {note}") for note in merged.notes]

@@ -26,8 +26,12 @@ def models(as_json: bool = json_option()) -> None:
         }
         unusual = ", ".join(note for note, holds in notes.items() if holds)
         parameters, source = published_parameters(name), preset_source(name)
-        answer.append({"name": name, "published_parameters": parameters, "source": source, **encoded(shape)})
-        rows.append((name, billions(parameters), *(str(getattr(shape, size)) for size in sizes), unusual))
+        answer.append(
+            {"name": name, "published_parameters": parameters, "source": source, **encoded(shape)}
+        )
+        rows.append(
+            (name, billions(parameters), *(str(getattr(shape, size)) for size in sizes), unusual)
+        )
     titles = (f">{size}".replace("kv_", "kv ") for size in sizes)
     table = plain_table(("model", ">parameters", *titles, "not as usual"), rows)
     sources = "seq: as pre-trained. --json also has where each model's dimensions come from."

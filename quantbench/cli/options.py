@@ -1,10 +1,12 @@
 """Declares options of commands and converts their texts to numbers.
 
-Entry points: `command`, `option`, `argument`; the options that several commands share, `json_option`, `gpu_option`,
-`library_option` and `results_option`; `integers` and `percentage`, which parse; `typed_words`. Used by every command.
+Entry points: `command`, `option`, `argument`; the options that several commands share,
+`json_option`, `gpu_option`, `library_option` and `results_option`; `integers` and `percentage`,
+which parse; `typed_words`. Used by every command.
 
-A command is a function decorated with `command`. Each of its parameters is declared by `option` or `argument`, or has a
-dataclass as its type whose fields are declared in the same way; the function then receives the filled dataclass:
+A command is a function decorated with `command`. Each of its parameters is declared by `option` or
+`argument`, or has a dataclass as its type whose fields are declared in the same way; the function
+then receives the filled dataclass:
 
     @dataclass(frozen=True)
     class Where:
@@ -61,7 +63,11 @@ def results_option(panel: str | None = None) -> Any:
 
 def gpu_option(default: Any = ..., panel: str | None = None) -> Any:
     """Declares `--gpu`, for commands that need no GPU at hand."""
-    return option(default, "GPU: a name such as h100 or a100-40gb, or a slug of `quantbench devices`.", panel=panel)
+    return option(
+        default,
+        "GPU: a name such as h100 or a100-40gb, or a slug of `quantbench devices`.",
+        panel=panel,
+    )
 
 
 def library_option(panel: str | None = None) -> Any:
@@ -72,18 +78,26 @@ def library_option(panel: str | None = None) -> Any:
 
 def profile_option(panel: str | None = None) -> Any:
     """Declares `--profile`, for commands that predict (`times.chosen_times`)."""
-    return option(None, "Measured profile (JSON file), instead of the models of --gpu.", panel=panel)
+    return option(
+        None, "Measured profile (JSON file), instead of the models of --gpu.", panel=panel
+    )
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Makes a function a typer command. The result takes keyword arguments with their declared defaults."""
+    """Makes a function a typer command. The result takes keyword arguments with their declared
+    defaults.
+    """
     parameters = signature(function, eval_str=True).parameters.values()
-    groups: dict[str, Any] = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
+    groups: dict[str, Any] = {
+        one.name: one.annotation for one in parameters if is_dataclass(one.annotation)
+    }
     declared: list[Parameter] = []
     for one in parameters:
         if one.name in groups:
             hints = get_type_hints(groups[one.name], include_extras=True)
-            declared += [_parameter(each.name, hints[each.name], each) for each in fields(groups[one.name])]
+            declared += [
+                _parameter(each.name, hints[each.name], each) for each in fields(groups[one.name])
+            ]
         else:
             declared.append(_parameter(one.name, one.annotation, one.default))
     defaults = {one.name: one.default for one in declared}
@@ -106,13 +120,19 @@ def _parameter(name: str, hint: Any, declared: Field[Any]) -> Parameter:
     if settings.pop("argument", False):
         shown = typer.Argument(**settings)
     else:
-        names = settings.pop("names") or ((f"--{name.replace('_', '-')}",) if default is False else ())
+        names = settings.pop("names") or (
+            (f"--{name.replace('_', '-')}",) if default is False else ()
+        )
         shown = typer.Option(*names, **settings)
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, shown])
+    return Parameter(
+        name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, shown]
+    )
 
 
 def typed_words(options: Any, names: Iterable[str]) -> list[str]:
-    """Formats the options that differ from their defaults, as typed. names: fields in the order of the output."""
+    """Formats the options that differ from their defaults, as typed. names: fields in the order of
+    the output.
+    """
     usual = {one.name: one.default for one in fields(options)}
     words = []
     for name in names:
@@ -122,12 +142,16 @@ def typed_words(options: Any, names: Iterable[str]) -> list[str]:
         if isinstance(value, bool):
             words.append(typed if value else typed.replace("--", "--no-", 1))
         else:
-            words += [f"{typed} {quote(str(one))}" for one in (value if isinstance(value, list) else [value])]
+            words += [
+                f"{typed} {quote(str(one))}"
+                for one in (value if isinstance(value, list) else [value])
+            ]
     return words
 
 
 def percentage(option: str, text: str, *, above: bool = False, most: int = 100) -> float:
-    """Converts `3%` or `0.5 %` to a share. Raises InputError without the sign: 0.03 could mean 3 % or 0.03 %.
+    """Converts `3%` or `0.5 %` to a share. Raises InputError without the sign: 0.03 could mean 3 %
+    or 0.03 %.
 
     above: whether 0 % and `most` are excluded.
     most: largest percentage.

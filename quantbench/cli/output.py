@@ -1,8 +1,9 @@
 """Prints lines, tables, JSON and progress, and checks that files can be written.
 
-Entry points: `print_result` for the result of a command, with lines of type `StyledLine`; `say`, `show`, `warning`,
-`print_json` and `progress_bar` for messages before it; the console `output`; `check_file` and `check_folder`. Used by
-every command. Text is never read as markup, and its control characters are shown as escapes.
+Entry points: `print_result` for the result of a command, with lines of type `StyledLine`; `say`,
+`show`, `warning`, `print_json` and `progress_bar` for messages before it; the console `output`;
+`check_file` and `check_folder`. Used by every command. Text is never read as markup, and its
+control characters are shown as escapes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ StyledLine = str | tuple[StyledText, ...]
 
 # Width for a pipe, which has none; wide, because programs cannot use folded lines.
 _PIPE_WIDTH = 180
-# Columns of sentences may be folded down to this width, or to their longest word if that is shorter.
+# Columns of sentences may be folded down to this width, or to their longest word if that is
+# shorter.
 _NARROWEST_SENTENCE = 20
 # Least time between lines of progress if the output is no terminal.
 _PLAIN_PROGRESS_EVERY_S = 15.0
@@ -45,9 +47,9 @@ _PLAIN_PROGRESS_EVERY_S = 15.0
 class SafeConsole(Console):
     """A console that prints text without interpreting it, and tables without cutting columns.
 
-    rich would read `[/v2]` in a name as markup, pass a name's escape sequences on to the terminal, and cut words and
-    columns of a table that do not fit. Styles come from `Text` objects or the table. The terminal folds tables that are
-    too wide, like any long line.
+    rich would read `[/v2]` in a name as markup, pass a name's escape sequences on to the terminal,
+    and cut words and columns of a table that do not fit. Styles come from `Text` objects or the
+    table. The terminal folds tables that are too wide, like any long line.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -57,7 +59,9 @@ class SafeConsole(Console):
         """Renders a string with control characters escaped; keeps line breaks."""
         return super().render_str(_visible(text), **options)
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """Renders like rich, with control characters escaped in every text."""
         for segment in super().render(renderable, options):
             if segment.control is None and not segment.text.isprintable():
@@ -67,7 +71,9 @@ class SafeConsole(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Prints like rich, with every column of a table at least as wide as its text."""
-        needed = max((narrowest(self, table) for table in objects if isinstance(table, Table)), default=0)
+        needed = max(
+            (narrowest(self, table) for table in objects if isinstance(table, Table)), default=0
+        )
         usual = self.width
         if needed <= usual:
             super().print(*objects, **options)
@@ -88,16 +94,23 @@ def narrowest(console: Console, table: Table) -> int:
     unlimited = console.options.update(width=2**16)
     total = 2 * (len(table.columns) - 1) if table.box is None else 3 * len(table.columns) + 1
     for column in table.columns:
-        widths = [Measurement.get(console, unlimited, cell) for cell in (column.header, *column.cells)]
+        widths = [
+            Measurement.get(console, unlimited, cell) for cell in (column.header, *column.cells)
+        ]
         if column.no_wrap:
             total += max(width.maximum for width in widths)
         else:
-            total += max(column.min_width or 0, min(_NARROWEST_SENTENCE, max(width.minimum for width in widths)))
+            total += max(
+                column.min_width or 0,
+                min(_NARROWEST_SENTENCE, max(width.minimum for width in widths)),
+            )
     return total
 
 
 def output(*, stderr: bool = False) -> Console:
-    """Returns a console: with the terminal's width and colours on a terminal, for wide plain text into a pipe."""
+    """Returns a console: with the terminal's width and colours on a terminal, for wide plain text
+    into a pipe.
+    """
     stream = sys.stderr if stderr else sys.stdout
     return SafeConsole(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH)
 
@@ -118,17 +131,26 @@ def warning(text: str) -> StyledLine:
 def say(console: Console, *parts: StyledText) -> None:
     """Prints one line without folding it, and without colouring numbers and paths.
 
-    parts: texts, or (text, style). A line break at the beginning of the first part prints an empty line before.
+    parts: texts, or (text, style). A line break at the beginning of the first part prints an empty
+        line before.
     """
     pairs = [(part, "") if isinstance(part, str) else part for part in parts]
     if pairs[0][0].startswith("\n"):
         console.print()
         pairs[0] = (pairs[0][0][1:], pairs[0][1])
-    console.print(Text.assemble(*((one_line(text), style) for text, style in pairs)), soft_wrap=True, highlight=False)
+    console.print(
+        Text.assemble(*((one_line(text), style) for text, style in pairs)),
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
-def print_result(as_json: bool, answer: Callable[[], Any], items: Iterable[StyledLine | Table]) -> None:
-    """Prints the result of a command to stdout: `answer()` as JSON, or `items` as lines and tables."""
+def print_result(
+    as_json: bool, answer: Callable[[], Any], items: Iterable[StyledLine | Table]
+) -> None:
+    """Prints the result of a command to stdout: `answer()` as JSON, or `items` as lines and
+    tables.
+    """
     if as_json:
         print_json(answer())
     else:
@@ -141,7 +163,8 @@ def print_json(value: Any) -> None:
 
 
 def encoded(value: Any) -> Any:
-    """Returns a value as JSON has it: a dataclass as an object of its fields, without those that `repr` leaves out.
+    """Returns a value as JSON has it: a dataclass as an object of its fields, without those that
+    `repr` leaves out.
 
     NaN and infinities become null, paths become text.
     """
@@ -155,13 +178,18 @@ def encoded(value: Any) -> Any:
         case Path():
             return str(value)
         case _ if is_dataclass(value):
-            return {field.name: encoded(getattr(value, field.name)) for field in fields(value) if field.repr}
+            return {
+                field.name: encoded(getattr(value, field.name))
+                for field in fields(value)
+                if field.repr
+            }
     return value
 
 
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Callable[..., None]]:
-    """Yields `show(done, total, text, now="")`: a bar on a terminal, elsewhere `text` as a line every 15 s.
+    """Yields `show(done, total, text, now="")`: a bar on a terminal, elsewhere `text` as a line
+    every 15 s.
 
     now: the current step, shown on a terminal only.
     """
@@ -186,7 +214,8 @@ def progress_bar(console: Console) -> Iterator[Callable[..., None]]:
 
 
 def check_file(operation: str, path: Path, *, suffix: str = "") -> None:
-    """Raises StoreError if the file `path` or a folder above it cannot be created. Leaves nothing behind.
+    """Raises StoreError if the file `path` or a folder above it cannot be created. Leaves nothing
+    behind.
 
     Raises InputError if the file's name does not end in `suffix`.
     """

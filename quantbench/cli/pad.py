@@ -13,7 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.cli.devices import device_line
-from quantbench.cli.options import command, gpu_option, json_option, library_option, option, profile_option
+from quantbench.cli.options import (
+    command,
+    gpu_option,
+    json_option,
+    library_option,
+    option,
+    profile_option,
+)
 from quantbench.cli.output import StyledLine, encoded, plain_table, print_result
 from quantbench.device import default_dtype
 from quantbench.errors import InputError, require_choice
@@ -38,14 +45,20 @@ def pad(
     gpu: str = gpu_option(""),
     m: int = option(..., "Rows: tokens.", "--m", "-m", min=1),
     n: int = option(..., "Columns: outputs of a linear layer, on one GPU.", "--n", "-n", min=1),
-    k: int = option(..., "Inner dimension: inputs of a linear layer, on one GPU.", "--k", "-k", min=1),
-    dtype: str = option("", f"Number format: {', '.join(GEMM_DTYPES)} (default: the device's usual one)."),
+    k: int = option(
+        ..., "Inner dimension: inputs of a linear layer, on one GPU.", "--k", "-k", min=1
+    ),
+    dtype: str = option(
+        "", f"Number format: {', '.join(GEMM_DTYPES)} (default: the device's usual one)."
+    ),
     layout: str = option("nt", "nt (weights stored n×k), nn or tn."),
     library: str = library_option(),
     profile: Path | None = profile_option(),
     as_json: bool = json_option(),
 ) -> None:
-    """Say whether padding a product saves time, and what it costs. m is padded in every call, n and k once."""
+    """Say whether padding a product saves time, and what it costs. m is padded in every call, n and
+    k once.
+    """
     from quantbench.advice.pad import padding_verdict
     from quantbench.cli.times import chosen_times
 
@@ -56,7 +69,9 @@ def pad(
     if spec.peak(dtype) is None:
         raise InputError(_WHO, f"--dtype {dtype} on {spec.name}", f"one of {spec.dtypes}")
     require_choice(_WHO, "--library", library, ("", *LIBRARIES))
-    verdict = padding_verdict(Gemm(m, n, k, dtype=dtype, layout=layout), spec, library=library, times=times)
+    verdict = padding_verdict(
+        Gemm(m, n, k, dtype=dtype, layout=layout), spec, library=library, times=times
+    )
     assumed.append("padded in every call: m; padded once: n, k")
     advised = [one.words for one in verdict.advised]
     answer = {**encoded(verdict), "device": spec.name, "assumed": assumed, "advised": advised}
@@ -89,7 +104,10 @@ def _lines(
     if best is not None:
         yield _verdict(best), f": {best.words}"
     elif verdict.options:
-        yield _WORDS["no"], ": no padding is expected to save as much as measured times scatter (2 %)"
+        yield (
+            _WORDS["no"],
+            ": no padding is expected to save as much as measured times scatter (2 %)",
+        )
     yield f"Next, on such a card, measure it: quantbench sweep {_sweep_words(gemm, verdict.options)}"
 
 
@@ -116,7 +134,16 @@ def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
         limit = f" or have no larger one up to {LARGEST_SIDE}, the largest size" if past else ""
         yield f"m, n and k are multiples of 256{limit}: nothing to pad"
         return
-    titles = ("pad", ">product", ">copies", ">saving", ">low to high", ">more memory", "when", "verdict")
+    titles = (
+        "pad",
+        ">product",
+        ">copies",
+        ">saving",
+        ">low to high",
+        ">more memory",
+        "when",
+        "verdict",
+    )
     table = plain_table(titles, fold=("pad",))
     for one in verdict.options:
         said, style = _verdict(one)

@@ -1,4 +1,6 @@
-"""Command `plan`: ranks the layouts of a training job over GPUs, or predicts the rows of a table of layouts."""
+"""Command `plan`: ranks the layouts of a training job over GPUs, or predicts the rows of a table of
+layouts.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,25 @@ _SITE = Path("site.json")
 @command
 def plan(
     arguments: PlanOptions,
-    rows: Path | None = option(None, "CSV table of layouts to predict row by row (columns as in bloom_tables.csv)."),
-    check: bool = option(False, "Check one layout, or with --rows a table; exit code 1 if anything is wrong."),
-    fit: Path | None = option(None, "CSV table of your site's runs: fit the factors to it and write them to --output."),
+    rows: Path | None = option(
+        None, "CSV table of layouts to predict row by row (columns as in bloom_tables.csv)."
+    ),
+    check: bool = option(
+        False, "Check one layout, or with --rows a table; exit code 1 if anything is wrong."
+    ),
+    fit: Path | None = option(
+        None, "CSV table of your site's runs: fit the factors to it and write them to --output."
+    ),
     output: Path = option(_SITE, "File for --fit.", "--output", "-o"),
     explain: bool = option(
-        False, "Also print constants, memory by part, what the time goes to, other software and rules of thumb."
+        False,
+        "Also print constants, memory by part, what the time goes to, other software and rules of thumb.",
     ),
     as_json: bool = json_option(),
 ) -> None:
-    """Rank all layouts (DP, TP, PP, CP, MBS, interleaving, ZeRO, recomputation) of a job by predicted time."""
+    """Rank all layouts (DP, TP, PP, CP, MBS, interleaving, ZeRO, recomputation) of a job by
+    predicted time.
+    """
     from quantbench.cli import plan_run, plan_tables
     from quantbench.cli.plan_setup import Setup
     from quantbench.planner.predict import provenance
@@ -39,12 +50,16 @@ def plan(
     if fit is None and output != _SITE:
         raise InputError("plan", f"--output {output} without --fit", "--fit with it")
     if explain and asked not in ([], ["--check"]):
-        raise InputError("plan", f"--explain with {asked[0]}", "a search over layouts, or --check of one")
+        raise InputError(
+            "plan", f"--explain with {asked[0]}", "a search over layouts, or --check of one"
+        )
     setup = Setup(arguments)
     if fit is not None:
         found, answer, lines = plan_tables.fit_table(setup, fit, output)
     elif rows is not None:
-        found, answer, lines = (plan_tables.check_table if check else plan_tables.predict_table)(setup, rows)
+        found, answer, lines = (plan_tables.check_table if check else plan_tables.predict_table)(
+            setup, rows
+        )
     elif check:
         found, answer, lines = plan_run.check_layout(setup, explain=explain)
     else:

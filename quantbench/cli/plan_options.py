@@ -12,7 +12,18 @@ from quantbench.cli.options import gpu_option, library_option, option, profile_o
 from quantbench.planner.calibration import STACKS
 
 #: options of one layout; a search takes several values of each
-OF_A_LAYOUT = ("dp", "tp", "pp", "cp", "ep", "mbs", "interleave", "zero", "recompute", "sequence_parallel")
+OF_A_LAYOUT = (
+    "dp",
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "mbs",
+    "interleave",
+    "zero",
+    "recompute",
+    "sequence_parallel",
+)
 
 _machines = partial(option, panel="Machines")
 _layout = partial(option, panel="Layout (comma separated lists)")
@@ -24,24 +35,36 @@ class PlanOptions(ShapeOptions):
 
     plans: ClassVar[bool] = True
 
-    optimizer: str = option("", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model")
+    optimizer: str = option(
+        "", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model"
+    )
     gpus: int | None = _machines(None, "Number of GPUs.", min=1)
     gpu: str = gpu_option("", "Machines")
     library: str = library_option("Machines")
     profile: Path | None = profile_option("Machines")
     stack: str = _machines(
-        "", f"Software: {', '.join(STACKS)} (default: the site's, else megatron; megatron-bridge for experts and FP8)."
+        "",
+        f"Software: {', '.join(STACKS)} (default: the site's, else megatron; megatron-bridge for experts and FP8).",
     )
-    site: Path | None = _machines(None, "Factors of your site (JSON file, from --fit); they replace the stack's.")
-    cluster: str = _machines("", "Known system: jean-zay-a100, dgx-a100, … (default: the GPU's reference system).")
+    site: Path | None = _machines(
+        None, "Factors of your site (JSON file, from --fit); they replace the stack's."
+    )
+    cluster: str = _machines(
+        "", "Known system: jean-zay-a100, dgx-a100, … (default: the GPU's reference system)."
+    )
     gpus_per_node: int = _machines(0, "GPUs per node (0: the system's).", min=0)
     node_gbit_per_s: float = _machines(
         0, "Bandwidth of a node's network, Gbit/s, all adapters together (0: the system's).", min=0
     )
-    link_gb_per_s: float = _machines(0, "Bus bandwidth of all-reduce inside a node, GB/s (0: the system's).", min=0)
+    link_gb_per_s: float = _machines(
+        0, "Bus bandwidth of all-reduce inside a node, GB/s (0: the system's).", min=0
+    )
     gbs: int | None = _machines(None, "Global batch size, sequences.", min=1)
     dp_overlap: float | None = _machines(
-        None, "Share of data-parallel traffic that overlaps with computation (default: the stack's).", min=0, max=1
+        None,
+        "Share of data-parallel traffic that overlaps with computation (default: the stack's).",
+        min=0,
+        max=1,
     )
     dp: str = _layout("", "Data-parallel degrees (default: all).")
     tp: str = _layout("", "Tensor-parallel degrees (default: all).")
@@ -53,7 +76,9 @@ class PlanOptions(ShapeOptions):
         "",
         "Activation recomputation: full, none, selective (default: all; selective without flash attention only).",
     )
-    cp: str = _layout("", "Context-parallel degrees (default: those that leave a GPU 4096 tokens of a sequence).")
+    cp: str = _layout(
+        "", "Context-parallel degrees (default: those that leave a GPU 4096 tokens of a sequence)."
+    )
     ep: str = _layout("", "Expert-parallel degrees of a model with experts (default: all).")
     sequence_parallel: bool | None = _layout(
         None, "Only layouts with sequence parallelism, or only without (default: both)."

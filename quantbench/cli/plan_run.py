@@ -1,6 +1,7 @@
 """Searches the layouts of a job for the command `plan`, or checks one, and prints what was found.
 
-Each mode returns whether the exit code is 1, a function that builds the JSON object, and the lines of the output.
+Each mode returns whether the exit code is 1, a function that builds the JSON object, and the lines
+of the output.
 """
 
 from __future__ import annotations
@@ -79,14 +80,19 @@ def search_layouts(setup: Setup, *, explain: bool = False) -> ModeResult:
 
 
 def _ranking_lines(found: Found) -> Iterator[StyledLine | Table]:
-    """Yields the best layouts that differ in their degrees, and what the best of the other degrees cost."""
+    """Yields the best layouts that differ in their degrees, and what the best of the other degrees
+    cost.
+    """
     fastest = found.ranked[0]
     by_degrees: dict[str, Prediction] = {}
     for p in found.ranked:
         by_degrees.setdefault(_degrees(p.layout), p)
     best = list(by_degrees.values())
     yield _layouts_table(best[:_LAYOUTS])
-    others = (f"{name} {_more(p, fastest)}" for name, p in list(by_degrees.items())[_LAYOUTS : _LAYOUTS + _OTHERS])
+    others = (
+        f"{name} {_more(p, fastest)}"
+        for name, p in list(by_degrees.items())[_LAYOUTS : _LAYOUTS + _OTHERS]
+    )
     if len(best) > _LAYOUTS:
         yield f"the best of other degrees: {', '.join(others)}"
     alike = sum(_degrees(p.layout) == _degrees(fastest.layout) for p in found.ranked) - 1
@@ -94,14 +100,20 @@ def _ranking_lines(found: Found) -> Iterator[StyledLine | Table]:
         yield f"{alike} more layouts fit with the degrees of the first, in other micro-batches, chunks, ZeRO, …: --json"
     if fastest.tight:
         safe = found.safest
-        room = f"the fastest with room to spare is {safe.layout}, {_seconds(safe.iteration.sec, '–')} s" if safe else ""
+        room = (
+            f"the fastest with room to spare is {safe.layout}, {_seconds(safe.iteration.sec, '–')} s"
+            if safe
+            else ""
+        )
         yield f"The fastest is within 5 % of the memory limit and may fail; {room or 'none has more room'}"
     yield from _bound_lines(fastest)
 
 
 def _degrees(layout: Layout) -> str:
     parts = [f"TP{layout.tp} PP{layout.pp}"]
-    parts += [f"{name}{degree}" for name, degree in (("CP", layout.cp), ("EP", layout.ep)) if degree > 1]
+    parts += [
+        f"{name}{degree}" for name, degree in (("CP", layout.cp), ("EP", layout.ep)) if degree > 1
+    ]
     return " ".join(parts)
 
 
@@ -111,13 +123,30 @@ def _more(p: Prediction, best: Prediction) -> str:
 
 def _layouts_table(best: Sequence[Prediction]) -> Table:
     numbers = (
-        "DP", "TP", "PP", "CP", "EP", "MBS", "intlv", "ZeRO", "recomp", "SP", "sec/it", "more", "model TFLOP/s", "MFU",
-        "GiB", "bubble",
-    )  # fmt: skip
+        "DP",
+        "TP",
+        "PP",
+        "CP",
+        "EP",
+        "MBS",
+        "intlv",
+        "ZeRO",
+        "recomp",
+        "SP",
+        "sec/it",
+        "more",
+        "model TFLOP/s",
+        "MFU",
+        "GiB",
+        "bubble",
+    )
     table = plain_table((*(f">{name}" for name in numbers), "look at first"))
     for p in best:
         layout = p.layout
-        degrees = (getattr(layout, name) for name in ("dp", "tp", "pp", "cp", "ep", "mbs", "interleave", "zero"))
+        degrees = (
+            getattr(layout, name)
+            for name in ("dp", "tp", "pp", "cp", "ep", "mbs", "interleave", "zero")
+        )
         table.add_row(
             *map(str, degrees),
             layout.recompute,
@@ -147,7 +176,11 @@ def _explaining_lines(
         yield f"The same layout with other software: {', '.join(_other_stacks(setup, job, fastest, times))}"
     yield "\nRules of thumb, held against this search:"
     for j in judged:
-        yield "  ", (j.verdict, _VERDICTS[j.verdict]), f" {j.rule.text} ({j.rule.source}): {j.finding}"
+        yield (
+            "  ",
+            (j.verdict, _VERDICTS[j.verdict]),
+            f" {j.rule.text} ({j.rule.source}): {j.finding}",
+        )
         if j.verdict != "holds":
             yield f"      {j.rule.weakness}"
 
@@ -156,7 +189,9 @@ def _other_stacks(setup: Setup, job: Job, best: Prediction, times: OpTimes) -> I
     """Yields how much longer the best layout takes with each other stack."""
     typed = setup.options.dp_overlap
     for name, stack in STACKS.items():
-        other = replace(job, stack=name, dp_overlap=float(stack.overlaps) if typed is None else typed)
+        other = replace(
+            job, stack=name, dp_overlap=float(stack.overlaps) if typed is None else typed
+        )
         if name != job.stack and is_possible(other, best.layout):
             found = Planner(other, times, setup.calibration(other)).predict(best.layout)
             yield f"{name} {_more(found, best)}"
@@ -164,7 +199,9 @@ def _other_stacks(setup: Setup, job: Job, best: Prediction, times: OpTimes) -> I
 
 def _next_line(setup: Setup, layout: Layout) -> str:
     """Returns the command that checks a layout."""
-    names = [one.name for one in fields(setup.options) if one.name not in (*OF_A_LAYOUT, "allow_uneven")]
+    names = [
+        one.name for one in fields(setup.options) if one.name not in (*OF_A_LAYOUT, "allow_uneven")
+    ]
     typed = typed_words(setup.options, names)
     for name in OF_A_LAYOUT:
         value = getattr(layout, name)
@@ -216,7 +253,9 @@ def header_lines(job: Job, assumed: Sequence[str]) -> Iterator[StyledLine]:
 def _source_lines(calibration: Calibration, times: OpTimes) -> Iterator[str]:
     """Yields the sources of constants and times."""
     rests = "fitted there" if calibration.fitted else calibration.provenance.get("rule", "")
-    versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items() if name != "os")
+    versions = ", ".join(
+        f"{name} {version}" for name, version in installed_versions().items() if name != "os"
+    )
     variables = " ".join(f"{name}={value}" for name, value in relevant_environment().items())
     yield f"constants: {calibration} ({rests})"
     if times.note:
@@ -262,7 +301,11 @@ def check_layout(setup: Setup, *, explain: bool = False) -> ModeResult:
         counts = f"{strict} rules make it impossible, {len(broken) - strict} cost time"
         yield f"{layout}: {counts if broken else 'keeps every rule'}"
         for v in broken:
-            yield "  ", ("impossible", "red") if v.constraint.strict else ("costs time", "yellow"), f" {v}"
+            yield (
+                "  ",
+                ("impossible", "red") if v.constraint.strict else ("costs time", "yellow"),
+                f" {v}",
+            )
         if prediction is not None:
             yield from _prediction_lines(prediction, limit_bytes(job))
             if explain:

@@ -1,4 +1,6 @@
-"""Resolves the options of `plan`: the model, the machines, the software, and where times of ops come from."""
+"""Resolves the options of `plan`: the model, the machines, the software, and where times of ops
+come from.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
 from quantbench.latency.libraries import library_words
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import OpTimes, RememberedTimes, TimesOf
-from quantbench.planner.calibration import STACKS, Calibration, Calibrations, load_site, shipped, with_measured_links
+from quantbench.planner.calibration import (
+    STACKS,
+    Calibration,
+    Calibrations,
+    load_site,
+    shipped,
+    with_measured_links,
+)
 from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, partition_of
 from quantbench.planner.rows import Given
 from quantbench.planner.search import LayoutSpace
@@ -44,7 +53,9 @@ _CELLS = (
 
 
 class Setup:
-    """What the options of `plan` stand for. Each part raises InputError for the options that it needs and lacks."""
+    """What the options of `plan` stand for. Each part raises InputError for the options that it
+    needs and lacks.
+    """
 
     def __init__(self, options: PlanOptions) -> None:
         self.options = options
@@ -60,15 +71,21 @@ class Setup:
 
     @cached_property
     def where(self) -> Cluster:
-        """--cluster or the GPU's reference system, with the rates of --profile and the typed ones."""
+        """--cluster or the GPU's reference system, with the rates of --profile and the typed
+        ones.
+        """
         o = self.options
         gpu = o.gpu
         if not gpu and not o.cluster:
             if self.profile is None:
-                raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --cluster")
+                raise InputError(
+                    _WHO, "no GPU", "--gpu (quantbench devices lists them) or --cluster"
+                )
             gpu = self.profile.device.name
         device = lookup(gpu) if gpu else None
-        found = cluster(o.cluster, device) if o.cluster or device is None else reference_cluster(device)
+        found = (
+            cluster(o.cluster, device) if o.cluster or device is None else reference_cluster(device)
+        )
         if self.profile is not None:
             collectives = self.profile.tables["collective"]
             measured = zip(collectives.workloads(), collectives["latency_us"].tolist(), strict=True)
@@ -80,7 +97,9 @@ class Setup:
     def model(self) -> tuple[TransformerShape, tuple[str, ...]]:
         """The shape, and what was assumed about it as text."""
         o = self.options
-        return chosen_model(_WHO, o, self.where.device, needed=("hidden", "heads", "layers", "vocab"))
+        return chosen_model(
+            _WHO, o, self.where.device, needed=("hidden", "heads", "layers", "vocab")
+        )
 
     @property
     def shape(self) -> TransformerShape:
@@ -91,11 +110,17 @@ class Setup:
         """The shipped factors, or those of --site."""
         if self.options.stack:
             require_choice(_WHO, "--stack", self.options.stack, tuple(STACKS))
-        return shipped() if self.options.site is None else replace(shipped(), chosen=load_site(self.options.site))
+        return (
+            shipped()
+            if self.options.site is None
+            else replace(shipped(), chosen=load_site(self.options.site))
+        )
 
     @cached_property
     def stack(self) -> str:
-        """--stack, or that of --site; "" if the cluster's own factors are used; else the usual one of the model."""
+        """--stack, or that of --site; "" if the cluster's own factors are used; else the usual one
+        of the model.
+        """
         if self.options.stack:
             return self.options.stack
         if self.calibrations.chosen is not None:
@@ -106,7 +131,9 @@ class Setup:
 
     @property
     def uneven(self) -> bool:
-        """--allow-uneven, or whether the stack usually divides layers that way (Megatron's pipeline layouts)."""
+        """--allow-uneven, or whether the stack usually divides layers that way (Megatron's pipeline
+        layouts).
+        """
         typed = self.options.allow_uneven
         return self.stack == "megatron-bridge" if typed is None else typed
 
@@ -114,14 +141,18 @@ class Setup:
     def overlap(self) -> float:
         """--dp-overlap, or what is usual for the stack."""
         typed = self.options.dp_overlap
-        return float(self.stack in STACKS and STACKS[self.stack].overlaps) if typed is None else typed
+        return (
+            float(self.stack in STACKS and STACKS[self.stack].overlaps) if typed is None else typed
+        )
 
     def calibration(self, job: Job) -> Calibration:
         return self.calibrations.of(job.cluster, job.stack)
 
     @cached_property
     def times_of(self) -> TimesOf:
-        """Function from a device to the times of its ops: those of --profile, else of the best models of the device."""
+        """Function from a device to the times of its ops: those of --profile, else of the best
+        models of the device.
+        """
         profile = self.profile
         if profile is None:
             return BestTimes(self.options.library)
@@ -168,7 +199,9 @@ class Setup:
         )
 
     def layout(self) -> Layout:
-        """Returns the one layout that --check is about. Raises InputError for an option with several values."""
+        """Returns the one layout that --check is about. Raises InputError for an option with
+        several values.
+        """
         o = self.options
         tp, pp = self._one("tp"), self._one("pp")
         cp = self._one("cp", 1)
@@ -196,7 +229,9 @@ class Setup:
         return values[0]
 
     def assumed(self, *, one_layout: bool = False) -> list[str]:
-        """Lists the assumptions that change the result, as text. one_layout: include those about the checked layout."""
+        """Lists the assumptions that change the result, as text. one_layout: include those about
+        the checked layout.
+        """
         return [*self.model[1], *self._of_the_job(), *(self._of_one_layout() if one_layout else ())]
 
     def _of_one_layout(self) -> Iterator[str]:
@@ -206,7 +241,9 @@ class Setup:
 
     def _of_the_job(self) -> Iterator[str]:
         o, shape = self.options, self.shape
-        if any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in integers("--tp", o.tp) or (8,)):
+        if any(
+            padded_vocab(shape.vocab, tp) != shape.vocab for tp in integers("--tp", o.tp) or (8,)
+        ):
             yield f"vocab {shape.vocab} padded to multiples of 128 · tp"
         if shape.experts:
             yield "experts not measured in training: one batch and a fitted factor, balanced, whole on each GPU"
@@ -221,7 +258,11 @@ class Setup:
             yield f"--stack {self.stack}" if self.stack else f"software of {self.where.name}"
         if o.dp_overlap is None:
             yield f"data-parallel traffic {'' if self.overlap else 'not '}overlapping with computation"
-        if (shape.experts or shape.fp8_recipe) and self.stack not in self.calibrations.provenance and not o.site:
+        if (
+            (shape.experts or shape.fp8_recipe)
+            and self.stack not in self.calibrations.provenance
+            and not o.site
+        ):
             yield "nothing fitted to 8-bit products or experts of that software"
         if o.profile is None:
             yield library_words(self.where.device.name, shape.dtype, o.library, _WHO)
@@ -231,7 +272,9 @@ def rates(o: PlanOptions) -> dict[str, Any]:
     """Returns the typed rates of the links, as `Cluster.changed` takes them."""
     for name in ("node_gbit_per_s", "link_gb_per_s"):
         if isinf(getattr(o, name)):
-            raise InputError(_WHO, f"--{name.replace('_', '-')} {getattr(o, name)}", "a rate that is finite")
+            raise InputError(
+                _WHO, f"--{name.replace('_', '-')} {getattr(o, name)}", "a rate that is finite"
+            )
     return {
         "gpus_per_node": o.gpus_per_node or None,
         "node_gb_per_s": o.node_gbit_per_s / _BITS_PER_BYTE or None,
@@ -243,12 +286,16 @@ def given(o: PlanOptions) -> Given:
     """Returns the values of cells that rows of a table leave empty."""
     for name in ("model", "config"):
         if getattr(o, name):
-            raise InputError(f"{_WHO} --rows", f"--{name} {getattr(o, name)}", "models as the rows name them")
+            raise InputError(
+                f"{_WHO} --rows", f"--{name} {getattr(o, name)}", "models as the rows name them"
+            )
     cells: dict[str, Any] = {name: getattr(o, name) for name in _CELLS if getattr(o, name)}
     for name in OF_A_LAYOUT[: OF_A_LAYOUT.index("recompute")]:
         values = integers(f"--{name}", getattr(o, name), low=0)
         if len(values) > 1:
-            raise InputError(f"{_WHO} --rows", f"--{name} {getattr(o, name)}", "one value for rows without it")
+            raise InputError(
+                f"{_WHO} --rows", f"--{name} {getattr(o, name)}", "one value for rows without it"
+            )
         cells[name] = values[0] if values else None
     for name, choices in (("attention", ATTENTIONS), ("recompute", RECOMPUTATIONS)):
         cells[name] = require_choice(_WHO, f"--{name}", getattr(o, name), ("", *choices))

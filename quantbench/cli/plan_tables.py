@@ -1,4 +1,6 @@
-"""Predicts, checks and fits tables of layouts for the command `plan`; see `plan_run` for what each mode returns."""
+"""Predicts, checks and fits tables of layouts for the command `plan`; see `plan_run` for what each
+mode returns.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,22 @@ from quantbench.files import write_file
 from quantbench.planner.calibration import site_json
 from quantbench.planner.fitting import fit_site, observe
 from quantbench.planner.row_checks import check_rows
-from quantbench.planner.row_results import WORTH_A_WORD, RowResult, Summary, misses, predict_rows, summarize
+from quantbench.planner.row_results import (
+    WORTH_A_WORD,
+    RowResult,
+    Summary,
+    misses,
+    predict_rows,
+    summarize,
+)
 from quantbench.planner.rows import read_table, require_stated
 
 
 def predict_table(setup: Setup, path: Path) -> ModeResult:
     """Predicts every row of a table and compares it with its measured time."""
-    results = predict_rows(read_table(path), setup.times_of, setup.calibrations, given(setup.options))
+    results = predict_rows(
+        read_table(path), setup.times_of, setup.calibrations, given(setup.options)
+    )
     summary, missed = summarize(results), misses(results)
 
     def answer() -> dict[str, Any]:
@@ -34,7 +45,9 @@ def predict_table(setup: Setup, path: Path) -> ModeResult:
             "calibrations": setup.calibrations.to_json(),
             "rows": [r.to_json() for r in results],
             "summary": asdict(summary),
-            "missed_by_more_than_8_percent": [{**r.to_json(), "known": known} for r, known in missed],
+            "missed_by_more_than_8_percent": [
+                {**r.to_json(), "known": known} for r, known in missed
+            ],
         }
 
     def lines() -> Iterator[StyledLine | Table]:
@@ -42,7 +55,9 @@ def predict_table(setup: Setup, path: Path) -> ModeResult:
         yield from _summary_lines(summary)
         if missed:
             yield "\nMissed by more than 8 %, and what is known:"
-        yield from (f"  {r.row.place}: {100 * (r.error or 0):+.1f} %: {known}" for r, known in missed)
+        yield from (
+            f"  {r.row.place}: {100 * (r.error or 0):+.1f} %: {known}" for r, known in missed
+        )
         unpredicted = [r for r in results if r.prediction is None]
         if unpredicted:
             yield f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0].problem}"
@@ -52,7 +67,17 @@ def predict_table(setup: Setup, path: Path) -> ModeResult:
 
 def _rows_table(results: Sequence[RowResult]) -> Table:
     """Tabulates predicted and measured values, one line per predicted row."""
-    numbers = ("row", "line", "sec/it", "measured", "error", "hardware TFLOP/s", "reported", "GiB", "stated")
+    numbers = (
+        "row",
+        "line",
+        "sec/it",
+        "measured",
+        "error",
+        "hardware TFLOP/s",
+        "reported",
+        "GiB",
+        "stated",
+    )
     table = plain_table((*(f">{name}" for name in numbers), "layout"))
     for r in results:
         p, row = r.prediction, r.row
@@ -64,7 +89,9 @@ def _rows_table(results: Sequence[RowResult]) -> Table:
             _or_dash(row.line),
             f"{p.sec_per_it:.2f}",
             _or_dash(row.sec_per_it),
-            "" if r.error is None else Text(f"{100 * r.error:+.1f} %", style="bold red" if missed else ""),
+            ""
+            if r.error is None
+            else Text(f"{100 * r.error:+.1f} %", style="bold red" if missed else ""),
             f"{r.hardware_tflops:.1f}",
             _or_dash(row.tflops),
             Text(f"{p.memory.total_gib:.0f}", style="" if p.fits else "red"),
@@ -79,7 +106,11 @@ def _summary_lines(summary: Summary) -> Iterator[str]:
         yield (
             f"time, {summary.rows} rows: mean error {summary.mape:.2f} %, median {summary.median:.2f} %, bias "
             f"{summary.bias:+.2f} %"
-            + (f", rank correlation {summary.spearman:.3f}" if summary.spearman == summary.spearman else "")
+            + (
+                f", rank correlation {summary.spearman:.3f}"
+                if summary.spearman == summary.spearman
+                else ""
+            )
         )
     if summary.memory_rows:
         yield (
@@ -100,14 +131,24 @@ def fit_table(setup: Setup, path: Path, output: Path) -> ModeResult:
     cells = given(setup.options)
     require_stated(rows, cells, path.name)
     results = predict_rows(rows, setup.times_of, setup.calibrations, cells)
-    cases = [(r.case, r.row.sec_per_it or 0.0) for r in results if r.error is not None and r.case is not None]
+    cases = [
+        (r.case, r.row.sec_per_it or 0.0)
+        for r in results
+        if r.error is not None and r.case is not None
+    ]
     if not cases:
         problem = next((r.problem for r in results if r.problem), "no row has a time")
         raise InputError(
-            "plan --fit", f"no row of {path.name} can be predicted: {problem}", "rows with all their cells"
+            "plan --fit",
+            f"no row of {path.name} can be predicted: {problem}",
+            "rows with all their cells",
         )
     if len({(case.job.cluster.device.name, case.job.stack) for case, _ in cases}) > 1:
-        raise InputError("plan --fit", f"{path.name} has rows of several GPUs or stacks", "one site with one stack")
+        raise InputError(
+            "plan --fit",
+            f"{path.name} has rows of several GPUs or stacks",
+            "one site with one stack",
+        )
     prior = setup.calibration(cases[0][0].job)
     fit = fit_site(observe([(case, s, path.name) for case, s in cases], setup.times_of), prior)
     before = 100 * sum(abs(r.error or 0.0) for r in results if r.case) / len(cases)
@@ -121,7 +162,9 @@ def fit_table(setup: Setup, path: Path, output: Path) -> ModeResult:
             "each row left out of the fit"
         )
         if fit.unusual:
-            names = ", ".join(f"{name} {getattr(fit.calibration, name):.3g}" for name in fit.unusual)
+            names = ", ".join(
+                f"{name} {getattr(fit.calibration, name):.3g}" for name in fit.unusual
+            )
             yield warning(f"far from every known site: {names}; do the rows say all that was run?")
         if fit.undetermined:
             yield f"not determined by these rows, close to the stack's values: {', '.join(fit.undetermined)}"
@@ -133,7 +176,12 @@ def fit_table(setup: Setup, path: Path, output: Path) -> ModeResult:
     def answer() -> dict[str, Any]:
         errors = [100 * e for e in fit.errors]
         site = site_json(fit.calibration)
-        return {"file": str(path), "site": site, "unusual": fit.unusual, "left_out_errors_pct": errors}
+        return {
+            "file": str(path),
+            "site": site,
+            "unusual": fit.unusual,
+            "left_out_errors_pct": errors,
+        }
 
     return False, answer, lines()
 
@@ -141,7 +189,14 @@ def fit_table(setup: Setup, path: Path, output: Path) -> ModeResult:
 def check_table(setup: Setup, path: Path) -> ModeResult:
     """Finds impossible rows and contradictory cells of a table."""
     found = check_rows(read_table(path), setup.times_of, setup.calibrations)
-    findings = [{"row_id": f.row.row_id, "line": f.row.line, "kind": f.kind, "message": f.message} for f in found]
+    findings = [
+        {"row_id": f.row.row_id, "line": f.row.line, "kind": f.kind, "message": f.message}
+        for f in found
+    ]
     wrong = len({f.row.row_id for f in found})
-    said = f"{wrong} rows of {path.name} have something wrong" if found else f"nothing is wrong in {path.name}"
+    said = (
+        f"{wrong} rows of {path.name} have something wrong"
+        if found
+        else f"nothing is wrong in {path.name}"
+    )
     return bool(found), lambda: {"file": str(path), "findings": findings}, (*map(str, found), said)

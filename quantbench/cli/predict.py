@@ -1,6 +1,7 @@
 """Command `predict`: predicts the result of a sweep on any known GPU.
 
-Entry point: `predict`, loaded by `app`. `analysis.forecast` does the work, `report.forecast` formats the result.
+Entry point: `predict`, loaded by `app`. `analysis.forecast` does the work, `report.forecast`
+formats the result.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from quantbench.cli.model_options import GridOptions, assumed_words, held_and_dims, latent_words, sweep_words
+from quantbench.cli.model_options import (
+    GridOptions,
+    assumed_words,
+    held_and_dims,
+    latent_words,
+    sweep_words,
+)
 from quantbench.cli.options import command, gpu_option, json_option, library_option, profile_option
 from quantbench.cli.output import print_result
 from quantbench.errors import InputError, UnsupportedError
@@ -61,9 +68,14 @@ def predict(
 
     def answer() -> dict[str, Any]:
         return {
-            "device": spec.name, "dtype": dtype, "library": words, "assumed": assumed, "notes": found.notes,
-            "rows": rows, "impossible": found.impossible,
-        }  # fmt: skip
+            "device": spec.name,
+            "dtype": dtype,
+            "library": words,
+            "assumed": assumed,
+            "notes": found.notes,
+            "rows": rows,
+            "impossible": found.impossible,
+        }
 
     def lines() -> Iterator[str | Table]:
         yield f"{spec.name}: predicted, nothing is run; {words}"
@@ -81,21 +93,27 @@ def predict(
 
 
 def _whole_experts(ops: str) -> str:
-    """Returns --ops with all of a layer's routed ops in place of `experts`. Raises InputError for a part of them, as
-    they are predicted together."""
+    """Returns --ops with all of a layer's routed ops in place of `experts`. Raises InputError for a
+    part of them, as they are predicted together."""
     names = [name.strip() for name in ops.split(",")]
     parts = [name for name in EXPERT_OPS if name in names]
     if "experts" in names:
         return ",".join([*(name for name in names if name not in {"experts", *parts}), *EXPERT_OPS])
     if parts and len(parts) < len(EXPERT_OPS):
-        raise InputError("predict", f"--ops {parts[0]}", "experts: what is routed in a layer is predicted together")
+        raise InputError(
+            "predict",
+            f"--ops {parts[0]}",
+            "experts: what is routed in a layer is predicted together",
+        )
     return ops
 
 
 def predict_sweep(
     arguments: GridOptions, source: OpTimes, library: str = ""
 ) -> tuple[tuple[Axis, ...], Forecast, tuple[str, ...]]:
-    """Returns the axes with their values, the forecast, and the assumptions as text. source: of times."""
+    """Returns the axes with their values, the forecast, and the assumptions as text. source: of
+    times.
+    """
     from quantbench.analysis.forecast import forecast
     from quantbench.latency.op_times import RememberedTimes
     from quantbench.sweep.edges import parse_grid
@@ -113,6 +131,12 @@ def predict_sweep(
     times = RememberedTimes(source, softmax=held.softmax)
     found = forecast(axes, held, times)
     ops = {op.op.name for op in found.ops}
-    assumed = assumed_words(arguments, held, ops | (set(EXPERT_OPS) if "experts" in ops else set()), spec, "predict")
-    latent = latent_words(held.kv_rank, (held.head_dim + held.value_dim) // 2) if "attention" in ops else []
+    assumed = assumed_words(
+        arguments, held, ops | (set(EXPERT_OPS) if "experts" in ops else set()), spec, "predict"
+    )
+    latent = (
+        latent_words(held.kv_rank, (held.head_dim + held.value_dim) // 2)
+        if "attention" in ops
+        else []
+    )
     return axes, found, (*assumed, *latent)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from quantbench.profile.linear_interpolation import FloatArray
     from quantbench.store.folder import Run
 
-# Seconds of an export on one core of a 2024 server. Fitting takes as long for 800 rows as for 8,000; finding cliffs
-# takes time proportional to the records. By whether models are fitted:
+# Seconds of an export on one core of a 2024 server. Fitting takes as long for 800 rows as for
+# 8,000; finding cliffs takes time proportional to the records. By whether models are fitted:
 _FIXED_S = {True: 15.0, False: 4.0}
 _PER_RECORD_S = 3e-4
 _MOST_SPOTS = 10  # that are shown
@@ -60,7 +60,9 @@ class PlannerOptions:
     dtype: str = option("", "Export only this number format (planner formats).")
     layout: str = option("", "Export only products of this layout: nt, nn or tn (planner formats).")
     backend: str = option("vllm", "aiconfigurator: vllm, sglang or trtllm.")
-    version: str = option("quantbench", "aiconfigurator: version under which it finds the table.", "--as-version")
+    version: str = option(
+        "quantbench", "aiconfigurator: version under which it finds the table.", "--as-version"
+    )
     model: str = option("", "vidur: model whose shapes are exported (llama-3-8b, …).")
     tp: str = option("1", "vidur: tensor-parallel degrees, comma separated.")
 
@@ -68,9 +70,14 @@ class PlannerOptions:
         from quantbench.profile.exporters.options import ExportOptions
 
         return ExportOptions(
-            provider=self.provider, dtype=self.dtype, layout=self.layout, backend=self.backend, version=self.version,
-            model=self.model, tensor_parallel=degrees(self.tp),
-        )  # fmt: skip
+            provider=self.provider,
+            dtype=self.dtype,
+            layout=self.layout,
+            backend=self.backend,
+            version=self.version,
+            model=self.model,
+            tensor_parallel=degrees(self.tp),
+        )
 
 
 @profile.command(short_help="Make a profile or a planner's files from runs.")
@@ -78,19 +85,24 @@ class PlannerOptions:
 def export(
     *,
     runs: list[Path] = argument(
-        "Folders of runs of one device, or the device's own folder with all of them.", metavar="RUN…"
+        "Folders of runs of one device, or the device's own folder with all of them.",
+        metavar="RUN…",
     ),
     planner: PlannerOptions,
-    target: Path | None = option(None, "File (of other formats: folder) to write.", "--output", "-o"),
+    target: Path | None = option(
+        None, "File (of other formats: folder) to write.", "--output", "-o"
+    ),
     to: str = option(
-        "profile", "profile; or for a planner: aiconfigurator, vidur, llm-analysis, calculon, csv, parquet.", "--format"
+        "profile",
+        "profile; or for a planner: aiconfigurator, vidur, llm-analysis, calculon, csv, parquet.",
+        "--format",
     ),
     fit: bool = option(True, "Fit models to the rows (otherwise use shipped models)."),
     library: str = option("", f"Only rows of this library: {', '.join(LIBRARIES)} (default: all)."),
     as_json: bool = json_option(),
 ) -> None:
-    """Write the tables, fitted models, cliffs and rule verdicts of a device's runs to one file, or convert runs or a
-    profile to a planner's format."""
+    """Write the tables, fitted models, cliffs and rule verdicts of a device's runs to one file, or
+    convert runs or a profile to a planner's format."""
     if to == "profile":
         if planner != PlannerOptions():
             what = "a planner's option without --format"
@@ -100,8 +112,12 @@ def export(
         _export_format(runs, to, target or Path(to), planner.options(), fit, library, as_json)
 
 
-def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, library: str, as_json: bool) -> None:
-    """Makes a profile of runs and writes it, by default to profile.json in the device's folder, else here."""
+def _export_profile(
+    paths: list[Path], target_file: Path | None, fit: bool, library: str, as_json: bool
+) -> None:
+    """Makes a profile of runs and writes it, by default to profile.json in the device's folder,
+    else here.
+    """
     from quantbench.analysis.summary import rejected_lines
     from quantbench.cli import profile_print as view
     from quantbench.profile import Profile
@@ -114,20 +130,36 @@ def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, libr
     records = sum(len(run.records) for run in runs)
     fits = fit and runs[0].info.device.kind != "cpu"  # processors have no model
     duration = f"{_FIXED_S[fits] + records * _PER_RECORD_S:.0f} s"
-    say(output(stderr=True), f"{counted(records, 'record')}: cliffs, rules and models take about {duration}")
+    say(
+        output(stderr=True),
+        f"{counted(records, 'record')}: cliffs, rules and models take about {duration}",
+    )
     made = Profile.from_runs(runs, fit=fit)
     made.save(target)
     tables = json.loads(read_text(target))["tables"].values()
     beside = "".join(f", {table['file']}" for table in tables if "file" in table)
     left_out = rejected_lines(record for run in runs for record in run.records)
-    about = map(printable, (*view.origin_lines(made), view.rows_line(made), *left_out, *view.model_lines(made)))
+    about = map(
+        printable,
+        (*view.origin_lines(made), view.rows_line(made), *left_out, *view.model_lines(made)),
+    )
     written = (f"\nwritten: {target}{beside}", f"next: quantbench profile show {target}")
     lines = (device_line(made.device), *about, *written)
-    print_result(as_json, lambda: {"profile": target, "left_out": left_out, **view.profile_to_json(made)}, lines)
+    print_result(
+        as_json,
+        lambda: {"profile": target, "left_out": left_out, **view.profile_to_json(made)},
+        lines,
+    )
 
 
 def _export_format(
-    paths: list[Path], name: str, folder: Path, options: ExportOptions, fit: bool, library: str, as_json: bool
+    paths: list[Path],
+    name: str,
+    folder: Path,
+    options: ExportOptions,
+    fit: bool,
+    library: str,
+    as_json: bool,
 ) -> None:
     """Writes a profile, or the profile of runs, in a planner's format."""
     from quantbench.profile.exporters import FORMATS, export_profile
@@ -137,44 +169,76 @@ def _export_format(
     check_folder(WHO, folder)
     made = export_profile(profile_of(paths, fit=fit, library=library), name, folder, options)
     answer = {
-        "format": name, "folder": folder, "paths": made.paths, "rows": made.rows, "left_out": made.left_out,
-        "notes": made.notes, "use": made.use,
-    }  # fmt: skip
+        "format": name,
+        "folder": folder,
+        "paths": made.paths,
+        "rows": made.rows,
+        "left_out": made.left_out,
+        "notes": made.notes,
+        "use": made.use,
+    }
     counts = ", ".join(f"{count:,} {kind}" for kind, count in made.rows.items())
-    left_out = [f"  {count:,} rows left out: {reason}" for reason, count in made.left_out.most_common()]
+    left_out = [
+        f"  {count:,} rows left out: {reason}" for reason, count in made.left_out.most_common()
+    ]
     notes, use = (f"  {note}" for note in made.notes), (f"use: {line}" for line in made.use)
     print_result(as_json, lambda: answer, (f"{folder}: {counts}", *left_out, *notes, *use))
 
 
 def runs_below(path: Path) -> list[Path]:
-    """Returns a run's folder itself, or the runs in a device's folder. Raises InputError if there is none."""
+    """Returns a run's folder itself, or the runs in a device's folder. Raises InputError if there
+    is none.
+    """
     if os.path.isfile(path):
-        raise InputError("read run", f"{path} is a file", "folders of runs, or --format with a profile's file")
+        raise InputError(
+            "read run", f"{path} is a file", "folders of runs, or --format with a profile's file"
+        )
     itself = os.path.lexists(path / "run.json")
     below = [] if itself else folders_with(path, "*/run.json")
     if os.path.isdir(path) and os.access(path, os.X_OK) and not below and not itself:
-        raise InputError("read run", f"{path} holds no run", "a run's folder, or a device's with its runs in it")
+        raise InputError(
+            "read run", f"{path} holds no run", "a run's folder, or a device's with its runs in it"
+        )
     return below or [path]
 
 
 def of_library(runs: list[Run], library: str) -> list[Run]:
-    """Keeps the records of a library ("": all), and collectives. Raises InputError if no other record is left."""
+    """Keeps the records of a library ("": all), and collectives. Raises InputError if no other
+    record is left.
+    """
     if not library:
         return runs
     require_choice("profile export", "--library", library, LIBRARIES)
-    found = {library_of(one.provider) for run in runs for one in run.records if one.workload.kind != "collective"}
+    found = {
+        library_of(one.provider)
+        for run in runs
+        for one in run.records
+        if one.workload.kind != "collective"
+    }
     if library not in found:
-        raise InputError("profile export", f"--library {library}", "one of " + ", ".join(sorted(found)))
+        raise InputError(
+            "profile export", f"--library {library}", "one of " + ", ".join(sorted(found))
+        )
 
     kept = (
-        [one for one in run.records if one.workload.kind == "collective" or library_of(one.provider) == library]
+        [
+            one
+            for one in run.records
+            if one.workload.kind == "collective" or library_of(one.provider) == library
+        ]
         for run in runs
     )
-    return [replace(run, records=tuple(records)) for run, records in zip(runs, kept, strict=True) if records]
+    return [
+        replace(run, records=tuple(records))
+        for run, records in zip(runs, kept, strict=True)
+        if records
+    ]
 
 
 def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
-    """Loads a profile, or makes one of runs. fit: whether to fit models to their rows. library: as in `of_library`."""
+    """Loads a profile, or makes one of runs. fit: whether to fit models to their rows. library: as
+    in `of_library`.
+    """
     from quantbench.profile import Profile
     from quantbench.store.folder import read_one_run
 
@@ -183,9 +247,13 @@ def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
         runs = [read_one_run(run) for path in paths for run in runs_below(path)]
         return Profile.from_runs(of_library(runs, library), fit=fit)
     if library:
-        raise InputError("profile export", f"--library {library} with {files[0]}", "runs, or --provider")
+        raise InputError(
+            "profile export", f"--library {library} with {files[0]}", "runs, or --provider"
+        )
     if len(paths) > 1:
-        raise InputError("profile export", f"{files[0]} beside other paths", "one profile, or folders of runs")
+        raise InputError(
+            "profile export", f"{files[0]} beside other paths", "one profile, or folders of runs"
+        )
     return Profile.load(files[0])
 
 
@@ -203,13 +271,16 @@ def degrees(text: str) -> tuple[int, ...]:
 @profile.command("show", short_help="Check a profile, and show its contents and accuracy.")
 @command
 def show_profile(file: Path = _FILE, as_json: bool = json_option()) -> None:
-    """Check that a profile is whole and unchanged, and show the device, the measured rows, the accuracy
-    of the models and the largest cliffs."""
+    """Check that a profile is whole and unchanged, and show the device, the measured rows, the
+    accuracy of the models and the largest cliffs."""
     from quantbench.cli import profile_print as view
     from quantbench.profile import Profile
 
     found = Profile.load(file)
-    lines = (*view.profile_lines(found), f"\nnext: quantbench profile query {file} --gemm 4096,4096,4096")
+    lines = (
+        *view.profile_lines(found),
+        f"\nnext: quantbench profile query {file} --gemm 4096,4096,4096",
+    )
     print_result(as_json, lambda: view.profile_to_json(found), lines)
 
 
@@ -222,7 +293,9 @@ def query(
     file: Path = _FILE,
     gemm: list[str] | None = option(None, "m,n,k or m,n,k,batch; may be given often."),
     softmax: list[str] | None = option(None, "batch,rows,cols."),
-    attention: list[str] | None = option(None, "batch,heads,seq,head_dim or with kv_heads at the end."),
+    attention: list[str] | None = option(
+        None, "batch,heads,seq,head_dim or with kv_heads at the end."
+    ),
     collective: list[str] | None = option(None, "op,bytes,gpus or op,bytes,gpus,nodes."),
     dtype: str = option("", "Number format (default: the profile's own)."),
     layout: str = option("", "nn, nt or tn (default: the profile's own)."),
@@ -230,7 +303,9 @@ def query(
     direction: str = option("forward", "forward or backward."),
     as_json: bool = json_option(),
 ) -> None:
-    """Look up the time of a shape with its interval: measured, interpolated between measured shapes, or modelled."""
+    """Look up the time of a shape with its interval: measured, interpolated between measured
+    shapes, or modelled.
+    """
     from quantbench.cli.profile_print import answers_table
     from quantbench.profile import Profile
 
@@ -244,15 +319,26 @@ def query(
         (f"--direction {direction}", direction != "forward", ("softmax", "attention")),
     ):
         if given and not any(asked[kind] for kind in kinds):
-            raise InputError("profile query", f"{word} without effect", " or ".join(f"--{kind}" for kind in kinds))
+            raise InputError(
+                "profile query",
+                f"{word} without effect",
+                " or ".join(f"--{kind}" for kind in kinds),
+            )
     found = Profile.load(file)
-    asked_for = [(kind, text, *_typed(kind, text)) for kind, texts in asked.items() for text in texts or ()]
+    asked_for = [
+        (kind, text, *_typed(kind, text)) for kind, texts in asked.items() for text in texts or ()
+    ]
     answers = [
-        _ask(found, kind, op, sizes, dtype, layout, direction, library or None) for kind, _, op, sizes in asked_for
+        _ask(found, kind, op, sizes, dtype, layout, direction, library or None)
+        for kind, _, op, sizes in asked_for
     ]
     fields = ("format", "latency_us", "low_us", "high_us", "source", "bound", "outside", "note")
     listed = [
-        {"kind": kind, "shape": [op, *sizes] if op else sizes, **{name: getattr(one, name) for name in fields}}
+        {
+            "kind": kind,
+            "shape": [op, *sizes] if op else sizes,
+            **{name: getattr(one, name) for name in fields},
+        }
         for (kind, _, op, sizes), one in zip(asked_for, answers, strict=True)
     ]
     table = answers_table((f"{kind} {text}" for kind, text, _, _ in asked_for), answers)
@@ -261,7 +347,14 @@ def query(
 
 
 def _ask(
-    profile: Profile, kind: str, op: str, sizes: list[int], dtype: str, layout: str, direction: str, library: str | None
+    profile: Profile,
+    kind: str,
+    op: str,
+    sizes: list[int],
+    dtype: str,
+    layout: str,
+    direction: str,
+    library: str | None,
 ) -> Estimate:
     """Queries the time of one shape. sizes: as in _QUERIES; op: name of the collective."""
     given: dict[str, Any] = {"dtype": dtype or None, "provider": library}
@@ -274,7 +367,9 @@ def _ask(
         one = profile.softmax(*sizes, mask=mask, direction=direction, **given)
     elif kind == "attention":
         batch, heads, seq, head_dim, kv_heads = (*sizes, 0)[:5]
-        one = profile.attention(batch, heads, seq, seq, head_dim, kv_heads, direction=direction, **given)
+        one = profile.attention(
+            batch, heads, seq, seq, head_dim, kv_heads, direction=direction, **given
+        )
     else:
         message_bytes, num_gpus, num_nodes = (*sizes, 1)[:3]
         one = profile.collective(op, message_bytes, num_gpus, num_nodes=num_nodes, **given)
@@ -300,12 +395,14 @@ def _typed(kind: str, text: str) -> tuple[str, list[int]]:
 @command
 def blindspots(
     *,
-    path: Path = argument("A profile's JSON file, or a run's folder (then a model is fitted).", metavar="PROFILE"),
+    path: Path = argument(
+        "A profile's JSON file, or a run's folder (then a model is fitted).", metavar="PROFILE"
+    ),
     shapes: Path | None = option(None, "CSV file for the points to measure, for `sweep --shapes`."),
     as_json: bool = json_option(),
 ) -> None:
-    """Find the sizes between measured products that a planner's linear interpolation misses by most, and the fewest
-    points that keep its error within 5 %."""
+    """Find the sizes between measured products that a planner's linear interpolation misses by
+    most, and the fewest points that keep its error within 5 %."""
     from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
     from quantbench.cli import profile_print as view
@@ -313,7 +410,9 @@ def blindspots(
     from quantbench.profile.linear_interpolation import BOUND
 
     def expected(what: str, errors: FloatArray) -> str:
-        parts = ", ".join(f"{name} {percent(value)}" for name, value in view.error_summary(errors).items())
+        parts = ", ".join(
+            f"{name} {percent(value)}" for name, value in view.error_summary(errors).items()
+        )
         return f"expected error {what}: {parts}"
 
     if shapes is not None:

@@ -1,4 +1,6 @@
-"""Formats a profile, the answers to queries of it and its blind spots, for the terminal and as JSON."""
+"""Formats a profile, the answers to queries of it and its blind spots, for the terminal and as
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -28,29 +30,40 @@ _STYLES = {"measured": "green", "interpolated": "", "modelled": "yellow"}
 
 
 def profile_lines(profile: Profile) -> Iterator[str | RichTable]:
-    """Yields the device, the measured rows, the accuracy of the models, the largest cliffs and the verdicts."""
+    """Yields the device, the measured rows, the accuracy of the models, the largest cliffs and the
+    verdicts.
+    """
     yield device_line(profile.device)
     yield from map(printable, origin_lines(profile))
     parts = [part for table in profile.tables.values() for part in _parts(table)]
     if parts:
         measured = plain_table(("what", "provider", "rows", "grades", "sizes"), title="measured")
         for kind, words, provider, rows in parts:
-            grades = ", ".join(f"{count:,} {grade}" for grade, count in sorted(Counter(rows["grade"].tolist()).items()))
+            grades = ", ".join(
+                f"{count:,} {grade}"
+                for grade, count in sorted(Counter(rows["grade"].tolist()).items())
+            )
             measured.add_row(f"{kind} {words}", provider, f"{len(rows):,}", grades, _ranges(rows))
         yield from ("", measured)
     yield ""
     yield from map(printable, model_lines(profile))
     if profile.cliffs:
-        ordered = sorted(profile.cliffs, key=lambda cliff: (cliff.num_curves == 1, -cliff.ratio))[:_MOST_CLIFFS]
+        ordered = sorted(profile.cliffs, key=lambda cliff: (cliff.num_curves == 1, -cliff.ratio))[
+            :_MOST_CLIFFS
+        ]
         more = profile.provenance.num_cliffs - len(ordered)
         title = "cliffs" if more <= 0 else f"the worst cliffs ({more:,} more)"
         yield ""
-        yield cliffs_table(((c, f"{c.cause}: {c.why}" if c.why else c.cause) for c in ordered), title)
+        yield cliffs_table(
+            ((c, f"{c.cause}: {c.why}" if c.why else c.cause) for c in ordered), title
+        )
     by_verdict: dict[str, list[str]] = {}
     for finding in profile.findings:
         effect = "" if finding.effect is None else f" ({finding.effect:.3f}x)"
         by_verdict.setdefault(finding.verdict, []).append(finding.rule + effect)
-    yield from (printable(f"{verdict}: {', '.join(rules)}") for verdict, rules in sorted(by_verdict.items()))
+    yield from (
+        printable(f"{verdict}: {', '.join(rules)}") for verdict, rules in sorted(by_verdict.items())
+    )
 
 
 def origin_lines(profile: Profile) -> list[str]:
@@ -59,7 +72,9 @@ def origin_lines(profile: Profile) -> list[str]:
     for run in profile.provenance.runs:
         source = f": {run.source}" if run.source else ""
         cache = "" if run.cache == "unknown" else f", {run.cache} cache"
-        found.append(f"{run.origin} run {run.run_id}{cache}, {run.rows:,} of {run.records:,} records{source}")
+        found.append(
+            f"{run.origin} run {run.run_id}{cache}, {run.rows:,} of {run.records:,} records{source}"
+        )
     return found
 
 
@@ -69,13 +84,20 @@ def rows_line(profile: Profile) -> str:
 
 
 def _parts(table: Table) -> list[tuple[str, str, str, Table]]:
-    """Splits a table by its non-integer keys, such as dtype, into (kind, other keys, provider, rows)."""
-    names = [name for name in LAYOUTS[table.kind].keys if LAYOUTS[table.kind].columns[name] is not int]
+    """Splits a table by its non-integer keys, such as dtype, into (kind, other keys, provider,
+    rows).
+    """
+    names = [
+        name for name in LAYOUTS[table.kind].keys if LAYOUTS[table.kind].columns[name] is not int
+    ]
     keys = list(zip(*(table[name].tolist() for name in names), strict=True))
     found = []
     for key in sorted(set(keys), key=str):
         rows = np.array([other == key for other in keys])
-        words = [("causal" if value else "full") if isinstance(value, bool) else value for value in key[:-1]]
+        words = [
+            ("causal" if value else "full") if isinstance(value, bool) else value
+            for value in key[:-1]
+        ]
         found.append((table.kind, " ".join(words), key[-1], table.where(rows)))
     return found
 
@@ -123,9 +145,14 @@ def answers_table(shapes: Iterable[str], answers: Iterable[Estimate]) -> RichTab
     for shape, one in zip(shapes, answers, strict=True):
         interval = f"{latency(one.low_us)} to {latency(one.high_us)}"
         found.add_row(
-            shape, one.format, latency(one.latency_us), "a single figure" if one.low_us == one.high_us else interval,
-            Text(one.source, style=_STYLES[one.source]), one.bound, one.note,
-        )  # fmt: skip
+            shape,
+            one.format,
+            latency(one.latency_us),
+            "a single figure" if one.low_us == one.high_us else interval,
+            Text(one.source, style=_STYLES[one.source]),
+            one.bound,
+            one.note,
+        )
     return found
 
 
@@ -147,7 +174,9 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
 
 
 def error_summary(errors: FloatArray) -> dict[str, float]:
-    """Returns the median, 95th percentile and maximum of |error|, as ratios; zeros if there are no places."""
+    """Returns the median, 95th percentile and maximum of |error|, as ratios; zeros if there are no
+    places.
+    """
     if not len(errors):
         return {"median": 0.0, "p95": 0.0, "max": 0.0}
     middle, p95, largest = np.percentile(errors, [50, 95, 100]).tolist()

@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 
 @command
 def report(
-    runs: list[Path] = argument("Folder of a run, or one or more of imported training logs.", metavar="RUN"),
+    runs: list[Path] = argument(
+        "Folder of a run, or one or more of imported training logs.", metavar="RUN"
+    ),
     target: Path | None = option(
         None,
         "Folder for the page (default: the run's), or NAME.html.",
         "-o",
         "--output",
     ),
-    where: list[str] | None = option(None, "Show only points with these sizes: n=5120,k=5120.", metavar="AXIS=VALUE"),
+    where: list[str] | None = option(
+        None, "Show only points with these sizes: n=5120,k=5120.", metavar="AXIS=VALUE"
+    ),
     as_json: bool = json_option(),
 ) -> None:
     """Write an HTML page that shows which sizes are slow, by how much and why."""
@@ -41,7 +45,9 @@ def report(
     logs = training_folders(runs)
     if logs:
         if where:
-            raise InputError("report", f"--where {where[0]} with training logs", "a sweep's run with --where")
+            raise InputError(
+                "report", f"--where {where[0]} with training logs", "a sweep's run with --where"
+            )
         mixed = len({run.is_absolute() for run in runs}) > 1
         shared = Path(os.path.commonpath([run.absolute() for run in runs] if mixed else runs))
         made = write_training_report(logs, target or shared)
@@ -56,7 +62,11 @@ def report(
         print_result(as_json, lambda: told, lines)
         return
     if len(runs) > 1:
-        raise InputError("report", f"{len(runs)} runs", "one run, or training logs (quantbench import megatron-log)")
+        raise InputError(
+            "report",
+            f"{len(runs)} runs",
+            "one run, or training logs (quantbench import megatron-log)",
+        )
     asked = parse_where(where or ())
     found = read_one_run(runs[0])
     written = write_report(found, target or runs[0], asked)
@@ -76,5 +86,9 @@ def _lines(found: Run, written: Written, folder: Path) -> Iterator[StyledLine]:
     yield f"page: {written.page}"
     if written.lead is not None and written.lead.several:
         shape = written.lead.bad[0].row.axes.items()
-        held = ",".join(f"{name.replace('_', '-')}={value}" for name, value in shape if name != written.lead.axis)
+        held = ",".join(
+            f"{name.replace('_', '-')}={value}"
+            for name, value in shape
+            if name != written.lead.axis
+        )
         yield f"to see one shape: quantbench report {folder} --where {held}"

@@ -26,7 +26,11 @@ def sweep(
 
     if dry_run:
         if on or resume is not None:
-            raise InputError("sweep", f"--dry-run with {f'--on {on}' if on else f'--resume {resume}'}", "one of them")
+            raise InputError(
+                "sweep",
+                f"--dry-run with {f'--on {on}' if on else f'--resume {resume}'}",
+                "one of them",
+            )
         sweep_run.dry_run(arguments, gpu, as_json=as_json)
         return
     check_words(arguments, on, resume, gpu)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from quantbench.sweep.plan import Plan
     from quantbench.workload import TransformerShape
 
-# With these, `make sweep` including the installation takes less than three minutes on two cores, five on a GPU.
+# With these, `make sweep` including the installation takes less than three minutes on two cores,
+# five on a GPU.
 _BUDGET = {"cuda": "4m", "cpu": "60s"}
 # One thread of a shared processor repeats within 1 to 2 %; a tighter target only costs time.
 _PRECISION = {"cuda": "0.5%", "cpu": "1%"}
@@ -37,7 +38,9 @@ run_option = partial(option, panel=RUN)
 
 @dataclass(frozen=True, kw_only=True)
 class SweepArguments(GridOptions):
-    """The options of `sweep` as typed; precision "" and budget "" stand for the device's default."""
+    """The options of `sweep` as typed; precision "" and budget "" stand for the device's
+    default.
+    """
 
     shapes: Path | None = option(
         None,
@@ -45,17 +48,22 @@ class SweepArguments(GridOptions):
         "advise --shapes-out (transformer shapes).",
     )
     points: int = option(0, "Number of points to measure of the grid (0: all).", min=0)
-    refine: bool = option(False, "After the points, bisect to the exact size of every step in the time.")
+    refine: bool = option(
+        False, "After the points, bisect to the exact size of every step in the time."
+    )
     provider: str = option(
         "torch",
         "Libraries to measure, comma separated: torch, triton, torch.flash, triton.persistent@128x256, module:Class.",
     )
     cache: str = _timing("cold", "State of the last-level cache before a sample: cold or hot.")
     mode: str = _timing("auto", "Timing method: auto, events or graph.")
-    precision: str = _timing("", "Sample each point until its median is within ± this (default: 0.5%; CPU: 1%).")
+    precision: str = _timing(
+        "", "Sample each point until its median is within ± this (default: 0.5%; CPU: 1%)."
+    )
     distribution: str = _timing("normal", "Input values: normal, uniform, integers or zeros.")
     budget: str = run_option(
-        "", "Time for measuring, start not counted: 8m, 90s or none (default: 4m; CPU: 60s; with --resume: none)."
+        "",
+        "Time for measuring, start not counted: 8m, 90s or none (default: 4m; CPU: 60s; with --resume: none).",
     )
     shard: str = run_option("", "Part I/N of the points, for N jobs whose runs are merged later.")
 
@@ -69,26 +77,41 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
     of_models = arguments.shapes is not None and arguments.shapes.suffix == SUFFIX
     about = _typed_but(arguments, "dim", *_BESIDE_MODELS)
     if of_models and about:  # a shape states its own sizes, ops and number formats
-        raise InputError("sweep", f"--shapes {arguments.shapes} with {about[0]}", "shapes as the file describes them")
+        raise InputError(
+            "sweep",
+            f"--shapes {arguments.shapes} with {about[0]}",
+            "shapes as the file describes them",
+        )
     held, dims = held_and_dims(arguments, listed=arguments.shapes is not None)
     budget = arguments.budget or _BUDGET[device_kind]
     timing = TimingOptions(
-        cache=arguments.cache, mode=arguments.mode,
-        half_width=percentage("--precision", arguments.precision or _PRECISION[device_kind], above=True),
+        cache=arguments.cache,
+        mode=arguments.mode,
+        half_width=percentage(
+            "--precision", arguments.precision or _PRECISION[device_kind], above=True
+        ),
         max_time_s=_MAX_TIME_S[device_kind],
         distribution=arguments.distribution,
-    )  # fmt: skip
+    )
     return SweepOptions(
-        dims=dims, held=held, providers=tuple(name.strip() for name in arguments.provider.split(",")), timing=timing,
-        points=arguments.points, refine=arguments.refine,
+        dims=dims,
+        held=held,
+        providers=tuple(name.strip() for name in arguments.provider.split(",")),
+        timing=timing,
+        points=arguments.points,
+        refine=arguments.refine,
         shard=_shard(arguments.shard),
         shapes=() if arguments.shapes is None or of_models else read_shapes(arguments.shapes),
-        models=read_shape_file(arguments.shapes) if arguments.shapes is not None and of_models else (),
+        models=read_shape_file(arguments.shapes)
+        if arguments.shapes is not None and of_models
+        else (),
         budget_s=None if budget == "none" else parse_duration_s("--budget", budget),
-    )  # fmt: skip
+    )
 
 
-def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec) -> tuple[str, ...]:
+def assumed_of(
+    arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec
+) -> tuple[str, ...]:
     if options.models:
         return _stated_words([one.shape for one in options.models])
     held = with_defaults(options.held, spec, options.dims)
@@ -102,7 +125,11 @@ def _stated_words(shapes: Sequence[TransformerShape]) -> tuple[str, ...]:
     if any(shape.experts for shape in shapes):
         names += ["ep", "routing"]
     first = shapes[0]
-    common = [name for name in names if all(getattr(shape, name) == getattr(first, name) for shape in shapes)]
+    common = [
+        name
+        for name in names
+        if all(getattr(shape, name) == getattr(first, name) for shape in shapes)
+    ]
     return (*(f"{name} = {getattr(first, name)}" for name in common), "all as the file says")
 
 
@@ -114,7 +141,9 @@ def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: st
     if on:
         require_choice("sweep", "--on", on, ("ray",))
     if gpu:
-        raise InputError("sweep", f"--gpu {gpu} without --dry-run", "a sweep of the device at hand, or --dry-run")
+        raise InputError(
+            "sweep", f"--gpu {gpu} without --dry-run", "a sweep of the device at hand, or --dry-run"
+        )
     if resume is None:
         options = sweep_options(arguments, "cuda")
         expand(options.providers)
@@ -130,12 +159,16 @@ def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: st
 
 def budget_of(arguments: SweepArguments) -> float | None:
     """Returns the budget of a resumed run in seconds; None for no limit."""
-    return None if arguments.budget in ("", "none") else parse_duration_s("--budget", arguments.budget)
+    return (
+        None if arguments.budget in ("", "none") else parse_duration_s("--budget", arguments.budget)
+    )
 
 
 def _typed_but(arguments: SweepArguments, *names: str) -> list[str]:
     """Lists the options that differ from their defaults, as typed, except those named."""
-    return typed_words(arguments, [field.name for field in fields(arguments) if field.name not in names])
+    return typed_words(
+        arguments, [field.name for field in fields(arguments) if field.name not in names]
+    )
 
 
 def _shard(text: str) -> tuple[int, ...]:
@@ -143,6 +176,10 @@ def _shard(text: str) -> tuple[int, ...]:
     if not text:
         return ()
     part, _, parts = text.partition("/")
-    if not all(re.fullmatch("[0-9]{1,9}", number) for number in (part, parts)) or not 1 <= int(part) <= int(parts):
-        raise InputError("--shard", repr(text), "PART/PARTS from 1/PARTS to PARTS/PARTS, such as 2/8")
+    if not all(re.fullmatch("[0-9]{1,9}", number) for number in (part, parts)) or not 1 <= int(
+        part
+    ) <= int(parts):
+        raise InputError(
+            "--shard", repr(text), "PART/PARTS from 1/PARTS to PARTS/PARTS, such as 2/8"
+        )
     return int(part), int(parts)

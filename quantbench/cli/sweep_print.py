@@ -1,7 +1,7 @@
 """Formats the plan, the progress and the result of a sweep.
 
-Entry points: `plan_lines`, `show_progress`, `result`, `left_out`, `measuring_s`. Used by `sweep_run`, for one device
-and for each run on Ray.
+Entry points: `plan_lines`, `show_progress`, `result`, `left_out`, `measuring_s`. Used by
+`sweep_run`, for one device and for each run on Ray.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from quantbench.report.shape_comparison import (
     comparison_sentence,
     comparison_table,
 )
-from quantbench.report.sweep_result import draw_run, ops_line, rows_to_json, sweep_table, trust_lines
+from quantbench.report.sweep_result import (
+    draw_run,
+    ops_line,
+    rows_to_json,
+    sweep_table,
+    trust_lines,
+)
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.store.run import RunInfo
@@ -41,11 +47,18 @@ _MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
 _KERNEL_NAMES = "QUANTBENCH_KERNEL_NAMES"
 
 
-def plan_lines(plan: Plan, *, already: int = 0, retried: int = 0, devices: int = 1) -> Iterator[str]:
-    """Yields the number of points, the estimated time, and what is left out. already: points measured before `plan`.
+def plan_lines(
+    plan: Plan, *, already: int = 0, retried: int = 0, devices: int = 1
+) -> Iterator[str]:
+    """Yields the number of points, the estimated time, and what is left out. already: points
+    measured before `plan`.
     retried: points of `plan` that failed before."""
     selected = len(plan.points)
-    text = f"{selected} of {plan.total} points selected" if plan.left_out else counted(selected, "point")
+    text = (
+        f"{selected} of {plan.total} points selected"
+        if plan.left_out
+        else counted(selected, "point")
+    )
     text += f", about {duration(plan.estimate_s / devices)}"
     if devices > 1:
         text += f" on {devices} devices"
@@ -62,7 +75,8 @@ def plan_lines(plan: Plan, *, already: int = 0, retried: int = 0, devices: int =
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Places that a budget leaves out: `sizes` of those from low to high along an axis, for these ops.
+    """Places that a budget leaves out: `sizes` of those from low to high along an axis, for these
+    ops.
 
     whole: whether no place between low and high is kept.
     """
@@ -82,7 +96,12 @@ class LeftOut:
 def left_out(plan: Plan) -> list[LeftOut]:
     """Returns what the budget leaves out, along the axis with the most values."""
     missing, kept = (
-        [(place.op, place.axes) for group in groups for point in group.points for place in point.places]
+        [
+            (place.op, place.axes)
+            for group in groups
+            for point in group.points
+            for place in point.places
+        ]
         for groups in (plan.left_out, plan.groups)
     )
     if not missing:
@@ -100,7 +119,12 @@ def left_out(plan: Plan) -> list[LeftOut]:
 def show_progress(show: Callable[..., None], progress: Progress) -> None:
     """Shows the progress of a sweep. show: function that `progress_bar` yields."""
     left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
-    show(progress.done, progress.total, f"{progress.done} of {progress.total} points{left}", progress.current)
+    show(
+        progress.done,
+        progress.total,
+        f"{progress.done} of {progress.total} points{left}",
+        progress.current,
+    )
 
 
 def result(
@@ -112,7 +136,10 @@ def result(
     devices: number of devices that measured the run together.
     earlier_s: measuring time of earlier sessions of the run, seconds.
     """
-    spec, listed = run.info.device, bool(run.info.options.get("shapes") or run.info.options.get("models"))
+    spec, listed = (
+        run.info.device,
+        bool(run.info.options.get("shapes") or run.info.options.get("models")),
+    )
     points = points_of(run.records, spec)
     rows = rows_of(points)
     check = check_run(run, rules=())
@@ -123,21 +150,33 @@ def result(
 
     lines: list[StyledLine | Table] = [""]
     if comparison is not None:
-        lines += [comparison_table(comparison), comparison_sentence(comparison), *comparison_lines(comparison)]
+        lines += [
+            comparison_table(comparison),
+            comparison_sentence(comparison),
+            *comparison_lines(comparison),
+        ]
     elif rows:
         lines += [ops_line(rows), sweep_table(rows, check), *check.padding]
     else:
         lines.append("nothing was measured")
-    lines += [*floor_lines((p.latency_us, p) for p in points), *trust_lines(rows), *_not_measured_lines(run)]
+    lines += [
+        *floor_lines((p.latency_us, p) for p in points),
+        *trust_lines(rows),
+        *_not_measured_lines(run),
+    ]
     lines += naming_lines(run)
     if refine is not None:
-        lines += [_edge_line(*edge) for edge in edges] or ["no step of 5 % or more was found to bisect to"]
+        lines += [_edge_line(*edge) for edge in edges] or [
+            "no step of 5 % or more was found to bisect to"
+        ]
     picture = None
     if points and not listed:  # a list of shapes has no axis to draw along
         axis = max(run.info.axes, key=lambda dim: len(run.info.axes[dim]))
         try:
             picture = draw_run(run, check, axis.replace("-", "_"))
-        except StoreError as error:  # a full disk: the run itself is complete, and its folder must still be printed
+        except (
+            StoreError
+        ) as error:  # a full disk: the run itself is complete, and its folder must still be printed
             lines.append(warning(f"no picture: {error}"))
     overhead_share = 1 - (measuring_s(run.info) - earlier_s) / (wall_s * devices)
     lines += [warning(text) for text in run.warnings]
@@ -151,16 +190,27 @@ def result(
     if finished.how == "budget":
         lines.append(f"the rest: quantbench sweep --resume {run.folder}")
     answer = {
-        "run": run.folder, "device": spec.name, "how_ended": finished.how,
-        "rows": rows_to_json(rows, check), "cliffs": check.cliffs,
+        "run": run.folder,
+        "device": spec.name,
+        "how_ended": finished.how,
+        "rows": rows_to_json(rows, check),
+        "cliffs": check.cliffs,
         "edges": [
-            {"axis": placed.axis, "op": placed.op, "provider": placed.provider, "held": placed.held, **encoded(edge)}
+            {
+                "axis": placed.axis,
+                "op": placed.op,
+                "provider": placed.provider,
+                "held": placed.held,
+                **encoded(edge),
+            }
             for placed, edge in edges
         ],
         "picture": picture,
-        "wall_s": wall_s, "overhead_share": overhead_share, "phases_s": run.info.phases_s,
+        "wall_s": wall_s,
+        "overhead_share": overhead_share,
+        "phases_s": run.info.phases_s,
         **({} if comparison is None else {"shapes": comparison}),
-    }  # fmt: skip
+    }
     return lines, answer
 
 
@@ -204,10 +254,21 @@ def naming_lines(run: Run) -> Iterator[str]:
     way = run.info.environment.get(_KERNEL_NAMES, "apart").strip().lower()
     points = [r for r in run.records if r.role == "point" and isinstance(r.outcome, Measured)]
     unnamed = sum(record.launch is None for record in points)
-    if not unnamed or run.info.device.kind == "cpu" or run.info.origin != "measured" or way == "off":
+    if (
+        not unnamed
+        or run.info.device.kind == "cpu"
+        or run.info.origin != "measured"
+        or way == "off"
+    ):
         return
-    unasked = sum(bool(r.phases_s) and r.launch is None and "identify" not in r.phases_s for r in points)
-    slow = f" ({unasked} were not asked for it, as that took more than half of the timing)" if unasked else ""
+    unasked = sum(
+        bool(r.phases_s) and r.launch is None and "identify" not in r.phases_s for r in points
+    )
+    slow = (
+        f" ({unasked} were not asked for it, as that took more than half of the timing)"
+        if unasked
+        else ""
+    )
     yield f"{unnamed} of {len(points)} points have no kernel name, so their causes cannot be determined{slow}"
 
 

@@ -1,7 +1,8 @@
 """Measures a sweep and prints its progress and result.
 
-Entry points: `run` (the device at hand), `run_on_ray` (every GPU of a Ray cluster) and `dry_run` (prints the plan
-only), used by the command `sweep`; `measure` and `stop_on_sigterm`, used by the command `check` for its experiments.
+Entry points: `run` (the device at hand), `run_on_ray` (every GPU of a Ray cluster) and `dry_run`
+(prints the plan only), used by the command `sweep`; `measure` and `stop_on_sigterm`, used by the
+command `check` for its experiments.
 """
 
 from __future__ import annotations
@@ -17,9 +18,25 @@ from rich.console import Console
 
 from quantbench import device
 from quantbench.cli.devices import device_lines
-from quantbench.cli.output import StyledLine, check_folder, encoded, output, print_result, progress_bar, say, show
+from quantbench.cli.output import (
+    StyledLine,
+    check_folder,
+    encoded,
+    output,
+    print_result,
+    progress_bar,
+    say,
+    show,
+)
 from quantbench.cli.sweep_options import SweepArguments, assumed_of, budget_of, sweep_options
-from quantbench.cli.sweep_print import left_out, measuring_s, plan_lines, refine_of, result, show_progress
+from quantbench.cli.sweep_print import (
+    left_out,
+    measuring_s,
+    plan_lines,
+    refine_of,
+    result,
+    show_progress,
+)
 from quantbench.cluster.cards import card_lines, compare_cards
 from quantbench.cluster.ray_sweep import ClusterRun, ClusterSweep, connected
 from quantbench.device.spec import DeviceSpec
@@ -47,29 +64,43 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     assumed = assumed_of(arguments, options, plan, spec)
     points = [
         {
-            "key": p.key, "provider": p.provider, "workload": str(p.workload), "estimate_s": p.estimate_s,
-            "places": [{"axes": place.axes, "op": place.op, "count": place.count} for place in p.places],
+            "key": p.key,
+            "provider": p.provider,
+            "workload": str(p.workload),
+            "estimate_s": p.estimate_s,
+            "places": [
+                {"axes": place.axes, "op": place.op, "count": place.count} for place in p.places
+            ],
         }
         for p in plan.points
-    ]  # fmt: skip
+    ]
     answer = {
-        "device": spec.name, "assumed": assumed, "axes": {axis.dim: axis.values for axis in axes},
-        "estimate_s": plan.estimate_s, "points": points,
+        "device": spec.name,
+        "assumed": assumed,
+        "axes": {axis.dim: axis.values for axis in axes},
+        "estimate_s": plan.estimate_s,
+        "points": points,
         "left_out": left_out(plan),
-    }  # fmt: skip
+    }
     # A list, so that a provider that cannot be loaded is reported before anything is printed.
     print_result(as_json, lambda: answer, list(_dry_run_lines(plan, spec, assumed, here=not gpu)))
 
 
-def _dry_run_lines(plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here: bool) -> Iterator[StyledLine]:
-    """here: whether the plan is for the device at hand, so that its providers can be asked what they support."""
+def _dry_run_lines(
+    plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here: bool
+) -> Iterator[StyledLine]:
+    """here: whether the plan is for the device at hand, so that its providers can be asked what
+    they support.
+    """
     yield f"plan for {spec.name}"
     if assumed:
         yield f"assumed: {', '.join(assumed)}"
     yield from plan_lines(plan)
     if here:
         makers = {name: catalog.make(name) for name in {point.provider for point in plan.points}}
-        reasons = [makers[point.provider].unsupported(point.workload, spec) for point in plan.points]
+        reasons = [
+            makers[point.provider].unsupported(point.workload, spec) for point in plan.points
+        ]
         refused = [reason for reason in reasons if reason is not None]
         if refused:
             some = f"{len(refused)} of {len(reasons)}" if len(refused) < len(reasons) else "all"
@@ -93,13 +124,19 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
     stop_on_sigterm()
     if resume is None:
         connect = partial(WorkerProcess, [name for name in providers if ":" in name])
-        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.torch_kind), results, connect)
+        session = SweepSession.new(
+            lambda spec: sweep_options(arguments, spec.torch_kind), results, connect
+        )
         earlier_s = 0.0
     else:
         earlier_s = measuring_s(read_run_info(resume))
         session = SweepSession.resume(resume, WorkerProcess, budget_of(arguments))
     with session:
-        assumed = () if resume else assumed_of(arguments, session.options, session.plan, session.hello.device)
+        assumed = (
+            ()
+            if resume
+            else assumed_of(arguments, session.options, session.plan, session.hello.device)
+        )
         finished = measure(console, session, assumed)
     measured = read_run(session.folder)
     lines, answer = result(measured, finished, time.monotonic() - start_s, earlier_s=earlier_s)
@@ -108,7 +145,9 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
 
 
 def _require_measured(*runs: Run) -> None:
-    """Ends with exit code 1 if nothing was measured, which a script must notice; the records have the reasons."""
+    """Ends with exit code 1 if nothing was measured, which a script must notice; the records have
+    the reasons.
+    """
     records = [record for run in runs for record in run.records if record.role == "point"]
     if not any(isinstance(record.outcome, Measured) for record in records):
         raise typer.Exit(1)
@@ -120,18 +159,23 @@ def stop_on_sigterm() -> None:
 
 
 def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()) -> Finished:
-    """Prints the run's folder on standard error, then device, assumptions and plan, and measures. When stopped, prints
-    how to continue. Raises MeasurementError if nothing was measured."""
+    """Prints the run's folder on standard error, then device, assumptions and plan, and measures.
+    When stopped, prints how to continue. Raises MeasurementError if nothing was measured."""
     say(output(stderr=True), f"run: {session.folder}")
     show(console, device_lines(session.hello.device, session.hello.state, session.hello.limits))
     if assumed:
         say(console, f"assumed: {', '.join(assumed)}")
     show(console, plan_lines(session.plan, already=len(session.done), retried=session.num_retried))
     if session.interpreted:
-        say(console, "TRITON_INTERPRET is set: triton's interpreter checks results; its times are those of no kernel.")
+        say(
+            console,
+            "TRITON_INTERPRET is set: triton's interpreter checks results; its times are those of no kernel.",
+        )
     try:
         with progress_bar(console) as bar:
-            more = refine_of(session.options, session.hello.device) if session.options.refine else None
+            more = (
+                refine_of(session.options, session.hello.device) if session.options.refine else None
+            )
             finished = session.run(partial(show_progress, bar), more=more)
     except KeyboardInterrupt:
         say(console, f"\nstopped; {_kept(session)}")
@@ -143,7 +187,9 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
         return finished
     if finished.how == "failed":
         raise refusal("sweep", finished.reason)
-    raise MeasurementError("sweep", "the budget ended before the first point did", "a longer --budget")
+    raise MeasurementError(
+        "sweep", "the budget ended before the first point did", "a longer --budget"
+    )
 
 
 def _kept(session: SweepSession) -> str:
@@ -159,8 +205,12 @@ def _kept(session: SweepSession) -> str:
 # --- a cluster -------------------------------------------------------------------------------------------------------
 
 
-def run_on_ray(arguments: SweepArguments, results: Path, resume: Path | None, *, as_json: bool) -> None:
-    """Runs a new sweep on the cluster, one run per kind of device, or finishes the one in the folder `resume`."""
+def run_on_ray(
+    arguments: SweepArguments, results: Path, resume: Path | None, *, as_json: bool
+) -> None:
+    """Runs a new sweep on the cluster, one run per kind of device, or finishes the one in the
+    folder `resume`.
+    """
     start_s = time.monotonic()
     console = output(stderr=as_json)
     budget_s = budget_of(arguments)
@@ -169,13 +219,19 @@ def run_on_ray(arguments: SweepArguments, results: Path, resume: Path | None, *,
     with connected() as ray:
         stop_on_sigterm()  # after Ray has set its own handler
         sweep = ClusterSweep(
-            ray, lambda spec: sweep_options(arguments, spec.torch_kind), results,
-            resume=resume, resume_budget_s=budget_s, note=lambda text: say(console, text),
-        )  # fmt: skip
+            ray,
+            lambda spec: sweep_options(arguments, spec.torch_kind),
+            results,
+            resume=resume,
+            resume_budget_s=budget_s,
+            note=lambda text: say(console, text),
+        )
         assumed = {}
         for run in sweep.start():
             # A resumed run has no new assumptions.
-            assumed[run.folder] = () if resume else assumed_of(arguments, run.options, run.plan, run.spec)
+            assumed[run.folder] = (
+                () if resume else assumed_of(arguments, run.options, run.plan, run.spec)
+            )
             _show_run(console, run, assumed[run.folder])
         try:
             with progress_bar(console) as bar:
@@ -193,7 +249,9 @@ def run_on_ray(arguments: SweepArguments, results: Path, resume: Path | None, *,
         lines, answer = result(measured, run.finished, wall_s, devices=devices, earlier_s=earlier_s)
         cards = compare_cards(measured.records)
         of_cards = [{**encoded(card), "slow": card.slow} for card in cards]
-        told.append({**answer, "assumed": assumed[run.folder], "devices": devices, "cards": of_cards})
+        told.append(
+            {**answer, "assumed": assumed[run.folder], "devices": devices, "cards": of_cards}
+        )
         said += [*lines, *card_lines(cards)]
     print_result(as_json, lambda: {"runs": told}, said)
     _require_measured(*runs)

@@ -1,4 +1,6 @@
-"""Chooses the source of predicted times for a command: the models of a GPU, or a measured profile."""
+"""Chooses the source of predicted times for a command: the models of a GPU, or a measured
+profile.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from quantbench.latency.op_times import OpTimes
 from quantbench.profile import Profile
 
 
-def chosen_times(who: str, gpu: str, library: str, profile: Path | None) -> tuple[OpTimes, ModelTimes]:
+def chosen_times(
+    who: str, gpu: str, library: str, profile: Path | None
+) -> tuple[OpTimes, ModelTimes]:
     """Returns the source of times, and the models of its device, which name launches.
 
     gpu, library: as typed, "" if not.
@@ -28,5 +32,7 @@ def chosen_times(who: str, gpu: str, library: str, profile: Path | None) -> tupl
             raise InputError(who, f"--{name} {value} and --profile {profile}", "one of them")
     measured = Profile.load(profile)
     if measured.device.kind == "cpu":
-        raise InputError(who, f"--profile {profile} of {measured.device.name}", "the profile of a GPU")
+        raise InputError(
+            who, f"--profile {profile} of {measured.device.name}", "the profile of a GPU"
+        )
     return measured, ModelTimes(measured.device)

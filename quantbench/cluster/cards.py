@@ -1,8 +1,9 @@
-"""Compares the devices of a run by the reference workloads that every device measures, and finds slow ones.
+"""Compares the devices of a run by the reference workloads that every device measures, and finds
+slow ones.
 
-Entry points: `reference_set`, which selects the reference workloads, used by `lane`; `compare_cards`, which returns a
-`Card` per device, and `card_lines`, used by the commands `sweep` (`--on ray`) and `merge`. The field `source` of a
-record names its device.
+Entry points: `reference_set`, which selects the reference workloads, used by `lane`;
+`compare_cards`, which returns a `Card` per device, and `card_lines`, used by the commands `sweep`
+(`--on ray`) and `merge`. The field `source` of a record names its device.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from quantbench.sweep.plan import Plan, PlanPoint
 from quantbench.units import percent
 from quantbench.workload import Gemm
 
-# Devices of one kind differ by 1 to 2 % in clock at the same power; one that differs by more is named.
+# Devices of one kind differ by 1 to 2 % in clock at the same power; one that differs by more is
+# named.
 _SLOW = 0.03
-# Number of standard errors that the difference must exceed as well. A median's is √(π/2) times a mean's; √2 because the
-# median device's time has an error too.
+# Number of standard errors that the difference must exceed as well. A median's is √(π/2) times a
+# mean's; √2 because the median device's time has an error too.
 _SURE = 3.0
 _ERROR_FACTOR = sqrt(pi / 2) * sqrt(2)
 
@@ -33,7 +35,8 @@ class Card:
 
     slowdown: median over the references of time / median device's time, minus 1.
     error: standard error of the slowdown.
-    clock_mhz, usual_clock_mhz: median clocks during the references, of this and the median device; None if unknown.
+    clock_mhz, usual_clock_mhz: median clocks during the references, of this and the median device;
+        None if unknown.
     """
 
     label: str
@@ -59,24 +62,35 @@ class Card:
 def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
     """Selects the workloads that every device measures besides the plan's reference.
 
-    These are the largest GEMM (heat, power limit) and the one with the fewest operations per byte (memory).
+    These are the largest GEMM (heat, power limit) and the one with the fewest operations per byte
+    (memory).
     """
     if plan.reference is None:
         return ()
     products = [point for point in plan.points if isinstance(point.workload, Gemm)]
     largest = max(products, key=lambda p: (p.workload.flops, p.key), default=plan.reference)
-    thinnest = min(products, key=lambda p: (p.workload.flops / p.workload.min_bytes, p.key), default=plan.reference)
+    thinnest = min(
+        products,
+        key=lambda p: (p.workload.flops / p.workload.min_bytes, p.key),
+        default=plan.reference,
+    )
     found = {point.key: point for point in (largest, thinnest) if point.key != plan.reference.key}
     return tuple(found.values())
 
 
 def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
-    """Compares each device with the median (of two, the faster), slowest first; empty for one device."""
+    """Compares each device with the median (of two, the faster), slowest first; empty for one
+    device.
+    """
     times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     clocks: dict[str, list[float]] = defaultdict(list)
     reasons: dict[str, set[str]] = defaultdict(set)
     for record in records:
-        if record.role == "reference" and record.origin != "imported" and isinstance(record.outcome, Measured):
+        if (
+            record.role == "reference"
+            and record.origin != "imported"
+            and isinstance(record.outcome, Measured)
+        ):
             measurement = record.outcome.measurement
             times[record.source][record.key].append(measurement.stated.latency_us)
             clocks[record.source].extend(measurement.clocks_mhz)
@@ -85,28 +99,40 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
         return ()
     # The usual device is the median one; of two, the faster one.
     keys = {key for of_card in times.values() for key in of_card}
-    usual_us = {key: median_low([median(of[key]) for of in times.values() if key in of]) for key in keys}
+    usual_us = {
+        key: median_low([median(of[key]) for of in times.values() if key in of]) for key in keys
+    }
     own_clock = {label: median(values) for label, values in clocks.items() if values}
     usual_clock = median_high(own_clock.values()) if own_clock else None
-    # Relative standard deviation of repeated references on one device, pooled over all. Each group's median uses up one
-    # degree of freedom.
-    groups = [repeats for of_card in times.values() for repeats in of_card.values() if len(repeats) > 1]
+    # Relative standard deviation of repeated references on one device, pooled over all. Each
+    # group's median uses up one degree of freedom.
+    groups = [
+        repeats for of_card in times.values() for repeats in of_card.values() if len(repeats) > 1
+    ]
     ratios = [us / median(repeats) for repeats in groups for us in repeats]
     scatter = noise(ratios) * sqrt(len(ratios) / (len(ratios) - len(groups))) if ratios else 0.0
     cards = []
     for label, of_card in times.items():
-        slowdown = median([median(repeated) / usual_us[key] for key, repeated in of_card.items()]) - 1
+        slowdown = (
+            median([median(repeated) / usual_us[key] for key, repeated in of_card.items()]) - 1
+        )
         repeats = sum(map(len, of_card.values()))
         error = _ERROR_FACTOR * scatter / sqrt(repeats)
         throttled = tuple(sorted(reasons[label]))
-        cards.append(Card(label, slowdown, error, repeats, own_clock.get(label), usual_clock, throttled))
+        cards.append(
+            Card(label, slowdown, error, repeats, own_clock.get(label), usual_clock, throttled)
+        )
     return tuple(sorted(cards, key=lambda card: -card.slowdown))
 
 
 def card_lines(cards: Sequence[Card]) -> tuple[str, ...]:
-    """Formats one line per slow device, or one line that the devices agree; empty without `cards`."""
+    """Formats one line per slow device, or one line that the devices agree; empty without
+    `cards`.
+    """
     if not cards:
         return ()
     slow = tuple(str(card) for card in cards if card.slow)
-    alike = (f"{len(cards)} devices agree: the slowest is {percent(max(0.0, cards[0].slowdown))} behind the usual one",)
+    alike = (
+        f"{len(cards)} devices agree: the slowest is {percent(max(0.0, cards[0].slowdown))} behind the usual one",
+    )
     return slow or alike

@@ -1,6 +1,7 @@
 """Merges runs of one device into one run: every point once, every repetition of a reference kept.
 
-Entry points: `merge_runs`, which returns a `Merged`, and `write_merged`. Used by the command `merge`.
+Entry points: `merge_runs`, which returns a `Merged`, and `write_merged`. Used by the command
+`merge`.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ class Merged:
 def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) -> Merged:
     """Merges runs. Records that two copies of a run share (same run id and start) count once.
 
-    If several runs have a point, the measurement with the best grade is kept, and the earlier one if grades are equal.
-    A measurement is preferred to a failure, a failure to a skip.
+    If several runs have a point, the measurement with the best grade is kept, and the earlier one
+    if grades are equal. A measurement is preferred to a failure, a failure to a skip.
 
     run_id: id of the merged run; by default `<first run's id>-merged`.
     force: merge runs of different devices, software or origin; the notes name the differences.
-    Raises InputError for fewer than two different runs, a folder passed twice, and differences unless `force`.
+    Raises InputError for fewer than two different runs, a folder passed twice, and differences
+    unless `force`.
     """
     if len(runs) < 2:
         raise InputError("merge", counted(len(runs), "run"), "two or more")
@@ -56,7 +58,9 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
     differences = [text for run in runs[1:] for text in _differences(first, run.info)]
     if differences and not force:
         more = f" (and {len(differences) - 1} more differences)" if len(differences) > 1 else ""
-        raise InputError("merge", differences[0] + more, "runs of one device with one software, or --force")
+        raise InputError(
+            "merge", differences[0] + more, "runs of one device with one software, or --force"
+        )
     run_id = run_id or f"{first.run_id}-merged"
     points: dict[tuple[str, str], Record] = {}
     others: list[Record] = []
@@ -65,9 +69,15 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
         later_s = _seconds_between(first.started, run.info.started)
         for record in run.records:
             source = record.source or label
-            record = replace(record, run_id=run_id, source=source, elapsed_s=record.elapsed_s + later_s)
+            record = replace(
+                record, run_id=run_id, source=source, elapsed_s=record.elapsed_s + later_s
+            )
             # Imported tables hold several kernels for one workload, each a point.
-            kernel = record.launch.kernel if record.launch is not None and record.origin == "imported" else ""
+            kernel = (
+                record.launch.kernel
+                if record.launch is not None and record.origin == "imported"
+                else ""
+            )
             if record.role != "point":
                 others.append(record)
             elif (name := (record.key, kernel)) in points:
@@ -83,22 +93,32 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
     whole = "complete" if not missing else "interrupted"
     phases = sorted({name for info in infos for name in info.phases_s})
     info = replace(
-        first, run_id=run_id,
-        axes={name: sorted({v for i in infos for v in i.axes.get(name, ())}) for i in infos for name in i.axes},
-        options=options, ended=max((info.ended for info in infos if info.ended), default=None),
+        first,
+        run_id=run_id,
+        axes={
+            name: sorted({v for i in infos for v in i.axes.get(name, ())})
+            for i in infos
+            for name in i.axes
+        },
+        options=options,
+        ended=max((info.ended for info in infos if info.ended), default=None),
         how_ended=("budget" if endings == {"budget"} else "interrupted") if endings else whole,
         phases_s={name: sum(info.phases_s.get(name, 0.0) for info in infos) for name in phases},
-    )  # fmt: skip
+    )
     records = sorted([*points.values(), *others], key=lambda record: record.elapsed_s)
-    return Merged(info, tuple(records), repeated, (*copies, *differences, *missing, *_tolerated(runs)))
+    return Merged(
+        info, tuple(records), repeated, (*copies, *differences, *missing, *_tolerated(runs))
+    )
 
 
 def _without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """Removes from each run the records that a longer copy of it has; drops runs without records left. Returns the runs
-    in order of their start, and notes on the copies."""
+    """Removes from each run the records that a longer copy of it has; drops runs without records
+    left. Returns the runs in order of their start, and notes on the copies."""
     kept: list[Run] = []
     notes = []
-    for run in sorted(sorted(runs, key=lambda run: run.info.started), key=lambda run: -len(run.records)):
+    for run in sorted(
+        sorted(runs, key=lambda run: run.info.started), key=lambda run: -len(run.records)
+    ):
         own = run.records
         for other in kept:
             if (other.info.run_id, other.info.started) != (run.info.run_id, run.info.started):
@@ -106,7 +126,9 @@ def _without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
             theirs = {(r.role, r.key, r.elapsed_s): r for r in other.records}
             left = tuple(r for r in own if theirs.get((r.role, r.key, r.elapsed_s)) != r)
             if len(left) < len(own) or not own:
-                notes.append(f"{run.folder} is a copy of {other.folder}: {len(own) - len(left)} records count once")
+                notes.append(
+                    f"{run.folder} is a copy of {other.folder}: {len(own) - len(left)} records count once"
+                )
                 own = left
         if own:
             kept.append(replace(run, records=own))
@@ -123,12 +145,18 @@ def write_merged(results: Path, merged: Merged) -> Path:
 def _differences(first: RunInfo, other: RunInfo) -> list[str]:
     found = []
     if first.device.name != other.device.name:
-        found.append(f"{other.run_id} is of {other.device.name}, {first.run_id} of {first.device.name}")
+        found.append(
+            f"{other.run_id} is of {other.device.name}, {first.run_id} of {first.device.name}"
+        )
     elif first.device != other.device:
-        found.append(f"{other.run_id} has other constants of {first.device.name} than {first.run_id}")
+        found.append(
+            f"{other.run_id} has other constants of {first.device.name} than {first.run_id}"
+        )
     if first.origin != other.origin:
         found.append(f"{other.run_id} is {other.origin}, {first.run_id} {first.origin}")
-    for name in sorted((first.software.keys() | other.software.keys()) - {"os"}):  # does not affect times
+    for name in sorted(
+        (first.software.keys() | other.software.keys()) - {"os"}
+    ):  # does not affect times
         ours, theirs = first.software.get(name, "none"), other.software.get(name, "none")
         if ours != theirs:
             found.append(f"{other.run_id} has {name} {theirs}, {first.run_id} {ours}")
@@ -136,11 +164,15 @@ def _differences(first: RunInfo, other: RunInfo) -> list[str]:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """Names each run as the source of its records; by folder if names repeat (tasks started in the same second)."""
+    """Names each run as the source of its records; by folder if names repeat (tasks started in the
+    same second).
+    """
     labels = []
     for run in runs:
         shard = _shard(run.info)
-        labels.append(f"run {run.info.run_id}" if shard is None else f"part {shard[0]} of {shard[1]}")
+        labels.append(
+            f"run {run.info.run_id}" if shard is None else f"part {shard[0]} of {shard[1]}"
+        )
     return labels if len(set(labels)) == len(labels) else [str(run.folder) for run in runs]
 
 
@@ -163,9 +195,12 @@ def _rank(record: Record) -> tuple[int, int]:
 
 
 def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the options of the merged run, and notes on missing parts. Parts of one plan get the options of the whole
-    plan. For runs with different options only their ids are stored, because there is no plan to resume."""
-    bare = [{name: value for name, value in info.options.items() if name != "shard"} for info in infos]
+    """Returns the options of the merged run, and notes on missing parts. Parts of one plan get the
+    options of the whole plan. For runs with different options only their ids are stored, because
+    there is no plan to resume."""
+    bare = [
+        {name: value for name, value in info.options.items() if name != "shard"} for info in infos
+    ]
     if any(options != bare[0] for options in bare):
         return {"merged": [info.run_id for info in infos]}, []
     shards = [shard for shard in map(_shard, infos) if shard is not None]
@@ -175,7 +210,11 @@ def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
     missing = sorted(set(range(1, parts + 1)) - {part for part, _ in shards})
     budget_s = bare[0].get("budget_s")
     notes = [f"part {part} of {parts} is missing" for part in missing]
-    return {**bare[0], "shard": [], "budget_s": budget_s * parts if isinstance(budget_s, int | float) else None}, notes
+    return {
+        **bare[0],
+        "shard": [],
+        "budget_s": budget_s * parts if isinstance(budget_s, int | float) else None,
+    }, notes
 
 
 def _tolerated(runs: Sequence[Run]) -> list[str]:
@@ -184,8 +223,14 @@ def _tolerated(runs: Sequence[Run]) -> list[str]:
     for run in runs[1:]:
         if run.info.environment != first.environment:
             names = sorted(dict(first.environment.items() ^ run.info.environment.items()))
-            notes.append(f"{run.info.run_id} ran with other variables than {first.run_id}: {', '.join(names)}")
-    unfinished = [f"{run.info.run_id} is {run.info.how_ended}" for run in runs if run.info.how_ended != "complete"]
+            notes.append(
+                f"{run.info.run_id} ran with other variables than {first.run_id}: {', '.join(names)}"
+            )
+    unfinished = [
+        f"{run.info.run_id} is {run.info.how_ended}"
+        for run in runs
+        if run.info.how_ended != "complete"
+    ]
     return notes + unfinished
 
 
@@ -193,4 +238,6 @@ def _seconds_between(start: str, later: str) -> float:
     try:
         return (datetime.fromisoformat(later) - datetime.fromisoformat(start)).total_seconds()
     except (ValueError, TypeError):
-        raise StoreError("merge", f"started = {later!r} and {start!r}", "times in ISO 8601") from None
+        raise StoreError(
+            "merge", f"started = {later!r} and {start!r}", "times in ISO 8601"
+        ) from None

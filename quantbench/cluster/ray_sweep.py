@@ -1,7 +1,9 @@
-"""Runs a sweep on every GPU of a Ray cluster: an actor for each GPU measures one part of the plan as an ordinary sweep.
+"""Runs a sweep on every GPU of a Ray cluster: an actor for each GPU measures one part of the plan
+as an ordinary sweep.
 
-Ray restarts an actor whose process or node is gone on a free GPU, and runs its part again. One writer beside the driver
-has stored each record before the next point begins, so that only points under way are measured again.
+Ray restarts an actor whose process or node is gone on a free GPU, and runs its part again. One
+writer beside the driver has stored each record before the next point begins, so that only points
+under way are measured again.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from typing import Any
 
 from quantbench.cluster.cards import reference_set
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, MeasurementError, QuantbenchError, StoreError, UnsupportedError
+from quantbench.errors import (
+    InputError,
+    MeasurementError,
+    QuantbenchError,
+    StoreError,
+    UnsupportedError,
+)
 from quantbench.store.environment import relevant_environment
 from quantbench.store.folder import RunWriter, read_run
 from quantbench.store.record import Record
@@ -31,9 +39,11 @@ from quantbench.sweep.runner import Finished, Progress, Sweep, SweepJob
 from quantbench.sweep.session import begun, records_to_keep, resumed_options
 
 _VARIABLE = "QUANTBENCH_DEVICE"
-# Restarts of a device's actor, and so of its part: a point that ends this many devices is the likelier cause.
+# Restarts of a device's actor, and so of its part: a point that ends this many devices is the
+# likelier cause.
 _RESTARTS = 3
-# Importing torch from a cold network disk takes a minute; a device that has not answered by then takes no part.
+# Importing torch from a cold network disk takes a minute; a device that has not answered by then
+# takes no part.
 _START_LIMIT_S = 300.0
 _WATCH_S = 0.25
 _PROBE_S = 3.0
@@ -43,7 +53,9 @@ Kind = tuple[str, tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a plan for `device`. number, parts: as `SweepOptions.shard`. options: of the whole plan."""
+    """One part of a plan for `device`. number, parts: as `SweepOptions.shard`. options: of the
+    whole plan.
+    """
 
     run_id: str
     device: str
@@ -54,7 +66,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Begun:
-    """Answer of the writer to another attempt at a part. done: keys of measured points. left_s: of the budget."""
+    """Answer of the writer to another attempt at a part. done: keys of measured points. left_s: of
+    the budget.
+    """
 
     attempt: int
     done: frozenset[str]
@@ -80,21 +94,29 @@ class Writer:
         """Begins a part again, or for the first time, on the device `label`."""
         self._attempts[number] += 1
         if self._attempts[number] > 1:
-            self._notes.append(f"the device of part {number} was lost; {label} measures what is left of it")
-        left_s = None if self._budget_s is None else self._budget_s - (time.monotonic() - self._start_s)
+            self._notes.append(
+                f"the device of part {number} was lost; {label} measures what is left of it"
+            )
+        left_s = (
+            None if self._budget_s is None else self._budget_s - (time.monotonic() - self._start_s)
+        )
         return Begun(self._attempts[number], frozenset(self._outcomes), left_s)
 
     def append(self, number: int, attempt: int, record: Record) -> None:
         """Stores a record. Raises StoreError for an earlier attempt at the part."""
         if attempt != self._attempts[number]:
-            raise StoreError("write record", f"attempt {attempt} at part {number}", "the last attempt at it")
+            raise StoreError(
+                "write record", f"attempt {attempt} at part {number}", "the last attempt at it"
+            )
         self._writer.append(replace(record, elapsed_s=time.monotonic() - self._start_s))
         self._phases_s.update(record.phases_s)
         if record.role == "point":
             self._outcomes[record.key] = type(record.outcome).__name__
 
     def progress(self) -> tuple[float, Counter[str], list[str]]:
-        """Returns seconds and outcomes since the start, and what there is to say since the last call."""
+        """Returns seconds and outcomes since the start, and what there is to say since the last
+        call.
+        """
         counts = Counter(self._outcomes.values())
         del counts[""]
         notes, self._notes = self._notes, []
@@ -106,10 +128,15 @@ class Writer:
 
 
 def measure_part(
-    part: Part, label: str, connect: Callable[[], Asked], begin: Callable[[int, str], Begun],
+    part: Part,
+    label: str,
+    connect: Callable[[], Asked],
+    begin: Callable[[int, str], Begun],
     append: Callable[[int, int, Record], None],
-) -> Finished:  # fmt: skip
-    """Measures what is missing of a part by an ordinary sweep. begin, append: those of the run's `Writer`."""
+) -> Finished:
+    """Measures what is missing of a part by an ordinary sweep. begin, append: those of the run's
+    `Writer`.
+    """
     first = connect()
     workers = [first]
 
@@ -129,9 +156,16 @@ def measure_part(
         options = replace(part.options, shard=(part.number, part.parts), budget_s=begun_at.left_s)
         _, plan = plan_sweep(options, device, begun_at.done)
         job = SweepJob(
-            plan, part.run_id, device, options.timing, begun_at.done, begun_at.left_s, options.limit_s,
-            interpreter=relevant_environment().get("TRITON_INTERPRET") == "1", more_references=reference_set(whole),
-        )  # fmt: skip
+            plan,
+            part.run_id,
+            device,
+            options.timing,
+            begun_at.done,
+            begun_at.left_s,
+            options.limit_s,
+            interpreter=relevant_environment().get("TRITON_INTERPRET") == "1",
+            more_references=reference_set(whole),
+        )
 
         def store(record: Record) -> None:
             append(part.number, begun_at.attempt, replace(record, source=label))
@@ -143,7 +177,9 @@ def measure_part(
 
 
 class DeviceActor:
-    """Actor of one device. core: CPU core to bind to, counted from the last allowed one; None on a GPU."""
+    """Actor of one device. core: CPU core to bind to, counted from the last allowed one; None on a
+    GPU.
+    """
 
     def __init__(self, core: int | None) -> None:
         if core is not None and hasattr(os, "sched_setaffinity"):
@@ -193,7 +229,9 @@ class ClusterRun:
     @property
     def finished(self) -> Finished:
         """Returns the worst ending of a part."""
-        return max(self.endings, key=lambda ending: ("complete", "budget", "failed").index(ending.how))
+        return max(
+            self.endings, key=lambda ending: ("complete", "budget", "failed").index(ending.how)
+        )
 
 
 class ClusterSweep:
@@ -206,10 +244,15 @@ class ClusterSweep:
     """
 
     def __init__(
-        self, ray: Any, make_options: Callable[[DeviceSpec], SweepOptions], results: Path, *,
-        resume: Path | None = None, resume_budget_s: float | None = None,
+        self,
+        ray: Any,
+        make_options: Callable[[DeviceSpec], SweepOptions],
+        results: Path,
+        *,
+        resume: Path | None = None,
+        resume_budget_s: float | None = None,
         note: Callable[[str], None] = lambda text: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._ray = ray
         self._make_options = make_options
         self._results = results
@@ -220,7 +263,9 @@ class ClusterSweep:
         self.runs: list[ClusterRun] = []
 
     def start(self) -> Sequence[ClusterRun]:
-        """Starts an actor for each device and the parts of a run for each kind. Raises MeasurementError without any."""
+        """Starts an actor for each device and the parts of a run for each kind. Raises
+        MeasurementError without any.
+        """
         count = device_count(self._ray.nodes(), self._ray.available_resources(), self._resource)
         introductions = {}
         for core in range(count):
@@ -228,7 +273,9 @@ class ClusterSweep:
             self._actors.append(actor)
             introductions[actor.introduce.remote()] = actor
         kinds: dict[Kind, list[tuple[Any, str, Hello]]] = {}
-        answered, silent = self._ray.wait(list(introductions), num_returns=count, timeout=_START_LIMIT_S)
+        answered, silent = self._ray.wait(
+            list(introductions), num_returns=count, timeout=_START_LIMIT_S
+        )
         reasons = [f"{len(silent)} devices do not answer"] if silent else []
         for reply in answered:
             try:
@@ -236,14 +283,20 @@ class ClusterSweep:
             except self._ray.exceptions.RayError as error:
                 reasons.append(_reason(error))
                 continue
-            software = tuple(sorted((name, text) for name, text in hello.software.items() if name != "os"))
-            kinds.setdefault((hello.device.name, software), []).append((introductions[reply], label, hello))
+            software = tuple(
+                sorted((name, text) for name, text in hello.software.items() if name != "os")
+            )
+            kinds.setdefault((hello.device.name, software), []).append(
+                (introductions[reply], label, hello)
+            )
         for reason in reasons:
             self._note(f"a device takes no part: {reason}")
         for members in kinds.values():
             self._open(members)
         if not self.runs:
-            raise MeasurementError("--on ray", "; ".join(reasons), "at least one device that can be measured")
+            raise MeasurementError(
+                "--on ray", "; ".join(reasons), "at least one device that can be measured"
+            )
         return self.runs
 
     def _open(self, members: Sequence[tuple[Any, str, Hello]]) -> None:
@@ -259,15 +312,23 @@ class ClusterSweep:
                 self._note(f"{first} takes no part: it is a {device.name}, the run is of {wanted}")
                 return
         if options.refine or options.shard:
-            raise InputError("--on ray", "--refine" if options.refine else "--shard", "a whole plan, known beforehand")
+            raise InputError(
+                "--on ray",
+                "--refine" if options.refine else "--shard",
+                "a whole plan, known beforehand",
+            )
         axes, plan = whole_plan(options, device)
         members = members[: len(plan.groups)]
         if self._resume is None:
-            with RunWriter.create(self._results, begun(hello, options, axes, self._results)) as writer:
+            with RunWriter.create(
+                self._results, begun(hello, options, axes, self._results)
+            ) as writer:
                 folder = writer.folder
         else:
             folder = self._resume
-        done = {record.key for record in records_to_keep(read_run(folder)) if record.role == "point"}
+        done = {
+            record.key for record in records_to_keep(read_run(folder)) if record.role == "point"
+        }
         together_s = None if options.budget_s is None else options.budget_s * len(members)
         plan = plan_sweep(replace(options, budget_s=together_s), device, done)[1]
         run_writer = self._writer(folder, options.budget_s)
@@ -279,7 +340,9 @@ class ClusterSweep:
             run.parts[actor.measure.remote(part, run_writer)] = actor
 
     def watch(self, show: Callable[[Progress], None]) -> None:
-        """Waits until every part has ended, and closes the runs. show: called with the progress of all runs."""
+        """Waits until every part has ended, and closes the runs. show: called with the progress of
+        all runs.
+        """
         how = "interrupted"
         try:
             while any(run.parts for run in self.runs):
@@ -289,7 +352,9 @@ class ClusterSweep:
                     self._end_part(result)
                 if not ended and not _present(self._ray.nodes(), self._resource):
                     for run in self.runs:
-                        run.endings += [Finished("failed", f"no {self._resource} is left")] * len(run.parts)
+                        run.endings += [Finished("failed", f"no {self._resource} is left")] * len(
+                            run.parts
+                        )
                         run.parts.clear()
                 show(self._progress())
             how = ""
@@ -324,32 +389,47 @@ class ClusterSweep:
         done = counts.total()
         total = max(done, sum(len(run.plan.points) for run in self.runs))
         return Progress(
-            total, done, f"{sum(len(run.parts) for run in self.runs)} devices", elapsed_s,
+            total,
+            done,
+            f"{sum(len(run.parts) for run in self.runs)} devices",
+            elapsed_s,
             elapsed_s / done * (total - done) if done else None,
-            counts["Measured"], counts["Skipped"], counts["Failed"],
-        )  # fmt: skip
+            counts["Measured"],
+            counts["Skipped"],
+            counts["Failed"],
+        )
 
     def _device_actor(self, core: int | None) -> Any:
-        variables = relevant_environment() | {k: v for k, v in os.environ.items() if k == "PYTHONPATH"}
+        variables = relevant_environment() | {
+            k: v for k, v in os.environ.items() if k == "PYTHONPATH"
+        }
         for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):  # Ray sets them
             variables.pop(name, None)
         kind = self._ray.remote(DeviceActor).options(
-            num_cpus=int(core is not None), num_gpus=int(core is None), runtime_env={"env_vars": variables},
-            max_restarts=_RESTARTS, max_task_retries=_RESTARTS, scheduling_strategy="SPREAD",
-        )  # fmt: skip
+            num_cpus=int(core is not None),
+            num_gpus=int(core is None),
+            runtime_env={"env_vars": variables},
+            max_restarts=_RESTARTS,
+            max_task_retries=_RESTARTS,
+            scheduling_strategy="SPREAD",
+        )
         return kind.remote(core)
 
     def _writer(self, folder: Path, budget_s: float | None) -> Any:
         """Starts the writer of a run on this machine, whose disk has the folder."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
+        here = NodeAffinitySchedulingStrategy(
+            self._ray.get_runtime_context().get_node_id(), soft=False
+        )
         writer = self._ray.remote(Writer).options(num_cpus=0, scheduling_strategy=here)
         return writer.remote(folder.resolve(), budget_s)
 
 
 def _present(nodes: Sequence[dict[str, Any]], resource: str) -> int:
-    """Returns how many devices the nodes that are alive have; of CPUs one per node, since cores share caches."""
+    """Returns how many devices the nodes that are alive have; of CPUs one per node, since cores
+    share caches.
+    """
     counts = [int(node["Resources"].get(resource, 0)) for node in nodes if node["Alive"]]
     return sum(min(count, 1) if resource == "CPU" else count for count in counts)
 
@@ -361,34 +441,51 @@ def device_count(nodes: Sequence[dict[str, Any]], free: dict[str, float], resour
     """
     present = _present(nodes, resource)
     if not present:
-        expected = "processors in it" if resource == "CPU" else f"GPUs in it, or {_VARIABLE}=cpu to measure processors"
-        raise UnsupportedError("--on ray", f"the cluster has no {resource} (nodes: {len(nodes)})", expected)
+        expected = (
+            "processors in it"
+            if resource == "CPU"
+            else f"GPUs in it, or {_VARIABLE}=cpu to measure processors"
+        )
+        raise UnsupportedError(
+            "--on ray", f"the cluster has no {resource} (nodes: {len(nodes)})", expected
+        )
     count = min(present, int(free.get(resource, 0)))
     if not count:
-        raise UnsupportedError("--on ray", f"every {resource} of the cluster is in use", f"one {resource} at least")
+        raise UnsupportedError(
+            "--on ray", f"every {resource} of the cluster is in use", f"one {resource} at least"
+        )
     return count
 
 
 @contextmanager
 def connected() -> Iterator[Any]:
-    """Yields the module ray, connected to the cluster of RAY_ADDRESS or `ray start`, or else to a new one here.
+    """Yields the module ray, connected to the cluster of RAY_ADDRESS or `ray start`, or else to a
+    new one here.
 
     Raises InputError if ray is not installed, MeasurementError if the cluster does not answer.
     """
     wish = os.environ.get(_VARIABLE, "")
     if wish not in ("", "cpu", "cuda"):
-        raise InputError("--on ray", f"{_VARIABLE}={wish}", "every GPU of the cluster (unset), or cpu")
+        raise InputError(
+            "--on ray", f"{_VARIABLE}={wish}", "every GPU of the cluster (unset), or cpu"
+        )
     try:
         import ray
     except ImportError:
-        raise InputError("--on ray", "ray is not installed", "pip install 'quantbench[ray]'") from None
+        raise InputError(
+            "--on ray", "ray is not installed", "pip install 'quantbench[ray]'"
+        ) from None
     recorded = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
     text = recorded.read_text(encoding="utf-8") if recorded.is_file() else ""
     address = cluster_address(os.environ.get("RAY_ADDRESS", ""), text.strip())
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+        ray.init(
+            address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False
+        )
     except ConnectionError as error:
-        raise MeasurementError("--on ray", str(error).splitlines()[0], "a Ray cluster that answers") from None
+        raise MeasurementError(
+            "--on ray", str(error).splitlines()[0], "a Ray cluster that answers"
+        ) from None
     try:
         yield ray
     finally:
@@ -408,7 +505,8 @@ def _reason(error: Exception) -> str:
 
 
 def cluster_address(wanted: str, recorded: str) -> str:
-    """Returns the address of the Ray cluster. Asks it first, because Ray waits minutes for a cluster that is gone.
+    """Returns the address of the Ray cluster. Asks it first, because Ray waits minutes for a
+    cluster that is gone.
 
     wanted: value of RAY_ADDRESS, or "".
     recorded: address written by the last `ray start` on this machine, running or not.
@@ -418,7 +516,9 @@ def cluster_address(wanted: str, recorded: str) -> str:
     if "://" in address or address == "local" or answers(address):
         return address
     if wanted:
-        raise MeasurementError("--on ray", f"RAY_ADDRESS={wanted} does not answer", "a Ray cluster that runs")
+        raise MeasurementError(
+            "--on ray", f"RAY_ADDRESS={wanted} does not answer", "a Ray cluster that runs"
+        )
     return "local"
 
 

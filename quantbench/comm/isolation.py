@@ -1,7 +1,7 @@
 """Detects other traffic on the network, from idle traffic and run-to-run spread.
 
-Entry points: `idle_traffic_mb_per_s` measures (`traffic_counters` reads its counters); `traffic_warnings`,
-`repeat_line` and `spread_warnings` format messages. Used by the command `comm`.
+Entry points: `idle_traffic_mb_per_s` measures (`traffic_counters` reads its counters);
+`traffic_warnings`, `repeat_line` and `spread_warnings` format messages. Used by the command `comm`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ _TRAFFIC_MB_PER_S = 1.0
 _SPREAD = 0.10
 _DRIFT = 0.05
 _QUIET_S = 0.5
-_INFINIBAND_WORD_BYTES = 4  # port_rcv_data and port_xmit_data count words of four bytes (InfiniBand spec, PMA)
+_INFINIBAND_WORD_BYTES = (
+    4  # port_rcv_data and port_xmit_data count words of four bytes (InfiniBand spec, PMA)
+)
 
 
 def traffic_counters(root: Path = Path("/sys/class")) -> dict[str, int]:
-    """Reads the bytes so far per interface: network devices except loopback, and InfiniBand or Omni-Path ports."""
+    """Reads the bytes so far per interface: network devices except loopback, and InfiniBand or
+    Omni-Path ports.
+    """
     counters = {}
     for device in sorted((root / "net").glob("*/statistics")):
         name = device.parent.name
@@ -48,16 +52,24 @@ def idle_traffic_mb_per_s(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, float]:
-    """Measures the traffic over each interface for half a second while this job is idle, in 1e6 bytes per second."""
+    """Measures the traffic over each interface for half a second while this job is idle, in 1e6
+    bytes per second.
+    """
     before, start_s = counters(), now()
     sleep(_QUIET_S)
     after, stop_s = counters(), now()
     elapsed_s = max(stop_s - start_s, 1e-9)
-    return {name: max(0, after[name] - before[name]) / elapsed_s / 1e6 for name in before if name in after}
+    return {
+        name: max(0, after[name] - before[name]) / elapsed_s / 1e6
+        for name in before
+        if name in after
+    }
 
 
 def traffic_warnings(idle: Sequence[dict[str, float]]) -> list[str]:
-    """Formats a message per interface with over 1 MB/s. idle: MB/s by interface, one dictionary per node."""
+    """Formats a message per interface with over 1 MB/s. idle: MB/s by interface, one dictionary per
+    node.
+    """
     return [
         f"{mb_per_s:.0f} MB/s go over {name} of node {node} while this job sends nothing: somebody else uses the "
         "network, and figures will differ from run to run. Tune on a network of your own."
@@ -68,20 +80,29 @@ def traffic_warnings(idle: Sequence[dict[str, float]]) -> list[str]:
 
 
 def repeat_line(name: str, medians_us: Sequence[float]) -> str:
-    """Formats how much the repetitions of the reference differ. medians_us: median of each repetition."""
+    """Formats how much the repetitions of the reference differ. medians_us: median of each
+    repetition.
+    """
     if len(medians_us) < 2:
         return f"{name}: measured once, nothing to compare"
     apart = max(medians_us) / min(medians_us) - 1
     return f"{name}, {len(medians_us)} times: {median(medians_us):.1f} µs, {percent(apart)} between slowest and fastest"
 
 
-def spread_warnings(points: Sequence[tuple[str, Sequence[float]]], medians_us: Sequence[float]) -> list[str]:
-    """Formats messages if samples of a point scatter by over 10 %, or repetitions of the reference differ by over 5 %.
+def spread_warnings(
+    points: Sequence[tuple[str, Sequence[float]]], medians_us: Sequence[float]
+) -> list[str]:
+    """Formats messages if samples of a point scatter by over 10 %, or repetitions of the reference
+    differ by over 5 %.
 
     points: (name, samples) pairs; any unit of time.
     medians_us: median of each repetition of the reference, µs.
     """
-    wide = [(name, spread(samples)) for name, samples in points if len(samples) > 5 and spread(samples) > _SPREAD]
+    wide = [
+        (name, spread(samples))
+        for name, samples in points
+        if len(samples) > 5 and spread(samples) > _SPREAD
+    ]
     found = []
     if wide:
         name, worst = max(wide, key=lambda point: point[1])

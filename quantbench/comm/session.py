@@ -1,8 +1,8 @@
 """Plans and measures collectives between ranks, and computes their bandwidths.
 
-Entry points: `parse_sizes` and `points`, which make the plan, by default of `DEFAULT_OPS` and `DEFAULT_SIZES`;
-`CommSession`, whose `run` measures on rank 0, in lockstep with the other ranks; `figures`, which computes bandwidths.
-Used by the command `comm`.
+Entry points: `parse_sizes` and `points`, which make the plan, by default of `DEFAULT_OPS` and
+`DEFAULT_SIZES`; `CommSession`, whose `run` measures on rank 0, in lockstep with the other ranks;
+`figures`, which computes bandwidths. Used by the command `comm`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from quantbench.workload.dtypes import element_bytes
 from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS
 
 DEFAULT_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
-#: default message sizes by backend: a GPU's links saturate near 1 GB, gloo over Ethernet much earlier
+#: default message sizes by backend: a GPU's links saturate near 1 GB, gloo over Ethernet much
+#: earlier
 DEFAULT_SIZES = {"nccl": "4KiB:1GiB", "gloo": "4KiB:16MiB"}
 # Point that is repeated between the operations: if its time changes, the network has changed.
 _REFERENCE = {"nccl": ("all_reduce", 2**24), "gloo": ("all_reduce", 2**18)}
@@ -40,7 +41,8 @@ _UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 1
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Parses `4KiB:1GiB` (factor 4 per step), `4KiB:1GiB:x2` or a list `1MiB,64MiB` to bytes, ascending.
+    """Parses `4KiB:1GiB` (factor 4 per step), `4KiB:1GiB:x2` or a list `1MiB,64MiB` to bytes,
+    ascending.
 
     >>> parse_sizes("1KiB:16KiB")
     (1024, 4096, 16384)
@@ -54,7 +56,9 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         raise InputError("--sizes", repr(text), "from:to, from:to:xN or a list")
     factor = rest[1] if len(rest) == 2 else f"x{_STEP}"
     if not re.fullmatch(r"x\d{1,9}", factor, re.ASCII) or int(factor[1:]) < 2:
-        raise InputError("--sizes", repr(text), "from:to:xN with N of at least 2, such as 4KiB:1GiB:x2")
+        raise InputError(
+            "--sizes", repr(text), "from:to:xN with N of at least 2, such as 4KiB:1GiB:x2"
+        )
     step = int(factor[1:])
     low, high = _bytes(first, text), _bytes(rest[0], text)
     if low > high:
@@ -82,7 +86,11 @@ def points(
     for op in ops:
         require_choice("comm", "op", op, COLLECTIVE_OPS)
     unit = num_gpus * element_bytes(dtype)
-    found = [Collective(op, cdiv(size, unit) * unit, num_gpus, dtype, num_nodes) for op in ops for size in sizes]
+    found = [
+        Collective(op, cdiv(size, unit) * unit, num_gpus, dtype, num_nodes)
+        for op in ops
+        for size in sizes
+    ]
     return tuple(dict.fromkeys(found))
 
 
@@ -96,8 +104,8 @@ def reference_point(backend: str, like: Collective) -> Collective:
 _WARM_UP_WINDOW_S = 0.05
 _WARM_UP_LIMIT_S = 1.0
 _BATCH_LIMIT = 64
-# Runs per sample are chosen so that a sample takes this long: events have a resolution of 0.5 µs, and the ranks' clocks
-# differ by some microseconds.
+# Runs per sample are chosen so that a sample takes this long: events have a resolution of 0.5 µs,
+# and the ranks' clocks differ by some microseconds.
 _SAMPLE_US = {"nccl": 200.0, "gloo": 0.0}
 _MOST_RUNS = 100
 # Share of a time that launching must take for it to be the time of launching.
@@ -110,7 +118,8 @@ class Figures:
     """Time and bandwidths of one collective.
 
     algorithm_gb_per_s: message size over time, 1e9 bytes per second.
-    bus_gb_per_s: traffic on each rank's links over time, with the factors of nccl-tests, 1e9 bytes per second.
+    bus_gb_per_s: traffic on each rank's links over time, with the factors of nccl-tests, 1e9 bytes
+        per second.
     """
 
     latency_us: float
@@ -124,7 +133,11 @@ def figures(collective: Collective, latency_us: float) -> Figures:
     >>> figures(Collective("all_reduce", 10**9, 8), 1e6).bus_gb_per_s
     1.75
     """
-    return Figures(latency_us, collective.message_bytes / latency_us / 1e3, collective.bus_bytes / latency_us / 1e3)
+    return Figures(
+        latency_us,
+        collective.message_bytes / latency_us / 1e3,
+        collective.bus_bytes / latency_us / 1e3,
+    )
 
 
 class CommSession:
@@ -137,10 +150,18 @@ class CommSession:
     """
 
     def __init__(
-        self, leader: Leader, *, backend: str, run_id: str, spec: DeviceSpec, state: Callable[[], DeviceState],
-        options: TimingOptions, on_record: Callable[[Record], None], now: Callable[[], float] = time.perf_counter,
+        self,
+        leader: Leader,
+        *,
+        backend: str,
+        run_id: str,
+        spec: DeviceSpec,
+        state: Callable[[], DeviceState],
+        options: TimingOptions,
+        on_record: Callable[[Record], None],
+        now: Callable[[], float] = time.perf_counter,
         pause: Callable[[float], None] = time.sleep,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._leader, self._backend, self._run_id = leader, backend, run_id
         self._spec, self._state, self._options = spec, state, options
         self._on_record, self._now, self._pause = on_record, now, pause
@@ -148,7 +169,9 @@ class CommSession:
         self.reference_us: list[float] = []
 
     def run(self, plan: Sequence[Collective]) -> None:
-        """Measures every point, and the reference point before the first operation and after each operation."""
+        """Measures every point, and the reference point before the first operation and after each
+        operation.
+        """
         reference = reference_point(self._backend, plan[0])
         self._measure(reference, role="reference")
         for _, of_op in groupby(plan, key=attrgetter("op")):
@@ -162,10 +185,15 @@ class CommSession:
         if role == "reference" and isinstance(outcome, Measured):
             self.reference_us.append(typical_us(outcome.measurement.samples_us))
         record = Record(
-            self._run_id, record_key(collective, provider, self._options), collective, provider, outcome,
-            places=(Place({"message_bytes": collective.message_bytes}, collective.op),), role=role,
+            self._run_id,
+            record_key(collective, provider, self._options),
+            collective,
+            provider,
+            outcome,
+            places=(Place({"message_bytes": collective.message_bytes}, collective.op),),
+            role=role,
             elapsed_s=self._now() - self._start_s,
-        )  # fmt: skip
+        )
         self._on_record(record)
 
     def _outcome(self, collective: Collective) -> Outcome:
@@ -182,9 +210,14 @@ class CommSession:
         drift = Drift(self.reference_us[-1] / self.reference_us[0]) if self.reference_us else None
         # No check against a peak: link speeds are not registered.
         graded = grade(
-            measurement, flops=0, min_bytes=0, spec=self._spec, dtype=collective.dtype, drift=drift,
+            measurement,
+            flops=0,
+            min_bytes=0,
+            spec=self._spec,
+            dtype=collective.dtype,
+            drift=drift,
             options=self._options,
-        )  # fmt: skip
+        )
         latency_us = typical_us(measurement.samples_us)
         if sampler.launch_us > _LAUNCH_BOUND * latency_us:
             note = f"launching takes the host {sampler.launch_us:.3g} µs of it: it is no time of the links"
@@ -194,14 +227,26 @@ class CommSession:
     def _sample(self, sampler: LeaderSampler) -> Measurement:
         before = self._state()
         warm = warm_up(
-            sampler, window_s=_WARM_UP_WINDOW_S, limit_s=min(_WARM_UP_LIMIT_S, self._options.max_time_s),
-            batch_limit=_BATCH_LIMIT, now=self._now,
-        )  # fmt: skip
-        sampler.runs = runs = min(_MOST_RUNS, max(1, ceil(_SAMPLE_US[self._backend] / warm.typical_us)))
+            sampler,
+            window_s=_WARM_UP_WINDOW_S,
+            limit_s=min(_WARM_UP_LIMIT_S, self._options.max_time_s),
+            batch_limit=_BATCH_LIMIT,
+            now=self._now,
+        )
+        sampler.runs = runs = min(
+            _MOST_RUNS, max(1, ceil(_SAMPLE_US[self._backend] / warm.typical_us))
+        )
         measured = sample_point(
-            sampler, self._options, warm, mode="events" if self._backend == "nccl" else "cpu", runs_per_sample=runs,
-            batch_limit=_BATCH_LIMIT, tick_us=_TICK_US[self._backend] / runs, now=self._now, pause=self._pause,
-        )  # fmt: skip
+            sampler,
+            self._options,
+            warm,
+            mode="events" if self._backend == "nccl" else "cpu",
+            runs_per_sample=runs,
+            batch_limit=_BATCH_LIMIT,
+            tick_us=_TICK_US[self._backend] / runs,
+            now=self._now,
+            pause=self._pause,
+        )
         if self._backend == "nccl":  # each rank has sent its GPU's state with its samples
             return measured
         return replace(measured, state_before=before, state_after=self._state())

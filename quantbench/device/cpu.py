@@ -2,9 +2,10 @@
 
 Entry points: `cpu_info`, `cpu_spec`, `cpu_state`. Used by `here` and by tools.
 
-The reported data are incomplete, above all in virtual machines: the clock is often the base clock, and the core runs up
-to 2× faster. So the spec holds upper bounds, not estimates: the widest multiply-add of the instruction set, at the
-highest issue rate of any core with it, at the highest clock of any processor of the model.
+The reported data are incomplete, above all in virtual machines: the clock is often the base clock,
+and the core runs up to 2× faster. So the spec holds upper bounds, not estimates: the widest
+multiply-add of the instruction set, at the highest issue rate of any core with it, at the highest
+clock of any processor of the model.
 """
 
 import os
@@ -27,9 +28,10 @@ _ARM_CORES = {
     "0xac3": "Ampere-1",
 }
 _MIB = 2**20
-# (flag, operations per cycle and core by dtype, reason); a multiply-add counts as two. x86: two vector units that each
-# issue a multiply-add per cycle (Intel Optimization Reference Manual 248966-049; AMD Zen 5 Software Optimization Guide
-# 58455, 2024). Each row is an upper bound for every core with its flag.
+# (flag, operations per cycle and core by dtype, reason); a multiply-add counts as two. x86: two
+# vector units that each issue a multiply-add per cycle (Intel Optimization Reference Manual
+# 248966-049; AMD Zen 5 Software Optimization Guide 58455, 2024). Each row is an upper bound for
+# every core with its flag.
 _X86 = (
     ("sse2", {"fp32": 8}, "SSE: 4 multiplies and 4 adds"),
     ("avx", {"fp32": 16}, "AVX: 8 multiplies and 8 adds"),
@@ -43,7 +45,8 @@ _X86 = (
     ("amx_fp16", {"fp16": 1024}, "AMX TDPFP16PS: 16·16·32 multiply-adds in 16 cycles"),
     ("amx_int8", {"int8": 2048}, "AMX TDPBSSD: 16·16·64 multiply-adds in 16 cycles"),
 )
-# Arm: four 128-bit vector units, the most of any Neoverse core (Arm Neoverse V1 and V2 Software Optimization Guides).
+# Arm: four 128-bit vector units, the most of any Neoverse core (Arm Neoverse V1 and V2 Software
+# Optimization Guides).
 _ARM = (
     ("asimd", {"fp32": 32}, "Neon: 4 × 4 multiply-adds"),
     ("sve", {"fp32": 64, "fp16": 128}, "SVE: 2 × 512 bits (A64FX), the widest there is"),
@@ -51,27 +54,63 @@ _ARM = (
     ("bf16", {"bf16": 128}, "BFMMLA: 4 × 16 multiply-adds"),
     ("i8mm", {"int8": 256}, "SMMLA: 4 × 32 multiply-adds"),
 )
-# Apple's matrix unit, which torch reaches through Accelerate (D. Johnson, Apple M1 AMX notes, 2022: a 16×16 fp32
-# outer product each cycle; twice that is allowed for later generations).
-_APPLE = (("apple", {"fp32": 1024, "fp16": 4096, "bf16": 4096, "int8": 8192}, "Apple AMX: 2 outer products a cycle"),)
+# Apple's matrix unit, which torch reaches through Accelerate (D. Johnson, Apple M1 AMX notes, 2022:
+# a 16×16 fp32 outer product each cycle; twice that is allowed for later generations).
+_APPLE = (
+    (
+        "apple",
+        {"fp32": 1024, "fp16": 4096, "bf16": 4096, "int8": 8192},
+        "Apple AMX: 2 outer products a cycle",
+    ),
+)
 
 # Highest clock of any processor of these models: (vendor, family, models, MHz, source).
 _HIGHEST_MHZ: tuple[tuple[str, int, tuple[int, ...], float, str], ...] = (
-    ("AuthenticAMD", 26, (0x02, 0x11), 5000, "AMD EPYC 9005 series product table, 2024: EPYC 9575F"),
-    ("AuthenticAMD", 25, (0x11, 0xA0), 4400, "AMD EPYC 9004 series product table, 2022: EPYC 9174F"),
+    (
+        "AuthenticAMD",
+        26,
+        (0x02, 0x11),
+        5000,
+        "AMD EPYC 9005 series product table, 2024: EPYC 9575F",
+    ),
+    (
+        "AuthenticAMD",
+        25,
+        (0x11, 0xA0),
+        4400,
+        "AMD EPYC 9004 series product table, 2022: EPYC 9174F",
+    ),
     ("AuthenticAMD", 25, (0x01,), 4100, "AMD EPYC 7003 series product table, 2021: EPYC 72F3"),
-    ("AuthenticAMD", 23, (0x31,), 4500, "AMD product tables, 2020: EPYC 7002, Ryzen Threadripper 3960X"),
-    ("GenuineIntel", 6, (0x8F, 0xCF), 4800, "Intel ARK, 2023: 4th and 5th Gen Xeon Scalable, Xeon w9-3495X"),
+    (
+        "AuthenticAMD",
+        23,
+        (0x31,),
+        4500,
+        "AMD product tables, 2020: EPYC 7002, Ryzen Threadripper 3960X",
+    ),
+    (
+        "GenuineIntel",
+        6,
+        (0x8F, 0xCF),
+        4800,
+        "Intel ARK, 2023: 4th and 5th Gen Xeon Scalable, Xeon w9-3495X",
+    ),
     ("GenuineIntel", 6, (0x6A,), 4100, "Intel ARK, 2021: 3rd Gen Xeon Scalable (Ice Lake)"),
     ("GenuineIntel", 6, (0x55,), 5100, "Intel ARK, 2019: Xeon Scalable to Core i9-9990XE"),
 )
 _HIGHEST_OF_ALL = (6200.0, "Intel ARK, 2024: Core i9-14900KS, the highest clock sold")
 _HIGHEST_OF_ARM = (4700.0, "Apple M4, 2024, the highest clock of an Arm core sold")
 
-# Memory bandwidth of one core, GB/s: AMD's core complexes read 32 and write 16 bytes per fabric clock. Intel and
-# Neoverse cores reach less, Apple's cores more.
-_ONE_CORE_GB_PER_S = (100.0, "48 bytes per fabric clock of 2.1 GHz (AMD EPYC 9005 Architecture Overview, 2024)")
-_ONE_APPLE_CORE_GB_PER_S = (150.0, "102 GB/s were measured on an M1 Max (AnandTech, 2021), half more is allowed")
+# Memory bandwidth of one core, GB/s: AMD's core complexes read 32 and write 16 bytes per fabric
+# clock. Intel and Neoverse cores reach less, Apple's cores more.
+_ONE_CORE_GB_PER_S = (
+    100.0,
+    "48 bytes per fabric clock of 2.1 GHz (AMD EPYC 9005 Architecture Overview, 2024)",
+)
+_ONE_APPLE_CORE_GB_PER_S = (
+    150.0,
+    "102 GB/s were measured on an M1 Max (AnandTech, 2021), half more is allowed",
+)
 _ASSUMED_CACHE_BYTES = 32 * _MIB
 
 
@@ -81,7 +120,8 @@ class CpuInfo:
 
     flags: instruction sets by their Linux names.
     reported_mhz: highest reported clock.
-    exact_clock: whether this is the true maximum, including turbo (cpufreq with intel_pstate or amd-pstate).
+    exact_clock: whether this is the true maximum, including turbo (cpufreq with intel_pstate or
+        amd-pstate).
     """
 
     name: str
@@ -105,26 +145,41 @@ def cpu_info() -> CpuInfo:
         return _darwin_info(memory_bytes)
     max_mhz, exact_clock = _cpufreq(_SYSFS)
     return parse_cpuinfo(
-        _CPUINFO.read_text(encoding="utf-8", errors="replace"), last_cache_bytes=_last_cache(_SYSFS),
-        memory_bytes=memory_bytes, max_mhz=max_mhz, exact_clock=exact_clock,
-    )  # fmt: skip
+        _CPUINFO.read_text(encoding="utf-8", errors="replace"),
+        last_cache_bytes=_last_cache(_SYSFS),
+        memory_bytes=memory_bytes,
+        max_mhz=max_mhz,
+        exact_clock=exact_clock,
+    )
 
 
 def parse_cpuinfo(
-    text: str, *, last_cache_bytes: int | None, memory_bytes: int, max_mhz: float | None, exact_clock: bool
+    text: str,
+    *,
+    last_cache_bytes: int | None,
+    memory_bytes: int,
+    max_mhz: float | None,
+    exact_clock: bool,
 ) -> CpuInfo:
-    """Parses the first processor of /proc/cpuinfo. max_mhz, exact_clock: cpufreq's clock, whether it includes turbo."""
+    """Parses the first processor of /proc/cpuinfo. max_mhz, exact_clock: cpufreq's clock, whether
+    it includes turbo.
+    """
     lines = [line.partition(":") for line in text.split("\n\n")[0].splitlines()]
     values = {key.strip(): value.strip() for key, _, value in lines}
     mhz = [m for m in (max_mhz, _number(values.get("cpu MHz", ""))) if m]
     return CpuInfo(
-        name=values.get("model name") or _ARM_CORES.get(values.get("CPU part", "")) or os.uname().machine,
-        vendor=values.get("vendor_id", ""), family=int(_number(values.get("cpu family", "")) or 0),
+        name=values.get("model name")
+        or _ARM_CORES.get(values.get("CPU part", ""))
+        or os.uname().machine,
+        vendor=values.get("vendor_id", ""),
+        family=int(_number(values.get("cpu family", "")) or 0),
         model=int(_number(values.get("model", "")) or 0),
         flags=frozenset((values.get("flags") or values.get("Features") or "").split()),
-        last_cache_bytes=last_cache_bytes, memory_bytes=memory_bytes, reported_mhz=max(mhz, default=None),
+        last_cache_bytes=last_cache_bytes,
+        memory_bytes=memory_bytes,
+        reported_mhz=max(mhz, default=None),
         exact_clock=exact_clock,
-    )  # fmt: skip
+    )
 
 
 def _last_cache(sysfs: Path) -> int | None:
@@ -132,14 +187,18 @@ def _last_cache(sysfs: Path) -> int | None:
     for index in (sysfs / "cache").glob("index*"):
         level, size = _read(index / "level"), _read(index / "size")
         if level and size and size[-1] in "KMG":
-            found.append((int(level), int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]]))
+            found.append(
+                (int(level), int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]])
+            )
     return max(found)[1] if found else None
 
 
 def _cpufreq(sysfs: Path) -> tuple[float | None, bool]:
     khz = _read(sysfs / "cpufreq" / "cpuinfo_max_freq")
     driver = _read(sysfs / "cpufreq" / "scaling_driver") or ""
-    exact = driver.startswith(("intel_pstate", "intel_cpufreq", "amd-pstate", "amd_pstate", "apple-cpufreq"))
+    exact = driver.startswith(
+        ("intel_pstate", "intel_cpufreq", "amd-pstate", "amd_pstate", "apple-cpufreq")
+    )
     return (int(khz) / 1000 if khz else None), exact
 
 
@@ -155,20 +214,36 @@ def _number(text: str) -> float | None:
 
 
 def _darwin_info(memory_bytes: int) -> CpuInfo:
-    names = ("machdep.cpu.brand_string", "hw.perflevel0.l2cachesize", "hw.l3cachesize", "hw.optional.arm.FEAT_BF16")
+    names = (
+        "machdep.cpu.brand_string",
+        "hw.perflevel0.l2cachesize",
+        "hw.l3cachesize",
+        "hw.optional.arm.FEAT_BF16",
+    )
     found = {}
     for name in names:
         done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
         found[name] = done.stdout.strip() if done.returncode == 0 else ""
-    flags = {"asimd", "apple"} if os.uname().machine == "arm64" else {"sse2", "avx", "fma", "avx2", "avx512f"}
+    flags = (
+        {"asimd", "apple"}
+        if os.uname().machine == "arm64"
+        else {"sse2", "avx", "fma", "avx2", "avx512f"}
+    )
     if found["hw.optional.arm.FEAT_BF16"] == "1":
         flags.add("bf16")
-    cache_bytes = max(int(_number(found[n]) or 0) for n in ("hw.perflevel0.l2cachesize", "hw.l3cachesize"))
+    cache_bytes = max(
+        int(_number(found[n]) or 0) for n in ("hw.perflevel0.l2cachesize", "hw.l3cachesize")
+    )
     return CpuInfo(
-        found["machdep.cpu.brand_string"] or os.uname().machine, "Apple" if "apple" in flags else "GenuineIntel",
-        family=0, model=0, flags=frozenset(flags), last_cache_bytes=cache_bytes or None, memory_bytes=memory_bytes,
+        found["machdep.cpu.brand_string"] or os.uname().machine,
+        "Apple" if "apple" in flags else "GenuineIntel",
+        family=0,
+        model=0,
+        flags=frozenset(flags),
+        last_cache_bytes=cache_bytes or None,
+        memory_bytes=memory_bytes,
         reported_mhz=None,
-    )  # fmt: skip
+    )
 
 
 def cpu_spec(info: CpuInfo) -> DeviceSpec:
@@ -176,7 +251,9 @@ def cpu_spec(info: CpuInfo) -> DeviceSpec:
     rates, reasons = _rates(info)
     clock_mhz, clock_source = _clock(info)
     bound = f"estimated upper bound for one core at {clock_mhz:g} MHz"
-    memory_gb_per_s, memory_source = _ONE_APPLE_CORE_GB_PER_S if "apple" in info.flags else _ONE_CORE_GB_PER_S
+    memory_gb_per_s, memory_source = (
+        _ONE_APPLE_CORE_GB_PER_S if "apple" in info.flags else _ONE_CORE_GB_PER_S
+    )
     cache_source = "the last-level cache as the operating system reports it"
     if not info.last_cache_bytes:
         cache_source = "assumed, not reported"
@@ -192,16 +269,24 @@ def cpu_spec(info: CpuInfo) -> DeviceSpec:
     for dtype, reason in reasons.items():
         source[f"peak_tflops.{dtype}"] = f"{bound}: {rates[dtype]} operations per cycle, {reason}"
     return DeviceSpec(
-        name=cpu_slug(info.name), kind="cpu", sm_count=1, sm_clock_mhz=clock_mhz,
-        l2_bytes=info.last_cache_bytes or _ASSUMED_CACHE_BYTES, smem_per_sm_bytes=0, memory_bytes=info.memory_bytes,
+        name=cpu_slug(info.name),
+        kind="cpu",
+        sm_count=1,
+        sm_clock_mhz=clock_mhz,
+        l2_bytes=info.last_cache_bytes or _ASSUMED_CACHE_BYTES,
+        smem_per_sm_bytes=0,
+        memory_bytes=info.memory_bytes,
         memory_gb_per_s=memory_gb_per_s,
-        peak_tflops={dtype: rate * clock_mhz * 1e-6 for dtype, rate in rates.items()}, source=source,
+        peak_tflops={dtype: rate * clock_mhz * 1e-6 for dtype, rate in rates.items()},
+        source=source,
         registered=False,
-    )  # fmt: skip
+    )
 
 
 def _rates(info: CpuInfo) -> tuple[dict[str, int], dict[str, str]]:
-    """Returns operations per cycle by dtype, and the reasons. fp16 and bf16 run as fp32 if they are not native."""
+    """Returns operations per cycle by dtype, and the reasons. fp16 and bf16 run as fp32 if they are
+    not native.
+    """
     rates, reasons = {"fp32": 2}, {"fp32": "one multiply-add"}
     for flag, gains, reason in (*_X86, *_ARM, *_APPLE):
         for dtype, rate in gains.items():
@@ -214,7 +299,9 @@ def _rates(info: CpuInfo) -> tuple[dict[str, int], dict[str, str]]:
 
 
 def _clock(info: CpuInfo) -> tuple[float, str]:
-    """Returns the core's highest clock and its source: the reported clock if exact, else the model's highest."""
+    """Returns the core's highest clock and its source: the reported clock if exact, else the
+    model's highest.
+    """
     if info.exact_clock and info.reported_mhz:
         return info.reported_mhz, "cpufreq's maximum, turbo included"
     highest_mhz, source = _HIGHEST_OF_ARM if "asimd" in info.flags else _HIGHEST_OF_ALL
@@ -234,7 +321,11 @@ def cpu_slug(name: str) -> str:
     >>> cpu_slug("AMD EPYC 7763 64-Core Processor")
     'cpu-amd-epyc-7763'
     """
-    name = re.sub(r"\((r|tm|c)\)|@.*$|\b\d+-core\b|\bprocessor\b|\bcpu\b|\b(with\b|w/).*$", " ", name.casefold())
+    name = re.sub(
+        r"\((r|tm|c)\)|@.*$|\b\d+-core\b|\bprocessor\b|\bcpu\b|\b(with\b|w/).*$",
+        " ",
+        name.casefold(),
+    )
     return "cpu-" + (re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "unknown")
 
 
@@ -245,7 +336,9 @@ def cpu_state() -> DeviceState:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     note = f"load average {load:.2f} over {cores} logical cores"
     if "hypervisor" in cpu_info().flags:  # it would report the base clock, not the core's clock
-        return DeviceState(note=f"{note}; the virtual machine hides the clock", load_per_core=load / cores)
+        return DeviceState(
+            note=f"{note}; the virtual machine hides the clock", load_per_core=load / cores
+        )
     frequency = psutil.cpu_freq()
     clock_mhz = (frequency.current or None) if frequency else None
     return DeviceState(sm_clock_mhz=clock_mhz, note=note, load_per_core=load / cores)

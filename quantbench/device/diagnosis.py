@@ -133,7 +133,9 @@ def refusal(machine: Machine) -> UnsupportedError | None:
     card = f"{machine.card} ({capability}driver {machine.driver or 'unknown'})"
     torch_says = f" (torch: {machine.reason})" if machine.reason not in first.problem else ""
     found = f"{card} with torch {machine.torch} built {built}: {first.problem}{torch_says}"
-    return UnsupportedError("device", found, f"{first.remedy}; QUANTBENCH_DEVICE=cpu measures the CPU")
+    return UnsupportedError(
+        "device", found, f"{first.remedy}; QUANTBENCH_DEVICE=cpu measures the CPU"
+    )
 
 
 def findings(machine: Machine) -> Iterator[Finding]:
@@ -169,7 +171,9 @@ def _variables(machine: Machine) -> Iterator[Finding]:
         found = repr(machine.visible)
         nothing_named = machine.visible.strip() in ("", "-1")
         if machine.reason and (nothing_named or _NO_CARDS in machine.reason):
-            yield Finding(_VISIBLE, found, f"{_VISIBLE}={found} hides every card", f"{_VISIBLE} unset")
+            yield Finding(
+                _VISIBLE, found, f"{_VISIBLE}={found} hides every card", f"{_VISIBLE} unset"
+            )
         else:
             yield Finding(_VISIBLE, found)
     if machine.blocking is not None:
@@ -194,7 +198,9 @@ def _torch(machine: Machine) -> Iterator[Finding]:
     elif _TOO_OLD in machine.reason:
         yield Finding("torch", found, machine.reason, install)
     else:
-        yield Finding("torch", found, machine.reason, "a card that CUDA programs can use (nvidia-smi)")
+        yield Finding(
+            "torch", found, machine.reason, "a card that CUDA programs can use (nvidia-smi)"
+        )
     capability = machine.capability
     architectures = " ".join(machine.architectures) or "unknown"
     known = bool(machine.architectures)

@@ -1,10 +1,11 @@
 """Selects the device in use, a GPU or one CPU core, and provides its spec, state and warnings.
 
-Entry points: `current`, `monitor`, `open_nvml`, `warnings_for`, `default_dtype`, `default_attention`. Used through
-`quantbench.device` by the commands, `sweep`, `timing`, `planner`, `explore`, `pytest_plugin` and tools.
+Entry points: `current`, `monitor`, `open_nvml`, `warnings_for`, `default_dtype`,
+`default_attention`. Used through `quantbench.device` by the commands, `sweep`, `timing`, `planner`,
+`explore`, `pytest_plugin` and tools.
 
-QUANTBENCH_DEVICE selects the device: `cpu`, `cuda` or `cuda:<number>`. Without it, torch's current GPU is used, or the
-CPU if the machine shows no NVIDIA card.
+QUANTBENCH_DEVICE selects the device: `cpu`, `cuda` or `cuda:<number>`. Without it, torch's current
+GPU is used, or the CPU if the machine shows no NVIDIA card.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ VARIABLE = "QUANTBENCH_DEVICE"
 _FIRST_FLASH = (7, 0)
 # Load per core above which other work visibly disturbs a pinned thread.
 _BUSY_LOAD_PER_CORE = 0.5
-# A sweep of minutes heats a card by more than this, so a card closer to its slowdown temperature will reach it.
+# A sweep of minutes heats a card by more than this, so a card closer to its slowdown temperature
+# will reach it.
 _HOT_MARGIN_C = 8.0
-# Threshold if the slowdown temperature is unknown. Data-centre cards slow down between 85 and 95 °C.
+# Threshold if the slowdown temperature is unknown. Data-centre cards slow down between 85 and 95
+# °C.
 _HOT_C = 80.0
 # Clock and power settings above this share of the maximum have no visible effect.
 _NEARLY = 0.99
@@ -46,10 +49,12 @@ _WHAT_HOLDS = {
 
 
 def current() -> DeviceSpec:
-    """Returns the spec of the device in use; a GPU becomes torch's current device. Loads torch unless CPU is forced.
+    """Returns the spec of the device in use; a GPU becomes torch's current device. Loads torch
+    unless CPU is forced.
 
-    Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for an unknown GPU before Volta
-    and for a card that torch cannot use: a CPU is never measured in place of a GPU without being asked for.
+    Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for an
+    unknown GPU before Volta and for a card that torch cannot use: a CPU is never measured in place
+    of a GPU without being asked for.
     """
     index = gpu_index()
     if index is None:
@@ -62,7 +67,9 @@ def current() -> DeviceSpec:
 
 
 def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
-    """Returns a function that reads the state of the device in use (`spec`); without NVML the state is only a note."""
+    """Returns a function that reads the state of the device in use (`spec`); without NVML the state
+    is only a note.
+    """
     if spec.kind == "cpu":
         return cpu_state
     nvml = open_nvml()
@@ -83,9 +90,11 @@ def open_nvml() -> Nvml | Absent:
 
 
 def default_dtype(spec: DeviceSpec) -> str:
-    """Returns the dtype to measure by default: bf16 if it is native; else fp16 on a GPU, fp32 on a CPU.
+    """Returns the dtype to measure by default: bf16 if it is native; else fp16 on a GPU, fp32 on a
+    CPU.
 
-    bf16 counts as native if its peak exceeds that of fp32 (`cpu_spec` sets them equal without bf16 instructions).
+    bf16 counts as native if its peak exceeds that of fp32 (`cpu_spec` sets them equal without bf16
+    instructions).
     """
     bf16, fp32 = spec.peak("bf16"), spec.peak("fp32")
     if bf16 is not None and (fp32 is None or bf16 > fp32):
@@ -94,10 +103,11 @@ def default_dtype(spec: DeviceSpec) -> str:
 
 
 def default_attention(spec: DeviceSpec) -> str:
-    """Returns the default implementation of attention: flash (one kernel) if torch has such a kernel, else unfused.
+    """Returns the default implementation of attention: flash (one kernel) if torch has such a
+    kernel, else unfused.
 
-    FlashAttention and cuDNN's kernel need sm_80; torch's memory-efficient kernel also runs on V100 and T4, and torch
-    has a flash kernel for CPUs.
+    FlashAttention and cuDNN's kernel need sm_80; torch's memory-efficient kernel also runs on V100
+    and T4, and torch has a flash kernel for CPUs.
     """
     capability = spec.compute_capability
     return "unfused" if capability is not None and capability < _FIRST_FLASH else "flash"
@@ -106,7 +116,10 @@ def default_attention(spec: DeviceSpec) -> str:
 def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Absent) -> Properties:
     """Reads a GPU's properties from torch and NVML; fields that neither reports are None."""
     limits = Limits() if isinstance(nvml, Absent) else nvml.limits()
-    clock_khz, memory_clock_khz = _has(properties, "clock_rate"), _has(properties, "memory_clock_rate")
+    clock_khz, memory_clock_khz = (
+        _has(properties, "clock_rate"),
+        _has(properties, "memory_clock_rate"),
+    )
     return Properties(
         name=properties.name,
         compute_capability=(properties.major, properties.minor),
@@ -116,15 +129,18 @@ def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Abs
         smem_per_sm_bytes=_has(properties, "shared_memory_per_multiprocessor"),
         smem_per_block_bytes=_has(properties, "shared_memory_per_block_optin"),
         max_sm_clock_mhz=limits.max_sm_clock_mhz or (clock_khz and clock_khz / 1000),
-        max_memory_clock_mhz=limits.max_memory_clock_mhz or (memory_clock_khz and memory_clock_khz / 1000),
+        max_memory_clock_mhz=limits.max_memory_clock_mhz
+        or (memory_clock_khz and memory_clock_khz / 1000),
         memory_bus_bits=limits.memory_bus_bits or _has(properties, "memory_bus_width"),
     )
 
 
 def inspect_machine() -> Machine | None:
-    """Reads what the machine and torch show of NVIDIA's card; None if QUANTBENCH_DEVICE selects the CPU.
+    """Reads what the machine and torch show of NVIDIA's card; None if QUANTBENCH_DEVICE selects the
+    CPU.
 
-    Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for a torch for AMD GPUs.
+    Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for a torch
+    for AMD GPUs.
     """
     wish = os.environ.get(VARIABLE, "").strip().lower()
     if wish == "cpu":
@@ -152,8 +168,8 @@ def inspect_machine() -> Machine | None:
 def gpu_index() -> int | None:
     """Returns torch's number of the GPU in use; None on a CPU.
 
-    Raises as `inspect_machine` does, and UnsupportedError, with what mends it, if there is an NVIDIA card that cannot
-    be measured.
+    Raises as `inspect_machine` does, and UnsupportedError, with what mends it, if there is an
+    NVIDIA card that cannot be measured.
     """
     machine = inspect_machine()
     if machine is None:
@@ -171,7 +187,10 @@ def _open_nvml(properties: Any) -> Nvml | Absent:
     uuid, bus = getattr(properties, "uuid", None), getattr(properties, "pci_bus_id", None)
     pci_bus_id = None
     if bus is not None:
-        domain, device = getattr(properties, "pci_domain_id", 0), getattr(properties, "pci_device_id", 0)
+        domain, device = (
+            getattr(properties, "pci_domain_id", 0),
+            getattr(properties, "pci_device_id", 0),
+        )
         pci_bus_id = f"{domain:08X}:{bus:02X}:{device:02X}.0"
     return Nvml.open(uuid=None if uuid is None else str(uuid), pci_bus_id=pci_bus_id)
 
@@ -181,27 +200,37 @@ def _has(properties: Any, name: str) -> Any:
     return getattr(properties, name, None) or None
 
 
-def warnings_for(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> tuple[str, ...]:
-    """Returns a message for each condition on the device that disturbs timings; empty if there is none.
+def warnings_for(
+    spec: DeviceSpec, state: DeviceState, limits: Limits | None = None
+) -> tuple[str, ...]:
+    """Returns a message for each condition on the device that disturbs timings; empty if there is
+    none.
 
     Each message states the condition, its effect on timings and, if possible, a remedy.
 
     >>> warnings_for(DeviceSpec("x", "cuda", 1, 1000, 2**20, 0, 2**30, 100, {}, (8, 0)), DeviceState(other_processes=2))
-    ('2 other processes compute on this GPU: their work lands in the timings. End them or take another GPU.',)
+    ('2 other processes compute on this GPU: their work lands in the timings. End them or take
+    another GPU.',)
     """
     if spec.kind == "cuda":
         return (*_state_warnings(state, limits), *_setting_warnings(spec, limits or Limits()))
     load = state.load_per_core
     if load is None or load <= _BUSY_LOAD_PER_CORE:
         return ()
-    text = f"This machine is busy: a load of {load:.1f} per core over the last minute, where at most"
+    text = (
+        f"This machine is busy: a load of {load:.1f} per core over the last minute, where at most"
+    )
     return (f"{text} {_BUSY_LOAD_PER_CORE:g} leaves a pinned thread alone. Timings will scatter.",)
 
 
 def _state_warnings(state: DeviceState, limits: Limits | None) -> Iterator[str]:
     others = state.other_processes
     if others:
-        verb, whose, them = ("processes compute", "their", "them") if others > 1 else ("process computes", "its", "it")
+        verb, whose, them = (
+            ("processes compute", "their", "them")
+            if others > 1
+            else ("process computes", "its", "it")
+        )
         yield f"{others} other {verb} on this GPU: {whose} work lands in the timings. End {them} or take another GPU."
     held = [reason for reason in state.throttle_reasons if reason in HARMFUL_REASONS]
     if held:
@@ -210,7 +239,11 @@ def _state_warnings(state: DeviceState, limits: Limits | None) -> Iterator[str]:
     slowdown_c = limits.slowdown_c if limits else None
     hot_c = slowdown_c - _HOT_MARGIN_C if slowdown_c else _HOT_C
     if state.temperature_c is not None and state.temperature_c >= hot_c:
-        known = f", {slowdown_c - state.temperature_c:.0f} °C below where it slows down" if slowdown_c else ""
+        known = (
+            f", {slowdown_c - state.temperature_c:.0f} °C below where it slows down"
+            if slowdown_c
+            else ""
+        )
         yield f"The GPU is hot: {state.temperature_c:.0f} °C{known}. Let it cool, or expect the clock to fall."
 
 

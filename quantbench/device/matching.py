@@ -1,8 +1,9 @@
-"""Derives a GPU's spec from the properties it reports, also for parts of a known card and for unknown cards.
+"""Derives a GPU's spec from the properties it reports, also for parts of a known card and for
+unknown cards.
 
-Entry points: `match`, and its argument `Properties`. Used by `here`. A card is the registered one only if name, compute
-capability, SM count and memory size all agree, so that a MIG slice, a vGPU or a card with disabled SMs does not get the
-full card's peaks.
+Entry points: `match`, and its argument `Properties`. Used by `here`. A card is the registered one
+only if name, compute capability, SM count and memory size all agree, so that a MIG slice, a vGPU or
+a card with disabled SMs does not get the full card's peaks.
 """
 
 import re
@@ -20,8 +21,8 @@ _MIG = re.compile(r"^(?P<card>.+?) MIG (?P<profile>\S+)$")
 _OLDEST = (7, 0)
 _GIB = 2**30
 _REPORTED = "reported by the card"
-# GeForce cards run these at half rate with fp32 accumulation (NVIDIA's Turing, GA102, Ada and RTX Blackwell
-# whitepapers).
+# GeForce cards run these at half rate with fp32 accumulation (NVIDIA's Turing, GA102, Ada and RTX
+# Blackwell whitepapers).
 _GEFORCE_HALF = ("fp16", "bf16", "tf32", "fp8")
 
 
@@ -62,7 +63,9 @@ def match(properties: Properties) -> DeviceSpec:
         if capability < _OLDEST:
             major, minor = capability
             found = f"{properties.name} of compute capability {major}.{minor}"
-            raise UnsupportedError("device", found, "7.0 (Volta) or later, or a Tesla P100-PCIE-16GB")
+            raise UnsupportedError(
+                "device", found, "7.0 (Volta) or later, or a Tesla P100-PCIE-16GB"
+            )
         return _unknown(properties, capability)
     least, most = (share * entry.spec.memory_bytes for share in _MEMORY_SHARE)
     whole = properties.sm_count == entry.spec.sm_count and least <= properties.memory_bytes <= most
@@ -72,19 +75,26 @@ def match(properties: Properties) -> DeviceSpec:
 
 
 def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec:
-    """Raises the maximum clock to the reported one: cards of one name can differ (board partners' GeForces)."""
+    """Raises the maximum clock to the reported one: cards of one name can differ (board partners'
+    GeForces).
+    """
     reported = properties.max_sm_clock_mhz
     if reported is None or reported <= spec.max_sm_clock_mhz:
         return spec
-    return replace(spec, max_sm_clock_mhz=reported, source={**spec.source, "max_sm_clock_mhz": _REPORTED})
+    return replace(
+        spec, max_sm_clock_mhz=reported, source={**spec.source, "max_sm_clock_mhz": _REPORTED}
+    )
 
 
 def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> DeviceSpec:
-    """Scales the peaks of a registered card by the share of SMs, and for MIG bandwidth and L2 by that of memory."""
+    """Scales the peaks of a registered card by the share of SMs, and for MIG bandwidth and L2 by
+    that of memory.
+    """
     card = entry.spec
     sm_share = properties.sm_count / card.sm_count
-    # A MIG slice has its own memory channels and cache banks, in eighths of the card's (NVIDIA MIG User Guide), and
-    # reports slightly less than its share of the memory. Other variants use all channels and banks.
+    # A MIG slice has its own memory channels and cache banks, in eighths of the card's (NVIDIA MIG
+    # User Guide), and reports slightly less than its share of the memory. Other variants use all
+    # channels and banks.
     eighths = max(1, round(8 * properties.memory_bytes / card.memory_bytes))
     memory_share = min(1.0, eighths / 8) if mig_profile else 1.0
     if mig_profile:
@@ -97,19 +107,27 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> D
     share = f"estimated: {what} of {card.name}"
     reported, shared = ("sm_count", "memory_bytes"), ("l2_bytes", "memory_gb_per_s", "peak_tflops")
     part = replace(
-        card, name=f"{card.name}-{suffix}".replace(".", "-"), sm_count=properties.sm_count,
+        card,
+        name=f"{card.name}-{suffix}".replace(".", "-"),
+        sm_count=properties.sm_count,
         memory_bytes=properties.memory_bytes,
         l2_bytes=properties.l2_bytes or int(card.l2_bytes * memory_share),
         memory_gb_per_s=card.memory_gb_per_s * memory_share,
         peak_tflops={dtype: peak * sm_share for dtype, peak in card.peak_tflops.items()},
-        source={**card.source, **dict.fromkeys(reported, _REPORTED), **dict.fromkeys(shared, share)},
+        source={
+            **card.source,
+            **dict.fromkeys(reported, _REPORTED),
+            **dict.fromkeys(shared, share),
+        },
         registered=False,
-    )  # fmt: skip
+    )
     return _with_reported_clock(part, properties)
 
 
 def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
-    """Estimates the spec of an unregistered GPU from its properties, its architecture's rates and upper bounds."""
+    """Estimates the spec of an unregistered GPU from its properties, its architecture's rates and
+    upper bounds.
+    """
     architecture, remark = _nearest_architecture(capability)
     of = architecture.name
     kin = [e.spec for e in entries() if e.spec.architecture == of]
@@ -122,17 +140,26 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
         "max_sm_clock_mhz": clock,
         "l2_bytes": (properties.l2_bytes, max(s.l2_bytes for s in kin), unreported),
         "smem_per_sm_bytes": (properties.smem_per_sm_bytes, architecture.smem_per_sm_bytes, smem),
-        "smem_per_block_bytes": (properties.smem_per_block_bytes, architecture.smem_per_block_bytes, smem),
+        "smem_per_block_bytes": (
+            properties.smem_per_block_bytes,
+            architecture.smem_per_block_bytes,
+            smem,
+        ),
     }
     values = {name: reported or estimated for name, (reported, estimated, _) in found.items()}
     if properties.max_memory_clock_mhz and properties.memory_bus_bits:
-        memory_gb_per_s = 2e6 * properties.max_memory_clock_mhz * properties.memory_bus_bits / 8 / 1e9
+        memory_gb_per_s = (
+            2e6 * properties.max_memory_clock_mhz * properties.memory_bus_bits / 8 / 1e9
+        )
         memory_source = "estimated: 2 × the reported memory clock × bus width"
     else:
         memory_gb_per_s = max(s.memory_gb_per_s for s in kin)
         memory_source = unreported
     geforce = "geforce" in properties.name.casefold()
-    rate = {dtype: ops / 2 if geforce and dtype in _GEFORCE_HALF else ops for dtype, ops in architecture.rate.items()}
+    rate = {
+        dtype: ops / 2 if geforce and dtype in _GEFORCE_HALF else ops
+        for dtype, ops in architecture.rate.items()
+    }
     per_tflops = properties.sm_count * values["sm_clock_mhz"] * 1e-6
     halved = ", half for fp32 accumulation on a GeForce" if geforce else ""
     return DeviceSpec(
@@ -155,7 +182,9 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
 
 
 def _nearest_architecture(capability: tuple[int, int]) -> tuple[Architecture, str]:
-    known = {a.compute_capability: a for name, a in architectures().items() if name.startswith("sm_")}
+    known = {
+        a.compute_capability: a for name, a in architectures().items() if name.startswith("sm_")
+    }
     if capability in known:
         return known[capability], ""
     same_major = [a for (major, _), a in known.items() if major == capability[0]]

@@ -1,8 +1,9 @@
-"""Reads a GPU's state and limits from NVML. If NVML is absent or a query fails, the values are None with a note.
+"""Reads a GPU's state and limits from NVML. If NVML is absent or a query fails, the values are None
+with a note.
 
-Entry points: `Nvml`, created by `Nvml.open`; `Absent`, its stand-in without NVML; `Limits`; `HARMFUL_REASONS`. Used by
-`here`, `timing.session` and the command `devices`. Bit values and names follow nvml.h (NVIDIA Management Library API
-Reference, driver 580).
+Entry points: `Nvml`, created by `Nvml.open`; `Absent`, its stand-in without NVML; `Limits`;
+`HARMFUL_REASONS`. Used by `here`, `timing.session` and the command `devices`. Bit values and names
+follow nvml.h (NVIDIA Management Library API Reference, driver 580).
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _REASONS = {
     0x100: "display_clock_setting",
 }
 #: reasons that lower the clock for heat or power, and so disturb timings
-HARMFUL_REASONS = frozenset({"sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"})
+HARMFUL_REASONS = frozenset(
+    {"sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
+)
 
 _CLOCK_SM = 1
 _CLOCK_MEMORY = 2
@@ -50,7 +53,8 @@ class Limits:
     """Current limits of a card; None if NVML does not report a value.
 
     application_sm_mhz: SM clock set for applications.
-    default_application_sm_mhz: what it is if nobody sets it, often below the highest clock (V100: 1312 of 1530 MHz).
+    default_application_sm_mhz: what it is if nobody sets it, often below the highest clock (V100:
+        1312 of 1530 MHz).
     slowdown_c: temperature at which the hardware slows down.
     persistence: whether the driver stays loaded between programs.
     exclusive: whether only one process may use the card (compute mode EXCLUSIVE_PROCESS).
@@ -76,12 +80,18 @@ class Nvml:
 
     library: module pynvml (nvidia-ml-py), or a stand-in.
     handle: NVML handle of the GPU or MIG slice.
-    own_pids: function that returns the ids of quantbench's own processes, which change as workers start and end.
+    own_pids: function that returns the ids of quantbench's own processes, which change as workers
+        start and end.
     pid_exists: function that tests a process id (in a container NVML may report ids of the host).
     """
 
     def __init__(
-        self, library: Any, handle: Any, *, own_pids: Callable[[], frozenset[int]], pid_exists: Callable[[int], bool]
+        self,
+        library: Any,
+        handle: Any,
+        *,
+        own_pids: Callable[[], frozenset[int]],
+        pid_exists: Callable[[int], bool],
     ) -> None:
         self._nvml, self._own_pids, self._pid_exists = library, own_pids, pid_exists
         # Cache: process ids last judged, number of those of others, and a note.
@@ -102,9 +112,11 @@ class Nvml:
         own_pids: Callable[[], frozenset[int]] | None = None,
         pid_exists: Callable[[int], bool] | None = None,
     ) -> Nvml | Absent:
-        """Opens the GPU with this UUID (with or without NVML's prefix `GPU-` or `MIG-`) or PCI bus id.
+        """Opens the GPU with this UUID (with or without NVML's prefix `GPU-` or `MIG-`) or PCI bus
+        id.
 
-        An index would be wrong: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER renumber GPUs for CUDA but not for NVML.
+        An index would be wrong: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER renumber GPUs for CUDA
+        but not for NVML.
         """
         if library is None:
             try:
@@ -115,7 +127,13 @@ class Nvml:
             library.nvmlInit()
         except library.NVMLError as error:
             return Absent(f"NVML does not start: {error}")
-        names = [uuid] if uuid and uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"] if uuid else []
+        names = (
+            [uuid]
+            if uuid and uuid.startswith(("GPU-", "MIG-"))
+            else [f"GPU-{uuid}", f"MIG-{uuid}"]
+            if uuid
+            else []
+        )
         ways = [(library.nvmlDeviceGetHandleByUUID, name) for name in names]
         if pci_bus_id:
             ways.append((library.nvmlDeviceGetHandleByPciBusId, pci_bus_id))
@@ -126,7 +144,12 @@ class Nvml:
             except library.NVMLError as error:
                 why = f"{name}: {error}"
             else:
-                return cls(library, handle, own_pids=own_pids or _own_pids, pid_exists=pid_exists or _pid_exists)
+                return cls(
+                    library,
+                    handle,
+                    own_pids=own_pids or _own_pids,
+                    pid_exists=pid_exists or _pid_exists,
+                )
         return Absent(f"NVML does not know this GPU ({why})")
 
     def state(self, *, processes: bool = True) -> DeviceState:
@@ -147,15 +170,21 @@ class Nvml:
         notes: list[str] = []
         number = partial(self._number, notes)
         power_w = self._watts(notes, "power limit", "nvmlDeviceGetEnforcedPowerLimit")
-        default_w = self._watts(notes, "default power limit", "nvmlDeviceGetPowerManagementDefaultLimit")
+        default_w = self._watts(
+            notes, "default power limit", "nvmlDeviceGetPowerManagementDefaultLimit"
+        )
         persistence = number("persistence mode", "nvmlDeviceGetPersistenceMode")
         driver_version = self._ask(notes, "driver version", "nvmlSystemGetDriverVersion")
         max_sm_mhz = number("highest SM clock", "nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
         max_memory_mhz = number("highest memory clock", "nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY)
         application_mhz = number("applications clock", "nvmlDeviceGetApplicationsClock", _CLOCK_SM)
-        default_mhz = number("default applications clock", "nvmlDeviceGetDefaultApplicationsClock", _CLOCK_SM)
+        default_mhz = number(
+            "default applications clock", "nvmlDeviceGetDefaultApplicationsClock", _CLOCK_SM
+        )
         bus_bits = number("memory bus width", "nvmlDeviceGetMemoryBusWidth")
-        slowdown_c = number("slowdown temperature", "nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN)
+        slowdown_c = number(
+            "slowdown temperature", "nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN
+        )
         compute_mode = number("compute mode", "nvmlDeviceGetComputeMode")
         return Limits(
             driver_version=None if driver_version is None else str(driver_version),
@@ -173,7 +202,9 @@ class Nvml:
         )
 
     def _ask(self, notes: list[str], what: str, function: str, *arguments: Any) -> Any:
-        """Calls an NVML function. Returns None and adds the reason to `notes` if it fails or does not exist."""
+        """Calls an NVML function. Returns None and adds the reason to `notes` if it fails or does
+        not exist.
+        """
         try:
             return getattr(self._nvml, function)(*arguments)
         except (self._nvml.NVMLError, AttributeError) as error:
@@ -182,7 +213,8 @@ class Nvml:
 
     def _number(self, notes: list[str], what: str, function: str, *arguments: Any) -> float | None:
         answer = self._ask(notes, what, function, self._handle, *arguments)
-        # nvidia-ml-py returns a ctypes object in place of a number from nvmlDeviceIsMigDeviceHandle (12.535 to 13.615).
+        # nvidia-ml-py returns a ctypes object in place of a number from nvmlDeviceIsMigDeviceHandle
+        # (12.535 to 13.615).
         return None if answer is None else float(getattr(answer, "value", answer))
 
     def _watts(self, notes: list[str], what: str, function: str) -> float | None:
@@ -193,7 +225,9 @@ class Nvml:
         # The function was renamed in driver 535; older libraries have only the old name.
         mask = self._ask([], "", "nvmlDeviceGetCurrentClocksEventReasons", self._handle)
         if mask is None:
-            mask = self._ask(notes, "throttle reasons", "nvmlDeviceGetCurrentClocksThrottleReasons", self._handle)
+            mask = self._ask(
+                notes, "throttle reasons", "nvmlDeviceGetCurrentClocksThrottleReasons", self._handle
+            )
         return () if mask is None else decode_reasons(mask)
 
     def _other_processes(self, notes: list[str]) -> int | None:
@@ -204,14 +238,18 @@ class Nvml:
         pids = {int(process.pid) for process in running}
         if pids <= {os.getpid()}:  # the usual case, without walking the process tree (milliseconds)
             return 0
-        if pids != self._judged[0]:  # cached, because this runs about 50 times a second during sampling
+        if (
+            pids != self._judged[0]
+        ):  # cached, because this runs about 50 times a second during sampling
             self._judged = (pids, *self._judge(pids))
         _, others, note = self._judged
         notes += [note] if note else []
         return others
 
     def _judge(self, pids: set[int]) -> tuple[int | None, str]:
-        """Returns how many of these processes are not quantbench's own; None and the reason if unknown."""
+        """Returns how many of these processes are not quantbench's own; None and the reason if
+        unknown.
+        """
         own = self._own_pids()
         strangers = {pid for pid in pids - own if not self._pid_exists(pid)}
         if strangers and not pids & own:
@@ -232,7 +270,9 @@ def decode_reasons(mask: int) -> tuple[str, ...]:
 
 
 def _own_pids() -> frozenset[int]:
-    """Returns the ids of this process, its descendants and its ancestors (a sweep's main process starts the worker)."""
+    """Returns the ids of this process, its descendants and its ancestors (a sweep's main process
+    starts the worker).
+    """
     import psutil
 
     me = psutil.Process()

@@ -1,8 +1,8 @@
 """Reads the registry of known GPUs from registry.toml and looks GPUs up by name.
 
-Entry points: `lookup`, `known`; `entries`, which returns `Entry` objects; `architectures`, which returns `Architecture`
-objects. Used by `matching`, and through `quantbench.device` by `latency`, `planner`, `profile`, `importers`,
-`explore`, tools and the commands that take a GPU's name.
+Entry points: `lookup`, `known`; `entries`, which returns `Entry` objects; `architectures`, which
+returns `Architecture` objects. Used by `matching`, and through `quantbench.device` by `latency`,
+`planner`, `profile`, `importers`, `explore`, tools and the commands that take a GPU's name.
 """
 
 import re
@@ -66,11 +66,11 @@ class Entry:
 
 
 def lookup(name: str) -> DeviceSpec:
-    """Returns the spec of a registered GPU by slug, by the name that CUDA reports, or by words of a slug that identify
-    one model (`h100`, `a100-40gb`, `A100 PCIe 80G`).
+    """Returns the spec of a registered GPU by slug, by the name that CUDA reports, or by words of a
+    slug that identify one model (`h100`, `a100-40gb`, `A100 PCIe 80G`).
 
-    Among variants of one model, SXM modules come before PCIe cards, then the first in the file: the one with the most
-    public measurements. Raises InputError with
+    Among variants of one model, SXM modules come before PCIe cards, then the first in the file: the
+    one with the most public measurements. Raises InputError with
     candidates if the name matches several models (`rtx-6000`) or none.
 
     >>> lookup("a100").name, lookup("V100").name
@@ -93,7 +93,9 @@ def lookup(name: str) -> DeviceSpec:
         models = get_close_matches(model, map(_model_of, by_slug), n=3, cutoff=0.5)
         near = [slug for slug in by_slug if _model_of(slug) in models]
     expected = "one of " + ", ".join(near) if near else "a known GPU"
-    raise InputError("device", repr(name), f"{expected} (`quantbench devices` lists all {len(by_slug)})")
+    raise InputError(
+        "device", repr(name), f"{expected} (`quantbench devices` lists all {len(by_slug)})"
+    )
 
 
 def same_chip(slug: str) -> tuple[str, ...]:
@@ -123,7 +125,9 @@ def _words_of(name: str) -> list[str]:
 def _model_of(slug: str) -> str:
     """Returns the slug without form factor and memory: rtx-pro-6000 for `rtx-pro-6000-96gb`."""
     parts = slug.split("-")
-    return "-".join(part for part in parts if not _MEMORY_SIZE.match(part) and not _FORM_FACTOR.match(part))
+    return "-".join(
+        part for part in parts if not _MEMORY_SIZE.match(part) and not _FORM_FACTOR.match(part)
+    )
 
 
 def known() -> tuple[DeviceSpec, ...]:
@@ -144,11 +148,15 @@ def architectures() -> Mapping[str, Architecture]:
     return {
         name: Architecture(
             name=name,
-            compute_capability=_capability(values["gfx_ip"] if "gfx_ip" in values else name.removeprefix("sm_")),
+            compute_capability=_capability(
+                values["gfx_ip"] if "gfx_ip" in values else name.removeprefix("sm_")
+            ),
             rate=values["rate"],
             smem_per_sm_bytes=values["smem_per_sm_kib"] * _KIB,
             smem_per_block_bytes=values["smem_per_block_kib"] * _KIB,
-            source={name: _cite(cited, data["documents"]) for name, cited in values["source"].items()},
+            source={
+                name: _cite(cited, data["documents"]) for name, cited in values["source"].items()
+            },
         )
         for name, values in data["architecture"].items()
     }
@@ -170,7 +178,10 @@ def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entr
     spec = DeviceSpec(
         name=slug,
         kind="rocm" if amd else "cuda",
-        **{name: values[name] for name in ("sm_count", "sm_clock_mhz", "memory_gb_per_s", "peak_tflops")},
+        **{
+            name: values[name]
+            for name in ("sm_count", "sm_clock_mhz", "memory_gb_per_s", "peak_tflops")
+        },
         max_sm_clock_mhz=values.get("max_sm_clock_mhz", 0),
         l2_bytes=int(values["l2_mib"] * _MIB),
         smem_per_sm_bytes=architecture.smem_per_sm_bytes,
@@ -182,7 +193,13 @@ def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entr
         source=source,
     )
     half_rate = tuple(values.get("half_rate", ()))
-    return Entry(spec, tuple(values["names"]), values["memory_clock_mhz"], values["memory_bus_bits"], half_rate)
+    return Entry(
+        spec,
+        tuple(values["names"]),
+        values["memory_clock_mhz"],
+        values["memory_bus_bits"],
+        half_rate,
+    )
 
 
 def _cite(text: str, documents: dict[str, str]) -> str:

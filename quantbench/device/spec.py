@@ -1,7 +1,8 @@
-"""Defines a device's constants for the arithmetic of tiles, waves and rooflines, and its state at one moment.
+"""Defines a device's constants for the arithmetic of tiles, waves and rooflines, and its state at
+one moment.
 
-Entry points: `DeviceSpec`, `DeviceState`, `DEVICE_KINDS`, `PEAK_MARGIN`, `CACHE_OVER_MEMORY`, `sm_name`. Used by nearly
-all packages, mostly through `quantbench.device`.
+Entry points: `DeviceSpec`, `DeviceState`, `DEVICE_KINDS`, `PEAK_MARGIN`, `CACHE_OVER_MEMORY`,
+`sm_name`. Used by nearly all packages, mostly through `quantbench.device`.
 """
 
 import re
@@ -10,7 +11,8 @@ from dataclasses import dataclass, field
 
 from quantbench.errors import InputError, require_choice
 
-# Plausible values of devices built since 2016; they catch a misplaced decimal point or a wrong unit.
+# Plausible values of devices built since 2016; they catch a misplaced decimal point or a wrong
+# unit.
 _RANGES: dict[str, tuple[float, float]] = {
     "sm_count": (1, 1024),
     "sm_clock_mhz": (200, 7000),
@@ -26,18 +28,22 @@ _GFX = {(9, 0): "gfx90a", (9, 4): "gfx942", (9, 5): "gfx950"}
 # The name is used for folders and files.
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PEAK_TFLOPS_RANGE = (0.001, 50_000)
-# Formats that differ in their scales only run at the same peak (NVIDIA, libcu++ 2026, tcgen05.mma: mxf4nvf4).
+# Formats that differ in their scales only run at the same peak (NVIDIA, libcu++ 2026, tcgen05.mma:
+# mxf4nvf4).
 _SAME_PEAK = {"fp8_block": "fp8", "mxfp8": "fp8", "mxfp4": "nvfp4"}
-# The first with scales per 32 elements in the matrix cores: gfx950 (9, 5); sm_100 (10, 0) of NVIDIA, after sm_90.
+# The first with scales per 32 elements in the matrix cores: gfx950 (9, 5); sm_100 (10, 0) of
+# NVIDIA, after sm_90.
 _FIRST_MX = (9, 5)
 
 #: rocm: a GPU of AMD's; its times are predicted and imported, not measured.
 DEVICE_KINDS = ("cuda", "rocm", "cpu")
-#: Rates above the peak are impossible. The margin allows for rounded peaks of data sheets (H200: printed 4.8 TB/s,
-#: 3201 MHz × 2 × 6144 bits make 4.92) and for clocks, which are read to about 1 %.
+#: Rates above the peak are impossible. The margin allows for rounded peaks of data sheets (H200:
+#: printed 4.8 TB/s, 3201 MHz × 2 × 6144 bits make 4.92) and for clocks, which are read to about 1
+#: %.
 PEAK_MARGIN = 1.05
-#: No cache is this much faster than memory: a core's first-level cache moves up to 192 bytes a cycle (two loads and a
-#: store of 512 bits), 700 GB/s at 3.7 GHz, 35 times one core's 20 GB/s; an H100's L1 caches together 33 TB/s, 10 times.
+#: No cache is this much faster than memory: a core's first-level cache moves up to 192 bytes a
+#: cycle (two loads and a store of 512 bits), 700 GB/s at 3.7 GHz, 35 times one core's 20 GB/s; an
+#: H100's L1 caches together 33 TB/s, 10 times.
 CACHE_OVER_MEMORY = 100
 
 
@@ -45,9 +51,10 @@ CACHE_OVER_MEMORY = 100
 class DeviceSpec:
     """Hardware constants of one device model.
 
-    On an AMD GPU (kind rocm) an SM is a compute unit (CU), a warp a wavefront of 64 threads (`warp_threads`), a block a
-    workgroup, shared memory the LDS, and a tensor core a matrix core. "Blocks per SM" are the workgroups resident on
-    one CU. The dies of an MI300 or MI350 are one device; the two dies of an MI250X are two.
+    On an AMD GPU (kind rocm) an SM is a compute unit (CU), a warp a wavefront of 64 threads
+    (`warp_threads`), a block a workgroup, shared memory the LDS, and a tensor core a matrix core.
+    "Blocks per SM" are the workgroups resident on one CU. The dies of an MI300 or MI350 are one
+    device; the two dies of an MI250X are two.
 
     name: slug (`a100-sxm4-80gb`, `cpu-amd-epyc`).
     sm_count: streaming multiprocessors; cores in use on a CPU.
@@ -55,16 +62,17 @@ class DeviceSpec:
     l2_bytes: last-level cache (the Infinity Cache where there is one).
     smem_per_sm_bytes: shared memory per SM (0 on a CPU).
     memory_gb_per_s: memory bandwidth, 1e9 bytes/s.
-    peak_tflops: dense peak by dtype, 1e12 operations/s, with tensor cores if they support the dtype and with fp32
-        accumulation.
+    peak_tflops: dense peak by dtype, 1e12 operations/s, with tensor cores if they support the dtype
+        and with fp32 accumulation.
     source: source of each constant, by field name; `peak_tflops.bf16` etc. for single peaks.
     registered: False for a spec derived from the properties that the device reports.
     smem_per_block_bytes: opt-in maximum shared memory per block (0: unknown).
-    max_sm_clock_mhz: maximum clock; 0 means sm_clock_mhz. Many cards run above sm_clock_mhz (H100 SXM: peaks at 1830,
-        runs at up to 1980 MHz), so their rates can exceed peak_tflops: see `ceiling`.
+    max_sm_clock_mhz: maximum clock; 0 means sm_clock_mhz. Many cards run above sm_clock_mhz (H100
+        SXM: peaks at 1830, runs at up to 1980 MHz), so their rates can exceed peak_tflops: see
+            `ceiling`.
     peak_clock_mhz: clock of the peak by dtype, for peaks not stated at sm_clock_mhz.
-    compute_capability: (major, minor); on a rocm device those of its GFX IP, as HIP reports them (9.4 for
-        gfx942); None on a CPU.
+    compute_capability: (major, minor); on a rocm device those of its GFX IP, as HIP reports them
+        (9.4 for gfx942); None on a CPU.
     board_power_w: most power that the card draws, W (0: unknown).
     """
 
@@ -87,7 +95,9 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         if not _SLUG.fullmatch(self.name):
-            raise InputError("DeviceSpec", f"name = {self.name!r}"[:80], "letters, digits, '.', '_' and '-'")
+            raise InputError(
+                "DeviceSpec", f"name = {self.name!r}"[:80], "letters, digits, '.', '_' and '-'"
+            )
         who = f"DeviceSpec {self.name}"
         if self.max_sm_clock_mhz == 0:
             object.__setattr__(self, "max_sm_clock_mhz", self.sm_clock_mhz)
@@ -99,12 +109,16 @@ class DeviceSpec:
         low, high = _PEAK_TFLOPS_RANGE
         for dtype, peak in self.peak_tflops.items():
             if not low <= peak <= high:
-                raise InputError(who, f"peak_tflops[{dtype}] = {peak!r}", f"a number from {low} to {high}")
+                raise InputError(
+                    who, f"peak_tflops[{dtype}] = {peak!r}", f"a number from {low} to {high}"
+                )
         if self.kind == "cuda" and self.compute_capability is None:
             raise InputError(who, "compute_capability = None", "(major, minor) for a cuda device")
         if self.kind == "rocm" and self.compute_capability not in _GFX:
             known = ", ".join(_GFX.values())
-            raise InputError(who, f"compute_capability = {self.compute_capability}", f"that of {known}")
+            raise InputError(
+                who, f"compute_capability = {self.compute_capability}", f"that of {known}"
+            )
 
     def peak(self, dtype: str) -> float | None:
         """Returns the dense peak in TFLOP/s for `dtype`; None if unsupported or unknown."""
@@ -115,14 +129,17 @@ class DeviceSpec:
     @property
     def dtypes(self) -> str:
         """Names the dtypes that have a peak, comma separated."""
-        return ", ".join(sorted(d for d in {*self.peak_tflops, *_SAME_PEAK} if self.peak(d) is not None))
+        return ", ".join(
+            sorted(d for d in {*self.peak_tflops, *_SAME_PEAK} if self.peak(d) is not None)
+        )
 
     def _rated(self, dtype: str) -> str:
         """Returns the dtype whose peak is stated for `dtype`."""
         return dtype if dtype in self.peak_tflops else _SAME_PEAK.get(dtype, dtype)
 
     def ceiling(self, dtype: str, clock_mhz: float | None = None) -> float | None:
-        """Returns the stated peak in TFLOP/s scaled to `clock_mhz` (default: the maximum clock); None if unknown.
+        """Returns the stated peak in TFLOP/s scaled to `clock_mhz` (default: the maximum clock);
+        None if unknown.
 
         A rate above the ceiling cannot be a valid measurement.
         """
@@ -139,10 +156,16 @@ class DeviceSpec:
 
     @property
     def architecture(self) -> str:
-        """Name of the architecture: `sm_80` etc., the LLVM target `gfx942` etc.; the kind if that is unknown."""
+        """Name of the architecture: `sm_80` etc., the LLVM target `gfx942` etc.; the kind if that
+        is unknown.
+        """
         if self.compute_capability is None:
             return self.kind
-        return _GFX[self.compute_capability] if self.kind == "rocm" else sm_name(self.compute_capability)
+        return (
+            _GFX[self.compute_capability]
+            if self.kind == "rocm"
+            else sm_name(self.compute_capability)
+        )
 
     @property
     def warp_threads(self) -> int:

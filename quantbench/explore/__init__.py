@@ -1,1 +1,3 @@
-"""A page that predicts any shape in the browser: the code of the models as JavaScript, their trees as data."""
+"""A page that predicts any shape in the browser: the code of the models as JavaScript, their trees
+as data.
+"""

@@ -1,6 +1,8 @@
-"""Packs the latency models of a GPU for a page: their code as JavaScript text, their trees and tables as arrays.
+"""Packs the latency models of a GPU for a page: their code as JavaScript text, their trees and
+tables as arrays.
 
-The models run on symbols (`trace`) from sizes to the time with its interval. The page provides what symbols cannot
+The models run on symbols (`trace`) from sizes to the time with its interval. The page provides what
+symbols cannot
 express: the walk through a forest, and the Gaussian process.
 """
 
@@ -50,7 +52,9 @@ class Blobs:
         data = content.encode() if isinstance(content, str) else content.tobytes()
         if data not in self._places:
             self._places[data] = (self._end, len(data))
-            padded = data + bytes(-len(data) % 8)  # every array starts at a multiple of its items' size
+            padded = data + bytes(
+                -len(data) % 8
+            )  # every array starts at a multiple of its items' size
             self.parts.append(padded)
             self._end += len(padded)
         return self._places[data]
@@ -64,7 +68,8 @@ class _Forests:
         self.packed: list[dict[str, Any]] = []
 
     def walked(self, forest: Forest) -> SimpleNamespace:
-        """Packs each node's feature (_LEAF: none), its threshold or value, and how far its right child is.
+        """Packs each node's feature (_LEAF: none), its threshold or value, and how far its right
+        child is.
 
         Returns one whose `predict` the page evaluates."""
         leaf, name = np.isinf(forest.threshold), f"forests[{len(self.packed)}]"
@@ -83,14 +88,18 @@ def _mean_and_variance(values: Sequence[Any]) -> tuple[Any, Any]:
     return mean, sum((value - mean) ** 2 for value in values) / len(values)
 
 
-def _time(log_us: Any, variance: Any, interval: IntervalCalibration, fastest_us: Any) -> tuple[Any, Any, Any]:
+def _time(
+    log_us: Any, variance: Any, interval: IntervalCalibration, fastest_us: Any
+) -> tuple[Any, Any, Any]:
     """Returns the time and its interval, µs."""
     half = interval.half_width(variance)
     return bounded(np.exp(log_us), half, half, fastest_us)
 
 
 def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
-    """Returns a GEMM model as JSON: functions from sizes and layout to the time, its interval and the kernel."""
+    """Returns a GEMM model as JSON: functions from sizes and layout to the time, its interval and
+    the kernel.
+    """
     ensemble, forests = model.ensemble, _Forests(blobs)
     sizes: list[Any] = inputs(*_GEMM)
     m, n, k, batch, layout = sizes
@@ -106,7 +115,9 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
             shallow = _physics(ensemble, (m, n, k, batch, layout))
             log_us = log_us + shallow - _physics(ensemble, (m, n, deep, batch, layout))
         outputs.append([*_time(log_us, variance, model.interval, peak_us), kernel])
-    kernels = np.concatenate([each.block_m, each.block_n, each.split_k, each.blocks_per_sm], axis=1).astype("<f8")
+    kernels = np.concatenate(
+        [each.block_m, each.block_n, each.split_k, each.blocks_per_sm], axis=1
+    ).astype("<f8")
     return {
         "code": blobs.add(module({"times": (_GEMM, outputs[0]), "short": (_GEMM, outputs[1])})),
         "forests": forests.packed,
@@ -123,7 +134,9 @@ def _product(ensemble: Ensemble, sizes: tuple[Any, ...], forests: _Forests) -> t
     watched = watched_columns(shapes)
     reference = None
     if ensemble.reference is not None:
-        reference = _product(ensemble.reference, sizes, forests)[0] - _physics(ensemble.reference, sizes)
+        reference = _product(ensemble.reference, sizes, forests)[0] - _physics(
+            ensemble.reference, sizes
+        )
     logs, within, kernels = [], [], []
     for member in ensemble.members:
         log_us, parts = member.physics(shapes)
@@ -146,8 +159,8 @@ def _physics(ensemble: Ensemble, sizes: tuple[Any, ...]) -> Any:
 
 
 def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str, Any]:
-    """Returns an attention model for one dtype as JSON: functions from sizes of causal attention to its time and
-    interval."""
+    """Returns an attention model for one dtype as JSON: functions from sizes of causal attention to
+    its time and interval."""
     functions = {
         "forward": (_ATTENTION, _attention(model, dtype, backward=False)),
         "backward": (_ATTENTION, _attention(model, dtype, backward=True)),
@@ -155,7 +168,10 @@ def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str
     process = None
     learner = model.prefill.learner
     if learner is not None:
-        arrays = {name: getattr(learner, name) for name in ("features", "targets", "shift", "spread", "length_scales")}
+        arrays = {
+            name: getattr(learner, name)
+            for name in ("features", "targets", "shift", "spread", "length_scales")
+        }
         process = {name: blobs.add(array.astype("<f8")) for name, array in arrays.items()}
         process |= {name: getattr(learner, name) for name in ("amplitude", "noise", "centre")}
     return {"code": blobs.add(module(functions)), "process": process}
@@ -164,7 +180,17 @@ def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str
 def _attention(model: AttentionModel, dtype: str, *, backward: bool) -> tuple[Any, Any, Any]:
     """Returns the time of causal attention and its interval, µs."""
     batch, heads, kv_heads, seq, head_dim = inputs(*_ATTENTION)
-    sizes: Any = (batch, heads, kv_heads, seq, seq, head_dim, np.array(True), np.array(backward), dtype)
+    sizes: Any = (
+        batch,
+        heads,
+        kv_heads,
+        seq,
+        seq,
+        head_dim,
+        np.array(True),
+        np.array(backward),
+        dtype,
+    )
     shapes = AttentionShapes(*sizes)
     part, none = model.prefill, np.zeros(1, dtype=bool)
     terms = part.physics.cost(shapes, none)(part.physics.parameters)
@@ -196,7 +222,8 @@ def softmax_model(device: DeviceSpec, blobs: Blobs) -> dict[str, Any]:
 
 
 def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
-    """Returns a model of experts as JSON: a function from sizes and loads to the time and its interval.
+    """Returns a model of experts as JSON: a function from sizes and loads to the time and its
+    interval.
 
     Raises InputError for a model whose forests need references, which no shipped one has.
     """
@@ -206,12 +233,16 @@ def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
     tiles: Any = inputs(*of_tiles)
     layers = Layers(dtype=model.dtype, **sizes, loads=ExpertLoads(**loads, tiles=tiles))
     forests = _Forests(blobs)
-    # Forests of a fitted model, or the references of a prior: their mean corrects the roofline, their spread gives the
-    # interval.
+    # Forests of a fitted model, or the references of a prior: their mean corrects the roofline,
+    # their spread gives the interval.
     corrections: list[Any] = []
     for one in [model] if model.halves else model.references:
         if one.references or not one.halves:
-            raise InputError("explore", f"experts of {one.device.name} with references", "a model of its own rows")
+            raise InputError(
+                "explore",
+                f"experts of {one.device.name} with references",
+                "a model of its own rows",
+            )
         columns = layers.columns(one.device)
         trees = [(float(half.slopes[0]), forest) for half in one.halves for forest in half.forests]
         found = [slope + forests.walked(forest).predict(columns)[0] for slope, forest in trees]

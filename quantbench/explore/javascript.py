@@ -1,7 +1,7 @@
 """Writes recorded expressions (`trace`) as JavaScript text.
 
-Rows become constants. Vectors are computed entry by entry, in one loop for each level of reductions: a level's loop
-ends before what its sums and extremes go into begins.
+Rows become constants. Vectors are computed entry by entry, in one loop for each level of
+reductions: a level's loop ends before what its sums and extremes go into begins.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _EXPRESSIONS = {
     "tanh": "Math.tanh({})",
     "where": "({} ? {} : {})",
 }
-# Reductions that a loop carries on: the value before the first entry, and what an entry x does to the value r.
+# Reductions that a loop carries on: the value before the first entry, and what an entry x does to
+# the value r.
 _CARRIED = {
     "max": ("-Infinity", "if ({x} > {r}) {r} = {x};"),
     "min": ("Infinity", "if ({x} < {r}) {r} = {x};"),
@@ -82,7 +83,9 @@ def module(functions: Mapping[str, tuple[Sequence[str], Sequence[Any]]]) -> str:
 
 
 class _Function:
-    """The body of one function. made: declarations of tables and stored vectors, to which its own are added."""
+    """The body of one function. made: declarations of tables and stored vectors, to which its own
+    are added.
+    """
 
     def __init__(self, outputs: Sequence[Any], made: list[str]) -> None:
         wanted = [as_node(output) for output in outputs]
@@ -134,7 +137,9 @@ class _Function:
         for node in here:
             if not node.kernels and node.op not in _CARRIED:
                 self._names[id(node)] = f"r{len(self._names)}"
-                self._lines.append(f"const {self._names[id(node)]} = {self._expression(node, level)};")
+                self._lines.append(
+                    f"const {self._names[id(node)]} = {self._expression(node, level)};"
+                )
         loop: list[str] = []
         vectors = [node for node in here if node.kernels]
         for node in vectors:
@@ -150,7 +155,11 @@ class _Function:
                 loop.append(step.format(r=name, x=self._value(node.args[0], level)))
                 vectors.append(node.args[0])
         if loop:
-            self._lines += [f"for (let i = 0; i < {max(node.kernels for node in vectors)}; i++) {{", *loop, "}"]
+            self._lines += [
+                f"for (let i = 0; i < {max(node.kernels for node in vectors)}; i++) {{",
+                *loop,
+                "}",
+            ]
 
     def _expression(self, node: Node, level: int) -> str:
         if node.op in _READ:
@@ -167,7 +176,8 @@ class _Function:
 
 
 class Script:
-    """Functions of one argument, s, that were plain Python. Long expressions become functions, equal ones the same.
+    """Functions of one argument, s, that were plain Python. Long expressions become functions,
+    equal ones the same.
 
     given: outcomes of conditions that are known.
     """
@@ -178,7 +188,12 @@ class Script:
         self._functions: dict[str, str] = {}
         self._texts: dict[int, str] = {}
 
-    def add(self, name: str, function: Callable[[], Any], refused: Callable[[InputError], Any] | None = None) -> None:
+    def add(
+        self,
+        name: str,
+        function: Callable[[], Any],
+        refused: Callable[[InputError], Any] | None = None,
+    ) -> None:
         """Adds a function that takes no argument but reads symbols.
 
         refused: makes the result of an InputError; None: as in `ways`.
@@ -209,10 +224,14 @@ class Script:
                 self._texts[id(value)] = self._named(self._node(value))
             return self._texts[id(value)]
         if isinstance(value, str):
-            filled = re.sub("\0(\\d+)\0", lambda mark: f"${{{self._text(MARKED[int(mark[1])])}}}", value)
+            filled = re.sub(
+                "\0(\\d+)\0", lambda mark: f"${{{self._text(MARKED[int(mark[1])])}}}", value
+            )
             return f"`{filled}`"
         if isinstance(value, dict):
-            return self._named(f"({{{', '.join(f'{name}: {self._text(one)}' for name, one in value.items())}}})")
+            return self._named(
+                f"({{{', '.join(f'{name}: {self._text(one)}' for name, one in value.items())}}})"
+            )
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(self._text, value))}]"
         return str(value).lower() if isinstance(value, bool) else number(value)

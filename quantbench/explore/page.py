@@ -1,7 +1,8 @@
-"""Writes the explorer: one self-contained HTML file that predicts any shape of a transformer on some GPUs.
+"""Writes the explorer: one self-contained HTML file that predicts any shape of a transformer on
+some GPUs.
 
-The file holds the shipped models of each GPU (`evaluator`), so that a browser computes what `quantbench predict`
-prints.
+The file holds the shipped models of each GPU (`evaluator`), so that a browser computes what
+`quantbench predict` prints.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from quantbench.alignment_rules import row_steps
 from quantbench.device import default_dtype, known
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
-from quantbench.explore.evaluator import Blobs, attention_model, experts_model, gemm_model, softmax_model
+from quantbench.explore.evaluator import (
+    Blobs,
+    attention_model,
+    experts_model,
+    gemm_model,
+    softmax_model,
+)
 from quantbench.explore.shapes import FLAGS, SIZES, shape_script
 from quantbench.files import write_file
 from quantbench.latency.attention import AttentionModel
@@ -55,8 +62,8 @@ _MOST_ROWS = 8000
 class FittedModel:
     """A GEMM model to show instead of the shipped one of its dtype, with a note on its source.
 
-    sizes: (rows, 3) m, n and k of measured products, which are looked up. times: (rows, 9) their µs, low and high by
-        layout (`LAYOUTS`).
+    sizes: (rows, 3) m, n and k of measured products, which are looked up. times: (rows, 9) their
+        µs, low and high by layout (`LAYOUTS`).
     """
 
     model: GemmModel
@@ -67,7 +74,11 @@ class FittedModel:
 
 def shelf_devices() -> tuple[DeviceSpec, ...]:
     """Returns the GPUs with a shipped GEMM model of their default dtype."""
-    return tuple(spec for spec in known() if spec.kind == "cuda" and shipped_model(spec.name, default_dtype(spec)))
+    return tuple(
+        spec
+        for spec in known()
+        if spec.kind == "cuda" and shipped_model(spec.name, default_dtype(spec))
+    )
 
 
 def write_explorer(
@@ -124,12 +135,23 @@ def write_explorer(
         },
         "unmeasured_common": UNMEASURED_COMMON,
     }
-    environment = Environment(loader=PackageLoader("quantbench.explore"), autoescape=True,
-                              undefined=StrictUndefined, trim_blocks=True)  # fmt: skip
+    environment = Environment(
+        loader=PackageLoader("quantbench.explore"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
     text = environment.get_template("explore.html.j2").render(
         title=printable(title or "quantbench explore", 200),
-        styles="\n".join([template_text("explore.css", __package__), template_text("uplot.min.css")]),
-        script="\n".join([template_text("uplot.min.js"), *(template_text(name, __package__) for name in _SCRIPTS)]),
+        styles="\n".join(
+            [template_text("explore.css", __package__), template_text("uplot.min.css")]
+        ),
+        script="\n".join(
+            [
+                template_text("uplot.min.js"),
+                *(template_text(name, __package__) for name in _SCRIPTS),
+            ]
+        ),
         data=_packed(content, blobs),
         notes=list(notes),
         dimensions=DIMENSIONS,
@@ -141,25 +163,40 @@ def write_explorer(
 
 
 def _packed(content: dict[str, Any], blobs: Blobs) -> str:
-    """Returns JSON and arrays as base64 of one deflated block: length of the JSON, the JSON, the arrays."""
+    """Returns JSON and arrays as base64 of one deflated block: length of the JSON, the JSON, the
+    arrays.
+    """
     text = json.dumps(content).encode()
     whole = struct.pack("<II", len(text), 0) + text + bytes(-len(text) % 8) + b"".join(blobs.parts)
     return base64.b64encode(zlib.compress(whole, 9)).decode("ascii")
 
 
-def _gpu(device: DeviceSpec, blobs: Blobs, notes: dict[str, None], fitted: Mapping[str, FittedModel]) -> dict[str, Any]:
+def _gpu(
+    device: DeviceSpec, blobs: Blobs, notes: dict[str, None], fitted: Mapping[str, FittedModel]
+) -> dict[str, Any]:
     if device.kind == "cpu":
-        raise InputError("explore", f"--gpu {device.name}", "a GPU: processors are measured, not predicted")
+        raise InputError(
+            "explore", f"--gpu {device.name}", "a GPU: processors are measured, not predicted"
+        )
     entries = []
     for dtype, library, model, note in _models(device, fitted):
         notes[f"{dtype}: {note}"] = None
-        entry: dict[str, Any] = {"id": f"{device.name}/{dtype}/{library}", "dtype": dtype, "library": library}
+        entry: dict[str, Any] = {
+            "id": f"{device.name}/{dtype}/{library}",
+            "dtype": dtype,
+            "library": library,
+        }
         experts = MoEModel.best(
-            device, dtype=dtype, library="" if library == default_library(device.name, dtype) else library
+            device,
+            dtype=dtype,
+            library="" if library == default_library(device.name, dtype) else library,
         )
         measured = fitted.get(dtype, FittedModel(model, ""))
         known = {"sizes": blobs.add(measured.sizes), "times": blobs.add(measured.times)}
-        entry |= {"gemm": {**gemm_model(model, blobs), "measured": known}, "experts": experts_model(experts, blobs)}
+        entry |= {
+            "gemm": {**gemm_model(model, blobs), "measured": known},
+            "experts": experts_model(experts, blobs),
+        }
         notes[f"{dtype}: {experts.note}"] = None
         entries.append(entry)
     usual = default_dtype(device)
@@ -180,7 +217,9 @@ def _gpu(device: DeviceSpec, blobs: Blobs, notes: dict[str, None], fitted: Mappi
     }
 
 
-def _models(device: DeviceSpec, fitted: Mapping[str, FittedModel]) -> Iterator[tuple[str, str, GemmModel, str]]:
+def _models(
+    device: DeviceSpec, fitted: Mapping[str, FittedModel]
+) -> Iterator[tuple[str, str, GemmModel, str]]:
     """Yields dtype, library, model and note of every product that the page can show on a device."""
     for dtype in GEMM_DTYPES:
         if device.peak(dtype) is None or device.peak(_attention_dtype(dtype)) is None:
@@ -204,7 +243,12 @@ def _sizes(shape: TransformerShape) -> dict[str, Any]:
     experts = {} if shape.experts else {"top_k": 2, "moe_ffn": shape.ffn}
     latent = {} if shape.kv_rank else {"value_dim": shape.head_dim}
     names = (*SIZES, *FLAGS, "attention", "sliding_window")
-    return {**{name: getattr(shape, name) for name in names}, "routing": routing, **experts, **latent}
+    return {
+        **{name: getattr(shape, name) for name in names},
+        "routing": routing,
+        **experts,
+        **latent,
+    }
 
 
 def left_out(shape: TransformerShape) -> list[str]:
@@ -219,17 +263,19 @@ def left_out(shape: TransformerShape) -> list[str]:
 
 
 def fitted_models(path: Path) -> tuple[DeviceSpec, dict[str, FittedModel]]:
-    """Fits a model to the single products of each dtype in a profile, and looks their times up; returns its device and
-    the models by dtype.
+    """Fits a model to the single products of each dtype in a profile, and looks their times up;
+    returns its device and the models by dtype.
 
-    Of more than _MOST_ROWS rows, as many are drawn at random (seed 0) for the fit; all are looked up. A profile without
-    rows has no models of its own.
+    Of more than _MOST_ROWS rows, as many are drawn at random (seed 0) for the fit; all are looked
+    up. A profile without rows has no models of its own.
     """
     from quantbench.profile import Profile
 
     profile = Profile.load(path)
     if profile.device.kind == "cpu":
-        raise InputError("explore", f"--profile {path} of {profile.device.name}", "the profile of a GPU")
+        raise InputError(
+            "explore", f"--profile {path} of {profile.device.name}", "the profile of a GPU"
+        )
     table = profile.tables["gemm"]
     found = {}
     for dtype in sorted(set(map(str, table["dtype"]))):
@@ -237,13 +283,17 @@ def fitted_models(path: Path) -> tuple[DeviceSpec, dict[str, FittedModel]]:
         rows = np.sort(np.random.default_rng(0).permutation(every)[:_MOST_ROWS])
         m, n, k = (table[name][rows] for name in "mnk")
         layouts = list(map(str, table["layout"][rows]))
-        model = GemmModel.fit(profile.device, m, n, k, table["latency_us"][rows], layout=layouts, dtype=dtype)
-        note = (
-            f"{dtype} products on {profile.device.name}: {len(every):,} rows of the profile {path.name}, others fitted"
+        model = GemmModel.fit(
+            profile.device, m, n, k, table["latency_us"][rows], layout=layouts, dtype=dtype
         )
+        note = f"{dtype} products on {profile.device.name}: {len(every):,} rows of the profile {path.name}, others fitted"
         sizes = np.unique(np.stack([table[name][every] for name in "mnk"], axis=1), axis=0)
         answers = [profile.gemm(*sizes.T, dtype=dtype, layout=layout) for layout in LAYOUTS]
-        times = [getattr(answer, name) for answer in answers for name in ("latency_us", "low_us", "high_us")]
+        times = [
+            getattr(answer, name)
+            for answer in answers
+            for name in ("latency_us", "low_us", "high_us")
+        ]
         found[dtype] = FittedModel(
             model, printable(note, 200), sizes.astype("<i4"), np.stack(times, axis=1).astype("<f4")
         )

@@ -1,6 +1,8 @@
-"""Writes the arithmetic of shapes as JavaScript: what makes one impossible, its ops, parameters and weights.
+"""Writes the arithmetic of shapes as JavaScript: what makes one impossible, its ops, parameters and
+weights.
 
-The code of `workload` runs on symbols (`trace`), so that its conditions on sizes become those of the page.
+The code of `workload` runs on symbols (`trace`), so that its conditions on sizes become those of
+the page.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ class _Shape(TransformerShape):
 
 
 def shape_script() -> str:
-    """Returns the body of a JavaScript function that makes an object of functions of a shape: objection ("" if it is
-    possible), parameters, weights (on one GPU), flashOps and unfusedOps; and of a softmax, by direction and format."""
+    """Returns the body of a JavaScript function that makes an object of functions of a shape:
+    objection ("" if it is possible), parameters, weights (on one GPU), flashOps and unfusedOps; and
+    of a softmax, by direction and format."""
     sizes: dict[str, Any] = {name: inputs(f"s.{name}")[0] for name in SIZES}
     flags: dict[str, Any] = {name: flag(f"s.{name}") for name in FLAGS}
     made = Script({sizes[name] == 0: False for name in _GIVEN})
@@ -72,18 +75,41 @@ def shape_script() -> str:
     batch, rows, samples = inputs("s.batch", "s.rows", "s.mask_batch")
     for dtype in VECTOR_DTYPES:
         for direction in DIRECTIONS:
-            work = partial(_softmax, batch, rows, rows, dtype=dtype, direction=direction, mask_batch=samples)
+            work = partial(
+                _softmax, batch, rows, rows, dtype=dtype, direction=direction, mask_batch=samples
+            )
             made.add(f"{direction}_{dtype}", work)
     return str(made)
 
 
 def _op(op: Op) -> dict[str, Any]:
-    """Returns an op as the page has it. core: whether it is in attention's format. sides: names of m, n and k."""
+    """Returns an op as the page has it. core: whether it is in attention's format. sides: names of
+    m, n and k.
+    """
     work: Any = op.workload
-    names = ["m", "n", "k", "batch", "heads", "kv_heads", "seq_q", "head_dim", "rows", "mask_batch", "tokens", "hidden"]
+    names = [
+        "m",
+        "n",
+        "k",
+        "batch",
+        "heads",
+        "kv_heads",
+        "seq_q",
+        "head_dim",
+        "rows",
+        "mask_batch",
+        "tokens",
+        "hidden",
+    ]
     names += ["expert_ffn", "num_experts", "top_k", "tp", "ep", "gated"]
     found = {name: getattr(work, name) for name in names if hasattr(work, name)}
-    found |= {"name": op.name, "label": op.label, "phase": op.phase, "count": op.count, "kind": work.kind}
+    found |= {
+        "name": op.name,
+        "label": op.label,
+        "phase": op.phase,
+        "count": op.count,
+        "kind": work.kind,
+    }
     found |= {"core": work.dtype != _DTYPE, "sides": list(side_names(op).values())}
     if work.kind == "gemm":
         found["layout"] = LAYOUTS.index(work.layout)
@@ -91,6 +117,12 @@ def _op(op: Op) -> dict[str, Any]:
 
 
 def _softmax(*sizes: Any, **more: Any) -> dict[str, Any]:
-    """Returns the bytes that one and separate kernels move, and why Megatron's fused kernel does not run."""
+    """Returns the bytes that one and separate kernels move, and why Megatron's fused kernel does
+    not run.
+    """
     work = Softmax(*sizes, **more)
-    return {"bytes": work.min_bytes, "separate": fallback_bytes(work), "objections": list(softmax_objections(work))}
+    return {
+        "bytes": work.min_bytes,
+        "separate": fallback_bytes(work),
+        "objections": list(softmax_objections(work)),
+    }

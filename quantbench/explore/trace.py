@@ -1,9 +1,10 @@
-"""Records numpy expressions symbolically, so that the cost models can be written as another language (`javascript`).
+"""Records numpy expressions symbolically, so that the cost models can be written as another
+language (`javascript`).
 
-The code of `latency` runs unchanged on nodes: numpy passes its functions to them (NEP 13 and NEP 18), and constants are
-folded as usual. A node is a row (one number for each shape) or a vector (one number for each kernel of a menu);
-reductions over the first axis turn vectors into rows. Plain Python, with conditions on nodes, runs once for each way
-through it (`ways`).
+The code of `latency` runs unchanged on nodes: numpy passes its functions to them (NEP 13 and NEP
+18), and constants are folded as usual. A node is a row (one number for each shape) or a vector (one
+number for each kernel of a menu); reductions over the first axis turn vectors into rows. Plain
+Python, with conditions on nodes, runs once for each way through it (`ways`).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Node(NDArrayOperatorsMixin):
 
     @staticmethod
     def of(op: str, *args: Any, kernels: int | None = None, extra: Any = None) -> Node:
-        """Returns the node of an operation. extra: what selects from a vector (an index, or a tuple of indices), or the
-        name of a function that is called."""
+        """Returns the node of an operation. extra: what selects from a vector (an index, or a tuple
+        of indices), or the name of a function that is called."""
         nodes = tuple(map(as_node, args))
         key = (op, tuple(map(id, nodes)), extra)
         if key not in _KNOWN:
@@ -46,7 +47,11 @@ class Node(NDArrayOperatorsMixin):
         name = ufunc.__name__
         if method != "__call__" or options:
             return NotImplemented
-        if name == "bitwise_and" and getattr(args[1], "op", "") == "negative" and args[1].args[0] is args[0]:
+        if (
+            name == "bitwise_and"
+            and getattr(args[1], "op", "") == "negative"
+            and args[1].args[0] is args[0]
+        ):
             return Node.of("lowest_bit", args[0])
         if name == "invert":
             return Node.of("subtract", 1.0, *args)
@@ -58,7 +63,9 @@ class Node(NDArrayOperatorsMixin):
         return _FUNCTIONS[function.__name__](*args, **options)
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
-        return np.floor(self) if np.issubdtype(dtype, np.integer) else self  # of sizes, which are positive
+        return (
+            np.floor(self) if np.issubdtype(dtype, np.integer) else self
+        )  # of sizes, which are positive
 
     def any(self) -> bool:
         return True  # for some shapes
@@ -136,8 +143,8 @@ def ways(
     """Returns the results of a function on every way through its conditions on nodes, joined.
 
     join: makes one result of a condition and of the results if it holds and if not.
-    refused: makes the result of a way that ends in an InputError; None: no shape takes it, so that a comparison with
-        which it ends has the other outcome everywhere.
+    refused: makes the result of a way that ends in an InputError; None: no shape takes it, so that
+        a comparison with which it ends has the other outcome everywhere.
     given: outcomes that are known.
     """
     settled = dict(given or {})
@@ -197,7 +204,9 @@ def flag(name: str) -> Node:
 
 
 def call(name: str, arguments: Sequence[Any], results: int) -> list[Node]:
-    """Records the call of a function that the page has, with a list of numbers; returns its results."""
+    """Records the call of a function that the page has, with a list of numbers; returns its
+    results.
+    """
     made = Node.of("call", *arguments, extra=name)
     return [made[i] for i in range(results)]
 

@@ -1,11 +1,11 @@
 """Reads the measured tables of aiconfigurator-core, from the installed package or a systems folder.
 
-Entry points: `find_tables`, which returns `TableFile` objects; `read_rows`, `origin_of`; the names of its tables:
-`TABLES`, `COLLECTIVES`, `DEFAULT_KINDS`. Used by the command `import` and by tools; the exporter
-`profile.exporters.aiconfigurator` uses the names.
+Entry points: `find_tables`, which returns `TableFile` objects; `read_rows`, `origin_of`; the names
+of its tables: `TABLES`, `COLLECTIVES`, `DEFAULT_KINDS`. Used by the command `import` and by tools;
+the exporter `profile.exporters.aiconfigurator` uses the names.
 
-A root has `<system>.yaml`, whose `data_dir` has `<family>/<backend>/<version>/<table>.parquet`. Each row has one
-shape and its mean time in ms.
+A root has `<system>.yaml`, whose `data_dir` has `<family>/<backend>/<version>/<table>.parquet`.
+Each row has one shape and its mean time in ms.
 """
 
 from __future__ import annotations
@@ -32,8 +32,16 @@ _WHO = "import aiconfigurator"
 _INSTALL = "pip install 'quantbench[tables]'"
 
 # Values of `kernel_source` that name an entry point of a framework or library, not a kernel.
-_NOT_KERNELS = {"torch.nn.functional.linear", "sglang", "sglang_torch_linear", "vllm_default", "torch_flow", "nccl"}
-# CUDA graphs of the call timed by events (collector/helper.py); whether the cache is cold depends on the shape.
+_NOT_KERNELS = {
+    "torch.nn.functional.linear",
+    "sglang",
+    "sglang_torch_linear",
+    "vllm_default",
+    "torch_flow",
+    "nccl",
+}
+# CUDA graphs of the call timed by events (collector/helper.py); whether the cache is cold depends
+# on the shape.
 _MODE = "graph"
 _CAVEATS = ("imported: one mean of a few runs, its spread, clock and cache state not recorded",)
 
@@ -63,8 +71,8 @@ class TableFile:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Kind of table. family: folder. stem: file name. columns: required columns. read: function from a row to its
-    workload, or to the reason that quantbench has none."""
+    """Kind of table. family: folder. stem: file name. columns: required columns. read: function
+    from a row to its workload, or to the reason that quantbench has none."""
 
     family: str
     stem: str
@@ -96,16 +104,24 @@ def _attention(row: dict[str, Any], kind: str) -> Attention | str:
     seq_k = row["isl"] + row["step"] if kind == "generation" else row["isl"]
     kv_heads = 0 if kind == "encoder" else row["num_key_value_heads"]
     return Attention(
-        row["batch_size"], row["num_heads"], row["isl"], seq_k, row["head_dim"], kv_heads, dtype, kind == "context"
+        row["batch_size"],
+        row["num_heads"],
+        row["isl"],
+        seq_k,
+        row["head_dim"],
+        kv_heads,
+        dtype,
+        kind == "context",
     )
 
 
-# Models whose experts have no gate (hidden, expert_ffn, top_k, num_experts): only TRT-LLM's tables mark them, by their
-# kernel_source, moe_torch_flow_nongated; the same models are in all tables.
-_UNGATED = {(h, f, 22, 512) for h, f in ((1024, 2688), (2048, 5120), (4096, 2688), (8192, 5120))} | {
-    (2688, 1856, 6, 128)
-}
-# Of the formats named by weights and activations, only this one multiplies in a format of quantbench.
+# Models whose experts have no gate (hidden, expert_ffn, top_k, num_experts): only TRT-LLM's tables
+# mark them, by their kernel_source, moe_torch_flow_nongated; the same models are in all tables.
+_UNGATED = {
+    (h, f, 22, 512) for h, f in ((1024, 2688), (2048, 5120), (4096, 2688), (8192, 5120))
+} | {(2688, 1856, 6, 128)}
+# Of the formats named by weights and activations, only this one multiplies in a format of
+# quantbench.
 _MOE_DTYPES = {"w4a8_mxfp4_mxfp8": "mxfp4"}
 
 
@@ -115,9 +131,17 @@ def _moe(row: dict[str, Any]) -> MoE | str:
         return f"moe_dtype {row['moe_dtype']}: no such matrix product here"
     shape = (row["hidden_size"], row["inter_size"], row["topk"], row["num_experts"])
     return MoE(
-        row["num_tokens"], row["hidden_size"], row["inter_size"], row["num_experts"], row["topk"], dtype,
-        row["moe_tp_size"], row["moe_ep_size"], shape not in _UNGATED, row["distribution"],
-    )  # fmt: skip
+        row["num_tokens"],
+        row["hidden_size"],
+        row["inter_size"],
+        row["num_experts"],
+        row["topk"],
+        dtype,
+        row["moe_tp_size"],
+        row["moe_ep_size"],
+        shape not in _UNGATED,
+        row["distribution"],
+    )
 
 
 def _collective(row: dict[str, Any]) -> Collective | str:
@@ -125,14 +149,25 @@ def _collective(row: dict[str, Any]) -> Collective | str:
     if op is None:
         return f"op_name {row['op_name']}: no such collective here"
     # The table counts elements; nccl-tests was run with sizes in bytes (collector/collect_nccl.py).
-    return Collective(op, row["message_size"] * DTYPES[dtype].element_bytes, row["num_gpus"], dtype=dtype)
+    return Collective(
+        op, row["message_size"] * DTYPES[dtype].element_bytes, row["num_gpus"], dtype=dtype
+    )
 
 
 # Axis by the field of a workload that its table varies.
 _AXES: dict[type, dict[str, str]] = {
-    Attention: {"mbs": "batch", "seq": "seq_k", "heads": "heads", "kv_heads": "kv_heads", "head_dim": "head_dim"},
+    Attention: {
+        "mbs": "batch",
+        "seq": "seq_k",
+        "heads": "heads",
+        "kv_heads": "kv_heads",
+        "head_dim": "head_dim",
+    },
     Collective: {name: name for name in ("message_bytes", "num_gpus")},
-    MoE: {name: name for name in ("tokens", "hidden", "expert_ffn", "top_k", "num_experts", "tp", "ep")},
+    MoE: {
+        name: name
+        for name in ("tokens", "hidden", "expert_ffn", "top_k", "num_experts", "tp", "ep")
+    },
     Gemm: {name: name for name in "mnk"},
 }
 
@@ -149,12 +184,23 @@ TABLES: dict[str, _Kind] = {
     "context_attention": _Kind(
         "attention", "context_attention_perf", _CACHED_COLUMNS, partial(_attention, kind="context")
     ),
-    "nccl": _Kind("comm", "nccl_perf", ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"), _collective),
+    "nccl": _Kind(
+        "comm",
+        "nccl_perf",
+        ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"),
+        _collective,
+    ),
     "encoder_attention": _Kind(
-        "encoder_attention", "encoder_attention_perf", _ATTENTION_COLUMNS, partial(_attention, kind="encoder")
+        "encoder_attention",
+        "encoder_attention_perf",
+        _ATTENTION_COLUMNS,
+        partial(_attention, kind="encoder"),
     ),
     "generation_attention": _Kind(
-        "attention", "generation_attention_perf", _CACHED_COLUMNS, partial(_attention, kind="generation")
+        "attention",
+        "generation_attention_perf",
+        _CACHED_COLUMNS,
+        partial(_attention, kind="generation"),
     ),
     "moe": _Kind("moe", "moe_perf", _MOE_COLUMNS, _moe),
 }
@@ -163,9 +209,13 @@ DEFAULT_KINDS = ("gemm", "context_attention", "nccl")
 
 
 def find_tables(
-    system: str, *, backend: str | None = None, version: str | None = None, kinds: Sequence[str] = DEFAULT_KINDS,
+    system: str,
+    *,
+    backend: str | None = None,
+    version: str | None = None,
+    kinds: Sequence[str] = DEFAULT_KINDS,
     root: Path | None = None,
-) -> tuple[list[TableFile], list[str]]:  # fmt: skip
+) -> tuple[list[TableFile], list[str]]:
     """Returns the tables of a system, and a message for each missing one of `kinds`.
 
     system: the package's name of the system, or a device slug.
@@ -180,12 +230,20 @@ def find_tables(
     data, nccl_version = _system_data(system, root)
     if backend is None and version is None:
         backend, version = DEFAULT_TABLES.get(system, (None, None))
-    package = f"aiconfigurator-core {installed_version('aiconfigurator-core')}" if root is None else str(root)
+    package = (
+        f"aiconfigurator-core {installed_version('aiconfigurator-core')}"
+        if root is None
+        else str(root)
+    )
     found, missing = [], []
     for kind in kinds:
-        path = _find(data, TABLES[kind], backend, nccl_version if kind == "nccl" else version, system)
+        path = _find(
+            data, TABLES[kind], backend, nccl_version if kind == "nccl" else version, system
+        )
         if path is None:
-            missing.append(f"{system} has no {kind} table" + (f" of {backend} {version}" if backend else ""))
+            missing.append(
+                f"{system} has no {kind} table" + (f" of {backend} {version}" if backend else "")
+            )
         else:
             found.append(TableFile(kind, path, system, path.parts[-3], path.parts[-2], package))
     if not found:
@@ -193,14 +251,20 @@ def find_tables(
     return found, missing
 
 
-def _find(data: Path, kind: _Kind, backend: str | None, version: str | None, system: str) -> Path | None:
+def _find(
+    data: Path, kind: _Kind, backend: str | None, version: str | None, system: str
+) -> Path | None:
     known = sorted(data.glob(f"{kind.family}/*/*/{kind.stem}.parquet"))
     if kind.stem == "nccl_perf":
         exact = [p for p in known if p.parts[-2] == version]
         return next(iter((*exact, *reversed(known))), None)
-    matching = [p for p in known if backend in (None, p.parts[-3]) and version in (None, p.parts[-2])]
+    matching = [
+        p for p in known if backend in (None, p.parts[-3]) and version in (None, p.parts[-2])
+    ]
     if len(matching) > 1 and backend is not None:
-        matching = [p for p in matching if p.parts[-2] == NEWEST.get(system, {}).get(backend)] or matching
+        matching = [
+            p for p in matching if p.parts[-2] == NEWEST.get(system, {}).get(backend)
+        ] or matching
     if not known or (not matching and kind.stem != "gemm_perf"):
         return None
     if len(matching) != 1:
@@ -215,13 +279,19 @@ def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
     if root is None:
         root = systems_folder()
         if root is None:
-            raise UnsupportedError(_WHO, "the package aiconfigurator-core is not installed", f"{_INSTALL}, or --root")
+            raise UnsupportedError(
+                _WHO, "the package aiconfigurator-core is not installed", f"{_INSTALL}, or --root"
+            )
     elif os.path.isdir(root / "systems"):
         root = root / "systems"
     description = root / f"{system}.yaml"
     if not os.path.isfile(description):
-        systems = ", ".join(p.stem for p in sorted(root.glob("*.yaml")) if os.path.isdir(root / "data" / p.stem))
-        raise InputError(_WHO, f"--system {system}: no {description}", f"one of {systems or 'the systems there'}")
+        systems = ", ".join(
+            p.stem for p in sorted(root.glob("*.yaml")) if os.path.isdir(root / "data" / p.stem)
+        )
+        raise InputError(
+            _WHO, f"--system {system}: no {description}", f"one of {systems or 'the systems there'}"
+        )
     try:
         import yaml
     except ImportError as error:
@@ -231,7 +301,9 @@ def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
         raise StoreError(_WHO, f"{description} ({reason(error)})", "a YAML file") from None
     if not isinstance(content, dict) or not isinstance(content.get("data_dir"), str):
-        raise StoreError(_WHO, f"{description} has no data_dir", "a text: the folder of the system's tables")
+        raise StoreError(
+            _WHO, f"{description} has no data_dir", "a text: the folder of the system's tables"
+        )
     misc = content.get("misc")
     return root / content["data_dir"], misc.get("nccl_version") if isinstance(misc, dict) else None
 
@@ -241,7 +313,8 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
 
     dtypes: quantbench's names of the dtypes to keep, () for all; collectives are always kept.
 
-    Raises StoreError if the file cannot be read, InputError for a missing column or an impossible value.
+    Raises StoreError if the file cannot be read, InputError for a missing column or an impossible
+    value.
     """
     kind = TABLES[table.kind]
     found = Rows()
@@ -258,7 +331,9 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
         try:
             workload = kind.read(raw)
         except (InputError, KeyError, AttributeError, TypeError) as error:
-            raise InputError(_WHO, f"{table.shown}, row {number}: {error}", "sizes of at least 1") from None
+            raise InputError(
+                _WHO, f"{table.shown}, row {number}: {error}", "sizes of at least 1"
+            ) from None
         if isinstance(workload, str):
             found.left_out[workload] += 1
         elif dtypes and workload.dtype not in dtypes and not isinstance(workload, Collective):
@@ -266,12 +341,19 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
         else:
             source = str(raw.get("kernel_source", ""))
             kernel = None if source.lower() in _NOT_KERNELS else source or None
-            # The framework, with its variant if the table names one: `sglang`, `vllm.flash_attn_fa3`.
+            # The framework, with its variant if the table names one: `sglang`,
+            # `vllm.flash_attn_fa3`.
             variant = source.lower().removeprefix(f"{table.backend}_")
-            provider = table.backend if variant in _NOT_KERNELS or not variant else f"{table.backend}.{variant}"
+            provider = (
+                table.backend
+                if variant in _NOT_KERNELS or not variant
+                else f"{table.backend}.{variant}"
+            )
             axes = {axis: getattr(workload, name) for axis, name in _AXES[type(workload)].items()}
             place = Place(axes, getattr(workload, "op", workload.kind))
-            found.rows.append(Row(workload, raw["latency"] * 1e3, provider, place, kernel, f"row {number}"))
+            found.rows.append(
+                Row(workload, raw["latency"] * 1e3, provider, place, kernel, f"row {number}")
+            )
     return found
 
 
@@ -283,9 +365,14 @@ def origin_of(table: TableFile, *, run_id: str | None = None) -> Origin:
         source=f"{table.package}: {table.shown} ({table.backend} {table.version})",
         software={"aiconfigurator": table.package, table.backend: table.version},
         options={
-            "importer": "aiconfigurator", "table": table.kind, "file": table.shown,
+            "importer": "aiconfigurator",
+            "table": table.kind,
+            "file": table.shown,
             "sha256": digest(table.path),
         },
         mode="unknown" if table.kind == "nccl" else _MODE,
-        caveats=(*_CAVEATS, *((MASKED_WORDS,) if table.kind == "moe" and table.backend in MASKED_EXPERTS else ())),
-    )  # fmt: skip
+        caveats=(
+            *_CAVEATS,
+            *((MASKED_WORDS,) if table.kind == "moe" and table.backend in MASKED_EXPERTS else ()),
+        ),
+    )

@@ -1,8 +1,9 @@
-"""Reads CSV files (plain, .gz or .xz; Parquet too) and imports tables of times by the columns of `--map`.
+"""Reads CSV files (plain, .gz or .xz; Parquet too) and imports tables of times by the columns of
+`--map`.
 
-Entry points: `parse_map`, `read_rows` and `origin_of`, used by the command `import`; `CsvFile` and `CsvRow`, used by
-the other modules of this package that read files, by `planner.rows` and by `tools.planner_bridge`. Errors name the
-file, the line, the column and the value.
+Entry points: `parse_map`, `read_rows` and `origin_of`, used by the command `import`; `CsvFile` and
+`CsvRow`, used by the other modules of this package that read files, by `planner.rows` and by
+`tools.planner_bridge`. Errors name the file, the line, the column and the value.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class CsvRow:
-    """Row of a CSV file: its line number, and cells by column name. `operation`: command named in errors."""
+    """Row of a CSV file: its line number, and cells by column name. `operation`: command named in
+    errors.
+    """
 
     operation: str
     file: str
@@ -75,7 +78,9 @@ class CsvRow:
 
 
 class CsvFile:
-    """CSV file with a header line, or a Parquet file, with its column names. `operation`: command named in errors."""
+    """CSV file with a header line, or a Parquet file, with its column names. `operation`: command
+    named in errors.
+    """
 
     def __init__(self, operation: str, path: Path) -> None:
         self._operation, self.path = operation, path
@@ -95,7 +100,9 @@ class CsvFile:
             if column not in self.columns:
                 there = ", ".join(c for c in self.columns if c)
                 expected = f"one of {there}" if there else "a CSV file with a header line"
-                raise InputError(self._operation, f"{self.path.name} has no column {column!r}", expected)
+                raise InputError(
+                    self._operation, f"{self.path.name} has no column {column!r}", expected
+                )
 
     def rows(self) -> Iterator[CsvRow]:
         """Yields all rows after the header."""
@@ -105,8 +112,12 @@ class CsvFile:
             if not cells:
                 continue
             if len(cells) != len(self.columns):
-                raise self._broken(f"line {line} has {len(cells)} cells for {len(self.columns)} columns")
-            yield CsvRow(self._operation, self.path.name, line, dict(zip(self.columns, cells, strict=True)))
+                raise self._broken(
+                    f"line {line} has {len(cells)} cells for {len(self.columns)} columns"
+                )
+            yield CsvRow(
+                self._operation, self.path.name, line, dict(zip(self.columns, cells, strict=True))
+            )
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         if self.path.suffix == ".parquet":
@@ -121,12 +132,21 @@ class CsvFile:
                 reader = csv.reader(stream, strict=True)
                 for cells in reader:
                     yield reader.line_num, cells
-        except (OSError, UnicodeDecodeError, csv.Error, lzma.LZMAError, zlib.error, EOFError) as error:
+        except (
+            OSError,
+            UnicodeDecodeError,
+            csv.Error,
+            lzma.LZMAError,
+            zlib.error,
+            EOFError,
+        ) as error:
             what = f"{self.path} ({reason(error)})"
             raise StoreError(self._operation, what, "a readable CSV file in UTF-8") from None
 
     def _broken(self, problem: str) -> InputError:
-        return InputError(self._operation, f"{self.path.name}: {problem}", "a header line and one cell per column")
+        return InputError(
+            self._operation, f"{self.path.name}: {problem}", "a header line and one cell per column"
+        )
 
 
 _WHO = "import csv"
@@ -150,7 +170,9 @@ _KINDS = {
     "gemm": _Kind(Gemm, ("m", "n", "k"), ("batch", "layout")),
     "softmax": _Kind(Softmax, ("batch", "rows", "cols"), ("mask_batch", "mask", "direction")),
     "attention": _Kind(
-        Attention, ("batch", "heads", "seq_q", "seq_k", "head_dim"), ("kv_heads", "direction", "causal")
+        Attention,
+        ("batch", "heads", "seq_q", "seq_k", "head_dim"),
+        ("kv_heads", "direction", "causal"),
     ),
     "collective": _Kind(Collective, ("op", "message_bytes", "num_gpus"), ("num_nodes",)),
 }
@@ -180,21 +202,35 @@ def parse_map(text: str) -> Mapped:
         if name == _TIME:
             column, _, unit = (part.strip() for part in column.rpartition(":"))
             if unit not in UNITS_US or not column:
-                raise InputError(_WHO, f"--map {item!r}", f"latency=column:unit with unit one of {', '.join(UNITS_US)}")
+                raise InputError(
+                    _WHO,
+                    f"--map {item!r}",
+                    f"latency=column:unit with unit one of {', '.join(UNITS_US)}",
+                )
         if name in columns:
             raise InputError(_WHO, f"--map names {name} twice", "each field once")
         columns[name] = column
     if _TIME not in columns:
-        raise InputError(_WHO, f"--map {text!r} without latency", f"latency=column:unit, as in {_EXAMPLE}")
+        raise InputError(
+            _WHO, f"--map {text!r} without latency", f"latency=column:unit, as in {_EXAMPLE}"
+        )
     for name, kind in _KINDS.items():
         if set(kind.needed) <= columns.keys() <= {*kind.needed, *kind.optional, *_COMMON}:
             return Mapped(name, columns, unit)
-    options = "; ".join(f"{name}: {', '.join((*kind.needed, *kind.optional))}" for name, kind in _KINDS.items())
-    raise InputError(_WHO, f"--map with {', '.join(columns)}", f"{', '.join(_COMMON)} and the sizes of {options}")
+    options = "; ".join(
+        f"{name}: {', '.join((*kind.needed, *kind.optional))}" for name, kind in _KINDS.items()
+    )
+    raise InputError(
+        _WHO, f"--map with {', '.join(columns)}", f"{', '.join(_COMMON)} and the sizes of {options}"
+    )
 
 
-def read_rows(path: Path, mapped: Mapped, *, dtype: str | None = None, provider: str = "imported") -> Rows:
-    """Reads the rows of `path`. dtype, provider: values for all rows if `mapped` has no column for them."""
+def read_rows(
+    path: Path, mapped: Mapped, *, dtype: str | None = None, provider: str = "imported"
+) -> Rows:
+    """Reads the rows of `path`. dtype, provider: values for all rows if `mapped` has no column for
+    them.
+    """
     file = CsvFile(_WHO, path)
     columns = mapped.columns
     file.require(tuple(columns.values()))
@@ -211,7 +247,9 @@ def read_rows(path: Path, mapped: Mapped, *, dtype: str | None = None, provider:
         kernel = row.text(columns["kernel"]) if "kernel" in columns else None
         latency_us = row.number(columns[_TIME]) * UNITS_US[mapped.unit]
         at = Place({name: getattr(work, name) for name in sizes}, getattr(work, "op", work.kind))
-        found.rows.append(Row(work, latency_us, who or provider, at, kernel or None, f"line {row.line}"))
+        found.rows.append(
+            Row(work, latency_us, who or provider, at, kernel or None, f"line {row.line}")
+        )
     return found
 
 
@@ -225,5 +263,7 @@ def _value(row: CsvRow, name: str, column: str) -> object:
 
 def origin_of(path: Path, mapped: Mapped, *, run_id: str | None = None) -> Origin:
     """Describes the origin of a table: the file and the mapping of its columns."""
-    text = ",".join(f"{name}={column}" for name, column in mapped.columns.items()) + f":{mapped.unit}"
+    text = (
+        ",".join(f"{name}={column}" for name, column in mapped.columns.items()) + f":{mapped.unit}"
+    )
     return file_origin(path, "csv", mapped.kind, run_id, columns=text)

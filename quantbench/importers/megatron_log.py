@@ -1,16 +1,19 @@
-"""Reads the iterations (time, loss, TFLOPs, …) of training logs of Megatron-LM, Megatron-DeepSpeed and NeMo.
+"""Reads the iterations (time, loss, TFLOPs, …) of training logs of Megatron-LM, Megatron-DeepSpeed
+and NeMo.
 
-Entry points: `read_log`, used by the command `import`; its result `Iterations`, the names `COLUMNS` and the limit
-`LARGEST_LOG_BYTES`, used by `training_run`, which summarizes.
+Entry points: `read_log`, used by the command `import`; its result `Iterations`, the names `COLUMNS`
+and the limit `LARGEST_LOG_BYTES`, used by `training_run`, which summarizes.
 
 An iteration is a line of `|`-separated fields; the field order varies by release:
 
-`[default7]: iteration 2/ 250000 | consumed samples: 384 | … | elapsed time per iteration (ms): 5350.0 | … |`
+`[default7]: iteration 2/ 250000 | consumed samples: 384 | … | elapsed time per iteration (ms):
+5350.0 | … |`
 
-NeMo's lines have the same form: `Training epoch 0, iteration 9/99 | … | train_step_timing in s: 2.83 | … |`.
+NeMo's lines have the same form: `Training epoch 0, iteration 9/99 | … | train_step_timing in s:
+2.83 | … |`.
 
-Lines may be truncated, or contain interleaved output of two ranks. A field counts only if a `|` follows it, so
-truncated numbers are discarded.
+Lines may be truncated, or contain interleaved output of two ranks. A field counts only if a `|`
+follows it, so truncated numbers are discarded.
 """
 
 from __future__ import annotations
@@ -63,7 +66,8 @@ COLUMNS = (
     "iteration", "elapsed_s", "consumed_samples", "consumed_tokens", "gbs", "loss", "seq", "skipped", "nan_iterations",
     "samples_per_s", "tflops", "tokens_per_gpu_per_s",
 )  # fmt: skip
-#: sizes among the arguments that Megatron prints at its start, `  micro_batch_size ....... 2`, with quantbench's names
+#: sizes among the arguments that Megatron prints at its start, `  micro_batch_size ....... 2`, with
+#: quantbench's names
 ARGUMENTS = {
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "data_parallel_size": "dp",
     "world_size": "gpus", "micro_batch_size": "mbs", "num_layers": "layers", "hidden_size": "hidden",
@@ -77,7 +81,10 @@ SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
     "swiglu": ("gated", {"True": True, "False": False}),
     "untie_embeddings_and_output_weights": ("tied", {"True": False, "False": True}),
     "sequence_parallel": ("sequence_parallel", {"True": True, "False": False}),
-    "recompute_granularity": ("recompute", {"full": "full", "selective": "selective", "None": "none"}),
+    "recompute_granularity": (
+        "recompute",
+        {"full": "full", "selective": "selective", "None": "none"},
+    ),
     "checkpoint_activations": ("recompute", {"True": "full"}),
     "use_distributed_optimizer": ("zero", {"True": 1, "False": 0}),
     "bf16": ("precision", {"True": "bf16"}),
@@ -89,7 +96,8 @@ _ARGUMENT = re.compile(
     rb"(?:^|[ \t])(" + b"|".join(a.encode() for a in (*ARGUMENTS, *SETTINGS, "group_query_attention"))
     + rb") \.{2,} ([\w.]{1,15})(?![\w.])", re.MULTILINE,
 )  # fmt: skip
-# Megatron's first line: "using world size: 384, data-parallel-size: 8, tensor-model-parallel size: 4, pipeline-…: 12".
+# Megatron's first line: "using world size: 384, data-parallel-size: 8, tensor-model-parallel size:
+# 4, pipeline-…: 12".
 _WORLD = re.compile(
     rb"using world size: (\d{1,15}), data-parallel-size: (\d{1,15}), tensor-model-parallel size: (\d{1,15}), "
     rb"pipeline-model-parallel size: (\d{1,15})\b"
@@ -108,7 +116,8 @@ class Iterations:
     values: (n,) array for each name in COLUMNS, nan if a line lacks the field.
     segment: (n,) number of restarts of the job before each line.
     left_out: number of lines left out, by reason.
-    arguments: parallel degrees, dimensions and settings of the job, by quantbench's names, if the log prints them.
+    arguments: parallel degrees, dimensions and settings of the job, by quantbench's names, if the
+        log prints them.
     """
 
     values: dict[str, FloatArray]
@@ -121,7 +130,9 @@ class Iterations:
 
     @property
     def seq(self) -> FloatArray:
-        """Returns (n,) tokens per sample: as logged, else consumed tokens / samples, else the job's seq_length."""
+        """Returns (n,) tokens per sample: as logged, else consumed tokens / samples, else the job's
+        seq_length.
+        """
         logged = self.values["seq"]
         with np.errstate(invalid="ignore", divide="ignore"):
             ratio = self.values["consumed_tokens"] / self.values["consumed_samples"]
@@ -135,7 +146,9 @@ class Iterations:
 
     @property
     def final(self) -> npt.NDArray[np.bool_]:
-        """Returns (n,) whether a line is the last one of its iteration, since a restart repeats iterations."""
+        """Returns (n,) whether a line is the last one of its iteration, since a restart repeats
+        iterations.
+        """
         iteration = self.values["iteration"]
         _, last = np.unique(iteration[::-1], return_index=True)
         mask = np.zeros(len(self), dtype=bool)
@@ -151,7 +164,9 @@ def read_log(path: Path) -> Iterations:
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise StoreError(_WHO, f"{path} ({reason(error)})", "a log that can be read") from None
     if not len(found):
-        why = ", ".join(f"{count} lines {reason}" for reason, count in found.left_out.most_common(2))
+        why = ", ".join(
+            f"{count} lines {reason}" for reason, count in found.left_out.most_common(2)
+        )
         what = f"{path.name} holds no iteration{': ' + why if why else ''}"
         raise InputError(_WHO, what, "lines with 'iteration N/ M | … | elapsed time per iteration'")
     return found
@@ -165,15 +180,24 @@ def read_stream(stream: BinaryIO) -> Iterations:
     for block in _blocks(stream):
         if b" ..." in block or b"world size: " in block:
             for match in _WORLD.finditer(block):
-                arguments.update(zip(("gpus", "dp", "tp", "pp"), map(int, match.groups()), strict=True))
-            arguments.update(_job({name.decode(): value.decode() for name, value in _ARGUMENT.findall(block)}))
+                arguments.update(
+                    zip(("gpus", "dp", "tp", "pp"), map(int, match.groups()), strict=True)
+                )
+            arguments.update(
+                _job({name.decode(): value.decode() for name, value in _ARGUMENT.findall(block)})
+            )
         rows = list(_rows(block, left_out))
         if rows:
             chunks.append(np.array(rows))
     table = np.concatenate(chunks) if chunks else np.empty((0, len(COLUMNS)))
     values: dict[str, FloatArray] = dict(zip(COLUMNS, np.ascontiguousarray(table.T), strict=True))
     elapsed_s = values["elapsed_s"]
-    timed = np.isfinite(elapsed_s) & (elapsed_s > 0) & np.isfinite(values["gbs"]) & np.isfinite(values["iteration"])
+    timed = (
+        np.isfinite(elapsed_s)
+        & (elapsed_s > 0)
+        & np.isfinite(values["gbs"])
+        & np.isfinite(values["iteration"])
+    )
     if not timed.all():
         without_gbs = int((np.isnan(values["gbs"]) & np.isfinite(elapsed_s)).sum())
         left_out["cut short before the batch size"] += without_gbs
@@ -189,7 +213,9 @@ def read_stream(stream: BinaryIO) -> Iterations:
 
 
 def _job(printed: dict[str, str]) -> dict[str, Any]:
-    """Returns the values of printed arguments, by quantbench's names; without what is None or not known."""
+    """Returns the values of printed arguments, by quantbench's names; without what is None or not
+    known.
+    """
     found: dict[str, Any] = {}
     for name, (ours, values) in SETTINGS.items():
         if printed.get(name) in values:
@@ -221,13 +247,16 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _rows(block: bytes, left_out: Counter[str]) -> Iterator[list[float]]:
-    """Yields the iterations in a block as rows of COLUMNS; counts other lines with a time in left_out."""
+    """Yields the iterations in a block as rows of COLUMNS; counts other lines with a time in
+    left_out.
+    """
     position = 0
     while found := _MARK.search(block, position):
         first = block.rfind(b"\n", 0, found.start()) + 1
         position = block.find(b"\n", found.start())
         position = len(block) if position < 0 else position
-        # A line may hold interleaved output of two ranks, so every match of _START begins an iteration.
+        # A line may hold interleaved output of two ranks, so every match of _START begins an
+        # iteration.
         starts = list(_START.finditer(block, first, position))
         if not starts:
             left_out["without an iteration"] += 1
@@ -254,7 +283,9 @@ def _number(text: bytes) -> float:
 
 
 def _echoes(values: dict[str, FloatArray]) -> npt.NDArray[np.bool_]:
-    """Returns (n,) whether another rank printed a line with the same iteration, samples and time just before."""
+    """Returns (n,) whether another rank printed a line with the same iteration, samples and time
+    just before.
+    """
     iteration, samples = values["iteration"], values["consumed_samples"]
     same = np.zeros(len(iteration), dtype=bool)
     for back in range(1, min(_MOST_RANKS, len(iteration))):

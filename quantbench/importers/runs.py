@@ -1,8 +1,9 @@
 """Writes imported tables as runs, with one record per workload, provider and kernel.
 
-Entry points: `write_run`, and `summary_lines` for its result, used by the command `import` and by tools; `records_of`,
-used by tools; the types `Row`, `Rows` and `Origin`, the functions `dtype_name`, `file_origin`, `digest`, and
-`UNITS_US`, used by the readers of tables in this package.
+Entry points: `write_run`, and `summary_lines` for its result, used by the command `import` and by
+tools; `records_of`, used by tools; the types `Row`, `Rows` and `Origin`, the functions
+`dtype_name`, `file_origin`, `digest`, and `UNITS_US`, used by the readers of tables in this
+package.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ from quantbench.timing.options import TimingOptions
 from quantbench.units import counted, latency
 from quantbench.workload import Attention, Collective, Gemm, Workload
 
-# Bounds of a table's median of time / roofline. The packaged tables have 0.6 to 3.7, small shapes in a cache down to
-# 0.05; with a unit wrong by a factor of 1,000 they have less than 0.004 or more than 500.
+# Bounds of a table's median of time / roofline. The packaged tables have 0.6 to 3.7, small shapes
+# in a cache down to 0.05; with a unit wrong by a factor of 1,000 they have less than 0.004 or more
+# than 500.
 _FASTEST, _SLOWEST = 1 / 30, 100.0
-# In the public tables no product is faster than the peak, and the median of those that should take 50 µs or more is 0.3
-# to 2.5 times the roofline. Other GPUs' times are neither. Only libraries that are tuned are held to the latter.
+# In the public tables no product is faster than the peak, and the median of those that should take
+# 50 µs or more is 0.3 to 2.5 times the roofline. Other GPUs' times are neither. Only libraries that
+# are tuned are held to the latter.
 _MOST_REJECTED = 0.2
 _LONG_US, _SLOWEST_LONG, _FEWEST = 50.0, 4.0, 10
 _TUNED = ("aiter", "cublas", "torch")
@@ -131,7 +134,13 @@ def digest(path: Path) -> str:
 
 
 def file_origin(
-    path: Path, importer: str, table: str, run_id: str | None, what: str = "", columns: str = "", **more: Any
+    path: Path,
+    importer: str,
+    table: str,
+    run_id: str | None,
+    what: str = "",
+    columns: str = "",
+    **more: Any,
 ) -> Origin:
     """Describes the origin of a table in a file of its own.
 
@@ -142,17 +151,19 @@ def file_origin(
     sha256 = digest(path)
     options = {"importer": importer, "table": table, "file": path.name, "sha256": sha256}
     return Origin(
-        run_id or f"{importer}-{table}-{sha256[:8]}", f"{path.name} ({what}sha256 {sha256[:8]})",
-        options=options | ({"map": columns} if columns else {}), **{"software": {}, **more},
-    )  # fmt: skip
+        run_id or f"{importer}-{table}-{sha256[:8]}",
+        f"{path.name} ({what}sha256 {sha256[:8]})",
+        options=options | ({"map": columns} if columns else {}),
+        **{"software": {}, **more},
+    )
 
 
 @dataclass(frozen=True)
 class ImportSummary:
     """Result of an import.
 
-    records: number written, of which `rejected` exceed the device's peak and `cached` exceed its memory bandwidth
-        (graded D).
+    records: number written, of which `rejected` exceed the device's peak and `cached` exceed its
+        memory bandwidth (graded D).
     no_time: number of rows without a time above 0.
     repeated: number of shapes with several different times, which become samples.
     no_tile: number of records whose kernel name has no tile.
@@ -181,49 +192,76 @@ def write_run(
 ) -> ImportSummary:
     """Writes `results/<device-slug>/<run-id>/`, or leaves it unchanged if it holds the same table.
 
-    units_are_right: whether to accept times far from the device's roofline. Raises InputError for such times otherwise,
-    for a number format that the device lacks, and for a table without a usable row; StoreError if the folder holds
-    another table, or this one in other formats or of other providers, or an unfinished import.
+    units_are_right: whether to accept times far from the device's roofline. Raises InputError for
+        such times otherwise,
+    for a number format that the device lacks, and for a table without a usable row; StoreError if
+    the folder holds another table, or this one in other formats or of other providers, or an
+    unfinished import.
     """
     if not found.rows:
-        reason = ", ".join(f"{reason} ({rows} rows)" for reason, rows in found.left_out.most_common(3))
-        raise InputError("import", f"no row can be kept: {reason or 'the table is empty'}", "at least one row")
-    for dtype in {row.workload.dtype for row in found.rows if isinstance(row.workload, Gemm | Attention)}:
+        reason = ", ".join(
+            f"{reason} ({rows} rows)" for reason, rows in found.left_out.most_common(3)
+        )
+        raise InputError(
+            "import", f"no row can be kept: {reason or 'the table is empty'}", "at least one row"
+        )
+    for dtype in {
+        row.workload.dtype for row in found.rows if isinstance(row.workload, Gemm | Attention)
+    }:
         if spec.peak(dtype) is None:
             raise InputError("import", f"{dtype} on {spec.name}", f"one of {spec.dtypes}")
     begun = time.perf_counter()
     folder = results / spec.name / origin.run_id
     described = {
-        **origin.options, "dtypes": ", ".join(sorted({row.workload.dtype for row in found.rows})),
+        **origin.options,
+        "dtypes": ", ".join(sorted({row.workload.dtype for row in found.rows})),
         "providers": ", ".join(sorted({row.provider for row in found.rows})),
-    }  # fmt: skip
+    }
     if os.path.exists(folder):
         info = read_run_info(folder)
         # Older imports lack some of the options.
-        same = info.source == origin.source and all(info.options.get(k, v) == v for k, v in described.items())
+        same = info.source == origin.source and all(
+            info.options.get(k, v) == v for k, v in described.items()
+        )
         if not same or info.how_ended != "complete":
             what = "is an import that did not finish" if same else "holds another table"
-            raise StoreError("import", f"{folder} {what}", "another --run-id, or that folder removed")
+            raise StoreError(
+                "import", f"{folder} {what}", "another --run-id, or that folder removed"
+            )
         return ImportSummary(folder, origin.source, existed=True)
     if not units_are_right:
         _require_plausible(found.rows, spec)
     records = list(records_of(found.rows, origin, spec))
-    letters = Counter(record.outcome.grade.letter for record in records if isinstance(record.outcome, Measured))
+    letters = Counter(
+        record.outcome.grade.letter for record in records if isinstance(record.outcome, Measured)
+    )
     if not letters:
-        raise InputError("import", f"no row has a time above 0, such as {_times(found.rows[:1])}", "at least one")
+        raise InputError(
+            "import", f"no row has a time above 0, such as {_times(found.rows[:1])}", "at least one"
+        )
     most = _MOST_REJECTED if letters["rejected"] >= _FEWEST else 0.5
     if letters["rejected"] > most * letters.total():
         share = "all" if letters["rejected"] == letters.total() else f"{letters['rejected']:,} of"
         fastest = f"{share} {letters.total():,} figures are above the peak of {spec.name}"
-        raise InputError("import", fastest, "times that it can reach: the right --gpu, dtype and unit")
+        raise InputError(
+            "import", fastest, "times that it can reach: the right --gpu, dtype and unit"
+        )
     axes: dict[str, set[int]] = defaultdict(set)
     for name, value in chain.from_iterable(row.place.axes.items() for row in found.rows):
         axes[name].add(value)
     info = RunInfo(
-        origin.run_id, spec, _UNKNOWN_STATE, origin.software, {name: sorted(values) for name, values in axes.items()},
-        {**described, "left_out": dict(found.left_out)}, seed=0, environment={},
-        started=now_text(), origin="imported", source=origin.source,
-    )  # fmt: skip
+        origin.run_id,
+        spec,
+        _UNKNOWN_STATE,
+        origin.software,
+        {name: sorted(values) for name, values in axes.items()},
+        {**described, "left_out": dict(found.left_out)},
+        seed=0,
+        environment={},
+        started=now_text(),
+        origin="imported",
+        source=origin.source,
+    )
     with RunWriter.create(results, info) as writer:
         writer.extend(records)
         writer.end("complete", {})
@@ -231,14 +269,25 @@ def write_run(
     repeated = _repeated(found.rows)
     no_tile = sum(record.launch is not None and record.launch.tile is None for record in records)
     return ImportSummary(
-        folder, origin.source, found.total, len(records), letters["rejected"], letters["D"], len(timeless),
-        len(repeated), no_tile, tuple(_notes(timeless, repeated, no_tile)), dict(found.left_out),
+        folder,
+        origin.source,
+        found.total,
+        len(records),
+        letters["rejected"],
+        letters["D"],
+        len(timeless),
+        len(repeated),
+        no_tile,
+        tuple(_notes(timeless, repeated, no_tile)),
+        dict(found.left_out),
         seconds=time.perf_counter() - begun,
-    )  # fmt: skip
+    )
 
 
 def records_of(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Record]:
-    """Yields one record per workload, provider and launch, whose samples are the rows in the table's order."""
+    """Yields one record per workload, provider and launch, whose samples are the rows in the
+    table's order.
+    """
     timing = TimingOptions()
     groups: dict[tuple[Workload, str, Launch | None], list[Row]] = defaultdict(list)
     for row in rows:
@@ -249,29 +298,42 @@ def records_of(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Re
         outcome: Measured | Skipped
         if samples:
             state = _UNKNOWN_STATE
-            measurement = Measurement(samples, (), (), "imported", origin.mode, "unknown", state, state)
+            measurement = Measurement(
+                samples, (), (), "imported", origin.mode, "unknown", state, state
+            )
             outcome = Measured(measurement, _grade(workload, median(samples), spec, origin))
         else:
             outcome = Skipped(f"the table gives no time: {group[0].latency_us:g} µs")
         places = {(p.op, *p.axes.items()): p for p in (row.place for row in group)}
         yield Record(
-            origin.run_id, record_key(workload, provider, timing), workload, provider, outcome, launch,
-            tuple(places.values()), origin="imported", source=origin.source,
-        )  # fmt: skip
+            origin.run_id,
+            record_key(workload, provider, timing),
+            workload,
+            provider,
+            outcome,
+            launch,
+            tuple(places.values()),
+            origin="imported",
+            source=origin.source,
+        )
 
 
 @cache
 def _launch(kernel: str) -> Launch:
-    """Returns a launch with the tile in the kernel's name, if it has one and its split_k is known."""
+    """Returns a launch with the tile in the kernel's name, if it has one and its split_k is
+    known.
+    """
     name = kernel_names.parse(kernel)
     return Launch(kernel, tile=None if name.split_k_unknown else name.tile)
 
 
 def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
-    """Raises InputError if the median time is so far from the roofline that the unit or the GPU must be wrong.
+    """Raises InputError if the median time is so far from the roofline that the unit or the GPU
+    must be wrong.
 
-    A wrong unit is a factor of 1,000. Good libraries are within a factor of about two of the roofline, slow kernels and
-    small sizes within ten. Collectives are not checked: their times depend on the links.
+    A wrong unit is a factor of 1,000. Good libraries are within a factor of about two of the
+    roofline, slow kernels and small sizes within ten. Collectives are not checked: their times
+    depend on the links.
     """
     judged = [row for row in rows if row.has_time and not isinstance(row.workload, Collective)]
     judged = judged[:: max(1, len(judged) // _MOST_JUDGED)]
@@ -289,20 +351,30 @@ def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
         ]
         if len(long) >= _FEWEST and median(long) > _SLOWEST_LONG:
             said = f"large products take {median(long):.0f} times what they should on {spec.name} (median)"
-            raise InputError("import", said, "the times of that GPU: the right --gpu, or --units-are-right")
+            raise InputError(
+                "import", said, "the times of that GPU: the right --gpu, or --units-are-right"
+            )
         return
-    times = f"{float(f'{ratio:.2g}'):,.0f} times" if ratio > 1 else f"1/{float(f'{1 / ratio:.2g}'):,.0f} of"
+    times = (
+        f"{float(f'{ratio:.2g}'):,.0f} times"
+        if ratio > 1
+        else f"1/{float(f'{1 / ratio:.2g}'):,.0f} of"
+    )
     said = f"the median time is {times} what {spec.name} should take, such as {_times(judged[:1])}"
     raise InputError("import", said, "times in the unit that was stated, or --units-are-right")
 
 
 def _repeated(rows: list[Row]) -> list[list[Row]]:
-    """Groups rows of one workload and provider with different times, those that differ most first."""
+    """Groups rows of one workload and provider with different times, those that differ most
+    first.
+    """
     groups: dict[tuple[Workload, str], list[Row]] = defaultdict(list)
     for row in rows:
         if row.has_time:
             groups[row.workload, row.provider].append(row)
-    found = [sorted(group, key=lambda row: row.latency_us) for group in groups.values() if len(group) > 1]
+    found = [
+        sorted(group, key=lambda row: row.latency_us) for group in groups.values() if len(group) > 1
+    ]
     found = [group for group in found if group[0].latency_us < group[-1].latency_us]
     return sorted(found, key=lambda group: group[0].latency_us / group[-1].latency_us)
 
@@ -317,7 +389,9 @@ def _times(rows: Sequence[Row]) -> str:
 def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int) -> Iterator[str]:
     """Yields one line about each kind of irregular row, with examples."""
     if timeless:
-        shown = "; ".join(_times([row]) for row in timeless[:_MOST_NAMED]) + ("; …" * (len(timeless) > _MOST_NAMED))
+        shown = "; ".join(_times([row]) for row in timeless[:_MOST_NAMED]) + (
+            "; …" * (len(timeless) > _MOST_NAMED)
+        )
         yield f"{counted(len(timeless), 'row')} without a time above 0: {shown}"
     if repeated:
         worst = repeated[0]
@@ -328,14 +402,17 @@ def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int)
 
 
 def _grade(workload: Workload, latency_us: float, spec: DeviceSpec, origin: Origin) -> Grade:
-    """Grades a time: rejected if above the device's peak; D if above its memory bandwidth, so that the inputs were in a
-    cache; else C, since the spread of an imported time is unknown."""
+    """Grades a time: rejected if above the device's peak; D if above its memory bandwidth, so that
+    the inputs were in a cache; else C, since the spread of an imported time is unknown."""
     if isinstance(workload, Collective):
         return Grade("C", origin.caveats)
     peak_tflops = spec.peak(workload.dtype)
     tflops = workload.flops / latency_us / 1e6
     if peak_tflops is not None and tflops > peak_tflops:
-        return Grade("rejected", (f"{tflops:.4g} TFLOP/s is above the peak of {peak_tflops:g}", *origin.caveats))
+        return Grade(
+            "rejected",
+            (f"{tflops:.4g} TFLOP/s is above the peak of {peak_tflops:g}", *origin.caveats),
+        )
     gb_per_s = workload.min_bytes / latency_us / 1e3
     if gb_per_s > spec.memory_gb_per_s:
         beyond = f"{gb_per_s:.4g} GB/s is above the memory's {spec.memory_gb_per_s:g}: the inputs were in a cache"
@@ -354,7 +431,9 @@ def summary_lines(summary: ImportSummary) -> list[str]:
     if summary.rejected:
         lines.append(f"  {summary.rejected:,} of them rejected: faster than the device's peak")
     if summary.cached:
-        lines.append(f"  {summary.cached:,} of them graded D: faster than the device's memory, so from a cache")
+        lines.append(
+            f"  {summary.cached:,} of them graded D: faster than the device's memory, so from a cache"
+        )
     lines += [f"  {note}" for note in summary.notes]
     for reason, rows in Counter(summary.left_out).most_common():
         lines.append(f"  {rows:,} rows left out: {reason}")

@@ -1,10 +1,11 @@
 """Summarizes training logs and stores the summaries.
 
-Entry points: `summarize`, `default_run_id` and `write_training`, used by the command `import`; `read_training`,
-`training_folders` and `TrainingSummary`, used by `report.training` and the command `report`.
+Entry points: `summarize`, `default_run_id` and `write_training`, used by the command `import`;
+`read_training`, `training_folders` and `TrainingSummary`, used by `report.training` and the command
+`report`.
 
-The folder `results/<device-slug>/<run-id>/` has `training.json` (`quantbench-training`, version 1: initial) and
-`iterations.csv`.
+The folder `results/<device-slug>/<run-id>/` has `training.json` (`quantbench-training`, version 1:
+initial) and `iterations.csv`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class TrainingSummary:
     """Summary of a training log; None for values that the log does not contain.
 
     gbs, seq: values of the last iteration.
-    sec_per_it, tokens_per_s, tflops: medians over the iterations of that gbs, without the first after each start.
+    sec_per_it, tokens_per_s, tflops: medians over the iterations of that gbs, without the first
+        after each start.
     tokens_per_s_low, tokens_per_s_high: 95 % interval of the median.
     first_loss, last_loss: first and last finite loss.
     nan_losses: number of other losses.
@@ -71,11 +73,17 @@ class TrainingSummary:
     @property
     def layout(self) -> str:
         """Formats the known degrees: `TP=2, PP=4`."""
-        known = [f"{name.upper()}={value}" for name in ("tp", "pp") if (value := getattr(self, name)) is not None]
+        known = [
+            f"{name.upper()}={value}"
+            for name in ("tp", "pp")
+            if (value := getattr(self, name)) is not None
+        ]
         return ", ".join(known) or "layout not known"
 
 
-def summarize(name: str, found: Iterations, given: Mapping[str, int] | None = None) -> TrainingSummary:
+def summarize(
+    name: str, found: Iterations, given: Mapping[str, int] | None = None
+) -> TrainingSummary:
     """Summarizes a log. given: degrees (gpus, tp, pp, dp, mbs) that replace those in the log."""
     degrees = {**found.arguments, **(given or {})}
     steady = _steady(found)
@@ -86,18 +94,23 @@ def summarize(name: str, found: Iterations, given: Mapping[str, int] | None = No
     seq = _finite(found.seq)
     interval = median_interval(tokens) if len(tokens) else None
     return TrainingSummary(
-        name=name, **{degree: degrees.get(degree) for degree in ("gpus", "tp", "pp", "dp", "mbs")},
-        gbs=int(found.values["gbs"][-1]), seq=round(float(seq[-1])) if len(seq) else None,
-        iterations=int(found.final.sum()), restarts=int(found.segment[-1]),
-        skipped=int(np.nansum(found.values["skipped"])), nan_losses=len(losses) - len(numbers) if len(numbers) else 0,
+        name=name,
+        **{degree: degrees.get(degree) for degree in ("gpus", "tp", "pp", "dp", "mbs")},
+        gbs=int(found.values["gbs"][-1]),
+        seq=round(float(seq[-1])) if len(seq) else None,
+        iterations=int(found.final.sum()),
+        restarts=int(found.segment[-1]),
+        skipped=int(np.nansum(found.values["skipped"])),
+        nan_losses=len(losses) - len(numbers) if len(numbers) else 0,
         sec_per_it=float(np.median(found.values["elapsed_s"][steady])),
         tokens_per_s=float(np.median(tokens)) if len(tokens) else None,
         tokens_per_s_low=None if interval is None else interval.low,
         tokens_per_s_high=None if interval is None else interval.high,
         tflops=float(np.median(tflops)) if len(tflops) else None,
-        first_loss=float(numbers[0]) if len(numbers) else None, last_loss=float(numbers[-1]) if len(numbers) else None,
+        first_loss=float(numbers[0]) if len(numbers) else None,
+        last_loss=float(numbers[-1]) if len(numbers) else None,
         left_out=dict(found.left_out),
-    )  # fmt: skip
+    )
 
 
 def _finite(values: FloatArray) -> FloatArray:
@@ -105,17 +118,27 @@ def _finite(values: FloatArray) -> FloatArray:
 
 
 def _steady(found: Iterations) -> npt.NDArray[np.bool_]:
-    """Returns (n,) whether an iteration has the last batch size and is not the first after a start (if any is so)."""
-    # While the batch size ramps up, the workload changes every few iterations; the first after a start fills caches.
+    """Returns (n,) whether an iteration has the last batch size and is not the first after a start
+    (if any is so).
+    """
+    # While the batch size ramps up, the workload changes every few iterations; the first after a
+    # start fills caches.
     same = found.values["gbs"] == found.values["gbs"][-1]
     steady = same & (np.diff(found.segment, prepend=-1) == 0)
     return np.asarray(steady if steady.any() else same)
 
 
 def write_training(
-    results: Path, device: str, run_id: str, source: Path, found: Iterations, summary: TrainingSummary
+    results: Path,
+    device: str,
+    run_id: str,
+    source: Path,
+    found: Iterations,
+    summary: TrainingSummary,
 ) -> Path:
-    """Writes the folder, or leaves it unchanged if it holds the same log. Raises StoreError if it holds another."""
+    """Writes the folder, or leaves it unchanged if it holds the same log. Raises StoreError if it
+    holds another.
+    """
     folder = results / device / require_name(_WHO, run_id)
     try:
         with open_binary(source, most_bytes=LARGEST_LOG_BYTES) as stream:
@@ -127,16 +150,23 @@ def write_training(
             raise StoreError(_WHO, f"{folder} holds another log", "another --run-id")
         return folder
     data = {
-        "format": TRAINING_FORMAT, "version": TRAINING_VERSION, "run_id": run_id, "device": device,
+        "format": TRAINING_FORMAT,
+        "version": TRAINING_VERSION,
+        "run_id": run_id,
+        "device": device,
         "source": {"file": source.name, "sha256": digest, "bytes": source.stat().st_size},
-        "arguments": found.arguments, "summary": asdict(summary), "software": installed_versions(),
+        "arguments": found.arguments,
+        "summary": asdict(summary),
+        "software": installed_versions(),
         "environment": relevant_environment(),
-    }  # fmt: skip
+    }
     try:
         folder.mkdir(parents=True)
         _write_iterations(folder / "iterations.csv", found)
     except OSError as error:
-        raise StoreError(_WHO, f"{folder} ({error.strerror})", "a folder that can be written") from None
+        raise StoreError(
+            _WHO, f"{folder} ({error.strerror})", "a folder that can be written"
+        ) from None
     text = json.dumps(data, indent=1) + "\n"
     write_file(_WHO, folder / "training.json", text, expected="a folder that can be written")
     return folder
@@ -148,11 +178,15 @@ def read_training(folder: Path) -> TrainingSummary:
     try:
         return decode(TrainingSummary, data.get("summary"))
     except InputError as error:
-        raise StoreError("read training", f"{folder / 'training.json'} ({error})", "a whole summary") from None
+        raise StoreError(
+            "read training", f"{folder / 'training.json'} ({error})", "a whole summary"
+        ) from None
 
 
 def training_folders(paths: Sequence[Path]) -> list[Path]:
-    """Returns those of `paths`, and of the folders directly in them, that hold an imported training log."""
+    """Returns those of `paths`, and of the folders directly in them, that hold an imported training
+    log.
+    """
     found = []
     for path in paths:
         own = [path] if os.path.isfile(path / "training.json") else []
@@ -168,7 +202,9 @@ def _load(folder: Path) -> dict[str, Any]:
         raise StoreError("read training", f"{path} ({reason(error)})", "a training.json") from None
     found = (data.get("format"), data.get("version")) if isinstance(data, dict) else (None, None)
     if found != (TRAINING_FORMAT, TRAINING_VERSION):
-        raise StoreError("read training", f"{path} is {found}", f"{TRAINING_FORMAT} version {TRAINING_VERSION}")
+        raise StoreError(
+            "read training", f"{path} is {found}", f"{TRAINING_FORMAT} version {TRAINING_VERSION}"
+        )
     return dict(data)
 
 
@@ -176,7 +212,12 @@ def _write_iterations(path: Path, found: Iterations) -> None:
     import pyarrow as pa
     from pyarrow import csv
 
-    columns = {"segment": found.segment, "final": found.final.astype(np.int64), **found.values, "seq": found.seq}
+    columns = {
+        "segment": found.segment,
+        "final": found.final.astype(np.int64),
+        **found.values,
+        "seq": found.seq,
+    }
     columns["tokens_per_s"] = found.tokens_per_s
     # nan becomes an empty cell
     table = pa.table({name: pa.array(values, from_pandas=True) for name, values in columns.items()})

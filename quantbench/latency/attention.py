@@ -66,9 +66,9 @@ _FOLDS = 5
 _BLIND_BELOW, _BLIND_ABOVE = float(np.log(2.0)), float(np.log(3.0))
 # A parameter that several GPUs agree on may still differ on the next one.
 _LEAST_SPREAD = 0.2
-# Extra half-width for kinds of shapes absent from the fitted rows: backward passes, which are taken to run at the rate
-# of forward ones, and another mask or dtype, unequal sequences, misaligned or very wide heads, which are predicted
-# without the Gaussian process.
+# Extra half-width for kinds of shapes absent from the fitted rows: backward passes, which are taken
+# to run at the rate of forward ones, and another mask or dtype, unequal sequences, misaligned or
+# very wide heads, which are predicted without the Gaussian process.
 UNSEEN_HALF_WIDTH = float(np.log(2.0))
 WIDEST_HEAD = 256
 
@@ -79,9 +79,11 @@ CostModel = Physics | DecodePhysics
 
 @dataclass(frozen=True)
 class Corrected:
-    """Cost model of one kind of attention, with the learner of its residual and the calibration of its interval.
+    """Cost model of one kind of attention, with the learner of its residual and the calibration of
+    its interval.
 
-    below, above: extra half-widths of a prior's interval, log time, from its errors on other GPUs; 0 after a fit.
+    below, above: extra half-widths of a prior's interval, log time, from its errors on other GPUs;
+        0 after a fit.
     """
 
     physics: CostModel
@@ -95,16 +97,23 @@ class Corrected:
         """Whether it was fitted to rows of this device, unlike a prior."""
         return self.below == self.above == 0.0
 
-    def predict(self, shapes: AttentionShapes, cache_write: BoolArray, seen: BoolArray) -> FloatArray:
-        """Returns the forward time, its half-widths below and above in log time, the launch, compute and memory time,
-        and the waves, (7, n). seen: (n,), whether the fit covers this kind of shape; the others get no learner."""
+    def predict(
+        self, shapes: AttentionShapes, cache_write: BoolArray, seen: BoolArray
+    ) -> FloatArray:
+        """Returns the forward time, its half-widths below and above in log time, the launch,
+        compute and memory time, and the waves, (7, n). seen: (n,), whether the fit covers this kind
+        of shape; the others get no learner."""
         terms = self.physics.cost(shapes, cache_write)(self.physics.parameters)
         shift, deviation = np.zeros(len(shapes)), np.zeros(len(shapes))
         if self.learner is not None and seen.any():
-            shift[seen], deviation[seen] = self.learner.predict(self.physics.features(shapes, terms)[seen])
+            shift[seen], deviation[seen] = self.learner.predict(
+                self.physics.features(shapes, terms)[seen]
+            )
         half = self.interval.half_width(deviation**2)
         parts = (terms.launch_us, terms.compute_us, terms.memory_us, terms.waves)
-        return np.array([terms.latency_us * np.exp(shift), half + self.below, half + self.above, *parts])
+        return np.array(
+            [terms.latency_us * np.exp(shift), half + self.below, half + self.above, *parts]
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -116,7 +125,9 @@ class Corrected:
         }
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], kind: type[CostModel], device: DeviceSpec) -> Corrected:
+    def from_json(
+        cls, data: dict[str, Any], kind: type[CostModel], device: DeviceSpec
+    ) -> Corrected:
         """Inverse of `to_json`. Raises KeyError, TypeError or ValueError for broken data."""
         learner = data["learner"]
         interval = {name: float(data["interval"][name]) for name in ("factor", "floor")}
@@ -134,9 +145,12 @@ class AttentionModel:
     """Latency model of fused attention on one device, fitted to its rows or a prior.
 
     prefill: of equal sequences.
-    decode: of unequal ones; without it, the cost model of equal ones predicts them, with a wider interval.
-    dtype, masks: dtype and masks (causal, full) of the fitted rows; other shapes get a wider interval, and no learner.
-    backward_cost: time of a backward pass over that of its forward pass; as their FLOPs unless measured.
+    decode: of unequal ones; without it, the cost model of equal ones predicts them, with a wider
+        interval.
+    dtype, masks: dtype and masks (causal, full) of the fitted rows; other shapes get a wider
+        interval, and no learner.
+    backward_cost: time of a backward pass over that of its forward pass; as their FLOPs unless
+        measured.
     note: source and caveats of the predictions.
     """
 
@@ -163,9 +177,15 @@ class AttentionModel:
 
     @classmethod
     def best(cls, device: DeviceSpec) -> AttentionModel:
-        """Returns the model shipped for this device, or its prior if none is shipped; `note` says which."""
+        """Returns the model shipped for this device, or its prior if none is shipped; `note` says
+        which.
+        """
         data = next(filter(None, map(shipped_json, same_chip(device.name))), None)
-        return cls.prior(device) if data is None else cls.from_json({**data, "device": device.name}, device)
+        return (
+            cls.prior(device)
+            if data is None
+            else cls.from_json({**data, "device": device.name}, device)
+        )
 
     @classmethod
     def fit(
@@ -179,9 +199,9 @@ class AttentionModel:
         seed: int = 0,
         provenance: dict[str, Any] | None = None,
     ) -> AttentionModel:
-        """Fits measured times (n,), µs. cache_write: whether they include writing keys and values into a serving
-        engine's cache, one value or (n,). Returns the prior, with a note, for fewer than FEWEST_ROWS rows of each
-        kind."""
+        """Fits measured times (n,), µs. cache_write: whether they include writing keys and values
+        into a serving engine's cache, one value or (n,). Returns the prior, with a note, for fewer
+        than FEWEST_ROWS rows of each kind."""
         shapes = works if isinstance(works, AttentionShapes) else AttentionShapes.of(works)
         times_us = measured_times(_WHO, latency_us, len(shapes))
         writes = np.broadcast_to(np.asarray(cache_write, dtype=bool), times_us.shape)
@@ -191,41 +211,65 @@ class AttentionModel:
         unequal_rows = np.flatnonzero(unequal & ~shapes.backward)
         few = max(len(equal_rows), len(unequal_rows)) < FEWEST_ROWS
         if few:
-            return replace(bare, note=f"{bare.note} ({len(shapes)} rows are fewer than the {FEWEST_ROWS} a fit needs)")
+            return replace(
+                bare,
+                note=f"{bare.note} ({len(shapes)} rows are fewer than the {FEWEST_ROWS} a fit needs)",
+            )
         prefill, decode = bare.prefill, None
         masks, words = bare.masks, []
         if len(equal_rows) >= FEWEST_ROWS:
             known = knowledge(device, family_out=prior == "family-out")
             families = [Physics(device, one, known.start) for one in FAMILIES.values()]
             rows = shapes[equal_rows]
-            prefill = _fitted(families, known.spread, rows, times_us[equal_rows], writes[equal_rows], seed)
-            masks = tuple(n for n, seen in (("causal", rows.causal), ("full", ~rows.causal)) if seen.any())
-            words.append(f"fitted on {len(rows)} rows, tiles of {prefill.physics.to_json()['family']}")
+            prefill = _fitted(
+                families, known.spread, rows, times_us[equal_rows], writes[equal_rows], seed
+            )
+            masks = tuple(
+                n for n, seen in (("causal", rows.causal), ("full", ~rows.causal)) if seen.any()
+            )
+            words.append(
+                f"fitted on {len(rows)} rows, tiles of {prefill.physics.to_json()['family']}"
+            )
         if len(unequal_rows) >= FEWEST_ROWS:
             rows = shapes[unequal_rows]
             kernels = DecodePhysics.candidates(device)
-            decode = _fitted(kernels, DECODE_SPREAD, rows, times_us[unequal_rows], writes[unequal_rows], seed)
+            decode = _fitted(
+                kernels, DECODE_SPREAD, rows, times_us[unequal_rows], writes[unequal_rows], seed
+            )
             words.append(f"unequal sequences fitted on {len(rows)} rows")
         note = f"attention on {device.name}: {'; '.join(words)}"
         model = cls(prefill, decode, shapes.dtype, masks, note=note, provenance=provenance or {})
         return model._with_backward_cost(shapes, times_us)
 
-    def _with_backward_cost(self, shapes: AttentionShapes, latency_us: FloatArray) -> AttentionModel:
-        """Returns the model with the median cost of the backward passes among these rows, if there are enough."""
+    def _with_backward_cost(
+        self, shapes: AttentionShapes, latency_us: FloatArray
+    ) -> AttentionModel:
+        """Returns the model with the median cost of the backward passes among these rows, if there
+        are enough.
+        """
         rows = np.flatnonzero(shapes.backward)
         if len(rows) < FEWEST_ROWS:
             return self
-        forward_us = self.predict(replace(shapes[rows], backward=np.zeros(len(rows), dtype=bool))).latency_us
+        forward_us = self.predict(
+            replace(shapes[rows], backward=np.zeros(len(rows), dtype=bool))
+        ).latency_us
         return replace(self, backward_cost=float(np.median(latency_us[rows] / forward_us)))
 
-    def predict(self, works: Iterable[Attention] | AttentionShapes, *, cache_write: npt.ArrayLike = False) -> Estimates:
-        """Predicts the times of `works`. cache_write: whether keys and values are also written to a cache."""
+    def predict(
+        self, works: Iterable[Attention] | AttentionShapes, *, cache_write: npt.ArrayLike = False
+    ) -> Estimates:
+        """Predicts the times of `works`. cache_write: whether keys and values are also written to a
+        cache.
+        """
         shapes = works if isinstance(works, AttentionShapes) else AttentionShapes.of(works)
         writes = np.broadcast_to(np.asarray(cache_write, dtype=bool), (len(shapes),))
         seen = self._seen(shapes)
         beyond = ~seen | shapes.backward
         columns = np.empty((7, len(shapes)))
-        for rows in (np.flatnonzero(shapes.seq_q == shapes.seq_k), np.flatnonzero(shapes.seq_q != shapes.seq_k)):
+        for rows in (
+            np.flatnonzero(shapes.seq_q == shapes.seq_k),
+            np.flatnonzero(shapes.seq_q != shapes.seq_k),
+        ):
             if len(rows):
                 model = self._of(shapes[rows[:1]])
                 columns[:, rows] = model.predict(shapes[rows], writes[rows], seen[rows])
@@ -246,9 +290,13 @@ class AttentionModel:
         return self.prefill.fitted
 
     def knows(self, work: Attention) -> bool:
-        """Returns whether the fit covers this kind of shape (dtype, mask, head_dim); others get a wider interval."""
+        """Returns whether the fit covers this kind of shape (dtype, mask, head_dim); others get a
+        wider interval.
+        """
         shapes = AttentionShapes.of([work])
-        return self._of(shapes).fitted and bool(self._seen(shapes)[0]) and work.direction == "forward"
+        return (
+            self._of(shapes).fitted and bool(self._seen(shapes)[0]) and work.direction == "forward"
+        )
 
     def _of(self, shapes: AttentionShapes) -> Corrected:
         """Returns the part that predicts shapes of one kind."""
@@ -283,7 +331,9 @@ class AttentionModel:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> AttentionModel:
-        """Inverse of `to_json`. Raises InputError for another device, format or version, and for a broken model."""
+        """Inverse of `to_json`. Raises InputError for another device, format or version, and for a
+        broken model.
+        """
         require_format(_WHO, data, MODEL_FORMAT, MODEL_VERSION, device)
         try:
             decode = data["decode"]
@@ -306,7 +356,9 @@ def _check_prior(prior: str) -> str:
 
 @cache
 def shipped_slugs() -> tuple[str, ...]:
-    return tuple(sorted(file.stem.removeprefix("attention-") for file in _MODELS.glob("attention-*.json")))
+    return tuple(
+        sorted(file.stem.removeprefix("attention-") for file in _MODELS.glob("attention-*.json"))
+    )
 
 
 @cache
@@ -314,7 +366,9 @@ def shipped_json(slug: str) -> dict[str, Any] | None:
     """Returns the JSON of a device's shipped attention model, None if there is none."""
     if slug not in shipped_slugs():
         return None
-    data: dict[str, Any] = json.loads((_MODELS / f"attention-{slug}.json").read_text(encoding="utf-8"))
+    data: dict[str, Any] = json.loads(
+        (_MODELS / f"attention-{slug}.json").read_text(encoding="utf-8")
+    )
     return data
 
 
@@ -323,7 +377,8 @@ class Knowledge:
     """Prior of a device.
 
     start, spread: mean and standard deviation of the parameters.
-    log_below, log_above: extra half-widths of the interval, log time, from the prior's errors on other GPUs.
+    log_below, log_above: extra half-widths of the interval, log time, from the prior's errors on
+        other GPUs.
     """
 
     family: KernelFamily
@@ -336,11 +391,15 @@ class Knowledge:
     def prefill(self, device: DeviceSpec) -> Corrected:
         """Returns the unfitted model of equal sequences."""
         physics = Physics(device, self.family, self.start)
-        return Corrected(physics, IntervalCalibration(1.0, 0.0), below=self.log_below, above=self.log_above)
+        return Corrected(
+            physics, IntervalCalibration(1.0, 0.0), below=self.log_below, above=self.log_above
+        )
 
 
 def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
-    """Returns the prior of `device` from the shipped models. family_out: whether to exclude its generation."""
+    """Returns the prior of `device` from the shipped models. family_out: whether to exclude its
+    generation.
+    """
     shipped = [model for model in map(shipped_json, shipped_slugs()) if model is not None]
     own = family(device)
     same = [model for model in shipped if _family_of(model) == own]
@@ -358,7 +417,10 @@ def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
     names = ", ".join(model["device"] for model in others)
     words = f"from the spec sheet and the models of {names}; nothing measured on it"
     if same and not family_out:
-        start, kernels = np.mean([_parameters(m) for m in same], axis=0), FAMILIES[same[0]["prefill"]["family"]]
+        start, kernels = (
+            np.mean([_parameters(m) for m in same], axis=0),
+            FAMILIES[same[0]["prefill"]["family"]],
+        )
         names = ", ".join(model["device"] for model in same)
         words = f"from the spec sheet and its relatives {names}; nothing measured on it"
     transfers = [model["provenance"]["transfer"] for model in others]
@@ -383,8 +445,8 @@ def _fit_physics(
     latency_us: FloatArray,
     cache_write: BoolArray,
 ) -> CostModel:
-    """Returns the candidate that fits `latency_us` (n,) best, with its parameters. spread: prior deviation of the
-    parameters from each candidate's own."""
+    """Returns the candidate that fits `latency_us` (n,) best, with its parameters. spread: prior
+    deviation of the parameters from each candidate's own."""
     from scipy.optimize import least_squares
 
     target = np.log(latency_us)
@@ -414,11 +476,11 @@ def _fitted(
     cache_write: BoolArray,
     seed: int,
 ) -> Corrected:
-    """Fits a cost model, and a Gaussian process to log(measured / cost model) unless it does not help, and calibrates
-    the interval.
+    """Fits a cost model, and a Gaussian process to log(measured / cost model) unless it does not
+    help, and calibrates the interval.
 
-    Both use cross-validation: rows that share heads, head_dim and mask are held out together (single rows, if all share
-    them), and the parameters and the process are refitted without them.
+    Both use cross-validation: rows that share heads, head_dim and mask are held out together
+    (single rows, if all share them), and the parameters and the process are refitted without them.
     """
     physics = _fit_physics(candidates, spread, shapes, latency_us, cache_write)
     learner = None
@@ -437,13 +499,23 @@ def _fitted(
         kept = np.flatnonzero(~held)
         if len(kept) < len(physics.parameters):
             continue
-        without = _fit_physics([physics], physics.spread, shapes[kept], latency_us[kept], cache_write[kept])
+        without = _fit_physics(
+            [physics], physics.spread, shapes[kept], latency_us[kept], cache_write[kept]
+        )
         terms = without.cost(shapes[held], cache_write[held])(without.parameters)
         alone[held] = np.log(latency_us[held] / terms.latency_us)
         if learner is not None:
-            shift, deviation[held] = learner.condition(kept).predict(without.features(shapes[held], terms))
+            shift, deviation[held] = learner.condition(kept).predict(
+                without.features(shapes[held], terms)
+            )
             learned[held] = alone[held] - shift
         seen |= held
     if learner is not None and np.abs(learned[seen]).mean() < np.abs(alone[seen]).mean():
-        return Corrected(physics, IntervalCalibration.of_held_out(np.abs(learned[seen]), deviation[seen] ** 2), learner)
-    return Corrected(physics, IntervalCalibration.of_held_out(np.abs(alone[seen]), np.zeros(int(seen.sum()))))
+        return Corrected(
+            physics,
+            IntervalCalibration.of_held_out(np.abs(learned[seen]), deviation[seen] ** 2),
+            learner,
+        )
+    return Corrected(
+        physics, IntervalCalibration.of_held_out(np.abs(alone[seen]), np.zeros(int(seen.sum())))
+    )

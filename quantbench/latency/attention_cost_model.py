@@ -1,8 +1,9 @@
 """Computes attention times from the blocks that each kernel family divides its work into.
 
-latency = launch + ‖compute, memory‖₃ (increased if a long kernel throttles) + padding copies of misaligned heads +
-writing keys and values, if the measured time includes that. compute runs the row blocks in waves of one per SM,
-softened by a fluid share; each key block costs the p-norm of its two matrix products and its exponentials.
+latency = launch + ‖compute, memory‖₃ (increased if a long kernel throttles) + padding copies of
+misaligned heads + writing keys and values, if the measured time includes that. compute runs the row
+blocks in waves of one per SM, softened by a fluid share; each key block costs the p-norm of its two
+matrix products and its exponentials.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-# Up to this many row blocks, key blocks are counted exactly; above, by an average that is within 2 %.
+# Up to this many row blocks, key blocks are counted exactly; above, by an average that is within 2
+# %.
 _EXACT_BLOCKS = 64
 
 
@@ -35,10 +37,10 @@ _EXACT_BLOCKS = 64
 class KernelFamily:
     """Attention kernels that share tile sizes and scheduling.
 
-    tiles: (largest head_dim, full tile, causal tile), by ascending head_dim; a tile is (block_m, block_n), and the last
-        one also applies to wider heads.
-    packs: whether query heads that share a key head are packed into the rows of one block (all families do so for a
-        single query).
+    tiles: (largest head_dim, full tile, causal tile), by ascending head_dim; a tile is (block_m,
+        block_n), and the last one also applies to wider heads.
+    packs: whether query heads that share a key head are packed into the rows of one block (all
+        families do so for a single query).
     splits: whether keys are split over idle SMs if row blocks are few.
     widths: supported head widths, to which head_dim is padded.
     """
@@ -52,7 +54,10 @@ class KernelFamily:
     def tile(self, head_dim: IntArray, causal: BoolArray) -> tuple[IntArray, IntArray]:
         """Returns block_m and block_n of shapes, (n,) each."""
         _, full, masked = self.tiles[-1]
-        block_m, block_n = np.where(causal, masked[0], full[0]), np.where(causal, masked[1], full[1])
+        block_m, block_n = (
+            np.where(causal, masked[0], full[0]),
+            np.where(causal, masked[1], full[1]),
+        )
         for widest, full, masked in reversed(self.tiles[:-1]):
             block_m = np.where(head_dim <= widest, np.where(causal, masked[0], full[0]), block_m)
             block_n = np.where(head_dim <= widest, np.where(causal, masked[1], full[1]), block_n)
@@ -92,8 +97,8 @@ FAMILIES: dict[str, KernelFamily] = {
 
 
 def assumed_family(device: DeviceSpec) -> KernelFamily:
-    """Returns the family assumed without a measurement: fa2_dense, which needs only mma.sync, except on GPUs with
-    wgmma or tcgen05 (sm_12x has neither)."""
+    """Returns the family assumed without a measurement: fa2_dense, which needs only mma.sync,
+    except on GPUs with wgmma or tcgen05 (sm_12x has neither)."""
     own = {"hopper": "fa3_sm90", "blackwell": "fmha_sm100"}
     return FAMILIES[own.get(family(device), "fa2_dense")]
 
@@ -131,15 +136,27 @@ def cut(family: KernelFamily, shapes: AttentionShapes) -> Blocks:
     copies = shapes.batch * (heads // group)
     as_float = [x.astype(float) for x in (copies * per_head, block_m, block_n, padded, group)]
     return Blocks(
-        rows=as_float[0], keys=copies * keys, longest=longest, block_m=as_float[1], block_n=as_float[2],
-        width=as_float[3], group=as_float[4], may_split=family.splits,
-    )  # fmt: skip
+        rows=as_float[0],
+        keys=copies * keys,
+        longest=longest,
+        block_m=as_float[1],
+        block_n=as_float[2],
+        width=as_float[3],
+        group=as_float[4],
+        may_split=family.splits,
+    )
 
 
 def _key_blocks(
-    shapes: AttentionShapes, per_head: IntArray, group: IntArray, block_m: IntArray, block_n: IntArray
+    shapes: AttentionShapes,
+    per_head: IntArray,
+    group: IntArray,
+    block_m: IntArray,
+    block_n: IntArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns the key blocks processed by all row blocks of one head, and by the longest of them."""
+    """Returns the key blocks processed by all row blocks of one head, and by the longest of
+    them.
+    """
     every = -(-shapes.seq_k // block_n)
     # The last query of a row block sees the keys up to itself.
     index = np.arange(_EXACT_BLOCKS)[:, None]
@@ -147,7 +164,9 @@ def _key_blocks(
     walked = -(-(last_row // group + 1) // block_n)
     exact = np.where(index < per_head, walked, 0).sum(axis=0)
     # Rounding up to whole key blocks adds half a block on average.
-    average = per_head * (per_head + 1) / 2 * (block_m / group) / block_n + per_head * 0.5 * (1 - 1 / block_n)
+    average = per_head * (per_head + 1) / 2 * (block_m / group) / block_n + per_head * 0.5 * (
+        1 - 1 / block_n
+    )
     masked = np.where(per_head <= _EXACT_BLOCKS, exact, average)
     return np.where(shapes.causal, masked, per_head * every), every.astype(float)
 
@@ -157,15 +176,18 @@ def _key_blocks(
 _EXPONENTIALS_PER_CLOCK = 16
 #: a backward pass computes five matrix products, a forward pass two (FlashAttention, Dao 2022)
 BACKWARD_FLOPS = 2.5
-# Keys are split if there are fewer row blocks than this share of the SMs (FlashAttention, hopper/heuristics.h), into
-# parts of at least this many keys (estimated from the public A100 and H200 tables).
+# Keys are split if there are fewer row blocks than this share of the SMs (FlashAttention,
+# hopper/heuristics.h), into parts of at least this many keys (estimated from the public A100 and
+# H200 tables).
 _SPLIT_BELOW = 0.8
 _SPLIT_KEYS = 512
 
 
 @dataclass(frozen=True)
 class AttentionShapes:
-    """Columns of n attention shapes, (n,) each; fields as in `Attention`, with `backward` instead of direction."""
+    """Columns of n attention shapes, (n,) each; fields as in `Attention`, with `backward` instead
+    of direction.
+    """
 
     batch: IntArray
     heads: IntArray
@@ -183,7 +205,9 @@ class AttentionShapes:
         found = list(works)
         dtypes = {work.dtype for work in found}
         if len(dtypes) != 1:
-            raise InputError("attention", f"dtypes {sorted(dtypes)}", "workloads of one dtype, at least one")
+            raise InputError(
+                "attention", f"dtypes {sorted(dtypes)}", "workloads of one dtype, at least one"
+            )
         rows = [(w.batch, w.heads, w.kv_heads, w.seq_q, w.seq_k, w.head_dim) for w in found]
         batch, heads, kv_heads, seq_q, seq_k, head_dim = np.array(rows, dtype=np.int64).T
         causal = np.array([w.causal for w in found])
@@ -209,13 +233,21 @@ class AttentionShapes:
     @cached_property
     def query_bytes(self) -> FloatArray:
         """Bytes of q, equal to those of o."""
-        size: Any = float(element_bytes(self.dtype)) * self.batch * self.heads * self.seq_q * self.head_dim
+        size: Any = (
+            float(element_bytes(self.dtype)) * self.batch * self.heads * self.seq_q * self.head_dim
+        )
         return cast(FloatArray, size)
 
     @cached_property
     def key_bytes(self) -> FloatArray:
         """Bytes of k and v together."""
-        size: Any = float(element_bytes(self.dtype)) * self.batch * self.kv_heads * self.seq_k * self.head_dim
+        size: Any = (
+            float(element_bytes(self.dtype))
+            * self.batch
+            * self.kv_heads
+            * self.seq_k
+            * self.head_dim
+        )
         return cast(FloatArray, 2.0 * size)
 
     @cached_property
@@ -227,7 +259,9 @@ class AttentionShapes:
 
     @property
     def misaligned(self) -> BoolArray:
-        misaligned: BoolArray = self.head_dim % ALIGNED_ELEMENTS != 0  # torch's SDPA pads others by copies
+        misaligned: BoolArray = (
+            self.head_dim % ALIGNED_ELEMENTS != 0
+        )  # torch's SDPA pads others by copies
         return misaligned
 
     @property
@@ -240,16 +274,40 @@ class AttentionShapes:
 PARAMETERS = (
     Parameter("log_launch_us", "time of an empty call", 2.1, 0.7),
     Parameter("log_block_us", "fixed cost of one row block on its SM", -0.7, 1.0),
-    Parameter("log_product_efficiency", "share of the peak that the products of a key block reach", -0.29, 0.3),
+    Parameter(
+        "log_product_efficiency",
+        "share of the peak that the products of a key block reach",
+        -0.29,
+        0.3,
+    ),
     Parameter("log_exponential_cost", "cost of an exponential over its ideal", 0.0, 0.7),
     Parameter("log_memory_efficiency", "share of the memory bandwidth that is reached", -0.22, 0.5),
-    Parameter("logit_fluid_share", "share of waves that blocks of different length overlap", 0.0, 1.5),
+    Parameter(
+        "logit_fluid_share", "share of waves that blocks of different length overlap", 0.0, 1.5
+    ),
     Parameter("log_join", "p - 1 of the norm that joins products and exponentials", 1.0, 0.7),
     Parameter("throttle", "log slowdown of times far above a millisecond", 0.0, 0.1),
-    Parameter("log_cache_write", "cost of writing keys and values to a cache over two passes at peak", 0.0, 1.0),
-    Parameter("log_token_write_us", "cost of the block that writes one token's keys and values to a cache", -2.0, 1.0),
-    Parameter("log_masked_block", "cost of the masked key block of a row block over a full one", -1.0, 1.0),
-    Parameter("log_store", "cost of loading q and storing o, not hidden, over the SM's share of bandwidth", 0.0, 1.0),
+    Parameter(
+        "log_cache_write",
+        "cost of writing keys and values to a cache over two passes at peak",
+        0.0,
+        1.0,
+    ),
+    Parameter(
+        "log_token_write_us",
+        "cost of the block that writes one token's keys and values to a cache",
+        -2.0,
+        1.0,
+    ),
+    Parameter(
+        "log_masked_block", "cost of the masked key block of a row block over a full one", -1.0, 1.0
+    ),
+    Parameter(
+        "log_store",
+        "cost of loading q and storing o, not hidden, over the SM's share of bandwidth",
+        0.0,
+        1.0,
+    ),
 )
 START = np.array([p.mean for p in PARAMETERS])
 SPREAD = np.array([p.sd for p in PARAMETERS])
@@ -257,7 +315,9 @@ SPREAD = np.array([p.sd for p in PARAMETERS])
 
 @dataclass(frozen=True)
 class Terms:
-    """Predicted times and their parts in µs, and waves; all (n,). The parts overlap and do not sum to latency_us."""
+    """Predicted times and their parts in µs, and waves; all (n,). The parts overlap and do not sum
+    to latency_us.
+    """
 
     latency_us: FloatArray
     launch_us: FloatArray
@@ -267,10 +327,14 @@ class Terms:
 
 
 def peak_tflops(device: DeviceSpec, dtype: str) -> float:
-    """Returns the device's peak for a dtype. Raises UnsupportedError if it does not support the dtype."""
+    """Returns the device's peak for a dtype. Raises UnsupportedError if it does not support the
+    dtype.
+    """
     peak = device.peak(dtype)
     if peak is None:
-        raise UnsupportedError("attention", f"{dtype} on {device.name}", "one of " + ", ".join(device.peak_tflops))
+        raise UnsupportedError(
+            "attention", f"{dtype} on {device.name}", "one of " + ", ".join(device.peak_tflops)
+        )
     return peak
 
 
@@ -288,15 +352,27 @@ def times(
     """
     x = dict(zip((p.name for p in PARAMETERS), parameters, strict=True))
     bytes_per_us = device.memory_gb_per_s * 1e3
-    per_sm = peak_tflops(device, shapes.dtype) * 1e6 / device.sm_count * np.exp(x["log_product_efficiency"])
+    per_sm = (
+        peak_tflops(device, shapes.dtype)
+        * 1e6
+        / device.sm_count
+        * np.exp(x["log_product_efficiency"])
+    )
     products_us = 4.0 * blocks.block_m * blocks.block_n * blocks.width / per_sm
-    exponentials_us = blocks.block_m * blocks.block_n / (_EXPONENTIALS_PER_CLOCK * device.sm_clock_mhz)
+    exponentials_us = (
+        blocks.block_m * blocks.block_n / (_EXPONENTIALS_PER_CLOCK * device.sm_clock_mhz)
+    )
     exponentials_us = exponentials_us * np.exp(x["log_exponential_cost"])
     join = 1.0 + np.exp(x["log_join"])
-    longer_us, shorter_us = np.maximum(products_us, exponentials_us), np.minimum(products_us, exponentials_us)
+    longer_us, shorter_us = (
+        np.maximum(products_us, exponentials_us),
+        np.minimum(products_us, exponentials_us),
+    )
     key_block_us = longer_us * (1.0 + (shorter_us / longer_us) ** join) ** (1.0 / join)
 
-    diagonal = np.where(shapes.causal, np.maximum(1.0, blocks.block_m / blocks.group / blocks.block_n), 0.0)
+    diagonal = np.where(
+        shapes.causal, np.maximum(1.0, blocks.block_m / blocks.group / blocks.block_n), 0.0
+    )
     masked_us = np.exp(x["log_masked_block"]) * diagonal * key_block_us
     per_block_bytes = 2.0 * shapes.query_bytes / blocks.rows
     store_us = per_block_bytes / (bytes_per_us / device.sm_count) * np.exp(x["log_store"])
@@ -306,7 +382,11 @@ def times(
     few = blocks.may_split & (blocks.rows < _SPLIT_BELOW * device.sm_count) & (most >= 2.0)
     splits = np.where(few, np.minimum(np.ceil(2.0 * device.sm_count / blocks.rows), most), 1.0)
     launched = blocks.rows * splits
-    all_us = blocks.rows * fixed_us + blocks.keys * key_block_us + (launched - blocks.rows) * np.exp(x["log_block_us"])
+    all_us = (
+        blocks.rows * fixed_us
+        + blocks.keys * key_block_us
+        + (launched - blocks.rows) * np.exp(x["log_block_us"])
+    )
     longest_us = fixed_us + blocks.longest / splits * key_block_us
     waves = np.ceil(launched / device.sm_count)
     quantised_us = np.where(few, 0.0, waves * all_us / launched)
@@ -315,11 +395,15 @@ def times(
     fluid_share = 1.0 / (1.0 + np.exp(-x["logit_fluid_share"]))
     compute_us = (1.0 - fluid_share) * quantised_us + fluid_share * fluid_us
 
-    padding_bytes = np.where(shapes.misaligned, 2.0 * (2.0 * shapes.query_bytes + shapes.key_bytes), 0.0)
+    padding_bytes = np.where(
+        shapes.misaligned, 2.0 * (2.0 * shapes.query_bytes + shapes.key_bytes), 0.0
+    )
     useful_bytes_per_us = bytes_per_us * np.exp(x["log_memory_efficiency"])
     memory_us = shapes.min_bytes / useful_bytes_per_us
     busy_us = (compute_us**3 + memory_us**3) ** (1.0 / 3.0)
-    busy_us = busy_us * np.exp(x["throttle"] / (1.0 + np.exp(-(np.log(busy_us) - np.log(1000.0)) / 0.7)))
+    busy_us = busy_us * np.exp(
+        x["throttle"] / (1.0 + np.exp(-(np.log(busy_us) - np.log(1000.0)) / 0.7))
+    )
     tokens = shapes.batch * shapes.seq_q.astype(float)
     write_us = tokens / device.sm_count * np.exp(x["log_token_write_us"])
     write_us = write_us + 2.0 * shapes.key_bytes / bytes_per_us * np.exp(x["log_cache_write"])
@@ -330,8 +414,12 @@ def times(
     return Terms(latency_us, launch_us, compute_us, memory_us, waves)
 
 
-def learner_features(device: DeviceSpec, shapes: AttentionShapes, blocks: Blocks, terms: Terms) -> FloatArray:
-    """Returns the inputs of the Gaussian process, (n, 9): shape, predicted time, waves and their fill."""
+def learner_features(
+    device: DeviceSpec, shapes: AttentionShapes, blocks: Blocks, terms: Terms
+) -> FloatArray:
+    """Returns the inputs of the Gaussian process, (n, 9): shape, predicted time, waves and their
+    fill.
+    """
     per_sm = blocks.rows / device.sm_count
     filling = terms.waves / per_sm
     group = shapes.heads / shapes.kv_heads
@@ -359,7 +447,9 @@ class Physics:
     parameters: FloatArray
     spread: ClassVar[FloatArray] = SPREAD
 
-    def cost(self, shapes: AttentionShapes, cache_write: BoolArray) -> Callable[[FloatArray], Terms]:
+    def cost(
+        self, shapes: AttentionShapes, cache_write: BoolArray
+    ) -> Callable[[FloatArray], Terms]:
         """Returns the function from parameters to the times of shapes; see `times`."""
         blocks = cut(self.family, shapes)
         return lambda parameters: times(self.device, shapes, blocks, parameters, cache_write)

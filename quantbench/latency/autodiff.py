@@ -1,7 +1,7 @@
 """Computes reverse-mode gradients of numpy expressions, for the operations of the GEMM cost model.
 
-With plain arrays the operations return plain arrays; with a `Variable` they also record the backward function, so that
-the cost model is written once.
+With plain arrays the operations return plain arrays; with a `Variable` they also record the
+backward function, so that the cost model is written once.
 
 >>> x = Variable(np.array([2.0, 3.0]))
 >>> y = exp(x * 2.0) + x
@@ -25,7 +25,9 @@ Back = Callable[[FloatArray], FloatArray]
 
 
 class Variable:
-    """Array that records its operands. parents: (operand, function from own gradient to the operand's) pairs."""
+    """Array that records its operands. parents: (operand, function from own gradient to the
+    operand's) pairs.
+    """
 
     __slots__ = ("gradient", "parents", "value")
     __array_ufunc__ = None  # numpy must leave `array * variable` to __rmul__
@@ -52,10 +54,14 @@ class Variable:
     __rmul__ = __mul__
 
     def __truediv__(self, other: Operand) -> Variable:
-        return _binary(np.divide, self, other, lambda g, a, b, o: g / b, lambda g, a, b, o: -g * o / b)
+        return _binary(
+            np.divide, self, other, lambda g, a, b, o: g / b, lambda g, a, b, o: -g * o / b
+        )
 
     def __rtruediv__(self, other: Operand) -> Variable:
-        return _binary(np.divide, other, self, lambda g, a, b, o: g / b, lambda g, a, b, o: -g * o / b)
+        return _binary(
+            np.divide, other, self, lambda g, a, b, o: g / b, lambda g, a, b, o: -g * o / b
+        )
 
     def take(self, index: slice | npt.NDArray[np.intp]) -> Variable:
         """Returns entries of a one-dimensional variable; indices may repeat."""
@@ -105,7 +111,9 @@ def log(x: Any) -> Any:
 def sigmoid(x: Any) -> Any:
     """Computes 1 / (1 + exp(-x)) without overflow."""
     out = 0.5 * (1.0 + np.tanh(0.5 * value_of(x)))
-    return Variable(out, ((x, lambda g: g * out * (1.0 - out)),)) if isinstance(x, Variable) else out
+    return (
+        Variable(out, ((x, lambda g: g * out * (1.0 - out)),)) if isinstance(x, Variable) else out
+    )
 
 
 def soft_plus(x: Any) -> Any:
@@ -119,14 +127,18 @@ def maximum(a: Any, b: Any) -> Any:
     """Computes the elementwise maximum; the gradient flows to the larger operand."""
     if not isinstance(a, Variable) and not isinstance(b, Variable):
         return np.maximum(a, b)
-    return _binary(np.maximum, a, b, lambda g, x, y, o: g * (x >= y), lambda g, x, y, o: g * (x < y))
+    return _binary(
+        np.maximum, a, b, lambda g, x, y, o: g * (x >= y), lambda g, x, y, o: g * (x < y)
+    )
 
 
 def minimum(a: Any, b: Any) -> Any:
     """Computes the elementwise minimum; the gradient flows to the smaller operand."""
     if not isinstance(a, Variable) and not isinstance(b, Variable):
         return np.minimum(a, b)
-    return _binary(np.minimum, a, b, lambda g, x, y, o: g * (x <= y), lambda g, x, y, o: g * (x > y))
+    return _binary(
+        np.minimum, a, b, lambda g, x, y, o: g * (x <= y), lambda g, x, y, o: g * (x > y)
+    )
 
 
 def soft_minimum(x: Any, width: Any) -> Any:
@@ -160,7 +172,9 @@ def _reduced(gradient: FloatArray, shape: tuple[int, ...]) -> FloatArray:
 
 
 def gradient(output: Variable, source: Variable, seed: FloatArray) -> FloatArray:
-    """Computes the gradient of sum(seed · output) with respect to `source`; zeros if `output` does not depend on it."""
+    """Computes the gradient of sum(seed · output) with respect to `source`; zeros if `output` does
+    not depend on it.
+    """
     order: list[Variable] = []
     seen: set[int] = set()
     stack: list[tuple[Variable, bool]] = [(output, False)]

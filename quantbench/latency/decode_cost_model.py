@@ -1,7 +1,9 @@
-"""Computes the time of attention between unequal sequences, such as decoding, from the blocks that read the keys.
+"""Computes the time of attention between unequal sequences, such as decoding, from the blocks that
+read the keys.
 
-A block reads the keys of one key head of one sequence, or a part of them where the kernel shares them out over SMs. An
-SM reads and multiplies at rates of its own, blocks run in waves of one per SM, and all of them share the memory.
+A block reads the keys of one key head of one sequence, or a part of them where the kernel shares
+them out over SMs. An SM reads and multiplies at rates of its own, blocks run in waves of one per
+SM, and all of them share the memory.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.latency.attention_cost_model import AttentionShapes, BoolArray, FloatArray, Terms, peak_tflops
+from quantbench.latency.attention_cost_model import (
+    AttentionShapes,
+    BoolArray,
+    FloatArray,
+    Terms,
+    peak_tflops,
+)
 from quantbench.latency.estimate import Parameter
 from quantbench.workload.dtypes import element_bytes
 
@@ -23,7 +31,8 @@ class DecodeKernel:
     """Rule by which attention kernels cut the keys of a batch into blocks.
 
     block_m: query rows of a block; the query heads that share a key head are its rows.
-    blocks_per_sm: up to so many blocks for each SM the keys of a head are shared out; 0 if they never are.
+    blocks_per_sm: up to so many blocks for each SM the keys of a head are shared out; 0 if they
+        never are.
     least_keys: fewest keys of a part.
     shares_groups_only: whether only keys that several query heads share are shared out.
     """
@@ -34,7 +43,8 @@ class DecodeKernel:
     shares_groups_only: bool = False
 
 
-# FlashAttention-2 shares out the keys of grouped heads only (csrc/flash_attn/flash_api.cpp, seqlenq_ngroups_swapped).
+# FlashAttention-2 shares out the keys of grouped heads only (csrc/flash_attn/flash_api.cpp,
+# seqlenq_ngroups_swapped).
 KERNELS = tuple(
     DecodeKernel(block_m, *rule)
     for block_m in (16, 64)
@@ -44,13 +54,19 @@ PARAMETERS = (
     Parameter("log_launch_us", "time of an empty call", 2.1, 0.7),
     Parameter("log_block_us", "fixed cost of one block on its SM", 0.0, 1.0),
     Parameter("log_row_us", "cost of 1024 elements of a block's query rows", -3.0, 1.5),
-    Parameter("log_read_rate", "rate at which one SM reads keys over its share of the bandwidth", 0.3, 0.7),
+    Parameter(
+        "log_read_rate", "rate at which one SM reads keys over its share of the bandwidth", 0.3, 0.7
+    ),
     Parameter("log_product_efficiency", "share of its peak at which one SM multiplies", -1.0, 1.0),
     Parameter("log_memory_efficiency", "share of the memory bandwidth that is reached", -0.15, 0.3),
     Parameter("log_l2_rate", "rate of reading from L2 over that from memory", 0.5, 0.7),
     Parameter("log_l2_share", "bytes of which half are found in L2, over its size", -0.7, 0.5),
-    Parameter("logit_fluid_share", "share of waves that blocks of different length overlap", 0.0, 1.5),
-    Parameter("log_join", "p - 1 of the norm that joins the blocks' and the memory's time", 1.0, 0.7),
+    Parameter(
+        "logit_fluid_share", "share of waves that blocks of different length overlap", 0.0, 1.5
+    ),
+    Parameter(
+        "log_join", "p - 1 of the norm that joins the blocks' and the memory's time", 1.0, 0.7
+    ),
 )
 _NAMES = tuple(p.name for p in PARAMETERS)
 SPREAD = np.array([p.sd for p in PARAMETERS])
@@ -58,7 +74,9 @@ SPREAD = np.array([p.sd for p in PARAMETERS])
 
 @dataclass(frozen=True)
 class DecodePhysics:
-    """Cost model of one device: the rule of its kernel and its parameters, in the order of PARAMETERS."""
+    """Cost model of one device: the rule of its kernel and its parameters, in the order of
+    PARAMETERS.
+    """
 
     device: DeviceSpec
     kernel: DecodeKernel
@@ -70,8 +88,12 @@ class DecodePhysics:
         """Returns the cost model of each kernel, with the parameters' means."""
         return [cls(device, kernel, np.array([p.mean for p in PARAMETERS])) for kernel in KERNELS]
 
-    def cost(self, shapes: AttentionShapes, cache_write: BoolArray) -> Callable[[FloatArray], Terms]:
-        """Returns the function from parameters to the times of shapes. cache_write: not used, a token is little."""
+    def cost(
+        self, shapes: AttentionShapes, cache_write: BoolArray
+    ) -> Callable[[FloatArray], Terms]:
+        """Returns the function from parameters to the times of shapes. cache_write: not used, a
+        token is little.
+        """
         device, kernel = self.device, self.kernel
         query_rows = shapes.heads / shapes.kv_heads * shapes.seq_q
         blocks, parts = self._cut(shapes)
@@ -89,7 +111,10 @@ class DecodePhysics:
             x = dict(zip(_NAMES, parameters, strict=True))
             reading_us = read_us * np.exp(-x["log_read_rate"])
             multiplying_us = multiply_us * np.exp(-x["log_product_efficiency"])
-            fixed_us = np.exp(x["log_block_us"]) + np.exp(x["log_row_us"]) * query_rows * shapes.head_dim / 1024.0
+            fixed_us = (
+                np.exp(x["log_block_us"])
+                + np.exp(x["log_row_us"]) * query_rows * shapes.head_dim / 1024.0
+            )
             block_us = fixed_us + (reading_us**3 + multiplying_us**3) ** (1.0 / 3.0)
             fluid = 1.0 / (1.0 + np.exp(-x["logit_fluid_share"]))
             compute_us = block_us * ((1.0 - fluid) * waves + fluid * filled)
@@ -99,7 +124,9 @@ class DecodePhysics:
             join = 1.0 + np.exp(x["log_join"])
             busy_us = (compute_us**join + memory_us**join) ** (1.0 / join)
             # What the parts of a head add up to is put together by one block more.
-            launch_us = np.exp(x["log_launch_us"]) + np.where(parts > 1.0, np.exp(x["log_block_us"]), 0.0)
+            launch_us = np.exp(x["log_launch_us"]) + np.where(
+                parts > 1.0, np.exp(x["log_block_us"]), 0.0
+            )
             return Terms(launch_us + busy_us, launch_us, compute_us, memory_us, waves)
 
         return terms
@@ -117,7 +144,9 @@ class DecodePhysics:
         return blocks, parts
 
     def features(self, shapes: AttentionShapes, terms: Terms) -> FloatArray:
-        """Returns the inputs of the Gaussian process, (n, 10): shape, predicted time, waves, their fill and parts."""
+        """Returns the inputs of the Gaussian process, (n, 10): shape, predicted time, waves, their
+        fill and parts.
+        """
         blocks, parts = self._cut(shapes)
         filled = blocks * parts / self.device.sm_count
         columns = [
@@ -135,9 +164,16 @@ class DecodePhysics:
         return np.column_stack(columns)
 
     def to_json(self) -> dict[str, Any]:
-        return {"kernel": asdict(self.kernel), "parameters": dict(zip(_NAMES, self.parameters.tolist(), strict=True))}
+        return {
+            "kernel": asdict(self.kernel),
+            "parameters": dict(zip(_NAMES, self.parameters.tolist(), strict=True)),
+        }
 
     @classmethod
     def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> DecodePhysics:
         """Inverse of `to_json`. Raises KeyError, TypeError or ValueError for broken data."""
-        return cls(device, DecodeKernel(**data["kernel"]), np.array([float(data["parameters"][n]) for n in _NAMES]))
+        return cls(
+            device,
+            DecodeKernel(**data["kernel"]),
+            np.array([float(data["parameters"][n]) for n in _NAMES]),
+        )

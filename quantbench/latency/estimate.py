@@ -31,9 +31,11 @@ class Estimate:
     outside: whether the shape is outside the measured range.
     note: source and caveats of the model's predictions.
     launch: kernel selected by the model; None if it names none.
-    waves: waves of the GEMM's blocks; None if they cannot be determined (`quantization.credible_waves`).
+    waves: waves of the GEMM's blocks; None if they cannot be determined
+        (`quantization.credible_waves`).
     unmeasured: reason why no measurement on this GPU supports the time; "" if one does.
-    format: dtype, layout or mask, direction and provider that a profile answered for; "" of a model's estimate.
+    format: dtype, layout or mask, direction and provider that a profile answered for; "" of a
+        model's estimate.
     """
 
     latency_us: float
@@ -51,7 +53,10 @@ class Estimate:
     def scaled(self, factor: float) -> Estimate:
         """Returns this estimate with the time and its interval multiplied by `factor`."""
         return replace(
-            self, latency_us=factor * self.latency_us, low_us=factor * self.low_us, high_us=factor * self.high_us
+            self,
+            latency_us=factor * self.latency_us,
+            low_us=factor * self.low_us,
+            high_us=factor * self.high_us,
         )
 
 
@@ -61,8 +66,10 @@ class Estimates:
 
     waves: modelled waves of blocks.
     note: caveats of all the estimates.
-    tiles: (…, 3) block_m, block_n and split_k of the kernels that a model of products selects, else None.
-    beyond: share of the cost model's time by which the fitted rows of such products took longer, else None.
+    tiles: (…, 3) block_m, block_n and split_k of the kernels that a model of products selects, else
+        None.
+    beyond: share of the cost model's time by which the fitted rows of such products took longer,
+        else None.
 
     `profile.answers.Estimates` is the profile's counterpart.
     """
@@ -87,9 +94,15 @@ class Estimates:
             tile = Tile(block_m, block_n, split_k=split_k)
             launch, waves = Launch(kernel=f"modelled {tile}", tile=tile), int(self.waves[row])
         return Estimate(
-            float(self.latency_us[row]), float(self.low_us[row]), float(self.high_us[row]), self.source,
-            str(self.bound[row]), note=self.note, launch=launch, waves=waves,
-        )  # fmt: skip
+            float(self.latency_us[row]),
+            float(self.low_us[row]),
+            float(self.high_us[row]),
+            self.source,
+            str(self.bound[row]),
+            note=self.note,
+            launch=launch,
+            waves=waves,
+        )
 
     def __iter__(self) -> Iterator[Estimate]:
         return (self[row] for row in range(len(self)))
@@ -118,12 +131,15 @@ class IntervalCalibration:
 
     @classmethod
     def of_held_out(
-        cls, error: FloatArray, variance: FloatArray, tails: Sequence[tuple[float, float]] = ((0.9, 1.0),)
+        cls,
+        error: FloatArray,
+        variance: FloatArray,
+        tails: Sequence[tuple[float, float]] = ((0.9, 1.0),),
     ) -> IntervalCalibration:
         """Calibrates on held-out rows, (n,) each: |error| in log time, and the predicted variance.
 
-        tails: (share, ratio): quantiles of the scaled errors, and the typical ratio of the 0.9 quantile to each; the
-            factor is the geometric mean of their products.
+        tails: (share, ratio): quantiles of the scaled errors, and the typical ratio of the 0.9
+            quantile to each; the factor is the geometric mean of their products.
         """
         floor = float(np.median(error)) + 1e-3
         scaled = error / np.sqrt(variance + floor**2)
@@ -137,22 +153,28 @@ class IntervalCalibration:
 
 
 def measured_times(who: str, latency_us: npt.ArrayLike, count: int) -> FloatArray:
-    """Returns measured times as an array, (count,) µs. Raises InputError unless there is one each, finite and above
-    0."""
+    """Returns measured times as an array, (count,) µs. Raises InputError unless there is one each,
+    finite and above 0."""
     times = np.atleast_1d(np.asarray(latency_us, dtype=np.float64))
     if times.shape != (count,):
-        raise InputError(who, f"latency_us of shape {times.shape} for {count} shapes", "one time each")
+        raise InputError(
+            who, f"latency_us of shape {times.shape} for {count} shapes", "one time each"
+        )
     bad = ~(np.isfinite(times) & (times > 0))
     if bad.any():
         raise InputError(who, f"latency_us = {times[bad][0]}", "finite times above 0 µs")
     return times
 
 
-def require_format(who: str, data: Mapping[str, Any], model_format: str, version: int, device: DeviceSpec) -> None:
+def require_format(
+    who: str, data: Mapping[str, Any], model_format: str, version: int, device: DeviceSpec
+) -> None:
     """Raises InputError unless a model's JSON has this format, version and device."""
     if data.get("format") != model_format or data.get("version") != version:
         raise InputError(
-            who, f"{data.get('format')} version {data.get('version')}", f"{model_format} version {version}"
+            who,
+            f"{data.get('format')} version {data.get('version')}",
+            f"{model_format} version {version}",
         )
     if data.get("device") != device.name:
         raise InputError(who, f"a model of {data.get('device')}", f"one of {device.name}")
@@ -161,13 +183,19 @@ def require_format(who: str, data: Mapping[str, Any], model_format: str, version
 def bounded(
     latency_us: FloatArray, half_below: FloatArray, half_above: FloatArray, fastest_us: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Returns (latency, low, high) in µs from half-widths in log time, none below `fastest_us`; all (n,)."""
+    """Returns (latency, low, high) in µs from half-widths in log time, none below `fastest_us`; all
+    (n,).
+    """
     latency_us = np.maximum(latency_us, fastest_us)
     low_us = np.maximum(latency_us * np.exp(-half_below), fastest_us)
     return latency_us, low_us, latency_us * np.exp(half_above)
 
 
-def name_bound(launch_us: FloatArray, compute_us: FloatArray, memory_us: FloatArray) -> npt.NDArray[np.str_]:
-    """Names the dominant of launch, compute and memory time in each row: latency, compute or memory; all (n,)."""
+def name_bound(
+    launch_us: FloatArray, compute_us: FloatArray, memory_us: FloatArray
+) -> npt.NDArray[np.str_]:
+    """Names the dominant of launch, compute and memory time in each row: latency, compute or
+    memory; all (n,).
+    """
     parts = np.stack([compute_us, memory_us, launch_us])
     return np.asarray(np.array(BOUNDS)[np.argmax(parts, axis=0)], dtype=np.str_)

@@ -28,12 +28,16 @@ def family_of(compute_capability: tuple[int, int] | None) -> str:
         return "turing" if minor >= 5 else "volta"
     if major == 8:
         return "ada" if minor == 9 else "ampere"
-    # sm_12x is also called Blackwell but runs other kernels: it has mma.sync like Ada, no tcgen05 or tensor memory.
-    return {9: "hopper", 10: "blackwell", 11: "blackwell", 12: "blackwell-rtx"}.get(major, f"sm_{major}{minor}")
+    # sm_12x is also called Blackwell but runs other kernels: it has mma.sync like Ada, no tcgen05
+    # or tensor memory.
+    return {9: "hopper", 10: "blackwell", 11: "blackwell", 12: "blackwell-rtx"}.get(
+        major, f"sm_{major}{minor}"
+    )
 
 
 def generation(name: str) -> str:
-    """Returns NVIDIA's generation name of a family. The prior "family-out" excludes the whole generation.
+    """Returns NVIDIA's generation name of a family. The prior "family-out" excludes the whole
+    generation.
 
     >>> generation("blackwell-rtx")
     'blackwell'
@@ -42,7 +46,8 @@ def generation(name: str) -> str:
 
 
 def unit(device: DeviceSpec, dtype: str) -> str:
-    """Returns which unit multiplies matrices of a dtype: tensor cores, CUDA cores or matrix cores (AMD).
+    """Returns which unit multiplies matrices of a dtype: tensor cores, CUDA cores or matrix cores
+    (AMD).
 
     CUDA cores: fp32, everything before Volta, and int8 on Volta, whose tensor cores have fp16 only.
 

@@ -40,7 +40,8 @@ class Forest:
     feature, threshold, right, value: (nodes,).
     roots: (trees,), node index of each root.
 
-    A node's left child (feature <= threshold) is the next node; a leaf is its own child, with threshold +inf.
+    A node's left child (feature <= threshold) is the next node; a leaf is its own child, with
+    threshold +inf.
     """
 
     feature: npt.NDArray[np.int16]
@@ -52,47 +53,73 @@ class Forest:
 
     @classmethod
     def grow(cls, x: Float32Array, y: FloatArray, *, trees: int, leaf: int, seed: int) -> Forest:
-        """Grows extremely randomised trees of y (rows,) over x (rows, features), with at least `leaf` rows per leaf."""
+        """Grows extremely randomised trees of y (rows,) over x (rows, features), with at least
+        `leaf` rows per leaf.
+        """
         from sklearn.ensemble import ExtraTreesRegressor
 
         deepest = int(np.ceil(np.log2(len(y)))) + _SPARE_DEPTH
-        # Every split considers all features: a third of them gave larger tail errors on A100 from 1000 rows.
-        grown = ExtraTreesRegressor(trees, min_samples_leaf=leaf, max_depth=deepest, random_state=seed, n_jobs=1)
+        # Every split considers all features: a third of them gave larger tail errors on A100 from
+        # 1000 rows.
+        grown = ExtraTreesRegressor(
+            trees, min_samples_leaf=leaf, max_depth=deepest, random_state=seed, n_jobs=1
+        )
         grown.fit(x, y)
         return cls._flat([estimator.tree_ for estimator in grown.estimators_], scale=1.0)
 
     @classmethod
     def boost(
-        cls, x: Float32Array, y: FloatArray, *, trees: int, depth: int, rate: float, leaf: int, seed: int
+        cls,
+        x: Float32Array,
+        y: FloatArray,
+        *,
+        trees: int,
+        depth: int,
+        rate: float,
+        leaf: int,
+        seed: int,
     ) -> Forest:
-        """Grows boosted trees with learning rate `rate`. Leaf values are scaled so that the prediction is the trees'
-        mean, as with `grow`."""
+        """Grows boosted trees with learning rate `rate`. Leaf values are scaled so that the
+        prediction is the trees' mean, as with `grow`."""
         from sklearn.ensemble import GradientBoostingRegressor
 
         grown = GradientBoostingRegressor(
-            n_estimators=trees, max_depth=depth, learning_rate=rate, min_samples_leaf=leaf, init="zero",
+            n_estimators=trees,
+            max_depth=depth,
+            learning_rate=rate,
+            min_samples_leaf=leaf,
+            init="zero",
             random_state=seed,
-        ).fit(x, y)  # fmt: skip
-        return cls._flat([estimator.tree_ for estimator in grown.estimators_[:, 0]], scale=rate * trees)
+        ).fit(x, y)
+        return cls._flat(
+            [estimator.tree_ for estimator in grown.estimators_[:, 0]], scale=rate * trees
+        )
 
     @classmethod
     def _flat(cls, parts: Sequence[Any], scale: float) -> Forest:
-        """Joins scikit-learn's trees, rounded as they are stored: thresholds to 16 significant bits, leaf values in
-        steps of _VALUE_STEP."""
+        """Joins scikit-learn's trees, rounded as they are stored: thresholds to 16 significant
+        bits, leaf values in steps of _VALUE_STEP."""
         starts = np.cumsum([0] + [t.node_count for t in parts])
         leaf = np.concatenate([t.children_left < 0 for t in parts])
         own = np.arange(len(leaf))
-        right = np.concatenate([start + t.children_right for t, start in zip(parts, starts, strict=False)])
+        right = np.concatenate(
+            [start + t.children_right for t, start in zip(parts, starts, strict=False)]
+        )
         threshold = np.concatenate([t.threshold for t in parts]).astype(np.float32)
         # Rounded down, a threshold passes no value of few bits, such as a whole wave's fill of 1.
         bits = threshold.view(np.uint32) + np.where(threshold < 0, np.uint32(255), np.uint32(0))
         bits &= np.uint32(0xFFFFFF00)
-        value = np.round(scale * np.concatenate([t.value[:, 0, 0] for t in parts]) / _VALUE_STEP) * _VALUE_STEP
+        value = (
+            np.round(scale * np.concatenate([t.value[:, 0, 0] for t in parts]) / _VALUE_STEP)
+            * _VALUE_STEP
+        )
         return cls(
             feature=np.where(leaf, 0, np.concatenate([t.feature for t in parts])).astype(np.int16),
             threshold=np.where(leaf, np.float32(np.inf), bits.view(np.float32)),
             right=np.where(leaf, own, right).astype(np.int32),
-            value=np.where(leaf, np.clip(value, -_LARGEST_VALUE, _LARGEST_VALUE), 0.0).astype(np.float32),
+            value=np.where(leaf, np.clip(value, -_LARGEST_VALUE, _LARGEST_VALUE), 0.0).astype(
+                np.float32
+            ),
             roots=starts[:-1].astype(np.int32),
             depth=max(1, *(t.max_depth for t in parts)),
         )
@@ -134,7 +161,9 @@ class Forest:
         return node
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Returns the arrays that `from_arrays` reads: `number` is a threshold, or a leaf's value."""
+        """Returns the arrays that `from_arrays` reads: `number` is a threshold, or a leaf's
+        value.
+        """
         leaf = np.isinf(self.threshold)
         skipped = self.right - np.arange(len(leaf))
         return {
@@ -147,7 +176,9 @@ class Forest:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], num_features: int) -> Forest:
-        """Inverse of `to_arrays`. Raises StoreError unless the trees terminate and read `num_features` features."""
+        """Inverse of `to_arrays`. Raises StoreError unless the trees terminate and read
+        `num_features` features.
+        """
         feature, number = arrays["feature"], arrays["number"].astype(np.float32)
         leaf = feature == _LEAF
         own = np.arange(len(leaf))
@@ -171,5 +202,7 @@ class Forest:
             and (found.right < len(leaf)).all()
         )
         if not sound:
-            raise StoreError("Forest", "trees that do not end or read unknown features", "a whole model")
+            raise StoreError(
+                "Forest", "trees that do not end or read unknown features", "a whole model"
+            )
         return found

@@ -42,7 +42,9 @@ class GaussianProcess:
     centre: float
 
     @classmethod
-    def fit(cls, features: FloatArray, targets: FloatArray, *, seed: int = 0, subset: int = 300) -> GaussianProcess:
+    def fit(
+        cls, features: FloatArray, targets: FloatArray, *, seed: int = 0, subset: int = 300
+    ) -> GaussianProcess:
         """Fits `targets` (rows,) as a function of `features` (rows, features)."""
         import warnings
 
@@ -51,7 +53,9 @@ class GaussianProcess:
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
         if len(features) < 4 or not np.isfinite(features).all() or not np.isfinite(targets).all():
-            raise InputError("GaussianProcess.fit", f"{len(features)} rows", "at least 4 rows of finite numbers")
+            raise InputError(
+                "GaussianProcess.fit", f"{len(features)} rows", "at least 4 rows of finite numbers"
+            )
         shift, spread = features.mean(axis=0), features.std(axis=0)
         spread = np.where(spread > 1e-9, spread, 1.0)
         scaled, centre = (features - shift) / spread, float(targets.mean())
@@ -61,7 +65,9 @@ class GaussianProcess:
         ) + WhiteKernel(0.01 * variance, (1e-5 * variance, 0.1 * variance))
         rows = np.random.default_rng(seed).permutation(len(scaled))[:subset]
         search = GaussianProcessRegressor(kernel, random_state=seed)
-        with warnings.catch_warnings():  # a length scale at its bound means that the feature does not matter
+        with (
+            warnings.catch_warnings()
+        ):  # a length scale at its bound means that the feature does not matter
             warnings.simplefilter("ignore", ConvergenceWarning)
             search.fit(scaled[rows], targets[rows] - centre)
         found = search.kernel_
@@ -77,11 +83,15 @@ class GaussianProcess:
         )
 
     def condition(self, rows: npt.NDArray[np.int64]) -> GaussianProcess:
-        """Returns the posterior of only these rows with unchanged hyperparameters, for cross-validation."""
+        """Returns the posterior of only these rows with unchanged hyperparameters, for
+        cross-validation.
+        """
         return replace(self, features=self.features[rows], targets=self.targets[rows])
 
     def predict(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Predicts mean and standard deviation (without noise), (n,) each, at `features` (n, features)."""
+        """Predicts mean and standard deviation (without noise), (n,) each, at `features` (n,
+        features).
+        """
         from scipy.linalg import solve_triangular
 
         mean, deviation = np.empty(len(features)), np.empty(len(features))
@@ -115,10 +125,15 @@ class GaussianProcess:
     def to_json(self) -> dict[str, Any]:
         rounded = {name: np.round(getattr(self, name), _DIGITS) for name in ("features", "targets")}
         values = {f.name: rounded.get(f.name, getattr(self, f.name)) for f in fields(self)}
-        return {"kernel": "matern-3/2", **{name: np.asarray(value).tolist() for name, value in values.items()}}
+        return {
+            "kernel": "matern-3/2",
+            **{name: np.asarray(value).tolist() for name, value in values.items()},
+        }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GaussianProcess:
         names = ("features", "targets", "shift", "spread", "length_scales")
         arrays = {name: np.asarray(data[name], dtype=float) for name in names}
-        return cls(**arrays, amplitude=data["amplitude"], noise=data["noise"], centre=data["centre"])
+        return cls(
+            **arrays, amplitude=data["amplitude"], noise=data["noise"], centre=data["centre"]
+        )

@@ -23,8 +23,8 @@ _WHO = "cluster"
 #: latency of a message between GPUs of two nodes (NCCL over InfiniBand, nccl-tests' small sizes)
 NODE_LATENCY_S = 20e-6
 _BITS_PER_BYTE = 8
-#: assumed share of a link's stated rate inside a node for large messages, if no public table measures it: A100's NCCL
-#: table reaches 222 of 300 GB/s
+#: assumed share of a link's stated rate inside a node for large messages, if no public table
+#: measures it: A100's NCCL table reaches 222 of 300 GB/s
 _UNMEASURED_SHARE = 0.75
 #: name of the system that is assumed for a GPU of which none is known
 GENERIC = "generic"
@@ -33,9 +33,11 @@ _UNMEASURED_LATENCY_US = 25.0
 
 @dataclass(frozen=True)
 class Link:
-    """All-reduce times between GPUs of a node, as points: bytes sent per GPU (ascending) and time in µs.
+    """All-reduce times between GPUs of a node, as points: bytes sent per GPU (ascending) and time
+    in µs.
 
-    Interpolates in log space; above the last point the bandwidth stays constant, below the first the time.
+    Interpolates in log space; above the last point the bandwidth stays constant, below the first
+    the time.
     """
 
     bus_bytes: tuple[float, ...]
@@ -54,7 +56,10 @@ class Link:
         if bus_bytes >= self.bus_bytes[-1]:
             return self.latency_us[-1] * 1e-6 * bus_bytes / self.bus_bytes[-1]
         right = bisect_right(self.bus_bytes, bus_bytes)
-        (x0, x1), (y0, y1) = self.bus_bytes[right - 1 : right + 1], self.latency_us[right - 1 : right + 1]
+        (x0, x1), (y0, y1) = (
+            self.bus_bytes[right - 1 : right + 1],
+            self.latency_us[right - 1 : right + 1],
+        )
         share = math.log(bus_bytes / x0) / math.log(x1 / x0)
         return float(y0 * (y1 / y0) ** share * 1e-6)
 
@@ -64,7 +69,8 @@ class Cluster:
     """Cluster of nodes with identical GPUs.
 
     node_gb_per_s: bandwidth of all network adapters of a node, one direction, 1e9 bytes per second.
-    links: all-reduce times inside a node, by number of participating GPUs (`intra_node` takes the next larger).
+    links: all-reduce times inside a node, by number of participating GPUs (`intra_node` takes the
+        next larger).
     source: document or table of the data.
     """
 
@@ -78,7 +84,9 @@ class Cluster:
     def __post_init__(self) -> None:
         require_int(_WHO, "gpus_per_node", self.gpus_per_node, high=1024)
         if not 0 < self.node_gb_per_s < 1e5:
-            raise InputError(_WHO, f"node_gb_per_s = {self.node_gb_per_s!r}", "GB/s above 0 and below 100000")
+            raise InputError(
+                _WHO, f"node_gb_per_s = {self.node_gb_per_s!r}", "GB/s above 0 and below 100000"
+            )
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -101,8 +109,8 @@ class Cluster:
         node_gb_per_s: float | None = None,
         link_gb_per_s: float | None = None,
     ) -> Cluster:
-        """Returns the cluster with changed values. link_gb_per_s: bus bandwidth of large all-reduces inside a node. If
-        node_gb_per_s is None, it scales with gpus_per_node."""
+        """Returns the cluster with changed values. link_gb_per_s: bus bandwidth of large
+        all-reduces inside a node. If node_gb_per_s is None, it scales with gpus_per_node."""
         if gpus_per_node is None and node_gb_per_s is None and link_gb_per_s is None:
             return self
         count = gpus_per_node or self.gpus_per_node
@@ -110,13 +118,16 @@ class Cluster:
             self,
             gpus_per_node=count,
             node_gb_per_s=node_gb_per_s or self.node_gb_per_s * count / self.gpus_per_node,
-            links=self.links if link_gb_per_s is None else {1: Link.of_rate(link_gb_per_s, _UNMEASURED_LATENCY_US)},
+            links=self.links
+            if link_gb_per_s is None
+            else {1: Link.of_rate(link_gb_per_s, _UNMEASURED_LATENCY_US)},
             source=self.source + "; changed by options",
         )
 
 
 def cluster(name: str, device: DeviceSpec | None = None) -> Cluster:
-    """Returns a known cluster by name. device: its GPU, if the system exists with several; default the first.
+    """Returns a known cluster by name. device: its GPU, if the system exists with several; default
+    the first.
 
     >>> cluster("jean-zay-a100").node_gb_per_s
     50.0
@@ -138,11 +149,17 @@ def same_site(name: str) -> tuple[str, ...]:
     """Returns the names of other clusters of the same computing centre."""
     clusters = _data()["cluster"]
     site = clusters[name].get("site")
-    return tuple(n for n, values in clusters.items() if site is not None and values.get("site") == site and n != name)
+    return tuple(
+        n
+        for n, values in clusters.items()
+        if site is not None and values.get("site") == site and n != name
+    )
 
 
 def reference_cluster(device: DeviceSpec) -> Cluster:
-    """Returns the cluster assumed for a GPU if none is named: its vendor's reference system or a generic server."""
+    """Returns the cluster assumed for a GPU if none is named: its vendor's reference system or a
+    generic server.
+    """
     for name, values in _data()["cluster"].items():
         if values.get("reference") and device.name in values["gpus"]:
             return cluster(name, device)
@@ -151,12 +168,16 @@ def reference_cluster(device: DeviceSpec) -> Cluster:
 
 @cache
 def _data() -> dict[str, Any]:
-    return tomllib.loads((files("quantbench.latency") / "clusters.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        (files("quantbench.latency") / "clusters.toml").read_text(encoding="utf-8")
+    )
 
 
 @cache
 def _measured_links() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((files("quantbench.latency") / "links.json").read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = json.loads(
+        (files("quantbench.latency") / "links.json").read_text(encoding="utf-8")
+    )
     return loaded
 
 
@@ -166,7 +187,10 @@ def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
     if measured is not None:
         links = {}
         for text, points in measured["all_reduce"].items():
-            bus = (Collective("all_reduce", size, int(text)).bus_bytes for size in points["message_bytes"])
+            bus = (
+                Collective("all_reduce", size, int(text)).bus_bytes
+                for size in points["message_bytes"]
+            )
             links[int(text)] = Link(tuple(map(float, bus)), tuple(points["latency_us"]))
         return links, f"{data['provenance']['package']}, {measured['file']}"
     rate, stated_by = stated_link(device)
@@ -175,7 +199,9 @@ def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
 
 
 def stated_link(device: DeviceSpec) -> tuple[float, str]:
-    """Returns the stated rate between GPUs of a node, one direction, 1e9 bytes per second, and its source."""
+    """Returns the stated rate between GPUs of a node, one direction, 1e9 bytes per second, and its
+    source.
+    """
     for prefix, values in _data()["intra_node_gb_per_s"].items():
         if device.name.startswith(prefix):
             return float(values["value"]), str(values["source"])
@@ -183,7 +209,9 @@ def stated_link(device: DeviceSpec) -> tuple[float, str]:
 
 
 def host_link(device: DeviceSpec) -> tuple[float, str]:
-    """Returns the PCIe rate between a GPU and its host, one direction, 1e9 bytes per second, and its source."""
+    """Returns the PCIe rate between a GPU and its host, one direction, 1e9 bytes per second, and
+    its source.
+    """
     major = (device.compute_capability or (0, 0))[0]
     slot = "pcie-gen3" if major < 8 else "pcie-gen4" if major == 8 else "pcie-gen5"
     found = _data()["intra_node_gb_per_s"][slot]

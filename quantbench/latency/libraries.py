@@ -8,7 +8,8 @@ from __future__ import annotations
 from quantbench.device.registry import same_chip
 from quantbench.errors import require_choice
 
-#: whose kernels ran. The bf16 products of vllm, sglang and trtllm are those of `torch.nn.functional.linear`.
+#: whose kernels ran. The bf16 products of vllm, sglang and trtllm are those of
+#: `torch.nn.functional.linear`.
 LIBRARIES = ("torch", "triton", "vllm", "sglang", "trtllm", "aiter")
 
 #: device slug → name of the system in aiconfigurator-core; not every system has a GEMM table
@@ -28,34 +29,55 @@ SYSTEMS: dict[str, str] = {
     "rtx-pro-6000-server-96gb": "rtx_pro_6000_server",
 }
 _NEWEST = {"vllm": "0.24.0", "sglang": "0.5.14", "trtllm": "1.3.0rc20"}
-#: system → library → version of its newest GEMM table in aiconfigurator-core 0.12.0, the default library first: the one
-#: with the most shapes (to 1 %), in the order vLLM, SGLang, TensorRT-LLM among equals. Of fp8_block, vLLM's comes last:
-#: its small products take 55 to 300 µs, SGLang's 4, because they hold the host's work (aiconfigurator issue 1414)
+#: system → library → version of its newest GEMM table in aiconfigurator-core 0.12.0, the default
+#: library first: the one with the most shapes (to 1 %), in the order vLLM, SGLang, TensorRT-LLM
+#: among equals. Of fp8_block, vLLM's comes last: its small products take 55 to 300 µs, SGLang's 4,
+#: because they hold the host's work (aiconfigurator issue 1414)
 TABLES: dict[str, dict[str, str]] = {
     "a100_sxm": {"sglang": "0.5.10", "vllm": "0.14.0", "trtllm": "1.0.0"},
     **dict.fromkeys(
-        ("b200_sxm", "b300_sxm", "gb200", "gb300", "h100_sxm", "h200_sxm", "l40s", "rtx_pro_6000_server"), _NEWEST
+        (
+            "b200_sxm",
+            "b300_sxm",
+            "gb200",
+            "gb300",
+            "h100_sxm",
+            "h200_sxm",
+            "l40s",
+            "rtx_pro_6000_server",
+        ),
+        _NEWEST,
     ),
 }
-#: libraries whose tables of experts may hold, at ep > 1, rows of other GPUs' experts: SGLang's collector masks them
-#: (aiconfigurator, 2026, collector/helper.py, build_rank0_local_workload), and some times of vLLM are those of
-#: all top_k rows of each token that reaches the GPU. docs/experts.md has what ep = 8 saves by library.
+#: libraries whose tables of experts may hold, at ep > 1, rows of other GPUs' experts: SGLang's
+#: collector masks them (aiconfigurator, 2026, collector/helper.py, build_rank0_local_workload), and
+#: some times of vLLM are those of all top_k rows of each token that reaches the GPU.
+#: docs/experts.md has what ep = 8 saves by library.
 MASKED_EXPERTS = ("sglang", "vllm")
 MASKED_WORDS = "times for ep > 1 may include masked rows of other GPUs' experts"
 #: system → (library, version) of its default table
-DEFAULT_TABLES: dict[str, tuple[str, str]] = {system: next(iter(of.items())) for system, of in TABLES.items()}
-#: formats of those tables; weight-only and smooth-quantised ones (int8_wo, int4_wo, sq) are other products than int8
+DEFAULT_TABLES: dict[str, tuple[str, str]] = {
+    system: next(iter(of.items())) for system, of in TABLES.items()
+}
+#: formats of those tables; weight-only and smooth-quantised ones (int8_wo, int4_wo, sq) are other
+#: products than int8
 _FORMATS: dict[str, tuple[str, ...]] = {
     "a100_sxm": ("bf16",),
     **dict.fromkeys(("h100_sxm", "h200_sxm", "l40s"), ("bf16", "fp8", "fp8_block")),
 }
 _BLACKWELL = ("bf16", "fp8", "fp8_block", "nvfp4")
 # No table, or one of 518 rows (vLLM on the RTX PRO 6000).
-_WITHOUT = {("l40s", "fp8_block"): ("sglang",), ("rtx_pro_6000_server", "fp8_block"): ("vllm", "sglang")}
+_WITHOUT = {
+    ("l40s", "fp8_block"): ("sglang",),
+    ("rtx_pro_6000_server", "fp8_block"): ("vllm", "sglang"),
+}
 #: (device slug, dtype) → library of its published file (`tools.accuracy.tables`)
 _PUBLISHED = {
     **{(slug, "fp8_block"): "aiter" for slug in ("mi300x-192gb", "mi355x-288gb")},
-    **{(slug, "fp32"): "torch" for slug in ("v100-pcie-32gb", "v100-sxm2-16gb", "t4-16gb", "p100-pcie-16gb")},
+    **{
+        (slug, "fp32"): "torch"
+        for slug in ("v100-pcie-32gb", "v100-sxm2-16gb", "t4-16gb", "p100-pcie-16gb")
+    },
     ("a100-pcie-40gb", "fp32"): "torch",
     ("v100-sxm2-16gb", "fp16"): "torch",
 }
@@ -76,8 +98,8 @@ def slug_of(system: str) -> str | None:
 
 
 def libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
-    """Returns the libraries with a public GEMM table of a device (or of its chip with other memory) and dtype, the
-    default one first.
+    """Returns the libraries with a public GEMM table of a device (or of its chip with other memory)
+    and dtype, the default one first.
 
     >>> libraries_of("h100-sxm5-80gb", "fp8"), libraries_of("h100-sxm5-80gb", "nvfp4")
     (('vllm', 'sglang', 'trtllm'), ())
@@ -88,9 +110,15 @@ def libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
 def _libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
     published = _PUBLISHED.get((slug, dtype))
     system = system_of(slug)
-    if published is not None or system not in TABLES or dtype not in _FORMATS.get(system, _BLACKWELL):
+    if (
+        published is not None
+        or system not in TABLES
+        or dtype not in _FORMATS.get(system, _BLACKWELL)
+    ):
         return () if published is None else (published,)
-    found = (library for library in TABLES[system] if library not in _WITHOUT.get((system, dtype), ()))
+    found = (
+        library for library in TABLES[system] if library not in _WITHOUT.get((system, dtype), ())
+    )
     return tuple(sorted(found, key=lambda library: dtype == "fp8_block" and library == "vllm"))
 
 
@@ -111,16 +139,26 @@ def library_words(slug: str, dtype: str, asked: str, operation: str) -> str:
     >>> library_words("h100-sxm5-80gb", "fp8", "", "predict")
     'library = vllm (the default: the largest table of 3)'
     """
-    twin = "bf16" if dtype == "fp16" and libraries_of(slug, "bf16") and not libraries_of(slug, dtype) else dtype
+    twin = (
+        "bf16"
+        if dtype == "fp16" and libraries_of(slug, "bf16") and not libraries_of(slug, dtype)
+        else dtype
+    )
     known, name = libraries_of(slug, twin), resolve_library(slug, twin, asked, operation)
     if name not in known:
-        why = f"{'as asked' if asked else 'the default'}; nobody measured its {dtype} products there"
+        why = (
+            f"{'as asked' if asked else 'the default'}; nobody measured its {dtype} products there"
+        )
     elif asked:
         why = "as asked" if name == asked else f"its {dtype} products are {asked}'s"
     elif len(known) == 1:
         why = "the only one measured"
     else:
-        clean = f"{len(known)}" if known[-1] != "vllm" else f"{len(known)} but vllm's, which holds the host's work"
+        clean = (
+            f"{len(known)}"
+            if known[-1] != "vllm"
+            else f"{len(known)} but vllm's, which holds the host's work"
+        )
         why = f"the default: the largest table of {clean}"
     return f"library = {name} ({why})"
 
@@ -136,8 +174,8 @@ def library_of(provider: str) -> str:
 
 
 def resolve_library(slug: str, dtype: str, library: str, operation: str = "library") -> str:
-    """Returns `library`, or the default for "". For bf16, torch stands for the default table: its rows ran
-    `torch.nn.functional.linear`. Raises InputError for an unknown name."""
+    """Returns `library`, or the default for "". For bf16, torch stands for the default table: its
+    rows ran `torch.nn.functional.linear`. Raises InputError for an unknown name."""
     if not library:
         return default_library(slug, dtype)
     require_choice(operation, "library", library, LIBRARIES)

@@ -1,4 +1,6 @@
-"""Files of models: a JSON header and named arrays in one `.npz` file, which is read without pickle."""
+"""Files of models: a JSON header and named arrays in one `.npz` file, which is read without
+pickle.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,12 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> b
     return stream.getvalue()
 
 
-def unpack(who: str, content: bytes, model_format: str, version: int) -> tuple[dict[str, Any], Arrays]:
-    """Inverse of `pack`. Raises StoreError for a damaged file, InputError for another format or version."""
+def unpack(
+    who: str, content: bytes, model_format: str, version: int
+) -> tuple[dict[str, Any], Arrays]:
+    """Inverse of `pack`. Raises StoreError for a damaged file, InputError for another format or
+    version.
+    """
     try:
         with ZipFile(BytesIO(content)) as packed:
             size = sum(one.file_size for one in packed.infolist())
@@ -49,13 +55,19 @@ def unpack(who: str, content: bytes, model_format: str, version: int) -> tuple[d
         what = f"a damaged file or none of a model ({one_line(str(error))[:100]})"
         raise StoreError(who, what, "a file that save wrote") from None
     if found != (model_format, version):
-        raise InputError(who, f"format {found[0]!r} version {found[1]!r}", f"{model_format} version {version}")
+        raise InputError(
+            who, f"format {found[0]!r} version {found[1]!r}", f"{model_format} version {version}"
+        )
     return header, arrays
 
 
 def inner(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
     """Returns the arrays whose names begin with a prefix, by the rest of their names."""
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
 
 
 def outer(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
@@ -70,4 +82,6 @@ def device_to_json(device: DeviceSpec) -> dict[str, Any]:
 def device_from_json(data: Mapping[str, Any]) -> DeviceSpec:
     """Inverse of `device_to_json`. Raises TypeError for unknown or missing fields."""
     capability = data["compute_capability"]
-    return DeviceSpec(**{**data, "compute_capability": None if capability is None else tuple(capability)})
+    return DeviceSpec(
+        **{**data, "compute_capability": None if capability is None else tuple(capability)}
+    )

@@ -31,7 +31,8 @@ from quantbench.workload.kinds import Compute
 class ModelTimes:
     """Op times from latency models, with the kernels that they select; implements `OpTimes`.
 
-    library: whose kernels run products, "" for the default of each dtype (`libraries.default_library`).
+    library: whose kernels run products, "" for the default of each dtype
+        (`libraries.default_library`).
     gemm: function from a dtype to a GEMM model and its note; default `best_gemm_model`.
 
     >>> from quantbench.device import lookup
@@ -65,14 +66,21 @@ class ModelTimes:
         return self._gemm_of(dtype)
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
-        """Returns one estimate per workload, in order; predicts all workloads of one kind and dtype in one batch."""
+        """Returns one estimate per workload, in order; predicts all workloads of one kind and dtype
+        in one batch.
+        """
         answers: dict[type[Any], Callable[[list[Any]], list[Estimate]]] = {
-            Gemm: self._products, Attention: self._attentions, Softmax: self._softmaxes, MoE: self._experts
-        }  # fmt: skip
+            Gemm: self._products,
+            Attention: self._attentions,
+            Softmax: self._softmaxes,
+            MoE: self._experts,
+        }
         groups: dict[tuple[type[Compute], str], list[Compute]] = defaultdict(list)
         for work in dict.fromkeys(workloads):
             if type(work) not in answers:
-                raise UnsupportedError("predict", str(work), "products, attention, softmax or experts: no model of it")
+                raise UnsupportedError(
+                    "predict", str(work), "products, attention, softmax or experts: no model of it"
+                )
             groups[type(work), work.dtype].append(work)
         known: dict[Compute, Estimate] = {}
         for (kind, dtype), works in groups.items():
@@ -85,7 +93,9 @@ class ModelTimes:
     def _products(self, works: list[Gemm]) -> list[Estimate]:
         model, note = self._gemm_of(works[0].dtype)
         self._notes[note] = None
-        single = "" if model.rows else f"{works[0].dtype} products: none measured on {self.device.name}"
+        single = (
+            "" if model.rows else f"{works[0].dtype} products: none measured on {self.device.name}"
+        )
         batched = single or ("" if model.batched else "batched products: none measured")
         in_waves = model.in_waves
         out = []
@@ -100,8 +110,13 @@ class ModelTimes:
         self._notes[self._attention.note] = None
         # The model's note for a batch differs if shapes are outside the measured kinds.
         if found.note != self._attention.note:
-            self._notes["backward attention and unusual heads are beyond what was measured there"] = None
-        return [replace(one, unmeasured=self._unmeasured(work)) for one, work in zip(found, works, strict=True)]
+            self._notes[
+                "backward attention and unusual heads are beyond what was measured there"
+            ] = None
+        return [
+            replace(one, unmeasured=self._unmeasured(work))
+            for one, work in zip(found, works, strict=True)
+        ]
 
     def _unmeasured(self, work: Attention) -> str:
         if not self._attention.fitted:
@@ -145,12 +160,16 @@ TWINS = {"bf16": "fp16", "fp16": "bf16"}
 
 
 def best_gemm_model(
-    device: DeviceSpec, dtype: str, library: str = "", known: Callable[[str], GemmModel | None] = lambda dtype: None
+    device: DeviceSpec,
+    dtype: str,
+    library: str = "",
+    known: Callable[[str], GemmModel | None] = lambda dtype: None,
 ) -> tuple[GemmModel, str]:
-    """Returns a model of a dtype's products and a note on its source: a model of the dtype, or of its twin (`TWINS`) if
-    both have the same peak, or else the prior from the spec sheet.
+    """Returns a model of a dtype's products and a note on its source: a model of the dtype, or of
+    its twin (`TWINS`) if both have the same peak, or else the prior from the spec sheet.
 
-    known: function from a dtype to a model that comes before the shipped ones, such as that of a profile.
+    known: function from a dtype to a model that comes before the shipped ones, such as that of a
+        profile.
     """
 
     def shipped(name: str) -> GemmModel | None:
@@ -169,14 +188,21 @@ def best_gemm_model(
     return model, model.note
 
 
-def chosen_libraries(device: DeviceSpec, dtype: str, asked: str, operation: str, *, experts: bool) -> str:
-    """Returns whose products `ModelTimes` predicts and why (`libraries.library_words`), and whose experts if another's.
+def chosen_libraries(
+    device: DeviceSpec, dtype: str, asked: str, operation: str, *, experts: bool
+) -> str:
+    """Returns whose products `ModelTimes` predicts and why (`libraries.library_words`), and whose
+    experts if another's.
 
     experts: whether there are any.
     """
     words = library_words(device.name, dtype, asked, operation)
     whose = MoEModel.best(device, dtype=dtype, library=asked).library if experts else ""
-    return f"{words}; experts: {whose}" if whose not in ("", resolve_library(device.name, dtype, asked)) else words
+    return (
+        f"{words}; experts: {whose}"
+        if whose not in ("", resolve_library(device.name, dtype, asked))
+        else words
+    )
 
 
 def _origin(model: GemmModel) -> str:
@@ -190,7 +216,9 @@ def _origin(model: GemmModel) -> str:
 
 def require_reach(m: int, n: int, k: int) -> None:
     """Raises InputError for a GEMM with a side above LARGEST_SIDE."""
-    beyond = [f"{name} = {size}" for name, size in (("m", m), ("n", n), ("k", k)) if size > LARGEST_SIDE]
+    beyond = [
+        f"{name} = {size}" for name, size in (("m", m), ("n", n), ("k", k)) if size > LARGEST_SIDE
+    ]
     if beyond:
         what = f"at most {LARGEST_SIDE}: no time is predicted of larger products"
         raise InputError(f"product {m}×{n}×{k}", beyond[0], what)
@@ -199,8 +227,8 @@ def require_reach(m: int, n: int, k: int) -> None:
 def predict_within_reach(model: GemmModel, gemms: Sequence[Gemm]) -> list[Estimate]:
     """Predicts GEMMs, in order, ignoring their dtype in favour of the model's.
 
-    The time of a batch with more than LARGEST_SIDE rows is scaled up from the largest supported batch.
-    Raises InputError for a GEMM with a side above LARGEST_SIDE.
+    The time of a batch with more than LARGEST_SIDE rows is scaled up from the largest supported
+    batch. Raises InputError for a GEMM with a side above LARGEST_SIDE.
     """
     asked, factors = [], []
     for gemm in gemms:
@@ -211,10 +239,13 @@ def predict_within_reach(model: GemmModel, gemms: Sequence[Gemm]) -> list[Estima
             gemm = replace(gemm, dtype=model.dtype, accumulate="")
         asked.append(gemm if batch == gemm.batch else replace(gemm, batch=batch))
     return [
-        one if factor == 1.0
-        else replace(one.scaled(factor), waves=None if one.waves is None else round(factor * one.waves))
+        one
+        if factor == 1.0
+        else replace(
+            one.scaled(factor), waves=None if one.waves is None else round(factor * one.waves)
+        )
         for one, factor in zip(model.predict_gemms(asked), factors, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 _resident_blocks = cache(resident_blocks)
@@ -223,7 +254,8 @@ _resident_blocks = cache(resident_blocks)
 def _launch_and_waves(
     found: Estimate, gemm: Gemm, device: DeviceSpec, *, in_waves: bool
 ) -> tuple[Launch | None, int | None]:
-    """Returns the launch with its blocks per SM, and the waves (`quantization.credible_waves`), None if unknown.
+    """Returns the launch with its blocks per SM, and the waves (`quantization.credible_waves`),
+    None if unknown.
 
     in_waves: whether GEMMs run in waves by the model; if not, blocks per SM and waves are unknown.
     """

@@ -1,4 +1,5 @@
-"""Predicts the time of an MoE layer's experts on the busiest GPU, from a few measured layers and other GPUs' models.
+"""Predicts the time of an MoE layer's experts on the busiest GPU, from a few measured layers and
+other GPUs' models.
 
 >>> layer = MoE(tokens=512, hidden=4096, expert_ffn=14336, num_experts=8, top_k=2)
 >>> found = MoEModel.best("h100-sxm5-80gb", library="vllm").predict([layer])
@@ -21,11 +22,26 @@ from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, StoreError, UnsupportedError, one_line, require_choice
 from quantbench.files import read_bytes, write_file
-from quantbench.latency.estimate import Estimates, IntervalCalibration, bounded, measured_times, name_bound
+from quantbench.latency.estimate import (
+    Estimates,
+    IntervalCalibration,
+    bounded,
+    measured_times,
+    name_bound,
+)
 from quantbench.latency.families import family, generation
 from quantbench.latency.forest import Forest
 from quantbench.latency.libraries import LIBRARIES, MASKED_EXPERTS, MASKED_WORDS, default_library
-from quantbench.latency.model_file import BROKEN, Arrays, device_from_json, device_to_json, inner, outer, pack, unpack
+from quantbench.latency.model_file import (
+    BROKEN,
+    Arrays,
+    device_from_json,
+    device_to_json,
+    inner,
+    outer,
+    pack,
+    unpack,
+)
 from quantbench.latency.moe_features import NUM_FEATURES, Float32Array, FloatArray, Layers
 from quantbench.workload import MoE
 
@@ -47,9 +63,9 @@ _MOST_REFERENCES = 5
 _CHOICE_ROWS = 1000
 _FOLDS = 3
 _LEAST_LEAF, _RATE = 3, 0.08
-# Half-width of the interval, log time, without a reference of the GPU's architecture: as the priors of L40S and A100
-# were off. With one it is the largest error (90 % quantile) that the references' own priors made
-# (`provenance["transfer"]`).
+# Half-width of the interval, log time, without a reference of the GPU's architecture: as the priors
+# of L40S and A100 were off. With one it is the largest error (90 % quantile) that the references'
+# own priors made (`provenance["transfer"]`).
 _BLIND = float(np.log(4.0))
 # Ridge penalty of the references' slopes, in rows: a few rows must not swing them.
 _RIDGE = 3.0
@@ -57,7 +73,9 @@ _RIDGE = 3.0
 
 @dataclass(frozen=True)
 class Growth:
-    """Settings of the trees of each half: the number of randomised ones, and of boosted ones and their depth."""
+    """Settings of the trees of each half: the number of randomised ones, and of boosted ones and
+    their depth.
+    """
 
     randomised: int = 24
     boosted: int = 150
@@ -66,8 +84,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class Half:
-    """Forests for what `slopes`, (1 + references,), leave of the log residual: an intercept, and a share of each
-    reference's correction."""
+    """Forests for what `slopes`, (1 + references,), leave of the log residual: an intercept, and a
+    share of each reference's correction."""
 
     slopes: FloatArray
     forests: tuple[Forest, ...]
@@ -77,15 +95,35 @@ class Half:
         return np.asarray(self.slopes[0] + known @ self.slopes[1:])
 
     @classmethod
-    def grow(cls, x: Float32Array, known: FloatArray, y: FloatArray, linear: bool, growth: Growth, seed: int) -> Half:
-        bare = cls(_slopes(known, y) if linear else np.append(np.median(y), np.zeros(known.shape[1])), ())
+    def grow(
+        cls,
+        x: Float32Array,
+        known: FloatArray,
+        y: FloatArray,
+        linear: bool,
+        growth: Growth,
+        seed: int,
+    ) -> Half:
+        bare = cls(
+            _slopes(known, y) if linear else np.append(np.median(y), np.zeros(known.shape[1])), ()
+        )
         rest = y - bare.base(known)
         forests = []
         if growth.randomised:
-            forests.append(Forest.grow(x, rest, trees=growth.randomised, leaf=_LEAST_LEAF, seed=seed))
+            forests.append(
+                Forest.grow(x, rest, trees=growth.randomised, leaf=_LEAST_LEAF, seed=seed)
+            )
         if growth.boosted:
             forests.append(
-                Forest.boost(x, rest, trees=growth.boosted, depth=growth.depth, rate=_RATE, leaf=_LEAST_LEAF, seed=seed)
+                Forest.boost(
+                    x,
+                    rest,
+                    trees=growth.boosted,
+                    depth=growth.depth,
+                    rate=_RATE,
+                    leaf=_LEAST_LEAF,
+                    seed=seed,
+                )
             )
         return cls(bare.slopes, tuple(forests))
 
@@ -100,7 +138,8 @@ def _slopes(known: FloatArray, y: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class MoEModel:
-    """Model of the experts of MoE layers of one dtype, run by one library on one device, fitted or a prior.
+    """Model of the experts of MoE layers of one dtype, run by one library on one device, fitted or
+    a prior.
 
     references: models of other GPUs whose corrections are inputs.
     halves: empty for a prior, which takes the mean of its references' corrections.
@@ -131,21 +170,19 @@ class MoEModel:
     ) -> MoEModel:
         """Fits measured times (n,), µs, of layers of one dtype.
 
-        prior: "auto" (the shipped models of other GPUs; never this GPU's own), "family-out" (of other GPU generations
-            only), "none" or a sequence of models.
+        prior: "auto" (the shipped models of other GPUs; never this GPU's own), "family-out" (of
+            other GPU generations only), "none" or a sequence of models.
         seed: the same rows and seed give the same model.
 
-        Returns the prior, with a note, for fewer than FEWEST_ROWS rows. Raises InputError for invalid times, no layers
-        or several dtypes, UnsupportedError for a device that is no GPU.
+        Returns the prior, with a note, for fewer than FEWEST_ROWS rows. Raises InputError for
+        invalid times, no layers or several dtypes, UnsupportedError for a device that is no GPU.
         """
         spec, dtype = _gpu(device), _one_dtype(works)
         require_choice(_WHO, "library", library, LIBRARIES)
         times = measured_times(_WHO, latency_us, len(works))
         if len(works) < FEWEST_ROWS:
             bare = cls.prior(spec, dtype=dtype, library=library, prior=prior)
-            note = (
-                f"{len(works)} rows are too few to fit ({FEWEST_ROWS} are needed): the prior as it stands. {bare.note}"
-            )
+            note = f"{len(works)} rows are too few to fit ({FEWEST_ROWS} are needed): the prior as it stands. {bare.note}"
             return replace(bare, note=note)
         layers = Layers.of(works)
         y = np.log(times) - layers.roofline(spec)
@@ -156,7 +193,11 @@ class MoEModel:
         halves = _halves(x, seen, y, growth, seed)
         names = sorted({f"{one.library} on {one.device.name}" for one in references})
         note = f"experts of {library} on {spec.name}: fitted to {len(works)} rows"
-        note += f", with the models of {', '.join(names)}" if names else ", without models of other GPUs"
+        note += (
+            f", with the models of {', '.join(names)}"
+            if names
+            else ", without models of other GPUs"
+        )
         return cls(
             spec,
             dtype,
@@ -170,18 +211,30 @@ class MoEModel:
 
     @classmethod
     def prior(
-        cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str, prior: str | Sequence[MoEModel] = "auto"
+        cls,
+        device: DeviceSpec | str,
+        *,
+        dtype: str = "bf16",
+        library: str,
+        prior: str | Sequence[MoEModel] = "auto",
     ) -> MoEModel:
-        """Returns the unfitted model: the roofline with the mean correction of the GPUs and libraries that are most
-        alike. prior: as in `fit`."""
+        """Returns the unfitted model: the roofline with the mean correction of the GPUs and
+        libraries that are most alike. prior: as in `fit`."""
         spec = _gpu(device)
         require_choice(_WHO, "library", library, LIBRARIES)
         alike = sorted(
             _others(spec, dtype, prior),
-            key=lambda one: (one.library != library, family(one.device) != family(spec), one.device.name),
+            key=lambda one: (
+                one.library != library,
+                family(one.device) != family(spec),
+                one.device.name,
+            ),
         )
         chosen = tuple(alike[:_MOST_REFERENCES])
-        names = ", ".join(f"{one.library} on {one.device.name}" for one in chosen) or "the spec sheet alone"
+        names = (
+            ", ".join(f"{one.library} on {one.device.name}" for one in chosen)
+            or "the spec sheet alone"
+        )
         note = f"experts of {library} on {spec.name}: not measured; from {names}"
         beyond = max((float(one.provenance["transfer"]) for one in chosen), default=_BLIND)
         if not any(family(one.device) == family(spec) for one in chosen):
@@ -192,26 +245,40 @@ class MoEModel:
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> MoEModel:
         """Returns the model shipped for a GPU, dtype and library, or its prior if none is shipped.
 
-        library: "" for one not in `MASKED_EXPERTS` if such a one was measured; among these the default of products
-            (`libraries.default_library`) or else the one with the largest table; trtllm if none was measured.
+        library: "" for one not in `MASKED_EXPERTS` if such a one was measured; among these the
+            default of products (`libraries.default_library`) or else the one with the largest
+            table; trtllm if none was measured.
         """
         spec = _gpu(device)
         usual = library or default_library(spec.name, dtype)
-        own = [one for one in shipped_models(dtype) if one.device.name == spec.name and library in ("", one.library)]
+        own = [
+            one
+            for one in shipped_models(dtype)
+            if one.device.name == spec.name and library in ("", one.library)
+        ]
         if not own:
             return cls.prior(spec, dtype=dtype, library=library or "trtllm")
-        found = max(own, key=lambda m: (m.library not in MASKED_EXPERTS, m.library == usual, m.provenance["rows"]))
+        found = max(
+            own,
+            key=lambda m: (
+                m.library not in MASKED_EXPERTS,
+                m.library == usual,
+                m.provenance["rows"],
+            ),
+        )
         masked = found.library in MASKED_EXPERTS
         return replace(found, note=f"{found.note}; {MASKED_WORDS}") if masked else found
 
     def predict(self, works: Sequence[MoE]) -> Estimates:
-        """Predicts the busiest rank's time of layers of the model's dtype. No time is below that of the FLOPs at the
-        device's peak. Raises InputError for another dtype."""
+        """Predicts the busiest rank's time of layers of the model's dtype. No time is below that of
+        the FLOPs at the device's peak. Raises InputError for another dtype."""
         if not works:
             none = np.zeros(0)
             return Estimates(none, none, none, none, none.astype(np.str_), note=self.note)
         if _one_dtype(works) != self.dtype:
-            raise InputError(_WHO, f"layers of {works[0].dtype}", f"{self.dtype}, to which the model was fitted")
+            raise InputError(
+                _WHO, f"layers of {works[0].dtype}", f"{self.dtype}, to which the model was fitted"
+            )
         layers = Layers.of(works)
         by_forest = self._by_forest(layers)
         half = self.interval.half_width(by_forest.var(axis=0))
@@ -224,12 +291,18 @@ class MoEModel:
         return Estimates(latency_us, low_us, high_us, waves, bound, note=self.note)
 
     def correction(self, layers: Layers) -> FloatArray:
-        """Returns the log of the predicted time over the roofline, (layers,), also for layers of another dtype."""
+        """Returns the log of the predicted time over the roofline, (layers,), also for layers of
+        another dtype.
+        """
         return np.asarray(self._by_forest(layers).mean(axis=0))
 
     def _by_forest(self, layers: Layers) -> FloatArray:
-        """Returns the log of the predicted time over the roofline by forest (of a prior: by reference)."""
-        known = np.array([one.correction(layers) for one in self.references]).reshape(-1, len(layers)).T
+        """Returns the log of the predicted time over the roofline by forest (of a prior: by
+        reference).
+        """
+        known = (
+            np.array([one.correction(layers) for one in self.references]).reshape(-1, len(layers)).T
+        )
         if not self.halves:
             return known.T if known.size else np.zeros((1, len(layers)))
         x = np.concatenate([layers.features(self.device), known.astype(np.float32)], axis=1)
@@ -249,7 +322,9 @@ def save_models(path: Path, models: Sequence[MoEModel]) -> None:
     """Writes models and all their references to one file, trees rounded (`Forest.rounded`)."""
     order: list[MoEModel] = []
     for model in models:
-        order += [one for one in (*model.references, model) if not any(one is known for known in order)]
+        order += [
+            one for one in (*model.references, model) if not any(one is known for known in order)
+        ]
     arrays: Arrays = {}
     told = []
     for i, one in enumerate(order):
@@ -258,21 +333,31 @@ def save_models(path: Path, models: Sequence[MoEModel]) -> None:
             arrays[f"{i}.{j}.slopes"] = half.slopes
             for k, forest in enumerate(half.forests):
                 arrays |= outer(forest.to_arrays(), f"{i}.{j}.{k}.")
-    write_file(_WHO, path, pack({"format": MODEL_FORMAT, "version": MODEL_VERSION, "models": told}, arrays))
+    write_file(
+        _WHO, path, pack({"format": MODEL_FORMAT, "version": MODEL_VERSION, "models": told}, arrays)
+    )
 
 
 def _to_json(model: MoEModel, order: Sequence[MoEModel]) -> dict[str, Any]:
     return {
-        "device": device_to_json(model.device), "dtype": model.dtype, "library": model.library,
-        "references": [next(i for i, one in enumerate(order) if one is known) for known in model.references],
+        "device": device_to_json(model.device),
+        "dtype": model.dtype,
+        "library": model.library,
+        "references": [
+            next(i for i, one in enumerate(order) if one is known) for known in model.references
+        ],
         "forests": [len(half.forests) for half in model.halves],
-        "interval": [model.interval.factor, model.interval.floor], "rows": model.rows, "note": model.note,
+        "interval": [model.interval.factor, model.interval.floor],
+        "rows": model.rows,
+        "note": model.note,
         "provenance": model.provenance,
-    }  # fmt: skip
+    }
 
 
 def load_models(path: Path) -> list[MoEModel]:
-    """Reads what `save_models` wrote. Raises InputError for another format, StoreError for a damaged file."""
+    """Reads what `save_models` wrote. Raises InputError for another format, StoreError for a
+    damaged file.
+    """
     try:
         data, arrays = unpack(_WHO, read_bytes(path), MODEL_FORMAT, MODEL_VERSION)
         models: list[MoEModel] = []
@@ -280,7 +365,9 @@ def load_models(path: Path) -> list[MoEModel]:
             models.append(_from_json(one, inner(arrays, f"{i}."), models))
         return models
     except (*BROKEN, StoreError) as error:
-        raise StoreError(_WHO, f"{path} ({one_line(str(error))[:100]})", f"a file of {MODEL_FORMAT}") from None
+        raise StoreError(
+            _WHO, f"{path} ({one_line(str(error))[:100]})", f"a file of {MODEL_FORMAT}"
+        ) from None
 
 
 def _from_json(data: Any, arrays: Arrays, known: Sequence[MoEModel]) -> MoEModel:
@@ -291,32 +378,51 @@ def _from_json(data: Any, arrays: Arrays, known: Sequence[MoEModel]) -> MoEModel
         forests = tuple(Forest.from_arrays(inner(own, f"{k}."), seen) for k in range(count))
         halves.append(Half(own["slopes"], forests))
     return MoEModel(
-        device_from_json(data["device"]), data["dtype"], data["library"], tuple(known[i] for i in data["references"]),
-        tuple(halves), IntervalCalibration(*map(float, data["interval"])), data["rows"], data["note"],
+        device_from_json(data["device"]),
+        data["dtype"],
+        data["library"],
+        tuple(known[i] for i in data["references"]),
+        tuple(halves),
+        IntervalCalibration(*map(float, data["interval"])),
+        data["rows"],
+        data["note"],
         data["provenance"],
-    )  # fmt: skip
+    )
 
 
 @cache
 def shipped_models(dtype: str) -> tuple[MoEModel, ...]:
-    """Returns the models in the package of a dtype, each fitted to its own table without references."""
+    """Returns the models in the package of a dtype, each fitted to its own table without
+    references.
+    """
     file = _MODELS / f"{dtype}.moe"
     return tuple(load_models(file)) if file.is_file() else ()
 
 
 def _predicted(halves: Sequence[Half], x: Float32Array, known: FloatArray) -> FloatArray:
-    return np.array([half.base(known) + forest.predict(x)[0] for half in halves for forest in half.forests])
+    return np.array(
+        [half.base(known) + forest.predict(x)[0] for half in halves for forest in half.forests]
+    )
 
 
-def _halves(x: Float32Array, known: FloatArray, y: FloatArray, growth: Growth, seed: int) -> tuple[Half, ...]:
+def _halves(
+    x: Float32Array, known: FloatArray, y: FloatArray, growth: Growth, seed: int
+) -> tuple[Half, ...]:
     kinds = (True, False) if known.shape[1] else (False,)
     return tuple(Half.grow(x, known, y, linear, growth, seed) for linear in kinds)
 
 
 def _calibrate(
-    x: Float32Array, known: FloatArray, y: FloatArray, sites: npt.NDArray[np.intp], growth: Growth, seed: int
+    x: Float32Array,
+    known: FloatArray,
+    y: FloatArray,
+    sites: npt.NDArray[np.intp],
+    growth: Growth,
+    seed: int,
 ) -> IntervalCalibration:
-    """Calibrates the interval on the errors of folds of models' shapes, each predicted by a fit without it."""
+    """Calibrates the interval on the errors of folds of models' shapes, each predicted by a fit
+    without it.
+    """
     rng = np.random.default_rng(seed)
     names = rng.permutation(sites.max() + 1)
     fold_of = (names % _FOLDS)[sites] if len(names) >= _FOLDS else rng.integers(_FOLDS, size=len(y))
@@ -338,9 +444,11 @@ def _sites(layers: Layers) -> npt.NDArray[np.intp]:
     return np.unique(shapes, axis=1, return_inverse=True)[1].ravel()
 
 
-def _most_telling(others: Sequence[MoEModel], works: Sequence[MoE], y: FloatArray, seed: int) -> tuple[MoEModel, ...]:
-    """Returns the models that explain most of the residual y, (layers,), together: each in turn the one that correlates
-    best with what those before it leave over."""
+def _most_telling(
+    others: Sequence[MoEModel], works: Sequence[MoE], y: FloatArray, seed: int
+) -> tuple[MoEModel, ...]:
+    """Returns the models that explain most of the residual y, (layers,), together: each in turn the
+    one that correlates best with what those before it leave over."""
     rows = np.random.default_rng(seed).permutation(len(y))[:_CHOICE_ROWS]
     few, y = Layers.of([works[i] for i in rows]), y[rows]
     known = np.array([one.correction(few) for one in others]).reshape(-1, len(y)).T
@@ -364,9 +472,11 @@ def _others(device: DeviceSpec, dtype: str, prior: str | Sequence[MoEModel]) -> 
         return []
     own = generation(family(device))
     return [
-        one for one in shipped_models(dtype)
-        if one.device.name != device.name and (prior == "auto" or generation(family(one.device)) != own)
-    ]  # fmt: skip
+        one
+        for one in shipped_models(dtype)
+        if one.device.name != device.name
+        and (prior == "auto" or generation(family(one.device)) != own)
+    ]
 
 
 def _gpu(device: DeviceSpec | str) -> DeviceSpec:
@@ -379,5 +489,7 @@ def _gpu(device: DeviceSpec | str) -> DeviceSpec:
 def _one_dtype(works: Sequence[MoE]) -> str:
     dtypes = {work.dtype for work in works}
     if len(dtypes) != 1:
-        raise InputError(_WHO, f"layers of {', '.join(sorted(dtypes)) or 'no dtype'}", "layers of one dtype")
+        raise InputError(
+            _WHO, f"layers of {', '.join(sorted(dtypes)) or 'no dtype'}", "layers of one dtype"
+        )
     return dtypes.pop()

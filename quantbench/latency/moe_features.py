@@ -25,12 +25,14 @@ TILES = (16, 64, 128)
 _TILE_COLUMNS = 128
 #: columns of `Layers.features`
 NUM_FEATURES = 21 + 5 * len(TILES)
-#: draws of a power law over which loads are averaged: a time is known for a distribution, not for one draw of it
+#: draws of a power law over which loads are averaged: a time is known for a distribution, not for
+#: one draw of it
 LOAD_DRAWS = 4
 _DRAW_SEED = 0
 # Elements per array of drawn loads: keeps them in the cache.
 _MOST_ELEMENTS = 2**18
-# Shares of the peaks that good kernels reach, and the launches of a layer, µs. The trees correct all three.
+# Shares of the peaks that good kernels reach, and the launches of a layer, µs. The trees correct
+# all three.
 _COMPUTE_SHARE, _MEMORY_SHARE, _LAUNCH_US = 0.6, 0.75, 8.0
 # Smallest time and count whose logarithm is taken: far below any measured one.
 _LEAST = 1e-4
@@ -42,9 +44,11 @@ MOST_TOKENS = 16384
 
 @dataclass(frozen=True)
 class ExpertLoads:
-    """Loads of the busiest rank, (layers,) each: means over draws where the distribution is a power law.
+    """Loads of the busiest rank, (layers,) each: means over draws where the distribution is a power
+    law.
 
-    rows, active, most, median: rows of all experts, experts with rows, rows of the fullest and of the median expert.
+    rows, active, most, median: rows of all experts, experts with rows, rows of the fullest and of
+        the median expert.
     tiles: (len(TILES), layers) tiles along the rows, over all experts.
     """
 
@@ -74,23 +78,32 @@ class ExpertLoads:
         return cls(rows, active, most, median, np.array(tiles))
 
 
-def _loads(experts: int, ep: int, distribution: str | tuple[int, ...], routed: FloatArray) -> FloatArray:
-    """Returns the rows of each expert, (layers, draws, experts). routed: (layers, 2) tokens and top_k."""
+def _loads(
+    experts: int, ep: int, distribution: str | tuple[int, ...], routed: FloatArray
+) -> FloatArray:
+    """Returns the rows of each expert, (layers, draws, experts). routed: (layers, 2) tokens and
+    top_k.
+    """
     total = routed.prod(axis=1)[:, None, None]
     if distribution == "balanced":
         edges = np.floor(np.arange(experts + 1) * total / experts)
         return np.diff(edges, axis=2)
     if isinstance(distribution, tuple):
-        exact = [MoE(int(t), 1, 1, experts, int(k), ep=ep, distribution=distribution) for t, k in routed]
+        exact = [
+            MoE(int(t), 1, 1, experts, int(k), ep=ep, distribution=distribution) for t, k in routed
+        ]
         return np.array([work.tokens_per_expert for work in exact], dtype=np.float64)[:, None, :]
-    # The draw of `MoE.tokens_per_expert` for many layers at once; what rounding leaves over is shared out by rank.
+    # The draw of `MoE.tokens_per_expert` for many layers at once; what rounding leaves over is
+    # shared out by rank.
     exponent, tokens = float(distribution.removeprefix("power_law_")), routed[:, :1, None]
     low = np.where(total > experts, 1.0, 0.01)
     high = np.where(total > experts, 0.8 * tokens, 2.0)
     share = np.random.default_rng(_DRAW_SEED).random((LOAD_DRAWS, experts))
     power = 1.0 - exponent
     weight = (
-        low * (high / low) ** share if power == 0 else ((high**power - low**power) * share + low**power) ** (1 / power)
+        low * (high / low) ** share
+        if power == 0
+        else ((high**power - low**power) * share + low**power) ** (1 / power)
     )
     loads = np.minimum(np.round(weight * (total / weight.sum(axis=2, keepdims=True))), tokens)
     by_rank = np.sort(loads.reshape(*loads.shape[:2], ep, -1), axis=3)
@@ -103,7 +116,9 @@ def _loads(experts: int, ep: int, distribution: str | tuple[int, ...], routed: F
 
 
 def _busiest(loads: FloatArray, ep: int) -> FloatArray:
-    """Returns rows, active, most, median and tiles of the rank with the most rows, (4 + tiles, layers)."""
+    """Returns rows, active, most, median and tiles of the rank with the most rows, (4 + tiles,
+    layers).
+    """
     ranks = loads.reshape(*loads.shape[:2], ep, -1)
     which = ranks.sum(axis=3).argmax(axis=2)[:, :, None, None]
     held = np.take_along_axis(ranks, which, axis=2)[:, :, 0]
@@ -113,8 +128,9 @@ def _busiest(loads: FloatArray, ep: int) -> FloatArray:
 
 
 def fewer_gpus(tokens: int, ep: int) -> int:
-    """Returns the factor by which a layer's tokens, experts and GPUs are divided before its time is predicted, so that
-    it has at most MOST_TOKENS: each GPU keeps its rows and experts. It divides ep."""
+    """Returns the factor by which a layer's tokens, experts and GPUs are divided before its time is
+    predicted, so that it has at most MOST_TOKENS: each GPU keeps its rows and experts. It divides
+    ep."""
     return next((f for f in range(1, ep) if ep % f == 0 and tokens <= f * MOST_TOKENS), ep)
 
 
@@ -143,12 +159,26 @@ class Layers:
         """Returns the layers of `works`, which have one dtype and are not none."""
         fewer = [fewer_gpus(w.tokens, w.ep) for w in works]
         sizes = np.array(
-            [(w.tokens / f, w.hidden, w.expert_ffn, w.expert_ffn // w.tp, w.expert_ffn // w.tp * (2 if w.gated else 1),
-              w.num_experts // f, w.top_k, w.ep // f) for w, f in zip(works, fewer, strict=True)], dtype=np.float64,
-        ).T  # fmt: skip
+            [
+                (
+                    w.tokens / f,
+                    w.hidden,
+                    w.expert_ffn,
+                    w.expert_ffn // w.tp,
+                    w.expert_ffn // w.tp * (2 if w.gated else 1),
+                    w.num_experts // f,
+                    w.top_k,
+                    w.ep // f,
+                )
+                for w, f in zip(works, fewer, strict=True)
+            ],
+            dtype=np.float64,
+        ).T
         tokens, hidden, expert_ffn, ffn, width, num_experts, top_k, ep = sizes
         loads = ExpertLoads.of(works)
-        return cls(works[0].dtype, tokens, hidden, expert_ffn, ffn, width, num_experts, top_k, ep, loads)
+        return cls(
+            works[0].dtype, tokens, hidden, expert_ffn, ffn, width, num_experts, top_k, ep, loads
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -158,34 +188,52 @@ class Layers:
         return self.hidden * (self.width + self.ffn)
 
     def bytes_moved(self) -> tuple[FloatArray, FloatArray]:
-        """Returns the bytes of the weights of experts with rows, and of rows read and written by both products and by
-        their sum per token."""
+        """Returns the bytes of the weights of experts with rows, and of rows read and written by
+        both products and by their sum per token."""
         held = DTYPES[self.dtype]
         outputs = self.width + self.hidden
-        rows = self.loads.rows * ((self.hidden + self.ffn) * held.a_bytes + outputs * DTYPES[held.output].a_bytes)
-        return self.loads.active * self.weights_per_expert * held.b_bytes, rows + 4.0 * self.tokens * self.hidden
+        rows = self.loads.rows * (
+            (self.hidden + self.ffn) * held.a_bytes + outputs * DTYPES[held.output].a_bytes
+        )
+        return (
+            self.loads.active * self.weights_per_expert * held.b_bytes,
+            rows + 4.0 * self.tokens * self.hidden,
+        )
 
     def compute_us(self, device: DeviceSpec, rows: FloatArray | None = None) -> FloatArray:
-        """Returns the time of `rows` (by default those of the busiest rank) at the device's peak."""
+        """Returns the time of `rows` (by default those of the busiest rank) at the device's
+        peak.
+        """
         # Formats that the device does not multiply are widened to bf16 first.
         peak = device.peak(self.dtype) or device.peak("bf16") or min(device.peak_tflops.values())
-        return 2.0 * (self.loads.rows if rows is None else rows) * self.weights_per_expert / (peak * 1e6)
+        return (
+            2.0
+            * (self.loads.rows if rows is None else rows)
+            * self.weights_per_expert
+            / (peak * 1e6)
+        )
 
     def limits(self, device: DeviceSpec) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Returns the times of launches, of padded rows' FLOPs and of memory traffic from the spec sheet, µs."""
+        """Returns the times of launches, of padded rows' FLOPs and of memory traffic from the spec
+        sheet, µs.
+        """
         memory_us = np.add(*self.bytes_moved()) / (device.memory_gb_per_s * 1e3 * _MEMORY_SHARE)
         padded_us = self.compute_us(device, TILES[1] * self.loads.tiles[1]) / _COMPUTE_SHARE
         return np.full(len(self), _LAUNCH_US), padded_us, memory_us
 
     def roofline(self, device: DeviceSpec) -> FloatArray:
-        """Returns log µs from the spec sheet: launches, and the larger of memory time and padded compute time."""
+        """Returns log µs from the spec sheet: launches, and the larger of memory time and padded
+        compute time.
+        """
         launch_us, padded_us, memory_us = self.limits(device)
         log_us: FloatArray = np.log(launch_us + np.maximum(memory_us, padded_us))
         return log_us
 
     def _waves(self, device: DeviceSpec, tiles: FloatArray) -> list[FloatArray]:
         """Returns the waves of both products, one block per SM, for tiles along the rows."""
-        return [tiles * np.ceil(n / _TILE_COLUMNS) / device.sm_count for n in (self.width, self.hidden)]
+        return [
+            tiles * np.ceil(n / _TILE_COLUMNS) / device.sm_count for n in (self.width, self.hidden)
+        ]
 
     def waves(self, device: DeviceSpec) -> FloatArray:
         """Returns the whole waves of both products with the largest tile."""
@@ -196,16 +244,41 @@ class Layers:
         return np.array(self.columns(device)).astype(np.float32).T
 
     def columns(self, device: DeviceSpec) -> list[Any]:
-        """Returns `features` before they are rounded, (layers,) each, of arrays or of symbols (`explore.trace`)."""
+        """Returns `features` before they are rounded, (layers,) each, of arrays or of symbols
+        (`explore.trace`).
+        """
         loads, per_us = self.loads, device.memory_gb_per_s * 1e3
         weights, rows = self.bytes_moved()
-        columns = [self.compute_us(device), (weights + rows) / per_us, weights / per_us, rows / per_us]
-        columns += [self.compute_us(device, tile * tiles) for tile, tiles in zip(TILES, loads.tiles, strict=True)]
+        columns = [
+            self.compute_us(device),
+            (weights + rows) / per_us,
+            weights / per_us,
+            rows / per_us,
+        ]
+        columns += [
+            self.compute_us(device, tile * tiles)
+            for tile, tiles in zip(TILES, loads.tiles, strict=True)
+        ]
         waves = [wave for tiles in loads.tiles for wave in self._waves(device, tiles)]
         local = self.num_experts / self.ep
-        columns += [*waves, self.tokens, loads.rows, loads.active, loads.most, loads.median + 0.1, local]
+        columns += [
+            *waves,
+            self.tokens,
+            loads.rows,
+            loads.active,
+            loads.most,
+            loads.median + 0.1,
+            local,
+        ]
         columns += [self.num_experts, self.hidden, self.ffn, self.expert_ffn, self.ep, self.top_k]
-        columns += [loads.rows / loads.active, loads.most * local / loads.rows, self.width / self.ffn]
+        columns += [
+            loads.rows / loads.active,
+            loads.most * local / loads.rows,
+            self.width / self.ffn,
+        ]
         plain = [wave / np.ceil(wave) for wave in waves]
-        plain += [loads.active / local, self.ffn / (_TILE_COLUMNS * np.ceil(self.ffn / _TILE_COLUMNS))]
+        plain += [
+            loads.active / local,
+            self.ffn / (_TILE_COLUMNS * np.ceil(self.ffn / _TILE_COLUMNS)),
+        ]
         return [*(np.log(np.maximum(column, _LEAST)) for column in columns), *plain]

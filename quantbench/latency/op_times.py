@@ -1,4 +1,6 @@
-"""Defines the interface for op times of one GPU, caches their results and sums ops with correlated errors."""
+"""Defines the interface for op times of one GPU, caches their results and sums ops with correlated
+errors.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,24 @@ from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.kinds import Compute
 from quantbench.workload.ops import Cast
 
-#: Correlation of the errors of two ops: 0 for independent errors, 1 if all ops err by the same share of their interval.
-#: With 0.5 the interval of sums of four GEMMs covers 89 to 99 % of them on the five public tables (rows that the
-#: shipped models were not fitted on).
+#: Correlation of the errors of two ops: 0 for independent errors, 1 if all ops err by the same
+#: share of their interval. With 0.5 the interval of sums of four GEMMs covers 89 to 99 % of them on
+#: the five public tables (rows that the shipped models were not fitted on).
 CORRELATION = 0.5
 #: correlation for a device without measurements: one error affects all of its ops
 UNMEASURED_CORRELATION = 1.0
 
-#: Common share of the errors of ops of one kind on a GPU without measurements, for ratios of times: with it, intervals
-#: of ratios cover at least 90 % on each of the five tables, using priors without GPUs of the same architecture.
+#: Common share of the errors of ops of one kind on a GPU without measurements, for ratios of times:
+#: with it, intervals of ratios cover at least 90 % on each of the five tables, using priors without
+#: GPUs of the same architecture.
 UNMEASURED_COMMON = 0.8
 
-#: rate of batched 16-bit GEMMs with rows not aligned to 16 bytes, as a share of the GPU's fp32 peak: fitted with the
-#: factors of its site to the iterations of BigScience's tables with heads of 150 (tests/data/bloom_tables.csv)
+#: rate of batched 16-bit GEMMs with rows not aligned to 16 bytes, as a share of the GPU's fp32
+#: peak: fitted with the factors of its site to the iterations of BigScience's tables with heads of
+#: 150 (tests/data/bloom_tables.csv)
 UNALIGNED_SHARE = 0.5555
-#: interval of unaligned batched GEMMs: a guess, since their rate was fitted to whole training iterations only.
+#: interval of unaligned batched GEMMs: a guess, since their rate was fitted to whole training
+#: iterations only.
 UNALIGNED_SPREAD = 1.5
 # Factor by which casts may differ from their bytes at the assumed bandwidth: a guess.
 _CAST_SPREAD = 1.3
@@ -59,19 +64,24 @@ class OpTimes(Protocol):
         """Common share of the errors of ops of one kind, 0 to 1 (used by `advice.cost`)."""
 
     def estimates(self, workloads: Sequence[Compute]) -> Sequence[Estimate]:
-        """Returns one estimate per workload, in order. A softmax is assumed to run as one fused kernel."""
+        """Returns one estimate per workload, in order. A softmax is assumed to run as one fused
+        kernel.
+        """
 
 
 #: function from a GPU to its op times, for tables with rows of several GPUs
 TimesOf = Callable[[DeviceSpec], OpTimes]
 
 
-# The steps of the public A100 bf16 GEMM table correlate best (0.72) with the waves of a 128×256 tile at one block per
-# SM; those of Hopper and Blackwell correlate less with any tile, so theirs is a guess.
+# The steps of the public A100 bf16 GEMM table correlate best (0.72) with the waves of a 128×256
+# tile at one block per SM; those of Hopper and Blackwell correlate less with any tile, so theirs is
+# a guess.
 _AMPERE_AND_LATER = Tile(128, 256)
-# The largest tile of cuBLAS's fp16 kernels on Volta and Turing (volta_fp16_s884gemm_fp16_256x128_…).
+# The largest tile of cuBLAS's fp16 kernels on Volta and Turing
+# (volta_fp16_s884gemm_fp16_256x128_…).
 _VOLTA = Tile(256, 128)
-# oneDNN's AVX-512 kernels walk n in blocks of 64 columns: measured as steps every 64 in n on one core.
+# oneDNN's AVX-512 kernels walk n in blocks of 64 columns: measured as steps every 64 in n on one
+# core.
 _CPU = Tile(1, 64)
 
 # Share of the spec-sheet peak that a large GEMM reaches; good libraries reach 0.7 to 0.85.
@@ -82,14 +92,17 @@ _KERNEL_OVERHEAD_US = {"cuda": 3.0, "cpu": 2.0}
 
 
 def assumed_tile(spec: DeviceSpec) -> Tile:
-    """Returns the tile assumed on a device, at one block per SM, if neither a launch nor a fitted model names one."""
+    """Returns the tile assumed on a device, at one block per SM, if neither a launch nor a fitted
+    model names one.
+    """
     if spec.compute_capability is None:
         return _CPU
     return _AMPERE_AND_LATER if spec.compute_capability >= (8, 0) else _VOLTA
 
 
 def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
-    """Estimates the time of one run, µs: the larger of compute time in waves of the assumed tile and memory time.
+    """Estimates the time of one run, µs: the larger of compute time in waves of the assumed tile
+    and memory time.
 
     Accurate to a factor of about two, which is enough to plan a sweep and to place expected edges.
     """
@@ -106,13 +119,18 @@ def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
 
 
 def copy_us(moved_bytes: float, spec: DeviceSpec) -> float:
-    """Estimates the time of one kernel that only moves data, µs. moved_bytes: bytes read and written."""
-    return moved_bytes / (spec.memory_gb_per_s * 1e3 * _BANDWIDTH_EFFICIENCY) + _KERNEL_OVERHEAD_US[spec.torch_kind]
+    """Estimates the time of one kernel that only moves data, µs. moved_bytes: bytes read and
+    written.
+    """
+    return (
+        moved_bytes / (spec.memory_gb_per_s * 1e3 * _BANDWIDTH_EFFICIENCY)
+        + _KERNEL_OVERHEAD_US[spec.torch_kind]
+    )
 
 
 def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:
-    """Returns the share of the peak reached: of FLOP/s for (grouped) GEMMs and attention (None without a peak for the
-    dtype), of memory bandwidth for others."""
+    """Returns the share of the peak reached: of FLOP/s for (grouped) GEMMs and attention (None
+    without a peak for the dtype), of memory bandwidth for others."""
     if isinstance(workload, Gemm | GroupedGemm | MoE | Attention):
         peak = spec.peak(workload.dtype)
         return None if peak is None else workload.flops / latency_us / 1e6 / peak
@@ -122,7 +140,8 @@ def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float
 def runs_separately(work: Compute, softmax: str) -> bool:
     """Returns whether a softmax runs as separate kernels (`softmax.fallback_bytes`).
 
-    softmax: megatron (fused kernel if its constraints are met), torch (always separate) or "" (always fused).
+    softmax: megatron (fused kernel if its constraints are met), torch (always separate) or ""
+        (always fused).
     """
     if not isinstance(work, Softmax) or not softmax:
         return False
@@ -136,17 +155,21 @@ def unaligned_us(work: Compute, device: DeviceSpec) -> float | None:
     """
     if not isinstance(work, Gemm) or work.batch == 1 or work.dtype not in ("fp16", "bf16"):
         return None
-    if all(DTYPES[work.dtype].row_bytes(size) % VECTOR_BYTES == 0 for size in (work.m, work.n, work.k)):
+    if all(
+        DTYPES[work.dtype].row_bytes(size) % VECTOR_BYTES == 0 for size in (work.m, work.n, work.k)
+    ):
         return None
     peak = device.peak("fp32")
     return None if peak is None else work.flops / (peak * 1e6 * UNALIGNED_SHARE)
 
 
 def as_run(work: Compute, source: Estimate, device: DeviceSpec, *, softmax: str = "") -> Estimate:
-    """Returns a source's estimate corrected for the softmax fallback and for unaligned batched GEMMs.
+    """Returns a source's estimate corrected for the softmax fallback and for unaligned batched
+    GEMMs.
 
-    An unmeasured unaligned batched GEMM takes `unaligned_us`, but at least the source's time. The time of a softmax in
-    separate kernels is scaled by the bytes that they move over those of the fused kernel.
+    An unmeasured unaligned batched GEMM takes `unaligned_us`, but at least the source's time. The
+    time of a softmax in separate kernels is scaled by the bytes that they move over those of the
+    fused kernel.
 
     softmax: see `runs_separately`.
     """
@@ -159,17 +182,25 @@ def as_run(work: Compute, source: Estimate, device: DeviceSpec, *, softmax: str 
     mid = max(slow_us, source.latency_us)
     low = max(mid / UNALIGNED_SPREAD, source.low_us)
     return replace(
-        source, latency_us=mid, low_us=low, high_us=mid * UNALIGNED_SPREAD, unmeasured=UNALIGNED_NOTE
-    )  # fmt: skip
+        source,
+        latency_us=mid,
+        low_us=low,
+        high_us=mid * UNALIGNED_SPREAD,
+        unmeasured=UNALIGNED_NOTE,
+    )
 
 
 def with_casts(times: OpTimes, works: Sequence[Compute]) -> dict[Compute, Estimate]:
-    """Returns the times of distinct workloads: of casts by their bytes and the bandwidth, of others by `times`."""
+    """Returns the times of distinct workloads: of casts by their bytes and the bandwidth, of others
+    by `times`.
+    """
     known: dict[Compute, Estimate] = {}
     for work in works:
         if isinstance(work, Cast):
             mid = copy_us(work.min_bytes, times.device)
-            known[work] = Estimate(mid, mid / _CAST_SPREAD, mid * _CAST_SPREAD, bound="memory", unmeasured=_CAST_NOTE)
+            known[work] = Estimate(
+                mid, mid / _CAST_SPREAD, mid * _CAST_SPREAD, bound="memory", unmeasured=_CAST_NOTE
+            )
     asked = [work for work in works if work not in known]
     if asked:
         known.update(zip(asked, times.estimates(asked), strict=True))
@@ -203,7 +234,9 @@ class RememberedTimes:
 
     @property
     def note(self) -> str:
-        return "; ".join(filter(None, (self._times.note, UNALIGNED_NOTE if self._unaligned else "")))
+        return "; ".join(
+            filter(None, (self._times.note, UNALIGNED_NOTE if self._unaligned else ""))
+        )
 
     @property
     def common_error(self) -> float:
@@ -236,7 +269,9 @@ class RememberedTimes:
         return self._fused[work]
 
     def launch(self, work: Compute) -> Launch | None:
-        """Returns the kernel expected to run a workload, None if neither `times` nor `kernels` names one."""
+        """Returns the kernel expected to run a workload, None if neither `times` nor `kernels`
+        names one.
+        """
         own = self.fused(work).launch
         if own is not None or self._kernels is None or isinstance(work, Cast):
             return own
@@ -260,7 +295,9 @@ class OpEstimate:
 
 @dataclass(frozen=True)
 class ShapeEstimate:
-    """Summed time of all ops of a shape per micro-batch. low_us, high_us: 90 % interval of latency_us."""
+    """Summed time of all ops of a shape per micro-batch. low_us, high_us: 90 % interval of
+    latency_us.
+    """
 
     ops: tuple[OpEstimate, ...]
     latency_us: float
@@ -292,10 +329,14 @@ def total(ops: Sequence[OpEstimate], correlation: float = CORRELATION) -> ShapeE
         raise InputError("total", "no ops", "at least one")
     count = np.array([o.op.count for o in ops], dtype=float)
     latency_us, low_us, high_us = (
-        count * np.array([getattr(o.estimate, name) for o in ops]) for name in ("latency_us", "low_us", "high_us")
+        count * np.array([getattr(o.estimate, name) for o in ops])
+        for name in ("latency_us", "low_us", "high_us")
     )
     middle = float(latency_us.sum())
-    below, above = _combine(latency_us - low_us, correlation), _combine(high_us - latency_us, correlation)
+    below, above = (
+        _combine(latency_us - low_us, correlation),
+        _combine(high_us - latency_us, correlation),
+    )
     return ShapeEstimate(tuple(ops), middle, middle - below, middle + above)
 
 

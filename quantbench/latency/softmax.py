@@ -18,7 +18,13 @@ import numpy.typing as npt
 from quantbench.device.registry import same_chip
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.latency.estimate import Estimates, bounded, measured_times, name_bound, require_format
+from quantbench.latency.estimate import (
+    Estimates,
+    bounded,
+    measured_times,
+    name_bound,
+    require_format,
+)
 from quantbench.workload import Softmax
 from quantbench.workload.dtypes import element_bytes
 
@@ -42,31 +48,37 @@ MODEL_VERSION = 1
 SHIPPED = Path(__file__).parent / "models" / "softmax.json"
 LIBRARIES = ("megatron", "torch")
 
-# A block of 128 threads holds 4 rows of more than 128 columns (Megatron's scaled_masked_softmax.h: a warp per row),
-# and 16 such blocks fill the 2048 threads of an SM.
+# A block of 128 threads holds 4 rows of more than 128 columns (Megatron's scaled_masked_softmax.h:
+# a warp per row), and 16 such blocks fill the 2048 threads of an SM.
 _ROWS_PER_BLOCK = 4
 _BLOCKS_PER_SM = 16
 # Rows are read in whole vectors of the next power of two (log2_elements in the same file).
 _LEAST_COLUMNS = 32
-#: launches counted for the fallback; its passes are cast, softmax and cast, plus one for a mask (`fallback_bytes`)
+#: launches counted for the fallback; its passes are cast, softmax and cast, plus one for a mask
+#: (`fallback_bytes`)
 _FALLBACK_KERNELS = 3
 
-# Logarithms by name: (start, optimistic, pessimistic). Launch and drain of a small kernel 2 to 8 µs; share of the
-# bandwidth 0.93 (a copy's) down to 0.5; fixed cost of a wave of row blocks 0.2 to 3 µs.
+# Logarithms by name: (start, optimistic, pessimistic). Launch and drain of a small kernel 2 to 8
+# µs; share of the bandwidth 0.93 (a copy's) down to 0.5; fixed cost of a wave of row blocks 0.2 to
+# 3 µs.
 _PARAMETERS = {
     "log_launch_us": np.log((3.5, 2.0, 8.0)),
     "log_memory_efficiency": np.log((0.8, 0.93, 0.5)),
     "log_wave_us": np.log((0.7, 0.2, 3.0)),
-    # A time measured from Python is at least that of the host's launch, 30 to 60 µs; a timer on the GPU holds none.
+    # A time measured from Python is at least that of the host's launch, 30 to 60 µs; a timer on the
+    # GPU holds none.
     "log_host_us": np.log((0.1, 0.1, 10.0)),
     # Cost of a byte in rows that PyTorch does not hold in registers; the rereads mostly hit in L2.
     "log_wide": np.log((1.0, 1.0, 2.0)),
-    # What such rows take besides, over the time of as many bytes as L2 holds: seen on four GPUs, up to the size of L2.
+    # What such rows take besides, over the time of as many bytes as L2 holds: seen on four GPUs, up
+    # to the size of L2.
     "log_wide_cached": np.log((1.0, 0.3, 3.0)),
 }
 # What Megatron's kernel shares with PyTorch's.
 _SHARED = ("log_memory_efficiency", "log_wave_us")
-_START, _FAST, _SLOW = (tuple(map(float, column)) for column in zip(*_PARAMETERS.values(), strict=True))
+_START, _FAST, _SLOW = (
+    tuple(map(float, column)) for column in zip(*_PARAMETERS.values(), strict=True)
+)
 _INDEX = {name: i for i, name in enumerate(_PARAMETERS)}
 _WIDEST_IN_REGISTERS = 1024
 _HOST_NORM = 8.0  # the host's launch hides behind the kernel: close to the larger of the two
@@ -79,8 +91,9 @@ class SoftmaxModel:
     """Latency model of `Softmax` on one device.
 
     parameters: logarithms of the parameters, in the order of _PARAMETERS.
-    half_width: half-width of the 90 % interval, log time; None before a fit, when the interval spans the times of the
-        optimistic and the pessimistic parameters. Without rows, it is that of a fit to PyTorch's softmax (`best`).
+    half_width: half-width of the 90 % interval, log time; None before a fit, when the interval
+        spans the times of the optimistic and the pessimistic parameters. Without rows, it is that
+        of a fit to PyTorch's softmax (`best`).
     rows: measured shapes of this library's kernel that it was fitted to.
     note: source and caveats of predictions.
     library: whose kernel runs, one of LIBRARIES.
@@ -102,12 +115,14 @@ class SoftmaxModel:
     def prior(cls, device: DeviceSpec, *, library: str = "megatron") -> SoftmaxModel:
         """Returns an unfitted model from the spec sheet, with wide intervals."""
         note = f"softmax on {device.name}: from the spec sheet, nothing measured; the interval is a guess"
-        return cls(device, _START, None, 0, note, require_choice(_WHO, "library", library, LIBRARIES))
+        return cls(
+            device, _START, None, 0, note, require_choice(_WHO, "library", library, LIBRARIES)
+        )
 
     @classmethod
     def best(cls, device: DeviceSpec, *, library: str = "megatron") -> SoftmaxModel:
-        """Returns the shipped model of PyTorch's softmax on a device, or of Megatron's kernel what it shares with that
-        (`_SHARED`); the prior if none is shipped. `note` says which."""
+        """Returns the shipped model of PyTorch's softmax on a device, or of Megatron's kernel what
+        it shares with that (`_SHARED`); the prior if none is shipped. `note` says which."""
         prior = cls.prior(device, library=library)
         data = next(filter(None, map(_shipped().get, same_chip(device.name))), None)
         if data is None:
@@ -122,7 +137,9 @@ class SoftmaxModel:
             f"softmax on {device.name}: Megatron's kernel is taken to reach the bandwidth of PyTorch's, of which "
             f"{measured.rows:,} shapes were measured there"
         )
-        return replace(prior, parameters=tuple(parameters), half_width=measured.half_width, note=note)
+        return replace(
+            prior, parameters=tuple(parameters), half_width=measured.half_width, note=note
+        )
 
     @classmethod
     def fit(
@@ -134,8 +151,8 @@ class SoftmaxModel:
         fused: bool = True,
         library: str = "megatron",
     ) -> SoftmaxModel:
-        """Fits measured times, µs, of Megatron's fused kernel, its fallback (fused=False) or PyTorch's softmax
-        (library="torch"). Returns the prior for fewer than six rows."""
+        """Fits measured times, µs, of Megatron's fused kernel, its fallback (fused=False) or
+        PyTorch's softmax (library="torch"). Returns the prior for fewer than six rows."""
         from scipy.optimize import least_squares
 
         found = list(works)
@@ -152,7 +169,9 @@ class SoftmaxModel:
             return np.concatenate([error, (parameters - start) / spread])
 
         first = start.copy()
-        first[_INDEX["log_host_us"]] = np.log(times_us.min())  # far below every time, the host's would have no gradient
+        first[_INDEX["log_host_us"]] = np.log(
+            times_us.min()
+        )  # far below every time, the host's would have no gradient
         solved = least_squares(residuals, first, loss="soft_l1")
         predicted = _times(device, found, solved.x, fused, library)[0]
         # Corrects for the degrees of freedom used by the parameters.
@@ -163,11 +182,15 @@ class SoftmaxModel:
         return cls(device, tuple(float(p) for p in solved.x), half_width, len(found), note, library)
 
     def predict(self, works: Iterable[Softmax], *, fused: bool = True) -> Estimates:
-        """Predicts the times of `works`. fused: whether one fused kernel runs them, or the fallback's kernels."""
+        """Predicts the times of `works`. fused: whether one fused kernel runs them, or the
+        fallback's kernels.
+        """
         found = list(works)
         if not found:
             raise InputError(_WHO, "no shapes", "at least one Softmax")
-        latency_us, launch_us, memory_us, waves_us, waves = self._times(found, self.parameters, fused)
+        latency_us, launch_us, memory_us, waves_us, waves = self._times(
+            found, self.parameters, fused
+        )
         nothing = np.zeros(len(found))
         below = above = np.full(len(found), self.half_width or 0.0)
         if not self.rows:
@@ -178,22 +201,33 @@ class SoftmaxModel:
 
     @property
     def extremes(self) -> list[list[float]]:
-        """Optimistic and pessimistic parameters, but for those that were measured: the interval without rows."""
+        """Optimistic and pessimistic parameters, but for those that were measured: the interval
+        without rows.
+        """
         measured = _SHARED if self.half_width is not None else ()
         both = (_FAST, _SLOW)
-        return [[self.parameters[i] if name in measured else of[i] for name, i in _INDEX.items()] for of in both]
+        return [
+            [self.parameters[i] if name in measured else of[i] for name, i in _INDEX.items()]
+            for of in both
+        ]
 
-    def _times(self, works: list[Softmax], parameters: Iterable[float], fused: bool) -> tuple[FloatArray, ...]:
+    def _times(
+        self, works: list[Softmax], parameters: Iterable[float], fused: bool
+    ) -> tuple[FloatArray, ...]:
         return _times(self.device, works, parameters, fused, self.library)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the model as a JSON object; the device is stored by its slug."""
         return {
-            "format": MODEL_FORMAT, "version": MODEL_VERSION, "device": self.device.name,
+            "format": MODEL_FORMAT,
+            "version": MODEL_VERSION,
+            "device": self.device.name,
             "parameters": dict(zip(_PARAMETERS, self.parameters, strict=True)),
-            "half_width": self.half_width, "rows": self.rows, "note": self.note,
+            "half_width": self.half_width,
+            "rows": self.rows,
+            "note": self.note,
             "library": self.library,
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> SoftmaxModel:
@@ -211,7 +245,8 @@ def _shipped() -> dict[str, Any]:
 
 
 def fallback_bytes(work: Softmax) -> int:
-    """Returns the bytes moved by the fallback: cast to fp32 with the scale, masked fill, softmax, cast back.
+    """Returns the bytes moved by the fallback: cast to fp32 with the scale, masked fill, softmax,
+    cast back.
 
     Backward counts one softmax gradient in fp32 and a cast.
     """
@@ -219,29 +254,42 @@ def fallback_bytes(work: Softmax) -> int:
     width = element_bytes(work.dtype)
     if work.direction == "backward":
         return elements * (4 + 4 + 4 + 4 + width)
-    mask = 0 if work.mask == "none" else elements * (4 + 4) + work.mask_batch * work.rows * work.cols
+    mask = (
+        0 if work.mask == "none" else elements * (4 + 4) + work.mask_batch * work.rows * work.cols
+    )
     return elements * (width + 4 + 4 + 4 + 4 + width) + mask
 
 
 def _times(
     device: DeviceSpec, works: list[Softmax], parameters: Iterable[float], fused: bool, library: str
 ) -> tuple[FloatArray, ...]:
-    """Returns the latency and its launch, memory and wave parts in µs, and the number of waves; all (n,)."""
+    """Returns the latency and its launch, memory and wave parts in µs, and the number of waves; all
+    (n,).
+    """
     one_kernel = fused or library == "torch"
     moved = np.array([w.min_bytes if one_kernel else fallback_bytes(w) for w in works], dtype=float)
     rows = np.array([w.batch * w.rows for w in works], dtype=float)
     columns = np.array([w.cols for w in works], dtype=float)
     kernels = 1.0 if one_kernel else float(_FALLBACK_KERNELS)
-    latency_us, launch_us, *others = softmax_times(device, moved, rows, columns, parameters, kernels, library)
+    latency_us, launch_us, *others = softmax_times(
+        device, moved, rows, columns, parameters, kernels, library
+    )
     return latency_us, np.full(len(works), launch_us), *others
 
 
 def softmax_times(
-    device: DeviceSpec, moved: Any, rows: Any, columns: Any, parameters: Iterable[float], kernels: float, library: str
+    device: DeviceSpec,
+    moved: Any,
+    rows: Any,
+    columns: Any,
+    parameters: Iterable[float],
+    kernels: float,
+    library: str,
 ) -> tuple[Any, float, Any, Any, Any]:
     """Computes the latency and its launch, memory and wave parts in µs, and the number of waves.
 
-    moved, rows, columns: (n,) bytes, rows of all matrices, and scores of a row; or symbols (`explore.trace`).
+    moved, rows, columns: (n,) bytes, rows of all matrices, and scores of a row; or symbols
+        (`explore.trace`).
     parameters: logarithms, in the order of _PARAMETERS. kernels: number of launches.
     """
     log_launch, log_efficiency, log_wave, log_host, log_wide, log_cached = parameters
@@ -254,7 +302,9 @@ def softmax_times(
     memory_us = moved / (bytes_per_us * np.exp(log_efficiency))
     if library == "torch":
         cached_us = np.exp(log_cached) * np.minimum(moved, device.l2_bytes) / bytes_per_us
-        memory_us = np.where(columns > _WIDEST_IN_REGISTERS, np.exp(log_wide) * memory_us + cached_us, memory_us)
+        memory_us = np.where(
+            columns > _WIDEST_IN_REGISTERS, np.exp(log_wide) * memory_us + cached_us, memory_us
+        )
     waves_us = kernels * waves * np.exp(log_wave)
     busy_us = (memory_us**3 + waves_us**3) ** (1.0 / 3.0)
     latency_us = ((launch_us + busy_us) ** _HOST_NORM + host_us**_HOST_NORM) ** (1.0 / _HOST_NORM)

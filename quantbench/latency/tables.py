@@ -50,19 +50,25 @@ class GemmTable:
         return len(self.m)
 
 
-def read_table(path: str | Path, gpu: str, *, dtype: str = "bf16", library: str = "torch") -> GemmTable:
+def read_table(
+    path: str | Path, gpu: str, *, dtype: str = "bf16", library: str = "torch"
+) -> GemmTable:
     """Reads the rows of `dtype` from a file that `library` measured on `gpu` (device slug).
 
-    Drops rows with a size below 1 or a latency that is not finite and positive; merges repeated shapes by the median.
+    Drops rows with a size below 1 or a latency that is not finite and positive; merges repeated
+    shapes by the median.
 
-    Raises InputError for an unknown dtype, a missing column or no measured row, StoreError for an unreadable file.
+    Raises InputError for an unknown dtype, a missing column or no measured row, StoreError for an
+    unreadable file.
     """
     columns = read_columns(path, dtype)
     shape = np.stack([columns[name].astype(np.int64) for name in ("m", "n", "k")])
     latency_us = columns["latency"].astype(np.float64) * 1e3
     kept = np.isfinite(latency_us) & (latency_us > 0) & (shape >= 1).all(axis=0)
     if not kept.any():
-        raise InputError("read_table", f"{Path(path).name} holds no measured row", "latencies above 0 ms")
+        raise InputError(
+            "read_table", f"{Path(path).name} holds no measured row", "latencies above 0 ms"
+        )
     m, n, k, latency_us = _merge(shape[:, kept], latency_us[kept])
     return GemmTable(m, n, k, latency_us, dtype, gpu, library)
 
@@ -74,18 +80,28 @@ def read_columns(path: str | Path, dtype: str) -> Columns:
     columns = _csv_columns(file) if file.suffix == ".csv" else _parquet_columns(file)
     missing = [name for name in _NEEDED if name not in columns]
     if missing:
-        raise InputError("read_table", f"{file.name} has no column {missing[0]!r}", "columns " + ", ".join(_NEEDED))
+        raise InputError(
+            "read_table",
+            f"{file.name} has no column {missing[0]!r}",
+            "columns " + ", ".join(_NEEDED),
+        )
     if "gemm_dtype" not in columns:
         return columns
     names = columns["gemm_dtype"].astype(str)
     rows = (names == _GEMM_DTYPE.get(dtype, dtype)) | (names == dtype)
     if not rows.any():
-        raise InputError("read_table", f"no row of dtype {dtype!r}", "one of " + ", ".join(sorted(set(names))))
+        raise InputError(
+            "read_table", f"no row of dtype {dtype!r}", "one of " + ", ".join(sorted(set(names)))
+        )
     return {name: column[rows] for name, column in columns.items()}
 
 
-def _merge(shape: IntArray, latency_us: FloatArray) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
-    """Returns m, n, k of the distinct shapes, sorted, and the median latency of each. shape: (3, rows)."""
+def _merge(
+    shape: IntArray, latency_us: FloatArray
+) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
+    """Returns m, n, k of the distinct shapes, sorted, and the median latency of each. shape: (3,
+    rows).
+    """
     (m, n, k), inverse, counts = np.unique(shape, axis=1, return_inverse=True, return_counts=True)
     order = np.argsort(inverse.ravel(), kind="stable")
     if (counts == 1).all():
@@ -95,14 +111,18 @@ def _merge(shape: IntArray, latency_us: FloatArray) -> tuple[IntArray, IntArray,
 
 
 def systems_folder() -> Path | None:
-    """Returns the folder of the systems in the installed aiconfigurator-core, None without that package."""
+    """Returns the folder of the systems in the installed aiconfigurator-core, None without that
+    package.
+    """
     spec = find_spec("aiconfigurator_core")
     found = spec.submodule_search_locations if spec is not None else None
     return Path(next(iter(found))) / "systems" if found else None
 
 
 def read_parquet(operation: str, file: Path) -> Any:
-    """Reads a Parquet file as a pyarrow Table. Raises StoreError, naming `operation`, if unreadable or too long."""
+    """Reads a Parquet file as a pyarrow Table. Raises StoreError, naming `operation`, if unreadable
+    or too long.
+    """
     import pyarrow as pa  # here: most commands read none
     import pyarrow.parquet as pq
 
@@ -112,7 +132,9 @@ def read_parquet(operation: str, file: Path) -> Any:
             return found.read()
     except (pa.ArrowException, OSError) as error:
         raise StoreError(operation, f"{file} ({reason(error)})", "a Parquet file") from None
-    raise StoreError(operation, f"{file} has {found.metadata.num_rows:,} rows", f"at most {MOST_ROWS:,}")
+    raise StoreError(
+        operation, f"{file} has {found.metadata.num_rows:,} rows", f"at most {MOST_ROWS:,}"
+    )
 
 
 def _parquet_columns(file: Path) -> Columns:
@@ -134,5 +156,7 @@ def _csv_columns(file: Path) -> Columns:
             try:
                 columns[name] = columns[name].astype(np.float64)
             except ValueError as error:
-                raise InputError("read_table", f"{file.name}, column {name}: {error}", "numbers") from error
+                raise InputError(
+                    "read_table", f"{file.name}, column {name}: {error}", "numbers"
+                ) from error
     return columns

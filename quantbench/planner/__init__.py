@@ -1,1 +1,3 @@
-"""Predicts memory and time per iteration of parallel layouts of training jobs, and searches over layouts and shapes."""
+"""Predicts memory and time per iteration of parallel layouts of training jobs, and searches over
+layouts and shapes.
+"""

@@ -1,7 +1,8 @@
-"""Loads the planner's fitted factors by software stack and GPU, or by site, and measured links of a cluster.
+"""Loads the planner's fitted factors by software stack and GPU, or by site, and measured links of a
+cluster.
 
-`tools.planner_fit` fits the factors of all stacks and GPUs together, so that a stack or GPU without runs gets the
-factors of its relatives. A site (its machines and software) has factors of its own.
+`tools.planner_fit` fits the factors of all stacks and GPUs together, so that a stack or GPU without
+runs gets the factors of its relatives. A site (its machines and software) has factors of its own.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ STACKS = {
     "megatron": Stack("Megatron-LM with its fused kernels and distributed optimizer", "fused"),
     "nemo": Stack("NeMo: Megatron with Transformer Engine and overlapped collectives", "fused"),
     "megatron-bridge": Stack("Megatron-Bridge 26.04.01, of 2026, with FP8 and experts", "fused"),
-    "torchtitan": Stack("torchtitan: FSDP2 with torch.compile", "compiled", fsdp=True, stages_with_zero=True),
+    "torchtitan": Stack(
+        "torchtitan: FSDP2 with torch.compile", "compiled", fsdp=True, stages_with_zero=True
+    ),
     "fsdp": Stack("PyTorch FSDP with torch.compile", "compiled", fsdp=True),
     "deepspeed": Stack("Megatron-DeepSpeed", "fused", overlaps=False),
     "eager": Stack("PyTorch FSDP or DDP without torch.compile", "eager", fsdp=True),
@@ -68,28 +71,37 @@ def _within(low: float, high: float, default: Any = MISSING) -> Any:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Factors of training at one site, or of one software stack on one GPU. (`latency.gemm.cliffs.Calibration` is part
-    of a GEMM model.)
+    """Factors of training at one site, or of one software stack on one GPU.
+    (`latency.gemm.cliffs.Calibration` is part of a GEMM model.)
 
-    compute_factor: time of products and attention in training over that in short runs; clocks fall under load.
-    quantized_factor: further factor of products with 8- or 4-bit inputs over those of the inference libraries that were
-        measured, which also cast their input.
+    compute_factor: time of products and attention in training over that in short runs; clocks fall
+        under load.
+    quantized_factor: further factor of products with 8- or 4-bit inputs over those of the inference
+        libraries that were measured, which also cast their input.
     experts_factor: further factor of grouped products of experts over one batch of theirs.
-    attention_factor: further factor of attention's kernels over those that the latency model was fitted to.
-    elementwise_factor: bytes that elementwise kernels and norms move over those of ideal fused passes.
-    tensor_factor: time of a tensor-parallel collective that shows over its isolated time. It is above 1 if GPUs wait
-        for the slowest of them and for the hosts, and below if the collective overlaps with products.
-    layer_overhead_ms: time of launches and small kernels per layer and micro-batch, forward and backward.
-    step_overhead_ms: fixed time per iteration: gradient norm, launches of the optimizer, synchronisation, logging.
-    data_parallel_share: share of the bandwidth of a node's network adapters that data-parallel traffic reaches.
+    attention_factor: further factor of attention's kernels over those that the latency model was
+        fitted to.
+    elementwise_factor: bytes that elementwise kernels and norms move over those of ideal fused
+        passes.
+    tensor_factor: time of a tensor-parallel collective that shows over its isolated time. It is
+        above 1 if GPUs wait for the slowest of them and for the hosts, and below if the collective
+        overlaps with products.
+    layer_overhead_ms: time of launches and small kernels per layer and micro-batch, forward and
+        backward.
+    step_overhead_ms: fixed time per iteration: gradient norm, launches of the optimizer,
+        synchronisation, logging.
+    data_parallel_share: share of the bandwidth of a node's network adapters that data-parallel
+        traffic reaches.
     exposed_share: share of the overlapped gathers of ZeRO's weights that computation waits for.
     hop_us: latency of a step of a ring between nodes.
     congestion: loss of that bandwidth per doubling of the nodes.
     straggler_spread: spread of the nodes' speeds; a job waits for the slowest.
     base_gib: memory of a process for context, communicators, buckets and workspaces, GiB.
-    activation_slack: memory that the caching allocator holds beyond the activations, as a share of them.
+    activation_slack: memory that the caching allocator holds beyond the activations, as a share of
+        them.
     memory_scatter: 90 % quantile of |ln(predicted / measured memory)|.
-    scatter: widens the interval of times to 90 % coverage, as a share of ln time; changes no prediction.
+    scatter: widens the interval of times to 90 % coverage, as a share of ln time; changes no
+        prediction.
     """
 
     tensor_factor: float = _within(0.05, 10.0)
@@ -114,7 +126,11 @@ class Calibration:
     def __post_init__(self) -> None:
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not low <= value <= high
+            ):
                 raise InputError(_WHO, f"{name} = {value!r}", f"a number from {low} to {high}")
 
     @property
@@ -123,7 +139,10 @@ class Calibration:
         return bool(self.provenance.get("rows_fitted"))
 
     def __str__(self) -> str:
-        further = (("8- and 4-bit ones", self.quantized_factor), ("experts' ones", self.experts_factor))
+        further = (
+            ("8- and 4-bit ones", self.quantized_factor),
+            ("experts' ones", self.experts_factor),
+        )
         said = ", ".join(f"{what} × {factor:.2f} more" for what, factor in further if factor != 1)
         return (
             f"products × {self.compute_factor:.2f}{f' ({said})' if said else ''}, "
@@ -139,13 +158,17 @@ class Calibration:
 
 
 #: constants: name → (lowest, highest) plausible value
-RANGES: dict[str, tuple[float, float]] = {f.name: f.metadata["range"] for f in fields(Calibration) if f.metadata}
+RANGES: dict[str, tuple[float, float]] = {
+    f.name: f.metadata["range"] for f in fields(Calibration) if f.metadata
+}
 #: those of the memory
 MEMORY_RANGES = {name: RANGES[name] for name in ("base_gib", "activation_slack")}
 
 
 def architecture(device: DeviceSpec) -> str:
-    """Returns the architecture name under which factors are kept: the first part of the GPU's name."""
+    """Returns the architecture name under which factors are kept: the first part of the GPU's
+    name.
+    """
     return device.name.split("-")[0]
 
 
@@ -154,8 +177,8 @@ class Calibrations:
     """Planner constants by stack and GPU, and by site (name of a cluster).
 
     stacks: constants by stack, then by GPU architecture; "" stands for every other one.
-    provenance: of the constants of a stack that was fitted on its own, because one release of it was measured; of all
-        others under "".
+    provenance: of the constants of a stack that was fitted on its own, because one release of it
+        was measured; of all others under "".
     chosen: overrides all others.
     """
 
@@ -165,8 +188,8 @@ class Calibrations:
     chosen: Calibration | None = None
 
     def of(self, cluster: Cluster, stack: str = "") -> Calibration:
-        """Returns the constants of a cluster's site, if it has any and no other stack is named; else those of the stack
-        on the cluster's GPU."""
+        """Returns the constants of a cluster's site, if it has any and no other stack is named;
+        else those of the stack on the cluster's GPU."""
         if self.chosen is not None:
             return self.chosen
         site = self.sites.get(cluster.name)
@@ -193,8 +216,13 @@ class Calibrations:
 
     @classmethod
     def from_json(cls, data: object) -> Calibrations:
-        """Builds the constants from the output of `to_json`. Raises InputError for anything else."""
-        if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (_FORMAT, _VERSION):
+        """Builds the constants from the output of `to_json`. Raises InputError for anything
+        else.
+        """
+        if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (
+            _FORMAT,
+            _VERSION,
+        ):
             raise InputError(_WHO, repr(data)[:80], f"{_FORMAT} version {_VERSION}")
         try:
             sites = {name: Calibration(**values) for name, values in data["sites"].items()}
@@ -210,7 +238,9 @@ class Calibrations:
 @cache
 def shipped() -> Calibrations:
     """Returns the constants in the package's planner.json."""
-    return Calibrations.from_json(json.loads((files("quantbench.planner") / "planner.json").read_text("utf-8")))
+    return Calibrations.from_json(
+        json.loads((files("quantbench.planner") / "planner.json").read_text("utf-8"))
+    )
 
 
 def site_json(site: Calibration) -> dict[str, Any]:
@@ -225,21 +255,32 @@ def load_site(path: Path) -> Calibration:
         if (data.pop("format", None), data.pop("version", None)) == (_SITE_FORMAT, _SITE_VERSION):
             return Calibration(**data)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise InputError("--site", f"{path}: {reason(error)}", "a file that plan --fit wrote") from None
-    raise InputError("--site", str(path), f"{_SITE_FORMAT} version {_SITE_VERSION}, as plan --fit writes it")
+        raise InputError(
+            "--site", f"{path}: {reason(error)}", "a file that plan --fit wrote"
+        ) from None
+    raise InputError(
+        "--site", str(path), f"{_SITE_FORMAT} version {_SITE_VERSION}, as plan --fit writes it"
+    )
 
 
 def with_measured_links(
-    cluster: Cluster, measured: Iterable[tuple[Workload, float]], source: str, *, between_nodes: bool = True
+    cluster: Cluster,
+    measured: Iterable[tuple[Workload, float]],
+    source: str,
+    *,
+    between_nodes: bool = True,
 ) -> Cluster:
-    """Returns `cluster` with links measured by `quantbench comm` in place of those from public tables.
+    """Returns `cluster` with links measured by `quantbench comm` in place of those from public
+    tables.
 
-    All-reduces inside a node give its links, by number of GPUs. The highest bus bandwidth of all-reduces between nodes
-    gives the node's network rate: a ring leaves a node once, so its adapters carry the bytes that each GPU sends.
+    All-reduces inside a node give its links, by number of GPUs. The highest bus bandwidth of
+    all-reduces between nodes gives the node's network rate: a ring leaves a node once, so its
+    adapters carry the bytes that each GPU sends.
 
     measured: (workload, time in µs) pairs; only all-reduces are used.
     source: origin of the times, for provenance.
-    between_nodes: whether to replace the node's rate; False if constants were fitted against the stated rate.
+    between_nodes: whether to replace the node's rate; False if constants were fitted against the
+        stated rate.
     """
     times: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     node_gb_per_s = 0.0
@@ -250,7 +291,9 @@ def with_measured_links(
             node_gb_per_s = max(node_gb_per_s, work.bus_bytes / us / 1e3)
         elif work.num_nodes == 1:
             times[work.num_gpus][work.bus_bytes].append(us)
-    links = {gpus: _link(by_size) for gpus, by_size in times.items() if len(by_size) >= _FEWEST_SIZES}
+    links = {
+        gpus: _link(by_size) for gpus, by_size in times.items() if len(by_size) >= _FEWEST_SIZES
+    }
     if not links and not node_gb_per_s:
         return cluster
     said = [f"all-reduce over {', '.join(map(str, sorted(links)))} GPUs of a node"] if links else []
@@ -266,4 +309,6 @@ def with_measured_links(
 def _link(by_size: dict[int, list[float]]) -> Link:
     """Returns the curve through the median times, made non-decreasing in the message size."""
     sizes = sorted(by_size)
-    return Link(tuple(map(float, sizes)), tuple(accumulate((median(by_size[size]) for size in sizes), max)))
+    return Link(
+        tuple(map(float, sizes)), tuple(accumulate((median(by_size[size]) for size in sizes), max))
+    )

@@ -1,6 +1,7 @@
 """Checks layouts against the divisibility and framework rules of Megatron-DeepSpeed.
 
-Sources: Megatron-LM (megatron/arguments.py, fused_softmax.py), DeepSpeed's pipeline engine, and the sanity checks in
+Sources: Megatron-LM (megatron/arguments.py, fused_softmax.py), DeepSpeed's pipeline engine, and the
+    sanity checks in
 the BigScience documents.
 """
 
@@ -20,7 +21,9 @@ from quantbench.workload.parameters import padded_vocab
 
 @dataclass(frozen=True)
 class Constraint:
-    """Rule for layouts: short name for tables, condition as text, and whether a layout that breaks it cannot run."""
+    """Rule for layouts: short name for tables, condition as text, and whether a layout that breaks
+    it cannot run.
+    """
 
     name: str
     rule: str
@@ -42,18 +45,25 @@ _GPUS = Constraint("gpus", "dp * tp * pp * cp == gpus")
 _BATCH = Constraint("gbs", "gbs % (mbs * dp) == 0")
 _STAGES = Constraint("stages", "layers % pp == 0 (or layers + 2 with embeddings counted as layers)")
 _INTERLEAVE = Constraint(
-    "interleave", "layers (+ 2) % (pp * interleave) == 0 unless stages are uneven, and micro-batches % pp == 0"
+    "interleave",
+    "layers (+ 2) % (pp * interleave) == 0 unless stages are uneven, and micro-batches % pp == 0",
 )
-_DIVISIBLE = tuple(Constraint(f"{name} % tp", f"{name} % tp == 0") for name in ("heads", "ffn", "hidden"))
+_DIVISIBLE = tuple(
+    Constraint(f"{name} % tp", f"{name} % tp == 0") for name in ("heads", "ffn", "hidden")
+)
 _KV_HEADS = Constraint("kv_heads", "kv_heads % tp == 0 or tp % kv_heads == 0")
 _NODE = Constraint("tp in a node", "tp <= gpus per node")
 _SEQUENCE = Constraint("sequence parallel", "seq % tp == 0 with sequence parallelism")
 _CONTEXT = Constraint("context parallel", "seq % (2 * cp * tp) == 0")
 _EXPERTS = Constraint("experts", "experts % ep == 0, (dp * cp * tp) % ep == 0")
-_ZERO = Constraint("ZeRO with stages", "zero <= 1 with pp > 1, unless the stack combines them (torchtitan)")
+_ZERO = Constraint(
+    "ZeRO with stages", "zero <= 1 with pp > 1, unless the stack combines them (torchtitan)"
+)
 _VOCAB = Constraint("vocab", "vocab % (128 * tp) == 0", strict=False)
 _ALIGNED = Constraint("head_dim % 8", "head_dim % 8 == 0", strict=False)
-_SOFTMAX = Constraint("fused softmax", "16 < seq <= 16384, seq % 4 == 0, (heads / tp * mbs) % 4 == 0", strict=False)
+_SOFTMAX = Constraint(
+    "fused softmax", "16 < seq <= 16384, seq % 4 == 0, (heads / tp * mbs) % 4 == 0", strict=False
+)
 _BUBBLE = Constraint("bubble", "micro-batches >= 4 * pp", strict=False)
 CONSTRAINTS = (
     _GPUS, _BATCH, _STAGES, _INTERLEAVE, *_DIVISIBLE, _KV_HEADS, _NODE, _SEQUENCE, _CONTEXT, _EXPERTS,
@@ -84,12 +94,22 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str
     if layout.gpus != job.gpus:
         rest, cp = tp * pp * layout.cp, f" · cp {layout.cp}" if layout.cp > 1 else ""
         names = f"tp · pp{' · cp' if cp else ''}"
-        change = f"take {names} that divides {job.gpus}" if job.gpus % rest else f"take dp = {job.gpus // rest}"
-        yield _GPUS, f"dp {dp} · tp {tp} · pp {pp}{cp} = {layout.gpus} GPUs, and there are {job.gpus}; {change}"
+        change = (
+            f"take {names} that divides {job.gpus}"
+            if job.gpus % rest
+            else f"take dp = {job.gpus // rest}"
+        )
+        yield (
+            _GPUS,
+            f"dp {dp} · tp {tp} · pp {pp}{cp} = {layout.gpus} GPUs, and there are {job.gpus}; {change}",
+        )
     left_over = job.gbs % (mbs * dp)
     if left_over:
         text = f"gbs {job.gbs} is no multiple of mbs {mbs} · dp {dp} = {mbs * dp} ({left_over} left over)"
-        yield _BATCH, f"{text}; take gbs = {_multiples(job.gbs, mbs * dp)}, or an mbs that divides gbs / dp"
+        yield (
+            _BATCH,
+            f"{text}; take gbs = {_multiples(job.gbs, mbs * dp)}, or an mbs that divides gbs / dp",
+        )
     message = _stages(shape.layers, layout)
     if message:
         yield _STAGES, message
@@ -148,7 +168,9 @@ def _stages(layers: int, layout: Layout) -> str:
 
 
 def chunk_layers(layers: int, layout: Layout) -> int:
-    """Returns the layers to divide into chunks, with the embeddings if the partition counts them."""
+    """Returns the layers to divide into chunks, with the embeddings if the partition counts
+    them.
+    """
     return layers + 2 if layout.partition == "embedding" else layers
 
 
@@ -178,16 +200,27 @@ def _costly(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str]]:
     shape, tp = job.shape, layout.tp
     padded = padded_vocab(shape.vocab, tp)
     if shape.vocab != padded:
-        yield _VOCAB, f"vocab {shape.vocab} is no multiple of 128 · tp = {128 * tp}; Megatron pads it to {padded}"
+        yield (
+            _VOCAB,
+            f"vocab {shape.vocab} is no multiple of 128 · tp = {128 * tp}; Megatron pads it to {padded}",
+        )
     if shape.head_dim % ALIGNED_ELEMENTS:
-        better = [h for h in range(tp, 2 * shape.heads, tp) if shape.hidden % (h * ALIGNED_ELEMENTS) == 0]
-        choice = f"; heads = {min(better, key=lambda h: abs(h - shape.heads))} is aligned" if better else ""
+        better = [
+            h for h in range(tp, 2 * shape.heads, tp) if shape.hidden % (h * ALIGNED_ELEMENTS) == 0
+        ]
+        choice = (
+            f"; heads = {min(better, key=lambda h: abs(h - shape.heads))} is aligned"
+            if better
+            else ""
+        )
         text = f"head_dim {shape.head_dim} is no multiple of {ALIGNED_ELEMENTS}, so rows of q, k and v are not 16-byte"
         yield _ALIGNED, f"{text} aligned and attention's products run several times slower{choice}"
     if shape.attention != "flash" and shape.softmax == "megatron":
         batch, mask = max(1, shape.heads // tp) * layout.mbs, "causal" if shape.causal else "full"
         reasons = softmax_objections(
-            Softmax(batch, shape.seq, shape.seq, dtype=shape.dtype, mask=mask, mask_batch=layout.mbs)
+            Softmax(
+                batch, shape.seq, shape.seq, dtype=shape.dtype, mask=mask, mask_batch=layout.mbs
+            )
         )
         if reasons:
             text = f"the fused softmax does not run: {'; '.join(reasons)}"

@@ -1,6 +1,7 @@
 """Fits the planner's factors to measured iterations, of one site or by a model of effects.
 
-Method: robust (soft L1) Gauss-Newton on log times. Effects on factors have normal priors on the log scale, so that
+Method: robust (soft L1) Gauss-Newton on log times. Effects on factors have normal priors on the log
+    scale, so that
 little data moves them little. A table of many runs counts as eight: they repeat a few layouts.
 """
 
@@ -30,13 +31,16 @@ _RUNS_THAT_COUNT = 8
 _STEP = 0.99
 _COVERED = 0.9
 _FEWEST = 5
-# A factor whose spread the rows reduce by less than this is not determined; a pair correlated more is not told apart.
+# A factor whose spread the rows reduce by less than this is not determined; a pair correlated more
+# is not told apart.
 _DETERMINED, _APART = 0.7, 0.7
 _UNUSUAL = 2  # spreads of the prior
 
 
 class Prior(NamedTuple):
-    """Prior of a factor: its mean by kind of kernels ("" for all), and the spreads of its effects on the log scale."""
+    """Prior of a factor: its mean by kind of kernels ("" for all), and the spreads of its effects
+    on the log scale.
+    """
 
     means: dict[str, float]
     common: float
@@ -46,14 +50,17 @@ class Prior(NamedTuple):
     site: float = 0.0
 
 
-#: priors of the factors. Elementwise passes: 1.2 to 3.4 times the ideal bytes from fused to eager kernels; the network:
-#: NCCL's rings reach 0.8 of the adapters' rate; the other means are order of magnitude.
+#: priors of the factors. Elementwise passes: 1.2 to 3.4 times the ideal bytes from fused to eager
+#: kernels; the network: NCCL's rings reach 0.8 of the adapters' rate; the other means are order of
+#: magnitude.
 PRIORS = {
     "compute_factor": Prior({"": 1.05}, 0.05, 0.03, 0.06, 0.03),
     "quantized_factor": Prior({"": 1.0}, 0.2, 0.0, 0.1),
     "experts_factor": Prior({"": 1.2}, 0.3, 0.0, 0.1),
     "attention_factor": Prior({"": 1.1}, 0.2, 0.2, 0.1),
-    "elementwise_factor": Prior({"fused": 1.3, "compiled": 1.7, "eager": 3.0}, 0.2, 0.3, 0.15, 0.25),
+    "elementwise_factor": Prior(
+        {"fused": 1.3, "compiled": 1.7, "eager": 3.0}, 0.2, 0.3, 0.15, 0.25
+    ),
     "tensor_factor": Prior({"": 0.9}, 0.3, 0.4, 0.1),
     "layer_overhead_ms": Prior({"": 0.1}, 0.7, 0.8),
     "step_overhead_ms": Prior({"": 15.0}, 0.3, 0.3),
@@ -90,7 +97,9 @@ class Observed:
 
 
 def observe(runs: Iterable[tuple[Case, float, str]], times: TimesOf) -> list[Observed]:
-    """Prepares measured runs (case, seconds, table) for fits; runs of one job share their layer times."""
+    """Prepares measured runs (case, seconds, table) for fits; runs of one job share their layer
+    times.
+    """
     known: dict[tuple[object, ...], LayerTimes] = {}
     found = []
     for case, seconds, table in runs:
@@ -111,14 +120,26 @@ def log_errors(observed: Sequence[Observed], calibration: Calibration) -> FloatA
 
 
 def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
-    """Returns the half-widths on ln time of the intervals that the ops alone give, on the side of each error."""
-    spans = [iteration(one.case.job, one.case.layout, one.layers, start_from({})).sec for one in observed]
-    return np.abs(np.log([(s.high if e < 0 else s.low) / s.mid for s, e in zip(spans, errors, strict=True)]))
+    """Returns the half-widths on ln time of the intervals that the ops alone give, on the side of
+    each error.
+    """
+    spans = [
+        iteration(one.case.job, one.case.layout, one.layers, start_from({})).sec for one in observed
+    ]
+    return np.abs(
+        np.log([(s.high if e < 0 else s.low) / s.mid for s, e in zip(spans, errors, strict=True)])
+    )
 
 
 def scatter_beyond(observed: Sequence[Observed], errors: FloatArray) -> float:
-    """Returns the independent error on ln time that, with the intervals of the ops, covers nine in ten `errors`."""
-    return float(np.quantile(np.sqrt(np.maximum(errors**2 - op_spreads(observed, errors) ** 2, 0.0)), _COVERED))
+    """Returns the independent error on ln time that, with the intervals of the ops, covers nine in
+    ten `errors`.
+    """
+    return float(
+        np.quantile(
+            np.sqrt(np.maximum(errors**2 - op_spreads(observed, errors) ** 2, 0.0)), _COVERED
+        )
+    )
 
 
 def start_from(rest: Mapping[str, float]) -> Calibration:
@@ -134,7 +155,8 @@ class SiteFit:
     undetermined: factors that the rows say little about; they keep the values of the stack.
     confounded: pairs of factors that the rows do not tell apart: only their joint effect is known.
     errors: relative error of each row when it is left out.
-    unusual: factors that lie further from the stack's than those of nineteen in twenty sites are expected to.
+    unusual: factors that lie further from the stack's than those of nineteen in twenty sites are
+        expected to.
     """
 
     calibration: Calibration
@@ -145,7 +167,9 @@ class SiteFit:
 
 
 def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
-    """Fits every factor to the rows of one site, from the factors of its stack. Raises InputError for too few rows."""
+    """Fits every factor to the rows of one site, from the factors of its stack. Raises InputError
+    for too few rows.
+    """
     if len(observed) < _FEWEST:
         raise InputError("plan --fit", f"{len(observed)} rows with a time", f"at least {_FEWEST}")
     spread = {name: math.sqrt(sum(s**2 for s in p[1:])) for name, p in PRIORS.items()}
@@ -171,7 +195,10 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
     moved = [i for i in range(len(names)) if spread_left[i] < _DETERMINED]
     unsure = [i for i in range(len(names)) if spread_left[i] < 1 - 1e-3]
     pairs = tuple(
-        (names[i], names[j]) for n, i in enumerate(unsure) for j in unsure[n + 1 :] if abs(correlation[i, j]) > _APART
+        (names[i], names[j])
+        for n, i in enumerate(unsure)
+        for j in unsure[n + 1 :]
+        if abs(correlation[i, j]) > _APART
     )
     rows = jacobian[: len(observed)]
     leverage = np.einsum("ij,jk,ik->i", rows, covariance, rows)
@@ -185,7 +212,9 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
         "confounded": pairs,
         "stack": observed[0].case.job.stack,
     }
-    unusual = tuple(name for name in names if abs(effects[Term(name, "")]) > _UNUSUAL * spread[name])
+    unusual = tuple(
+        name for name in names if abs(effects[Term(name, "")]) > _UNUSUAL * spread[name]
+    )
     fitted = replace(found, scatter=scatter, provenance=provenance)
     return SiteFit(fitted, undetermined, pairs, left_out, unusual)
 
@@ -195,8 +224,8 @@ def solve(
     spreads: Callable[[tuple[str, str, str]], dict[Term, float]],
     constants: Callable[[dict[Term, float], tuple[str, str, str]], Calibration],
 ) -> tuple[dict[Term, float], FloatArray]:
-    """Minimizes robust log errors plus priors; returns the effects and the Jacobian of the scaled residuals, priors
-    last, by effect over its spread.
+    """Minimizes robust log errors plus priors; returns the effects and the Jacobian of the scaled
+    residuals, priors last, by effect over its spread.
 
     spreads: spread of each effect on a group's rows.
     constants: factors of a group.
@@ -207,13 +236,17 @@ def solve(
     spread = {term: s for found in groups.values() for term, s in found.items()}
     index, sd = {term: i for i, term in enumerate(spread)}, np.array(list(spread.values()))
     runs = Counter(one.table for one in observed)
-    noise = np.array([_ROW_SPREAD * max(1.0, runs[one.table] / _RUNS_THAT_COUNT) ** 0.5 for one in observed])
+    noise = np.array(
+        [_ROW_SPREAD * max(1.0, runs[one.table] / _RUNS_THAT_COUNT) ** 0.5 for one in observed]
+    )
 
     def residuals(z: FloatArray, *, slopes: bool) -> tuple[FloatArray, FloatArray]:
         effects = dict(zip(spread, (z * sd).tolist(), strict=True))
         known = {group: constants(effects, group) for group in groups}
         nudged = {
-            group: {n: replace(c, **{n: getattr(c, n) * _STEP}) for n in PRIORS} for group, c in known.items() if slopes
+            group: {n: replace(c, **{n: getattr(c, n) * _STEP}) for n in PRIORS}
+            for group, c in known.items()
+            if slopes
         }
         errors, jacobian = np.empty(len(observed)), np.zeros((len(observed), len(sd)))
         for i, one in enumerate(observed):
@@ -221,7 +254,10 @@ def solve(
             errors[i] = math.log(seconds / one.measured_s) + effects.get(Term(TIME, one.table), 0.0)
             if not slopes:
                 continue
-            slope = {n: math.log(predicted_s(one, c) / seconds) / math.log(_STEP) for n, c in nudged[one.group].items()}
+            slope = {
+                n: math.log(predicted_s(one, c) / seconds) / math.log(_STEP)
+                for n, c in nudged[one.group].items()
+            }
             for term in groups[one.group]:
                 jacobian[i, index[term]] = slope.get(term.factor, 1.0)
         return errors / noise, jacobian * sd / noise[:, None]

@@ -1,4 +1,6 @@
-"""Compares rules of thumb of BigScience's training notes (BLOOM) with the best layouts of a search."""
+"""Compares rules of thumb of BigScience's training notes (BLOOM) with the best layouts of a
+search.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _PREQUEL = f"{_BIGSCIENCE}/tr11-176B-ml/chronicles-prequel.md"
 
 @dataclass(frozen=True)
 class LayoutRule:
-    """Rule of thumb for layouts, the public document that states it, and cases in which it is wrong (`weakness`)."""
+    """Rule of thumb for layouts, the public document that states it, and cases in which it is wrong
+    (`weakness`).
+    """
 
     name: str
     text: str
@@ -38,9 +42,11 @@ class LayoutRule:
 class Judged:
     """Verdict on a rule of thumb for one job.
 
-    verdict: holds, costs time, fails (no layout that follows the rule fits, or its prediction is wrong), or note.
+    verdict: holds, costs time, fails (no layout that follows the rule fits, or its prediction is
+        wrong), or note.
     finding: text of the comparison.
-    cost: extra time of the rule's best layout over the best of all, as a share; None if no layout is compared.
+    cost: extra time of the rule's best layout over the best of all, as a share; None if no layout
+        is compared.
     choice: the rule's best layout.
     """
 
@@ -104,9 +110,11 @@ def judge_folklore(job: Job, found: Found) -> list[Judged]:
         return []
     best, hidden, node = found.ranked[0], job.shape.hidden, job.cluster.gpus_per_node
     whole_node = LayoutRule(
-        "TP = node", f"TP = {node} (all GPUs of a node) is best", _PREQUEL,
+        "TP = node",
+        f"TP = {node} (all GPUs of a node) is best",
+        _PREQUEL,
         "collectives of every layer grow with TP while products shrink; the documents found TP 4 to be 3 % faster",
-    )  # fmt: skip
+    )
     most = max(p.layout.dp for p in found.ranked)
     least = min(p.layout.tp for p in found.ranked)
     fullest = max(found.ranked, key=lambda p: p.memory.total)
@@ -116,20 +124,40 @@ def judge_folklore(job: Job, found: Found) -> list[Judged]:
     distance = f"{f'{unaligned} over ' if unaligned else ''}a multiple of {ALIGNED_ELEMENTS}"
     past_edges = f"{hidden % 128} over a multiple of 128, {hidden % 108} over one of 108"
     return [
-        _best_of(_DATA_PARALLEL, found, lambda p: p.layout.dp == most, f"with the most DP ({most})"),
-        _best_of(_TENSOR_LAST, found, lambda p: p.layout.tp == least, f"with the least TP that fits ({least})"),
+        _best_of(
+            _DATA_PARALLEL, found, lambda p: p.layout.dp == most, f"with the most DP ({most})"
+        ),
+        _best_of(
+            _TENSOR_LAST,
+            found,
+            lambda p: p.layout.tp == least,
+            f"with the least TP that fits ({least})",
+        ),
         _best_of(whole_node, found, lambda p: p.layout.tp == node, f"with TP {node}"),
         _best_of(_MICRO_BATCH, found, lambda p: p.layout.mbs == 2, "with MBS 2"),
-        _compared(_FULL_MEMORY, found, fullest, f"the fullest layout that fits ({fullest.memory.total_gib:.0f} GiB)"),
+        _compared(
+            _FULL_MEMORY,
+            found,
+            fullest,
+            f"the fullest layout that fits ({fullest.memory.total_gib:.0f} GiB)",
+        ),
         _eighteen_bytes(job, found),
         Judged(_FEW_MICRO_BATCHES, "note", f"the best has {batches}: {bubble}"),
         Judged(_WAVES, "note", f"hidden {hidden}: {past_edges}"),
-        Judged(_ALIGNED_HEADS, "costs time" if unaligned else "holds", f"head_dim {head_dim} is {distance}"),
+        Judged(
+            _ALIGNED_HEADS,
+            "costs time" if unaligned else "holds",
+            f"head_dim {head_dim} is {distance}",
+        ),
     ]
 
 
-def _best_of(rule: LayoutRule, found: Found, keep: Callable[[Prediction], bool], which: str) -> Judged:
-    """Compares the best layout that follows the rule with the best of all. which: text for these layouts."""
+def _best_of(
+    rule: LayoutRule, found: Found, keep: Callable[[Prediction], bool], which: str
+) -> Judged:
+    """Compares the best layout that follows the rule with the best of all. which: text for these
+    layouts.
+    """
     choice = next(filter(keep, found.ranked), None)
     if choice is None:
         return Judged(rule, "fails", f"nothing {which} fits; the best is {found.ranked[0].layout}")
@@ -141,7 +169,13 @@ def _compared(rule: LayoutRule, found: Found, choice: Prediction, which: str) ->
     best = found.ranked[0]
     cost = choice.sec_per_it / best.sec_per_it - 1
     if cost <= _NEGLIGIBLE:
-        return Judged(rule, "holds", f"{which} is {choice.layout}: {percent(cost)} from the best", cost, choice)
+        return Judged(
+            rule,
+            "holds",
+            f"{which} is {choice.layout}: {percent(cost)} from the best",
+            cost,
+            choice,
+        )
     finding = f"{which} is {choice.layout}, which takes {percent(cost)} more than {best.layout}"
     return Judged(rule, "costs time", finding, cost, choice)
 

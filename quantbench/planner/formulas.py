@@ -1,12 +1,16 @@
-"""Counts parameters and FLOPs of a model, and computes TFLOPs per GPU by the formulas of three public calculators.
+"""Counts parameters and FLOPs of a model, and computes TFLOPs per GPU by the formulas of three
+public calculators.
 
-The calculators differ by up to 16 % for the same run, so TFLOPs must be stated with their calculator. All count
-hardware FLOPs of training with activation recomputation: 8 FLOPs per parameter and token (2 forward, 2 for the
-recomputed forward, 4 backward). Without recomputation the work is 3/4 of that.
+The calculators differ by up to 16 % for the same run, so TFLOPs must be stated with their
+calculator. All count hardware FLOPs of training with activation recomputation: 8 FLOPs per
+parameter and token (2 forward, 2 for the recomputed forward, 4 backward). Without recomputation the
+work is 3/4 of that.
 
-Sources: `simple`: bigscience-workshop/bigscience, train/tr8-104B-wide and math/README.md. `old`: the estimate that
-Megatron-DeepSpeed logged before 21 February 2022. `megatron`: Narayanan et al., Efficient Large-Scale Language Model
-Training on GPU Clusters Using Megatron-LM, SC 2021, equation 3, in Megatron-DeepSpeed since its pull request 251.
+Sources: `simple`: bigscience-workshop/bigscience, train/tr8-104B-wide and math/README.md. `old`:
+    the estimate that
+Megatron-DeepSpeed logged before 21 February 2022. `megatron`: Narayanan et al., Efficient
+Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC 2021, equation 3, in
+Megatron-DeepSpeed since its pull request 251.
 """
 
 from __future__ import annotations
@@ -17,15 +21,24 @@ from quantbench.workload.parameters import gpt_layer_parameters, parameters
 
 
 def tflops_by_calculator(
-    shape: TransformerShape, *, gbs: int, tp: int, sec_per_it: float, gpus: int, size_b: float | None = None
+    shape: TransformerShape,
+    *,
+    gbs: int,
+    tp: int,
+    sec_per_it: float,
+    gpus: int,
+    size_b: float | None = None,
 ) -> dict[str, float]:
-    """Returns TFLOP/s per GPU with full recomputation, by name of each calculator that applies to the shape.
+    """Returns TFLOP/s per GPU with full recomputation, by name of each calculator that applies to
+    the shape.
 
-    simple: 8 · parameters · seq · gbs / time. Omits the attention scores, whose share grows with seq / hidden.
-    old: 8 · l·(12h² + 13h + 6h·(tp − 1)) · seq · gbs / time, for GPT layers. The last term counts biases and norms of a
-        layer once per tensor-parallel rank. Omits embeddings and attention scores, so it is too low: by 4 % for 80
-        layers of hidden 14400 and by 16 % for 8 layers.
-    megatron: 96 · gbs · s · l · h² · (1 + s/6h + V/16lh) / time, for GPT layers. Counts all pairs of tokens.
+    simple: 8 · parameters · seq · gbs / time. Omits the attention scores, whose share grows with
+        seq / hidden.
+    old: 8 · l·(12h² + 13h + 6h·(tp − 1)) · seq · gbs / time, for GPT layers. The last term counts
+        biases and norms of a layer once per tensor-parallel rank. Omits embeddings and attention
+        scores, so it is too low: by 4 % for 80 layers of hidden 14400 and by 16 % for 8 layers.
+    megatron: 96 · gbs · s · l · h² · (1 + s/6h + V/16lh) / time, for GPT layers. Counts all pairs
+        of tokens.
 
     gbs: samples of shape.seq tokens per iteration.
     sec_per_it: seconds per iteration on `gpus` GPUs.
@@ -64,9 +77,9 @@ def _megatron_flops(shape: TransformerShape, gbs: int) -> float:
 def model_flops(shape: TransformerShape, gbs: int) -> float:
     """Returns the FLOPs of an iteration without recomputation: the numerator of MFU.
 
-    Counts every GEMM of any shape (grouped heads, gated MLPs), and all pairs of tokens in attention, masked or not, as
-    Megatron does. For a GPT with ffn = 4·hidden this is 3/4 of the `megatron` count plus 1/4 of the logits' 6·V·h per
-    token, since logits are never recomputed.
+    Counts every GEMM of any shape (grouped heads, gated MLPs), and all pairs of tokens in
+    attention, masked or not, as Megatron does. For a GPT with ffn = 4·hidden this is 3/4 of the
+    `megatron` count plus 1/4 of the logits' 6·V·h per token, since logits are never recomputed.
     """
     pairs = 4 * shape.seq * shape.heads * shape.core_dim
     # The embedding is looked up, and the logits are a product, whether they share a matrix or not.

@@ -1,12 +1,15 @@
-"""Predicts the time of one training iteration from layer times, the pipeline schedule, traffic and the optimizer step.
+"""Predicts the time of one training iteration from layer times, the pipeline schedule, traffic and
+the optimizer step.
 
-Schedule: 1F1B (Narayanan et al., 2019 and 2021). Each micro-batch takes one slot per stage, forward and backward. The
-slowest stage sets the pace. Filling and draining the pipeline costs one slot of each other stage, divided by the number
-of chunks if stages are interleaved.
+Schedule: 1F1B (Narayanan et al., 2019 and 2021). Each micro-batch takes one slot per stage, forward
+    and backward. The
+slowest stage sets the pace. Filling and draining the pipeline costs one slot of each other stage,
+divided by the number of chunks if stages are interleaved.
 
-Rank placement: as in Megatron-DeepSpeed, tensor-parallel ranks are adjacent, then data-parallel ones, and pipeline
-stages are outermost. So a node holds gpus_per_node / tp members of a data-parallel group (at most dp), their ring
-leaves the node once, and gpus_per_node / members rings share its adapters.
+Rank placement: as in Megatron-DeepSpeed, tensor-parallel ranks are adjacent, then data-parallel
+ones, and pipeline stages are outermost. So a node holds gpus_per_node / tp members of a
+data-parallel group (at most dp), their ring leaves the node once, and gpus_per_node / members rings
+share its adapters.
 """
 
 from __future__ import annotations
@@ -21,15 +24,16 @@ from quantbench.planner.layout import Job, Layout, stages_of
 from quantbench.planner.memory import embedding_parameters, stage_parameters
 from quantbench.workload.dtypes import element_bytes
 
-# Mixed-precision Adam reads the master weight, two moments and the gradient in fp32; it writes the first three in fp32
-# and the weight in half precision.
+# Mixed-precision Adam reads the master weight, two moments and the gradient in fp32; it writes the
+# first three in fp32 and the weight in half precision.
 _STEP_BYTES = 4 * 4 + 3 * 4 + 2
 # Parameters per gradient bucket, except with ZeRO-3 (default of DeepSpeed's reduce_bucket_size).
 _BUCKET_PARAMETERS = 5e8
-# Share of overlapped reductions that shows over that of gathers: nothing waits for them, but they take SMs and memory
-# bandwidth. Assumed, not fitted.
+# Share of overlapped reductions that shows over that of gathers: nothing waits for them, but they
+# take SMs and memory bandwidth. Assumed, not fitted.
 _REDUCTIONS_WAIT = 0.25
-# DeepSpeed's overlap_comm is true for stage 3 (deepspeed.ai, DeepSpeed Configuration JSON), and FSDP prefetches.
+# DeepSpeed's overlap_comm is true for stage 3 (deepspeed.ai, DeepSpeed Configuration JSON), and
+# FSDP prefetches.
 _ZERO3_OVERLAP = 1.0
 
 
@@ -90,7 +94,9 @@ class Iteration:
         return worst if losses[worst] > 0.2 * (self.products + self.attention) else "compute"
 
 
-def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Calibration) -> Iteration:
+def iteration(
+    job: Job, layout: Layout, layer_times: LayerTimes, calibration: Calibration
+) -> Iteration:
     """Predicts one iteration of `job` in `layout`, which must break no strict rule."""
     time, without = (
         layer_times.at(layout.per_layer._replace(dense=dense)).fitted(calibration)
@@ -106,25 +112,36 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
         span = mean.once.times(kind.layers) + mean.repeated(layout.recompute).times(kind.layers)
         span += exactly(hop * kind.neighbours + (mean.embedding if kind.first else 0.0))
         slots.append(span + mean.logits if kind.last else span)
-    pace, slowest, time = max(zip(slots, kinds, layers, strict=True), key=lambda found: found[0].mid)
+    pace, slowest, time = max(
+        zip(slots, kinds, layers, strict=True), key=lambda found: found[0].mid
+    )
     fill = exactly(0.0)
     for span, kind in zip(slots, kinds, strict=True):
         fill += span.times(kind.count)
-    fill = Span(fill.low - pace.low, fill.mid - pace.mid, fill.high - pace.high).times(1 / layout.interleave)
+    fill = Span(fill.low - pace.low, fill.mid - pace.mid, fill.high - pace.high).times(
+        1 / layout.interleave
+    )
 
     step_s = calibration.step_overhead_ms * 1e-3
-    own = dense / layout.replicas + experts / layout.expert_replicas if layout.zero >= 1 else dense + experts
+    own = (
+        dense / layout.replicas + experts / layout.expert_replicas
+        if layout.zero >= 1
+        else dense + experts
+    )
     step_s += _STEP_BYTES * own / job.elementwise_bytes_per_s
     room = pace.mid * (count if layout.zero >= 2 else 1)
     traffic = data_parallel_s(job, layout, calibration, dense, count)
     if experts:
-        # Experts have fewer replicas: the ring of those GPUs, at the stride of the expert-parallel group.
+        # Experts have fewer replicas: the ring of those GPUs, at the stride of the expert-parallel
+        # group.
         stride = max(1, layout.ep // layout.tp)
         volume = sum(ring_passes(job, layout, count))
         sent = volume * experts * element_bytes(job.shape.attention_dtype)
         traffic += _ring_s(job, layout, calibration, layout.expert_replicas, stride, sent, volume)
     network = exposed_s(job, layout, calibration, traffic, room, count)
-    network += tied_embedding_s(job, layout, calibration, embedding_parameters(job.shape, layout.tp))
+    network += tied_embedding_s(
+        job, layout, calibration, embedding_parameters(job.shape, layout.tp)
+    )
     total = pace.times(count) + fill + exactly(network + step_s)
     nodes = layout.gpus / job.cluster.gpus_per_node
     waiting = calibration.straggler_spread * math.sqrt(2 * math.log(nodes)) if nodes > 1 else 0.0
@@ -151,30 +168,42 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
 def point_to_point_s(job: Job, layout: Layout) -> float:
     """Returns the seconds to send one micro-batch's activation to the next stage.
 
-    Each tensor-parallel rank sends its share, and the receiving ranks gather it (Narayanan et al., 2021, section 4.1;
-    DeepSpeed's PartitionedTensor). Assumes the full rate of the adapters: the fitted data_parallel_share describes
-    rings with many small messages.
+    Each tensor-parallel rank sends its share, and the receiving ranks gather it (Narayanan et al.,
+    2021, section 4.1; DeepSpeed's PartitionedTensor). Assumes the full rate of the adapters: the
+    fitted data_parallel_share describes rings with many small messages.
     """
     if layout.pp == 1:
         return 0.0
     shape, cluster = job.shape, job.cluster
-    sent = layout.mbs * shape.seq * shape.hidden * element_bytes(shape.attention_dtype) / layout.tp / layout.cp
+    sent = (
+        layout.mbs
+        * shape.seq
+        * shape.hidden
+        * element_bytes(shape.attention_dtype)
+        / layout.tp
+        / layout.cp
+    )
     if layout.tp * layout.replicas >= cluster.gpus_per_node:
         return NODE_LATENCY_S + sent / (cluster.gpu_gb_per_s * 1e9)
     return cluster.intra_node(2).time_s(sent)
 
 
 def ring_passes(job: Job, layout: Layout, micro_batches: int) -> tuple[int, int]:
-    """Returns how often the weights are gathered and the gradients reduced around the data-parallel ring per iteration
-    (Rajbhandari et al., ZeRO, 2020, section 7); an all-reduce counts as two reductions.
+    """Returns how often the weights are gathered and the gradients reduced around the data-parallel
+    ring per iteration (Rajbhandari et al., ZeRO, 2020, section 7); an all-reduce counts as two
+    reductions.
 
-    ZeRO-1 gathers and reduces once per step. ZeRO-2 reduces per micro-batch, and PyTorch's FSDP also gathers then
-    (torch.distributed.fsdp.ShardingStrategy, SHARD_GRAD_OP: reshards after the backward pass). ZeRO-3 gathers twice.
+    ZeRO-1 gathers and reduces once per step. ZeRO-2 reduces per micro-batch, and PyTorch's FSDP
+    also gathers then (torch.distributed.fsdp.ShardingStrategy, SHARD_GRAD_OP: reshards after the
+    backward pass). ZeRO-3 gathers twice.
     """
     fsdp = job.stack in STACKS and STACKS[job.stack].fsdp
     return {
-        0: (0, 2), 1: (1, 1), 2: (micro_batches if fsdp else 1, micro_batches), 3: (2 * micro_batches, micro_batches)
-    }[layout.zero]  # fmt: skip
+        0: (0, 2),
+        1: (1, 1),
+        2: (micro_batches if fsdp else 1, micro_batches),
+        3: (2 * micro_batches, micro_batches),
+    }[layout.zero]
 
 
 def data_parallel_s(
@@ -187,14 +216,25 @@ def data_parallel_s(
     """
     gradient_bytes = stage_parameters * element_bytes(job.shape.attention_dtype)
     volume = sum(ring_passes(job, layout, micro_batches))
-    each = job.shape.layers if layout.zero == 3 else math.ceil(stage_parameters / _BUCKET_PARAMETERS)
-    return _ring_s(job, layout, calibration, layout.replicas, 1, volume * gradient_bytes, volume * each)
+    each = (
+        job.shape.layers if layout.zero == 3 else math.ceil(stage_parameters / _BUCKET_PARAMETERS)
+    )
+    return _ring_s(
+        job, layout, calibration, layout.replicas, 1, volume * gradient_bytes, volume * each
+    )
 
 
 def _ring_s(
-    job: Job, layout: Layout, calibration: Calibration, ranks: int, stride: int, ring_bytes: float, collectives: float
+    job: Job,
+    layout: Layout,
+    calibration: Calibration,
+    ranks: int,
+    stride: int,
+    ring_bytes: float,
+    collectives: float,
 ) -> float:
-    """Returns the seconds of collectives over rings of `ranks` data-parallel GPUs, every `stride`-th of them.
+    """Returns the seconds of collectives over rings of `ranks` data-parallel GPUs, every
+    `stride`-th of them.
 
     ring_bytes: bytes of the buffers of all passes.
     collectives: number of passes.
@@ -215,8 +255,12 @@ def _ring_s(
     )
 
 
-def tied_embedding_s(job: Job, layout: Layout, calibration: Calibration, embedding_parameters: int) -> float:
-    """Returns the seconds to add up the gradients of a tied embedding on the first and the last stage."""
+def tied_embedding_s(
+    job: Job, layout: Layout, calibration: Calibration, embedding_parameters: int
+) -> float:
+    """Returns the seconds to add up the gradients of a tied embedding on the first and the last
+    stage.
+    """
     if layout.pp == 1 or not job.shape.tied:
         return 0.0
     sent = embedding_parameters * element_bytes(job.shape.attention_dtype)
@@ -226,17 +270,26 @@ def tied_embedding_s(job: Job, layout: Layout, calibration: Calibration, embeddi
 
 
 def exposed_s(
-    job: Job, layout: Layout, calibration: Calibration, traffic_s: float, room_s: float, micro_batches: int
+    job: Job,
+    layout: Layout,
+    calibration: Calibration,
+    traffic_s: float,
+    room_s: float,
+    micro_batches: int,
 ) -> float:
     """Returns the seconds of traffic that show in the time.
 
-    That is what does not overlap, and a share of the overlapped gathers of weights, which computation waits for. It
-    does not wait for reductions of gradients, but these slow it down. Both saturate: overlapped traffic is bounded by
-    the computation.
+    That is what does not overlap, and a share of the overlapped gathers of weights, which
+    computation waits for. It does not wait for reductions of gradients, but these slow it down.
+    Both saturate: overlapped traffic is bounded by the computation.
 
     room_s: computation that can overlap with the traffic, s.
     """
     overlap = _ZERO3_OVERLAP if layout.zero == 3 else job.dp_overlap
     gathers, reductions = ring_passes(job, layout, micro_batches)
-    waits = calibration.exposed_share * (gathers + _REDUCTIONS_WAIT * reductions) / (gathers + reductions)
+    waits = (
+        calibration.exposed_share
+        * (gathers + _REDUCTIONS_WAIT * reductions)
+        / (gathers + reductions)
+    )
     return traffic_s - (1 - waits) * min(overlap * traffic_s, room_s)

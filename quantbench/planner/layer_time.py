@@ -1,7 +1,8 @@
-"""Computes the time of one layer, embedding and logits per micro-batch, on one GPU of a tensor-parallel group.
+"""Computes the time of one layer, embedding and logits per micro-batch, on one GPU of a
+tensor-parallel group.
 
-Times of GEMMs, softmax and attention come from an `OpTimes`. Bandwidth-bound kernels (norms, biases, activations,
-dropout, residuals) are counted in bytes. All-reduces use the cluster's links.
+Times of GEMMs, softmax and attention come from an `OpTimes`. Bandwidth-bound kernels (norms,
+biases, activations, dropout, residuals) are counted in bytes. All-reduces use the cluster's links.
 """
 
 from __future__ import annotations
@@ -30,18 +31,20 @@ from quantbench.workload.recipes import RECIPES, casts_of
 # Ops between the qkv and output projections.
 _CORE = ("scores", "softmax", "context", "attention")
 
-# Half-width of attention's interval, log time, with latent keys and values, which is priced as another one of as many
-# FLOPs (`TransformerShape.core_dim`). Forward, the medians of TRT-LLM 1.3.0rc20 are 3 % above that on H100 and up to
-# 25 % below on B300 and GB300 (aiconfigurator-core 0.12.0, context_mla_perf, 1024 tokens and more); backward is not
-# measured.
+# Half-width of attention's interval, log time, with latent keys and values, which is priced as
+# another one of as many FLOPs (`TransformerShape.core_dim`). Forward, the medians of TRT-LLM
+# 1.3.0rc20 are 3 % above that on H100 and up to 25 % below on B300 and GB300 (aiconfigurator-core
+# 0.12.0, context_mla_perf, 1024 tokens and more); backward is not measured.
 _LATENT_SCATTER = math.log(1.4)
 
-# Products whose input, or whose output's gradient, comes from attention, a residual addition or a permutation.
+# Products whose input, or whose output's gradient, comes from attention, a residual addition or a
+# permutation.
 _CASTS_INPUT = ("proj", "experts_up", "experts_up_gate")
 _CASTS_GRADIENT = ("qkv", "q_up", "kv_up", "proj", "mlp_down", "shared_down", "experts_down")
 
-# Bytes that the vocabulary-parallel cross entropy moves per logit, in fp32: logits are cast, reduced twice,
-# exponentiated and scaled; the gradient is written and cast back (Megatron-LM, mpu/cross_entropy.py).
+# Bytes that the vocabulary-parallel cross entropy moves per logit, in fp32: logits are cast,
+# reduced twice, exponentiated and scaled; the gradient is written and cast back (Megatron-LM,
+# mpu/cross_entropy.py).
 _LOSS_BYTES = (2 + 4) + 4 + (4 + 4) + (4 + 4) + (4 + 2)
 
 # Rows of the tiles of grouped products.
@@ -64,8 +67,13 @@ class Span:
         return Span(self.low * factor, self.mid * factor, self.high * factor)
 
     def widened(self, scatter: float) -> Span:
-        """Returns the time with an independent error added, whose 90 % interval is a factor of exp(±scatter)."""
-        below, above = (math.hypot(math.log(a / b), scatter) for a, b in ((self.mid, self.low), (self.high, self.mid)))
+        """Returns the time with an independent error added, whose 90 % interval is a factor of
+        exp(±scatter).
+        """
+        below, above = (
+            math.hypot(math.log(a / b), scatter)
+            for a, b in ((self.mid, self.low), (self.high, self.mid))
+        )
         return Span(self.mid * math.exp(-below), self.mid, self.mid * math.exp(above))
 
 
@@ -78,7 +86,8 @@ def exactly(seconds: float) -> Span:
 class LayerTime:
     """Seconds per micro-batch on one GPU; pairs are (forward, backward).
 
-    products, experts, core: of a layer, its weight GEMMs, those of routed experts, and attention's GEMMs with softmax.
+    products, experts, core: of a layer, its weight GEMMs, those of routed experts, and attention's
+        GEMMs with softmax.
     vector: bandwidth-bound kernels of a layer.
     dropout: dropout of the attention core's forward pass.
     reduces: tensor-parallel collectives of a layer, both ways.
@@ -103,7 +112,9 @@ class LayerTime:
     quantized: bool = False
 
     def fitted(self, c: Calibration) -> LayerTime:
-        """Returns the times in training: those of single ops and ideal passes, times the factors of `c`."""
+        """Returns the times in training: those of single ops and ideal passes, times the factors of
+        `c`.
+        """
         core = c.compute_factor * c.attention_factor
         products = c.compute_factor * (c.quantized_factor if self.quantized else 1.0)
         experts = products * c.experts_factor
@@ -136,13 +147,21 @@ class LayerTime:
         def mean(a: Any, b: Any) -> Any:
             if isinstance(a, tuple):
                 return tuple(map(mean, a, b))
-            return a.times(1 - share) + b.times(share) if isinstance(a, Span) else a * (1 - share) + b * share
+            return (
+                a.times(1 - share) + b.times(share)
+                if isinstance(a, Span)
+                else a * (1 - share) + b * share
+            )
 
         names = [part.name for part in fields(self) if part.name != "quantized"]
-        return replace(self, **{name: mean(getattr(self, name), getattr(other, name)) for name in names})
+        return replace(
+            self, **{name: mean(getattr(self, name), getattr(other, name)) for name in names}
+        )
 
     def repeated(self, recompute: str) -> Span:
-        """Returns the seconds of a layer's recomputation, which for `full` are those of its forward pass."""
+        """Returns the seconds of a layer's recomputation, which for `full` are those of its forward
+        pass.
+        """
         if recompute == "full":
             again = self.vector[0] + self.reduces / 2 + self.context / 3
             return self.products[0] + self.experts[0] + self.core[0] + exactly(again)
@@ -152,7 +171,9 @@ class LayerTime:
 
 
 class LayerTimes:
-    """Cache of the layer times of a job, by the part of a layout that they depend on (`Layout.per_layer`)."""
+    """Cache of the layer times of a job, by the part of a layout that they depend on
+    (`Layout.per_layer`).
+    """
 
     def __init__(self, job: Job, times: OpTimes) -> None:
         self._job = job
@@ -188,12 +209,16 @@ class LayerTimes:
         return list(found)
 
     def _ops(self, key: LayerKey) -> tuple[TransformerShape, tuple[Op, ...]]:
-        """Returns the layer on one GPU with whole sequences, and its ops with the tokens that the GPU holds."""
+        """Returns the layer on one GPU with whole sequences, and its ops with the tokens that the
+        GPU holds.
+        """
         degrees = LayerKey(key.tp, key.mbs, cp=key.cp, ep=key.ep, dense=key.dense)
         if degrees not in self._divided:
             shape = divided(self._job.shape, key.tp, key.mbs)
             if key.dense:
-                shape = replace(shape, experts=0, top_k=0, moe_ffn=0, shared_ffn=0, routing="balanced")
+                shape = replace(
+                    shape, experts=0, top_k=0, moe_ffn=0, shared_ffn=0, routing="balanced"
+                )
             elif shape.experts:
                 shape = replace(shape, ep=key.ep, expert_tp=1)
             ops = shape.ops()
@@ -221,7 +246,8 @@ class LayerTimes:
                 time += seconds[work].times(share)
             if part == "core" and shape.kv_rank:
                 time = time.widened(_LATENT_SCATTER)
-            # Ring attention gives every GPU two chunks, one early and one late, so that causal work is even.
+            # Ring attention gives every GPU two chunks, one early and one late, so that causal work
+            # is even.
             spans[part, op.phase == "forward"] += time.times(1 / key.cp) if part == "core" else time
         bytes_per_s = self._job.elementwise_bytes_per_s
         own = replace(shape, seq=shape.seq // key.cp)
@@ -235,15 +261,19 @@ class LayerTimes:
             core=(spans["core", True], spans["core", False]),
             vector=(forward / bytes_per_s + dropout_s, backward / bytes_per_s + dropout_s),
             dropout=dropout_s,
-            # Megatron runs two all-reduces forward and two backward (with sequence parallelism: gathers and scatters of
-            # the same volume).
+            # Megatron runs two all-reduces forward and two backward (with sequence parallelism:
+            # gathers and scatters of the same volume).
             reduces=4 * (reduce_s + exchange_s),
             context=self._context_s(shape, key, spans["core", True].mid),
             overhead=0.0,
             logits=spans["logits", True] + spans["logits", False],
             loss=own.tokens * own.vocab / own.tp * _LOSS_BYTES / bytes_per_s,
             # Lookup and gradient accumulation move each element of a row about four times.
-            embedding=4 * own.tokens * own.hidden * element_bytes(own.attention_dtype) / bytes_per_s,
+            embedding=4
+            * own.tokens
+            * own.hidden
+            * element_bytes(own.attention_dtype)
+            / bytes_per_s,
             quantized=bool(shape.fp8_recipe),
         )
 
@@ -251,14 +281,22 @@ class LayerTimes:
         if shape.tp == 1:
             return 0.0
         cluster = self._job.cluster
-        bus_bytes = 2 * (shape.tp - 1) / shape.tp * shape.tokens * shape.hidden * element_bytes(shape.attention_dtype)
+        bus_bytes = (
+            2
+            * (shape.tp - 1)
+            / shape.tp
+            * shape.tokens
+            * shape.hidden
+            * element_bytes(shape.attention_dtype)
+        )
         if shape.tp <= cluster.gpus_per_node:
             return cluster.intra_node(shape.tp).time_s(bus_bytes)
         return bus_bytes / (cluster.gpu_gb_per_s * 1e9)
 
     def _exchange_s(self, shape: TransformerShape, key: LayerKey) -> float:
-        """Returns the seconds to send the rows of a layer to their experts; the way back, and both backward, take as
-        long. A row goes once to each GPU, and once to each node, with an expert that it needs."""
+        """Returns the seconds to send the rows of a layer to their experts; the way back, and both
+        backward, take as long. A row goes once to each GPU, and once to each node, with an expert
+        that it needs."""
         if key.ep == 1 or not shape.experts:
             return 0.0
         cluster = self._job.cluster
@@ -271,7 +309,9 @@ class LayerTimes:
             if not groups:
                 share = 1 - (1 - 1 / places) ** shape.top_k
             elif places <= groups:
-                share = 1 - math.prod((groups - groups / places - i) / (groups - i) for i in range(top))
+                share = 1 - math.prod(
+                    (groups - groups / places - i) / (groups - i) for i in range(top)
+                )
             else:
                 share = top / groups * (1 - (1 - groups / places) ** (shape.top_k / top))
             return (places - 1) * share
@@ -279,32 +319,42 @@ class LayerTimes:
         nodes = key.ep / cluster.gpus_per_node
         inside = min(key.ep, cluster.gpus_per_node)
         # all_reduce's links: a GPU sends the same bytes, to its neighbour instead of to all.
-        seconds = cluster.intra_node(inside).time_s(row_bytes * others(key.ep)) if inside > 1 else 0.0
+        seconds = (
+            cluster.intra_node(inside).time_s(row_bytes * others(key.ep)) if inside > 1 else 0.0
+        )
         if nodes <= 1:
             return seconds
-        return max(seconds, NODE_LATENCY_S + row_bytes * others(nodes) / (cluster.gpu_gb_per_s * 1e9))
+        return max(
+            seconds, NODE_LATENCY_S + row_bytes * others(nodes) / (cluster.gpu_gb_per_s * 1e9)
+        )
 
     def _context_s(self, shape: TransformerShape, key: LayerKey, core_forward_s: float) -> float:
-        """Returns the exposed seconds of context-parallel traffic: keys and values once forward; forward again and
-        their gradients backward. A ring overlaps each step with attention on the chunk at hand."""
+        """Returns the exposed seconds of context-parallel traffic: keys and values once forward;
+        forward again and their gradients backward. A ring overlaps each step with attention on the
+        chunk at hand."""
         if key.cp == 1:
             return 0.0
-        width = shape.kv_heads_per_gpu * (shape.head_dim + shape.value_width) * element_bytes(shape.attention_dtype)
+        width = (
+            shape.kv_heads_per_gpu
+            * (shape.head_dim + shape.value_width)
+            * element_bytes(shape.attention_dtype)
+        )
         sent = shape.tokens / key.cp * (key.cp - 1) * width
         cluster = self._job.cluster
         if key.tp * key.cp <= cluster.gpus_per_node:
             once = cluster.intra_node(key.cp).time_s(sent)
         else:
             once = (key.cp - 1) * NODE_LATENCY_S + sent / (cluster.gpu_gb_per_s * 1e9)
-        # One of cp steps has nothing to overlap with; backward computes 2.5 times as much (five products for two).
+        # One of cp steps has nothing to overlap with; backward computes 2.5 times as much (five
+        # products for two).
         room = core_forward_s * (key.cp - 1) / key.cp
         return max(once - room, 0.0) + max(2 * once - 2.5 * room, 0.0)
 
 
 def _moved(op: Op, shape: TransformerShape) -> tuple[int, int]:
-    """Returns the (forward, backward) bytes of an op's permutation, or of a product's casts that are kernels of their
-    own. Transformer Engine casts once per iteration what is a weight, and in the kernel before what a norm or an
-    activation puts out (LayerNormLinear, LayerNormMLP)."""
+    """Returns the (forward, backward) bytes of an op's permutation, or of a product's casts that
+    are kernels of their own. Transformer Engine casts once per iteration what is a weight, and in
+    the kernel before what a norm or an activation puts out (LayerNormLinear, LayerNormMLP)."""
     work, forward = op.workload, op.phase == "forward"
     if isinstance(work, Permute):
         return (work.min_bytes, 0) if forward else (0, work.min_bytes)
@@ -319,18 +369,23 @@ def _moved(op: Op, shape: TransformerShape) -> tuple[int, int]:
 
 
 def _timed(work: Compute) -> dict[Compute, float]:
-    """Returns the workloads whose times make up that of `work`, each with its weight; none of what only moves bytes.
+    """Returns the workloads whose times make up that of `work`, each with its weight; none of what
+    only moves bytes.
 
-    Neither a GPU's tokens nor an expert's rows are ever misaligned: 16-bit rows are not as long as they are many, and
-    narrow formats are padded to 16 bytes. Tokens that are summed over count as the next multiple of that, and experts
-    as one batch at the numbers of rows around theirs that fill tiles.
+    Neither a GPU's tokens nor an expert's rows are ever misaligned: 16-bit rows are not as long as
+    they are many, and narrow formats are padded to 16 bytes. Tokens that are summed over count as
+    the next multiple of that, and experts as one batch at the numbers of rows around theirs that
+    fill tiles.
     """
     if isinstance(work, GroupedGemm):
         shares: dict[int, float] = defaultdict(float)
         for rows, count in Counter(work.tokens_per_expert).items():
             for filled, share in _filled(rows):
                 shares[filled] += count * share / work.num_experts
-        return {replace(work.gemm(rows), batch=work.num_experts): share for rows, share in shares.items()}
+        return {
+            replace(work.gemm(rows), batch=work.num_experts): share
+            for rows, share in shares.items()
+        }
     if isinstance(work, Gemm) and work.batch == 1 and work.layout == "tn":
         step = VECTOR_BYTES * DTYPES[work.dtype].packed // element_bytes(work.dtype)
         work = replace(work, k=cdiv(work.k, step) * step)
@@ -338,7 +393,8 @@ def _timed(work: Compute) -> dict[Compute, float]:
 
 
 def _filled(rows: int) -> tuple[tuple[int, float], ...]:
-    """Returns the numbers of rows around an expert's that fill tiles, with weights that have its rows as their mean.
+    """Returns the numbers of rows around an expert's that fill tiles, with weights that have its
+    rows as their mean.
 
     An expert's rows vary from step to step, so the mean time has no steps at whole tiles.
 
@@ -354,8 +410,12 @@ def _filled(rows: int) -> tuple[tuple[int, float], ...]:
 
 
 def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:
-    """Returns one layer of the model on one of `tp` GPUs, with the vocabulary padded as in Megatron."""
-    return replace(shape, layers=1, dense_layers=0, tp=tp, mbs=mbs, vocab=padded_vocab(shape.vocab, tp))
+    """Returns one layer of the model on one of `tp` GPUs, with the vocabulary padded as in
+    Megatron.
+    """
+    return replace(
+        shape, layers=1, dense_layers=0, tp=tp, mbs=mbs, vocab=padded_vocab(shape.vocab, tp)
+    )
 
 
 def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]:
@@ -370,12 +430,13 @@ def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]
     qkv = shape.tokens * shape.qkv_columns
     context = shape.tokens * (shape.heads // shape.tp * shape.value_width)
     latents = shape.tokens * (shape.q_rank + shape.kv_rank)
-    # Accesses per element. Two residual additions with bias and dropout: two reads, a write, a mask. Bias and transpose
-    # of q, k and v, transpose of the context: read, write. Norms of latents, as the others.
+    # Accesses per element. Two residual additions with bias and dropout: two reads, a write, a
+    # mask. Bias and transpose of q, k and v, transpose of the context: read, write. Norms of
+    # latents, as the others.
     forward = norms + whole * 2 * (3 * w + mask) + activation + (qkv + context + latents) * 2 * w
-    # Two norms: two reads and a write, two reads for weight gradients. Two dropouts: read, write, mask. Two residual
-    # gradients added: two reads, a write. Bias gradients: a read of each output. Activation: one read more than
-    # forward. q, k, v and the context: read, write.
+    # Two norms: two reads and a write, two reads for weight gradients. Two dropouts: read, write,
+    # mask. Two residual gradients added: two reads, a write. Bias gradients: a read of each output.
+    # Activation: one read more than forward. q, k, v and the context: read, write.
     backward = whole * (2 * 5 * w + 2 * (2 * w + mask) + 2 * 3 * w + 2 * w)
     backward += activation * (gates + 2) / gates + qkv * 3 * w + context * 2 * w + latents * 5 * w
     # Weight gradients are accumulated over micro-batches: two reads, a write.
@@ -383,7 +444,9 @@ def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]
 
 
 def _norm_and_activation_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]:
-    """Returns the bytes that two norms move forward (read, write), and the activation (read with its gate, write)."""
+    """Returns the bytes that two norms move forward (read, write), and the activation (read with
+    its gate, write).
+    """
     w = element_bytes(shape.attention_dtype)
     whole = shape.tokens * shape.hidden / (shape.tp if key.sequence_parallel else 1)
     width = shape.top_k * shape.moe_ffn + shape.shared_ffn if shape.experts else shape.ffn
@@ -392,7 +455,9 @@ def _norm_and_activation_bytes(shape: TransformerShape, key: LayerKey) -> tuple[
 
 
 def _core_dropout_bytes(shape: TransformerShape) -> float:
-    """Returns the bytes of dropout on attention probabilities (read, write, mask); 0 if attention is fused."""
+    """Returns the bytes of dropout on attention probabilities (read, write, mask); 0 if attention
+    is fused.
+    """
     if not shape.dropout or shape.attention == "flash":
         return 0.0
     probabilities = shape.mbs * shape.heads / shape.tp * shape.seq**2

@@ -27,8 +27,8 @@ class Job:
     shape: whole model (mbs = tp = 1).
     gbs: samples per iteration.
     optimizer: adam (torch.optim.Adam), fused_adam (apex) or adam_8bit (bitsandbytes).
-    dp_overlap: share of data-parallel traffic that overlaps with computation (0 in DeepSpeed's pipeline engine, which
-        reduces after the flush).
+    dp_overlap: share of data-parallel traffic that overlaps with computation (0 in DeepSpeed's
+        pipeline engine, which reduces after the flush).
     stack: software, one of `calibration.STACKS`, or "" if unknown.
     """
 
@@ -68,8 +68,8 @@ class Job:
 
 
 class LayerKey(NamedTuple):
-    """Part of a layout that the time of a layer depends on; fields as in `Layout`. dense: a layer without experts of a
-    model that has them in others."""
+    """Part of a layout that the time of a layer depends on; fields as in `Layout`. dense: a layer
+    without experts of a model that has them in others."""
 
     tp: int
     mbs: int
@@ -86,12 +86,13 @@ class Layout:
     dp, tp, pp, cp: degrees of data, tensor, pipeline and context parallelism.
     mbs: samples per micro-batch.
     interleave: model chunks per stage (1: plain 1F1B).
-    zero: ZeRO stage: 0 shards nothing over dp, 1 optimizer states, 2 also gradients, 3 also weights.
+    zero: ZeRO stage: 0 shards nothing over dp, 1 optimizer states, 2 also gradients, 3 also
+        weights.
     recompute: full, none, or selective: the attention core (scores, softmax and context).
     sequence_parallel: whether norms and dropout are also divided over tp.
     partition: split of layers into stages, one of PARTITIONS.
-    cp: keys and values go around a ring that overlaps with attention; each GPU has an early and a late chunk of the
-        sequence, which evens out causal attention.
+    cp: keys and values go around a ring that overlaps with attention; each GPU has an early and a
+        late chunk of the sequence, which evens out causal attention.
     ep: GPUs of the tensor-, context- and data-parallel ones that share out the experts, whole ones.
     """
 
@@ -120,7 +121,9 @@ class Layout:
 
     @property
     def replicas(self) -> int:
-        """GPUs that hold the same weights before ZeRO, over which it shards: the ranks of data-parallel traffic."""
+        """GPUs that hold the same weights before ZeRO, over which it shards: the ranks of
+        data-parallel traffic.
+        """
         return self.dp * self.cp
 
     @property
@@ -145,14 +148,19 @@ class Layout:
         if self.interleave > 1:
             parts.append(f"interleave {self.interleave}")
         parts.append(f"ZeRO-{self.zero}")
-        parts.append({"full": "recompute", "none": "no recompute"}.get(self.recompute, self.recompute))
+        parts.append(
+            {"full": "recompute", "none": "no recompute"}.get(self.recompute, self.recompute)
+        )
         if self.sequence_parallel:
             parts.append("SP")
         return " ".join(parts)
 
 
-def layer_weights(shape: TransformerShape, part: Layout | LayerKey, *, dense: bool = False) -> tuple[int, int]:
-    """Returns the weights of one layer on one GPU: those that all its data-parallel peers hold, and of its experts.
+def layer_weights(
+    shape: TransformerShape, part: Layout | LayerKey, *, dense: bool = False
+) -> tuple[int, int]:
+    """Returns the weights of one layer on one GPU: those that all its data-parallel peers hold, and
+    of its experts.
     dense: whether it is one of the model's `dense_layers`."""
     if dense:
         return shape.layer_weights(part.tp, dense=True), 0
@@ -161,7 +169,8 @@ def layer_weights(shape: TransformerShape, part: Layout | LayerKey, *, dense: bo
 
 
 def partition_of(layers: int, pp: int, *, uneven: bool = False) -> str:
-    """Returns the partition that divides `layers` over `pp` stages; if none does, 'uneven' if allowed, else 'layers'.
+    """Returns the partition that divides `layers` over `pp` stages; if none does, 'uneven' if
+    allowed, else 'layers'.
 
     >>> partition_of(70, 12), partition_of(72, 12), partition_of(71, 12)
     ('embedding', 'layers', 'layers')
@@ -179,7 +188,8 @@ class StageKind:
 
     first: whether it holds the embedding.
     last: whether it holds the logits.
-    dense: its layers without experts, of a model that has them in others; a mean if chunks cut such a run of layers.
+    dense: its layers without experts, of a model that has them in others; a mean if chunks cut such
+        a run of layers.
     """
 
     layers: int
@@ -196,7 +206,9 @@ class StageKind:
 
 def stages_of(shape: TransformerShape, layout: Layout) -> tuple[StageKind, ...]:
     """Returns the groups of equal stages of a layout from first to last (`stage_kinds`)."""
-    share = (shape.dense_layers, shape.dense_spread, layout.interleave) if shape.dense_layers else ()
+    share = (
+        (shape.dense_layers, shape.dense_spread, layout.interleave) if shape.dense_layers else ()
+    )
     return stage_kinds(shape.layers, layout.pp, layout.partition, *share)
 
 
@@ -204,8 +216,8 @@ def stages_of(shape: TransformerShape, layout: Layout) -> tuple[StageKind, ...]:
 def stage_kinds(
     layers: int, pp: int, partition: str, dense: int = 0, spread: bool = False, interleave: int = 1
 ) -> tuple[StageKind, ...]:
-    """Returns the groups of stages from first to last. With 'uneven', leftover layers go to the middle stages, because
-    the first and last also hold embedding and logits.
+    """Returns the groups of stages from first to last. With 'uneven', leftover layers go to the
+    middle stages, because the first and last also hold embedding and logits.
 
     dense: layers without experts, the first ones, or if `spread`, at even distances.
     interleave: chunks of each stage; the first chunks of all stages hold the first layers.
@@ -223,13 +235,19 @@ def stage_kinds(
     else:
         each, left = divmod(layers, pp)
         longer = min(left, pp - 2) if pp > 1 else 0
-        sizes = [each, *[each + 1] * longer, *[each] * (pp - 2 - longer), each + left - longer] if pp > 1 else [each]
+        sizes = (
+            [each, *[each + 1] * longer, *[each] * (pp - 2 - longer), each + left - longer]
+            if pp > 1
+            else [each]
+        )
     kinds: list[StageKind] = []
     before = 0
     for stage, size in enumerate(sizes):
         starts = [(chunk * layers + before) / interleave for chunk in range(interleave)]
         first_ones = sum(min(max(dense - start, 0), size / interleave) for start in starts)
-        kind = StageKind(size, 1, stage == 0, stage == pp - 1, dense * size / layers if spread else first_ones)
+        kind = StageKind(
+            size, 1, stage == 0, stage == pp - 1, dense * size / layers if spread else first_ones
+        )
         if kinds and kinds[-1] == replace(kind, count=kinds[-1].count):
             kind = replace(kind, count=kinds.pop().count + 1)
         kinds.append(kind)

@@ -1,8 +1,9 @@
-"""Predicts the memory of the fullest GPU: weights, gradients, optimizer states, activations, logits, overheads.
+"""Predicts the memory of the fullest GPU: weights, gradients, optimizer states, activations,
+logits, overheads.
 
-Activations follow Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, sections 4
-and 5, extended to any MLP width, gate and number of key/value heads. Sizes are bytes and shown in GiB: a GPU sold with
-80 GB has 80 GiB, and nvidia-smi reports GiB too.
+Activations follow Korthikanti et al., Reducing Activation Recomputation in Large Transformer
+Models, 2022, sections 4 and 5, extended to any MLP width, gate and number of key/value heads. Sizes
+are bytes and shown in GiB: a GPU sold with 80 GB has 80 GiB, and nvidia-smi reports GiB too.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ _USABLE_SHARE = 0.99
 _FP32 = 4
 #: bytes per element of a dropout mask
 MASK_BYTES = 1
-# Bytes per parameter: fp32 master weight, fp32 gradient during the optimizer step, two moments (fp32, or one byte each
-# for adam_8bit). torch.optim.Adam makes one more fp32 copy, the square root of the second moment.
+# Bytes per parameter: fp32 master weight, fp32 gradient during the optimizer step, two moments
+# (fp32, or one byte each for adam_8bit). torch.optim.Adam makes one more fp32 copy, the square root
+# of the second moment.
 _STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 + 4 + 2}
 
 
@@ -78,30 +80,43 @@ def embedding_parameters(shape: TransformerShape, tp: int) -> int:
 
 
 def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> tuple[int, int]:
-    """Returns the parameters of a stage on one GPU, including biases and norms, and of its experts."""
+    """Returns the parameters of a stage on one GPU, including biases and norms, and of its
+    experts.
+    """
     sparse = kind.layers - kind.dense
     shape, tp = job.shape, layout.tp
     embeddings = 1 if kind.first and kind.last and shape.tied else kind.first + kind.last
-    (own, experts), (own_dense, _) = layer_weights(shape, layout), layer_weights(shape, layout, dense=True)
+    (own, experts), (own_dense, _) = (
+        layer_weights(shape, layout),
+        layer_weights(shape, layout, dense=True),
+    )
     layers = sparse * own + kind.dense * own_dense + kind.layers * 9 * shape.hidden
     return round(layers + embeddings * embedding_parameters(shape, tp)), round(sparse * experts)
 
 
-def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, stage: int) -> Memory:
+def _stage(
+    job: Job, layout: Layout, calibration: Calibration, kind: StageKind, stage: int
+) -> Memory:
     shape, w = job.shape, element_bytes(job.shape.attention_dtype)
     dense, experts = stage_parameters(job, layout, kind)
 
     def shared(level: int) -> float:
         sharded = layout.zero >= level
-        return dense / (layout.replicas if sharded else 1) + experts / (layout.expert_replicas if sharded else 1)
+        return dense / (layout.replicas if sharded else 1) + experts / (
+            layout.expert_replicas if sharded else 1
+        )
 
-    # FSDP shards the fp32 weights and gradients that the optimizer counts, and casts what it gathers.
+    # FSDP shards the fp32 weights and gradients that the optimizer counts, and casts what it
+    # gathers.
     casts = layout.zero >= 3 and job.stack in STACKS and STACKS[job.stack].fsdp
     weights = 0.0 if casts else w * shared(3)
     gradients = 0.0 if casts else w * shared(2)
     optimizer = _STATE_BYTES[job.optimizer] * shared(1)
     dense_only = kind.dense == kind.layers
-    whole, kept = _layer_activations(job, layout, dense=dense_only), stage_activations(job, layout, kind)
+    whole, kept = (
+        _layer_activations(job, layout, dense=dense_only),
+        stage_activations(job, layout, kind),
+    )
     activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
     # What a layer drops exists while it is recomputed.
     working = whole
@@ -114,15 +129,27 @@ def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, 
         working += 3 * w * sum(layer_weights(shape, layout, dense=dense_only))
     if kind.last:
         # fp16 logits, their fp32 copy and the gradient.
-        logits = layout.mbs * shape.seq / layout.cp * padded_vocab(shape.vocab, layout.tp) / layout.tp
+        logits = (
+            layout.mbs * shape.seq / layout.cp * padded_vocab(shape.vocab, layout.tp) / layout.tp
+        )
         working += logits * (w + _FP32 + _FP32)
     slack = calibration.activation_slack * (activations + working)
-    return Memory(weights, gradients, optimizer, activations, working, slack, calibration.base_gib * GIB, stage)
+    return Memory(
+        weights,
+        gradients,
+        optimizer,
+        activations,
+        working,
+        slack,
+        calibration.base_gib * GIB,
+        stage,
+    )
 
 
 def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
-    """Returns the micro-batches whose activations a stage holds: with 1F1B the number of stages from it to the last; if
-    interleaved, the first stage holds pp - 1 more chunks (Korthikanti et al., section 4.2.3)."""
+    """Returns the micro-batches whose activations a stage holds: with 1F1B the number of stages
+    from it to the last; if interleaved, the first stage holds pp - 1 more chunks (Korthikanti et
+    al., section 4.2.3)."""
     depth = float(layout.pp - stage)
     if layout.interleave > 1:
         depth = layout.pp * (1 + (layout.pp - 1) / (layout.pp * layout.interleave)) - stage
@@ -139,14 +166,21 @@ def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
         if layout.recompute == "selective":
             each -= _core_activations(job, layout)
         if layout.recompute == "full":
-            each = layout.mbs * job.shape.seq / layout.cp * job.shape.hidden * element_bytes(job.shape.attention_dtype)
+            each = (
+                layout.mbs
+                * job.shape.seq
+                / layout.cp
+                * job.shape.hidden
+                * element_bytes(job.shape.attention_dtype)
+            )
             each /= layout.tp if layout.sequence_parallel else 1
         kept += layers * each
     return kept
 
 
 def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
-    """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, plus core.
+    """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT
+    layer, plus core.
 
     dense: whether it is one of the model's `dense_layers`.
     """
@@ -156,10 +190,13 @@ def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
     kept = DTYPES[shape.dtype].a_bytes if shape.fp8_recipe else w
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.
     whole = tokens * shape.hidden * (2 * w + 2 * kept + (2 * MASK_BYTES if shape.dropout else 0))
-    # Latents, before and after their norms (DeepSeek-V2, arXiv:2405.04434, section 2.1), which no GPU divides.
+    # Latents, before and after their norms (DeepSeek-V2, arXiv:2405.04434, section 2.1), which no
+    # GPU divides.
     whole += tokens * ((shape.q_rank + shape.kv_rank) * (w + kept) + shape.rope_dim * w)
     # Queries, keys, values; attention's output.
-    width = shape.heads * shape.head_dim + max(shape.kv_heads, layout.tp) * (shape.head_dim + shape.value_width)
+    width = shape.heads * shape.head_dim + max(shape.kv_heads, layout.tp) * (
+        shape.head_dim + shape.value_width
+    )
     width += shape.heads * shape.value_width
     each = (2 if shape.gated else 1) * w + kept
     mlp_bytes = each * shape.ffn
@@ -173,7 +210,9 @@ def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
 
 
 def _core_activations(job: Job, layout: Layout) -> float:
-    """Returns the bytes of the attention core: softmax output, dropout mask and output; row statistics if fused."""
+    """Returns the bytes of the attention core: softmax output, dropout mask and output; row
+    statistics if fused.
+    """
     shape, w = job.shape, element_bytes(job.shape.attention_dtype)
     rows = layout.mbs * shape.heads / layout.tp * shape.seq / layout.cp
     if shape.attention == "flash":

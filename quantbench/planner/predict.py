@@ -1,4 +1,6 @@
-"""Predicts time, memory, TFLOPs and MFU for layouts of one job, and encodes them for `plan --json`."""
+"""Predicts time, memory, TFLOPs and MFU for layouts of one job, and encodes them for `plan
+--json`.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ class Prediction:
     hardware_tflops: TFLOP/s per GPU with it (Megatron's formula for GPT layers).
     mfu: model_tflops over the GPU's peak.
     fits: whether the memory is within the limit.
-    tight: whether the memory is so close to the limit that the run may fail, if allocations happen in another order.
+    tight: whether the memory is so close to the limit that the run may fail, if allocations happen
+        in another order.
     """
 
     layout: Layout
@@ -81,7 +84,9 @@ class Prediction:
             "bubble_share": self.iteration.bubble_share,
             "bound": self.iteration.bound,
             "seconds": self.iteration.parts,
-            "memory_gib": {name: value / GIB for name, value in asdict(self.memory).items() if name != "stage"},
+            "memory_gib": {
+                name: value / GIB for name, value in asdict(self.memory).items() if name != "stage"
+            },
             "fullest_stage": self.memory.stage,
         }
 
@@ -98,7 +103,9 @@ class Planner:
         self._peak_tflops = job.cluster.device.peak(job.shape.dtype) or float("nan")
 
     def predict(self, layout: Layout, needed: Memory | None = None) -> Prediction:
-        """Predicts a layout that breaks no strict rule. needed: memory of the layout, if already computed."""
+        """Predicts a layout that breaks no strict rule. needed: memory of the layout, if already
+        computed.
+        """
         needed = needed or memory(self.job, layout, self.calibration)
         found = iteration(self.job, layout, self.layers, self.calibration)
         seconds = found.sec.mid * self.job.gpus
@@ -117,7 +124,9 @@ class Planner:
 
 
 def provenance(arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the header of a plan in JSON: format, command line, versions and environment variables."""
+    """Returns the header of a plan in JSON: format, command line, versions and environment
+    variables.
+    """
     return {
         "format": _FORMAT,
         "version": _VERSION,
@@ -127,7 +136,9 @@ def provenance(arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def job_to_json(job: Job, calibration: Calibration, times_note: str, assumed: Sequence[str] = ()) -> dict[str, Any]:
+def job_to_json(
+    job: Job, calibration: Calibration, times_note: str, assumed: Sequence[str] = ()
+) -> dict[str, Any]:
     """Returns a job as a JSON object, with the planner's constants.
 
     times_note: source of the times of single ops.
@@ -136,12 +147,18 @@ def job_to_json(job: Job, calibration: Calibration, times_note: str, assumed: Se
     where = job.cluster
     return {
         "shape": asdict(job.shape),
-        **{name: getattr(job, name) for name in ("gpus", "gbs", "optimizer", "dp_overlap", "stack")},
+        **{
+            name: getattr(job, name) for name in ("gpus", "gbs", "optimizer", "dp_overlap", "stack")
+        },
         "topology": {
-            "cluster": where.name, "device": where.device.name, "gpus_per_node": where.gpus_per_node,
-            "nodes": -(-job.gpus // where.gpus_per_node), "node_gb_per_s": where.node_gb_per_s, "source": where.source,
+            "cluster": where.name,
+            "device": where.device.name,
+            "gpus_per_node": where.gpus_per_node,
+            "nodes": -(-job.gpus // where.gpus_per_node),
+            "node_gb_per_s": where.node_gb_per_s,
+            "source": where.source,
         },
         "calibration": asdict(calibration),
         "op_times": times_note,
         "assumed": list(assumed),
-    }  # fmt: skip
+    }

@@ -1,8 +1,8 @@
 """Finds mistakes in a table of layouts: impossible rows, contradictory cells, outliers.
 
-Checks each row against the rules of layouts, its TFLOPs against its time, batch and shape, its size against its layers,
-and rows that differ only in mbs and gbs against each other. If two rows contradict each other, the models of memory and
-time decide which is wrong.
+Checks each row against the rules of layouts, its TFLOPs against its time, batch and shape, its size
+against its layers, and rows that differ only in mbs and gbs against each other. If two rows
+contradict each other, the models of memory and time decide which is wrong.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _SETTINGS = (
 class RowFault:
     """Mistake in a row.
 
-    kind: impossible (the layout cannot run), typed (cells contradict each other or another row), outlier (cells agree,
-        but the time contradicts that of a comparable row).
+    kind: impossible (the layout cannot run), typed (cells contradict each other or another row),
+        outlier (cells agree, but the time contradicts that of a comparable row).
     message: the contradiction, and the value expected.
     """
 
@@ -60,7 +60,9 @@ class RowFault:
         return f"{self.row.place}: {self.kind}: {self.message}"
 
 
-def check_rows(rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations) -> list[RowFault]:
+def check_rows(
+    rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations
+) -> list[RowFault]:
     """Returns every mistake found, in the order of the rows."""
     found: list[RowFault] = []
     for row in rows:
@@ -84,8 +86,13 @@ def _impossible(row: TableRow) -> tuple[str, ...]:
     dp = row.dp or max(1, row.gpus // (row.tp * row.pp * (row.cp or 1)))
     heads = row.heads or row.tp
     cells = {
-        "heads": heads, "hidden": 128 * heads, "layers": row.pp, "gbs": dp * row.mbs, "zero": 0, "vocab": 128 * row.tp
-    }  # fmt: skip
+        "heads": heads,
+        "hidden": 128 * heads,
+        "layers": row.pp,
+        "gbs": dp * row.mbs,
+        "zero": 0,
+        "vocab": 128 * row.tp,
+    }
     try:
         case = case_of(row, replace(_ANYWHERE, cells=cells), uneven=False)
     except InputError as error:
@@ -94,7 +101,9 @@ def _impossible(row: TableRow) -> tuple[str, ...]:
 
 
 def _tflops(row: TableRow) -> str:
-    """Returns how TFLOPs disagree with time, batch and shape; "" if they agree or cannot be computed."""
+    """Returns how TFLOPs disagree with time, batch and shape; "" if they agree or cannot be
+    computed.
+    """
     if row.tflops is None or row.sec_per_it is None or row.gpus is None:
         return ""
     try:
@@ -103,7 +112,12 @@ def _tflops(row: TableRow) -> str:
         return ""
     shape, gbs = case.job.shape, case.job.gbs
     computed = tflops_by_calculator(
-        shape, gbs=gbs, tp=case.layout.tp, sec_per_it=row.sec_per_it, gpus=row.gpus, size_b=row.size_b
+        shape,
+        gbs=gbs,
+        tp=case.layout.tp,
+        sec_per_it=row.sec_per_it,
+        gpus=row.gpus,
+        size_b=row.size_b,
     )
     usual = "simple" if "simple" in row.calculator else ""
     name = {"old": "old", "new": "megatron"}.get(row.calculator, usual)
@@ -121,8 +135,8 @@ def _tflops(row: TableRow) -> str:
 def _size(row: TableRow) -> str:
     """Returns how the size disagrees with the shape; "" if it agrees or cannot be computed.
 
-    The size may include embeddings or not, as published sizes do either. If the row does not state `tied`, it may count
-    the embedding matrix once or twice.
+    The size may include embeddings or not, as published sizes do either. If the row does not state
+    `tied`, it may count the embedding matrix once or twice.
     """
     if row.size_b is None or row.layers is None or row.hidden is None:
         return ""
@@ -132,10 +146,17 @@ def _size(row: TableRow) -> str:
         return ""
     embedding = shape.vocab * shape.hidden
     shared = parameters(replace(shape, tied=True))
-    counts = {None: (shared, shared + embedding), True: (shared,), False: (shared + embedding,)}[row.tied]
-    if any(abs(count / 1e9 / row.size_b - 1) <= _SIZE_TOLERANCE for count in (shared - embedding, *counts)):
+    counts = {None: (shared, shared + embedding), True: (shared,), False: (shared + embedding,)}[
+        row.tied
+    ]
+    if any(
+        abs(count / 1e9 / row.size_b - 1) <= _SIZE_TOLERANCE
+        for count in (shared - embedding, *counts)
+    ):
         return ""
-    what = f"{row.layers} layers of {row.hidden} with {'gated ' if shape.gated else ''}ffn {shape.ffn}"
+    what = (
+        f"{row.layers} layers of {row.hidden} with {'gated ' if shape.gated else ''}ffn {shape.ffn}"
+    )
     return f"size {row.size_b:g} B does not agree with {what}: that is {billions(counts[0])}"
 
 
@@ -152,7 +173,18 @@ def _swapped(rows: Sequence[TableRow]) -> Iterator[RowFault]:
 
 
 def _layout_cells(row: TableRow) -> tuple[object, ...]:
-    return (row.source_file, row.gpus, row.layers, row.hidden, row.heads, row.dp, row.tp, row.pp, row.mbs, row.gbs)
+    return (
+        row.source_file,
+        row.gpus,
+        row.layers,
+        row.hidden,
+        row.heads,
+        row.dp,
+        row.tp,
+        row.pp,
+        row.mbs,
+        row.gbs,
+    )
 
 
 def _comparable(rows: Sequence[TableRow]) -> Iterator[tuple[TableRow, TableRow]]:
@@ -166,31 +198,47 @@ def _comparable(rows: Sequence[TableRow]) -> Iterator[tuple[TableRow, TableRow]]
         yield from combinations(group, 2)
 
 
-def _contradictions(a: TableRow, b: TableRow, times: TimesOf, calibrations: Calibrations) -> Iterator[RowFault]:
-    """Yields contradictions between two comparable rows, for the row with the larger prediction error."""
+def _contradictions(
+    a: TableRow, b: TableRow, times: TimesOf, calibrations: Calibrations
+) -> Iterator[RowFault]:
+    """Yields contradictions between two comparable rows, for the row with the larger prediction
+    error.
+    """
 
     def memory_error(row: TableRow) -> float:
         case = _as_typed(row)
         return abs(
-            memory(case.job, case.layout, calibrations.of(case.job.cluster, case.job.stack)).total_gib
+            memory(
+                case.job, case.layout, calibrations.of(case.job.cluster, case.job.stack)
+            ).total_gib
             / (row.mem_gb or 1.0)
             - 1
         )
 
     def time_error(row: TableRow) -> float:
         found = predict_cases([_as_typed(row)], times, calibrations)[0]
-        return abs(found.sec_per_it / (row.sec_per_it or 1.0) - 1) if isinstance(found, Prediction) else 0.0
+        return (
+            abs(found.sec_per_it / (row.sec_per_it or 1.0) - 1)
+            if isinstance(found, Prediction)
+            else 0.0
+        )
 
     if a.mem_gb and b.mem_gb and a.mbs and b.mbs and a.gbs == b.gbs:
         apart = a.mem_gb / b.mem_gb - 1 if a.mbs <= b.mbs else b.mem_gb / a.mem_gb - 1
         if (abs(apart) if a.mbs == b.mbs else apart) > _MEMORY_TOLERANCE:
             wrong, right = _worse(a, b, memory_error)
-            text = f"memory {wrong.mem_gb:g} GB with MBS {wrong.mbs} contradicts {right.mem_gb:g} GB"
+            text = (
+                f"memory {wrong.mem_gb:g} GB with MBS {wrong.mbs} contradicts {right.mem_gb:g} GB"
+            )
             yield RowFault(
-                wrong, "typed", f"{text} with MBS {right.mbs} of {right.place}: memory or MBS is typed wrong"
+                wrong,
+                "typed",
+                f"{text} with MBS {right.mbs} of {right.place}: memory or MBS is typed wrong",
             )
     if a.sec_per_it and b.sec_per_it and a.mbs == b.mbs and a.gbs and b.gbs:
-        slots = [c.layout.micro_batches(c.job.gbs) + c.layout.pp - 1 for c in map(_as_typed, (a, b))]
+        slots = [
+            c.layout.micro_batches(c.job.gbs) + c.layout.pp - 1 for c in map(_as_typed, (a, b))
+        ]
         ratio = a.sec_per_it / b.sec_per_it * slots[1] / slots[0] - 1
         if a.gbs == b.gbs and abs(ratio) > _TIME_TOLERANCE:
             for row, other in ((a, b), (b, a)):
@@ -198,10 +246,14 @@ def _contradictions(a: TableRow, b: TableRow, times: TimesOf, calibrations: Cali
                 yield RowFault(row, "typed", f"{text}: a setting that is not listed differs")
         elif a.gbs != b.gbs and abs(ratio) > _BATCH_TOLERANCE:
             wrong, right = _worse(a, b, time_error)
-            expected = (right.sec_per_it or 0) * (slots[0] / slots[1] if wrong is a else slots[1] / slots[0])
+            expected = (right.sec_per_it or 0) * (
+                slots[0] / slots[1] if wrong is a else slots[1] / slots[0]
+            )
             text = f"{wrong.sec_per_it:g} s at gbs {wrong.gbs}: micro-batches and bubble of {right.place}"
             yield RowFault(wrong, "outlier", f"{text} give {expected:.1f} s")
 
 
-def _worse(a: TableRow, b: TableRow, error: Callable[[TableRow], float]) -> tuple[TableRow, TableRow]:
+def _worse(
+    a: TableRow, b: TableRow, error: Callable[[TableRow], float]
+) -> tuple[TableRow, TableRow]:
     return (a, b) if error(a) > error(b) else (b, a)

@@ -49,7 +49,11 @@ class RowResult:
     @property
     def error(self) -> float | None:
         """Relative error of the predicted time; None for rows that are not counted."""
-        if self.prediction is None or self.row.sec_per_it is None or self.row.duplicate_of_line is not None:
+        if (
+            self.prediction is None
+            or self.row.sec_per_it is None
+            or self.row.duplicate_of_line is not None
+        ):
             return None
         return self.prediction.sec_per_it / self.row.sec_per_it - 1
 
@@ -62,10 +66,14 @@ class RowResult:
         return self.prediction.memory.total_gib / self.row.mem_gb - 1
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the result as a JSON object: times in seconds, memory in GiB, errors in percent."""
+        """Returns the result as a JSON object: times in seconds, memory in GiB, errors in
+        percent.
+        """
         row = self.row
         known = (
-            {} if self.prediction is None else {**self.prediction.to_json(), "hardware_tflops": self.hardware_tflops}
+            {}
+            if self.prediction is None
+            else {**self.prediction.to_json(), "hardware_tflops": self.hardware_tflops}
         )
         errors = {"error_pct": self.error, "memory_error_pct": self.memory_error}
         return {
@@ -73,7 +81,9 @@ class RowResult:
             "line": row.line,
             **{name: known.get(name) for name in _SHOWN},
             "problem": self.problem,
-            "measured": {name: getattr(row, name) for name in ("sec_per_it", "tflops", "mem_gb", "status")},
+            "measured": {
+                name: getattr(row, name) for name in ("sec_per_it", "tflops", "mem_gb", "status")
+            },
             **{name: None if error is None else 100 * error for name, error in errors.items()},
             "duplicate_of_line": row.duplicate_of_line,
             "assumed": [asdict(a) for a in (self.case.assumed if self.case else ())],
@@ -89,7 +99,8 @@ class Summary:
     memory_mape: percent.
     spearman: rank correlation of predicted and measured time (nan below 3 rows).
     oom_seen: rows predicted to run out of memory, of the oom_rows rows that did.
-    worst_overrun: largest excess of predicted memory over the limit in rows that ran, as a share of the limit.
+    worst_overrun: largest excess of predicted memory over the limit in rows that ran, as a share of
+        the limit.
     """
 
     rows: int
@@ -105,9 +116,14 @@ class Summary:
 
 
 def predict_cases(
-    cases: Sequence[Case], times: TimesOf, calibrations: Calibrations, *, forgiven: Container[str] = ()
+    cases: Sequence[Case],
+    times: TimesOf,
+    calibrations: Calibrations,
+    *,
+    forgiven: Container[str] = (),
 ) -> list[Outcome]:
-    """Predicts each case, or returns the strict rules it breaks. Equal jobs share their layer times.
+    """Predicts each case, or returns the strict rules it breaks. Equal jobs share their layer
+    times.
 
     forgiven: names of strict rules that a case may break.
     """
@@ -115,12 +131,16 @@ def predict_cases(
     found: list[Outcome] = []
     for case in cases:
         job = case.job
-        broken = tuple(v for v in strict_violations(job, case.layout) if v.constraint.name not in forgiven)
+        broken = tuple(
+            v for v in strict_violations(job, case.layout) if v.constraint.name not in forgiven
+        )
         if broken:
             found.append(broken)
             continue
         if job.key not in planners:
-            planners[job.key] = Planner(job, times(job.cluster.device), calibrations.of(job.cluster, job.stack))
+            planners[job.key] = Planner(
+                job, times(job.cluster.device), calibrations.of(job.cluster, job.stack)
+            )
         found.append(planners[job.key].predict(case.layout))
     return found
 
@@ -130,8 +150,8 @@ def predict_rows(
 ) -> list[RowResult]:
     """Predicts every row, in order. A row that cannot be predicted has the reason in `problem`.
 
-    Rows may break framework-specific rules (`constraints.OF_SOFTWARE`), because they were run. An unknown micro-batch
-    size is taken as the fastest that fits, because published runs are tuned.
+    Rows may break framework-specific rules (`constraints.OF_SOFTWARE`), because they were run. An
+    unknown micro-batch size is taken as the fastest that fits, because published runs are tuned.
     """
     cases: list[Case | str] = []
     for row in rows:
@@ -140,7 +160,11 @@ def predict_rows(
         except QuantbenchError as error:
             cases.append(str(error))
     choices = [[] if isinstance(case, str) else _choices(case) for case in cases]
-    outcomes = iter(predict_cases([c for some in choices for c in some], times, calibrations, forgiven=OF_SOFTWARE))
+    outcomes = iter(
+        predict_cases(
+            [c for some in choices for c in some], times, calibrations, forgiven=OF_SOFTWARE
+        )
+    )
     results = []
     for row, problem, some in zip(rows, cases, choices, strict=True):
         if isinstance(problem, str):
@@ -155,14 +179,20 @@ def predict_rows(
 
 
 def _choices(case: Case) -> list[Case]:
-    """Returns the case with every possible micro-batch size, or only itself if the size is known."""
+    """Returns the case with every possible micro-batch size, or only itself if the size is
+    known.
+    """
     unknown = next((a for a in case.assumed if a.name == "mbs" and a.why == NOT_TOLD), None)
     if unknown is None:
         return [case]
     each = case.job.gbs // case.layout.dp
     others = tuple(a for a in case.assumed if a is not unknown)
     return [
-        replace(case, layout=replace(case.layout, mbs=mbs), assumed=(*others, Assumption("mbs", mbs, _TUNED)))
+        replace(
+            case,
+            layout=replace(case.layout, mbs=mbs),
+            assumed=(*others, Assumption("mbs", mbs, _TUNED)),
+        )
         for mbs in _MICRO_BATCHES
         if mbs == 1 or each % mbs == 0
     ]
@@ -170,18 +200,27 @@ def _choices(case: Case) -> list[Case]:
 
 def _fastest(found: Sequence[tuple[Case, Outcome]]) -> tuple[Case, Outcome]:
     # the first case if none fits
-    fitting = [(p.sec_per_it, n) for n, (_, p) in enumerate(found) if isinstance(p, Prediction) and p.fits]
+    fitting = [
+        (p.sec_per_it, n) for n, (_, p) in enumerate(found) if isinstance(p, Prediction) and p.fits
+    ]
     return found[min(fitting)[1] if fitting else 0]
 
 
 def _tflops(row: TableRow, case: Case, prediction: Prediction) -> float:
-    """Returns the predicted TFLOPs by the row's calculator; as in `Prediction` if the row names none."""
+    """Returns the predicted TFLOPs by the row's calculator; as in `Prediction` if the row names
+    none.
+    """
     name = "old" if row.calculator == "old" else ""
     if "simple" in row.calculator and row.size_b is not None:
         name = "simple"
     job, tp = case.job, case.layout.tp
     found = tflops_by_calculator(
-        job.shape, gbs=job.gbs, tp=tp, sec_per_it=prediction.sec_per_it, gpus=job.gpus, size_b=row.size_b
+        job.shape,
+        gbs=job.gbs,
+        tp=tp,
+        sec_per_it=prediction.sec_per_it,
+        gpus=job.gpus,
+        size_b=row.size_b,
     )
     return found.get(name, prediction.hardware_tflops)
 
@@ -190,13 +229,21 @@ def summarize(results: Sequence[RowResult]) -> Summary:
     from scipy.stats import spearmanr
 
     nan = float("nan")
-    pairs = [(r.prediction.sec_per_it, r.row.sec_per_it) for r in results if r.error is not None and r.prediction]
+    pairs = [
+        (r.prediction.sec_per_it, r.row.sec_per_it)
+        for r in results
+        if r.error is not None and r.prediction
+    ]
     # A constant has no ranks.
     varied = len(pairs) >= 3 and all(len(set(values)) > 1 for values in zip(*pairs, strict=True))
     errors = np.array([r.error for r in results if r.error is not None] or [nan])
     memory = np.abs([r.memory_error for r in results if r.memory_error is not None] or [nan])
     predicted = [(r.row.status, r.prediction, r.case) for r in results if r.prediction and r.case]
-    overruns = [p.memory.total / limit_bytes(c.job) - 1 for status, p, c in predicted if status not in ("oom", "fail")]
+    overruns = [
+        p.memory.total / limit_bytes(c.job) - 1
+        for status, p, c in predicted
+        if status not in ("oom", "fail")
+    ]
     oom = [p for status, p, _ in predicted if status == "oom"]
     return Summary(
         rows=len(pairs),

@@ -1,6 +1,7 @@
 """Reads tables of layouts from CSV, and builds a job and a layout from each row.
 
-Empty cells are filled from options, else with usual values. Each filled cell is recorded as an `Assumption`.
+Empty cells are filled from options, else with usual values. Each filled cell is recorded as an
+`Assumption`.
 """
 
 from __future__ import annotations
@@ -177,17 +178,28 @@ class Given:
 
 
 def read_table(path: Path) -> tuple[TableRow, ...]:
-    """Reads all rows of a CSV file. Raises InputError for a cell of the wrong type, or if there is no row."""
+    """Reads all rows of a CSV file. Raises InputError for a cell of the wrong type, or if there is
+    no row.
+    """
     file = CsvFile(_WHO, path)
     kinds = {f.name: str(f.type) for f in fields(TableRow)}
-    columns = {name: next((c for c in (name, *_COLUMNS.get(name, ())) if c in file.columns), "") for name in kinds}
+    columns = {
+        name: next((c for c in (name, *_COLUMNS.get(name, ())) if c in file.columns), "")
+        for name in kinds
+    }
     if not any(column and kinds[name] == "int | None" for name, column in columns.items()):
-        known = ", ".join(_COLUMNS.get(name, (name,))[0] for name, kind in kinds.items() if kind != "bool | None")
-        raise InputError(_WHO, f"{path.name} has none of the columns of a table of layouts", f"some of {known}")
+        known = ", ".join(
+            _COLUMNS.get(name, (name,))[0] for name, kind in kinds.items() if kind != "bool | None"
+        )
+        raise InputError(
+            _WHO, f"{path.name} has none of the columns of a table of layouts", f"some of {known}"
+        )
     rows = []
     for number, row in enumerate(file.rows(), start=1):
         values: dict[str, Any] = {
-            name: _READERS[kinds[name]](row, column) for name, column in columns.items() if column and row.text(column)
+            name: _READERS[kinds[name]](row, column)
+            for name, column in columns.items()
+            if column and row.text(column)
         }
         rows.append(TableRow(**{"row_id": str(number), **values}))
     if not rows:
@@ -196,16 +208,19 @@ def read_table(path: Path) -> tuple[TableRow, ...]:
 
 
 def require_stated(rows: Sequence[TableRow], given: Given, where: str) -> None:
-    """Raises InputError for rows without a value that a fit must know: a usual one in its place would be taken for a
-    factor. where: the table, for messages."""
+    """Raises InputError for rows without a value that a fit must know: a usual one in its place
+    would be taken for a factor. where: the table, for messages."""
     missing = [
         name
         for name in _NEEDED_BY_A_FIT
-        if given.cells.get(name) in (None, "") and any(getattr(row, name) in (None, "") for row in rows)
+        if given.cells.get(name) in (None, "")
+        and any(getattr(row, name) in (None, "") for row in rows)
     ]
     if missing:
         raise InputError(
-            "plan --fit", f"{where} lacks {', '.join(missing)}", "these columns, or options of these names"
+            "plan --fit",
+            f"{where} lacks {', '.join(missing)}",
+            "these columns, or options of these names",
         )
 
 
@@ -252,7 +267,9 @@ class _Filling:
         return None
 
     def stated(self, *names: str) -> dict[str, Any]:
-        """Returns the known values by name, without sizes of 0, which say that there is no such part."""
+        """Returns the known values by name, without sizes of 0, which say that there is no such
+        part.
+        """
         found = {name: self.known(name) for name in names}
         return {name: value for name, value in found.items() if value or value is False}
 
@@ -289,24 +306,34 @@ def case_of(row: TableRow, given: Given | None = None, *, uneven: bool = True) -
         gpus = filling.assume("gpus", dp * tp * pp * cp, "dp · tp · pp · cp")
     mbs, zero = filling.usual("mbs", 1, NOT_TOLD), filling.known("zero")
     layout = Layout(
-        dp=dp, tp=tp, pp=pp, mbs=mbs, cp=cp, **filling.stated("interleave", "ep"),
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        mbs=mbs,
+        cp=cp,
+        **filling.stated("interleave", "ep"),
         zero=filling.assume("zero", 1, "usual") if zero is None else zero,
         recompute=filling.usual("recompute", "full", "usual where nothing is said"),
         **filling.stated("sequence_parallel"),
-    )  # fmt: skip
+    )
     shape = _shape(filling, layout, where.device)
-    # Runs with stages of different length exist, but not with a stage that is far longer than the mean.
+    # Runs with stages of different length exist, but not with a stage that is far longer than the
+    # mean.
     even_enough = -(-shape.layers // pp) * pp <= _LONGEST_STAGE * shape.layers
     partition = partition_of(shape.layers, pp, uneven=uneven and even_enough)
     if partition == "uneven":
-        filling.assume("partition", "uneven", f"{shape.layers} layers do not divide over {pp} stages")
+        filling.assume(
+            "partition", "uneven", f"{shape.layers} layers do not divide over {pp} stages"
+        )
     layout = replace(layout, partition=partition)
     gbs, optimizer = filling.need("gbs"), filling.usual("optimizer", "fused_adam", "usual")
     stack = filling.known("stack") or filling.given.stack
     overlap = filling.known("dp_overlap")
     if overlap is None:
         usual = STACKS[stack].overlaps if stack in STACKS else False
-        overlap = filling.assume("dp_overlap", float(usual), f"usual of {stack or 'an unknown stack'}")
+        overlap = filling.assume(
+            "dp_overlap", float(usual), f"usual of {stack or 'an unknown stack'}"
+        )
     job = Job(shape, where, gpus, gbs, optimizer=optimizer, dp_overlap=overlap, stack=stack)
     return Case(job, layout, tuple(filling.assumed))
 
@@ -326,13 +353,18 @@ def _cluster(filling: _Filling) -> Cluster:
         per_node = row.gpus // row.nodes
     return found.changed(
         gpus_per_node=None if per_node == found.gpus_per_node else per_node,
-        node_gb_per_s=row.node_gbit_per_s / _BITS_PER_BYTE if row.node_gbit_per_s else given.node_gb_per_s,
+        node_gb_per_s=row.node_gbit_per_s / _BITS_PER_BYTE
+        if row.node_gbit_per_s
+        else given.node_gb_per_s,
         link_gb_per_s=given.link_gb_per_s,
     )
 
 
 def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> TransformerShape:
-    seq, vocab = filling.usual("seq", _USUAL_SEQ, "usual"), filling.usual("vocab", _USUAL_VOCAB, "usual")
+    seq, vocab = (
+        filling.usual("seq", _USUAL_SEQ, "usual"),
+        filling.usual("vocab", _USUAL_VOCAB, "usual"),
+    )
     hidden, layers, size_b = filling.known("hidden"), filling.known("layers"), filling.row.size_b
     if hidden is None:
         if size_b is None:
@@ -342,10 +374,14 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
     if layers is None:
         if size_b is None:
             filling.missing("no layers and no size", "nlayers or size_b, or --layers")
-        layers = filling.assume("layers", layers_for(size_b, hidden, vocab, layout.pp), "from the size, whole stages")
+        layers = filling.assume(
+            "layers", layers_for(size_b, hidden, vocab, layout.pp), "from the size, whole stages"
+        )
     heads = filling.known("heads")
     if heads is None:
-        heads = filling.assume("heads", usual_heads(hidden, layout.tp), f"head_dim near {_USUAL_HEAD_DIM}")
+        heads = filling.assume(
+            "heads", usual_heads(hidden, layout.tp), f"head_dim near {_USUAL_HEAD_DIM}"
+        )
     if (hidden % heads and not filling.row.head_dim) or heads % layout.tp:
         what = f"hidden = {hidden}, heads = {heads}, tp = {layout.tp}"
         filling.missing(what, "hidden divisible by heads and heads by tp")
@@ -361,11 +397,20 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
     if dropout is None:
         dropout = filling.assume("dropout", False, "usual today")
     return TransformerShape(
-        hidden=hidden, heads=heads, seq=seq, vocab=padded_vocab(vocab, layout.tp), layers=layers,
-        **filling.stated("tied", *_MODEL_PARTS, "gated"), dtype=dtype, fp8_recipe=recipe,
-        attention=require_choice(_WHO, "attention", attention, ATTENTIONS), dropout=dropout,
-        softmax=require_choice(_WHO, "softmax", filling.known("softmax") or SOFTMAXES[0], SOFTMAXES),
-    )  # fmt: skip
+        hidden=hidden,
+        heads=heads,
+        seq=seq,
+        vocab=padded_vocab(vocab, layout.tp),
+        layers=layers,
+        **filling.stated("tied", *_MODEL_PARTS, "gated"),
+        dtype=dtype,
+        fp8_recipe=recipe,
+        attention=require_choice(_WHO, "attention", attention, ATTENTIONS),
+        dropout=dropout,
+        softmax=require_choice(
+            _WHO, "softmax", filling.known("softmax") or SOFTMAXES[0], SOFTMAXES
+        ),
+    )
 
 
 def _usual_hidden(size_b: float, layers: int | None, tp: int) -> int:
@@ -377,7 +422,8 @@ def _usual_hidden(size_b: float, layers: int | None, tp: int) -> int:
 
 
 def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
-    """Returns the layers (a multiple of pp) for `size_b` 1e9 parameters, counted with or without the embedding.
+    """Returns the layers (a multiple of pp) for `size_b` 1e9 parameters, counted with or without
+    the embedding.
 
     >>> layers_for(194, 14400, 250880, 6), layers_for(183, 14400, 250880, 12)
     (78, 72)
@@ -392,13 +438,17 @@ def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
 
 
 def usual_heads(hidden: int, tp: int) -> int:
-    """Returns the number of heads with head_dim nearest to 128, among divisors of hidden divisible by tp. Prefers an
-    aligned head_dim. Raises InputError if there is none.
+    """Returns the number of heads with head_dim nearest to 128, among divisors of hidden divisible
+    by tp. Prefers an aligned head_dim. Raises InputError if there is none.
 
     >>> usual_heads(12288, 8), usual_heads(1600, 1)
     (96, 10)
     """
-    widths = [hidden // heads for heads in range(tp, hidden + 1, tp) if hidden % heads == 0 and hidden // heads <= 4096]
+    widths = [
+        hidden // heads
+        for heads in range(tp, hidden + 1, tp)
+        if hidden % heads == 0 and hidden // heads <= 4096
+    ]
     aligned = [width for width in widths if width % ALIGNED_ELEMENTS == 0] or widths
     if not aligned:
         raise InputError(_WHO, f"hidden = {hidden} with tp = {tp}", "hidden divisible by tp")

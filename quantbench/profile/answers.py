@@ -1,5 +1,5 @@
-"""Answers profile queries, for one shape or for arrays of shapes. The rows and the model of each format are selected
-once, and answers for single shapes are cached."""
+"""Answers profile queries, for one shape or for arrays of shapes. The rows and the model of each
+format are selected once, and answers for single shapes are cached."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class ProfileEstimates:
     low_us, high_us: interval of each time.
     source_code: index in SOURCES.
     outside: True if the shape is outside the measured range.
-    compute_us, memory_us: time of the arithmetic alone and of the memory traffic alone, at the device's peaks.
+    compute_us, memory_us: time of the arithmetic alone and of the memory traffic alone, at the
+        device's peaks.
     note: one note for all shapes.
     op: the estimated operation, named in the reason why a shape has no measured row.
     format: as in `Estimate`.
@@ -85,10 +86,14 @@ class ProfileEstimates:
         return len(self.latency_us)
 
     def shaped(self, shape: tuple[int, ...]) -> Estimate | ProfileEstimates:
-        """Returns the one Estimate for the shape () of plain numbers, else all of them in this shape."""
+        """Returns the one Estimate for the shape () of plain numbers, else all of them in this
+        shape.
+        """
         if shape == ():
             return self[0]
-        values = ((name, value) for name, value in vars(self).items() if isinstance(value, np.ndarray))
+        values = (
+            (name, value) for name, value in vars(self).items() if isinstance(value, np.ndarray)
+        )
         arrays: dict[str, Any] = {name: value.reshape(shape) for name, value in values}
         return replace(self, **arrays)
 
@@ -114,7 +119,9 @@ class ProfileEstimates:
 def broadcast_sizes(
     who: str, names: tuple[str, ...], given: tuple[Any, ...], largest: int = _LARGEST
 ) -> tuple[tuple[IntArray, ...], tuple[int, ...]]:
-    """Returns (flat int64 arrays of equal length, broadcast shape). Raises InputError for values that are not sizes."""
+    """Returns (flat int64 arrays of equal length, broadcast shape). Raises InputError for values
+    that are not sizes.
+    """
     arrays = []
     for name, values in zip(names, given, strict=True):
         array = np.asarray(values)
@@ -127,7 +134,9 @@ def broadcast_sizes(
     try:
         wide = np.broadcast_arrays(*arrays)
     except ValueError:
-        shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(names, arrays, strict=True))
+        shapes = ", ".join(
+            f"{name} {array.shape}" for name, array in zip(names, arrays, strict=True)
+        )
         raise InputError(who, f"arrays of {shapes}", "shapes that broadcast") from None
     return tuple(np.ascontiguousarray(array).ravel() for array in wide), wide[0].shape
 
@@ -140,8 +149,12 @@ class Shapes:
         self.chosen = cache(self._choose)
         self._one = lru_cache(_MOST_CACHED)(self._many)
 
-    def estimate(self, kind: str, of: Format, sizes: tuple[Any, ...]) -> Estimate | ProfileEstimates:
-        """Returns an Estimate for plain numbers, ProfileEstimates for arrays. sizes: in the order of SIZES."""
+    def estimate(
+        self, kind: str, of: Format, sizes: tuple[Any, ...]
+    ) -> Estimate | ProfileEstimates:
+        """Returns an Estimate for plain numbers, ProfileEstimates for arrays. sizes: in the order
+        of SIZES.
+        """
         plain = all(type(size) is int for size in sizes)
         return (self._one if plain else self._many)(kind, of, sizes)
 
@@ -151,13 +164,18 @@ class Shapes:
         for work in works:
             if work.kind not in _FORMATS:
                 raise UnsupportedError(
-                    "profile", str(work), "products, attention or softmax: it has no table of others"
+                    "profile",
+                    str(work),
+                    "products, attention or softmax: it has no table of others",
                 )
             of = (*(getattr(work, name) for name in _FORMATS[work.kind]), None)
             groups.setdefault((work.kind, of), {})[work] = None
         found: dict[Compute, Estimate] = {}
         for (kind, of), group in groups.items():
-            sizes = tuple(np.array([getattr(work, name) for work in group], dtype=np.int64) for name in SIZES[kind])
+            sizes = tuple(
+                np.array([getattr(work, name) for work in group], dtype=np.int64)
+                for name in SIZES[kind]
+            )
             times: Any = self._many(kind, of, sizes)
             found.update(zip(group, times, strict=True))
         return found
@@ -193,21 +211,35 @@ class Shapes:
         if chosen.model_note and (code == MODELLED).any():
             notes.append(chosen.model_note)
         if outside.any():
-            notes.append(chosen.outside_words("" if shape == () else f"{int(outside.sum())} of {len(outside)} "))
+            notes.append(
+                chosen.outside_words(
+                    "" if shape == () else f"{int(outside.sum())} of {len(outside)} "
+                )
+            )
         memory_us, compute_us = roofline_parts(self.device, kind, flat, chosen.fixed)
         op = "products" if kind == "gemm" else kind
         if chosen.fixed.get("direction") == "backward":
             op = f"backward {op}"
         words = [_MASKS.get(value) or str(value) for value in chosen.fixed.values()]
         return ProfileEstimates(
-            latency, low, high, code, outside, compute_us, memory_us, "; ".join(notes), op,
+            latency,
+            low,
+            high,
+            code,
+            outside,
+            compute_us,
+            memory_us,
+            "; ".join(notes),
+            op,
             format=" ".join(filter(None, words)),
-        ).shaped(shape)  # fmt: skip
+        ).shaped(shape)
 
 
 @dataclass(frozen=True)
 class Experts:
-    """Times of MoE layers on one device. table: of kind moe. Models are fitted on first use, and kept."""
+    """Times of MoE layers on one device. table: of kind moe. Models are fitted on first use, and
+    kept.
+    """
 
     device: DeviceSpec
     table: Table
@@ -226,17 +258,23 @@ class Experts:
         """
         found: dict[MoE, Estimate] = {}
         for dtype in dict.fromkeys(work.dtype for work in works):
-            of = provider or self.table.most_frequent("provider", self.table["dtype"] == dtype) or ""
+            of = (
+                provider or self.table.most_frequent("provider", self.table["dtype"] == dtype) or ""
+            )
             unmeasured = []
             for work in dict.fromkeys(work for work in works if work.dtype == dtype):
                 row = self._row_of.get((work, of))
                 if row is None:
                     unmeasured.append(work)
                 else:
-                    us, low, high = (float(self.table[name][row]) for name in ("latency_us", "low_us", "high_us"))
+                    us, low, high = (
+                        float(self.table[name][row]) for name in ("latency_us", "low_us", "high_us")
+                    )
                     found[work] = Estimate(us, low, high, "measured", note=f"measured by {of}")
             if unmeasured:
-                predicted = self._model(dtype, of, required=provider is not None).predict(unmeasured)
+                predicted = self._model(dtype, of, required=provider is not None).predict(
+                    unmeasured
+                )
                 found.update(zip(unmeasured, predicted, strict=True))
         return found
 
@@ -244,12 +282,18 @@ class Experts:
         """Returns the model of a provider's rows. required: whether there must be some."""
         key = (dtype, provider)
         if key not in self._models:
-            rows = np.flatnonzero((self.table["dtype"] == dtype) & (self.table["provider"] == provider))
+            rows = np.flatnonzero(
+                (self.table["dtype"] == dtype) & (self.table["provider"] == provider)
+            )
             if required and not len(rows):
-                raise UnsupportedError("profile.moe", f"no layer of {dtype} by {provider}", "a provider with rows")
+                raise UnsupportedError(
+                    "profile.moe", f"no layer of {dtype} by {provider}", "a provider with rows"
+                )
             if len(rows) < FEWEST_ROWS:
                 library = provider.partition(".")[0]
-                made = MoEModel.best(self.device, dtype=dtype, library=library if library in LIBRARIES else "")
+                made = MoEModel.best(
+                    self.device, dtype=dtype, library=library if library in LIBRARIES else ""
+                )
             else:
                 works = [work for work, _ in self._row_of]
                 times_us = self.table["latency_us"][rows]
@@ -266,20 +310,32 @@ _LEAST_HALF_WIDTH = 0.01
 
 
 def collective_estimates(
-    table: Table, op: str, message_bytes: Any, num_gpus: int, num_nodes: int, dtype: str | None, provider: str | None
+    table: Table,
+    op: str,
+    message_bytes: Any,
+    num_gpus: int,
+    num_nodes: int,
+    dtype: str | None,
+    provider: str | None,
 ) -> Estimate | ProfileEstimates:
     """Implements `Profile.collective`.
 
-    Only message sizes are interpolated, as a power law between two measured sizes, because there is no network model.
-    Smaller messages than measured take as long as the smallest one, larger ones run at the rate of the largest (as in
-    `latency.interconnect.Link`).
+    Only message sizes are interpolated, as a power law between two measured sizes, because there is
+    no network model. Smaller messages than measured take as long as the smallest one, larger ones
+    run at the rate of the largest (as in `latency.interconnect.Link`).
     """
-    Collective(op, 2**10, num_gpus, dtype or "bf16", num_nodes)  # raises InputError for invalid ones
-    (sizes,), shape = broadcast_sizes(_WHO, ("message_bytes",), (message_bytes,), LARGEST_MESSAGE_BYTES)
+    Collective(
+        op, 2**10, num_gpus, dtype or "bf16", num_nodes
+    )  # raises InputError for invalid ones
+    (sizes,), shape = broadcast_sizes(
+        _WHO, ("message_bytes",), (message_bytes,), LARGEST_MESSAGE_BYTES
+    )
 
     rows = (table["op"] == op) & (table["num_gpus"] == num_gpus) & (table["num_nodes"] == num_nodes)
     if not rows.any():
-        raise UnsupportedError(_WHO, f"{op} over {_over(num_gpus, num_nodes)} was not measured", _measured(table, op))
+        raise UnsupportedError(
+            _WHO, f"{op} over {_over(num_gpus, num_nodes)} was not measured", _measured(table, op)
+        )
     usual = table.most_frequent("dtype", rows)
     row_dtype = dtype if dtype is not None and (rows & (table["dtype"] == dtype)).any() else usual
     rows, of = by_provider(table, rows & (table["dtype"] == row_dtype), provider)
@@ -289,7 +345,9 @@ def collective_estimates(
     half_width, notes = _half_width(log_bytes, log_us), []
     if dtype not in (None, row_dtype):
         half_width += ALIKE
-        notes.append(f"{dtype} was not measured: assumed to take as long as the same number of bytes of {row_dtype}")
+        notes.append(
+            f"{dtype} was not measured: assumed to take as long as the same number of bytes of {row_dtype}"
+        )
 
     latency_us = np.exp(np.interp(np.log(sizes), log_bytes, log_us))
     latency_us *= np.maximum(sizes / row_bytes[-1], 1.0)
@@ -314,7 +372,9 @@ def collective_estimates(
 
 
 def _half_width(log_bytes: FloatArray, log_us: FloatArray) -> float:
-    """Returns the 0.9 quantile of the error of interpolating each inner row from its neighbours, log time."""
+    """Returns the 0.9 quantile of the error of interpolating each inner row from its neighbours,
+    log time.
+    """
     if len(log_us) < 3:
         return _BLIND
     share = (log_bytes[1:-1] - log_bytes[:-2]) / (log_bytes[2:] - log_bytes[:-2])
@@ -329,7 +389,9 @@ def _measured(table: Table, op: str) -> str:
     rows = table["op"] == op
     if not rows.any():
         return "one of " + ", ".join(np.unique(table["op"]).tolist())
-    pairs = np.unique(np.stack([table["num_nodes"][rows], table["num_gpus"][rows]]), axis=1).T.tolist()
+    pairs = np.unique(
+        np.stack([table["num_nodes"][rows], table["num_gpus"][rows]]), axis=1
+    ).T.tolist()
     return f"{op} over " + ", ".join(_over(gpus, nodes) for nodes, gpus in pairs)
 
 

@@ -1,5 +1,6 @@
-"""Finds the sizes that linear interpolation between a profile's products misses by most, and the fewest points that
-mend it. What is expected between the rows is the profile's model, scaled to match them."""
+"""Finds the sizes that linear interpolation between a profile's products misses by most, and the
+fewest points that mend it. What is expected between the rows is the profile's model, scaled to
+match them."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class Blindspots:
 
     spots: one per gap, largest error first.
     add: shapes (m, n, k) to measure, by n, k and ascending m.
-    before, after: |error| at all places without a row in the table; `after` is 0 at the shapes to add.
+    before, after: |error| at all places without a row in the table; `after` is 0 at the shapes to
+        add.
     note: origin of the expected times.
     """
 
@@ -60,14 +62,17 @@ class Blindspots:
 
 
 def find(profile: Profile) -> Blindspots:
-    """Finds the blind spots between a profile's products of its most frequent dtype, and the fewest points that keep
-    linear interpolation within BOUND. Raises InputError if no (n, k) has two sizes of m."""
+    """Finds the blind spots between a profile's products of its most frequent dtype, and the fewest
+    points that keep linear interpolation within BOUND. Raises InputError if no (n, k) has two sizes
+    of m."""
     dtype = dtype_of(profile, ExportOptions())
     table = products(profile, ExportOptions(dtype=dtype), Exported())
     times = GemmTimes(profile, dtype)
     sites = times.sites_between(table)
     if not sites:
-        raise InputError(_WHO, "no (n, k) with two sizes of m", "measured products with m swept (--dim m)")
+        raise InputError(
+            _WHO, "no (n, k) with two sizes of m", "measured products with m swept (--dim m)"
+        )
     added = [site.rows_to_add(BOUND) for site in sites]
     pairs = list(zip(sites, added, strict=True))
     spots = [spot for site in sites for spot in _spots(site)]

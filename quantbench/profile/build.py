@@ -1,4 +1,6 @@
-"""Builds the parts of a profile from the records of runs: a row per workload and provider, models, cliffs, findings."""
+"""Builds the parts of a profile from the records of runs: a row per workload and provider, models,
+cliffs, findings.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ _Timing = tuple[tuple[int, int], float, float, float, Record]
 def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
     """Returns (tables by kind, number of rows from each run by run id).
 
-    If several records time one workload by one provider, only those with the best origin (measured, imported,
-    simulated) and then the best grade are used: the median record is the row, and its interval covers all of theirs.
+    If several records time one workload by one provider, only those with the best origin (measured,
+    imported, simulated) and then the best grade are used: the median record is the row, and its
+    interval covers all of theirs.
     """
     groups: dict[str, dict[tuple[Any, ...], list[_Timing]]] = {kind: {} for kind in LAYOUTS}
     # The last key column is the provider, the others are fields of the workload.
@@ -55,7 +58,11 @@ def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
 def _timings(records: Iterable[Record]) -> Iterator[_Timing]:
     for record in records:
         outcome = record.outcome
-        if record.role != "point" or not isinstance(outcome, Measured) or outcome.grade.letter == "rejected":
+        if (
+            record.role != "point"
+            or not isinstance(outcome, Measured)
+            or outcome.grade.letter == "rejected"
+        ):
             continue
         rank = ORIGINS.index(record.origin), GRADES.index(outcome.grade.letter)
         stated = outcome.measurement.stated
@@ -79,14 +86,20 @@ def _row(kind: str, timings: list[_Timing], num_rows: dict[str, int]) -> tuple[A
 
 
 def cache_state(run: Run) -> str:
-    """Returns the cache state of a run's points (cold, hot or unknown). Raises InputError if they differ."""
+    """Returns the cache state of a run's points (cold, hot or unknown). Raises InputError if they
+    differ.
+    """
     found = {
         record.outcome.measurement.cache
         for record in run.records
         if record.role == "point" and isinstance(record.outcome, Measured)
     }
     if len(found) > 1:
-        raise InputError(_WHO, f"run {run.info.run_id} holds points timed {' and '.join(sorted(found))}", "one of them")
+        raise InputError(
+            _WHO,
+            f"run {run.info.run_id} holds points timed {' and '.join(sorted(found))}",
+            "one of them",
+        )
     return next(iter(found), "unknown")
 
 
@@ -110,7 +123,9 @@ def check_alike(runs: Sequence[Run]) -> None:
         raise InputError(_WHO, "simulated runs beside measured ones", "one or the other")
     states = {cache_state(run) for run in runs} - {"unknown"}
     if len(states) > 1:
-        raise InputError(_WHO, "runs timed with cold and with hot caches", "runs timed alike (--cache)")
+        raise InputError(
+            _WHO, "runs timed with cold and with hot caches", "runs timed alike (--cache)"
+        )
 
 
 # Most record keys stored per finding, of possibly thousands.
@@ -118,27 +133,39 @@ _MOST_EVIDENCE = 50
 _MOST_CLIFFS = 300
 
 
-def cliffs_of(checks: Iterable[RunCheck], *, keep: int = _MOST_CLIFFS) -> tuple[tuple[KnownCliff, ...], int]:
+def cliffs_of(
+    checks: Iterable[RunCheck], *, keep: int = _MOST_CLIFFS
+) -> tuple[tuple[KnownCliff, ...], int]:
     """Keeps the `keep` largest single-curve cliffs, and every cliff common to a family of curves.
 
-    Returns (cliffs, largest first; total found). A table of tens of thousands of rows has thousands of cliffs.
+    Returns (cliffs, largest first; total found). A table of tens of thousands of rows has thousands
+    of cliffs.
     """
     single: list[KnownCliff] = []
     common: list[KnownCliff] = []
     for check in checks:
         single += [
             KnownCliff(
-                **_edge(cliff), cause=cliff.cause.kind, why=cliff.cause.words, evidence=cliff.cause.evidence,
-                held=dict(cliff.held), before=cliff.before.workload, after=cliff.after.workload,
+                **_edge(cliff),
+                cause=cliff.cause.kind,
+                why=cliff.cause.words,
+                evidence=cliff.cause.evidence,
+                held=dict(cliff.held),
+                before=cliff.before.workload,
+                after=cliff.after.workload,
                 keys=(cliff.before.key, cliff.after.key),
             )
             for cliff in check.cliffs
-        ]  # fmt: skip
+        ]
         common += [
-            KnownCliff(**_edge(cliff), cause=cliff.cause, why=f"median over {cliff.num_curves} curves",
-                       num_curves=cliff.num_curves)
+            KnownCliff(
+                **_edge(cliff),
+                cause=cliff.cause,
+                why=f"median over {cliff.num_curves} curves",
+                num_curves=cliff.num_curves,
+            )
             for cliff in check.common
-        ]  # fmt: skip
+        ]
 
     def rank(cliff: KnownCliff) -> tuple[Any, ...]:
         held = tuple(sorted(cliff.held.items()))
@@ -170,7 +197,9 @@ def parts_of(runs: Sequence[Run], *, fit: bool, seed: int) -> dict[str, Any]:
     if not any(map(len, tables.values())):
         raise InputError(_WHO, f"no measured point in {', '.join(num_rows)}", "at least one")
     sources = tuple(source_of(run, rows=num_rows[run.info.run_id]) for run in ordered)
-    checks = [check_run(run) for run in ordered]  # separately: cliffs compare points of one run only
+    checks = [
+        check_run(run) for run in ordered
+    ]  # separately: cliffs compare points of one run only
     cliffs, num_cliffs = cliffs_of(checks)
     device = ordered[0].info.device
     return {
@@ -187,7 +216,15 @@ def parts_of(runs: Sequence[Run], *, fit: bool, seed: int) -> dict[str, Any]:
 def source_of(run: Run, *, rows: int) -> RunSource:
     """Returns the provenance of a run. rows: number of profile rows taken from it."""
     keys = hashlib.sha256("\n".join(record.key for record in run.records).encode()).hexdigest()
-    return RunSource(run.info.run_id, run.info.origin, run.info.source, cache_state(run), len(run.records), rows, keys)
+    return RunSource(
+        run.info.run_id,
+        run.info.origin,
+        run.info.source,
+        cache_state(run),
+        len(run.records),
+        rows,
+        keys,
+    )
 
 
 def software_of(runs: Sequence[Run]) -> dict[str, str]:

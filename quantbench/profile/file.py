@@ -1,5 +1,6 @@
-"""Reads and writes profile files: one JSON file, and a Parquet file beside it for each table of more than 2000 rows.
-`sha256` in the JSON covers everything else in it, the digests of the Parquet files too, so any change is detected."""
+"""Reads and writes profile files: one JSON file, and a Parquet file beside it for each table of
+more than 2000 rows. `sha256` in the JSON covers everything else in it, the digests of the Parquet
+files too, so any change is detected."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from typing import Any
 
 from quantbench.errors import InputError, StoreError
 from quantbench.files import read_bytes, reason, write_file
-from quantbench.profile.schema import PROFILE_FORMAT, PROFILE_VERSION, InlineTable, ProfileFile, StoredFile
+from quantbench.profile.schema import (
+    PROFILE_FORMAT,
+    PROFILE_VERSION,
+    InlineTable,
+    ProfileFile,
+    StoredFile,
+)
 from quantbench.profile.table import LAYOUTS, Table
 from quantbench.store.typed import Json, decode, encode
 
@@ -23,7 +30,9 @@ _DAMAGED = "was changed or damaged: its sha256 is not"
 
 
 def write_document(path: Path, content: ProfileFile, tables: Mapping[str, Table]) -> None:
-    """Writes the Parquet files of large tables, then the JSON, each atomically. content: without its tables."""
+    """Writes the Parquet files of large tables, then the JSON, each atomically. content: without
+    its tables.
+    """
     stored: dict[str, InlineTable | StoredFile] = {}
     files: list[tuple[Path, bytes]] = []
     for kind, table in tables.items():
@@ -35,7 +44,9 @@ def write_document(path: Path, content: ProfileFile, tables: Mapping[str, Table]
             beside = path.with_name(f"{path.stem}.{kind}.parquet")
             packed = to_parquet(table)
             files.append((beside, packed))
-            stored[kind] = StoredFile(columns, beside.name, len(table), hashlib.sha256(packed).hexdigest())
+            stored[kind] = StoredFile(
+                columns, beside.name, len(table), hashlib.sha256(packed).hexdigest()
+            )
     data = encode(replace(content, tables=stored))
     try:
         data["sha256"] = digest(data)
@@ -46,15 +57,20 @@ def write_document(path: Path, content: ProfileFile, tables: Mapping[str, Table]
 
 
 def digest(data: Json) -> str:
-    """Returns the SHA-256 of a document without its `sha256` field, independent of spaces and field order.
+    """Returns the SHA-256 of a document without its `sha256` field, independent of spaces and field
+    order.
 
     Raises ValueError for numbers that are not finite."""
     rest = {name: value for name, value in data.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    ).hexdigest()
 
 
 def document_text(data: Json) -> str:
-    """Returns the JSON text, with one line per part, row, model, cliff and finding, so that `diff` compares two."""
+    """Returns the JSON text, with one line per part, row, model, cliff and finding, so that `diff`
+    compares two.
+    """
     lines = []
     for name, value in data.items():
         if name == "tables":
@@ -102,7 +118,9 @@ def parquet_bytes(columns: Mapping[str, Any], **options: Any) -> bytes:
 
 
 def from_parquet(kind: str, content: bytes, shown: str) -> Table:
-    """Inverse of `to_parquet`. Raises StoreError if it is no Parquet file, InputError for other columns or values."""
+    """Inverse of `to_parquet`. Raises StoreError if it is no Parquet file, InputError for other
+    columns or values.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -110,13 +128,15 @@ def from_parquet(kind: str, content: bytes, shown: str) -> Table:
         # Python's values: `to_numpy` would import pandas if it is installed.
         columns = pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False).to_pydict()
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise StoreError("read profile", f"{shown} ({error})"[:200].replace("\n", " "), "a Parquet file") from None
+        raise StoreError(
+            "read profile", f"{shown} ({error})"[:200].replace("\n", " "), "a Parquet file"
+        ) from None
     return Table(kind, columns)
 
 
 def read_document(path: Path) -> tuple[ProfileFile, dict[str, Table]]:
-    """Returns (content, tables by kind). Raises StoreError if a file cannot be read or was changed, InputError if its
-    content is invalid."""
+    """Returns (content, tables by kind). Raises StoreError if a file cannot be read or was changed,
+    InputError if its content is invalid."""
     data = parse(_read(path, "a readable file"), str(path))
     stored = data.get("tables")
     if not isinstance(stored, dict) or set(stored) != set(LAYOUTS):
@@ -126,7 +146,9 @@ def read_document(path: Path) -> tuple[ProfileFile, dict[str, Table]]:
     tables = {}
     for kind in LAYOUTS:
         table = content.tables[kind]
-        tables[kind] = _inline(kind, table) if isinstance(table, InlineTable) else _beside(kind, table, path)
+        tables[kind] = (
+            _inline(kind, table) if isinstance(table, InlineTable) else _beside(kind, table, path)
+        )
     return content, tables
 
 
@@ -138,15 +160,17 @@ def _read(path: Path, expected: str) -> bytes:
 
 
 def parse(raw: bytes, shown: str) -> Json:
-    """Parses a profile document. Raises StoreError if it is not one, or if its digest is wrong, InputError for another
-    version or a number that is not finite."""
+    """Parses a profile document. Raises StoreError if it is not one, or if its digest is wrong,
+    InputError for another version or a number that is not finite."""
     try:
         data = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise StoreError("read profile", f"{shown} ({error})"[:200], "a whole JSON file") from None
     if not isinstance(data, dict) or data.get("format") != PROFILE_FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise StoreError("read profile", f"{shown} with format {found!r}"[:200], f'format "{PROFILE_FORMAT}"')
+        raise StoreError(
+            "read profile", f"{shown} with format {found!r}"[:200], f'format "{PROFILE_FORMAT}"'
+        )
     if data.get("version") != PROFILE_VERSION:
         expected = f"{PROFILE_VERSION} (another quantbench may have written it)"
         raise InputError("read profile", f"version = {data.get('version')!r}"[:80], expected)
@@ -155,7 +179,9 @@ def parse(raw: bytes, shown: str) -> Json:
     except (ValueError, RecursionError):
         raise InputError("read profile", "a number that is not finite", "finite numbers") from None
     if data.get("sha256") != right:
-        raise StoreError("read profile", f"{shown} {_DAMAGED} that of its content", "the file as it was exported")
+        raise StoreError(
+            "read profile", f"{shown} {_DAMAGED} that of its content", "the file as it was exported"
+        )
     return data
 
 
@@ -190,8 +216,14 @@ def _beside(kind: str, stored: StoredFile, path: Path) -> Table:
     beside = path.with_name(name)
     content = _read(beside, f"the Parquet file beside {path.name}")
     if hashlib.sha256(content).hexdigest() != stored.sha256:
-        raise StoreError("read profile", f"{beside} {_DAMAGED} what {path.name} says", "the file as it was exported")
+        raise StoreError(
+            "read profile",
+            f"{beside} {_DAMAGED} what {path.name} says",
+            "the file as it was exported",
+        )
     table = from_parquet(kind, content, str(beside))
     if stored.num_rows != len(table) or stored.columns != tuple(table.columns):
-        raise InputError(who, f"{len(table)} rows in {name}", f"{stored.num_rows} rows of {stored.columns}"[:200])
+        raise InputError(
+            who, f"{len(table)} rows in {name}", f"{stored.num_rows} rows of {stored.columns}"[:200]
+        )
     return table

@@ -25,7 +25,8 @@ from quantbench.workload import Softmax
 
 FloatArray = npt.NDArray[np.float64]
 
-# Tables of more rows are fitted with fewer members and trees, because with many rows the members hardly differ.
+# Tables of more rows are fitted with fewer members and trees, because with many rows the members
+# hardly differ.
 _MANY_PRODUCT_ROWS = 2000
 # Fitting attention's Gaussian process takes time cubic in the rows.
 _MOST_ATTENTION_ROWS = 600
@@ -33,24 +34,31 @@ _UNFUSED_PROVIDERS = ("torch.eager",)
 
 
 def models_of(device: DeviceSpec, tables: dict[str, Table], *, fit: bool, seed: int) -> Models:
-    """Returns a GEMM model for each dtype and library with rows (if none: for bf16, or fp16 if the device has no bf16),
-    and models of softmax and attention. A CPU gets none, because the models describe thread blocks and waves."""
+    """Returns a GEMM model for each dtype and library with rows (if none: for bf16, or fp16 if the
+    device has no bf16), and models of softmax and attention. A CPU gets none, because the models
+    describe thread blocks and waves."""
     if device.kind == "cpu":
         return Models()
     usual = "fp16" if device.peak("bf16") is None else "bf16"
     rows_of = tables["gemm"]
-    dtypes = [name for name in np.unique(rows_of["dtype"]).tolist() if device.peak(name) is not None]
+    dtypes = [
+        name for name in np.unique(rows_of["dtype"]).tolist() if device.peak(name) is not None
+    ]
     products: dict[tuple[str, str], GemmModel] = {}
     for dtype in dtypes:
         of_dtype = rows_of.where(rows_of["dtype"] == dtype)
         libraries = np.array([library_of(name) for name in of_dtype["provider"].tolist()])
         for library, _ in Counter(libraries.tolist()).most_common():
-            model = _product(device, of_dtype.where(libraries == library), dtype, library, fit, seed)
+            model = _product(
+                device, of_dtype.where(libraries == library), dtype, library, fit, seed
+            )
             products.setdefault((dtype, model.library), model)
     if not products and device.peak(usual) is not None:
         products["", ""] = _unfitted(device, usual)
     softmax, fused = _softmax(device, tables["softmax"], fit)
-    return Models(tuple(products.values()), softmax, fused, _attention(device, tables["attention"], fit, seed))
+    return Models(
+        tuple(products.values()), softmax, fused, _attention(device, tables["attention"], fit, seed)
+    )
 
 
 def _most_of(table: Table, *columns: str) -> Table:
@@ -61,7 +69,9 @@ def _most_of(table: Table, *columns: str) -> Table:
     return table
 
 
-def _product(device: DeviceSpec, table: Table, dtype: str, library: str, fit: bool, seed: int) -> GemmModel:
+def _product(
+    device: DeviceSpec, table: Table, dtype: str, library: str, fit: bool, seed: int
+) -> GemmModel:
     table = _most_of(table, "provider")
     m = table["m"] * table["batch"]
     whole = (m <= LARGEST_SIDE) & (table["n"] <= LARGEST_SIDE) & (table["k"] <= LARGEST_SIDE)
@@ -73,10 +83,18 @@ def _product(device: DeviceSpec, table: Table, dtype: str, library: str, fit: bo
     kept = np.sort(np.random.default_rng(seed).permutation(kept)[:TABLE_ROWS])
     chosen = table.where(kept)
     return GemmModel.fit(
-        device, chosen["m"], chosen["n"], chosen["k"], chosen["latency_us"], batch=chosen["batch"],
-        layout=chosen["layout"].tolist(), dtype=dtype, library=library, seed=seed,
+        device,
+        chosen["m"],
+        chosen["n"],
+        chosen["k"],
+        chosen["latency_us"],
+        batch=chosen["batch"],
+        layout=chosen["layout"].tolist(),
+        dtype=dtype,
+        library=library,
+        seed=seed,
         effort=TABLE_EFFORT if len(kept) > _MANY_PRODUCT_ROWS else None,
-    )  # fmt: skip
+    )
 
 
 def _unfitted(device: DeviceSpec, dtype: str) -> GemmModel:
@@ -90,7 +108,9 @@ def _softmax(device: DeviceSpec, table: Table, fit: bool) -> tuple[SoftmaxModel,
     fused = table["provider"][0] not in _UNFUSED_PROVIDERS
     library = "torch" if table["provider"][0] == "torch" else "megatron"
     works: list[Any] = [work for work in table.workloads() if isinstance(work, Softmax)]
-    return SoftmaxModel.fit(device, works, table["latency_us"].tolist(), fused=fused, library=library), fused
+    return SoftmaxModel.fit(
+        device, works, table["latency_us"].tolist(), fused=fused, library=library
+    ), fused
 
 
 def _attention(device: DeviceSpec, table: Table, fit: bool, seed: int) -> AttentionModel | None:
@@ -103,7 +123,14 @@ def _attention(device: DeviceSpec, table: Table, fit: bool, seed: int) -> Attent
     kept = np.sort(np.random.default_rng(seed).permutation(len(table))[:_MOST_ATTENTION_ROWS])
     chosen = table.where(kept)
     shapes = AttentionShapes(
-        chosen["batch"], chosen["heads"], chosen["kv_heads"], chosen["seq_q"], chosen["seq_k"], chosen["head_dim"],
-        chosen["causal"], chosen["direction"] == "backward", dtype,
-    )  # fmt: skip
+        chosen["batch"],
+        chosen["heads"],
+        chosen["kv_heads"],
+        chosen["seq_q"],
+        chosen["seq_k"],
+        chosen["head_dim"],
+        chosen["causal"],
+        chosen["direction"] == "backward",
+        dtype,
+    )
     return AttentionModel.fit(device, shapes, chosen["latency_us"], seed=seed)

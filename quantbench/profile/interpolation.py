@@ -1,6 +1,7 @@
-"""Interpolates times between measured shapes with a model that knows the tile and wave edges. The model's time is
-multiplied by the ratio of measured to modelled time, which is smooth across edges: interpolated between the two nearest
-measured shapes on a line (some sizes grow in proportion, the others stay fixed), else its median over all rows."""
+"""Interpolates times between measured shapes with a model that knows the tile and wave edges. The
+model's time is multiplied by the ratio of measured to modelled time, which is smooth across edges:
+interpolated between the two nearest measured shapes on a line (some sizes grow in proportion, the
+others stay fixed), else its median over all rows."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ WIDEST_GAP = 2.0
 
 
 class _Family:
-    """Lines of rows along which the sizes at `moving` grow in proportion while the others stay fixed.
+    """Lines of rows along which the sizes at `moving` grow in proportion while the others stay
+    fixed.
 
     rows: (rows,) index of each row, in the order of lines and positions.
     scale, value: (rows,) position on the line, ascending, and interpolated quantity, in that order.
@@ -68,12 +70,15 @@ class _Family:
         self.first = np.flatnonzero(new)
         self.ends = np.append(self.first[1:], len(new))
         self._lines = RowIndex(tuple(name[self.rows[self.first]] for name in names))
-        # Positions restart on each line; adding a multiple of the line's index makes them ascend over all lines.
+        # Positions restart on each line; adding a multiple of the line's index makes them ascend
+        # over all lines.
         self._span = float(scale.max()) + 1.0
         self._ascending = self.scale + self._span * (np.cumsum(new) - 1)
 
     def between(self, low: IntArray, at: Array, high: IntArray) -> tuple[FloatArray, BoolArray]:
-        """Returns (value at positions `at` between the rows low and high, True if these are near), (shapes,) each."""
+        """Returns (value at positions `at` between the rows low and high, True if these are near),
+        (shapes,) each.
+        """
         near = self.scale[high] <= WIDEST_GAP * self.scale[low]
         share = np.log(at / self.scale[low]) / np.log(self.scale[high] / self.scale[low])
         return self.value[low] * (1.0 - share) + self.value[high] * share, near
@@ -91,7 +96,9 @@ class _Family:
 
 
 def line_of(sizes: Sizes, moving: tuple[int, ...]) -> tuple[Sizes, IntArray]:
-    """Returns (identifier of each shape's line, position on it); the position is the moving sizes' common divisor."""
+    """Returns (identifier of each shape's line, position on it); the position is the moving sizes'
+    common divisor.
+    """
     common = np.gcd.reduce([sizes[i] for i in moving])
     return tuple(size // common if i in moving else size for i, size in enumerate(sizes)), common
 
@@ -110,7 +117,9 @@ class Lines:
     families: tuple[tuple[int, ...], ...]
 
     def between(self, sizes: Sizes) -> tuple[BoolArray, FloatArray]:
-        """Returns (True if a shape lies between two measured ones, interpolated value), (shapes,) each."""
+        """Returns (True if a shape lies between two measured ones, interpolated value), (shapes,)
+        each.
+        """
         found = np.zeros(len(sizes[0]), dtype=bool)
         value = np.zeros(len(found))
         for family in self._built:
@@ -119,7 +128,9 @@ class Lines:
         return found, value
 
     def left_out(self) -> tuple[BoolArray, FloatArray]:
-        """Interpolates each row from its neighbours, without itself; returns arrays like `between`, (rows,) each."""
+        """Interpolates each row from its neighbours, without itself; returns arrays like `between`,
+        (rows,) each.
+        """
         found = np.zeros(len(self.value), dtype=bool)
         value = np.zeros(len(self.value))
         for family in self._built:
@@ -132,7 +143,9 @@ class Lines:
 
     @cached_property
     def _built(self) -> list[_Family]:
-        return [_Family(self.sizes, self.value, moving) for moving in self.families if len(self.value)]
+        return [
+            _Family(self.sizes, self.value, moving) for moving in self.families if len(self.value)
+        ]
 
 
 _COVERED = 0.9
@@ -140,8 +153,8 @@ _COVERED = 0.9
 _FEWEST_LEFT_OUT = 8
 # Smallest half-width of an interpolated time, log time: drift between runs.
 _LEAST_HALF_WIDTH = 0.01
-# Measured sizes are rounder than queried ones and easier for the model, so leave-one-out errors are too small by this
-# factor (from rows of the public A100 table at m other than powers of two).
+# Measured sizes are rounder than queried ones and easier for the model, so leave-one-out errors are
+# too small by this factor (from rows of the public A100 table at m other than powers of two).
 _LESS_ROUND = 1.15
 # Fewest rows needed to estimate the model's bias.
 _FEWEST_FOR_BIAS = 5
@@ -149,7 +162,8 @@ _FEWEST_FOR_BIAS = 5
 OUTSIDE_WIDER = 1.5
 
 
-#: latency in µs, half-widths of the 90 % interval in log time below and above, least possible µs; (shapes,) each
+#: latency in µs, half-widths of the 90 % interval in log time below and above, least possible µs;
+#: (shapes,) each
 Predicted = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
 #: (latency_us, low_us, high_us, source code, outside), (shapes,) each
 Times = tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], BoolArray]
@@ -159,8 +173,8 @@ Base = Callable[[Sizes], Predicted]
 
 @dataclass(frozen=True)
 class Trust:
-    """Calibration of an interpolation. share: fraction of the interpolated log ratio that is applied. half_width:
-    half-width of the resulting 90 % interval, log time."""
+    """Calibration of an interpolation. share: fraction of the interpolated log ratio that is
+    applied. half_width: half-width of the resulting 90 % interval, log time."""
 
     share: float
     half_width: float
@@ -193,14 +207,18 @@ class Surface:
         latency, low, high = self.latency_us[row], self.low_us[row], self.high_us[row]
         if rest.size:
             unmeasured = tuple(size[rest] for size in sizes)
-            latency[rest], low[rest], high[rest], code[rest], outside[rest] = self._unmeasured(unmeasured)
+            latency[rest], low[rest], high[rest], code[rest], outside[rest] = self._unmeasured(
+                unmeasured
+            )
         return latency, low, high, code, outside
 
     def _unmeasured(self, sizes: Sizes) -> Times:
         model_us, below, above, floor_us = self.base(sizes)
         between, ratio = self.lines.between(sizes)
         spans = zip(sizes, self.range, strict=True)
-        outside = np.logical_or.reduce([(size < low) | (size > high) for size, (low, high) in spans])
+        outside = np.logical_or.reduce(
+            [(size < low) | (size > high) for size, (low, high) in spans]
+        )
         shift = np.where(between, self.bias + self.trust.share * (ratio - self.bias), self.bias)
         wider = np.where(outside, OUTSIDE_WIDER, 1.0)
         half_below = np.where(between, self.trust.half_width, below * wider)
@@ -214,7 +232,9 @@ class Surface:
 
     @cached_property
     def range(self) -> tuple[tuple[int, int], ...]:
-        """Smallest and largest measured value of each size; the empty range (1, 0) if nothing was measured."""
+        """Smallest and largest measured value of each size; the empty range (1, 0) if nothing was
+        measured.
+        """
         if not len(self.latency_us):
             return tuple((1, 0) for _ in self.sizes)
         return tuple((int(size.min()), int(size.max())) for size in self.sizes)
@@ -231,7 +251,9 @@ class Surface:
 
     @cached_property
     def bias(self) -> float:
-        """Median log ratio of measured to modelled time over all rows; 0 with fewer than five rows."""
+        """Median log ratio of measured to modelled time over all rows; 0 with fewer than five
+        rows.
+        """
         if len(self.latency_us) < _FEWEST_FOR_BIAS:
             return 0.0
         return float(np.median(self._log_ratio))
@@ -248,7 +270,9 @@ class Surface:
         predicted = ratio[inner] - self.bias
         true = self._log_ratio[inner] - self.bias
         squares = float((predicted**2).sum())
-        share = min(1.0, max(0.0, float((predicted * true).sum()) / squares)) if squares > 0 else 1.0
+        share = (
+            min(1.0, max(0.0, float((predicted * true).sum()) / squares)) if squares > 0 else 1.0
+        )
         error = np.abs(true - share * predicted)
         # One rank higher, because the quantile of a sample is uncertain by one rank.
         rank = min(1.0, _COVERED * (len(error) + 1) / len(error))

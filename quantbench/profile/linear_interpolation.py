@@ -1,5 +1,6 @@
-"""Finds where a planner's linear interpolation in m between the rows of a table of products is wrong, and the fewest
-rows that mend it. The time jumps at a tile or wave edge, so a line across the edge is wrong on both sides of it."""
+"""Finds where a planner's linear interpolation in m between the rows of a table of products is
+wrong, and the fewest rows that mend it. The time jumps at a tile or wave edge, so a line across the
+edge is wrong on both sides of it."""
 
 from __future__ import annotations
 
@@ -40,11 +41,13 @@ class Site:
     def errors(self, added: BoolArray | None = None) -> FloatArray:
         """Returns interpolated / expected - 1, (places,). added: places that are rows as well."""
         rows = self.in_table if added is None else self.in_table | added
-        return interpolated_us(self.m, self.m[rows], self.expected_us[rows]) / self.expected_us - 1.0
+        return (
+            interpolated_us(self.m, self.m[rows], self.expected_us[rows]) / self.expected_us - 1.0
+        )
 
     def rows_to_add(self, bound: float) -> BoolArray:
-        """Returns the fewest places, (places,), that keep linear interpolation within `bound`, a ratio such as 0.05,
-        of the expected time at every place."""
+        """Returns the fewest places, (places,), that keep linear interpolation within `bound`, a
+        ratio such as 0.05, of the expected time at every place."""
         added = np.zeros(len(self.m), dtype=np.bool_)
         wrong = np.abs(self.errors()) > bound
         for low, high in pairwise(np.flatnonzero(self.in_table).tolist()):
@@ -56,7 +59,8 @@ class Site:
 
 
 def interpolated_us(m: IntArray, rows_m: IntArray, rows_us: FloatArray) -> FloatArray:
-    """Returns the planner's times at sizes m (places,) of one (n, k), from rows ascending in m; nan outside the rows.
+    """Returns the planner's times at sizes m (places,) of one (n, k), from rows ascending in m; nan
+    outside the rows.
 
     >>> interpolated_us(np.array([3]), np.array([2, 4]), np.array([10.0, 20.0]))
     array([15.])
@@ -66,7 +70,8 @@ def interpolated_us(m: IntArray, rows_m: IntArray, rows_us: FloatArray) -> Float
 
 
 def places_between(rows_m: IntArray) -> IntArray:
-    """Returns the row sizes m of one (n, k) and both sides of every tile edge between them, ascending.
+    """Returns the row sizes m of one (n, k) and both sides of every tile edge between them,
+    ascending.
 
     At most 32 edges between two rows: only every second, fourth, … edge if there are more.
     """
@@ -81,9 +86,11 @@ def places_between(rows_m: IntArray) -> IntArray:
     return np.unique(np.concatenate(found)).astype(np.int64)
 
 
-def through_rows(m: IntArray, model_us: FloatArray, in_table: BoolArray, rows_us: FloatArray) -> FloatArray:
-    """Scales a model's times (places,) to match the measured times at the table's rows (rows,). Between rows, the log
-    ratio of measured to modelled time is interpolated linearly over log m."""
+def through_rows(
+    m: IntArray, model_us: FloatArray, in_table: BoolArray, rows_us: FloatArray
+) -> FloatArray:
+    """Scales a model's times (places,) to match the measured times at the table's rows (rows,).
+    Between rows, the log ratio of measured to modelled time is interpolated linearly over log m."""
     ratio = np.log(rows_us / model_us[in_table])
     moved = model_us * np.exp(np.interp(np.log(m), np.log(m[in_table]), ratio))
     moved[in_table] = rows_us
@@ -91,8 +98,8 @@ def through_rows(m: IntArray, model_us: FloatArray, in_table: BoolArray, rows_us
 
 
 def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[int]:
-    """Returns ascending indices of the fewest places that, with the first and the last, keep linear interpolation
-    within `bound` of the expected time at every place (a shortest path).
+    """Returns ascending indices of the fewest places that, with the first and the last, keep linear
+    interpolation within `bound` of the expected time at every place (a shortest path).
 
     >>> fewest_between(np.array([1, 2, 3, 4]), np.array([1.0, 1.0, 2.0, 2.0]), 0.05)
     [1, 2]
@@ -103,7 +110,8 @@ def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[i
     steps[0] = 0
     came_from = np.full(places, -1)
     for i in range(places - 1):
-        # A line from i to j is within the bound if its slope is in the interval that each place between them allows.
+        # A line from i to j is within the bound if its slope is in the interval that each place
+        # between them allows.
         dx = x[i + 1 :] - x[i]
         slope = (y[i + 1 :] - y[i]) / dx
         lowest = np.maximum.accumulate(((1 - bound) * y[i + 1 :] - y[i]) / dx)

@@ -34,17 +34,24 @@ _PRODUCT_PROBES = tuple(
 
 
 def _product_to_json(model: GemmModel) -> Json:
-    """Returns a model as JSON: `model` is its file in base64, None for the one that quantbench ships."""
+    """Returns a model as JSON: `model` is its file in base64, None for the one that quantbench
+    ships.
+    """
     shipped = model is shipped_model(model.device.name, model.dtype, model.library)
     return {
-        "dtype": model.dtype, "library": model.library, "rows": model.rows, "note": model.note,
+        "dtype": model.dtype,
+        "library": model.library,
+        "rows": model.rows,
+        "note": model.note,
         "provenance": {**model.provenance, "prior": model.prior_source},
         "model": None if shipped else b64encode(model.to_bytes()).decode("ascii"),
-    }  # fmt: skip
+    }
 
 
 def _product_from_json(data: Any, device: DeviceSpec) -> GemmModel:
-    """Inverse of `_product_to_json`. Raises InputError if the data is invalid or for another device."""
+    """Inverse of `_product_to_json`. Raises InputError if the data is invalid or for another
+    device.
+    """
     with _sound(_WHO):
         if data["model"] is None:
             made = shipped_model(device.name, data["dtype"], data["library"])
@@ -56,7 +63,9 @@ def _product_from_json(data: Any, device: DeviceSpec) -> GemmModel:
         told = (data["dtype"], data["library"], data["rows"], data["note"])
         if (made.dtype, made.library, made.rows, made.note) != told or made.device != device:
             raise InputError(
-                _WHO, f"a model of {made.dtype} on {made.device.name}", f"one of {told[0]} on {device.name}"
+                _WHO,
+                f"a model of {made.dtype} on {made.device.name}",
+                f"one of {told[0]} on {device.name}",
             )
         with np.errstate(all="ignore"):
             found = made.predict(*_PRODUCT_PROBES)
@@ -72,7 +81,15 @@ def _sound(who: str) -> Iterator[None]:
             yield
     except InputError:
         raise
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError, StoreError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        IndexError,
+        OverflowError,
+        AttributeError,
+        StoreError,
+    ) as error:
         raise InputError(who, f"a broken part ({error!r})"[:160], _EXPECTED) from None
 
 
@@ -93,7 +110,8 @@ class Models:
 
     gemm: one model per dtype and library; of each dtype, that with the most rows first.
     softmax, attention: None if the device has no such model.
-    softmax_fused: True if the softmax model describes one fused kernel, False for the unfused fallback.
+    softmax_fused: True if the softmax model describes one fused kernel, False for the unfused
+        fallback.
     """
 
     gemm: tuple[GemmModel, ...] = ()
@@ -103,12 +121,23 @@ class Models:
 
     def product(self, dtype: str, library: str = "") -> GemmModel | None:
         """Returns the model of a dtype and library ("": the first), None if there is none."""
-        return next((model for model in self.gemm if model.dtype == dtype and library in ("", model.library)), None)
+        return next(
+            (
+                model
+                for model in self.gemm
+                if model.dtype == dtype and library in ("", model.library)
+            ),
+            None,
+        )
 
 
 def models_to_json(models: Models) -> Json:
     """Returns the models as a JSON object with one list per kind."""
-    softmax = None if models.softmax is None else {**models.softmax.to_json(), "fused": models.softmax_fused}
+    softmax = (
+        None
+        if models.softmax is None
+        else {**models.softmax.to_json(), "fused": models.softmax_fused}
+    )
     return {
         "gemm": [_product_to_json(model) for model in models.gemm],
         "softmax": [] if softmax is None else [softmax],
@@ -117,16 +146,29 @@ def models_to_json(models: Models) -> Json:
 
 
 def models_from_json(data: Mapping[str, Sequence[Json]], device: DeviceSpec) -> Models:
-    """Inverse of `models_to_json`. Raises InputError if the data is invalid or for another device."""
+    """Inverse of `models_to_json`. Raises InputError if the data is invalid or for another
+    device.
+    """
     if set(data) != set(_KINDS):
-        raise InputError("profile models", ", ".join(data)[:80] or "none", "lists of " + ", ".join(_KINDS))
+        raise InputError(
+            "profile models", ", ".join(data)[:80] or "none", "lists of " + ", ".join(_KINDS)
+        )
     if len(data["softmax"]) > 1 or len(data["attention"]) > 1:
-        raise InputError("profile models", "several models of softmax or attention", "one at most of each")
+        raise InputError(
+            "profile models", "several models of softmax or attention", "one at most of each"
+        )
     gemm = tuple(_product_from_json(one, device) for one in data["gemm"])
     if len({(model.dtype, model.library) for model in gemm}) < len(gemm):
-        raise InputError("profile models", "two models of products of one dtype and library", "one of each")
+        raise InputError(
+            "profile models", "two models of products of one dtype and library", "one of each"
+        )
     softmax, fused = _softmax(data["softmax"][0], device) if data["softmax"] else (None, True)
-    return Models(gemm, softmax, fused, _attention(data["attention"][0], device) if data["attention"] else None)
+    return Models(
+        gemm,
+        softmax,
+        fused,
+        _attention(data["attention"][0], device) if data["attention"] else None,
+    )
 
 
 def _softmax(data: Any, device: DeviceSpec) -> tuple[SoftmaxModel, bool]:
@@ -135,7 +177,9 @@ def _softmax(data: Any, device: DeviceSpec) -> tuple[SoftmaxModel, bool]:
         fused = data["fused"]
         model = SoftmaxModel.from_json(data, device)
         if not isinstance(fused, bool) or not isinstance(model.note, str):
-            raise InputError(who, f"fused = {fused!r}, note {model.note!r}"[:100], "true or false, and a text")
+            raise InputError(
+                who, f"fused = {fused!r}, note {model.note!r}"[:100], "true or false, and a text"
+            )
         found = model.predict(_SOFTMAX_PROBES)
         _require_times(who, found.low_us, found.latency_us, found.high_us)
         return model, fused

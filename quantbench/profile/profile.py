@@ -1,4 +1,6 @@
-"""Builds, saves, loads and queries the profile of one GPU: measured tables, fitted models, cliffs and verdicts."""
+"""Builds, saves, loads and queries the profile of one GPU: measured tables, fitted models, cliffs
+and verdicts.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from quantbench.latency.op_times import CORRELATION, OpEstimate, ShapeEstimate, 
 from quantbench.profile import file
 from quantbench.profile.answers import Experts, ProfileEstimates, Shapes, collective_estimates
 from quantbench.profile.models import Models, models_from_json, models_to_json
-from quantbench.profile.schema import PROFILE_FORMAT, PROFILE_VERSION, KnownCliff, ProfileFile, Provenance
+from quantbench.profile.schema import (
+    PROFILE_FORMAT,
+    PROFILE_VERSION,
+    KnownCliff,
+    ProfileFile,
+    Provenance,
+)
 from quantbench.profile.table import LAYOUTS, Table, check_table
 from quantbench.rules import Verdict
 from quantbench.store.folder import Run
@@ -35,9 +43,11 @@ Answer = Estimate | ProfileEstimates
 
 @dataclass(frozen=True)
 class Profile:
-    """Profile of one device. Construction checks that no row has an invalid workload or an impossible time.
+    """Profile of one device. Construction checks that no row has an invalid workload or an
+    impossible time.
 
-    tables: measured tables by kind (gemm, softmax, attention, moe, collective), each possibly empty.
+    tables: measured tables by kind (gemm, softmax, attention, moe, collective), each possibly
+        empty.
     models: models fitted to the tables, or shipped ones.
     cliffs: known cliffs, largest first.
     findings: verdicts on the rules of thumb.
@@ -63,36 +73,60 @@ class Profile:
     def from_runs(cls, runs: Sequence[Run], *, fit: bool = True, seed: int = 0) -> Profile:
         """Builds the profile of runs of one device. The order of the runs does not matter.
 
-        fit: fit models to the rows; if False, use shipped models. Raises InputError for runs of different devices, for
+        fit: fit models to the rows; if False, use shipped models. Raises InputError for runs of
+            different devices, for
         simulated and measured runs together, and for runs with cold and with hot caches.
         """
-        from quantbench.profile.build import parts_of  # the analysis of runs takes longer to import than all else
+        from quantbench.profile.build import (
+            parts_of,
+        )  # the analysis of runs takes longer to import than all else
 
         return cls(**parts_of(runs, fit=fit, seed=seed))
 
     def save(self, path: str | Path) -> None:
-        """Writes a JSON file, and a Parquet file beside it for each large table. Raises InputError for a number that is
-        not finite, StoreError if the files cannot be written."""
+        """Writes a JSON file, and a Parquet file beside it for each large table. Raises InputError
+        for a number that is not finite, StoreError if the files cannot be written."""
         models = models_to_json(self.models)
         content = ProfileFile(
-            PROFILE_FORMAT, PROFILE_VERSION, "", self.device, self.software, self.provenance, models, self.cliffs,
-            self.findings, tables={},
-        )  # fmt: skip
+            PROFILE_FORMAT,
+            PROFILE_VERSION,
+            "",
+            self.device,
+            self.software,
+            self.provenance,
+            models,
+            self.cliffs,
+            self.findings,
+            tables={},
+        )
         file.write_document(Path(path), content, self.tables)
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
         """Reads a profile from its JSON file, or from profile.json in a folder.
 
-        Raises StoreError if the file cannot be read or was changed, InputError if its content is invalid.
+        Raises StoreError if the file cannot be read or was changed, InputError if its content is
+        invalid.
         """
         where = Path(path)
         try:
-            found, tables = file.read_document(where / "profile.json" if os.path.isdir(where) else where)
+            found, tables = file.read_document(
+                where / "profile.json" if os.path.isdir(where) else where
+            )
             models = models_from_json(found.models, found.device)
-            return cls(found.device, found.software, found.provenance, tables, models, found.cliffs, found.findings)
+            return cls(
+                found.device,
+                found.software,
+                found.provenance,
+                tables,
+                models,
+                found.cliffs,
+                found.findings,
+            )
         except InputError as error:
-            raise InputError(f"profile {path}: {error.operation}", error.value, error.expected) from None
+            raise InputError(
+                f"profile {path}: {error.operation}", error.value, error.expected
+            ) from None
 
     @cached_property
     def _shapes(self) -> Shapes:
@@ -118,12 +152,13 @@ class Profile:
         batch: Size = 1,
         provider: str | None = None,
     ) -> Answer:
-        """Returns the time of m×k times k×n: an Estimate for plain numbers, for arrays, which broadcast,
-        ProfileEstimates.
+        """Returns the time of m×k times k×n: an Estimate for plain numbers, for arrays, which
+        broadcast, ProfileEstimates.
 
-        dtype, layout, provider: None selects the one with the most rows. If a dtype or layout was not measured, the
-        closest one is used, with a note. Raises InputError for invalid sizes, UnsupportedError for a dtype that the
-        device does not support.
+        dtype, layout, provider: None selects the one with the most rows. If a dtype or layout was
+            not measured, the
+        closest one is used, with a note. Raises InputError for invalid sizes, UnsupportedError for
+        a dtype that the device does not support.
         """
         return self._shapes.estimate("gemm", (dtype, layout, provider), (m, n, k, batch))
 
@@ -138,10 +173,16 @@ class Profile:
         direction: str = "forward",
         provider: str | None = None,
     ) -> Answer:
-        """Returns the time of softmax over the last dimension of (batch, rows, cols); batch: heads / TP × MBS."""
+        """Returns the time of softmax over the last dimension of (batch, rows, cols); batch: heads
+        / TP × MBS.
+        """
         if mask == "causal" and np.any(np.asarray(rows) != np.asarray(cols)):
-            raise InputError("profile.softmax", "mask = 'causal' with rows unlike cols", "rows equal to cols")
-        return self._shapes.estimate("softmax", (dtype, mask, direction, provider), (batch, rows, cols))
+            raise InputError(
+                "profile.softmax", "mask = 'causal' with rows unlike cols", "rows equal to cols"
+            )
+        return self._shapes.estimate(
+            "softmax", (dtype, mask, direction, provider), (batch, rows, cols)
+        )
 
     def attention(
         self,
@@ -159,12 +200,20 @@ class Profile:
     ) -> Answer:
         """Returns the time of fused attention. kv_heads: 0 means as many as heads."""
         if causal and np.any(np.asarray(seq_q) != np.asarray(seq_k)):
-            raise InputError("profile.attention", "causal with seq_q unlike seq_k", "seq_q equal to seq_k")
+            raise InputError(
+                "profile.attention", "causal with seq_q unlike seq_k", "seq_q equal to seq_k"
+            )
         # A plain number stays one, so that the answer is cached.
         plain = type(kv_heads) is int
-        kv: Any = (kv_heads or heads) if plain else np.where(np.asarray(kv_heads) == 0, heads, kv_heads)
+        kv: Any = (
+            (kv_heads or heads) if plain else np.where(np.asarray(kv_heads) == 0, heads, kv_heads)
+        )
         if np.any(np.asarray(heads) % np.maximum(kv, 1) != 0):
-            raise InputError("profile.attention", f"kv_heads = {kv} of {heads!s} heads"[:100], "a divisor of heads")
+            raise InputError(
+                "profile.attention",
+                f"kv_heads = {kv} of {heads!s} heads"[:100],
+                "a divisor of heads",
+            )
         sizes = (batch, heads, kv, seq_q, seq_k, head_dim)
         return self._shapes.estimate("attention", (dtype, causal, direction, provider), sizes)
 
@@ -178,33 +227,40 @@ class Profile:
         dtype: str | None = None,
         provider: str | None = None,
     ) -> Answer:
-        """Returns the time of a collective between num_gpus GPUs, spread evenly over num_nodes nodes.
+        """Returns the time of a collective between num_gpus GPUs, spread evenly over num_nodes
+        nodes.
 
-        message_bytes: as in `workload.Collective` (nccl-tests' `size`). Only message sizes are interpolated. Raises
-        UnsupportedError for an op or a number of GPUs or nodes that was not measured, InputError for invalid sizes.
+        message_bytes: as in `workload.Collective` (nccl-tests' `size`). Only message sizes are
+            interpolated. Raises
+        UnsupportedError for an op or a number of GPUs or nodes that was not measured, InputError
+        for invalid sizes.
         """
-        return collective_estimates(self.tables["collective"], op, message_bytes, num_gpus, num_nodes, dtype, provider)
+        return collective_estimates(
+            self.tables["collective"], op, message_bytes, num_gpus, num_nodes, dtype, provider
+        )
 
     def moe(self, works: Sequence[MoE], *, provider: str | None = None) -> list[Estimate]:
-        """Returns the time of the experts of each layer on its busiest GPU: a measured row, or a model of the rows.
+        """Returns the time of the experts of each layer on its busiest GPU: a measured row, or a
+        model of the rows.
 
-        provider: None selects the one with the most rows of the layer's dtype. Raises UnsupportedError if it measured
+        provider: None selects the one with the most rows of the layer's dtype. Raises
+            UnsupportedError if it measured
         none of them.
         """
         found = self._experts.estimates(works, provider)
         return [found[work] for work in works]
 
     def layer(self, shape: TransformerShape, *, backward: bool = True) -> ShapeEstimate:
-        """Returns the time of one layer for one micro-batch on one GPU: GEMMs, softmax and attention, excluding logits,
-        norms, activations and communication."""
+        """Returns the time of one layer for one micro-batch on one GPU: GEMMs, softmax and
+        attention, excluding logits, norms, activations and communication."""
         ops = [replace(op, count=1) for op in shape.ops(backward=backward) if op.name != "logits"]
         found = self.estimates([op.workload for op in ops])
         return total([OpEstimate(op, one) for op, one in zip(ops, found, strict=True)], CORRELATION)
 
     @property
     def gemm_error(self) -> float | None:
-        """Half-width of log time of the 90 % interval of GEMMs interpolated between measured ones of the most frequent
-        format, from leave-one-out errors; None if none was measured."""
+        """Half-width of log time of the 90 % interval of GEMMs interpolated between measured ones
+        of the most frequent format, from leave-one-out errors; None if none was measured."""
         surface = self._shapes.chosen("gemm", (None, None, None)).surface
         return surface.trust.half_width if len(surface.latency_us) else None
 
@@ -220,12 +276,16 @@ class Profile:
     def note(self) -> str:
         """Number of rows in the profile, and number of estimates so far from each source."""
         counted = ", ".join(f"{count} {source}" for source, count in self._sources.most_common())
-        rows = ", ".join(f"{len(table):,} {kind}" for kind, table in self.tables.items() if len(table))
+        rows = ", ".join(
+            f"{len(table):,} {kind}" for kind, table in self.tables.items() if len(table)
+        )
         content = f"profile of {self.device.name}: {rows or 'no'} rows"
         answered = f"of what was asked {counted}" if counted else ""
         return "; ".join(filter(None, (content, self.provenance.note, answered)))
 
     @property
     def common_error(self) -> float:
-        """Returns the error common to all estimates: 0 for measured times (implements `latency.op_times.OpTimes`)."""
+        """Returns the error common to all estimates: 0 for measured times (implements
+        `latency.op_times.OpTimes`).
+        """
         return 0.0

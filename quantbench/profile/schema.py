@@ -1,5 +1,5 @@
-"""Defines what a profile's JSON file holds. `python -m quantbench.profile.schema` prints its JSON Schema, which is
-generated from these types; reading decodes a file to them."""
+"""Defines what a profile's JSON file holds. `python -m quantbench.profile.schema` prints its JSON
+Schema, which is generated from these types; reading decodes a file to them."""
 
 import json
 from collections.abc import Mapping
@@ -51,13 +51,16 @@ class Provenance:
 
 @dataclass(frozen=True)
 class KnownCliff:
-    """Cliff in measured times: from size `at` to `next` of `axis`, the time jumps by `ratio` beyond the trend.
+    """Cliff in measured times: from size `at` to `next` of `axis`, the time jumps by `ratio` beyond
+    the trend.
 
     low, high: 95 % interval of ratio.
     cause: kind of the cause.
     evidence: as in `analysis.cliffs.Cause`; "" for a family.
-    num_curves: 1 for a cliff of one curve; else the number of curves in the family, and ratio is their median.
-    held, before, after, keys: fixed sizes, workloads on both sides and their record keys; empty for a family.
+    num_curves: 1 for a cliff of one curve; else the number of curves in the family, and ratio is
+        their median.
+    held, before, after, keys: fixed sizes, workloads on both sides and their record keys; empty for
+        a family.
     """
 
     axis: str
@@ -81,7 +84,11 @@ class KnownCliff:
     def __post_init__(self) -> None:
         who = f"cliff after {self.axis} = {self.at}"
         if not 0 < self.low <= self.ratio <= self.high < float("inf"):
-            raise InputError(who, f"ratio {self.low!r} to {self.high!r} around {self.ratio!r}", "finite, in order")
+            raise InputError(
+                who,
+                f"ratio {self.low!r} to {self.high!r} around {self.ratio!r}",
+                "finite, in order",
+            )
         if not 0 < self.at < self.next:
             raise InputError(who, f"next = {self.next!r}", "a larger size")
 
@@ -108,7 +115,8 @@ class StoredFile:
 class ProfileFile:
     """Content of a profile's JSON file.
 
-    sha256: digest of the file without this field, as JSON with sorted names, no spaces and ASCII escapes.
+    sha256: digest of the file without this field, as JSON with sorted names, no spaces and ASCII
+        escapes.
     software: versions by name.
     models: by kind; what stands in them is for quantbench alone.
     tables: by kind (`table.LAYOUTS`), times in microseconds.
@@ -133,7 +141,10 @@ def schema() -> Json:
         "title": f"A profile of one GPU, version {PROFILE_VERSION}",
     }
     body = json_schema(ProfileFile)
-    body["properties"] |= {"format": {"const": PROFILE_FORMAT}, "version": {"const": PROFILE_VERSION}}
+    body["properties"] |= {
+        "format": {"const": PROFILE_FORMAT},
+        "version": {"const": PROFILE_VERSION},
+    }
     return head | body
 
 

@@ -1,5 +1,5 @@
-"""Selects the rows and the model of a profile that answer a query. Without an exact match the closest dtype or layout
-is used, with a wider interval and a note."""
+"""Selects the rows and the model of a profile that answer a query. Without an exact match the
+closest dtype or layout is used, with a wider interval and a note."""
 
 from __future__ import annotations
 
@@ -39,23 +39,28 @@ SIZES = {
     "softmax": ("batch", "rows", "cols"),
     "attention": ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"),
 }
-# Sizes that grow together along the lines between measured shapes, by their index in SIZES; tried in order.
+# Sizes that grow together along the lines between measured shapes, by their index in SIZES; tried
+# in order.
 _FAMILIES: dict[str, tuple[tuple[int, ...], ...]] = {
     "gemm": ((0,), (1,), (2,), (1, 2), (0, 1), (0, 2), (0, 1, 2), (3,)),
     "softmax": ((0,), (1, 2), (1,), (2,)),
     "attention": ((3, 4), (0,), (1, 2), (5,), (4,), (3,), (1,), (2,)),
 }
-#: extra half-width in log time for a layout or twin dtype that was not measured (cuBLAS's layouts differ by up to 15 %
-#: if operands exceed L2)
+#: extra half-width in log time for a layout or twin dtype that was not measured (cuBLAS's layouts
+#: differ by up to 15 % if operands exceed L2)
 ALIKE = log(1.15)
-# Half-width in log time of an estimate from the spec sheet, the time of a small kernel, and the share of the peaks.
+# Half-width in log time of an estimate from the spec sheet, the time of a small kernel, and the
+# share of the peaks.
 _ROOFLINE = log(2.0)
 _SMALL_KERNEL_US = {"cuda": 3.0, "cpu": 2.0}
 _REACHED = 0.75
 
 
-def roofline_parts(device: DeviceSpec, kind: str, sizes: Sizes, fixed: Fixed) -> tuple[FloatArray, FloatArray]:
-    """Returns the times of the least memory traffic and of the arithmetic at the device's peaks, (shapes,) µs each.
+def roofline_parts(
+    device: DeviceSpec, kind: str, sizes: Sizes, fixed: Fixed
+) -> tuple[FloatArray, FloatArray]:
+    """Returns the times of the least memory traffic and of the arithmetic at the device's peaks,
+    (shapes,) µs each.
 
     The time of the arithmetic is 0 for softmax, and if the peak is unknown.
     """
@@ -64,7 +69,10 @@ def roofline_parts(device: DeviceSpec, kind: str, sizes: Sizes, fixed: Fixed) ->
     if kind == "gemm":
         m, n, k, batch = (size.astype(np.float64) for size in sizes)
         of = DTYPES[dtype]
-        moved = batch * (np.round(m * k * of.a_bytes + k * n * of.b_bytes) + m * n * DTYPES[of.output].element_bytes)
+        moved = batch * (
+            np.round(m * k * of.a_bytes + k * n * of.b_bytes)
+            + m * n * DTYPES[of.output].element_bytes
+        )
         flops = 2.0 * m * n * k * batch
     elif kind == "attention":
         shapes = _attention_shapes(sizes, fixed)
@@ -84,7 +92,9 @@ def _attention_shapes(sizes: Sizes, fixed: Fixed) -> AttentionShapes:
     batch, heads, kv_heads, seq_q, seq_k, head_dim = sizes
     masks = np.full(len(batch), fixed["causal"])
     backward = np.full(len(batch), fixed["direction"] == "backward")
-    return AttentionShapes(batch, heads, kv_heads, seq_q, seq_k, head_dim, masks, backward, str(fixed["dtype"]))
+    return AttentionShapes(
+        batch, heads, kv_heads, seq_q, seq_k, head_dim, masks, backward, str(fixed["dtype"])
+    )
 
 
 def _product(model: GemmModel, layout: str, wider: float, sizes: Sizes) -> Predicted:
@@ -93,7 +103,9 @@ def _product(model: GemmModel, layout: str, wider: float, sizes: Sizes) -> Predi
     m, n, k, batch = (np.minimum(size, LARGEST_SIDE) for size in sizes)
     found = model.predict(m, n, k, batch=batch, layout=layout)
     half = np.log(found.high_us / found.latency_us) + wider
-    floor_us = np.prod(np.array(sizes, dtype=np.float64), axis=0) * (2.0 / model.ensemble.machine.flop_per_us)
+    floor_us = np.prod(np.array(sizes, dtype=np.float64), axis=0) * (
+        2.0 / model.ensemble.machine.flop_per_us
+    )
     return found.latency_us, half, half, floor_us
 
 
@@ -101,7 +113,12 @@ def _roofline(device: DeviceSpec, kind: str, fixed: Fixed, sizes: Sizes) -> Pred
     """Predicts any kind from the device's spec sheet alone."""
     memory_us, compute_us = roofline_parts(device, kind, sizes, fixed)
     half = np.full(len(memory_us), _ROOFLINE)
-    return np.maximum(memory_us, compute_us) / _REACHED + _SMALL_KERNEL_US[device.torch_kind], half, half, compute_us
+    return (
+        np.maximum(memory_us, compute_us) / _REACHED + _SMALL_KERNEL_US[device.torch_kind],
+        half,
+        half,
+        compute_us,
+    )
 
 
 def _softmax(model: SoftmaxModel, fused: bool, fixed: Fixed, sizes: Sizes) -> Predicted:
@@ -123,16 +140,23 @@ def _with_halves(found: Estimates, floor_us: FloatArray) -> Predicted:
     return middle, np.log(middle / found.low_us), np.log(found.high_us / middle), floor_us
 
 
-def _product_base(device: DeviceSpec, models: Models, dtype: str, library: str, layout: str) -> tuple[Base, str]:
-    """Returns (a model of GEMMs of `dtype`, of `library` if the profile has one, its note); for a CPU, its spec sheet.
+def _product_base(
+    device: DeviceSpec, models: Models, dtype: str, library: str, layout: str
+) -> tuple[Base, str]:
+    """Returns (a model of GEMMs of `dtype`, of `library` if the profile has one, its note); for a
+    CPU, its spec sheet.
 
     Raises UnsupportedError for a dtype that the device does not support.
     """
     if device.kind == "cpu":
-        note = f"no model of products on {device.name}: from its spec sheet, good to a factor of two"
+        note = (
+            f"no model of products on {device.name}: from its spec sheet, good to a factor of two"
+        )
         return partial(_roofline, device, "gemm", {"dtype": dtype}), note
     if device.peak(dtype) is None:
-        raise UnsupportedError("profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}")
+        raise UnsupportedError(
+            "profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}"
+        )
     fitted = models.product(dtype, library) or models.product(dtype)
     if fitted is not None:
         return partial(_product, fitted, layout, 0.0), fitted.note
@@ -166,10 +190,14 @@ class Chosen:
         return f"{count}outside the measured range ({', '.join(f'{n} {low} to {high}' for n, (low, high) in spans)})"
 
 
-def choose(device: DeviceSpec, table: Table, models: Models, of: Mapping[str, Any], provider: str | None) -> Chosen:
-    """Selects rows and model for a format; None selects the dtype, layout or provider with the most rows.
+def choose(
+    device: DeviceSpec, table: Table, models: Models, of: Mapping[str, Any], provider: str | None
+) -> Chosen:
+    """Selects rows and model for a format; None selects the dtype, layout or provider with the most
+    rows.
 
-    of: the query's dtype; of GEMMs, layout; of softmax and attention, mask or causal, and direction.
+    of: the query's dtype; of GEMMs, layout; of softmax and attention, mask or causal, and
+        direction.
     """
     kind = table.kind
     who = f"profile.{kind}"
@@ -195,7 +223,9 @@ def choose(device: DeviceSpec, table: Table, models: Models, of: Mapping[str, An
         who = library_of(provider)
         libraries = sorted({model.library for model in models.gemm})
         if who not in libraries:
-            expected = "one of " + (", ".join(libraries) or "none: it has neither rows nor models of products")
+            expected = "one of " + (
+                ", ".join(libraries) or "none: it has neither rows nor models of products"
+            )
             raise InputError("profile.gemm", f"provider = {provider!r}", expected)
         provider = who
     else:
@@ -204,22 +234,30 @@ def choose(device: DeviceSpec, table: Table, models: Models, of: Mapping[str, An
     base: Base
     if kind == "gemm":
         layout = layout or "nt"
-        base, model_note = _product_base(device, models, row_dtype, library_of(provider) if provider else "", layout)
+        base, model_note = _product_base(
+            device, models, row_dtype, library_of(provider) if provider else "", layout
+        )
         usual = models.product(row_dtype)
         fixed |= {"layout": layout, "provider": provider or (usual.library if usual else "")}
     else:
         base, model_note = _vector_base(device, models, kind, fixed, row_dtype)
-    return Chosen(kind, _surface(table, rows, base), fixed, "; ".join(notes), ALIKE * len(notes), model_note)
+    return Chosen(
+        kind, _surface(table, rows, base), fixed, "; ".join(notes), ALIKE * len(notes), model_note
+    )
 
 
 def _usual_dtype(kind: str, models: Models) -> str:
     """Returns the dtype of a kind that the profile has no rows of."""
     if kind == "gemm" and models.gemm:
         return models.gemm[0].dtype
-    return models.attention.dtype if kind == "attention" and models.attention is not None else "bf16"
+    return (
+        models.attention.dtype if kind == "attention" and models.attention is not None else "bf16"
+    )
 
 
-def _vector_base(device: DeviceSpec, models: Models, kind: str, fixed: Fixed, row_dtype: str) -> tuple[Base, str]:
+def _vector_base(
+    device: DeviceSpec, models: Models, kind: str, fixed: Fixed, row_dtype: str
+) -> tuple[Base, str]:
     """Returns (a model of softmax or attention, its note)."""
     of_rows = {**fixed, "dtype": row_dtype}
     if kind == "softmax" and models.softmax is not None:
@@ -227,7 +265,9 @@ def _vector_base(device: DeviceSpec, models: Models, kind: str, fixed: Fixed, ro
     if kind == "attention" and models.attention is not None and device.peak(row_dtype) is not None:
         return partial(_attention, models.attention, of_rows), models.attention.note
     what = kind if kind == "softmax" else f"{row_dtype} {kind}"
-    return partial(_roofline, device, kind, fixed), f"no model of {what} on {device.name}: from its spec sheet"
+    return partial(
+        _roofline, device, kind, fixed
+    ), f"no model of {what} on {device.name}: from its spec sheet"
 
 
 def _of_format(table: Table, dtype: str, rows: BoolArray) -> tuple[BoolArray, str, list[str]]:
@@ -235,7 +275,11 @@ def _of_format(table: Table, dtype: str, rows: BoolArray) -> tuple[BoolArray, st
     for of in (dtype, TWINS.get(dtype, dtype)):
         found = rows & (table["dtype"] == of)
         if found.any():
-            return found, of, [] if of == dtype else [f"{dtype} was not measured: taken to run as {of}"]
+            return (
+                found,
+                of,
+                [] if of == dtype else [f"{dtype} was not measured: taken to run as {of}"],
+            )
     return np.zeros(len(table), dtype=bool), dtype, []
 
 
@@ -249,7 +293,9 @@ def by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[Bo
         return (rows, "") if usual is None else (rows & (table["provider"] == usual), usual)
     if provider not in table["provider"][rows]:
         of_library = [library_of(name) == provider for name in table["provider"].tolist()]
-        provider = table.most_frequent("provider", rows & np.array(of_library, dtype=bool)) or provider
+        provider = (
+            table.most_frequent("provider", rows & np.array(of_library, dtype=bool)) or provider
+        )
     found = rows & (table["provider"] == provider)
     if not found.any():
         have = ", ".join(sorted(set(table["provider"][rows].tolist()))) or "none"
@@ -259,5 +305,7 @@ def by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[Bo
 
 def _surface(table: Table, rows: BoolArray, base: Base) -> Surface:
     sizes = tuple(table[name][rows] for name in SIZES[table.kind])
-    latency_us, low_us, high_us = (table[name][rows] for name in ("latency_us", "low_us", "high_us"))
+    latency_us, low_us, high_us = (
+        table[name][rows] for name in ("latency_us", "low_us", "high_us")
+    )
     return Surface(sizes, latency_us, low_us, high_us, base, _FAMILIES[table.kind])

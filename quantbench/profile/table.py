@@ -1,5 +1,5 @@
-"""Defines the tables of a profile: columns of measured times, with rows sorted by unique keys. `check_table` refuses
-rows with an invalid workload or a time that the device cannot reach."""
+"""Defines the tables of a profile: columns of measured times, with rows sorted by unique keys.
+`check_table` refuses rows with an invalid workload or a time that the device cannot reach."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class TableLayout(NamedTuple):
     """Columns of one kind of table.
 
     workload: class whose fields are the key columns without the provider.
-    columns: type of the values (int, float, bool or str) by name, which ends in the unit, if any; in order.
+    columns: type of the values (int, float, bool or str) by name, which ends in the unit, if any;
+        in order.
     keys: the columns that identify a row, in sort order.
     """
 
@@ -37,8 +38,9 @@ class TableLayout(NamedTuple):
         return tuple(self.columns)
 
 
-# Columns that are not integers. low_us, high_us: 95 % interval of the median, both equal to latency_us for a single
-# sample. grade: A to D. origin: measured, imported or simulated. kernel: "" if unknown.
+# Columns that are not integers. low_us, high_us: 95 % interval of the median, both equal to
+# latency_us for a single sample. grade: A to D. origin: measured, imported or simulated. kernel: ""
+# if unknown.
 _TYPES: dict[str, type] = {
     **dict.fromkeys(("latency_us", "low_us", "high_us"), float),
     **dict.fromkeys(("dtype", "layout", "provider", "mask", "direction", "distribution"), str),
@@ -57,8 +59,12 @@ LAYOUTS: dict[str, TableLayout] = {
     # block_m, block_n, split_k: 0 if unknown.
     "gemm": _layout(Gemm, "m n k batch dtype layout", "kernel block_m block_n split_k"),
     "softmax": _layout(Softmax, "batch rows cols dtype mask direction"),
-    "attention": _layout(Attention, "batch heads kv_heads seq_q seq_k head_dim dtype causal direction"),
-    "moe": _layout(MoE, "tokens hidden expert_ffn num_experts top_k dtype tp ep gated distribution"),
+    "attention": _layout(
+        Attention, "batch heads kv_heads seq_q seq_k head_dim dtype causal direction"
+    ),
+    "moe": _layout(
+        MoE, "tokens hidden expert_ffn num_experts top_k dtype tp ep gated distribution"
+    ),
     "collective": _layout(Collective, "op message_bytes num_gpus dtype num_nodes"),
 }
 
@@ -126,7 +132,9 @@ class Table:
         return Table(self.kind, {name: values[rows] for name, values in self.columns.items()})
 
     def most_frequent(self, column: str, rows: npt.NDArray[np.bool_] | None = None) -> str | None:
-        """Returns the most frequent text in a column, the alphabetically first in a tie; None if there are no rows."""
+        """Returns the most frequent text in a column, the alphabetically first in a tie; None if
+        there are no rows.
+        """
         values = self.columns[column] if rows is None else self.columns[column][rows]
         if not len(values):
             return None
@@ -143,18 +151,28 @@ class Table:
         """Returns the workload of every row. Raises InputError for an invalid one."""
         of, _, keys = LAYOUTS[self.kind]
         made = []
-        for row, (*values, provider) in enumerate(zip(*(self.columns[name].tolist() for name in keys), strict=True)):
+        for row, (*values, provider) in enumerate(
+            zip(*(self.columns[name].tolist() for name in keys), strict=True)
+        ):
             try:
                 made.append(of(**dict(zip(keys, values, strict=False))))
             except InputError as error:
-                raise InputError(f"profile table {self.kind}", f"row {row}: {error.value}", error.expected) from None
+                raise InputError(
+                    f"profile table {self.kind}", f"row {row}: {error.value}", error.expected
+                ) from None
             if not provider:
-                raise InputError(f"profile table {self.kind}", f"row {row}: provider ''", "a provider")
+                raise InputError(
+                    f"profile table {self.kind}", f"row {row}: provider ''", "a provider"
+                )
         return made
 
 
-def _typed(who: str, layout: TableLayout, columns: Mapping[str, Sequence[Any] | Array]) -> dict[str, Array]:
-    """Copies the columns to arrays of their declared types. Raises InputError for values of other types."""
+def _typed(
+    who: str, layout: TableLayout, columns: Mapping[str, Sequence[Any] | Array]
+) -> dict[str, Array]:
+    """Copies the columns to arrays of their declared types. Raises InputError for values of other
+    types.
+    """
     typed = {name: _column(who, name, of, columns[name]) for name, of in layout.columns.items()}
     if len({len(values) for values in typed.values()}) > 1:
         raise InputError(who, "columns of different lengths", "one value per row in each")
@@ -171,7 +189,9 @@ def _column(who: str, name: str, of: type, values: Sequence[Any] | Array) -> Arr
         shown = f"{name} of {array.ndim} dimensions and type {array.dtype}"
         raise InputError(who, shown, f"a list of {of.__name__} values")
     if of is int and array.size and (array.min() < 0 or array.max() >= 2**62):
-        raise InputError(who, f"{name} from {array.min()} to {array.max()}", "integers from 0 to 2**62")
+        raise InputError(
+            who, f"{name} from {array.min()} to {array.max()}", "integers from 0 to 2**62"
+        )
     return np.array(array, dtype=of)
 
 
@@ -194,8 +214,14 @@ def _check_order(who: str, layout: TableLayout, typed: Mapping[str, Array]) -> N
     keys = zip(*(typed[name].tolist() for name in layout.keys), strict=True)
     for row, (before, after) in enumerate(pairwise(keys), start=1):
         if before >= after:
-            shown = ", ".join(f"{name} {value}" for name, value in zip(layout.keys, after, strict=True))
-            raise InputError(who, f"row {row} ({shown}) out of order, or there twice", "rows sorted by key, each once")
+            shown = ", ".join(
+                f"{name} {value}" for name, value in zip(layout.keys, after, strict=True)
+            )
+            raise InputError(
+                who,
+                f"row {row} ({shown}) out of order, or there twice",
+                "rows sorted by key, each once",
+            )
 
 
 # An empty kernel takes about a microsecond.
@@ -203,8 +229,12 @@ _SHORTEST_US = 0.05
 
 
 def check_table(table: Table, device: DeviceSpec) -> None:
-    """Raises InputError for the first row with an invalid workload or a time that the device cannot reach."""
-    for row, (work, us) in enumerate(zip(table.workloads(), table["latency_us"].tolist(), strict=True)):
+    """Raises InputError for the first row with an invalid workload or a time that the device cannot
+    reach.
+    """
+    for row, (work, us) in enumerate(
+        zip(table.workloads(), table["latency_us"].tolist(), strict=True)
+    ):
         expected = _impossible(work, us, device)
         if expected:
             shown = f"row {row} ({work})"[:160]
@@ -212,7 +242,9 @@ def check_table(table: Table, device: DeviceSpec) -> None:
 
 
 def _impossible(work: Workload, us: float, device: DeviceSpec) -> str:
-    """Returns which time was expected, "" for a possible one; imports check the unit by the roofline as well."""
+    """Returns which time was expected, "" for a possible one; imports check the unit by the
+    roofline as well.
+    """
     if us < _SHORTEST_US:
         return f"at least {_SHORTEST_US} µs (is it in milliseconds?)"
     if isinstance(work, Collective):
@@ -222,5 +254,7 @@ def _impossible(work: Workload, us: float, device: DeviceSpec) -> str:
     if peak is not None and work.flops / us / 1e6 > peak * PEAK_MARGIN:
         return f"a time at the peak of {device.name} at the least (are they milliseconds?)"
     if work.min_bytes / us / 1e3 > CACHE_OVER_MEMORY * device.memory_gb_per_s:
-        return f"no more than {CACHE_OVER_MEMORY} times the memory's {device.memory_gb_per_s:g} GB/s"
+        return (
+            f"no more than {CACHE_OVER_MEMORY} times the memory's {device.memory_gb_per_s:g} GB/s"
+        )
     return ""

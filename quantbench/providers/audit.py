@@ -1,15 +1,17 @@
 """Checks a task while it is measured, so that only times of correct results are recorded.
 
-1. Before timing: new random inputs, outputs poisoned, one run, check. On CUDA the stream is held first, so that the
-   poison overwrites results that were queued on another stream without waiting for this one.
-2. Before every timed sample random elements of each operand change: a result kept from an earlier run is wrong, and to
-   find which elements changed takes a pass over the operand.
-3. After the last sample: its outputs are checked against the current inputs, which must be unchanged since the harness
-   wrote them. Some of the rotated copies are checked too.
-4. Then new random inputs and poisoned outputs, one more sample with the same sampler, and the same checks.
+1. Before timing: new random inputs, outputs poisoned, one run, check. On CUDA the stream is held
+   first, so that the poison overwrites results that were queued on another stream without waiting
+   for this one.
+2. Before every timed sample random elements of each operand change: a result kept from an earlier
+   run is wrong, and to find which elements changed takes a pass over the operand.
+3. After the last sample: its outputs are checked against the current inputs, which must be
+   unchanged since the harness wrote them. Some of the rotated copies are checked too.
+4. Then new random inputs and poisoned outputs, one more sample with the same sampler, and the same
+  checks.
 
-The seeds come from the operating system. A provider runs in the harness's process and can change the harness itself,
-which is not found.
+The seeds come from the operating system. A provider runs in the harness's process and can change
+the harness itself, which is not found.
 """
 
 from __future__ import annotations
@@ -35,22 +37,26 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.providers.base import Provider, Task
 
-# Changes of an operand move the result by this many times the tolerance, √(2 · share of changed elements).
+# Changes of an operand move the result by this many times the tolerance, √(2 · share of changed
+# elements).
 _CHANGE_OVER_TOLERANCE = 4.0
 # Positions drawn for so many changes of an operand; each change takes a random stretch of them.
 _CHANGES_DRAWN = 16
 # Changed rows of attention that the check recomputes. Some show a change less than others.
 _MUST_SEE = 16
-# Integers that hold the bits of an element, by its size in bytes: every kernel on them is the same for all formats.
+# Integers that hold the bits of an element, by its size in bytes: every kernel on them is the same
+# for all formats.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-# Rotated copies that are checked: a provider that is wrong in half of them is missed once in 256 times.
+# Rotated copies that are checked: a provider that is wrong in half of them is missed once in 256
+# times.
 _COPIES_CHECKED = 8
 # Cycles that the stream is held for, about 5 ms.
 _HOLD_CYCLES = 10_000_000
 
 
 def check(provider: Provider, workload: Workload, device: DeviceSpec) -> Check | None:
-    """Runs a workload on new inputs and checks its results, without timing; None if the task has no inputs().
+    """Runs a workload on new inputs and checks its results, without timing; None if the task has no
+    inputs().
 
     Raises MeasurementError for a wrong result, and whatever the provider raises.
     """
@@ -69,7 +75,9 @@ class Audit:
     Raises MeasurementError with operation `check …` for a wrong result.
     """
 
-    def __init__(self, provider: Provider, workload: Workload, device: DeviceSpec, distribution: str) -> None:
+    def __init__(
+        self, provider: Provider, workload: Workload, device: DeviceSpec, distribution: str
+    ) -> None:
         self.workload = workload
         self.elapsed_s = 0.0
         self._who = f"check {provider.id} on {workload}"
@@ -80,8 +88,8 @@ class Audit:
         self._watched: list[_Watched] = []
 
     def add(self, task: Task) -> Callable[[], None]:
-        """Watches a task or a copy of it; returns the callable to time. The callable also calls `outputs`, so that
-        outputs computed on demand are timed."""
+        """Watches a task or a copy of it; returns the callable to time. The callable also calls
+        `outputs`, so that outputs computed on demand are timed."""
         if callable(getattr(task, "inputs", None)):
             watched = _Watched(self._who, self.workload, task)
             self._watched.append(watched)
@@ -96,7 +104,9 @@ class Audit:
 
     @property
     def checked(self) -> Check | None:
-        """Worst relative error so far and its bound; None if the task has no inputs() to check with."""
+        """Worst relative error so far and its bound; None if the task has no inputs() to check
+        with.
+        """
         if not self._watched:
             return None
         return Check(self._worst, correctness.tolerance(self.workload).relative_norm)
@@ -121,14 +131,18 @@ class Audit:
                 watched.refill(self._inputs("zeros"))
 
     def before_sample(self) -> None:
-        """Changes random elements of the operands of the task; called before each timed sample, on the same stream."""
+        """Changes random elements of the operands of the task; called before each timed sample, on
+        the same stream.
+        """
         for watched in self._watched[:1]:
             watched.change(self._random)
         if len(self._watched) > 1:
             self._random.choice(self._watched[1:]).change(self._random)
 
     def after_sampling(self, sample: Callable[[], object]) -> None:
-        """Runs the checks after the last sample. sample: takes one more sample with the same sampler."""
+        """Runs the checks after the last sample. sample: takes one more sample with the same
+        sampler.
+        """
         if not self._watched:
             return
         with self._spend():
@@ -164,7 +178,8 @@ class _Watched:
     A row is a row of a, a column of b, and the last dimension of any other operand.
 
     _changes: by number of the input, what changes between samples.
-    _prints: by number of the input, the dot product of each row with a random vector, to detect changes by others.
+    _prints: by number of the input, the dot product of each row with a random vector, to detect
+        changes by others.
     """
 
     def __init__(self, who: str, workload: Workload, task: Task) -> None:
@@ -175,10 +190,13 @@ class _Watched:
         expected = input_templates(workload)
         _require_alike(who, "input", self._inputs, expected, strides=True)
         self.on_cuda = self._inputs[0].is_cuda
-        # Which inputs change between samples: both factors, the scores, the queries; for backward the gradient alone.
+        # Which inputs change between samples: both factors, the scores, the queries; for backward
+        # the gradient alone.
         backward = getattr(workload, "direction", "forward") == "backward"
         last = len(self._inputs) - 1
-        self._changing = (0, 1) if isinstance(workload, Gemm | GroupedGemm) else (last,) if backward else (0,)
+        self._changing = (
+            (0, 1) if isinstance(workload, Gemm | GroupedGemm) else (last,) if backward else (0,)
+        )
         self._refilled = range(last if backward else 0, last + 1)
         self._changes: dict[int, _Changes] = {}
         self._vectors: list[torch.Tensor] = []
@@ -190,7 +208,9 @@ class _Watched:
         self._remember(range(len(self._inputs)), inputs)
 
     def refill(self, inputs: Inputs) -> None:
-        """Writes the inputs that may change once the task has run: all, or for backward the gradient only."""
+        """Writes the inputs that may change once the task has run: all, or for backward the
+        gradient only.
+        """
         for number in self._refilled:
             inputs.fill(self._inputs[number])
         self._remember(self._refilled, inputs)
@@ -204,7 +224,9 @@ class _Watched:
         """Fills the outputs with NaN, or integer outputs with the largest number."""
         with torch.no_grad():
             for output in self.task.outputs():
-                no_number = torch.nan if output.dtype.is_floating_point else torch.iinfo(output.dtype).max
+                no_number = (
+                    torch.nan if output.dtype.is_floating_point else torch.iinfo(output.dtype).max
+                )
                 output.fill_(no_number)
 
     def verify(self, when: str, generator: torch.Generator) -> float:
@@ -215,32 +237,45 @@ class _Watched:
         _require_alike(who, "output", outputs, output_templates(self._workload), strides=strides)
         _require_apart(who, self._inputs, outputs)
         if self.on_cuda:
-            # Read at once and in the order of this stream: what another stream has yet to write is not waited for.
-            with suppress(torch.OutOfMemoryError):  # then they are read where they are, a little later
+            # Read at once and in the order of this stream: what another stream has yet to write is
+            # not waited for.
+            with suppress(
+                torch.OutOfMemoryError
+            ):  # then they are read where they are, a little later
                 outputs = tuple(output.detach().clone() for output in outputs)
         must_see: list[tuple[int, ...]] = []
         if isinstance(self._workload, Attention):
             must_see = [at for changes in self._changes.values() for at in changes.last_rows()]
-        error = correctness.check(who, self._workload, self._inputs, outputs, generator, must_see=must_see)
+        error = correctness.check(
+            who, self._workload, self._inputs, outputs, generator, must_see=must_see
+        )
         for number, remembered in enumerate(self._prints):
             as_written = number not in self._changes or self._changes[number].undo()
             found = self._print(number)
             same = bool(((found - remembered).abs() <= 1e-5 * remembered.abs().max()).all())
             if not (as_written and same):
-                raise MeasurementError(who, f"input {number} was changed", "inputs left as the harness wrote them")
+                raise MeasurementError(
+                    who, f"input {number} was changed", "inputs left as the harness wrote them"
+                )
         return error
 
     def _remember(self, numbers: Sequence[int], inputs: Inputs) -> None:
         for number in numbers:
             rows = self._rows(number)
             if number in self._changing:
-                share = (_CHANGE_OVER_TOLERANCE * correctness.tolerance(self._workload).relative_norm) ** 2 / 2
+                share = (
+                    _CHANGE_OVER_TOLERANCE * correctness.tolerance(self._workload).relative_norm
+                ) ** 2 / 2
                 count = max(rows.shape[-1], ceil(share * rows.numel()))
-                self._changes[number] = _Changes(self._inputs[number].detach(), min(count, rows.numel()), inputs)
+                self._changes[number] = _Changes(
+                    self._inputs[number].detach(), min(count, rows.numel()), inputs
+                )
             generator = torch.Generator(device=rows.device).manual_seed(secrets.randbits(62))
             # Of size 1 to 2, so that no element counts for little.
             vector = torch.rand(rows.shape[-1], generator=generator, device=rows.device) + 1
-            vector *= torch.randint(2, vector.shape, generator=generator, device=rows.device) * 2 - 1
+            vector *= (
+                torch.randint(2, vector.shape, generator=generator, device=rows.device) * 2 - 1
+            )
             if number == len(self._vectors):
                 self._vectors.append(vector)
                 self._prints.append(vector)
@@ -257,7 +292,9 @@ class _Watched:
 
     def _rows(self, number: int) -> torch.Tensor:
         tensor = self._inputs[number].detach()
-        return tensor.mT if isinstance(self._workload, Gemm | GroupedGemm) and number == 1 else tensor
+        return (
+            tensor.mT if isinstance(self._workload, Gemm | GroupedGemm) and number == 1 else tensor
+        )
 
 
 class _Changes:
@@ -281,7 +318,9 @@ class _Changes:
         drawn = torch.randint(
             operand.numel(), (count * _CHANGES_DRAWN,), generator=inputs.generator, device=where
         ).unique()
-        self._positions = drawn[torch.randperm(len(drawn), generator=inputs.generator, device=where)]
+        self._positions = drawn[
+            torch.randperm(len(drawn), generator=inputs.generator, device=where)
+        ]
         self._count = min(count, len(drawn))
         numbers = torch.empty(len(drawn), dtype=operand.dtype, device=where)
         inputs.fill(numbers)
@@ -298,7 +337,9 @@ class _Changes:
         self._elements.index_copy_(0, positions, self._numbers[new : new + self._count])
 
     def undo(self) -> bool:
-        """Writes the first numbers back. Returns whether the changed places held what was written there."""
+        """Writes the first numbers back. Returns whether the changed places held what was written
+        there.
+        """
         expected = self._first.clone()
         for low, new in self._made:
             expected[low : low + self._count] = self._numbers[new : new + self._count]
@@ -308,30 +349,49 @@ class _Changes:
         return torch.equal(found, expected)
 
     def last_rows(self) -> list[tuple[int, ...]]:
-        """Returns rows of a contiguous operand that the last change is in: all indices but the last."""
+        """Returns rows of a contiguous operand that the last change is in: all indices but the
+        last.
+        """
         if not self._made:
             return []
         low = self._made[-1][0]
-        found = torch.unravel_index(self._positions[low : low + min(_MUST_SEE, self._count)], self._shape)
+        found = torch.unravel_index(
+            self._positions[low : low + min(_MUST_SEE, self._count)], self._shape
+        )
         return list(zip(*(index.tolist() for index in found[:-1]), strict=True))
 
 
 def _require_alike(
-    who: str, what: str, tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], *, strides: bool
+    who: str,
+    what: str,
+    tensors: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor],
+    *,
+    strides: bool,
 ) -> None:
-    """Raises unless the tensors have the expected shapes and dtypes, and the strides, or at least no overlap."""
+    """Raises unless the tensors have the expected shapes and dtypes, and the strides, or at least
+    no overlap.
+    """
     if len(tensors) != len(expected):
         raise MeasurementError(who, f"{len(tensors)} {what}s", f"{len(expected)}")
     for number, (tensor, wanted) in enumerate(zip(tensors, expected, strict=True)):
         if type(tensor) is not torch.Tensor:
-            raise MeasurementError(who, f"{what} {number} is a {type(tensor).__name__}", "a plain torch.Tensor")
+            raise MeasurementError(
+                who, f"{what} {number} is a {type(tensor).__name__}", "a plain torch.Tensor"
+            )
         found, need = _describe(tensor), _describe(wanted)
         if found != need:
             raise MeasurementError(who, f"{what} {number} is {found}", need)
         apart = _steps(tensor) == _steps(wanted) if strides else _dense(tensor)
         if not apart:
-            words = f"strides {tuple(wanted.stride())}" if strides else "strides of a tensor without overlap"
-            raise MeasurementError(who, f"{what} {number} has strides {tuple(tensor.stride())}", words)
+            words = (
+                f"strides {tuple(wanted.stride())}"
+                if strides
+                else "strides of a tensor without overlap"
+            )
+            raise MeasurementError(
+                who, f"{what} {number} has strides {tuple(tensor.stride())}", words
+            )
 
 
 def _describe(tensor: torch.Tensor) -> str:
@@ -346,21 +406,33 @@ def _steps(tensor: torch.Tensor) -> list[int]:
 def _dense(tensor: torch.Tensor) -> bool:
     """Returns whether no two elements share memory."""
     reach = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+    for stride, size in sorted(
+        (stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
         if size > 1 and stride < reach:
             return False
         reach = max(reach, stride * size)
     return True
 
 
-def _require_apart(who: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-    named = [*((f"input {i}", t) for i, t in enumerate(inputs)), *((f"output {i}", t) for i, t in enumerate(outputs))]
+def _require_apart(
+    who: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> None:
+    named = [
+        *((f"input {i}", t) for i, t in enumerate(inputs)),
+        *((f"output {i}", t) for i, t in enumerate(outputs)),
+    ]
     spans = sorted((*_span(tensor), name) for name, tensor in named)
     for (_, end, first), (start, _, second) in pairwise(spans):
         if start < end:
-            raise MeasurementError(who, f"{first} and {second} share memory", "tensors of their own")
+            raise MeasurementError(
+                who, f"{first} and {second} share memory", "tensors of their own"
+            )
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    reach = (
+        sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        + 1
+    )
     return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()

@@ -1,8 +1,9 @@
 """Runs collectives with torch.distributed: NCCL between GPUs, gloo between CPU processes.
 
-Entry points: `TorchRanks`, the group of processes that torchrun started, one per rank; `TorchWork`, one rank's part of
-a collective; `topology`, `backend_here`. Used by the command `comm`. Commands and results use a separate gloo group, so
-that only the collective itself runs on the links while it is timed.
+Entry points: `TorchRanks`, the group of processes that torchrun started, one per rank; `TorchWork`,
+one rank's part of a collective; `topology`, `backend_here`. Used by the command `comm`. Commands
+and results use a separate gloo group, so that only the collective itself runs on the links while it
+is timed.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ _TIMEOUT = timedelta(minutes=5)
 # torch 2.13 renamed them and warns of the old names; the arguments are the same.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-# Values of the check are small whole numbers: their sums are exact in every format up to some hundred ranks.
+# Values of the check are small whole numbers: their sums are exact in every format up to some
+# hundred ranks.
 _PATTERN = 5
-# Elements that are filled or checked at a time, in 64 bits: a message of 1 GiB in bf16 would need 4 GiB for each step.
+# Elements that are filled or checked at a time, in 64 bits: a message of 1 GiB in bf16 would need 4
+# GiB for each step.
 _CHUNK_ELEMENTS = 2**22
 
 
@@ -48,29 +51,41 @@ def backend_here() -> str:
         found = f"{counted(ranks, 'rank')} on this node, each of which sees {counted(gpus, 'GPU')}"
         raise UnsupportedError("comm", found, f"a GPU for each, or {expected}")
     if not dist.is_nccl_available():
-        raise UnsupportedError("comm", "this torch is built without NCCL", f"another torch, or {expected}")
+        raise UnsupportedError(
+            "comm", "this torch is built without NCCL", f"another torch, or {expected}"
+        )
     return "nccl"
 
 
 class TorchRanks:
-    """Group of ranks that torchrun started; implements `timing.lockstep.Ranks`. Use as a context manager."""
+    """Group of ranks that torchrun started; implements `timing.lockstep.Ranks`. Use as a context
+    manager.
+    """
 
     def __init__(self, backend: str) -> None:
         missing = [name for name in _TORCHRUN if name not in os.environ]
         if missing:
             raise InputError(
-                "comm", f"{missing[0]} is not set", "torchrun --nproc-per-node=N -m quantbench comm …, on every node"
+                "comm",
+                f"{missing[0]} is not set",
+                "torchrun --nproc-per-node=N -m quantbench comm …, on every node",
             )
         self.world_size = int(os.environ["WORLD_SIZE"])
         if self.world_size < 2:
-            raise InputError("comm", "a single rank", "at least two: torchrun --nproc-per-node=2 or more")
+            raise InputError(
+                "comm", "a single rank", "at least two: torchrun --nproc-per-node=2 or more"
+            )
         self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
         per_node = int(os.environ["LOCAL_WORLD_SIZE"])
         if self.world_size % per_node:
-            raise UnsupportedError("comm", f"{self.world_size} ranks, {per_node} on this node", "as many on every node")
+            raise UnsupportedError(
+                "comm", f"{self.world_size} ranks, {per_node} on this node", "as many on every node"
+            )
         self.num_nodes = self.world_size // per_node
         self.backend = backend
-        self.device = torch.device("cuda", self.local_rank) if backend == "nccl" else torch.device("cpu")
+        self.device = (
+            torch.device("cuda", self.local_rank) if backend == "nccl" else torch.device("cpu")
+        )
         if backend == "nccl":
             torch.cuda.set_device(self.device)
         else:
@@ -99,7 +114,8 @@ class TorchRanks:
 
 
 class TorchWork:
-    """One rank's part of a collective (buffers, call, check, clock); implements `timing.lockstep.Work`.
+    """One rank's part of a collective (buffers, call, check, clock); implements
+    `timing.lockstep.Work`.
 
     state: function that reads the state of this rank's GPU.
     """
@@ -123,7 +139,8 @@ class TorchWork:
         try:
             self._make(collective, dtype)
         except RuntimeError as error:
-            # torch.OutOfMemoryError is CUDA's alone: its CPU allocator raises a plain RuntimeError with this text.
+            # torch.OutOfMemoryError is CUDA's alone: its CPU allocator raises a plain RuntimeError
+            # with this text.
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
                 return OUT_OF_MEMORY + str(error).splitlines()[0]
             raise
@@ -181,17 +198,15 @@ class TorchWork:
             if self._ranks.device.type == "cuda":
                 torch.cuda.synchronize()
         except (RuntimeError, ValueError) as error:
-            # torch has no type for an op or dtype that a backend lacks: c10d (Backend.hpp) raises a plain RuntimeError
-            # that says "does not support". gloo raises the same type for a lost connection, so only the text tells the
-            # two apart. A lost connection ends the run, and so does what has a type: DistError is a failure of NCCL,
-            # the network or the store.
+            # torch has no type for an op or dtype that a backend lacks: c10d (Backend.hpp) raises a
+            # plain RuntimeError that says "does not support". gloo raises the same type for a lost
+            # connection, so only the text tells the two apart. A lost connection ends the run, and
+            # so does what has a type: DistError is a failure of NCCL, the network or the store.
             text = str(error).strip()
             lacking = isinstance(error, NotImplementedError) or "support" in text.lower()
             if isinstance(error, dist.DistError) or not lacking:
                 raise
-            return (
-                f"not supported by {self._ranks.backend}: {text.splitlines()[0][:200] if text else 'it says no more'}"
-            )
+            return f"not supported by {self._ranks.backend}: {text.splitlines()[0][:200] if text else 'it says no more'}"
         output = self._output
         # Beyond 256 bf16 counts in twos: sums over many ranks are right to their format's last bit.
         precision = torch.finfo(output.dtype).eps if output.is_floating_point() else 0.0
@@ -216,10 +231,12 @@ class TorchWork:
         return RankBatch(tuple(times))
 
     def _event_samples(self, count: int, runs: int) -> RankBatch:
-        """Time between two events on the current stream, which torch synchronises with NCCL's stream.
+        """Time between two events on the current stream, which torch synchronises with NCCL's
+        stream.
 
-        Nothing holds the stream: where a run takes the device less than the host takes to launch it, the time is that
-        of launching. The least time of launching counts, since the host waits for the device once the queue is full.
+        Nothing holds the stream: where a run takes the device less than the host takes to launch
+        it, the time is that of launching. The least time of launching counts, since the host waits
+        for the device once the queue is full.
         """
         pairs = []
         launches_us = []
@@ -240,19 +257,27 @@ class TorchWork:
 
 def topology(ranks: TorchRanks) -> dict[str, object]:
     """Returns this rank's host, device, GPUs with peer access and NCCL version."""
-    found: dict[str, object] = {"rank": ranks.rank, "host": os.uname().nodename, "device": str(ranks.device)}
+    found: dict[str, object] = {
+        "rank": ranks.rank,
+        "host": os.uname().nodename,
+        "device": str(ranks.device),
+    }
     if ranks.device.type == "cuda":
         properties = torch.cuda.get_device_properties(ranks.device)
         found["gpu"] = properties.name
         found["pci_bus_id"] = getattr(properties, "pci_bus_id", None)
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         others = [d for d in range(torch.cuda.device_count()) if d != ranks.device.index]
-        found["peer_access"] = [d for d in others if torch.cuda.can_device_access_peer(ranks.device.index or 0, d)]
+        found["peer_access"] = [
+            d for d in others if torch.cuda.can_device_access_peer(ranks.device.index or 0, d)
+        ]
     return found
 
 
 def _exchange(sent: torch.Tensor, received: torch.Tensor, ahead: int, behind: int) -> None:
-    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, ahead), dist.P2POp(dist.irecv, received, behind)])
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, sent, ahead), dist.P2POp(dist.irecv, received, behind)]
+    )
     for work in works:
         work.wait()
 

@@ -1,24 +1,30 @@
-"""Computes the error of a result from its inputs and outputs alone, at a small share of the workload's cost.
+"""Computes the error of a result from its inputs and outputs alone, at a small share of the
+workload's cost.
 
-Entry points: `check`, `tolerance`, `project`, `fast_format`. Used by `audit` for every measured point;
-`torch_attention` uses `causal_mask`. Shares no code with our kernels.
+Entry points: `check`, `tolerance`, `project`, `fast_format`. Used by `audit` for every measured
+point; `torch_attention` uses `causal_mask`. Shares no code with our kernels.
 
-Errors are compared with a tolerance over a whole output (‖out − ref‖ / ‖ref‖), and row by row with 3.2 times the
-tolerance.
+Errors are compared with a tolerance over a whole output (‖out − ref‖ / ‖ref‖), and row by row with
+3.2 times the tolerance.
 
-GEMM: Freivalds' check. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for 8 random normal vectors x and y:
-O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, and in float64 elsewhere
-(fp32 and int8 products). For a row whose error is e, each residual is normal with standard deviation ‖e‖, so the mean
-square over 8 vectors is ‖e‖² · χ²(8) / 8: a correct row fails with probability 2e-14, and a row or column whose error
-is over 32 times the tolerance passes with probability 1e-7, over 13 times with 1e-4. Errors in many rows or columns add
-up: an error over 1.5 times the tolerance in the whole output is found, and so is a tile of 128×128 that was left out of
+GEMM: Freivalds' check. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for 8 random normal
+    vectors x and y:
+O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, and
+in float64 elsewhere (fp32 and int8 products). For a row whose error is e, each residual is normal
+with standard deviation ‖e‖, so the mean square over 8 vectors is ‖e‖² · χ²(8) / 8: a correct row
+fails with probability 2e-14, and a row or column whose error is over 32 times the tolerance passes
+with probability 1e-7, over 13 times with 1e-4. Errors in many rows or columns add
+up: an error over 1.5 times the tolerance in the whole output is found, and so is a tile of 128×128
+    that was left out of
 a 16384×16384 product. Each expert of a grouped GEMM is checked in this way.
 
 Permutation and softmax: every row, recomputed in chunks; copies are exact.
 
-Attention: one random query row of every TILE rows of every head, recomputed in full; all rows if the problem is small.
-A wrong, aligned block of TILE rows is always found; errors in a share s of the rows are missed with probability
-(1 − s)^rows checked. Backward: the same rows of the gradient of q, and as many rows of those of k and v.
+Attention: one random query row of every TILE rows of every head, recomputed in full; all rows if
+    the problem is small.
+A wrong, aligned block of TILE rows is always found; errors in a share s of the rows are missed with
+probability (1 − s)^rows checked. Backward: the same rows of the gradient of q, and as many rows of
+those of k and v.
 """
 
 from __future__ import annotations
@@ -38,17 +44,28 @@ _VECTORS = 8
 _ROW_FACTOR = 3.2
 TILE = 64
 
-# Elements converted at once: what fits into a core's cache, and what keeps a GPU busy (128 MiB in float64).
+# Elements converted at once: what fits into a core's cache, and what keeps a GPU busy (128 MiB in
+# float64).
 _CHUNK_ELEMENTS = {"cpu": 2**17, "cuda": 2**24}
 # Attention with at most this many query-key pairs is recomputed in full.
 _WHOLE_PAIRS = 2**21
 
 _GEMM = {
-    "fp16": (1e-3, "fp16 results: 11 bits, 2e-4 from rounding, and split-k parts that may be added in fp16"),
-    "bf16": (5e-3, "bf16 results: 8 bits, 1.7e-3 from rounding, and split-k parts that may be added in bf16"),
+    "fp16": (
+        1e-3,
+        "fp16 results: 11 bits, 2e-4 from rounding, and split-k parts that may be added in fp16",
+    ),
+    "bf16": (
+        5e-3,
+        "bf16 results: 8 bits, 1.7e-3 from rounding, and split-k parts that may be added in bf16",
+    ),
     "tf32": (1e-3, "operands cut to 11 bits"),
-    "fp8": (1e-2, "bf16 results of exact fp8 operands; tensor cores may keep 14 bits between k-steps"),
-    # Sums and residuals are exact but for the rounding of float64; one wrong unit in 16384² elements is 1e-8.
+    "fp8": (
+        1e-2,
+        "bf16 results of exact fp8 operands; tensor cores may keep 14 bits between k-steps",
+    ),
+    # Sums and residuals are exact but for the rounding of float64; one wrong unit in 16384²
+    # elements is 1e-8.
     "int8": (1e-13, "integers are exact"),
 }
 _SUMS = {
@@ -67,14 +84,21 @@ _ATTENTION = {
     "fp32": (1e-4, "fp32 products, or three tf32 products for one; a single one would be 3e-4"),
 }
 _ATTENTION_BACKWARD = {
-    "fp16": (4e-3, "probabilities, their gradients and results rounded to 11 bits, twice in a row: 8e-4"),
-    "bf16": (2e-2, "probabilities, their gradients and results rounded to 8 bits, twice in a row: 5e-3"),
+    "fp16": (
+        4e-3,
+        "probabilities, their gradients and results rounded to 11 bits, twice in a row: 8e-4",
+    ),
+    "bf16": (
+        2e-2,
+        "probabilities, their gradients and results rounded to 8 bits, twice in a row: 5e-3",
+    ),
     "fp32": (2e-4, "fp32 products and sums, and differences of nearly equal numbers"),
 }
 
 
 def tolerance(workload: Workload) -> Tolerance:
-    """Returns the bound on the relative error of a whole output, several times the error of correct results.
+    """Returns the bound on the relative error of a whole output, several times the error of correct
+    results.
 
     >>> tolerance(Gemm(4096, 4096, 16384)).relative_norm
     0.005
@@ -86,14 +110,19 @@ def tolerance(workload: Workload) -> Tolerance:
         return Tolerance(0.0, "copies are exact") if exact else Tolerance(*_SUMS[workload.dtype])
     if isinstance(workload, Gemm):
         if workload.dtype == "fp32":
-            # Rounding errors of a sum in any order grow as √k: 0.35 · 2⁻²⁴ · √k measured, and tf32 would be 3e-4.
+            # Rounding errors of a sum in any order grow as √k: 0.35 · 2⁻²⁴ · √k measured, and tf32
+            # would be 3e-4.
             bound = 2**-24 * (4 + sqrt(workload.k))
             return Tolerance(bound, f"fp32 sums of {workload.k} products: 2⁻²⁴·(4 + √k)")
         return Tolerance(*_GEMM[workload.dtype])
     if isinstance(workload, Softmax):
         return Tolerance(*_SOFTMAX[workload.dtype])
     if isinstance(workload, Attention):
-        return Tolerance(*(_ATTENTION if workload.direction == "forward" else _ATTENTION_BACKWARD)[workload.dtype])
+        return Tolerance(
+            *(_ATTENTION if workload.direction == "forward" else _ATTENTION_BACKWARD)[
+                workload.dtype
+            ]
+        )
     raise InputError("tolerance", f"a workload of kind {workload.kind}", "one that runs on one GPU")
 
 
@@ -112,16 +141,26 @@ class Rows:
 
 def _joined(parts: Sequence[Sequence[Rows]]) -> list[Rows]:
     return [
-        Rows(same[0].what, torch.cat([rows.error for rows in same]), torch.cat([rows.norm for rows in same]))
+        Rows(
+            same[0].what,
+            torch.cat([rows.error for rows in same]),
+            torch.cat([rows.norm for rows in same]),
+        )
         for same in zip(*parts, strict=True)
     ]
 
 
 def check(
-    who: str, workload: Workload, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
-    generator: torch.Generator, *, must_see: Sequence[tuple[int, ...]] = (),
-) -> float:  # fmt: skip
-    """Returns the relative error of the worst output. Raises MeasurementError that names the error and the bound.
+    who: str,
+    workload: Workload,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    generator: torch.Generator,
+    *,
+    must_see: Sequence[tuple[int, ...]] = (),
+) -> float:
+    """Returns the relative error of the worst output. Raises MeasurementError that names the error
+    and the bound.
 
     inputs, outputs: tensors of `Task.inputs` and `Task.outputs`, with correct shapes.
     generator: source of the random vectors and rows, with a seed that the provider cannot know.
@@ -146,7 +185,9 @@ def check(
 
 
 def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tensor]) -> float:
-    """Returns the relative error over all rows. Raises if it exceeds the bound, or a row 3.2 times the bound."""
+    """Returns the relative error over all rows. Raises if it exceeds the bound, or a row 3.2 times
+    the bound.
+    """
     whole = _relative(rows.error.sum(), rows.norm.sum())
     worst = _relative(rows.error, rows.norm).max()
     if bool(whole <= bound.relative_norm) and bool(worst <= _ROW_FACTOR * bound.relative_norm):
@@ -155,7 +196,9 @@ def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tenso
         unwritten = sum(_not_finite(output) for output in outputs)
         if unwritten:
             total = sum(output.numel() for output in outputs)
-            raise MeasurementError(who, f"{unwritten} of {total} elements not written or not a number", "every element")
+            raise MeasurementError(
+                who, f"{unwritten} of {total} elements not written or not a number", "every element"
+            )
     found = f"relative error {float(whole):.3g}"
     if bool(whole <= bound.relative_norm):
         found = f"relative error {float(worst):.3g} in one of the {rows.what}"
@@ -171,7 +214,10 @@ def _relative(error: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
 def _not_finite(output: torch.Tensor) -> int:
     if not output.dtype.is_floating_point:
         return 0
-    return sum(int((~part.isfinite()).sum()) for _, part in row_chunks(output.reshape(1, -1, output.shape[-1])))
+    return sum(
+        int((~part.isfinite()).sum())
+        for _, part in row_chunks(output.reshape(1, -1, output.shape[-1]))
+    )
 
 
 def fast_format() -> torch.dtype:
@@ -198,7 +244,9 @@ def row_chunks(matrices: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
 
 @dataclass(frozen=True)
 class Projections:
-    """left·M[group, left vectors, cols], M·right[group, rows, right vectors] and ‖M‖² (0 if not requested)."""
+    """left·M[group, left vectors, cols], M·right[group, rows, right vectors] and ‖M‖² (0 if not
+    requested).
+    """
 
     left: torch.Tensor
     right: torch.Tensor
@@ -206,10 +254,15 @@ class Projections:
 
 
 def project(
-    matrices: torch.Tensor, compute: torch.dtype, left: torch.Tensor | None = None, right: torch.Tensor | None = None,
-    *, square: bool = False,
-) -> Projections:  # fmt: skip
-    """Multiplies matrices[group, rows, cols] by left[group, vectors, rows] and right[group, cols, vectors].
+    matrices: torch.Tensor,
+    compute: torch.dtype,
+    left: torch.Tensor | None = None,
+    right: torch.Tensor | None = None,
+    *,
+    square: bool = False,
+) -> Projections:
+    """Multiplies matrices[group, rows, cols] by left[group, vectors, rows] and right[group, cols,
+    vectors].
 
     compute: dtype of left, right and the sums.
     left, right: None to skip that side.
@@ -223,7 +276,9 @@ def project(
         turned = project(matrices.mT, compute, right.mT, left.mT, square=square)
         return Projections(turned.right.mT, turned.left.mT, turned.square)
     lefts = left.new_zeros(group, left.shape[1], cols)
-    right_rows = right.mT.contiguous()  # a product with few rows is faster than one with few columns
+    right_rows = (
+        right.mT.contiguous()
+    )  # a product with few rows is faster than one with few columns
     rights, squares = [], [left.new_zeros(())]
     buffer = left.new_empty(0)
     for part, chunk in row_chunks(matrices):
@@ -236,10 +291,14 @@ def project(
             lefts.baddbmm_(left[:, :, part], converted)
         if right.shape[2]:
             rights.append(right_rows @ converted.mT)
-    return Projections(lefts, torch.cat(rights, dim=2).mT if rights else right, torch.stack(squares).double().sum())
+    return Projections(
+        lefts, torch.cat(rights, dim=2).mT if rights else right, torch.stack(squares).double().sum()
+    )
 
 
-def _product(work: Gemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.Generator) -> list[Rows]:
+def _product(
+    work: Gemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.Generator
+) -> list[Rows]:
     a, b = (tensor if tensor.dim() == 3 else tensor.unsqueeze(0) for tensor in inputs)
     c = c if c.dim() == 3 else c.unsqueeze(0)
     compute = _precision(work)
@@ -278,7 +337,11 @@ def _permuted(work: Permute, inputs: Sequence[torch.Tensor], y: torch.Tensor) ->
     compute = _precision(work)
     errors, norms = [], []
     for part, chunk in row_chunks(y[None]):
-        at = order.view(-1, work.top_k)[part] if work.direction == "unpermute" else order[part, None] // work.top_k
+        at = (
+            order.view(-1, work.top_k)[part]
+            if work.direction == "unpermute"
+            else order[part, None] // work.top_k
+        )
         terms = x[at].to(compute)
         if work.direction == "unpermute":
             terms = terms * inputs[1][part, :, None].to(compute)
@@ -288,24 +351,39 @@ def _permuted(work: Permute, inputs: Sequence[torch.Tensor], y: torch.Tensor) ->
 
 
 def _freivalds(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, generator: torch.Generator, compute: torch.dtype
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    generator: torch.Generator,
+    compute: torch.dtype,
 ) -> list[Rows]:
     """Estimates the error of each row and column of c − a·b for a[group, m, k].
 
-    Norms are the expected ones of a·b for random a and b, or c's own norm through the same vectors if that is larger.
+    Norms are the expected ones of a·b for random a and b, or c's own norm through the same vectors
+    if that is larger.
     """
     (group, m, n), k = c.shape, a.shape[-1]
-    x = torch.randn(n, _VECTORS, generator=generator, device=a.device, dtype=compute).expand(group, -1, -1)
-    y = torch.randn(_VECTORS, m, generator=generator, device=a.device, dtype=compute).expand(group, -1, -1)
+    x = torch.randn(n, _VECTORS, generator=generator, device=a.device, dtype=compute).expand(
+        group, -1, -1
+    )
+    y = torch.randn(_VECTORS, m, generator=generator, device=a.device, dtype=compute).expand(
+        group, -1, -1
+    )
     of_a = project(a, compute, left=y, square=True)
     of_b = project(b, compute, left=of_a.left, right=x, square=True)
     of_c = project(c, compute, left=y, right=x)
     expected_x = project(a, compute, right=of_b.right).right
     expected_y = of_b.left
-    element = of_a.square * of_b.square / (group**2 * m * k * n)  # the mean square of an element of a·b
+    element = (
+        of_a.square * of_b.square / (group**2 * m * k * n)
+    )  # the mean square of an element of a·b
 
-    def rows(what: str, found: torch.Tensor, expected: torch.Tensor, dim: int, norm: torch.Tensor) -> Rows:
-        error, own = (values.double().square_().mean(dim).flatten() for values in (found - expected, found))
+    def rows(
+        what: str, found: torch.Tensor, expected: torch.Tensor, dim: int, norm: torch.Tensor
+    ) -> Rows:
+        error, own = (
+            values.double().square_().mean(dim).flatten() for values in (found - expected, found)
+        )
         return Rows(what, error, torch.maximum(own, norm))
 
     return [
@@ -318,13 +396,15 @@ def _freivalds(
 
 
 def causal_mask(rows: int, cols: int, device: torch.device, first_row: int = 0) -> torch.Tensor:
-    """Returns a boolean mask[rows, cols], True above the diagonal (masked). first_row: index of the first row in the
-    whole matrix."""
+    """Returns a boolean mask[rows, cols], True above the diagonal (masked). first_row: index of the
+    first row in the whole matrix."""
     return torch.ones(rows, cols, dtype=torch.bool, device=device).triu(diagonal=1 + first_row)
 
 
 def softmax(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torch.Tensor:
-    """Computes softmax(scale · x) over the last dimension in x's dtype, without the elements marked by `dropped`."""
+    """Computes softmax(scale · x) over the last dimension in x's dtype, without the elements marked
+    by `dropped`.
+    """
     scores = x * scale
     if dropped is not None:
         scores = scores.masked_fill(dropped, -torch.inf)
@@ -337,7 +417,9 @@ def softmax_backward(y: torch.Tensor, gradient: torch.Tensor, scale: float) -> t
     return scale * y * (gradient - (gradient * y).sum(-1, keepdim=True))
 
 
-def _softmax(work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor, bound: float) -> Rows:
+def _softmax(
+    work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor, bound: float
+) -> Rows:
     x = inputs[0]
     compute = _precision(work)
     samples, heads, rows, cols = x.shape
@@ -362,8 +444,13 @@ def _softmax(work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor
                 size = expected
                 if work.direction == "backward":
                     gradient = inputs[-1][at].to(compute)
-                    # Without the cancellation between the two terms, which right results lose digits to.
-                    size = work.scale * expected * (gradient.abs() + (gradient * expected).abs_().sum(-1, keepdim=True))
+                    # Without the cancellation between the two terms, which right results lose
+                    # digits to.
+                    size = (
+                        work.scale
+                        * expected
+                        * (gradient.abs() + (gradient * expected).abs_().sum(-1, keepdim=True))
+                    )
                     expected = softmax_backward(expected, gradient, work.scale)
                 norms.append(_square(size) + floor)
                 errors.append(_square(output[at].to(compute).sub_(expected)))
@@ -374,11 +461,14 @@ def _softmax(work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor
 
 
 def _attention(
-    work: Attention, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], generator: torch.Generator,
+    work: Attention,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    generator: torch.Generator,
     must_see: Sequence[tuple[int, ...]],
-) -> list[Rows]:  # fmt: skip
-    """Checks rows of o, or of the gradients of q, k and v, in one pass for each sample and key head, with all its query
-    heads."""
+) -> list[Rows]:
+    """Checks rows of o, or of the gradients of q, k and v, in one pass for each sample and key
+    head, with all its query heads."""
     tile = 1 if work.batch * work.heads * work.seq_q * work.seq_k <= _WHOLE_PAIRS else TILE
     group = work.heads // work.kv_heads
     one = _attention_rows if work.direction == "forward" else _attention_gradients
@@ -393,7 +483,9 @@ def _attention(
             keys = _one_of_each(work.seq_k, tile, generator)
             q, k, v = inputs[0][sample, heads], inputs[1][sample, head], inputs[2][sample, head]
             gradient = inputs[3][sample, heads] if len(inputs) == 4 else q
-            results = [output[sample, heads if i == 0 else head] for i, output in enumerate(outputs)]
+            results = [
+                output[sample, heads if i == 0 else head] for i, output in enumerate(outputs)
+            ]
             parts.append(one(work, q, k, v, gradient, results, queries, keys))
     return _joined(parts)
 
@@ -406,9 +498,15 @@ def _one_of_each(size: int, tile: int, generator: torch.Generator) -> torch.Tens
 
 
 def _attention_rows(
-    work: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor,
-    results: Sequence[torch.Tensor], queries: torch.Tensor, keys: torch.Tensor,
-) -> list[Rows]:  # fmt: skip
+    work: Attention,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gradient: torch.Tensor,
+    results: Sequence[torch.Tensor],
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+) -> list[Rows]:
     compute = _precision(work)
     k, v = k.to(compute), v.to(compute)
     v_norm = v.square().sum(-1)
@@ -418,24 +516,38 @@ def _attention_rows(
         p = _attend(work, q[:, picked].to(compute), k, picked)
         expected = p @ v
         errors.append(_square(results[0][:, picked].to(compute) - expected))
-        norms.append(torch.maximum(p.square() @ v_norm, expected.square().sum(-1)).double().flatten())
+        norms.append(
+            torch.maximum(p.square() @ v_norm, expected.square().sum(-1)).double().flatten()
+        )
     return [Rows("rows of o", torch.cat(errors), torch.cat(norms))]
 
 
 def _attention_gradients(
-    work: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor,
-    results: Sequence[torch.Tensor], queries: torch.Tensor, keys: torch.Tensor,
-) -> list[Rows]:  # fmt: skip
+    work: Attention,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gradient: torch.Tensor,
+    results: Sequence[torch.Tensor],
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+) -> list[Rows]:
     """Checks rows `queries` of dq and rows `keys` of dk and dv.
 
-    ds = p·(dp − δ), where δ is the mean of dp under p. Norms are those of the terms before they cancel.
+    ds = p·(dp − δ), where δ is the mean of dp under p. Norms are those of the terms before they
+    cancel.
     """
     compute = _precision(work)
     scale = work.head_dim**-0.5
     k, v = k.to(compute), v.to(compute)
     k_norm, v_square = k.square().sum(-1), v.square()
-    dk, dv = (torch.zeros(len(keys), work.head_dim, dtype=torch.float64, device=q.device) for _ in range(2))
-    dk_norm, dv_norm = (torch.zeros(len(keys), dtype=torch.float64, device=q.device) for _ in range(2))
+    dk, dv = (
+        torch.zeros(len(keys), work.head_dim, dtype=torch.float64, device=q.device)
+        for _ in range(2)
+    )
+    dk_norm, dv_norm = (
+        torch.zeros(len(keys), dtype=torch.float64, device=q.device) for _ in range(2)
+    )
     errors, norms = [], []
     step = max(1, _CHUNK_ELEMENTS[q.device.type] // (len(q) * work.seq_k))
     for part in torch.arange(work.seq_q, device=q.device).split(step):
@@ -444,7 +556,8 @@ def _attention_gradients(
         dp = do @ v.T
         delta = (p * dp).sum(-1, keepdim=True)
         ds = p * (dp - delta) * scale
-        # dp is small by chance where its terms cancel, as in the first causal rows; its rounding error is not.
+        # dp is small by chance where its terms cancel, as in the first causal rows; its rounding
+        # error is not.
         dp_square = torch.maximum(dp.square_(), do.square() @ v_square.T)
         size = p.square() * (dp_square + delta.square_()) * scale**2
         picked = queries[(queries >= part[0]) & (queries <= part[-1])]
@@ -464,7 +577,9 @@ def _attention_gradients(
 
 
 def _attend(work: Attention, q: torch.Tensor, k: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Returns the probabilities of q[heads, rows, head_dim] over all keys. rows: positions in the sequence."""
+    """Returns the probabilities of q[heads, rows, head_dim] over all keys. rows: positions in the
+    sequence.
+    """
     dropped = None
     if work.causal:
         dropped = torch.arange(work.seq_k, device=q.device) > rows[:, None]

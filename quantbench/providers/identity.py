@@ -1,7 +1,8 @@
-"""Identifies the kernel that a workload ran, with torch.profiler, and the installed software versions.
+"""Identifies the kernel that a workload ran, with torch.profiler, and the installed software
+versions.
 
-Entry points: `identify`, `versions`; tools use `trace_events`, `kernel_events`, `KernelEvent` and `launch_of` too. Each
-point is profiled once, in a process that times nothing.
+Entry points: `identify`, `versions`; tools use `trace_events`, `kernel_events`, `KernelEvent` and
+`launch_of` too. Each point is profiled once, in a process that times nothing.
 """
 
 from __future__ import annotations
@@ -59,11 +60,12 @@ def identify(
     *,
     trace: Callable[[Callable[[], None]], Sequence[TraceEvent]] | None = None,
 ) -> Launch | None:
-    """Returns the launch that does `run`'s work (see `launch_of`); None if the profiler saw no kernel, and on a CPU,
-    where it is not asked.
+    """Returns the launch that does `run`'s work (see `launch_of`); None if the profiler saw no
+    kernel, and on a CPU, where it is not asked.
 
-    Call it after all timing: once the profiler has been active in a process, CUPTI adds to the cost of every launch.
-    `trace` runs its argument once under a profiler and returns the trace's events (torch's profiler by default).
+    Call it after all timing: once the profiler has been active in a process, CUPTI adds to the cost
+    of every launch. `trace` runs its argument once under a profiler and returns the trace's events
+    (torch's profiler by default).
     """
     if device.kind != "cuda":
         return None
@@ -72,16 +74,17 @@ def identify(
 
 
 def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
-    """Runs once to load modules, then once under torch.profiler; returns the events of its Chrome trace.
+    """Runs once to load modules, then once under torch.profiler; returns the events of its Chrome
+    trace.
 
-    The exported trace is read rather than the profiler's event objects, because only the trace has grid, block,
-    registers and shared memory.
+    The exported trace is read rather than the profiler's event objects, because only the trace has
+    grid, block, registers and shared memory.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    # Later versions detach CUPTI after each profile: slow when there are many, and a race when the next comes soon
-    # after (pytorch/kineto pull requests 1264 and 1554).
+    # Later versions detach CUPTI after each profile: slow when there are many, and a race when the
+    # next comes soon after (pytorch/kineto pull requests 1264 and 1554).
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
     run()
     torch.cuda.synchronize()
@@ -96,36 +99,49 @@ def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
 
 def read_trace(path: Path) -> list[TraceEvent]:
     """Reads the events of a Chrome trace, replacing invalid bytes in kernel names."""
-    return list(json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)["traceEvents"])
+    return list(
+        json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)["traceEvents"]
+    )
 
 
 def kernel_events(events: Sequence[TraceEvent]) -> tuple[KernelEvent, ...]:
     """Returns the kernels among a trace's events, by start time, without copies and fills."""
     kernels = [event for event in events if str(event.get("cat", "")).lower() == "kernel"]
     # A trace is written as CUPTI's buffers come back, in no fixed order.
-    return tuple(_kernel_event(event) for event in sorted(kernels, key=lambda event: float(event.get("ts", 0.0))))
+    return tuple(
+        _kernel_event(event)
+        for event in sorted(kernels, key=lambda event: float(event.get("ts", 0.0)))
+    )
 
 
 def _kernel_event(event: TraceEvent) -> KernelEvent:
     args = event.get("args", {})
-    # Kineto computes its occupancy without the opt-in shared memory and so writes 0 for every kernel that uses more
-    # than 48 KiB of it (pytorch/kineto, CudaDeviceProperties.cpp). "blocks per SM" is grid size / SM count.
+    # Kineto computes its occupancy without the opt-in shared memory and so writes 0 for every
+    # kernel that uses more than 48 KiB of it (pytorch/kineto, CudaDeviceProperties.cpp). "blocks
+    # per SM" is grid size / SM count.
     active = args.get("occupancy", {}).get("activeBlocksPerMultiprocessor")
     return KernelEvent(
-        name=str(event["name"]), duration_us=float(event.get("dur", 0.0)), grid=_three(args.get("grid")),
-        block=_three(args.get("block")), registers=args.get("registers per thread"),
-        shared_memory_bytes=args.get("shared memory"), active_blocks=active or None,
-    )  # fmt: skip
+        name=str(event["name"]),
+        duration_us=float(event.get("dur", 0.0)),
+        grid=_three(args.get("grid")),
+        block=_three(args.get("block")),
+        registers=args.get("registers per thread"),
+        shared_memory_bytes=args.get("shared memory"),
+        active_blocks=active or None,
+    )
 
 
 def _three(value: Any) -> tuple[int, int, int] | None:
     return None if value is None else (int(value[0]), int(value[1]), int(value[2]))
 
 
-def launch_of(kernels: Sequence[KernelEvent], workload: Workload, device: DeviceSpec) -> Launch | None:
+def launch_of(
+    kernels: Sequence[KernelEvent], workload: Workload, device: DeviceSpec
+) -> Launch | None:
     """Returns the launch of the longest kernel whose name matches `workload`.
 
-    If none matches, returns the longest of all. A split-k reduction kernel is chosen only if no other kernel ran.
+    If none matches, returns the longest of all. A split-k reduction kernel is chosen only if no
+    other kernel ran.
     """
     if not kernels:
         return None
@@ -137,17 +153,28 @@ def launch_of(kernels: Sequence[KernelEvent], workload: Workload, device: Device
         working = [pair for pair in named if pair[1].role != "splitk_reduce"] or named
     kernel, name = max(working, key=lambda pair: pair[0].duration_us)
     return Launch(
-        kernel=kernel.name, grid=kernel.grid, block=kernel.block, registers=kernel.registers,
-        shared_memory_bytes=kernel.shared_memory_bytes, blocks_per_sm=blocks_per_sm(kernel, device),
+        kernel=kernel.name,
+        grid=kernel.grid,
+        block=kernel.block,
+        registers=kernel.registers,
+        shared_memory_bytes=kernel.shared_memory_bytes,
+        blocks_per_sm=blocks_per_sm(kernel, device),
         tile=_tile(kernel, name, workload, device.warp_threads, splitting=splitting),
-    )  # fmt: skip
+    )
 
 
 def blocks_per_sm(kernel: KernelEvent, device: DeviceSpec) -> int | None:
-    """Returns the resident blocks per SM from the profiler, or else computed; None if the device is unknown."""
+    """Returns the resident blocks per SM from the profiler, or else computed; None if the device is
+    unknown.
+    """
     if kernel.active_blocks is not None:
         return kernel.active_blocks
-    if device.kind != "cuda" or device.compute_capability is None or kernel.threads is None or kernel.registers is None:
+    if (
+        device.kind != "cuda"
+        or device.compute_capability is None
+        or kernel.threads is None
+        or kernel.registers is None
+    ):
         return None
     blocks = resident_blocks(
         device.compute_capability,
@@ -169,17 +196,23 @@ def _tile(
     if not isinstance(workload, Gemm) or kernel.grid is None:
         return None if name.split_k_unknown else tile
     split_k = split_k_of(kernel.grid, name, workload, splitting=splitting)
-    # A tile with a wrong split would give wrong waves; the name stays in the launch and can be parsed again.
+    # A tile with a wrong split would give wrong waves; the name stays in the launch and can be
+    # parsed again.
     return None if split_k is None else replace(tile, split_k=split_k)
 
 
-def split_k_of(grid: tuple[int, int, int], name: KernelName, gemm: Gemm, *, splitting: bool) -> int | None:
-    """Returns how many blocks share an output tile along the reduction; None if name and grid do not determine it.
+def split_k_of(
+    grid: tuple[int, int, int], name: KernelName, gemm: Gemm, *, splitting: bool
+) -> int | None:
+    """Returns how many blocks share an output tile along the reduction; None if name and grid do
+    not determine it.
 
-    splitting: whether a reduction kernel also ran. A split in the name is taken; Tensile's grids are not read, because
-    some profilers count them in threads. Kernels that launch a block per tile count batch · split_k in grid
-    z, beside an x·y that may be padded by the rasterisation. A persistent kernel's whole grid is tiles · batch ·
-    split_k, as long as that is resident at once; tiles are rounded up to whole clusters.
+    splitting: whether a reduction kernel also ran. A split in the name is taken; Tensile's grids
+        are not read, because
+    some profilers count them in threads. Kernels that launch a block per tile count batch · split_k
+    in grid z, beside an x·y that may be padded by the rasterisation. A persistent kernel's whole
+    grid is tiles · batch · split_k, as long as that is resident at once; tiles are rounded up to
+    whole clusters.
 
     >>> name = parse("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT")
     >>> split_k_of((80, 1, 1), name, Gemm(m=8, n=2560, k=4096, layout="nt"), splitting=True)
@@ -190,7 +223,9 @@ def split_k_of(grid: tuple[int, int, int], name: KernelName, gemm: Gemm, *, spli
     if name.tile.split_k > 1 or name.family == "tensile":
         return None if name.split_k_unknown else name.tile.split_k
     split = splitting or name.split_k_unknown
-    whole_grid = name.persistent or name.family == "cublas"  # sgemm_32x32x32 spreads its tiles over x, y and z alike
+    whole_grid = (
+        name.persistent or name.family == "cublas"
+    )  # sgemm_32x32x32 spreads its tiles over x, y and z alike
     if not whole_grid:
         if grid[2] % gemm.batch == 0 and (grid[2] > gemm.batch or not split):
             return grid[2] // gemm.batch
@@ -206,7 +241,9 @@ def split_k_of(grid: tuple[int, int, int], name: KernelName, gemm: Gemm, *, spli
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of all installed software that a measured time may depend on, by name."""
+    """Returns the versions of all installed software that a measured time may depend on, by
+    name.
+    """
     import torch
 
     found = {
@@ -220,7 +257,11 @@ def versions() -> dict[str, str]:
     if torch.cuda.is_available() and torch.backends.cudnn.is_available():
         found["cudnn"] = str(torch.backends.cudnn.version())
     # triton compiles our kernels; cuBLAS stands behind mm, and its choice of kernels moves cliffs.
-    for name, package in (("triton", "triton"), ("cublas", "nvidia-cublas"), ("cublas", "nvidia-cublas-cu12")):
+    for name, package in (
+        ("triton", "triton"),
+        ("cublas", "nvidia-cublas"),
+        ("cublas", "nvidia-cublas-cu12"),
+    ):
         with suppress(PackageNotFoundError):
             found[name] = version(package)
     return found

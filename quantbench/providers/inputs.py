@@ -9,11 +9,12 @@ Distributions (recorded with every run, because the power a GPU draws depends on
   uniform   between −1 and 1, as CUTLASS advises for measuring
   integers  whole numbers from −4 to 4, CUTLASS' profiler's default
   zeros     all zero: unrealistic, and fastest on a GPU
-fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see `quantum`).
+fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see
+`quantum`).
 
-Numbers of 16 and 32 bits are drawn in place, narrower ones in fp32 and converted in chunks. A CPU draws only 50 to 100
-million numbers a second, so there a large tensor is assembled from pieces of 64, each copied from a random place among
-2¹⁶ drawn numbers.
+Numbers of 16 and 32 bits are drawn in place, narrower ones in fp32 and converted in chunks. A CPU
+draws only 50 to 100 million numbers a second, so there a large tensor is assembled from pieces of
+64, each copied from a random place among 2¹⁶ drawn numbers.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 }
 
 _CHUNK_ELEMENTS = 2**24  # 64 MiB of fp32
-# On a CPU: numbers drawn for all large tensors of a format, and how many of them are copied at a time.
+# On a CPU: numbers drawn for all large tensors of a format, and how many of them are copied at a
+# time.
 _POOL_ELEMENTS = 2**16
 _PIECE_ELEMENTS = 64
 _INTEGER_LIMIT = 4
-# Largest numbers of the narrow formats: OCP FP8 1.0 (e4m3), and int8 without −128, so that it stays symmetric.
+# Largest numbers of the narrow formats: OCP FP8 1.0 (e4m3), and int8 without −128, so that it stays
+# symmetric.
 _LARGEST = {"fp8": 448.0, "int8": 127.0}
-# The value of a distribution that maps to the largest number of a narrow format; larger ones are cut off. One of 10¹¹
-# normal numbers exceeds 6.7.
+# The value of a distribution that maps to the largest number of a narrow format; larger ones are
+# cut off. One of 10¹¹ normal numbers exceeds 6.7.
 _RANGE = {"normal": 6.0, "uniform": 1.0}
 
 
@@ -57,7 +60,8 @@ def torch_device(device: DeviceSpec) -> torch.device:
 
 
 def quantum(dtype: str, distribution: str) -> float:
-    """Returns the real value of one stored unit (real = quantum · stored): 1 unless fp8 or int8 is normal or uniform.
+    """Returns the real value of one stored unit (real = quantum · stored): 1 unless fp8 or int8 is
+    normal or uniform.
 
     >>> quantum("int8", "uniform") == 1 / 127
     True
@@ -72,7 +76,9 @@ class Inputs:
 
     def __init__(self, device: DeviceSpec, distribution: str = "normal", seed: int = 0) -> None:
         if distribution not in ("normal", "uniform", "integers", "zeros"):
-            raise InputError("inputs", f"distribution = {distribution!r}", "normal, uniform, integers or zeros")
+            raise InputError(
+                "inputs", f"distribution = {distribution!r}", "normal, uniform, integers or zeros"
+            )
         self.device = torch_device(device)
         self.distribution = distribution
         self.generator = torch.Generator(device=self.device).manual_seed(seed)
@@ -87,11 +93,14 @@ class Inputs:
     def operands(self, workload: Workload) -> tuple[torch.Tensor, ...]:
         """Creates all inputs of a workload, in the order and storage of `input_templates`.
 
-        About half of a padding mask is True (masked), never a whole row. Indices are a random permutation.
+        About half of a padding mask is True (masked), never a whole row. Indices are a random
+        permutation.
         """
         found = []
         for like in input_templates(workload):
-            found.append(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=self.device))
+            found.append(
+                torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=self.device)
+            )
             self.fill(found[-1])
         return tuple(found)
 
@@ -101,8 +110,8 @@ class Inputs:
         return a, b
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Writes new values into a tensor stored like those of `operands`; a boolean tensor is a padding mask, and one
-        of 64-bit integers holds indices."""
+        """Writes new values into a tensor stored like those of `operands`; a boolean tensor is a
+        padding mask, and one of 64-bit integers holds indices."""
         if tensor.dtype == torch.int64:
             torch.randperm(tensor.numel(), generator=self.generator, device=self.device, out=tensor)
             return
@@ -164,7 +173,8 @@ def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
     gemm: a[m, k] and b[k, n], with a leading batch dimension when batch > 1.
     grouped_gemm: a[rows, k] and b[experts, k, n]; for layout tn a[k, rows] and b[rows, n].
     permute: x[tokens, hidden], or x[rows, hidden] and weights[tokens, top_k]; then order[rows].
-    softmax: x[mask_batch, batch / mask_batch, rows, cols], for a full mask a boolean mask[mask_batch, 1, rows, cols].
+    softmax: x[mask_batch, batch / mask_batch, rows, cols], for a full mask a boolean
+        mask[mask_batch, 1, rows, cols].
     attention: q[batch, heads, seq_q, head_dim], k and v[batch, kv_heads, seq_k, head_dim].
     backward: the gradient of the result last.
     """
@@ -172,34 +182,55 @@ def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
         batch = (workload.batch,) if workload.batch > 1 else ()
         a_transposed, b_transposed = (letter == "t" for letter in workload.layout)
         a = _template(*batch, workload.m, workload.k, dtype=workload.dtype, transposed=a_transposed)
-        return a, _template(*batch, workload.k, workload.n, dtype=workload.dtype, transposed=b_transposed)
+        return a, _template(
+            *batch, workload.k, workload.n, dtype=workload.dtype, transposed=b_transposed
+        )
     if isinstance(workload, GroupedGemm):
         rows, dtype, depth, n = workload.rows, workload.dtype, workload.k, workload.n
         if workload.layout == "tn":
-            return _template(depth, rows, dtype=dtype, transposed=True), _template(rows, n, dtype=dtype)
-        weights = _template(workload.num_experts, depth, n, dtype=dtype, transposed=workload.layout == "nt")
+            return _template(depth, rows, dtype=dtype, transposed=True), _template(
+                rows, n, dtype=dtype
+            )
+        weights = _template(
+            workload.num_experts, depth, n, dtype=dtype, transposed=workload.layout == "nt"
+        )
         return _template(rows, depth, dtype=dtype), weights
     if isinstance(workload, Permute):
         order = torch.empty(workload.rows, dtype=torch.int64, device="meta")
         tokens, hidden, dtype = workload.tokens, workload.hidden, workload.dtype
         if workload.direction == "permute":
             return _template(tokens, hidden, dtype=dtype), order
-        return _template(workload.rows, hidden, dtype=dtype), _template(tokens, workload.top_k, dtype=dtype), order
+        return (
+            _template(workload.rows, hidden, dtype=dtype),
+            _template(tokens, workload.top_k, dtype=dtype),
+            order,
+        )
     if isinstance(workload, Softmax):
         heads = workload.batch // workload.mask_batch
-        x = _template(workload.mask_batch, heads, workload.rows, workload.cols, dtype=workload.dtype)
+        x = _template(
+            workload.mask_batch, heads, workload.rows, workload.cols, dtype=workload.dtype
+        )
         mask = x.new_empty(workload.mask_batch, 1, workload.rows, workload.cols, dtype=torch.bool)
         masks = (mask,) if workload.mask == "full" else ()
         return (x, *masks) if workload.direction == "forward" else (x, *masks, x)
     if isinstance(workload, Attention):
-        q = _template(workload.batch, workload.heads, workload.seq_q, workload.head_dim, dtype=workload.dtype)
-        k = _template(workload.batch, workload.kv_heads, workload.seq_k, workload.head_dim, dtype=workload.dtype)
+        q = _template(
+            workload.batch, workload.heads, workload.seq_q, workload.head_dim, dtype=workload.dtype
+        )
+        k = _template(
+            workload.batch,
+            workload.kv_heads,
+            workload.seq_k,
+            workload.head_dim,
+            dtype=workload.dtype,
+        )
         return (q, k, k) if workload.direction == "forward" else (q, k, k, q)
     raise InputError("inputs", f"a workload of kind {workload.kind}", "one that runs on one GPU")
 
 
 def output_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
-    """Returns templates of `Task.outputs` on the meta device. Only outputs of GEMMs, grouped or not, must have these
+    """Returns templates of `Task.outputs` on the meta device. Only outputs of GEMMs, grouped or
+    not, must have these
     strides: attention kernels may order heads differently."""
     if isinstance(workload, Gemm):
         batch = (workload.batch,) if workload.batch > 1 else ()
@@ -212,7 +243,11 @@ def output_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
         rows = workload.rows if workload.direction == "permute" else workload.tokens
         return (_template(rows, workload.hidden, dtype=workload.dtype),)
     inputs = input_templates(workload)
-    return inputs[:3] if isinstance(workload, Attention) and workload.direction == "backward" else inputs[:1]
+    return (
+        inputs[:3]
+        if isinstance(workload, Attention) and workload.direction == "backward"
+        else inputs[:1]
+    )
 
 
 def _template(*shape: int, dtype: str, transposed: bool = False) -> torch.Tensor:

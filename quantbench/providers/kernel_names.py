@@ -3,19 +3,23 @@
 Entry points: `parse`, and its result `KernelName`. Used by `identity` and `importers.runs`.
 quantbench's own kernels state their tile themselves and are not parsed.
 
-Names of library kernels are not documented. The grammars here were derived from names seen in practice and checked
-against the grids that were launched with them; tests/providers/test_kernel_names.py holds both, with their sources.
-From a name that no grammar fits nothing is guessed.
+Names of library kernels are not documented. The grammars here were derived from names seen in
+practice and checked against the grids that were launched with them;
+tests/providers/test_kernel_names.py holds both, with their sources. From a name that no grammar
+fits nothing is guessed.
 
-Orientation of the tile. The libraries are column-major. torch passes them row-major tensors as the transposed problem
-cᵀ = bᵀ·aᵀ, so the library's m is our n: names print `block_n` first and `block_m` second. The launches that show it:
-  - nvjet, H100, 128 rows of x·Wᵀ with W 12352×2560: `nvjet_sm90_tst_96x128_64x7_2x1_v_bz_TNN` ran 130 blocks. That is
-    ⌈12352/96⌉ = 129 rounded up to a cluster of 2 along n, times ⌈128/128⌉; the other order would give 194.
+Orientation of the tile. The libraries are column-major. torch passes them row-major tensors as the
+transposed problem cᵀ = bᵀ·aᵀ, so the library's m is our n: names print `block_n` first and
+  `block_m` second. The launches that show it:
+  - nvjet, H100, 128 rows of x·Wᵀ with W 12352×2560: `nvjet_sm90_tst_96x128_64x7_2x1_v_bz_TNN` ran
+    130 blocks. That is ⌈12352/96⌉ = 129 rounded up to a cluster of 2 along n, times ⌈128/128⌉; the
+    other order would give 194.
   - CUTLASS, sm_86, m rows by n = 6144: `cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8` ran
     grids of 256×3 for m = 4096 and 264×3 for m = 4107: ⌈m/128⌉·8 and 6144/256 = 8·3.
-AMD. Tensile (rocBLAS, hipBLASLt) is column-major too: MI300X, 512 rows, n = 768, k = 3072, `Cijk_…_MT64x48x128_…` ran
-264 blocks: ⌈768/64⌉·⌈512/48⌉·2, a split-k of two. Composable Kernel, CK Tile, FlyDSL and aiter's assembly are row-major
-and print block_m first: aiter's instance lists name the fields, and f4gemm 256x256 runs ⌈n/256⌉×⌈m/256⌉ blocks.
+AMD. Tensile (rocBLAS, hipBLASLt) is column-major too: MI300X, 512 rows, n = 768, k = 3072,
+`Cijk_…_MT64x48x128_…` ran 264 blocks: ⌈768/64⌉·⌈512/48⌉·2, a split-k of two. Composable Kernel, CK
+Tile, FlyDSL and aiter's assembly are row-major and print block_m first: aiter's instance lists name
+the fields, and f4gemm 256x256 runs ⌈n/256⌉×⌈m/256⌉ blocks.
 """
 
 from __future__ import annotations
@@ -37,12 +41,13 @@ class KernelName:
 
     family: whose kernel it is, from `_KINDS`; an architecture for most of cuBLAS's own.
     role: gemm, splitk_reduce, attention, softmax or other.
-    tile: in our orientation (row-major m and n, see above); None if the name states none; for attention block_m counts
-        queries and block_n keys.
+    tile: in our orientation (row-major m and n, see above); None if the name states none; for
+        attention block_m counts queries and block_n keys.
     cluster: blocks per cluster along (m, n).
-    split_k_unknown: whether the name states that the reduction is or may be split over blocks, but not over how many;
-        tile.split_k is then 1.
-    persistent: whether the grid is capped at the resident blocks, which loop over tiles; it then does not count tiles.
+    split_k_unknown: whether the name states that the reduction is or may be split over blocks, but
+        not over how many; tile.split_k is then 1.
+    persistent: whether the grid is capped at the resident blocks, which loop over tiles; it then
+        does not count tiles.
     """
 
     family: str
@@ -54,7 +59,8 @@ class KernelName:
 
 
 def parse(name: str) -> KernelName:
-    """Parses a kernel's name as the profiler prints it (demangled, with `void` and template arguments or without).
+    """Parses a kernel's name as the profiler prints it (demangled, with `void` and template
+    arguments or without).
 
     >>> parse("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nn").tile
     Tile(block_m=256, block_n=128, block_k=64, split_k=1, stages=3, num_warps=None)
@@ -75,30 +81,44 @@ def parse(name: str) -> KernelName:
 def _read(family: str, role: str, match: re.Match[str]) -> KernelName:
     """Returns what the groups of a grammar state.
 
-    m, n, k, split, stages: of the tile. warps or threads: of a block. cluster_m, cluster_n: of a cluster.
+    m, n, k, split, stages: of the tile. warps or threads: of a block. cluster_m, cluster_n: of a
+        cluster.
     options: the part of the name in which some libraries state more.
     """
     stated = {group: text for group, text in match.groupdict().items() if text is not None}
     options = stated.get("options", "")
-    if in_options := re.search(r"_stages_(?P<k>\d+)x(?P<stages>\d+)", options):  # cuBLAS's own kernels
+    if in_options := re.search(
+        r"_stages_(?P<k>\d+)x(?P<stages>\d+)", options
+    ):  # cuBLAS's own kernels
         stated |= in_options.groupdict()
     sizes = {group: int(text) for group, text in stated.items() if text.isdigit()}
     warps = sizes["threads"] // _WAVEFRONT if "threads" in sizes else None
     if "warps" in stated:
         warps = prod(map(int, stated["warps"].split("x")))
-    tile = Tile(sizes["m"], sizes["n"], sizes.get("k"), sizes.get("split", 1), sizes.get("stages"), warps)
+    tile = Tile(
+        sizes["m"], sizes["n"], sizes.get("k"), sizes.get("split", 1), sizes.get("stages"), warps
+    )
     if "2sm" in options.split("_"):
-        # Here the printed tile is the pair's: 256x256x64 ran 16x32 blocks on 4096x4096 (one B200, cuBLAS 13).
+        # Here the printed tile is the pair's: 256x256x64 ran 16x32 blocks on 4096x4096 (one B200,
+        # cuBLAS 13).
         tile = replace(tile, block_n=tile.block_n // 2)
     if family == "tensile":
         return _with_options(KernelName(family, role, tile), tile, options)
-    # `sliced1x4` is no split-k: four warps of one block share the reduction and add up in shared memory.
+    # `sliced1x4` is no split-k: four warps of one block share the reduction and add up in shared
+    # memory.
     splits = re.search(r"splitk|stream_k|segment_k_on", options, re.IGNORECASE) is not None
-    along_m, along_n = sizes.get("cluster_m", 0), sizes.get("cluster_n", 0)  # 0x0: chosen when launched
+    along_m, along_n = (
+        sizes.get("cluster_m", 0),
+        sizes.get("cluster_n", 0),
+    )  # 0x0: chosen when launched
     return KernelName(
-        stated.get("family", family), role, tile, (along_m, along_n) if along_n else None, split_k_unknown=splits,
+        stated.get("family", family),
+        role,
+        tile,
+        (along_m, along_n) if along_n else None,
+        split_k_unknown=splits,
         persistent=family == "nvjet" or "persistent" in options,
-    )  # fmt: skip
+    )
 
 
 def _with_options(name: KernelName, tile: Tile, options: str) -> KernelName:
@@ -108,24 +128,31 @@ def _with_options(name: KernelName, tile: Tile, options: str) -> KernelName:
         found = re.search(rf"_{letters}(\d+(?:_\d+)*)(?=_|$)", options)
         return () if found is None else tuple(map(int, found[1].split("_")))
 
-    # Global split-u is the split-k. hipBLASLt's kernels with user arguments get it at launch; stream-k (SK > 0) divides
-    # tiles among a fixed number of blocks.
+    # Global split-u is the split-k. hipBLASLt's kernels with user arguments get it at launch;
+    # stream-k (SK > 0) divides tiles among a fixed number of blocks.
     split, group, wave = sum(option("GSU")[:1]), option("WG"), option("WS")
-    tile = replace(tile, split_k=max(1, split), num_warps=prod(group[:3]) // wave[0] if group and wave else None)
-    return replace(name, tile=tile, split_k_unknown=split == 0, persistent=sum(option("SK")[:1]) > 0)
+    tile = replace(
+        tile,
+        split_k=max(1, split),
+        num_warps=prod(group[:3]) // wave[0] if group and wave else None,
+    )
+    return replace(
+        name, tile=tile, split_k_unknown=split == 0, persistent=sum(option("SK")[:1]) > 0
+    )
 
 
 _SIZES = r"(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)"
 _NVJET = r"^nvjet_(?:sm\d+_)?[a-z]+_(?:tf32_)?"
 
-#: (family, role, sign, grammars): the first kind with a grammar that fits a name, or whose sign the name has.
-#: A grammar gives the tile; a name with the sign alone has none.
+#: (family, role, sign, grammars): the first kind with a grammar that fits a name, or whose sign the
+#: name has. A grammar gives the tile; a name with the sign alone has none.
 _KINDS: tuple[tuple[str, ...], ...] = (
     # xmma's `execute_split_k_kernel` is the pass that adds the parts up, not the product.
     ("splitk_reduce", "splitk_reduce", r"splitKreduce_kernel|execute_split_k_kernel|ReduceSplitK"),
     (
-        # `2cta` blocks work in pairs, and the tile is still that of one block: 128x256x64 in 6 stages of 16 bits fits
-        # the shared memory only when each block of the pair stages half of the 256.
+        # `2cta` blocks work in pairs, and the tile is still that of one block: 128x256x64 in 6
+        # stages of 16 bits fits the shared memory only when each block of the pair stages half of
+        # the 256.
         "nvjet", "gemm", r"^nvjet_",
         _NVJET + r"(?P<n>\d+)x(?P<m>\d+)_(?P<k>\d+)x(?P<stages>\d+)_(?P<cluster_n>\d+)x(?P<cluster_m>\d+)"
         r"_(?P<options>\w+)_[NT]{3}$",
@@ -173,9 +200,9 @@ _KINDS: tuple[tuple[str, ...], ...] = (
         "tensile", "gemm", r"Cijk_A",
         r"^(?:Custom\d*_)?C[a-z]{3}_A[a-z]{3}_B[a-z]{3}_\w*?_?MT(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)(?P<options>\w*)",
     ),
-    # AMD's row-major kernels. Composable Kernel as aiter names it: threads per block, then the tile. CK Tile: the tile,
-    # then wavefronts along m, n, k (csrc/ck_gemm_a8w8_blockscale, gemm_a8w8_blockscale_instance.py and
-    # …_cktile_instance.py).
+    # AMD's row-major kernels. Composable Kernel as aiter names it: threads per block, then the
+    # tile. CK Tile: the tile, then wavefronts along m, n, k (csrc/ck_gemm_a8w8_blockscale,
+    # gemm_a8w8_blockscale_instance.py and …_cktile_instance.py).
     (
         "ck", "gemm", "",
         r"^a\dw\d_(?:rowwise|bpreshuffle|blockscale)_(?:bpreshuffle_)?(?:1x128x128_)?(?P<threads>\d+)x" + _SIZES

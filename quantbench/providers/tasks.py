@@ -1,11 +1,11 @@
 """Provides the base class of quantbench's own providers and the tasks they create.
 
-Entry points: `BuiltInProvider`, `LaunchTask`, `ForwardTask`, `BackwardTask`. Used by `torch_gemm`, `torch_attention`,
-`torch_moe` and `triton_kernels`.
+Entry points: `BuiltInProvider`, `LaunchTask`, `ForwardTask`, `BackwardTask`. Used by `torch_gemm`,
+`torch_attention`, `torch_moe` and `triton_kernels`.
 
-`LaunchTask` runs kernels that write into given tensors. `ForwardTask` and `BackwardTask` run torch operations that
-return new tensors: each run first releases the previous results, so that torch's caching allocator returns the same
-memory again.
+`LaunchTask` runs kernels that write into given tensors. `ForwardTask` and `BackwardTask` run torch
+operations that return new tensors: each run first releases the previous results, so that torch's
+caching allocator returns the same memory again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _W = TypeVar("_W")
 
 
 class BuiltInProvider(Generic[_W]):
-    """Base of the providers of one kind of workload. A subclass sets `kind` and defines `refusal` and `task`.
+    """Base of the providers of one kind of workload. A subclass sets `kind` and defines `refusal`
+    and `task`.
 
     provider_id: id in `catalog`; its second part names the variant, if a class serves several.
     tile: tile of a kernel of ours for every workload; None selects one from the kernel's menu.
@@ -43,11 +44,15 @@ class BuiltInProvider(Generic[_W]):
 
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
         if workload.kind != self.kind:
-            runs = {"gemm": "matrix products", "grouped_gemm": "grouped products"}.get(self.kind, self.kind)
+            runs = {"gemm": "matrix products", "grouped_gemm": "grouped products"}.get(
+                self.kind, self.kind
+            )
             return f"{self.id} runs {runs}, not {workload.kind}"
         return self.refusal(cast("_W", workload), device)
 
-    def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Task:
+    def prepare(
+        self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0
+    ) -> Task:
         """Allocates inputs with `Inputs.operands` and outputs; compiles the kernels."""
         assert workload.kind == self.kind
         return self.task(cast("_W", workload), device, Inputs(device, distribution, seed))
@@ -64,7 +69,9 @@ class BuiltInProvider(Generic[_W]):
 class _Task:
     """Base of tasks; its launch is unknown, so the profiler must find it."""
 
-    def __init__(self, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...] = ()) -> None:
+    def __init__(
+        self, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...] = ()
+    ) -> None:
         self._inputs = inputs
         self._outputs = outputs
 
@@ -82,13 +89,19 @@ class _Task:
 class LaunchTask(_Task):
     """Task that runs `call`, which writes into `outputs`.
 
-    before: function called once ahead of the first run, for the forward pass that a backward pass needs.
+    before: function called once ahead of the first run, for the forward pass that a backward pass
+        needs.
     """
 
     def __init__(
-        self, call: Callable[[], object], inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...], *,
-        launch: Launch | None = None, before: Callable[[], object] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        call: Callable[[], object],
+        inputs: tuple[torch.Tensor, ...],
+        outputs: tuple[torch.Tensor, ...],
+        *,
+        launch: Launch | None = None,
+        before: Callable[[], object] | None = None,
+    ) -> None:
         super().__init__(inputs, outputs)
         self._call, self._before, self._launch = call, before, launch
 
@@ -105,7 +118,9 @@ class LaunchTask(_Task):
 class ForwardTask(_Task):
     """Task that runs `forward`, which reads `inputs`."""
 
-    def __init__(self, forward: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> None:
+    def __init__(
+        self, forward: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...]
+    ) -> None:
         super().__init__(inputs)
         self._forward = forward
 
@@ -117,22 +132,27 @@ class ForwardTask(_Task):
 
 
 class BackwardTask(_Task):
-    """Task that runs only the backward pass of `forward`: the gradients of `inputs`, through a retained graph.
+    """Task that runs only the backward pass of `forward`: the gradients of `inputs`, through a
+    retained graph.
 
     inputs: tensors that get a gradient.
     gradient: gradient of the result.
     mask: input of forward without a gradient.
 
-    autograd runs each operation's backward on the stream that its forward ran on and makes the two streams wait for
-    each other where that is not the current one, which would be timed and cannot be captured. So the first `run` on
-    each stream runs the forward pass and keeps its saved tensors, which a CUDA graph captured there reads. A graph must
-    be captured on a stream that `run` was called on before.
+    autograd runs each operation's backward on the stream that its forward ran on and makes the two
+    streams wait for each other where that is not the current one, which would be timed and cannot
+    be captured. So the first `run` on each stream runs the forward pass and keeps its saved
+    tensors, which a CUDA graph captured there reads. A graph must be captured on a stream that
+    `run` was called on before.
     """
 
     def __init__(
-        self, forward: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...], gradient: torch.Tensor,
+        self,
+        forward: Callable[[], torch.Tensor],
+        inputs: tuple[torch.Tensor, ...],
+        gradient: torch.Tensor,
         mask: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._forward = forward
         self._leaves = tuple(tensor.requires_grad_() for tensor in inputs)
         self._gradient = gradient
@@ -151,7 +171,9 @@ class BackwardTask(_Task):
         if result is None:
             if cuda and torch.cuda.is_current_stream_capturing():
                 raise MeasurementError(
-                    "backward", "captured on a stream that it has not run on", "one run on that stream before"
+                    "backward",
+                    "captured on a stream that it has not run on",
+                    "one run on that stream before",
                 )
             with torch.enable_grad():
                 result = self._results[stream] = self._forward()

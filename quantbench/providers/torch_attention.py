@@ -1,9 +1,11 @@
 """Provides attention and softmax with torch.
 
-Entry points: `TorchAttention`, with the `BACKENDS` by variant, and `TorchEagerSoftmax`, imported by `catalog` by name.
+Entry points: `TorchAttention`, with the `BACKENDS` by variant, and `TorchEagerSoftmax`, imported by
+`catalog` by name.
 
-Attention is `scaled_dot_product_attention` with one backend pinned, so that backends are measured separately: without
-that, torch prefers FlashAttention-2 where cuDNN's kernel is up to twice as fast. Softmax is what Megatron-LM computes
+Attention is `scaled_dot_product_attention` with one backend pinned, so that backends are measured
+separately: without that, torch prefers FlashAttention-2 where cuDNN's kernel is up to twice as
+    fast. Softmax is what Megatron-LM computes
 without its fused kernel: one torch operation after another.
 """
 
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
 _MASKED = -10_000.0
 
 
-# FlashAttention-2 on CUDA, torch's own flash kernel on a CPU; cuDNN's graph-generated attention; the memory-efficient
-# kernel from xFormers, built on CUTLASS; two batched products and a softmax, the whole score matrix in memory.
+# FlashAttention-2 on CUDA, torch's own flash kernel on a CPU; cuDNN's graph-generated attention;
+# the memory-efficient kernel from xFormers, built on CUTLASS; two batched products and a softmax,
+# the whole score matrix in memory.
 #: variant → backend, and torch's own check of it (None: it supports everything)
 BACKENDS: dict[str, tuple[SDPBackend, Callable[..., bool] | None]] = {
     "flash": (SDPBackend.FLASH_ATTENTION, torch.backends.cuda.can_use_flash_attention),
@@ -45,11 +48,12 @@ _ON_CPU = ("flash", "math")
 
 
 class TorchAttention(BuiltInProvider[Attention]):
-    """Attention with one pinned backend. Forward saves nothing for a backward pass; backward computes the gradients of
-    q, k and v through a retained graph, without timing forward.
+    """Attention with one pinned backend. Forward saves nothing for a backward pass; backward
+    computes the gradients of q, k and v through a retained graph, without timing forward.
 
-    Grouped heads are passed to the kernel unchanged if the backend supports them. Otherwise keys and values are
-    repeated for each query head in every run, which is timed as part of the cost of this backend.
+    Grouped heads are passed to the kernel unchanged if the backend supports them. Otherwise keys
+    and values are repeated for each query head in every run, which is timed as part of the cost of
+    this backend.
     """
 
     kind = "attention"
@@ -70,8 +74,12 @@ class TorchAttention(BuiltInProvider[Attention]):
             keys, values = k, v
             if repeats > 1:
                 keys, values = (tensor.repeat_interleave(repeats, dim=1) for tensor in (k, v))
-            with sdpa_kernel(backend):  # 8 µs on the host, behind which a GPU's queue does not run dry
-                return scaled_dot_product_attention(q, keys, values, is_causal=work.causal, enable_gqa=grouped)
+            with sdpa_kernel(
+                backend
+            ):  # 8 µs on the host, behind which a GPU's queue does not run dry
+                return scaled_dot_product_attention(
+                    q, keys, values, is_causal=work.causal, enable_gqa=grouped
+                )
 
         if work.direction == "forward":
             return ForwardTask(forward, (q, k, v))
@@ -88,7 +96,9 @@ class TorchAttention(BuiltInProvider[Attention]):
 
 @cache
 def _cpu_flash_takes_groups() -> bool:
-    """Returns whether torch's flash kernel for CPUs takes grouped heads; that of torch 2.6 does not."""
+    """Returns whether torch's flash kernel for CPUs takes grouped heads; that of torch 2.6 does
+    not.
+    """
     q = torch.zeros(1, 2, 1, 8)
     k = torch.zeros(1, 1, 1, 8)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings():
@@ -103,7 +113,9 @@ def _cpu_flash_takes_groups() -> bool:
 def choose_heads(
     provider_id: str, can_use: Callable[..., bool] | None, work: Attention, device: torch.device
 ) -> tuple[bool, str | None]:
-    """Returns whether grouped heads must be repeated per query head, and torch's reason for refusing."""
+    """Returns whether grouped heads must be repeated per query head, and torch's reason for
+    refusing.
+    """
     if can_use is None:
         return False, None
     refusal = _refusal(provider_id, can_use, work, device)
@@ -112,13 +124,17 @@ def choose_heads(
     return True, _refusal(provider_id, can_use, replace(work, kv_heads=work.heads), device)
 
 
-def _refusal(provider_id: str, can_use: Callable[..., bool], work: Attention, device: torch.device) -> str | None:
-    """Returns torch's reason for refusing `work`, or None. Checks one sample and one group of heads to save memory;
-    torch's conditions do not depend on either count."""
+def _refusal(
+    provider_id: str, can_use: Callable[..., bool], work: Attention, device: torch.device
+) -> str | None:
+    """Returns torch's reason for refusing `work`, or None. Checks one sample and one group of heads
+    to save memory; torch's conditions do not depend on either count."""
     group = work.heads // work.kv_heads
     dtype, training = TORCH_DTYPES[work.dtype], work.direction == "backward"
     q, k, v = (
-        torch.empty(1, heads, seq, work.head_dim, dtype=dtype, device=device, requires_grad=training)
+        torch.empty(
+            1, heads, seq, work.head_dim, dtype=dtype, device=device, requires_grad=training
+        )
         for heads, seq in ((group, work.seq_q), (1, work.seq_k), (1, work.seq_k))
     )
     params = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, work.causal, group > 1)
@@ -126,14 +142,19 @@ def _refusal(provider_id: str, can_use: Callable[..., bool], work: Attention, de
         warnings.simplefilter("always")
         if can_use(params, True):  # True: say why not, as warnings
             return None
-    said = [" ".join(str(warning.message).split("(Triggered")[0].split()).rstrip(" .") for warning in caught]
+    said = [
+        " ".join(str(warning.message).split("(Triggered")[0].split()).rstrip(" .")
+        for warning in caught
+    ]
     return f"{provider_id} does not take {work}: {'; '.join(said) or 'torch does not say why'}"
 
 
 class TorchEagerSoftmax(BuiltInProvider[Softmax]):
-    """`torch.eager`: casts fp16 and bf16 to fp32, scales, sets masked scores to −10000, softmaxes, casts back.
+    """`torch.eager`: casts fp16 and bf16 to fp32, scales, sets masked scores to −10000, softmaxes,
+    casts back.
 
-    Source: Megatron-LM, megatron/core/fusions/fused_softmax.py, `forward_torch_softmax` with softmax_in_fp32. The
+    Source: Megatron-LM, megatron/core/fusions/fused_softmax.py, `forward_torch_softmax` with
+        softmax_in_fp32. The
     causal mask is made once and kept, as there. Backward is autograd's through the same operations.
     """
 

@@ -1,7 +1,7 @@
 """Provides GEMMs with torch, which calls cuBLAS or cuBLASLt (oneDNN or MKL on a CPU).
 
-Entry points: `TorchMm`, imported by `catalog` by name; `product_call`, `no_product` and `with_tf32`,
-used by `torch_moe`.
+Entry points: `TorchMm`, imported by `catalog` by name; `product_call`, `no_product` and
+`with_tf32`, used by `torch_moe`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 
 class TorchMm(BuiltInProvider[Gemm]):
-    """`torch.mm`: mm and bmm in fp16, bf16, fp32 and tf32, `_scaled_mm` in fp8, `_int_mm` in int8, with `out=`.
+    """`torch.mm`: mm and bmm in fp16, bf16, fp32 and tf32, `_scaled_mm` in fp8, `_int_mm` in int8,
+    with `out=`.
 
-    torch's switches keep their defaults: fp16 and bf16 GEMMs may add split-k parts in that format. fp8 accumulates in
-    fp32 (`use_fast_accum` is off), with a scale of 1 per tensor, so the stored values are the operands.
+    torch's switches keep their defaults: fp16 and bf16 GEMMs may add split-k parts in that format.
+    fp8 accumulates in fp32 (`use_fast_accum` is off), with a scale of 1 per tensor, so the stored
+    values are the operands.
     """
 
     kind = "gemm"
@@ -40,14 +42,18 @@ class TorchMm(BuiltInProvider[Gemm]):
         return LaunchTask(product_call(work, a, b, c), (a, b), (c,))
 
 
-def product_call(work: Gemm, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
+def product_call(
+    work: Gemm, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+) -> Callable[[], object]:
     """Returns the function that writes a·b into c."""
     call: Callable[[], object]
     if work.dtype == "fp8":
         one = torch.ones((), dtype=torch.float32, device=a.device)
         call = partial(torch._scaled_mm, a, b, scale_a=one, scale_b=one, out_dtype=c.dtype, out=c)
     else:
-        multiply = torch._int_mm if work.dtype == "int8" else torch.bmm if work.batch > 1 else torch.mm
+        multiply = (
+            torch._int_mm if work.dtype == "int8" else torch.bmm if work.batch > 1 else torch.mm
+        )
         call = partial(multiply, a, b, out=c)
     return with_tf32(call, _tf32(work, c))
 
@@ -60,8 +66,8 @@ def no_product(work: Gemm, device: DeviceSpec) -> str | None:
 def with_tf32(call: Callable[[], object], allowed: bool | None) -> Callable[[], object]:
     """Wraps `call` to allow or forbid tf32; returns `call` itself if `allowed` is None.
 
-    The switch applies to the whole process and is read when the GEMM is enqueued or captured into a graph, so it is set
-    only during the call.
+    The switch applies to the whole process and is read when the GEMM is enqueued or captured into a
+    graph, so it is set only during the call.
     """
     if allowed is None:
         return call
@@ -82,8 +88,9 @@ def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
     """Returns whether the GEMM allows tf32; None if torch's switch does not matter."""
     if gemm.dtype not in ("fp32", "tf32") or not c.is_cuda:
         return None
-    # The old switch rather than `fp32_precision`: torch 2.6 has no other, and 2.9 and later keep both in step only
-    # when the old one is set. Some of those warn once about it; that one warning is spent here.
+    # The old switch rather than `fp32_precision`: torch 2.6 has no other, and 2.9 and later keep
+    # both in step only when the old one is set. Some of those warn once about it; that one warning
+    # is spent here.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
@@ -95,7 +102,9 @@ def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
         return f"{gemm.dtype} products are imported, not measured"
     capability = device.compute_capability
     if device.kind != "cuda" or capability is None:
-        return f"{gemm.dtype} products need a CUDA device" if gemm.dtype in ("tf32", "fp8") else None
+        return (
+            f"{gemm.dtype} products need a CUDA device" if gemm.dtype in ("tf32", "fp8") else None
+        )
     return missing_format(gemm.dtype, capability)
 
 
@@ -112,5 +121,7 @@ def _no_narrow(gemm: Gemm, device: DeviceSpec) -> str | None:
     if gemm.dtype == "int8" and gemm.m <= 16:
         return f"{function} needs more than 16 rows on CUDA, not m = {gemm.m}"
     if gemm.n % step or gemm.k % step:
-        return f"{function} needs n and k divisible by {step} on CUDA, not n = {gemm.n}, k = {gemm.k}"
+        return (
+            f"{function} needs n and k divisible by {step} on CUDA, not n = {gemm.n}, k = {gemm.k}"
+        )
     return None

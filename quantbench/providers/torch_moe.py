@@ -1,6 +1,7 @@
 """Provides the grouped GEMMs and permutations of experts with torch.
 
-Entry points: `TorchGroupedLoop`, `TorchGroupedMm` and `TorchPermute`, imported by `catalog` by name.
+Entry points: `TorchGroupedLoop`, `TorchGroupedMm` and `TorchPermute`, imported by `catalog` by
+name.
 """
 
 from __future__ import annotations
@@ -20,21 +21,26 @@ from quantbench.workload.dtypes import missing_format
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
-# Elements: it needs strides of 16 bytes, in bf16; pytorch/torchtitan pads each expert's rows to as many
-# (TOKEN_GROUP_ALIGN_SIZE_M), since they are the reduction of the gradient of the weights.
+# Elements: it needs strides of 16 bytes, in bf16; pytorch/torchtitan pads each expert's rows to as
+# many (TOKEN_GROUP_ALIGN_SIZE_M), since they are the reduction of the gradient of the weights.
 _GROUPED_MM_ALIGN = 8
-# Compute capabilities with a kernel for it (torch 2.13, GroupedBlas.cpp: `_grouped_mm_cuda`). On others torch copies
-# the offsets to the host and calls a product for each expert (GroupedMMUtils.h: `_grouped_mm_fallback`).
+# Compute capabilities with a kernel for it (torch 2.13, GroupedBlas.cpp: `_grouped_mm_cuda`). On
+# others torch copies the offsets to the host and calls a product for each expert (GroupedMMUtils.h:
+# `_grouped_mm_fallback`).
 _GROUPED_MM_MAJORS = (9, 10)
 
 
 class TorchGroupedLoop(BuiltInProvider[GroupedGemm]):
-    """`torch.grouped_loop`: one `torch.mm` for each expert that has rows, one after the other, with nothing padded."""
+    """`torch.grouped_loop`: one `torch.mm` for each expert that has rows, one after the other, with
+    nothing padded.
+    """
 
     kind = "grouped_gemm"
 
     def refusal(self, work: GroupedGemm, device: DeviceSpec) -> str | None:
-        return next(filter(None, (no_product(gemm, device) for gemm in dict.fromkeys(work.gemms))), None)
+        return next(
+            filter(None, (no_product(gemm, device) for gemm in dict.fromkeys(work.gemms))), None
+        )
 
     def task(self, work: GroupedGemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         a, b = inputs.operands(work)
@@ -45,7 +51,11 @@ class TorchGroupedLoop(BuiltInProvider[GroupedGemm]):
             at, start = slice(start, start + rows), start + rows
             if rows:
                 gemm = work.gemm(rows)
-                parts = (a[:, at], b[at], c[expert]) if work.layout == "tn" else (a[at], b[expert], c[at])
+                parts = (
+                    (a[:, at], b[at], c[expert])
+                    if work.layout == "tn"
+                    else (a[at], b[expert], c[at])
+                )
                 calls.append(product_call(gemm, *parts))
             elif work.layout == "tn":
                 calls.append(c[expert].zero_)
@@ -58,7 +68,8 @@ class TorchGroupedLoop(BuiltInProvider[GroupedGemm]):
 
 
 class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
-    """`torch.grouped_mm`: `torch.nn.functional.grouped_mm`, or `torch._grouped_mm` before torch 2.10, in bf16.
+    """`torch.grouped_mm`: `torch.nn.functional.grouped_mm`, or `torch._grouped_mm` before torch
+    2.10, in bf16.
 
     The offsets of the experts' rows are on the device, as its kernels take them.
     """
@@ -72,9 +83,14 @@ class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
             return f"{self.id} is a loop of products on a CPU, as torch.grouped_loop is"
         if work.dtype != "bf16":
             return f"{self.id} takes bf16, not {work.dtype}"
-        if device.compute_capability is not None and (old := missing_format("bf16", device.compute_capability)):
+        if device.compute_capability is not None and (
+            old := missing_format("bf16", device.compute_capability)
+        ):
             return old
-        if device.compute_capability is not None and device.compute_capability[0] not in _GROUPED_MM_MAJORS:
+        if (
+            device.compute_capability is not None
+            and device.compute_capability[0] not in _GROUPED_MM_MAJORS
+        ):
             major, minor = device.compute_capability
             return (
                 f"{self.id} has kernels for compute capabilities 9.x and 10.x; on {major}.{minor} it is a loop of "
@@ -88,14 +104,18 @@ class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
 
     def task(self, work: GroupedGemm, device: DeviceSpec, inputs: Inputs) -> ForwardTask:
         a, b = inputs.operands(work)
-        ends = torch.tensor(tuple(accumulate(work.tokens_per_expert)), dtype=torch.int32, device=a.device)
+        ends = torch.tensor(
+            tuple(accumulate(work.tokens_per_expert)), dtype=torch.int32, device=a.device
+        )
         multiply = _grouped_mm()
         assert multiply is not None  # `refusal` says so
         return ForwardTask(lambda: multiply(a, b, offs=ends), (a, b))
 
 
 class TorchPermute(BuiltInProvider[Permute]):
-    """`torch.permute`: tokens copied into expert order by `index_select`, or gathered, weighted and added by token."""
+    """`torch.permute`: tokens copied into expert order by `index_select`, or gathered, weighted and
+    added by token.
+    """
 
     kind = "permute"
 
@@ -107,7 +127,9 @@ class TorchPermute(BuiltInProvider[Permute]):
         x, order = given[0], given[-1]
         y = torch.empty_like(output_templates(work)[0], device=x.device)
         if work.direction == "permute":
-            return LaunchTask(lambda: torch.index_select(x, 0, order // work.top_k, out=y), given, (y,))
+            return LaunchTask(
+                lambda: torch.index_select(x, 0, order // work.top_k, out=y), given, (y,)
+            )
         gathered = x.new_empty(work.rows, work.hidden)
         shape = (work.tokens, work.top_k, work.hidden)
         weights = given[1][:, None, :]

@@ -1,7 +1,7 @@
 """Provides quantbench's own Triton kernels (`quantbench.kernels`) as providers.
 
-The kernels state their own launch, so no profiler is needed. Triton's interpreter launches nothing, so tasks then
-report no launch.
+The kernels state their own launch, so no profiler is needed. Triton's interpreter launches nothing,
+so tasks then report no launch.
 """
 
 from __future__ import annotations
@@ -38,13 +38,18 @@ class _TritonProvider(BuiltInProvider[_W]):
     """Base of the Triton providers."""
 
     def _no_gpu(self, device: DeviceSpec, interpreter: str | None, *reasons: Reason) -> str | None:
-        """Returns why the device is not supported, or None. reasons: checks of a GPU's compute capability."""
+        """Returns why the device is not supported, or None. reasons: checks of a GPU's compute
+        capability.
+        """
         if INTERPRETER:
             return interpreter
         capability = device.compute_capability
         if device.kind != "cuda" or capability is None:
             return f"{self.id} needs a CUDA GPU, or TRITON_INTERPRET=1 set to run in triton's interpreter"
-        return next(filter(None, (reason(capability) for reason in (*reasons, unsupported_architecture))), None)
+        return next(
+            filter(None, (reason(capability) for reason in (*reasons, unsupported_architecture))),
+            None,
+        )
 
     def _no_product(self, dtype: str, device: DeviceSpec) -> str | None:
         """Like `_no_gpu`, for products in a dtype."""
@@ -54,18 +59,23 @@ class _TritonProvider(BuiltInProvider[_W]):
         return self._no_gpu(device, interpreter, lambda c: missing_format(dtype, c))
 
 
-def _task(work: Plan, inputs: tuple[torch.Tensor, ...], forward: Plan | None = None, outputs: int = 3) -> LaunchTask:
-    """Builds a task. forward: plan whose result a backward plan needs. outputs: maximum number of results."""
+def _task(
+    work: Plan, inputs: tuple[torch.Tensor, ...], forward: Plan | None = None, outputs: int = 3
+) -> LaunchTask:
+    """Builds a task. forward: plan whose result a backward plan needs. outputs: maximum number of
+    results.
+    """
     launch, before = None if INTERPRETER else work.launch, None if forward is None else forward.run
     return LaunchTask(work.run, inputs, work.outputs[:outputs], launch=launch, before=before)
 
 
 class TritonGemm(_TritonProvider[Gemm]):
-    """The GEMM schedules, each a variant: `data_parallel` has one block per tile, with the full effect of wave
-    quantization; `split_k` several along the reduction, and a second kernel that adds up their parts; `stream_k` one
-    wave of blocks that share the last tiles evenly by reduction steps; `persistent` one wave of blocks that compute
-    tile after tile. fp8 operands have no scale, and on Hopper their sums keep 14 bits over the whole reduction, as with
-    torch's use_fast_accum."""
+    """The GEMM schedules, each a variant: `data_parallel` has one block per tile, with the full
+    effect of wave quantization; `split_k` several along the reduction, and a second kernel that
+    adds up their parts; `stream_k` one wave of blocks that share the last tiles evenly by reduction
+    steps; `persistent` one wave of blocks that compute tile after tile. fp8 operands have no scale,
+    and on Hopper their sums keep 14 bits over the whole reduction, as with torch's
+    use_fast_accum."""
 
     kind = "gemm"
 
@@ -79,8 +89,8 @@ class TritonGemm(_TritonProvider[Gemm]):
 
 
 class TritonGrouped(_TritonProvider[GroupedGemm]):
-    """`triton.grouped`: one block per tile of all experts; `triton.grouped_persistent`: one wave of blocks that compute
-    tile after tile. Each expert's rows are padded to whole tiles.
+    """`triton.grouped`: one block per tile of all experts; `triton.grouped_persistent`: one wave of
+    blocks that compute tile after tile. Each expert's rows are padded to whole tiles.
 
     The table of tiles is made when the task is, since the routing is part of the workload.
     """
@@ -94,12 +104,17 @@ class TritonGrouped(_TritonProvider[GroupedGemm]):
         a, b = inputs.operands(work)
         schedule = "persistent" if self.variant == "grouped_persistent" else "data_parallel"
         tf32 = work.dtype == "tf32"
-        return _task(grouped.plan(a, b, work.tokens_per_expert, tile=self.tile, schedule=schedule, tf32=tf32), (a, b))
+        return _task(
+            grouped.plan(
+                a, b, work.tokens_per_expert, tile=self.tile, schedule=schedule, tf32=tf32
+            ),
+            (a, b),
+        )
 
 
 class TritonFusedSoftmax(_TritonProvider[Softmax]):
-    """`triton.fused`: scale, mask and softmax in one pass, with Megatron-LM's semantics and none of its conditions on
-    shapes."""
+    """`triton.fused`: scale, mask and softmax in one pass, with Megatron-LM's semantics and none of
+    its conditions on shapes."""
 
     kind = "softmax"
 
@@ -113,12 +128,17 @@ class TritonFusedSoftmax(_TritonProvider[Softmax]):
         given = inputs.operands(work)
         causal, backward = work.mask == "causal", work.direction == "backward"
         forward = softmax.plan_forward(
-            given[0], work.scale, causal=causal, mask=given[1] if work.mask == "full" else None,
+            given[0],
+            work.scale,
+            causal=causal,
+            mask=given[1] if work.mask == "full" else None,
             tile=None if backward else self.tile,
-        )  # fmt: skip
+        )
         if not backward:
             return _task(forward, given)
-        plan = softmax.plan_backward(given[-1], forward.out, work.scale, causal=causal, tile=self.tile)
+        plan = softmax.plan_backward(
+            given[-1], forward.out, work.scale, causal=causal, tile=self.tile
+        )
         return _task(plan, given, forward)
 
 
@@ -141,4 +161,8 @@ class TritonFlash(_TritonProvider[Attention]):
         forward = attention.plan_forward(q, k, v, causal=work.causal, tile=self.tile)
         if work.direction == "forward":
             return _task(forward, given, outputs=1)
-        return _task(attention.plan_backward(q, k, v, *forward.outputs, given[3], causal=work.causal), given, forward)
+        return _task(
+            attention.plan_backward(q, k, v, *forward.outputs, given[3], causal=work.causal),
+            given,
+            forward,
+        )

@@ -1,4 +1,6 @@
-"""Plotting helpers: one figure with its style, heading and legend; the rate that is plotted; the curves to plot."""
+"""Plotting helpers: one figure with its style, heading and legend; the rate that is plotted; the
+curves to plot.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 
 _DPI = 130
-# Seaborn's "whitegrid" with a paler grid: intervals and edges are thin lines and must stand out from it.
+# Seaborn's "whitegrid" with a paler grid: intervals and edges are thin lines and must stand out
+# from it.
 _STYLE = {"grid.color": "#ebebeb", "axes.edgecolor": "#999999"}
 #: colour of a cliff, in every plot
 CLIFF_COLOUR = "#c1272d"
@@ -43,10 +46,12 @@ def figure(
     caption: str,
     **options: Any,
 ) -> Iterator[Any]:
-    """Yields the (lines, columns) array of panels of a new figure and writes it to `target`, a PNG, on exit.
+    """Yields the (lines, columns) array of panels of a new figure and writes it to `target`, a PNG,
+    on exit.
 
     size_in: width and height, inches.
-    caption: line below the title: GPU, dtype, library and source of the data (`source.picture_caption`).
+    caption: line below the title: GPU, dtype, library and source of the data
+        (`source.picture_caption`).
     options: passed to pyplot.subplots.
     Raises StoreError if the file cannot be written.
     """
@@ -57,8 +62,13 @@ def figure(
     import seaborn as sns
     from cycler import cycler
 
-    with sns.axes_style("whitegrid", _STYLE), plt.rc_context({"axes.prop_cycle": cycler(color=PALETTE)}):
-        drawn, panels = plt.subplots(lines, columns, figsize=size_in, squeeze=False, layout="constrained", **options)
+    with (
+        sns.axes_style("whitegrid", _STYLE),
+        plt.rc_context({"axes.prop_cycle": cycler(color=PALETTE)}),
+    ):
+        drawn, panels = plt.subplots(
+            lines, columns, figsize=size_in, squeeze=False, layout="constrained", **options
+        )
         try:
             yield panels
             _legend_below(drawn, panels.flat)
@@ -68,7 +78,9 @@ def figure(
             # Without matplotlib's version in the file, equal data gives equal files.
             drawn.savefig(target, dpi=_DPI, metadata={"Software": None})
         except OSError as error:
-            raise StoreError("write picture", f"{target} ({error.strerror})", "a folder that can be written") from None
+            raise StoreError(
+                "write picture", f"{target} ({error.strerror})", "a folder that can be written"
+            ) from None
         finally:
             plt.close(drawn)
 
@@ -82,16 +94,30 @@ def _legend_below(figure: Figure, panels: Iterable[Axes]) -> None:
         width = int(_LEGEND_LETTERS_PER_IN * figure.get_figwidth())
         beside = max(1, min(_MOST_BESIDE, width // (max(map(len, entries)) + 8)))
         handles = list(entries.values())
-        figure.legend(handles, list(entries), loc="outside lower left", ncols=beside, fontsize=8, frameon=False)
+        figure.legend(
+            handles,
+            list(entries),
+            loc="outside lower left",
+            ncols=beside,
+            fontsize=8,
+            frameon=False,
+        )
 
 
 def plain(text: str, longest: int = 90) -> str:
-    """Returns the text on one line of at most `longest` characters, with `?` for `$` and signs that fonts may lack."""
-    return "".join(c if (ord(c) < 0x250 or c in _MORE_SIGNS) and c != "$" else "?" for c in printable(text, longest))
+    """Returns the text on one line of at most `longest` characters, with `?` for `$` and signs that
+    fonts may lack.
+    """
+    return "".join(
+        c if (ord(c) < 0x250 or c in _MORE_SIGNS) and c != "$" else "?"
+        for c in printable(text, longest)
+    )
 
 
 def rate(measured: Point | LayerRow) -> float:
-    """Returns the y value of a point: percent of peak if known, else TFLOP/s, else GB/s if it has no arithmetic."""
+    """Returns the y value of a point: percent of peak if known, else TFLOP/s, else GB/s if it has
+    no arithmetic.
+    """
     if measured.peak_share is not None:
         return 100 * measured.peak_share
     return measured.tflops or measured.gb_per_s
@@ -107,24 +133,29 @@ def rate_unit(measured: Point | LayerRow) -> str:
 def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
     """Selects at most `most` curves, evenly spread from smaller to larger work.
 
-    Curves with less than 90 % of the most points are dropped, and of the rest the smallest third by work, as far as
-    `most` remain.
+    Curves with less than 90 % of the most points are dropped, and of the rest the smallest third by
+    work, as far as `most` remain.
     """
     if len(curves) <= most:
         return list(curves)
     longest = max(len(curve.points) for curve in curves)
     full = [curve for curve in curves if len(curve.points) >= 0.9 * longest]
-    full.sort(key=lambda curve: curve.points[-1].workload.flops or curve.points[-1].workload.min_bytes)
+    full.sort(
+        key=lambda curve: curve.points[-1].workload.flops or curve.points[-1].workload.min_bytes
+    )
     if len(full) <= most:
         return full
     last = len(full) - 1
-    # Small GEMMs are bound by launches and memory and show no steps. The step is at least 1, so that none repeats.
+    # Small GEMMs are bound by launches and memory and show no steps. The step is at least 1, so
+    # that none repeats.
     first = min(last / 3, last - (most - 1))
     return [full[round(first + (last - first) * i / max(1, most - 1))] for i in range(most)]
 
 
 def curve_names(curves: Sequence[Curve]) -> list[str]:
-    """Returns a label per curve: its other axes, with variant and provider if they differ; else the provider."""
+    """Returns a label per curve: its other axes, with variant and provider if they differ; else the
+    provider.
+    """
     names = []
     for curve in curves:
         parts = [f"{dashed(name)}={value}" for name, value in curve.held]

@@ -1,4 +1,6 @@
-"""Shows a comparison of two runs (`analysis.compare`) as text and a table, as JSON, and as JUnit XML."""
+"""Shows a comparison of two runs (`analysis.compare`) as text and a table, as JSON, and as JUnit
+XML.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,14 @@ _MOST_LOST_SHOWN = 5
 
 
 def differences_lines(comparison: Comparison) -> list[str]:
-    """Lists the differences between the two runs besides the times, obstacles to a comparison first."""
+    """Lists the differences between the two runs besides the times, obstacles to a comparison
+    first.
+    """
     origins = {run.info.origin for run in (comparison.a, comparison.b)} - {"measured"}
-    lines = [f"{origin.upper()} DATA: nothing here was measured on this machine" for origin in sorted(origins)]
+    lines = [
+        f"{origin.upper()} DATA: nothing here was measured on this machine"
+        for origin in sorted(origins)
+    ]
     lines += [f"compared although they should not be: {text}" for text in comparison.obstacles]
     if not comparison.differences:
         return [*lines, "device, versions, options and environment are the same"]
@@ -38,10 +45,14 @@ def method_lines(comparison: Comparison) -> list[str]:
     moved = comparison.wander
     lines = [METHOD]
     margin = f"changes within {percent(comparison.tolerance)} do not count"
-    noises = " and ".join("unknown" if n is None else percent(n) for n in (moved.noise_a, moved.noise_b))
+    noises = " and ".join(
+        "unknown" if n is None else percent(n) for n in (moved.noise_a, moved.noise_b)
+    )
     wandered = f"the reference point wandered by {noises} ({moved.repeats_a} and {moved.repeats_b} repeats)"
     if moved.noise_a is None and moved.noise_b is None:
-        lines.append(f"{margin} (--margin); how far the runs wander by themselves is not known: no repeated reference")
+        lines.append(
+            f"{margin} (--margin); how far the runs wander by themselves is not known: no repeated reference"
+        )
     elif comparison.tolerance > comparison.options.margin:
         worst = f"the worst of {len(comparison.points)} points may by chance reach that"
         lines.append(f"{margin}: {wandered}, and {worst}")
@@ -53,7 +64,9 @@ def method_lines(comparison: Comparison) -> list[str]:
 
 
 def result_lines(comparison: Comparison) -> list[str]:
-    """Formats the counts, the median ratio, the floor of short times, and the points that could not be compared."""
+    """Formats the counts, the median ratio, the floor of short times, and the points that could not
+    be compared.
+    """
     lines = floor_lines(time for point in comparison.points for time in point.times)
     if comparison.points:
         counted = ", ".join(f"{number} {verdict}" for verdict, number in comparison.counts.items())
@@ -62,7 +75,8 @@ def result_lines(comparison: Comparison) -> list[str]:
     if comparison.lost:
         lines.append(f"measured in A and failing in B: {len(comparison.lost)}")
         lines += [
-            f"  {place_words(lost.place)}: {printable(_failure(lost))}" for lost in comparison.lost[:_MOST_LOST_SHOWN]
+            f"  {place_words(lost.place)}: {printable(_failure(lost))}"
+            for lost in comparison.lost[:_MOST_LOST_SHOWN]
         ]
     for number, there, elsewhere in ((comparison.only_a, "A", "B"), (comparison.only_b, "B", "A")):
         if number:
@@ -89,7 +103,9 @@ def place_words(place: Place) -> str:
 
 
 def comparison_table(comparison: Comparison) -> Table | None:
-    """Builds the terminal table of the points that changed, worst first; None if there is nothing to show."""
+    """Builds the terminal table of the points that changed, worst first; None if there is nothing
+    to show.
+    """
     by_change = {change: [p for p in comparison.points if p.change == change] for change in CHANGES}
     shown = [point for change, own in by_change.items() for point in own[: _MOST_SHOWN[change]]]
     if not shown:
@@ -102,12 +118,18 @@ def comparison_table(comparison: Comparison) -> Table | None:
         ">A": [latency(point.a_us) for point in shown],
         ">B": [latency(point.b_us) for point in shown],
         ">B / A": [f"{point.ratio:.3f}" for point in shown],
-        ">95 % interval": ["–" if p.low is None or p.high is None else f"{p.low:.3f} … {p.high:.3f}" for p in shown],
+        ">95 % interval": [
+            "–" if p.low is None or p.high is None else f"{p.low:.3f} … {p.high:.3f}" for p in shown
+        ],
         "change": [Text(point.change, style=_STYLE[point.change]) for point in shown],
         "why": [Text(printable(point.why)) for point in shown],
     }
     table = plain_table(columns, fold=("point", "providers"))
-    more = {change: len(own) - _MOST_SHOWN[change] for change, own in by_change.items() if _MOST_SHOWN[change]}
+    more = {
+        change: len(own) - _MOST_SHOWN[change]
+        for change, own in by_change.items()
+        if _MOST_SHOWN[change]
+    }
     left = [f"{number} more {change}" for change, number in more.items() if number > 0]
     if left:
         table.caption_justify = "left"
@@ -118,12 +140,16 @@ def comparison_table(comparison: Comparison) -> Table | None:
 def write_junit(comparison: Comparison, path: Path) -> None:
     """Writes the comparison as JUnit XML, one case per point.
 
-    Slower points and points that now fail are failures; unclear points are skipped, with the reason.
-    Raises StoreError if the file cannot be written.
+    Slower points and points that now fail are failures; unclear points are skipped, with the
+    reason. Raises StoreError if the file cannot be written.
     """
     cases = []
     for point in comparison.points:
-        interval = "no interval" if point.low is None else f"95 % interval {point.low:.4f} to {point.high:.4f}"
+        interval = (
+            "no interval"
+            if point.low is None
+            else f"95 % interval {point.low:.4f} to {point.high:.4f}"
+        )
         text = f"{point.change}: {latency(point.a_us)} → {latency(point.b_us)}, ratio {point.ratio:.4f}, {interval}"
         text = f"{text}; {point.why}" if point.why else text
         failure, skipped = "slower" if point.change == "slower" else "", point.change == "unclear"
@@ -133,6 +159,15 @@ def write_junit(comparison: Comparison, path: Path) -> None:
         text = f"measured before, fails now: {_failure(lost)}"
         provider, name = f"quantbench.{lost.b.provider}", place_words(lost.place)
         cases.append(Case(provider, name, text, failure="lost"))
-    properties = [("a", comparison.a.folder), ("b", comparison.b.folder), ("tolerance", comparison.tolerance)]
+    properties = [
+        ("a", comparison.a.folder),
+        ("b", comparison.b.folder),
+        ("tolerance", comparison.tolerance),
+    ]
     differences = [("difference", difference) for difference in comparison.differences]
-    write_suite(path, f"quantbench compare {comparison.b.info.device.name}", cases, [*properties, *differences])
+    write_suite(
+        path,
+        f"quantbench compare {comparison.b.info.device.name}",
+        cases,
+        [*properties, *differences],
+    )

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 
 from quantbench.analysis.summary import Point
 
-#: colours of curves that people with any colour vision can tell apart (Okabe and Ito, "Color Universal Design",
-#: https://jfly.uni-koeln.de/color/), without its vermilion, which is too close to the red of a cliff
+#: colours of curves that people with any colour vision can tell apart (Okabe and Ito, "Color
+#: Universal Design", https://jfly.uni-koeln.de/color/), without its vermilion, which is too close
+#: to the red of a cliff
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#666666")
 
 #: returns the caption for these points: see `source.picture_caption`

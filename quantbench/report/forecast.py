@@ -23,7 +23,8 @@ _CLIFF = 0.10
 
 
 def forecast_table(rows: Sequence[PredictedPlace]) -> Table:
-    """Builds the terminal table, one line per place: time, rate, share of peak, and details of its worst op.
+    """Builds the terminal table, one line per place: time, rate, share of peak, and details of its
+    worst op.
 
     Needs about 120 columns; on narrower terminals the last column folds.
     """
@@ -52,7 +53,11 @@ def summed_line(rows: Sequence[PredictedPlace]) -> str:
     labels = list(dict.fromkeys(one.op.label for row in rows for one in row.summed))
     if labels == ["gemm"]:
         return ""
-    apart = "; logits, once per model, are not in it" if any(row.logits_us is not None for row in rows) else ""
+    apart = (
+        "; logits, once per model, are not in it"
+        if any(row.logits_us is not None for row in rows)
+        else ""
+    )
     whole = "the model" if labels[0].startswith("logits") else "one layer"
     return f"a row sums {' + '.join(labels)} of {whole}{apart}"
 
@@ -79,14 +84,23 @@ def rises_in_words(rows: Sequence[PredictedPlace]) -> str:
 
 
 def slower_in_words(rows: Sequence[PredictedPlace]) -> str:
-    """Names the places near which products were measured slower than the best kernel would be, with likely reasons."""
+    """Names the places near which products were measured slower than the best kernel would be, with
+    likely reasons.
+    """
     shares = ((row, row.slower_than_best_kernel) for row in rows)
     found = [(row, percent(share)) for row, share in shares if share >= _LEAST_SLOWER]
     words = "measured rows near these are slower than the best kernel of the cost model"
-    return f"{words} (the library ran another or, of long ones, at a lower clock): {_places(found)}" if found else ""
+    return (
+        f"{words} (the library ran another or, of long ones, at a lower clock): {_places(found)}"
+        if found
+        else ""
+    )
 
 
 def _places(found: Sequence[tuple[PredictedPlace, str]]) -> str:
-    shown = [f"{' '.join(f'{name} = {size}' for name, size in row.axes.items())} ({words})" for row, words in found]
+    shown = [
+        f"{' '.join(f'{name} = {size}' for name, size in row.axes.items())} ({words})"
+        for row, words in found
+    ]
     unnamed = len(shown) - _MOST_LIKELY
     return ", ".join(shown[:_MOST_LIKELY]) + (f" and {unnamed} more" if unnamed > 0 else "")

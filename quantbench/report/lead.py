@@ -1,4 +1,6 @@
-"""Builds the first screen of a report: sizes with a lower rate than a smaller one nearby, why, and the better sizes."""
+"""Builds the first screen of a report: sizes with a lower rate than a smaller one nearby, why, and
+the better sizes.
+"""
 
 from __future__ import annotations
 
@@ -63,13 +65,19 @@ class Lead:
 
 
 def lead_of(rows: Sequence[LayerRow], axes: Sequence[str], check: RunCheck) -> Lead:
-    """Builds the first screen of a run. If no two sizes are close, sizes are compared with half and twice the size.
+    """Builds the first screen of a run. If no two sizes are close, sizes are compared with half and
+    twice the size.
 
     axes: axes of the run; the one with the largest total loss is shown.
     """
-    curves_by_axis = {axis: curves_of_rows(rows, axis) for axis in axes if any(axis in row.axes for row in rows)}
+    curves_by_axis = {
+        axis: curves_of_rows(rows, axis) for axis in axes if any(axis in row.axes for row in rows)
+    }
     by_axis = {axis: bad_sizes_on(curves, axis) for axis, curves in curves_by_axis.items()}
-    axis = max(by_axis, key=lambda a: (sum(bad.loss for bad in by_axis[a]), len({row.axes.get(a) for row in rows})))
+    axis = max(
+        by_axis,
+        key=lambda a: (sum(bad.loss for bad in by_axis[a]), len({row.axes.get(a) for row in rows})),
+    )
     bad, curves = by_axis[axis], curves_by_axis[axis]
     name = dashed(axis)
     sizes = sorted({row.axes[axis] for curve in curves for row in curve})
@@ -83,7 +91,9 @@ def lead_of(rows: Sequence[LayerRow], axes: Sequence[str], check: RunCheck) -> L
     if not near:
         bad = bad_sizes_on(curves_of_rows(rows, axis), axis, doubles=True)
     if not bad and not near:
-        return Lead(axis, f"{name}: the {len(sizes)} sizes do not differ by more than their intervals")
+        return Lead(
+            axis, f"{name}: the {len(sizes)} sizes do not differ by more than their intervals"
+        )
     if not bad:
         nothing = f"{name}: none of {len(sizes)} sizes between {sizes[0]} and {sizes[-1]} loses against a smaller one"
         return Lead(axis, f"{nothing} within {percent(NEAR)}")
@@ -110,19 +120,27 @@ def lead_of(rows: Sequence[LayerRow], axes: Sequence[str], check: RunCheck) -> L
     return Lead(axis, sentence, lines, len(stretches) - len(shown), bad=bad)
 
 
-def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[LayerRow, ...]]) -> list[list[BadSize]]:
+def _stretches(
+    bad: Sequence[BadSize], curves: Sequence[tuple[LayerRow, ...]]
+) -> list[list[BadSize]]:
     """Groups adjacent bad sizes of a curve that lose against the same better one."""
     of_row = {id(one.row): one for one in bad}
     found: list[list[BadSize]] = []
     for curve in curves:
-        for better, same in groupby(map(of_row.get, map(id, curve)), key=lambda one: one and id(one.better)):
+        for better, same in groupby(
+            map(of_row.get, map(id, curve)), key=lambda one: one and id(one.better)
+        ):
             if better is not None:
                 found.append([one for one in same if one is not None])
     return found
 
 
 def _row(
-    stretch: Sequence[BadSize], check: RunCheck, varied: set[str], several_providers: bool, most: float
+    stretch: Sequence[BadSize],
+    check: RunCheck,
+    varied: set[str],
+    several_providers: bool,
+    most: float,
 ) -> SlowSize:
     """Formats one bad size, or adjacent ones, as a row.
 
@@ -154,7 +172,9 @@ def _row(
 
 
 def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, check: RunCheck) -> Lead:
-    """Builds one row per size over all shapes: number of shapes that lose, median and largest loss."""
+    """Builds one row per size over all shapes: number of shapes that lose, median and largest
+    loss.
+    """
     by_size: dict[int, list[BadSize]] = {}
     for one in bad:
         by_size.setdefault(one.size, []).append(one)
@@ -177,7 +197,11 @@ def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, check: RunCheck
             interval="",
             bar=medians[size] / max(medians.values()),
             instead=str(Counter(b.better.axes[axis] for b in own).most_common(1)[0][0]),
-            why=printable(cause if times > _COMMON_CAUSE * len(own) else ", ".join(f"{c} in {n}" for c, n in kinds)),
+            why=printable(
+                cause
+                if times > _COMMON_CAUSE * len(own)
+                else ", ".join(f"{c} in {n}" for c, n in kinds)
+            ),
             trust=max(b.row.grade.letter for b in own),
             details=f"{len(own)} of {curves} shapes; worst {percent(worst.loss)} at {held}",
         )
@@ -186,4 +210,6 @@ def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, check: RunCheck
         f"{dashed(axis)}: the worst size is {ranked[0]}: {len(by_size[ranked[0]])} of {curves} shapes lose there, "
         f"median {percent(medians[ranked[0]])}"
     )
-    return Lead(axis, sentence, tuple(rows), len(by_size) - len(shown), several=True, bad=tuple(bad))
+    return Lead(
+        axis, sentence, tuple(rows), len(by_size) - len(shown), several=True, bad=tuple(bad)
+    )

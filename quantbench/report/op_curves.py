@@ -1,6 +1,8 @@
-"""Builds the report's charts: per op the curves along an axis with numbered cliffs, and the sizes that lose.
+"""Builds the report's charts: per op the curves along an axis with numbered cliffs, and the sizes
+that lose.
 
-A chart has at most four curves, because more cannot be told apart; its note says what it leaves out.
+A chart has at most four curves, because more cannot be told apart; its note says what it leaves
+out.
 """
 
 from __future__ import annotations
@@ -15,13 +17,28 @@ from quantbench.analysis.neighbours import BadSize, curves_of_rows
 from quantbench.analysis.summary import LayerRow, Point, op_order
 from quantbench.errors import printable
 from quantbench.report.canvas import curve_names, rate, rate_unit, typical
-from quantbench.report.content import Caption, Card, Chart, Dot, Line, Mark, Section, Table, file_name
+from quantbench.report.content import (
+    Caption,
+    Card,
+    Chart,
+    Dot,
+    Line,
+    Mark,
+    Section,
+    Table,
+    file_name,
+)
 from quantbench.report.source import dashed
 from quantbench.units import latency, percent
 
 # Evidence for a cause, as shown in the table.
-_TOLD_BY = {"identity": "by the kernel that ran", "arithmetic": "by arithmetic", "clock": "by the clock"}
-# Maximum numbers of curves in one chart, of charts per axis (the ops that take most time), and of kernels listed.
+_TOLD_BY = {
+    "identity": "by the kernel that ran",
+    "arithmetic": "by arithmetic",
+    "clock": "by the clock",
+}
+# Maximum numbers of curves in one chart, of charts per axis (the ops that take most time), and of
+# kernels listed.
 _MOST_CURVES = 4
 _MOST_OPS = 12
 _MOST_KERNELS = 10
@@ -29,8 +46,11 @@ _MOST_KERNELS = 10
 _MOST_NUMBERED = 6
 
 
-def axis_section(axis: str, every: Sequence[Curve], check: RunCheck, caption: Caption) -> Section | None:
-    """Builds an axis's section: a card for each of the 12 ops taking most time; None if `every` is empty.
+def axis_section(
+    axis: str, every: Sequence[Curve], check: RunCheck, caption: Caption
+) -> Section | None:
+    """Builds an axis's section: a card for each of the 12 ops taking most time; None if `every` is
+    empty.
 
     every: all curves along the axis.
     check: results of the whole run; its cliffs are numbered.
@@ -48,11 +68,15 @@ def axis_section(axis: str, every: Sequence[Curve], check: RunCheck, caption: Ca
     if still:
         notes.append(f"{', '.join(still)}: the same product at every {dashed(axis)}")
     cards = [_op_card(op, [c for c in curves if c.op == op], check, caption) for op in ops]
-    return Section(f"axis-{file_name(axis)}", f"Efficiency over {dashed(axis)}", "; ".join(notes), tuple(cards))
+    return Section(
+        f"axis-{file_name(axis)}", f"Efficiency over {dashed(axis)}", "; ".join(notes), tuple(cards)
+    )
 
 
 def _that_vary(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
-    """Returns the curves along which the workload changes, without duplicates, and the ops that have none."""
+    """Returns the curves along which the workload changes, without duplicates, and the ops that
+    have none.
+    """
     found: dict[tuple[str, ...], Curve] = {}
     for curve in curves:
         keys = tuple(point.key for point in curve.points)
@@ -63,14 +87,22 @@ def _that_vary(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
 
 
 def _op_card(op: str, curves: Sequence[Curve], check: RunCheck, caption: Caption) -> Card:
-    """Charts one op along one axis: points with intervals, numbered cliffs, and the kernels that ran."""
+    """Charts one op along one axis: points with intervals, numbered cliffs, and the kernels that
+    ran.
+    """
     axis = curves[0].axis
     drawn = typical(curves, _MOST_CURVES)
     points = [point for curve in drawn for point in curve.points]
     there = set(map(_place_key, points))
-    own = sorted((c for c in check.cliffs if c.axis == axis and _place_key(c.after) in there), key=lambda c: -c.ratio)
+    own = sorted(
+        (c for c in check.cliffs if c.axis == axis and _place_key(c.after) in there),
+        key=lambda c: -c.ratio,
+    )
     numbered = sorted(own[:_MOST_NUMBERED], key=lambda cliff: cliff.next)
-    marks = [Mark(cliff.next, rate(cliff.after), str(number)) for number, cliff in enumerate(numbered, start=1)]
+    marks = [
+        Mark(cliff.next, rate(cliff.after), str(number))
+        for number, cliff in enumerate(numbered, start=1)
+    ]
     lines = [
         Line(printable(name, 80), tuple(_dot(point, axis) for point in curve.points))
         for curve, name in zip(drawn, curve_names(drawn), strict=True)
@@ -98,10 +130,16 @@ def _op_card(op: str, curves: Sequence[Curve], check: RunCheck, caption: Caption
 
 
 def _dot(measured: Point | LayerRow, axis: str) -> Dot:
-    """Returns the dot of a point or row with its interval, and with shape, time, kernel and grade as words."""
+    """Returns the dot of a point or row with its interval, and with shape, time, kernel and grade
+    as words.
+    """
     size = measured.axes[axis]
     height = rate(measured)
-    said = [f"{dashed(axis)} {size}", latency(measured.latency_us), f"{height:.1f} {rate_unit(measured)}"]
+    said = [
+        f"{dashed(axis)} {size}",
+        latency(measured.latency_us),
+        f"{height:.1f} {rate_unit(measured)}",
+    ]
     if isinstance(measured, Point):
         said[0] += f": {measured.workload}"
         said.append(measured.launch.kernel if measured.launch else "kernel unknown")
@@ -123,7 +161,12 @@ def _place_key(point: Point) -> tuple[object, ...]:
 def _cliffs_table(numbered: Sequence[Cliff], axis: str) -> Table | None:
     rows = []
     for number, cliff in enumerate(numbered, start=1):
-        place = " ".join([f"{cliff.at} → {cliff.next}", *(f"{name}={value}" for name, value in cliff.held.items())])
+        place = " ".join(
+            [
+                f"{cliff.at} → {cliff.next}",
+                *(f"{name}={value}" for name, value in cliff.held.items()),
+            ]
+        )
         cause = f"{cliff.cause.words} ({_TOLD_BY[cliff.cause.evidence]})"
         rows.append((str(number), place, cost_words(cliff), printable(cause)))
     return Table(("#", dashed(axis), "time", "cause"), tuple(rows)) if rows else None
@@ -134,8 +177,11 @@ def cost_words(cliff: Cliff | CommonCliff) -> str:
     return f"+{percent(cliff.ratio - 1)} ({percent(cliff.low - 1)} to {percent(cliff.high - 1)})"
 
 
-def losses_card(rows: Sequence[LayerRow], bad: Sequence[BadSize], axis: str, caption: str) -> Card | None:
-    """Charts the share of peak over `axis`, all ops of a place together, with the sizes that lose in red.
+def losses_card(
+    rows: Sequence[LayerRow], bad: Sequence[BadSize], axis: str, caption: str
+) -> Card | None:
+    """Charts the share of peak over `axis`, all ops of a place together, with the sizes that lose
+    in red.
 
     Draws at most four curves, those with the largest total loss; None if no curve has two sizes.
     """
@@ -153,7 +199,10 @@ def losses_card(rows: Sequence[LayerRow], bad: Sequence[BadSize], axis: str, cap
         chart=Chart(
             dashed(axis),
             rate_unit(drawn[0][0]),
-            tuple(Line(_row_name(curve[0], axis), tuple(_dot(row, axis) for row in curve)) for curve in drawn),
+            tuple(
+                Line(_row_name(curve[0], axis), tuple(_dot(row, axis) for row in curve))
+                for curve in drawn
+            ),
             _loss_marks(slow),
         ),
     )
@@ -165,7 +214,16 @@ def _row_name(row: LayerRow, axis: str) -> str:
 
 
 def _loss_marks(slow: Sequence[BadSize]) -> tuple[Mark, ...]:
-    """Marks every size that loses; labels the largest losses, one of those against the same better size."""
-    worst: Mapping[int, BadSize] = {id(one.better): one for one in sorted(slow, key=lambda one: one.loss)}
-    labelled = {id(one) for one in sorted(worst.values(), key=lambda one: -one.loss)[:_MOST_NUMBERED]}
-    return tuple(Mark(one.size, rate(one.row), f"−{percent(one.loss)}" if id(one) in labelled else "") for one in slow)
+    """Marks every size that loses; labels the largest losses, one of those against the same better
+    size.
+    """
+    worst: Mapping[int, BadSize] = {
+        id(one.better): one for one in sorted(slow, key=lambda one: one.loss)
+    }
+    labelled = {
+        id(one) for one in sorted(worst.values(), key=lambda one: -one.loss)[:_MOST_NUMBERED]
+    }
+    return tuple(
+        Mark(one.size, rate(one.row), f"−{percent(one.loss)}" if id(one) in labelled else "")
+        for one in slow
+    )

@@ -26,41 +26,62 @@ _MOST_LABELLED = 130
 
 
 def maps_section(rows: Sequence[LayerRow], axes: Sequence[str], caption: Caption) -> Section | None:
-    """Builds the section with up to four heat maps over pairs of axes that both vary, the usual pairs first; None if
-    there is none, as for a run of one axis.
+    """Builds the section with up to four heat maps over pairs of axes that both vary, the usual
+    pairs first; None if there is none, as for a run of one axis.
 
-    A map has one provider and one value of each other axis: of the choices with which about as many places as possible
-    were measured, the one of median time.
+    A map has one provider and one value of each other axis: of the choices with which about as many
+    places as possible were measured, the one of median time.
     """
     values = {axis: len({row.axes.get(axis) for row in rows}) for axis in axes}
     varied = [axis for axis in axes if values[axis] > 1]
     pairs = [pair for pair in _FIRST if set(pair) <= set(varied)]
-    pairs += [pair for pair in combinations(varied, 2) if pair not in pairs and pair[::-1] not in pairs]
+    pairs += [
+        pair for pair in combinations(varied, 2) if pair not in pairs and pair[::-1] not in pairs
+    ]
     cards: list[Card] = []
     for pair in pairs:
-        x_axis, y_axis = sorted(pair, key=lambda axis: -values[axis])  # the axis with more values is drawn along x
+        x_axis, y_axis = sorted(
+            pair, key=lambda axis: -values[axis]
+        )  # the axis with more values is drawn along x
         slices: dict[tuple[str, ...], list[LayerRow]] = defaultdict(list)
         for row in rows:
-            if row.peak_share is not None and not row.missing and x_axis in row.axes and y_axis in row.axes:
-                held = (f"{dashed(name)} = {size}" for name, size in row.axes.items() if name not in pair)
+            if (
+                row.peak_share is not None
+                and not row.missing
+                and x_axis in row.axes
+                and y_axis in row.axes
+            ):
+                held = (
+                    f"{dashed(name)} = {size}"
+                    for name, size in row.axes.items()
+                    if name not in pair
+                )
                 slices[row.provider, *held].append(row)
         fullest = max(map(len, slices.values()), default=0)
         full = sorted(
-            (sum(row.latency_us for row in own), words) for words, own in slices.items() if len(own) >= _FULL * fullest
+            (sum(row.latency_us for row in own), words)
+            for words, own in slices.items()
+            if len(own) >= _FULL * fullest
         )
         words = full[len(full) // 2][1] if full else ()
         own = slices[words]
-        if len(cards) == _MOST_MAPS or any(len({row.axes[axis] for row in own}) < 2 for axis in pair):
+        if len(cards) == _MOST_MAPS or any(
+            len({row.axes[axis] for row in own}) < 2 for axis in pair
+        ):
             continue
         points = [point for row in own for point in row.points]
         ops = ", ".join(dict.fromkeys(point.op for point in points))
         title = f"Share of peak of {ops} over {dashed(x_axis)} and {dashed(y_axis)}"
-        picture = draw_heat_map(own, x_axis, y_axis, title=", ".join(words), caption=caption(points))
+        picture = draw_heat_map(
+            own, x_axis, y_axis, title=", ".join(words), caption=caption(points)
+        )
         cards.append(Card(title, "", picture=embedded(picture)))
     return Section("maps", "Heat maps over two sizes", cards=tuple(cards)) if cards else None
 
 
-def draw_heat_map(rows: Sequence[LayerRow], x_axis: str, y_axis: str, *, title: str, caption: str) -> bytes:
+def draw_heat_map(
+    rows: Sequence[LayerRow], x_axis: str, y_axis: str, *, title: str, caption: str
+) -> bytes:
     """Returns a PNG: percent of peak, one cell per place; places that were not measured stay empty.
 
     caption: see `canvas.figure`.
@@ -79,10 +100,17 @@ def draw_heat_map(rows: Sequence[LayerRow], x_axis: str, y_axis: str, *, title: 
     with figure(drawn, (6.8, height_in), title=title, caption=caption) as panels:
         panel = panels[0][0]
         sns.heatmap(
-            cells, ax=panel, cmap="viridis", annot=cells.size <= _MOST_LABELLED,
-            fmt=".0f", annot_kws={"fontsize": 7.5}, cbar_kws={"label": "share of peak, %"},
-            xticklabels=False, yticklabels=False, mask=np.isnan(cells),
-        )  # fmt: skip
+            cells,
+            ax=panel,
+            cmap="viridis",
+            annot=cells.size <= _MOST_LABELLED,
+            fmt=".0f",
+            annot_kws={"fontsize": 7.5},
+            cbar_kws={"label": "share of peak, %"},
+            xticklabels=False,
+            yticklabels=False,
+            mask=np.isnan(cells),
+        )
         panel.set_xticks(*_ticks(x, 14))
         panel.set_yticks(*_ticks(y, 20))
         panel.set_xlabel(plain(dashed(x_axis)))
@@ -95,7 +123,9 @@ def draw_heat_map(rows: Sequence[LayerRow], x_axis: str, y_axis: str, *, title: 
 def _ticks(values: Sequence[int], most: int) -> tuple[list[float], list[str]]:
     """Returns the centres of at most `most` evenly spaced cells, and their labels."""
     every = -(-len(values) // most)
-    return [i + 0.5 for i in range(0, len(values), every)], [str(value) for value in values[::every]]
+    return [i + 0.5 for i in range(0, len(values), every)], [
+        str(value) for value in values[::every]
+    ]
 
 
 _REFERENCE = ("reference point", "% against its first time")
@@ -104,8 +134,8 @@ _Sample = tuple[float, float, float, float]
 
 
 def _tracks(records: Sequence[Record]) -> dict[tuple[str, str], list[_Sample]]:
-    """Returns the recorded device quantities over time, by (name, unit); those without samples are omitted, and the
-    change of the reference's time, percent, for fewer than two samples."""
+    """Returns the recorded device quantities over time, by (name, unit); those without samples are
+    omitted, and the change of the reference's time, percent, for fewer than two samples."""
     found: dict[tuple[str, str], list[_Sample]] = defaultdict(list)
     first_us: dict[str, float] = {}  # by key: a run over many devices has several references
     for record in sorted(records, key=lambda r: r.elapsed_s):
@@ -137,14 +167,24 @@ def _range_words(name: str, unit: str, samples: Sequence[_Sample]) -> str:
 
 
 def state_section(records: Sequence[Record], origin: str, caption: str) -> Section:
-    """Builds the section on the device's state, with a chart of all that was recorded at several times."""
+    """Builds the section on the device's state, with a chart of all that was recorded at several
+    times.
+    """
     title = "The device during the run"
     tracks = _tracks(records)
     if not tracks:
-        why = "imported figures come without it" if origin == "imported" else "this device does not tell"
+        why = (
+            "imported figures come without it"
+            if origin == "imported"
+            else "this device does not tell"
+        )
         return Section("state", title, f"Clock, temperature, power and drift are not known: {why}.")
     words = "; ".join(_range_words(*name, samples) for name, samples in tracks.items())
-    several = {name: samples for name, samples in tracks.items() if len({minute for minute, *_ in samples}) > 1}
+    several = {
+        name: samples
+        for name, samples in tracks.items()
+        if len({minute for minute, *_ in samples}) > 1
+    }
     cards = (_track_card(*name, samples, caption) for name, samples in several.items())
     return Section("state", title, words, tuple(cards))
 
@@ -154,4 +194,6 @@ def _track_card(name: str, unit: str, samples: Sequence[_Sample], caption: str) 
         Dot(minute, middle, low, high, f"{name} {middle:.4g} {unit} at {minute:.1f} minutes")
         for minute, middle, low, high in samples
     ]
-    return Card(name, caption, Chart("minutes since the run began", unit, (Line(name, tuple(dots)),)))
+    return Card(
+        name, caption, Chart("minutes since the run began", unit, (Line(name, tuple(dots)),))
+    )

@@ -15,7 +15,14 @@ from quantbench import __version__
 from quantbench.analysis.check import check_run
 from quantbench.analysis.curves import curves_of
 from quantbench.analysis.neighbours import rows_by_dtype
-from quantbench.analysis.summary import LayerRow, Point, are_parts, floor_lines, layer_rows, points_of
+from quantbench.analysis.summary import (
+    LayerRow,
+    Point,
+    are_parts,
+    floor_lines,
+    layer_rows,
+    points_of,
+)
 from quantbench.errors import StoreError, printable
 from quantbench.files import write_file
 from quantbench.report.content import Card, Section
@@ -31,7 +38,11 @@ from quantbench.report.sections import (
     steps_section,
     trust_section,
 )
-from quantbench.report.shape_comparison import compare_shapes, comparison_section, comparison_sentence
+from quantbench.report.shape_comparison import (
+    compare_shapes,
+    comparison_section,
+    comparison_sentence,
+)
 from quantbench.report.source import dashed, picture_caption, points_where
 from quantbench.report.sweep_result import ops_line
 from quantbench.store.folder import Run
@@ -39,7 +50,8 @@ from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.options import options_from_json
 
 PAGE = "report.html"
-# Families of curves whose steps are explained on the first screen; the section on steps explains all.
+# Families of curves whose steps are explained on the first screen; the section on steps explains
+# all.
 _MOST_EXPLAINED = 2
 
 
@@ -77,7 +89,8 @@ def write_report(run: Run, output: Path, where: Mapping[str, int] | None = None)
     """Writes the page of a run.
 
     output: see `write_page`.
-    where: axis values; only points at these values are shown. Causes and rules still use the whole run.
+    where: axis values; only points at these values are shown. Causes and rules still use the whole
+        run.
     Raises StoreError if the page cannot be written, InputError if the run has no such point.
     """
     shown = points_where(points_of(run.records, run.info.device), where or {})
@@ -95,7 +108,9 @@ def write_page(output: Path, page: Page) -> Written:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError("report", f"{path.parent} ({error.strerror})", "a folder that can be written") from None
+        raise StoreError(
+            "report", f"{path.parent} ({error.strerror})", "a folder that can be written"
+        ) from None
     write_file("report", path, render(page))
     return Written(path, page.lead)
 
@@ -104,7 +119,11 @@ def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> P
     """Builds the page for some points of a run, selected by `where`."""
     info, spec = run.info, run.info.device
     caption = partial(picture_caption, info)
-    axes = list(dict.fromkeys(name for point in points for name in point.axes if name not in (*where, SHAPE_DIM)))
+    axes = list(
+        dict.fromkeys(
+            name for point in points for name in point.axes if name not in (*where, SHAPE_DIM)
+        )
+    )
     rows = rows_by_dtype(points)
     layers = layer_rows(points) if are_parts(points) else rows
     sections: list[Section | None] = []
@@ -119,9 +138,14 @@ def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> P
         check = check_run(run, points=None if where else points)
         lead = replace(lead_of(layers, axes, check), ops=ops_line(layers))
         explanation = ". ".join(
-            [*map(period_words, check.periods[:_MOST_EXPLAINED]), *floor_lines((p.latency_us, p) for p in points)]
+            [
+                *map(period_words, check.periods[:_MOST_EXPLAINED]),
+                *floor_lines((p.latency_us, p) for p in points),
+            ]
         )
-        curves = {axis: curves_of(points, axis) if where else check.curves.get(axis, ()) for axis in axes}
+        curves = {
+            axis: curves_of(points, axis) if where else check.curves.get(axis, ()) for axis in axes
+        }
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)
         sections += [axis_section(axis, curves[axis], check, caption) for axis in ordered]
         sections += [
@@ -132,7 +156,11 @@ def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> P
         if not lead.several:  # the table is of one shape or a few
             lead_card = losses_card(layers, lead.bad, lead.axis, caption(points))
         all_sizes = sizes_section(rows, check)
-    sections += [state_section(run.records, info.origin, caption(points)), trust_section(run), all_sizes]
+    sections += [
+        state_section(run.records, info.origin, caption(points)),
+        trust_section(run),
+        all_sizes,
+    ]
     sections.append(how_section(run))
     title = ", ".join(map(dashed, axes)) or "shapes side by side" if points else "no point measured"
     held = ", ".join(f"{dashed(name)} = {value}" for name, value in where.items())
@@ -151,7 +179,11 @@ def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> P
 
 def _subtitle(run: Run, rows: Sequence[LayerRow]) -> str:
     info = run.info
-    words = {"measured": "measured on this device", "imported": "imported", "simulated": "simulated"}[info.origin]
+    words = {
+        "measured": "measured on this device",
+        "imported": "imported",
+        "simulated": "simulated",
+    }[info.origin]
     providers = ", ".join(dict.fromkeys(row.provider for row in rows))
     dtypes = ", ".join(dict.fromkeys(row.points[0].workload.dtype for row in rows))
     parts = [info.run_id, words, providers, dtypes, info.started]
@@ -164,28 +196,48 @@ def _banners(run: Run, points: Sequence[Point]) -> list[tuple[str, str, str]]:
     origins = {info.origin, *(record.origin for record in run.records)}
     found = []
     if "simulated" in origins:
-        found.append(("simulated", "SIMULATED", "These figures come from a simulation, not from a device."))
+        found.append(
+            ("simulated", "SIMULATED", "These figures come from a simulation, not from a device.")
+        )
     if "imported" in origins:
-        source = printable(info.source or next((r.source for r in run.records if r.source), ""), 240)
+        source = printable(
+            info.source or next((r.source for r in run.records if r.source), ""), 240
+        )
         found.append(("imported", "IMPORTED", f"Measured by others, not on this machine: {source}"))
     if info.how_ended == "budget":
         left = "Points that it did not reach are missing, and places without all of their ops are not weighed"
-        found.append(("warning", "STOPPED BY ITS BUDGET", f"{left}: sweep --resume measures the rest."))
+        found.append(
+            ("warning", "STOPPED BY ITS BUDGET", f"{left}: sweep --resume measures the rest.")
+        )
     elif info.how_ended != "complete":
-        found.append(("warning", "NOT FINISHED", f"This run is {info.how_ended}; what it has is shown."))
+        found.append(
+            ("warning", "NOT FINISHED", f"This run is {info.how_ended}; what it has is shown.")
+        )
     if not points:
-        found.append(("warning", "NOTHING MEASURED", "No point of this run has a figure; the reasons are below."))
+        found.append(
+            (
+                "warning",
+                "NOTHING MEASURED",
+                "No point of this run has a figure; the reasons are below.",
+            )
+        )
     return found + [("warning", "NOTE", printable(warning)) for warning in run.warnings]
 
 
 def render(page: Page) -> str:
-    """Renders the page as HTML. Escapes every text; an undefined name in the template raises an error."""
+    """Renders the page as HTML. Escapes every text; an undefined name in the template raises an
+    error.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("quantbench.report"), autoescape=True, finalize=_fit_to_show, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=PackageLoader("quantbench.report"),
+        autoescape=True,
+        finalize=_fit_to_show,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     script = ""
     cards = [card for section in page.sections for card in section.cards]
     if page.lead_card is not None or any(card.chart for card in cards):

@@ -1,4 +1,6 @@
-"""Compares the named transformer shapes of a run: time per layer, and tokens per second over the first's."""
+"""Compares the named transformer shapes of a run: time per layer, and tokens per second over the
+first's.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class MeasuredShape:
     missing: ops that were measured for the first shape but not for this one.
     gain: tokens per second over the first shape's, at equal parameters; None if an op is missing.
     verdict: whether the measured gain agrees with the prediction; "" if either is unknown.
-    left_out: planned ops that the library did not measure for the first shape; they are excluded from all times.
+    left_out: planned ops that the library did not measure for the first shape; they are excluded
+        from all times.
     """
 
     number: int
@@ -47,15 +50,18 @@ class MeasuredShape:
     left_out: tuple[str, ...]
 
 
-def compare_shapes(points: Sequence[Point], models: Sequence[NamedShape]) -> tuple[MeasuredShape, ...]:
+def compare_shapes(
+    points: Sequence[Point], models: Sequence[NamedShape]
+) -> tuple[MeasuredShape, ...]:
     """Compares each shape with the first, per library (torch, triton, …).
 
-    If several kernels of a library ran an op, the fastest counts. An op with the same workload in both shapes was
-    measured once, so its error cancels in the ratio.
+    If several kernels of a library ran an op, the fastest counts. An op with the same workload in
+    both shapes was measured once, so its error cancels in the ratio.
     """
     found: dict[str, dict[int, dict[str, Point]]] = defaultdict(lambda: defaultdict(dict))
     for point in points:
-        # `torch` of `torch.mm`; a user-defined kernel, `package.module:Class`, is a library of its own.
+        # `torch` of `torch.mm`; a user-defined kernel, `package.module:Class`, is a library of its
+        # own.
         library = point.provider if ":" in point.provider else point.provider.partition(".")[0]
         ops = found[library][point.axes[SHAPE_DIM]]
         if point.op not in ops or point.latency_us < ops[point.op].latency_us:
@@ -71,7 +77,9 @@ def compare_shapes(points: Sequence[Point], models: Sequence[NamedShape]) -> tup
             layer_us, logits_us, gain, verdict = None, None, None, ""
             if first and not missing:
                 own = [ops[label] for label in first]
-                layer_us = sum(point.latency_us for point in own if not point.op.startswith(_LOGITS))
+                layer_us = sum(
+                    point.latency_us for point in own if not point.op.startswith(_LOGITS)
+                )
                 logits_us = sum(point.latency_us for point in own if point.op.startswith(_LOGITS))
                 gain = _gain(list(first.values()), own, models[0].shape, model.shape)
                 # A prediction covers all ops, so it is not compared with a subset of them.
@@ -80,13 +88,24 @@ def compare_shapes(points: Sequence[Point], models: Sequence[NamedShape]) -> tup
                     verdict = "outside the predicted interval" if apart else "as predicted"
             shapes.append(
                 MeasuredShape(
-                    number, model.name, library, layer_us, logits_us, missing, gain, model.predicted, verdict, left_out
+                    number,
+                    model.name,
+                    library,
+                    layer_us,
+                    logits_us,
+                    missing,
+                    gain,
+                    model.predicted,
+                    verdict,
+                    left_out,
                 )
             )
     return tuple(shapes)
 
 
-def _gain(first: Sequence[Point], own: Sequence[Point], asked: TransformerShape, shape: TransformerShape) -> Gain:
+def _gain(
+    first: Sequence[Point], own: Sequence[Point], asked: TransformerShape, shape: TransformerShape
+) -> Gain:
     """Computes the gain from the summed times of both shapes' ops, each weighted by its count."""
     shares: dict[str, float] = defaultdict(float)
     width: dict[str, float] = {}
@@ -97,7 +116,9 @@ def _gain(first: Sequence[Point], own: Sequence[Point], asked: TransformerShape,
         for point in points:
             shares[point.key] += sign * point.latency_us * point.count / total_us
             width[point.key] = log(point.high_us / point.low_us) / 2
-    half_width = sqrt(sum((share * width[key]) ** 2 for key, share in shares.items()))  # of the logarithm
+    half_width = sqrt(
+        sum((share * width[key]) ** 2 for key, share in shares.items())
+    )  # of the logarithm
     weight = useful_parameters(shape, asked.vocab) / useful_parameters(asked, asked.vocab)
     faster = sums[0] / sums[1] * weight * shape.tokens / asked.tokens
     return Gain(faster - 1, faster * exp(-half_width) - 1, faster * exp(half_width) - 1)
@@ -112,7 +133,10 @@ def _columns(shapes: Sequence[MeasuredShape]) -> dict[str, list[str]]:
         ">logits": ["" if not one.logits_us else latency(one.logits_us) for one in shapes],
         ">gain": ["" if one.gain is None or one.number == 1 else one.gain.words for one in shapes],
         ">predicted": ["" if one.predicted is None else one.predicted.words for one in shapes],
-        "": [f"not measured: {', '.join(one.missing)}" if one.missing else one.verdict for one in shapes],
+        "": [
+            f"not measured: {', '.join(one.missing)}" if one.missing else one.verdict
+            for one in shapes
+        ],
     }
     if len(set(columns["library"])) == 1:
         del columns["library"]
@@ -133,11 +157,15 @@ def comparison_table(shapes: Sequence[MeasuredShape]) -> RichTable:
 def comparison_section(shapes: Sequence[MeasuredShape]) -> Section:
     columns = _columns(shapes)
     table = Table(tuple(columns), tuple(zip(*columns.values(), strict=True)))
-    return Section("shapes", "Shapes side by side", table=table, lines=tuple(comparison_lines(shapes)))
+    return Section(
+        "shapes", "Shapes side by side", table=table, lines=tuple(comparison_lines(shapes))
+    )
 
 
 def comparison_sentence(shapes: Sequence[MeasuredShape]) -> str:
-    """Returns a message naming the shape that is most significantly faster than the first, if there is one."""
+    """Returns a message naming the shape that is most significantly faster than the first, if there
+    is one.
+    """
     gains = [(one.gain, one.name) for one in shapes if one.number > 1 and one.gain is not None]
     first = shapes[0].name
     if not gains:

@@ -1,4 +1,6 @@
-"""Selects points of a run by axis value, and formats the caption that names the source of a plot."""
+"""Selects points of a run by axis value, and formats the caption that names the source of a
+plot.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,33 @@ _NO_LIBRARIES = ("quantbench", "python", "os", "numpy", "aiconfigurator")
 
 
 def picture_caption(info: RunInfo, points: Iterable[Point | Record]) -> str:
-    """Formats the caption of a plot: `a100-sxm4-80gb · bf16 · sglang 0.5.10 · imported from aiconfigurator-core`."""
+    """Formats the caption of a plot: `a100-sxm4-80gb · bf16 · sglang 0.5.10 · imported from
+    aiconfigurator-core`.
+    """
     shown = list(points)
     dtypes = ", ".join(dict.fromkeys(point.workload.dtype for point in shown))
     origin = info.origin
     if origin == "imported" and info.source:
         origin += f" from {info.source.partition(':')[0]}"
-    parts = (info.device.name, dtypes, _libraries(info, {point.provider for point in shown}), origin)
+    parts = (
+        info.device.name,
+        dtypes,
+        _libraries(info, {point.provider for point in shown}),
+        origin,
+    )
     return " · ".join(printable(part, 90) for part in parts if part)
 
 
 def _libraries(info: RunInfo, providers: set[str]) -> str:
-    """Returns name and version of each library whose kernels ran, and the names of other providers."""
+    """Returns name and version of each library whose kernels ran, and the names of other
+    providers.
+    """
     found = []
     for name, version in info.software.items():
         needed = (
-            any(provider.startswith("triton") for provider in providers) if name == "triton" else "nccl" not in name
+            any(provider.startswith("triton") for provider in providers)
+            if name == "triton"
+            else "nccl" not in name
         )
         if needed and name not in _NO_LIBRARIES:
             found.append(f"{'cuBLAS' if name.startswith('nvidia-cublas') else name} {version}")
@@ -58,15 +71,25 @@ def parse_where(words: Iterable[str]) -> dict[str, int]:
 
 
 def points_where(points: Sequence[Point], where: Mapping[str, int]) -> tuple[Point, ...]:
-    """Returns the points at these axis values. Raises InputError, with the nearest values, if there are none."""
+    """Returns the points at these axis values. Raises InputError, with the nearest values, if there
+    are none.
+    """
     left = tuple(points)
     for name, wanted in where.items():
         values = {point.axes[name] for point in left if name in point.axes}
         if wanted not in values:
-            there = sorted(sorted(values, key=lambda value: abs(value - wanted))[:_MOST_VALUES_NAMED])
+            there = sorted(
+                sorted(values, key=lambda value: abs(value - wanted))[:_MOST_VALUES_NAMED]
+            )
             axes = sorted({dashed(axis) for point in points for axis in point.axes})
-            known = ", ".join(map(str, there)) if there else f"an axis of the run: {', '.join(axes) or 'it has none'}"
-            raise InputError("--where", f"{dashed(name)}={wanted}", f"one of {known}" if there else known)
+            known = (
+                ", ".join(map(str, there))
+                if there
+                else f"an axis of the run: {', '.join(axes) or 'it has none'}"
+            )
+            raise InputError(
+                "--where", f"{dashed(name)}={wanted}", f"one of {known}" if there else known
+            )
         left = tuple(point for point in left if point.axes.get(name) == wanted)
     return left
 

@@ -1,4 +1,6 @@
-"""Shows the result of `quantbench sweep`: a table of its rows, the same as JSON, and one picture."""
+"""Shows the result of `quantbench sweep`: a table of its rows, the same as JSON, and one
+picture.
+"""
 
 from __future__ import annotations
 
@@ -42,19 +44,27 @@ _TIGHT_PERCENT = re.compile(r"(?<=[0-9])%")
 
 
 def sizes_table(rows: Sequence[LayerRow], check: RunCheck) -> Table:
-    """Builds the table of rows, one line per place and provider: rates, share of peak, trust, and causes of losses."""
+    """Builds the table of rows, one line per place and provider: rates, share of peak, trust, and
+    causes of losses.
+    """
     axes = list(dict.fromkeys(name for row in rows for name in row.axes))
     columns: dict[str, Sequence[str]] = {
         f">{dashed(axis)}": [str(row.axes.get(axis, "")) for row in rows] for axis in axes
     }
     if len({row.provider for row in rows}) > 1:
         columns["provider"] = [row.provider for row in rows]
-    columns[">ops"], columns[">time"], tflops, gb_per_s, shares = zip(*map(row_figures, rows), strict=True)
+    columns[">ops"], columns[">time"], tflops, gb_per_s, shares = zip(
+        *map(row_figures, rows), strict=True
+    )
     if any(row.logits for row in rows):
-        columns[">logits"] = ["" if row.logits_us is None else latency(row.logits_us) for row in rows]
+        columns[">logits"] = [
+            "" if row.logits_us is None else latency(row.logits_us) for row in rows
+        ]
     columns |= {">TFLOP/s": tflops, ">GB/s": gb_per_s, _OF_PEAK: shares}
     columns[_TRUST] = [row.grade.letter for row in rows]
-    columns["cliffs, or what the worst op loses"] = [printable(row_words(row, check), 400) for row in rows]
+    columns["cliffs, or what the worst op loses"] = [
+        printable(row_words(row, check), 400) for row in rows
+    ]
     return Table(tuple(columns), tuple(zip(*columns.values(), strict=True)))
 
 
@@ -76,7 +86,9 @@ def sweep_table(rows: Sequence[LayerRow], check: RunCheck) -> RichTable:
 
 
 def row_figures(row: LayerRow) -> tuple[str, str, str, str, str]:
-    """Formats ops, time, TFLOP/s, GB/s and share of peak of a row; only ops if the row lacks some of them."""
+    """Formats ops, time, TFLOP/s, GB/s and share of peak of a row; only ops if the row lacks some
+    of them.
+    """
     if row.missing:
         return (f"{len(row.points)} of {len(row.points) + len(row.missing)}", *("-",) * 4)
     return (
@@ -104,7 +116,9 @@ def ops_line(rows: Sequence[LayerRow]) -> str:
 
 
 def trust_lines(rows: Sequence[LayerRow]) -> list[str]:
-    """Lists the reasons why rows are graded below B, one line per kind of reason, the most frequent first."""
+    """Lists the reasons why rows are graded below B, one line per kind of reason, the most frequent
+    first.
+    """
     # Numbers differ from row to row: the text before the first number identifies the kind.
     kinds: dict[str, list[Grade]] = {}
     for row in rows:
@@ -118,7 +132,8 @@ def trust_lines(rows: Sequence[LayerRow]) -> list[str]:
 
 
 def row_words(row: LayerRow, check: RunCheck) -> str:
-    """Formats the last cell of a row: its missing ops, then the cliffs that end at it, largest first.
+    """Formats the last cell of a row: its missing ops, then the cliffs that end at it, largest
+    first.
 
     Without a cliff, it gives the main reason why the worst op runs below peak.
     """
@@ -128,7 +143,8 @@ def row_words(row: LayerRow, check: RunCheck) -> str:
         if cliff.after.axes == row.axes and cliff.provider == row.provider
     ]
     if not said:
-        # The tile that ran or was recovered from the steps; the assumed one only if no steps contradict it.
+        # The tile that ran or was recovered from the steps; the assumed one only if no steps
+        # contradict it.
         reasons = idle_at(row.worst, check.run.info.device, check.tile_of)
         said = [f"{row.worst.op}: {reason.words}" for reason in reasons[:1]]
     if len(said) > _MOST_CLIFFS_SAID:
@@ -142,7 +158,9 @@ _SUMS = ("latency_us", "floor_us", "tflops", "gb_per_s", "peak_share")
 
 
 def rows_to_json(rows: Sequence[LayerRow], check: RunCheck) -> list[dict[str, Any]]:
-    """Converts the table to JSON objects, with units in the names. A row with missing_ops has null times and rates."""
+    """Converts the table to JSON objects, with units in the names. A row with missing_ops has null
+    times and rates.
+    """
     return [
         {
             "axes": row.axes,
@@ -159,18 +177,19 @@ def rows_to_json(rows: Sequence[LayerRow], check: RunCheck) -> list[dict[str, An
     ]
 
 
-# Maximum number of wave edges per curve (the first ones are the large steps), and of curves drawn with edges, because
-# the edges of more curves cannot be told apart.
+# Maximum number of wave edges per curve (the first ones are the large steps), and of curves drawn
+# with edges, because the edges of more curves cannot be told apart.
 _MOST_WAVE_EDGES, _MOST_WITH_EDGES = 40, 2
 _COLUMNS = 2
 _WIDTH_IN, _HEIGHT_IN, _TITLE_IN = 6.4, 3.4, 0.9
 
 
 def draw_run(run: Run, check: RunCheck, axis: str) -> Path:
-    """Draws all points of a run over `axis`: a panel per op. Returns the PNG's path, in the run's folder.
+    """Draws all points of a run over `axis`: a panel per op. Returns the PNG's path, in the run's
+    folder.
 
-    A line per provider and value of the other axes, with 95 % intervals. Sizes after which another wave begins are
-    dashed, in the colour of their curve.
+    A line per provider and value of the other axes, with 95 % intervals. Sizes after which another
+    wave begins are dashed, in the colour of their curve.
     """
     points = points_of(run.records, run.info.device)
     path = run.folder / f"efficiency-{dashed(axis)}.png"
@@ -179,7 +198,9 @@ def draw_run(run: Run, check: RunCheck, axis: str) -> Path:
     columns = min(_COLUMNS, len(names))
     lines = cdiv(len(names), columns)
     size_in = (_WIDTH_IN * columns, _HEIGHT_IN * lines + _TITLE_IN)
-    with figure(path, size_in, lines, columns, title=title, caption=picture_caption(run.info, points)) as panels:
+    with figure(
+        path, size_in, lines, columns, title=title, caption=picture_caption(run.info, points)
+    ) as panels:
         for panel in panels.flat[len(names) :]:
             panel.set_axis_off()
         for panel, name in zip(panels.flat, names, strict=False):
@@ -196,22 +217,45 @@ def _draw_op(panel: Axes, curves: Sequence[Curve], tile_of: TileOf) -> None:
         marker = MARKERS[i % len(MARKERS)]
         label = plain(name, 44)
         heights = np.array([rate(point) for point in curve.points])
-        us, low_us, high_us = np.array([(p.latency_us, p.low_us, p.high_us) for p in curve.points]).T
-        panel.plot(curve.sizes, heights, "-", marker=marker, color=colour, markersize=4, linewidth=1.2, label=label)
-        panel.vlines(curve.sizes, heights * us / high_us, heights * us / low_us, color="0.3", linewidth=0.9, zorder=4)
-        edges = wave_edges(curve, tile_of)[:_MOST_WAVE_EDGES] if len(curves) <= _MOST_WITH_EDGES else ()
+        us, low_us, high_us = np.array(
+            [(p.latency_us, p.low_us, p.high_us) for p in curve.points]
+        ).T
+        panel.plot(
+            curve.sizes,
+            heights,
+            "-",
+            marker=marker,
+            color=colour,
+            markersize=4,
+            linewidth=1.2,
+            label=label,
+        )
+        panel.vlines(
+            curve.sizes,
+            heights * us / high_us,
+            heights * us / low_us,
+            color="0.3",
+            linewidth=0.9,
+            zorder=4,
+        )
+        edges = (
+            wave_edges(curve, tile_of)[:_MOST_WAVE_EDGES] if len(curves) <= _MOST_WITH_EDGES else ()
+        )
         for number, edge in enumerate(edges):
             said = f"wave edge, {label}" if number == 0 else None
-            panel.axvline(edge, color=colour, linestyle="--", linewidth=0.8, alpha=0.7, zorder=0, label=said)
+            panel.axvline(
+                edge, color=colour, linestyle="--", linewidth=0.8, alpha=0.7, zorder=0, label=said
+            )
     panel.set_ylim(bottom=0)
     panel.set_ylabel(rate_unit(curves[0].points[0]))
 
 
 def wave_edges(curve: Curve, tile_of: TileOf) -> list[int]:
-    """Returns the sizes after which a curve of GEMMs needs another wave of a recorded or recovered tile.
+    """Returns the sizes after which a curve of GEMMs needs another wave of a recorded or recovered
+    tile.
 
-    Assumed tiles give no edges, because nothing in the run supports them, and neither do waves that are not credible
-    at the size after the edge (`quantization.credible_waves`).
+    Assumed tiles give no edges, because nothing in the run supports them, and neither do waves that
+    are not credible at the size after the edge (`quantization.credible_waves`).
     """
     found = []
     for size, (before, after) in zip(curve.sizes, pairwise(curve.points), strict=False):
@@ -220,7 +264,13 @@ def wave_edges(curve: Curve, tile_of: TileOf) -> list[int]:
             continue
         if not isinstance(before.workload, Gemm) or not isinstance(after.workload, Gemm):
             continue
-        waves = credible_waves(after.workload, used.tile, used.resident_blocks, used.blocks_per_sm, after.peak_share)
-        if waves is not None and quantize(before.workload, used.tile, used.resident_blocks).num_waves < waves.num_waves:
+        waves = credible_waves(
+            after.workload, used.tile, used.resident_blocks, used.blocks_per_sm, after.peak_share
+        )
+        if (
+            waves is not None
+            and quantize(before.workload, used.tile, used.resident_blocks).num_waves
+            < waves.num_waves
+        ):
             found.append(size)
     return found

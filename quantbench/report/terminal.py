@@ -1,4 +1,6 @@
-"""Builds frameless tables for the terminal. Imports nothing heavy, because `cli.output` imports it."""
+"""Builds frameless tables for the terminal. Imports nothing heavy, because `cli.output` imports
+it.
+"""
 
 from __future__ import annotations
 
@@ -30,30 +32,38 @@ def plain_table(
 ) -> Table:
     """Returns a table without a frame.
 
-    columns: column names, or a mapping from them to cells in place of `rows`; a name that begins with `>` is aligned to
-        the right.
+    columns: column names, or a mapping from them to cells in place of `rows`; a name that begins
+        with `>` is aligned to the right.
     fold: columns whose text may be folded, besides the last one, down to `narrowest` characters.
     """
     *_, last = names = list(columns)
-    table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    table = Table(
+        title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False
+    )
     table.caption = caption or None
     for name in names:
         if name.startswith(">"):
             table.add_column(name[1:], justify="right", no_wrap=True)
         else:
             folds = name == last or name in fold
-            table.add_column(name, no_wrap=not folds, overflow="fold", min_width=narrowest if folds else None)
+            table.add_column(
+                name, no_wrap=not folds, overflow="fold", min_width=narrowest if folds else None
+            )
     for row in zip(*columns.values(), strict=True) if isinstance(columns, Mapping) else rows:
         table.add_row(*row)
     return table
 
 
 def section_lines(section: Section, styles: Mapping[str, str]) -> Iterator[str | Table]:
-    """Yields a section of the report's page, without its plots, for the terminal. styles: styles of cells by text."""
+    """Yields a section of the report's page, without its plots, for the terminal. styles: styles of
+    cells by text.
+    """
     if section.table is None:
         yield section.title
     else:
-        rows = [[Text(cell, style=styles.get(cell, "")) for cell in row] for row in section.table.rows]
+        rows = [
+            [Text(cell, style=styles.get(cell, "")) for cell in row] for row in section.table.rows
+        ]
         yield plain_table(section.table.head, rows, title=section.title)
     yield from filter(None, (section.note, *section.lines))
 
@@ -62,15 +72,21 @@ def cliffs_table(cliffs: Iterable[tuple[Cliff | KnownCliff, str]], title: str) -
     """Tabulates cliffs, each given with the text on its cause."""
     table = plain_table((">size", ">time", "op", "why"), title=title)
     for cliff, why in cliffs:
-        held = "".join(f", {name.replace('_', '-')} = {value}" for name, value in cliff.held.items())
+        held = "".join(
+            f", {name.replace('_', '-')} = {value}" for name, value in cliff.held.items()
+        )
         table.add_row(
             f"{cliff.axis.replace('_', '-')} = {cliff.at} to {cliff.next}{held}",
-            f"{cliff.ratio:.2f}x ({cliff.low:.2f} to {cliff.high:.2f})", f"{cliff.op} {cliff.provider}", why,
-        )  # fmt: skip
+            f"{cliff.ratio:.2f}x ({cliff.low:.2f} to {cliff.high:.2f})",
+            f"{cliff.op} {cliff.provider}",
+            why,
+        )
     return table
 
 
 def share_cell(share: float | None, best: float) -> Text:
-    """Formats a share of peak (0 to 1) as a cell, in red if below 80 % of `best`, the best share in the table."""
+    """Formats a share of peak (0 to 1) as a cell, in red if below 80 % of `best`, the best share in
+    the table.
+    """
     low = share is not None and share < _STANDS_OUT * best
     return Text("?" if share is None else percent(share), style="bold red" if low else "")

@@ -20,15 +20,27 @@ def _cells(summaries: Sequence[TrainingSummary]) -> tuple[tuple[str, ...], list[
     rows = []
     for s in summaries:
         tokens = "–"
-        if s.tokens_per_s is not None and s.tokens_per_s_low is not None and s.tokens_per_s_high is not None:
+        if (
+            s.tokens_per_s is not None
+            and s.tokens_per_s_low is not None
+            and s.tokens_per_s_high is not None
+        ):
             tokens = with_interval(s.tokens_per_s, (s.tokens_per_s_high - s.tokens_per_s_low) / 2)
         loss = "–" if s.last_loss is None else f"{s.first_loss:.3g} → {s.last_loss:.3g}"
         cells: dict[str, object] = {
-            "log": s.name, ">GPUs": s.gpus, ">TP": s.tp, ">PP": s.pp, ">MBS": s.mbs, ">GBS": s.gbs,
-            ">iterations": s.iterations, ">restarts": s.restarts, ">sec/it": f"{s.sec_per_it:.4g}",
-            ">tokens/s": tokens, ">hardware TFLOP/s": None if s.tflops is None else f"{s.tflops:.1f}",
+            "log": s.name,
+            ">GPUs": s.gpus,
+            ">TP": s.tp,
+            ">PP": s.pp,
+            ">MBS": s.mbs,
+            ">GBS": s.gbs,
+            ">iterations": s.iterations,
+            ">restarts": s.restarts,
+            ">sec/it": f"{s.sec_per_it:.4g}",
+            ">tokens/s": tokens,
+            ">hardware TFLOP/s": None if s.tflops is None else f"{s.tflops:.1f}",
             ">loss": loss + (f" ({s.nan_losses} nan)" if s.nan_losses else ""),
-        }  # fmt: skip
+        }
         rows.append(tuple("–" if cell is None else str(cell) for cell in cells.values()))
     return tuple(cells), rows
 
@@ -51,8 +63,12 @@ def write_training_report(folders: Sequence[Path], output: Path) -> Written:
 
 
 def fastest(summaries: Sequence[TrainingSummary]) -> str:
-    """Returns a message on the layout with most tokens per second per GPU; empty if none is known."""
-    known = [(s.tokens_per_s / s.gpus, s) for s in summaries if s.tokens_per_s is not None and s.gpus]
+    """Returns a message on the layout with most tokens per second per GPU; empty if none is
+    known.
+    """
+    known = [
+        (s.tokens_per_s / s.gpus, s) for s in summaries if s.tokens_per_s is not None and s.gpus
+    ]
     if not known:
         return ""
     rate, best = max(known, key=lambda pair: pair[0])
@@ -71,13 +87,24 @@ def _page(summaries: Sequence[TrainingSummary], folders: Sequence[Path]) -> Page
     note = "Medians with their 95 % intervals, without the first iteration after each start."
     best = fastest(summaries)
     logs = Section(
-        "logs", "Throughput by layout", f"{best}. {note}" if best else note, table=table, lines=tuple(left_out)
+        "logs",
+        "Throughput by layout",
+        f"{best}. {note}" if best else note,
+        table=table,
+        lines=tuple(left_out),
     )
-    names = ", ".join(printable(folder.name) for folder in folders[:3]) + ("" if len(folders) <= 3 else " and more")
+    names = ", ".join(printable(folder.name) for folder in folders[:3]) + (
+        "" if len(folders) <= 3 else " and more"
+    )
     return Page(
         title="Training throughput by layout",
         subtitle=f"{len(summaries)} training logs: {names}",
-        banners=[("imported", "IMPORTED", "From training logs; nothing here was measured by quantbench.")],
-        facts=[("logs", str(len(summaries))), ("iterations", str(sum(s.iterations for s in summaries)))],
+        banners=[
+            ("imported", "IMPORTED", "From training logs; nothing here was measured by quantbench.")
+        ],
+        facts=[
+            ("logs", str(len(summaries))),
+            ("iterations", str(sum(s.iterations for s in summaries))),
+        ],
         sections=[logs],
     )

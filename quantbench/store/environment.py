@@ -1,7 +1,8 @@
-"""Collects the environment variables and package versions that affect timings, for run.json and JSON output.
+"""Collects the environment variables and package versions that affect timings, for run.json and
+JSON output.
 
-Entry points: `relevant_environment`, `installed_versions`. Used by `sweep`, `cluster`, `importers`, `planner` and the
-commands `comm` and `plan`.
+Entry points: `relevant_environment`, `installed_versions`. Used by `sweep`, `cluster`, `importers`,
+`planner` and the commands `comm` and `plan`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ VARIABLES = (
 #: prefixes of variables that libraries read; their exact names change between releases
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "UCX_", "FI_", "PSM2_")
 #: packages whose version affects timings
-_PACKAGES = ("torch", "triton", "numpy", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-nccl", "nvidia-nccl-cu12")
+_PACKAGES = (
+    "torch",
+    "triton",
+    "numpy",
+    "nvidia-cublas",
+    "nvidia-cublas-cu12",
+    "nvidia-nccl",
+    "nvidia-nccl-cu12",
+)
 
 
 def relevant_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -34,12 +43,22 @@ def relevant_environment(environ: Mapping[str, str] | None = None) -> dict[str, 
     {'CUDA_LAUNCH_BLOCKING': '1', 'NCCL_DEBUG': 'INFO'}
     """
     values = os.environ if environ is None else environ
-    return {name: values[name] for name in sorted(values) if name in VARIABLES or name.startswith(PREFIXES)}
+    return {
+        name: values[name]
+        for name in sorted(values)
+        if name in VARIABLES or name.startswith(PREFIXES)
+    }
 
 
 def installed_versions() -> dict[str, str]:
-    """Returns the versions of quantbench, Python, the OS and installed packages, without importing the packages."""
-    found = {"quantbench": __version__, "python": platform.python_version(), "os": platform.platform()}
+    """Returns the versions of quantbench, Python, the OS and installed packages, without importing
+    the packages.
+    """
+    found = {
+        "quantbench": __version__,
+        "python": platform.python_version(),
+        "os": platform.platform(),
+    }
     for package in _PACKAGES:
         try:
             found[package] = version(package)

@@ -1,11 +1,13 @@
 """Writes and reads the folder of a run: run.json and records.jsonl.
 
-Entry points: `RunWriter`, used by all that measure or import; `read_run`, which returns a `Run`; `find_runs`. Used by
-`sweep`, `cluster`, `importers`, `analysis`, `report`, `profile`, tools and the commands `check`, `comm` and `sweep`.
+Entry points: `RunWriter`, used by all that measure or import; `read_run`, which returns a `Run`;
+`find_runs`. Used by `sweep`, `cluster`, `importers`, `analysis`, `report`, `profile`, tools and the
+commands `check`, `comm` and `sweep`.
 
-Each record is one line, flushed to disk before the next point starts, so a crash loses at most the point in flight.
-`read_run` tolerates and reports an incomplete last line, missing lines and repeated lines. A second record replaces the
-first if the point had failed, or if it has the same measurement with another grade.
+Each record is one line, flushed to disk before the next point starts, so a crash loses at most the
+point in flight. `read_run` tolerates and reports an incomplete last line, missing lines and
+repeated lines. A second record replaces the first if the point had failed, or if it has the same
+measurement with another grade.
 """
 
 from __future__ import annotations
@@ -70,7 +72,11 @@ def read_run(folder: Path) -> Run:
         # Foreign tables hold several kernels for one workload, each with the same key.
         is_point = info.origin == "measured" and record.role == "point"
         before = points.get(record.key) if is_point else None
-        failed = before is not None and isinstance(records[before].outcome, Failed) and record.key not in retried
+        failed = (
+            before is not None
+            and isinstance(records[before].outcome, Failed)
+            and record.key not in retried
+        )
         graded_again = before is not None and _same_measurement(records[before], record)
         if digest in digests or (before is not None and not failed and not graded_again):
             repeats.append(number)
@@ -93,7 +99,9 @@ def read_run(folder: Path) -> Run:
     if torn_bytes:
         said.append(f"{path}: the last line is torn ({torn_bytes} bytes); its point was not kept")
     if repeats:
-        named = ", ".join(map(str, repeats[:_MOST_NAMED])) + (", …" if len(repeats) > _MOST_NAMED else "")
+        named = ", ".join(map(str, repeats[:_MOST_NAMED])) + (
+            ", …" if len(repeats) > _MOST_NAMED else ""
+        )
         said.append(f"{path}: records that repeat another count once (lines {named})")
     missing = (info.num_records or 0) - len(records) - len(retried) - regraded
     if missing > 0 and not absent:
@@ -107,7 +115,10 @@ def _same_measurement(one: Record, other: Record) -> bool:
     """Returns whether two records of a point differ in the grade of one measurement."""
     if not isinstance(one.outcome, Measured) or not isinstance(other.outcome, Measured):
         return False
-    return one.outcome.measurement == other.outcome.measurement and one.outcome.grade != other.outcome.grade
+    return (
+        one.outcome.measurement == other.outcome.measurement
+        and one.outcome.grade != other.outcome.grade
+    )
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, Record | None]]:
@@ -121,7 +132,9 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Record | None]]:
                     record = record_from_json(json.loads(line))
                 except (InputError, ValueError, RecursionError) as error:
                     if line.endswith(b"\n"):
-                        raise StoreError("read run", f"{path}:{number} ({error})", "one record a line") from None
+                        raise StoreError(
+                            "read run", f"{path}:{number} ({error})", "one record a line"
+                        ) from None
                     record = None
                 yield line, record
     except OSError as error:
@@ -129,14 +142,21 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Record | None]]:
 
 
 class RunWriter:
-    """Writer of a run's folder that holds an exclusive lock on it; a context manager. See `create` and `resume`.
+    """Writer of a run's folder that holds an exclusive lock on it; a context manager. See `create`
+    and `resume`.
 
     count: number of records in the run.
     made: folders created for the run, innermost first.
     """
 
     def __init__(
-        self, folder: Path, info: RunInfo, records: FileIO, *, count: int = 0, made: Sequence[Path] = ()
+        self,
+        folder: Path,
+        info: RunInfo,
+        records: FileIO,
+        *,
+        count: int = 0,
+        made: Sequence[Path] = (),
     ) -> None:
         self.folder = folder
         self.info = info
@@ -146,7 +166,9 @@ class RunWriter:
 
     @classmethod
     def create(cls, results: Path, info: RunInfo) -> RunWriter:
-        """Creates `results/<device-slug>/<run-id>/` and writes run.json. Raises StoreError if the run exists."""
+        """Creates `results/<device-slug>/<run-id>/` and writes run.json. Raises StoreError if the
+        run exists.
+        """
         for name in (info.device.name, info.run_id):
             require_name("create run", name)
         folder = results / info.device.name / info.run_id
@@ -155,7 +177,9 @@ class RunWriter:
         try:
             folder.mkdir(parents=True, exist_ok=False)
         except FileExistsError:
-            raise StoreError("create run", f"{folder} exists", "a new run id, or --resume") from None
+            raise StoreError(
+                "create run", f"{folder} exists", "a new run id, or --resume"
+            ) from None
         except OSError as error:
             what = f"{folder} ({error.strerror})"
             raise StoreError("create run", what, "a results folder that can be written") from None
@@ -169,8 +193,8 @@ class RunWriter:
 
     @classmethod
     def resume(cls, folder: Path) -> tuple[RunWriter, Run]:
-        """Opens an existing run to append records. Follows a symbolic link and removes an incomplete last line, whose
-        point is then measured again."""
+        """Opens an existing run to append records. Follows a symbolic link and removes an
+        incomplete last line, whose point is then measured again."""
         folder = folder.resolve() if folder.is_symlink() else folder
         read_run_info(folder)  # raises before a file is created in a folder without a run
         records = _open_alone(folder)
@@ -180,27 +204,36 @@ class RunWriter:
         except StoreError:
             records.close()
             raise
-        return cls(folder, run.info, records, count=len(run.records) + len(run.retried) + run.regraded), run
+        return cls(
+            folder, run.info, records, count=len(run.records) + len(run.retried) + run.regraded
+        ), run
 
     def append(self, record: Record) -> None:
         """Appends one record and flushes it to disk; on failure the file is left unchanged."""
         self.extend((record,))
 
     def extend(self, records: Iterable[Record]) -> None:
-        """Appends many records with one flush to disk at the end (imports); on failure the file is left unchanged."""
+        """Appends many records with one flush to disk at the end (imports); on failure the file is
+        left unchanged.
+        """
         start = os.fstat(self._records.fileno()).st_size
         added = 0
         try:
             for record in records:
                 added += 1
-                line = json.dumps(record_to_json(record), separators=(",", ":"), allow_nan=False) + "\n"
+                line = (
+                    json.dumps(record_to_json(record), separators=(",", ":"), allow_nan=False)
+                    + "\n"
+                )
                 left = memoryview(line.encode())
                 while left:
                     left = left[self._records.write(left) :]
             os.fsync(self._records.fileno())
         except OSError as error:
             os.ftruncate(self._records.fileno(), start)
-            raise StoreError("write record", f"{self._records.name} ({error.strerror})", "room on the disk") from None
+            raise StoreError(
+                "write record", f"{self._records.name} ({error.strerror})", "room on the disk"
+            ) from None
         self.count += added
 
     def update(self, info: RunInfo) -> None:
@@ -218,7 +251,9 @@ class RunWriter:
         self._records.close()
 
     def remove_if_empty(self) -> None:
-        """Removes the folder of a new run that has no records, and the parents created for it. Call before `close`."""
+        """Removes the folder of a new run that has no records, and the parents created for it. Call
+        before `close`.
+        """
         if self.count or not self._made:
             return
         for name in ("records.jsonl", "run.json"):
@@ -235,25 +270,35 @@ class RunWriter:
 
 
 def _open_alone(folder: Path) -> FileIO:
-    """Opens records.jsonl under an exclusive lock, which the kernel releases when the process ends."""
+    """Opens records.jsonl under an exclusive lock, which the kernel releases when the process
+    ends.
+    """
     import fcntl
 
     try:
         # Unbuffered: every write reaches the operating system.
         path = folder / "records.jsonl"  # if it is a pipe, opening it must not wait
-        records = FileIO(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
+        records = FileIO(
+            path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666)
+        )
     except OSError as error:
-        raise StoreError("write run", f"{folder} ({error.strerror})", "a results folder that can be written") from None
+        raise StoreError(
+            "write run", f"{folder} ({error.strerror})", "a results folder that can be written"
+        ) from None
     try:
         fcntl.flock(records, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         records.close()
-        raise StoreError("write run", f"{folder} is being written by another sweep", "one sweep per run") from None
+        raise StoreError(
+            "write run", f"{folder} is being written by another sweep", "one sweep per run"
+        ) from None
     return records
 
 
 def _end_at_a_line(path: Path, torn: int) -> None:
-    """Removes the `torn` bytes of an incomplete last line, or adds the newline to a complete one."""
+    """Removes the `torn` bytes of an incomplete last line, or adds the newline to a complete
+    one.
+    """
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         if torn:
@@ -266,8 +311,8 @@ def _end_at_a_line(path: Path, torn: int) -> None:
 def read_one_run(folder: Path) -> Run:
     """Reads the run in `folder`.
 
-    Raises StoreError if it is a folder of runs (results/ itself, or a device's), or holds records of another run, which
-    must not be mixed.
+    Raises StoreError if it is a folder of runs (results/ itself, or a device's), or holds records
+    of another run, which must not be mixed.
     """
     if not os.path.exists(folder / "run.json"):
         below = [*find_runs(folder), *folders_with(folder, "*/run.json")]
@@ -276,13 +321,17 @@ def read_one_run(folder: Path) -> Run:
                 ", …" if len(below) > _MOST_RUNS_NAMED else ""
             )
             raise StoreError(
-                "read run", f"{folder} holds {len(below)} run{'s' if len(below) > 1 else ''}", f"one of them: {names}"
+                "read run",
+                f"{folder} holds {len(below)} run{'s' if len(below) > 1 else ''}",
+                f"one of them: {names}",
             )
     run = read_run(folder)
     others = sorted({record.run_id for record in run.records} - {run.info.run_id})
     if others:
         shown = ", ".join(others[:_MOST_RUNS_NAMED])
-        raise StoreError("read run", f"{folder} has records of {shown}", f"records of {run.info.run_id} alone")
+        raise StoreError(
+            "read run", f"{folder} has records of {shown}", f"records of {run.info.run_id} alone"
+        )
     return run
 
 

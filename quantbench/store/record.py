@@ -81,7 +81,8 @@ class Record:
     role: `point` (planned) or `reference` (repetition of a reference point that shows drift).
     elapsed_s: time since the run began, s.
     check: error of the result against its reference.
-    phases_s: seconds by phase of the point, as in run.json; `identify` only if the kernel's name was requested.
+    phases_s: seconds by phase of the point, as in run.json; `identify` only if the kernel's name
+        was requested.
     """
 
     run_id: str
@@ -102,14 +103,18 @@ class Record:
         require_choice("Record", "origin", self.origin, ORIGINS)
         require_choice("Record", "role", self.role, ROLES)
         if self.origin == "imported" and not self.source:
-            raise InputError("Record", "origin = 'imported' without a source", "where it comes from")
+            raise InputError(
+                "Record", "origin = 'imported' without a source", "where it comes from"
+            )
 
 
 _TILE_FIELDS = tuple(one.name for one in fields(Tile))
 
 
 def _launch_to_json(launch: Launch | None) -> Json | None:
-    """Encodes a launch as one flat JSON object: the tile's fields next to the grid, null if unknown."""
+    """Encodes a launch as one flat JSON object: the tile's fields next to the grid, null if
+    unknown.
+    """
     if launch is None:
         return None
     flat: Json = encode(launch)
@@ -157,25 +162,39 @@ def _measurement_from_json(data: object) -> tuple[Measurement, Grade]:
 
 @lru_cache(maxsize=1024)
 def _decode_once(kind: type[_T], text: str) -> _T:
-    """Decodes JSON. Records of an imported table share one device state and a few grades, which saves memory."""
+    """Decodes JSON. Records of an imported table share one device state and a few grades, which
+    saves memory.
+    """
     return decode(kind, json.loads(text))
 
 
 def record_key(workload: Workload, provider: str, timing: TimingOptions) -> str:
-    """Returns 16 hex digits that identify workload, provider and timing options; the same on every machine."""
-    what = {"workload": workload_to_json(workload), "provider": provider, "timing": _encode_once(timing)}
+    """Returns 16 hex digits that identify workload, provider and timing options; the same on every
+    machine.
+    """
+    what = {
+        "workload": workload_to_json(workload),
+        "provider": provider,
+        "timing": _encode_once(timing),
+    }
     text = json.dumps(what, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def record_to_json(record: Record) -> Json:
     data: Json = {
-        "version": RECORD_VERSION, "run_id": record.run_id, "key": record.key, "role": record.role,
-        "origin": record.origin, "source": record.source, "elapsed_s": round(record.elapsed_s, 3),
+        "version": RECORD_VERSION,
+        "run_id": record.run_id,
+        "key": record.key,
+        "role": record.role,
+        "origin": record.origin,
+        "source": record.source,
+        "elapsed_s": round(record.elapsed_s, 3),
         "places": [{"axes": dict(p.axes), "op": p.op, "count": p.count} for p in record.places],
-        "workload": workload_to_json(record.workload), "provider": record.provider,
+        "workload": workload_to_json(record.workload),
+        "provider": record.provider,
         "launch": _launch_to_json(record.launch),
-    }  # fmt: skip
+    }
     if record.check is not None:
         data["check"] = encode(record.check)
     if record.phases_s:
@@ -199,9 +218,17 @@ def record_from_json(data: object) -> Record:
         raise InputError("record", f"version = {data.get('version')!r}", expected)
     same = ("run_id", "key", "provider", "origin", "role", "source", "places", "elapsed_s", "check")
     found = ((name, data.get(name)) for name in same)
-    values = {name: intern(value) if isinstance(value, str) else value for name, value in found}  # records share texts
-    values |= {"workload": workload_from_json(data.get("workload")), "outcome": _outcome_from_json(data)}
-    values |= {"launch": _launch_from_json(data.get("launch")), "phases_s": data.get("phases_s", {})}
+    values = {
+        name: intern(value) if isinstance(value, str) else value for name, value in found
+    }  # records share texts
+    values |= {
+        "workload": workload_from_json(data.get("workload")),
+        "outcome": _outcome_from_json(data),
+    }
+    values |= {
+        "launch": _launch_from_json(data.get("launch")),
+        "phases_s": data.get("phases_s", {}),
+    }
     made = decode(Record, values, "record")
     if not _KEY.fullmatch(made.key):
         raise InputError("record", f"key = {made.key!r}"[:80], "16 hex digits")
@@ -211,7 +238,9 @@ def record_from_json(data: object) -> Record:
 def _outcome_from_json(data: Json) -> Outcome:
     present = [name for name in ("measurement", "skipped", "failed") if name in data]
     if len(present) != 1:
-        raise InputError("record", f"outcomes {present}", "exactly one of measurement, skipped, failed")
+        raise InputError(
+            "record", f"outcomes {present}", "exactly one of measurement, skipped, failed"
+        )
     if present[0] == "measurement":
         return Measured(*_measurement_from_json(data["measurement"]))
     if present[0] == "skipped":

@@ -1,4 +1,6 @@
-"""Defines `RunInfo`, the contents of run.json: device, options, software versions and how the run ended."""
+"""Defines `RunInfo`, the contents of run.json: device, options, software versions and how the run
+ended.
+"""
 
 import json
 import os
@@ -25,7 +27,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def require_name(operation: str, name: str) -> str:
-    """Returns `name` if it is safe as a folder name (no path separators). Raises StoreError otherwise."""
+    """Returns `name` if it is safe as a folder name (no path separators). Raises StoreError
+    otherwise.
+    """
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         expected = f"letters, digits, '.', '_' and '-', at most {_LONGEST_NAME}"
         raise StoreError(operation, f"name {name!r}"[:100], expected)
@@ -74,7 +78,9 @@ def write_run_info(folder: Path, info: RunInfo) -> None:
     """Writes run.json atomically, so that readers never see a partial file."""
     data = {"format": RUN_FORMAT, "version": RUN_VERSION, **encode(info)}
     text = json.dumps(data, indent=1) + "\n"
-    write_file("write run", folder / "run.json", text, expected="a results folder that can be written")
+    write_file(
+        "write run", folder / "run.json", text, expected="a results folder that can be written"
+    )
 
 
 def read_run_info(folder: Path) -> RunInfo:
@@ -97,4 +103,6 @@ def read_run_info(folder: Path) -> RunInfo:
         require_name(f"read run {folder}", info.run_id)
         return info
     except InputError as error:
-        raise StoreError("read run", f"{path} ({error})", "a run.json as quantbench writes it") from None
+        raise StoreError(
+            "read run", f"{path} ({error})", "a run.json as quantbench writes it"
+        ) from None

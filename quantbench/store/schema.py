@@ -10,7 +10,16 @@ from dataclasses import fields
 from quantbench.device.spec import DEVICE_KINDS, DeviceSpec
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import GRADES, Grade, MeanClock, Measurement
-from quantbench.store.record import FAILURES, ORIGINS, RECORD_VERSION, ROLES, Failed, Place, Record, Skipped
+from quantbench.store.record import (
+    FAILURES,
+    ORIGINS,
+    RECORD_VERSION,
+    ROLES,
+    Failed,
+    Place,
+    Record,
+    Skipped,
+)
 from quantbench.store.run import ENDINGS, RUN_FORMAT, RUN_VERSION, RunInfo
 from quantbench.store.typed import Json, json_schema
 from quantbench.workload import Attention, Gemm, GroupedGemm, MoE, Permute, Softmax
@@ -19,7 +28,12 @@ from quantbench.workload.ops import DIRECTIONS, LAYOUTS, MASKS
 
 _POSITIVE: Json = {"type": "number", "exclusiveMinimum": 0}
 _COUNT: Json = {"type": "integer", "minimum": 0}
-_GRID: Json = {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 3, "maxItems": 3}
+_GRID: Json = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 1},
+    "minItems": 3,
+    "maxItems": 3,
+}
 # Limits that the classes check beyond the types of their fields.
 _LIMITS: dict[tuple[type, str], Json] = {
     (DeviceSpec, "kind"): {"enum": list(DEVICE_KINDS)},
@@ -55,24 +69,32 @@ _LIMITS: dict[tuple[type, str], Json] = {
 def schema(name: str) -> Json:
     """Returns a JSON Schema. name: `run` (run.json) or `record` (a line of records.jsonl).
 
-    Accepts everything that the loader accepts, and some values that the dataclasses reject as out of range. The schema
-    of a profile is `profile.file.schema`.
+    Accepts everything that the loader accepts, and some values that the dataclasses reject as out
+    of range. The schema of a profile is `profile.file.schema`.
     """
     return {"run": _run, "record": _record}[name]()
 
 
 def _run() -> Json:
     head = {"format": {"const": RUN_FORMAT}, "version": {"const": RUN_VERSION}}
-    return _document(f"quantbench-run-{RUN_VERSION}", f"run.json, version {RUN_VERSION}", head, _of(RunInfo))
+    return _document(
+        f"quantbench-run-{RUN_VERSION}", f"run.json, version {RUN_VERSION}", head, _of(RunInfo)
+    )
 
 
 def _record() -> Json:
     outcomes = {"measurement": _measurement(), "skipped": _of(Skipped), "failed": _of(Failed)}
     body = _of(Record)
-    properties = body["properties"] | outcomes | {"launch": {"anyOf": [_launch(), {"type": "null"}]}}
+    properties = (
+        body["properties"] | outcomes | {"launch": {"anyOf": [_launch(), {"type": "null"}]}}
+    )
     del properties["outcome"]
     needed = [name for name in properties if name not in (*outcomes, "launch", "check", "phases_s")]
-    body |= {"properties": properties, "required": needed, "oneOf": [{"required": [name]} for name in outcomes]}
+    body |= {
+        "properties": properties,
+        "required": needed,
+        "oneOf": [{"required": [name]} for name in outcomes],
+    }
     head = {"version": {"const": RECORD_VERSION}}
     title = f"One line of records.jsonl, version {RECORD_VERSION}"
     return _document(f"quantbench-record-{RECORD_VERSION}", title, head, body)
@@ -80,9 +102,13 @@ def _record() -> Json:
 
 def _document(name: str, title: str, head: Json, body: Json) -> Json:
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name, "title": title, **body,
-        "properties": head | body["properties"], "required": [*head, *body["required"]],
-    }  # fmt: skip
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": name,
+        "title": title,
+        **body,
+        "properties": head | body["properties"],
+        "required": [*head, *body["required"]],
+    }
 
 
 def _of(kind: type) -> Json:
@@ -91,13 +117,18 @@ def _of(kind: type) -> Json:
 
 def _measurement() -> Json:
     body = _of(Measurement)
-    return body | {"properties": body["properties"] | {"grade": _of(Grade)}, "required": [*body["required"], "grade"]}
+    return body | {
+        "properties": body["properties"] | {"grade": _of(Grade)},
+        "required": [*body["required"], "grade"],
+    }
 
 
 def _launch() -> Json:
     body = _of(Launch)
     properties = {name: value for name, value in body["properties"].items() if name != "tile"}
-    return body | {"properties": properties | {one.name: json_schema(int | None) for one in fields(Tile)}}
+    return body | {
+        "properties": properties | {one.name: json_schema(int | None) for one in fields(Tile)}
+    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Converts dataclasses to JSON objects and back, with field names and types checked against the dataclass.
+"""Converts dataclasses to JSON objects and back, with field names and types checked against the
+dataclass.
 
-Entry points: `decode`, `encode`, `json_schema`, `is_number`, and the type `Json`. Used by the rest of `store`, by
-`profile`, by `importers.training_run`, by `sweep` (messages, options, shape files) and by `cluster`.
+Entry points: `decode`, `encode`, `json_schema`, `is_number`, and the type `Json`. Used by the rest
+of `store`, by `profile`, by `importers.training_run`, by `sweep` (messages, options, shape files)
+and by `cluster`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class _WrongTypeError(Exception):
 
 @dataclass(frozen=True)
 class _Field:
-    """Decoder of one field. exact: class whose values need no conversion. expected: the type in words, for errors."""
+    """Decoder of one field. exact: class whose values need no conversion. expected: the type in
+    words, for errors.
+    """
 
     exact: type | None
     convert: _Convert
@@ -43,9 +47,9 @@ class _Field:
 def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) -> _T:
     """Decodes a JSON object into dataclass `kind`; unknown fields are errors.
 
-    Lists become tuples and objects become dataclasses if the field declares them; a dataclass instance is kept. Fields
-    with a default may be missing unless `whole`, which applies to nested objects too. Raises InputError that names
-    `who` (default: the name of `kind`) and the field.
+    Lists become tuples and objects become dataclasses if the field declares them; a dataclass
+    instance is kept. Fields with a default may be missing unless `whole`, which applies to nested
+    objects too. Raises InputError that names `who` (default: the name of `kind`) and the field.
     """
     if not isinstance(data, dict):
         raise InputError(who or kind.__name__, repr(data)[:80], "a JSON object")
@@ -62,13 +66,16 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
             try:
                 value = field.convert(value)
             except _WrongTypeError:
-                raise InputError(who or kind.__name__, f"{name} = {value!r}"[:100], field.expected) from None
+                raise InputError(
+                    who or kind.__name__, f"{name} = {value!r}"[:100], field.expected
+                ) from None
         values[name] = value
     return kind(**values)
 
 
 def encode(value: Any) -> Any:
-    """Encodes a dataclass, mapping, list or tuple as JSON, recursively. Returns other values unchanged.
+    """Encodes a dataclass, mapping, list or tuple as JSON, recursively. Returns other values
+    unchanged.
 
     A class with a constant `kind`, such as a workload, is encoded with it.
     """
@@ -81,20 +88,35 @@ def encode(value: Any) -> Any:
 
 
 def _kind_of(option: Any) -> str | None:
-    """Returns the constant `kind`, which tells the classes of a union apart; None if the class has none."""
+    """Returns the constant `kind`, which tells the classes of a union apart; None if the class has
+    none.
+    """
     kind = getattr(option, "kind", None)
     return kind if isinstance(kind, str) and "kind" not in option.__dataclass_fields__ else None
 
 
 @cache
 def _fields(kind: Any, whole: bool = False) -> tuple[Mapping[str, _Field], frozenset[str]]:
-    """Returns the decoders of a dataclass's fields by name, and the names of the required fields."""
+    """Returns the decoders of a dataclass's fields by name, and the names of the required
+    fields.
+    """
     hints = get_type_hints(kind)
     by_name = {}
     for name, hint in ((one.name, hints[one.name]) for one in fields(kind)):
-        exact = next((one for one in _options(hint) if one in (str, int, bool, NoneType) or is_dataclass(one)), None)
+        exact = next(
+            (
+                one
+                for one in _options(hint)
+                if one in (str, int, bool, NoneType) or is_dataclass(one)
+            ),
+            None,
+        )
         by_name[name] = _Field(exact, _converter(hint, whole), _words(hint))
-    bare = (one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING)
+    bare = (
+        one.name
+        for one in fields(kind)
+        if one.default is MISSING and one.default_factory is MISSING
+    )
     return by_name, frozenset(by_name if whole else bare)
 
 
@@ -114,12 +136,17 @@ def _converter(hint: Any, whole: bool) -> _Convert:
     if origin in (Union, UnionType):
         return _union(arguments, whole)
     if origin is list or (origin is tuple and arguments[-1] is Ellipsis):
-        of_item, a_list = _converter(arguments[0], whole), _checked(lambda value: type(value) in (list, origin))
+        of_item, a_list = (
+            _converter(arguments[0], whole),
+            _checked(lambda value: type(value) in (list, origin)),
+        )
         return lambda value: origin(map(of_item, a_list(value)))
     if origin is tuple:
         items = [_converter(argument, whole) for argument in arguments]
         as_many = _checked(lambda value: type(value) in (list, tuple) and len(value) == len(items))
-        return lambda value: tuple(item(one) for item, one in zip(items, as_many(value), strict=True))
+        return lambda value: tuple(
+            item(one) for item, one in zip(items, as_many(value), strict=True)
+        )
     if isinstance(origin, type) and issubclass(origin, Mapping):
         of_key, of_value = (_converter(argument, whole) for argument in arguments)
         a_mapping = _checked(lambda value: isinstance(value, Mapping))
@@ -130,14 +157,18 @@ def _converter(hint: Any, whole: bool) -> _Convert:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Returns whether a JSON value is a finite float, or an integer below 2⁶³ in magnitude (not a boolean)."""
+    """Returns whether a JSON value is a finite float, or an integer below 2⁶³ in magnitude (not a
+    boolean).
+    """
     if type(value) is int:
         return abs(value) < _LARGEST_INTEGER
     return type(value) is float and isfinite(value)
 
 
 def _checked(valid: Callable[[Any], bool]) -> _Convert:
-    """Returns a function that returns a valid value unchanged, and raises _WrongTypeError for others."""
+    """Returns a function that returns a valid value unchanged, and raises _WrongTypeError for
+    others.
+    """
 
     def convert(value: Any) -> Any:
         if valid(value):
@@ -148,7 +179,9 @@ def _checked(valid: Callable[[Any], bool]) -> _Convert:
 
 
 def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
-    """Converts a union. Of several dataclasses, instances pass, and JSON objects that name the class by its `kind`."""
+    """Converts a union. Of several dataclasses, instances pass, and JSON objects that name the
+    class by its `kind`.
+    """
     classes = [option for option in options if is_dataclass(option)]
     by_kind = {_kind_of(option): option for option in classes if _kind_of(option) is not None}
     others = [_converter(option, whole) for option in options if not is_dataclass(option)]
@@ -164,7 +197,11 @@ def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
                 continue
         if len(classes) == 1 and isinstance(value, dict):
             return decode(classes[0], value, whole=whole)  # type: ignore[arg-type]
-        if isinstance(value, dict) and isinstance(value.get("kind"), str) and value["kind"] in by_kind:
+        if (
+            isinstance(value, dict)
+            and isinstance(value.get("kind"), str)
+            and value["kind"] in by_kind
+        ):
             rest = {name: item for name, item in value.items() if name != "kind"}
             return decode(by_kind[value["kind"]], rest, f"workload {value['kind']}")  # type: ignore[arg-type]
         raise _WrongTypeError
@@ -188,7 +225,12 @@ def json_schema(hint: Any, limits: Mapping[tuple[type, str], Json] | None = None
         return {"type": "array", "items": json_schema(arguments[0], limits)}
     if origin is tuple:
         items = [json_schema(argument, limits) for argument in arguments]
-        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+        return {
+            "type": "array",
+            "prefixItems": items,
+            "minItems": len(items),
+            "maxItems": len(items),
+        }
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {"type": "object", "additionalProperties": json_schema(arguments[1], limits)}
     hints, kind = get_type_hints(hint), _kind_of(hint)
@@ -197,7 +239,8 @@ def json_schema(hint: Any, limits: Mapping[tuple[type, str], Json] | None = None
         "type": "object",
         "properties": tag
         | {
-            one.name: json_schema(hints[one.name], limits) | (limits or {}).get((hint, one.name), {})
+            one.name: json_schema(hints[one.name], limits)
+            | (limits or {}).get((hint, one.name), {})
             for one in fields(hint)
         },
         "required": [*tag, *(one.name for one in fields(hint) if one.name in _fields(hint)[1])],

@@ -1,7 +1,8 @@
 """Parses the axes of a sweep and lists the ops at each point.
 
-Grammar of an axis: items separated by commas, each an integer or `start:stop[:step]` (stop included if the step reaches
-it), and `@edges` at the end to add both sides of every predicted edge between the smallest and the largest value.
+Grammar of an axis: items separated by commas, each an integer or `start:stop[:step]` (stop included
+if the step reaches it), and `@edges` at the end to add both sides of every predicted edge between
+the smallest and the largest value.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ _USUAL_HEAD_DIM = 128
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension and its distinct values in ascending order. edges: whether predicted edges are to be added."""
+    """One dimension and its distinct values in ascending order. edges: whether predicted edges are
+    to be added.
+    """
 
     dim: str
     values: tuple[int, ...]
@@ -91,7 +94,9 @@ def parse_axis(text: str, device_kind: str = "") -> Axis:
             raise InputError(f"--dim {dim}", many, f"at most {MOST_VALUES:,} values")
         values.update(found)
     if at and len(values) < 2:
-        raise InputError(f"--dim {dim}", repr(text), "a range for @edges to look in, such as 1024:4096@edges")
+        raise InputError(
+            f"--dim {dim}", repr(text), "a range for @edges to look in, such as 1024:4096@edges"
+        )
     return Axis(dim, tuple(sorted(values)), edges=bool(at))
 
 
@@ -111,7 +116,9 @@ def _parse_item(dim: str, item: str) -> range:
 
 
 def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
-    """Raises InputError if the axes cannot form a grid or the grid is too large. who: command named in the error."""
+    """Raises InputError if the axes cannot form a grid or the grid is too large. who: command named
+    in the error.
+    """
     if not axes:
         raise InputError(who, "no --dim", "at least one dimension to vary")
     dims = [axis.dim for axis in axes]
@@ -119,23 +126,32 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
     if repeated:
         raise InputError(who, f"--dim {repeated} twice", "each dimension once")
     if "tokens" in dims and {"seq", "mbs"} & set(dims):
-        raise InputError(who, "--dim " + " --dim ".join(dims), "tokens, or seq and mbs whose product they are")
+        raise InputError(
+            who, "--dim " + " --dim ".join(dims), "tokens, or seq and mbs whose product they are"
+        )
     if 0 < sum(d in GEMM_DIMS for d in dims) < len(dims):
-        raise InputError(who, "--dim " + " --dim ".join(dims), "dimensions of a model, or m, n, k, batch: not both")
+        raise InputError(
+            who,
+            "--dim " + " --dim ".join(dims),
+            "dimensions of a model, or m, n, k, batch: not both",
+        )
     places = prod(len(axis.values) for axis in axes)
     if places > MOST_VALUES:
-        raise InputError(who, f"{places:,} places in the grid of {', '.join(dims)}", f"at most {MOST_VALUES:,}")
+        raise InputError(
+            who, f"{places:,} places in the grid of {', '.join(dims)}", f"at most {MOST_VALUES:,}"
+        )
 
 
 @dataclass(frozen=True)
 class Held:
-    """Sizes and options that no axis varies. 0 and "" select a default that depends on the device or the shape.
+    """Sizes and options that no axis varies. 0 and "" select a default that depends on the device
+    or the shape.
 
     attention: one of ATTENTIONS; `ops` overrides it.
     heads: 0: hidden / head_dim; along an axis of hidden, head_dim is 128 if it is 0.
     heads_per_kv_head: ratio of heads to kv_heads if kv_heads = 0.
-    experts, top_k, moe_ffn, ep, shared_ffn, q_rank, …: as of `TransformerShape`; experts = 0: an MLP, unless
-        an axis is one of MOE_DIMS.
+    experts, top_k, moe_ffn, ep, shared_ffn, q_rank, …: as of `TransformerShape`; experts = 0: an
+        MLP, unless an axis is one of MOE_DIMS.
     tokens: tokens of each GPU's micro-batch, instead of seq · mbs.
     softmax: one of SOFTMAXES, used by predictions only (a sweep measures the provider's).
     ops: names of MODEL_OPS, or () for those that the axes change most.
@@ -183,7 +199,9 @@ class Held:
             if op not in MODEL_OPS:
                 raise InputError("--ops", repr(op), "one of " + ", ".join(MODEL_OPS))
         if "attention" in self.ops and set(UNFUSED_OPS) & set(self.ops):
-            raise InputError("--ops", ",".join(self.ops), "attention, or scores, softmax and context: not both")
+            raise InputError(
+                "--ops", ",".join(self.ops), "attention, or scores, softmax and context: not both"
+            )
         require_choice("--direction", "direction", self.direction, DIRECTIONS)
         require_choice("--dtype", "dtype", self.dtype, ("", *GEMM_DTYPES))
         require_choice("--layout", "layout", self.layout, LAYOUTS)
@@ -192,17 +210,26 @@ class Held:
 
 
 def with_defaults(held: Held, spec: DeviceSpec, dims: Collection[str] = ()) -> Held:
-    """Fills unset values of `held` with the device's defaults. dims: axes as typed; some of them need experts."""
+    """Fills unset values of `held` with the device's defaults. dims: axes as typed; some of them
+    need experts.
+    """
     defaults = usual_sizes(spec.torch_kind, "model", "product")
     if held.experts or {dim.partition("=")[0] for dim in dims} & set(MOE_DIMS):
         defaults |= usual_sizes(spec.torch_kind, "experts")
-    missing: Mapping[str, Any] = {name: v for name, v in defaults.items() if getattr(held, name) == 0}
+    missing: Mapping[str, Any] = {
+        name: v for name, v in defaults.items() if getattr(held, name) == 0
+    }
     dtype, attention = held.dtype or default_dtype(spec), held.attention or default_attention(spec)
     return replace(held, **missing, dtype=dtype, attention=attention)
 
 
 def ops_at(
-    axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str = "sweep", *, modelled: bool = False
+    axes: tuple[Axis, ...],
+    values: tuple[int, ...],
+    held: Held,
+    who: str = "sweep",
+    *,
+    modelled: bool = False,
 ) -> tuple[Op, ...]:
     """Returns the ops of one point.
 
@@ -219,7 +246,9 @@ def ops_at(
 def _ops_and_left_out(
     axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str, *, modelled: bool
 ) -> tuple[tuple[Op, ...], str]:
-    """Returns the ops of one point, and which wanted ops are left out and why ("" if none), as of `ops_at`."""
+    """Returns the ops of one point, and which wanted ops are left out and why ("" if none), as of
+    `ops_at`.
+    """
     point = {axis.field: value for axis, value in zip(axes, values, strict=True)}
     if axes[0].dim in GEMM_DIMS:
         sizes = {name: point.get(name, getattr(held, name)) for name in GEMM_DIMS}
@@ -249,7 +278,8 @@ def _ops_and_left_out(
 def places_of(
     axes: Sequence[Axis], held: Held, who: str = "sweep", *, modelled: bool = False
 ) -> tuple[list[tuple[dict[str, int], tuple[Op, ...]]], tuple[str, ...]]:
-    """Returns the ops at each place of a grid, and why impossible places, or ops of a place, are left out.
+    """Returns the ops at each place of a grid, and why impossible places, or ops of a place, are
+    left out.
 
     Arguments are as of `ops_at`. Raises InputError if all places are impossible.
     """
@@ -304,9 +334,12 @@ class _Heads:
 
 
 def _heads_of(point: dict[str, int], held: Held, who: str) -> _Heads:
-    """Returns heads that follow hidden at a fixed head_dim, unless their number is given. Products do not know heads:
-    at sizes between, they are those of the heads whose head_dim is nearest."""
-    at = {name: point.get(name, getattr(held, name)) for name in ("hidden", "heads", "head_dim", "kv_heads", "tp")}
+    """Returns heads that follow hidden at a fixed head_dim, unless their number is given. Products
+    do not know heads: at sizes between, they are those of the heads whose head_dim is nearest."""
+    at = {
+        name: point.get(name, getattr(held, name))
+        for name in ("hidden", "heads", "head_dim", "kv_heads", "tp")
+    }
     hidden, tp = at["hidden"], at["tp"]
     if at["heads"]:
         return _Heads({})

@@ -1,8 +1,9 @@
 """Runs Python modules as child processes that answer requests over pipes.
 
-Entry points: `WorkerProcess` in the parent, used by `cluster` and by the commands `sweep` and `check`; its
-base `ChildProcess`, its protocol `Asked` and `WorkerLostError`; `parent_pipe` and `context_lost` in the child;
-`refusal`. Used by `worker`, `naming`, `runner`, `session`, `cluster` and tools.
+Entry points: `WorkerProcess` in the parent, used by `cluster` and by the commands `sweep` and
+`check`; its base `ChildProcess`, its protocol `Asked` and `WorkerLostError`; `parent_pipe` and
+`context_lost` in the child; `refusal`. Used by `worker`, `naming`, `runner`, `session`, `cluster`
+and tools.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from quantbench.timing.options import TimingOptions
 # Importing torch from a cold network disk and making a CUDA context can take a minute.
 _START_LIMIT_S = 300.0
 
-# CUDA's messages for errors that end a context. Source: CUDA Runtime API, `cudaError`: those that "leave the process in
-# an inconsistent state".
+# CUDA's messages for errors that end a context. Source: CUDA Runtime API, `cudaError`: those that
+# "leave the process in an inconsistent state".
 _CONTEXT_LOST = (
     "device-side assert", "hardware stack error", "illegal instruction", "illegal memory access",
     "invalid program counter", "launch timed out", "misaligned address", "shared address space", "uncorrectable",
@@ -40,7 +41,9 @@ _CONTEXT_LOST = (
 
 
 def refusal(who: str, reason: str) -> MeasurementError:
-    """Builds an error from the reason that another process sent, which may be the text of an error itself."""
+    """Builds an error from the reason that another process sent, which may be the text of an error
+    itself.
+    """
     found, _, expected = reason.partition("; expected ")
     return MeasurementError(who, found, expected or "a device that can be measured")
 
@@ -75,7 +78,8 @@ class Asked(Protocol):
 class ChildProcess:
     """Python module in its own process that answers each message of JSON with a message of JSON.
 
-    module, words: run as `python -m MODULE FD WORDS…`, in a process group of its own, so that Ctrl-C reaches only the
+    module, words: run as `python -m MODULE FD WORDS…`, in a process group of its own, so that
+        Ctrl-C reaches only the
     sweep, which then ends the child.
     """
 
@@ -93,8 +97,8 @@ class ChildProcess:
         theirs.close()
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
-        """Runs one point. Raises WorkerLostError if the process dies or exceeds limit_s, MeasurementError if it cannot
-        use the device; close it then."""
+        """Runs one point. Raises WorkerLostError if the process dies or exceeds limit_s,
+        MeasurementError if it cannot use the device; close it then."""
         self.send(encode(request))
         return reply_from_json(self.receive(limit_s, tick))
 
@@ -121,7 +125,8 @@ class ChildProcess:
     def receive(self, limit_s: float, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Returns the next message.
 
-        Raises WorkerLostError if the process dies or exceeds limit_s, MeasurementError if it refuses to measure.
+        Raises WorkerLostError if the process dies or exceeds limit_s, MeasurementError if it
+        refuses to measure.
         """
         deadline_s = time.monotonic() + limit_s
         while not self._pipe.poll(0.1):
@@ -144,14 +149,19 @@ class ChildProcess:
         code = self._process.wait()
         self._errors.seek(0)
         reason = reason_in_output(self._errors.read().decode(errors="replace"))
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = (
+            f"killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with exit code {code}"
+        )
         return WorkerLostError("crash", f"{how}: {reason}" if reason else how)
 
 
 class WorkerProcess(ChildProcess):
     """Running `quantbench.sweep.worker` process, which times points.
 
-    providers: names of providers to import first. Raises MeasurementError if one is not a provider or there is no
+    providers: names of providers to import first. Raises MeasurementError if one is not a provider
+        or there is no
     device.
     """
 
@@ -171,7 +181,8 @@ class WorkerProcess(ChildProcess):
 def parent_pipe() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], None]]]:
     """Yields, inside a `ChildProcess`, the parent's messages and a function that sends one to it.
 
-    A watchdog thread ends this process soon after its parent, however that ends and whatever a kernel is doing.
+    A watchdog thread ends this process soon after its parent, however that ends and whatever a
+    kernel is doing.
     """
     parent = os.getppid()
 
@@ -191,7 +202,8 @@ def parent_pipe() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], No
 
 
 def context_lost(error: BaseException) -> bool:
-    """Returns whether this process has lost its CUDA context and can run nothing more, after `error`.
+    """Returns whether this process has lost its CUDA context and can run nothing more, after
+    `error`.
 
     A lost context fails every later call, so that synchronising shows it whatever the error says.
     """

@@ -1,7 +1,7 @@
 """Adds both sides of predicted edges to a sweep's axes and groups neighbouring sizes.
 
-Entry points: `parse_grid`, used by `options` and the command `predict`; `predicted_jump`, `neighbour_groups` and
-`edge_indices`, used by `plan`.
+Entry points: `parse_grid`, used by `options` and the command `predict`; `predicted_jump`,
+`neighbour_groups` and `edge_indices`, used by `plan`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ _LONGEST_STRETCH = 4
 
 
 def parse_grid(
-    dims: tuple[str, ...], held: Held, spec: DeviceSpec, who: str = "sweep", tiles: Sequence[Tile | None] = (None,)
+    dims: tuple[str, ...],
+    held: Held,
+    spec: DeviceSpec,
+    who: str = "sweep",
+    tiles: Sequence[Tile | None] = (None,),
 ) -> tuple[Axis, ...]:
     """Parses the axes `dims`, each `hidden` or `hidden=1024:4096`, and adds predicted edges.
 
@@ -42,18 +46,28 @@ def parse_grid(
             edges = predicted_edges(axes, i, held, spec, tiles)
             both = {side for edge in edges for side in (edge, edge + grain_of(axis.dim))}
             inside = {value for value in both if axis.values[0] <= value <= axis.values[-1]}
-            edged = (*edged[:i], replace(axis, values=tuple(sorted({*axis.values, *inside}))), *edged[i + 1 :])
+            edged = (
+                *edged[:i],
+                replace(axis, values=tuple(sorted({*axis.values, *inside}))),
+                *edged[i + 1 :],
+            )
     check_axes(edged, who)
     return edged
 
 
 def predicted_edges(
-    axes: tuple[Axis, ...], index: int, held: Held, spec: DeviceSpec, tiles: Sequence[Tile | None] = (None,)
+    axes: tuple[Axis, ...],
+    index: int,
+    held: Held,
+    spec: DeviceSpec,
+    tiles: Sequence[Tile | None] = (None,),
 ) -> list[int]:
-    """Returns the values of axis `index` after which some GEMM needs at least 2 % more waves of a tile.
+    """Returns the values of axis `index` after which some GEMM needs at least 2 % more waves of a
+    tile.
 
     tiles: those that the providers name; None stands for the one that is assumed.
-    The other axes stay at their first value. Impossible sizes (heads that do not divide, …) are skipped.
+    The other axes stay at their first value. Impossible sizes (heads that do not divide, …) are
+    skipped.
     """
     axis = axes[index]
     step = grain_of(axis.dim)
@@ -72,13 +86,17 @@ def predicted_edges(
         except InputError:
             continue
         waves = _waves(ops, spec, tiles)
-        if any(waves[name] >= _SMALLEST_STEP * before[name] for name in waves.keys() & before.keys()):
+        if any(
+            waves[name] >= _SMALLEST_STEP * before[name] for name in waves.keys() & before.keys()
+        ):
             edges.append(last)
         before, last = waves, value
     return edges
 
 
-def _waves(ops: Iterable[Op], spec: DeviceSpec, tiles: Sequence[Tile | None]) -> dict[tuple[str, Tile], int]:
+def _waves(
+    ops: Iterable[Op], spec: DeviceSpec, tiles: Sequence[Tile | None]
+) -> dict[tuple[str, Tile], int]:
     """Returns the number of waves of each GEMM with each tile, by op label and tile."""
     assumed = assumed_tile(spec)
     return {
@@ -90,14 +108,20 @@ def _waves(ops: Iterable[Op], spec: DeviceSpec, tiles: Sequence[Tile | None]) ->
 
 
 def predicted_jump(
-    before: Sequence[Op], after: Sequence[Op], spec: DeviceSpec, tiles: Sequence[Tile | None] = (None,)
+    before: Sequence[Op],
+    after: Sequence[Op],
+    spec: DeviceSpec,
+    tiles: Sequence[Tile | None] = (None,),
 ) -> float:
-    """Returns the largest growth of a GEMM's waves beyond that of its FLOPs, as a log ratio; 0 without GEMMs.
+    """Returns the largest growth of a GEMM's waves beyond that of its FLOPs, as a log ratio; 0
+    without GEMMs.
 
     before, after: ops at two neighbouring points. tiles: as in `predicted_edges`.
     """
     waves_before, waves_after = _waves(before, spec, tiles), _waves(after, spec, tiles)
-    work_before, work_after = ({op.label: op.workload.flops for op in ops} for ops in (before, after))
+    work_before, work_after = (
+        {op.label: op.workload.flops for op in ops} for ops in (before, after)
+    )
     return max(
         (
             log(waves_after[at] / waves_before[at]) - log(work_after[at[0]] / work_before[at[0]])
@@ -108,12 +132,15 @@ def predicted_jump(
 
 
 def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
-    """Groups an axis's values that are measured together; returns ascending index ranges, each with its rank.
+    """Groups an axis's values that are measured together; returns ascending index ranges, each with
+    its rank.
 
-    jumps: (values - 1,) predicted jump from each value to the next, log ratio. Both sides of a predicted edge are in
-    one group, and so are neighbours among the remaining values. The ends of the axis have rank 0; the group with the
-    largest jump near the middle has rank 1, and so on by halves. The groups up to any rank thus form a coarse grid in
-    which nearly every size has a neighbour, most often across a predicted edge.
+    jumps: (values - 1,) predicted jump from each value to the next, log ratio. Both sides of a
+        predicted edge are in
+    one group, and so are neighbours among the remaining values. The ends of the axis have rank 0;
+    the group with the largest jump near the middle has rank 1, and so on by halves. The groups up
+    to any rank thus form a coarse grid in which nearly every size has a neighbour, most often
+    across a predicted edge.
 
     >>> neighbour_groups([0.0, 0.0, 0.3, 0.0, 0.0])
     [(range(0, 1), 0), (range(1, 2), 2), (range(2, 4), 1), (range(4, 5), 2), (range(5, 6), 0)]
@@ -131,23 +158,33 @@ def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
         middle = (inside[0] + inside[-1]) / 2
         chosen = max(near_middle, key=lambda i: (heights[i], -abs(i - middle)))
         ranks[chosen] = rank
-        stretches += [(range(inside.start, chosen), rank + 1), (range(chosen + 1, inside.stop), rank + 1)]
+        stretches += [
+            (range(inside.start, chosen), rank + 1),
+            (range(chosen + 1, inside.stop), rank + 1),
+        ]
     return list(zip(groups, ranks, strict=True))
 
 
 def edge_indices(jumps: Sequence[float]) -> set[int]:
-    """Returns the indices of the values on either side of a predicted edge; jumps as in `neighbour_groups`.
+    """Returns the indices of the values on either side of a predicted edge; jumps as in
+    `neighbour_groups`.
 
     >>> sorted(edge_indices([0.0, 0.3, 0.0]))
     [1, 2]
     """
-    # Beside the growth of the work, an edge may be a little below the step of the waves alone (`predicted_edges`).
-    return {side for i, jump in enumerate(jumps) if jump >= log(_SMALLEST_STEP) / 2 for side in (i, i + 1)}
+    # Beside the growth of the work, an edge may be a little below the step of the waves alone
+    # (`predicted_edges`).
+    return {
+        side
+        for i, jump in enumerate(jumps)
+        if jump >= log(_SMALLEST_STEP) / 2
+        for side in (i, i + 1)
+    }
 
 
 def _stretches(jumps: Sequence[float]) -> list[range]:
-    """Joins the indices, across larger jumps first: both sides of each edge, and pairs of other neighbours. The ends
-    stay single, unless an edge is next to one."""
+    """Joins the indices, across larger jumps first: both sides of each edge, and pairs of other
+    neighbours. The ends stay single, unless an edge is next to one."""
     last = len(jumps) - 1
     found = [range(i, i + 1) for i in range(len(jumps) + 1)]  # by index: the stretch that it is in
     for i in sorted(range(len(jumps)), key=lambda i: -jumps[i]):

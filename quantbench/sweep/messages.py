@@ -1,8 +1,9 @@
-"""Defines the JSON messages between a sweep and its workers: `Hello`, then a `Reply` to each `Request`.
+"""Defines the JSON messages between a sweep and its workers: `Hello`, then a `Reply` to each
+`Request`.
 
-Entry points: the types `Hello`, `Request` and `Reply`, which `store.typed` encodes and decodes; `reply_from_json`. Used
-by `child`, `worker`, `naming`, `runner`, `session` and `cluster`. JSON rather than pickle: the worst that
-a broken worker can send is a line that does not parse.
+Entry points: the types `Hello`, `Request` and `Reply`, which `store.typed` encodes and decodes;
+`reply_from_json`. Used by `child`, `worker`, `naming`, `runner`, `session` and `cluster`. JSON
+rather than pickle: the worst that a broken worker can send is a line that does not parse.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from quantbench.workload import Workload
 
 @dataclass(frozen=True)
 class Hello:
-    """First message of a worker: its device, the device's state and limits, and software versions by name.
+    """First message of a worker: its device, the device's state and limits, and software versions
+    by name.
 
     limits: None on a CPU and without NVML.
     """
@@ -60,7 +62,9 @@ class Reply:
 
 
 def reply_from_json(data: object) -> Reply:
-    """Reads a worker's reply; a malformed one, such as with a NaN among the samples, counts as failed."""
+    """Reads a worker's reply; a malformed one, such as with a NaN among the samples, counts as
+    failed.
+    """
     try:
         return decode(Reply, data, "worker reply", whole=True)
     except InputError as error:

@@ -1,15 +1,17 @@
 """Identifies the kernel that a point ran, by default with torch.profiler in a second process.
 
-Entry points: `NamesApart`, `chosen_way` and `answer`, used by `worker`; `LIMIT_S`, used by `runner`; `main` of the
-second process, `python -m quantbench.sweep.naming FD`.
+Entry points: `NamesApart`, `chosen_way` and `answer`, used by `worker`; `LIMIT_S`, used by
+`runner`; `main` of the second process, `python -m quantbench.sweep.naming FD`.
 
-QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart` (the second process), `here` (in the worker) or `off`
-(nowhere). The default is `apart`, and `off` if only one process may use the device (compute mode EXCLUSIVE_PROCESS).
-A point never fails because its kernel could not be identified.
+QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart` (the second process), `here` (in
+the worker) or `off` (nowhere). The default is `apart`, and `off` if only one process may use the
+device (compute mode EXCLUSIVE_PROCESS). A point never fails because its kernel could not be
+identified.
 
-torch.profiler attaches CUPTI to its process for good, which slowed programs by 10 to 20 % after profiling had ended
-(pytorch/pytorch issue 144455), and detaching it crashed CUDA graphs before CUDA 12.6 (pull request 112507). So the
-worker, which times and captures graphs, sends the request here and waits.
+torch.profiler attaches CUPTI to its process for good, which slowed programs by 10 to 20 % after
+profiling had ended (pytorch/pytorch issue 144455), and detaching it crashed CUDA graphs before CUDA
+12.6 (pull request 112507). So the worker, which times and captures graphs, sends the request here
+and waits.
 """
 
 from __future__ import annotations
@@ -31,20 +33,25 @@ if TYPE_CHECKING:
 VARIABLE = "QUANTBENCH_KERNEL_NAMES"
 _WAYS = ("apart", "here", "off")
 
-#: Seconds to wait for a kernel's name; the first request also creates a context and starts CUPTI. A point's time limit
-#: is extended by this on a GPU, so that a measurement is never lost because of its name.
+#: Seconds to wait for a kernel's name; the first request also creates a context and starts CUPTI. A
+#: point's time limit is extended by this on a GPU, so that a measurement is never lost because of
+#: its name.
 LIMIT_S = 25.0
 # After this many losses the process is not started again; each start takes time.
 _MOST_LOST = 3
 
 
 def chosen_way(*, exclusive: bool = False) -> str:
-    """Returns the value of QUANTBENCH_KERNEL_NAMES (`apart`, `here`, `off`). Raises InputError for any other value.
+    """Returns the value of QUANTBENCH_KERNEL_NAMES (`apart`, `here`, `off`). Raises InputError for
+    any other value.
 
-    exclusive: whether only one process may use the device; names are left out then rather than times slowed.
+    exclusive: whether only one process may use the device; names are left out then rather than
+        times slowed.
     """
     usual = "off" if exclusive else "apart"
-    return require_choice(VARIABLE, "value", os.environ.get(VARIABLE, "").strip().lower() or usual, _WAYS)
+    return require_choice(
+        VARIABLE, "value", os.environ.get(VARIABLE, "").strip().lower() or usual, _WAYS
+    )
 
 
 def start_server() -> ChildProcess:
@@ -53,7 +60,9 @@ def start_server() -> ChildProcess:
 
 
 class NamesApart:
-    """Client of the second process, which is started at once and restarted after its first two losses."""
+    """Client of the second process, which is started at once and restarted after its first two
+    losses.
+    """
 
     def __init__(self, start: Callable[[], ChildProcess] = start_server) -> None:
         self._start = start
@@ -78,7 +87,8 @@ class NamesApart:
 
 
 def launch_of(request: Request, spec: DeviceSpec) -> Launch | None:
-    """Runs the point's work under the profiler and returns its launch, None if unknown; frees the memory.
+    """Runs the point's work under the profiler and returns its launch, None if unknown; frees the
+    memory.
 
     The inputs are zeros, which are fastest to make: no library selects its kernel by the values.
     """
@@ -98,7 +108,9 @@ def launch_of(request: Request, spec: DeviceSpec) -> Launch | None:
 
 
 def answer(request: Request, spec: DeviceSpec) -> Reply:
-    """Returns a reply with the launch or an error; `broken` if the context is lost and this process must end."""
+    """Returns a reply with the launch or an error; `broken` if the context is lost and this process
+    must end.
+    """
     try:
         return Reply(launch=launch_of(request, spec))
     except Exception as error:  # noqa: BLE001 - compilers and other people's providers raise anything
@@ -116,7 +128,10 @@ def main() -> None:
         for request in requests:
             try:
                 spec = spec or current()
-            except (QuantbenchError, RuntimeError) as error:  # such as a device that the worker has for itself
+            except (
+                QuantbenchError,
+                RuntimeError,
+            ) as error:  # such as a device that the worker has for itself
                 send(encode(Reply(failed=("error", str(error)), broken=True)))
                 return
             reply = answer(decode(Request, request), spec)

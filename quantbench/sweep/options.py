@@ -1,8 +1,8 @@
 """Defines the options of a sweep and builds its plan for a device.
 
 Entry points: `SweepOptions` (stored in run.json), `plan_sweep`, `whole_plan`, `options_to_json` and
-`options_from_json`. Used by `session`, `refine`, `cluster`, `analysis.check`, `report.page`, and by the commands
-`sweep` and `check`.
+`options_from_json`. Used by `session`, `refine`, `cluster`, `analysis.check`, `report.page`, and by
+the commands `sweep` and `check`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from quantbench.workload import Gemm, Op
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """Options of a sweep, which determine its plan on a device. One of dims, shapes and models is set.
+    """Options of a sweep, which determine its plan on a device. One of dims, shapes and models is
+    set.
 
     dims: axes as typed, `hidden` or `hidden=1024:4096`.
     shapes: (m, n, k, batch) of each GEMM to measure.
@@ -53,15 +54,23 @@ class SweepOptions:
     def __post_init__(self) -> None:
         listed = self.shapes or self.models
         if self.refine and listed:
-            raise InputError("sweep", "--refine with --shapes", "--refine along --dim, all of its points measured")
+            raise InputError(
+                "sweep",
+                "--refine with --shapes",
+                "--refine along --dim, all of its points measured",
+            )
         if self.shard:
             if len(self.shard) != 2:
-                raise InputError("sweep", f"shard = {self.shard}", "a part and how many parts there are")
+                raise InputError(
+                    "sweep", f"shard = {self.shard}", "a part and how many parts there are"
+                )
             parts = require_int("sweep", "parts of the plan", self.shard[1])
             require_int("sweep", "part of the plan", self.shard[0], high=parts)
         require_int("sweep", "points", self.points, low=0)
         if self.shard and self.refine:
-            raise InputError("sweep", "--shard with --refine", "--shard of a plan that is known beforehand")
+            raise InputError(
+                "sweep", "--shard with --refine", "--shard of a plan that is known beforehand"
+            )
         if self.dims and listed:
             raise InputError("sweep", f"--shapes with --dim {self.dims[0]}", "one or the other")
 
@@ -78,20 +87,28 @@ def options_from_json(data: object) -> SweepOptions:
     return decode(SweepOptions, {**data, "models": models})
 
 
-def plan_sweep(options: SweepOptions, spec: DeviceSpec, done: Collection[str] = ()) -> tuple[tuple[Axis, ...], Plan]:
-    """Returns the axes and the first plan of the sweep, limited to the budget, `points` and the shard.
+def plan_sweep(
+    options: SweepOptions, spec: DeviceSpec, done: Collection[str] = ()
+) -> tuple[tuple[Axis, ...], Plan]:
+    """Returns the axes and the first plan of the sweep, limited to the budget, `points` and the
+    shard.
 
-    done: keys of points already measured, which are left out. Raises InputError if the options have no valid plan.
+    done: keys of points already measured, which are left out. Raises InputError if the options have
+        no valid plan.
     """
     axes, plan = whole_plan(options, spec)
     if options.points:
         # With `points` every place is its own group (`whole_plan`), in random order.
-        plan = replace(plan, groups=plan.groups[: num_fitting(plan.groups, options.points, lambda point: 1)])
+        plan = replace(
+            plan, groups=plan.groups[: num_fitting(plan.groups, options.points, lambda point: 1)]
+        )
     if options.shard:
         part, parts = options.shard
         if part > len(plan.groups):
             raise InputError(
-                "--shard", f"{part}/{parts}", f"at most {len(plan.groups)} parts: sizes that stay together"
+                "--shard",
+                f"{part}/{parts}",
+                f"at most {len(plan.groups)} parts: sizes that stay together",
             )
         # Whatever the budget, so that a resumed part has the same groups.
         plan = replace(plan, groups=plan.groups[part - 1 :: parts])
@@ -101,7 +118,8 @@ def plan_sweep(options: SweepOptions, spec: DeviceSpec, done: Collection[str] = 
 def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
     """Returns the axes with their edges and the plan of all points.
 
-    The axes of a list of GEMMs are m, n, k and batch; that of transformer shapes is `shape`, numbered from 1.
+    The axes of a list of GEMMs are m, n, k and batch; that of transformer shapes is `shape`,
+    numbered from 1.
     """
     held = with_defaults(options.held, spec, options.dims)
     providers = expand(options.providers)
@@ -109,14 +127,19 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
         if options.shapes:
             columns = zip(GEMM_DIMS, zip(*options.shapes, strict=True), strict=True)
             axes = tuple(Axis(dim, tuple(sorted(set(sizes)))) for dim, sizes in columns)
-            gemms = [Gemm(m, n, k, batch, held.dtype, held.layout) for m, n, k, batch in options.shapes]
+            gemms = [
+                Gemm(m, n, k, batch, held.dtype, held.layout) for m, n, k, batch in options.shapes
+            ]
             placed = [
                 Placed(dict(zip(GEMM_DIMS, sizes, strict=True)), (Op("gemm", "forward", gemm, 1),))
                 for sizes, gemm in zip(options.shapes, gemms, strict=True)
             ]
         else:
             axes = (Axis(SHAPE_DIM, tuple(range(1, len(options.models) + 1))),)
-            ops = [[op for op in one.shape.ops() if op.workload.kind != "cast"] for one in options.models]
+            ops = [
+                [op for op in one.shape.ops() if op.workload.kind != "cast"]
+                for one in options.models
+            ]
             placed = [Placed({SHAPE_DIM: i}, tuple(own)) for i, own in enumerate(ops, 1)]
         return axes, lay_out(placed, providers, options.timing, spec)
     axes = parse_grid(options.dims, held, spec, tiles=gemm_tiles(providers))

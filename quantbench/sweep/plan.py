@@ -1,10 +1,10 @@
 """Selects the points of a sweep and their order, and estimates their time.
 
-A place is one combination of axis values; a workload at several places is measured once. Points are planned in groups:
-all ops of one direction of a place by all providers and, along the longest axis, both sides of a predicted edge. Groups
-run in order of rank, forward passes first, then coarse grid first, until the budget ends. Within a rank their order is
-random, so that drift of the device does not look like a trend along an axis; a reference point, repeated every few
-points, shows the drift.
+A place is one combination of axis values; a workload at several places is measured once. Points are
+planned in groups: all ops of one direction of a place by all providers and, along the longest axis,
+both sides of a predicted edge. Groups run in order of rank, forward passes first, then coarse grid
+first, until the budget ends. Within a rank their order is random, so that drift of the device does
+not look like a trend along an axis; a reference point, repeated every few points, shows the drift.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import COLD_L2_MULTIPLE
 from quantbench.workload import GroupedGemm, Op, Workload
 
-# Points between two repetitions of the reference point: a third of a short plan, so that with those at its start and
-# end there are the four from which the noise between repetitions is known.
+# Points between two repetitions of the reference point: a third of a short plan, so that with those
+# at its start and end there are the four from which the noise between repetitions is known.
 _REFERENCE_EVERY = range(3, 11)
 
-# Wall seconds of a point apart from its samples (inputs, kernel name), and its usual number of samples: on a CPU from
-# real sweeps, on a GPU two warm-up windows and as much again.
+# Wall seconds of a point apart from its samples (inputs, kernel name), and its usual number of
+# samples: on a CPU from real sweeps, on a GPU two warm-up windows and as much again.
 _POINT_OVERHEAD_S = {"cuda": 0.20, "cpu": 0.06}
 _USUAL_SAMPLES = 40
 # Runs apart from the samples: the first one, three that are checked, and the warm-up.
 _OTHER_RUNS = 5
-# Cost of the checks (`quantbench.providers.audit`). New inputs and random projections are proportional to the bytes
-# that the workload touches: 2.4 to 5.5 ns per byte for GEMMs of 0.5 to 17 GFLOP in fp32 and bf16 on one core of a Xeon.
-# On a GPU, conversions and projections count as passes over memory. Softmax and attention are also recomputed, in the
-# time of this many runs (4 to 6 and 4 to 12 on that Xeon).
+# Cost of the checks (`quantbench.providers.audit`). New inputs and random projections are
+# proportional to the bytes that the workload touches: 2.4 to 5.5 ns per byte for GEMMs of 0.5 to 17
+# GFLOP in fp32 and bf16 on one core of a Xeon. On a GPU, conversions and projections count as
+# passes over memory. Softmax and attention are also recomputed, in the time of this many runs (4 to
+# 6 and 4 to 12 on that Xeon).
 _CHECK_S_PER_BYTE_ON_CPU = 4e-9
 _CHECK_PASSES_ON_GPU = 50
 _CHECK_RUNS = {"softmax": 5, "attention": 8}
-# Bytes read before each sample to make the cache cold, relative to the size of the last-level cache.
+# Bytes read before each sample to make the cache cold, relative to the size of the last-level
+# cache.
 _FLUSH_FACTOR = {"cuda": COLD_L2_MULTIPLE, "cpu": 3}
 
 
@@ -84,8 +86,8 @@ class PlanPoint:
 class Group:
     """Points that are measured together or not at all, in the order they run.
 
-    rank: groups of a lower rank run first: the ends of the longest axis, then finer and finer grids along it; all
-        forward before all backward passes.
+    rank: groups of a lower rank run first: the ends of the longest axis, then finer and finer grids
+        along it; all forward before all backward passes.
     """
 
     points: tuple[PlanPoint, ...]
@@ -94,11 +96,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """Groups in the order they run, and the reference point (None if the plan has fewer than two GEMMs).
+    """Groups in the order they run, and the reference point (None if the plan has fewer than two
+    GEMMs).
 
     Groups may share points; each is measured once.
 
-    left_out: groups that are not expected to fit into the budget; they run after `groups` if time is left.
+    left_out: groups that are not expected to fit into the budget; they run after `groups` if time
+        is left.
     impossible: reason for each place left out as impossible.
     """
 
@@ -132,20 +136,28 @@ class Plan:
 
     def without(self, done: Collection[str]) -> Plan:
         """Returns the plan without the points whose keys are in `done`."""
-        return replace(self, groups=_without(self.groups, done), left_out=_without(self.left_out, done))
+        return replace(
+            self, groups=_without(self.groups, done), left_out=_without(self.left_out, done)
+        )
 
     def within(self, budget_s: float | None) -> Plan:
-        """Returns the plan with the groups that fit into the budget; others become left_out. None: all fit."""
+        """Returns the plan with the groups that fit into the budget; others become left_out. None:
+        all fit.
+        """
         every = (*self.groups, *self.left_out)
         if budget_s is None:
             return replace(self, groups=every, left_out=())
-        reference_s = 0.0 if self.reference is None else self.reference.estimate_s / self.reference_every
+        reference_s = (
+            0.0 if self.reference is None else self.reference.estimate_s / self.reference_every
+        )
         count = num_fitting(every, budget_s, lambda point: point.estimate_s + reference_s)
         return replace(self, groups=every[:count], left_out=every[count:])
 
 
 def reference_every(points: int) -> int:
-    """Returns the number of points between two repetitions of the reference if there are so many points."""
+    """Returns the number of points between two repetitions of the reference if there are so many
+    points.
+    """
     return min(max(points // 3, _REFERENCE_EVERY[0]), _REFERENCE_EVERY[-1])
 
 
@@ -154,13 +166,16 @@ def _points_in(groups: Iterable[Group]) -> tuple[PlanPoint, ...]:
 
 
 def _without(groups: Iterable[Group], done: Collection[str]) -> tuple[Group, ...]:
-    left = (replace(group, points=tuple(p for p in group.points if p.key not in done)) for group in groups)
+    left = (
+        replace(group, points=tuple(p for p in group.points if p.key not in done))
+        for group in groups
+    )
     return tuple(group for group in left if group.points)
 
 
 def num_fitting(groups: Sequence[Group], budget: float, cost: Callable[[PlanPoint], float]) -> int:
-    """Returns how many of the first groups cost no more than the budget together, at least one. A point shared by
-    several groups counts once."""
+    """Returns how many of the first groups cost no more than the budget together, at least one. A
+    point shared by several groups counts once."""
     keys: set[str] = set()
     for number, group in enumerate(groups):
         budget -= sum(cost(point) for point in group.points if point.key not in keys)
@@ -186,14 +201,20 @@ class Placed:
 
 
 def build_plan(
-    axes: tuple[Axis, ...], held: Held, providers: Sequence[str], timing: TimingOptions, spec: DeviceSpec, *,
+    axes: tuple[Axis, ...],
+    held: Held,
+    providers: Sequence[str],
+    timing: TimingOptions,
+    spec: DeviceSpec,
+    *,
     neighbours: bool = True,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Builds the plan of a sweep over a grid of axes.
 
     axes: axes with their edges added.
     held: all other sizes, defaults filled in.
-    neighbours: whether to group both sides of predicted edges; otherwise each place is its own group.
+    neighbours: whether to group both sides of predicted edges; otherwise each place is its own
+        group.
 
     Raises InputError if no points remain.
     """
@@ -208,15 +229,17 @@ def build_plan(
 def _in_groups(
     placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpec, tiles: Sequence[Tile | None]
 ) -> list[Placed]:
-    """Groups neighbouring places along the longest axis, in the same way at all values of the other axes, and separates
-    forward from backward ops."""
+    """Groups neighbouring places along the longest axis, in the same way at all values of the other
+    axes, and separates forward from backward ops."""
     longest = max(axes, key=lambda axis: len(axis.values)).field
     # The first place at each value represents all places there.
     ops_of = {place.axes[longest]: place.ops for place in reversed(placed)}
     values = sorted(ops_of)
     jumps = [predicted_jump(ops_of[a], ops_of[b], spec, tiles) for a, b in pairwise(values)]
     groups = neighbour_groups(jumps)
-    group_of = {values[i]: (number, rank) for number, (indices, rank) in enumerate(groups) for i in indices}
+    group_of = {
+        values[i]: (number, rank) for number, (indices, rank) in enumerate(groups) for i in indices
+    }
     at_edges = edge_indices(jumps)
     named = {value for i, value in enumerate(values) if i % 2 == 0 or i in at_edges}
     found = []
@@ -233,11 +256,16 @@ def _in_groups(
 
 
 def lay_out(
-    placed: Sequence[Placed], providers: Sequence[str], timing: TimingOptions, spec: DeviceSpec, *,
+    placed: Sequence[Placed],
+    providers: Sequence[str],
+    timing: TimingOptions,
+    spec: DeviceSpec,
+    *,
     impossible: tuple[str, ...] = (),
-) -> Plan:  # fmt: skip
-    """Builds the plan of a list of places: one point per op and provider that runs it, deduplicated, in groups shuffled
-    within their rank, with a reference point. Raises InputError if there are no points."""
+) -> Plan:
+    """Builds the plan of a list of places: one point per op and provider that runs it,
+    deduplicated, in groups shuffled within their rank, with a reference point. Raises InputError if
+    there are no points."""
     points: dict[str, PlanPoint] = {}
     members: dict[Hashable, list[list[str]]] = {}
     ranks: dict[Hashable, int] = {}
@@ -247,14 +275,20 @@ def lay_out(
         for point in _points_of(place, providers, timing, spec):
             seen = points.get(point.key)
             if seen is not None:
-                point = replace(seen, places=seen.places + point.places, named=seen.named or point.named)
+                point = replace(
+                    seen, places=seen.places + point.places, named=seen.named or point.named
+                )
             points[point.key] = point
             keys.append(point.key)
         if keys:
             members.setdefault(name, []).append(keys)
             ranks.setdefault(name, place.rank)
     if not points:
-        raise InputError("sweep", "no point is left to measure", "axes, ops and providers that have points in common")
+        raise InputError(
+            "sweep",
+            "no point is left to measure",
+            "axes, ops and providers that have points in common",
+        )
     chance = random.Random(timing.seed)
     groups = []
     for name, places in members.items():
@@ -268,20 +302,31 @@ def lay_out(
     return Plan(tuple(groups), _reference(list(points.values())), impossible=impossible)
 
 
-def _points_of(place: Placed, providers: Sequence[str], timing: TimingOptions, spec: DeviceSpec) -> Iterator[PlanPoint]:
+def _points_of(
+    place: Placed, providers: Sequence[str], timing: TimingOptions, spec: DeviceSpec
+) -> Iterator[PlanPoint]:
     for op in place.ops:
         for provider in providers:
             if runs_kind(provider, op.workload.kind):
                 yield PlanPoint(
-                    record_key(op.workload, provider, timing), op.workload, provider,
-                    (Place(place.axes, op.label, op.count),), point_estimate_s(op.workload, timing, spec), place.named,
-                )  # fmt: skip
+                    record_key(op.workload, provider, timing),
+                    op.workload,
+                    provider,
+                    (Place(place.axes, op.label, op.count),),
+                    point_estimate_s(op.workload, timing, spec),
+                    place.named,
+                )
 
 
 def _reference(points: Sequence[PlanPoint]) -> PlanPoint | None:
-    """Returns the GEMM with the median expected time: long enough for little noise, short enough to repeat. Of grouped
-    GEMMs, those of the first provider, since another may not run on the device."""
+    """Returns the GEMM with the median expected time: long enough for little noise, short enough to
+    repeat. Of grouped GEMMs, those of the first provider, since another may not run on the
+    device."""
     grouped = next((p.provider for p in points if isinstance(p.workload, GroupedGemm)), "")
-    fit = [p for p in points if p.workload.kind == "gemm" or (p.workload.kind, p.provider) == ("grouped_gemm", grouped)]
+    fit = [
+        p
+        for p in points
+        if p.workload.kind == "gemm" or (p.workload.kind, p.provider) == ("grouped_gemm", grouped)
+    ]
     gemms = sorted(fit, key=lambda p: (p.estimate_s, p.key))
     return gemms[len(gemms) // 2] if len(gemms) > 1 else None

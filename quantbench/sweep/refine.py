@@ -1,10 +1,11 @@
 """Selects the points that a sweep measures after its plan: bisection to edges.
 
-Entry points: `Refine`, used by `analysis.check`; the results `Edge`, `Gap` and `PlacedGap`. Used by the command `sweep`
-too.
+Entry points: `Refine`, used by `analysis.check`; the results `Edge`, `Gap` and `PlacedGap`. Used by
+the command `sweep` too.
 
-`Refine` is a function from all records so far to the points to measure next (`more` of `runner.Sweep`). It bisects each
-gap of the coarse pass (`bisect`), which takes log2(g) points for one edge in a gap of g sizes.
+`Refine` is a function from all records so far to the points to measure next (`more` of
+`runner.Sweep`). It bisects each gap of the coarse pass (`bisect`), which takes log2(g) points for
+one edge in a gap of g sizes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from quantbench.sweep.axes import Axis, with_defaults
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.plan import PlanPoint, build_plan
 
-# Smaller jumps are not searched, nor those below this many standard errors of the difference of two points.
+# Smaller jumps are not searched, nor those below this many standard errors of the difference of two
+# points.
 _SMALLEST_JUMP = 0.02
 _SURE = 3.0
 # The half with the smaller jump is searched too if it holds at least this share of the whole jump.
@@ -50,14 +52,22 @@ class Gap:
     grain: int = 1
 
     def middle(self, low: int, high: int) -> int | None:
-        """Returns the multiple of the grain nearest to the middle of two sizes, strictly between; None without one."""
+        """Returns the multiple of the grain nearest to the middle of two sizes, strictly between;
+        None without one.
+        """
         first, last = low // self.grain + 1, -(-high // self.grain) - 1
-        return None if first > last else self.grain * min(max(round((low + high) / 2 / self.grain), first), last)
+        return (
+            None
+            if first > last
+            else self.grain * min(max(round((low + high) / 2 / self.grain), first), last)
+        )
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Jump of the time by the factor `ratio` between two sizes. exact: no multiple of the grain lies between them."""
+    """Jump of the time by the factor `ratio` between two sizes. exact: no multiple of the grain
+    lies between them.
+    """
 
     low: int
     high: int
@@ -65,13 +75,15 @@ class Edge:
     exact: bool
 
 
-#: function from a size to its samples in µs; () if it cannot be measured, None if it was not measured yet
+#: function from a size to its samples in µs; () if it cannot be measured, None if it was not
+#: measured yet
 SamplesOf = Callable[[int], Sequence[float] | None]
 
 
 def bisect(gap: Gap, samples_of: SamplesOf) -> tuple[int | None, tuple[Edge, ...]]:
-    """Bisects a gap as far as it was measured. Returns the size to measure next, None if every edge is found, and the
-    edges so far in order of size; an interval whose middle cannot be measured, or was not yet, is an inexact edge."""
+    """Bisects a gap as far as it was measured. Returns the size to measure next, None if every edge
+    is found, and the edges so far in order of size; an interval whose middle cannot be measured, or
+    was not yet, is an inexact edge."""
     times_us = {gap.low: gap.low_us, gap.high: gap.high_us}
 
     def jump(low: int, high: int) -> float:
@@ -99,12 +111,16 @@ def bisect(gap: Gap, samples_of: SamplesOf) -> tuple[int | None, tuple[Edge, ...
         larger = 0 if parts[0] >= parts[1] else 1
         left += [half for i, half in enumerate(halves) if i == larger or parts[i] >= least]
     intervals = sorted([*found, *left])
-    return wanted, tuple(Edge(*ends, exp(jump(*ends)), exact=gap.middle(*ends) is None) for ends in intervals)
+    return wanted, tuple(
+        Edge(*ends, exp(jump(*ends)), exact=gap.middle(*ends) is None) for ends in intervals
+    )
 
 
 @dataclass(frozen=True)
 class PlacedGap:
-    """Gap of one op and provider along `axis` (named as in `Place`). held: values of the other axes."""
+    """Gap of one op and provider along `axis` (named as in `Place`). held: values of the other
+    axes.
+    """
 
     gap: Gap
     axis: str
@@ -115,11 +131,12 @@ class PlacedGap:
 
 @dataclass
 class Refine:
-    """Selects the next points of a sweep with --refine (`runner.Sweep.more`): bisects to all edges of the plan at once.
+    """Selects the next points of a sweep with --refine (`runner.Sweep.more`): bisects to all edges
+    of the plan at once.
 
     axes: axes with the values of the coarse pass.
-    find: function from the records of the coarse pass to the gaps with a jump, the largest first; injected, because
-        `quantbench.analysis` is a layer above.
+    find: function from the records of the coarse pass to the gaps with a jump, the largest first;
+        injected, because `quantbench.analysis` is a layer above.
 
     Each call bisects from the records alone, so that a stopped sweep can be resumed.
     """
@@ -132,14 +149,20 @@ class Refine:
 
     def __call__(self, records: Sequence[Record]) -> Sequence[PlanPoint]:
         """Returns the next point of each gap in which edges are still searched."""
-        searches = [(placed, wanted) for placed, wanted, _ in self._searches(records) if wanted is not None]
+        searches = [
+            (placed, wanted) for placed, wanted, _ in self._searches(records) if wanted is not None
+        ]
         return [point for placed, wanted in searches if (point := self._point(placed, wanted))]
 
     def edges(self, records: Sequence[Record]) -> tuple[tuple[PlacedGap, Edge], ...]:
         """Returns every edge, as exact as the records allow."""
-        return tuple((placed, edge) for placed, _, edges in self._searches(records) for edge in edges)
+        return tuple(
+            (placed, edge) for placed, _, edges in self._searches(records) for edge in edges
+        )
 
-    def _searches(self, records: Sequence[Record]) -> list[tuple[PlacedGap, int | None, tuple[Edge, ...]]]:
+    def _searches(
+        self, records: Sequence[Record]
+    ) -> list[tuple[PlacedGap, int | None, tuple[Edge, ...]]]:
         """Returns each gap with the size to measure next, and its edges so far."""
         if self._gaps is None:
             self._gaps = tuple(self.find([record for record in records if self._is_coarse(record)]))
@@ -157,12 +180,16 @@ class Refine:
                 return outcome.measurement.stated.times_us
             return None if outcome is None and self._point(placed, size) else ()
 
-        return [(placed, *bisect(placed.gap, partial(samples_of, placed=placed))) for placed in self._gaps]
+        return [
+            (placed, *bisect(placed.gap, partial(samples_of, placed=placed)))
+            for placed in self._gaps
+        ]
 
     def _is_coarse(self, record: Record) -> bool:
         values = {axis.field: axis.values for axis in self.axes}
         return record.role != "point" or any(
-            all(value in values.get(name, ()) for name, value in place.axes.items()) for place in record.places
+            all(value in values.get(name, ()) for name, value in place.axes.items())
+            for place in record.places
         )
 
     def _point(self, placed: PlacedGap, size: int) -> PlanPoint | None:
@@ -175,4 +202,6 @@ class Refine:
             plan = build_plan(axes, held, providers, self.options.timing, self.spec)
         except InputError:
             return None
-        return next(point for point in plan.points if any(place.op == placed.op for place in point.places))
+        return next(
+            point for point in plan.points if any(place.op == placed.op for place in point.places)
+        )

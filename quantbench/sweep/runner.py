@@ -1,10 +1,11 @@
-"""Runs the loop of a sweep: sends each missing point to a worker, grades the reply and writes the record.
+"""Runs the loop of a sweep: sends each missing point to a worker, grades the reply and writes the
+record.
 
-Entry points: `Sweep`, with its method `run`; `More`, the type of its field `more`; `Progress` and `Finished`, which the
-commands print. Used by `session`, `cluster` and the command `sweep`.
+Entry points: `Sweep`, with its method `run`; `More`, the type of its field `more`; `Progress` and
+`Finished`, which the commands print. Used by `session`, `cluster` and the command `sweep`.
 
-The loop repeats the reference point to measure drift and keeps the budget. Workers, writer, clock and progress are
-injected, so that resuming, drift, crashes and budgets are tested without a device.
+The loop repeats the reference point to measure drift and keeps the budget. Workers, writer, clock
+and progress are injected, so that resuming, drift, crashes and budgets are tested without a device.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _MAX_LOST_IN_A_ROW = 5
 _HARD_STOP = 1.2
 # Share of the budget for the plan if points of `more` follow.
 _SHARE_OF_THE_PLAN = 0.6
-# Where identifying the kernels takes more than this share of the timing, only `PlanPoint.named` ones are identified.
+# Where identifying the kernels takes more than this share of the timing, only `PlanPoint.named`
+# ones are identified.
 _MOST_NAMING = 0.5
 # Identified points that decide on it; the first ones also start the profiler.
 _NAMING_POINTS = 5
@@ -46,7 +48,9 @@ _ESTIMATE_WEIGHS_S = 0.5
 
 @dataclass
 class Progress:
-    """Progress of a sweep, passed to `on_progress` after each point and a few times a second in between."""
+    """Progress of a sweep, passed to `on_progress` after each point and a few times a second in
+    between.
+    """
 
     total: int
     done: int = 0
@@ -60,15 +64,16 @@ class Progress:
 
 @dataclass(frozen=True)
 class Finished:
-    """Outcome of a sweep. how: `complete` (no point of the plan is missing), `budget` (time ran out) or `failed` (no
-    worker can be started or kept, or none can use the device, with the reason)."""
+    """Outcome of a sweep. how: `complete` (no point of the plan is missing), `budget` (time ran
+    out) or `failed` (no worker can be started or kept, or none can use the device, with the
+    reason)."""
 
     how: str
     reason: str = ""
 
 
-#: Function from all records of the run so far to the points to measure next, such as `refine.Refine`. When
-#: it returns none, the sweep continues with the rest of its plan.
+#: Function from all records of the run so far to the points to measure next, such as
+#: `refine.Refine`. When it returns none, the sweep continues with the rest of its plan.
 More = Callable[[Sequence[Record]], Sequence[PlanPoint]]
 
 
@@ -84,12 +89,15 @@ class _NoWorkerError(Exception):
 class SweepJob:
     """What a sweep measures: points of a plan not in `done`, on one device.
 
-    budget_s: wall seconds from the worker's first answer, so that its start is not counted; None for no limit. Groups
-        run while they are expected to end in time; at least one runs. The point in progress at 1.2 budgets is ended.
+    budget_s: wall seconds from the worker's first answer, so that its start is not counted; None
+        for no limit. Groups run while they are expected to end in time; at least one runs. The
+        point in progress at 1.2 budgets is ended.
     limit_s: seconds after which a point counts as hanging; None to derive it from the estimate.
     first_reference: the run's first measurement of the reference point, if the run is resumed.
-    interpreter: whether Triton's kernels run in its interpreter, which makes their times meaningless.
-    more_references: points measured with the plan's reference at the beginning and end, to compare devices.
+    interpreter: whether Triton's kernels run in its interpreter, which makes their times
+        meaningless.
+    more_references: points measured with the plan's reference at the beginning and end, to compare
+        devices.
     """
 
     plan: Plan
@@ -106,7 +114,8 @@ class SweepJob:
 
 @dataclass
 class Sweep:
-    """Runs a job, then the points of `more` (the plan before them gets 60 % of the budget), then what is left of it.
+    """Runs a job, then the points of `more` (the plan before them gets 60 % of the budget), then
+    what is left of it.
 
     append: function that stores a record; a point's record may come again, with a lower grade.
     more: function from all records so far to the points to measure next.
@@ -135,7 +144,9 @@ class Sweep:
         self._naming_shares: list[float] = []
         self._first_reference = self.job.first_reference
         self._drift: Drift | None = None
-        self._since_reference: list[int] = []  # points since the last reference, by their place in `records`
+        self._since_reference: list[
+            int
+        ] = []  # points since the last reference, by their place in `records`
 
     def run(self) -> Finished:
         """Measures the missing points. Ends the worker in any case, including Ctrl-C."""
@@ -157,7 +168,9 @@ class Sweep:
         return Finished("budget" if left_over else "complete")
 
     def _groups(self) -> Iterator[Group]:
-        """Yields the plan's groups, then the points of `more`, then the rest of the plan if time is left."""
+        """Yields the plan's groups, then the points of `more`, then the rest of the plan if time is
+        left.
+        """
         yield from self._in_time(1.0 if self.more is None else _SHARE_OF_THE_PLAN)
         if self.more is None:
             return
@@ -171,14 +184,18 @@ class Sweep:
         yield from self._in_time(1.0)
 
     def _in_time(self, share: float) -> Iterator[Group]:
-        """Yields the plan's groups in its order while they fit into a share of the budget; at least one per sweep."""
+        """Yields the plan's groups in its order while they fit into a share of the budget; at least
+        one per sweep.
+        """
         for group in self._missing():
             self._begin()
             if not self._progress.done or self._expected_in_s(group.points) <= self._left_s(share):
                 yield group
 
     def _expected_in_s(self, points: Sequence[PlanPoint]) -> float:
-        """Returns the expected seconds of what is missing of the points, by their estimates and the pace so far."""
+        """Returns the expected seconds of what is missing of the points, by their estimates and the
+        pace so far.
+        """
         estimate_s = sum(point.estimate_s for point in points if point.key not in self._seen)
         return estimate_s * self._pace
 
@@ -190,7 +207,9 @@ class Sweep:
     def _missing(self) -> list[Group]:
         """Returns the plan's groups with a missing point, in the order they run."""
         every = (*self.job.plan.groups, *self.job.plan.left_out)
-        return [group for group in every if any(point.key not in self._seen for point in group.points)]
+        return [
+            group for group in every if any(point.key not in self._seen for point in group.points)
+        ]
 
     def _look_ahead(self, points: Sequence[PlanPoint]) -> None:
         """Sets the points that progress counts as still to come."""
@@ -211,7 +230,11 @@ class Sweep:
 
     def _measure(self, point: PlanPoint) -> None:
         done = self._progress.done
-        if self.job.plan.reference is not None and done and done % self.job.plan.reference_every == 0:
+        if (
+            self.job.plan.reference is not None
+            and done
+            and done % self.job.plan.reference_every == 0
+        ):
             self._measure_reference(self.job.plan.reference)
         self._progress.current = f"{point.provider} {point.workload}"
         self._tick()
@@ -231,7 +254,9 @@ class Sweep:
         self._tick()
         if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
             assert isinstance(outcome, Failed)
-            raise _NoWorkerError(f"{_MAX_LOST_IN_A_ROW} workers in a row were lost, the last {outcome.message}")
+            raise _NoWorkerError(
+                f"{_MAX_LOST_IN_A_ROW} workers in a row were lost, the last {outcome.message}"
+            )
 
     def _measure_reference(self, point: PlanPoint) -> None:
         """Measures a reference. The plan's, relative to its first, is the drift that grades use."""
@@ -244,7 +269,9 @@ class Sweep:
         self._append(point, self._outcome(reply, point), reply, role="reference")
 
     def _grade_again(self) -> None:
-        """Lowers the grades of the points since the last reference if the device has changed since then."""
+        """Lowers the grades of the points since the last reference if the device has changed since
+        then.
+        """
         if self._drift is not None and self._drift.off:
             for place in self._since_reference:
                 record = self.records[place]
@@ -253,13 +280,17 @@ class Sweep:
         self._since_reference.clear()
 
     def _lower_grade(self, place: int, record: Record, outcome: Measured) -> None:
-        verdict = self._grade(outcome.measurement, record.workload, record.provider, checked=record.check is not None)
+        verdict = self._grade(
+            outcome.measurement, record.workload, record.provider, checked=record.check is not None
+        )
         if GRADES.index(verdict.letter) > GRADES.index(outcome.grade.letter):
             self.records[place] = replace(record, outcome=replace(outcome, grade=verdict))
             self.append(self.records[place])
 
     def _ask(self, point: PlanPoint, *, name: bool = False) -> Reply:
-        """Sends a point to the worker, which is started if there is none. name: whether to identify the kernel."""
+        """Sends a point to the worker, which is started if there is none. name: whether to identify
+        the kernel.
+        """
         # The first request also starts the profiler, before the budget's clock.
         request = Request(point.workload, point.provider, name or not self._ready)
         limit_s = self.job.limit_s or max(_LIMIT_FLOOR_S, _LIMIT_FACTOR * point.estimate_s)
@@ -280,7 +311,9 @@ class Sweep:
                 raise _OutOfTimeError from None  # the point has no outcome and is left for --resume
             self._lost_in_a_row += 1
             return Reply(failed=(lost.kind, lost.message))
-        except MeasurementError as refused:  # the worker cannot use the device: no fault of the point
+        except (
+            MeasurementError
+        ) as refused:  # the worker cannot use the device: no fault of the point
             raise _NoWorkerError(str(refused)) from None
         self._lost_in_a_row = 0
         if self._ready:
@@ -299,33 +332,53 @@ class Sweep:
     def _outcome(self, reply: Reply, point: PlanPoint) -> Outcome:
         if reply.measurement is not None:
             checked = reply.checked is not None
-            verdict = self._grade(reply.measurement, point.workload, point.provider, checked=checked)
+            verdict = self._grade(
+                reply.measurement, point.workload, point.provider, checked=checked
+            )
             return Measured(reply.measurement, verdict)
         if reply.skipped is not None:
             return Skipped(reply.skipped)
         kind, message = reply.failed or ("error", "the worker gave no outcome")
         return Failed(kind, message)
 
-    def _grade(self, measurement: Measurement, work: Workload, provider: str, *, checked: bool) -> Grade:
+    def _grade(
+        self, measurement: Measurement, work: Workload, provider: str, *, checked: bool
+    ) -> Grade:
         return grade(
-            measurement, flops=work.flops, min_bytes=work.min_bytes, spec=self.job.spec, dtype=work.dtype,
-            drift=self._drift, options=self.job.timing, unchecked="" if checked else NO_CHECK,
+            measurement,
+            flops=work.flops,
+            min_bytes=work.min_bytes,
+            spec=self.job.spec,
+            dtype=work.dtype,
+            drift=self._drift,
+            options=self.job.timing,
+            unchecked="" if checked else NO_CHECK,
             interpreted=self.job.interpreter and not provider.startswith("torch."),
-        )  # fmt: skip
+        )
 
     def _append(self, point: PlanPoint, outcome: Outcome, reply: Reply, *, role: str) -> None:
         record = Record(
-            run_id=self.job.run_id, key=point.key, workload=point.workload, provider=point.provider, outcome=outcome,
-            launch=reply.launch, check=reply.checked, places=point.places if role == "point" else (), role=role,
-            elapsed_s=self._elapsed_s(), phases_s=reply.phases_s,
-        )  # fmt: skip
+            run_id=self.job.run_id,
+            key=point.key,
+            workload=point.workload,
+            provider=point.provider,
+            outcome=outcome,
+            launch=reply.launch,
+            check=reply.checked,
+            places=point.places if role == "point" else (),
+            role=role,
+            elapsed_s=self._elapsed_s(),
+            phases_s=reply.phases_s,
+        )
         self.append(record)
         if role == "point":
             self._since_reference.append(len(self.records))
         self.records.append(record)
 
     def _tick(self) -> None:
-        """Reports progress. The time left is the estimate of the rest, scaled by the error of the estimates so far."""
+        """Reports progress. The time left is the estimate of the rest, scaled by the error of the
+        estimates so far.
+        """
         progress = self._progress
         progress.elapsed_s = self._elapsed_s()
         progress.left_s = min(self._pace * self._ahead_s, max(0.0, self._left_s()))

@@ -1,8 +1,9 @@
 """Runs a sweep on one device from start to end.
 
-Entry points: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run, `run` measures), used by
-the commands `sweep` and `check`; `resumed_options`, used by it and by `cluster`; `begun` (makes the run's
-`RunInfo`), `records_to_keep` and `first_reference`, used by `cluster`.
+Entry points: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run,
+`run` measures), used by the commands `sweep` and `check`; `resumed_options`, used by it and by
+`cluster`; `begun` (makes the run's `RunInfo`), `records_to_keep` and `first_reference`, used by
+`cluster`.
 """
 
 from __future__ import annotations
@@ -42,8 +43,15 @@ class SweepSession:
     num_retried: number of points that failed once and are tried again.
     """
 
-    def __init__(self, worker: Asked, connect: Connect, options: SweepOptions, plan: Plan, writer: RunWriter) -> None:
-        self.hello, self.options, self.plan, self.folder = worker.hello, options, plan, writer.folder
+    def __init__(
+        self, worker: Asked, connect: Connect, options: SweepOptions, plan: Plan, writer: RunWriter
+    ) -> None:
+        self.hello, self.options, self.plan, self.folder = (
+            worker.hello,
+            options,
+            plan,
+            writer.folder,
+        )
         self.finished: Finished | None = None
         self.num_retried = 0
         self._worker: Asked | None = worker
@@ -51,10 +59,14 @@ class SweepSession:
         self._records: tuple[Record, ...] = ()
 
     @classmethod
-    def new(cls, make_options: Callable[[DeviceSpec], SweepOptions], results: Path, connect: Connect) -> SweepSession:
-        """Starts a worker, builds the plan for its device and creates the run's folder under `results`.
+    def new(
+        cls, make_options: Callable[[DeviceSpec], SweepOptions], results: Path, connect: Connect
+    ) -> SweepSession:
+        """Starts a worker, builds the plan for its device and creates the run's folder under
+        `results`.
 
-        make_options: function from the device to the options (default dtype and budget depend on it).
+        make_options: function from the device to the options (default dtype and budget depend on
+            it).
         """
         worker = connect()
         try:
@@ -73,7 +85,8 @@ class SweepSession:
     def resume(cls, folder: Path, connect: Connect, budget_s: float | None = None) -> SweepSession:
         """Reopens a run to measure its missing points, with its options and on the same device.
 
-        budget_s: seconds for this session, whatever earlier ones took; None for all points of the plan.
+        budget_s: seconds for this session, whatever earlier ones took; None for all points of the
+            plan.
         """
         options = resumed_options(folder, budget_s)
         writer, run = RunWriter.resume(folder)
@@ -82,7 +95,11 @@ class SweepSession:
             worker = connect()
             device = worker.hello.device
             if device.name != run.info.device.name:
-                raise StoreError("resume", f"this device is {device.name}", f"{run.info.device.name}, as in {folder}")
+                raise StoreError(
+                    "resume",
+                    f"this device is {device.name}",
+                    f"{run.info.device.name}, as in {folder}",
+                )
             worker.begin(options.timing)
             records = records_to_keep(run)
             done = {record.key for record in records if record.role == "point"}
@@ -99,9 +116,13 @@ class SweepSession:
 
     @property
     def interpreted(self) -> bool:
-        """Returns whether Triton's interpreter runs some of the points; its times are not those of a kernel."""
+        """Returns whether Triton's interpreter runs some of the points; its times are not those of
+        a kernel.
+        """
         interpreter = relevant_environment().get("TRITON_INTERPRET") == "1"
-        return interpreter and any(not point.provider.startswith("torch.") for point in self.plan.points)
+        return interpreter and any(
+            not point.provider.startswith("torch.") for point in self.plan.points
+        )
 
     @property
     def num_records(self) -> int:
@@ -118,16 +139,30 @@ class SweepSession:
         clock: Callable[[], float] = time.monotonic,
         more: More | None = None,
     ) -> Finished:
-        """Measures the missing points and records how the sweep ended, also after an error or Ctrl-C (re-raised).
+        """Measures the missing points and records how the sweep ended, also after an error or
+        Ctrl-C (re-raised).
 
         more: function that selects points beyond the plan, such as a bisection to its edges.
         """
         job = SweepJob(
-            self.plan, self._writer.info.run_id, self.hello.device, self.options.timing, self.done,
-            self.options.budget_s, self.options.limit_s, first_reference(self._records, self.plan), self.interpreted,
-        )  # fmt: skip
+            self.plan,
+            self._writer.info.run_id,
+            self.hello.device,
+            self.options.timing,
+            self.done,
+            self.options.budget_s,
+            self.options.limit_s,
+            first_reference(self._records, self.plan),
+            self.interpreted,
+        )
         sweep = Sweep(
-            job, self._next_worker, self._writer.append, clock, on_progress, more, records=list(self._records)
+            job,
+            self._next_worker,
+            self._writer.append,
+            clock,
+            on_progress,
+            more,
+            records=list(self._records),
         )
         try:
             self.finished = sweep.run()
@@ -163,40 +198,56 @@ class SweepSession:
 
 
 def begun(hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: Path) -> RunInfo:
-    """Builds the `RunInfo` of a sweep that starts now, with an id such as `2026-11-20T134500-hidden`; a number follows
-    if the folder of all runs, `results`, has a run of that name. axes: axes with the values to measure."""
+    """Builds the `RunInfo` of a sweep that starts now, with an id such as
+    `2026-11-20T134500-hidden`; a number follows if the folder of all runs, `results`, has a run of
+    that name. axes: axes with the values to measure."""
     device = hello.device
     what = "-".join(text.partition("=")[0] for text in options.dims) or "shapes"
     base = f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}-{what}"
     names = (base if number == 1 else f"{base}-{number}" for number in count(1))
     return RunInfo(
-        run_id=next(name for name in names if not os.path.exists(results / device.name / name)), device=device,
-        state=hello.state, software=hello.software, axes={axis.dim: list(axis.values) for axis in axes},
-        options=options_to_json(options), seed=options.timing.seed, environment=relevant_environment(),
+        run_id=next(name for name in names if not os.path.exists(results / device.name / name)),
+        device=device,
+        state=hello.state,
+        software=hello.software,
+        axes={axis.dim: list(axis.values) for axis in axes},
+        options=options_to_json(options),
+        seed=options.timing.seed,
+        environment=relevant_environment(),
         started=now_text(),
-    )  # fmt: skip
+    )
 
 
 def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
-    """Reads the options of a run to be resumed and replaces the budget. Raises StoreError for a run without a plan:
-    imported, simulated, or merged from runs of different plans."""
+    """Reads the options of a run to be resumed and replaces the budget. Raises StoreError for a run
+    without a plan: imported, simulated, or merged from runs of different plans."""
     info = read_run_info(folder)
     if info.origin != "measured":
         source = f" from {info.source}" if info.source else ""
-        raise StoreError("resume", f"{folder} is {info.origin}{source}", "a run that `quantbench sweep` measured")
+        raise StoreError(
+            "resume", f"{folder} is {info.origin}{source}", "a run that `quantbench sweep` measured"
+        )
     if "merged" in info.options:
-        raise StoreError("resume", f"{folder} was merged from runs of different plans", "a run of one plan")
+        raise StoreError(
+            "resume", f"{folder} was merged from runs of different plans", "a run of one plan"
+        )
     if "dims" not in info.options:
-        raise StoreError("resume", f"{folder} was not made by `quantbench sweep`", "a run that it measured")
+        raise StoreError(
+            "resume", f"{folder} was not made by `quantbench sweep`", "a run that it measured"
+        )
     return replace(options_from_json(info.options), budget_s=budget_s)
 
 
 def records_to_keep(run: Run) -> tuple[Record, ...]:
-    """Returns the records of a resumed run without those of the points that failed once, which are tried again."""
+    """Returns the records of a resumed run without those of the points that failed once, which are
+    tried again.
+    """
     return tuple(
         record
         for record in run.records
-        if record.role != "point" or not isinstance(record.outcome, Failed) or record.key in run.retried
+        if record.role != "point"
+        or not isinstance(record.outcome, Failed)
+        or record.key in run.retried
     )
 
 

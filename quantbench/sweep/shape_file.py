@@ -1,9 +1,10 @@
 """Reads and writes the files of `sweep --shapes`.
 
-Entry points: `read_shapes` (GEMM sizes in CSV, which `named_shapes` names) and `read_shape_file` (transformer shapes in
-JSON), used by the command `sweep`; `write_shape_file` and `SUFFIX`, used by the command `advise` (`--shapes-out`);
-`NamedShape` and `Gain`, used by `advice.report` and `report.shape_comparison`. `options` uses the names of shapes.
-Versions of the JSON format: 1: initial.
+Entry points: `read_shapes` (GEMM sizes in CSV, which `named_shapes` names) and `read_shape_file`
+(transformer shapes in JSON), used by the command `sweep`; `write_shape_file` and `SUFFIX`, used by
+the command `advise` (`--shapes-out`); `NamedShape` and `Gain`, used by `advice.report` and
+`report.shape_comparison`. `options` uses the names of shapes. Versions of the JSON format: 1:
+initial.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _MOST_NAME = 200
 
 @dataclass(frozen=True)
 class Gain:
-    """Relative increase of tokens per second at equal parameters over the first shape in the file, with its interval
-    (90 % if predicted, 95 % if measured)."""
+    """Relative increase of tokens per second at equal parameters over the first shape in the file,
+    with its interval (90 % if predicted, 95 % if measured)."""
 
     mid: float
     low: float
@@ -52,7 +53,9 @@ class Gain:
 
 @dataclass(frozen=True)
 class NamedShape:
-    """Transformer shape with a name. predicted: predicted gain over the first shape in the file, if any."""
+    """Transformer shape with a name. predicted: predicted gain over the first shape in the file, if
+    any.
+    """
 
     name: str
     shape: TransformerShape
@@ -60,12 +63,18 @@ class NamedShape:
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > _MOST_NAME or not self.name.isprintable():
-            raise InputError(_WHO, f"name = {self.name[:60]!r}", f"1 to {_MOST_NAME} printable characters")
+            raise InputError(
+                _WHO, f"name = {self.name[:60]!r}", f"1 to {_MOST_NAME} printable characters"
+            )
 
 
 def write_shape_file(path: Path, shapes: Sequence[NamedShape]) -> None:
     """Writes a file of transformer shapes. Raises StoreError if it cannot be written."""
-    data = {"format": _SHAPES_FORMAT, "version": _SHAPES_VERSION, "shapes": [asdict(shape) for shape in shapes]}
+    data = {
+        "format": _SHAPES_FORMAT,
+        "version": _SHAPES_VERSION,
+        "shapes": [asdict(shape) for shape in shapes],
+    }
     write_file("write shapes", path, json.dumps(data, indent=1) + "\n")
 
 
@@ -74,20 +83,32 @@ def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
     try:
         data = read_json(path, most_bytes=_MOST_BYTES)
     except (OSError, ValueError) as error:
-        raise InputError(_WHO, f"{path} ({reason(error)[:80]})", "a JSON file of shapes that can be read") from None
+        raise InputError(
+            _WHO, f"{path} ({reason(error)[:80]})", "a JSON file of shapes that can be read"
+        ) from None
     if not isinstance(data, dict) or data.get("format") != _SHAPES_FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise InputError(_WHO, f"{path} of format {str(found)[:60]!r}", f"a JSON file of format {_SHAPES_FORMAT!r}")
+        raise InputError(
+            _WHO,
+            f"{path} of format {str(found)[:60]!r}",
+            f"a JSON file of format {_SHAPES_FORMAT!r}",
+        )
     if data.get("version") != _SHAPES_VERSION:
-        raise InputError(_WHO, f"{path} of version {str(data.get('version'))[:20]}", f"version {_SHAPES_VERSION}")
+        raise InputError(
+            _WHO, f"{path} of version {str(data.get('version'))[:20]}", f"version {_SHAPES_VERSION}"
+        )
     try:
         return named_shapes(data.get("shapes"))
     except InputError as error:
-        raise InputError(_WHO, f"{path}: {error.operation}: {error.value}", error.expected) from None
+        raise InputError(
+            _WHO, f"{path}: {error.operation}: {error.value}", error.expected
+        ) from None
 
 
 def named_shapes(data: object) -> tuple[NamedShape, ...]:
-    """Decodes the list of shapes in a file or in a run's options. Raises InputError if it is malformed."""
+    """Decodes the list of shapes in a file or in a run's options. Raises InputError if it is
+    malformed.
+    """
     if not isinstance(data, list | tuple) or not 1 <= len(data) <= _MOST_SHAPES:
         raise InputError("shapes", repr(data)[:60], f"a list of 1 to {_MOST_SHAPES} shapes")
     shapes = tuple(_named_shape(one, f"shape {number}") for number, one in enumerate(data, 1))
@@ -109,15 +130,17 @@ def _named_shape(data: object, who: str) -> NamedShape:
 
 
 def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
-    """Reads (m, n, k, batch) from each row of a CSV file with the columns m, n, k and optionally batch; other columns
-    are ignored. Raises InputError naming the file and the line."""
+    """Reads (m, n, k, batch) from each row of a CSV file with the columns m, n, k and optionally
+    batch; other columns are ignored. Raises InputError naming the file and the line."""
     try:
         with open_text(path) as file:
             reader = csv.DictReader(file)
             columns = reader.fieldnames or ()
             if not set(_NEEDED) <= set(columns):
                 found = f"{path} has {', '.join(columns) or 'nothing'}"
-                raise InputError(_WHO, found, "a CSV file with the columns m, n, k, or a .json file")
+                raise InputError(
+                    _WHO, found, "a CSV file with the columns m, n, k, or a .json file"
+                )
             shapes = [_shape(path, reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(_WHO, f"{path} ({reason(error)})", "a CSV file that can be read") from None
@@ -130,7 +153,14 @@ def _shape(path: Path, line: int, row: dict[str, str | None]) -> tuple[int, int,
     values = []
     for name in (*_NEEDED, "batch"):
         text = (row.get(name) or ("1" if name == "batch" else "")).strip()
-        if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and 1 <= int(text) < 2**31):
-            raise InputError(_WHO, f"{path}:{line} {name} = {text[:40]!r}", f"an integer from 1 to {2**31 - 1:,}")
+        if not (
+            text.isascii()
+            and text.isdigit()
+            and len(text) <= _MOST_DIGITS
+            and 1 <= int(text) < 2**31
+        ):
+            raise InputError(
+                _WHO, f"{path}:{line} {name} = {text[:40]!r}", f"an integer from 1 to {2**31 - 1:,}"
+            )
         values.append(int(text))
     return (values[0], values[1], values[2], values[3])

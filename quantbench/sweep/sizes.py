@@ -1,4 +1,6 @@
-"""Lists the sizes that commands know: what each is, of what, its usual value, and how it is swept."""
+"""Lists the sizes that commands know: what each is, of what, its usual value, and how it is
+swept.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from dataclasses import dataclass
 #: names of a layer's ops
 LINEAR_OPS = ("qkv", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")
 # Products of latent attention and of shared experts.
-_OTHER_LINEAR = ("latent_down", "q_up", "kv_up", "shared_up", "shared_gate", "shared_up_gate", "shared_down")
+_OTHER_LINEAR = (
+    "latent_down",
+    "q_up",
+    "kv_up",
+    "shared_up",
+    "shared_gate",
+    "shared_up_gate",
+    "shared_down",
+)
 _MLP_OPS = ("mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")
 UNFUSED_OPS = ("scores", "softmax", "context")
 ATTENTION_OPS = (*UNFUSED_OPS, "attention")
@@ -26,8 +36,8 @@ class Swept:
     step: default step of a range.
     gpu, cpu: default values by kind of device.
     ops: ops measured by default, those that the size changes most.
-    grain: edges are searched at its multiples; 8 (16 bytes of a 16-bit format) if the size is the length of a stored
-        row, so that misalignment is not taken for an edge.
+    grain: edges are searched at its multiples; 8 (16 bytes of a 16-bit format) if the size is the
+        length of a stored row, so that misalignment is not taken for an edge.
     """
 
     step: int
@@ -119,13 +129,18 @@ MODEL_DIMS = tuple(name for name in DIMS if name not in GEMM_DIMS)
 
 
 def usual_sizes(kind: str, *of: str) -> dict[str, int]:
-    """Returns the usual values of sizes on a kind of device, cuda or cpu. of: of what they are, as in `Size.of`."""
-    chosen = {name.replace("-", "_"): size.usual(kind) for name, size in SIZES.items() if size.of in of}
+    """Returns the usual values of sizes on a kind of device, cuda or cpu. of: of what they are, as
+    in `Size.of`.
+    """
+    chosen = {
+        name.replace("-", "_"): size.usual(kind) for name, size in SIZES.items() if size.of in of
+    }
     return {name: value for name, value in chosen.items() if value}
 
 
 def grain_of(dim: str) -> int:
-    """Returns the step of the search for edges: 8 where misalignment would pass for an edge, else 1.
+    """Returns the step of the search for edges: 8 where misalignment would pass for an edge, else
+    1.
 
     >>> grain_of("n"), grain_of("m")
     (8, 1)

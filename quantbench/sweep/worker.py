@@ -3,8 +3,9 @@
 Entry points: the process, started by `child`; `measure`, used by `pytest_plugin`; `copier`, used by
 `tools.measure`.
 
-Whatever torch, CUDA or a provider raises is the point's outcome. After a crash, a hang or a lost CUDA context the sweep
-starts a new process; a worker that cannot use its device says why and ends the sweep.
+Whatever torch, CUDA or a provider raises is the point's outcome. After a crash, a hang or a lost
+CUDA context the sweep starts a new process; a worker that cannot use its device says why and ends
+the sweep.
 """
 
 from __future__ import annotations
@@ -35,10 +36,16 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """Runner of requests, one after another, with one timer. name: function that identifies the kernel of a point."""
+    """Runner of requests, one after another, with one timer. name: function that identifies the
+    kernel of a point.
+    """
 
     def __init__(
-        self, spec: DeviceSpec, timer: Timer, timing: TimingOptions, name: Callable[[Request], Launch | None]
+        self,
+        spec: DeviceSpec,
+        timer: Timer,
+        timing: TimingOptions,
+        name: Callable[[Request], Launch | None],
     ) -> None:
         self._spec, self._timer, self._timing, self._name = spec, timer, timing, name
         self._phases_s: dict[str, float] = {}
@@ -54,15 +61,23 @@ class Worker:
             return Reply(skipped=str(error), phases_s=self._phases_s)
         except QuantbenchError as error:
             wrong = isinstance(error, MeasurementError) and error.operation.startswith("check")
-            return Reply(failed=("wrong_result" if wrong else "error", str(error)), phases_s=self._phases_s)
+            return Reply(
+                failed=("wrong_result" if wrong else "error", str(error)), phases_s=self._phases_s
+            )
         except Exception as error:  # noqa: BLE001 - compilers and other people's providers raise anything
             message = reason_line(error)
             if context_lost(error):
-                return Reply(failed=("illegal_access", message), phases_s=self._phases_s, broken=True)
+                return Reply(
+                    failed=("illegal_access", message), phases_s=self._phases_s, broken=True
+                )
             out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
             if out_of_memory and torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            kind = "out_of_memory" if out_of_memory or "can't allocate memory" in str(error) else "error"
+            kind = (
+                "out_of_memory"
+                if out_of_memory or "can't allocate memory" in str(error)
+                else "error"
+            )
             return Reply(failed=(kind, message), phases_s=self._phases_s)
 
     def _run(self, request: Request) -> Reply:
@@ -71,7 +86,9 @@ class Worker:
         from quantbench.providers import catalog
 
         provider = catalog.make(request.provider)
-        reason = too_large(request.workload, self._spec) or provider.unsupported(request.workload, self._spec)
+        reason = too_large(request.workload, self._spec) or provider.unsupported(
+            request.workload, self._spec
+        )
         if reason is not None:
             return Reply(skipped=reason)
         warmup_before_s, measuring_before_s = self._timer.warmup_s, self._timer.measuring_s
@@ -88,8 +105,12 @@ class Worker:
         return replace(reply, launch=launch, phases_s=self._phases_s)
 
 
-def measure(provider: Provider, workload: Workload, spec: DeviceSpec, timer: Timer, timing: TimingOptions) -> Reply:
-    """Times the workload; its results are checked before and after timing (`quantbench.providers.audit`)."""
+def measure(
+    provider: Provider, workload: Workload, spec: DeviceSpec, timer: Timer, timing: TimingOptions
+) -> Reply:
+    """Times the workload; its results are checked before and after timing
+    (`quantbench.providers.audit`).
+    """
     from quantbench.providers.audit import Audit
 
     audit = Audit(provider, workload, spec, timing.distribution)
@@ -105,12 +126,20 @@ def measure(provider: Provider, workload: Workload, spec: DeviceSpec, timer: Tim
 
 
 def copier(
-    provider: Provider, workload: Workload, spec: DeviceSpec, timing: TimingOptions, audit: Audit | None = None
+    provider: Provider,
+    workload: Workload,
+    spec: DeviceSpec,
+    timing: TimingOptions,
+    audit: Audit | None = None,
 ) -> Callable[[int], Run]:
-    """Returns the function that makes copies of the work with other inputs, if the timer rotates over some."""
+    """Returns the function that makes copies of the work with other inputs, if the timer rotates
+    over some.
+    """
 
     def copy(number: int) -> Run:
-        task = provider.prepare(workload, spec, distribution=timing.distribution, seed=timing.seed + 1 + number)
+        task = provider.prepare(
+            workload, spec, distribution=timing.distribution, seed=timing.seed + 1 + number
+        )
         return task.run if audit is None else audit.add(task)
 
     return copy
@@ -120,7 +149,9 @@ def too_large(workload: Workload, spec: DeviceSpec) -> str | None:
     """Returns the reason if inputs and outputs alone exceed the device's memory, else None."""
     if workload.min_bytes <= spec.memory_bytes:
         return None
-    return f"needs at least {size(workload.min_bytes)}, and {spec.name} has {size(spec.memory_bytes)}"
+    return (
+        f"needs at least {size(workload.min_bytes)}, and {spec.name} has {size(spec.memory_bytes)}"
+    )
 
 
 def main() -> None:

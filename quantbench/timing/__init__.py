@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from quantbench.timing.session import Timer
 
 
-def make_timer(spec: DeviceSpec, options: TimingOptions, *, state: Callable[[], DeviceState] | None = None) -> Timer:
+def make_timer(
+    spec: DeviceSpec, options: TimingOptions, *, state: Callable[[], DeviceState] | None = None
+) -> Timer:
     """Returns the timer for a device.
 
-    state: function that reads the device's clock, power and throttle reasons; default: `device.monitor(spec)`.
+    state: function that reads the device's clock, power and throttle reasons; default:
+        `device.monitor(spec)`.
 
     >>> from quantbench import device
     >>> timer = make_timer(device.current(), TimingOptions())  # doctest: +SKIP

@@ -1,7 +1,7 @@
 """Times runs on a CPU with the wall clock, on one pinned thread.
 
-Entry point: `CpuTimer`, created by `make_timer` for devices of kind cpu. On a machine with two shared cores, times of
-two threads scatter by 20-26 %, those of one pinned thread by about 1.3 %.
+Entry point: `CpuTimer`, created by `make_timer` for devices of kind cpu. On a machine with two
+shared cores, times of two threads scatter by 20-26 %, those of one pinned thread by about 1.3 %.
 """
 
 import os
@@ -24,8 +24,9 @@ from quantbench.timing.session import OTHER_THREADS, PREEMPTED, Audit, Batch, Ti
 if sys.platform == "linux":
     import resource
 
-# Measured on an AMD EPYC (32 MiB L3), summing 4 MiB: 41 µs hot, 80 µs after reading one cache's worth, 93 µs after
-# two, 102 µs after three and no more after four. Three cost 2.1 ms a sample there.
+# Measured on an AMD EPYC (32 MiB L3), summing 4 MiB: 41 µs hot, 80 µs after reading one cache's
+# worth, 93 µs after two, 102 µs after three and no more after four. Three cost 2.1 ms a sample
+# there.
 _FLUSH_LLC_MULTIPLE = 3
 
 # One word of each cache line is read.
@@ -34,8 +35,8 @@ _LINE_BYTES = 64
 # Long enough to count as having slept, short enough that the core keeps its clock.
 _NAP_S = 0.0001
 
-# CPU time of the process's other threads within a run above which the run counts as helped. Reading the clocks takes
-# the constant part.
+# CPU time of the process's other threads within a run above which the run counts as helped. Reading
+# the clocks takes the constant part.
 _HELP_SHARE = 0.2
 _HELP_NS = 20_000
 
@@ -44,7 +45,9 @@ _TICK_US = 0.05
 
 
 def thread_preemptions() -> int:
-    """Returns how often this thread has lost its core so far; 0 if the system does not count them (not Linux)."""
+    """Returns how often this thread has lost its core so far; 0 if the system does not count them
+    (not Linux).
+    """
     if sys.platform != "linux":
         return 0
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
@@ -71,12 +74,13 @@ class CpuClocks:
 class CpuSampler:
     """Sampler that reads the wall clock before and after each run.
 
-    buffer: read before each run, one word per cache line, to make the cache cold; None for a hot cache. Reading leaves
-        clean lines, which cost the run nothing.
+    buffer: read before each run, one word per cache line, to make the cache cold; None for a hot
+        cache. Reading leaves clean lines, which cost the run nothing.
     before: function called before each sample.
 
-    A run during which the thread lost its core is preempted: its time is the thread's CPU time, and the next run
-    follows a nap, since a waking thread gets a whole time slice. A run helped by other threads is invalid too.
+    A run during which the thread lost its core is preempted: its time is the thread's CPU time, and
+    the next run follows a nap, since a waking thread gets a whole time slice. A run helped by other
+    threads is invalid too.
     """
 
     def __init__(
@@ -116,17 +120,23 @@ class CpuSampler:
         others_ns = process_stop_ns - process_start_ns - (thread_stop_ns - thread_start_ns)
         if others_ns > _HELP_SHARE * (stop_ns - start_ns) + _HELP_NS:
             share = others_ns / max(1, stop_ns - start_ns)
-            return (stop_ns - start_ns) / 1e3, f"{OTHER_THREADS}: they ran for {share:.0%} of its time"
+            return (
+                stop_ns - start_ns
+            ) / 1e3, f"{OTHER_THREADS}: they ran for {share:.0%} of its time"
         if not lost:
             return (stop_ns - start_ns) / 1e3, ""
         times = "once" if lost == 1 else f"{lost} times"
-        return (thread_stop_ns - thread_start_ns) / 1e3, f"{PREEMPTED}: the core went to others {times}"
+        return (
+            thread_stop_ns - thread_start_ns
+        ) / 1e3, f"{PREEMPTED}: the core went to others {times}"
 
 
 class CpuTimer(Timer):
-    """Timer for one CPU core. Takes the same arguments as `CudaTimer`; tests replace clocks, now and pause.
+    """Timer for one CPU core. Takes the same arguments as `CudaTimer`; tests replace clocks, now
+    and pause.
 
-    While it measures, the calling thread is pinned to one core and torch to one thread; both are restored afterwards.
+    While it measures, the calling thread is pinned to one core and torch to one thread; both are
+    restored afterwards.
     """
 
     _batch_limit = 16
@@ -150,14 +160,19 @@ class CpuTimer(Timer):
         super().__init__(options, now, pause)
         self._state = state
         self._clocks = clocks or CpuClocks(process_ns=time.process_time_ns)
-        # Ones, because a fresh buffer of zeros maps to a single page, which stays in the first-level cache.
+        # Ones, because a fresh buffer of zeros maps to a single page, which stays in the
+        # first-level cache.
         words = _FLUSH_LLC_MULTIPLE * spec.l2_bytes // 8
         self._buffer = np.ones(words, dtype=np.int64) if options.cache == "cold" else None
 
     def measure(
-        self, run: Run, *, copy: Callable[[int], Run] | None = None, min_bytes: int | None = None,
+        self,
+        run: Run,
+        *,
+        copy: Callable[[int], Run] | None = None,
+        min_bytes: int | None = None,
         audit: Audit | None = None,
-    ) -> Measurement:  # fmt: skip
+    ) -> Measurement:
         """Times `run`, which must return when its work is done; see `Timer.measure`."""
         with _one_thread():
             start_s = self._now()
@@ -172,7 +187,9 @@ class CpuTimer(Timer):
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Pin the calling thread to one core (the last allowed one: interrupts favour the first), torch to one thread."""
+    """Pin the calling thread to one core (the last allowed one: interrupts favour the first), torch
+    to one thread.
+    """
     torch = sys.modules.get("torch")  # if nobody has imported it, it has no threads
     threads = torch.get_num_threads() if torch else 0
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set()

@@ -1,19 +1,23 @@
 """Times runs on a CUDA device with one of two methods.
 
-Entry points: `CudaTimer`, created by `make_timer`, and `runs_in_graph`, which sets what a graph holds. `cuda_samplers`
-defines the order of launches of each method, `cuda_device` makes the CUDA calls.
+Entry points: `CudaTimer`, created by `make_timer`, and `runs_in_graph`, which sets what a graph
+holds. `cuda_samplers` defines the order of launches of each method, `cuda_device` makes the CUDA
+calls.
 
-- events (modes `auto` and `events`): one run between two events behind a held stream, after a flush if the cache is
-  cold. The time includes 1-2.5 µs between events and kernel; `floor_us` of each measurement is that of an empty kernel.
-- graph (mode `graph`): a sample is the mean of many runs in one graph, without that part. With a cold cache the graph
-  rotates over copies (see `rotation`).
+- events (modes `auto` and `events`): one run between two events behind a held stream, after a flush
+  if the cache is cold. The time includes 1-2.5 µs between events and kernel; `floor_us` of each
+  measurement is that of an empty kernel.
+- graph (mode `graph`): a sample is the mean of many runs in one graph, without that part. With a
+  cold cache the graph rotates over copies (see `rotation`).
 
-The method never depends on how long a run takes: changing it within a sweep would show a step of 5-12 %.
+The method never depends on how long a run takes: changing it within a sweep would show a step of
+5-12 %.
 
-Cold means that neither input nor output is in L2 and that L2 holds nothing that must be written back first. The flush
-therefore *reads* a buffer of COLD_L2_MULTIPLE times L2: it evicts everything and leaves clean lines. A memset would
-leave dirty lines, for whose writing back the timed kernel would pay (up to 15 µs on an H100). The flush does not evict
-lines that a kernel asked to keep (evict_last, persisting windows); rotating over copies does.
+Cold means that neither input nor output is in L2 and that L2 holds nothing that must be written
+back first. The flush therefore *reads* a buffer of COLD_L2_MULTIPLE times L2: it evicts everything
+and leaves clean lines. A memset would leave dirty lines, for whose writing back the timed kernel
+would pay (up to 15 µs on an H100). The flush does not evict lines that a kernel asked to keep
+(evict_last, persisting windows); rotating over copies does.
 """
 
 from __future__ import annotations
@@ -39,21 +43,25 @@ if TYPE_CHECKING:
 # A graph of many runs takes about this long, so that the events' tick is 0.1 % of it.
 _GRAPH_US = 500.0
 _MAX_GRAPH_RUNS = 1000
-# Work that needs more copies than this to fill the cache cannot be timed in cold graphs: making them takes seconds.
+# Work that needs more copies than this to fill the cache cannot be timed in cold graphs: making
+# them takes seconds.
 _MOST_COPIES = 6000
 
 # A cold card loses a percent or two of its clock as it gets hot, fastest in the first seconds.
 _HEAT_S = 2.0
 
-# cudaEventElapsedTime: "a resolution of around 0.5 microseconds" (NVIDIA's CUDA Runtime API reference).
+# cudaEventElapsedTime: "a resolution of around 0.5 microseconds" (NVIDIA's CUDA Runtime API
+# reference).
 _EVENT_TICK_US = 0.5
 
 
-def runs_in_graph(options: TimingOptions, run_us: float, *, min_bytes: int | None, l2_bytes: int) -> tuple[int, int]:
+def runs_in_graph(
+    options: TimingOptions, run_us: float, *, min_bytes: int | None, l2_bytes: int
+) -> tuple[int, int]:
     """Returns how many copies rotate with a run in its graph, and how many runs the graph has.
 
-    min_bytes: least number of bytes that one run touches; None if there are no copies, or unknown: they might fit into
-        the cache.
+    min_bytes: least number of bytes that one run touches; None if there are no copies, or unknown:
+        they might fit into the cache.
 
     Raises UnsupportedError if the cache is to be cold and copies are missing or would be too many.
     """
@@ -63,12 +71,15 @@ def runs_in_graph(options: TimingOptions, run_us: float, *, min_bytes: int | Non
     needed = cold_copies(l2_bytes, min_bytes) if min_bytes else 1
     if not 1 < needed <= _MOST_COPIES + 1:
         found = f"mode = 'graph' with a cold cache and {needed - 1} copies to rotate over"
-        raise UnsupportedError("timing", found, f"min_bytes and copies, at most {_MOST_COPIES}, or mode = 'auto'")
+        raise UnsupportedError(
+            "timing", found, f"min_bytes and copies, at most {_MOST_COPIES}, or mode = 'auto'"
+        )
     return needed - 1, needed * max(1, many // needed)
 
 
 class CudaTimer(Timer):
-    """Timer for the current CUDA device, which times an empty kernel in the mode of `options` first.
+    """Timer for the current CUDA device, which times an empty kernel in the mode of `options`
+    first.
 
     spec: device whose L2 size is used.
     state: function that reads clock, power and throttle reasons.
@@ -100,7 +111,9 @@ class CudaTimer(Timer):
         self._spec = spec
         self._ops = ops
         self._mode = "graph" if options.mode == "graph" else "events"
-        self._held_limits: dict[int, int] = {}  # by the number of a run's operations, of earlier points
+        self._held_limits: dict[
+            int, int
+        ] = {}  # by the number of a run's operations, of earlier points
         ops.empty()
         ops.synchronize()
         sampler = self._events(ops.empty)
@@ -109,13 +122,19 @@ class CudaTimer(Timer):
         self._floor_us = self._warm_up(sampler).typical_us
 
     def measure(
-        self, run: Run, *, copy: Callable[[int], Run] | None = None, min_bytes: int | None = None,
+        self,
+        run: Run,
+        *,
+        copy: Callable[[int], Run] | None = None,
+        min_bytes: int | None = None,
         audit: Audit | None = None,
-    ) -> Measurement:  # fmt: skip
-        """Times `run`; see `Timer.measure`. The audit changes inputs before each sample or graph replay."""
+    ) -> Measurement:
+        """Times `run`; see `Timer.measure`. The audit changes inputs before each sample or graph
+        replay.
+        """
         start_s = self._now()
-        # The first calls load modules, compile, tune and allocate. That may synchronise (NVBench issue 240) and would
-        # wait for ever behind a hold.
+        # The first calls load modules, compile, tune and allocate. That may synchronise (NVBench
+        # issue 240) and would wait for ever behind a hold.
         run()
         operations = _count_operations(run)
         self._ops.synchronize()
@@ -125,14 +144,18 @@ class CudaTimer(Timer):
         if self._mode == "graph":
             run_us = max(_EVENT_TICK_US, typical_us(sampler.sample(MAX_QUEUED).samples_us))
             known = None if copy is None else min_bytes
-            copies, runs = runs_in_graph(self._options, run_us, min_bytes=known, l2_bytes=self._spec.l2_bytes)
+            copies, runs = runs_in_graph(
+                self._options, run_us, min_bytes=known, l2_bytes=self._spec.l2_bytes
+            )
             turn = [run, *(copy(number) for number in range(copies) if copy is not None)]
             sampler = replay_sampler(self._ops, turn * (runs // len(turn)), before)
         if self._mean_clocks is None:
             self._mean_clocks = self._heat(sampler)
         warm = self._warm_up(sampler)
         runs = sampler.runs_per_sample
-        measurement = self._sample(sampler, warm, audit, start_s, self._mode, runs, _EVENT_TICK_US / runs)
+        measurement = self._sample(
+            sampler, warm, audit, start_s, self._mode, runs, _EVENT_TICK_US / runs
+        )
         if sampler.held_limit is not None:
             self._held_limits[operations] = sampler.held_limit
         return measurement
@@ -152,7 +175,9 @@ class CudaTimer(Timer):
                 clocks.add(at_s, batch.clocks_mhz)
         return clocks
 
-    def _events(self, run: Run, before: Run = lambda: None, limit: int = MAX_QUEUED) -> EventSampler:
+    def _events(
+        self, run: Run, before: Run = lambda: None, limit: int = MAX_QUEUED
+    ) -> EventSampler:
         flush = self._options.cache == "cold"
         return EventSampler(self._ops, run, flush=flush, before=before, limit=limit)
 
@@ -166,7 +191,9 @@ def _count_operations(run: Run) -> int:
             super().__init__()  # type: ignore[no-untyped-call]
             self.count = 0
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             self.count += 1
             return func(*args, **(kwargs or {}))
 

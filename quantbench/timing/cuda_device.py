@@ -1,4 +1,5 @@
-"""Implements the samplers' CUDA calls with torch and the Triton kernels of `probes` (hold, SM clocks).
+"""Implements the samplers' CUDA calls with torch and the Triton kernels of `probes` (hold, SM
+clocks).
 
 Entry point: `TorchCuda`, used by `cuda` and `cuda_samplers`.
 """
@@ -37,22 +38,24 @@ _LONGEST_SLEEP_CYCLES = 1_000_000_000
 # More SMs than any GPU has (B200: 148), so that %smid always fits.
 _MAX_SMS = 512
 
-# %globaltimer ticks at 32 ns on some GPUs and at 1 µs on others, which is at most 0.2 % of half a millisecond.
+# %globaltimer ticks at 32 ns on some GPUs and at 1 µs on others, which is at most 0.2 % of half a
+# millisecond.
 _WINDOW_NS = 500_000
 
-# An SM's cycle counter may stop while the SM is asleep, and no counter runs faster than the clock. The upper quartile
-# over the SMs is robust to a few sleeping SMs and to a misread stamp.
+# An SM's cycle counter may stop while the SM is asleep, and no counter runs faster than the clock.
+# The upper quartile over the SMs is robust to a few sleeping SMs and to a misread stamp.
 _UPPER = 0.75
 
 
 class HostFlagHold:
     """Stream hold by a kernel that spins on a flag in pinned host memory.
 
-    Use: `hold()`, queue the work to be timed, `release()`, synchronise, then ask `was_held()`. The kernel ends after
-    half a second in any case; then `was_held()` is False and the batch does not count. That happens if queued work
-    waits for the device: a synchronisation or a copy to pageable memory in the run itself; the first launch of a
-    kernel; cudaFree, so an exhausted allocator too; more than about 1024 launches (`MAX_QUEUED` samples fit);
-    profilers that serialise launches.
+    Use: `hold()`, queue the work to be timed, `release()`, synchronise, then ask `was_held()`. The
+        kernel ends after
+    half a second in any case; then `was_held()` is False and the batch does not count. That happens
+    if queued work waits for the device: a synchronisation or a copy to pageable memory in the run
+    itself; the first launch of a kernel; cudaFree, so an exhausted allocator too; more than about
+    1024 launches (`MAX_QUEUED` samples fit); profilers that serialise launches.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -79,8 +82,8 @@ class HostFlagHold:
 class SleepHold:
     """Stream hold by torch.cuda._sleep, for machines where Triton cannot build kernels.
 
-    The length of the sleep is a guess. It is doubled each time the device woke before the host had queued everything;
-    such a batch counts as not held.
+    The length of the sleep is a guess. It is doubled each time the device woke before the host had
+    queued everything; such a batch counts as not held.
     """
 
     def __init__(self) -> None:
@@ -121,11 +124,12 @@ class TorchEventPair:
 
 
 class TorchCuda:
-    """CUDA calls of the samplers, on the current device and stream. Tests stand in for it with doubles of a device.
+    """CUDA calls of the samplers, on the current device and stream. Tests stand in for it with
+    doubles of a device.
 
-    Creating it allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the probes, which takes about a second
-    the first time. Without these kernels (no Triton, no C compiler) a sleep holds the stream and the clock is
-    NVML's; the state's note says so.
+    Creating it allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the probes, which
+    takes about a second the first time. Without these kernels (no Triton, no C compiler) a sleep
+    holds the stream and the clock is NVML's; the state's note says so.
     """
 
     def __init__(self, spec: DeviceSpec, state: Callable[[], DeviceState]) -> None:
@@ -134,7 +138,9 @@ class TorchCuda:
         self._state_at_s = -inf
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         l2_bytes = max(spec.l2_bytes, int(getattr(properties, "L2_cache_size", 0)))
-        self._buffer = torch.ones(COLD_L2_MULTIPLE * l2_bytes // 4, dtype=torch.float32, device="cuda")
+        self._buffer = torch.ones(
+            COLD_L2_MULTIPLE * l2_bytes // 4, dtype=torch.float32, device="cuda"
+        )
         self._sink = torch.zeros((), dtype=torch.float32, device="cuda")
         self._graph_stream = torch.cuda.Stream()
         self._stamps = torch.zeros((MAX_QUEUED + 1, _MAX_SMS, 2), dtype=torch.int64, device="cuda")
@@ -174,18 +180,22 @@ class TorchCuda:
     def stamp(self, index: int) -> None:
         """Queues the kernel that reads all SM counters; does nothing without probes."""
         if self._stamp_kernel is not None:
-            self._stamp_kernel[(self._stamp_blocks,)](self._stamp_rows[index], _MAX_SMS, **_ONE_WARP)
+            self._stamp_kernel[(self._stamp_blocks,)](
+                self._stamp_rows[index], _MAX_SMS, **_ONE_WARP
+            )
 
     def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
-        """Returns the SM clocks between the first `stamps` stamps of this batch, MHz; empty if unknown. Call after
-        `synchronize`."""
+        """Returns the SM clocks between the first `stamps` stamps of this batch, MHz; empty if
+        unknown. Call after `synchronize`."""
         if self._stamp_kernel is None:
             return ()
         rows = self._stamps[:stamps].cpu().numpy()
         return clocks_from_stamps(np.asarray(rows, dtype=np.int64))
 
     def state(self) -> DeviceState:
-        """Returns the device's state, read at most 50 times a second, with a note if the probes are missing."""
+        """Returns the device's state, read at most 50 times a second, with a note if the probes are
+        missing.
+        """
         if monotonic() - self._state_at_s >= _STATE_PERIOD_S:
             state = self._ask_state()
             self._state = replace(state, note="; ".join(n for n in (state.note, self._note) if n))
@@ -199,8 +209,8 @@ class TorchCuda:
     def capture(self, body: Callable[[], None]) -> Run:
         """Captures the work that body queues as a graph and returns its replay.
 
-        It runs once on the stream to be captured before, so that cuBLAS and the allocator set up their per-stream state
-        outside the graph.
+        It runs once on the stream to be captured before, so that cuBLAS and the allocator set up
+        their per-stream state outside the graph.
         """
         self._graph_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._graph_stream):
@@ -226,7 +236,8 @@ class TorchCuda:
                 probes.stamp[(self._stamp_blocks,)](self._stamp_rows[0], _MAX_SMS, **_ONE_WARP)
                 torch.cuda.synchronize()
         except Exception as error:  # noqa: BLE001 - triton's errors of compilation are no RuntimeErrors
-            # No Triton, a GPU that it does not know, or no C compiler for its launcher. torch still works.
+            # No Triton, a GPU that it does not know, or no C compiler for its launcher. torch still
+            # works.
             return f"no counters of the SM clock: {reason_line(error)}"
         self._hold = held
         self._stamp_kernel = probes.stamp
@@ -234,11 +245,13 @@ class TorchCuda:
 
 
 def clocks_from_stamps(stamps: npt.NDArray[np.int64]) -> tuple[float, ...]:
-    """Returns the SM clock in MHz between neighbouring stamps, Δcycles / Δnanoseconds; empty if a stamp has no SM.
+    """Returns the SM clock in MHz between neighbouring stamps, Δcycles / Δnanoseconds; empty if a
+    stamp has no SM.
 
-    stamps: (stamps, SMs, 2), globaltimer in ns and clock64 in cycles, both 0 if no block ran on that SM. Gaps shorter
-    than half a millisecond are joined with their neighbours: the timer's tick would show, and the clock does not change
-    faster than that.
+    stamps: (stamps, SMs, 2), globaltimer in ns and clock64 in cycles, both 0 if no block ran on
+        that SM. Gaps shorter
+    than half a millisecond are joined with their neighbours: the timer's tick would show, and the
+    clock does not change faster than that.
 
     >>> one_sm = np.array([[[1_000, 500]], [[1_001_000, 1_980_500]]], dtype=np.int64)
     >>> clocks_from_stamps(one_sm)

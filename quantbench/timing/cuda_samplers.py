@@ -1,13 +1,15 @@
 """Orders the launches in a batch of samples.
 
-Entry points: `EventSampler`, `replay_sampler` and `samples_that_fit`, used by `cuda`. The CUDA calls of
-`cuda_device` are injected. A batch has one synchronisation:
+Entry points: `EventSampler`, `replay_sampler` and `samples_that_fit`, used by `cuda`. The CUDA
+calls of `cuda_device` are injected. A batch has one synchronisation:
 
-    hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count · release · wait
+    hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count ·
+    release · wait
 
-An event pair around a launch into an empty stream measures the host (Python, the driver, 5-40 µs) and not the kernel.
-So a one-thread kernel spins on a flag in host memory while everything queues up behind it. The audit changes some of
-the inputs (`session.Audit`). The state (clocks, power, throttle reasons) is read between release and wait.
+An event pair around a launch into an empty stream measures the host (Python, the driver, 5-40 µs)
+and not the kernel. So a one-thread kernel spins on a flag in host memory while everything queues up
+behind it. The audit changes some of the inputs (`session.Audit`). The state (clocks, power,
+throttle reasons) is read between release and wait.
 """
 
 from __future__ import annotations
@@ -22,20 +24,25 @@ if TYPE_CHECKING:
     from quantbench.timing.cuda_device import TorchCuda
 
 
-# The driver queues about this many launches before it blocks the host, which then never releases the stream.
+# The driver queues about this many launches before it blocks the host, which then never releases
+# the stream.
 _QUEUE_LAUNCHES = 1024
-# Launches of a sample besides those of its run: 3 of the audit, 2 of the flush, 2 events and a stamp.
+# Launches of a sample besides those of its run: 3 of the audit, 2 of the flush, 2 events and a
+# stamp.
 _SAMPLE_LAUNCHES = 8
-# Most kernels of an operation of torch, with few exceptions: a product in parts and the sum of its parts.
+# Most kernels of an operation of torch, with few exceptions: a product in parts and the sum of its
+# parts.
 _OPERATION_LAUNCHES = 2
 
-#: Most runs queued behind one hold as nodes of graphs. Before CUDA 12.6 a graph launch costs the host time for each
-#: node (NVIDIA's blog, "Constant Time Launch for Straight-Line CUDA Graphs", 2024), so nodes count like launches.
+#: Most runs queued behind one hold as nodes of graphs. Before CUDA 12.6 a graph launch costs the
+#: host time for each node (NVIDIA's blog, "Constant Time Launch for Straight-Line CUDA Graphs",
+#: 2024), so nodes count like launches.
 MAX_QUEUED_RUNS = 512
 
 
 def samples_that_fit(operations: int) -> int:
-    """Returns how many samples fit behind one hold. operations: number of torch's operations in a run.
+    """Returns how many samples fit behind one hold. operations: number of torch's operations in a
+    run.
 
     >>> samples_that_fit(1), samples_that_fit(64), samples_that_fit(1000)
     (16, 7, 1)
@@ -51,13 +58,20 @@ class EventSampler:
     before: function called before each sample.
     runs_per_sample: number of runs in one call of `run`; a sample is their mean.
     limit: most samples behind one hold. It is halved after each batch whose hold timed out.
-    held_limit: the limit with which a batch was held after one of more samples was not; None if that never happened.
+    held_limit: the limit with which a batch was held after one of more samples was not; None if
+        that never happened.
     """
 
     def __init__(
-        self, ops: TorchCuda, run: Run, *, flush: bool, before: Run = lambda: None, runs_per_sample: int = 1,
+        self,
+        ops: TorchCuda,
+        run: Run,
+        *,
+        flush: bool,
+        before: Run = lambda: None,
+        runs_per_sample: int = 1,
         limit: int = MAX_QUEUED,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._ops = ops
         self._before = before
         self._run = run
@@ -105,7 +119,8 @@ class EventSampler:
 def replay_sampler(ops: TorchCuda, runs: Sequence[Run], before: Run = lambda: None) -> EventSampler:
     """Returns a sampler whose run is a graph of `runs`; a sample is their mean.
 
-    runs: the same run repeated for a hot cache; copies in turn (see `rotation`) for a cold one, which need no flush: in
+    runs: the same run repeated for a hot cache; copies in turn (see `rotation`) for a cold one,
+        which need no flush: in
     the steady state each run also pays for writing back the output of an earlier one.
     """
 

@@ -3,8 +3,8 @@
 Entry points: `grade`; `Drift` and `NO_CHECK`, which callers pass to it; `drift_of`. Used by
 `sweep.runner`, `comm.session` and `pytest_plugin` for each point.
 
-Every reason has a weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is D. A rate above the
-hardware's peak and a time of Triton's interpreter are rejected.
+Every reason has a weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is
+D. A rate above the hardware's peak and a time of Triton's interpreter are rejected.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,15 @@ from quantbench.device.spec import CACHE_OVER_MEMORY, PEAK_MARGIN, DeviceSpec
 from quantbench.measurement import Grade, Measurement
 from quantbench.stats import noise, outlier_share, quantiles, spread, typical_interval, typical_us
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.session import HARD_THROTTLES, KEPT, LAUNCH_GAP, NOT_A_TIME, OTHER_THREADS, PREEMPTED, THROTTLED
+from quantbench.timing.session import (
+    HARD_THROTTLES,
+    KEPT,
+    LAUNCH_GAP,
+    NOT_A_TIME,
+    OTHER_THREADS,
+    PREEMPTED,
+    THROTTLED,
+)
 
 #: Reason for grade D if a point's results could not be checked.
 NO_CHECK = "its results were not checked: its task has no inputs()"
@@ -23,35 +31,37 @@ INTERPRETED = "it ran in triton's interpreter: the time of no kernel"
 
 _NOTE, _OFF, _BAD, _WORTHLESS = 0, 1, 2, 4
 
-# 10 %-90 % spread. A quiet GPU kernel has 1-2 %, a pinned CPU thread 3-4 %. At 10 % something else is running or the
-# samples have two modes; at 30 % the samples of one point hide a 10 % cliff.
+# 10 %-90 % spread. A quiet GPU kernel has 1-2 %, a pinned CPU thread 3-4 %. At 10 % something else
+# is running or the samples have two modes; at 30 % the samples of one point hide a 10 % cliff.
 _SPREAD_OFF, _SPREAD_BAD = 0.10, 0.30
 # Four times the target half-width is the size of the effects that a sweep looks for.
 _HALF_WIDTH_BAD_FACTOR = 4.0
 _STOPPED = {"noise_floor": "the noise stopped falling", "clock": "the SM clock wanders"}
 # Fewer samples than this have no 95 % interval of the median.
 _FEWEST = 6
-# Share of outliers. The median is robust to them, but more than one in twenty means that the machine was shared. A
-# single one says nothing: of ten samples with Gaussian noise, one is far out in 4 % of points.
+# Share of outliers. The median is robust to them, but more than one in twenty means that the
+# machine was shared. A single one says nothing: of ten samples with Gaussian noise, one is far out
+# in 4 % of points.
 _OUTLIERS_OFF = 0.05
 _FEWEST_OUTLIERS = 2
 # Change between the first and the second half of the samples; as for drift.
 _TREND_OFF = 0.02
-# Change of the reference point since its first time, at equal clock. Quiet machines repeat within 0.5 % (GPU) and 1.5 %
-# (CPU); the smaller cliffs are 5 %.
+# Change of the reference point since its first time, at equal clock. Quiet machines repeat within
+# 0.5 % (GPU) and 1.5 % (CPU); the smaller cliffs are 5 %.
 _DRIFT_OFF, _DRIFT_BAD = 0.02, 0.05
 # Change of its clock. Heat takes 2 or 3 % of it in the first minutes.
 _CLOCK_DRIFT_OFF, _CLOCK_DRIFT_BAD = 0.05, 0.10
-# 10 %-90 % spread of the SM clock. Steps of 15 MHz are under 1 %; compute-bound times follow the clock one to one.
+# 10 %-90 % spread of the SM clock. Steps of 15 MHz are under 1 %; compute-bound times follow the
+# clock one to one.
 _CLOCK_SPREAD_OFF, _CLOCK_SPREAD_BAD = 0.03, 0.10
-# Median clock over the clock of the stated peaks. Large GEMMs under the power limit run at 75-85 % (H100, H200);
-# below that, and not because of the power limit, the card was idle, hot or locked.
+# Median clock over the clock of the stated peaks. Large GEMMs under the power limit run at 75-85 %
+# (H100, H200); below that, and not because of the power limit, the card was idle, hot or locked.
 _CLOCK_LOW_OFF, _CLOCK_LOW_BAD = 0.75, 0.50
 # Share of discarded samples.
 _DISCARDED_OFF, _DISCARDED_BAD = 0.10, 0.50
 
-# Words for the reason, and its largest weight: a throttled card is still hot in the samples that count, while a thread
-# that has its core back runs as before.
+# Words for the reason, and its largest weight: a throttled card is still hot in the samples that
+# count, while a thread that has its core back runs as before.
 _DISCARDED_KINDS = {
     THROTTLED: ("throttled", _BAD),
     LAUNCH_GAP: ("timed with a launch gap", _BAD),
@@ -80,7 +90,8 @@ class Drift:
 def drift_of(first: Measurement, now: Measurement) -> Drift:
     """Compares two measurements of the reference point.
 
-    At a clock that is lower by some share, a time is longer by at most that share. What lies within is no drift.
+    At a clock that is lower by some share, a time is longer by at most that share. What lies within
+    is no drift.
     """
     ratio = now.stated.latency_us / first.stated.latency_us
     if first.mean_clock is None or now.mean_clock is None:
@@ -105,7 +116,8 @@ def grade(
     """Grades the quality of one point.
 
     flops, min_bytes: operations and least device-memory traffic of one run.
-    dtype: format whose peak applies; if None or without a known peak, the device's highest peak applies.
+    dtype: format whose peak applies; if None or without a known peak, the device's highest peak
+        applies.
     drift: of the reference point; None without one.
     interpreted: whether it ran in triton's interpreter, whose times describe no kernel.
     unchecked: why the results could not be checked, or "".
@@ -117,10 +129,13 @@ def grade(
         return Grade("rejected", impossible)
     options = options or TimingOptions()
     found = [
-        *_precision(measurement, options), *_samples(measurement), *_discards(measurement),
-        *_clock(measurement, spec), *_surroundings(measurement, options),
+        *_precision(measurement, options),
+        *_samples(measurement),
+        *_discards(measurement),
+        *_clock(measurement, spec),
+        *_surroundings(measurement, options),
         *_drift(drift),
-    ]  # fmt: skip
+    ]
     if unchecked:
         found.insert(0, (_WORTHLESS, unchecked))
     weight = sum(w for w, _ in found)
@@ -135,14 +150,20 @@ def _step(value: float, off: float, bad: float) -> int:
 def best_clock_mhz(measurement: Measurement) -> float | None:
     """Returns the highest SM clock of the point, MHz; None if unknown."""
     states = (measurement.state_before, measurement.state_after)
-    seen = [*measurement.clocks_mhz, *(s.sm_clock_mhz for s in states if s.sm_clock_mhz is not None)]
+    seen = [
+        *measurement.clocks_mhz,
+        *(s.sm_clock_mhz for s in states if s.sm_clock_mhz is not None),
+    ]
     return max(seen, default=None)
 
 
-def _impossible(m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec, dtype: str | None) -> Iterator[str]:
+def _impossible(
+    m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec, dtype: str | None
+) -> Iterator[str]:
     """Yields a message for each exceeded peak, naming the rate and the peak."""
     time_s = m.stated.latency_us * 1e-6
-    # Not a CPU's clock: it is read between runs, where it differs, and a CPU's peaks are upper bounds already.
+    # Not a CPU's clock: it is read between runs, where it differs, and a CPU's peaks are upper
+    # bounds already.
     clock = best_clock_mhz(m) if spec.kind != "cpu" else None
     highest, which = _ceiling(spec, dtype, clock)
     tflops = flops / time_s / 1e12
@@ -152,7 +173,8 @@ def _impossible(m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec
             f"faster than the hardware's peak: {tflops:.4g} TFLOP/s, where {spec.name} reaches at most "
             f"{highest:.4g} TFLOP/s in {which} at {at}"
         )
-    # Not all of min_bytes: up to a whole cache of it may be there before the run or be written back after it.
+    # Not all of min_bytes: up to a whole cache of it may be there before the run or be written back
+    # after it.
     gb_per_s = max(0.0, min_bytes - spec.l2_bytes) / time_s / 1e9
     if gb_per_s > spec.memory_gb_per_s * PEAK_MARGIN:
         yield (
@@ -168,12 +190,22 @@ def _impossible(m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec
 
 
 def _ceiling(spec: DeviceSpec, dtype: str | None, clock_mhz: float | None) -> tuple[float, str]:
-    """Returns the peak TFLOP/s and its dtype: `dtype`, or the fastest one if its peak is unknown."""
-    known = {name: ceiling for name in spec.peak_tflops if (ceiling := spec.ceiling(name, clock_mhz)) is not None}
+    """Returns the peak TFLOP/s and its dtype: `dtype`, or the fastest one if its peak is
+    unknown.
+    """
+    known = {
+        name: ceiling
+        for name in spec.peak_tflops
+        if (ceiling := spec.ceiling(name, clock_mhz)) is not None
+    }
     if dtype in known:
         return known[dtype], str(dtype)
     fastest = max(known, key=lambda name: known[name], default=None)
-    return (float("inf"), "any format") if fastest is None else (known[fastest], f"{fastest}, its fastest format")
+    return (
+        (float("inf"), "any format")
+        if fastest is None
+        else (known[fastest], f"{fastest}, its fastest format")
+    )
 
 
 _Reasons = Iterator[tuple[int, str]]  # weight, message
@@ -214,7 +246,10 @@ def _samples(m: Measurement) -> _Reasons:
         one, two = typical_interval(first), typical_interval(second)
         apart = one.high < two.low or two.high < one.low
         if abs(trend) > _TREND_OFF and apart:
-            yield _OFF, f"times went {'up' if trend > 0 else 'down'} by {abs(trend):.1%} while sampling"
+            yield (
+                _OFF,
+                f"times went {'up' if trend > 0 else 'down'} by {abs(trend):.1%} while sampling",
+            )
 
 
 def _discards(m: Measurement) -> _Reasons:
@@ -248,7 +283,9 @@ def _clock(m: Measurement, spec: DeviceSpec) -> _Reasons:
         reason = f"the SM clock moved between {low:.0f} and {high:.0f} MHz"
         yield _step(unsteady, _CLOCK_SPREAD_OFF, _CLOCK_SPREAD_BAD), reason
     if middle < _CLOCK_LOW_OFF * spec.sm_clock_mhz:
-        limited = any("sw_power_cap" in state.throttle_reasons for state in (m.state_before, m.state_after))
+        limited = any(
+            "sw_power_cap" in state.throttle_reasons for state in (m.state_before, m.state_after)
+        )
         weight = _NOTE if limited else _BAD if middle < _CLOCK_LOW_BAD * spec.sm_clock_mhz else _OFF
         why = ", held down by the power limit" if limited else ""
         share = f"{middle / spec.sm_clock_mhz:.0%} of the {spec.sm_clock_mhz:.0f} MHz that the peak is stated at"
@@ -261,11 +298,17 @@ def _drift(drift: Drift | None) -> _Reasons:
     if not abs(drift.time_ratio - 1) <= _DRIFT_OFF:
         slower = "slower" if drift.time_ratio > 1 else "faster"
         weight = _step(abs(drift.time_ratio - 1), _DRIFT_OFF, _DRIFT_BAD) or _BAD
-        yield weight, f"the reference point had become {abs(drift.time_ratio - 1):.1%} {slower} than at first"
+        yield (
+            weight,
+            f"the reference point had become {abs(drift.time_ratio - 1):.1%} {slower} than at first",
+        )
     if drift.clock_ratio is not None and abs(drift.clock_ratio - 1) > _CLOCK_DRIFT_OFF:
         lower = "lower" if drift.clock_ratio < 1 else "higher"
         weight = _step(abs(drift.clock_ratio - 1), _CLOCK_DRIFT_OFF, _CLOCK_DRIFT_BAD)
-        yield weight, f"the SM clock of the reference point had become {abs(drift.clock_ratio - 1):.1%} {lower}"
+        yield (
+            weight,
+            f"the SM clock of the reference point had become {abs(drift.clock_ratio - 1):.1%} {lower}",
+        )
 
 
 def _surroundings(m: Measurement, options: TimingOptions) -> _Reasons:

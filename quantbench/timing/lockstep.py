@@ -1,11 +1,11 @@
 """Times a collective on all ranks at once: rank 0 leads, the others follow its commands.
 
-Entry points: `Leader` and `LeaderSampler`, used on rank 0 by `comm.session`; `follow`, used on the other ranks by the
-command `comm`. `providers.collectives` implements the protocols `Ranks` and `Work`, and uses `Command`, `RankBatch` and
-`OUT_OF_MEMORY`.
+Entry points: `Leader` and `LeaderSampler`, used on rank 0 by `comm.session`; `follow`, used on the
+other ranks by the command `comm`. `providers.collectives` implements the protocols `Ranks` and
+`Work`, and uses `Command`, `RankBatch` and `OUT_OF_MEMORY`.
 
-Only rank 0 warms up, stops and discards. It broadcasts each command and gathers the results. A sample is the time of
-the slowest rank, and its clock the lowest of any rank.
+Only rank 0 warms up, stops and discards. It broadcasts each command and gathers the results. A
+sample is the time of the slowest rank, and its clock the lowest of any rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Command = tuple[str, tuple[Collective | int, ...]]
 
 
 class Ranks(Protocol):
-    """Group of processes as seen from one rank; implemented by `providers.collectives.TorchRanks`."""
+    """Group of processes as seen from one rank; implemented by
+    `providers.collectives.TorchRanks`.
+    """
 
     world_size: int
 
@@ -53,7 +55,8 @@ class RankBatch:
     """Samples of one rank.
 
     samples_us: time of one run, µs.
-    launch_us: least time in which the host launched one run, µs; 0 if the host does the work itself.
+    launch_us: least time in which the host launched one run, µs; 0 if the host does the work
+        itself.
     state: state of the rank's GPU while it worked.
     """
 
@@ -80,7 +83,9 @@ class Leader:
         self._ranks, self._work = ranks, work
 
     def begin(self, collective: Collective) -> Refused | None:
-        """Allocates and checks one point on every rank. Returns None or the reason for not measuring it."""
+        """Allocates and checks one point on every rank. Returns None or the reason for not
+        measuring it.
+        """
         if trouble := _first(self._do("allocate", collective)):
             memory = trouble.startswith(OUT_OF_MEMORY)
             return Refused("out_of_memory" if memory else "unsupported", trouble)
@@ -91,13 +96,20 @@ class Leader:
     def sample(self, count: int, runs: int) -> RankBatch:
         """Returns `count` samples of the point begun last, each the time of the slowest rank.
 
-        launch_us: the longest of all ranks. state: rank 0's, with the lowest clock and the throttle reasons of all.
+        launch_us: the longest of all ranks. state: rank 0's, with the lowest clock and the throttle
+            reasons of all.
         """
         batches = [each for each in self._do("sample", count, runs) if isinstance(each, RankBatch)]
-        if len(batches) != self._ranks.world_size or any(len(each.samples_us) != count for each in batches):
-            raise MeasurementError("comm", f"{len(batches)} ranks answered", f"{count} samples from each rank")
+        if len(batches) != self._ranks.world_size or any(
+            len(each.samples_us) != count for each in batches
+        ):
+            raise MeasurementError(
+                "comm", f"{len(batches)} ranks answered", f"{count} samples from each rank"
+            )
         return RankBatch(
-            samples_us=tuple(max(column) for column in zip(*(each.samples_us for each in batches), strict=True)),
+            samples_us=tuple(
+                max(column) for column in zip(*(each.samples_us for each in batches), strict=True)
+            ),
             launch_us=max(each.launch_us for each in batches),
             state=_worst([each.state for each in batches]),
         )

@@ -1,7 +1,8 @@
 """Keeps the mean SM clock of the last seconds, at which times are stated.
 
-A clock wanders by a percent within tens of milliseconds, so the short time of one point does not show its mean. Work
-that nothing limits runs at one mean clock, which many points show together; work at the power limit has its own.
+A clock wanders by a percent within tens of milliseconds, so the short time of one point does not
+show its mean. Work that nothing limits runs at one mean clock, which many points show together;
+work at the power limit has its own.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import numpy as np
 from quantbench.measurement import MeanClock
 from quantbench.stats import CONFIDENCE, normal_quantile
 
-# Means over times that are long beside those in which a clock wanders (tens of milliseconds) are independent.
+# Means over times that are long beside those in which a clock wanders (tens of milliseconds) are
+# independent.
 _BLOCK_S = 0.25
-# Enough blocks to know the mean of a clock that wanders by 1 % to 0.4 %, and its trend while the card gets hot.
+# Enough blocks to know the mean of a clock that wanders by 1 % to 0.4 %, and its trend while the
+# card gets hot.
 _MOST_BLOCKS = 24
 _FEWEST_BLOCKS = 4
-# A mean further from this one than 1 % and than this many standard deviations of single clocks is another clock's.
+# A mean further from this one than 1 % and than this many standard deviations of single clocks is
+# another clock's.
 _FAR = 3.0
 _FAR_SHARE = 0.01
 # Parts of a point whose own clocks have to tell its mean.
@@ -48,7 +52,9 @@ class _Block:
 
 
 class MeanClocks:
-    """Mean clock of the last seconds of work that nothing limited, and how far single clocks scatter around it."""
+    """Mean clock of the last seconds of work that nothing limited, and how far single clocks
+    scatter around it.
+    """
 
     def __init__(self) -> None:
         self._blocks: deque[_Block] = deque(maxlen=_MOST_BLOCKS)
@@ -61,8 +67,11 @@ class MeanClocks:
             self._blocks.append(_Block(at_s))
         self._blocks[-1].add(clocks_mhz)
 
-    def learn(self, own_mhz: Sequence[float], batches: Sequence[tuple[float, Sequence[float]]]) -> None:
-        """Adds a point that nothing limited. After two in a row at another clock, this is the device's clock.
+    def learn(
+        self, own_mhz: Sequence[float], batches: Sequence[tuple[float, Sequence[float]]]
+    ) -> None:
+        """Adds a point that nothing limited. After two in a row at another clock, this is the
+        device's clock.
 
         own_mhz: clocks of its samples.
         batches: clocks of its batches, each with the time when it ended.
@@ -98,14 +107,18 @@ class MeanClocks:
         return self._of_device(at_s)
 
     def _near(self, own_mhz: Sequence[float]) -> bool:
-        """Returns whether a point's clock may have wandered to where it is; True while there is nothing to compare."""
+        """Returns whether a point's clock may have wandered to where it is; True while there is
+        nothing to compare.
+        """
         if len(self._blocks) < _FEWEST_BLOCKS:
             return True
         mean_mhz = float(np.mean([block.mean_mhz for block in self._blocks]))
         return abs(float(np.mean(own_mhz)) / mean_mhz - 1) <= max(_FAR * self.scatter, _FAR_SHARE)
 
     def _of_point(self, own_mhz: Sequence[float]) -> MeanClock:
-        """Returns the mean of a point's clocks. A point is so short that it scatters as single clocks do, at most."""
+        """Returns the mean of a point's clocks. A point is so short that it scatters as single
+        clocks do, at most.
+        """
         parts = np.array_split(np.asarray(own_mhz), min(_PARTS, len(own_mhz)))
         means_mhz = np.array([part.mean() for part in parts])
         mean_mhz = float(means_mhz.mean())
@@ -116,7 +129,9 @@ class MeanClocks:
         return MeanClock(mean_mhz, half_mhz)
 
     def _of_device(self, at_s: float) -> MeanClock:
-        """Returns the mean of the blocks, moved along their trend by the share of the move that is no noise."""
+        """Returns the mean of the blocks, moved along their trend by the share of the move that is
+        no noise.
+        """
         means_mhz = np.array([block.mean_mhz for block in self._blocks])
         times_s = np.array([block.begun_s for block in self._blocks])
         count = len(times_s)
@@ -129,7 +144,9 @@ class MeanClocks:
         move_variance = variance * float(at_s - middle_s) ** 2 / squares
         sure = move_mhz**2 / (move_mhz**2 + move_variance) if move_mhz else 0.0
         error_mhz = (variance / count + sure**2 * move_variance) ** 0.5
-        return MeanClock(float(means_mhz.mean()) + sure * move_mhz, _student_quantile(count - 2) * error_mhz)
+        return MeanClock(
+            float(means_mhz.mean()) + sure * move_mhz, _student_quantile(count - 2) * error_mhz
+        )
 
 
 def _student_quantile(freedom: int) -> float:

@@ -1,7 +1,7 @@
 """Defines and validates the timing options, which are part of each record's key.
 
-Entry point: `TimingOptions`. Used by the other modules of `timing`, by `sweep`, `comm`, `cluster`, `store.record`,
-`importers.runs`, `pytest_plugin`, tools and the commands `sweep` and `comm`.
+Entry point: `TimingOptions`. Used by the other modules of `timing`, by `sweep`, `comm`, `cluster`,
+`store.record`, `importers.runs`, `pytest_plugin`, tools and the commands `sweep` and `comm`.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,13 @@ class TimingOptions:
     """Options that determine how each point is timed.
 
     cache: cold flushes the last-level cache before every sample; hot does not.
-    mode: events around single runs, graph replays, or auto (events on a GPU; the times of all points compare).
+    mode: events around single runs, graph replays, or auto (events on a GPU; the times of all
+        points compare).
     half_width: target relative half-width of the median's 95 % confidence interval.
     min_samples, max_samples: bounds on accepted samples.
     max_time_s: wall time after which a point stops, precise or not.
-    seed: seed of the inputs that providers prepare; before timing, `quantbench.providers.audit` replaces their values.
+    seed: seed of the inputs that providers prepare; before timing, `quantbench.providers.audit`
+        replaces their values.
     """
 
     cache: str = "cold"
@@ -43,11 +45,17 @@ class TimingOptions:
         require_int(who, "max_samples", self.max_samples, low=self.min_samples, high=1_000_000)
         require_int(who, "seed", self.seed, low=0)
         if not 0 < self.half_width < 1:
-            raise InputError(who, f"half_width = {self.half_width!r}", "a share between 0 and 1 (0.005 is 0.5 %)")
+            raise InputError(
+                who, f"half_width = {self.half_width!r}", "a share between 0 and 1 (0.005 is 0.5 %)"
+            )
         if not 0 < self.max_time_s <= 3600:
-            raise InputError(who, f"max_time_s = {self.max_time_s!r}", "seconds above 0 and at most 3600")
+            raise InputError(
+                who, f"max_time_s = {self.max_time_s!r}", "seconds above 0 and at most 3600"
+            )
 
     def require_device(self, kind: str) -> None:
         """Raises UnsupportedError if a device of this kind cannot use these options."""
         if kind == "cpu" and self.mode == "graph":
-            raise UnsupportedError("timing", "mode = 'graph' on a processor", "a CUDA device, or mode = 'auto'")
+            raise UnsupportedError(
+                "timing", "mode = 'graph' on a processor", "a CUDA device, or mode = 'auto'"
+            )

@@ -1,10 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
-"""Defines two small Triton kernels: `hold` holds a stream until the host releases it, `stamp` reads SM counters.
+"""Defines two small Triton kernels: `hold` holds a stream until the host releases it, `stamp` reads
+SM counters.
 
-Entry points: `hold` and `stamp`. Used by `cuda_device`, which works without them if Triton is missing.
+Entry points: `hold` and `stamp`. Used by `cuda_device`, which works without them if Triton is
+missing.
 
-They are in Triton because it needs no CUDA compiler on the machine. mypy does not check these bodies, which Triton's
-compiler reads.
+They are in Triton because it needs no CUDA compiler on the machine. mypy does not check these
+bodies, which Triton's compiler reads.
 """
 
 import triton
@@ -13,25 +15,33 @@ import triton.language as tl
 
 @triton.jit
 def now_ns():
-    return tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    return tl.inline_asm_elementwise(
+        "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+    )
 
 
 @triton.jit
 def cycles():
-    return tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    return tl.inline_asm_elementwise(
+        "mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+    )
 
 
 @triton.jit
 def sm():
     """Number of the SM that this block runs on."""
-    return tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    return tl.inline_asm_elementwise(
+        "mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
 def hold(release_ptr, timed_out_ptr, timeout_ns):
-    """Hold the stream: return when *release_ptr is no longer 0, or after timeout_ns with *timed_out_ptr set to 1.
+    """Hold the stream: return when *release_ptr is no longer 0, or after timeout_ns with
+    *timed_out_ptr set to 1.
 
-    Both pointers are to pinned host memory. The loads must be volatile, or the compiler keeps the first value.
+    Both pointers are to pinned host memory. The loads must be volatile, or the compiler keeps the
+    first value.
     """
     begin_ns = now_ns()
     waiting = tl.load(release_ptr, volatile=True) == 0
@@ -44,10 +54,11 @@ def hold(release_ptr, timed_out_ptr, timeout_ns):
 
 @triton.jit
 def stamp(stamps_ptr, max_sms):
-    """Write (global timer in ns, clock64 in cycles) of this block's SM to row smid of int64 stamps[max_sms, 2].
+    """Write (global timer in ns, clock64 in cycles) of this block's SM to row smid of int64
+    stamps[max_sms, 2].
 
-    Launch twice as many blocks as there are SMs, so that every SM gets one. It does not matter which block of an SM
-    writes last, since each reads the two numbers together.
+    Launch twice as many blocks as there are SMs, so that every SM gets one. It does not matter
+    which block of an SM writes last, since each reads the two numbers together.
     """
     index = sm()
     if index < max_sms:

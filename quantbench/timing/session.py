@@ -1,9 +1,10 @@
-"""Samples a point: warms up until times are steady, then takes batches until the stopping rule is satisfied.
+"""Samples a point: warms up until times are steady, then takes batches until the stopping rule is
+satisfied.
 
-Entry points: `Timer`, the base of `CpuTimer` and `CudaTimer`; `warm_up` and `sample_point`, also used by
-`comm.session`; `Batch` and `Audit`; why a sample was discarded: `LAUNCH_GAP`, `PREEMPTED`, `OTHER_THREADS`,
-`THROTTLED`, `NOT_A_TIME`; `KEPT`, `HARD_THROTTLES`. Used by the other modules of `timing`, by `sweep.worker`,
-`pytest_plugin` and tools. Device, clock and sleep are injected.
+Entry points: `Timer`, the base of `CpuTimer` and `CudaTimer`; `warm_up` and `sample_point`, also
+used by `comm.session`; `Batch` and `Audit`; why a sample was discarded: `LAUNCH_GAP`, `PREEMPTED`,
+`OTHER_THREADS`, `THROTTLED`, `NOT_A_TIME`; `KEPT`, `HARD_THROTTLES`. Used by the other modules of
+`timing`, by `sweep.worker`, `pytest_plugin` and tools. Device, clock and sleep are injected.
 """
 
 import gc
@@ -24,34 +25,37 @@ from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run
 from quantbench.timing.stopping import Steadiness, StoppingRule, same_clock
 
-# Device time of a batch. One synchronisation and one reading of the device's state take a millisecond or two, which is
-# little beside it; and a throttled stretch costs few samples.
+# Device time of a batch. One synchronisation and one reading of the device's state take a
+# millisecond or two, which is little beside it; and a throttled stretch costs few samples.
 _BATCH_US = 10_000.0
 
-# A sample is throttled if its clock is below this share of the same work's steady clock (the share is NVBench's). The
-# data sheet's clock would not do: a large GEMM under the power limit stays below 75 % of the boost clock, and every
-# sample would be discarded (NVBench issue 231).
+# A sample is throttled if its clock is below this share of the same work's steady clock (the share
+# is NVBench's). The data sheet's clock would not do: a large GEMM under the power limit stays below
+# 75 % of the boost clock, and every sample would be discarded (NVBench issue 231).
 _THROTTLE_SHARE = 0.75
 
-#: NVML's reasons for which the card protects itself. The power limit is not one of them: large GEMMs always run at
-#: it, and the clock recorded with each sample shows it.
+#: NVML's reasons for which the card protects itself. The power limit is not one of them: large
+#: GEMMs always run at it, and the clock recorded with each sample shows it.
 HARD_THROTTLES = HARMFUL_REASONS - {"sw_power_cap"}
 
 # Pause after a batch with throttled samples, doubled after each further one. NVBench sleeps 0.05 s.
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.8
 
-# Sampling ends after this many batches in a row without a good sample (1.55 s of pauses). Batches in which the thread
-# was preempted do not count: it gets its core back within milliseconds.
+# Sampling ends after this many batches in a row without a good sample (1.55 s of pauses). Batches
+# in which the thread was preempted do not count: it gets its core back within milliseconds.
 _MAX_BAD_BATCHES = 5
 
-# A clock that differs by more than this within 50 ms has not wandered there: work has begun, or the power limit acts.
+# A clock that differs by more than this within 50 ms has not wandered there: work has begun, or the
+# power limit acts.
 _JUMP = 0.05
 
-# Steady samples of the warm-up that count, at most about so many: a record has two numbers for each.
+# Steady samples of the warm-up that count, at most about so many: a record has two numbers for
+# each.
 _MOST_REUSED = 64
 
-# The end of a point, whose clocks count for the mean clock: in its beginning the clock may still have climbed a little.
+# The end of a point, whose clocks count for the mean clock: in its beginning the clock may still
+# have climbed a little.
 _SETTLED_S = 0.02
 
 # Upper bound on the batches of a warm-up, so that it ends even if the clock stands still.
@@ -75,7 +79,8 @@ class Batch:
 
     samples_us: device times of single runs.
     clocks_mhz: SM clock of each sample; empty if not known.
-    invalid: for each sample the reason why it is invalid ("launch gap: …") or ""; empty if all are valid.
+    invalid: for each sample the reason why it is invalid ("launch gap: …") or ""; empty if all are
+        valid.
     """
 
     samples_us: tuple[float, ...]
@@ -92,13 +97,19 @@ class Sampler(Protocol):
 
 
 class Audit(Protocol):
-    """Check that the timed work is really computed; implemented by `quantbench.providers.audit.Audit`."""
+    """Check that the timed work is really computed; implemented by
+    `quantbench.providers.audit.Audit`.
+    """
 
     def before_sample(self) -> None:
-        """Called before each sample, untimed, on the run's stream. May queue work; must not wait for the device."""
+        """Called before each sample, untimed, on the run's stream. May queue work; must not wait
+        for the device.
+        """
 
     def after_sampling(self, sample: Callable[[], object]) -> None:
-        """Called once after the last sample. sample: takes one more sample in the same way and waits for it."""
+        """Called once after the last sample. sample: takes one more sample in the same way and
+        waits for it.
+        """
 
 
 @dataclass(frozen=True)
@@ -127,14 +138,21 @@ def batch_size(typical_us: float, limit: int) -> int:
 
 
 def warm_up(
-    sampler: Sampler, *, window_s: float, limit_s: float, batch_limit: int, now: Callable[[], float],
+    sampler: Sampler,
+    *,
+    window_s: float,
+    limit_s: float,
+    batch_limit: int,
+    now: Callable[[], float],
     known_mhz: float | None = None,
-) -> WarmUp:  # fmt: skip
-    """Samples until times and clock are steady over two windows of window_s seconds, for at most limit_s seconds.
+) -> WarmUp:
+    """Samples until times and clock are steady over two windows of window_s seconds, for at most
+    limit_s seconds.
 
-    Takes samples exactly as when measuring (flushes included) and discards them: other work would settle at another
-    clock. known_mhz: clock at which earlier light work was steady; at this clock short windows suffice for light work
-    (see `Steadiness`). Raises MeasurementError if no sample is a finite positive time.
+    Takes samples exactly as when measuring (flushes included) and discards them: other work would
+    settle at another clock. known_mhz: clock at which earlier light work was steady; at this clock
+    short windows suffice for light work (see `Steadiness`). Raises MeasurementError if no sample is
+    a finite positive time.
     """
     steadiness = Steadiness(window_s, known_mhz)
     start_s = now()
@@ -153,16 +171,31 @@ def warm_up(
         if over or steadiness.steady:
             break
     if not steadiness.rounds:
-        raise MeasurementError("warm-up", f"samples of {batch.samples_us[:3]}", "finite times above 0")
+        raise MeasurementError(
+            "warm-up", f"samples of {batch.samples_us[:3]}", "finite times above 0"
+        )
     last = () if not steadiness.steady else _last(batches, steadiness.counted_s)
-    return WarmUp(steadiness.typical_us, steadiness.clock_mhz, steadiness.steady, batch.state, steadiness.light, last)
+    return WarmUp(
+        steadiness.typical_us,
+        steadiness.clock_mhz,
+        steadiness.steady,
+        batch.state,
+        steadiness.light,
+        last,
+    )
 
 
 def _last(batches: list[tuple[float, Batch]], seconds: float) -> tuple[tuple[float, Batch], ...]:
-    """Returns the batches of the last seconds without a jump of the clock; every second, third, … one if many."""
+    """Returns the batches of the last seconds without a jump of the clock; every second, third, …
+    one if many.
+    """
     end_s, end = batches[-1]
     recent = [(at_s, batch) for at_s, batch in batches if end_s - at_s < seconds]
-    jumps = [place for place, (_, batch) in enumerate(recent) if _jumped(batch.clocks_mhz, end.clocks_mhz)]
+    jumps = [
+        place
+        for place, (_, batch) in enumerate(recent)
+        if _jumped(batch.clocks_mhz, end.clocks_mhz)
+    ]
     if jumps:
         recent = recent[jumps[-1] + 1 :]
     many = sum(len(batch.samples_us) for _, batch in recent)
@@ -171,25 +204,38 @@ def _last(batches: list[tuple[float, Batch]], seconds: float) -> tuple[tuple[flo
 
 def _jumped(before_mhz: Sequence[float], after_mhz: Sequence[float]) -> bool:
     """Returns whether two clocks differ by more than one wanders."""
-    return bool(before_mhz and after_mhz) and abs(median(before_mhz) / median(after_mhz) - 1) > _JUMP
+    return (
+        bool(before_mhz and after_mhz) and abs(median(before_mhz) / median(after_mhz) - 1) > _JUMP
+    )
 
 
 def sample_point(
-    sampler: Sampler, options: TimingOptions, warm: WarmUp, *, mode: str, runs_per_sample: int, batch_limit: int,
-    tick_us: float, now: Callable[[], float], pause: Callable[[float], None], clocks: MeanClocks | None = None,
-) -> Measurement:  # fmt: skip
-    """Samples a warmed-up point until the stopping rule of `options` is satisfied, or too many batches are bad (stopped
-    by `discards`). Discards throttled samples and pauses after them. With `clocks`, the steady samples of the warm-up
+    sampler: Sampler,
+    options: TimingOptions,
+    warm: WarmUp,
+    *,
+    mode: str,
+    runs_per_sample: int,
+    batch_limit: int,
+    tick_us: float,
+    now: Callable[[], float],
+    pause: Callable[[float], None],
+    clocks: MeanClocks | None = None,
+) -> Measurement:
+    """Samples a warmed-up point until the stopping rule of `options` is satisfied, or too many
+    batches are bad (stopped by `discards`). Discards throttled samples and pauses after them. With
+    `clocks`, the steady samples of the warm-up
     count: they show more of the clock than one batch does.
 
     mode, runs_per_sample: stored in the `Measurement`.
     batch_limit: maximum samples in a batch.
     tick_us: resolution of one sample.
     pause: function that sleeps for a number of seconds.
-    clocks: mean clocks of the points so far, at which times are stated; None where clocks are not recorded.
+    clocks: mean clocks of the points so far, at which times are stated; None where clocks are not
+        recorded.
 
-    If every sample was bad, all are kept except the one with the lowest clock, whose reason ends with `KEPT`. Raises
-    MeasurementError if then fewer than two are finite positive times.
+    If every sample was bad, all are kept except the one with the lowest clock, whose reason ends
+    with `KEPT`. Raises MeasurementError if then fewer than two are finite positive times.
     """
     good: list[Discarded] = []
     bad: list[Discarded] = []
@@ -207,9 +253,13 @@ def sample_point(
         return found.relative_half_width, found.sampling
 
     rule = StoppingRule(
-        half_width=options.half_width, min_samples=options.min_samples, max_samples=options.max_samples,
-        max_time_s=options.max_time_s, now=now, widths=widths,
-    )  # fmt: skip
+        half_width=options.half_width,
+        min_samples=options.min_samples,
+        max_samples=options.max_samples,
+        max_time_s=options.max_time_s,
+        now=now,
+        widths=widths,
+    )
     if clocks is not None:
         for at_s, batch in warm.batches:
             accepted = [s for s in _judge(batch, warm.clock_mhz) if not s.reason]
@@ -237,7 +287,9 @@ def sample_point(
             elif not all(s.reason.startswith(PREEMPTED) for s in samples):
                 bad_batches += 1
             stopped_by = rule.finished()
-            if stopped_by is None and (bad_batches >= _MAX_BAD_BATCHES or len(bad) >= rule.max_samples):
+            if stopped_by is None and (
+                bad_batches >= _MAX_BAD_BATCHES or len(bad) >= rule.max_samples
+            ):
                 stopped_by = "discards"
             if stopped_by is None and not good and len(bad) > 1 and rule.out_of_time:
                 stopped_by = "max_time"  # the rule waits for a first good sample
@@ -252,13 +304,24 @@ def sample_point(
     clocks_mhz = tuple(s.clock_mhz for s in good if s.clock_mhz is not None)
     if clocks is not None and clocks_mhz and not _limited(seen):
         end_s = seen[-1][0]
-        last = [(at_s, batch.clocks_mhz) for at_s, batch in seen if end_s - at_s <= _SETTLED_S and batch.clocks_mhz]
+        last = [
+            (at_s, batch.clocks_mhz)
+            for at_s, batch in seen
+            if end_s - at_s <= _SETTLED_S and batch.clocks_mhz
+        ]
         clocks.learn(clocks_mhz, last)
     return Measurement(
-        tuple(s.sample_us for s in good), clocks_mhz if len(clocks_mhz) == len(good) else (), tuple(bad), stopped_by,
-        mode, options.cache, state_before=warm.state, state_after=batch.state, kernels_per_sample=runs_per_sample,
+        tuple(s.sample_us for s in good),
+        clocks_mhz if len(clocks_mhz) == len(good) else (),
+        tuple(bad),
+        stopped_by,
+        mode,
+        options.cache,
+        state_before=warm.state,
+        state_after=batch.state,
+        kernels_per_sample=runs_per_sample,
         mean_clock=mean,
-    )  # fmt: skip
+    )
 
 
 def _limited(batches: Sequence[tuple[float, Batch]]) -> bool:
@@ -268,7 +331,9 @@ def _limited(batches: Sequence[tuple[float, Batch]]) -> bool:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Disable Python's garbage collector, as timeit does: it takes milliseconds, and freeing device memory waits."""
+    """Disable Python's garbage collector, as timeit does: it takes milliseconds, and freeing device
+    memory waits.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -279,10 +344,11 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class Timer:
-    """Base of `CpuTimer` and `CudaTimer`, which time runs on one device. Create one per process with `make_timer`,
-    since creating it allocates and compiles.
+    """Base of `CpuTimer` and `CudaTimer`, which time runs on one device. Create one per process
+    with `make_timer`, since creating it allocates and compiles.
 
-    warmup_s, measuring_s: wall time spent so far on warm-up and on sampling, s. Subclasses for GPUs set _floor_us, the
+    warmup_s, measuring_s: wall time spent so far on warm-up and on sampling, s. Subclasses for GPUs
+        set _floor_us, the
     time of an empty kernel, and _mean_clocks.
     """
 
@@ -290,53 +356,90 @@ class Timer:
     _warm_up_window_s: float
     _warm_up_limit_s: float
 
-    def __init__(self, options: TimingOptions, now: Callable[[], float], pause: Callable[[float], None]) -> None:
+    def __init__(
+        self, options: TimingOptions, now: Callable[[], float], pause: Callable[[float], None]
+    ) -> None:
         self._options = options
         self._now = now
         self._pause = pause
-        self._known_mhz: float | None = None  # clock at which light work was last steady over whole windows
+        self._known_mhz: float | None = (
+            None  # clock at which light work was last steady over whole windows
+        )
         self._mean_clocks: MeanClocks | None = None
         self._floor_us: float | None = None
         self.warmup_s = 0.0
         self.measuring_s = 0.0
 
     def measure(
-        self, run: Run, *, copy: Callable[[int], Run] | None = None, min_bytes: int | None = None,
+        self,
+        run: Run,
+        *,
+        copy: Callable[[int], Run] | None = None,
+        min_bytes: int | None = None,
         audit: Audit | None = None,
-    ) -> Measurement:  # fmt: skip
+    ) -> Measurement:
         """Times `run`.
 
         run: does the work once; on CUDA it queues the work on the current stream.
-        copy: makes a run of the same work on another copy of its data, which has this number, from 0.
-        min_bytes: least number of bytes that one run touches. Both allow cold times of short kernels on CUDA (see
-            `quantbench.timing.rotation`) and are ignored on a CPU.
+        copy: makes a run of the same work on another copy of its data, which has this number, from
+            0.
+        min_bytes: least number of bytes that one run touches. Both allow cold times of short
+            kernels on CUDA (see `quantbench.timing.rotation`) and are ignored on a CPU.
         audit: object that checks the results.
 
-        Raises MeasurementError if no sample is a finite positive time, and whatever `run` and `audit` raise.
+        Raises MeasurementError if no sample is a finite positive time, and whatever `run` and
+        `audit` raise.
         """
         raise NotImplementedError
 
     def _warm_up(self, sampler: Sampler) -> WarmUp:
         warm = warm_up(
-            sampler, window_s=self._warm_up_window_s, limit_s=min(self._warm_up_limit_s, self._options.max_time_s),
-            batch_limit=self._batch_limit, now=self._now, known_mhz=self._known_mhz,
-        )  # fmt: skip
-        # Only whole windows change the known clock, by more than 1 %: it cannot creep along with a slow ramp.
-        if warm.steady and warm.light and warm.clock_mhz and not same_clock(warm.clock_mhz, self._known_mhz):
+            sampler,
+            window_s=self._warm_up_window_s,
+            limit_s=min(self._warm_up_limit_s, self._options.max_time_s),
+            batch_limit=self._batch_limit,
+            now=self._now,
+            known_mhz=self._known_mhz,
+        )
+        # Only whole windows change the known clock, by more than 1 %: it cannot creep along with a
+        # slow ramp.
+        if (
+            warm.steady
+            and warm.light
+            and warm.clock_mhz
+            and not same_clock(warm.clock_mhz, self._known_mhz)
+        ):
             self._known_mhz = warm.clock_mhz
         return warm
 
     def _sample(
-        self, sampler: Sampler, warm: WarmUp, audit: Audit | None, start_s: float, mode: str, runs: int, tick_us: float
+        self,
+        sampler: Sampler,
+        warm: WarmUp,
+        audit: Audit | None,
+        start_s: float,
+        mode: str,
+        runs: int,
+        tick_us: float,
     ) -> Measurement:
-        """Sample the warm point and audit it. start_s: when warming up began. runs: runs per sample."""
+        """Sample the warm point and audit it. start_s: when warming up began. runs: runs per
+        sample.
+        """
         warm_s = self._now()
         self.warmup_s += warm_s - start_s
         try:
             measurement = sample_point(
-                sampler, self._options, warm, mode=mode, runs_per_sample=runs, batch_limit=self._batch_limit,
-                tick_us=tick_us, now=self._now, pause=self._pause, clocks=self._mean_clocks,
-            )  # fmt: skip
+                sampler,
+                self._options,
+                warm,
+                mode=mode,
+                runs_per_sample=runs,
+                batch_limit=self._batch_limit,
+                tick_us=tick_us,
+                now=self._now,
+                pause=self._pause,
+                clocks=self._mean_clocks,
+            )
         finally:
             self.measuring_s += self._now() - warm_s
         if audit is not None:
@@ -360,7 +463,12 @@ def _judge(batch: Batch, steady_mhz: float | None) -> list[Discarded]:
             time_us, why = 0.0, f"{NOT_A_TIME}: {time_us!r} µs"
         elif not why and hard:
             why = f"{THROTTLED}: {hard}"
-        elif not why and clock_mhz is not None and steady_mhz and clock_mhz < _THROTTLE_SHARE * steady_mhz:
+        elif (
+            not why
+            and clock_mhz is not None
+            and steady_mhz
+            and clock_mhz < _THROTTLE_SHARE * steady_mhz
+        ):
             share = f"{clock_mhz:.0f} MHz is {clock_mhz / steady_mhz:.0%} of the steady {steady_mhz:.0f} MHz"
             why = f"{THROTTLED}: {share}"
         judged.append(Discarded(time_us, why, clock_mhz))
@@ -368,11 +476,13 @@ def _judge(batch: Batch, steady_mhz: float | None) -> list[Discarded]:
 
 
 def _keep(bad: list[Discarded]) -> tuple[list[Discarded], list[Discarded]]:
-    """Split samples that were all bad into kept and discarded ones; the reason of one discarded sample ends with
-    KEPT."""
+    """Split samples that were all bad into kept and discarded ones; the reason of one discarded
+    sample ends with KEPT."""
     times = [s for s in bad if _is_time(s.sample_us)]
     if len(times) < 2:
-        raise MeasurementError("collect", f"{len(bad)} samples, none usable ({bad[-1].reason})", "finite times above 0")
+        raise MeasurementError(
+            "collect", f"{len(bad)} samples, none usable ({bad[-1].reason})", "finite times above 0"
+        )
     worst = min(times, key=lambda s: (s.clock_mhz or 0.0, -s.sample_us))
     kept = [s for s in times if s is not worst]
     rest = [s for s in bad if not _is_time(s.sample_us)]

@@ -1,11 +1,13 @@
 """Decides when to end the warm-up and the sampling, from numbers and a clock alone.
 
-Entry points: `Steadiness` (end of the warm-up), `StoppingRule` (end of the sampling), `same_clock`. Used by `session`.
+Entry points: `Steadiness` (end of the warm-up), `StoppingRule` (end of the sampling), `same_clock`.
+Used by `session`.
 
 Reasons to stop sampling, strongest first:
-- precision: the relative half-width of the median's 95 % confidence interval is at or below the target. On a coarse
-  clock it narrows with the samples too (`stats.typical_interval`);
-- clock: what is left of that interval is the uncertainty of the mean clock, which other points narrow;
+- precision: the relative half-width of the median's 95 % confidence interval is at or below the
+  target. On a coarse clock it narrows with the samples too (`stats.typical_interval`);
+- clock: what is left of that interval is the uncertainty of the mean clock, which other points
+  narrow;
 - noise_floor: more samples no longer narrow that interval, so the target cannot be reached;
 - max_samples, max_time: the bounds.
 """
@@ -17,8 +19,8 @@ from math import ceil, sqrt
 from quantbench.errors import InputError
 from quantbench.stats import median, noise, relative_half_width, typical_us
 
-# Two neighbouring windows that differ by less than this are the same state. Clocks move in steps of 15 MHz, under 1 %
-# of any GPU's working clock.
+# Two neighbouring windows that differ by less than this are the same state. Clocks move in steps of
+# 15 MHz, under 1 % of any GPU's working clock.
 _STEADY_SHARE = 0.01
 
 # Minimum samples in a window. Slow work makes the window longer.
@@ -27,22 +29,24 @@ _MIN_WINDOW_SAMPLES = 3
 # Length of the windows if the clock is known: 20 to 30 cold samples of a few microseconds.
 _SHORT_WINDOW_S = 0.005
 
-# A run that takes at most this share of the time keeps the card below its power limit: one that would draw 180 % of it
-# averages to the limit if flushes draw 60 % in the rest, and for part of the rest the card is idle.
+# A run that takes at most this share of the time keeps the card below its power limit: one that
+# would draw 180 % of it averages to the limit if flushes draw 60 % in the rest, and for part of the
+# rest the card is idle.
 _LIGHT_SHARE = 1 / 3
 
-# Statistics are computed each time the number of samples has grown by this factor: the total cost is n log n, and a
-# point takes at most a quarter more samples than it needs.
+# Statistics are computed each time the number of samples has grown by this factor: the total cost
+# is n log n, and a point takes at most a quarter more samples than it needs.
 _CHECK_GROWTH = 1.25
 
 # Part of the target that more samples need not narrow.
 _SMALL_PART = 0.5
 
-# For independent samples the interval of 4n samples is half as wide as that of n. If it keeps more than 80 % of its
-# width in three checks in a row, the rest is not noise that averages out, but two modes or a drift.
-# In simulation (log-normal 5 % and exponential 30 % noise, 2000 samples) this stopped 0 of 150 points too early,
-# and recognised two modes 40 % apart after 215 samples. The idea is that of NVBench's stdrel criterion, which looks for
-# a flat standard deviation and needs more than 64 values.
+# For independent samples the interval of 4n samples is half as wide as that of n. If it keeps more
+# than 80 % of its width in three checks in a row, the rest is not noise that averages out, but two
+# modes or a drift. In simulation (log-normal 5 % and exponential 30 % noise, 2000 samples) this
+# stopped 0 of 150 points too early, and recognised two modes 40 % apart after 215 samples. The idea
+# is that of NVBench's stdrel criterion, which looks for a flat standard deviation and needs more
+# than 64 values.
 _FLOOR_MIN_SAMPLES = 128
 _FLOOR_SPAN = 4
 _FLOOR_SHARE = 0.8
@@ -65,11 +69,15 @@ def same_clock(one_mhz: float | None, other_mhz: float | None) -> bool:
 
 
 class Steadiness:
-    """Comparison of the last window of window_s seconds (or 3 samples, if that is longer) with the window before.
+    """Comparison of the last window of window_s seconds (or 3 samples, if that is longer) with the
+    window before.
 
-    The work is steady if the median times agree within 1 % plus noise, and the median clocks, if known, within 1 %.
-    known_mhz: clock at which earlier light work was steady. Light work needs only windows of 5 ms that end at this
-        clock: a clock that climbs from idle passes it only in the end, and work at the power limit settles elsewhere.
+    The work is steady if the median times agree within 1 % plus noise, and the median clocks, if
+    known, within 1 %.
+    known_mhz: clock at which earlier light work was steady. Light work needs only windows of 5 ms
+        that end at this
+        clock: a clock that climbs from idle passes it only in the end, and work at the power limit
+            settles elsewhere.
 
     >>> steadiness = Steadiness(window_s=0.1)
     >>> for at_s in (0.05, 0.10, 0.15, 0.20):
@@ -86,10 +94,16 @@ class Steadiness:
         self.rounds = 0  # batches added so far
 
     def add(self, at_s: float, samples_us: Sequence[float], clocks_mhz: Sequence[float]) -> None:
-        """Adds one batch of at least one sample. at_s: seconds since warming up began, at the end of the batch."""
+        """Adds one batch of at least one sample. at_s: seconds since warming up began, at the end
+        of the batch.
+        """
         self._batches.append((at_s, _Window(list(samples_us), list(clocks_mhz))))
         recent = len(self._batches) - 2 * _MIN_WINDOW_SAMPLES
-        self._batches = [b for i, b in enumerate(self._batches) if at_s - b[0] < 2 * self._window_s or i >= recent]
+        self._batches = [
+            b
+            for i, b in enumerate(self._batches)
+            if at_s - b[0] < 2 * self._window_s or i >= recent
+        ]
         self._sampled_us += sum(samples_us)
         self.rounds += 1
 
@@ -105,7 +119,9 @@ class Steadiness:
 
     @property
     def light(self) -> bool:
-        """Whether the samples take so little of the time that the power limit cannot lower the clock."""
+        """Whether the samples take so little of the time that the power limit cannot lower the
+        clock.
+        """
         return self._sampled_us * 1e-6 <= _LIGHT_SHARE * self._batches[-1][0]
 
     @property
@@ -135,12 +151,15 @@ class Steadiness:
         old, new = self._windows(window_s)
         if not (old.full and new.full):
             return False
-        # A median of n samples scatters by about 1.25 σ/√n, the difference of two by √2 of that; twice that is noise.
+        # A median of n samples scatters by about 1.25 σ/√n, the difference of two by √2 of that;
+        # twice that is noise.
         fewest = min(len(old.times_us), len(new.times_us))
         scatter = 2 * sqrt(2) * 1.25 * max(noise(old.times_us), noise(new.times_us)) / sqrt(fewest)
         if abs(typical_us(new.times_us) / typical_us(old.times_us) - 1) > _STEADY_SHARE + scatter:
             return False
-        return not (old.clocks_mhz and new.clocks_mhz) or same_clock(_clock_mhz(new), _clock_mhz(old))
+        return not (old.clocks_mhz and new.clocks_mhz) or same_clock(
+            _clock_mhz(new), _clock_mhz(old)
+        )
 
     def _windows(self, window_s: float) -> tuple[_Window, _Window]:
         """Returns the last window of window_s seconds but one and the last."""
@@ -170,10 +189,10 @@ class StoppingRule:
 
     half_width: target relative half-width of the median's 95 % interval.
     min_samples: minimum samples for a statistic.
-    max_time_s: seconds by `now` since the rule was created; may end a point with fewer than min_samples, but not with
-        none.
-    widths: function from the samples to the relative half-width of the time's interval, and to the part of it that more
-        samples narrow; default: that of the median, twice.
+    max_time_s: seconds by `now` since the rule was created; may end a point with fewer than
+        min_samples, but not with none.
+    widths: function from the samples to the relative half-width of the time's interval, and to the
+        part of it that more samples narrow; default: that of the median, twice.
 
     >>> rule = StoppingRule(half_width=0.005, min_samples=10, max_samples=100, max_time_s=1.0, now=lambda: 0.0)
     >>> for _ in range(10):
@@ -223,11 +242,15 @@ class StoppingRule:
 
     def add(self, sample_us: float) -> None:
         if not 0 < sample_us < float("inf"):
-            raise InputError("StoppingRule.add", f"sample_us = {sample_us!r}", "a finite time above 0")
+            raise InputError(
+                "StoppingRule.add", f"sample_us = {sample_us!r}", "a finite time above 0"
+            )
         self._samples_us.append(sample_us)
 
     def finished(self) -> str | None:
-        """Returns the reason to stop, or None. Cheap: statistics are computed only at growing intervals."""
+        """Returns the reason to stop, or None. Cheap: statistics are computed only at growing
+        intervals.
+        """
         reason = None
         if self.count >= self._next_check:
             reason = self._check()

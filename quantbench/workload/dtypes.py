@@ -1,15 +1,18 @@
 """Defines the dtypes: their widths, the output dtype of GEMMs, and which dtypes each op supports.
 
-Entry points: `DTYPES`, `GEMM_DTYPES`, `VECTOR_DTYPES`, `MEASURED_DTYPES`, `element_bytes`, `dtype_name`,
-`missing_format`. Used by the other modules of `workload`, by `kernels`, `latency`, `planner`, `profile`, `importers`,
-`providers`, `sweep`, `advice`, `comm`, `quantization`, `megatron`, `alignment_rules`, `explore`,
-`cli.model_options`, `tools.ship_gemm` and `pytest_plugin`.
+Entry points: `DTYPES`, `GEMM_DTYPES`, `VECTOR_DTYPES`, `MEASURED_DTYPES`, `element_bytes`,
+`dtype_name`, `missing_format`. Used by the other modules of `workload`, by `kernels`, `latency`,
+`planner`, `profile`, `importers`, `providers`, `sweep`, `advice`, `comm`, `quantization`,
+`megatron`, `alignment_rules`, `explore`, `cli.model_options`, `tools.ship_gemm` and
+`pytest_plugin`.
 
-Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit mantissa in the
-tensor core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in torch.float8_e4m3fn), OCP MX specification 1.0
-2023 (mxfp8, mxfp4: one byte per 32 elements along k). fp8 has one scale per tensor; fp8_block has one fp32 scale per
-1×128 elements of a and 128×128 of b, as in DeepSeek-V3 (arXiv:2412.19437, section 3.3); nvfp4 has one e4m3 byte per 16
-elements along k and one fp32 per tensor (NVIDIA, cuTile documentation, 2026, NVFP4 and MXFP8).
+Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit
+    mantissa in the
+tensor core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in torch.float8_e4m3fn), OCP MX
+specification 1.0 2023 (mxfp8, mxfp4: one byte per 32 elements along k). fp8 has one scale per
+tensor; fp8_block has one fp32 scale per 1×128 elements of a and 128×128 of b, as in DeepSeek-V3
+(arXiv:2412.19437, section 3.3); nvfp4 has one e4m3 byte per 16 elements along k and one fp32 per
+tensor (NVIDIA, cuTile documentation, 2026, NVFP4 and MXFP8).
 """
 
 from dataclasses import dataclass
@@ -65,13 +68,25 @@ _ALL = (
 DTYPES: dict[str, Dtype] = {d.name: d for d in _ALL}
 
 #: dtypes of GEMM inputs (int32 is only an output)
-GEMM_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "fp8_block", "mxfp8", "nvfp4", "mxfp4", "int8")
+GEMM_DTYPES = (
+    "fp16",
+    "bf16",
+    "fp32",
+    "tf32",
+    "fp8",
+    "fp8_block",
+    "mxfp8",
+    "nvfp4",
+    "mxfp4",
+    "int8",
+)
 #: those that can be measured here; the others come from imported tables
 MEASURED_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "int8")
 #: dtypes of softmax and attention
 VECTOR_DTYPES = ("fp16", "bf16", "fp32")
-# First compute capability whose tensor cores support a dtype; older devices would convert bf16. Sources: NVIDIA A100
-# whitepaper 2020 (bf16, tf32), Turing whitepaper 2018 (int8), Ada whitepaper 2022 (fp8).
+# First compute capability whose tensor cores support a dtype; older devices would convert bf16.
+# Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32), Turing whitepaper 2018 (int8), Ada whitepaper
+# 2022 (fp8).
 _FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
 #: torch's names of the same dtypes
 _ALIASES = {
@@ -91,7 +106,9 @@ def dtype_name(dtype: object, operation: str = "dtype") -> str:
     text = str(dtype).removeprefix("torch.")
     name = _ALIASES.get(text, text)
     if name not in GEMM_DTYPES:
-        raise InputError(operation, f"dtype = {dtype!r}", f"one of {', '.join((*GEMM_DTYPES, *_ALIASES))}")
+        raise InputError(
+            operation, f"dtype = {dtype!r}", f"one of {', '.join((*GEMM_DTYPES, *_ALIASES))}"
+        )
     return name
 
 

@@ -1,10 +1,11 @@
 """Reads the shape of a model from its Hugging Face config.json.
 
-Entry point: `describe`, which returns a `Described`. Used by `cli.model_options`, for the commands with `--config`.
+Entry point: `describe`, which returns a `Described`. Used by `cli.model_options`, for the commands
+with `--config`.
 
-Model families use different keys for the same dimension. Properties without a key (gated MLP, tied embeddings) are
-taken from the modelling code in Hugging Face transformers, by model_type. Models whose layers are not attention with an
-MLP or experts are refused.
+Model families use different keys for the same dimension. Properties without a key (gated MLP, tied
+embeddings) are taken from the modelling code in Hugging Face transformers, by model_type. Models
+whose layers are not attention with an MLP or experts are refused.
 """
 
 import os
@@ -18,14 +19,21 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.files import read_json, reason
 from quantbench.workload.transformer import TransformerShape
 
-# A config states the model's longest context, up to millions of tokens, not the usual training or serving length.
+# A config states the model's longest context, up to millions of tokens, not the usual training or
+# serving length.
 LONGEST_DEFAULT_SEQ = 8192
 # Configurations are a few kilobytes; larger files are weights or tokenizers.
 _LARGEST_BYTES = 2**24
 
 _HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "attn_config.kv_n_heads")
+_KV_HEADS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_head_kv",
+    "multi_query_group_num",
+    "attn_config.kv_n_heads",
+)
 _HEAD_DIM = ("head_dim", "kv_channels")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _FFN = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
@@ -40,11 +48,15 @@ _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 
 # Keys of unsupported layers (not just attention and a dense MLP) and their meaning.
 _OTHER_LAYERS = {
-    **dict.fromkeys(("moe_num_experts", "ffn_config.moe_num_experts"), "experts of an unknown kind"),
+    **dict.fromkeys(
+        ("moe_num_experts", "ffn_config.moe_num_experts"), "experts of an unknown kind"
+    ),
     "block_configs": "layers of different shapes",
     "cross_attention_layers": "cross-attention layers",
     "num_kv_shared_layers": "layers that share keys and values",
-    **dict.fromkeys(("state_size", "ssm_cfg", "mamba_d_state", "mamba_num_heads"), "state-space layers"),
+    **dict.fromkeys(
+        ("state_size", "ssm_cfg", "mamba_d_state", "mamba_num_heads"), "state-space layers"
+    ),
     "lru_width": "recurrent layers",
     "hybrid_override_pattern": "layers of different kinds, mostly state-space ones",
     "linear_num_key_heads": "linear-attention layers",
@@ -80,7 +92,12 @@ class _Family:
 _SWIGLU = _Family(gated=True)
 _GPT = _Family(gated=False, tied=True, default_ffn=True)
 _PLAIN = _Family(gated=False)
-_GEMMA = {"num_attention_heads": 16, "head_dim": 256, "vocab_size": 256000, "max_position_embeddings": 8192}
+_GEMMA = {
+    "num_attention_heads": 16,
+    "head_dim": 256,
+    "vocab_size": 256000,
+    "max_position_embeddings": 8192,
+}
 _GEMMA2 = {**_GEMMA, "num_attention_heads": 8, "num_key_value_heads": 4}
 
 _FAMILIES: dict[str, _Family] = {
@@ -118,7 +135,9 @@ _FAMILIES: dict[str, _Family] = {
 
 @dataclass(frozen=True)
 class Described:
-    """Shape of a named model. assumed: text of each assumption, by field of the shape. name: the model, in messages."""
+    """Shape of a named model. assumed: text of each assumption, by field of the shape. name: the
+    model, in messages.
+    """
 
     shape: TransformerShape
     assumed: Mapping[str, str]
@@ -126,12 +145,13 @@ class Described:
 
 
 def describe(path: str | PathLike[str], *, seq: int | None = None) -> Described:
-    """Reads the shape for one sample on one GPU, and the assumptions made, from a config.json or its folder.
+    """Reads the shape for one sample on one GPU, and the assumptions made, from a config.json or
+    its folder.
 
     seq: tokens per sample; None takes the model's context, at most LONGEST_DEFAULT_SEQ.
 
-    Ignores the stored dtype of the weights. Raises InputError for a file that cannot be read or lacks a key,
-    UnsupportedError for state-space and other layers.
+    Ignores the stored dtype of the weights. Raises InputError for a file that cannot be read or
+    lacks a key, UnsupportedError for state-space and other layers.
     """
     file = Path(path) / "config.json" if os.path.isdir(path) else Path(path)
     config = _Config(file, _read(file))
@@ -192,7 +212,9 @@ class _Config:
         return self._defaults.get(key) if value is None else value
 
     def optional(self, keys: tuple[str, ...]) -> int | None:
-        """Returns the value of the first key present, an integer of at least 1; None if no key is present."""
+        """Returns the value of the first key present, an integer of at least 1; None if no key is
+        present.
+        """
         for key in keys:
             value = self.get(key)
             if value is None:
@@ -237,7 +259,11 @@ def _refuse_other_layers(config: _Config) -> None:
             raise UnsupportedError(config.who, f"{key}, {meaning}", _DENSE)
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
-        other = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention", "chunked_attention")]
+        other = [
+            kind
+            for kind in kinds
+            if kind not in ("full_attention", "sliding_attention", "chunked_attention")
+        ]
         if other:
             raise UnsupportedError(config.who, f"layer_types with {other[0]!r}", _DENSE)
     if config.flag("is_encoder_decoder", False):
@@ -254,21 +280,25 @@ def _family(config: _Config) -> _Family:
         return known
     activation = config.get("hidden_act") or config.get("hidden_activation")
     if not config.model_type and not activation:
-        raise InputError(config.who, "no key 'model_type'", "a decoder's config.json: model_type, hidden_size, …")
+        raise InputError(
+            config.who, "no key 'model_type'", "a decoder's config.json: model_type, hidden_size, …"
+        )
     if activation in ("silu", "swish"):
-        # All known decoders with this activation have a gate (SwiGLU). Hugging Face's default of tie_word_embeddings is
-        # true, and configs omit defaults.
+        # All known decoders with this activation have a gate (SwiGLU). Hugging Face's default of
+        # tie_word_embeddings is true, and configs omit defaults.
         return _Family(gated=True, tied=True)
     what = f"model_type = {config.model_type!r} with hidden_act = {activation!r}, of which it is not known whether"
     raise UnsupportedError(
-        config.who, f"{what} its MLP is gated", "hidden_act silu, or one of " + ", ".join(sorted(_FAMILIES))
+        config.who,
+        f"{what} its MLP is gated",
+        "hidden_act silu, or one of " + ", ".join(sorted(_FAMILIES)),
     )
 
 
 def _kv_heads(config: _Config, heads: int) -> int:
     if config.model_type in ("falcon", "RefinedWeb", "RefinedWebModel"):
-        # The old architecture ignores the num_kv_heads in its configs. The first published 40B config (RefinedWeb) has
-        # only n_head_kv.
+        # The old architecture ignores the num_kv_heads in its configs. The first published 40B
+        # config (RefinedWeb) has only n_head_kv.
         grouped = config.flag("new_decoder_architecture", config.model_type == "RefinedWeb")
         if grouped:
             return config.optional(("num_kv_heads", "n_head_kv")) or heads
@@ -301,13 +331,22 @@ def _sliding_window(config: _Config, family: _Family) -> int:
 
 def _latent(config: _Config) -> dict[str, Any]:
     """Returns the sizes of the heads, and of latent attention if the model has it."""
-    if not any(config.get(key) for key in ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "v_head_dim")):
+    if not any(
+        config.get(key) for key in ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "v_head_dim")
+    ):
         return {"head_dim": config.optional(_HEAD_DIM) or 0}
     kv_rank, rope, nope, value = (
-        config.integer((key,)) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+        config.integer((key,))
+        for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     )
     q_rank = config.optional(("q_lora_rank",)) or 0
-    return {"head_dim": rope + nope, "q_rank": q_rank, "kv_rank": kv_rank, "rope_dim": rope, "value_dim": value}
+    return {
+        "head_dim": rope + nope,
+        "q_rank": q_rank,
+        "kv_rank": kv_rank,
+        "rope_dim": rope,
+        "value_dim": value,
+    }
 
 
 def _experts(config: _Config, family: _Family) -> dict[str, Any]:
@@ -318,18 +357,26 @@ def _experts(config: _Config, family: _Family) -> dict[str, Any]:
     if not family.experts:
         what = f"{experts} experts of model_type = {config.model_type!r}"
         known = sorted(name for name, one in _FAMILIES.items() if one.experts)
-        raise UnsupportedError(config.who, what, f"one of {', '.join(known)}, whose layers are known")
+        raise UnsupportedError(
+            config.who, what, f"one of {', '.join(known)}, whose layers are known"
+        )
     layers = config.integer(_LAYERS)
     width = config.optional(("moe_intermediate_size",)) or config.integer(_FFN)
-    every = config.optional(("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")) or 1
+    every = (
+        config.optional(("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")) or 1
+    )
     first = config.get("first_k_dense_replace") or 0
     none = {int(i) for i in config.get("mlp_only_layers") or ()}
     # deepseek counts layers from 0, the others from 1
     offset = 0 if config.get("moe_layer_freq") else 1
-    sparse = [i for i in range(layers) if i >= first and (i + offset) % every == 0 and i not in none]
+    sparse = [
+        i for i in range(layers) if i >= first and (i + offset) % every == 0 and i not in none
+    ]
     listed = config.get("moe_layers")
     sparse = sorted(map(int, listed)) if isinstance(listed, list) else sparse
-    shared = config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0)
+    shared = config.get("shared_expert_intermediate_size") or width * (
+        config.get("n_shared_experts") or 0
+    )
     if config.model_type == "llama4_text":  # one expert of the same width runs for every token
         shared = width
     groups = config.optional(("n_group",)) or 1
@@ -339,19 +386,35 @@ def _experts(config: _Config, family: _Family) -> dict[str, Any]:
     if top == groups:
         groups = top = 0
     return {
-        "expert_groups": groups, "top_groups": top,
-        "experts": experts, "top_k": config.integer(_TOP_K), "moe_ffn": width, "shared_ffn": shared,
-        "dense_layers": layers - len(sparse), "dense_spread": sparse != list(range(layers - len(sparse), layers)),
-    }  # fmt: skip
+        "expert_groups": groups,
+        "top_groups": top,
+        "experts": experts,
+        "top_k": config.integer(_TOP_K),
+        "moe_ffn": width,
+        "shared_ffn": shared,
+        "dense_layers": layers - len(sparse),
+        "dense_spread": sparse != list(range(layers - len(sparse), layers)),
+    }
 
 
 def _ffn(config: _Config, family: _Family, hidden: int) -> int:
-    width = config.optional(("intermediate_size_mlp", *_FFN))  # llama4 has another width without experts
+    width = config.optional(
+        ("intermediate_size_mlp", *_FFN)
+    )  # llama4 has another width without experts
     if width is not None:
         return width
     ratio = config.get("expansion_ratio")
     if ratio is not None:
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or ratio <= 0 or (ratio * hidden) % 1:
-            raise InputError(config.who, f"expansion_ratio = {ratio!r}"[:120], "a ratio that gives a whole MLP width")
+        if (
+            isinstance(ratio, bool)
+            or not isinstance(ratio, int | float)
+            or ratio <= 0
+            or (ratio * hidden) % 1
+        ):
+            raise InputError(
+                config.who,
+                f"expansion_ratio = {ratio!r}"[:120],
+                "a ratio that gives a whole MLP width",
+            )
         return int(ratio * hidden)
     return 4 * hidden if family.default_ffn else config.integer(_FFN)

@@ -1,7 +1,8 @@
 """Names the kinds of workload, and converts any workload to JSON and back.
 
-Entry points: `Workload`, any workload; `Compute`, any that one GPU runs op by op; `CLASSES`; `workload_to_json` and
-`workload_from_json`. Used by nearly all packages, mostly through `quantbench.workload`.
+Entry points: `Workload`, any workload; `Compute`, any that one GPU runs op by op; `CLASSES`;
+`workload_to_json` and `workload_from_json`. Used by nearly all packages, mostly through
+`quantbench.workload`.
 """
 
 from dataclasses import fields
@@ -27,20 +28,31 @@ _FIELDS = {name: tuple(f.name for f in fields(kind)) for name, kind in _KINDS.it
 
 def workload_to_json(workload: Workload) -> dict[str, Any]:
     """Returns the workload as a JSON object: its `kind`, then its fields in order."""
-    return {"kind": workload.kind, **{name: getattr(workload, name) for name in _FIELDS[workload.kind]}}
+    return {
+        "kind": workload.kind,
+        **{name: getattr(workload, name) for name in _FIELDS[workload.kind]},
+    }
 
 
 def workload_from_json(data: object) -> Workload:
-    """Builds a workload from the output of `workload_to_json`. Raises InputError for anything else."""
+    """Builds a workload from the output of `workload_to_json`. Raises InputError for anything
+    else.
+    """
     named = data.get("kind") if isinstance(data, dict) else None
     if not isinstance(data, dict) or not isinstance(named, str) or named not in _KINDS:
-        raise InputError("workload", repr(data)[:120], "an object whose kind is " + ", ".join(_KINDS))
+        raise InputError(
+            "workload", repr(data)[:120], "an object whose kind is " + ", ".join(_KINDS)
+        )
     kind = _KINDS[named]
     # Strings are interned, because tables of 100,000 workloads repeat a few of them.
-    values: dict[str, Any] = {name: intern(v) if type(v) is str else v for name, v in data.items() if name != "kind"}
+    values: dict[str, Any] = {
+        name: intern(v) if type(v) is str else v for name, v in data.items() if name != "kind"
+    }
     unknown = values.keys() - set(_FIELDS[named])
     if unknown:
-        raise InputError(f"workload {named}", f"field {sorted(unknown)[0]!r}", "only its own fields")
+        raise InputError(
+            f"workload {named}", f"field {sorted(unknown)[0]!r}", "only its own fields"
+        )
     try:
         return kind(**values)
     except TypeError as error:

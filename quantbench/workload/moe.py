@@ -1,18 +1,23 @@
-"""Defines the workloads of a mixture-of-experts layer: grouped GEMMs, permutations, and the layer with its routing.
+"""Defines the workloads of a mixture-of-experts layer: grouped GEMMs, permutations, and the layer
+with its routing.
 
-Entry points: `GroupedGemm`, one GEMM per expert in one launch; `Permute`; `MoE`, whose `grouped_gemms` are those of one
-GPU; `require_distribution`; `PERMUTATIONS`. Used by nearly all packages, mostly through `quantbench.workload`.
+Entry points: `GroupedGemm`, one GEMM per expert in one launch; `Permute`; `MoE`, whose
+`grouped_gemms` are those of one GPU; `require_distribution`; `PERMUTATIONS`. Used by nearly all
+packages, mostly through `quantbench.workload`.
 
-A router sends each token to top_k of num_experts experts. With expert parallelism `ep`, rank r holds the experts from
-r · num_experts / ep on. The rank with the most rows sets the pace: `MoE.flops` and `MoE.grouped_gemms` are that rank's.
+A router sends each token to top_k of num_experts experts. With expert parallelism `ep`, rank r
+holds the experts from r · num_experts / ep on. The rank with the most rows sets the pace:
+`MoE.flops` and `MoE.grouped_gemms` are that rank's.
 
-Routing. `balanced` gives every expert the same number of rows, to within one. `power_law_<exponent>` is the draw of
-aiconfigurator (ai-dynamo/aiconfigurator, collector/helper.py, `_generate_power_law_distribution`): the weight of each
-expert is drawn from x^-exponent on [1, 0.8 · tokens] (on [0.01, 2] where no more rows than experts exist), weights are
-scaled to tokens · top_k rows and rounded, no expert gets more rows than there are tokens, and what rounding and this
-limit leave over goes to the smallest experts (is taken from the largest), one row per rank in turn. aiconfigurator
-measures the busiest rank. Its generator is torch's and this one is Python's, so one seed gives other rows of the same
-distribution. A histogram is scaled, rounded and limited in the same way.
+Routing. `balanced` gives every expert the same number of rows, to within one.
+`power_law_<exponent>` is the draw of aiconfigurator (ai-dynamo/aiconfigurator, collector/helper.py,
+`_generate_power_law_distribution`): the weight of each expert is drawn from x^-exponent on [1, 0.8
+· tokens] (on [0.01, 2] where no more rows than experts exist), weights are scaled to tokens · top_k
+rows and rounded, no expert gets more rows than there are tokens, and what rounding and this limit
+leave over goes to the smallest experts (is taken from the largest), one row per rank in turn.
+aiconfigurator measures the busiest rank. Its generator is torch's and this one is Python's, so one
+seed gives other rows of the same distribution. A histogram is scaled, rounded and limited in the
+same way.
 """
 
 from dataclasses import dataclass
@@ -35,8 +40,8 @@ class GroupedGemm:
 
     tokens_per_expert: rows of each expert, in order; may be 0, but not for all.
     n, k: width and height of every expert's weights.
-    layout: nn or nt, with weights stored k×n or n×k; or tn, the gradient of the weights, whose reduction is the rows:
-        c[expert][k, n] = aᵀ[k, rows] · b[rows, n].
+    layout: nn or nt, with weights stored k×n or n×k; or tn, the gradient of the weights, whose
+        reduction is the rows: c[expert][k, n] = aᵀ[k, rows] · b[rows, n].
 
     >>> GroupedGemm((3, 0, 5), n=16, k=8).flops
     2048
@@ -93,7 +98,8 @@ class GroupedGemm:
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes: rows, weights of experts that have rows, and outputs move once.
+        """Minimum traffic to device memory in bytes: rows, weights of experts that have rows, and
+        outputs move once.
 
         A weight gradient of zeros, for an expert without rows, is written too.
         """
@@ -143,9 +149,13 @@ class Permute:
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes: tokens, rows, weights and 8-byte indices move once."""
+        """Minimum traffic to device memory in bytes: tokens, rows, weights and 8-byte indices move
+        once.
+        """
         weights = self.rows if self.direction == "unpermute" else 0
-        return ((self.tokens + self.rows) * self.hidden + weights) * element_bytes(self.dtype) + 8 * self.rows
+        return ((self.tokens + self.rows) * self.hidden + weights) * element_bytes(
+            self.dtype
+        ) + 8 * self.rows
 
     def __str__(self) -> str:
         return f"{self.direction} {self.tokens}×{self.hidden} top {self.top_k} {self.dtype}"
@@ -155,13 +165,15 @@ class Permute:
 class MoE:
     """Routed experts of one layer: their products on one GPU, after dispatch and before combine.
 
-    tokens: tokens that the router sends to the experts of all `ep` ranks; each goes to top_k of them.
+    tokens: tokens that the router sends to the experts of all `ep` ranks; each goes to top_k of
+        them.
     hidden: width of the model.
     expert_ffn: width of one expert's MLP, before `tp` divides it.
     tp: GPUs that share each expert; divides expert_ffn.
     ep: GPUs that share out the experts; divides num_experts.
     gated: whether the MLP has a gate beside `up`; both are one product of twice the width.
-    distribution: balanced, power_law_<exponent>, or a histogram: a count for each expert, as measured.
+    distribution: balanced, power_law_<exponent>, or a histogram: a count for each expert, as
+        measured.
     seed: of the draw of a power law.
 
     >>> layer = MoE(tokens=512, hidden=4096, expert_ffn=14336, num_experts=8, top_k=2, ep=4)
@@ -195,7 +207,9 @@ class MoE:
         if not isinstance(self.gated, bool):
             raise InputError(who, f"gated = {self.gated!r}"[:80], "True or False")
         if self.top_k > self.num_experts:
-            raise InputError(who, f"top_k = {self.top_k}", f"at most num_experts = {self.num_experts}")
+            raise InputError(
+                who, f"top_k = {self.top_k}", f"at most num_experts = {self.num_experts}"
+            )
         for name, ways in (("expert_ffn", "tp"), ("num_experts", "ep")):
             if getattr(self, name) % getattr(self, ways):
                 value = f"{name} = {getattr(self, name)} with {ways} = {getattr(self, ways)}"
@@ -216,7 +230,9 @@ class MoE:
             low, high = (1.0, 0.8 * self.tokens) if rows > experts else (0.01, 2.0)
             exponent = float(self.distribution.removeprefix(_POWER_LAW))
             generator = Random(self.seed)
-            weights = [_power_law_quantile(generator.random(), exponent, low, high) for _ in range(experts)]
+            weights = [
+                _power_law_quantile(generator.random(), exponent, low, high) for _ in range(experts)
+            ]
         return _apportioned(weights, rows, most=self.tokens, ranks=self.ep)
 
     @property
@@ -257,7 +273,8 @@ class MoE:
         return self.tokens_per_expert[rank * local : (rank + 1) * local]
 
     def grouped_gemms(self, rank: int | None = None) -> dict[str, GroupedGemm]:
-        """Returns `experts_up_gate` (`experts_up` without a gate) and `experts_down` of one rank, None: the busiest.
+        """Returns `experts_up_gate` (`experts_up` without a gate) and `experts_down` of one rank,
+        None: the busiest.
 
         Weights are stored out×in, as in a linear layer. Raises InputError for a rank without rows.
         """
@@ -290,7 +307,11 @@ def require_distribution(distribution: object, num_experts: int) -> None:
     if isinstance(distribution, tuple):
         _require_counts("MoE", "distribution", distribution)
         if len(distribution) != num_experts:
-            raise InputError("MoE", f"distribution of {len(distribution)} experts", f"num_experts = {num_experts}")
+            raise InputError(
+                "MoE",
+                f"distribution of {len(distribution)} experts",
+                f"num_experts = {num_experts}",
+            )
         return
     if distribution == "balanced":
         return
@@ -298,7 +319,11 @@ def require_distribution(distribution: object, num_experts: int) -> None:
         exponent = float(str(distribution).removeprefix(_POWER_LAW))
     except ValueError:
         exponent = 0.0
-    if not isinstance(distribution, str) or not distribution.startswith(_POWER_LAW) or not 0 < exponent < 100:
+    if (
+        not isinstance(distribution, str)
+        or not distribution.startswith(_POWER_LAW)
+        or not 0 < exponent < 100
+    ):
         raise InputError("MoE", f"distribution = {distribution!r}"[:80], expected)
 
 
@@ -321,7 +346,9 @@ def _power_law_quantile(share: float, exponent: float, low: float, high: float) 
 
 
 def _apportioned(weights: list[float], total: int, *, most: int, ranks: int) -> tuple[int, ...]:
-    """Returns whole rows in proportion to the weights: `total` in all, at most `most` each (module docstring)."""
+    """Returns whole rows in proportion to the weights: `total` in all, at most `most` each (module
+    docstring).
+    """
     scale = total / sum(weights)
     rows = [min(round(weight * scale), most) for weight in weights]
     local = len(rows) // ranks

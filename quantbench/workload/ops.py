@@ -1,8 +1,9 @@
-"""Defines the workloads of a dense layer that are measured or predicted: GEMM, softmax, attention, casts, collectives.
+"""Defines the workloads of a dense layer that are measured or predicted: GEMM, softmax, attention,
+casts, collectives.
 
-Entry points: `Gemm`, `Softmax`, `Attention`, `Cast`, `Collective`; what their fields may be: `LAYOUTS`, `MASKS`,
-`DIRECTIONS`, `COLLECTIVE_OPS`, `COLLECTIVE_DTYPES`, `LARGEST_MESSAGE_BYTES`. Used by nearly all packages, mostly
-through `quantbench.workload`.
+Entry points: `Gemm`, `Softmax`, `Attention`, `Cast`, `Collective`; what their fields may be:
+`LAYOUTS`, `MASKS`, `DIRECTIONS`, `COLLECTIVE_OPS`, `COLLECTIVE_DTYPES`, `LARGEST_MESSAGE_BYTES`.
+Used by nearly all packages, mostly through `quantbench.workload`.
 
 Every workload has flops, min_bytes and dtype, validates its fields, and has a label as its string.
 """
@@ -16,11 +17,19 @@ LAYOUTS = ("nn", "nt", "tn")
 MASKS = ("causal", "full", "none")
 DIRECTIONS = ("forward", "backward")
 
-# Operations per unmasked element. Forward: scale, compare for the maximum, subtract, exponential, sum, divide.
-# Backward, from y and its gradient g: g·y, sum, subtract the sum, times y, times scale.
+# Operations per unmasked element. Forward: scale, compare for the maximum, subtract, exponential,
+# sum, divide. Backward, from y and its gradient g: g·y, sum, subtract the sum, times y, times
+# scale.
 _FLOPS_PER_ELEMENT = {"forward": 6, "backward": 5}
 
-COLLECTIVE_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+COLLECTIVE_OPS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "send_recv",
+)
 #: dtypes of collectives; they matter for the reduction, not for the bytes moved
 COLLECTIVE_DTYPES = ("fp16", "bf16", "fp32", "int8", "fp8")
 LARGEST_MESSAGE_BYTES = 2**46
@@ -30,9 +39,10 @@ LARGEST_MESSAGE_BYTES = 2**46
 class Gemm:
     """Batched matrix product: `batch` times c[m, n] = sum over k of a[m, k] · b[k, n].
 
-    layout: row-major storage of a (first letter; n: m×k, t: k×m) and b (second letter; n: k×n, t: n×k). A linear layer
-        y = x·Wᵀ with W stored out×in is nt forward, nn for the data gradient and tn for the weight gradient. (cuBLAS is
-        column-major and swaps the operands: its kernel names contain "tn" for nt.)
+    layout: row-major storage of a (first letter; n: m×k, t: k×m) and b (second letter; n: k×n, t:
+        n×k). A linear layer y = x·Wᵀ with W stored out×in is nt forward, nn for the data gradient
+        and tn for the weight gradient. (cuBLAS is column-major and swaps the operands: its kernel
+        names contain "tn" for nt.)
     accumulate: dtype of the sum; fp32, or int32 for int8.
 
     >>> Gemm(m=2048, n=4096, k=1024).flops
@@ -61,13 +71,15 @@ class Gemm:
 
     @property
     def output_dtype(self) -> str:
-        """Dtype of c: bf16 for fp8 and mxfp4 inputs, int32 for int8, fp32 for tf32, else the dtype of the inputs."""
+        """Dtype of c: bf16 for fp8 and mxfp4 inputs, int32 for int8, fp32 for tf32, else the dtype
+        of the inputs.
+        """
         return DTYPES[self.dtype].output
 
     @property
     def row_sides(self) -> tuple[str, str]:
-        """Sides along which the multiplied rows of a and b lie. Formats narrower than c are multiplied with rows along
-        k, whatever the layout (cuBLASLt's "TN format")."""
+        """Sides along which the multiplied rows of a and b lie. Formats narrower than c are
+        multiplied with rows along k, whatever the layout (cuBLASLt's "TN format")."""
         kind = DTYPES[self.dtype]
         narrow = kind.element_bytes / kind.packed < element_bytes(self.output_dtype)
         layout = "nt" if narrow else self.layout
@@ -80,7 +92,9 @@ class Gemm:
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes: each input and scale read once, each output written once."""
+        """Minimum traffic to device memory in bytes: each input and scale read once, each output
+        written once.
+        """
         kind = DTYPES[self.dtype]
         inputs = round(self.m * self.k * kind.a_bytes + self.k * self.n * kind.b_bytes)
         return self.batch * (inputs + self.m * self.n * element_bytes(self.output_dtype))
@@ -97,8 +111,8 @@ class Softmax:
     batch: number of score matrices, MBS · heads / TP.
     rows: length of the queries.
     cols: length of the keys.
-    mask: causal (columns past the row are masked; needs rows == cols, as Megatron's kernel does), full (a boolean
-        tensor mask_batch×1×rows×cols, shared by the heads) or none.
+    mask: causal (columns past the row are masked; needs rows == cols, as Megatron's kernel does),
+        full (a boolean tensor mask_batch×1×rows×cols, shared by the heads) or none.
     mask_batch: number of samples (MBS), each with its own mask; divides batch.
 
     >>> Softmax(batch=2, rows=4, cols=4, mask="none").min_bytes
@@ -125,9 +139,15 @@ class Softmax:
         if isinstance(self.scale, bool) or not 0 < self.scale < float("inf"):
             raise InputError("Softmax", f"scale = {self.scale!r}", "a finite number above 0")
         if self.mask == "causal" and self.rows != self.cols:
-            raise InputError("Softmax", f"causal with rows = {self.rows}, cols = {self.cols}", "rows equal to cols")
+            raise InputError(
+                "Softmax",
+                f"causal with rows = {self.rows}, cols = {self.cols}",
+                "rows equal to cols",
+            )
         if self.batch % self.mask_batch:
-            raise InputError("Softmax", f"mask_batch = {self.mask_batch}", f"a divisor of batch = {self.batch}")
+            raise InputError(
+                "Softmax", f"mask_batch = {self.mask_batch}", f"a divisor of batch = {self.batch}"
+            )
 
     @property
     def live_elements(self) -> int:
@@ -137,18 +157,23 @@ class Softmax:
 
     @property
     def flops(self) -> int:
-        """Operations on the elements read: 6 per element forward, 5 backward; an exponential counts as one."""
+        """Operations on the elements read: 6 per element forward, 5 backward; an exponential counts
+        as one.
+        """
         return _FLOPS_PER_ELEMENT[self.direction] * self.live_elements
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes: live inputs (backward: y and its gradient) and a forward mask are
-        read once, every output element is written once, including the zeros above the diagonal."""
+        """Minimum traffic to device memory in bytes: live inputs (backward: y and its gradient) and
+        a forward mask are read once, every output element is written once, including the zeros
+        above the diagonal."""
         width = element_bytes(self.dtype)
         reads = 1 if self.direction == "forward" else 2
         has_mask = self.mask == "full" and self.direction == "forward"
         mask_bytes = self.mask_batch * self.rows * self.cols if has_mask else 0
-        return width * (reads * self.live_elements + self.batch * self.rows * self.cols) + mask_bytes
+        return (
+            width * (reads * self.live_elements + self.batch * self.rows * self.cols) + mask_bytes
+        )
 
     def __str__(self) -> str:
         return f"softmax {self.batch}×{self.rows}×{self.cols} {self.dtype} {self.mask} {self.direction}"
@@ -160,7 +185,8 @@ class Attention:
 
     q: [batch, heads, seq_q, head_dim].
     k, v: [batch, kv_heads, seq_k, head_dim].
-    kv_heads: number of key/value heads; fewer than heads for grouped-query attention; 0 means heads.
+    kv_heads: number of key/value heads; fewer than heads for grouped-query attention; 0 means
+        heads.
     causal: needs seq_q == seq_k, because libraries align the diagonal differently otherwise.
 
     >>> Attention(batch=1, heads=2, seq_q=4, seq_k=4, head_dim=8, causal=False).flops
@@ -187,12 +213,16 @@ class Attention:
         require_choice("Attention", "dtype", self.dtype, VECTOR_DTYPES)
         require_choice("Attention", "direction", self.direction, DIRECTIONS)
         if self.heads % self.kv_heads:
-            raise InputError("Attention", f"kv_heads = {self.kv_heads}", f"a divisor of heads = {self.heads}")
+            raise InputError(
+                "Attention", f"kv_heads = {self.kv_heads}", f"a divisor of heads = {self.heads}"
+            )
         if not isinstance(self.causal, bool):
             raise InputError("Attention", f"causal = {self.causal!r}"[:80], "True or False")
         if self.causal and self.seq_q != self.seq_k:
             raise InputError(
-                "Attention", f"causal with seq_q = {self.seq_q}, seq_k = {self.seq_k}", "seq_q equal to seq_k"
+                "Attention",
+                f"causal with seq_q = {self.seq_q}, seq_k = {self.seq_k}",
+                "seq_q equal to seq_k",
             )
 
     @property
@@ -203,7 +233,8 @@ class Attention:
 
     @property
     def flops(self) -> int:
-        """GEMM operations on live pairs: two GEMMs forward, five backward (one of them recomputes q·kᵀ).
+        """GEMM operations on live pairs: two GEMMs forward, five backward (one of them recomputes
+        q·kᵀ).
 
         Omits the softmax, as the FlashAttention papers do (Dao 2022, 2023).
         """
@@ -212,8 +243,8 @@ class Attention:
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes: forward reads q, k, v and writes o and the fp32 row statistics;
-        backward reads all these and do, and writes dq, dk, dv."""
+        """Minimum traffic to device memory in bytes: forward reads q, k, v and writes o and the
+        fp32 row statistics; backward reads all these and do, and writes dq, dk, dv."""
         width = element_bytes(self.dtype)
         q = self.batch * self.heads * self.seq_q * self.head_dim * width
         kv = 2 * self.batch * self.kv_heads * self.seq_k * self.head_dim * width
@@ -225,15 +256,18 @@ class Attention:
     def __str__(self) -> str:
         heads = f"{self.heads}" if self.kv_heads == self.heads else f"{self.heads}/{self.kv_heads}"
         shape = f"{self.batch}×{heads}×{self.seq_q}×{self.seq_k}×{self.head_dim}"
-        return f"attention {shape} {self.dtype} {'causal' if self.causal else 'full'} {self.direction}"
+        return (
+            f"attention {shape} {self.dtype} {'causal' if self.causal else 'full'} {self.direction}"
+        )
 
 
 @dataclass(frozen=True)
 class Collective:
     """Collective operation `op` over num_gpus GPUs, spread evenly over num_nodes machines.
 
-    message_bytes: `size` of nccl-tests (its doc/PERFORMANCE.md), the larger of a rank's two buffers: the whole vector
-        of all_reduce and broadcast, the output of all_gather, the input of reduce_scatter, the send buffer of one rank
+    message_bytes: `size` of nccl-tests (its doc/PERFORMANCE.md), the larger of a rank's two
+        buffers: the whole vector of all_reduce and broadcast, the output of all_gather, the input
+            of reduce_scatter, the send buffer of one rank
         in all_to_all, and the message of send_recv.
 
     >>> Collective("all_reduce", message_bytes=1024, num_gpus=4).bus_bytes
@@ -256,15 +290,21 @@ class Collective:
         require_int("Collective", "num_nodes", self.num_nodes, high=2**20)
         require_choice("Collective", "dtype", self.dtype, COLLECTIVE_DTYPES)
         if self.num_gpus % self.num_nodes:
-            raise InputError("Collective", f"num_nodes = {self.num_nodes}", f"a divisor of num_gpus = {self.num_gpus}")
+            raise InputError(
+                "Collective",
+                f"num_nodes = {self.num_nodes}",
+                f"a divisor of num_gpus = {self.num_gpus}",
+            )
         width = element_bytes(self.dtype)
         if self.message_bytes % width:
-            raise InputError("Collective", f"message_bytes = {self.message_bytes}", f"a multiple of {width}")
+            raise InputError(
+                "Collective", f"message_bytes = {self.message_bytes}", f"a multiple of {width}"
+            )
 
     @property
     def bus_bytes(self) -> int:
-        """Minimum bytes that each GPU sends over its links, rounded up. Divided by the time, this is the bus bandwidth
-        of nccl-tests, which is comparable with the bandwidth of the links."""
+        """Minimum bytes that each GPU sends over its links, rounded up. Divided by the time, this
+        is the bus bandwidth of nccl-tests, which is comparable with the bandwidth of the links."""
         if self.op in ("broadcast", "send_recv"):
             return self.message_bytes
         once = self.message_bytes * (self.num_gpus - 1)

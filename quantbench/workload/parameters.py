@@ -8,18 +8,22 @@ from quantbench.workload.transformer import TransformerShape
 
 #: hidden / layers of GPT-3 175B (12288 / 96), for models with only a stated size
 GPT3_ASPECT = 128
-#: hidden / layers of a model without a stated depth: the middle of 128 (12288 / 96) to 205 (14336 / 70), which the
-#: BigScience team tried for 200 B parameters (bigscience-workshop/bigscience, tr11-176B-ml/chronicles-prequel.md)
+#: hidden / layers of a model without a stated depth: the middle of 128 (12288 / 96) to 205 (14336 /
+#: 70), which the BigScience team tried for 200 B parameters (bigscience-workshop/bigscience,
+#: tr11-176B-ml/chronicles-prequel.md)
 USUAL_ASPECT = 160
 
 
 def gpt_layer_parameters(hidden: int) -> int:
-    """Returns the parameters of one GPT layer with an MLP of 4 · hidden: 12·h² weights, 13·h biases and norms."""
+    """Returns the parameters of one GPT layer with an MLP of 4 · hidden: 12·h² weights, 13·h biases
+    and norms.
+    """
     return 12 * hidden**2 + 13 * hidden
 
 
 def parameters(shape: TransformerShape) -> int:
-    """Returns the parameters of the model, including biases and norms. (`TransformerShape.parameters` counts matrices.)
+    """Returns the parameters of the model, including biases and norms.
+    (`TransformerShape.parameters` counts matrices.)
 
     Omits position embeddings, which most current models do not have.
 
@@ -28,7 +32,8 @@ def parameters(shape: TransformerShape) -> int:
     176247242752
     """
     attention_width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    # Biases of qkv, proj, up and down and two norms of weight and bias; gated models drop biases and norm biases.
+    # Biases of qkv, proj, up and down and two norms of weight and bias; gated models drop biases
+    # and norm biases.
     small = 2 * shape.hidden if shape.gated else attention_width + shape.ffn + 6 * shape.hidden
     final_norm = shape.hidden if shape.gated else 2 * shape.hidden
     return shape.parameters + shape.layers * small + final_norm
@@ -49,11 +54,17 @@ def padded_vocab(vocab: int, tp: int) -> int:
     return -(-vocab // multiple) * multiple
 
 
-def layers_within(shape: TransformerShape, budget: float, tolerance: float) -> tuple[float, float, float]:
-    """Returns the (fractional) numbers of layers for (1 − tolerance), 1 and (1 + tolerance) times the budget."""
+def layers_within(
+    shape: TransformerShape, budget: float, tolerance: float
+) -> tuple[float, float, float]:
+    """Returns the (fractional) numbers of layers for (1 − tolerance), 1 and (1 + tolerance) times
+    the budget.
+    """
     least = shape.dense_layers + 1
     one = parameters(replace(shape, layers=least))
     each = parameters(replace(shape, layers=least + 1)) - one
     rest = one - least * each
-    low, middle, high = (((1 + part) * budget - rest) / each for part in (-tolerance, 0.0, tolerance))
+    low, middle, high = (
+        ((1 + part) * budget - rest) / each for part in (-tolerance, 0.0, tolerance)
+    )
     return low, middle, high

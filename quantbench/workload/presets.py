@@ -1,7 +1,7 @@
 """Looks up the shapes of published models by name in presets.toml.
 
-Entry points: `preset`, `preset_names`, `preset_source`, `published_parameters`. Used by `cli.model_options`, the
-command `models`, `profile.exporters.vidur`, `explore` and tools.
+Entry points: `preset`, `preset_names`, `preset_source`, `published_parameters`. Used by
+`cli.model_options`, the command `models`, `profile.exporters.vidur`, `explore` and tools.
 """
 
 import tomllib
@@ -18,7 +18,8 @@ _ABOUT = ("source", "published_parameters")
 
 
 def preset(name: str) -> TransformerShape:
-    """Returns the shape of a published model for one sample on one GPU. Raises InputError for an unknown name.
+    """Returns the shape of a published model for one sample on one GPU. Raises InputError for an
+    unknown name.
 
     >>> preset("gemma-7b").head_dim
     256
@@ -44,4 +45,6 @@ def published_parameters(name: str) -> float:
 
 @cache
 def _data() -> dict[str, dict[str, Any]]:
-    return tomllib.loads((files("quantbench.workload") / "presets.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        (files("quantbench.workload") / "presets.toml").read_text(encoding="utf-8")
+    )

@@ -1,16 +1,20 @@
-"""Defines how a training step uses 8- and 4-bit formats: the formats of the products, and the casts of their inputs.
+"""Defines how a training step uses 8- and 4-bit formats: the formats of the products, and the casts
+of their inputs.
 
-Entry points: `RECIPES`, each a `Recipe`; `casts_of`, the casts of one linear layer. Used by `workload.transformer`,
-`planner`, `cli.model_options` and tools.
+Entry points: `RECIPES`, each a `Recipe`; `casts_of`, the casts of one linear layer. Used by
+`workload.transformer`, `planner`, `cli.model_options` and tools.
 
-A recipe quantizes x, W and dy of a linear layer y = x·Wᵀ. Tensor cores read 8-bit inputs along the reduction, which
-differs between the two uses of a tensor, so each is written twice. On Blackwell the scales per tensor need no second
-copy; this is not modelled. Casts are counted as kernels of their own that read bf16. Weights are cast once per
-micro-batch. Scores, norms, embedding and logits stay in 16 bits.
+A recipe quantizes x, W and dy of a linear layer y = x·Wᵀ. Tensor cores read 8-bit inputs along the
+reduction, which differs between the two uses of a tensor, so each is written twice. On Blackwell
+the scales per tensor need no second copy; this is not modelled. Casts are counted as kernels of
+their own that read bf16. Weights are cast once per micro-batch. Scores, norms, embedding and logits
+stay in 16 bits.
 
-Sources: Transformer Engine documentation, "Performance considerations: handling transposes" and the pages of its
-recipes (Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling), with `override_linear_precision` of
-DelayedScaling for gradients in bf16 (Megatron-LM's `fp8_wgrad`); DeepSeek-V3 (arXiv:2412.19437), section 3.3.
+Sources: Transformer Engine documentation, "Performance considerations: handling transposes" and the
+    pages of its
+recipes (Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling), with
+`override_linear_precision` of DelayedScaling for gradients in bf16 (Megatron-LM's `fp8_wgrad`);
+DeepSeek-V3 (arXiv:2412.19437), section 3.3.
 """
 
 from dataclasses import dataclass
@@ -48,9 +52,11 @@ RECIPES = {
 def casts_of(
     gemm: Gemm, recipe: Recipe, *, backward: bool, new_input: bool = True, experts: int = 1
 ) -> tuple[list[Cast], list[Cast]]:
-    """Returns the casts before the forward product of a linear layer, and those before its gradients.
+    """Returns the casts before the forward product of a linear layer, and those before its
+    gradients.
 
-    backward: whether gradients are computed, so that the forward casts also write the copies that those need.
+    backward: whether gradients are computed, so that the forward casts also write the copies that
+        those need.
     new_input: whether x is not the input of a layer before.
     experts: matrices of weights that share out the rows.
     """

@@ -1,8 +1,9 @@
 """Defines the dimensions of a transformer and lists the ops that one GPU computes.
 
-Entry points: `TransformerShape`, whose `ops` returns `Op` objects; `backward_of`; the names `ATTENTIONS` and
-`SOFTMAXES`. Used by the other modules of `workload`, by `sweep`, `advice`, `analysis`, `latency`, `planner`, `report`,
-`profile`, `alignment_rules`, `explore`, tools and the commands, mostly through `quantbench.workload`.
+Entry points: `TransformerShape`, whose `ops` returns `Op` objects; `backward_of`; the names
+`ATTENTIONS` and `SOFTMAXES`. Used by the other modules of `workload`, by `sweep`, `advice`,
+`analysis`, `latency`, `planner`, `report`, `profile`, `alignment_rules`, `explore`, tools and the
+commands, mostly through `quantbench.workload`.
 """
 
 from collections.abc import Iterable
@@ -15,10 +16,11 @@ from quantbench.workload.moe import GroupedGemm, MoE, Permute, require_distribut
 from quantbench.workload.ops import Attention, Gemm, Softmax
 from quantbench.workload.recipes import RECIPES, casts_of
 
-#: implementations of attention: one fused kernel, or scores, softmax and context as separate kernels
+#: implementations of attention: one fused kernel, or scores, softmax and context as separate
+#: kernels
 ATTENTIONS = ("flash", "unfused")
-#: softmax of unfused attention: Megatron's fused kernel if its conditions hold, or torch's separate kernels for scale,
-#: mask and softmax
+#: softmax of unfused attention: Megatron's fused kernel if its conditions hold, or torch's separate
+#: kernels for scale, mask and softmax
 SOFTMAXES = ("megatron", "torch")
 
 
@@ -26,11 +28,12 @@ SOFTMAXES = ("megatron", "torch")
 class Op:
     """Op of a training step on one GPU.
 
-    name: qkv (latent attention: latent_down, q_up, kv_up), scores, softmax, context, attention, proj, mlp_up,
-        mlp_gate, mlp_up_gate, mlp_down, logits or cast; in layers of experts shared_up, … and permute, experts_up,
-        experts_up_gate, experts_down and unpermute, or all of these as one `experts`.
-    phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax, attention, casts
-        and permutations.
+    name: qkv (latent attention: latent_down, q_up, kv_up), scores, softmax, context, attention,
+        proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down, logits or cast; in layers of experts
+        shared_up, … and permute, experts_up, experts_up_gate, experts_down and unpermute, or all of
+        these as one `experts`.
+    phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax,
+        attention, casts and permutations.
     count: runs per micro-batch in the whole model (layers, or 1 for the logits).
     """
 
@@ -59,20 +62,25 @@ class TransformerShape:
     softmax: one of SOFTMAXES, for unfused attention.
     dropout: whether hidden states and attention probabilities have dropout.
     sliding_window: attention window in tokens, 0 for none. `ops` ignores it and computes all pairs.
-    experts: routed experts of a layer instead of the MLP, each `moe_ffn` wide, top_k per token; 0 for an MLP.
-    dense_layers: layers that have the MLP instead, of a model with experts: its first ones, or if `dense_spread`, at
-        even distances.
-    expert_groups, top_groups: a token's experts are in `top_groups` of so many groups of neighbours (node-limited
-        routing of DeepSeek-V3, arXiv:2412.19437, section 2.1.2); 0: anywhere.
-    shared_ffn: width of the experts that every token passes, together; their products are those of an MLP.
+    experts: routed experts of a layer instead of the MLP, each `moe_ffn` wide, top_k per token; 0
+        for an MLP.
+    dense_layers: layers that have the MLP instead, of a model with experts: its first ones, or if
+        `dense_spread`, at even distances.
+    expert_groups, top_groups: a token's experts are in `top_groups` of so many groups of neighbours
+        (node-limited routing of DeepSeek-V3, arXiv:2412.19437, section 2.1.2); 0: anywhere.
+    shared_ffn: width of the experts that every token passes, together; their products are those of
+        an MLP.
     ep: GPUs that share out the experts, each with its own micro-batch.
-    expert_tp: GPUs that share each expert, 0 for `tp`; with fewer, the others have their own tokens.
-    routing: distribution of the tokens over the experts, as of `MoE`; `ops` has the products of the busiest GPU.
-    q_rank, kv_rank, rope_dim, value_dim: of latent attention (DeepSeek-V2, arXiv:2405.04434): ranks of queries (0: not
-        compressed) and of keys and values, width of a head's rotary part, which is in head_dim, and of its values. Each
-        head has its own keys and values; `ops` has their attention as heads of `core_dim`. kv_rank = 0: usual one.
-    fp8_recipe: key of `recipes.RECIPES`, by which gradients have their own dtypes, casts are counted and logits stay in
-        16 bits; "" for one dtype everywhere and no casts.
+    expert_tp: GPUs that share each expert, 0 for `tp`; with fewer, the others have their own
+        tokens.
+    routing: distribution of the tokens over the experts, as of `MoE`; `ops` has the products of the
+        busiest GPU.
+    q_rank, kv_rank, rope_dim, value_dim: of latent attention (DeepSeek-V2, arXiv:2405.04434): ranks
+        of queries (0: not compressed) and of keys and values, width of a head's rotary part, which
+        is in head_dim, and of its values. Each head has its own keys and values; `ops` has their
+        attention as heads of `core_dim`. kv_rank = 0: usual one.
+    fp8_recipe: key of `recipes.RECIPES`, by which gradients have their own dtypes, casts are
+        counted and logits stay in 16 bits; "" for one dtype everywhere and no casts.
 
     >>> [op.name for op in TransformerShape(hidden=1024, heads=16, seq=512).ops(backward=False)]
     ['qkv', 'attention', 'proj', 'mlp_up', 'mlp_down', 'logits']
@@ -120,7 +128,11 @@ class TransformerShape:
         require_int(who, "heads", self.heads)
         if self.head_dim == 0:
             if self.hidden % self.heads:
-                raise InputError(who, f"hidden = {self.hidden} with heads = {self.heads}", "hidden divisible by heads")
+                raise InputError(
+                    who,
+                    f"hidden = {self.hidden} with heads = {self.heads}",
+                    "hidden divisible by heads",
+                )
             object.__setattr__(self, "head_dim", self.hidden // self.heads)
         if self.kv_heads == 0 or self.kv_rank:
             object.__setattr__(self, "kv_heads", self.heads)
@@ -128,9 +140,23 @@ class TransformerShape:
             object.__setattr__(self, "ffn", 4 * self.hidden)
         for name in ("kv_heads", "head_dim", "ffn", "seq", "vocab", "layers", "mbs", "tp"):
             require_int(who, name, getattr(self, name))
-        for name in ("sliding_window", "shared_ffn", "expert_groups", "q_rank", "kv_rank", "rope_dim", "value_dim"):
+        for name in (
+            "sliding_window",
+            "shared_ffn",
+            "expert_groups",
+            "q_rank",
+            "kv_rank",
+            "rope_dim",
+            "value_dim",
+        ):
             require_int(who, name, getattr(self, name), low=0)
-        require_int(who, "top_groups", self.top_groups, low=min(1, self.expert_groups), high=self.expert_groups)
+        require_int(
+            who,
+            "top_groups",
+            self.top_groups,
+            low=min(1, self.expert_groups),
+            high=self.expert_groups,
+        )
         require_int(who, "dense_layers", self.dense_layers, low=0, high=self.layers - 1)
         require_choice(who, "dtype", self.dtype, GEMM_DTYPES)
         require_choice(who, "attention", self.attention, ATTENTIONS)
@@ -143,15 +169,23 @@ class TransformerShape:
             if not isinstance(getattr(self, name), bool):
                 raise InputError(who, f"{name} = {getattr(self, name)!r}"[:80], "True or False")
         if self.heads % self.kv_heads:
-            raise InputError(who, f"kv_heads = {self.kv_heads}", f"a divisor of heads = {self.heads}")
+            raise InputError(
+                who, f"kv_heads = {self.kv_heads}", f"a divisor of heads = {self.heads}"
+            )
         for name in ("heads", "ffn", "vocab", "shared_ffn"):
             size = getattr(self, name)
             if size % self.tp:
                 below = size // self.tp * self.tp
                 nearest = f"{below} or {below + self.tp}" if below else f"{self.tp}"
-                raise InputError(who, f"{name} = {size} with tp = {self.tp}", f"{name} divisible by tp: {nearest}")
+                raise InputError(
+                    who,
+                    f"{name} = {size} with tp = {self.tp}",
+                    f"{name} divisible by tp: {nearest}",
+                )
         if self.kv_heads % self.tp and self.tp % self.kv_heads:
-            raise InputError(who, f"kv_heads = {self.kv_heads} with tp = {self.tp}", "one to divide the other")
+            raise InputError(
+                who, f"kv_heads = {self.kv_heads} with tp = {self.tp}", "one to divide the other"
+            )
         if self.gate_fused and not self.gated:
             raise InputError(who, "gate_fused = True with gated = False", "gated as well")
         if self.experts:
@@ -160,14 +194,25 @@ class TransformerShape:
                 self.experts_of(self.tokens)  # which checks the other fields
             except InputError as error:
                 both = (error.value, error.expected)
-                named = (text.replace("num_experts", "experts").replace("expert_ffn", "moe_ffn") for text in both)
+                named = (
+                    text.replace("num_experts", "experts").replace("expert_ffn", "moe_ffn")
+                    for text in both
+                )
                 raise InputError(who, *named) from None
         elif self.top_k or self.moe_ffn or self.ep != 1 or self.dense_layers or self.shared_ffn:
-            raise InputError(who, "top_k, moe_ffn, ep, dense_layers or shared_ffn with experts = 0", "experts as well")
-        if not (self.kv_rank and self.value_dim) and (self.q_rank or self.kv_rank or self.rope_dim or self.value_dim):
+            raise InputError(
+                who,
+                "top_k, moe_ffn, ep, dense_layers or shared_ffn with experts = 0",
+                "experts as well",
+            )
+        if not (self.kv_rank and self.value_dim) and (
+            self.q_rank or self.kv_rank or self.rope_dim or self.value_dim
+        ):
             raise InputError(who, "a part of latent attention", "kv_rank and value_dim at least")
         if self.rope_dim > self.head_dim:
-            raise InputError(who, f"rope_dim = {self.rope_dim}", f"at most head_dim = {self.head_dim}")
+            raise InputError(
+                who, f"rope_dim = {self.rope_dim}", f"at most head_dim = {self.head_dim}"
+            )
 
     @property
     def tokens(self) -> int:
@@ -176,7 +221,9 @@ class TransformerShape:
 
     @property
     def attention_dtype(self) -> str:
-        """Dtype of attention: bf16 for fp8 and int8, fp32 for tf32, else the dtype of the linear layers."""
+        """Dtype of attention: bf16 for fp8 and int8, fp32 for tf32, else the dtype of the linear
+        layers.
+        """
         if self.dtype in VECTOR_DTYPES:
             return self.dtype
         return "fp32" if self.dtype == "tf32" else "bf16"
@@ -193,14 +240,17 @@ class TransformerShape:
 
     @property
     def core_dim(self) -> int:
-        """Width of heads whose attention has the FLOPs and bytes of this one: the mean of its keys and values. (The
-        backward pass of DeepSeek-V3's heads, 192 and 128 wide, has 4 % more FLOPs.)"""
+        """Width of heads whose attention has the FLOPs and bytes of this one: the mean of its keys
+        and values. (The backward pass of DeepSeek-V3's heads, 192 and 128 wide, has 4 % more
+        FLOPs.)"""
         return (self.head_dim + self.value_width) // 2
 
     @property
     def qkv_columns(self) -> int:
         """Columns of queries, keys and values on one GPU."""
-        return self.heads // self.tp * self.head_dim + self.kv_heads_per_gpu * (self.head_dim + self.value_width)
+        return self.heads // self.tp * self.head_dim + self.kv_heads_per_gpu * (
+            self.head_dim + self.value_width
+        )
 
     @property
     def latent_up_weights(self) -> int:
@@ -208,12 +258,22 @@ class TransformerShape:
         return sum(n * k for name, (n, k) in self._qkv(1).items() if name in ("q_up", "kv_up"))
 
     def experts_of(self, tokens: int) -> MoE:
-        """Returns the experts of one layer for a micro-batch of `tokens` tokens on each of `ep` GPUs."""
+        """Returns the experts of one layer for a micro-batch of `tokens` tokens on each of `ep`
+        GPUs.
+        """
         tp = self.expert_tp or self.tp
         return MoE(
-            tokens * self.ep * tp // self.tp, self.hidden, self.moe_ffn, self.experts, self.top_k, self.dtype, tp=tp,
-            ep=self.ep, gated=self.gated, distribution=self.routing,
-        )  # fmt: skip
+            tokens * self.ep * tp // self.tp,
+            self.hidden,
+            self.moe_ffn,
+            self.experts,
+            self.top_k,
+            self.dtype,
+            tp=tp,
+            ep=self.ep,
+            gated=self.gated,
+            distribution=self.routing,
+        )
 
     def _qkv(self, tp: int) -> dict[str, tuple[int, int]]:
         """Products before attention: columns and reduction of each on one of `tp` GPUs."""
@@ -221,7 +281,10 @@ class TransformerShape:
         if not self.kv_rank:
             return {"qkv": ((heads + 2 * max(1, self.kv_heads // tp)) * self.head_dim, self.hidden)}
         return {
-            "latent_down": (self.q_rank + self.kv_rank + self.rope_dim, self.hidden),  # whole on every GPU
+            "latent_down": (
+                self.q_rank + self.kv_rank + self.rope_dim,
+                self.hidden,
+            ),  # whole on every GPU
             "q_up": (heads * self.head_dim, self.q_rank or self.hidden),
             "kv_up": (heads * (self.head_dim - self.rope_dim + self.value_dim), self.kv_rank),
         }
@@ -229,7 +292,8 @@ class TransformerShape:
     def layer_weights(self, tp: int = 1, *, dense: bool = False, active: bool = False) -> int:
         """Returns the weights of one layer on one of `tp` GPUs, without biases and layer norms.
 
-        dense: whether it is one of `dense_layers`. active: whether to count top_k of the experts only.
+        dense: whether it is one of `dense_layers`. active: whether to count top_k of the experts
+            only.
         """
         out = self.heads // tp * self.value_width
         attention = out * self.hidden + sum(n * k for n, k in self._qkv(tp).values())
@@ -242,7 +306,9 @@ class TransformerShape:
 
     @property
     def parameters(self) -> int:
-        """Weights of the model without biases and norms. (`planner.formulas.parameters` includes them.)"""
+        """Weights of the model without biases and norms. (`planner.formulas.parameters` includes
+        them.)
+        """
         return self._weights(active=False)
 
     @property
@@ -252,7 +318,9 @@ class TransformerShape:
 
     @property
     def parameters_per_gpu(self) -> float:
-        """Those of `parameters` on one of tp · ep GPUs; what is not routed is copied to each of ep."""
+        """Those of `parameters` on one of tp · ep GPUs; what is not routed is copied to each of
+        ep.
+        """
         matrices, sparse = 3 if self.gated else 2, self.layers - self.dense_layers
         routed = sparse * self.experts * matrices * self.hidden * self.moe_ffn
         return (self.parameters - routed + routed / self.ep) / self.tp
@@ -263,8 +331,8 @@ class TransformerShape:
         return layers + self.vocab * self.hidden * (1 if self.tied else 2)
 
     def modelled_ops(self, *, backward: bool = True) -> tuple[Op, ...]:
-        """Returns the ops for which there are models: `ops`; with experts, those of a forward pass, a layer's routed
-        experts as one op."""
+        """Returns the ops for which there are models: `ops`; with experts, those of a forward pass,
+        a layer's routed experts as one op."""
         if not self.experts:
             return self.ops(backward=backward)
         found = []
@@ -276,16 +344,26 @@ class TransformerShape:
         return tuple(found)
 
     def ops(self, *, backward: bool = True) -> tuple[Op, ...]:
-        """Returns every GEMM, softmax and attention that one GPU runs per micro-batch, forward ops first."""
+        """Returns every GEMM, softmax and attention that one GPU runs per micro-batch, forward ops
+        first.
+        """
         layer = self._layer_forward()
         logits = self._linear(self.vocab // self.tp, self.hidden)
         if self.fp8_recipe:
             logits = replace(logits, dtype=self.attention_dtype)
         forward = [*layer, Op("logits", "forward", logits, 1)]
-        gradients = [b for op in reversed(forward) for b in backward_of(op, self.fp8_recipe)] if backward else []
+        gradients = (
+            [b for op in reversed(forward) for b in backward_of(op, self.fp8_recipe)]
+            if backward
+            else []
+        )
         casts = self._casts(layer, backward=backward) if self.fp8_recipe else []
-        return (*forward, *(one for one in casts if one.phase == "forward"), *gradients,
-                *(one for one in casts if one.phase != "forward"))  # fmt: skip
+        return (
+            *forward,
+            *(one for one in casts if one.phase == "forward"),
+            *gradients,
+            *(one for one in casts if one.phase != "forward"),
+        )
 
     def _casts(self, layer: Iterable[Op], *, backward: bool) -> list[Op]:
         """Returns the casts of the linear layers of a layer's forward ops."""
@@ -307,16 +385,24 @@ class TransformerShape:
 
     def _layer_forward(self) -> list[Op]:
         heads = self.heads // self.tp
-        work: list[tuple[str, Compute]] = [(name, self._linear(*sizes)) for name, sizes in self._qkv(self.tp).items()]
+        work: list[tuple[str, Compute]] = [
+            (name, self._linear(*sizes)) for name, sizes in self._qkv(self.tp).items()
+        ]
         work += self._attention_core(heads)
         work.append(("proj", self._linear(self.hidden, heads * self.value_width)))
         found = [Op(name, "forward", workload, self.layers) for name, workload in work]
         dense = self.dense_layers if self.experts else self.layers
         if dense:
-            found += [Op(name, "forward", gemm, dense) for name, gemm in self._mlp("mlp", self.ffn // self.tp)]
+            found += [
+                Op(name, "forward", gemm, dense)
+                for name, gemm in self._mlp("mlp", self.ffn // self.tp)
+            ]
         if self.experts:
             rows = Permute(self.tokens, self.hidden, self.top_k, self.attention_dtype)
-            work = [*(self._mlp("shared", self.shared_ffn // self.tp) if self.shared_ffn else ()), ("permute", rows)]
+            work = [
+                *(self._mlp("shared", self.shared_ffn // self.tp) if self.shared_ffn else ()),
+                ("permute", rows),
+            ]
             work += self.experts_of(self.tokens).grouped_gemms().items()
             work.append(("unpermute", replace(rows, direction="unpermute")))
             found += [Op(name, "forward", workload, self.layers - dense) for name, workload in work]
@@ -333,28 +419,50 @@ class TransformerShape:
     def _attention_core(self, heads: int) -> list[tuple[str, Compute]]:
         if self.attention == "flash":
             fused = Attention(
-                batch=self.mbs, heads=heads, kv_heads=self.kv_heads_per_gpu, seq_q=self.seq, seq_k=self.seq,
-                head_dim=self.core_dim, dtype=self.attention_dtype, causal=self.causal,
-            )  # fmt: skip
+                batch=self.mbs,
+                heads=heads,
+                kv_heads=self.kv_heads_per_gpu,
+                seq_q=self.seq,
+                seq_k=self.seq,
+                head_dim=self.core_dim,
+                dtype=self.attention_dtype,
+                causal=self.causal,
+            )
             return [("attention", fused)]
         batch = self.mbs * heads
-        scores = Gemm(self.seq, self.seq, self.head_dim, batch=batch, dtype=self.attention_dtype, layout="nt")
+        scores = Gemm(
+            self.seq, self.seq, self.head_dim, batch=batch, dtype=self.attention_dtype, layout="nt"
+        )
         softmax = Softmax(
-            batch, self.seq, self.seq, dtype=self.attention_dtype, mask="causal" if self.causal else "none",
-            scale=self.head_dim**-0.5, mask_batch=self.mbs,
-        )  # fmt: skip
-        context = Gemm(self.seq, self.value_width, self.seq, batch=batch, dtype=self.attention_dtype, layout="nn")
+            batch,
+            self.seq,
+            self.seq,
+            dtype=self.attention_dtype,
+            mask="causal" if self.causal else "none",
+            scale=self.head_dim**-0.5,
+            mask_batch=self.mbs,
+        )
+        context = Gemm(
+            self.seq,
+            self.value_width,
+            self.seq,
+            batch=batch,
+            dtype=self.attention_dtype,
+            layout="nn",
+        )
         return [("scores", scores), ("softmax", softmax), ("context", context)]
 
 
 def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:
-    """Returns the backward ops of a forward op: two GEMMs for a GEMM, one kernel for softmax and attention.
+    """Returns the backward ops of a forward op: two GEMMs for a GEMM, one kernel for softmax and
+    attention.
 
-    fp8_recipe: key of `recipes.RECIPES`, which sets the dtypes of the gradients of products in its format.
+    fp8_recipe: key of `recipes.RECIPES`, which sets the dtypes of the gradients of products in its
+        format.
     A permutation runs the other way.
 
-    For c = a·b with a m×k and b k×n: the gradient of a is dc·bᵀ (m×k, reduction n), that of b is aᵀ·dc (k×n, reduction
-    m) or, for a weight stored n×k, dcᵀ·a (n×k, reduction m).
+    For c = a·b with a m×k and b k×n: the gradient of a is dc·bᵀ (m×k, reduction n), that of b is
+    aᵀ·dc (k×n, reduction m) or, for a weight stored n×k, dcᵀ·a (n×k, reduction m).
     """
     work, recipe = op.workload, RECIPES.get(fp8_recipe)
     if isinstance(work, Permute):
@@ -363,11 +471,17 @@ def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:
     if isinstance(work, Softmax | Attention):
         return (Op(op.name, "backward", replace(work, direction="backward"), op.count),)
     assert isinstance(work, Gemm | GroupedGemm), work
-    # A b that is stored n×k has a gradient that is stored so: dcᵀ·a; that of one stored k×n is aᵀ·dc.
-    layout, height, width = ("nn", work.n, work.k) if work.layout == "nt" else ("nt", work.k, work.n)
+    # A b that is stored n×k has a gradient that is stored so: dcᵀ·a; that of one stored k×n is
+    # aᵀ·dc.
+    layout, height, width = (
+        ("nn", work.n, work.k) if work.layout == "nt" else ("nt", work.k, work.n)
+    )
     use = recipe if recipe is not None and work.dtype == recipe.forward else None
     dgrad, wgrad = (use.dgrad, use.wgrad) if use else (work.dtype, work.dtype)
-    by_data, by_weight = replace(work, n=work.k, k=work.n, dtype=dgrad, layout=layout), replace(work, dtype=wgrad)
+    by_data, by_weight = (
+        replace(work, n=work.k, k=work.n, dtype=dgrad, layout=layout),
+        replace(work, dtype=wgrad),
+    )
     if isinstance(by_weight, Gemm):
         by_weight = replace(by_weight, m=height, n=width, k=by_weight.m, layout="tn")
     else:

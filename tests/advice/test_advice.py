@@ -1,4 +1,6 @@
-"""Advice with made-up times whose answers can be worked out by hand, and with the models of real GPUs."""
+"""Advice with made-up times whose answers can be worked out by hand, and with the models of real
+GPUs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ WIDE = TransformerShape(hidden=14400, heads=96, layers=80, vocab=250880, tp=8, a
 
 @dataclass
 class SimpleTimes:
-    """Everything at 100 FLOP per ns, the sizes in `slow` (of a product's n) at half of it; intervals of ±10 %."""
+    """Everything at 100 FLOP per ns, the sizes in `slow` (of a product's n) at half of it;
+    intervals of ±10 %.
+    """
 
     slow: tuple[int, ...] = ()
     device: DeviceSpec = A100
@@ -43,8 +47,13 @@ class SimpleTimes:
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
         self.asked.append(len(workloads))
-        mids = [w.flops / 1e5 * (2 if isinstance(w, Gemm) and w.n in self.slow else 1) for w in workloads]
-        return [Estimate(mid, mid / 1.1, mid * 1.1, self.source, unmeasured=self.note) for mid in mids]
+        mids = [
+            w.flops / 1e5 * (2 if isinstance(w, Gemm) and w.n in self.slow else 1)
+            for w in workloads
+        ]
+        return [
+            Estimate(mid, mid / 1.1, mid * 1.1, self.source, unmeasured=self.note) for mid in mids
+        ]
 
 
 def answers_of(times: OpTimes) -> RememberedTimes:
@@ -52,20 +61,25 @@ def answers_of(times: OpTimes) -> RememberedTimes:
     return RememberedTimes(times, softmax="megatron")
 
 
-SMALL = TransformerShape(hidden=1024, heads=16, seq=512, vocab=51200, layers=4, tp=2, attention="unfused")
+SMALL = TransformerShape(
+    hidden=1024, heads=16, seq=512, vocab=51200, layers=4, tp=2, attention="unfused"
+)
 
 
 def test_nothing_is_wasted_where_every_rate_is_the_same() -> None:
     found = advise(SMALL, SimpleTimes())
     assert found.cost.waste_us == 0
     assert (found.cost.waste_low_us, found.cost.waste_high_us) == (0, 0)
-    assert found.cost.latency.latency_us == pytest.approx(sum(o.workload.flops * o.count for o in SMALL.ops()) / 1e5)
+    assert found.cost.latency.latency_us == pytest.approx(
+        sum(o.workload.flops * o.count for o in SMALL.ops()) / 1e5
+    )
     assert found.note == "made up"
     assert found.device is A100
 
 
 def test_waste_is_the_time_beyond_that_at_the_rate_before_the_edge() -> None:
-    # ffn / tp = 2056 pads to 2304; the product is made twice as slow as just before, at 2048. Tiles explain 11 % of it.
+    # ffn / tp = 2056 pads to 2304; the product is made twice as slow as just before, at 2048. Tiles
+    # explain 11 % of it.
     shape = replace(SMALL, ffn=4112)
     cost = cost_of(shape, answers_of(SimpleTimes(slow=(2056,))))
     op = next(o for o in cost.ops if o.op.label == "mlp_up")
@@ -97,12 +111,22 @@ def test_a_softmax_that_is_not_fused_takes_as_long_as_its_bytes() -> None:
     assert answers.estimate(work).latency_us == pytest.approx(
         answers.fused(work).latency_us * fallback_bytes(work) / work.min_bytes
     )
-    shape = replace(SMALL, heads=8, kv_heads=8, head_dim=128, tp=4)  # 2 heads a GPU: no multiple of 4
+    shape = replace(
+        SMALL, heads=8, kv_heads=8, head_dim=128, tp=4
+    )  # 2 heads a GPU: no multiple of 4
     cost = cost_of(shape, answers_of(SimpleTimes()))
     op = next(o for o in cost.ops if o.op.name == "softmax")
     assert op.findings[0].edge.kind == "fused softmax"
-    assert op.findings[0].waste_us == pytest.approx(op.latency.latency_us - answers.fused(op.op.workload).latency_us)
-    assert 0 < op.findings[0].low_us < op.findings[0].waste_us < op.findings[0].high_us < op.latency.latency_us
+    assert op.findings[0].waste_us == pytest.approx(
+        op.latency.latency_us - answers.fused(op.op.workload).latency_us
+    )
+    assert (
+        0
+        < op.findings[0].low_us
+        < op.findings[0].waste_us
+        < op.findings[0].high_us
+        < op.latency.latency_us
+    )
 
 
 def test_one_run_of_several_ops_together() -> None:
@@ -151,7 +175,9 @@ def together(base: TransformerShape, space: Space) -> list[TransformerShape]:
 
 def alone(base: TransformerShape, space: Space) -> dict[str, list[TransformerShape]]:
     """The shapes that differ in one dimension, by its name."""
-    return {group.changed: found for group, found in shapes_near(base, space).items() if not group.joint}
+    return {
+        group.changed: found for group, found in shapes_near(base, space).items() if not group.joint
+    }
 
 
 @settings(max_examples=60, deadline=None)
@@ -173,7 +199,10 @@ def test_every_shape_that_is_tried_keeps_the_rules(base: TransformerShape) -> No
     for name, others in alone(base, space).items():
         for shape in others:
             allowed = {"heads": ("heads", "kv_heads", "head_dim")}.get(name, (name,))
-            same = {f: getattr(base, f) for f in ("heads", "kv_heads", "head_dim", "ffn", "vocab", "mbs")}
+            same = {
+                f: getattr(base, f)
+                for f in ("heads", "kv_heads", "head_dim", "ffn", "vocab", "mbs")
+            }
             changed = {f for f, value in same.items() if getattr(shape, f) != value}
             assert changed
             assert changed <= set(allowed)
@@ -184,17 +213,24 @@ def test_every_shape_that_is_tried_keeps_the_rules(base: TransformerShape) -> No
 @given(shapes(), st.sets(st.sampled_from(DIMENSIONS), min_size=1, max_size=3))
 def test_what_is_kept_stays(base: TransformerShape, keep: set[str]) -> None:
     space = Space(keep=tuple(sorted(keep)))
-    for shape in (*together(base, space), *(s for found in alone(base, space).values() for s in found)):
+    for shape in (
+        *together(base, space),
+        *(s for found in alone(base, space).values() for s in found),
+    ):
         assert all(getattr(shape, name) == getattr(base, name) for name in keep)
 
 
 def test_key_value_heads_are_whole_on_each_gpu() -> None:
-    base = TransformerShape(hidden=4096, heads=32, kv_heads=16, layers=32, ffn=14336, gated=True, vocab=128256, tp=16)
+    base = TransformerShape(
+        hidden=4096, heads=32, kv_heads=16, layers=32, ffn=14336, gated=True, vocab=128256, tp=16
+    )
     assert {s.kv_heads % 16 for s in together(base, Space())} == {0}
 
 
 def test_heads_that_do_not_make_up_the_hidden_size_stay() -> None:
-    gemma = TransformerShape(hidden=3072, heads=16, head_dim=256, ffn=24576, gated=True, layers=28, vocab=256000)
+    gemma = TransformerShape(
+        hidden=3072, heads=16, head_dim=256, ffn=24576, gated=True, layers=28, vocab=256000
+    )
     found = list(together(gemma, Space()))
     assert found
     assert {(s.heads, s.head_dim) for s in found} == {(16, 256)}
@@ -214,7 +250,9 @@ def test_neighbours_are_held_against_each_other_at_equal_parameters() -> None:
     best = found.neighbours[0].found
     assert best.shape.hidden != 2048
     weight = useful_parameters(best.shape, base.vocab) / parameters(base)
-    expected = found.cost.latency.latency_us / found.neighbours[0].cost.latency.latency_us * weight - 1
+    expected = (
+        found.cost.latency.latency_us / found.neighbours[0].cost.latency.latency_us * weight - 1
+    )
     assert best.gain == pytest.approx(expected)
     assert best.low < best.gain < best.high
     assert best.parameters_change == pytest.approx(weight - 1)
@@ -224,13 +262,16 @@ def test_neighbours_are_held_against_each_other_at_equal_parameters() -> None:
     front = [n.found for n in found.neighbours if n.found.nearest and n.found.sure]
     assert sorted(front, key=lambda n: -n.move) == front
     assert len({n.found.shape.hidden for n in found.neighbours}) == len(found.neighbours)
-    # One batch for the shape, one for its edges, one for all neighbours, and edges of the few that are shown.
+    # One batch for the shape, one for its edges, one for all neighbours, and edges of the few that
+    # are shown.
     assert len(slow.asked) < 30
     assert max(slow.asked) > found.tried
 
 
 def test_of_edges_that_cost_the_same_but_for_rounding_alignment_is_named() -> None:
-    shape = TransformerShape(hidden=2304, heads=24, layers=1, vocab=32000, seq=1975, attention="unfused")
+    shape = TransformerShape(
+        hidden=2304, heads=24, layers=1, vocab=32000, seq=1975, attention="unfused"
+    )
     ops = cost_of(shape, answers_of(ModelTimes(lookup("l40s-48gb")))).by_name["context"]
     (wgrad,) = (cost for cost in ops if cost.op.phase == "wgrad")
     first, second = wgrad.findings
@@ -251,7 +292,9 @@ def test_none_are_looked_for_when_none_are_wanted() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(InputError, match=r"advise: dtype = 'fp8' on a100-sxm4-80gb; expected one of bf16"):
+    with pytest.raises(
+        InputError, match=r"advise: dtype = 'fp8' on a100-sxm4-80gb; expected one of bf16"
+    ):
         advise(replace(SMALL, dtype="fp8"), SimpleTimes())
     with pytest.raises(InputError, match=r"advise: top = -1; expected an integer"):
         advise(SMALL, SimpleTimes(), top=-1)
@@ -259,7 +302,10 @@ def test_what_cannot_be_is_refused() -> None:
         Space(head_dims=(100,))
     with pytest.raises(InputError, match=r"advise: keep = 'depth'; expected one of hidden, heads"):
         Space(keep=("depth",))
-    with pytest.raises(InputError, match=r"advise: tolerance = 0.9; expected a share of the parameters from 0 to 0.5"):
+    with pytest.raises(
+        InputError,
+        match=r"advise: tolerance = 0.9; expected a share of the parameters from 0 to 0.5",
+    ):
         Space(tolerance=0.9)
 
 
@@ -301,19 +347,36 @@ def test_the_sizes_that_the_search_ended_with_are_near_the_top(wide: Advice) -> 
         assert advised.found.reasons[0].endswith(": 16-byte aligned")
         assert advised.cost.waste_share < wide.cost.waste_share
     other = next(n for n in wide.neighbours if n.found.shape.hidden == 13824)
-    assert other.changes == f"hidden 14400 → 13824, heads 96 → {other.found.shape.heads}, layers 80 → 87"
+    assert (
+        other.changes
+        == f"hidden 14400 → 13824, heads 96 → {other.found.shape.heads}, layers 80 → 87"
+    )
     # Of the products that end at a tile's edge there, the one that gains the most is named.
-    assert {"mlp_up n 7200 → 6912 = 54 × 128", "mlp_down n 14400 → 13824 = 108 × 128"} & set(other.found.reasons)
+    assert {"mlp_up n 7200 → 6912 = 54 × 128", "mlp_down n 14400 → 13824 = 108 × 128"} & set(
+        other.found.reasons
+    )
 
 
 def test_the_usual_head_widths_end_where_bloom_did(modelled: ModelTimes) -> None:
     best = advise(WIDE, modelled).better[0].found.shape
-    assert (best.hidden, best.heads, best.head_dim) in {(14336, 112, 128), (14336, 56, 256), (13312, 104, 128)}
+    assert (best.hidden, best.heads, best.head_dim) in {
+        (14336, 112, 128),
+        (14336, 56, 256),
+        (13312, 104, 128),
+    }
 
 
 def test_a_shape_that_none_surely_beats_is_kept(modelled: ModelTimes) -> None:
     asked = TransformerShape(
-        hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True, layers=32, vocab=128256, tied=False, seq=8192
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        ffn=14336,
+        gated=True,
+        layers=32,
+        vocab=128256,
+        tied=False,
+        seq=8192,
     )
     found = advise(asked, modelled)
     assert found.tried > 10
@@ -335,7 +398,9 @@ def test_what_nobody_measured_is_named_with_its_share(modelled: ModelTimes) -> N
     assert only.share == pytest.approx(backward.total_us / cost.latency.latency_us)
     unfused = advise(replace(flash, attention="unfused"), modelled, top=0).unmeasured
     assert {one.reason.partition(":")[0] for one in unfused} == {"batched products", "softmax"}
-    nothing = advise(replace(flash, dtype="fp16"), ModelTimes(lookup("v100s-pcie-32gb")), top=0).unmeasured
+    nothing = advise(
+        replace(flash, dtype="fp16"), ModelTimes(lookup("v100s-pcie-32gb")), top=0
+    ).unmeasured
     assert sum(one.share for one in nothing) == pytest.approx(1)
     (made_up,) = advise(flash, SimpleTimes(), top=0).unmeasured
     assert made_up.reason == "made up"
@@ -346,19 +411,29 @@ def test_one_change_alone_is_offered(wide: Advice) -> None:
     changed = {a.changes.split()[0]: a for a in wide.singles}
     assert {"heads", "mbs"} <= changed.keys()
     assert changed["heads"].found.shape.hidden == 14400
-    # Both head counts that align heads of 14400 leave each GPU an odd number of them: no fused softmax.
+    # Both head counts that align heads of 14400 leave each GPU an odd number of them: no fused
+    # softmax.
     assert changed["heads"].found.shape.heads in (72, 120)
-    assert changed["heads"].found.reasons[-1].startswith("but Megatron's fused softmax does not run: heads per GPU ")
-    assert [a.found.gain for a in wide.singles] == sorted((a.found.gain for a in wide.singles), reverse=True)
+    assert (
+        changed["heads"]
+        .found.reasons[-1]
+        .startswith("but Megatron's fused softmax does not run: heads per GPU ")
+    )
+    assert [a.found.gain for a in wide.singles] == sorted(
+        (a.found.gain for a in wide.singles), reverse=True
+    )
 
 
 def test_what_misaligned_heads_cost_a_measured_training_run(modelled: ModelTimes) -> None:
-    """13824 with 128 heads of 108 instead of 64 of 216: 162.72 s instead of 121.28 s per iteration on 384 A100s (the
-    BigScience search; the rate of unaligned products was fitted on these rows, the rest was not). 2048 samples go
-    through 8 pipelines of 6 stages in micro-batches of 4, and every forward pass is computed twice."""
+    """13824 with 128 heads of 108 instead of 64 of 216: 162.72 s instead of 121.28 s per iteration
+    on 384 A100s (the BigScience search; the rate of unaligned products was fitted on these rows,
+    the rest was not). 2048 samples go through 8 pipelines of 6 stages in micro-batches of 4, and
+    every forward pass is computed twice."""
     seconds = []
     for heads in (64, 128):
-        shape = TransformerShape(hidden=13824, heads=heads, layers=78, vocab=250880, tp=8, mbs=4, attention="unfused")
+        shape = TransformerShape(
+            hidden=13824, heads=heads, layers=78, vocab=250880, tp=8, mbs=4, attention="unfused"
+        )
         cost = cost_of(shape, answers_of(modelled))
         again_us = sum(o.total_us for o in cost.ops if o.op.phase == "forward")
         seconds.append((cost.latency.latency_us + again_us) / 1e6 / 6 * 2048 / 8 / 4)
@@ -380,7 +455,9 @@ def test_times_of_models_come_with_their_kernels(modelled: ModelTimes) -> None:
 
 
 def test_waves_are_part_of_the_advice_only_where_they_are_known() -> None:
-    shape = TransformerShape(hidden=5120, heads=40, ffn=13824, gated=True, seq=4096, vocab=32000, layers=40)
+    shape = TransformerShape(
+        hidden=5120, heads=40, ffn=13824, gated=True, seq=4096, vocab=32000, layers=40
+    )
 
     def costs(gpu: str) -> ShapeCost:
         return cost_of(shape, answers_of(ModelTimes(lookup(gpu))))
@@ -423,16 +500,28 @@ def test_a_gpu_that_was_not_measured_says_so_and_is_less_sure() -> None:
 
 def test_attention_of_an_fp8_model_runs_in_its_own_format() -> None:
     h100 = lookup("h100-sxm5-80gb")
-    eager = TransformerShape(hidden=4096, heads=32, layers=4, vocab=51200, dtype="fp8", attention="unfused")
-    wide, narrow = (cost_of(replace(eager, dtype=dtype), answers_of(ModelTimes(h100))) for dtype in ("bf16", "fp8"))
+    eager = TransformerShape(
+        hidden=4096, heads=32, layers=4, vocab=51200, dtype="fp8", attention="unfused"
+    )
+    wide, narrow = (
+        cost_of(replace(eager, dtype=dtype), answers_of(ModelTimes(h100)))
+        for dtype in ("bf16", "fp8")
+    )
     for name in ("scores", "softmax", "context"):
         assert [o.latency for o in wide.by_name[name]] == [o.latency for o in narrow.by_name[name]]
-    assert narrow.by_name["mlp_up"][0].latency.latency_us < 0.8 * wide.by_name["mlp_up"][0].latency.latency_us
-    assert cost_of(replace(eager, dtype="int8"), answers_of(ModelTimes(h100))).latency.latency_us > 0
+    assert (
+        narrow.by_name["mlp_up"][0].latency.latency_us
+        < 0.8 * wide.by_name["mlp_up"][0].latency.latency_us
+    )
+    assert (
+        cost_of(replace(eager, dtype="int8"), answers_of(ModelTimes(h100))).latency.latency_us > 0
+    )
 
 
 def test_flash_attention_pays_less_for_its_heads(modelled: ModelTimes) -> None:
-    found = advise(replace(WIDE, attention="flash"), modelled, space=Space(head_dims=(64, 128, 216, 256)))
+    found = advise(
+        replace(WIDE, attention="flash"), modelled, space=Space(head_dims=(64, 128, 216, 256))
+    )
     kinds = {f.edge.kind for o in found.cost.by_name["attention"] for f in o.findings}
     assert "alignment" in kinds
     assert found.cost.waste_share < 0.1
@@ -451,7 +540,9 @@ class MadeProfile:
         found = []
         for work in workloads:
             source = "measured" if isinstance(work, Gemm) and work.batch == 1 else "modelled"
-            found.append(Estimate(work.flops / 1e8, work.flops / 1e8, work.flops / 1e8, source, "compute"))
+            found.append(
+                Estimate(work.flops / 1e8, work.flops / 1e8, work.flops / 1e8, source, "compute")
+            )
         return found
 
 

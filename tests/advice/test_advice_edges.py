@@ -1,4 +1,6 @@
-"""Edges of the advice by hand: which one an op is past, what is just before it, and the names of its sides."""
+"""Edges of the advice by hand: which one an op is past, what is just before it, and the names of
+its sides.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def op(work: Compute, name: str = "gemm", phase: str = "forward") -> Op:
 
 
 def test_a_product_just_past_a_wave() -> None:
-    # 18 × 12 tiles are two full waves on 108 SMs; one row more makes 19 × 12, and a third wave of 12.
+    # 18 × 12 tiles are two full waves on 108 SMs; one row more makes 19 × 12, and a third wave of
+    # 12.
     found = edges(op(Gemm(m=2305, n=3072, k=4096)), A100, LARGE)
     # Without its last column of tiles it would fit into two waves as well.
     assert [(edge.kind, edge.before) for edge in found] == [
@@ -40,7 +43,9 @@ def test_a_product_just_past_a_wave() -> None:
 
 def test_a_product_just_past_a_tile_within_its_wave() -> None:
     found = edges(op(Gemm(m=1024, n=2056, k=4096)), A100, LARGE)
-    assert [(edge.kind, edge.before.n) for edge in found if isinstance(edge.before, Gemm)] == [("tile edge", 2048)]
+    assert [(edge.kind, edge.before.n) for edge in found if isinstance(edge.before, Gemm)] == [
+        ("tile edge", 2048)
+    ]
     assert found[0].words == "n = 2056 pads to 2304: 11 % idle (128x256 tiles)"
 
 
@@ -56,8 +61,11 @@ def test_no_edge_contradicts_the_rate() -> None:
 
 
 def test_waves_are_looked_for_no_further_than_one_would_move() -> None:
-    # 120 tiles: the edge at 108 is at m = 1152 of 1280, a tenth below; of 256 tiles it is much further away.
-    assert [edge.kind for edge in edges(op(Gemm(m=1280, n=3072, k=4096)), A100, LARGE)] == ["wave edge"]
+    # 120 tiles: the edge at 108 is at m = 1152 of 1280, a tenth below; of 256 tiles it is much
+    # further away.
+    assert [edge.kind for edge in edges(op(Gemm(m=1280, n=3072, k=4096)), A100, LARGE)] == [
+        "wave edge"
+    ]
     assert edges(op(Gemm(m=2048, n=4096, k=4096)), A100, LARGE) == ()
 
 
@@ -99,13 +107,22 @@ def test_alignment_names_the_side_that_the_time_uses(dtype: str) -> None:
     for side in ("m", "k"):
         odd = replace(whole, m=4095) if side == "m" else replace(whole, k=4095)
         slow = times.estimates([odd, whole])
-        words = " ".join(edge.words for edge in edges(op(odd), times.device) if edge.kind == "alignment")
-        assert (slow[0].latency_us > 1.2 * slow[1].latency_us) == (f"{side} = 4095 is no multiple" in words)
+        words = " ".join(
+            edge.words for edge in edges(op(odd), times.device) if edge.kind == "alignment"
+        )
+        assert (slow[0].latency_us > 1.2 * slow[1].latency_us) == (
+            f"{side} = 4095 is no multiple" in words
+        )
 
 
 def test_misaligned_heads_are_named_and_cut_down_to_whole_vectors() -> None:
     by_label = {o.label: o for o in SHAPE.ops()}
-    for label, side in (("scores", "k"), ("context", "n"), ("scores.wgrad", "n"), ("context.wgrad", "n")):
+    for label, side in (
+        ("scores", "k"),
+        ("context", "n"),
+        ("scores.wgrad", "n"),
+        ("context.wgrad", "n"),
+    ):
         found = edges(by_label[label], A100, LARGE)[0]
         assert found.kind == "alignment"
         assert found.words == "head_dim = 150 is no multiple of 8: rows aligned to 4 bytes, not 16"
@@ -125,7 +142,9 @@ def test_fused_attention_is_past_a_vector_and_a_padding() -> None:
     ]  # fmt: skip
     assert found[1].words == "head_dim = 150 pads to 160: 6.2 % idle"
     assert edges(op(Attention(1, 12, 2048, 2048, 128), "attention"), A100) == ()
-    assert edges(op(Attention(1, 12, 2048, 2048, 24), "attention"), A100) == ()  # nothing narrower is whole
+    assert (
+        edges(op(Attention(1, 12, 2048, 2048, 24), "attention"), A100) == ()
+    )  # nothing narrower is whole
 
 
 def test_a_softmax_that_megatron_does_not_fuse() -> None:
@@ -166,6 +185,10 @@ def test_every_side_of_every_product_has_the_name_of_its_size() -> None:
 
 
 def test_kinds_are_all_that_is_found() -> None:
-    found = {edge.kind for o in replace(SHAPE, heads=72, kv_heads=72, head_dim=150).ops() for edge in edges(o, A100)}
+    found = {
+        edge.kind
+        for o in replace(SHAPE, heads=72, kv_heads=72, head_dim=150).ops()
+        for edge in edges(o, A100)
+    }
     assert found <= set(KINDS)
     assert {"alignment", "fused softmax", "wave edge"} <= found

@@ -1,4 +1,6 @@
-"""Advice on models with experts: what skew and padding cost, and shapes with as many parameters on as many GPUs."""
+"""Advice on models with experts: what skew and padding cost, and shapes with as many parameters on
+as many GPUs.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,15 @@ QWEN = replace(preset("qwen3-30b-a3b"), ep=4, mbs=2)
 
 
 def changed(base: TransformerShape, dimension: str) -> list[TransformerShape]:
-    """The shapes near `base` in which a dimension changes; "hidden": in which the others follow it."""
-    return [one for group, found in shapes_near(base, Space()).items() if group.changed == dimension for one in found]
+    """The shapes near `base` in which a dimension changes; "hidden": in which the others follow
+    it.
+    """
+    return [
+        one
+        for group, found in shapes_near(base, Space()).items()
+        if group.changed == dimension
+        for one in found
+    ]
 
 
 def test_other_experts_have_equal_active_and_total_parameters() -> None:
@@ -38,7 +47,11 @@ def test_weights_that_exceed_a_gpu_are_said_with_the_least_ep_that_holds_them() 
     advice = advise(kimi, times, top=0)
     assert advice.too_large == "weights of 1912 GiB on a GPU of 80 GiB; they fit from ep = 48 on"
     assert not advice.keep
-    assert weights_bytes(replace(kimi, ep=48)) < H100.memory_bytes < weights_bytes(replace(kimi, ep=32))
+    assert (
+        weights_bytes(replace(kimi, ep=48))
+        < H100.memory_bytes
+        < weights_bytes(replace(kimi, ep=32))
+    )
     assert least_ep(kimi, H100.memory_bytes) == 48
     assert least_ep(kimi, 2**34) == 0  # what every GPU holds exceeds it already
     assert not advise(replace(kimi, ep=48), times, top=0).too_large
@@ -72,8 +85,16 @@ def test_more_gpus_that_exchange_tokens_are_never_surely_faster() -> None:
     assert more.low > 0
     assert not more.sure
     back = advise(more.shape, ModelTimes(lookup("b200-sxm-180gb")))
-    assert all(one.found.sure == (one.found.low > 0) for one in back.compared if one.found.shape.ep <= more.shape.ep)
-    said = CliRunner().invoke(app, ["advise", "--gpu", "b200-sxm-180gb", "--model", "gpt-oss-120b"]).stdout
+    assert all(
+        one.found.sure == (one.found.low > 0)
+        for one in back.compared
+        if one.found.shape.ep <= more.shape.ep
+    )
+    said = (
+        CliRunner()
+        .invoke(app, ["advise", "--gpu", "b200-sxm-180gb", "--model", "gpt-oss-120b"])
+        .stdout
+    )
     assert "without the exchange between more GPUs, which is not priced" in " ".join(said.split())
     assert "surely faster, by" not in said
 
@@ -91,7 +112,10 @@ def test_a_gain_that_rests_on_attention_outside_a_sliding_window_is_not_sure() -
 def test_skew_is_an_edge_from_balanced_experts_and_rows_one_from_whole_tiles() -> None:
     def of(**changes: object) -> dict[str, object]:
         ops = replace(QWEN, **changes).modelled_ops()  # type: ignore[arg-type]
-        return {edge.kind: edge.before for edge in edges(next(op for op in ops if op.name == "experts"), H100)}
+        return {
+            edge.kind: edge.before
+            for edge in edges(next(op for op in ops if op.name == "experts"), H100)
+        }
 
     assert of(seq=4096) == {}  # 2,048 rows for each expert
     assert list(of(seq=4096, routing="power_law_1.2")) == ["skew"]

@@ -1,4 +1,6 @@
-"""Padding: what is tried, what copies and memory cost, when it is advised, and the command `pad` as it is typed."""
+"""Padding: what is tried, what copies and memory cost, when it is advised, and the command `pad` as
+it is typed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ app.command()(pad)
 
 
 class Times:
-    """Times by a rule: 100 µs, `slow` times that where m, n or k is no multiple of 64. error: relative half-width."""
+    """Times by a rule: 100 µs, `slow` times that where m, n or k is no multiple of 64. error:
+    relative half-width.
+    """
 
     note, common_error, device = "made up", 0.0, A100
 
@@ -125,7 +129,9 @@ def test_the_command_says_what_the_function_says() -> None:
         ),
     ],
 )
-def test_nothing_to_pad_is_said_once_and_of_the_sides_that_are_tried(words: list[str], sides: str) -> None:
+def test_nothing_to_pad_is_said_once_and_of_the_sides_that_are_tried(
+    words: list[str], sides: str
+) -> None:
     said = CliRunner().invoke(app, [*words, "--gpu", A100.name], catch_exceptions=False).stdout
     assert f"{sides}: nothing to pad" in " ".join(said.split())
     assert "keep" not in said
@@ -143,4 +149,6 @@ def test_nothing_to_pad_is_said_once_and_of_the_sides_that_are_tried(words: list
 )
 def test_wrong_use_is_refused(words: tuple[str, ...], names: str) -> None:
     with pytest.raises(InputError, match=re.escape(names)):
-        CliRunner().invoke(app, ["-m", "1", "-n", "2", "-k", "3", "--gpu", "a100", *words], catch_exceptions=False)
+        CliRunner().invoke(
+            app, ["-m", "1", "-n", "2", "-k", "3", "--gpu", "a100", *words], catch_exceptions=False
+        )

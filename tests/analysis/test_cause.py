@@ -25,9 +25,13 @@ from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
 TILE = Tile(128, 256)
 
 
-def point(workload: Workload, us: float, launch: Launch | None = None, clock_mhz: float = 1400.0) -> Point:
+def point(
+    workload: Workload, us: float, launch: Launch | None = None, clock_mhz: float = 1400.0
+) -> Point:
     outcome = Measured(measurement([us] * 8, clock_mhz), Grade("A"))
-    record = Record("run", f"key-{us}", workload, "torch.mm", outcome, launch, (Place({"x": int(us)}, "gemm"),))
+    record = Record(
+        "run", f"key-{us}", workload, "torch.mm", outcome, launch, (Place({"x": int(us)}, "gemm"),)
+    )
     (found,) = points_of([record], A100)
     return found
 
@@ -36,7 +40,9 @@ def launched(kernel: str, tile: Tile | None, per_sm: int = 1) -> Launch:
     return Launch(kernel, (1, 1, 1), (256, 1, 1), blocks_per_sm=per_sm, tile=tile)
 
 
-def explained(before: Point, after: Point, jump: float, spec: DeviceSpec = A100, *more: Point) -> Cause:
+def explained(
+    before: Point, after: Point, jump: float, spec: DeviceSpec = A100, *more: Point
+) -> Cause:
     return cause_of(CurveStep((before, after, *more), 0, jump), spec, tile_finder(spec, ()))
 
 
@@ -60,7 +66,8 @@ ATTENTION = {d: Attention(1, 16, 1024, 1024, d) for d in (128, 136)}
          "rows are aligned to 8 bytes, not 16"),
         (Gemm(256, 4096, 8192), Gemm(257, 4096, 8192), (None, None), 0.26, ("tile edge", "arithmetic"),
          "128x256 tile (assumed) on 108 SMs: 32 to 48 tiles within one wave"),
-        # b alone takes 32.5 MiB; with a and c the working set passes the 40 MiB of L2. Tiles and alignment stay.
+        # b alone takes 32.5 MiB; with a and c the working set passes the 40 MiB of L2. Tiles and
+        # alignment stay.
         (Gemm(400, 4096, 4160), Gemm(512, 4096, 4160), (None, None), 0.11, ("memory boundary", "arithmetic"),
          "the working set passes 40.6 MiB, the last-level cache holds 40.0 MiB"),
         (Gemm(1024, 4096, 256), Gemm(1024, 4096, 320), (KERNEL, KERNEL), 0.3, ("unexplained", "identity"),
@@ -91,7 +98,9 @@ def test_each_kind_of_cause(
 
 
 @pytest.mark.parametrize("unnamed", [1, 2], ids=["before", "after"])
-@pytest.mark.parametrize(("beyond", "kind"), [("k", "wave edge"), ("other", "unexplained"), (None, "unexplained")])
+@pytest.mark.parametrize(
+    ("beyond", "kind"), [("k", "wave edge"), ("other", "unexplained"), (None, "unexplained")]
+)
 def test_a_side_without_a_kernel_takes_that_of_both_its_neighbours_or_none(
     beyond: str | None, kind: str, unnamed: int
 ) -> None:
@@ -99,14 +108,17 @@ def test_a_side_without_a_kernel_takes_that_of_both_its_neighbours_or_none(
     kernels[unnamed], kernels[0 if unnamed == 1 else 3] = None, beyond  # type: ignore[call-overload]
     points = [
         point(Gemm(m, 1024, 4096), us, launched(kernel, Tile(64, 64), per_sm=4) if kernel else None)
-        for m, us, kernel in zip((1720, 1728, 1736, 1744), (99, 100, 140, 141), kernels, strict=True)
+        for m, us, kernel in zip(
+            (1720, 1728, 1736, 1744), (99, 100, 140, 141), kernels, strict=True
+        )
     ]
     found = cause_of(CurveStep(points, 1, 0.3), A100, tile_finder(A100, ()))
     assert (found.kind, found.evidence) == (kind, "arithmetic")
 
 
 def test_alignment_and_a_wave_edge_at_one_place_are_told_apart_by_what_follows() -> None:
-    # 8 × 13 tiles are one wave, 8 × 14 are two. n = 3332 has lost the 16 bytes as well, n = 3392 has them back.
+    # 8 × 13 tiles are one wave, 8 × 14 are two. n = 3332 has lost the 16 bytes as well, n = 3392
+    # has them back.
     sizes = [Gemm(1024, n, 1024) for n in (3328, 3332, 3392)]
     back = explained(point(sizes[0], 100), point(sizes[1], 140), 0.33, A100, point(sizes[2], 101))
     stays = explained(point(sizes[0], 100), point(sizes[1], 140), 0.33, A100, point(sizes[2], 139))
@@ -122,7 +134,11 @@ def test_a_point_of_twice_the_work_says_nothing_of_whether_the_time_came_back() 
 
 def test_whole_cache_lines_are_named_where_nothing_else_explains_the_step() -> None:
     found = explained(
-        point(Gemm(512, 512, 4096), 100), point(Gemm(512, 512, 4104), 110), 0.09, A100, point(Gemm(512, 512, 4160), 101)
+        point(Gemm(512, 512, 4096), 100),
+        point(Gemm(512, 512, 4104), 110),
+        0.09,
+        A100,
+        point(Gemm(512, 512, 4160), 101),
     )
     assert (found.kind, found.words) == ("alignment", "rows are aligned to 16 bytes, not 128")
 
@@ -138,18 +154,26 @@ def test_whole_cache_lines_are_named_where_nothing_else_explains_the_step() -> N
         (10240, "wave edge", "128x256 tile on 108 SMs: 1 to 2 waves, the last 11 % full"),
     ],
 )  # fmt: skip
-def test_below_one_wave_a_recovered_tile_is_cut_until_the_sms_are_busy(n: int, kind: str, words: str) -> None:
+def test_below_one_wave_a_recovered_tile_is_cut_until_the_sms_are_busy(
+    n: int, kind: str, words: str
+) -> None:
     step = CurveStep((point(Gemm(256, n, 4096), 100), point(Gemm(257, n, 4096), 130)), 0, 0.26)
     found = cause_of(step, A100, lambda _: TileInUse(TILE, 108, "steps", "128x256 tile on 108 SMs"))
     assert (found.kind, found.words) == (kind, words)
-    back = cause_of(CurveStep(step.points[::-1], 0, -0.26), A100, lambda _: TileInUse(TILE, 108, "steps", "tile"))
+    back = cause_of(
+        CurveStep(step.points[::-1], 0, -0.26),
+        A100,
+        lambda _: TileInUse(TILE, 108, "steps", "tile"),
+    )
     assert back.kind == kind
 
 
 def test_an_assumed_tile_is_dropped_where_the_steps_speak_against_it() -> None:
     # Steps of a 64x64 tile, too noisy to tell it from its likes, but not from a 128x256 one.
     gpu = SimulatedGpu(108, Tile(64, 64))
-    records = records_of(gpu, along("n", range(1024, 4097, 64), Gemm(2048, 1, 4096)), noise=0.01, seed=4)
+    records = records_of(
+        gpu, along("n", range(1024, 4097, 64), Gemm(2048, 1, 4096)), noise=0.01, seed=4
+    )
     fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
     (period,) = find_periods(fitted, gpu.spec())
     (first, *_) = points_of(records, gpu.spec())
@@ -166,7 +190,12 @@ def test_an_assumed_tile_is_dropped_where_the_steps_speak_against_it() -> None:
 
 
 def test_a_processor_has_tiles_and_no_waves() -> None:
-    found = explained(point(Gemm(64, 64, 64, dtype="fp32"), 100), point(Gemm(64, 72, 64, dtype="fp32"), 150), 0.4, CPU)
+    found = explained(
+        point(Gemm(64, 64, 64, dtype="fp32"), 100),
+        point(Gemm(64, 72, 64, dtype="fp32"), 150),
+        0.4,
+        CPU,
+    )
     assert found.kind == "tile edge"
     assert "SM" not in found.words
 
@@ -190,7 +219,9 @@ def test_blocks_padding_and_alignment_by_hand() -> None:
     assert not TileInUse(TILE, 108, "assumed", "").identified
 
 
-def causes_of(gpu: SimulatedGpu, axis: str, values: range, held: Gemm, *, launches: bool) -> set[tuple[str, str]]:
+def causes_of(
+    gpu: SimulatedGpu, axis: str, values: range, held: Gemm, *, launches: bool
+) -> set[tuple[str, str]]:
     records = records_of(gpu, along(axis, values, held), noise=0.01, seed=4, launches=launches)
     spec = gpu.spec()
     fitted = fit_all(points_of(records, spec), LEAST_ERROR)
@@ -208,9 +239,13 @@ def test_every_cliff_of_a_simulated_staircase_is_a_wave_edge(launches: bool, evi
 
 def test_the_recovered_tile_is_named_not_the_assumed_one() -> None:
     gpu = SimulatedGpu(132, Tile(64, 128))
-    records = records_of(gpu, along("n", range(512, 4097, 64), Gemm(2048, 1, 4096)), noise=0.01, seed=4)
+    records = records_of(
+        gpu, along("n", range(512, 4097, 64), Gemm(2048, 1, 4096)), noise=0.01, seed=4
+    )
     fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
-    found = find_cliffs(jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), find_periods(fitted, gpu.spec())))
+    found = find_cliffs(
+        jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), find_periods(fitted, gpu.spec()))
+    )
     assert all(cliff.cause.words.startswith("64x128 tile on 132 SMs: ") for cliff in found)
 
 
@@ -220,17 +255,32 @@ def test_misaligned_sizes_of_a_simulated_run_are_called_so() -> None:
     records = records_of(gpu, points, noise=0.01, seed=4)
     fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
     fall, rise = sorted(
-        find_cliffs(jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), ())), key=lambda cliff: cliff.ratio
+        find_cliffs(jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), ())),
+        key=lambda cliff: cliff.ratio,
     )
-    assert (rise.at, rise.cause.kind, rise.cause.words) == (4096, "alignment", "rows are aligned to 2 bytes, not 16")
+    assert (rise.at, rise.cause.kind, rise.cause.words) == (
+        4096,
+        "alignment",
+        "rows are aligned to 2 bytes, not 16",
+    )
     assert fall.ratio < 1 < rise.ratio
     assert (fall.next, fall.cause.words) == (4104, "rows were aligned to 8 bytes, not 16")
 
 
 def test_a_library_that_changes_kernel_at_a_size_is_caught_by_its_launches() -> None:
     gpu = SimulatedGpu(108, Tile(128, 128), choose=lambda g: Tile(128, 128 if g.n <= 2048 else 256))
-    records = records_of(gpu, along("n", range(1920, 2177, 32), Gemm(4096, 1, 512)), noise=0.005, seed=1, launches=True)
+    records = records_of(
+        gpu,
+        along("n", range(1920, 2177, 32), Gemm(4096, 1, 512)),
+        noise=0.005,
+        seed=1,
+        launches=True,
+    )
     fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
-    at_change = [c for c in find_cliffs(jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), ())) if c.at == 2048]
+    at_change = [
+        c
+        for c in find_cliffs(jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), ()))
+        if c.at == 2048
+    ]
     assert [c.cause.kind for c in at_change] == ["kernel change"]
     assert at_change[0].cause.words == "the library changed from 128x128 to 128x256"

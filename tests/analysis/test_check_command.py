@@ -1,4 +1,6 @@
-"""`quantbench check` as it is typed: runs of every kind, measured tables, experiments, exit codes."""
+"""`quantbench check` as it is typed: runs of every kind, measured tables, experiments, exit
+codes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from quantbench.workload import Gemm
 GPU = SimulatedGpu(108, Tile(128, 256))
 HELD = Gemm(m=4096, n=1, k=4096)
 NEEDS_TABLES = pytest.mark.skipif(
-    find_spec("aiconfigurator_core") is None or find_spec("yaml") is None, reason="needs the extra quantbench[tables]"
+    find_spec("aiconfigurator_core") is None or find_spec("yaml") is None,
+    reason="needs the extra quantbench[tables]",
 )
 
 
@@ -59,10 +62,16 @@ def test_a_page_in_words(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_killed_is_said_to_lack_points(tmp_path: Path) -> None:
-    made = made_runs.run([replace(one, origin="measured") for one in staircase()], origin="measured")
+    made = made_runs.run(
+        [replace(one, origin="measured") for one in staircase()], origin="measured"
+    )
     for how in ("running", "complete"):
-        folder = made_runs.write(tmp_path / how, replace(made, info=replace(made.info, how_ended=how)))
-        said = f"this run did not end as planned ({how}); the rest: quantbench sweep --resume {folder}"
+        folder = made_runs.write(
+            tmp_path / how, replace(made, info=replace(made.info, how_ended=how))
+        )
+        said = (
+            f"this run did not end as planned ({how}); the rest: quantbench sweep --resume {folder}"
+        )
         assert (said in call(folder)[1].replace("\n", "")) == (how == "running")
         assert call_json(folder)["how_ended"] == how
 
@@ -89,7 +98,9 @@ def test_a_page_for_programs(tmp_path: Path) -> None:
 
 
 def test_too_much_noise_is_unclear(tmp_path: Path) -> None:
-    records = records_of(GPU, along("n", range(4096, 5633, 128), HELD), noise=0.06, samples=1, seed=1)
+    records = records_of(
+        GPU, along("n", range(4096, 5633, 128), HELD), noise=0.06, samples=1, seed=1
+    )
     (period,) = call_json(write_simulated(tmp_path, GPU, records))["periods"]
     assert (period["recovered"]["verdict"], period["chosen"]) == ("INCONCLUSIVE", None)
 
@@ -106,7 +117,10 @@ def test_runs_of_few_points(tmp_path: Path, kept: int) -> None:
 
 
 def test_a_run_full_of_failures(tmp_path: Path) -> None:
-    failed = [replace(record, outcome=Failed("out_of_memory", "CUDA out of memory")) for record in staircase()[:20]]
+    failed = [
+        replace(record, outcome=Failed("out_of_memory", "CUDA out of memory"))
+        for record in staircase()[:20]
+    ]
     skipped = [replace(record, outcome=Skipped("not here")) for record in staircase()[20:40]]
     code, text = call(write_simulated(tmp_path, GPU, failed + skipped))
     assert code == 2
@@ -127,7 +141,9 @@ def test_several_runs_or_devices_at_once_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="holds 2 runs"):
         call(tmp_path)
     text = (folder / "records.jsonl").read_text()
-    (folder / "records.jsonl").write_text(text.replace('"run_id":"simulated-run"', '"run_id":"other"', 1))
+    (folder / "records.jsonl").write_text(
+        text.replace('"run_id":"simulated-run"', '"run_id":"other"', 1)
+    )
     with pytest.raises(StoreError, match="has records of other"):
         call(folder)
 
@@ -194,7 +210,8 @@ def test_the_wave_cliffs_of_the_a100_table(tmp_path: Path) -> None:
     by_waves = [cliff for cliff in large if cliff["cause"]["kind"] == "wave edge"]
     assert len(by_waves) > 0.6 * len(large)
     assert all(cliff["cause"]["words"].startswith("128x256 tile on 108 SMs") for cliff in by_waves)
-    # From n = 10240 on, 3 rows of tiles are more than 108; 16384 is 128 and 192 tiles, two waves both.
+    # From n = 10240 on, 3 rows of tiles are more than 108; 16384 is 128 and 192 tiles, two waves
+    # both.
     wide = [cliff for cliff in large if cliff["held"]["n"] >= 10240 and cliff["held"]["n"] != 16384]
     assert len(wide) > 50
     assert {cliff["cause"]["kind"] for cliff in wide} == {"wave edge"}
@@ -227,6 +244,13 @@ def test_shapes_that_break_a_rule_of_their_library_are_counted(tmp_path: Path) -
             device=lookup("h100-sxm5-80gb"),
         ),
     )
-    assert "2 shapes with k of fp8_block off the multiples of 128: falls back in vLLM" in call(folder)[1]
+    assert (
+        "2 shapes with k of fp8_block off the multiples of 128: falls back in vLLM"
+        in call(folder)[1]
+    )
     (found,) = call_json(folder)["broken_rules"]
-    assert (found["shapes"], found["rule"]["effect"], found["rule"]["multiple"]) == (2, "falls back", 128)
+    assert (found["shapes"], found["rule"]["effect"], found["rule"]["multiple"]) == (
+        2,
+        "falls back",
+        128,
+    )

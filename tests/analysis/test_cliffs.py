@@ -1,6 +1,7 @@
 """Blind step detection, and the tile and SMs behind a staircase: simulated devices, none tuned on.
 
-Seeds from 0 on belong to these tests; the constants of the detection were chosen on others (10 000 and up).
+Seeds from 0 on belong to these tests; the constants of the detection were chosen on others (10 000
+and up).
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def outcomes(noise: float, samples: int, count: int = CASES) -> tuple[Outcome, .
 
 
 def recall_and_false_share(found: tuple[Outcome, ...]) -> tuple[float, float]:
-    """Over all cases: share of true steps above 5 % that were found at their place, and share of found steps where
-    there is none (none: the waves add less than 0.5 %)."""
+    """Over all cases: share of true steps above 5 % that were found at their place, and share of
+    found steps where there is none (none: the waves add less than 0.5 %)."""
     true = hit = false = claimed = 0
     for one in found:
         steps = one.case.log_steps
@@ -64,16 +65,22 @@ def recall_and_false_share(found: tuple[Outcome, ...]) -> tuple[float, float]:
         at = {sizes.index(cliff.at) for cliff in one.cliffs if cliff.ratio > 1}
         large = set(np.flatnonzero(steps > np.log(1.05)).tolist())
         true, hit = true + len(large), hit + len(large & at)
-        false += sum(steps[i] < np.log(1.005) for i in at) + sum(cliff.ratio < 1 for cliff in one.cliffs)
+        false += sum(steps[i] < np.log(1.005) for i in at) + sum(
+            cliff.ratio < 1 for cliff in one.cliffs
+        )
         claimed += len(one.cliffs)
     assert true > 150
     return hit / true, false / claimed
 
 
 def recovered(one: Outcome) -> bool:
-    """Whether the true tile and resident blocks are among the explanations that are arithmetically the same."""
+    """Whether the true tile and resident blocks are among the explanations that are arithmetically
+    the same.
+    """
     tile = one.case.gpu.tile
-    return Explanation(tile.block_m, tile.block_n, one.case.gpu.resident) in one.period.recovered.best
+    return (
+        Explanation(tile.block_m, tile.block_n, one.case.gpu.resident) in one.period.recovered.best
+    )
 
 
 def test_steps_are_found_at_one_percent_noise() -> None:
@@ -94,7 +101,11 @@ def test_sizes_of_steps_lie_in_their_intervals() -> None:
         steps = one.case.log_steps
         sizes = [axes[one.case.axis] for axes, _ in one.case.points]
         # The trend that is taken out is that of the plateaus; only on hard waves are these flat.
-        if one.case.gpu.fluid_share == 0 and one.case.gpu.us_per_byte == 0 and one.case.axis != "hidden":
+        if (
+            one.case.gpu.fluid_share == 0
+            and one.case.gpu.us_per_byte == 0
+            and one.case.axis != "hidden"
+        ):
             for cliff in one.cliffs:
                 true = np.exp(steps[sizes.index(cliff.at)])
                 inside[bool(cliff.low <= true <= cliff.high)] += 1
@@ -120,7 +131,9 @@ def test_single_figures_with_three_percent_noise_are_unclear_rather_than_wrong()
     found = outcomes(0.03, 1, NOISY_CASES)
     wrong = [one for one in found if one.period.clear and not recovered(one)]
     assert len(wrong) <= 0.02 * len(found)
-    assert {one.period.recovered.verdict for one in found if not one.period.clear} <= {"INCONCLUSIVE"}
+    assert {one.period.recovered.verdict for one in found if not one.period.clear} <= {
+        "INCONCLUSIVE"
+    }
 
 
 def test_no_steps_no_cliffs() -> None:
@@ -137,16 +150,26 @@ def test_no_steps_no_cliffs() -> None:
 
 def test_a_point_beside_another_is_enough_when_the_jump_is_large() -> None:
     gpu = SimulatedGpu(108, Tile(128, 256))
-    records = records_of(gpu, along("m", (256, 257), Gemm(m=1, n=10240, k=4096)), noise=0.01, seed=0)
+    records = records_of(
+        gpu, along("m", (256, 257), Gemm(m=1, n=10240, k=4096)), noise=0.01, seed=0
+    )
     points = points_of(records, gpu.spec())
-    (cliff,) = find_cliffs(jumps_of(fit_all(points, LEAST_ERROR)), gpu.spec(), tile_finder(gpu.spec(), ()))
+    (cliff,) = find_cliffs(
+        jumps_of(fit_all(points, LEAST_ERROR)), gpu.spec(), tile_finder(gpu.spec(), ())
+    )
     assert (cliff.at, cliff.next, cliff.cause.kind) == (256, 257, "wave edge")
-    assert cliff.low < gpu.time_us(Gemm(257, 10240, 4096)) / gpu.time_us(Gemm(256, 10240, 4096)) < cliff.high
+    assert (
+        cliff.low
+        < gpu.time_us(Gemm(257, 10240, 4096)) / gpu.time_us(Gemm(256, 10240, 4096))
+        < cliff.high
+    )
 
 
 def test_sizes_far_apart_are_not_judged() -> None:
     gpu = SimulatedGpu(108, Tile(128, 256))
-    records = records_of(gpu, along("n", (256, 512, 1024, 2048, 4096), Gemm(4096, 1, 4096)), noise=0.01, seed=0)
+    records = records_of(
+        gpu, along("n", (256, 512, 1024, 2048, 4096), Gemm(4096, 1, 4096)), noise=0.01, seed=0
+    )
     fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
     assert find_cliffs(jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), ())) == ()
     assert find_periods(fitted, gpu.spec()) == ()
@@ -163,7 +186,10 @@ def test_the_same_staircase_is_listed() -> None:
 
 
 def test_a_library_that_changes_its_tile_is_not_explained_by_one() -> None:
-    tiles = [Tile(m, n) for m, n in ((64, 64), (128, 64), (64, 256), (256, 128), (96, 128), (128, 192), (192, 128))]
+    tiles = [
+        Tile(m, n)
+        for m, n in ((64, 64), (128, 64), (64, 256), (256, 128), (96, 128), (128, 192), (192, 128))
+    ]
 
     def choose(gemm: Gemm) -> Tile:
         return tiles[(gemm.n // 192 * 7 + gemm.n // 448) % len(tiles)]
@@ -207,5 +233,10 @@ def test_explanations_with_the_same_waves_are_one_class() -> None:
     found = candidates([[Gemm(m=m, n=1024, k=64) for m in (128, 256, 384, 512)]], (128, 256), (4,))
     assert all(len({(w - w.min()).tobytes() for w in [row]}) == 1 for row in found.waves)
     members = [set(of_class) for of_class in found.members]
-    assert {Explanation(128, 128, 4), Explanation(128, 256, 4)} in members  # 8 and 4 tiles a row: both 1 wave of 4 more
-    assert sum(len(of_class) for of_class in members) == 3  # 256×256 is larger than any kernel's tile
+    assert {
+        Explanation(128, 128, 4),
+        Explanation(128, 256, 4),
+    } in members  # 8 and 4 tiles a row: both 1 wave of 4 more
+    assert (
+        sum(len(of_class) for of_class in members) == 3
+    )  # 256×256 is larger than any kernel's tile

@@ -1,4 +1,6 @@
-"""Two runs held against each other: verdicts on literals, with known shifts and a known rate of false claims."""
+"""Two runs held against each other: verdicts on literals, with known shifts and a known rate of
+false claims.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,8 @@ def test_thousands_of_samples_are_thinned_without_moving_the_interval() -> None:
     a = samples(100.0, noise=0.02, count=1500, seed=1)
     b = samples(101.5, noise=0.02, count=1500, seed=2)
     test = rank_test(a, b, 0.001)
-    # Two normal samples of 2 %: the shift is known to 1.96 · 2 % · √(2 / 1500) · √(π / 3) = 0.147 %.
+    # Two normal samples of 2 %: the shift is known to 1.96 · 2 % · √(2 / 1500) · √(π / 3) = 0.147
+    # %.
     assert test.ratio == pytest.approx(1.015, abs=0.002)
     assert test.low is not None
     assert test.high is not None
@@ -108,8 +111,8 @@ def test_known_shifts_are_found_and_nothing_else() -> None:
 
 @pytest.mark.slow
 def test_false_regressions_stay_below_the_stated_rate() -> None:
-    # Margin 0 is the hardest case: 200 pairs of runs of 20 points without any change. 5 % of the pairs may show one
-    # false claim of either kind; binomially at most 17 of 200 with 97.5 %.
+    # Margin 0 is the hardest case: 200 pairs of runs of 20 points without any change. 5 % of the
+    # pairs may show one false claim of either kind; binomially at most 17 of 200 with 97.5 %.
     false = 0
     for seed in range(200):
         a = run(points([1.0] * 20, seed=10_000 + 100 * seed, count=12))
@@ -121,7 +124,9 @@ def test_false_regressions_stay_below_the_stated_rate() -> None:
 
 def test_points_come_in_the_order_of_verdicts_with_the_largest_change_first() -> None:
     shifts = [1.1, 0.7, 1.0, 1.6, 0.9, 1.3]
-    compared = compare_runs(run(points([1.0] * 6, seed=0, noise=0.002)), run(points(shifts, seed=50, noise=0.002)))
+    compared = compare_runs(
+        run(points([1.0] * 6, seed=0, noise=0.002)), run(points(shifts, seed=50, noise=0.002))
+    )
     assert [round(point.ratio, 1) for point in compared.points] == [1.6, 1.3, 1.1, 0.7, 0.9, 1.0]
     assert compared.counts == {"slower": 3, "faster": 2, "same": 1, "unclear": 0}
     assert compared.regressions == 3
@@ -159,24 +164,34 @@ def test_few_references_that_wander_claim_nothing_and_few_that_agree_do() -> Non
     def references(*us: float) -> list[Record]:
         return [reference(value, elapsed_s=60.0 * i) for i, value in enumerate(us)]
 
-    wandering = compare_runs(run([*references(51.1, 56.7, 55.0), *a]), run([*references(55.8, 56.5, 49.3), *b]))
+    wandering = compare_runs(
+        run([*references(51.1, 56.7, 55.0), *a]), run([*references(55.8, 56.5, 49.3), *b])
+    )
     assert wandering.regressions == 0
     assert wandering.tolerance > 0.2
     assert wandering.counts["unclear"] == 5  # a fifth more is not the same
     assert wandering.wander.noise_a == wandering.wander.noise_b == pytest.approx(0.064, abs=0.002)
-    agreeing = compare_runs(run([*references(50.0, 50.1, 49.9), *a]), run([*references(50.0, 49.9, 50.1), *b]))
+    agreeing = compare_runs(
+        run([*references(50.0, 50.1, 49.9), *a]), run([*references(50.0, 49.9, 50.1), *b])
+    )
     assert agreeing.regressions == 5
     # One run with many references and one with a single one: the first tells the noise.
-    lone = compare_runs(run([*references(50.0, 60.0, 50.0, 60.0), *a]), run([*references(50.0), *b]))
+    lone = compare_runs(
+        run([*references(50.0, 60.0, 50.0, 60.0), *a]), run([*references(50.0), *b])
+    )
     assert lone.regressions == 0
 
 
 def test_two_references_already_tell_that_a_run_is_noisy() -> None:
-    assert repeatability([reference(50.0, 0.0), reference(56.0, 60.0)]) == pytest.approx(0.08, abs=0.005)
+    assert repeatability([reference(50.0, 0.0), reference(56.0, 60.0)]) == pytest.approx(
+        0.08, abs=0.005
+    )
     assert repeatability([reference(50.0, 0.0)]) == repeatability([]) == LEAST_ERROR
 
 
-@pytest.mark.parametrize(("a", "b"), [((100.0,), (130.0,)), ((100.0, 101.0, 99.0), (130.0, 131.0, 129.0))])
+@pytest.mark.parametrize(
+    ("a", "b"), [((100.0,), (130.0,)), ((100.0, 101.0, 99.0), (130.0, 131.0, 129.0))]
+)
 def test_few_samples_are_unclear(a: tuple[float, ...], b: tuple[float, ...]) -> None:
     one, two = (record(Gemm(1024, 64, 1024), us, {"n": 64}) for us in (a, b))
     point = compare_runs(run([one]), run([two])).points[0]
@@ -193,7 +208,9 @@ def test_a_point_that_fails_now_is_a_regression_and_a_skipped_one_is_not() -> No
     b[1] = replace(b[1], outcome=Failed("out_of_memory", "8 GiB asked for"))
     b[2] = replace(b[2], outcome=Skipped("fp8 needs a newer GPU"))
     compared = compare_runs(a, run(b[:3]))
-    assert [(lost.place.axes["n"], lost.b.outcome) for lost in compared.lost] == [(128, b[1].outcome)]
+    assert [(lost.place.axes["n"], lost.b.outcome) for lost in compared.lost] == [
+        (128, b[1].outcome)
+    ]
     assert compared.regressions == 1
     assert (compared.only_a, compared.only_b) == (2, 0)
 
@@ -208,7 +225,9 @@ def refused(a: Run, b: Run, **options: object) -> InputError:
 def test_rejected_figures_are_not_compared() -> None:
     a, b = points([1.0], seed=0), points([0.2], seed=50)
     assert isinstance(b[0].outcome, Measured)
-    b[0] = replace(b[0], outcome=replace(b[0].outcome, grade=Grade("rejected", ("faster than the peak",))))
+    b[0] = replace(
+        b[0], outcome=replace(b[0].outcome, grade=Grade("rejected", ("faster than the peak",)))
+    )
     assert "every point of run B was rejected" in refused(run(a), run(b)).value
     assert "run B has no measured point" in refused(run(a), run([])).value
 
@@ -221,7 +240,9 @@ def test_by_workload_compares_across_providers() -> None:
     assert set(verdicts(run(a), run(b), by="workload").values()) == {"slower"}
     both = run([*a, *b])
     assert "run A has torch.mm, triton for" in refused(both, run(b), by="workload").value
-    assert set(verdicts(both, both, by="workload", provider_a="torch.mm", provider_b="triton").values()) == {"slower"}
+    assert set(
+        verdicts(both, both, by="workload", provider_a="torch.mm", provider_b="triton").values()
+    ) == {"slower"}
     assert refused(both, both, by="workload", provider_a="cublas").value == "--provider-a cublas"
 
 
@@ -241,7 +262,11 @@ def test_a_changed_kernel_is_named_unless_the_provider_changed_too() -> None:
         # Names that were read from two files are equal, not the same object.
         launch = Launch("".join([*name]), tile=tile)
         return record(
-            Gemm(1024, 64, 1024), samples(us, noise=0.01, count=20, seed=1), {"n": 64}, provider=provider, launch=launch
+            Gemm(1024, 64, 1024),
+            samples(us, noise=0.01, count=20, seed=1),
+            {"n": 64},
+            provider=provider,
+            launch=launch,
         )
 
     def why(a: Record, b: Record) -> str:
@@ -268,7 +293,10 @@ def test_other_devices_and_origins_are_refused_unless_forced() -> None:
 
 
 def test_what_changed_is_named_device_first() -> None:
-    a = run(points([1.0], seed=0), options={"timing": {"cache": "cold", "seed": 0}, "providers": ["torch"]})
+    a = run(
+        points([1.0], seed=0),
+        options={"timing": {"cache": "cold", "seed": 0}, "providers": ["torch"]},
+    )
     b = run(
         points([1.0], seed=0), options={"timing": {"cache": "hot", "seed": 0}, "providers": ["torch", "triton"]},
         software={"torch": "2.13.0", "triton": "3.7.1"}, environment={"NVIDIA_TF32_OVERRIDE": "1"},
@@ -295,7 +323,9 @@ def test_runs_timed_differently_say_so_unless_matched_by_workload() -> None:
     assert "no workload is in both" in refused(a, other, by="workload").value
 
 
-@pytest.mark.parametrize(("name", "value"), [("margin", -0.1), ("margin", 1.0), ("margin", float("nan"))])
+@pytest.mark.parametrize(
+    ("name", "value"), [("margin", -0.1), ("margin", 1.0), ("margin", float("nan"))]
+)
 def test_shares_are_checked(name: str, value: float) -> None:
     with pytest.raises(InputError) as caught:
         CompareOptions(**{name: value})

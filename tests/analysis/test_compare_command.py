@@ -57,7 +57,11 @@ def test_no_regression_is_exit_code_0(runs: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith("a100-test: 108 SMs")
     assert "SIMULATED DATA" in done.stdout
-    counts = next(i for i, line in enumerate(lines) if "6 points: 0 slower, 0 faster, 6 same, 0 unclear" in line)
+    counts = next(
+        i
+        for i, line in enumerate(lines)
+        if "6 points: 0 slower, 0 faster, 6 same, 0 unclear" in line
+    )
     assert lines.index("software: torch 2.11.0 → 2.13.0") < counts
 
 
@@ -109,7 +113,9 @@ def test_json_has_every_point(runs: Path) -> None:
         (("a", "same", "--junit", "/dev/null/x"), "write JUnit", "/dev/null/x (File exists)"),
     ],
 )
-def test_wrong_use_names_the_value(runs: Path, words: tuple[str, ...], operation: str, value: str) -> None:
+def test_wrong_use_names_the_value(
+    runs: Path, words: tuple[str, ...], operation: str, value: str
+) -> None:
     with pytest.raises(QuantbenchError) as caught:
         compare(runs, *words)
     assert caught.value.operation == operation

@@ -20,7 +20,9 @@ SIZES = tuple(range(64, 1025, 32))  # tokens of each of 8 experts
 
 
 def run(provider: str, launch: Launch | None) -> Run:
-    """Times that grow with the waves of padded tiles where there is a launch, else with the rows."""
+    """Times that grow with the waves of padded tiles where there is a launch, else with the
+    rows.
+    """
     records = []
     for tokens in SIZES:
         work = GroupedGemm((tokens,) * 8, n=4096, k=4096)
@@ -28,7 +30,14 @@ def run(provider: str, launch: Launch | None) -> Run:
         middle_us = 100.0 * waves if launch else 1e-3 * work.rows * 100
         samples = made_runs.samples(middle_us, noise=0.002, count=12, seed=tokens)
         records.append(
-            made_runs.record(work, samples, {"tokens": tokens}, op="experts_down", provider=provider, launch=launch)
+            made_runs.record(
+                work,
+                samples,
+                {"tokens": tokens},
+                op="experts_down",
+                provider=provider,
+                launch=launch,
+            )
         )
     return made_runs.run(records, device=A100 if launch else CPU)
 
@@ -50,8 +59,12 @@ def test_a_kernel_with_tiles_pads_and_its_steps_are_wave_edges() -> None:
 def test_a_loop_of_products_pads_nothing() -> None:
     found = check_run(run("torch.grouped_loop", None))
     (line,) = found.padding
-    assert line.startswith("torch.grouped_loop multiplies each expert's rows as they are and pads none")
-    assert line.endswith("a kernel with tiles of 128 rows would pad 512 rows to 1,024 (+100 %) at tokens = 64")
+    assert line.startswith(
+        "torch.grouped_loop multiplies each expert's rows as they are and pads none"
+    )
+    assert line.endswith(
+        "a kernel with tiles of 128 rows would pad 512 rows to 1,024 (+100 %) at tokens = 64"
+    )
     assert not found.cliffs
 
 
@@ -67,6 +80,9 @@ def test_waves_of_a_loop_are_not_those_of_all_experts_together() -> None:
 
 @pytest.mark.parametrize("launch", [None, Launch("some_kernel")])
 def test_nothing_is_claimed_of_an_unknown_tile(launch: Launch | None) -> None:
-    records = [replace(one, launch=launch) for one in run("torch.grouped_mm", Launch("k", tile=TILE)).records]
+    records = [
+        replace(one, launch=launch)
+        for one in run("torch.grouped_mm", Launch("k", tile=TILE)).records
+    ]
     (line,) = check_run(made_runs.run(records, device=A100)).padding
     assert line.endswith("by a kernel whose tile is not known: whether it pads them cannot be told")

@@ -9,8 +9,12 @@ import fixture_truth
 import pytest
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, folder: Path, noisy: int) -> dict[int, dict[str, object]]:
-    """Rows by size, of a fixture that takes 1 % longer than the sweep and is off by 30 % now and then at one size."""
+def measured(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, noisy: int
+) -> dict[int, dict[str, object]]:
+    """Rows by size, of a fixture that takes 1 % longer than the sweep and is off by 30 % now and
+    then at one size.
+    """
     calls: list[list[int]] = []
 
     def fixture(once: Path, dtype: str, kind: str, sizes: Sequence[int]) -> dict[int, float]:
@@ -28,7 +32,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, folder: Path, noisy: int) -> dict[
     return {row["n"]: row for row in fixture_truth.measure(folder)["rows"]}
 
 
-def test_only_sizes_that_are_not_known_get_more_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_sizes_that_are_not_known_get_more_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fewest, most = fixture_truth.TURNS["cpu"]
     rows = measured(monkeypatch, tmp_path, noisy=256)
     assert rows[128]["ratio"] == pytest.approx(1.01)
@@ -56,7 +62,9 @@ def test_a_file_that_exists_becomes_the_table_of_a_page(
     }
     file, page = tmp_path / "agreement.json", tmp_path / "page.md"
     file.write_text(json.dumps({"device": "h200-sxm-141gb", "dtype": "bf16", "rows": [row]}))
-    page.write_text("before\n\n<!-- agreement:begin -->\nof last year\n<!-- agreement:end -->\nafter\n")
+    page.write_text(
+        "before\n\n<!-- agreement:begin -->\nof last year\n<!-- agreement:end -->\nafter\n"
+    )
     monkeypatch.setattr(sys, "argv", ["fixture_truth", str(file), str(page)])
     fixture_truth.main()
     line = "| 512 | 101.00 | 100.00 | 1.010 | 0.990 to 1.030 | 3 |\n"

@@ -36,7 +36,14 @@ SKINNY = Gemm(m=8, n=2560, k=4096, layout="nt")
 
 def kernel(name: str, dur: float, grid: list[int], block: list[int], **args: Any) -> dict[str, Any]:
     """A kernel as kineto writes it into a Chrome trace."""
-    usual = {"queued": 0, "device": 0, "context": 1, "stream": 7, "correlation": 11, "warps per SM": 7.3}
+    usual = {
+        "queued": 0,
+        "device": 0,
+        "context": 1,
+        "stream": 7,
+        "correlation": 11,
+        "warps per SM": 7.3,
+    }
     return {
         "ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 5140.2, "dur": dur,
         "args": {**usual, "grid": grid, "block": block, **args},
@@ -44,7 +51,9 @@ def kernel(name: str, dur: float, grid: list[int], block: list[int], **args: Any
 
 
 def trace() -> list[dict[str, Any]]:
-    """One split product as torch 2.11 traces it: operators, a memset, the product, its reduction."""
+    """One split product as torch 2.11 traces it: operators, a memset, the product, its
+    reduction.
+    """
     return [
         {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 10.0, "dur": 30.0, "args": {}},
         {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "ts": 20.0, "dur": 5.0, "args": {}},
@@ -79,8 +88,8 @@ def test_old_traces_capitalise_the_category_and_know_less() -> None:
 
 
 def test_a_split_product_is_named_by_its_product() -> None:
-    # The reduction takes longer here and is still not the kernel. Kineto's 0 blocks for more than 48 KiB of shared
-    # memory is no residency, nor is `blocks per SM`, its grid size over SM count.
+    # The reduction takes longer here and is still not the kernel. Kineto's 0 blocks for more than
+    # 48 KiB of shared memory is no residency, nor is `blocks per SM`, its grid size over SM count.
     assert launch_of(kernel_events(trace()), SKINNY, H100) == Launch(
         kernel=NVJET,
         grid=(80, 1, 1),
@@ -93,9 +102,12 @@ def test_a_split_product_is_named_by_its_product() -> None:
 
 
 @pytest.mark.parametrize(
-    ("registers", "told", "blocks_per_sm"), [(32, {"occupancy": {"activeBlocksPerMultiprocessor": 5}}, 5), (128, {}, 4)]
+    ("registers", "told", "blocks_per_sm"),
+    [(32, {"occupancy": {"activeBlocksPerMultiprocessor": 5}}, 5), (128, {}, 4)],
 )
-def test_residency_is_the_profilers_or_computed(registers: int, told: dict[str, Any], blocks_per_sm: int) -> None:
+def test_residency_is_the_profilers_or_computed(
+    registers: int, told: dict[str, Any], blocks_per_sm: int
+) -> None:
     known = {"registers per thread": registers, "shared memory": 16_384, **told}
     events = [kernel("volta_sgemm_128x64_nn", 3.0, [8, 8, 1], [128, 1, 1], **known)]
     launch = launch_of(kernel_events(events), Gemm(64, 64, 64), H100)
@@ -123,7 +135,9 @@ def test_residency_is_the_profilers_or_computed(registers: int, told: dict[str, 
     ],
 )  # fmt: skip
 def test_which_of_several(workload: Workload, names: list[tuple[str, float]], chosen: str) -> None:
-    launch = launch_of([KernelEvent(name, duration_us) for name, duration_us in names], workload, H100)
+    launch = launch_of(
+        [KernelEvent(name, duration_us) for name, duration_us in names], workload, H100
+    )
     assert launch is not None
     assert launch.kernel == chosen
 
@@ -134,17 +148,53 @@ def test_which_of_several(workload: Workload, names: list[tuple[str, float]], ch
         # nvjet on an H100 (torch.profiler): 2560/64 = 40 tiles, in 80 and 120 blocks.
         (NVJET, (80, 1, 1), SKINNY, True, 2),
         (NVJET, (120, 1, 1), Gemm(8, 2560, 9216, layout="nt"), True, 3),
-        ("nvjet_sm90_tst_128x64_64x8_4x2_h_bz_splitK_TNT", (120, 1, 1), Gemm(128, 2560, 9216, layout="nt"), True, 3),
+        (
+            "nvjet_sm90_tst_128x64_64x8_4x2_h_bz_splitK_TNT",
+            (120, 1, 1),
+            Gemm(128, 2560, 9216, layout="nt"),
+            True,
+            3,
+        ),
         # Capped at what is resident: 132 blocks are no whole number of 40 tiles.
         (NVJET, (132, 1, 1), SKINNY, True, None),
         # A persistent kernel that does not split has fewer blocks than tiles.
-        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", (132, 1, 1), Gemm(8192, 8192, 8192), False, 1),
+        (
+            "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT",
+            (132, 1, 1),
+            Gemm(8192, 8192, 8192),
+            False,
+            1,
+        ),
         # CUTLASS, swizzled 8 deep: 32·8 by ⌈9/8⌉, and five parts in z.
-        ("cutlass_80_simt_sgemm_256x128_8x4_nn_align1", (256, 2, 5), Gemm(4096, 2057, 8192, dtype="fp32"), False, 5),
-        ("cutlass_80_simt_sgemm_256x128_8x4_nn_align1", (256, 2, 5), Gemm(4096, 2057, 8192, dtype="fp32"), True, 5),
+        (
+            "cutlass_80_simt_sgemm_256x128_8x4_nn_align1",
+            (256, 2, 5),
+            Gemm(4096, 2057, 8192, dtype="fp32"),
+            False,
+            5,
+        ),
+        (
+            "cutlass_80_simt_sgemm_256x128_8x4_nn_align1",
+            (256, 2, 5),
+            Gemm(4096, 2057, 8192, dtype="fp32"),
+            True,
+            5,
+        ),
         # A batch is in z as well.
-        ("ampere_sgemm_128x128_nt", (1, 1, 192), Gemm(77, 77, 64, batch=192, dtype="fp32"), False, 1),
-        ("ampere_sgemm_128x128_nt", (1, 1, 384), Gemm(77, 77, 64, batch=192, dtype="fp32"), True, 2),
+        (
+            "ampere_sgemm_128x128_nt",
+            (1, 1, 192),
+            Gemm(77, 77, 64, batch=192, dtype="fp32"),
+            False,
+            1,
+        ),
+        (
+            "ampere_sgemm_128x128_nt",
+            (1, 1, 384),
+            Gemm(77, 77, 64, batch=192, dtype="fp32"),
+            True,
+            2,
+        ),
         # A reduction ran, and nothing in the grid shows the parts.
         ("ampere_sgemm_128x128_nt", (4, 4, 1), Gemm(512, 512, 4096, dtype="fp32"), True, None),
         ("void gemv2T_kernel_val<int, int, float>", (64, 1, 1), Gemm(1, 4096, 4096), False, None),
@@ -206,7 +256,9 @@ def test_a_real_product_is_identified(m: int, n: int) -> None:
     a = torch.randn(m, 1024, dtype=torch.float16, device="cuda")
     b = torch.randn(n, 1024, dtype=torch.float16, device="cuda").t()
     c = torch.empty(m, n, dtype=torch.float16, device="cuda")
-    launch = identify(lambda: torch.mm(a, b, out=c), Gemm(m, n, 1024, dtype="fp16", layout="nt"), spec)
+    launch = identify(
+        lambda: torch.mm(a, b, out=c), Gemm(m, n, 1024, dtype="fp16", layout="nt"), spec
+    )
     assert launch is not None
     assert parse(launch.kernel).role == "gemm"
     assert launch.grid is not None

@@ -22,7 +22,9 @@ LEFT_OUT = "17 times left out: it ran in triton's interpreter"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run of 17 products by torch and by a kernel of ours, measured while TRITON_INTERPRET was set."""
+    """A run of 17 products by torch and by a kernel of ours, measured while TRITON_INTERPRET was
+    set.
+    """
     axis = parse_axis("n=1024:2048:64")
     plan = build_plan((axis,), HELD, ("torch.mm", "triton.data_parallel"), TimingOptions(), A100)
     bench = Bench(plan, lambda request: measured(100.0 if request.provider == "torch.mm" else 1e6))

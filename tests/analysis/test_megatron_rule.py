@@ -7,7 +7,8 @@ import pytest
 from quantbench.errors import InputError
 from quantbench.megatron import Availability, batches_per_block, megatron_fused_available
 
-# get_batch_per_block: 128 threads / min(32, next power of two of sk) warps, times two rows per warp up to 128 columns.
+# get_batch_per_block: 128 threads / min(32, next power of two of sk) warps, times two rows per warp
+# up to 128 columns.
 BLOCKS = {17: 8, 32: 8, 64: 8, 128: 8, 129: 4, 256: 4, 2048: 4, 4096: 4, 16384: 4, 16: 16, 1: 256}
 
 
@@ -17,7 +18,9 @@ def test_rows_per_block(sk: int, rows: int) -> None:
 
 
 def heads_step(mbs: int, tp: int, seq: int = 2048) -> int:
-    """The smallest number of heads that the causal kernel takes; its multiples are then the only others."""
+    """The smallest number of heads that the causal kernel takes; its multiples are then the only
+    others.
+    """
     good = [
         heads
         for heads in range(tp, 40 * tp, tp)
@@ -27,8 +30,8 @@ def heads_step(mbs: int, tp: int, seq: int = 2048) -> int:
     return good[0]
 
 
-# (heads / TP · MBS) % 4 == 0 with TP 8: heads % 8 at MBS 4, % 16 at MBS 2, % 32 at MBS 1. BLOOM's notes derive 16 for
-# MBS 4. With rows of 8 per block (sq = 128) each of them doubles.
+# (heads / TP · MBS) % 4 == 0 with TP 8: heads % 8 at MBS 4, % 16 at MBS 2, % 32 at MBS 1. BLOOM's
+# notes derive 16 for MBS 4. With rows of 8 per block (sq = 128) each of them doubles.
 @pytest.mark.parametrize(
     ("mbs", "tp", "seq", "step"),
     [(4, 8, 2048, 8), (2, 8, 2048, 16), (1, 8, 2048, 32), (8, 8, 2048, 8), (4, 8, 128, 16), (1, 8, 128, 64),
@@ -93,7 +96,9 @@ def test_limits_of_the_generations() -> None:
 
 def test_later_generations_ask_for_sk_in_fours() -> None:
     assert case(sk=1026, mask="full").available
-    assert case(sk=1026, mask="full", generation="4096").reasons == ("sk = 1026 is not a multiple of 4",)
+    assert case(sk=1026, mask="full", generation="4096").reasons == (
+        "sk = 1026 is not a multiple of 4",
+    )
 
 
 def test_all_reasons_are_told_at_once() -> None:

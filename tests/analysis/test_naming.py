@@ -1,4 +1,6 @@
-"""Names of kernels are asked for in a process of their own, which may be lost without losing a measurement."""
+"""Names of kernels are asked for in a process of their own, which may be lost without losing a
+measurement.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def test_a_lost_server_costs_one_name_and_is_replaced() -> None:
 
 
 def test_a_server_without_its_context_is_replaced() -> None:
-    names, servers = served(Reply(failed=("error", "illegal memory access"), broken=True), Reply(launch=LAUNCH))
+    names, servers = served(
+        Reply(failed=("error", "illegal memory access"), broken=True), Reply(launch=LAUNCH)
+    )
     assert [names.launch_of(REQUEST), names.launch_of(REQUEST)] == [None, LAUNCH]
     assert [server.closed for server in servers] == [True, False]
 
@@ -95,7 +99,9 @@ def test_the_way_is_apart_unless_it_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(naming.VARIABLE, " OFF ")
     assert naming.chosen_way() == "off"
     monkeypatch.setenv(naming.VARIABLE, "yes")
-    with pytest.raises(InputError, match="QUANTBENCH_KERNEL_NAMES: value = 'yes'; expected one of apart, here, off"):
+    with pytest.raises(
+        InputError, match="QUANTBENCH_KERNEL_NAMES: value = 'yes'; expected one of apart, here, off"
+    ):
         naming.chosen_way()
 
 
@@ -121,7 +127,9 @@ def test_the_process_answers_and_says_what_it_cannot_run(monkeypatch: pytest.Mon
     try:
         good = server.ask(REQUEST, 60.0, lambda: None)
         assert good == Reply()  # a processor runs no kernel that the profiler names
-        bad = server.ask(Request(REQUEST.workload, "tests.fake_providers:NoSuchClass"), 60.0, lambda: None)
+        bad = server.ask(
+            Request(REQUEST.workload, "tests.fake_providers:NoSuchClass"), 60.0, lambda: None
+        )
         assert bad.failed is not None
         assert "NoSuchClass" in bad.failed[1]
         assert server.ask(REQUEST, 60.0, lambda: None) == good
@@ -140,7 +148,9 @@ def test_a_process_that_may_not_use_the_device_says_so(monkeypatch: pytest.Monke
     assert "QUANTBENCH_DEVICE" in reply.failed[1]
 
 
-def test_an_error_of_the_work_is_an_answer_and_a_lost_context_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_work_is_an_answer_and_a_lost_context_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def raises(request: Request, spec: DeviceSpec) -> Launch | None:
         raise RuntimeError(message)
 
@@ -157,7 +167,10 @@ def test_whatever_a_provider_raises_costs_the_name_alone(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Maker, "prepare", prepare)
     monkeypatch.setattr("quantbench.providers.catalog.make", lambda name: Maker())
-    assert naming.answer(REQUEST, CPU).failed == ("error", "[Errno 2] No such file or directory: 'gcc'")
+    assert naming.answer(REQUEST, CPU).failed == (
+        "error",
+        "[Errno 2] No such file or directory: 'gcc'",
+    )
 
 
 class FakeTimer:
@@ -208,7 +221,9 @@ class Maker:
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
         return None
 
-    def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Work:
+    def prepare(
+        self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0
+    ) -> Work:
         return Work(self.says)
 
 
@@ -222,7 +237,9 @@ def test_on_a_gpu_the_work_is_let_go_and_then_its_name_is_asked_for(
     asked: list[Request] = []
 
     def name(request: Request) -> Launch:
-        assert [each() for each in Work.made] == [None]  # its memory is free for whoever makes it again
+        assert [each() for each in Work.made] == [
+            None
+        ]  # its memory is free for whoever makes it again
         asked.append(request)
         return LAUNCH
 

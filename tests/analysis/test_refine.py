@@ -1,4 +1,6 @@
-"""Bisecting to edges: the pure search against functions, and a whole sweep against a simulated GPU."""
+"""Bisecting to edges: the pure search against functions, and a whole sweep against a simulated
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from quantbench.workload import Gemm
 class Measure:
     """A staircase over sizes that counts what is asked of it."""
 
-    def __init__(self, edges: dict[int, float], *, noise: float = 0.0, elasticity: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self, edges: dict[int, float], *, noise: float = 0.0, elasticity: float = 0.0, seed: int = 0
+    ) -> None:
         self.edges, self.noise, self.elasticity = edges, noise, elasticity
         self.asked: list[int] = []
         self._rng = np.random.default_rng(seed)
@@ -96,7 +100,13 @@ def test_one_percent_noise_misplaces_no_edge_of_ten_percent_in_two_hundred_searc
         rng = np.random.default_rng(seed)
         last = int(rng.integers(1024, 2048))
         measure = Measure({last: 1.10}, noise=0.01, seed=seed)
-        gap = Gap(1024, 2048, float(np.median(measure(1024))), float(np.median(measure(2048))), noise=0.004)
+        gap = Gap(
+            1024,
+            2048,
+            float(np.median(measure(1024))),
+            float(np.median(measure(2048))),
+            noise=0.004,
+        )
         edges = find_edges(gap, measure)
         wrong += [(edge.low, edge.high) for edge in edges] != [(last, last + 1)]
     assert wrong == 0
@@ -117,13 +127,19 @@ def test_where_nothing_can_be_measured_the_edge_stays_between_its_sides() -> Non
 
 
 def test_a_size_that_is_impossible_does_not_end_the_search() -> None:
-    """Two heads divide no odd hidden size: of the two halves, the middle of the first cannot be measured."""
+    """Two heads divide no odd hidden size: of the two halves, the middle of the first cannot be
+    measured.
+    """
     held = Held(heads=2, ops=("qkv",), seq=128)
-    options = SweepOptions(("hidden=1000:1013:13",), held=held, providers=("torch.mm",), refine=True)
+    options = SweepOptions(
+        ("hidden=1000:1013:13",), held=held, providers=("torch.mm",), refine=True
+    )
     gap = Gap(1000, 1013, 10.0, 14.0)
     spec = GPU.spec()
     axes, _ = plan_sweep(replace(options), spec)
-    refine = Refine(options, axes, spec, lambda records: [PlacedGap(gap, "hidden", {}, "qkv", "torch.mm")])
+    refine = Refine(
+        options, axes, spec, lambda records: [PlacedGap(gap, "hidden", {}, "qkv", "torch.mm")]
+    )
     asked: list[int] = []
     records: list[Record] = []
     while (found := refine(records)) and len(asked) < 9:
@@ -131,13 +147,17 @@ def test_a_size_that_is_impossible_does_not_end_the_search() -> None:
         asked.append(point.places[0].axes["hidden"])
         us = 10.0 + (asked[-1] >= 1006) * 2.0 + (asked[-1] >= 1010) * 2.0
         outcome = Measured(measurement([us] * 8), Grade("A"))
-        records.append(Record("run", point.key, point.workload, point.provider, outcome, places=point.places))
+        records.append(
+            Record("run", point.key, point.workload, point.provider, outcome, places=point.places)
+        )
     assert asked == [1006, 1010, 1008]
 
 
 # A whole sweep: 4096 × n × 4096 with 128×128 tiles on 108 SMs ends waves at n = 128 · ⌊108 w / 32⌋.
 GPU = SimulatedGpu(108, Tile(128, 128))
-OPTIONS = SweepOptions(("n=512:2048:64",), Held(m=4096, k=4096), providers=("torch.mm",), refine=True)
+OPTIONS = SweepOptions(
+    ("n=512:2048:64",), Held(m=4096, k=4096), providers=("torch.mm",), refine=True
+)
 EDGES = {384: 1, 768: 2, 1280: 3, 1664: 4}  # last n of each wave
 
 
@@ -153,7 +173,9 @@ def test_a_refined_sweep_ends_with_the_exact_sizes_and_few_more_points(tmp_path:
     run = read_run(folder)
     found = refine_of(OPTIONS, run.info.device).edges(run.records)
     inside = sorted(last for last in EDGES if 512 <= last < 2048)
-    assert sorted((edge.low, edge.high) for _, edge in found) == [(last, last + 8) for last in inside]
+    assert sorted((edge.low, edge.high) for _, edge in found) == [
+        (last, last + 8) for last in inside
+    ]
     assert all(edge.exact for _, edge in found)
     coarse = len(range(512, 2049, 64))
     extra = len({gemm.n for gemm in worker.asked}) - coarse
@@ -164,7 +186,11 @@ def test_a_refined_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     whole = SimulatedWorker(GPU, noise=0.01, seed=5)
     run = read_run(sweep(tmp_path, whole))
     refine = refine_of(OPTIONS, run.info.device)
-    coarse = [r for r in run.records if all(p.axes["n"] % 64 == 0 and p.axes["n"] >= 512 for p in r.places)]
+    coarse = [
+        r
+        for r in run.records
+        if all(p.axes["n"] % 64 == 0 and p.axes["n"] >= 512 for p in r.places)
+    ]
     first = refine(coarse)
     assert {point.places[0].axes["n"] for point in first} == {800, 1312, 1696}
     assert not refine_of(OPTIONS, run.info.device)(run.records)  # nothing is left to ask for
@@ -179,7 +205,9 @@ def test_gaps_of_a_coarse_pass_come_largest_first(tmp_path: Path) -> None:
 
 
 def test_refine_needs_an_axis_and_all_of_its_points() -> None:
-    with pytest.raises(InputError, match=r"^sweep: --refine with --shapes; expected --refine along --dim"):
+    with pytest.raises(
+        InputError, match=r"^sweep: --refine with --shapes; expected --refine along --dim"
+    ):
         SweepOptions((), shapes=((1, 1, 1, 1),), refine=True)
 
 

@@ -53,7 +53,10 @@ def test_a_step_down_is_negative() -> None:
 
 def test_a_step_is_found_from_two_and_a_quarter_standard_errors_on() -> None:
     """Between two levels of eight points each; smaller ones would be seen in noise."""
-    found = {height: indices(stairs((8, 1.0), (8, 1.0 + height * SIGMA))) for height in (1.5, 2.0, 2.25, 3.0)}
+    found = {
+        height: indices(stairs((8, 1.0), (8, 1.0 + height * SIGMA)))
+        for height in (1.5, 2.0, 2.25, 3.0)
+    }
     assert found == {1.5: [], 2.0: [], 2.25: [7], 3.0: [7]}
 
 
@@ -67,7 +70,11 @@ def test_where_a_point_lies_between_two_levels_the_place_is_a_range() -> None:
 def test_each_step_lies_between_its_neighbours() -> None:
     curve = stairs((4, 1.0), (4, 1.4), (4, 1.8), (4, 1.5))
     (fit,) = fit_pieces(sizes(16), curve, sigma(curve))
-    assert [(one.index, one.first, one.last) for one in fit.breaks] == [(3, 3, 3), (7, 7, 7), (11, 11, 11)]
+    assert [(one.index, one.first, one.last) for one in fit.breaks] == [
+        (3, 3, 3),
+        (7, 7, 7),
+        (11, 11, 11),
+    ]
 
 
 def test_points_that_all_stand_apart_are_a_piece_each() -> None:
@@ -99,7 +106,9 @@ def test_a_curve_of_one_point_has_no_break() -> None:
 
 
 def test_a_kink_in_the_trend_is_no_step() -> None:
-    """Flat at first, as long as overhead rules, then proportional to the size: the trend follows, without a break."""
+    """Flat at first, as long as overhead rules, then proportional to the size: the trend follows,
+    without a break.
+    """
     log_size = np.log(np.geomspace(1, 64, 49))
     curve = np.log(8 + np.exp(log_size))[None]
     (fit,) = fit_pieces(log_size, curve, np.full(curve.shape, SIGMA))
@@ -128,7 +137,14 @@ def test_parts_of_a_long_curve_are_joined_with_a_break_at_the_cut() -> None:
     cuts = (slice(0, 8), slice(8, 24))
     # A part may be any row of the curves that were fitted together.
     parts = [
-        (find_pieces(log_size[cut], np.concatenate([0 * curve, curve])[:, cut], np.full((2, 24), SIGMA)[:, cut]), 1)
+        (
+            find_pieces(
+                log_size[cut],
+                np.concatenate([0 * curve, curve])[:, cut],
+                np.full((2, 24), SIGMA)[:, cut],
+            ),
+            1,
+        )
         for cut in cuts
     ]
     joined = join(parts, log_size, curve[0], errors[0])
@@ -136,6 +152,8 @@ def test_parts_of_a_long_curve_are_joined_with_a_break_at_the_cut() -> None:
     assert joined.trend.shape == (1, 23)
     assert joined.trend[0, 7] == joined.trend[0, 8] == parts[1][0].trend[1, 0]
     for name in ("cost", "freedom", "chi2"):
-        assert getattr(joined, name) == pytest.approx([sum(getattr(pieces, name)[1] for pieces, _ in parts)])
+        assert getattr(joined, name) == pytest.approx(
+            [sum(getattr(pieces, name)[1] for pieces, _ in parts)]
+        )
     assert np.array_equal(joined.log_time, curve)
     assert np.array_equal(joined.sigma, errors)

@@ -1,4 +1,6 @@
-"""Points of different timing modes are never compared, and the floor of short times is published with them."""
+"""Points of different timing modes are never compared, and the floor of short times is published
+with them.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,17 @@ from quantbench.sweep.options import SweepOptions, options_to_json
 from quantbench.sweep.runner import Finished
 from quantbench.workload import Gemm
 
-# Blocks share the SMs without waves, and all sizes are whole tiles: the time is smooth, 12 to 40 µs.
+# Blocks share the SMs without waves, and all sizes are whole tiles: the time is smooth, 12 to 40
+# µs.
 GPU = SimulatedGpu(100, Tile(128, 128), tile_ns_per_k=4.0, overhead_us=8.0, fluid_share=1.0)
 SIZES = range(1024, 9216, 128)
 GEMMS = along("n", SIZES, Gemm(1024, 1, 1024))
 OFFSET_US = 2.0
 
 
-def timed_as(record: Record, mode: str, *, offset_us: float = 0.0, floor_us: float | None = None) -> Record:
+def timed_as(
+    record: Record, mode: str, *, offset_us: float = 0.0, floor_us: float | None = None
+) -> Record:
     assert isinstance(record.outcome, Measured)
     measurement = record.outcome.measurement
     samples_us = tuple(us + offset_us for us in measurement.samples_us)
@@ -53,17 +58,26 @@ def mixed(records: Sequence[Record], below_us: float = 20.0) -> list[Record]:
 
 
 @pytest.mark.parametrize("origin", ["simulated", "imported"])
-def test_no_cliff_is_reported_between_points_of_different_modes(tmp_path: Path, origin: str) -> None:
-    records = [replace(r, origin=origin, source="x") for r in mixed(records_of(GPU, GEMMS, noise=0.003, seed=1))]
+def test_no_cliff_is_reported_between_points_of_different_modes(
+    tmp_path: Path, origin: str
+) -> None:
+    records = [
+        replace(r, origin=origin, source="x")
+        for r in mixed(records_of(GPU, GEMMS, noise=0.003, seed=1))
+    ]
     modes = [r.outcome.measurement.mode for r in records]  # type: ignore[union-attr]
     assert 5 < modes.index("events") < len(modes) - 5
     found = check_run(read_run(write_simulated(tmp_path, GPU, records)), rules=RULES)
     assert (found.cliffs, found.falls, found.common) == ((), (), ())
     assert [len({p.mode for p in curve.points}) for curve in found.curves["n"]] == [1, 1]
-    assert find_gaps(jumps_of(fit_all(points_of(records, GPU.spec()), repeatability(records)))) == ()
+    assert (
+        find_gaps(jumps_of(fit_all(points_of(records, GPU.spec()), repeatability(records)))) == ()
+    )
     # Were the modes not known, the step would be there.
     unknown = [timed_as(record, "unknown") for record in records]
-    (step,) = check_run(read_run(write_simulated(tmp_path, GPU, unknown, "unknown")), rules=()).cliffs
+    (step,) = check_run(
+        read_run(write_simulated(tmp_path, GPU, unknown, "unknown")), rules=()
+    ).cliffs
     assert step.before.latency_us < 20 < step.after.latency_us
 
 
@@ -80,10 +94,14 @@ def test_a_cliff_within_a_mode_is_found_beside_another_mode(tmp_path: Path) -> N
 def test_a_size_is_not_called_bad_because_of_its_mode() -> None:
     # One size in the middle of a sweep by graphs was timed by events, twice as long.
     records = records_of(GPU, GEMMS, noise=0.003, seed=3)
-    records = [timed_as(r, "graph") for r in records[:20]] + [timed_as(records[20], "events", offset_us=20.0)]
+    records = [timed_as(r, "graph") for r in records[:20]] + [
+        timed_as(records[20], "events", offset_us=20.0)
+    ]
     points = points_of(records, GPU.spec())
     alike = [replace(point, mode="graph") for point in points]
-    mixed, same = (bad_sizes_on(curves_of_rows(rows_of(each), "n"), "n") for each in (points, alike))
+    mixed, same = (
+        bad_sizes_on(curves_of_rows(rows_of(each), "n"), "n") for each in (points, alike)
+    )
     assert mixed == ()
     assert same != ()
 
@@ -100,14 +118,21 @@ def point_of(us: float, mode: str = "events", floor_us: float | None = 1.8) -> t
 def test_the_floor_is_given_by_mode_and_only_for_short_times() -> None:
     assert floor_lines([point_of(60.0), point_of(900.0)]) == []  # type: ignore[list-item]
     assert floor_lines([point_of(6.0, floor_us=None)]) == []  # type: ignore[list-item]
-    several = [point_of(6.0), point_of(49.0, floor_us=2.1), point_of(8.0, "graph", 1.2), point_of(70.0, floor_us=9.0)]
+    several = [
+        point_of(6.0),
+        point_of(49.0, floor_us=2.1),
+        point_of(8.0, "graph", 1.2),
+        point_of(70.0, floor_us=9.0),
+    ]
     (line,) = floor_lines(several)  # type: ignore[arg-type]
     events, graph = "1.80 µs to 2.10 µs (empty kernel, events)", "1.20 µs (empty kernel, graph)"
     assert line == f"times under 50 µs include a floor of {events} or {graph}"
 
 
 def test_the_floor_stands_in_the_outputs_of_all_commands_that_show_times(tmp_path: Path) -> None:
-    records = [timed_as(r, "events", floor_us=1.8) for r in records_of(GPU, GEMMS, noise=0.003, seed=4)]
+    records = [
+        timed_as(r, "events", floor_us=1.8) for r in records_of(GPU, GEMMS, noise=0.003, seed=4)
+    ]
     folder = write_simulated(tmp_path, GPU, records)
     other = write_simulated(tmp_path, GPU, records, f"{RUN_ID}-b")
     line = "times under 50 µs include a floor of 1.80 µs (empty kernel, events)"
@@ -124,7 +149,9 @@ def test_the_floor_stands_in_the_outputs_of_all_commands_that_show_times(tmp_pat
 
 
 def test_the_floor_is_kept_in_records(tmp_path: Path) -> None:
-    records = [timed_as(r, "events", floor_us=1.8) for r in records_of(GPU, GEMMS[:2], noise=0.003, seed=5)]
+    records = [
+        timed_as(r, "events", floor_us=1.8) for r in records_of(GPU, GEMMS[:2], noise=0.003, seed=5)
+    ]
     folder = write_simulated(tmp_path, GPU, records)
     assert [p.floor_us for p in points_of(read_run(folder).records, GPU.spec())] == [1.8, 1.8]
 

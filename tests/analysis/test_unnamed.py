@@ -19,7 +19,10 @@ def point(*, named: bool, identify_s: float | None) -> Record:
 
 
 def lines(*records: Record, way: str = "apart", **changes: object) -> list[str]:
-    given: dict[str, object] = {"origin": "measured", "environment": {"QUANTBENCH_KERNEL_NAMES": way}}
+    given: dict[str, object] = {
+        "origin": "measured",
+        "environment": {"QUANTBENCH_KERNEL_NAMES": way},
+    }
     return list(naming_lines(run(records, **given | changes)))
 
 

@@ -1,9 +1,11 @@
-"""Time and memory of `import`, `check`, `report` and `profile export` over the number of imported rows.
+"""Time and memory of `import`, `check`, `report` and `profile export` over the number of imported
+rows.
 
-    python tests/benchmarks/large_import.py [--rows 25000,50000,100000] [--layout curves,grid,random] [--keep FOLDER]
+    python tests/benchmarks/large_import.py [--rows 25000,50000,100000] [--layout
+    curves,grid,random] [--keep FOLDER]
 
-Each command runs in a process of its own. The table shows its CPU seconds (user and system), which a busy machine
-changes little, and its peak memory.
+Each command runs in a process of its own. The table shows its CPU seconds (user and system), which
+a busy machine changes little, and its peak memory.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ _LAYOUTS = ("curves", "grid", "random")
 
 
 def shapes(layout: str, rows: int, rng: np.random.Generator) -> Iterator[tuple[int, int, int]]:
-    """Sizes (m, n, k) of a table. curves: 25 long curves over m; grid: all combinations of sizes, as tuners measure
-    them; random: any sizes, so that hardly two curves share their sizes."""
+    """Sizes (m, n, k) of a table. curves: 25 long curves over m; grid: all combinations of sizes,
+    as tuners measure them; random: any sizes, so that hardly two curves share their sizes."""
     if layout == "curves":
-        for n, k in [(n, k) for n in (1024, 2304, 4096, 5120, 12288) for k in (512, 1024, 4096, 8192, 11008)]:
+        for n, k in [
+            (n, k) for n in (1024, 2304, 4096, 5120, 12288) for k in (512, 1024, 4096, 8192, 11008)
+        ]:
             yield from ((32 * (i + 1), n, k) for i in range(rows // 25))
     elif layout == "grid":
         ms, ns, ks = (_octaves(count) for count in (rows // 1000, 40, 25))
@@ -88,7 +92,9 @@ def run(arguments: Sequence[str]) -> Cost:
     )
     _, status, usage = os.wait4(pid, 0)
     if status:
-        raise RuntimeError(f"quantbench {' '.join(arguments)} ended with status {os.waitstatus_to_exitcode(status)}")
+        raise RuntimeError(
+            f"quantbench {' '.join(arguments)} ended with status {os.waitstatus_to_exitcode(status)}"
+        )
     return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
@@ -102,19 +108,29 @@ def measure(folder: Path, layout: str, rows: int) -> Iterator[tuple[str, Cost]]:
                          str(results), "--run-id", name])  # fmt: skip
     yield "check", run(["check", str(run_folder)])
     yield "report", run(["report", str(run_folder)])
-    yield "profile export", run(["profile", "export", str(run_folder), "-o", str(folder / f"{name}.json")])
+    yield (
+        "profile export",
+        run(["profile", "export", str(run_folder), "-o", str(folder / f"{name}.json")]),
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", default="25000,50000,100000")
     parser.add_argument("--layout", default=",".join(_LAYOUTS))
-    parser.add_argument("--keep", type=Path, help="folder for the tables and runs; a temporary one otherwise")
+    parser.add_argument(
+        "--keep", type=Path, help="folder for the tables and runs; a temporary one otherwise"
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = asked.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        print(f"{'layout':8} {'command':15} {'rows':>8} {'CPU s':>7} {'ms/row':>7} {'peak MB':>8}", flush=True)
+        print(
+            f"{'layout':8} {'command':15} {'rows':>8} {'CPU s':>7} {'ms/row':>7} {'peak MB':>8}",
+            flush=True,
+        )
         for layout in asked.layout.split(","):
             for rows in map(int, asked.rows.split(",")):
                 for command, cost in measure(folder, layout, rows):

@@ -1,4 +1,6 @@
-"""`pytest --benchmark-only`: kernels on both sides of predicted edges, by the timer that sweeps use."""
+"""`pytest --benchmark-only`: kernels on both sides of predicted edges, by the timer that sweeps
+use.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from quantbench.workload import Attention, Gemm, Softmax
 
 PAIRS = 3
 RANGE = {"cuda": "n=1024:8192", "cpu": "n=256:1024"}
-# A neighbour of 8 columns keeps bf16 rows aligned to 16 bytes: what it shows is the edge, not a misalignment.
+# A neighbour of 8 columns keeps bf16 rows aligned to 16 bytes: what it shows is the edge, not a
+# misalignment.
 PAST_THE_EDGE = 8
 SIDES = pytest.mark.parametrize("past", [0, PAST_THE_EDGE], ids=["below", "past"])
 
@@ -37,13 +40,19 @@ def edges(spec: DeviceSpec, held: Held) -> list[int]:
 @pytest.mark.benchmark(group="gemm: n past a predicted edge")
 @SIDES
 @pytest.mark.parametrize("pair", range(PAIRS))
-def test_gemm(device_benchmark: DeviceBenchmark, held: Held, edges: list[int], pair: int, past: int) -> None:
-    device_benchmark.workload(Gemm(held.m, edges[pair] + past, held.k, dtype=held.dtype), "torch.mm")
+def test_gemm(
+    device_benchmark: DeviceBenchmark, held: Held, edges: list[int], pair: int, past: int
+) -> None:
+    device_benchmark.workload(
+        Gemm(held.m, edges[pair] + past, held.k, dtype=held.dtype), "torch.mm"
+    )
 
 
 @pytest.mark.benchmark(group="softmax: sk past a power of two")
 @SIDES
-def test_softmax(device_benchmark: DeviceBenchmark, spec: DeviceSpec, held: Held, past: int) -> None:
+def test_softmax(
+    device_benchmark: DeviceBenchmark, spec: DeviceSpec, held: Held, past: int
+) -> None:
     size = (2048 if spec.kind == "cuda" else 256) + past
     provider = "triton.fused" if spec.kind == "cuda" else "torch.eager"
     device_benchmark.workload(Softmax(8, size, size, dtype=held.dtype), provider)
@@ -51,6 +60,8 @@ def test_softmax(device_benchmark: DeviceBenchmark, spec: DeviceSpec, held: Held
 
 @pytest.mark.benchmark(group="attention: head_dim past 64")
 @SIDES
-def test_attention(device_benchmark: DeviceBenchmark, spec: DeviceSpec, held: Held, past: int) -> None:
+def test_attention(
+    device_benchmark: DeviceBenchmark, spec: DeviceSpec, held: Held, past: int
+) -> None:
     seq = 2048 if spec.kind == "cuda" else 256
     device_benchmark.workload(Attention(1, 8, seq, seq, 64 + past, dtype=held.dtype), "torch.flash")

@@ -1,9 +1,11 @@
-"""Coverage, cost and grades of the timer on the device double, whose clock wanders and whose truth is known.
+"""Coverage, cost and grades of the timer on the device double, whose clock wanders and whose truth
+is known.
 
     python tests/benchmarks/timer_on_double.py [--seeds 20] [PAGE.md]
 
-Prints the tables, or writes them between the markers of a page. All clocks are simulated, so the figures depend on the
-seeds alone. The truth of a point is the median of its times at the mean clock.
+Prints the tables, or writes them between the markers of a page. All clocks are simulated, so the
+figures depend on the seeds alone. The truth of a point is the median of its times at the mean
+clock.
 """
 
 from __future__ import annotations
@@ -84,9 +86,13 @@ Timed = tuple[float, float, float]
 Method = Callable[[Callable[[], None]], Timed]
 
 
-def timer_of(gpu: Gpu, kind: type[CudaTimer] = CudaTimer, options: TimingOptions | None = None) -> CudaTimer:
+def timer_of(
+    gpu: Gpu, kind: type[CudaTimer] = CudaTimer, options: TimingOptions | None = None
+) -> CudaTimer:
     ops = Ops(gpu=gpu)
-    return kind(options or TimingOptions(), SPEC, ops.state, ops=ops, now=gpu.now_s, pause=gpu.pause)  # type: ignore[arg-type]
+    return kind(
+        options or TimingOptions(), SPEC, ops.state, ops=ops, now=gpu.now_s, pause=gpu.pause
+    )  # type: ignore[arg-type]
 
 
 def ours(gpu: Gpu) -> Method:
@@ -101,7 +107,9 @@ def ours(gpu: Gpu) -> Method:
 
 
 class OneBatch(CudaTimer):
-    """The timer without mean clocks: mostly ten samples of one batch, as in version 0.1.0 before they were recorded."""
+    """The timer without mean clocks: mostly ten samples of one batch, as in version 0.1.0 before
+    they were recorded.
+    """
 
     def _heat(self, sampler: object) -> None:  # type: ignore[override]
         return None
@@ -161,9 +169,14 @@ def mamf(gpu: Gpu) -> Method:
 
 
 def points(
-    make: Callable[[Gpu], Method], wander: float, seed: int, mix: Sequence[tuple[float, float]] = MIX
+    make: Callable[[Gpu], Method],
+    wander: float,
+    seed: int,
+    mix: Sequence[tuple[float, float]] = MIX,
 ) -> Iterator[Found]:
-    """Yields every point of the mix, in random order, on a card that gets hot. The first point heats it."""
+    """Yields every point of the mix, in random order, on a card that gets hot. The first point
+    heats it.
+    """
     gpu = Gpu(random=random.Random(seed), wander=wander, heat=HEAT)
     method = make(gpu)
     method(lambda: gpu.queue(Kernel("first", 200.0)))
@@ -174,7 +187,10 @@ def points(
         middle, low, high = method(lambda kernel=kernel: gpu.queue(kernel))  # type: ignore[misc]
         true_us = truth_us(gpu, kernel)
         yield Found(
-            middle / true_us - 1, low <= true_us <= high, (high - low) / 2 / true_us, (gpu.host_us - start_us) * 1e-6
+            middle / true_us - 1,
+            low <= true_us <= high,
+            (high - low) / 2 / true_us,
+            (gpu.host_us - start_us) * 1e-6,
         )
 
 
@@ -216,15 +232,21 @@ class DoubleWorker:
 
 
 def grades(condition: str, seed: int, count: int) -> list[str]:
-    """Returns the grades of the points of a sweep that were measured under a condition; the clock wanders by 1 %."""
+    """Returns the grades of the points of a sweep that were measured under a condition; the clock
+    wanders by 1 %.
+    """
     gpu = Gpu(random=random.Random(seed), wander=0.01, heat=HEAT)
     axis = parse_axis(f"n=1024:{1024 + 64 * (count - 1)}:64")
-    plan = build_plan((axis,), with_defaults(Held(m=4096, k=4096), SPEC), ("torch.mm",), TimingOptions(), SPEC)
+    plan = build_plan(
+        (axis,), with_defaults(Held(m=4096, k=4096), SPEC), ("torch.mm",), TimingOptions(), SPEC
+    )
     worker = DoubleWorker(gpu, CONDITIONS[condition])
     job = SweepJob(plan, "double", SPEC, TimingOptions())
     sweep = Sweep(job, lambda: worker, lambda record: None, gpu.now_s)
     sweep.run()
-    records = sweep.records if condition == "healthy" else sweep.records[CHANGE_AT:]  # one for each request
+    records = (
+        sweep.records if condition == "healthy" else sweep.records[CHANGE_AT:]
+    )  # one for each request
     outcomes = [record.outcome for record in records if record.role == "point"]
     return [outcome.grade.letter for outcome in outcomes if isinstance(outcome, Measured)]
 
@@ -266,7 +288,14 @@ def timer_table(seeds: Sequence[int]) -> tuple[str, str]:
             f"{100 * wander:g} %", f"{cost_s[ours] / cost_s[one_batch]:.2f}", f"{whole_s[mamf] / whole_s[ours]:.1f}",
             f"{cost_s[mamf] / cost_s[ours] * narrower:.1f}", f"{whole_s[mamf] / whole_s[ours] * narrower:.1f}",
         ])  # fmt: skip
-    head = ["wander", "method", "intervals that cover the truth", "half-width, median", "error, rms", "ms a point"]
+    head = [
+        "wander",
+        "method",
+        "intervals that cover the truth",
+        "half-width, median",
+        "error, rms",
+        "ms a point",
+    ]
     costs = [
         "wander", "cost, ten samples of one batch = 1", "mamf-finder's cost, ours = 1",
         "at equal error, without heating", "at equal error",
@@ -279,13 +308,17 @@ def grade_table(seeds: Sequence[int], count: int) -> str:
     rows = []
     for condition in CONDITIONS:
         letters = [letter for seed in seeds for letter in grades(condition, seed, count)]
-        shares = [f"{letters.count(letter) / len(letters):.1%}".replace("%", " %") for letter in "ABCD"]
+        shares = [
+            f"{letters.count(letter) / len(letters):.1%}".replace("%", " %") for letter in "ABCD"
+        ]
         rows.append([condition, str(len(letters)), *shares])
     return table(["", "points", *"ABCD"], rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--points", type=int, default=135, help="points of a sweep that is graded")
     parser.add_argument("page", type=Path, nargs="?")

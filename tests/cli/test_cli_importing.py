@@ -25,12 +25,23 @@ def run(*words: str) -> str:
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "mine.csv"
-    path.write_text("M,N,K,time\n4096,4096,4096,0.6\n4096,4096,4096,0.7\n4096,4096,8192,0.5\n64,4096,4096,\n")
+    path.write_text(
+        "M,N,K,time\n4096,4096,4096,0.6\n4096,4096,4096,0.7\n4096,4096,8192,0.5\n64,4096,4096,\n"
+    )
     return path
 
 
 def test_csv(table: Path, tmp_path: Path) -> None:
-    words = ["csv", str(table), "--map", "m=M,n=N,k=K,latency=time:ms", "--gpu", "a100-sxm4-80gb", "--dtype", "bf16"]
+    words = [
+        "csv",
+        str(table),
+        "--map",
+        "m=M,n=N,k=K,latency=time:ms",
+        "--gpu",
+        "a100-sxm4-80gb",
+        "--dtype",
+        "bf16",
+    ]
     said = run(*words, "--results", str(tmp_path / "results"))
     assert "4 rows read, 3 records written" in said
     assert "1 of them rejected: faster than the device's peak" in said
@@ -53,8 +64,19 @@ def test_csv(table: Path, tmp_path: Path) -> None:
 
 def test_a_wrong_unit_is_refused_and_can_be_insisted_on(table: Path, tmp_path: Path) -> None:
     results = ("--results", str(tmp_path / "results"))
-    words = ["csv", str(table), "--map", "m=M,n=N,k=K,latency=time:s", "--gpu", "a100-sxm4-80gb", "--dtype", "bf16"]
-    with pytest.raises(InputError, match=r"the median time is [0-9,]+ times what a100-sxm4-80gb should take"):
+    words = [
+        "csv",
+        str(table),
+        "--map",
+        "m=M,n=N,k=K,latency=time:s",
+        "--gpu",
+        "a100-sxm4-80gb",
+        "--dtype",
+        "bf16",
+    ]
+    with pytest.raises(
+        InputError, match=r"the median time is [0-9,]+ times what a100-sxm4-80gb should take"
+    ):
         run(*words, *results)
     assert not (tmp_path / "results").exists()
     assert "3 records written" in run(*words, *results, "--units-are-right")
@@ -62,12 +84,23 @@ def test_a_wrong_unit_is_refused_and_can_be_insisted_on(table: Path, tmp_path: P
 
 def test_an_unknown_gpu_is_named(table: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a1000"):
-        run("csv", str(table), "--map", "m=M,n=N,k=K,latency=time:ms", "--gpu", "a1000", "--dtype", "bf16")
+        run(
+            "csv",
+            str(table),
+            "--map",
+            "m=M,n=N,k=K,latency=time:ms",
+            "--gpu",
+            "a1000",
+            "--dtype",
+            "bf16",
+        )
     assert not (tmp_path / "results").exists()
 
 
 def test_a_system_without_a_slug_needs_a_gpu() -> None:
-    with pytest.raises(InputError, match=r"--system b60 without --gpu; expected a slug of `quantbench devices`"):
+    with pytest.raises(
+        InputError, match=r"--system b60 without --gpu; expected a slug of `quantbench devices`"
+    ):
         run("aiconfigurator", "--system", "b60")
 
 
@@ -77,14 +110,31 @@ def test_aiconfigurator_from_a_folder(tmp_path: Path) -> None:
     (tmp_path / "l4.yaml").write_text("data_dir: tables\n")
     path = tmp_path / "tables" / "gemm" / "vllm" / "2" / "gemm_perf.parquet"
     path.parent.mkdir(parents=True)
-    row = {"gemm_dtype": "bfloat16", "m": 512, "n": 512, "k": 512, "latency": 0.02, "kernel_source": "x"}
+    row = {
+        "gemm_dtype": "bfloat16",
+        "m": 512,
+        "n": 512,
+        "k": 512,
+        "latency": 0.02,
+        "kernel_source": "x",
+    }
     pq.write_table(pa.Table.from_pylist([row]), path)
-    words = ["aiconfigurator", "--system", "l4", "--root", str(tmp_path), "--results", str(tmp_path / "results")]
+    words = [
+        "aiconfigurator",
+        "--system",
+        "l4",
+        "--root",
+        str(tmp_path),
+        "--results",
+        str(tmp_path / "results"),
+    ]
     said = run(*words)
     assert "1 row read, 1 record written" in said
     assert "l4 has no nccl table" in said
     assert (tmp_path / "results" / "l4-24gb").is_dir()
     missing_column = pa.table({"m": [1]})
     pq.write_table(missing_column, path)
-    with pytest.raises(InputError, match=r"gemm_perf.parquet has no column 'gemm_dtype' \(it has m\)"):
+    with pytest.raises(
+        InputError, match=r"gemm_perf.parquet has no column 'gemm_dtype' \(it has m\)"
+    ):
         run(*words, "--run-id", "mine")

@@ -34,7 +34,9 @@ def show(*, file: str = argument("File."), size: Size, count: int = option(3, "C
 
 
 def test_a_dataclass_is_filled_from_its_options() -> None:
-    said = CliRunner().invoke(app, ["a.csv", "--rows", "5", "--exact", "--count", "4"], catch_exceptions=False)
+    said = CliRunner().invoke(
+        app, ["a.csv", "--rows", "5", "--exact", "--count", "4"], catch_exceptions=False
+    )
     assert said.output.strip() == "a.csv Size(node='here', rows=5, exact=True) 4"
     said = CliRunner().invoke(app, ["a.csv", "--rows", "5", "--node", "n1"], catch_exceptions=False)
     assert said.output.strip() == "a.csv Size(node='n1', rows=5, exact=False) 3"
@@ -47,7 +49,10 @@ def test_limits_and_required_fields_are_kept() -> None:
 
 def test_the_help_lists_every_field() -> None:
     said = CliRunner().invoke(app, ["--help"]).output
-    assert all(words in said for words in ("--node", "--rows", "--exact", "--count", "Name of the node.", "Print what"))
+    assert all(
+        words in said
+        for words in ("--node", "--rows", "--exact", "--count", "Name of the node.", "Print what")
+    )
 
 
 def test_a_flag_has_no_negative_form() -> None:

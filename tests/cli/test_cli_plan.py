@@ -19,7 +19,18 @@ from quantbench.errors import InputError, QuantbenchError
 
 TABLE = Path(__file__).parents[1] / "data" / "published_layouts.csv"
 BLOOM = ("--model", "bloom-176b", "--gpus", "384", "--cluster", "jean-zay-a100", "--gbs", "2048")
-LLAMA = ("--model", "llama-3-8b", "--gpu", "h100-sxm5-80gb", "--gpus", "32", "--gbs", "64", "--tp", "2,4")
+LLAMA = (
+    "--model",
+    "llama-3-8b",
+    "--gpu",
+    "h100-sxm5-80gb",
+    "--gpus",
+    "32",
+    "--gbs",
+    "64",
+    "--tp",
+    "2,4",
+)
 
 app = typer.Typer()
 app.command()(plan)
@@ -57,8 +68,12 @@ Next: quantbench plan --check --model bloom-176b --gpus 384 --cluster jean-zay-a
 
 
 def screen_of_a_search() -> str:
-    """Returns the lines of a search, without the time that it took and the choice of a library; cut at 120 columns."""
-    said = run(*BLOOM, "--recompute", "full", "--no-sequence-parallel", "--pp", "4,6,12,24", "--zero", "1")
+    """Returns the lines of a search, without the time that it took and the choice of a library; cut
+    at 120 columns.
+    """
+    said = run(
+        *BLOOM, "--recompute", "full", "--no-sequence-parallel", "--pp", "4,6,12,24", "--zero", "1"
+    )
     said = re.sub(r", library = .*|; \d+\.\d\d s$", "", said, flags=re.MULTILINE)
     return "".join(f"{line[:115].rstrip()}\n" for line in said.splitlines())
 
@@ -84,7 +99,12 @@ def test_what_is_behind_explain(monkeypatch: pytest.MonkeyPatch) -> None:
         "GiB on the fullest GPU",
         "other software: nemo ",
     )
-    shown = (*shown, "use as much DP as you can", "github.com/bigscience-workshop", "by what takes the time")
+    shown = (
+        *shown,
+        "use as much DP as you can",
+        "github.com/bigscience-workshop",
+        "by what takes the time",
+    )
     plain, explained = run(*LLAMA), run(*LLAMA, "--explain")
     assert [words for words in shown if words in plain] == []
     assert [words for words in shown if words not in explained] == []
@@ -92,7 +112,18 @@ def test_what_is_behind_explain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_layouts_on_the_screen_differ_in_their_degrees() -> None:
-    said = run("--model", "llama-3.1-405b", "--gpus", "1024", "--gpu", "h100", "--gbs", "512", "--zero", "1")
+    said = run(
+        "--model",
+        "llama-3.1-405b",
+        "--gpus",
+        "1024",
+        "--gpu",
+        "h100",
+        "--gbs",
+        "512",
+        "--zero",
+        "1",
+    )
     rows = [line.split() for line in said.splitlines() if re.match(r" *\d+ +\d+ +\d+ ", line)]
     assert 2 <= len(rows) <= 5
     assert len({tuple(row[1:5]) for row in rows}) == len(rows)
@@ -102,12 +133,26 @@ def test_layouts_on_the_screen_differ_in_their_degrees() -> None:
 
 @pytest.mark.parametrize(("more", "generic"), [((), True), (("--link-gb-per-s", "20"), False)])
 def test_generic_links_are_named(more: tuple[str, ...], generic: bool) -> None:
-    said = run("--model", "llama-3-8b", "--gpus", "16", "--gpu", "l40s-48gb", "--gbs", "128", "--pp", "2", *more)
+    said = run(
+        "--model",
+        "llama-3-8b",
+        "--gpus",
+        "16",
+        "--gpu",
+        "l40s-48gb",
+        "--gbs",
+        "128",
+        "--pp",
+        "2",
+        *more,
+    )
     assert ("its links are generic; --link-gb-per-s" in said) == generic
 
 
 def test_a_search_as_json() -> None:
-    data = run_json(*BLOOM, "--tp", "4,8", "--zero", "1", "--recompute", "full", "--gpus-per-node", "4")
+    data = run_json(
+        *BLOOM, "--tp", "4,8", "--zero", "1", "--recompute", "full", "--gpus-per-node", "4"
+    )
     times = [layout["sec_per_it"] for layout in data["layouts"]]
     assert times == sorted(times)
     assert {layout["layout"]["tp"] for layout in data["layouts"]} == {4}
@@ -124,7 +169,10 @@ def test_checking_one_layout() -> None:
     words = (*BLOOM, "--check", "--mbs", "2")
     said = run(*words, "--tp", "4", "--pp", "12")
     assert "DP8 TP4 PP12 MBS2 ZeRO-1 recompute: keeps every rule" in said
-    assert re.search(r"\d\d\.\d\d \(\d+\.\d to \d+\.\d\) s per iteration, \d+ model TFLOP/s per GPU \(\d+ with", said)
+    assert re.search(
+        r"\d\d\.\d\d \(\d+\.\d to \d+\.\d\) s per iteration, \d+ model TFLOP/s per GPU \(\d+ with",
+        said,
+    )
     assert "does not fit" in run(*words, "--tp", "8", "--pp", "1", "--gbs", "2016", code=1)
     data = run_json(*words, "--tp", "4", "--pp", "13", "--dp", "8", code=1)
     assert data["prediction"] is None
@@ -140,12 +188,27 @@ def test_rows_of_a_table() -> None:
 
 def test_rows_of_ones_own_with_options_for_what_they_lack(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
-    file.write_text("gpu,gpus,tp,pp,mbs,gbs,nhidden,nlayers,sec_per_it\nA100-80GB,64,8,8,1,64,12288,96,18.0\n")
-    words = ("--rows", str(file), "--recompute", "full", "--heads", "96", "--vocab", "51200", "--zero", "0")
+    file.write_text(
+        "gpu,gpus,tp,pp,mbs,gbs,nhidden,nlayers,sec_per_it\nA100-80GB,64,8,8,1,64,12288,96,18.0\n"
+    )
+    words = (
+        "--rows",
+        str(file),
+        "--recompute",
+        "full",
+        "--heads",
+        "96",
+        "--vocab",
+        "51200",
+        "--zero",
+        "0",
+    )
     row = run_json(*words)["rows"][0]
     assert 5 < row["sec_per_it"] < 50
     assert {"name": "heads", "value": 96, "why": "option"} in row["assumed"]
-    assert run_json(*words, "--cluster", "jean-zay-a100")["rows"][0]["sec_per_it"] > row["sec_per_it"]
+    assert (
+        run_json(*words, "--cluster", "jean-zay-a100")["rows"][0]["sec_per_it"] > row["sec_per_it"]
+    )
     assert "nan" not in run(*words)
 
 
@@ -171,16 +234,22 @@ def test_a_site_is_fitted_to_its_runs_and_used(tmp_path: Path) -> None:
     ]
     rows.write_text("\n".join([HEAD, *(cell + "1,nemo" for cell in cells)]))
     predicted = [row["sec_per_it"] for row in run_json("--rows", str(rows))["rows"]]
-    rows.write_text("\n".join([HEAD, *(f"{c}{1.3 * s},nemo" for c, s in zip(cells, predicted, strict=True))]))
+    rows.write_text(
+        "\n".join([HEAD, *(f"{c}{1.3 * s},nemo" for c, s in zip(cells, predicted, strict=True))])
+    )
     said = run("--fit", str(rows), "-o", str(site))
     assert "fitted to 12 of 12 rows" in said
     assert "far from every known site" not in said
     words = (*LLAMA, "--zero", "1", "--recompute", "none")
     plain, own = run_json(*words, "--stack", "nemo"), run_json(*words, "--site", str(site))
-    assert own["layouts"][0]["sec_per_it"] == pytest.approx(1.3 * plain["layouts"][0]["sec_per_it"], rel=0.1)
+    assert own["layouts"][0]["sec_per_it"] == pytest.approx(
+        1.3 * plain["layouts"][0]["sec_per_it"], rel=0.1
+    )
     assert own["job"]["calibration"]["provenance"]["rows_fitted"] == 12
     # Times that no hardware explains are fitted, and said to be strange.
-    rows.write_text("\n".join([HEAD, *(f"{c}{0.5 * s},nemo" for c, s in zip(cells, predicted, strict=True))]))
+    rows.write_text(
+        "\n".join([HEAD, *(f"{c}{0.5 * s},nemo" for c, s in zip(cells, predicted, strict=True))])
+    )
     assert "far from every known site" in run("--fit", str(rows), "-o", str(site))
 
 
@@ -200,13 +269,41 @@ def test_the_software_changes_times_and_is_told() -> None:
 
 
 def test_changing_a_preset() -> None:
-    words = ("--hidden", "13824", "--heads", "96", "--layers", "76", "--recompute", "full", "--tp", "8", "--mbs", "1")
+    words = (
+        "--hidden",
+        "13824",
+        "--heads",
+        "96",
+        "--layers",
+        "76",
+        "--recompute",
+        "full",
+        "--tp",
+        "8",
+        "--mbs",
+        "1",
+    )
     shape = run_json(*BLOOM, *words)["job"]["shape"]
-    assert (shape["hidden"], shape["heads"], shape["head_dim"], shape["ffn"]) == (13824, 96, 144, 55296)
+    assert (shape["hidden"], shape["heads"], shape["head_dim"], shape["ffn"]) == (
+        13824,
+        96,
+        144,
+        55296,
+    )
 
 
 def test_stages_that_count_embeddings_can_be_interleaved() -> None:
-    words = ("--model", "llama-3.1-405b", "--gpu", "h100-sxm5-80gb", "--gpus", "1024", "--gbs", "512", "--check")
+    words = (
+        "--model",
+        "llama-3.1-405b",
+        "--gpu",
+        "h100-sxm5-80gb",
+        "--gpus",
+        "1024",
+        "--gbs",
+        "512",
+        "--check",
+    )
     layout = ("--tp", "8", "--pp", "16", "--mbs", "1", "--recompute", "full")
     assert run_json(*words, *layout, "--interleave", "8")["prediction"]
     assert run_json(*words, *layout, "--interleave", "3", code=1)["prediction"] is None
@@ -215,7 +312,10 @@ def test_stages_that_count_embeddings_can_be_interleaved() -> None:
 @pytest.mark.parametrize(
     ("words", "value"),
     [
-        (("--gpus", "8", "--gbs", "8", "--gpu", "h100"), "no --hidden and no --heads and no --layers and no --vocab"),
+        (
+            ("--gpus", "8", "--gbs", "8", "--gpu", "h100"),
+            "no --hidden and no --heads and no --layers and no --vocab",
+        ),
         (("--model", "bloom-176b", "--gpus", "8", "--gbs", "8"), "no GPU"),
         (("--model", "bloom-176b", "--gbs", "8", "--gpu", "H100"), "no --gpus"),
         (("--model", "bloom-176b", "--gpus", "8", "--gpu", "H100"), "no --gbs"),
@@ -252,7 +352,9 @@ def test_a_search_tries_no_micro_batch_that_is_too_large_to_predict() -> None:
         "--cp",
         "1",
     )
-    found = [one["layout"]["mbs"] for one in run_json(*words, "--ep", "8", "--zero", "1")["layouts"]]
+    found = [
+        one["layout"]["mbs"] for one in run_json(*words, "--ep", "8", "--zero", "1")["layouts"]
+    ]
     assert max(found) == 32  # 64 × 32768 rows are one more than are predicted
     with pytest.raises(InputError, match="no time is predicted of larger products"):
         run(*words, "--mbs", "64", "--ep", "8")

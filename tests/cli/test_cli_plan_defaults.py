@@ -44,7 +44,20 @@ DEFAULTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "ep": (("4",), r"all experts on each GPU|MLP of"),
 }
 #: what the user types: the model, the machines and files of his own; and the sizes of other modes
-TYPED = {"model", "config", "hidden", "heads", "layers", "vocab", "gpus", "gpu", "gbs", "dp", "tp", "pp"}
+TYPED = {
+    "model",
+    "config",
+    "hidden",
+    "heads",
+    "layers",
+    "vocab",
+    "gpus",
+    "gpu",
+    "gbs",
+    "dp",
+    "tp",
+    "pp",
+}
 FILES = {"profile", "site"}
 MODELS: dict[str, dict[str, Any]] = {
     "preset": {"model": "llama-3-8b", "gpu": "H100", "gpus": 16, "gbs": 64, "tp": "2", "pp": "2"},

@@ -1,4 +1,6 @@
-"""Words as somebody new might type them: one line says what is wrong with them, before anything is computed."""
+"""Words as somebody new might type them: one line says what is wrong with them, before anything is
+computed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,17 @@ SHELF = Path(__file__).resolve().parents[2] / "results"
 SHELF_A100 = str(SHELF / "a100-sxm4-80gb")
 PROFILE = str(SHELF / "a100-sxm4-80gb" / "profile.json")
 TABLE = str(Path(__file__).resolve().parents[1] / "data" / "bloom_tables.csv")
-PLAN = ("plan", "--model", "bloom-176b", "--gpus", "384", "--gpu", "a100-sxm4-80gb", "--gbs", "2048")
+PLAN = (
+    "plan",
+    "--model",
+    "bloom-176b",
+    "--gpus",
+    "384",
+    "--gpu",
+    "a100-sxm4-80gb",
+    "--gbs",
+    "2048",
+)
 CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16")
 EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
 
@@ -31,10 +43,22 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("check", "empty.csv"), "read run: empty.csv is a file; expected a folder with run.json in it"),
-        (("profile", "export", PROFILE), f"read run: {PROFILE} is a file; expected folders of runs, or --format"),
-        (("profile", "export", SHELF_A100), f"read run: {SHELF_A100} holds no run; expected a run's folder"),
-        (("profile", "query", PROFILE, "--gemm", "²,1,1"), "--gemm: '²,1,1'; expected m,n,k or m,n,k,batch"),
+        (
+            ("check", "empty.csv"),
+            "read run: empty.csv is a file; expected a folder with run.json in it",
+        ),
+        (
+            ("profile", "export", PROFILE),
+            f"read run: {PROFILE} is a file; expected folders of runs, or --format",
+        ),
+        (
+            ("profile", "export", SHELF_A100),
+            f"read run: {SHELF_A100} holds no run; expected a run's folder",
+        ),
+        (
+            ("profile", "query", PROFILE, "--gemm", "²,1,1"),
+            "--gemm: '²,1,1'; expected m,n,k or m,n,k,batch",
+        ),
         (("profile", "query", PROFILE, "--gemm", "9" * 5000 + ",1,1"), "--gemm: '999"),
         (
             ("profile", "query", PROFILE, "--gemm", "1,1,1", "--direction", "up"),
@@ -66,13 +90,25 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
         ),
         ((*PLAN, "--tp", "²"), "--tp: '²'; expected integers from 1 to 2,147,483,647, comma"),
         ((*PLAN, "--zero", "9"), "--zero: '9'; expected integers from 0 to 3, comma separated"),
-        ((*PLAN, "--link-gb-per-s", "inf"), "plan: --link-gb-per-s inf; expected a rate that is finite"),
-        ((*PLAN, "--rows", TABLE), "plan --rows: --model bloom-176b; expected models as the rows name them"),
+        (
+            (*PLAN, "--link-gb-per-s", "inf"),
+            "plan: --link-gb-per-s inf; expected a rate that is finite",
+        ),
+        (
+            (*PLAN, "--rows", TABLE),
+            "plan --rows: --model bloom-176b; expected models as the rows name them",
+        ),
         ((*PLAN, "--check"), "plan --check: no --tp; expected one value of --tp"),
         (("plan", "--fit", "a.csv", "--check"), "plan: --check with --fit; expected one of them"),
-        (("plan", "--rows", "a.csv", "--memory"), "plan: --memory with --rows; expected a search over layouts"),
+        (
+            ("plan", "--rows", "a.csv", "--memory"),
+            "plan: --memory with --rows; expected a search over layouts",
+        ),
         (("plan", "--rows", "a.csv", "--top", "5"), "plan: --top 5 with --rows; expected a search"),
-        (("profile", "export", PROFILE, "--provider", "torch"), "profile export: a planner's option without --format"),
+        (
+            ("profile", "export", PROFILE, "--provider", "torch"),
+            "profile export: a planner's option without --format",
+        ),
         (
             ("predict", "--gpu", "a100", "--dim", "m=64", "--gated"),
             "predict: --gated with --dim m; expected sizes of a",
@@ -89,7 +125,10 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
             ("sweep", "--dim", "n=64", "--provider", "torch, no.module:Class"),
             "provider: 'no.module:Class' (no module named 'no'); expected a class that can be imported",
         ),
-        (("sweep", "--dim", "n=64", "--provider", "os:"), "provider: 'os:'; expected package.module:Class"),
+        (
+            ("sweep", "--dim", "n=64", "--provider", "os:"),
+            "provider: 'os:'; expected package.module:Class",
+        ),
         (
             ("sweep", "--dim", "n=1:4294967296:1000000000"),
             "--dim n: '1:4294967296:1000000000'; expected start:stop[:step] or an integer, all from 1 to 2,147,483,647",
@@ -102,9 +141,18 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
             ("predict", "--gpu", "a100", "--dim", "hidden=1024", "-m", "64"),
             "predict: --m 64 with --dim hidden; expected sizes of a model",
         ),
-        (("predict", "--gpu", "a100", "--dim", "hidden=2147483647"), "predict: ffn = 8589934588; expected"),
-        ((*EXPERTS, "--dim", "tokens=4096", "--seq", "2048"), "predict: --seq 2048 with tokens; expected tokens, or"),
-        ((*EXPERTS, "--dim", "tokens=4096", "--ops", "experts_up"), "predict: --ops experts_up; expected experts: "),
+        (
+            ("predict", "--gpu", "a100", "--dim", "hidden=2147483647"),
+            "predict: ffn = 8589934588; expected",
+        ),
+        (
+            (*EXPERTS, "--dim", "tokens=4096", "--seq", "2048"),
+            "predict: --seq 2048 with tokens; expected tokens, or",
+        ),
+        (
+            (*EXPERTS, "--dim", "tokens=4096", "--ops", "experts_up"),
+            "predict: --ops experts_up; expected experts: ",
+        ),
         (
             (*EXPERTS, "--dim", "ep=3,5,7"),
             "predict: experts = 256 with ep = 3; expected experts divisible by ep",
@@ -114,19 +162,46 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
             f"explore: --gpu a100 and --profile {PROFILE}; expected one of them",
         ),
         (("explore", "--model", ""), "explore: --model ''; expected the name of a preset"),
-        (("predict", "--gpu", "a100", "--dim", "hidden=1024", "--ops", ","), "--ops: ','; expected names of ops"),
+        (
+            ("predict", "--gpu", "a100", "--dim", "hidden=1024", "--ops", ","),
+            "--ops: ','; expected names of ops",
+        ),
         (
             ("sweep", "--resume", "run", "--provider", "triton"),
             "sweep: --resume run with --provider triton; expected the run's own options: --resume, with --budget",
         ),
-        (("sweep", "--resume", "run", "--tp", "8"), "sweep: --resume run with --tp 8; expected the run's own options"),
-        (("check", "--experiment", "k-8", "--budget", "5"), "--budget: '5'; expected a time such as 90s"),
-        (("check", "--experiment", "k-8", "--results", "empty.csv"), "--results: empty.csv (File exists); expected"),
-        (("check", "run", "--budget", "8m"), "check: --budget 8m with a run; expected --budget with --experiment"),
-        (("check", "run", "--results", "x"), "check: --results x with a run; expected --results with --experiment"),
-        (("sweep", "--dim", "n=64", "--no-causal"), "sweep: --no-causal with --dim n; expected sizes of a plain"),
-        (("sweep", "--dim", "n=64", "--dropout"), "sweep: --dropout with --dim n; expected sizes of a plain"),
-        (("sweep", "--dim", "n=64", "--results", "empty.csv"), "--results: empty.csv (File exists); expected a folder"),
+        (
+            ("sweep", "--resume", "run", "--tp", "8"),
+            "sweep: --resume run with --tp 8; expected the run's own options",
+        ),
+        (
+            ("check", "--experiment", "k-8", "--budget", "5"),
+            "--budget: '5'; expected a time such as 90s",
+        ),
+        (
+            ("check", "--experiment", "k-8", "--results", "empty.csv"),
+            "--results: empty.csv (File exists); expected",
+        ),
+        (
+            ("check", "run", "--budget", "8m"),
+            "check: --budget 8m with a run; expected --budget with --experiment",
+        ),
+        (
+            ("check", "run", "--results", "x"),
+            "check: --results x with a run; expected --results with --experiment",
+        ),
+        (
+            ("sweep", "--dim", "n=64", "--no-causal"),
+            "sweep: --no-causal with --dim n; expected sizes of a plain",
+        ),
+        (
+            ("sweep", "--dim", "n=64", "--dropout"),
+            "sweep: --dropout with --dim n; expected sizes of a plain",
+        ),
+        (
+            ("sweep", "--dim", "n=64", "--results", "empty.csv"),
+            "--results: empty.csv (File exists); expected a folder",
+        ),
     ],
 )
 def test_wrong_use_is_one_line(
@@ -157,29 +232,52 @@ def test_every_command_knows_gpus_by_the_same_names(words: tuple[str, ...]) -> N
     with pytest.raises(QuantbenchError) as caught:
         CliRunner().invoke(app, [*words, "--gpu", "rtx-6000"], catch_exceptions=False)
     candidates = "rtx-6000-ada-48gb, rtx-pro-6000-96gb, rtx-pro-6000-server-96gb"
-    assert str(caught.value).startswith(f"device: 'rtx-6000'; expected one of {candidates} (`quantbench devices`")
+    assert str(caught.value).startswith(
+        f"device: 'rtx-6000'; expected one of {candidates} (`quantbench devices`"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ((), "no --dim; expected at least one of --dim hidden, --dim heads"),
-        (("-n", "64", "-k", "64"), "no --dim beside --n, --k; expected at least one of --dim m, --dim n, --dim k"),
+        (
+            ("-n", "64", "-k", "64"),
+            "no --dim beside --n, --k; expected at least one of --dim m, --dim n, --dim k",
+        ),
         (("--dim", "n=1:2", "-n", "5"), "--dim n=1:2 and --n 5; expected the values of n once"),
         (("--dim", "n", "--dim", "n"), "--dim n twice; expected each dimension once"),
-        (("--dim", "n", "--dim", "hidden"), "--dim n --dim hidden; expected dimensions of a model, or m, n, k, batch"),
-        (("--dim", "n", "--hidden", "64"), "--hidden 64 with --dim n; expected sizes of a plain product"),
-        (("--dim", "hidden", "--model", "gpt2-xl", "--config", "x"), "--model gpt2-xl and --config x; expected one"),
-        (("--dim", "hidden=4096", "--tp", "3"), "hidden = 4096 with tp = 3; expected hidden divisible by tp"),
+        (
+            ("--dim", "n", "--dim", "hidden"),
+            "--dim n --dim hidden; expected dimensions of a model, or m, n, k, batch",
+        ),
+        (
+            ("--dim", "n", "--hidden", "64"),
+            "--hidden 64 with --dim n; expected sizes of a plain product",
+        ),
+        (
+            ("--dim", "hidden", "--model", "gpt2-xl", "--config", "x"),
+            "--model gpt2-xl and --config x; expected one",
+        ),
+        (
+            ("--dim", "hidden=4096", "--tp", "3"),
+            "hidden = 4096 with tp = 3; expected hidden divisible by tp",
+        ),
         (
             ("--dim", "hidden=4096", "--head-dim", "96", "--ops", "attention"),
             "hidden = 4096 with head_dim = 96; expected",
         ),
     ],
 )
-@pytest.mark.parametrize("command", [("predict",), ("sweep", "--dry-run")], ids=lambda command: command[0])
+@pytest.mark.parametrize(
+    "command", [("predict",), ("sweep", "--dry-run")], ids=lambda command: command[0]
+)
 def test_wrong_axes_are_said_in_the_name_of_the_command(
-    command: tuple[str, ...], words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: tuple[str, ...],
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(QuantbenchError) as caught:
@@ -227,31 +325,61 @@ def test_the_sweep_that_measures_a_prediction_is_said_in_full() -> None:
         ("--model", "llama-3-8b", "--tp", "2", "--attention", "flash", "--top", "0"),
     ],
 )
-def test_the_sweep_that_advice_ends_with_can_be_planned(words: tuple[str, ...], tmp_path: Path) -> None:
-    said = CliRunner().invoke(app, ["advise", "--gpu", "a100", *words, "-o", str(tmp_path / "shapes.json")]).output
+def test_the_sweep_that_advice_ends_with_can_be_planned(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    said = (
+        CliRunner()
+        .invoke(app, ["advise", "--gpu", "a100", *words, "-o", str(tmp_path / "shapes.json")])
+        .output
+    )
     following = said.splitlines()[-1].partition(": quantbench ")[2].split()
-    planned = CliRunner().invoke(app, [*following, "--gpu", "a100", "--dry-run"], catch_exceptions=False).output
+    planned = (
+        CliRunner()
+        .invoke(app, [*following, "--gpu", "a100", "--dry-run"], catch_exceptions=False)
+        .output
+    )
     assert "points, about" in planned
     if "llama-3-8b" in words:
         assert "×14336×" in planned or "×7168×" in planned
 
 
 def test_a_rate_too_low_to_read_is_said_to_be_so() -> None:
-    said = CliRunner().invoke(app, ["predict", "--gpu", "a100", "--dim", "n=1", "-m", "1", "-k", "1"]).output
+    said = (
+        CliRunner()
+        .invoke(app, ["predict", "--gpu", "a100", "--dim", "n=1", "-m", "1", "-k", "1"])
+        .output
+    )
     assert " <0.001 " in said
     assert "e-0" not in said
 
 
 def test_an_answer_is_in_the_unit_that_reads_best() -> None:
-    said = CliRunner().invoke(app, ["profile", "query", PROFILE, "--gemm", "65536,65536,65536"]).output
+    said = (
+        CliRunner().invoke(app, ["profile", "query", PROFILE, "--gemm", "65536,65536,65536"]).output
+    )
     assert re.search(r" 2\.[0-9]+ s +2\.[0-9]+ s to 2\.[0-9]+ s ", said)
     assert "e+0" not in said
 
 
 @pytest.mark.slow
 def test_a_closed_pipe_is_no_finding() -> None:
-    """Exit code 1 says that something was found; `| head -1` must not. Nor may a gate that nobody read have passed."""
-    words = ["advise", "--hidden", "14400", "--heads", "96", "--tp", "8", "--gpu", "a100-sxm4-80gb", "--top", "0"]
+    """Exit code 1 says that something was found; `| head -1` must not. Nor may a gate that nobody
+    read have passed.
+    """
+    words = [
+        "advise",
+        "--hidden",
+        "14400",
+        "--heads",
+        "96",
+        "--tp",
+        "8",
+        "--gpu",
+        "a100-sxm4-80gb",
+        "--top",
+        "0",
+    ]
     with subprocess.Popen(
         [sys.executable, "-m", "quantbench", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -271,12 +399,21 @@ def test_a_closed_pipe_is_no_finding() -> None:
         (("plan", "--gpus", "0"), "quantbench: plan: invalid value for '--gpus'"),
         (("advise", "--hidden", "4k"), "quantbench: advise: invalid value for '--hidden': '4k'"),
         (("import", "csv"), "quantbench: import csv: missing argument"),
-        (("predict", "--gpu", "a100", "--dim", "n=1\x1b[31m"), "quantbench: --dim n: '1\\x1b[31m'; expected"),
-        (("check", "a\0b"), "quantbench: command line: 'a\\x00b' with a NUL byte; expected words without one"),
+        (
+            ("predict", "--gpu", "a100", "--dim", "n=1\x1b[31m"),
+            "quantbench: --dim n: '1\\x1b[31m'; expected",
+        ),
+        (
+            ("check", "a\0b"),
+            "quantbench: command line: 'a\\x00b' with a NUL byte; expected words without one",
+        ),
     ],
 )
 def test_what_the_parser_refuses_is_one_line_too(
-    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["quantbench", *words])
     with pytest.raises(SystemExit) as end:
@@ -292,7 +429,10 @@ def test_a_system_error_is_one_line_and_a_bug_is_not(
     monkeypatch.setattr(sys, "argv", ["quantbench", "devices"])
     monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
     for error, said in (
-        (PermissionError(13, "Permission denied", "/x"), "quantbench: read or write: /x (Permission denied); expected"),
+        (
+            PermissionError(13, "Permission denied", "/x"),
+            "quantbench: read or write: /x (Permission denied); expected",
+        ),
         (OSError("no number: a bug"), None),
         (KeyError("a bug"), None),
     ):
@@ -302,7 +442,9 @@ def test_a_system_error_is_one_line_and_a_bug_is_not(
         assert capsys.readouterr().err.startswith(said or "")
 
 
-def quantbench(*words: str, stdout: object = subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess[bytes]:
+def quantbench(
+    *words: str, stdout: object = subprocess.PIPE, **environment: str
+) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [sys.executable, "-m", "quantbench", *words],
         stdout=stdout, stderr=subprocess.PIPE, env={**os.environ, **environment}, check=False,
@@ -334,19 +476,34 @@ def test_an_output_without_unicode_gets_what_is_nearest(encoding: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--dim", "hidden=1:2000000000:1"), "(2,000,000,000 values); expected at most 100,000 values"),
-        (("--dim", "hidden=1:99999:1,1:2000000000:1"), "(2,000,099,999 values); expected at most 100,000 values"),
+        (
+            ("--dim", "hidden=1:2000000000:1"),
+            "(2,000,000,000 values); expected at most 100,000 values",
+        ),
+        (
+            ("--dim", "hidden=1:99999:1,1:2000000000:1"),
+            "(2,000,099,999 values); expected at most 100,000 values",
+        ),
         (
             ("--dim", "m=1:100000:1", "--dim", "n=1:100000:1"),
             "10,000,000,000 places in the grid of m, n; expected at most",
         ),
-        (("--dim", "n=1,2147483647@edges"), "@edges over 268,435,455 sizes from 1 to 2147483647; expected at most"),
+        (
+            ("--dim", "n=1,2147483647@edges"),
+            "@edges over 268,435,455 sizes from 1 to 2147483647; expected at most",
+        ),
         (("--dim", "n=" + "9" * 5000), "expected start:stop[:step] or an integer"),
     ],
 )
-@pytest.mark.parametrize("command", [("predict",), ("sweep", "--dry-run")], ids=lambda command: command[0])
+@pytest.mark.parametrize(
+    "command", [("predict",), ("sweep", "--dry-run")], ids=lambda command: command[0]
+)
 def test_ranges_are_counted_before_they_are_listed(
-    command: tuple[str, ...], words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: tuple[str, ...],
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tracemalloc.start()
@@ -375,12 +532,16 @@ def test_a_provider_that_is_none_is_refused_before_a_run_is_made(
     name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    methods = "".join(f"    {method} = print\n" for method in ("unsupported", "prepare", "tolerance"))
+    methods = "".join(
+        f"    {method} = print\n" for method in ("unsupported", "prepare", "tolerance")
+    )
     own = f"class NoRun: pass\ndef function(): pass\nclass WithArguments:\n    def __init__(self, x): pass\n{methods}"
     (tmp_path / "own.py").write_text(own, encoding="utf-8")
     (tmp_path / "broken.py").write_text("raise ValueError('boom [/b]')\n", encoding="utf-8")
     with pytest.raises(QuantbenchError) as caught:
-        CliRunner().invoke(app, ["sweep", "--dim", "n=64", "--provider", name], catch_exceptions=False)
+        CliRunner().invoke(
+            app, ["sweep", "--dim", "n=64", "--provider", name], catch_exceptions=False
+        )
     assert said in str(caught.value)
     assert caught.value.exit_code == 2
     assert not (tmp_path / "results").exists()
@@ -393,27 +554,58 @@ def test_training_logs_named_absolutely_and_relatively_are_one_report(
     line = " iteration {}/ 9 | elapsed time per iteration (ms): 1234.5 | global batch size: 64 | lm loss: 1.0E+01 |\n"
     for name in ("one.log", "two.log"):
         (tmp_path / name).write_text("".join(line.format(n) for n in range(1, 4)), encoding="utf-8")
-    said = CliRunner().invoke(app, ["import", "megatron-log", "one.log", "two.log", "--gpu", "a100-sxm4-80gb"]).output
+    said = (
+        CliRunner()
+        .invoke(app, ["import", "megatron-log", "one.log", "two.log", "--gpu", "a100-sxm4-80gb"])
+        .output
+    )
     folders = said.strip().splitlines()[-1].removeprefix("Next: quantbench report ").split()
     assert len(folders) == 2
-    said = CliRunner().invoke(app, ["report", folders[0], str(tmp_path / folders[1])], catch_exceptions=False).output
+    said = (
+        CliRunner()
+        .invoke(app, ["report", folders[0], str(tmp_path / folders[1])], catch_exceptions=False)
+        .output
+    )
     assert "import them with --gpus, --seq" in said
     assert said.endswith("report.html\n")
 
 
-def test_a_table_faster_than_its_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Microseconds taken for nanoseconds: no hardware is that fast, whatever the user says of the units."""
+def test_a_table_faster_than_its_gpu_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Microseconds taken for nanoseconds: no hardware is that fast, whatever the user says of the
+    units.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "times.csv").write_text("M,N,K,t\n4096,4096,4096,500\n", encoding="utf-8")
     words = ["import", "csv", "times.csv", "--gpu", "a100-sxm4-80gb", "--dtype", "bf16"]
     words += ["--map", "m=M,n=N,k=K,latency=t:ns"]
-    with pytest.raises(QuantbenchError, match=r"median time is 1/[0-9,]+ of what a100-sxm4-80gb should take"):
+    with pytest.raises(
+        QuantbenchError, match=r"median time is 1/[0-9,]+ of what a100-sxm4-80gb should take"
+    ):
         CliRunner().invoke(app, words, catch_exceptions=False)
-    with pytest.raises(QuantbenchError, match=r"all 1 figures are above the peak of a100-sxm4-80gb"):
+    with pytest.raises(
+        QuantbenchError, match=r"all 1 figures are above the peak of a100-sxm4-80gb"
+    ):
         CliRunner().invoke(app, [*words, "--units-are-right"], catch_exceptions=False)
     assert not (tmp_path / "results").exists()
 
 
 def test_brackets_in_a_name_are_no_markup() -> None:
-    words = ["sweep", "--dim", "n=64", "-m", "64", "-k", "64", "--provider", "[/b]:X", "--gpu", "a100", "--dry-run"]
-    assert "  [/b]:X  gemm 64×64×64 " in CliRunner().invoke(app, words, catch_exceptions=False).output
+    words = [
+        "sweep",
+        "--dim",
+        "n=64",
+        "-m",
+        "64",
+        "-k",
+        "64",
+        "--provider",
+        "[/b]:X",
+        "--gpu",
+        "a100",
+        "--dry-run",
+    ]
+    assert (
+        "  [/b]:X  gemm 64×64×64 " in CliRunner().invoke(app, words, catch_exceptions=False).output
+    )

@@ -39,7 +39,10 @@ def test_no_column_is_cut_on_a_narrow_terminal() -> None:
 
 
 def test_where_there_is_room_the_width_is_the_terminals() -> None:
-    assert shown(100)[1].rstrip() == " 14400  1.39 ms (0.929–2.09)  wave 5 of 5 is 74 % full: 5.2 % idle"
+    assert (
+        shown(100)[1].rstrip()
+        == " 14400  1.39 ms (0.929–2.09)  wave 5 of 5 is 74 % full: 5.2 % idle"
+    )
     # hidden, time and the folded reason, with two spaces between them
     assert narrowest(SafeConsole(width=20), table()) == 6 + 2 + 20 + 2 + 20
 
@@ -79,5 +82,7 @@ def test_a_line_stays_one_line() -> None:
 def test_no_module_reads_markup() -> None:
     """A text that is escaped for markup would show its backslashes on a console that reads none."""
     package = Path(__file__).resolve().parents[2] / "quantbench"
-    found = [path for path in package.rglob("*.py") if "rich.markup" in path.read_text(encoding="utf-8")]
+    found = [
+        path for path in package.rglob("*.py") if "rich.markup" in path.read_text(encoding="utf-8")
+    ]
     assert found == []

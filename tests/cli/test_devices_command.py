@@ -35,7 +35,9 @@ def test_on_a_processor(capsys: pytest.CaptureFixture[str]) -> None:
     ) in lines
     table = [line for line in lines if line.startswith(("v100", "h200", "rtx"))]
     assert all(len(line) <= 80 and "…" not in line for line in table)
-    assert any(line.split()[:5] == ["h200-sxm-141gb", "90", "132", "1830", "4800"] for line in table)
+    assert any(
+        line.split()[:5] == ["h200-sxm-141gb", "90", "132", "1830", "4800"] for line in table
+    )
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -47,7 +49,8 @@ def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["default_dtype"] in ("bf16", "fp32")
     assert {known["name"] for known in found["known"]} >= {"a100-sxm4-80gb", "h200-sxm-141gb"}
     assert all(
-        "20" in source or "CUDA" in source or "NVML" in source for source in found["known"][0]["source"].values()
+        "20" in source or "CUDA" in source or "NVML" in source
+        for source in found["known"][0]["source"].values()
     )
 
 
@@ -89,7 +92,9 @@ def machine(**changes: Any) -> Machine:
     return replace(made, **changes)
 
 
-def test_the_diagnosis_of_a_gpu_in_order(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_diagnosis_of_a_gpu_in_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(device, "inspect_machine", machine)
     monkeypatch.setattr(device, "current", lambda: H200)
     monkeypatch.setattr(device, "monitor", lambda spec: lambda: DeviceState())
@@ -106,7 +111,9 @@ def test_the_diagnosis_of_a_gpu_in_order(monkeypatch: pytest.MonkeyPatch, capsys
 def test_a_gpu_that_torch_cannot_use_is_diagnosed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken = machine(index=None, reason="The NVIDIA driver on your system is too old", driver="535.183.01")
+    broken = machine(
+        index=None, reason="The NVIDIA driver on your system is too old", driver="535.183.01"
+    )
     monkeypatch.setattr(device, "inspect_machine", lambda: broken)
     with pytest.raises(typer.Exit) as ended:
         devices()
@@ -124,7 +131,9 @@ def test_a_gpu_that_torch_cannot_use_is_diagnosed(
     assert found["diagnosis"][-1]["what"] == "verdict"
 
 
-def test_a_gpu_without_nvml(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_without_nvml(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     absent: Any = Absent("NVML does not start: Driver Not Loaded")
     monkeypatch.setattr(device, "inspect_machine", lambda: None)
     monkeypatch.setattr(device, "current", lambda: H200)
@@ -136,6 +145,9 @@ def test_a_gpu_without_nvml(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 def test_lines_of_an_estimated_card() -> None:
     spec = device.match(device.Properties("NVIDIA H200", (9, 0), 66, 143156 * 2**20))
-    assert device_line(spec) == "h200-sxm-141gb-66sm: 66 SMs (sm_90), 140 GiB at 4800 GB/s, 60 MiB of L2"
+    assert (
+        device_line(spec)
+        == "h200-sxm-141gb-66sm: 66 SMs (sm_90), 140 GiB at 4800 GB/s, 60 MiB of L2"
+    )
     assert peaks_line(spec).endswith("TFLOP/s at 1830 MHz (fp32 at 1980) (estimated)")
     assert state_line(DeviceState(), None) == "nothing is known"

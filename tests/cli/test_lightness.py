@@ -34,7 +34,9 @@ def test_everything_but_providers_and_timing_imports_without_torch() -> None:
         "import quantbench.timing, quantbench.timing.options, quantbench.timing.grade\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
 
@@ -48,7 +50,9 @@ def test_help_loads_nothing_that_computes() -> None:
         "heavy = ('torch', 'triton', 'numpy', 'scipy', 'pandas', 'matplotlib', 'seaborn', 'sklearn')\n"
         "print([name for name in heavy if name in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.stderr.strip() == "[]"
     assert "sweep" in done.stdout
 
@@ -61,5 +65,7 @@ def test_no_command_computes_before_it_is_called() -> None:
         "heavy = ('torch', 'triton', 'numpy', 'scipy', 'pandas', 'matplotlib', 'seaborn', 'sklearn', 'pyarrow')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,6 @@
-"""The options that describe a model: one vocabulary, one set of defaults and one assumed line for four commands."""
+"""The options that describe a model: one vocabulary, one set of defaults and one assumed line for
+four commands.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ import typer
 from typer.testing import CliRunner
 
 from quantbench.cli.advise import advise
-from quantbench.cli.model_options import GridOptions, ShapeOptions, assumed_words, chosen_model, held_and_dims
+from quantbench.cli.model_options import (
+    GridOptions,
+    ShapeOptions,
+    assumed_words,
+    chosen_model,
+    held_and_dims,
+)
 from quantbench.cli.models import models
 from quantbench.cli.plan import plan
 from quantbench.cli.predict import predict, predict_sweep
@@ -55,7 +63,11 @@ def test_todays_models_run_flash_attention_and_drop_nothing_out(command: str) ->
     assert "flash attention" in words
     assert not any(word.startswith("dropout") or "softmax" in word for word in words)
     assert "seq = 8192 (as llama-3-8b was pre-trained)" in words
-    line = next(line for line in run(command, "--model", "llama-3-8b").splitlines() if line.startswith("assumed: "))
+    line = next(
+        line
+        for line in run(command, "--model", "llama-3-8b").splitlines()
+        if line.startswith("assumed: ")
+    )
     assert "flash attention" in line
 
 
@@ -70,7 +82,9 @@ def test_a_model_of_2022_runs_as_it_was_trained(command: str) -> None:
 def test_what_is_typed_is_not_assumed(command: str) -> None:
     typed = ("--attention", "unfused", "--no-dropout", "--seq", "2048", "--dtype", "bf16")
     words = assumed(command, "--model", "bloom-7b1", *typed)
-    assert not any(part in word for word in words for part in ("attention", "dropout", "seq =", "dtype"))
+    assert not any(
+        part in word for word in words for part in ("attention", "dropout", "seq =", "dtype")
+    )
 
 
 @pytest.mark.parametrize("command", ASK)
@@ -94,7 +108,10 @@ def test_a_config_is_read_whole(command: str, tmp_path: Path) -> None:
     config.write_text(json.dumps({**keys, "attention_dropout": 0.1}))
     assert any(word.startswith("dropout") for word in assumed(command, "--config", str(config)))
     config.write_text(json.dumps({**keys, "hidden_size": 400_000 * 32}))
-    with pytest.raises(InputError, match=rf"config {config}: hidden = 12800000, .*: [nk] = .*; expected at most 20971"):
+    with pytest.raises(
+        InputError,
+        match=rf"config {config}: hidden = 12800000, .*: [nk] = .*; expected at most 20971",
+    ):
         run(command, "--config", str(config))
 
 
@@ -132,7 +149,9 @@ def test_sizes_alone_are_completed_and_said() -> None:
 
 
 def test_what_follows_from_a_typed_size_is_said() -> None:
-    shape, words = chosen_model("advise", ShapeOptions(model="llama-3-8b", hidden=5120, heads=40), A100)
+    shape, words = chosen_model(
+        "advise", ShapeOptions(model="llama-3-8b", hidden=5120, heads=40), A100
+    )
     assert (shape.kv_heads, shape.ffn) == (40, 17920)
     assert {"kv_heads = heads", "ffn = 17920"} <= set(words)
 
@@ -160,15 +179,47 @@ def test_heads_of_a_model_stay_grouped_and_as_wide_where_they_can(
 
 def test_a_checked_layout_says_what_of_it_was_not_typed() -> None:
     words = assumed("plan", "--model", "llama-3-8b")
-    assert {"mbs = 1", "ZeRO-1", "full recomputation", "fused Adam", "dgx-a100 as its system"} <= set(words)
-    typed = ("--mbs", "2", "--zero", "0", "--recompute", "none", "--optimizer", "adam", "--cluster", "jean-zay-a100")
+    assert {
+        "mbs = 1",
+        "ZeRO-1",
+        "full recomputation",
+        "fused Adam",
+        "dgx-a100 as its system",
+    } <= set(words)
+    typed = (
+        "--mbs",
+        "2",
+        "--zero",
+        "0",
+        "--recompute",
+        "none",
+        "--optimizer",
+        "adam",
+        "--cluster",
+        "jean-zay-a100",
+    )
     words = assumed("plan", "--model", "llama-3-8b", *typed)
-    assert not {"mbs = 1", "ZeRO-1", "full recomputation", "fused Adam", "dgx-a100 as its system"} & set(words)
+    assert not {
+        "mbs = 1",
+        "ZeRO-1",
+        "full recomputation",
+        "fused Adam",
+        "dgx-a100 as its system",
+    } & set(words)
 
 
 def test_the_ratio_of_grouped_heads_that_a_varied_hidden_size_keeps_is_said() -> None:
     said = CliRunner().invoke(
-        app, ["predict", "--gpu", "a100-sxm4-80gb", "--dim", "hidden=4096,5120", "--model", "llama-3-8b"]
+        app,
+        [
+            "predict",
+            "--gpu",
+            "a100-sxm4-80gb",
+            "--dim",
+            "hidden=4096,5120",
+            "--model",
+            "llama-3-8b",
+        ],
     )
     assert "kv_heads = heads / 4" in said.output
 
@@ -184,29 +235,43 @@ def test_the_ratio_of_grouped_heads_that_a_varied_hidden_size_keeps_is_said() ->
         (("--dim", "hidden=1600,1920", "--model", "gpt2-xl"), ""),  # ffn stays 4 · hidden
     ],
 )
-def test_a_models_width_that_stays_as_hidden_varies_is_said(words: tuple[str, ...], said: str) -> None:
+def test_a_models_width_that_stays_as_hidden_varies_is_said(
+    words: tuple[str, ...], said: str
+) -> None:
     output = CliRunner().invoke(app, ["predict", "--gpu", "a100-sxm4-80gb", *words]).output
     (assumed,) = (line for line in output.splitlines() if line.startswith("assumed: "))
-    assert [word for word in assumed.removeprefix("assumed: ").split(", ") if "ffn" in word] == [said] * bool(said)
+    assert [word for word in assumed.removeprefix("assumed: ").split(", ") if "ffn" in word] == [
+        said
+    ] * bool(said)
 
 
 def test_attention_of_a_plain_product_is_refused() -> None:
     words = ["predict", "--gpu", "a100-sxm4-80gb", "--dim", "m=512", "--attention", "flash"]
-    with pytest.raises(InputError, match="--attention flash with --dim m; expected sizes of a plain product"):
+    with pytest.raises(
+        InputError, match="--attention flash with --dim m; expected sizes of a plain product"
+    ):
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 
 def test_attention_by_device() -> None:
     # V100 has torch's memory-efficient kernel; only Pascal is older.
-    assert {spec.name for spec in known() if default_attention(spec) != "flash"} == {"p100-pcie-16gb"}
+    assert {spec.name for spec in known() if default_attention(spec) != "flash"} == {
+        "p100-pcie-16gb"
+    }
     assert default_attention(lookup("v100-sxm2-32gb")) == "flash"
 
 
 def test_a_lower_bound_is_called_so() -> None:
     said = run("advise", "--model", "llama-3-8b")
-    assert "GPU-hours per trillion tokens (lower bound: no communication, norms, optimizer or stalls)" in said
+    assert (
+        "GPU-hours per trillion tokens (lower bound: no communication, norms, optimizer or stalls)"
+        in said
+    )
     said = run("plan", "--model", "llama-3-8b")
-    assert "a lower bound on time (MFU: an upper bound), not counted: data loading, checkpoints" in said
+    assert (
+        "a lower bound on time (MFU: an upper bound), not counted: data loading, checkpoints"
+        in said
+    )
     found = json.loads(run("plan", "--model", "llama-3-8b", "--json"))["prediction"]
     seconds = found["days_per_trillion_tokens"] * 86400
     assert seconds * found["tokens_per_s"] == pytest.approx(1e12)
@@ -221,13 +286,28 @@ def test_experts_of_a_preset_are_swept_advised_and_predicted(tmp_path: Path) -> 
     counts.write_text("[9, 1, 0, 0, 0, 0, 0, 2]")
     grid = GridOptions(dim=["tokens=128"], model="mixtral-8x7b", routing=str(counts))
     held, dims = held_and_dims(grid)
-    assert (held.experts, held.top_k, held.moe_ffn, held.routing) == (8, 2, 14336, (9, 1, 0, 0, 0, 0, 0, 2))
+    assert (held.experts, held.top_k, held.moe_ffn, held.routing) == (
+        8,
+        2,
+        14336,
+        (9, 1, 0, 0, 0, 0, 0, 2),
+    )
     words = assumed_words(grid, with_defaults(held, A100, dims), ("experts_down",), A100)
-    assert words == ("ep = 1", "gated experts", "products of the busiest GPU", "tp = 1", "dtype = bf16")
+    assert words == (
+        "ep = 1",
+        "gated experts",
+        "products of the busiest GPU",
+        "tp = 1",
+        "dtype = bf16",
+    )
     counts.write_text('{"0": 1}')
     with pytest.raises(InputError, match=r"--routing: .*expected a list of counts"):
         held_and_dims(grid)
-    advised = json.loads(run("advise", "--model", "mixtral-8x7b", "--ep", "4", "--routing", "power_law_1.2", "--json"))
+    advised = json.loads(
+        run(
+            "advise", "--model", "mixtral-8x7b", "--ep", "4", "--routing", "power_law_1.2", "--json"
+        )
+    )
     experts = next(op for op in advised["ops"] if op["op"] == "experts")
     assert [edge["kind"] for edge in experts["edges"]] == ["skew"]
     assert experts["edges"][0]["before"]["distribution"] == "balanced"
@@ -243,12 +323,19 @@ def test_models_lists_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     for name in preset_names():
         assert f"{name} " in said
-    assert "unfused attention, dropout" in next(line for line in said.splitlines() if line.startswith("bloom-176b"))
+    assert "unfused attention, dropout" in next(
+        line for line in said.splitlines() if line.startswith("bloom-176b")
+    )
     models(as_json=True)
     found = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
     assert tuple(found) == preset_names()
     llama = found["llama-3-8b"]
-    assert (llama["layers"], llama["kv_heads"], llama["ffn"], llama["vocab"]) == (32, 8, 14336, 128256)
+    assert (llama["layers"], llama["kv_heads"], llama["ffn"], llama["vocab"]) == (
+        32,
+        8,
+        14336,
+        128256,
+    )
     assert "config.json" in llama["source"]
 
 
@@ -256,11 +343,25 @@ def test_models_lists_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_routing_is_refused_without_experts(command: str) -> None:
     with pytest.raises(InputError, match="--routing balanced without experts; expected --experts"):
         run(command, "--model", "llama-3-8b", "--routing", "balanced")
-    assert "experts" in run("predict", "--dim", "experts=8", "--hidden", "4096", "--routing", "balanced")
+    assert "experts" in run(
+        "predict", "--dim", "experts=8", "--hidden", "4096", "--routing", "balanced"
+    )
 
 
 def test_a_model_typed_with_two_matrices_has_its_published_parameters() -> None:
-    words = ("--hidden", "4096", "--heads", "32", "--kv-heads", "8", "--ffn", "14336", "--gated", "--layers", "32")
+    words = (
+        "--hidden",
+        "4096",
+        "--heads",
+        "32",
+        "--kv-heads",
+        "8",
+        "--ffn",
+        "14336",
+        "--gated",
+        "--layers",
+        "32",
+    )
     typed = run("advise", *words, "--vocab", "128256", "--untied", "--top", "0")
     assert "shape: 8.03 B parameters" in typed
     assert "shape: 8.03 B parameters" in run("advise", "--model", "llama-3-8b", "--top", "0")
@@ -269,7 +370,11 @@ def test_a_model_typed_with_two_matrices_has_its_published_parameters() -> None:
 
 def test_cards_with_one_chip_answer_alike() -> None:
     def us(gpu: str, *words: str) -> float:
-        said = CliRunner().invoke(app, ["predict", "--gpu", gpu, "--dim", "n=4096", *words, "--json"]).output
+        said = (
+            CliRunner()
+            .invoke(app, ["predict", "--gpu", gpu, "--dim", "n=4096", *words, "--json"])
+            .output
+        )
         return float(json.loads(said)["rows"][0]["latency_us"])
 
     words = ("-m", "4096", "-k", "4096", "--dtype", "fp16")

@@ -42,8 +42,11 @@ def rows(*words: str) -> dict[str, object]:
 
 
 def test_the_sawtooth_of_an_a100() -> None:
-    # 256×128 tiles on 108 SMs: 2048 × 1664 are 8 × 13 = 104 tiles, one wave; 2048 × 1792 are 112, two.
-    answer = rows("--gpu", "a100-sxm4-80gb", "--dim", "n=1536,1664,1792,2048", "--m", "2048", "--k", "4096")
+    # 256×128 tiles on 108 SMs: 2048 × 1664 are 8 × 13 = 104 tiles, one wave; 2048 × 1792 are 112,
+    # two.
+    answer = rows(
+        "--gpu", "a100-sxm4-80gb", "--dim", "n=1536,1664,1792,2048", "--m", "2048", "--k", "4096"
+    )
     found = answer["rows"]
     assert isinstance(found, list)
     shares = [row["peak_share"] for row in found]
@@ -85,7 +88,8 @@ def test_table_in_words() -> None:
 
 
 def test_one_row_more_behind_the_edge_of_a_wave() -> None:
-    # 12288 columns are 48 tiles of 256: m = 256 fills 96 of 108 SMs, and one row more needs a second wave.
+    # 12288 columns are 48 tiles of 256: m = 256 fills 96 of 108 SMs, and one row more needs a
+    # second wave.
     words = ("--gpu", "a100-sxm4-80gb", "--dim", "m=100,256,300,384", "--n", "12288", "--k", "4096")
     found = rows(*words)["rows"]
     assert isinstance(found, list)
@@ -100,7 +104,10 @@ def test_rises_are_told_only_along_m_of_measured_gpus() -> None:
     edges = ("--n", "4096", "--k", "4096")
     quiet = run("--gpu", "a100-sxm4-80gb", "--dim", "m=256", *edges)
     assert "no cliff is predicted behind these m: one row more costs at most 10 %" in quiet
-    for words in (("--gpu", "v100s-pcie-32gb", "--dim", "m=256", *edges), ("--gpu", "a100", "--dim", "hidden=4096")):
+    for words in (
+        ("--gpu", "v100s-pcie-32gb", "--dim", "m=256", *edges),
+        ("--gpu", "a100", "--dim", "hidden=4096"),
+    ):
         assert "one row more" not in run(*words)
         found = rows(*words)["rows"]
         assert isinstance(found, list)
@@ -111,7 +118,10 @@ def test_rises_are_told_only_along_m_of_measured_gpus() -> None:
 
 def test_a_gpu_without_a_model_says_so_and_is_less_sure() -> None:
     words = ("--dim", "hidden=4096", "--dtype", "fp16")
-    known, unknown = rows("--gpu", "a100-sxm4-80gb", *words), rows("--gpu", "v100s-pcie-32gb", *words)
+    known, unknown = (
+        rows("--gpu", "a100-sxm4-80gb", *words),
+        rows("--gpu", "v100s-pcie-32gb", *words),
+    )
     assert any("nobody measured fp16 on v100s-pcie-32gb" in note for note in unknown["notes"])  # type: ignore[attr-defined]
     assert any("as the bf16 that was measured" in note for note in known["notes"])  # type: ignore[attr-defined]
 
@@ -124,7 +134,16 @@ def test_a_gpu_without_a_model_says_so_and_is_less_sure() -> None:
 
 def test_layers_with_attention_and_backward() -> None:
     answer = rows(
-        "--gpu", "h200-sxm-141gb", "--dim", "mbs=1,2", "--hidden", "4096", "--heads", "32", "--direction", "both"
+        "--gpu",
+        "h200-sxm-141gb",
+        "--dim",
+        "mbs=1,2",
+        "--hidden",
+        "4096",
+        "--heads",
+        "32",
+        "--direction",
+        "both",
     )
     first, second = answer["rows"]  # type: ignore[misc]
     assert {"qkv", "qkv.dgrad", "qkv.wgrad", "attention", "attention.backward", "logits"} <= {
@@ -139,7 +158,18 @@ def test_layers_with_attention_and_backward() -> None:
 
 
 def test_a_row_is_one_layer_whatever_the_model() -> None:
-    words = ("--gpu", "a100-sxm4-80gb", "--dim", "tp=1", "--hidden", "4096", "--heads", "32", "--seq", "8192")
+    words = (
+        "--gpu",
+        "a100-sxm4-80gb",
+        "--dim",
+        "tp=1",
+        "--hidden",
+        "4096",
+        "--heads",
+        "32",
+        "--seq",
+        "8192",
+    )
     said = run(*words)
     assert "assumed: flash attention, mbs = 1, vocab = 50304, dtype = bf16" in said
     assert (
@@ -159,14 +189,18 @@ def test_a_row_is_one_layer_whatever_the_model() -> None:
 def test_a_window_that_is_ignored_is_said() -> None:
     assumed = rows("--gpu", "a100-sxm4-80gb", "--dim", "mbs=1", "--model", "mistral-7b")["assumed"]
     assert "sliding window of 4096 ignored: attention over all 8192 tokens" in assumed  # type: ignore[operator]
-    assumed = rows("--gpu", "a100-sxm4-80gb", "--dim", "mbs=1", "--model", "mistral-7b", "--seq", "4096")["assumed"]
+    assumed = rows(
+        "--gpu", "a100-sxm4-80gb", "--dim", "mbs=1", "--model", "mistral-7b", "--seq", "4096"
+    )["assumed"]
     assert not any("window" in word for word in assumed)  # type: ignore[attr-defined]
 
 
 def test_errors() -> None:
     with pytest.raises(InputError, match=r"a1000"):
         run("--gpu", "a1000", "--dim", "hidden")
-    with pytest.raises(InputError, match=r"--dtype bf16 on v100s-pcie-32gb; expected one of fp16, fp32"):
+    with pytest.raises(
+        InputError, match=r"--dtype bf16 on v100s-pcie-32gb; expected one of fp16, fp32"
+    ):
         run("--gpu", "v100s-pcie-32gb", "--dim", "hidden", "--dtype", "bf16")
     with pytest.raises(InputError, match=r"no --dim"):
         run("--gpu", "a100-sxm4-80gb")
@@ -177,33 +211,49 @@ def test_errors() -> None:
 def test_a_layers_routed_products_are_one_op() -> None:
     words = ("--gpu", "h100", "--model", "mixtral-8x7b", "--dim", "tokens=4096")
     named = run(*words, "--ops", "experts")
-    assert "--ops experts_up,experts_up_gate,experts_down,permute,unpermute" in named  # the sweep that measures them
+    assert (
+        "--ops experts_up,experts_up_gate,experts_down,permute,unpermute" in named
+    )  # the sweep that measures them
     assert "library = vllm (the default: the largest table of 3); experts: trtllm" in named
     assert "experts: " not in run(*words, "--ops", "proj")
     assert "experts: " not in run(*words, "--library", "vllm")
-    usual, own = (json.loads(run(*words, *more, "--json"))["rows"] for more in ((), ("--ops", "proj,experts")))
+    usual, own = (
+        json.loads(run(*words, *more, "--json"))["rows"] for more in ((), ("--ops", "proj,experts"))
+    )
     assert [op["op"] for op in usual[0]["ops"]] == ["experts"]
     assert [op["op"] for op in own[0]["ops"]] == ["proj", "experts"]
 
 
 def op_estimates(spec: DeviceSpec, shape: TransformerShape) -> dict[str, Estimate]:
     ops = shape.ops()
-    return dict(zip((op.label for op in ops), ModelTimes(spec).estimates([op.workload for op in ops]), strict=True))
+    return dict(
+        zip(
+            (op.label for op in ops),
+            ModelTimes(spec).estimates([op.workload for op in ops]),
+            strict=True,
+        )
+    )
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "int8"])
 def test_eager_attention_beside_narrow_linear_layers_runs_in_bf16(dtype: str) -> None:
     h100 = lookup("h100-sxm5-80gb")
     narrow, wide = (
-        op_estimates(h100, TransformerShape(hidden=4096, heads=32, seq=2048, dtype=of, attention="unfused"))
+        op_estimates(
+            h100, TransformerShape(hidden=4096, heads=32, seq=2048, dtype=of, attention="unfused")
+        )
         for of in (dtype, "bf16")
     )
-    attention = [label for label in narrow if label.split(".")[0] in ("scores", "softmax", "context")]
+    attention = [
+        label for label in narrow if label.split(".")[0] in ("scores", "softmax", "context")
+    ]
     assert len(attention) == 8
     assert [narrow[label] for label in attention] == [wide[label] for label in attention]
     qkv, of_bf16 = narrow["qkv"], wide["qkv"]
     assert qkv != of_bf16
-    assert ("fitted on" if dtype == "fp8" else f"nobody measured {dtype} on {h100.name}") in qkv.note
+    assert (
+        "fitted on" if dtype == "fp8" else f"nobody measured {dtype} on {h100.name}"
+    ) in qkv.note
     assert "fitted on" in of_bf16.note
 
 
@@ -226,7 +276,9 @@ def test_edges_are_bracketed() -> None:
 
 
 def test_waves_agree_with_the_reasons() -> None:
-    _, found, _ = predict_sweep(GridOptions(dim=["m=2688"], n="4096", k="4096"), ModelTimes(lookup("a100-sxm4-80gb")))
+    _, found, _ = predict_sweep(
+        GridOptions(dim=["m=2688"], n="4096", k="4096"), ModelTimes(lookup("a100-sxm4-80gb"))
+    )
     (row,) = found.rows
     assert row.worst.estimate.launch is not None
     assert str(row.worst.estimate.launch.tile) == "128x256"
@@ -236,7 +288,9 @@ def test_waves_agree_with_the_reasons() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", [spec for spec in known() if spec.kind == "cuda"], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "spec", [spec for spec in known() if spec.kind == "cuda"], ids=lambda spec: spec.name
+)
 def test_no_product_is_idle_where_it_is_predicted_to_compute(spec: DeviceSpec) -> None:
     sites = dict.fromkeys(spec.peak_tflops, ((4096, 4096),))
     sites[default_dtype(spec)] = ((4096, 4096), (12288, 4096), (5120, 1024), (1032, 8192))
@@ -257,7 +311,9 @@ def test_no_product_is_idle_where_it_is_predicted_to_compute(spec: DeviceSpec) -
 
 def test_waves_are_stated_on_an_a100_and_not_where_they_are_refuted() -> None:
     def stated(gpu: str) -> list[int | None]:
-        _, found, _ = predict_sweep(GridOptions(dim=["m=128:4096:32"], n="4096", k="4096"), ModelTimes(lookup(gpu)))
+        _, found, _ = predict_sweep(
+            GridOptions(dim=["m=128:4096:32"], n="4096", k="4096"), ModelTimes(lookup(gpu))
+        )
         assert any(row.reasons for row in found.rows)
         return [row.worst.estimate.waves for row in found.rows]
 
@@ -288,12 +344,30 @@ def test_it_runs_without_torch() -> None:
 
 @pytest.mark.parametrize("gpu", ["a100-sxm4-80gb", "v100s-pcie-32gb"])
 def test_predict_answers_as_advise_does(gpu: str) -> None:
-    """Rows of 2050 elements: Megatron's fused softmax refuses them, and the batched products are unaligned."""
+    """Rows of 2050 elements: Megatron's fused softmax refuses them, and the batched products are
+    unaligned.
+    """
     shape = TransformerShape(
-        hidden=4096, heads=32, seq=2050, vocab=50304, attention="unfused", dtype=default_dtype(lookup(gpu))
+        hidden=4096,
+        heads=32,
+        seq=2050,
+        vocab=50304,
+        attention="unfused",
+        dtype=default_dtype(lookup(gpu)),
     )
     cost = advise(shape, ModelTimes(lookup(gpu)), top=0).cost
-    words = ("--hidden", "4096", "--heads", "32", "--attention", "unfused", "--vocab", "50304", "--direction", "both")
+    words = (
+        "--hidden",
+        "4096",
+        "--heads",
+        "32",
+        "--attention",
+        "unfused",
+        "--vocab",
+        "50304",
+        "--direction",
+        "both",
+    )
     answer = rows("--gpu", gpu, "--dim", "seq=2050", *words)
     (row,) = answer["rows"]  # type: ignore[misc]
     predicted = {op["op"]: op["latency_us"] for op in row["ops"]}

@@ -29,10 +29,16 @@ def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
         (check_file, "folder", "write: {} (Is a directory); expected a file that can be written"),
         (check_file, "file/x.json", "write: {} (File exists); expected a file that can be written"),
         (check_folder, "file", "write: {} (File exists); expected a folder that can be written"),
-        (check_folder, "file/x", "write: {} (Not a directory); expected a folder that can be written"),
+        (
+            check_folder,
+            "file/x",
+            "write: {} (Not a directory); expected a folder that can be written",
+        ),
     ],
 )
-def test_what_cannot_be_is_one_line(check: Callable[[str, Path], None], name: str, said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_one_line(
+    check: Callable[[str, Path], None], name: str, said: str, tmp_path: Path
+) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(StoreError) as caught:

@@ -1,4 +1,6 @@
-"""Every command that reads a file, given the wrong kind of path: one line, exit code 2, no reading and no waiting."""
+"""Every command that reads a file, given the wrong kind of path: one line, exit code 2, no reading
+and no waiting.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def call(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
     return 0
 
 
-def require_refused(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+def require_refused(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
     code = call(words, monkeypatch)
     said = capsys.readouterr().err
     lines = said.splitlines()
@@ -136,33 +140,55 @@ def huge_file(folder: Path) -> str:
     return str(folder / "huge")
 
 
-KINDS = (missing, directory, pipe, device, long_name, nul_byte, empty_file, junk, escapes, huge_file)
+KINDS = (
+    missing,
+    directory,
+    pipe,
+    device,
+    long_name,
+    nul_byte,
+    empty_file,
+    junk,
+    escapes,
+    huge_file,
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_wrong_path_is_one_line(
-    name: str, kind: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    kind: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = kind(tmp_path)  # type: ignore[operator]
     before = sorted(tmp_path.rglob("*"))
-    require_refused([path if word == "PATH" else word for word in COMMANDS[name]], monkeypatch, capsys)
+    require_refused(
+        [path if word == "PATH" else word for word in COMMANDS[name]], monkeypatch, capsys
+    )
     assert sorted(tmp_path.rglob("*")) == before  # nothing is left behind
 
 
 @pytest.mark.parametrize("kind", [long_name, nul_byte], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_name_that_cannot_be_written_is_one_line(
-    name: str, kind: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    kind: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = kind(tmp_path)  # type: ignore[operator]
     require_refused([word.replace("PATH", path) for word in WRITERS[name]], monkeypatch, capsys)
 
 
-#: what makes a folder a run, or a profile with tables beside it, as far as the names of its files go
+#: what makes a folder a run, or a profile with tables beside it, as far as the names of its files
+#: go
 INSIDE = {
     "check": ("check", "run.json"),
     "report": ("report", "run.json"),
@@ -178,13 +204,19 @@ INSIDE = {
 @pytest.mark.parametrize("kind", [pipe, device, huge_file, junk], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", INSIDE)
 def test_a_folder_whose_file_is_none_is_one_line(
-    name: str, kind: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    kind: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command, file = INSIDE[name]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / file).symlink_to(kind(tmp_path))  # type: ignore[operator]
-    require_refused(["run" if word == "PATH" else word for word in COMMANDS[command]], monkeypatch, capsys)
+    require_refused(
+        ["run" if word == "PATH" else word for word in COMMANDS[command]], monkeypatch, capsys
+    )
 
 
 @contextmanager

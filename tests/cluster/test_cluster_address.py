@@ -33,7 +33,10 @@ def test_what_a_dead_cluster_left_behind_is_not_waited_for() -> None:
 def test_a_cluster_that_does_not_answer_is_said(wanted: str) -> None:
     with pytest.raises(MeasurementError) as caught:
         cluster_address(wanted, "")
-    assert (caught.value.operation, caught.value.value) == ("--on ray", f"RAY_ADDRESS={wanted} does not answer")
+    assert (caught.value.operation, caught.value.value) == (
+        "--on ray",
+        f"RAY_ADDRESS={wanted} does not answer",
+    )
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

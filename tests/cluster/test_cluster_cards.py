@@ -1,4 +1,6 @@
-"""Slow cards are named from the references that every device measured: literals, and cards of known slowness."""
+"""Slow cards are named from the references that every device measured: literals, and cards of known
+slowness.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,15 @@ def references(
         for _ in range(repeats):
             state = type(STATE)(sm_clock_mhz=clock_mhz, throttle_reasons=reasons)
             timed = measurement(
-                [us * number * (1 + chance.normal(0, noise))] * 10, clocks_mhz=(clock_mhz,) * 10, state_after=state
+                [us * number * (1 + chance.normal(0, noise))] * 10,
+                clocks_mhz=(clock_mhz,) * 10,
+                state_after=state,
             )
-            made.append(record(work, Measured(timed, Grade("A")), {}, role="reference", places=(), source=label))
+            made.append(
+                record(
+                    work, Measured(timed, Grade("A")), {}, role="reference", places=(), source=label
+                )
+            )
     return made
 
 
@@ -36,13 +44,17 @@ def node(slow: dict[int, float], **changes: object) -> list[Record]:
     return [
         one
         for number in range(8)
-        for one in references(f"GPU {number} on node3", 100 * (1 + slow.get(number, 0.0)), seed=number, **changes)  # type: ignore[arg-type]
+        for one in references(
+            f"GPU {number} on node3", 100 * (1 + slow.get(number, 0.0)), seed=number, **changes
+        )  # type: ignore[arg-type]
     ]
 
 
 def test_a_throttled_card_is_named_with_its_clock() -> None:
     records = [r for r in node({}) if r.source != "GPU 5 on node3"]
-    records += references("GPU 5 on node3", 107.0, clock_mhz=1410.0, reasons=("sw_thermal_slowdown",))
+    records += references(
+        "GPU 5 on node3", 107.0, clock_mhz=1410.0, reasons=("sw_thermal_slowdown",)
+    )
     assert card_lines(compare_cards(records)) == (
         "GPU 5 on node3 is 7 % slower, clock 1410 of 1755 MHz (sw_thermal_slowdown)",
     )
@@ -65,14 +77,18 @@ def test_noise_names_nobody(seed: int) -> None:
     records = [
         one
         for number in range(8)
-        for one in references(f"GPU {number}", 100.0, noise=0.05, repeats=2, seed=100 * seed + number)
+        for one in references(
+            f"GPU {number}", 100.0, noise=0.05, repeats=2, seed=100 * seed + number
+        )
     ]
     assert not any(card.slow for card in compare_cards(records) if card.slowdown < 0.06)
 
 
 def test_of_two_cards_the_slower_is_named() -> None:
     records = [*references("GPU 0 on a", 100.0), *references("GPU 1 on a", 110.0, clock_mhz=1590.0)]
-    assert card_lines(compare_cards(records)) == ("GPU 1 on a is 10 % slower, clock 1590 of 1755 MHz",)
+    assert card_lines(compare_cards(records)) == (
+        "GPU 1 on a is 10 % slower, clock 1590 of 1755 MHz",
+    )
 
 
 def test_without_clocks_the_line_has_none() -> None:
@@ -102,5 +118,8 @@ def test_the_reference_set_holds_the_largest_and_the_thinnest_product() -> None:
     plan = plan_of(20)
     found = reference_set(plan)
     works = [p.workload for p in plan.points if isinstance(p.workload, Gemm)]
-    assert {p.workload for p in found} == {max(works, key=lambda w: w.n), min(works, key=lambda w: w.n)}
+    assert {p.workload for p in found} == {
+        max(works, key=lambda w: w.n),
+        min(works, key=lambda w: w.n),
+    }
     assert plan.reference not in found

@@ -1,4 +1,6 @@
-"""Runs put together: every point once, the better measurement of it, nothing mixed that must not be."""
+"""Runs put together: every point once, the better measurement of it, nothing mixed that must not
+be.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +27,31 @@ from quantbench.workload import Gemm
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-OPTIONS = SweepOptions(dims=("n=1024:2048:64",), held=Held(m=1024, k=1024), providers=("torch.mm",), budget_s=60.0)
+OPTIONS = SweepOptions(
+    dims=("n=1024:2048:64",), held=Held(m=1024, k=1024), providers=("torch.mm",), budget_s=60.0
+)
 
 
 def point(n: int, us: float = 100.0, grade: str = "A", **changes: object) -> Record:
     outcome = Measured(
-        measurement(samples(us, noise=0.002, count=12, seed=n)), Grade(grade, () if grade == "A" else ("made",))
+        measurement(samples(us, noise=0.002, count=12, seed=n)),
+        Grade(grade, () if grade == "A" else ("made",)),
     )
     return record(Gemm(1024, n, 1024), outcome, {"n": n}, **changes)
 
 
 def run_of(number: int, records: list[Record], **changes: object) -> Run:
-    started = {"started": f"2026-11-20T13:{40 + number}:00+00:00", "ended": f"2026-11-20T13:{50 + number}:00+00:00"}
+    started = {
+        "started": f"2026-11-20T13:{40 + number}:00+00:00",
+        "ended": f"2026-11-20T13:{50 + number}:00+00:00",
+    }
     return run(records, f"part-{number}", **{**started, **changes})
 
 
 def test_every_point_of_all_runs_is_there_once() -> None:
-    merged = merge_runs([run_of(1, [point(64), point(128)]), run_of(2, [point(192), reference(50.0, 3.0)])])
+    merged = merge_runs(
+        [run_of(1, [point(64), point(128)]), run_of(2, [point(192), reference(50.0, 3.0)])]
+    )
     assert [(r.role, r.workload.n) for r in merged.records] == [  # type: ignore[union-attr]
         ("point", 64), ("point", 128), ("point", 192), ("reference", 2048),
     ]  # fmt: skip
@@ -49,7 +59,10 @@ def test_every_point_of_all_runs_is_there_once() -> None:
     assert {r.run_id for r in merged.records} == {"part-1-merged"}
     assert [r.source for r in merged.records] == ["run part-1"] * 2 + ["run part-2"] * 2
     assert merged.info.axes == {"n": [64, 128, 192]}
-    assert (merged.info.started, merged.info.ended) == ("2026-11-20T13:41:00+00:00", "2026-11-20T13:52:00+00:00")
+    assert (merged.info.started, merged.info.ended) == (
+        "2026-11-20T13:41:00+00:00",
+        "2026-11-20T13:52:00+00:00",
+    )
     assert merged.repeated == 0
     assert merged.notes == ()
 
@@ -69,7 +82,9 @@ def test_time_goes_on_from_run_to_run() -> None:
         (replace(point(64), outcome=Skipped("x")), point(64, grade="rejected"), "rejected"),
     ],
 )
-def test_of_a_point_measured_twice_the_better_trusted_one_stands(first: Record, second: Record, kept: str) -> None:
+def test_of_a_point_measured_twice_the_better_trusted_one_stands(
+    first: Record, second: Record, kept: str
+) -> None:
     for order in ([first, second], [second, first]):
         merged = merge_runs([run_of(number, [one]) for number, one in enumerate(order)])
         (only,) = merged.records
@@ -88,7 +103,8 @@ def test_of_two_as_good_the_earlier_stands_and_both_places_are_kept() -> None:
 
 def test_kernels_of_a_foreign_table_stay_apart() -> None:
     one, two = (
-        point(64, launch=Launch(name), origin="imported", source="a table") for name in ("cublas", "flashinfer")
+        point(64, launch=Launch(name), origin="imported", source="a table")
+        for name in ("cublas", "flashinfer")
     )
     merged = merge_runs([run_of(1, [one, two]), run_of(2, [two])])
     assert len(merged.records) == 2
@@ -98,23 +114,37 @@ def test_kernels_of_a_foreign_table_stay_apart() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"device": replace(SPEC, name="h100-test")}, "part-2 is of h100-test, part-1 of a100-test"),
-        ({"device": replace(SPEC, sm_count=104)}, "part-2 has other constants of a100-test than part-1"),
+        (
+            {"device": replace(SPEC, name="h100-test")},
+            "part-2 is of h100-test, part-1 of a100-test",
+        ),
+        (
+            {"device": replace(SPEC, sm_count=104)},
+            "part-2 has other constants of a100-test than part-1",
+        ),
         ({"software": {"torch": "2.12.0"}}, "part-2 has torch 2.12.0, part-1 2.11.0"),
         ({"software": {"torch": "2.11.0", "triton": "3.6"}}, "part-2 has triton 3.6, part-1 none"),
         ({"origin": "measured"}, "part-2 is measured, part-1 simulated"),
     ],
 )
-def test_what_must_not_be_mixed_is_refused_unless_told(changes: dict[str, object], message: str) -> None:
+def test_what_must_not_be_mixed_is_refused_unless_told(
+    changes: dict[str, object], message: str
+) -> None:
     runs = [run_of(1, [point(64)]), run_of(2, [point(128)], **changes)]
     with pytest.raises(InputError) as caught:
         merge_runs(runs)
-    assert str(caught.value) == f"merge: {message}; expected runs of one device with one software, or --force"
+    assert (
+        str(caught.value)
+        == f"merge: {message}; expected runs of one device with one software, or --force"
+    )
     assert message in merge_runs(runs, force=True).notes
 
 
 def test_machines_that_differ_in_their_kernel_alone_are_merged() -> None:
-    runs = [run_of(n, [point(64 * n)], software={"torch": "2.11.0", "os": f"Linux-6.{n}"}) for n in (1, 2)]
+    runs = [
+        run_of(n, [point(64 * n)], software={"torch": "2.11.0", "os": f"Linux-6.{n}"})
+        for n in (1, 2)
+    ]
     assert merge_runs(runs).notes == ()
 
 
@@ -141,7 +171,9 @@ def test_the_parts_of_a_plan_are_disjoint_and_make_the_whole() -> None:
     parts = [{r.key for r in shard(part, 4).records} for part in (1, 2, 3, 4)]
     assert sum(map(len, parts)) == len(whole)
     assert set().union(*parts) == whole
-    assert max(map(len, parts)) - min(map(len, parts)) <= 2  # both sides of an edge stay in one part
+    assert (
+        max(map(len, parts)) - min(map(len, parts)) <= 2
+    )  # both sides of an edge stay in one part
 
 
 def test_parts_share_their_reference_point() -> None:
@@ -150,7 +182,9 @@ def test_parts_share_their_reference_point() -> None:
 
 
 def test_tasks_that_began_in_the_same_second_are_told_apart() -> None:
-    merged = merge_runs([replace(shard(part, 4), folder=Path(f"parts/{part}/run")) for part in (1, 2, 3, 4)])
+    merged = merge_runs(
+        [replace(shard(part, 4), folder=Path(f"parts/{part}/run")) for part in (1, 2, 3, 4)]
+    )
     assert {r.source for r in merged.records} == {f"part {part} of 4" for part in (1, 2, 3, 4)}
     again = [replace(run_of(1, [point(64 * n)]), folder=Path(f"parts/{n}/run")) for n in (1, 2)]
     assert {r.source for r in merge_runs(again).records} == {"parts/1/run", "parts/2/run"}
@@ -162,13 +196,18 @@ def test_a_merged_run_can_be_resumed_with_the_whole_plan() -> None:
     assert merged.info.how_ended == "interrupted"
     options = options_from_json(merged.info.options)
     plan = plan_sweep(options, SPEC)[1]
-    assert {p.key for p in plan.points} - {r.key for r in merged.records} == {r.key for r in shard(2, 4).records}
+    assert {p.key for p in plan.points} - {r.key for r in merged.records} == {
+        r.key for r in shard(2, 4).records
+    }
     whole = merge_runs([shard(part, 4) for part in (1, 2, 3, 4)])
     assert whole.info.how_ended == "complete"
 
 
 def test_runs_that_were_asked_for_other_things_leave_no_plan() -> None:
-    runs = [run_of(1, [point(64)], options={"seed": 1}), run_of(2, [point(128)], options={"seed": 2})]
+    runs = [
+        run_of(1, [point(64)], options={"seed": 1}),
+        run_of(2, [point(128)], options={"seed": 2}),
+    ]
     assert merge_runs(runs).info.options == {"merged": ["part-1", "part-2"]}
 
 
@@ -189,8 +228,13 @@ def test_how_a_merged_run_ended(endings: tuple[str, str], merged: str) -> None:
 
 
 def test_other_variables_are_told() -> None:
-    runs = [run_of(1, [point(64)]), run_of(2, [point(128)], environment={"CUDA_LAUNCH_BLOCKING": "1"})]
-    assert merge_runs(runs).notes == ("part-2 ran with other variables than part-1: CUDA_LAUNCH_BLOCKING",)
+    runs = [
+        run_of(1, [point(64)]),
+        run_of(2, [point(128)], environment={"CUDA_LAUNCH_BLOCKING": "1"}),
+    ]
+    assert merge_runs(runs).notes == (
+        "part-2 ran with other variables than part-1: CUDA_LAUNCH_BLOCKING",
+    )
 
 
 @pytest.mark.slow
@@ -200,7 +244,9 @@ def test_the_command_writes_one_run_and_names_slow_cards(tmp_path: Path) -> None
         records = [point(64 * (number + 1)), *(reference(us, 10.0 * i) for i in range(6))]
         folders.append(write(tmp_path / "parts", run_of(number, records)))
     words = [sys.executable, "-m", "quantbench", "merge", *map(str, folders), "-o", "results"]
-    done = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "3 runs of a100-test, 3 points",
@@ -209,11 +255,15 @@ def test_the_command_writes_one_run_and_names_slow_cards(tmp_path: Path) -> None
         "Next: quantbench check results/a100-test/part-0-merged",
     ]
     assert len(read_run(tmp_path / "results" / "a100-test" / "part-0-merged").records) == 21
-    again = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    again = subprocess.run(
+        words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
     assert again.returncode == 2
     assert "exists; expected a new run id" in again.stderr
     words += ["--run-id", "all", "--json"]
-    done = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
     assert json.loads(done.stdout)["points"] == 3
 
 
@@ -256,7 +306,8 @@ def test_a_run_and_its_copy_are_recognised() -> None:
     one = run_of(1, [point(64), point(128), reference_at(1.0), reference_at(2.0)])
     copy = replace(one, folder=Path("copy"))
     with pytest.raises(
-        InputError, match=r"^merge: copy is a copy of part-1: 4 records count once; expected two or more"
+        InputError,
+        match=r"^merge: copy is a copy of part-1: 4 records count once; expected two or more",
     ):
         merge_runs([one, copy])
     other = run_of(2, [point(192), reference_at(1.0)])

@@ -1,4 +1,6 @@
-"""The parts of a plan and their one writer, in this process: devices made of literals that answer, or are lost."""
+"""The parts of a plan and their one writer, in this process: devices made of literals that answer,
+or are lost.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,20 @@ class Cluster:
     options: SweepOptions = OPTIONS
 
     def __post_init__(self) -> None:
-        with RunWriter.create(self.results, begun(HELLO, self.options, (), self.results)) as created:
+        with RunWriter.create(
+            self.results, begun(HELLO, self.options, (), self.results)
+        ) as created:
             self.folder = created.folder
         self.writer = Writer(self.folder, self.options.budget_s)
 
-    def measure(self, number: int, answer: Callable[[Request], Reply] = steady, label: str = "") -> Finished:
+    def measure(
+        self, number: int, answer: Callable[[Request], Reply] = steady, label: str = ""
+    ) -> Finished:
         part = Part(self.folder.name, A100.name, self.options, number, self.parts)
         worker = QuietWorker(answer, Clock(), HELLO)
-        return measure_part(part, label or f"GPU {number}", lambda: worker, self.writer.begin, self.writer.append)
+        return measure_part(
+            part, label or f"GPU {number}", lambda: worker, self.writer.begin, self.writer.append
+        )
 
     def run(self) -> Run:
         self.writer.end("complete")
@@ -86,7 +94,9 @@ def test_a_lost_device_costs_the_point_under_way(tmp_path: Path) -> None:
     assert 0 < stored < 12
     cluster.measure(2)
     cluster.measure(1, label="GPU 7")
-    assert cluster.writer.progress()[2] == ["the device of part 1 was lost; GPU 7 measures what is left of it"]
+    assert cluster.writer.progress()[2] == [
+        "the device of part 1 was lost; GPU 7 measures what is left of it"
+    ]
     run = cluster.run()
     assert sorted(keys(run)) == sorted(POINTS)
     assert sum(r.source == "GPU 1" for r in run.records if r.role == "point") == stored
@@ -131,7 +141,9 @@ def test_a_slow_card_is_named(tmp_path: Path) -> None:
         cluster.measure(number)
     cluster.measure(4, lambda request: measured(107.0))
     run = cluster.run()
-    assert card_lines(compare_cards(run.records)) == ("GPU 4 is 7 % slower, clock 1410 of 1410 MHz",)
+    assert card_lines(compare_cards(run.records)) == (
+        "GPU 4 is 7 % slower, clock 1410 of 1410 MHz",
+    )
     assert all(isinstance(r.outcome, Measured) for r in run.records)
 
 
@@ -153,7 +165,9 @@ def test_every_gpu_of_the_nodes_that_are_there_and_one_cpu_of_each() -> None:
         ({}, [node(CPU=8.0)], "the cluster has no GPU (nodes: 1)"),
     ],
 )
-def test_no_device_is_waited_for(free: dict[str, float], nodes: list[dict[str, object]], value: str) -> None:
+def test_no_device_is_waited_for(
+    free: dict[str, float], nodes: list[dict[str, object]], value: str
+) -> None:
     with pytest.raises(UnsupportedError) as caught:
         device_count(nodes, free, "GPU")
     assert caught.value.value == value

@@ -1,4 +1,6 @@
-"""A real Ray cluster of several nodes on this machine, its processors measured; workers killed, nodes taken away."""
+"""A real Ray cluster of several nodes on this machine, its processors measured; workers killed,
+nodes taken away.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ pytest.importorskip("ray", reason="needs ray: pip install 'quantbench[ray]'")
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("-m", "64", "-k", "64", "--precision", "20%", "--cache", "hot", "--dtype", "fp32")
 PATIENCE_S = 300
-# In a process of its own: Ray leaves threads, sockets and warnings behind that a test run need not see.
+# In a process of its own: Ray leaves threads, sockets and warnings behind that a test run need not
+# see.
 CLUSTER = """
 import os, signal, subprocess, sys, threading, time
 from pathlib import Path
@@ -71,7 +74,9 @@ sys.exit(sweep.wait())
 """
 
 
-def sweep_on_ray(folder: Path, *words: str, fault: str = "none", nodes: int = 2, device: str = "cpu") -> Any:
+def sweep_on_ray(
+    folder: Path, *words: str, fault: str = "none", nodes: int = 2, device: str = "cpu"
+) -> Any:
     command = [sys.executable, "-m", "quantbench", "sweep", "--on", "ray", *words]
     return subprocess.run(
         [sys.executable, "-c", CLUSTER, fault, str(nodes), *command],
@@ -98,7 +103,9 @@ def sizes(run: Run) -> list[int]:
         ("driver", "killed the driver"),
     ],
 )
-def test_what_is_lost_in_the_middle_is_measured_by_what_is_left(tmp_path: Path, fault: str, said: str) -> None:
+def test_what_is_lost_in_the_middle_is_measured_by_what_is_left(
+    tmp_path: Path, fault: str, said: str
+) -> None:
     # 120 points, so that the fault comes well before the end.
     words = ("--dim", "n=64:3872:32", *QUICK, "--budget", "none")
     done = sweep_on_ray(tmp_path, *words, fault=fault, nodes=3 if fault == "node" else 2)
@@ -109,7 +116,9 @@ def test_what_is_lost_in_the_middle_is_measured_by_what_is_left(tmp_path: Path, 
     lost = [r for r in run.records if r.role == "point" and not isinstance(r.outcome, Measured)]
     assert len(lost) <= (fault == "worker")  # its point is tried again with --resume
     lines = [json.loads(line) for line in (run.folder / "records.jsonl").read_text().splitlines()]
-    stored = Counter(line["key"] for line in lines if line["role"] == "point" and "measurement" in line)
+    stored = Counter(
+        line["key"] for line in lines if line["role"] == "point" and "measurement" in line
+    )
     regraded = run.regraded
     assert stored.total() - len(stored) == regraded
     assert run.info.how_ended == "complete"
@@ -130,8 +139,9 @@ def test_no_gpu_in_the_cluster_is_said_at_once(tmp_path: Path) -> None:
     start_s = time.monotonic()
     done = sweep_on_ray(tmp_path, "--dim", "n=64", *QUICK, device="")
     assert done.returncode == 2
-    assert "quantbench: --on ray: the cluster has no GPU (nodes: 2); expected GPUs in it, or QUANTBENCH_DEVICE=cpu" in (
-        done.stderr
+    assert (
+        "quantbench: --on ray: the cluster has no GPU (nodes: 2); expected GPUs in it, or QUANTBENCH_DEVICE=cpu"
+        in (done.stderr)
     )
     assert list(tmp_path.iterdir()) == []
     assert time.monotonic() - start_s < PATIENCE_S  # a bound on hanging, no measurement

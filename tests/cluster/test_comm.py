@@ -1,4 +1,6 @@
-"""Collectives: points, lock step, isolation, sessions with made-up ranks; and real ones, 2 and 4 over gloo."""
+"""Collectives: points, lock step, isolation, sessions with made-up ranks; and real ones, 2 and 4
+over gloo.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,14 @@ from quantbench.comm.isolation import (
     traffic_counters,
     traffic_warnings,
 )
-from quantbench.comm.session import DEFAULT_OPS, CommSession, figures, parse_sizes, points, reference_point
+from quantbench.comm.session import (
+    DEFAULT_OPS,
+    CommSession,
+    figures,
+    parse_sizes,
+    points,
+    reference_point,
+)
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, MeasurementError, UnsupportedError
@@ -73,7 +82,9 @@ def test_sizes_that_are_none(text: str, why: str) -> None:
 
 
 def test_points_are_whole_elements_for_each_rank_and_stand_once() -> None:
-    found = points(("all_reduce", "send_recv"), (1000, 1001, 4096), num_gpus=6, num_nodes=2, dtype="bf16")
+    found = points(
+        ("all_reduce", "send_recv"), (1000, 1001, 4096), num_gpus=6, num_nodes=2, dtype="bf16"
+    )
     assert [c.message_bytes for c in found] == [1008, 4104, 1008, 4104]
     assert {c.num_nodes for c in found} == {2}
     assert reference_point("gloo", found[0]).message_bytes % 12 == 0
@@ -82,8 +93,15 @@ def test_points_are_whole_elements_for_each_rank_and_stand_once() -> None:
 
 
 def test_figures_use_the_factors_of_nccl_tests() -> None:
-    # doc/PERFORMANCE.md of nccl-tests: 2(n-1)/n for all_reduce, (n-1)/n for gathers and scatters, 1 for send_recv.
-    factors = {"all_reduce": 1.75, "all_gather": 0.875, "reduce_scatter": 0.875, "all_to_all": 0.875, "send_recv": 1.0}
+    # doc/PERFORMANCE.md of nccl-tests: 2(n-1)/n for all_reduce, (n-1)/n for gathers and scatters, 1
+    # for send_recv.
+    factors = {
+        "all_reduce": 1.75,
+        "all_gather": 0.875,
+        "reduce_scatter": 0.875,
+        "all_to_all": 0.875,
+        "send_recv": 1.0,
+    }
     for op, factor in factors.items():
         found = figures(Collective(op, 8 * 10**6, 8), 1000.0)
         assert found.algorithm_gb_per_s == pytest.approx(8.0)
@@ -113,14 +131,18 @@ class LoneRanks:
             return None
         twice = value
         if isinstance(value, RankBatch):
-            twice = replace(value, samples_us=tuple(2 * us for us in value.samples_us), state=self.other_state)
+            twice = replace(
+                value, samples_us=tuple(2 * us for us in value.samples_us), state=self.other_state
+            )
         others = self.others or [twice]
         return [value, *others]
 
 
 @dataclass
 class SteadyWork:
-    """A collective whose time grows with its message: 10 µs and 1 µs a kilobyte, this rank; the other takes twice."""
+    """A collective whose time grows with its message: 10 µs and 1 µs a kilobyte, this rank; the
+    other takes twice.
+    """
 
     trouble: str = ""
     wrong: str = ""
@@ -142,7 +164,9 @@ class SteadyWork:
         return RankBatch(tuple(us + 0.001 * i for i in range(count)), self.launch_us, self.state)
 
 
-def session(work: SteadyWork, ranks: LoneRanks, records: list[Record], backend: str = "gloo") -> CommSession:
+def session(
+    work: SteadyWork, ranks: LoneRanks, records: list[Record], backend: str = "gloo"
+) -> CommSession:
     return CommSession(
         Leader(ranks, work), backend=backend, run_id="r", spec=lookup("h200-sxm-141gb"), state=DeviceState,
         options=OPTIONS, on_record=records.append, now=lambda: work.clock_s, pause=lambda s: None,
@@ -168,7 +192,9 @@ def test_a_rank_that_answers_less_is_an_error() -> None:
 def test_a_session_keeps_every_point_and_repeats_its_reference() -> None:
     records: list[Record] = []
     work = SteadyWork()
-    plan = points(("all_reduce", "all_gather"), (1000, 100_000), num_gpus=2, num_nodes=1, dtype="fp32")
+    plan = points(
+        ("all_reduce", "all_gather"), (1000, 100_000), num_gpus=2, num_nodes=1, dtype="fp32"
+    )
     run = session(work, LoneRanks(), records)
     run.run(plan)
     roles = [r.role for r in records]
@@ -200,7 +226,9 @@ def test_short_collectives_are_put_together_on_a_gpu() -> None:
 def outcome_on_gpus(work: SteadyWork, ranks: LoneRanks) -> Measured:
     """The outcome of a message of 90 KB between two GPUs, which takes the slower one 200 µs."""
     records: list[Record] = []
-    session(work, ranks, records, "nccl").run(points(("all_reduce",), (90_000,), num_gpus=2, num_nodes=1, dtype="fp32"))
+    session(work, ranks, records, "nccl").run(
+        points(("all_reduce",), (90_000,), num_gpus=2, num_nodes=1, dtype="fp32")
+    )
     outcome = next(r for r in records if r.role == "point").outcome
     assert isinstance(outcome, Measured)
     return outcome
@@ -225,8 +253,12 @@ def test_a_rank_that_throttles_or_tells_no_clock_costs_the_grade() -> None:
 @pytest.mark.parametrize(("launch_us", "says"), [(12.0, False), (190.0, True)])
 def test_a_time_of_launching_is_called_that(launch_us: float, says: bool) -> None:
     state = DeviceState(sm_clock_mhz=1980.0)
-    outcome = outcome_on_gpus(SteadyWork(state=state, launch_us=launch_us), LoneRanks(other_state=state))
-    assert ("launching takes the host 190 µs of it: it is no time of the links" in outcome.grade.reasons) == says
+    outcome = outcome_on_gpus(
+        SteadyWork(state=state, launch_us=launch_us), LoneRanks(other_state=state)
+    )
+    assert (
+        "launching takes the host 190 µs of it: it is no time of the links" in outcome.grade.reasons
+    ) == says
 
 
 @dataclass
@@ -263,7 +295,9 @@ def test_launching_is_timed_before_the_queue_is_full(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr("quantbench.providers.collectives.time.perf_counter_ns", lambda: int(host_us * 1e3))
+    monkeypatch.setattr(
+        "quantbench.providers.collectives.time.perf_counter_ns", lambda: int(host_us * 1e3)
+    )
     work = TorchWork(TwoRanks(), lambda: DeviceState(sm_clock_mhz=1410.0))  # type: ignore[arg-type]
     work._run = run
     batch = work.sample(10, 4)
@@ -284,8 +318,12 @@ class Largest(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"])
-def test_checking_a_large_message_takes_no_memory_beyond_its_buffers(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"]
+)
+def test_checking_a_large_message_takes_no_memory_beyond_its_buffers(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Values are made and compared in 64 bits, which were eight times the message."""
     monkeypatch.setattr("quantbench.providers.collectives._CHUNK_ELEMENTS", 2**12, raising=False)
     message_bytes = 2**20
@@ -300,7 +338,9 @@ def test_checking_a_large_message_takes_no_memory_beyond_its_buffers(op: str, mo
 def test_a_result_that_is_not_a_number_is_wrong() -> None:
     work = TorchWork(TwoRanks())  # type: ignore[arg-type]
     assert work.allocate(Collective("broadcast", 64, 2, "fp32")) == ""
-    work._run = lambda: work._output.copy_(torch.tensor([float("nan"), *(i % 5 for i in range(1, 16))]))
+    work._run = lambda: work._output.copy_(
+        torch.tensor([float("nan"), *(i % 5 for i in range(1, 16))])
+    )
     assert work.check() == "1 of 16 elements are wrong"
 
 
@@ -315,14 +355,18 @@ def test_a_result_that_is_not_a_number_is_wrong() -> None:
 )
 def test_what_cannot_be_measured_is_kept_with_its_reason(work: SteadyWork, kind: type) -> None:
     records: list[Record] = []
-    session(work, LoneRanks(), records).run(points(("all_reduce",), (8,), num_gpus=2, num_nodes=1, dtype="fp32"))
+    session(work, LoneRanks(), records).run(
+        points(("all_reduce",), (8,), num_gpus=2, num_nodes=1, dtype="fp32")
+    )
     assert all(isinstance(r.outcome, kind) for r in records)
     row = row_to_json(records[1])
     assert (work.trouble or work.wrong) in str(row.get("skipped", row.get("failed")))
 
 
 def test_another_ranks_trouble_is_named() -> None:
-    refused = Leader(LoneRanks(others=["no room"]), SteadyWork()).begin(Collective("all_reduce", 8, 2, "fp32"))
+    refused = Leader(LoneRanks(others=["no room"]), SteadyWork()).begin(
+        Collective("all_reduce", 8, 2, "fp32")
+    )
     assert refused is not None
     assert refused.message == "no room (rank 1)"
 
@@ -330,7 +374,9 @@ def test_another_ranks_trouble_is_named() -> None:
 def test_followers_do_as_they_are_told_until_they_are_let_go() -> None:
     point = Collective("all_to_all", 4096, 2, "fp32")
     work = SteadyWork()
-    ranks = LoneRanks(rank=1, script=[("allocate", (point,)), ("check", ()), ("sample", (2, 1)), None])
+    ranks = LoneRanks(
+        rank=1, script=[("allocate", (point,)), ("check", ()), ("sample", (2, 1)), None]
+    )
     follow(ranks, work)
     assert work.asked == [point]
     assert ranks.gathered[:2] == ["", ""]
@@ -350,7 +396,9 @@ def test_traffic_of_others_is_seen(tmp_path: Path) -> None:
     assert traffic_counters(tmp_path) == {"eth0": 1001, "hfi1_0:1": 40}
     readings = iter([{"eth0": 0, "ib": 7}, {"eth0": 10_000_000, "ib": 7}])
     times = iter([0.0, 0.5])
-    idle = idle_traffic_mb_per_s(lambda: next(readings), now=lambda: next(times), sleep=lambda s: None)
+    idle = idle_traffic_mb_per_s(
+        lambda: next(readings), now=lambda: next(times), sleep=lambda s: None
+    )
     assert idle == {"eth0": 20.0, "ib": 0.0}
     (warning,) = traffic_warnings([{}, idle])
     assert warning.startswith("20 MB/s go over eth0 of node 1 while this job sends nothing")
@@ -406,7 +454,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def torchrun(ranks: int, results: Path, *words: str, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    ranks: int, results: Path, *words: str, before: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("torch.distributed")
     environment = {
         **os.environ, "QUANTBENCH_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
@@ -417,7 +467,13 @@ def torchrun(ranks: int, results: Path, *words: str, before: Sequence[str] = ())
         f"--master-port={free_port()}", "-m", "quantbench", "comm", "--results", str(results), *words,
     ]  # fmt: skip
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=ROOT
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        cwd=ROOT,
     )
 
 
@@ -425,7 +481,9 @@ def torchrun(ranks: int, results: Path, *words: str, before: Sequence[str] = ())
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_real_ranks_over_gloo(ranks: int, tmp_path: Path) -> None:
     ops = "all_reduce,all_gather,reduce_scatter,all_to_all,send_recv,broadcast"
-    done = torchrun(ranks, tmp_path, "--op", ops, "--sizes", "4KiB,64KiB", "--precision", "50%", "--json")
+    done = torchrun(
+        ranks, tmp_path, "--op", ops, "--sizes", "4KiB,64KiB", "--precision", "50%", "--json"
+    )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert len(answer["points"]) == 12
@@ -436,15 +494,24 @@ def test_real_ranks_over_gloo(ranks: int, tmp_path: Path) -> None:
         if "skipped" in point:
             assert "not supported" in point["skipped"]
             continue
-        factor = Collective(point["op"], point["message_bytes"], ranks).bus_bytes / point["message_bytes"]
-        assert point["bus_gb_per_s"] == pytest.approx(point["algorithm_gb_per_s"] * factor, rel=1e-3)
+        factor = (
+            Collective(point["op"], point["message_bytes"], ranks).bus_bytes
+            / point["message_bytes"]
+        )
+        assert point["bus_gb_per_s"] == pytest.approx(
+            point["algorithm_gb_per_s"] * factor, rel=1e-3
+        )
         assert point["samples"] >= 1
     assert sum("latency_us" in p for p in answer["points"]) >= 8
     assert len(answer["reference_us"]) == 7
     run = read_run(Path(answer["folder"]))
     assert run.info.how_ended == "complete"
     topology = run.info.options["topology"]
-    assert (topology["world_size"], topology["num_nodes"], len(topology["ranks"])) == (ranks, 1, ranks)
+    assert (topology["world_size"], topology["num_nodes"], len(topology["ranks"])) == (
+        ranks,
+        1,
+        ranks,
+    )
     assert run.info.environment["NCCL_DEBUG"] == "WARN"
     assert run.info.software["torch"]
     jsonschema.validate(json.loads((run.folder / "run.json").read_text()), schema("run"))
@@ -455,15 +522,33 @@ def test_a_narrow_network_is_measured_as_narrow(tmp_path: Path) -> None:
     """Two ranks in a network namespace of their own whose loopback carries 100 Mbit/s."""
     if shutil.which("unshare") is None or shutil.which("tc") is None:
         pytest.skip("unshare and tc are not installed")
-    # A token bucket never passes a packet larger than its burst: the loopback's 64 KiB frames must go first.
+    # A token bucket never passes a packet larger than its burst: the loopback's 64 KiB frames must
+    # go first.
     narrow = "ip link set lo mtu 1500 up && tc qdisc add dev lo root tbf rate 100mbit burst 128kb latency 500ms"
     probe = subprocess.run(
-        ["unshare", "-rn", "sh", "-c", narrow], capture_output=True, text=True, timeout=30, check=False
+        ["unshare", "-rn", "sh", "-c", narrow],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     if probe.returncode:
-        pytest.skip(f"no network namespace with limited bandwidth without privileges: {probe.stderr.strip()[:100]}")
+        pytest.skip(
+            f"no network namespace with limited bandwidth without privileges: {probe.stderr.strip()[:100]}"
+        )
     before = ["unshare", "-rn", "sh", "-c", f'{narrow} && exec "$0" "$@"']
-    done = torchrun(2, tmp_path, "--op", "all_reduce", "--sizes", "1MiB", "--precision", "5%", "--json", before=before)
+    done = torchrun(
+        2,
+        tmp_path,
+        "--op",
+        "all_reduce",
+        "--sizes",
+        "1MiB",
+        "--precision",
+        "5%",
+        "--json",
+        before=before,
+    )
     assert done.returncode == 0, done.stderr
     (point,) = json.loads(done.stdout)["points"]
     # 12.5 MB/s carry both directions of both ranks: nothing that is right can be above it.
@@ -472,12 +557,17 @@ def test_a_narrow_network_is_measured_as_narrow(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_torchrun_it_says_how(tmp_path: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    }
     done = subprocess.run(
         [sys.executable, "-m", "quantbench", "comm", "--results", str(tmp_path)],
         env={**environment, "QUANTBENCH_DEVICE": "cpu"}, capture_output=True, text=True, timeout=PATIENCE_S,
         check=False, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "comm: RANK is not set; expected torchrun --nproc-per-node=N -m quantbench comm" in done.stderr
+    assert (
+        "comm: RANK is not set; expected torchrun --nproc-per-node=N -m quantbench comm"
+        in done.stderr
+    )
     assert "Traceback" not in done.stderr

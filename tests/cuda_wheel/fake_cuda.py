@@ -114,8 +114,12 @@ class Device(TorchDispatchMode):
         args = tree_map_only(torch.Tensor, _as_fake, args)
         require_one_device(func, args, kwargs)
         if func is aten._local_scalar_dense.default:
-            return True if args[0].dtype is torch.bool else 0.0 if args[0].is_floating_point() else 0
-        if func is aten.index.Tensor and any(i is not None and i.dtype is torch.bool for i in args[1]):
+            return (
+                True if args[0].dtype is torch.bool else 0.0 if args[0].is_floating_point() else 0
+            )
+        if func is aten.index.Tensor and any(
+            i is not None and i.dtype is torch.bool for i in args[1]
+        ):
             return args[0].clone()  # a mask that is True everywhere
         # torch's C++ code asks for tensors where it sees the fake ones to be, on the meta device.
         if not self.python_asked and kwargs.get("device") == torch.device("meta"):
@@ -169,8 +173,8 @@ def require_own_generator(generator: torch.Generator | None, drawn: Any) -> None
 
 
 class Launches:
-    """The launches of triton's kernels (names, and arguments by name), and the options of each, compiled
-    or launched."""
+    """The launches of triton's kernels (names, and arguments by name), and the options of each,
+    compiled or launched."""
 
     def __init__(self) -> None:
         self.made: list[tuple[str, dict[str, Any]]] = []
@@ -182,16 +186,22 @@ class Launches:
         self.options.append(options)
         unknown = set(options) - set(CUDAOptions.__dataclass_fields__)
         if unknown:
-            raise TypeError(f"{kernel.fn.__name__}: {', '.join(sorted(unknown))}: no option of this triton")
+            raise TypeError(
+                f"{kernel.fn.__name__}: {', '.join(sorted(unknown))}: no option of this triton"
+            )
         named = {name: value for name, value in kwargs.items() if name not in options}
         bound = inspect.signature(kernel.fn).bind(*args, **named)
         for name, value in bound.arguments.items():
             base = getattr(value, "base", value)  # of a tensor descriptor
-            if isinstance(base, torch.Tensor) and not (base.is_cuda or getattr(base, "pinned", False)):
+            if isinstance(base, torch.Tensor) and not (
+                base.is_cuda or getattr(base, "pinned", False)
+            ):
                 raise MixedDevicesError(f"{kernel.fn.__name__}: {name} on {base.device}")
         if not warmup:
             self.made.append((kernel.fn.__name__, dict(bound.arguments)))
-        metadata = SimpleNamespace(name=kernel.fn.__name__, num_warps=options.get("num_warps", 4), shared=1024)
+        metadata = SimpleNamespace(
+            name=kernel.fn.__name__, num_warps=options.get("num_warps", 4), shared=1024
+        )
         return SimpleNamespace(metadata=metadata, n_regs=64, _init_handles=lambda: None)
 
 
@@ -205,16 +215,26 @@ def h100(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
         stand_in(monkeypatch, torch.cuda, name, answer)
     torch.cuda.Event.return_value.elapsed_time.return_value = EVENT_MS
     monkeypatch.setattr(torch, "Generator", Generator)
-    backends = {name: (backend, _can_use) for name, (backend, _) in torch_attention.BACKENDS.items()}
+    backends = {
+        name: (backend, _can_use) for name, (backend, _) in torch_attention.BACKENDS.items()
+    }
     monkeypatch.setattr(torch_attention, "BACKENDS", backends)
     launches = Launches()
-    monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **kwargs: launches.run(kernel, *args, **kwargs))
+    monkeypatch.setattr(
+        JITFunction, "run", lambda kernel, *args, **kwargs: launches.run(kernel, *args, **kwargs)
+    )
     device = Device()
     with mode, device, Asked(device):
         yield launches
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, answer: Any = DEFAULT, check: Any = None) -> None:
+def stand_in(
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    name: str,
+    answer: Any = DEFAULT,
+    check: Any = None,
+) -> None:
     """Replaces a function or class by a double with the same methods, which refuses arguments that
     the real one does not take and returns `answer`. check: function called with the arguments."""
     real = getattr(module, name)
@@ -232,8 +252,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, answer: An
 
 
 def _keep_from_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To C++ fake tensors are on the meta device, so that no device guard, stream or autograd thread
-    asks the driver; to Python they are on CUDA."""
+    """To C++ fake tensors are on the meta device, so that no device guard, stream or autograd
+    thread asks the driver; to Python they are on CUDA."""
     make_subclass, randperm = torch.Tensor._make_subclass, torch.randperm
 
     def on_meta(cls: Any, data: Any, requires_grad: bool = False, **_: Any) -> Any:
@@ -245,15 +265,21 @@ def _keep_from_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.Tensor, "_make_subclass", staticmethod(on_meta))
     monkeypatch.setattr(torch, "randperm", permute)  # C++ compares out= with the device
-    monkeypatch.setattr(FakeTensor, "is_cuda", property(lambda tensor: tensor.device.type == "cuda"))
+    monkeypatch.setattr(
+        FakeTensor, "is_cuda", property(lambda tensor: tensor.device.type == "cuda")
+    )
     monkeypatch.setattr(FakeTensor, "data_ptr", _address)
     monkeypatch.setattr(FakeTensor, "numpy", _numbers)
     # The audit takes plain tensors only.
-    monkeypatch.setattr(audit, "type", lambda x: torch.Tensor if type(x) is FakeTensor else type(x), raising=False)
+    monkeypatch.setattr(
+        audit, "type", lambda x: torch.Tensor if type(x) is FakeTensor else type(x), raising=False
+    )
 
 
 def _as_fake(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a fake tensor on CUDA for one that C++ made on the meta device, from a list of indices."""
+    """Returns a fake tensor on CUDA for one that C++ made on the meta device, from a list of
+    indices.
+    """
     if type(tensor) is FakeTensor or tensor.device.type != "meta":
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=CUDA)

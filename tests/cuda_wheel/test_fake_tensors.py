@@ -62,12 +62,16 @@ def timer(mode: str = "auto") -> CudaTimer:
     readings = iter(range(10**6))
     cache = "hot" if mode == "graph" else "cold"
     options = TimingOptions(mode=mode, cache=cache, min_samples=3, max_samples=3)
-    return CudaTimer(options, H100, DeviceState, now=lambda: next(readings) / 20, pause=lambda seconds: None)
+    return CudaTimer(
+        options, H100, DeviceState, now=lambda: next(readings) / 20, pause=lambda seconds: None
+    )
 
 
 @pytest.mark.usefixtures("h100")
 @pytest.mark.parametrize(("provider_id", "work"), CASES, ids=str)
-def test_a_point_is_prepared_checked_and_timed_on_one_device(provider_id: str, work: Workload) -> None:
+def test_a_point_is_prepared_checked_and_timed_on_one_device(
+    provider_id: str, work: Workload
+) -> None:
     provider = catalog.make(provider_id)
     reason = provider.unsupported(work, H100)
     if reason is not None:
@@ -84,7 +88,11 @@ def test_a_point_is_prepared_checked_and_timed_on_one_device(provider_id: str, w
 @pytest.mark.usefixtures("h100")
 def test_every_provider_runs_one_of_the_workloads() -> None:
     running = {name for name, work in CASES if catalog.make(name).unsupported(work, H100) is None}
-    too_new = {name for name in catalog._CATALOG if name.startswith("triton.") or name == "torch.grouped_mm"}
+    too_new = {
+        name
+        for name in catalog._CATALOG
+        if name.startswith("triton.") or name == "torch.grouped_mm"
+    }
     assert set(catalog._CATALOG) - running == (too_new if TRITON == (3, 2) else set())
 
 
@@ -109,7 +117,9 @@ def test_every_kernel_of_triton_asks_for_fused_multiply_add(
     h100: Launches,
 ) -> None:
     for provider_id, work in CASES:
-        if provider_id.startswith("triton.") and not catalog.make(provider_id).unsupported(work, H100):
+        if provider_id.startswith("triton.") and not catalog.make(provider_id).unsupported(
+            work, H100
+        ):
             catalog.make(provider_id).prepare(work, H100).run()
     timer()
     assert {options.get("enable_fp_fusion") for options in h100.options} == {True}
@@ -152,7 +162,9 @@ def test_collectives_have_their_buffers_and_references_on_the_gpu(
     assert torch.cuda.Event.return_value.elapsed_time.called
 
 
-def test_topology_asks_torch_for_what_it_has(rank: collectives.TorchRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topology_asks_torch_for_what_it_has(
+    rank: collectives.TorchRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand_in(monkeypatch, torch.cuda, "device_count", 2)
     stand_in(monkeypatch, torch.cuda, "can_device_access_peer", True)
     found = collectives.topology(rank)
@@ -201,10 +213,14 @@ class Faulty(TorchMm):
 FAULTS: dict[str, Callable[..., Callable[[], object]]] = {
     "an operand on the CPU": lambda a, b, c: partial(torch.mm, a, b.cpu(), out=c),
     "a result on the CPU": lambda a, b, c: partial(torch.mm, a, b, out=c.cpu()),
-    "a result without memory": lambda a, b, c: partial(torch.mm, a, b, out=output_templates(GEMM)[0]),
+    "a result without memory": lambda a, b, c: partial(
+        torch.mm, a, b, out=output_templates(GEMM)[0]
+    ),
     "a factor on the CPU": lambda a, b, c: lambda: torch.mm(a, b, out=c).addmm_(a, b.cpu()),
     "a number on the CPU": lambda a, b, c: lambda: torch.stack((a.sum(), torch.zeros(()))),
-    "an index on the GPU of a tensor on the CPU": lambda a, b, c: lambda: torch.zeros(9)[c[0].long()],
+    "an index on the GPU of a tensor on the CPU": lambda a, b, c: (
+        lambda: torch.zeros(9)[c[0].long()]
+    ),
     "a generator of the CPU": lambda a, b, c: lambda: a.normal_(generator=torch.Generator()),
 }
 

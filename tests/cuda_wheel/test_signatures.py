@@ -20,13 +20,17 @@ from quantbench.kernels.launching import TRITON
 from triton.runtime.jit import JITFunction
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(path for folder in ("quantbench", "kernels", "tools") for path in (ROOT / folder).rglob("*.py"))
+FILES = sorted(
+    path for folder in ("quantbench", "kernels", "tools") for path in (ROOT / folder).rglob("*.py")
+)
 PACKAGES = ("torch", "triton", "pynvml")
 #: what triton 3.2 lacks, by file: names and calls that are reached with newer versions only
 NEWER = {
     "kernels/gemm/host.py": ("triton.tools.tensor_descriptor.TensorDescriptor",),
     "kernels/attention/operands.py": ("triton.tools.tensor_descriptor.TensorDescriptor",),
-    "kernels/gemm/kernels.py": ("triton.language.range: got an unexpected keyword argument 'flatten'",),
+    "kernels/gemm/kernels.py": (
+        "triton.language.range: got an unexpected keyword argument 'flatten'",
+    ),
 }
 
 
@@ -38,11 +42,19 @@ def faults(source: str) -> Iterator[str]:
         name = dotted(node, aliases)
         if name is not None and missing(name):
             yield f"line {node.lineno}: {name} is missing"
-        if isinstance(node, ast.Call) and (name := dotted(node.func, aliases)) and not missing(name):
+        if (
+            isinstance(node, ast.Call)
+            and (name := dotted(node.func, aliases))
+            and not missing(name)
+        ):
             refused = refusal(found(name), node)
             if refused:
                 yield f"line {node.lineno}: {name}: {refused}"
-        if isinstance(node, ast.Constant) and str(node.value).startswith("nvml") and missing(f"pynvml.{node.value}"):
+        if (
+            isinstance(node, ast.Constant)
+            and str(node.value).startswith("nvml")
+            and missing(f"pynvml.{node.value}")
+        ):
             yield f"line {node.lineno}: {node.value} is missing"
 
 
@@ -90,15 +102,23 @@ def missing(name: str) -> bool:
 
 
 def refusal(function: Any, call: ast.Call) -> str:
-    """Returns why a function does not take a call's arguments; "" if it does, or does not tell what it takes."""
-    if any(isinstance(argument, ast.Starred) for argument in call.args) or None in [k.arg for k in call.keywords]:
+    """Returns why a function does not take a call's arguments; "" if it does, or does not tell what
+    it takes.
+    """
+    if any(isinstance(argument, ast.Starred) for argument in call.args) or None in [
+        k.arg for k in call.keywords
+    ]:
         return ""
     try:
-        signature = inspect.signature(function.fn if isinstance(function, JITFunction) else function)
+        signature = inspect.signature(
+            function.fn if isinstance(function, JITFunction) else function
+        )
     except ValueError:  # a builtin
         return ""
     try:
-        signature.bind(*call.args, **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg})
+        signature.bind(
+            *call.args, **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        )
     except TypeError as error:
         return str(error)
     return ""
@@ -107,7 +127,11 @@ def refusal(function: Any, call: ast.Call) -> str:
 @pytest.mark.parametrize("path", [str(path.relative_to(ROOT)) for path in FILES])
 def test_every_name_and_call_is_one_of_the_installed_packages(path: str) -> None:
     expected = NEWER.get(path, ()) if TRITON == (3, 2) else ()
-    left = [line for line in faults((ROOT / path).read_text()) if not any(name in line for name in expected)]
+    left = [
+        line
+        for line in faults((ROOT / path).read_text())
+        if not any(name in line for name in expected)
+    ]
     assert left == []
 
 
@@ -115,13 +139,34 @@ def test_every_name_and_call_is_one_of_the_installed_packages(path: str) -> None
     ("source", "fault"),
     [
         ("import torch\ntorch.cuda.synchronise()", "line 2: torch.cuda.synchronise is missing"),
-        ("import torch\ntorch.cuda.Event(timing=True)", "line 2: torch.cuda.Event: got an unexpected keyword"),
-        ("import torch\ntorch.cuda._sleep()", "line 2: torch.cuda._sleep: missing a required argument: 'cycles'"),
-        ("import torch.distributed as dist\ndist.all_sum()", "line 2: torch.distributed.all_sum is missing"),
-        ("from triton.testing import do_bench\ndo_bench(f, warm=1)", "line 2: triton.testing.do_bench: got an unexp"),
-        ("import triton.language as tl\ntl.dot(a, b, tf32=True)", "line 2: triton.language.dot: got an unexpected"),
-        ("import triton.language as tl\ntl.sum(a, axes=1)", "line 2: triton.language.sum: got an unexpected keyword"),
-        ("import pynvml\npynvml.nvmlDeviceGetPowerUsage()", "line 2: pynvml.nvmlDeviceGetPowerUsage: missing a req"),
+        (
+            "import torch\ntorch.cuda.Event(timing=True)",
+            "line 2: torch.cuda.Event: got an unexpected keyword",
+        ),
+        (
+            "import torch\ntorch.cuda._sleep()",
+            "line 2: torch.cuda._sleep: missing a required argument: 'cycles'",
+        ),
+        (
+            "import torch.distributed as dist\ndist.all_sum()",
+            "line 2: torch.distributed.all_sum is missing",
+        ),
+        (
+            "from triton.testing import do_bench\ndo_bench(f, warm=1)",
+            "line 2: triton.testing.do_bench: got an unexp",
+        ),
+        (
+            "import triton.language as tl\ntl.dot(a, b, tf32=True)",
+            "line 2: triton.language.dot: got an unexpected",
+        ),
+        (
+            "import triton.language as tl\ntl.sum(a, axes=1)",
+            "line 2: triton.language.sum: got an unexpected keyword",
+        ),
+        (
+            "import pynvml\npynvml.nvmlDeviceGetPowerUsage()",
+            "line 2: pynvml.nvmlDeviceGetPowerUsage: missing a req",
+        ),
         ("ask('nvmlDeviceGetSpeed')", "line 1: nvmlDeviceGetSpeed is missing"),
     ],
 )

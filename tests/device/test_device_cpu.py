@@ -49,7 +49,9 @@ CPU part	: 0xd40
 
 
 def parsed(text: str, *, max_mhz: float | None = None, exact: bool = False) -> CpuInfo:
-    return parse_cpuinfo(text, last_cache_bytes=32 * 2**20, memory_bytes=16 * GIB, max_mhz=max_mhz, exact_clock=exact)
+    return parse_cpuinfo(
+        text, last_cache_bytes=32 * 2**20, memory_bytes=16 * GIB, max_mhz=max_mhz, exact_clock=exact
+    )
 
 
 def test_a_virtual_machine_that_hides_its_turbo_gets_the_highest_clock_of_its_model() -> None:
@@ -62,7 +64,9 @@ def test_a_virtual_machine_that_hides_its_turbo_gets_the_highest_clock_of_its_mo
     assert spec.peak("bf16") == pytest.approx(128 * 5.0 / 1000)
     assert spec.peak("tf32") is None
     assert spec.source["peak_tflops"] == "estimated upper bound for one core at 5000 MHz"
-    assert spec.source["peak_tflops.bf16"].endswith("128 operations per cycle, VDPBF16PS: 2 × 32 multiply-adds")
+    assert spec.source["peak_tflops.bf16"].endswith(
+        "128 operations per cycle, VDPBF16PS: 2 × 32 multiply-adds"
+    )
     assert not spec.registered
 
 
@@ -133,7 +137,9 @@ def test_slugs(name: str, slug: str) -> None:
 
 
 def test_the_outermost_cache_counts(tmp_path: Path) -> None:
-    for index, (level, size) in enumerate([("1", "48K"), ("1", "32K"), ("2", "1024K"), ("3", "32768K")]):
+    for index, (level, size) in enumerate(
+        [("1", "48K"), ("1", "32K"), ("2", "1024K"), ("3", "32768K")]
+    ):
         folder = tmp_path / "cache" / f"index{index}"
         folder.mkdir(parents=True)
         (folder / "level").write_text(level)
@@ -145,7 +151,9 @@ def test_the_outermost_cache_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("driver", "exact"), [("amd-pstate-epp", True), ("intel_pstate", True), ("acpi-cpufreq", False)]
 )
-def test_cpufreq_is_exact_only_with_drivers_that_count_turbo_in(tmp_path: Path, driver: str, exact: bool) -> None:
+def test_cpufreq_is_exact_only_with_drivers_that_count_turbo_in(
+    tmp_path: Path, driver: str, exact: bool
+) -> None:
     folder = tmp_path / "cpufreq"
     folder.mkdir()
     (folder / "cpuinfo_max_freq").write_text("4400000\n")

@@ -1,4 +1,6 @@
-"""Cards that torch cannot use: what is said, and what mends it, on a machine and a torch that are made up."""
+"""Cards that torch cannot use: what is said, and what mends it, on a machine and a torch that are
+made up.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Torch(SimpleNamespace):
                 raise error
 
         calls = SimpleNamespace(
-            init=init, get_device_properties=lambda index: cards[index], get_arch_list=lambda: list(architectures)
+            init=init,
+            get_device_properties=lambda index: cards[index],
+            get_arch_list=lambda: list(architectures),
         )
         version = "2.13.0+cpu" if cuda is None else f"2.13.0+cu{cuda.replace('.', '')}"
         super().__init__(__version__=version, version=SimpleNamespace(cuda=cuda), cuda=calls)
@@ -53,7 +57,12 @@ def machine(tmp_path: Path) -> Any:
             information.parent.mkdir(parents=True)
             information.write_text("Model: \t\t NVIDIA A100-SXM4-80GB\nIRQ:   \t\t 60\n")
         return look(
-            torch, index, root=tmp_path, ask_driver=lambda: driver, environ=environ, may_open=lambda path: not closed
+            torch,
+            index,
+            root=tmp_path,
+            ask_driver=lambda: driver,
+            environ=environ,
+            may_open=lambda path: not closed,
         )
 
     return make
@@ -69,7 +78,9 @@ def text(machine: Machine) -> str:
 
 def test_a_driver_too_old_for_the_wheel(machine: Any) -> None:
     reason = "The NVIDIA driver on your system is too old (found version 12020)"
-    error = RuntimeError(f"{reason}. Please update your GPU driver by downloading and installing a new version.")
+    error = RuntimeError(
+        f"{reason}. Please update your GPU driver by downloading and installing a new version."
+    )
     driver = ("535.183.01", (8, 0))
     said = text(machine(Torch(error), driver=driver))
     assert said == (
@@ -88,7 +99,13 @@ def test_a_card_that_the_wheel_has_no_code_for(machine: Any) -> None:
 
 
 def test_a_torch_for_cpus_on_a_machine_with_a_card(machine: Any) -> None:
-    said = text(machine(Torch(AssertionError("Torch not compiled with CUDA enabled"), cuda=None, architectures=())))
+    said = text(
+        machine(
+            Torch(
+                AssertionError("Torch not compiled with CUDA enabled"), cuda=None, architectures=()
+            )
+        )
+    )
     assert "torch 2.13.0+cpu built without CUDA" in said
     assert "(torch: Torch not compiled with CUDA enabled)" in said
     assert f"expected {wheels.install_line(*A100)}" in said
@@ -103,7 +120,12 @@ def test_visible_devices_that_name_none(machine: Any, value: str) -> None:
 
 
 def test_visible_devices_are_not_blamed_for_an_old_driver(machine: Any) -> None:
-    said = text(machine(Torch(RuntimeError("The NVIDIA driver on your system is too old")), CUDA_VISIBLE_DEVICES="0"))
+    said = text(
+        machine(
+            Torch(RuntimeError("The NVIDIA driver on your system is too old")),
+            CUDA_VISIBLE_DEVICES="0",
+        )
+    )
     assert "hides" not in said
     assert "pip install" in said
 
@@ -116,7 +138,9 @@ def test_a_device_file_that_may_not_be_opened(machine: Any, tmp_path: Path) -> N
 
 def test_a_container_without_nvml(machine: Any, tmp_path: Path) -> None:
     """Only the device file is there: neither NVML nor the driver's files under /proc."""
-    error = RuntimeError("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU")
+    error = RuntimeError(
+        "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"
+    )
     said = text(machine(Torch(error), driver=(None, None), proc=False))
     assert said.startswith("device: an NVIDIA card (driver unknown)")
     assert "(torch: Found no NVIDIA driver on your system)" in said
@@ -140,7 +164,13 @@ def test_a_machine_without_a_card_is_not_refused(machine: Any, tmp_path: Path) -
 
 
 def test_a_card_in_order(machine: Any) -> None:
-    shown = machine(Torch(None, CARD), 0, CUDA_VISIBLE_DEVICES="0", CUDA_LAUNCH_BLOCKING="0", driver=(None, None))
+    shown = machine(
+        Torch(None, CARD),
+        0,
+        CUDA_VISIBLE_DEVICES="0",
+        CUDA_LAUNCH_BLOCKING="0",
+        driver=(None, None),
+    )
     assert refusal(shown) is None
     assert [finding.what for finding in findings(shown)] == [
         "card", "device file", "driver", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "torch", "architectures",

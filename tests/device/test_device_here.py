@@ -22,12 +22,15 @@ H200 = SimpleNamespace(
     L2_cache_size=62914560, shared_memory_per_multiprocessor=233472, shared_memory_per_block_optin=232448,
     uuid="91a535d7-4157-249a-65e5-73883afa626e", pci_bus_id=0, pci_device_id=4, pci_domain_id=0,
 )  # fmt: skip
-T4 = SimpleNamespace(name="Tesla T4", major=7, minor=5, total_memory=15642329088, multi_processor_count=40)
+T4 = SimpleNamespace(
+    name="Tesla T4", major=7, minor=5, total_memory=15642329088, multi_processor_count=40
+)
 
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Put a torch in place that sees these GPUs, and no NVML; `gpus.chosen` tells which it was told to use.
+    """Put a torch in place that sees these GPUs, and no NVML; `gpus.chosen` tells which it was told
+    to use.
 
     device_file: whether the machine shows a card whatever torch sees.
     """
@@ -43,7 +46,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         (tmp_path / "dev").mkdir(exist_ok=True)
         if device_file:
             (tmp_path / "dev/nvidia0").touch()
-        shown = partial(look, root=tmp_path, ask_driver=lambda: ("580.65.06", None), environ=environ)
+        shown = partial(
+            look, root=tmp_path, ask_driver=lambda: ("580.65.06", None), environ=environ
+        )
         monkeypatch.setattr(here, "look", shown)
         torch = ModuleType("torch")
         chosen.clear()
@@ -77,7 +82,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def test_the_first_gpu_is_taken(gpus: Any) -> None:
     asked = gpus(H200, T4)
     assert device.current() == device.lookup("h200-sxm-141gb")
-    assert asked == [{"uuid": "91a535d7-4157-249a-65e5-73883afa626e", "pci_bus_id": "00000000:00:04.0"}]
+    assert asked == [
+        {"uuid": "91a535d7-4157-249a-65e5-73883afa626e", "pci_bus_id": "00000000:00:04.0"}
+    ]
 
 
 def test_a_torch_that_tells_neither_uuid_nor_bus(gpus: Any) -> None:
@@ -110,7 +117,9 @@ def test_the_variable_chooses(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         ("cuda:2", "QUANTBENCH_DEVICE: 'cuda:2'; expected one of the 1 GPUs that torch sees"),
     ],
 )
-def test_a_variable_that_names_no_device(gpus: Any, monkeypatch: pytest.MonkeyPatch, wish: str, message: str) -> None:
+def test_a_variable_that_names_no_device(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch, wish: str, message: str
+) -> None:
     gpus(H200)
     monkeypatch.setenv("QUANTBENCH_DEVICE", wish)
     with pytest.raises(InputError) as caught:
@@ -125,7 +134,9 @@ def test_a_gpu_that_is_demanded_and_not_there(gpus: Any, monkeypatch: pytest.Mon
         device.current()
 
 
-def test_a_card_that_torch_does_not_see_is_not_replaced_by_the_cpu(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_that_torch_does_not_see_is_not_replaced_by_the_cpu(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpus(device_file=True)
     why = r"an NVIDIA card .*No CUDA GPUs are available.*QUANTBENCH_DEVICE=cpu"
     for wish in ("", "cuda", "cuda:1"):
@@ -145,13 +156,20 @@ def test_a_card_without_code_is_refused_before_it_is_used(gpus: Any) -> None:
 
 def test_launches_that_wait_are_refused(gpus: Any) -> None:
     gpus(H200, CUDA_LAUNCH_BLOCKING="1")
-    with pytest.raises(UnsupportedError, match=r"CUDA_LAUNCH_BLOCKING='1'.*; expected CUDA_LAUNCH_BLOCKING unset"):
+    with pytest.raises(
+        UnsupportedError, match=r"CUDA_LAUNCH_BLOCKING='1'.*; expected CUDA_LAUNCH_BLOCKING unset"
+    ):
         device.current()
 
 
 @pytest.mark.parametrize("wish", ["", "cuda"])
-def test_a_torch_for_amd_gpus_is_refused(gpus: Any, monkeypatch: pytest.MonkeyPatch, wish: str) -> None:
-    gpus(SimpleNamespace(name="AMD Instinct MI300X", gcnArchName="gfx942", major=9, minor=4), hip="6.4")
+def test_a_torch_for_amd_gpus_is_refused(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    gpus(
+        SimpleNamespace(name="AMD Instinct MI300X", gcnArchName="gfx942", major=9, minor=4),
+        hip="6.4",
+    )
     monkeypatch.setenv("QUANTBENCH_DEVICE", wish)
     with pytest.raises(UnsupportedError) as caught:
         device.current()
@@ -169,7 +187,9 @@ def test_nvml_fills_in_what_torch_does_not_tell() -> None:
             pass
 
         def limits(self) -> device.Limits:
-            return device.Limits(max_sm_clock_mhz=1980, max_memory_clock_mhz=3201, memory_bus_bits=6144)
+            return device.Limits(
+                max_sm_clock_mhz=1980, max_memory_clock_mhz=3201, memory_bus_bits=6144
+            )
 
     properties = here.read_properties(H200, Answers())  # type: ignore[arg-type]
     assert properties.max_sm_clock_mhz == 1980
@@ -178,7 +198,9 @@ def test_nvml_fills_in_what_torch_does_not_tell() -> None:
 
 
 def test_torch_fills_in_what_nvml_does_not_tell() -> None:
-    newer = SimpleNamespace(**vars(T4), clock_rate=1590000, memory_clock_rate=5001000, memory_bus_width=256)
+    newer = SimpleNamespace(
+        **vars(T4), clock_rate=1590000, memory_clock_rate=5001000, memory_bus_width=256
+    )
     properties = here.read_properties(newer, Absent("no driver"))  # type: ignore[arg-type]
     assert properties.max_sm_clock_mhz == 1590
     assert properties.max_memory_clock_mhz == 5001

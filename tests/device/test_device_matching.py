@@ -42,18 +42,34 @@ REPORTED = [
     ("NVIDIA B300 SXM6 AC", (10, 3), 148, 275040 * MIB, "b300-sxm-270gb"),
     ("NVIDIA GB300", (10, 3), 152, 284208 * MIB, "gb300-279gb"),
     ("NVIDIA GeForce RTX 5090", (12, 0), 170, 33660534784, "rtx-5090-32gb"),
-    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0), 188, 97887 * MIB, "rtx-pro-6000-96gb"),
-    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0), 188, 97887 * MIB, "rtx-pro-6000-server-96gb"),
+    (
+        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+        (12, 0),
+        188,
+        97887 * MIB,
+        "rtx-pro-6000-96gb",
+    ),
+    (
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        (12, 0),
+        188,
+        97887 * MIB,
+        "rtx-pro-6000-server-96gb",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "capability", "sms", "memory_bytes", "slug"), REPORTED)
-def test_known_cards(name: str, capability: tuple[int, int], sms: int, memory_bytes: int, slug: str) -> None:
+def test_known_cards(
+    name: str, capability: tuple[int, int], sms: int, memory_bytes: int, slug: str
+) -> None:
     assert match(Properties(name, capability, sms, memory_bytes)) == lookup(slug)
 
 
 def test_a_card_that_may_run_faster_keeps_its_peaks_and_gets_a_higher_bound() -> None:
-    spec = match(Properties("NVIDIA GeForce RTX 3090", (8, 6), 82, 25443893248, max_sm_clock_mhz=2100))
+    spec = match(
+        Properties("NVIDIA GeForce RTX 3090", (8, 6), 82, 25443893248, max_sm_clock_mhz=2100)
+    )
     assert spec.registered
     assert (spec.sm_clock_mhz, spec.max_sm_clock_mhz) == (1695, 2100)
     assert spec.source["max_sm_clock_mhz"] == "reported by the card"
@@ -74,7 +90,9 @@ def test_a_mig_slice_is_not_the_card() -> None:
 
 
 def test_the_largest_mig_slice_is_not_the_card_either() -> None:
-    spec = match(Properties("NVIDIA H100 80GB HBM3 MIG 7g.80gb", (9, 0), 132, 84000 * MIB * 79 // 80))
+    spec = match(
+        Properties("NVIDIA H100 80GB HBM3 MIG 7g.80gb", (9, 0), 132, 84000 * MIB * 79 // 80)
+    )
     assert spec.name == "h100-sxm5-80gb-mig-7g-80gb"
     assert spec.memory_gb_per_s == lookup("h100-sxm5-80gb").memory_gb_per_s
 
@@ -121,13 +139,17 @@ def test_an_unknown_card_that_reports_nothing_gets_bounds_never_none() -> None:
     spec = match(Properties("NVIDIA A16", (8, 6), 10, 15 * 2**30))
     assert spec.sm_clock_mhz == 1800  # the highest of sm_86 in the registry
     assert spec.memory_gb_per_s == 936
-    assert spec.source["sm_clock_mhz"] == "estimated: the highest of sm_86, not reported by the card"
+    assert (
+        spec.source["sm_clock_mhz"] == "estimated: the highest of sm_86, not reported by the card"
+    )
     assert spec.smem_per_block_bytes == 101376
     assert spec.peak("bf16") == pytest.approx(10 * 1024 * 1800e-6)
 
 
 def test_an_unknown_geforce_accumulates_fp32_at_half_rate() -> None:
-    spec = match(Properties("NVIDIA GeForce RTX 4070", (8, 9), 46, 12 * 2**30, max_sm_clock_mhz=2475))
+    spec = match(
+        Properties("NVIDIA GeForce RTX 4070", (8, 9), 46, 12 * 2**30, max_sm_clock_mhz=2475)
+    )
     assert spec.name == "rtx-4070-12gb"
     assert spec.peak("fp16") == pytest.approx(46 * 512 * 2475e-6)
     assert spec.peak("fp32") == pytest.approx(46 * 256 * 2475e-6)

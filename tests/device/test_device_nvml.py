@@ -20,7 +20,9 @@ class FakeLibrary:
 
     NVMLError = FakeError
 
-    def __init__(self, *refuse: str, pids: tuple[int, ...] = (), reasons: int = 0, mig: bool = False) -> None:
+    def __init__(
+        self, *refuse: str, pids: tuple[int, ...] = (), reasons: int = 0, mig: bool = False
+    ) -> None:
         self.refuse = set(refuse)
         self.pids = pids
         self.reasons = reasons
@@ -54,7 +56,9 @@ class FakeLibrary:
         answers: dict[str, Any] = {
             "nvmlInit": None,
             "nvmlDeviceGetHandleByPciBusId": "card",
-            "nvmlDeviceIsMigDeviceHandle": ctypes.c_uint(self.mig),  # as nvidia-ml-py answers it, unlike the others
+            "nvmlDeviceIsMigDeviceHandle": ctypes.c_uint(
+                self.mig
+            ),  # as nvidia-ml-py answers it, unlike the others
             "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": "card",
             "nvmlDeviceGetTemperature": 41,
             "nvmlDeviceGetPowerUsage": 123456,
@@ -76,7 +80,10 @@ class FakeLibrary:
 
 def opened(library: FakeLibrary, uuid: str = "1234", own: tuple[int, ...] = (100,)) -> Nvml:
     found = Nvml.open(
-        uuid=uuid, library=library, own_pids=lambda: frozenset(own), pid_exists=lambda pid: pid < 1_000_000
+        uuid=uuid,
+        library=library,
+        own_pids=lambda: frozenset(own),
+        pid_exists=lambda pid: pid < 1_000_000,
     )
     assert isinstance(found, Nvml)
     return found
@@ -156,7 +163,9 @@ def test_nvml_failing_half_way_is_a_note() -> None:
 
 def test_a_library_from_before_the_renaming() -> None:
     library = FakeLibrary(reasons=0x20)
-    library.missing = frozenset({"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetMemoryBusWidth"})
+    library.missing = frozenset(
+        {"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetMemoryBusWidth"}
+    )
     nvml = opened(library)
     assert nvml.state().throttle_reasons == ("sw_thermal",)
     limits = nvml.limits()
@@ -173,7 +182,10 @@ def test_the_gpu_is_found_by_uuid_never_by_index() -> None:
     library = FakeLibrary()
     opened(library, uuid="1234")
     opened(library, uuid="GPU-1234")
-    assert [a for n, a in library.asked if n == "nvmlDeviceGetHandleByUUID"] == [("GPU-1234",), ("GPU-1234",)]
+    assert [a for n, a in library.asked if n == "nvmlDeviceGetHandleByUUID"] == [
+        ("GPU-1234",),
+        ("GPU-1234",),
+    ]
     assert not [n for n, _ in library.asked if "Index" in n]
 
 
@@ -194,7 +206,9 @@ def test_a_mig_slice_has_its_cards_clocks_and_its_own_processes() -> None:
 
 
 def test_absent_driver_is_a_stated_fact() -> None:
-    assert Nvml.open(uuid="1234", library=FakeLibrary("nvmlInit")) == Absent("NVML does not start: Not Supported")
+    assert Nvml.open(uuid="1234", library=FakeLibrary("nvmlInit")) == Absent(
+        "NVML does not start: Not Supported"
+    )
 
 
 def test_unknown_gpu_is_a_stated_fact() -> None:
@@ -231,7 +245,10 @@ def test_processes_can_be_left_out() -> None:
 def test_numbers_of_another_namespace_are_not_counted() -> None:
     state = opened(FakeLibrary(pids=(4_000_001, 4_000_002))).state()
     assert state.other_processes is None
-    assert state.note == "NVML reports 2 process ids of another PID namespace, perhaps including this process"
+    assert (
+        state.note
+        == "NVML reports 2 process ids of another PID namespace, perhaps including this process"
+    )
 
 
 def test_a_process_that_just_ended_is_another_one_if_we_see_ourselves() -> None:
@@ -244,7 +261,10 @@ def test_a_process_that_just_ended_is_another_one_if_we_see_ourselves() -> None:
         (0, ()),
         (0x1, ("gpu_idle",)),
         (0x2 | 0x10, ("applications_clocks_setting", "sync_boost")),
-        (0x4 | 0x8 | 0x20 | 0x40 | 0x80, ("sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")),
+        (
+            0x4 | 0x8 | 0x20 | 0x40 | 0x80,
+            ("sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"),
+        ),
         (0x100, ("display_clock_setting",)),
         (0x2000, ("unknown_0x2000",)),
     ],
@@ -263,7 +283,9 @@ def test_bits_are_those_of_the_real_library() -> None:
     assert decode_reasons(pynvml.nvmlClocksThrottleReasonHwSlowdown) == ("hw_slowdown",)
     assert decode_reasons(pynvml.nvmlClocksThrottleReasonSwThermalSlowdown) == ("sw_thermal",)
     assert decode_reasons(pynvml.nvmlClocksThrottleReasonHwThermalSlowdown) == ("hw_thermal",)
-    assert decode_reasons(pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown) == ("hw_power_brake",)
+    assert decode_reasons(pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown) == (
+        "hw_power_brake",
+    )
     assert decode_reasons(pynvml.nvmlClocksThrottleReasonGpuIdle) == ("gpu_idle",)
     assert decode_reasons(pynvml.nvmlClocksThrottleReasonSyncBoost) == ("sync_boost",)
 
@@ -285,7 +307,9 @@ def test_the_process_tree_is_walked_again_only_for_other_processes() -> None:
         return frozenset({100})
 
     library = FakeLibrary(pids=(100, 200))
-    found = Nvml.open(uuid="1234", library=library, own_pids=own_pids, pid_exists=lambda pid: pid < 1_000_000)
+    found = Nvml.open(
+        uuid="1234", library=library, own_pids=own_pids, pid_exists=lambda pid: pid < 1_000_000
+    )
     assert isinstance(found, Nvml)
     assert [found.state().other_processes for _ in range(3)] == [1, 1, 1]
     assert len(walks) == 1

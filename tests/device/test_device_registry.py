@@ -1,4 +1,6 @@
-"""The registry: every constant has a source, and every figure agrees with the others it is made of."""
+"""The registry: every constant has a source, and every figure agrees with the others it is made
+of.
+"""
 
 import doctest
 import tomllib
@@ -12,7 +14,9 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 
 ENTRIES = [pytest.param(entry, id=entry.spec.name) for entry in entries()]
-DOCUMENTS = tomllib.loads((files("quantbench.device") / "registry.toml").read_text(encoding="utf-8"))["documents"]
+DOCUMENTS = tomllib.loads(
+    (files("quantbench.device") / "registry.toml").read_text(encoding="utf-8")
+)["documents"]
 
 # Data sheets round to two or three digits (8.1, 60, 112 for 113.05).
 ROUNDING = 0.01
@@ -28,7 +32,9 @@ def test_peaks_are_sms_times_rate_times_clock(entry: Entry) -> None:
         clock_mhz = spec.peak_clock_mhz.get(dtype, spec.sm_clock_mhz)
         share = 0.5 if dtype in entry.half_rate else 1.0
         made = spec.sm_count * rate[dtype] * share * clock_mhz * 1e-6
-        assert peak == pytest.approx(made, rel=ROUNDING), f"{spec.name} {dtype}: {peak} is stated, {made:.1f} computed"
+        assert peak == pytest.approx(made, rel=ROUNDING), (
+            f"{spec.name} {dtype}: {peak} is stated, {made:.1f} computed"
+        )
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -40,7 +46,9 @@ def test_every_dtype_of_the_architecture_has_a_peak(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_tf32_is_half_of_fp16(entry: Entry) -> None:  # which the table of `quantbench devices` leaves it to
+def test_tf32_is_half_of_fp16(
+    entry: Entry,
+) -> None:  # which the table of `quantbench devices` leaves it to
     tf32 = entry.spec.peak("tf32")
     assert tf32 is None or tf32 == pytest.approx(entry.spec.peak_tflops["fp16"] / 2, rel=ROUNDING)
 
@@ -61,7 +69,9 @@ def test_every_constant_names_a_document_with_its_year(entry: Entry) -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_highest_clock_is_not_below_the_stated_one(entry: Entry) -> None:
-    assert entry.spec.max_sm_clock_mhz >= max(entry.spec.sm_clock_mhz, *entry.spec.peak_clock_mhz.values(), 0)
+    assert entry.spec.max_sm_clock_mhz >= max(
+        entry.spec.sm_clock_mhz, *entry.spec.peak_clock_mhz.values(), 0
+    )
 
 
 def test_published_documents_carry_a_year() -> None:
@@ -100,7 +110,12 @@ def test_slugs_and_names_are_unique() -> None:
     ],
 )
 def test_known_figures(
-    slug: str, sm_count: int, l2_mib: float, smem_per_block: int, bf16: float | None, bandwidth: float
+    slug: str,
+    sm_count: int,
+    l2_mib: float,
+    smem_per_block: int,
+    bf16: float | None,
+    bandwidth: float,
 ) -> None:
     spec = registry.lookup(slug)
     assert spec.sm_count == sm_count
@@ -120,7 +135,9 @@ def test_slugs_that_others_rely_on() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("slug", [spec.name for spec in registry.known() if spec.compute_capability == (7, 0)])
+@pytest.mark.parametrize(
+    "slug", [spec.name for spec in registry.known() if spec.compute_capability == (7, 0)]
+)
 def test_volta_has_neither_bf16_nor_tf32_nor_fp8(slug: str) -> None:
     spec = registry.lookup(slug)
     assert [spec.peak(dtype) for dtype in ("bf16", "tf32", "fp8", "int8")] == [None] * 4
@@ -164,7 +181,9 @@ def test_lookup_lists_the_candidates(name: str, candidates: str) -> None:
     assert str(caught.value) == f"device: {name!r}; expected one of {candidates} {listed}"
 
 
-@pytest.mark.parametrize("name", ["80gb", "sxm", "", " ", "NVIDIA", "rtx", "mi400x", "a100-a100-v100", "-", "6000"])
+@pytest.mark.parametrize(
+    "name", ["80gb", "sxm", "", " ", "NVIDIA", "rtx", "mi400x", "a100-a100-v100", "-", "6000"]
+)
 def test_a_name_that_leaves_no_model_or_several_is_refused(name: str) -> None:
     with pytest.raises(InputError, match=r"expected .* lists all"):
         registry.lookup(name)
@@ -175,7 +194,9 @@ def test_amd_gpus_are_rocm_devices_of_wavefronts() -> None:
     assert {(spec.kind, spec.warp_threads) for spec in amd} == {("rocm", 64)}
     assert [spec.architecture for spec in amd] == ["gfx90a", "gfx942", "gfx942", "gfx950"]
     assert registry.lookup("p100").warp_threads == 32
-    with pytest.raises(InputError, match=r"compute_capability = \(9, 1\); expected that of gfx90a, gfx942, gfx950"):
+    with pytest.raises(
+        InputError, match=r"compute_capability = \(9, 1\); expected that of gfx90a, gfx942, gfx950"
+    ):
         DeviceSpec("x", "rocm", 304, 2100, 2**28, 65536, 2**37, 5300, {"bf16": 1307}, (9, 1))
 
 
@@ -200,8 +221,13 @@ def test_ceiling_scales_the_peak_to_the_clock() -> None:
 
 
 def test_a_slipped_decimal_is_refused() -> None:
-    with pytest.raises(InputError, match=r"DeviceSpec x: memory_gb_per_s = 2039000; expected a number from 1 to 20000"):
-        DeviceSpec("x", "cuda", 108, 1410, 40 * 2**20, 167936, 2**36, 2_039_000, {"bf16": 312}, (8, 0))
+    with pytest.raises(
+        InputError,
+        match=r"DeviceSpec x: memory_gb_per_s = 2039000; expected a number from 1 to 20000",
+    ):
+        DeviceSpec(
+            "x", "cuda", 108, 1410, 40 * 2**20, 167936, 2**36, 2_039_000, {"bf16": 312}, (8, 0)
+        )
 
 
 def test_examples() -> None:

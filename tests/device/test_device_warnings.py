@@ -21,7 +21,9 @@ QUIET = Limits(
 
 
 def test_all_is_well() -> None:
-    state = DeviceState(sm_clock_mhz=210, temperature_c=34, throttle_reasons=("gpu_idle",), other_processes=0)
+    state = DeviceState(
+        sm_clock_mhz=210, temperature_c=34, throttle_reasons=("gpu_idle",), other_processes=0
+    )
     assert warnings_for(A100, state, QUIET) == ()
     assert warnings_for(A100, DeviceState(note="NVML is not installed")) == ()
 
@@ -78,18 +80,25 @@ def test_one_thing_is_off(state: DeviceState, limits: Limits | None, sentence: s
     assert warnings_for(A100, state, limits) == (sentence,)
 
 
-@pytest.mark.parametrize(("slug", "default_mhz", "highest_mhz"), [("v100", 1312, 1530), ("a100", 1095, 1410)])
+@pytest.mark.parametrize(
+    ("slug", "default_mhz", "highest_mhz"), [("v100", 1312, 1530), ("a100", 1095, 1410)]
+)
 def test_a_default_clock_below_the_highest_is_no_lowered_clock(
     slug: str, default_mhz: float, highest_mhz: float
 ) -> None:
     limits = Limits(
-        application_sm_mhz=default_mhz, default_application_sm_mhz=default_mhz, max_sm_clock_mhz=highest_mhz
+        application_sm_mhz=default_mhz,
+        default_application_sm_mhz=default_mhz,
+        max_sm_clock_mhz=highest_mhz,
     )
     assert warnings_for(lookup(slug), DeviceState(), limits) == ()
 
 
 def test_without_the_default_clock_nothing_is_said_of_the_clock() -> None:
-    assert warnings_for(A100, DeviceState(), Limits(application_sm_mhz=1095, max_sm_clock_mhz=1410)) == ()
+    assert (
+        warnings_for(A100, DeviceState(), Limits(application_sm_mhz=1095, max_sm_clock_mhz=1410))
+        == ()
+    )
 
 
 @pytest.mark.parametrize("reason", sorted(HARMFUL_REASONS))

@@ -1,4 +1,6 @@
-"""Which torch is installed: the table, what the machine says, and the choice against local indexes."""
+"""Which torch is installed: the table, what the machine says, and the choice against local
+indexes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from quantbench.device import wheels
 from quantbench.device.wheels import Choice, choose, install_line, machine
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+    "optional-dependencies"
+]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +40,9 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["p
         ("550.54.15", None, "cuda12"),
     ],
 )
-def test_driver_and_card_choose_the_line(driver: str | None, capability: tuple[int, int] | None, line: str) -> None:
+def test_driver_and_card_choose_the_line(
+    driver: str | None, capability: tuple[int, int] | None, line: str
+) -> None:
     choice = choose(driver, capability)
     assert choice.name == line
     assert choice.command.startswith("pip uninstall --yes torch triton && pip install")
@@ -55,7 +61,9 @@ def test_driver_and_card_choose_the_line(driver: str | None, capability: tuple[i
         ("470.256.02", (3, 7), "set QUANTBENCH_DEVICE=cpu to use the CPU"),  # K80
     ],
 )
-def test_a_machine_that_nothing_serves_gets_advice(driver: str, capability: tuple[int, int], advice: str) -> None:
+def test_a_machine_that_nothing_serves_gets_advice(
+    driver: str, capability: tuple[int, int], advice: str
+) -> None:
     choice = choose(driver, capability)
     assert (choice.name, choice.requirements) == ("", ())
     assert install_line(driver, capability) == advice
@@ -102,7 +110,9 @@ class Nvml:
         card._obj.value = index + 1
         return 0 if self.cards[index] else 4
 
-    def nvmlDeviceGetCudaComputeCapability(self, card: ctypes.c_void_p, major: Any, minor: Any) -> int:  # noqa: N802
+    def nvmlDeviceGetCudaComputeCapability(  # noqa: N802
+        self, card: ctypes.c_void_p, major: Any, minor: Any
+    ) -> int:
         assert card.value is not None
         major._obj.value, minor._obj.value = self.cards[card.value - 1] or (0, 0)
         return 0
@@ -121,7 +131,9 @@ NOWHERE = Path("/nonexistent")
         (Nvml(), (None, None)),
     ],
 )
-def test_nvml_says_driver_and_card(nvml: Nvml, found: tuple[str | None, tuple[int, int] | None]) -> None:
+def test_nvml_says_driver_and_card(
+    nvml: Nvml, found: tuple[str | None, tuple[int, int] | None]
+) -> None:
     assert machine(lambda name: nvml, NOWHERE) == found
 
 
@@ -140,7 +152,10 @@ def test_without_nvml_the_kernel_module_says_the_driver(text: str, tmp_path: Pat
 
     assert machine(load, tmp_path / "version") == (VERSIONS[text], None)
     # NVML of another version than the driver's module does not start.
-    assert machine(lambda name: Nvml((8, 0), started=18), tmp_path / "version") == (VERSIONS[text], None)
+    assert machine(lambda name: Nvml((8, 0), started=18), tmp_path / "version") == (
+        VERSIONS[text],
+        None,
+    )
     assert machine(load, NOWHERE) == (None, None)
 
 
@@ -153,15 +168,21 @@ def add_wheel(index: Path, name: str, version: str) -> None:
     folder.mkdir(parents=True)
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         wheel.writestr(f"{info}/RECORD", "")
     (folder / "index.html").write_text(f'<a href="{name}-{version}-py3-none-any.whl">{name}</a>')
 
 
 @pytest.fixture
 def bare_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Python of an empty environment whose package index has torch's CUDA build, and another package."""
+    """Python of an empty environment whose package index has torch's CUDA build, and another
+    package.
+    """
     add_wheel(tmp_path / "pypi", "torch", "2.15.0")
     add_wheel(tmp_path / "pypi", "other", "1.0")
     for variable in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT", "PIP_NO_INDEX"):
@@ -173,7 +194,9 @@ def bare_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def installed(python: str) -> set[str]:
-    done = subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True
+    )
     return set(done.stdout.split())
 
 
@@ -204,7 +227,9 @@ def test_one_line_says_what_is_installed_and_why(
 ) -> None:
     asked = []
     monkeypatch.setattr(wheels, "machine", lambda: ("535.183.01", (7, 0)))
-    monkeypatch.setattr(wheels, "install", lambda choice, arguments: asked.append((choice.name, arguments)))
+    monkeypatch.setattr(
+        wheels, "install", lambda choice, arguments: asked.append((choice.name, arguments))
+    )
     assert wheels.main(["--editable", ".[dev]"]) == 0
     assert wheels.main(["--line", "cuda12"]) == 0
     assert asked == [("volta", ["--editable", ".[dev]"]), ("cuda12", [])]

@@ -1,4 +1,6 @@
-"""The explorer without a browser: what the command writes and refuses, and the models of a profile."""
+"""The explorer without a browser: what the command writes and refuses, and the models of a
+profile.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +50,16 @@ def test_the_command_writes_a_page_that_loads_nothing(tmp_path: Path) -> None:
     assert found["gpus"][0]["entries"][0]["dtype"] == "fp16"
     assert found["setting"]["hidden"] == preset("gpt2-xl").hidden
     text = page.read_text(encoding="utf-8")
-    assert not re.search(r"<(link|img|iframe)[^>]*(src|href)=.(?!data:)", text.partition("<script")[0])
+    assert not re.search(
+        r"<(link|img|iframe)[^>]*(src|href)=.(?!data:)", text.partition("<script")[0]
+    )
 
 
 def test_a_processor_and_another_suffix_are_refused(tmp_path: Path) -> None:
-    for words in (["--gpu", "h100", "-o", str(tmp_path / "x.htm")], ["--gpu", " , ", "-o", str(tmp_path / "x.html")]):
+    for words in (
+        ["--gpu", "h100", "-o", str(tmp_path / "x.htm")],
+        ["--gpu", " , ", "-o", str(tmp_path / "x.html")],
+    ):
         done = CliRunner().invoke(app, ["explore", *words])
         assert isinstance(done.exception, InputError)
 
@@ -61,8 +68,12 @@ def test_the_profile_of_a_processor_is_refused(tmp_path: Path) -> None:
     made = known_profile({})
     core = replace(made.device, name="cpu-made-up", kind="cpu", compute_capability=None)
     replace(made, device=core, cliffs=()).save(tmp_path / "cpu.json")
-    done = CliRunner().invoke(app, ["explore", "--profile", str(tmp_path / "cpu.json"), "-o", str(tmp_path / "x.html")])
-    assert str(done.exception).startswith(f"explore: --profile {tmp_path / 'cpu.json'} of cpu-made-up; expected the pr")
+    done = CliRunner().invoke(
+        app, ["explore", "--profile", str(tmp_path / "cpu.json"), "-o", str(tmp_path / "x.html")]
+    )
+    assert str(done.exception).startswith(
+        f"explore: --profile {tmp_path / 'cpu.json'} of cpu-made-up; expected the pr"
+    )
 
 
 def test_what_a_page_leaves_out_is_said() -> None:
@@ -79,7 +90,11 @@ def test_a_title_is_escaped(tmp_path: Path) -> None:
 
 
 def test_a_profiles_products_are_fitted(tmp_path: Path) -> None:
-    rows = [gemm_row(64 * i, n, 1024, (20.0 + 2 * i) * n / 4096) for n in range(4096, 9216, 512) for i in range(1, 4)]
+    rows = [
+        gemm_row(64 * i, n, 1024, (20.0 + 2 * i) * n / 4096)
+        for n in range(4096, 9216, 512)
+        for i in range(1, 4)
+    ]
     known_profile({"gemm": table("gemm", rows)}).save(tmp_path / "profile.json")
     device, fitted = fitted_models(tmp_path / "profile.json")
     assert device.name == "a100-sxm4-80gb"
@@ -128,10 +143,15 @@ def test_plain_python_runs_on_every_way_through_its_conditions() -> None:
         return max(1, heads // tp) if experts else 0
 
     script = Script({})
-    script.add("objection", lambda: [checked(), ""][1], lambda error: f"{error.value}: {error.expected}")
+    script.add(
+        "objection", lambda: [checked(), ""][1], lambda error: f"{error.value}: {error.expected}"
+    )
     script.add("count", checked)
     text = str(script)
-    assert "(s.heads - s.tp * Math.floor(s.heads / s.tp)) ? `heads = ${s.heads}: a multiple of ${s.tp}` : ``" in text
+    assert (
+        "(s.heads - s.tp * Math.floor(s.heads / s.tp)) ? `heads = ${s.heads}: a multiple of ${s.tp}` : ``"
+        in text
+    )
     count = text.partition("count: ")[2]
     assert "heads = " not in count  # no possible shape comes there
     assert "s.experts ?" in count

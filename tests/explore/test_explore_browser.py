@@ -1,6 +1,7 @@
-"""The explorer in real browsers: its figures are those of `predict` and `advise`, every control changes what it
-should, it asks nothing of the network, complains of nothing and stays accessible. Skipped without Chromium, and one
-test without Firefox. QUANTBENCH_EXHAUSTIVE=1: 10,000 products on each GPU, 200 settings."""
+"""The explorer in real browsers: its figures are those of `predict` and `advise`, every control
+changes what it should, it asks nothing of the network, complains of nothing and stays accessible.
+Skipped without Chromium, and one test without Firefox. QUANTBENCH_EXHAUSTIVE=1: 10,000 products on
+each GPU, 200 settings."""
 
 from __future__ import annotations
 
@@ -33,7 +34,13 @@ from quantbench.errors import InputError
 from quantbench.explore.page import FittedModel, shelf_devices, write_explorer
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.model_times import ModelTimes, best_gemm_model
-from quantbench.latency.op_times import OpEstimate, RememberedTimes, correlation_of, peak_share, total
+from quantbench.latency.op_times import (
+    OpEstimate,
+    RememberedTimes,
+    correlation_of,
+    peak_share,
+    total,
+)
 from quantbench.sweep.axes import Held, parse_axis, with_defaults
 from quantbench.units import latency, percent
 from quantbench.workload import MoE, TransformerShape
@@ -43,7 +50,9 @@ from quantbench.workload.presets import preset
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_browser() is None, reason="no Chromium here (apt-get install chromium)"),
+    pytest.mark.skipif(
+        find_browser() is None, reason="no Chromium here (apt-get install chromium)"
+    ),
 ]
 
 GPUS = ("a100-sxm4-80gb", "h100-sxm5-80gb")
@@ -79,14 +88,16 @@ def one_tab(opened: Browser, page: Path) -> Iterator[Tab]:
 def tab(one_tab: Tab) -> Tab:
     """The tab that tests share, as it was when the page was opened."""
     one_tab.evaluate(IDLE)
-    one_tab.evaluate("$('reset').click(); lines = page.gpus.map(gpu => gpu.entries[0].id); choose(lines[0])")
+    one_tab.evaluate(
+        "$('reset').click(); lines = page.gpus.map(gpu => gpu.entries[0].id); choose(lines[0])"
+    )
     one_tab.evaluate(IDLE)
     return one_tab
 
 
 def random_products(count: int, seed: int) -> Any:
-    """m, n, k, batch and layout, (count, 5), as forward and backward passes have them: any side may be the long one, or
-    one whose rows are not aligned."""
+    """m, n, k, batch and layout, (count, 5), as forward and backward passes have them: any side may
+    be the long one, or one whose rows are not aligned."""
     rng = np.random.default_rng(seed)
     sides = np.floor(2 ** rng.uniform(3, 17.5, (count, 3)) / 8) * 8 + rng.integers(1, 9, (count, 3))
     sides = np.where(rng.random((count, 3)) < 0.15, sides, np.ceil(sides / 8) * 8)
@@ -97,13 +108,17 @@ def random_products(count: int, seed: int) -> Any:
 
 def check_products(tab: Tab, count: int) -> None:
     """Compares products of every number format, library and layout that a page shows."""
-    every = tab.evaluate("page.gpus.flatMap(gpu => gpu.entries.map(one => [gpu.slug, one.dtype, one.library]))")
+    every = tab.evaluate(
+        "page.gpus.flatMap(gpu => gpu.entries.map(one => [gpu.slug, one.dtype, one.library]))"
+    )
     for seed, (gpu, dtype, library) in enumerate(every):
         # The last one has its k, below the least that trees see, stored as one above.
         products = np.vstack([random_products(count, seed), [270, 55, 31, 1, 2]])
         m, n, k, batch, layout = products.T
         model = best_gemm_model(lookup(gpu), dtype, library)[0]
-        expected = model.predict(m, n, k, batch=batch, layout=[LAYOUTS[int(index)] for index in layout])
+        expected = model.predict(
+            m, n, k, batch=batch, layout=[LAYOUTS[int(index)] for index in layout]
+        )
         found = tab.evaluate(
             f"load(['{gpu}/{dtype}/{library}']), {json.dumps(products.tolist())}.map(product =>"
             f"models.get('{gpu}/{dtype}/{library}').product(...product))"
@@ -118,7 +133,9 @@ def test_products_take_the_time_that_python_predicts(tab: Tab) -> None:
 
 
 @pytest.mark.skipif(not EXHAUSTIVE, reason="takes six minutes (QUANTBENCH_EXHAUSTIVE=1)")
-def test_products_on_all_gpus_take_the_time_that_python_predicts(opened: Browser, tmp_path: Path) -> None:
+def test_products_on_all_gpus_take_the_time_that_python_predicts(
+    opened: Browser, tmp_path: Path
+) -> None:
     write_explorer(tmp_path / "explore.html", shelf_devices(), preset("llama-3-8b"))
     with opened.tab(tmp_path / "explore.html", 1280) as tab:
         tab.evaluate(IDLE)
@@ -145,8 +162,16 @@ def settings(count: int) -> list[dict[str, Any]]:
         if draw.random() < 0.25:
             ep, local = draw.choice([1, 2, 8]), draw.randint(1, 16)
             routing = draw.choice(["balanced", "power_law_1.01", "power_law_1.2"])
-            one |= {"experts": ep * local, "top_k": draw.randint(1, min(8, ep * local)), "ep": ep, "routing": routing}
-            one |= {"moe_ffn": tp * 8 * draw.randint(16, 300), "shared_ffn": tp * 8 * draw.choice([0, 100, 256])}
+            one |= {
+                "experts": ep * local,
+                "top_k": draw.randint(1, min(8, ep * local)),
+                "ep": ep,
+                "routing": routing,
+            }
+            one |= {
+                "moe_ffn": tp * 8 * draw.randint(16, 300),
+                "shared_ffn": tp * 8 * draw.choice([0, 100, 256]),
+            }
             one["dense_layers"] = draw.choice([0, min(3, int(one["layers"]) - 1)])
         if draw.random() < 0.25:
             one |= {
@@ -161,7 +186,9 @@ def settings(count: int) -> list[dict[str, Any]]:
 
 
 def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
-    """Compares every op of random settings, and their sums, with what `predict` and `advise` print."""
+    """Compares every op of random settings, and their sums, with what `predict` and `advise`
+    print.
+    """
     device = lookup(gpu)
     made = settings(count)
     identity = f"{gpu}/{dtype}/{best_gemm_model(device, dtype)[0].library}"
@@ -177,19 +204,30 @@ def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
     answers = tab.evaluate(script)
     known = [RememberedTimes(ModelTimes(device), softmax="megatron") for _ in range(2)]
     for one in made:
-        known[one["experts"] > 0].ask(op.workload for op in TransformerShape(**one, dtype=dtype).modelled_ops())
+        known[one["experts"] > 0].ask(
+            op.workload for op in TransformerShape(**one, dtype=dtype).modelled_ops()
+        )
     for one, found in zip(made, answers, strict=True):
         shape = TransformerShape(**one, dtype=dtype)
         times = known[shape.experts > 0]  # an estimate without measurements widens all later ones
         cost = cost_of(shape, times)
         assert found["parameters"] == parameters(shape)
         assert [op["name"] for op in found["ops"]] == [op.op.label for op in cost.ops]
-        others = {"logits", *(("mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down") if shape.experts else ())}
+        others = {
+            "logits",
+            *(("mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down") if shape.experts else ()),
+        }
         layer = [op for op in cost.ops if op.op.name not in others]
-        ops = [OpEstimate(type(op.op)(op.op.name, op.op.phase, op.op.workload, 1), op.latency) for op in layer]
+        ops = [
+            OpEstimate(type(op.op)(op.op.name, op.op.phase, op.op.workload, 1), op.latency)
+            for op in layer
+        ]
         whole = total(ops, correlation_of(times))
         products = [op for op in ops if op.op.name != "softmax"]
-        shares = [(peak_share(op.op.workload, op.estimate.latency_us, device) or 0) * op.total_us for op in products]
+        shares = [
+            (peak_share(op.op.workload, op.estimate.latency_us, device) or 0) * op.total_us
+            for op in products
+        ]
         expected = (whole.latency_us, whole.low_us, whole.high_us, sum(shares) / whole.latency_us)
         assert found["sum"] == pytest.approx(expected, rel=1e-5)
         for own, op in zip(found["ops"], cost.ops, strict=True):
@@ -197,7 +235,9 @@ def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
             share = peak_share(work, estimate.latency_us, device)
             times_us = (estimate.latency_us, estimate.low_us, estimate.high_us)
             assert (own["us"], own["low"], own["high"]) == pytest.approx(times_us, rel=1e-5)
-            assert own["text"] in {latency(x * estimate.latency_us) for x in (1 - 1e-5, 1, 1 + 1e-5)}
+            assert own["text"] in {
+                latency(x * estimate.latency_us) for x in (1 - 1e-5, 1, 1 + 1e-5)
+            }
             assert own["share"] == pytest.approx(share, rel=1e-5)
             why = idle_reasons(work, device, tile_in_use(device, work.dtype, op.launch), share)
             assert own["why"] == [reason.words for reason in why]
@@ -208,14 +248,18 @@ def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
                 assert own["words"] == op.findings[0].edge.words
 
 
-@pytest.mark.parametrize(("gpu", "dtype"), [(GPUS[0], "bf16"), (GPUS[1], "bf16"), (GPUS[1], "fp8_block")])
+@pytest.mark.parametrize(
+    ("gpu", "dtype"), [(GPUS[0], "bf16"), (GPUS[1], "bf16"), (GPUS[1], "fp8_block")]
+)
 def test_settings_cost_what_predict_and_advise_print(tab: Tab, gpu: str, dtype: str) -> None:
     check_settings(tab, gpu, dtype, 20)
 
 
 @pytest.mark.skipif(not EXHAUSTIVE, reason="takes ten minutes (QUANTBENCH_EXHAUSTIVE=1)")
 @pytest.mark.parametrize("gpu", [device.name for device in shelf_devices()])
-def test_settings_on_all_gpus_cost_what_predict_and_advise_print(opened: Browser, tmp_path: Path, gpu: str) -> None:
+def test_settings_on_all_gpus_cost_what_predict_and_advise_print(
+    opened: Browser, tmp_path: Path, gpu: str
+) -> None:
     write_explorer(tmp_path / "explore.html", [lookup(gpu)], preset("llama-3-8b"))
     with opened.tab(tmp_path / "explore.html", 1280) as tab:
         tab.evaluate(IDLE)
@@ -240,11 +284,24 @@ def test_what_is_impossible_is_said_in_the_words_of_python(tab: Tab) -> None:
 
 
 def test_experts_get_the_tokens_that_python_draws(tab: Tab) -> None:
-    for tokens, experts, top_k, ep in ((512, 8, 2, 4), (8192, 64, 6, 8), (100, 128, 1, 2), (4097, 256, 8, 1)):
+    for tokens, experts, top_k, ep in (
+        (512, 8, 2, 4),
+        (8192, 64, 6, 8),
+        (100, 128, 1, 2),
+        (4097, 256, 8, 1),
+    ):
         for skew in ("balanced", "power_law_1.01", "power_law_1.2"):
             layer = MoE(tokens, 1024, 512, experts, top_k, ep=ep, distribution=skew)
-            asked = {"tokens": tokens, "num_experts": experts, "top_k": top_k, "ep": ep, "distribution": skew}
-            assert tab.evaluate(f"tokensPerExpert({json.dumps(asked)}, page.draws)") == list(layer.tokens_per_expert)
+            asked = {
+                "tokens": tokens,
+                "num_experts": experts,
+                "top_k": top_k,
+                "ep": ep,
+                "distribution": skew,
+            }
+            assert tab.evaluate(f"tokensPerExpert({json.dumps(asked)}, page.draws)") == list(
+                layer.tokens_per_expert
+            )
 
 
 def type_in(tab: Tab, name: str, value: object, event: str = "change") -> None:
@@ -298,14 +355,22 @@ def test_every_control_changes_what_it_should(tab: Tab, opened: Browser, page: P
         before = now
     type_in(tab, "r-ffn", 8192, "input")
     assert "--ffn 8192" in seen(tab)["c-predict"]
-    for name, what in (("gated", "ops"), ("gate_fused", "ops"), ("lock-ffn", "c-advise"), ("add", "shown")):
+    for name, what in (
+        ("gated", "ops"),
+        ("gate_fused", "ops"),
+        ("lock-ffn", "c-advise"),
+        ("add", "shown"),
+    ):
         tab.evaluate(f"document.getElementById('{name}').click()")
         tab.evaluate(IDLE)
         assert seen(tab)[what] != before[what], name
         before = seen(tab)
     with opened.tab(page, 1280, fragment="#heads=7&kv_heads=3") as again:
         again.evaluate(IDLE)
-        assert "kv_heads = 3; expected a divisor of heads = 7. Change a size, or start again." in seen(again)["wrong"]
+        assert (
+            "kv_heads = 3; expected a divisor of heads = 7. Change a size, or start again."
+            in seen(again)["wrong"]
+        )
         assert again.shown.problems == []
     fragment = tab.evaluate("location.hash")
     with opened.tab(page, 1280, fragment=fragment) as again:
@@ -316,7 +381,11 @@ def test_every_control_changes_what_it_should(tab: Tab, opened: Browser, page: P
         type_in(tab, "n-hidden", typed)
         assert tab.evaluate("[state.heads, state.head_dim, state.kv_heads]") == heads
         wrong = seen(tab)["wrong"]
-        assert wrong == "" if typed in ("5000", "4096") else "a whole number of at least 1 was expected" in wrong
+        assert (
+            wrong == ""
+            if typed in ("5000", "4096")
+            else "a whole number of at least 1 was expected" in wrong
+        )
     type_in(tab, "n-tp", 3)
     assert "With tp: vocab" in tab.evaluate("document.getElementById('followed').textContent")
     type_in(tab, "n-tp", 7)
@@ -326,10 +395,19 @@ def test_every_control_changes_what_it_should(tab: Tab, opened: Browser, page: P
     assert seen(tab)["wrong"] == ""
 
 
-def test_the_first_lines_say_what_is_near_what_skew_costs_and_whose_experts_they_are(tab: Tab) -> None:
+def test_the_first_lines_say_what_is_near_what_skew_costs_and_whose_experts_they_are(
+    tab: Tab,
+) -> None:
     tab.evaluate("choose(page.gpus[1].entries[0].id)")
     tab.evaluate(IDLE)
-    for name, value in {"tp": 8, "heads": 40, "kv_heads": 40, "head_dim": 125, "ffn": 20000, "hidden": 5000}.items():
+    for name, value in {
+        "tp": 8,
+        "heads": 40,
+        "kv_heads": 40,
+        "head_dim": 125,
+        "ffn": 20000,
+        "hidden": 5000,
+    }.items():
         type_in(tab, f"n-{name}", value)
     # Hidden size and better shapes have one answer with one interval: that of the first row.
     best = "document.getElementById('best').textContent"
@@ -371,13 +449,19 @@ def test_the_curve_over_hidden_is_that_of_its_products(tab: Tab) -> None:
     rows = forecast(grid, with_defaults(held, times.device), times, skip_impossible=False).rows
     drawn = tab.evaluate("[...draw.curves.get(active)].map(([x, one]) => [x, one.us])")
     curve = dict(map(tuple, drawn))
-    same = {row.axes["hidden"]: row.estimate.latency_us for row in rows if row.axes["hidden"] in curve}
+    same = {
+        row.axes["hidden"]: row.estimate.latency_us for row in rows if row.axes["hidden"] in curve
+    }
     assert len(same) > 20
     assert {hidden: curve[hidden] for hidden in same} == pytest.approx(same, rel=1e-5)
     # Its drops are named by tiles, waves, alignment or another kernel, never by heads.
-    causes = tab.evaluate("[...document.querySelectorAll('#cliffs li')].map(one => one.textContent)")
+    causes = tab.evaluate(
+        "[...document.querySelectorAll('#cliffs li')].map(one => one.textContent)"
+    )
     assert causes
-    assert all(re.search("wave|pads to|aligned|kernel", cause) and "heads" not in cause for cause in causes), causes
+    assert all(
+        re.search("wave|pads to|aligned|kernel", cause) and "heads" not in cause for cause in causes
+    ), causes
 
 
 def test_heads_follow_hidden_at_their_width_unless_they_are_kept(tab: Tab) -> None:
@@ -397,19 +481,31 @@ def test_the_curve_over_the_vocabulary_is_that_of_the_logits(tab: Tab) -> None:
     times = RememberedTimes(ModelTimes(lookup(GPUS[0])), softmax="megatron")
     now, then = (
         times.estimate(
-            next(op.workload for op in replace(preset("llama-3-8b"), vocab=vocab).ops() if op.name == "logits")
+            next(
+                op.workload
+                for op in replace(preset("llama-3-8b"), vocab=vocab).ops()
+                if op.name == "logits"
+            )
         )
         for vocab in (50257, 50240)
     )
     slower = percent(now.latency_us / then.latency_us - 1)
-    assert f"vocab 50257 against 50240: +{slower} time for +0.0 % arithmetic of the logits." in seen(tab)["compared"]
-    assert tab.evaluate("draw.curves.get(active).get(50257).us") == pytest.approx(now.latency_us, rel=1e-5)
+    assert (
+        f"vocab 50257 against 50240: +{slower} time for +0.0 % arithmetic of the logits."
+        in seen(tab)["compared"]
+    )
+    assert tab.evaluate("draw.curves.get(active).get(50257).us") == pytest.approx(
+        now.latency_us, rel=1e-5
+    )
     assert "vocab 50257 → 50304" in tab.evaluate("document.getElementById('best').textContent")
 
 
 def test_experts_are_gated_as_in_predict(tab: Tab) -> None:
     type_in(tab, "preset", "gpt2-xl")
-    assert tab.evaluate("[state.gated, document.getElementById('gated').disabled]") == [False, False]
+    assert tab.evaluate("[state.gated, document.getElementById('gated').disabled]") == [
+        False,
+        False,
+    ]
     type_in(tab, "n-experts", 8)
     assert tab.evaluate("[state.gated, document.getElementById('gated').disabled]") == [True, True]
 
@@ -426,9 +522,19 @@ def test_a_better_shape_is_taken_over_by_a_click(tab: Tab) -> None:
 
 
 def test_what_a_link_says_that_the_page_does_not_know_is_named(opened: Browser, page: Path) -> None:
-    wrong = ["hiden=5000", "hidden=4k", "seq=", "axis=depth", "gated=yes", "detail=h900/bf16/vllm", "constructor=1"]
+    wrong = [
+        "hiden=5000",
+        "hidden=4k",
+        "seq=",
+        "axis=depth",
+        "gated=yes",
+        "detail=h900/bf16/vllm",
+        "constructor=1",
+    ]
     listed = {"lines=h900/bf16/vllm": "a100-sxm4-80gb/bf16/sglang", "keep=depth": "ffn"}
-    fragment = "&".join([*wrong, *(f"{unknown},{known}" for unknown, known in listed.items()), "mbs=2", "mbs=4"])
+    fragment = "&".join(
+        [*wrong, *(f"{unknown},{known}" for unknown, known in listed.items()), "mbs=2", "mbs=4"]
+    )
     unknown = "document.getElementById('unknown').textContent"
     with opened.tab(page, 1280, fragment=f"#{fragment}") as tab:
         tab.evaluate(IDLE)
@@ -444,16 +550,22 @@ def test_what_a_link_says_that_the_page_does_not_know_is_named(opened: Browser, 
         assert tab.shown.problems == []
 
 
-def test_on_a_phone_the_plot_precedes_the_form_and_each_op_has_its_interval(opened: Browser, page: Path) -> None:
+def test_on_a_phone_the_plot_precedes_the_form_and_each_op_has_its_interval(
+    opened: Browser, page: Path
+) -> None:
     with opened.tab(page, 400) as tab:
         tab.evaluate(IDLE)
         top = "(id => document.getElementById(id).getBoundingClientRect().top)"
-        assert tab.evaluate(f"{top}('chart') < {top}('controls') && {top}('controls') < {top}('ops')")
+        assert tab.evaluate(
+            f"{top}('chart') < {top}('controls') && {top}('controls') < {top}('ops')"
+        )
         intervals = tab.evaluate(
             "ops(state).map(op => { const one = models.get(active).estimate(op);"
             "return `${latency(one.low)} – ${latency(one.high)}`; })"
         )
-        shown = tab.evaluate("[...document.querySelectorAll('#ops .interval')].map(e => e.innerText)")
+        shown = tab.evaluate(
+            "[...document.querySelectorAll('#ops .interval')].map(e => e.innerText)"
+        )
         assert shown == intervals
 
 
@@ -461,7 +573,12 @@ def test_on_a_phone_the_plot_precedes_the_form_and_each_op_has_its_interval(open
     ("width", "dark", "text", "fragment"),
     [
         (400, False, 100, "#attention=unfused&seq=2050&gated=0&direction=both"),
-        (1280, True, 200, "#experts=8&ep=4&axis=moe_ffn&routing=power_law_1.2&detail=h100-sxm5-80gb/bf16/vllm"),
+        (
+            1280,
+            True,
+            200,
+            "#experts=8&ep=4&axis=moe_ffn&routing=power_law_1.2&detail=h100-sxm5-80gb/bf16/vllm",
+        ),
         (2560, False, 100, "#seq=257&axis=seq"),
     ],
 )
@@ -472,7 +589,9 @@ def test_it_fits_asks_nothing_of_the_network_and_complains_of_nothing(
         tab.evaluate(f"document.documentElement.style.fontSize = '{text}%'")
         tab.evaluate(IDLE)
         assert tab.shown.problems == []
-        assert [url.partition("#")[0] for url in tab.shown.requests if not url.startswith("data:")] == [page.as_uri()]
+        assert [
+            url.partition("#")[0] for url in tab.shown.requests if not url.startswith("data:")
+        ] == [page.as_uri()]
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         if AXE.is_file():
             found = violations(tab)
@@ -480,12 +599,16 @@ def test_it_fits_asks_nothing_of_the_network_and_complains_of_nothing(
 
 
 @pytest.mark.skipif(find_firefox() is None, reason="no Firefox here (apt-get install firefox-esr)")
-def test_firefox_shows_the_same_figures_without_complaints(tab: Tab, page: Path, tmp_path: Path) -> None:
+def test_firefox_shows_the_same_figures_without_complaints(
+    tab: Tab, page: Path, tmp_path: Path
+) -> None:
     bad = tmp_path / "bad.html"
     bad.write_text("<!doctype html><script>setTimeout(() => missing())</script>", encoding="utf-8")
     path = find_firefox()
     assert path is not None
-    figures = "[...document.querySelectorAll('#answer, #ops td.num, #better td')].map(e => e.textContent)"
+    figures = (
+        "[...document.querySelectorAll('#answer, #ops td.num, #better td')].map(e => e.textContent)"
+    )
     with firefox(path, tmp_path) as other:
         other.open(page.as_uri())
         other.evaluate(IDLE)
@@ -574,8 +697,13 @@ def test_the_copied_commands_run_and_say_the_same(tab: Tab, change: str) -> None
     tab.evaluate(f"location.hash += '&{change}'")
     tab.evaluate("new Promise(done => setTimeout(done, 50))")
     tab.evaluate(IDLE)
-    taken = {name: str(int(value)) if isinstance(value, bool) else str(value) for name, value in state(tab).items()}
-    assert {name: value for name, value in parse_qsl(change) if name != "keep"}.items() <= taken.items()
+    taken = {
+        name: str(int(value)) if isinstance(value, bool) else str(value)
+        for name, value in state(tab).items()
+    }
+    assert {
+        name: value for name, value in parse_qsl(change) if name != "keep"
+    }.items() <= taken.items()
     lines = {name: shlex.split(seen(tab)[f"c-{name}"]) for name in ("predict", "advise", "sweep")}
     done = CliRunner().invoke(app, [*lines["predict"][1:], "--json"])
     assert done.exit_code == 0, done.output
@@ -583,8 +711,11 @@ def test_the_copied_commands_run_and_say_the_same(tab: Tab, change: str) -> None
     listed = "[...layerOf(state), ...ops(state).filter(op => op.name === 'logits')]"
     ops = tab.evaluate(f"{listed}.map(op => [op.label, models.get(active).estimate(op).us])")
     found = json.loads(done.stdout)["rows"][0]["ops"]
-    assert [(one["op"], pytest.approx(one["latency_us"], rel=1e-5)) for one in found] == [tuple(one) for one in ops]
-    # The page leaves logits out that are too wide for a prediction, and says so; `advise` refuses them.
+    assert [(one["op"], pytest.approx(one["latency_us"], rel=1e-5)) for one in found] == [
+        tuple(one) for one in ops
+    ]
+    # The page leaves logits out that are too wide for a prediction, and says so; `advise` refuses
+    # them.
     wide = "Logits of" in seen(tab)["compared"]
     assert CliRunner().invoke(app, [*lines["advise"][1:], "--json"]).exit_code == int(wide)
     # A sweep would measure; that its grid has points is what the page can promise.
@@ -605,13 +736,17 @@ def test_hostile_names_are_text(opened: Browser, tmp_path: Path) -> None:
     sizes, times = np.array([[640, 512, 256]], dtype="<i4"), np.arange(1, 10, dtype="<f4")[None]
     hostile = FittedModel(GemmModel.prior(device, dtype="bf16"), HOSTILE, sizes, times)
     write_explorer(path, [device], preset("gpt2-xl"), title=HOSTILE, fitted={"bf16": hostile})
-    with opened.tab(path, 1280, fragment="#hidden=<img src=x onerror=alert(1)>&lines=<b>&keep=<i>&axis=<u>") as tab:
+    with opened.tab(
+        path, 1280, fragment="#hidden=<img src=x onerror=alert(1)>&lines=<b>&keep=<i>&axis=<u>"
+    ) as tab:
         tab.evaluate(IDLE)
         assert tab.shown.problems == []
         assert HOSTILE.strip()[:20] in tab.evaluate("document.body.innerText")
         assert tab.evaluate("document.querySelectorAll('img, b, i, u').length") == 0
         # What a profile has measured is looked up, by layout.
-        looked = "(one => [one.us, one.low, one.high])(models.get(active).product(640, 512, 256, 1, 2))"
+        looked = (
+            "(one => [one.us, one.low, one.high])(models.get(active).product(640, 512, 256, 1, 2))"
+        )
         assert tab.evaluate(looked) == [7, 8, 9]
 
 

@@ -1,1 +1,3 @@
-"""Hostile files for every loader: what is fuzzed (`targets`) and how files are damaged (`damage`)."""
+"""Hostile files for every loader: what is fuzzed (`targets`) and how files are damaged
+(`damage`).
+"""

@@ -1,4 +1,6 @@
-"""Ways to damage a file: bytes turned, cut, doubled and put in; JSON values replaced by what nobody expects."""
+"""Ways to damage a file: bytes turned, cut, doubled and put in; JSON values replaced by what nobody
+expects.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,21 @@ def bytes_damaged(draw: st.DrawFn, seed: bytes) -> bytes:
             case "end":
                 data = data[:at]
             case "put":
-                data = data[:at] + draw(st.sampled_from(ODD_BYTES) | st.binary(max_size=8)) + data[at:]
+                data = (
+                    data[:at] + draw(st.sampled_from(ODD_BYTES) | st.binary(max_size=8)) + data[at:]
+                )
             case "turn":
-                data = data[:at] + draw(st.binary(min_size=length, max_size=length)) + data[at + length :]
+                data = (
+                    data[:at]
+                    + draw(st.binary(min_size=length, max_size=length))
+                    + data[at + length :]
+                )
             case "double":
-                data = data[:at] + data[at : at + length] * draw(st.integers(2, 5)) + data[at + length :]
+                data = (
+                    data[:at]
+                    + data[at : at + length] * draw(st.integers(2, 5))
+                    + data[at + length :]
+                )
     return data
 
 
@@ -73,8 +85,12 @@ def json_damaged(draw: st.DrawFn, data: Any) -> Any:
     """One to three values replaced, removed or renamed. The containers on the way are copies."""
     for _ in range(draw(st.integers(1, 3))):
         path = draw(st.sampled_from(_places(data)))
-        value = draw(st.sampled_from(ODD_VALUES) | st.integers() | st.floats() | st.text(max_size=6))
-        data = _changed(data, path, value, draw(st.sampled_from(("replace", "replace", "remove", "rename"))))
+        value = draw(
+            st.sampled_from(ODD_VALUES) | st.integers() | st.floats() | st.text(max_size=6)
+        )
+        data = _changed(
+            data, path, value, draw(st.sampled_from(("replace", "replace", "remove", "rename")))
+        )
     return data
 
 

@@ -1,4 +1,5 @@
-"""Every loader of a file that comes from outside, as a function of bytes, with whole files to start from.
+"""Every loader of a file that comes from outside, as a function of bytes, with whole files to start
+from.
 
 A loader must end in a valid object or in one of quantbench's own errors, whatever the bytes are.
 """
@@ -22,7 +23,12 @@ from foreign_texts import FALCON_7B, GEMMA_3_12B, LLAMA_3_70B, MS_LINE, S_LINE
 from foreign_texts import log_line as line
 
 from quantbench.importers import aiconfigurator, csv_table, megatron_log
-from quantbench.importers.training_run import TrainingSummary, read_training, summarize, write_training
+from quantbench.importers.training_run import (
+    TrainingSummary,
+    read_training,
+    summarize,
+    write_training,
+)
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.planner.calibration import Calibrations, shipped
 from quantbench.planner.rows import read_table
@@ -44,8 +50,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @dataclass(frozen=True)
 class Target:
-    """load: from the file's bytes and a folder to put them in. seeds: whole files. kind: `json`, `jsonl`, `text` or
-    `binary`, for damage that fits. sealed: puts a seal on damaged JSON that the loader would refuse otherwise."""
+    """load: from the file's bytes and a folder to put them in. seeds: whole files. kind: `json`,
+    `jsonl`, `text` or `binary`, for damage that fits. sealed: puts a seal on damaged JSON that the
+    loader would refuse otherwise."""
 
     name: str
     load: Callable[[bytes, Path], object]
@@ -58,7 +65,10 @@ class Target:
 def made_run() -> tuple[bytes, bytes]:
     """run.json and records.jsonl of a run with every kind of record."""
     works = (Gemm(128, 256, 64), Softmax(8, 128, 128), Attention(1, 8, 128, 128, 64))
-    timed = [made_runs.record(w, made_runs.samples(10.0, noise=0.01, count=8, seed=1), {"n": 64}) for w in works]
+    timed = [
+        made_runs.record(w, made_runs.samples(10.0, noise=0.01, count=8, seed=1), {"n": 64})
+        for w in works
+    ]
     other = [
         made_runs.record(works[0], Skipped("fp8 needs a GPU"), {"n": 64}),
         made_runs.record(works[0], Failed("timeout", "no answer"), {"n": 64}),
@@ -117,7 +127,9 @@ def _training() -> bytes:
         folder = Path(text)
         log = _at(folder, "train.log", "\n".join(line(n) for n in range(1, 20)).encode())
         found = megatron_log.read_log(log)
-        written = write_training(folder, "a100-sxm4-80gb", "run", log, found, summarize("run", found))
+        written = write_training(
+            folder, "a100-sxm4-80gb", "run", log, found, summarize("run", found)
+        )
         return (written / "training.json").read_bytes()
 
 
@@ -144,14 +156,18 @@ def _aiconfigurator() -> bytes:
 
 def _read_aiconfigurator(content: bytes, folder: Path) -> object:
     path = _at(folder, "gemm_perf.parquet", content)
-    return aiconfigurator.read_rows(aiconfigurator.TableFile("gemm", path, "a100_sxm", "vllm", "1", "aic 0"))
+    return aiconfigurator.read_rows(
+        aiconfigurator.TableFile("gemm", path, "a100_sxm", "vllm", "1", "aic 0")
+    )
 
 
 @cache
 def _profile() -> bytes:
     works = [Gemm(1024, n, 1024, dtype="bf16") for n in range(1024, 1536, 64)]
     records = [
-        made_runs.record(w, made_runs.samples(10.0 + w.n / 100, noise=0.01, count=8, seed=w.n), {"n": w.n})
+        made_runs.record(
+            w, made_runs.samples(10.0 + w.n / 100, noise=0.01, count=8, seed=w.n), {"n": w.n}
+        )
         for w in works
     ]
     spec = replace(made_runs.SPEC, name="a100-test", source={})
@@ -187,15 +203,27 @@ SHAPES_JSON = b"""{"format": "quantbench-shapes", "version": 1, "shapes": [
 
 TARGETS = (
     Target("run.json", lambda b, d: _load_run(b, made_run()[1], d), lambda: made_run()[:1], "json"),
-    Target("records.jsonl", lambda b, d: _load_run(made_run()[0], b, d), lambda: made_run()[1:], "jsonl"),
+    Target(
+        "records.jsonl",
+        lambda b, d: _load_run(made_run()[0], b, d),
+        lambda: made_run()[1:],
+        "jsonl",
+    ),
     Target("options", _options, lambda: (json.dumps(options_to_json(OPTIONS)).encode(),), "json"),
     Target(
         "worker-reply",
         lambda b, d: reply_from_json(_json(b)),
-        lambda: (json.dumps(encode(Reply(measurement=made_runs.measurement([10.0] * 8)))).encode(),),
+        lambda: (
+            json.dumps(encode(Reply(measurement=made_runs.measurement([10.0] * 8)))).encode(),
+        ),
         "json",
     ),
-    Target("csv", lambda b, d: csv_table.read_rows(_at(d, "t.csv", b), CSV_MAP, dtype="bf16"), lambda: (CSV,), "text"),
+    Target(
+        "csv",
+        lambda b, d: csv_table.read_rows(_at(d, "t.csv", b), CSV_MAP, dtype="bf16"),
+        lambda: (CSV,),
+        "text",
+    ),
     Target(
         "csv.gz",
         lambda b, d: csv_table.read_rows(_at(d, "t.csv.gz", b), CSV_MAP, dtype="bf16"),
@@ -209,7 +237,12 @@ TARGETS = (
         "binary",
     ),
     Target("aiconfigurator.parquet", _read_aiconfigurator, lambda: (_aiconfigurator(),), "binary"),
-    Target("megatron-log", lambda b, d: megatron_log.read_log(_at(d, "t.log", b)), lambda: (LOG,), "text"),
+    Target(
+        "megatron-log",
+        lambda b, d: megatron_log.read_log(_at(d, "t.log", b)),
+        lambda: (LOG,),
+        "text",
+    ),
     Target(
         "megatron-log.gz",
         lambda b, d: megatron_log.read_log(_at(d, "t.log.gz", b)),
@@ -224,11 +257,18 @@ TARGETS = (
         "json",
     ),
     Target("shapes", lambda b, d: read_shapes(_at(d, "t.csv", b)), lambda: (SHAPES,), "text"),
-    Target("shapes.json", lambda b, d: read_shape_file(_at(d, "t.json", b)), lambda: (SHAPES_JSON,), "json"),
+    Target(
+        "shapes.json",
+        lambda b, d: read_shape_file(_at(d, "t.json", b)),
+        lambda: (SHAPES_JSON,),
+        "json",
+    ),
     Target(
         "layouts",
         lambda b, d: read_table(_at(d, "t.csv", b)),
-        lambda: (b"".join((ROOT / "tests/data/bloom_tables.csv").read_bytes().splitlines(True)[:4]),),
+        lambda: (
+            b"".join((ROOT / "tests/data/bloom_tables.csv").read_bytes().splitlines(True)[:4]),
+        ),
         "text",
     ),
     Target(
@@ -243,5 +283,11 @@ TARGETS = (
         lambda: (json.dumps(shipped().to_json()).encode(),),
         "json",
     ),
-    Target("profile", lambda b, d: Profile.load(_at(d, "p.json", b)), lambda: (_profile(),), "json", _sealed_profile),
+    Target(
+        "profile",
+        lambda b, d: Profile.load(_at(d, "p.json", b)),
+        lambda: (_profile(),),
+        "json",
+        _sealed_profile,
+    ),
 )

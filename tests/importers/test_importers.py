@@ -1,4 +1,6 @@
-"""Foreign tables as runs: exact units, every row accounted for, one clear line for whatever is wrong."""
+"""Foreign tables as runs: exact units, every row accounted for, one clear line for whatever is
+wrong.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -40,14 +42,28 @@ def test_rows_become_records_that_read_back(tmp_path: Path) -> None:
     summary = write_run(tmp_path, A100, ORIGIN, found)
     assert (summary.rows, summary.records, summary.rejected, summary.no_time) == (6, 2, 0, 0)
     run = read_run(tmp_path / "a100-sxm4-80gb" / "t")
-    assert (run.info.origin, run.info.source, run.info.how_ended) == ("imported", "table of nobody", "complete")
+    assert (run.info.origin, run.info.source, run.info.how_ended) == (
+        "imported",
+        "table of nobody",
+        "complete",
+    )
     assert run.info.axes == {"m": [128, 256]}
     assert run.info.options["left_out"] == {"a sliding window": 3}
     first, second = run.records
     assert isinstance(first.outcome, Measured)
-    assert first.outcome.measurement.samples_us == (40.0, 44.0)  # repeats of a shape are samples of one record
-    assert (first.outcome.measurement.stopped_by, first.outcome.measurement.cache) == ("imported", "unknown")
-    assert (first.origin, first.source, first.outcome.grade.letter) == ("imported", "table of nobody", "C")
+    assert first.outcome.measurement.samples_us == (
+        40.0,
+        44.0,
+    )  # repeats of a shape are samples of one record
+    assert (first.outcome.measurement.stopped_by, first.outcome.measurement.cache) == (
+        "imported",
+        "unknown",
+    )
+    assert (first.origin, first.source, first.outcome.grade.letter) == (
+        "imported",
+        "table of nobody",
+        "C",
+    )
     assert first.launch is None
     assert second.launch is not None
     assert second.launch.kernel == "ampere_gemm"
@@ -55,7 +71,9 @@ def test_rows_become_records_that_read_back(tmp_path: Path) -> None:
 
 def test_impossible_figures_are_kept_and_marked(tmp_path: Path) -> None:
     # 2·4096³ at 312 TFLOP/s take 440.5 µs; 4096×4096 weights in bf16 at 2039 GB/s take 16.5 µs.
-    found = Rows([row(4096, 440.0), row(4095, 460.0), row(1, 16.0), row(2, float("nan")), row(3, 0.0)])
+    found = Rows(
+        [row(4096, 440.0), row(4095, 460.0), row(1, 16.0), row(2, float("nan")), row(3, 0.0)]
+    )
     summary = write_run(tmp_path, A100, ORIGIN, found)
     assert (summary.rejected, summary.no_time) == (1, 2)
     outcomes = [record.outcome for record in read_run(summary.folder).records]
@@ -71,21 +89,32 @@ def test_impossible_figures_are_kept_and_marked(tmp_path: Path) -> None:
     assert f"  2 rows without a time above 0: {'; '.join(shapes)}" in summary_lines(summary)
 
 
-@pytest.mark.parametrize(("factor", "said"), [(1e3, "the median time is "), (1e-3, "the median time is 1/")])
+@pytest.mark.parametrize(
+    ("factor", "said"), [(1e3, "the median time is "), (1e-3, "the median time is 1/")]
+)
 def test_times_in_another_unit_are_refused(factor: float, said: str, tmp_path: Path) -> None:
     right = [40.0, 55.0, 470.0]
     rows = [row(m, us * factor) for m, us in zip((128, 256, 4096), right, strict=True)]
     with pytest.raises(InputError) as caught:
         write_run(tmp_path, A100, ORIGIN, Rows(rows))
     assert str(caught.value).startswith(f"import: {said}")
-    assert str(caught.value).endswith("expected times in the unit that was stated, or --units-are-right")
+    assert str(caught.value).endswith(
+        "expected times in the unit that was stated, or --units-are-right"
+    )
     assert list(tmp_path.iterdir()) == []
-    write_run(tmp_path, A100, ORIGIN, Rows([row(m, us) for m, us in zip((128, 256, 4096), right, strict=True)]))
+    write_run(
+        tmp_path,
+        A100,
+        ORIGIN,
+        Rows([row(m, us) for m, us in zip((128, 256, 4096), right, strict=True)]),
+    )
 
 
 def test_times_of_a_processor_are_not_those_of_a_gpu(tmp_path: Path) -> None:
     rows = [replace(row(m, m * 20.0), provider="torch.mm") for m in range(512, 1024, 32)]
-    with pytest.raises(InputError, match=r"large products take 83 times what they should on a100-sxm4-80gb"):
+    with pytest.raises(
+        InputError, match=r"large products take 83 times what they should on a100-sxm4-80gb"
+    ):
         write_run(tmp_path, A100, ORIGIN, Rows(rows))
 
 
@@ -99,7 +128,9 @@ def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:
         write_run(tmp_path, A100, ORIGIN, Rows([row(4096, 400.0), row(8192, 800.0)]))
     with pytest.raises(InputError, match=r"all 1 figures are above the peak"):
         write_run(tmp_path, A100, ORIGIN, Rows([row(4096, 4e-3)]), units_are_right=True)
-    with pytest.raises(InputError, match=r"no row has a time above 0, such as gemm 4096×4096×4096 .*: -1 µs"):
+    with pytest.raises(
+        InputError, match=r"no row has a time above 0, such as gemm 4096×4096×4096 .*: -1 µs"
+    ):
         write_run(tmp_path, A100, ORIGIN, Rows([row(4096, -1.0), row(8192, float("nan"))]))
     assert list(tmp_path.iterdir()) == []
 
@@ -108,7 +139,9 @@ def test_shapes_with_different_times_are_named(tmp_path: Path) -> None:
     work = Gemm(128, 4096, 4096)
     rows = [
         Row(work, us, "lib", Place({"m": 128}, "gemm"), kernel, f"line {line}")
-        for line, (us, kernel) in enumerate([(40.0, None), (44.0, None), (41.0, "k"), (60.0, None)], start=2)
+        for line, (us, kernel) in enumerate(
+            [(40.0, None), (44.0, None), (41.0, "k"), (60.0, None)], start=2
+        )
     ]
     same = [row(256, 50.0), row(256, 50.0), row(512, 70.0)]
     summary = write_run(tmp_path, A100, ORIGIN, Rows([*rows, *same]))
@@ -129,7 +162,11 @@ def test_kernel_names_tell_tiles(tmp_path: Path) -> None:
     summary = write_run(tmp_path, A100, ORIGIN, Rows(rows))
     launches = [record.launch for record in read_run(summary.folder).records]
     assert [launch and launch.kernel for launch in launches] == names
-    assert [launch and launch.tile and str(launch.tile) for launch in launches] == ["256x128x64", None, None]
+    assert [launch and launch.tile and str(launch.tile) for launch in launches] == [
+        "256x128x64",
+        None,
+        None,
+    ]
     assert summary.no_tile == 2
     assert "  2 records with a kernel name that has no tile" in summary_lines(summary)
 
@@ -141,7 +178,9 @@ def test_the_same_table_twice_is_left_alone_and_another_refused(tmp_path: Path) 
     assert again.existed
     assert (first.folder / "records.jsonl").read_bytes() == before
     other = Origin("t", "table of nobody", {}, {"importer": "test", "sha256": "1"})
-    with pytest.raises(StoreError, match=r"holds another table; expected another --run-id, or that folder removed"):
+    with pytest.raises(
+        StoreError, match=r"holds another table; expected another --run-id, or that folder removed"
+    ):
         write_run(tmp_path, A100, other, Rows([row(1, 20.0)]))
     with pytest.raises(InputError, match=r"no row can be kept: a sliding window \(2 rows\)"):
         write_run(tmp_path, A100, ORIGIN, Rows([], Counter({"a sliding window": 2})))
@@ -156,7 +195,9 @@ def test_dtype_names() -> None:
 
 
 def test_csv_map_with_units(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("M,N,K,time,fmt,name\n128,256,512,0.25,bfloat16,k1\n129,256,512,0.5,half,\n\n")
+    (tmp_path / "t.csv").write_text(
+        "M,N,K,time,fmt,name\n128,256,512,0.25,bfloat16,k1\n129,256,512,0.5,half,\n\n"
+    )
     mapped = csv_table.parse_map("m=M, n=N,k=K,latency=time:ms,dtype=fmt,kernel=name")
     rows = csv_table.read_rows(tmp_path / "t.csv", mapped).rows
     assert [(r.workload, r.latency_us, r.kernel) for r in rows] == [
@@ -166,31 +207,50 @@ def test_csv_map_with_units(tmp_path: Path) -> None:
     assert rows[0].place.axes == {"m": 128, "n": 256, "k": 512, "batch": 1}
     for unit, us in (("ns", 0.25e-3), ("us", 0.25), ("s", 0.25e6)):
         mapped = csv_table.parse_map(f"m=M,n=N,k=K,latency=time:{unit}")
-        assert csv_table.read_rows(tmp_path / "t.csv", mapped, dtype="bf16").rows[0].latency_us == pytest.approx(us)
+        assert csv_table.read_rows(tmp_path / "t.csv", mapped, dtype="bf16").rows[
+            0
+        ].latency_us == pytest.approx(us)
 
 
 def test_csv_of_other_workloads(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("b,h,s,d,causal,t\n2,8,1024,64,True,90\n")
-    mapped = csv_table.parse_map("batch=b,heads=h,seq_q=s,seq_k=s,head_dim=d,causal=causal,latency=t:us")
-    assert csv_table.read_rows(tmp_path / "a.csv", mapped, dtype="bf16").rows[0].workload == Attention(
-        2, 8, 1024, 1024, 64
+    mapped = csv_table.parse_map(
+        "batch=b,heads=h,seq_q=s,seq_k=s,head_dim=d,causal=causal,latency=t:us"
     )
+    assert csv_table.read_rows(tmp_path / "a.csv", mapped, dtype="bf16").rows[
+        0
+    ].workload == Attention(2, 8, 1024, 1024, 64)
     (tmp_path / "c.csv").write_text("op,bytes,gpus,t\nall_reduce,1024,8,9\n")
     mapped = csv_table.parse_map("op=op,message_bytes=bytes,num_gpus=gpus,latency=t:us")
-    assert csv_table.read_rows(tmp_path / "c.csv", mapped, dtype="fp16").rows[0].workload == Collective(
-        "all_reduce", 1024, 8, dtype="fp16"
-    )
+    assert csv_table.read_rows(tmp_path / "c.csv", mapped, dtype="fp16").rows[
+        0
+    ].workload == Collective("all_reduce", 1024, 8, dtype="fp16")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("m=M,n=N,k=K", "without latency; expected latency=column:unit, as in m=M,n=N,k=K,latency=time:ms"),
-        ("m=M,n=N,k=K,latency=time", "'latency=time'; expected latency=column:unit with unit one of ns, us, ms, s"),
-        ("m=M,n=N,k=K,latency=time:min", "'latency=time:min'; expected latency=column:unit with unit one of"),
-        ("m=M,n=N,latency=t:ms", "--map with m, n, latency; expected dtype, kernel, provider, latency and the sizes"),
+        (
+            "m=M,n=N,k=K",
+            "without latency; expected latency=column:unit, as in m=M,n=N,k=K,latency=time:ms",
+        ),
+        (
+            "m=M,n=N,k=K,latency=time",
+            "'latency=time'; expected latency=column:unit with unit one of ns, us, ms, s",
+        ),
+        (
+            "m=M,n=N,k=K,latency=time:min",
+            "'latency=time:min'; expected latency=column:unit with unit one of",
+        ),
+        (
+            "m=M,n=N,latency=t:ms",
+            "--map with m, n, latency; expected dtype, kernel, provider, latency and the sizes",
+        ),
         ("m=M,n=N,k=K,heads=H,latency=t:ms", "--map with m, n, k, heads, latency"),
-        ("message_bytes=s,num_gpus=g,latency=t:us", "collective: op, message_bytes, num_gpus, num_nodes"),
+        (
+            "message_bytes=s,num_gpus=g,latency=t:us",
+            "collective: op, message_bytes, num_gpus, num_nodes",
+        ),
         ("m,n=N", "--map 'm'; expected field=column"),
         ("m=M,m=N", "--map names m twice; expected each field once"),
     ],
@@ -210,20 +270,27 @@ def test_csv_map_errors(text: str, message: str) -> None:
         ("M,N,K,time\n1,2,,3\n", "t.csv, line 2, column K = ''; expected a whole number"),
         ("M,N,K,time\n1,2,3,fast\n", "t.csv, line 2, column time = 'fast'; expected a number"),
         ("M,N,K,time\n1,2,-3,4\n", "t.csv, line 2: Gemm: k = -3; expected an integer from 1"),
-        ("M,N,K,time\n1,2,3\n", "t.csv: line 2 has 3 cells for 4 columns; expected a header line and one cell"),
+        (
+            "M,N,K,time\n1,2,3\n",
+            "t.csv: line 2 has 3 cells for 4 columns; expected a header line and one cell",
+        ),
         ("M,M,K,time\n", "t.csv: column 'M' appears twice"),
     ],
 )
 def test_csv_file_errors(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "t.csv").write_text(content)
     with pytest.raises(InputError) as error:
-        csv_table.read_rows(tmp_path / "t.csv", csv_table.parse_map("m=M,n=N,k=K,latency=time:ms"), dtype="bf16")
+        csv_table.read_rows(
+            tmp_path / "t.csv", csv_table.parse_map("m=M,n=N,k=K,latency=time:ms"), dtype="bf16"
+        )
     assert message in str(error.value)
 
 
 def test_csv_unreadable_files(tmp_path: Path) -> None:
     mapped = csv_table.parse_map("m=M,n=N,k=K,latency=time:ms")
-    with pytest.raises(StoreError, match=r"gone.csv \(No such file or directory\); expected a readable CSV file"):
+    with pytest.raises(
+        StoreError, match=r"gone.csv \(No such file or directory\); expected a readable CSV file"
+    ):
         csv_table.read_rows(tmp_path / "gone.csv", mapped, dtype="bf16")
     (tmp_path / "t.csv").write_bytes(b"\xff\xfeM,N")
     with pytest.raises(StoreError, match=r"expected a readable CSV file in UTF-8"):
@@ -232,14 +299,18 @@ def test_csv_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"expected a readable CSV file in UTF-8"):
         csv_table.read_rows(tmp_path / "t.csv.xz", mapped, dtype="bf16")
     (tmp_path / "u.csv").write_text("M,N,K,time\n1,2,3,4\n")
-    with pytest.raises(InputError, match=r"no dtype; expected --dtype bf16, or dtype=column in --map"):
+    with pytest.raises(
+        InputError, match=r"no dtype; expected --dtype bf16, or dtype=column in --map"
+    ):
         csv_table.read_rows(tmp_path / "u.csv", mapped)
 
 
 # --- aiconfigurator ----------------------------------------------------------------------------------------------
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(aiconfigurator, "systems_folder", lambda: None)
     with pytest.raises(UnsupportedError, match=r"pip install 'quantbench\[tables\]', or --root"):
         aiconfigurator.find_tables("a100_sxm")
@@ -249,9 +320,16 @@ def write_tables(root: Path) -> Path:
     """A systems folder with one system of three small tables."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     pytest.importorskip("yaml")
-    (root / "a100_sxm.yaml").write_text("data_dir: data/a100_sxm\nmisc:\n  nccl_version: '2.27.3'\n")
+    (root / "a100_sxm.yaml").write_text(
+        "data_dir: data/a100_sxm\nmisc:\n  nccl_version: '2.27.3'\n"
+    )
     common = {"framework": "VLLM", "version": "1", "device": "NVIDIA A100-SXM4-80GB"}
-    gemm = {**common, "op_name": "gemm", "kernel_source": "torch.nn.functional.linear", "gemm_dtype": "bfloat16"}
+    gemm = {
+        **common,
+        "op_name": "gemm",
+        "kernel_source": "torch.nn.functional.linear",
+        "gemm_dtype": "bfloat16",
+    }
     sizes = {"m": 128, "n": 256, "k": 512, "latency": 0.25}
     attention = {
         **common, "op_name": "context_attention", "kernel_source": "vllm_flash_attn_fa3", "batch_size": 2, "isl": 64,
@@ -299,7 +377,9 @@ def test_aiconfigurator_tables_from_a_folder(tmp_path: Path) -> None:
         "keys and values in fp8 beside queries in bfloat16": 1,
         "attn_dtype fp8: no such attention here": 1,
     }
-    assert nccl.rows[0].workload == Collective("all_to_all", 1024, 8, dtype="fp16")  # 512 elements of 2 bytes
+    assert nccl.rows[0].workload == Collective(
+        "all_to_all", 1024, 8, dtype="fp16"
+    )  # 512 elements of 2 bytes
     assert nccl.rows[0].latency_us == pytest.approx(10.0)
     only = aiconfigurator.read_rows(tables[0], dtypes=["bf16"])
     assert len(only.rows) == 1
@@ -318,27 +398,42 @@ def test_aiconfigurator_experts(tmp_path: Path) -> None:
         "distribution": "power_law_1.2", "latency": 0.5,
     }  # fmt: skip
     tables = {
-        "moe/sglang/1/moe_perf": [moe, {**moe, "inter_size": 768, "moe_dtype": "int4_wo"}, {**moe, "inter_size": 768}],
+        "moe/sglang/1/moe_perf": [
+            moe,
+            {**moe, "inter_size": 768, "moe_dtype": "int4_wo"},
+            {**moe, "inter_size": 768},
+        ],
     }
     for name, rows in tables.items():
         path = root / "data" / "a100_sxm" / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(rows), path)
-    (file,), _ = aiconfigurator.find_tables("a100_sxm", backend="sglang", version="1", root=root, kinds=("moe",))
+    (file,), _ = aiconfigurator.find_tables(
+        "a100_sxm", backend="sglang", version="1", root=root, kinds=("moe",)
+    )
     experts = aiconfigurator.read_rows(file)
     layer = MoE(64, 2688, 1856, 128, 6, tp=2, ep=4, gated=False, distribution="power_law_1.2")
-    assert [row.workload for row in experts.rows] == [layer, replace(layer, expert_ffn=768, gated=True)]
+    assert [row.workload for row in experts.rows] == [
+        layer,
+        replace(layer, expert_ffn=768, gated=True),
+    ]
     assert experts.left_out == {"moe_dtype int4_wo: no such matrix product here": 1}
     assert experts.rows[0].provider == "sglang.fused_moe_triton"
 
 
 def test_aiconfigurator_errors(tmp_path: Path) -> None:
     root = write_tables(tmp_path)
-    with pytest.raises(InputError, match=r"--system h100_sxm: no .*h100_sxm.yaml; expected one of a100_sxm"):
+    with pytest.raises(
+        InputError, match=r"--system h100_sxm: no .*h100_sxm.yaml; expected one of a100_sxm"
+    ):
         aiconfigurator.find_tables("h100_sxm", root=root)
-    with pytest.raises(InputError, match=r"--backend trtllm --version \(not given\) for a100_sxm; .* vllm"):
+    with pytest.raises(
+        InputError, match=r"--backend trtllm --version \(not given\) for a100_sxm; .* vllm"
+    ):
         aiconfigurator.find_tables("a100_sxm", backend="trtllm", root=root)
-    with pytest.raises(InputError, match=r"--table 'mla'; expected one of gemm, context_attention, nccl"):
+    with pytest.raises(
+        InputError, match=r"--table 'mla'; expected one of gemm, context_attention, nccl"
+    ):
         aiconfigurator.find_tables("a100_sxm", root=root, kinds=["mla"])
     broken = root / "data/a100_sxm/gemm/vllm/1/gemm_perf.parquet"
     broken.write_bytes(b"nonsense")

@@ -1,4 +1,6 @@
-"""Training logs: both forms of the documents, prefixes, ranks, restarts, cut lines, nan; and what is left of them."""
+"""Training logs: both forms of the documents, prefixes, ranks, restarts, cut lines, nan; and what
+is left of them.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,12 @@ def test_both_forms_in_one_log() -> None:
 
 
 def test_lines_of_other_things_are_passed_over() -> None:
-    noise = ["Loading extension module", "time (ms) | forward-compute: 3041.31 | optimizer: 12.3", "", "| iteration |"]
+    noise = [
+        "Loading extension module",
+        "time (ms) | forward-compute: 3041.31 | optimizer: 12.3",
+        "",
+        "| iteration |",
+    ]
     found = read([*noise, line(1), *noise, line(2), *noise])
     assert column(found, "iteration") == [1, 2]
     assert not found.left_out
@@ -81,14 +88,20 @@ def test_a_line_whose_beginning_is_lost_is_counted_and_passed_over() -> None:
 
 
 def test_kinds_of_line_that_alternate_keep_their_order() -> None:
-    kinds = [lambda i: line(i), lambda i: S_LINE.replace("       2/", f"{i:8d}/"), lambda i: line(i)[:180]]
+    kinds = [
+        lambda i: line(i),
+        lambda i: S_LINE.replace("       2/", f"{i:8d}/"),
+        lambda i: line(i)[:180],
+    ]
     lines = [kinds[i % 3](i) for i in range(1, 10_000)]
     found = read(lines)
     assert column(found, "iteration") == [i for i in range(1, 10_000) if i % 3 != 2]
     assert found.left_out == {"cut short before the batch size": 3333}
 
 
-@pytest.mark.parametrize("prefix", ["", " ", "[default0]:", "7: ", "2022-03-11 19:42:00,123 [Rank 383] ", "r10i1n2: "])
+@pytest.mark.parametrize(
+    "prefix", ["", " ", "[default0]:", "7: ", "2022-03-11 19:42:00,123 [Rank 383] ", "r10i1n2: "]
+)
 def test_prefixes(prefix: str) -> None:
     found = read([line(i, prefix=prefix) for i in range(1, 400)])
     assert column(found, "iteration") == list(range(1, 400))
@@ -143,7 +156,9 @@ def test_a_first_line_cut_at_a_bar_does_not_hide_the_fields_of_the_others() -> N
 
 
 def test_nan_and_infinite_values() -> None:
-    found = read([line(1), line(2, loss="nan"), line(3, loss="inf"), line(4, elapsed="nan"), line(5)])
+    found = read(
+        [line(1), line(2, loss="nan"), line(3, loss="inf"), line(4, elapsed="nan"), line(5)]
+    )
     assert column(found, "iteration") == [1, 2, 3, 5]
     assert np.isnan(found.values["loss"][1])
     assert np.isinf(found.values["loss"][2])
@@ -151,7 +166,11 @@ def test_nan_and_infinite_values() -> None:
 
 
 def test_restarts_are_segments_and_repeated_work_counts_once() -> None:
-    lines = [line(i) for i in range(1, 11)] + [line(i, elapsed=6000.0) for i in range(6, 13)] + [line(1, elapsed=1.0)]
+    lines = (
+        [line(i) for i in range(1, 11)]
+        + [line(i, elapsed=6000.0) for i in range(6, 13)]
+        + [line(1, elapsed=1.0)]
+    )
     found = read(lines)
     assert found.segment.tolist() == [0] * 10 + [1] * 7 + [2]
     final = found.values["iteration"][found.final]
@@ -206,7 +225,12 @@ def test_a_summary_leaves_the_first_iteration_out() -> None:
     summary = summarize("x", found, {"gpus": 8, "tp": 2, "pp": 1})
     assert summary.sec_per_it == 5.1
     assert summary.tokens_per_s == pytest.approx(192 * 2048 / 5.1)
-    assert (summary.gpus, summary.layout, summary.iterations, summary.restarts) == (8, "TP=2, PP=1", 4, 0)
+    assert (summary.gpus, summary.layout, summary.iterations, summary.restarts) == (
+        8,
+        "TP=2, PP=1",
+        4,
+        0,
+    )
     assert (summary.first_loss, summary.last_loss, summary.tflops) == (9, 6, 48.77)
     alone = summarize("y", read([line(1)]))
     assert alone.sec_per_it == 5.35
@@ -234,7 +258,9 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert [r["segment"] for r in rows] == ["0", "0", "1", "1"]
     assert [r["final"] for r in rows] == ["1", "0", "1", "1"]
     assert rows[1]["loss"] == ""
-    assert write_training(tmp_path / "results", "a100-sxm4-80gb", "a", log, found, summary) == folder
+    assert (
+        write_training(tmp_path / "results", "a100-sxm4-80gb", "a", log, found, summary) == folder
+    )
     log.write_text(line(1) + "\n")
     with pytest.raises(StoreError, match=r"holds another log; expected another --run-id"):
         write_training(tmp_path / "results", "a100-sxm4-80gb", "a", log, read_log(log), summary)
@@ -296,7 +322,12 @@ def test_the_report_compares_throughput_by_layout(tmp_path: Path) -> None:
         log = tmp_path / f"tp{tp}.log"
         start = f"using world size: 8, data-parallel-size: {8 // tp}, tensor-model-parallel size: {tp}, "
         body = [line(i, elapsed=ms + i) for i in range(1, 20)]
-        log.write_text("\n".join([start + "pipeline-model-parallel size: 1", *body, "torn line | elapsed time"]) + "\n")
+        log.write_text(
+            "\n".join(
+                [start + "pipeline-model-parallel size: 1", *body, "torn line | elapsed time"]
+            )
+            + "\n"
+        )
         run(str(log), "--gpu", "a100-sxm4-80gb", "--results", str(results))
         folders.append(str(results / "a100-sxm4-80gb" / f"megatron-tp{tp}"))
     one = CliRunner().invoke(reporting, [folders[0], "--json"])
@@ -344,16 +375,38 @@ def test_rows_keep_the_arguments_of_the_log(tmp_path: Path) -> None:
         f"reduced_train_loss: 11.03 | train_step_timing in s: {2.5 + 7 * (n == 0)} | consumed_samples: {n}\n"
         for n in range(6)
     )
-    log.write_text(PRINTED + "  world_size ...................................... 64\n" + iterations)
+    log.write_text(
+        PRINTED + "  world_size ...................................... 64\n" + iterations
+    )
     words = ["megatron-log", str(log), "--gpu", "H100", "--tp", "4", "--pp", "2", "--mbs", "1"]
     words += ["--seq", "4096", "--results", str(tmp_path / "results"), "--rows", str(rows)]
     result = CliRunner().invoke(import_, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     (row,) = read_table(rows)
-    assert (row.gpus, row.tp, row.pp, row.cp, row.mbs, row.gbs, row.seq) == (64, 4, 2, 2, 1, 128, 4096)
+    assert (row.gpus, row.tp, row.pp, row.cp, row.mbs, row.gbs, row.seq) == (
+        64,
+        4,
+        2,
+        2,
+        1,
+        128,
+        4096,
+    )
     assert row.sec_per_it == 2.5  # without the first
-    assert (row.layers, row.hidden, row.heads, row.kv_heads, row.head_dim, row.ffn) == (32, 4096, 32, 8, 128, 14336)
+    assert (row.layers, row.hidden, row.heads, row.kv_heads, row.head_dim, row.ffn) == (
+        32,
+        4096,
+        32,
+        8,
+        128,
+        14336,
+    )
     assert (row.gated, row.tied, row.sequence_parallel, row.dropout) == (True, False, True, False)
     assert (row.recompute, row.zero, row.precision, row.experts) == ("selective", 1, "bf16", None)
-    log.write_text(PRINTED.replace("attention ........................... True", "attention ... False") + iterations)
-    assert read_log(log).arguments["kv_heads"] == 32  # one group is printed where groups are not used
+    log.write_text(
+        PRINTED.replace("attention ........................... True", "attention ... False")
+        + iterations
+    )
+    assert (
+        read_log(log).arguments["kv_heads"] == 32
+    )  # one group is printed where groups are not used

@@ -1,4 +1,6 @@
-"""The attention kernels as machine code: tensor cores at work, no spills, within the shared memory of a block."""
+"""The attention kernels as machine code: tensor cores at work, no spills, within the shared memory
+of a block.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from ahead_of_time import (
     few,
     in_test_aot,
 )
-from quantbench.kernels.attention.menu import WITH_DESCRIPTORS, Loads, Setting, backward_tiles, forward_menu
+from quantbench.kernels.attention.menu import (
+    WITH_DESCRIPTORS,
+    Loads,
+    Setting,
+    backward_tiles,
+    forward_menu,
+)
 from quantbench.kernels.launching import TRITON, widest
 
 from quantbench.quantization import TENSOR_MEMORY_COLUMNS
@@ -64,7 +72,9 @@ def test_the_menu_of_forward(arch: int, head_dim: int, setting: Setting) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arch", "head_dim"), few([(a, d) for d in (64, 128, 256) for a in (80, 90, 100)], 1))
+@pytest.mark.parametrize(
+    ("arch", "head_dim"), few([(a, d) for d in (64, 128, 256) for a in (80, 90, 100)], 1)
+)
 def test_backward(arch: int, head_dim: int) -> None:
     loads = loads_of(arch, head_dim)
     kv_tile, q_tile = backward_tiles(arch, head_dim, loads)
@@ -91,8 +101,8 @@ def test_a_full_mask() -> None:
 @in_test_aot
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_overlapped_schedule_computes_beside_the_products(causal: bool) -> None:
-    """Between the first and the last matrix instruction of the loop stand its exponentials; here only that nothing is
-    serialised, at the register count that lets a block of 8 warps run."""
+    """Between the first and the last matrix instruction of the loop stand its exponentials; here
+    only that nothing is serialised, at the register count that lets a block of 8 warps run."""
     setting = forward_menu(90, 128, Loads(descriptors=True))[0]
     assert setting.schedule == "overlapped"
     code = compile_forward(setting, 128, 90, causal=causal, descriptors=True)
@@ -100,7 +110,8 @@ def test_the_overlapped_schedule_computes_beside_the_products(causal: bool) -> N
     assert code.registers * code.threads <= 65_536
 
 
-# Rule 7 in machine code: what head_dim is a multiple of decides how many bytes a thread copies at a time.
+# Rule 7 in machine code: what head_dim is a multiple of decides how many bytes a thread copies at a
+# time.
 @in_test_aot
 @pytest.mark.parametrize(("head_dim", "width"), [(128, "128"), (100, "64"), (150, None)])
 def test_copies_narrow_with_the_alignment_of_head_dim(head_dim: int, width: str | None) -> None:
@@ -108,7 +119,10 @@ def test_copies_narrow_with_the_alignment_of_head_dim(head_dim: int, width: str 
     code = compile_forward(setting, head_dim, 80, descriptors=False)
     copies = [name for name in code.opcodes if name.startswith("LDGSTS")]
     assert copies
-    assert all((width in name.split(".")) if width else not {"64", "128"} & set(name.split(".")) for name in copies)
+    assert all(
+        (width in name.split(".")) if width else not {"64", "128"} & set(name.split("."))
+        for name in copies
+    )
 
 
 @in_test_aot

@@ -1,8 +1,9 @@
-"""Every GEMM kernel and every tile of the menus, compiled ahead of time: no spills, no stack, shared memory within one
-block's limit, tensor-core opcodes. Needs no GPU.
+"""Every GEMM kernel and every tile of the menus, compiled ahead of time: no spills, no stack,
+shared memory within one block's limit, tensor-core opcodes. Needs no GPU.
 
-`make test-aot` compiles each tile for sm_80, sm_90 and sm_100 with every schedule; formats and layouts take turns, so
-that all of them occur for every architecture. QUANTBENCH_EXHAUSTIVE=1 compiles every combination instead (800 kernels).
+`make test-aot` compiles each tile for sm_80, sm_90 and sm_100 with every schedule; formats and
+layouts take turns, so that all of them occur for every architecture. QUANTBENCH_EXHAUSTIVE=1
+compiles every combination instead (800 kernels).
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ ARCHS = (80, 90, 100)
 #: split_k is data_parallel's kernel, tested apart
 SCHEDULES = ("data_parallel", "persistent", "stream_k")
 LAYOUTS = ("nt", "nn", "tn")
-#: What a product in a format must be made of, by architecture. HMMA: warp-level; HGMMA, QGMMA: wgmma of Hopper;
+#: What a product in a format must be made of, by architecture. HMMA: warp-level; HGMMA, QGMMA:
+#: wgmma of Hopper;
 #: UTCHMMA, UTCQMMA: tcgen05 of Blackwell.
 OPCODES = {
     80: {"fp16": "HMMA", "bf16": "HMMA", "tf32": "HMMA"},
@@ -74,10 +76,14 @@ def menu_cases(arch: int, dtypes: tuple[str, ...], size: int) -> list[Case]:
     for schedule in SCHEDULES:
         aligned = align_bytes(contiguous(Gemm(size, size, size, dtype=dtypes[0])))
         for index in range(len(tiles(arch, dtypes[0], schedule, aligned))):
-            for layout, dtype in itertools.product(LAYOUTS, dtypes) if EXHAUSTIVE else [next(turns)]:
+            for layout, dtype in (
+                itertools.product(LAYOUTS, dtypes) if EXHAUSTIVE else [next(turns)]
+            ):
                 gemm = Gemm(size, size, size, dtype=dtype, layout=layout)
                 menu = tiles(arch, dtype, schedule, align_bytes(contiguous(gemm)))
-                cases.append(Case(arch, gemm, schedule, menu[index % len(menu)]))  # tf32 may have fewer
+                cases.append(
+                    Case(arch, gemm, schedule, menu[index % len(menu)])
+                )  # tf32 may have fewer
     return list(dict.fromkeys(cases))
 
 
@@ -143,9 +149,21 @@ def test_split_k_and_its_addition(arch: int) -> None:
     check_fits(built)
     assert built.count(OPCODES[arch]["bf16"]) > 0
     sizes = {"batches": 1, "batch_stride_c": 0} | dict.fromkeys(("m", "n", "ldc"), ALIGNED)
-    parts, c = (torch.empty(ALIGNED, ALIGNED, dtype=d, device="meta") for d in (torch.float32, torch.bfloat16))
-    constants = {"ALIGN_C": 16, "SPLIT_K": 4, "BLOCK_M": 32, "BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
-    adding = compile_kernel(gemm_kernels.gemm_add_parts, {"parts": parts, "c": c} | sizes | constants, arch)
+    parts, c = (
+        torch.empty(ALIGNED, ALIGNED, dtype=d, device="meta")
+        for d in (torch.float32, torch.bfloat16)
+    )
+    constants = {
+        "ALIGN_C": 16,
+        "SPLIT_K": 4,
+        "BLOCK_M": 32,
+        "BLOCK_N": 128,
+        "num_warps": 4,
+        "num_stages": 3,
+    }
+    adding = compile_kernel(
+        gemm_kernels.gemm_add_parts, {"parts": parts, "c": c} | sizes | constants, arch
+    )
     check_fits(adding)
     assert any(opcode.startswith("LDG.") and ".128" in opcode for opcode in adding.opcodes)
 
@@ -163,19 +181,29 @@ def test_batched_products(arch: int, schedule: str) -> None:
 @in_test_aot
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_half_a_line_are_still_loaded_16_bytes_at_a_time(layout: str) -> None:
-    """triton itself knows of multiples of 16 elements only and would load 2 bytes at a time: see `known_multiple`."""
+    """triton itself knows of multiples of 16 elements only and would load 2 bytes at a time: see
+    `known_multiple`.
+    """
     tile = Tile(128, 128, 32, stages=3, num_warps=8)
-    built = compiled(Case(80, Gemm(HALF_LINE, HALF_LINE, HALF_LINE, layout=layout), "data_parallel", tile))
-    loads = {opcode: n for opcode, n in built.opcodes.items() if opcode.startswith(("LDGSTS.", "LDG."))}
+    built = compiled(
+        Case(80, Gemm(HALF_LINE, HALF_LINE, HALF_LINE, layout=layout), "data_parallel", tile)
+    )
+    loads = {
+        opcode: n for opcode, n in built.opcodes.items() if opcode.startswith(("LDGSTS.", "LDG."))
+    }
     assert loads
     assert all(".128" in opcode for opcode in loads)
 
 
 @in_test_aot
 def test_a_persistent_kernel_prefetches_the_next_tile() -> None:
-    """Flattened, one loop loads and multiplies: as many load instructions as for a single tile, two epilogues."""
+    """Flattened, one loop loads and multiplies: as many load instructions as for a single tile, two
+    epilogues.
+    """
     persistent, single = (
-        compiled(Case(90, Gemm(ALIGNED, ALIGNED, ALIGNED, layout="nt"), schedule, tiles(90, "bf16")[0]))
+        compiled(
+            Case(90, Gemm(ALIGNED, ALIGNED, ALIGNED, layout="nt"), schedule, tiles(90, "bf16")[0])
+        )
         for schedule in ("persistent", "data_parallel")
     )
     assert persistent.count("UTMALDG") == single.count("UTMALDG")
@@ -186,12 +214,21 @@ def test_a_persistent_kernel_prefetches_the_next_tile() -> None:
 def stored(work: GroupedGemm) -> Operands:
     """Storage of newly allocated operands."""
     m, k = (work.k, work.rows) if work.layout == "tn" else (work.rows, work.k)
-    one, batched = (contiguous(Gemm(m, work.n, k, batch, work.dtype, work.layout)) for batch in (1, work.num_experts))
-    return Operands(one.gemm, one.a, one.b, batched.c) if work.layout == "tn" else replace(one, b=batched.b)
+    one, batched = (
+        contiguous(Gemm(m, work.n, k, batch, work.dtype, work.layout))
+        for batch in (1, work.num_experts)
+    )
+    return (
+        Operands(one.gemm, one.a, one.b, batched.c)
+        if work.layout == "tn"
+        else replace(one, b=batched.b)
+    )
 
 
 def grouped_cases() -> list[tuple[int, GroupedGemm, str, Tile]]:
-    """Every tile for every architecture; formats, layouts and schedules take turns. QUANTBENCH_EXHAUSTIVE=1: all."""
+    """Every tile for every architecture; formats, layouts and schedules take turns.
+    QUANTBENCH_EXHAUSTIVE=1: all.
+    """
     found = []
     for arch in ARCHS:
         menu = tiles(arch, "bf16")
@@ -206,7 +243,9 @@ def grouped_cases() -> list[tuple[int, GroupedGemm, str, Tile]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", few(grouped_cases(), 1), ids=lambda case: f"sm_{case[0]}-{case[1].layout}-{case[2]}-{case[3]}"
+    "case",
+    few(grouped_cases(), 1),
+    ids=lambda case: f"sm_{case[0]}-{case[1].layout}-{case[2]}-{case[3]}",
 )
 def test_tiles_of_grouped_products(case: tuple[int, GroupedGemm, str, Tile]) -> None:
     arch, work, schedule, tile = case
@@ -220,5 +259,8 @@ def test_tiles_of_grouped_products(case: tuple[int, GroupedGemm, str, Tile]) -> 
 
 
 def test_a_missing_parameter_is_named() -> None:
-    with pytest.raises(InputError, match="compile gemm_add_parts: no value for 'c'; expected the parameters parts, c"):
+    with pytest.raises(
+        InputError,
+        match="compile gemm_add_parts: no value for 'c'; expected the parameters parts, c",
+    ):
         compile_kernel(gemm_kernels.gemm_add_parts, {"parts": None}, 80)

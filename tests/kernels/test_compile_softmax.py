@@ -1,4 +1,6 @@
-"""The softmax kernels as machine code: 16-byte loads and stores, no spills, on every architecture."""
+"""The softmax kernels as machine code: 16-byte loads and stores, no spills, on every
+architecture.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,39 @@ from quantbench.errors import InputError
 
 DIRECTIONS = ("forward", "backward")
 # Backward knows no difference between full and none.
-MASKS = [("forward", "causal"), ("forward", "full"), ("forward", "none"), ("backward", "causal"), ("backward", "none")]
+MASKS = [
+    ("forward", "causal"),
+    ("forward", "full"),
+    ("forward", "none"),
+    ("backward", "causal"),
+    ("backward", "none"),
+]
 CASES = list(product((80, 90, 100), MASKS, (128, 2048, MAX_COLS)))
 
 
 def loads(code: KernelResources, kind: str) -> int:
-    return sum(n for name, n in code.opcodes.items() if name.startswith("LDG.E") and kind in name.split("."))
+    return sum(
+        n
+        for name, n in code.opcodes.items()
+        if name.startswith("LDG.E") and kind in name.split(".")
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("arch", "mask", "cols"), few(CASES, 2))
-def test_rows_in_eights_move_16_bytes_at_a_time(arch: int, mask: tuple[str, str], cols: int) -> None:
+def test_rows_in_eights_move_16_bytes_at_a_time(
+    arch: int, mask: tuple[str, str], cols: int
+) -> None:
     direction, masked = mask
     code = compile_softmax(cols, direction=direction, mask=masked, dtype="bf16", arch=arch)
     assert code.spills == 0
     assert code.stack_bytes == 0
-    assert loads(code, "128") == sum(n for name, n in code.opcodes.items() if name.startswith("LDG"))
-    assert code.count("STG.E.128") == sum(n for name, n in code.opcodes.items() if name.startswith("STG"))
+    assert loads(code, "128") == sum(
+        n for name, n in code.opcodes.items() if name.startswith("LDG")
+    )
+    assert code.count("STG.E.128") == sum(
+        n for name, n in code.opcodes.items() if name.startswith("STG")
+    )
     assert code.threads == 32 * (softmax_tile(cols, 2, direction).num_warps or 0)
 
 
@@ -51,7 +69,9 @@ def test_loads_narrow_with_the_alignment_of_a_row(cols: int, kind: str) -> None:
 
 @in_test_aot
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize(("cols", "dtype"), [(MAX_COLS, "fp32"), (MAX_COLS - 1, "bf16"), (1, "fp16")])
+@pytest.mark.parametrize(
+    ("cols", "dtype"), [(MAX_COLS, "fp32"), (MAX_COLS - 1, "bf16"), (1, "fp16")]
+)
 def test_extremes_do_not_spill(cols: int, dtype: str, direction: str) -> None:
     for arch in (80, 90):
         assert compile_softmax(cols, direction=direction, dtype=dtype, arch=arch).spills == 0
@@ -60,7 +80,9 @@ def test_extremes_do_not_spill(cols: int, dtype: str, direction: str) -> None:
 @pytest.mark.parametrize("cols", [1, 16, 17, 128, 2048, 4097, MAX_COLS])
 @pytest.mark.parametrize("element_bytes", [2, 4])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_a_tile_holds_whole_rows_and_enough_of_them(cols: int, element_bytes: int, direction: str) -> None:
+def test_a_tile_holds_whole_rows_and_enough_of_them(
+    cols: int, element_bytes: int, direction: str
+) -> None:
     tile = softmax_tile(cols, element_bytes, direction)
     assert cols <= tile.block_n
     assert tile.block_n < max(2 * cols, 17)
@@ -69,5 +91,7 @@ def test_a_tile_holds_whole_rows_and_enough_of_them(cols: int, element_bytes: in
 
 
 def test_rows_that_no_program_holds_are_refused() -> None:
-    with pytest.raises(InputError, match=r"^softmax: cols = 16385; expected an integer from 1 to 16384$"):
+    with pytest.raises(
+        InputError, match=r"^softmax: cols = 16385; expected an integer from 1 to 16384$"
+    ):
         softmax_tile(MAX_COLS + 1, 2)

@@ -16,7 +16,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from interpreter import ACTIVE, EXAMPLES, in_interpreter
-from quantbench.kernels.attention import AttentionPlan, attention, heads_side_by_side, plan_backward, plan_forward
+from quantbench.kernels.attention import (
+    AttentionPlan,
+    attention,
+    heads_side_by_side,
+    plan_backward,
+    plan_forward,
+)
 from quantbench.kernels.attention.menu import (
     WITH_DESCRIPTORS,
     Loads,
@@ -46,14 +52,17 @@ Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 def operands_of(
     work: Attention, seed: int = 0, device: str = "cpu", beside: int = 0, swapped: bool = False
 ) -> Operands:
-    """q, k, v and a gradient of o. beside: NaN rows that stand in memory before and after the rows of every head, and
-    NaN elements after those of every row: nothing may read them. swapped: stored [batch, seq, heads, head_dim]."""
+    """q, k, v and a gradient of o. beside: NaN rows that stand in memory before and after the rows
+    of every head, and NaN elements after those of every row: nothing may read them. swapped: stored
+    [batch, seq, heads, head_dim]."""
     generator = torch.Generator(device=device).manual_seed(seed)
     rows, cols = slice(beside, None), slice(0, work.head_dim)
 
     def tensor(heads: int, seq: int) -> torch.Tensor:
         first, second = (seq + 2 * beside, heads) if swapped else (heads, seq + 2 * beside)
-        whole = torch.full((work.batch, first, second, work.head_dim + 8 * beside), NAN, device=device)
+        whole = torch.full(
+            (work.batch, first, second, work.head_dim + 8 * beside), NAN, device=device
+        )
         x = whole.to(TORCH[work.dtype]).transpose(1, 2) if swapped else whole.to(TORCH[work.dtype])
         x = x[:, :, rows, cols][:, :, :seq]
         return x.copy_(torch.randn(x.shape, generator=generator, device=device))
@@ -81,14 +90,22 @@ def check_both_ways(work: Attention, tensors: Operands, **options: Any) -> None:
     backward = poisoned(plan_backward(q, k, v, o, lse, do, causal=work.causal, **path))
     backward.run()
     bound = tolerance(replace(work, direction="backward")).relative_norm
-    for gradient, expected in zip(backward.outputs, references.attention_backward(work, q, k, v, do), strict=True):
+    for gradient, expected in zip(
+        backward.outputs, references.attention_backward(work, q, k, v, do), strict=True
+    ):
         assert relative_error(gradient, expected) < bound
 
 
 def exact_lse(work: Attention, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    scores = q.double() @ k.double().repeat_interleave(work.heads // work.kv_heads, dim=1).mT * work.head_dim**-0.5
+    scores = (
+        q.double()
+        @ k.double().repeat_interleave(work.heads // work.kv_heads, dim=1).mT
+        * work.head_dim**-0.5
+    )
     if work.causal:
-        scores = scores.masked_fill(correctness.causal_mask(work.seq_q, work.seq_k, q.device), -torch.inf)
+        scores = scores.masked_fill(
+            correctness.causal_mask(work.seq_q, work.seq_k, q.device), -torch.inf
+        )
     return scores.logsumexp(-1) * log2(e)
 
 
@@ -112,7 +129,8 @@ def test_any_shape(work: Attention) -> None:
     check_both_ways(work, operands_of(work))
 
 
-# Not powers of two (40, 72, 80, 96, 192), not multiples of 16 (40, 72, 100, 108, 150), not of 8 (100, 108, 150).
+# Not powers of two (40, 72, 80, 96, 192), not multiples of 16 (40, 72, 100, 108, 150), not of 8
+# (100, 108, 150).
 @in_interpreter
 @pytest.mark.parametrize("head_dim", [32, 40, 64, 72, 80, 96, 100, 108, 128, 150, 192, 256])
 def test_head_dims(head_dim: int) -> None:
@@ -126,7 +144,9 @@ def test_head_dims(head_dim: int) -> None:
 @pytest.mark.parametrize(
     ("seq_q", "seq_k", "causal"), [(96, 96, True), (97, 97, True), (40, 97, False), (33, 64, False)]
 )
-def test_blocks_and_schedules(schedule: str, block_m: int, block_n: int, seq_q: int, seq_k: int, causal: bool) -> None:
+def test_blocks_and_schedules(
+    schedule: str, block_m: int, block_n: int, seq_q: int, seq_k: int, causal: bool
+) -> None:
     work = Attention(1, 2, seq_q, seq_k, 24, kv_heads=1, dtype="fp16", causal=causal)
     tile = Tile(block_m, block_n, num_warps=4, stages=2)
     check_both_ways(work, operands_of(work), tile=tile, schedule=schedule)
@@ -158,7 +178,9 @@ def test_expanded_gradients_are_taken() -> None:
     work = Attention(1, 1, 20, 20, 16, dtype="fp32")
     q, k, v, _ = (x.requires_grad_() for x in operands_of(work))
     attention(q, k, v).sum().backward()  # hands on one number, expanded
-    expected = references.attention_backward(work, q.detach(), k.detach(), v.detach(), torch.ones(1, 1, 20, 16))
+    expected = references.attention_backward(
+        work, q.detach(), k.detach(), v.detach(), torch.ones(1, 1, 20, 16)
+    )
     assert v.grad is not None
     assert relative_error(v.grad, expected[2]) < 2e-4
 
@@ -196,7 +218,11 @@ def test_a_plan_tells_its_launches_and_runs_again() -> None:
     assert [launch.kernel for launch in backward.launches] == [
         "attention_delta", "attention_backward_kv", "attention_backward_q",
     ]  # fmt: skip
-    assert [launch.grid for launch in backward.launches] == [(16, 1, 1), (2 * 4, 1, 1), (7 * 8, 1, 1)]
+    assert [launch.grid for launch in backward.launches] == [
+        (16, 1, 1),
+        (2 * 4, 1, 1),
+        (7 * 8, 1, 1),
+    ]
     assert backward.launch.kernel == "attention_backward_kv"
 
 
@@ -212,8 +238,12 @@ def test_results_go_where_they_are_asked_to() -> None:
 @in_interpreter
 def test_what_a_tile_leaves_open_comes_from_the_menu() -> None:
     q, k, v, _ = operands_of(Attention(1, 1, 20, 20, 128, dtype="fp16"))
-    assert plan_forward(q, k, v).setting == Setting(Tile(128, 128, stages=2, num_warps=8), "overlapped")
-    assert plan_forward(q, k, v, schedule="plain").setting == Setting(Tile(128, 128, stages=2, num_warps=8), "plain")
+    assert plan_forward(q, k, v).setting == Setting(
+        Tile(128, 128, stages=2, num_warps=8), "overlapped"
+    )
+    assert plan_forward(q, k, v, schedule="plain").setting == Setting(
+        Tile(128, 128, stages=2, num_warps=8), "plain"
+    )
     near = plan_forward(q, k, v, tile=Tile(64, 32)).setting
     assert near == Setting(Tile(64, 32, stages=2, num_warps=4), "overlapped")
     by_pointers = plan_forward(q, k, v, operands="pointers").setting
@@ -247,7 +277,10 @@ LSE = torch.zeros(1, 4, 20)
             "attention: q of shape (1, 4, 20, 16), k of (1, 2, 20, 32), v of (1, 2, 20, 32); "
             "expected the same batch and",
         ),
-        (lambda: attention(Q[:, :3], K, V), "Attention: kv_heads = 2; expected a divisor of heads = 3"),
+        (
+            lambda: attention(Q[:, :3], K, V),
+            "Attention: kv_heads = 2; expected a divisor of heads = 3",
+        ),
         (
             lambda: attention(Q[:, :, :9], K, V),
             "Attention: causal with seq_q = 9, seq_k = 20; expected seq_q equal to seq_k",
@@ -256,7 +289,10 @@ LSE = torch.zeros(1, 4, 20)
             lambda: attention(*(torch.zeros(1, 1, 4, 257) for _ in range(3))),
             "attention: head_dim = 257; expected from 8 to 256",
         ),
-        (lambda: attention(*(x.double() for x in (Q, K, V))), "attention: q in float64; expected float16, bfloat16 or"),
+        (
+            lambda: attention(*(x.double() for x in (Q, K, V))),
+            "attention: q in float64; expected float16, bfloat16 or",
+        ),
         (
             lambda: attention(Q, K.float(), V),
             "attention: k of shape (1, 2, 20, 32) in float32 on cpu; expected (1, 2, 20, 32) in float16",
@@ -265,7 +301,10 @@ LSE = torch.zeros(1, 4, 20)
             lambda: attention(Q.mT.contiguous().mT, K, V),
             "attention: q with strides (2560, 640, 1, 20); expected the elements of a row side by side",
         ),
-        (lambda: attention(Q, K, V, scale=-1.0), "attention: scale = -1.0; expected a finite number above 0"),
+        (
+            lambda: attention(Q, K, V, scale=-1.0),
+            "attention: scale = -1.0; expected a finite number above 0",
+        ),
         (
             lambda: attention(Q, K, V, schedule="fast"),
             "attention: schedule = 'fast'; expected one of plain, overlapped",
@@ -288,7 +327,9 @@ LSE = torch.zeros(1, 4, 20)
             "attention: out of shape (1, 2, 20, 32) in float16 on cpu; expected (1, 4, 20, 32) in float16 on cpu",
         ),
         (
-            lambda: plan_forward(Q, K, V, out=torch.empty(1, 20, 4, 32, dtype=torch.float16).transpose(1, 2)),
+            lambda: plan_forward(
+                Q, K, V, out=torch.empty(1, 20, 4, 32, dtype=torch.float16).transpose(1, 2)
+            ),
             "attention: out with strides (2560, 32, 128, 1); expected a contiguous tensor",
         ),
         (
@@ -312,12 +353,17 @@ def test_what_does_not_fit_is_refused_in_one_line(call: Callable[[], Any], text:
 def test_bf16_is_refused_in_the_interpreter() -> None:
     with pytest.raises(UnsupportedError) as told:
         attention(Q.bfloat16(), K.bfloat16(), V.bfloat16())
-    assert str(told.value).startswith("attention: triton's interpreter multiplies the bit patterns of bf16")
+    assert str(told.value).startswith(
+        "attention: triton's interpreter multiplies the bit patterns of bf16"
+    )
 
 
 @in_interpreter
 def test_autotuning_needs_a_clock() -> None:
-    with pytest.raises(UnsupportedError, match=r"^attention: autotune in the interpreter; expected a GPU to time on$"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"^attention: autotune in the interpreter; expected a GPU to time on$",
+    ):
         attention(Q, K, V, autotune=True)
 
 
@@ -333,7 +379,9 @@ def test_a_cpu_tensor_needs_the_interpreter() -> None:
 def test_attention_begins_with_ampere() -> None:
     assert too_old((7, 5)) == "triton compiles no attention for sm_75"
     assert too_old((8, 0)) is None
-    with pytest.raises(InputError, match=r"^attention: sm_75; expected compute capability 8\.0 or newer$"):
+    with pytest.raises(
+        InputError, match=r"^attention: sm_75; expected compute capability 8\.0 or newer$"
+    ):
         architecture((7, 5))
 
 
@@ -350,7 +398,9 @@ def test_parts_of_head_dim(head_dim: int, parts: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("arch", [80, 86, 89, 90, 100, 120])
-@pytest.mark.parametrize("loads", [Loads(2), Loads(4), Loads(8), Loads(16), Loads(16, descriptors=True)], ids=str)
+@pytest.mark.parametrize(
+    "loads", [Loads(2), Loads(4), Loads(8), Loads(16), Loads(16, descriptors=True)], ids=str
+)
 @pytest.mark.parametrize("fp32", [False, True])
 def test_every_head_dim_has_a_menu(arch: int, loads: Loads, fp32: bool) -> None:
     for head_dim in range(8, 257):
@@ -363,7 +413,13 @@ def test_every_head_dim_has_a_menu(arch: int, loads: Loads, fp32: bool) -> None:
 
 @pytest.mark.parametrize(
     ("kv_heads", "seq", "l2_mib", "together"),
-    [(32, 4096, 50, 12), (8, 4096, 50, 32), (32, 65536, 50, 1), (8, 65536, 50, 4), (32, 128, 50, 32)],
+    [
+        (32, 4096, 50, 12),
+        (8, 4096, 50, 32),
+        (32, 65536, 50, 1),
+        (8, 65536, 50, 4),
+        (32, 128, 50, 32),
+    ],
 )
 def test_heads_that_share_the_l2_cache(kv_heads: int, seq: int, l2_mib: int, together: int) -> None:
     # k and v of one kv head: 2 · 4096 · 128 · 2 bytes = 2 MiB; 12 of them fill half of 50 MiB.
@@ -378,7 +434,10 @@ GPU_WORK = [
     Attention(1, 2, 1, 1, 128),
     Attention(2, 2, 300, 777, 128, causal=False),
     Attention(1, 8, 512, 512, 256, kv_heads=1),
-    *(Attention(1, 2, 257, 257, head_dim) for head_dim in (32, 40, 72, 80, 96, 100, 108, 150, 192, 75)),
+    *(
+        Attention(1, 2, 257, 257, head_dim)
+        for head_dim in (32, 40, 72, 80, 96, 100, 108, 150, 192, 75)
+    ),
 ]
 
 

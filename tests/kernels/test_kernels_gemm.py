@@ -1,8 +1,9 @@
 """Our GEMM kernels against float64, run by triton's interpreter on the CPU.
 
-Tolerances are on ‖c − ref‖ / ‖ref‖: fp16 rounds its result to 11 bits (2e-4; 5e-4 allowed), fp32 sums up to a few
-hundred products in any order (2e-7; 2e-6 allowed), fp8 gives bf16 that the interpreter cuts instead of rounding (4e-3;
-1e-2 allowed). Outputs are filled with NaN first, so that an element that is not written shows.
+Tolerances are on ‖c − ref‖ / ‖ref‖: fp16 rounds its result to 11 bits (2e-4; 5e-4 allowed), fp32
+sums up to a few hundred products in any order (2e-7; 2e-6 allowed), fp8 gives bf16 that the
+interpreter cuts instead of rounding (4e-3; 1e-2 allowed). Outputs are filled with NaN first, so
+that an element that is not written shows.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def poisoned(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None = None)
 
 def error(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
     reference = a.double() @ b.double()
-    return float(torch.linalg.vector_norm(c.double() - reference) / torch.linalg.vector_norm(reference))
+    return float(
+        torch.linalg.vector_norm(c.double() - reference) / torch.linalg.vector_norm(reference)
+    )
 
 
 def tile_for(schedule: str, tile: Tile = SMALL, split_k: int = 3) -> Tile:
@@ -84,8 +87,13 @@ def test_any_shape(
     dtype: torch.dtype,
 ) -> None:  # fmt: skip
     """Ragged edges, parts of one step and of several, fewer tiles than programs and more."""
-    a, b = stored(m, k, transposed=transposed[0], dtype=dtype), stored(k, n, transposed=transposed[1], dtype=dtype)
-    tile = tile_for(schedule, Tile(32, 16, block_k=32, stages=2, num_warps=4), min(split_k, -(-k // 32)))
+    a, b = (
+        stored(m, k, transposed=transposed[0], dtype=dtype),
+        stored(k, n, transposed=transposed[1], dtype=dtype),
+    )
+    tile = tile_for(
+        schedule, Tile(32, 16, block_k=32, stages=2, num_warps=4), min(split_k, -(-k // 32))
+    )
     work = plan(a, b, tile=tile, schedule=schedule, out=poisoned(a, b), programs=programs)
     work.run()
     assert error(work.out, a, b) < TOLERANCE[dtype]
@@ -94,7 +102,9 @@ def test_any_shape(
 @in_interpreter
 @pytest.mark.parametrize("programs", range(1, 8))
 def test_stream_k_shares_tiles_between_any_number_of_programs(programs: int) -> None:
-    """3 tiles of 5 steps each: every cut falls somewhere else, and some programs get less than a tile."""
+    """3 tiles of 5 steps each: every cut falls somewhere else, and some programs get less than a
+    tile.
+    """
     a, b = stored(90, 70, transposed=False), stored(70, 20, transposed=False)
     work = plan(a, b, tile=SMALL, schedule="stream_k", out=poisoned(a, b), programs=programs)
     work.run()
@@ -127,7 +137,9 @@ def test_fp8_products_come_out_in_bf16() -> None:
 
 @in_interpreter
 def test_views_are_read_and_written_where_they_are() -> None:
-    """Leading dimensions beyond the row's length, an operand shared by all products, a result in a larger tensor."""
+    """Leading dimensions beyond the row's length, an operand shared by all products, a result in a
+    larger tensor.
+    """
     a = stored(50, 80, transposed=False)[3:43, 8:60]
     b = stored(64, 90, transposed=True)[4:56, :33]
     frame = torch.full((60, 40), 7.0, dtype=torch.float16)
@@ -172,7 +184,10 @@ def test_split_k_adds_its_parts_in_a_second_kernel() -> None:
 
 @in_interpreter
 def test_without_a_tile_the_menu_decides() -> None:
-    a, b = stored(130, 70, transposed=False, dtype=torch.float32), stored(70, 90, transposed=False, dtype=torch.float32)
+    a, b = (
+        stored(130, 70, transposed=False, dtype=torch.float32),
+        stored(70, 90, transposed=False, dtype=torch.float32),
+    )
     work = plan(a, b)
     work.run()
     assert error(work.out, a, b) < TOLERANCE[torch.float32]
@@ -184,13 +199,17 @@ def test_bf16_is_refused_in_the_interpreter() -> None:
     a = torch.ones(16, 16, dtype=torch.bfloat16)
     with pytest.raises(UnsupportedError) as caught:
         matmul(a, a)
-    assert str(caught.value).startswith("matmul: triton's interpreter multiplies the bit patterns of bf16")
+    assert str(caught.value).startswith(
+        "matmul: triton's interpreter multiplies the bit patterns of bf16"
+    )
 
 
 @in_interpreter
 def test_autotuning_needs_a_gpu() -> None:
     a = torch.ones(16, 16)
-    with pytest.raises(UnsupportedError, match="autotune in the interpreter; expected a GPU to time on"):
+    with pytest.raises(
+        UnsupportedError, match="autotune in the interpreter; expected a GPU to time on"
+    ):
         matmul(a, a, autotune=True)
 
 

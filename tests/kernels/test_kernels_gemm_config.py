@@ -1,4 +1,6 @@
-"""How a GEMM kernel is chosen: menus, the pick, alignment, descriptors, the share of stream-k. Nothing is launched."""
+"""How a GEMM kernel is chosen: menus, the pick, alignment, descriptors, the share of stream-k.
+Nothing is launched.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +52,15 @@ def test_a_step_has_the_same_bytes_in_every_format() -> None:
 
 
 def test_the_pick_follows_the_waves() -> None:
-    """On 132 SMs, 128×256 tiles of 2048×2112 make 2048/128 · 9 = 144 blocks, two waves with the second almost empty;
-    256×128 tiles make 8 · 17 = 136, no better; 2048×2048 makes 128, one wave."""
+    """On 132 SMs, 128×256 tiles of 2048×2112 make 2048/128 · 9 = 144 blocks, two waves with the
+    second almost empty; 256×128 tiles make 8 · 17 = 136, no better; 2048×2048 makes 128, one
+    wave."""
     full = Gemm(2048, 2048, 4096)
     assert str(pick(full, "data_parallel", *H200)) == "128x256x64"
     clocks = {
-        n: estimated_clocks(Gemm(2048, n, 4096), Tile(128, 256, 64, stages=4, num_warps=8), "data_parallel", *H200)
+        n: estimated_clocks(
+            Gemm(2048, n, 4096), Tile(128, 256, 64, stages=4, num_warps=8), "data_parallel", *H200
+        )
         for n in (2048, 2112)
     }
     assert clocks[2112] == pytest.approx(2 * clocks[2048], rel=1e-9)
@@ -65,7 +70,9 @@ def test_stream_k_pays_for_tiles_and_not_for_waves() -> None:
     tile = Tile(128, 256, 64, stages=4, num_warps=8)
     two_waves = Gemm(2048, 2304, 4096)  # 144 tiles on 132 SMs
     waves = estimated_clocks(two_waves, tile, "data_parallel", *H200)
-    assert estimated_clocks(two_waves, tile, "stream_k", *H200) == pytest.approx(waves * 144 / 264, rel=0.05)
+    assert estimated_clocks(two_waves, tile, "stream_k", *H200) == pytest.approx(
+        waves * 144 / 264, rel=0.05
+    )
 
 
 def test_small_products_get_small_tiles_and_long_reductions_are_split() -> None:
@@ -81,7 +88,9 @@ def test_small_products_get_small_tiles_and_long_reductions_are_split() -> None:
     dtype=st.sampled_from(["fp16", "fp32", "tf32", "fp8"]), schedule=st.sampled_from(SCHEDULES),
     aligned=st.sampled_from([1, 2, 4, 8, 16]),
 )  # fmt: skip
-def test_something_is_always_picked(m: int, n: int, k: int, dtype: str, schedule: str, aligned: int) -> None:
+def test_something_is_always_picked(
+    m: int, n: int, k: int, dtype: str, schedule: str, aligned: int
+) -> None:
     picked = pick(Gemm(m, n, k, dtype=dtype), schedule, *H200, aligned)
     assert picked.split_k == 1 or schedule == "split_k"
     assert picked.split_k == 1 or picked.split_k * (picked.block_k or 1) <= k
@@ -103,16 +112,31 @@ def test_a_tile_is_filled_up_from_the_menu(tile: Tile, schedule: str, expected: 
 def test_rows_off_16_bytes_get_the_small_menu() -> None:
     aligned, odd = contiguous(Gemm(4096, 4096, 4104)), contiguous(Gemm(4096, 4096, 4100))
     assert (align_bytes(aligned), align_bytes(odd)) == (16, 8)
-    assert str(complete(Tile(128, 256), "bf16", "data_parallel", (9, 0), align_bytes(odd))) == "128x256x32"
+    assert (
+        str(complete(Tile(128, 256), "bf16", "data_parallel", (9, 0), align_bytes(odd)))
+        == "128x256x32"
+    )
     assert max(t.elements for t in tiles(90, "bf16", align_bytes=8)) == 128 * 64
 
 
 @pytest.mark.parametrize(
     ("gemm", "a", "b"),
     [
-        (Gemm(96, 80, 64, layout="nn"), Matrix(False, 64, 0, 16, True), Matrix(False, 80, 0, 16, True)),
-        (Gemm(96, 84, 60, layout="nt"), Matrix(False, 60, 0, 4, False), Matrix(True, 60, 0, 4, False)),
-        (Gemm(90, 80, 64, 3, layout="tn"), Matrix(True, 90, 5760, 2, False), Matrix(False, 80, 5120, 16, True)),
+        (
+            Gemm(96, 80, 64, layout="nn"),
+            Matrix(False, 64, 0, 16, True),
+            Matrix(False, 80, 0, 16, True),
+        ),
+        (
+            Gemm(96, 84, 60, layout="nt"),
+            Matrix(False, 60, 0, 4, False),
+            Matrix(True, 60, 0, 4, False),
+        ),
+        (
+            Gemm(90, 80, 64, 3, layout="tn"),
+            Matrix(True, 90, 5760, 2, False),
+            Matrix(False, 80, 5120, 16, True),
+        ),
         (Gemm(96, 81, 64), Matrix(False, 64, 0, 16, True), Matrix(False, 81, 0, 1, False)),
     ],
 )
@@ -122,7 +146,9 @@ def test_contiguous_operands(gemm: Gemm, a: Matrix, b: Matrix) -> None:
 
 
 def test_descriptors_from_hopper_on_where_they_can_address_the_operands() -> None:
-    def built(gemm: Gemm, capability: tuple[int, int], schedule: str = "data_parallel", split_k: int = 1) -> tuple:  # type: ignore[type-arg]
+    def built(
+        gemm: Gemm, capability: tuple[int, int], schedule: str = "data_parallel", split_k: int = 1
+    ) -> tuple:  # type: ignore[type-arg]
         tile = Tile(128, 128, split_k=split_k)
         config = configure(contiguous(gemm), schedule, tile, capability)
         return config.load_descriptors, config.store_descriptors
@@ -134,7 +160,9 @@ def test_descriptors_from_hopper_on_where_they_can_address_the_operands() -> Non
     assert built(Gemm(4096, 4100, 4096, layout="nt"), (9, 0)) == (True, False)
     assert built(square, (9, 0), "split_k", 2) == (True, False)
     assert built(Gemm(4096, 4096, 4096, dtype="fp32"), (9, 0)) == (False, False)
-    assert not configure(contiguous(square), "stream_k", Tile(64, 64), (9, 0), path="pointers").load_descriptors
+    assert not configure(
+        contiguous(square), "stream_k", Tile(64, 64), (9, 0), path="pointers"
+    ).load_descriptors
 
 
 def test_leading_dimensions_that_32_bits_cannot_address() -> None:
@@ -142,7 +170,10 @@ def test_leading_dimensions_that_32_bits_cannot_address() -> None:
     far = Operands(gemm, Matrix(False, 2**23, 0, 16, True), *(Matrix(False, 64, 0, 16, True),) * 2)
     with pytest.raises(InputError) as caught:
         configure(far, "data_parallel", Tile(64, 64), (8, 0))
-    assert str(caught.value) == "matmul: a leading dimension of 8388608 elements; expected at most 8388607"
+    assert (
+        str(caught.value)
+        == "matmul: a leading dimension of 8388608 elements; expected at most 8388607"
+    )
 
 
 @given(tiles_in_all=st.integers(1, 5000), programs=st.integers(1, 300))
@@ -151,4 +182,6 @@ def test_stream_k_leaves_whole_waves(tiles_in_all: int, programs: int) -> None:
     whole = tiles_in_all - streamed
     assert whole % programs == 0
     assert 0 <= streamed <= min(tiles_in_all, 2 * programs - 1)
-    assert streamed == 0 or streamed > programs or whole == 0  # more than one tile each, unless that is all there is
+    assert (
+        streamed == 0 or streamed > programs or whole == 0
+    )  # more than one tile each, unless that is all there is

@@ -1,4 +1,6 @@
-"""GEMM on a GPU: every schedule, format and layout against float64, what runs against what was said to run."""
+"""GEMM on a GPU: every schedule, format and layout against float64, what runs against what was said
+to run.
+"""
 
 from __future__ import annotations
 
@@ -43,20 +45,26 @@ def skip_where_missing(dtype: str) -> None:
         pytest.skip(reason)
 
 
-def compared(gemm: Gemm, schedule: str, tile: Tile | None = None, path: str = "auto", seed: int = 0) -> float:
+def compared(
+    gemm: Gemm, schedule: str, tile: Tile | None = None, path: str = "auto", seed: int = 0
+) -> float:
     """Relative error of a product whose result was NaN before."""
     a, b = Inputs(device_spec(), "normal", seed).operands(gemm)
     shape = (*a.shape[:-1], gemm.n)
     out = torch.full(shape, torch.nan, dtype=TORCH_DTYPES[gemm.output_dtype], device="cuda")
     matmul(a, b, tile=tile, schedule=schedule, out=out, tf32=gemm.dtype == "tf32", operands=path)
     reference = a.double() @ b.double()
-    return float(torch.linalg.vector_norm(out.double() - reference) / torch.linalg.vector_norm(reference))
+    return float(
+        torch.linalg.vector_norm(out.double() - reference) / torch.linalg.vector_norm(reference)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_tile_of_the_menu_is_right(schedule: str, dtype: str) -> None:
-    """1000 × 1048 × 1032: ragged for every tile, rows at multiples of 16 bytes for TMA in all formats but fp8."""
+    """1000 × 1048 × 1032: ragged for every tile, rows at multiples of 16 bytes for TMA in all
+    formats but fp8.
+    """
     skip_where_missing(dtype)
     gemm = Gemm(1000, 1048, 1040 if dtype == "fp8" else 1032, dtype=dtype, layout="nt")
     for tile in tiles(architecture(capability()), dtype, schedule):
@@ -82,7 +90,9 @@ def test_layouts_and_batches(dtype: str, schedule: str, layout: str, path: str) 
     m=st.integers(1, 600), n=st.integers(1, 600), k=st.integers(1, 900), batch=st.integers(1, 3),
     layout=st.sampled_from(["nn", "nt", "tn"]), dtype=st.sampled_from(["fp16", "fp32"]),
 )  # fmt: skip
-def test_any_shape(schedule: str, m: int, n: int, k: int, batch: int, layout: str, dtype: str) -> None:
+def test_any_shape(
+    schedule: str, m: int, n: int, k: int, batch: int, layout: str, dtype: str
+) -> None:
     gemm = Gemm(m, n, k, batch, dtype, layout)
     assert compared(gemm, schedule) <= tolerance(gemm).relative_norm
 
@@ -92,7 +102,9 @@ def test_a_hundred_runs_give_the_same_bits(schedule: str) -> None:
     """One wave and a bit more: stream-k's programs wait for each other in every run."""
     gemm = Gemm(1920, 1664, 2080, dtype="fp16", layout="nt")
     a, b = Inputs(device_spec()).operands(gemm)
-    work = plan(a, b, schedule=schedule, tile=Tile(128, 128, split_k=3 if schedule == "split_k" else 1))
+    work = plan(
+        a, b, schedule=schedule, tile=Tile(128, 128, split_k=3 if schedule == "split_k" else 1)
+    )
     work.run()
     first = work.out.clone()
     for _ in range(100):
@@ -131,7 +143,10 @@ def test_the_launch_is_what_ran(schedule: str) -> None:
     for event, step in zip(ran, work.steps, strict=True):
         said = step.launch
         assert (event.name, event.grid, event.block) == (said.kernel, said.grid, said.block)
-        assert (event.registers, event.shared_memory_bytes) == (said.registers, said.shared_memory_bytes)
+        assert (event.registers, event.shared_memory_bytes) == (
+            said.registers,
+            said.shared_memory_bytes,
+        )
 
 
 def test_the_launch_is_what_ahead_of_time_compilation_says() -> None:

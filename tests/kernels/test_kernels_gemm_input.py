@@ -23,16 +23,32 @@ B = torch.ones(48, 64, dtype=torch.float16)
     ("a", "b", "words"),
     [
         (A, B[:40], "a of shape (32, 48) and b of shape (40, 64); expected b with k = 48 rows"),
-        (A[0], B, "a of shape (48,) and b of shape (48, 64); expected [m, k] and [k, n], or [batch, m, k] and [batch"),
+        (
+            A[0],
+            B,
+            "a of shape (48,) and b of shape (48, 64); expected [m, k] and [k, n], or [batch, m, k] and [batch",
+        ),
         (
             A.expand(2, 32, 48),
             B.expand(3, 48, 64),
             "a of shape (2, 32, 48) and b of shape (3, 48, 64); expected the sa",
         ),
         (A[:0], B, "a of shape (0, 48) and b of shape (48, 64); expected sizes of at least 1"),
-        (A, B.float(), "b of shape (48, 64) in float32 on cpu; expected (48, 64) in float16 on cpu"),
-        (A.double(), B.double(), "operands in float64; expected float16, bfloat16, float32, float8_e4m3fn"),
-        (A, B.to("meta"), "b of shape (48, 64) in float16 on meta; expected (48, 64) in float16 on cpu"),
+        (
+            A,
+            B.float(),
+            "b of shape (48, 64) in float32 on cpu; expected (48, 64) in float16 on cpu",
+        ),
+        (
+            A.double(),
+            B.double(),
+            "operands in float64; expected float16, bfloat16, float32, float8_e4m3fn",
+        ),
+        (
+            A,
+            B.to("meta"),
+            "b of shape (48, 64) in float16 on meta; expected (48, 64) in float16 on cpu",
+        ),
         (
             torch.ones(32, 96, dtype=torch.float16)[:, ::2],
             B,
@@ -58,7 +74,10 @@ def test_operands_that_do_not_fit(a: torch.Tensor, b: torch.Tensor, words: str) 
             torch.empty(64, 32, dtype=torch.float16),
             "out of shape (64, 32) in float16 on cpu; expected (32, 64) in float16 on cpu",
         ),
-        (torch.empty(32, 64), "out of shape (32, 64) in float32 on cpu; expected (32, 64) in float16 on cpu"),
+        (
+            torch.empty(32, 64),
+            "out of shape (32, 64) in float32 on cpu; expected (32, 64) in float16 on cpu",
+        ),
         (
             torch.empty(32, 64, dtype=torch.float16, device="meta"),
             "out of shape (32, 64) in float16 on meta; expected (32, 64) in float16 on cpu",
@@ -82,15 +101,21 @@ def test_results_that_do_not_fit(out: torch.Tensor, words: str) -> None:
 def test_results_of_a_batch_must_not_overlap() -> None:
     a, b = A.expand(2, 32, 48), B.expand(2, 48, 64)
     with pytest.raises(
-        InputError, match=r"out with strides \(64, 64, 1\); expected row-major storage without overlaps"
+        InputError,
+        match=r"out with strides \(64, 64, 1\); expected row-major storage without overlaps",
     ):
-        matmul(a, b, out=torch.empty(33, 64, dtype=torch.float16).as_strided((2, 32, 64), (64, 64, 1)))
+        matmul(
+            a, b, out=torch.empty(33, 64, dtype=torch.float16).as_strided((2, 32, 64), (64, 64, 1))
+        )
 
 
 def test_tf32_is_for_fp32_operands() -> None:
     with pytest.raises(InputError) as caught:
         matmul(A, B, tf32=True)
-    assert str(caught.value) == "matmul: tf32 = True with operands in float16; expected operands in float32"
+    assert (
+        str(caught.value)
+        == "matmul: tf32 = True with operands in float16; expected operands in float32"
+    )
 
 
 @pytest.mark.skipif(ACTIVE, reason="the interpreter takes CPU tensors")
@@ -105,17 +130,41 @@ def test_cpu_tensors_need_the_interpreter() -> None:
 @pytest.mark.parametrize(
     ("tile", "schedule", "words"),
     [
-        (Tile(96, 128), "data_parallel", "tile 96x128x32 with block_m = 96; expected a power of two of at least 16"),
-        (Tile(128, 8), "data_parallel", "tile 128x8x32 with block_n = 8; expected a power of two of at least 16"),
-        (Tile(64, 64, 512), "data_parallel", "tile 64x64x512 with block_k = 512; expected at most 256"),
-        (Tile(64, 64, num_warps=3), "data_parallel", "tile 64x64x32 with num_warps = 3; expected a power of two up to"),
+        (
+            Tile(96, 128),
+            "data_parallel",
+            "tile 96x128x32 with block_m = 96; expected a power of two of at least 16",
+        ),
+        (
+            Tile(128, 8),
+            "data_parallel",
+            "tile 128x8x32 with block_n = 8; expected a power of two of at least 16",
+        ),
+        (
+            Tile(64, 64, 512),
+            "data_parallel",
+            "tile 64x64x512 with block_k = 512; expected at most 256",
+        ),
+        (
+            Tile(64, 64, num_warps=3),
+            "data_parallel",
+            "tile 64x64x32 with num_warps = 3; expected a power of two up to",
+        ),
         (
             Tile(64, 64, split_k=2),
             "stream_k",
             "tile 64x64x32 split-k 2 with schedule = 'stream_k'; expected schedule s",
         ),
-        (Tile(64, 64, 64, split_k=5), "split_k", "tile 64x64x64 split-k 5 with k = 256; expected at most 4 parts"),
-        (Tile(64, 64), "serpentine", "schedule = 'serpentine'; expected one of data_parallel, split_k, stream_k, pers"),
+        (
+            Tile(64, 64, 64, split_k=5),
+            "split_k",
+            "tile 64x64x64 split-k 5 with k = 256; expected at most 4 parts",
+        ),
+        (
+            Tile(64, 64),
+            "serpentine",
+            "schedule = 'serpentine'; expected one of data_parallel, split_k, stream_k, pers",
+        ),
     ],
 )
 def test_tiles_that_no_kernel_has(tile: Tile, schedule: str, words: str) -> None:
@@ -133,9 +182,21 @@ def test_tiles_that_no_kernel_has(tile: Tile, schedule: str, words: str) -> None
     ("capability", "version", "reason"),
     [
         ((7, 0), (3, 2), None),
-        ((7, 5), (3, 7), "our kernels do not run on sm_75 with triton 3.7; it needs triton 3.2 (torch 2.6)"),
-        ((6, 1), (3, 2), "sm_61 has no tensor cores; it needs a GPU of compute capability 7.0 or newer"),
-        ((8, 0), (3, 5), "our kernels do not run on sm_80 with triton 3.5; it needs triton 3.6 or newer (torch 2.10)"),
+        (
+            (7, 5),
+            (3, 7),
+            "our kernels do not run on sm_75 with triton 3.7; it needs triton 3.2 (torch 2.6)",
+        ),
+        (
+            (6, 1),
+            (3, 2),
+            "sm_61 has no tensor cores; it needs a GPU of compute capability 7.0 or newer",
+        ),
+        (
+            (8, 0),
+            (3, 5),
+            "our kernels do not run on sm_80 with triton 3.5; it needs triton 3.6 or newer (torch 2.10)",
+        ),
         ((10, 0), (3, 6), None),
     ],
 )
@@ -148,7 +209,9 @@ def test_which_triton_an_architecture_needs(
 def test_a_launch_on_volta_says_which_versions_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "INTERPRETER", False)
     monkeypatch.setattr(launching, "_capability", lambda *_: (7, 0))
-    monkeypatch.setattr(launching, "unsupported_architecture", lambda c: unsupported_architecture(c, (3, 6)))
+    monkeypatch.setattr(
+        launching, "unsupported_architecture", lambda c: unsupported_architecture(c, (3, 6))
+    )
     with pytest.raises(UnsupportedError) as caught:
         matmul(A, B)
     assert str(caught.value) == (

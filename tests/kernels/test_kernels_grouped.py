@@ -1,6 +1,7 @@
 """Our grouped GEMM kernels against float64, run by triton's interpreter on the CPU.
 
-Tolerances: see `test_kernels_gemm`. Outputs are filled with NaN first, so that an element that is not written shows.
+Tolerances: see `test_kernels_gemm`. Outputs are filled with NaN first, so that an element that is
+    not written shows.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ def loop(work: GroupedGemm, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     for expert, rows in enumerate(work.tokens_per_expert):
         at, start = slice(start, start + rows), start + rows
         of_weights = work.layout == "tn"
-        parts.append(a[:, at].double() @ b[at].double() if of_weights else a[at].double() @ b[expert].double())
+        parts.append(
+            a[:, at].double() @ b[at].double()
+            if of_weights
+            else a[at].double() @ b[expert].double()
+        )
     return torch.stack(parts) if work.layout == "tn" else torch.cat(parts)
 
 
@@ -59,9 +64,13 @@ def check(work: GroupedGemm, tile: Tile = SMALL, **options: object) -> None:
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
 @pytest.mark.parametrize("schedule", grouped.SCHEDULES)
 @pytest.mark.parametrize("counts", [SKEWED, (0, 70, 0)])
-def test_forward_and_both_gradients(counts: tuple[int, ...], schedule: str, layout: str, path: str) -> None:
+def test_forward_and_both_gradients(
+    counts: tuple[int, ...], schedule: str, layout: str, path: str
+) -> None:
     """Empty experts, one expert with all tokens, rows that are no multiple of the tile."""
-    check(GroupedGemm(counts, n=40, k=56, dtype="fp16", layout=layout), schedule=schedule, path=path)
+    check(
+        GroupedGemm(counts, n=40, k=56, dtype="fp16", layout=layout), schedule=schedule, path=path
+    )
 
 
 @in_interpreter
@@ -71,13 +80,18 @@ def test_forward_and_both_gradients(counts: tuple[int, ...], schedule: str, layo
     k=st.integers(1, 70), layout=st.sampled_from(["nn", "nt", "tn"]), dtype=st.sampled_from(["fp16", "fp32"]),
     schedule=st.sampled_from(grouped.SCHEDULES), programs=st.integers(1, 5),
 )  # fmt: skip
-def test_any_routing(counts: list[int], n: int, k: int, layout: str, dtype: str, schedule: str, programs: int) -> None:
+def test_any_routing(
+    counts: list[int], n: int, k: int, layout: str, dtype: str, schedule: str, programs: int
+) -> None:
     check(GroupedGemm(tuple(counts), n, k, dtype, layout), schedule=schedule, programs=programs)
 
 
 @in_interpreter
 def test_fp8_products_come_out_in_bf16() -> None:
-    check(GroupedGemm(SKEWED, n=48, k=96, dtype="fp8", layout="nt"), Tile(32, 32, block_k=32, stages=2, num_warps=4))
+    check(
+        GroupedGemm(SKEWED, n=48, k=96, dtype="fp8", layout="nt"),
+        Tile(32, 32, block_k=32, stages=2, num_warps=4),
+    )
 
 
 @in_interpreter
@@ -99,7 +113,9 @@ def test_there_is_a_block_for_each_tile_of_each_expert() -> None:
         (((2, 8, 16), (2, 16, 8)), (4, 4), "a of shape"),
     ],
 )
-def test_operands_that_do_not_fit(shapes: tuple[tuple[int, ...], ...], counts: tuple[int, ...], named: str) -> None:
+def test_operands_that_do_not_fit(
+    shapes: tuple[tuple[int, ...], ...], counts: tuple[int, ...], named: str
+) -> None:
     a, b = (torch.zeros(shape, dtype=torch.float16) for shape in shapes)
     with pytest.raises(InputError, match="matmul") as raised:
         grouped.grouped_matmul(a, b, counts)

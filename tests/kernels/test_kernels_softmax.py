@@ -1,6 +1,7 @@
 """The fused softmax against float64, in triton's interpreter and on the GPU where there is one.
 
-Tolerances: ‖out − ref‖ / ‖ref‖ of one rounding to the format, as for every provider (quantbench.providers.correctness).
+Tolerances: ‖out − ref‖ / ‖ref‖ of one rounding to the format, as for every provider
+    (quantbench.providers.correctness).
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ FORMATS = st.sampled_from([torch.float16, torch.float32])  # the interpreter tru
 NAN = float("nan")
 
 
-def scores_of(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, device: str = "cpu") -> torch.Tensor:
+def scores_of(
+    shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, device: str = "cpu"
+) -> torch.Tensor:
     generator = torch.Generator(device=device).manual_seed(seed)
     return (3 * torch.randn(shape, generator=generator, device=device)).to(dtype)
 
@@ -51,7 +54,9 @@ def upper(size: int, device: str = "cpu") -> torch.Tensor:
     return correctness.causal_mask(size, size, torch.device(device))
 
 
-def check_causal(shape: tuple[int, int, int], dtype: torch.dtype, scale: float, device: str = "cpu") -> None:
+def check_causal(
+    shape: tuple[int, int, int], dtype: torch.dtype, scale: float, device: str = "cpu"
+) -> None:
     batch, heads, size = shape
     dropped = upper(size, device)
     scores = scores_of((batch, heads, size, size), dtype, seed=size, device=device)
@@ -65,11 +70,18 @@ def check_causal(shape: tuple[int, int, int], dtype: torch.dtype, scale: float, 
     dx = torch.full_like(scores, NAN)
     plan_backward(grad.masked_fill(dropped, NAN), y, scale, causal=True, out=dx).run()
     assert torch.equal(dx[..., dropped], torch.zeros_like(dx[..., dropped]))
-    assert relative_error(dx, correctness.softmax_backward(y.double(), grad.double(), scale)) < TOLERANCE[dtype]
+    assert (
+        relative_error(dx, correctness.softmax_backward(y.double(), grad.double(), scale))
+        < TOLERANCE[dtype]
+    )
 
 
 def check_masked(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, scale: float, one_mask: bool, device: str = "cpu"
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    scale: float,
+    one_mask: bool,
+    device: str = "cpu",
 ) -> None:
     batch, _, sq, sk = shape
     mask = mask_of(1 if one_mask else batch, sq, sk, seed=sk, device=device)
@@ -79,13 +91,20 @@ def check_masked(
     plan_forward(scores, scale, mask=mask, out=y).run()
     assert relative_error(y, correctness.softmax(scores.double(), scale, mask)) < TOLERANCE[dtype]
     plan_backward(grad, y, scale, out=dx).run()
-    assert relative_error(dx, correctness.softmax_backward(y.double(), grad.double(), scale)) < TOLERANCE[dtype]
+    assert (
+        relative_error(dx, correctness.softmax_backward(y.double(), grad.double(), scale))
+        < TOLERANCE[dtype]
+    )
 
 
 @in_interpreter
 @pytest.mark.slow
 @EXAMPLES
-@given(st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 70)), FORMATS, st.sampled_from([0.125, 1.0]))
+@given(
+    st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 70)),
+    FORMATS,
+    st.sampled_from([0.125, 1.0]),
+)
 def test_causal_on_any_shape(shape: tuple[int, int, int], dtype: torch.dtype, scale: float) -> None:
     check_causal(shape, dtype, scale)
 
@@ -191,12 +210,30 @@ MASK = mask_of(2, 8, 8)
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: scaled_softmax(SQUARE[0], 1.0), "softmax: scores of shape (2, 8, 8); expected [batch, heads, sq, sk]"),
-        (lambda: scaled_softmax(SQUARE[:0], 1.0), "softmax: scores of shape (0, 2, 8, 8); expected [batch, heads, sq"),
-        (lambda: scaled_softmax(SQUARE.double(), 1.0), "softmax: scores in float64; expected float16, bfloat16 or"),
-        (lambda: scaled_softmax(SQUARE.mT, 1.0), "softmax: scores with strides (128, 64, 1, 8); expected a contiguous"),
-        (lambda: scaled_softmax(SQUARE, 0.0), "softmax: scale = 0.0; expected a finite number above 0"),
-        (lambda: scaled_softmax(SQUARE, NAN), "softmax: scale = nan; expected a finite number above 0"),
+        (
+            lambda: scaled_softmax(SQUARE[0], 1.0),
+            "softmax: scores of shape (2, 8, 8); expected [batch, heads, sq, sk]",
+        ),
+        (
+            lambda: scaled_softmax(SQUARE[:0], 1.0),
+            "softmax: scores of shape (0, 2, 8, 8); expected [batch, heads, sq",
+        ),
+        (
+            lambda: scaled_softmax(SQUARE.double(), 1.0),
+            "softmax: scores in float64; expected float16, bfloat16 or",
+        ),
+        (
+            lambda: scaled_softmax(SQUARE.mT, 1.0),
+            "softmax: scores with strides (128, 64, 1, 8); expected a contiguous",
+        ),
+        (
+            lambda: scaled_softmax(SQUARE, 0.0),
+            "softmax: scale = 0.0; expected a finite number above 0",
+        ),
+        (
+            lambda: scaled_softmax(SQUARE, NAN),
+            "softmax: scale = nan; expected a finite number above 0",
+        ),
         (
             lambda: scaled_softmax(torch.zeros(1, 1, 1, 16385), 1.0),
             "softmax: scores of shape (1, 1, 1, 16385); expected at most 16384 columns, which a program holds",
@@ -213,8 +250,14 @@ MASK = mask_of(2, 8, 8)
             lambda: scaled_masked_softmax(SQUARE, MASK.to(torch.int8), 1.0),
             "softmax: mask of shape (2, 1, 8, 8) in int8 on cpu; expected (2, 1, 8, 8) in bool",
         ),
-        (lambda: scaled_masked_softmax(SQUARE, MASK.mT, 1.0), "softmax: mask with strides (64, 64, 1, 8); expected a"),
-        (lambda: plan_forward(SQUARE, 1.0, causal=True, mask=MASK), "softmax: causal = True with a mask; expected one"),
+        (
+            lambda: scaled_masked_softmax(SQUARE, MASK.mT, 1.0),
+            "softmax: mask with strides (64, 64, 1, 8); expected a",
+        ),
+        (
+            lambda: plan_forward(SQUARE, 1.0, causal=True, mask=MASK),
+            "softmax: causal = True with a mask; expected one",
+        ),
         (
             lambda: plan_forward(SQUARE, 1.0, out=SQUARE[:1]),
             "softmax: out of shape (1, 2, 8, 8) in float16 on cpu; expected (2, 2, 8, 8)",
@@ -258,7 +301,16 @@ def test_megatrons_rule_is_at_hand_beside_the_kernels() -> None:
     assert kernels.megatron_fused_available is megatron_fused_available
 
 
-GPU_SHAPES = [(1, 1, 1), (2, 3, 17), (1, 4, 127), (2, 2, 130), (1, 2, 1000), (1, 1, 2048), (1, 2, 2052), (1, 1, 4099)]
+GPU_SHAPES = [
+    (1, 1, 1),
+    (2, 3, 17),
+    (1, 4, 127),
+    (2, 2, 130),
+    (1, 2, 1000),
+    (1, 1, 2048),
+    (1, 2, 2052),
+    (1, 1, 4099),
+]
 
 
 @pytest.mark.gpu
@@ -270,9 +322,13 @@ def test_causal_on_the_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> N
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (3, 2, 64, 128), (2, 2, 33, 2050), (1, 2, 16, 16384)])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 5, 7), (3, 2, 64, 128), (2, 2, 33, 2050), (1, 2, 16, 16384)]
+)
 @pytest.mark.parametrize("one_mask", [True, False])
-def test_masked_on_the_gpu(shape: tuple[int, int, int, int], dtype: torch.dtype, one_mask: bool) -> None:
+def test_masked_on_the_gpu(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, one_mask: bool
+) -> None:
     check_masked(shape, dtype, 0.125, one_mask, device="cuda")
 
 

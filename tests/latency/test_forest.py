@@ -27,4 +27,6 @@ def test_forests_learn(way: str) -> None:
 def test_arrays_give_the_same_predictions(way: str) -> None:
     forest, x, _ = grown(way)
     again = Forest.from_arrays(forest.to_arrays(), 3)
-    assert [part.tolist() for part in again.predict(x)] == [part.tolist() for part in forest.predict(x)]
+    assert [part.tolist() for part in again.predict(x)] == [
+        part.tolist() for part in forest.predict(x)
+    ]

@@ -1,4 +1,6 @@
-"""Attention's predicted time: tiles against hand-worked counts, recovery of a known truth, honest intervals."""
+"""Attention's predicted time: tiles against hand-worked counts, recovery of a known truth, honest
+intervals.
+"""
 
 import json
 from dataclasses import replace
@@ -9,7 +11,14 @@ import pytest
 from quantbench.device import lookup
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.attention import FEWEST_ROWS, AttentionModel, shipped_slugs
-from quantbench.latency.attention_cost_model import FAMILIES, START, AttentionShapes, Physics, cut, peak_tflops
+from quantbench.latency.attention_cost_model import (
+    FAMILIES,
+    START,
+    AttentionShapes,
+    Physics,
+    cut,
+    peak_tflops,
+)
 from quantbench.latency.decode_cost_model import DecodePhysics
 from quantbench.workload import Attention
 
@@ -17,7 +26,13 @@ A100, H200, V100 = (lookup(slug) for slug in ("a100-sxm4-80gb", "h200-sxm-141gb"
 
 
 def causal(
-    seq: int, *, batch: int = 1, heads: int = 1, kv_heads: int = 0, head_dim: int = 128, dtype: str = "fp16"
+    seq: int,
+    *,
+    batch: int = 1,
+    heads: int = 1,
+    kv_heads: int = 0,
+    head_dim: int = 128,
+    dtype: str = "fp16",
 ) -> Attention:
     return Attention(batch, heads, seq, seq, head_dim, kv_heads=kv_heads, dtype=dtype)
 
@@ -25,7 +40,8 @@ def causal(
 @pytest.mark.parametrize(
     ("family", "work", "rows", "keys", "longest"),
     [
-        # 128-row blocks over 64 keys: the first block's queries see 128 keys (2 blocks), the second's 256 (4).
+        # 128-row blocks over 64 keys: the first block's queries see 128 keys (2 blocks), the
+        # second's 256 (4).
         ("fa3_sm80", causal(256), 2, 6, 4),
         ("fa3_sm80", causal(256, batch=3, heads=4), 24, 72, 4),
         ("fa3_sm80", Attention(1, 1, 256, 256, 128, causal=False), 2, 8, 4),
@@ -34,7 +50,8 @@ def causal(
         # FlashAttention-2 packs only a single query; 16 heads are 16 blocks otherwise.
         ("fa2_dense", causal(16, heads=16, kv_heads=2), 16, 16, 1),
         ("fa2_dense", Attention(1, 16, 1, 640, 128, kv_heads=2, causal=False), 2, 20, 10),
-        # 192-row blocks, 128 keys: 400 queries are 3 blocks that see 192, 384 and 400 keys: 2 + 3 + 4 key blocks.
+        # 192-row blocks, 128 keys: 400 queries are 3 blocks that see 192, 384 and 400 keys: 2 + 3 +
+        # 4 key blocks.
         ("fa3_sm90", causal(400, head_dim=64), 3, 9, 4),
     ],
 )
@@ -60,12 +77,18 @@ def test_shapes_agree_with_the_workload() -> None:
     assert shapes.flops.tolist() == [work.flops for work in works]
     forward = replace(works[1], direction="forward")
     assert shapes.min_bytes.tolist() == [works[0].min_bytes, forward.min_bytes]
-    with pytest.raises(InputError, match=r"dtypes \['bf16', 'fp16'\]; expected workloads of one dtype"):
+    with pytest.raises(
+        InputError, match=r"dtypes \['bf16', 'fp16'\]; expected workloads of one dtype"
+    ):
         AttentionShapes.of([works[0], Attention(1, 1, 8, 8, 64, dtype="fp16")])
 
 
-def truth(family: str, rows: int, seed: int) -> tuple[AttentionShapes, np.ndarray, AttentionShapes, np.ndarray]:
-    """Shapes and times of a made-up device that runs `family`, with 2 % noise: (train, times, test, times)."""
+def truth(
+    family: str, rows: int, seed: int
+) -> tuple[AttentionShapes, np.ndarray, AttentionShapes, np.ndarray]:
+    """Shapes and times of a made-up device that runs `family`, with 2 % noise: (train, times, test,
+    times).
+    """
     rng = np.random.default_rng(seed)
     works = []
     for _ in range(2 * rows):
@@ -78,7 +101,9 @@ def truth(family: str, rows: int, seed: int) -> tuple[AttentionShapes, np.ndarra
         )  # fmt: skip
     shapes = AttentionShapes.of(works)
     parameters = START + rng.normal(0, 0.2, len(START))
-    terms = Physics(A100, FAMILIES[family], parameters).cost(shapes, np.zeros(len(shapes), dtype=bool))(parameters)
+    terms = Physics(A100, FAMILIES[family], parameters).cost(
+        shapes, np.zeros(len(shapes), dtype=bool)
+    )(parameters)
     times = terms.latency_us * np.exp(rng.normal(0, 0.02, len(shapes)))
     return shapes[:rows], times[:rows], shapes[rows:], times[rows:]
 
@@ -92,7 +117,11 @@ def test_fit_recovers_the_kernel_family_and_the_times(family: str) -> None:
     predicted = model.predict(unseen)
     error = np.abs(predicted.latency_us / unseen_times - 1)
     assert np.median(error) < 0.03
-    assert 0.8 < np.mean((unseen_times >= predicted.low_us) & (unseen_times <= predicted.high_us)) <= 1.0
+    assert (
+        0.8
+        < np.mean((unseen_times >= predicted.low_us) & (unseen_times <= predicted.high_us))
+        <= 1.0
+    )
 
 
 def test_decoding_is_fitted_to_its_own_rows() -> None:
@@ -102,11 +131,22 @@ def test_decoding_is_fitted_to_its_own_rows() -> None:
         kv_heads, group = (int(2 ** rng.integers(0, 4)) for _ in range(2))
         seq_k = int(2 ** rng.integers(3, 16))
         works.append(
-            Attention(int(2 ** rng.integers(0, 8)), kv_heads * group, 1, seq_k, 128, kv_heads, "bf16", causal=False)
+            Attention(
+                int(2 ** rng.integers(0, 8)),
+                kv_heads * group,
+                1,
+                seq_k,
+                128,
+                kv_heads,
+                "bf16",
+                causal=False,
+            )
         )
     shapes, none = AttentionShapes.of(works), np.zeros(len(works), dtype=bool)
     device = DecodePhysics.candidates(A100)[7]
-    times = device.cost(shapes, none)(device.parameters + 0.2).latency_us * np.exp(rng.normal(0, 0.02, len(works)))
+    times = device.cost(shapes, none)(device.parameters + 0.2).latency_us * np.exp(
+        rng.normal(0, 0.02, len(works))
+    )
     model = AttentionModel.fit(A100, shapes[:100], times[:100])
     assert model.decode is not None
     assert not model.fitted
@@ -114,7 +154,9 @@ def test_decoding_is_fitted_to_its_own_rows() -> None:
     assert np.median(np.abs(found.latency_us / times[100:] - 1)) < 0.06
     assert np.mean((times[100:] >= found.low_us) & (times[100:] <= found.high_us)) > 0.8
     again = AttentionModel.from_json(json.loads(json.dumps(model.to_json())), A100)
-    assert again.predict(shapes).latency_us == pytest.approx(model.predict(shapes).latency_us, rel=1e-3)
+    assert again.predict(shapes).latency_us == pytest.approx(
+        model.predict(shapes).latency_us, rel=1e-3
+    )
     assert model.knows(works[0])
     assert not AttentionModel.best(V100).knows(works[0])
 
@@ -130,7 +172,9 @@ def test_a_backward_pass_is_no_faster_than_its_forward_pass() -> None:
     works += [replace(work, direction="backward") for work in works]
     times = model.predict(works).latency_us
     times[30:] *= 1.2
-    assert AttentionModel.fit(model.device, works, times).backward_cost == pytest.approx(3.0, rel=0.1)
+    assert AttentionModel.fit(model.device, works, times).backward_cost == pytest.approx(
+        3.0, rel=0.1
+    )
 
 
 def test_bad_rows_are_refused_and_few_leave_the_prior() -> None:
@@ -151,11 +195,17 @@ def test_json_round_trip() -> None:
     shapes, times, unseen, _ = truth("fa3_sm80", 60, seed=2)
     model = AttentionModel.fit(A100, shapes, times, provenance={"tables": "none"})
     again = AttentionModel.from_json(json.loads(json.dumps(model.to_json())), A100)
-    assert again.predict(unseen).latency_us == pytest.approx(model.predict(unseen).latency_us, rel=1e-3)
+    assert again.predict(unseen).latency_us == pytest.approx(
+        model.predict(unseen).latency_us, rel=1e-3
+    )
     assert again.predict(unseen).high_us == pytest.approx(model.predict(unseen).high_us, rel=1e-3)
-    with pytest.raises(InputError, match=r"a model of a100-sxm4-80gb; expected one of h200-sxm-141gb"):
+    with pytest.raises(
+        InputError, match=r"a model of a100-sxm4-80gb; expected one of h200-sxm-141gb"
+    ):
         AttentionModel.from_json(model.to_json(), H200)
-    with pytest.raises(InputError, match=r"version 2; expected quantbench-attention-model version 1"):
+    with pytest.raises(
+        InputError, match=r"version 2; expected quantbench-attention-model version 1"
+    ):
         AttentionModel.from_json({**model.to_json(), "version": 2}, A100)
     with pytest.raises(InputError, match=r"broken model \(KeyError\('prefill'\)\)"):
         AttentionModel.from_json({k: v for k, v in model.to_json().items() if k != "prefill"}, A100)
@@ -174,7 +224,8 @@ def test_shipped_models_say_where_they_come_from() -> None:
 
 
 def test_h200_against_published_rows() -> None:
-    # aiconfigurator-core 0.12.0, h200_sxm, vllm 0.24.0, context attention with 32 heads of 128 over 8 key heads.
+    # aiconfigurator-core 0.12.0, h200_sxm, vllm 0.24.0, context attention with 32 heads of 128 over
+    # 8 key heads.
     rows = {(4, 1024): 120.7, (4, 4096): 1002.8, (1, 8192): 938.3, (16, 2048): 1205.1}
     works = [causal(seq, batch=batch, heads=32, kv_heads=8) for batch, seq in rows]
     predicted = AttentionModel.best(H200).predict(works, cache_write=True)
@@ -201,7 +252,9 @@ def test_a_gpu_without_a_model_says_so_with_a_wide_interval() -> None:
 
 
 def test_a_dtype_that_the_gpu_lacks_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"bf16 on v100-sxm2-32gb; expected one of fp16, fp32"):
+    with pytest.raises(
+        UnsupportedError, match=r"bf16 on v100-sxm2-32gb; expected one of fp16, fp32"
+    ):
         AttentionModel.best(V100).predict([causal(128, dtype="bf16")])
 
 
@@ -211,7 +264,9 @@ def test_misaligned_heads_cost_more_than_wider_ones() -> None:
     assert odd.latency_us > even.latency_us
 
 
-@pytest.mark.parametrize("slug", ["v100-sxm2-32gb", "a100-sxm4-80gb", "h200-sxm-141gb", "b200-sxm-180gb"])
+@pytest.mark.parametrize(
+    "slug", ["v100-sxm2-32gb", "a100-sxm4-80gb", "h200-sxm-141gb", "b200-sxm-180gb"]
+)
 def test_never_above_the_peak_and_never_faster_for_more(slug: str) -> None:
     device = lookup(slug)
     model = AttentionModel.best(device)
@@ -235,4 +290,7 @@ def test_heads_that_must_be_padded_pay_for_the_copies_in_full() -> None:
     model = AttentionModel.prior(A100)
     padded, aligned = (Attention(1, 12, 2048, 2048, width) for width in (150, 152))
     copied_us = 2 * 4 * 12 * 2048 * 150 * 2 / (A100.memory_gb_per_s * 1e3)
-    assert model.predict([padded])[0].latency_us > model.predict([aligned])[0].latency_us + 0.9 * copied_us
+    assert (
+        model.predict([padded])[0].latency_us
+        > model.predict([aligned])[0].latency_us + 0.9 * copied_us
+    )

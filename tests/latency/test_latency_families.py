@@ -14,7 +14,10 @@ from quantbench.latency.gemm.training import choose, known_in_waves, shipped_poo
 
 
 def test_families_by_compute_capability() -> None:
-    names = [family_of(c) for c in ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 1), None)]
+    names = [
+        family_of(c)
+        for c in ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 1), None)
+    ]
     blackwell = ["blackwell", "blackwell", "blackwell-rtx"]
     assert names == ["volta", "turing", "ampere", "ampere", "ada", "hopper", *blackwell, "cpu"]
     assert family_of((13, 0)) == generation(family_of((13, 0))) == "sm_130"
@@ -35,13 +38,16 @@ def test_a_card_of_the_generation_with_other_kernels_is_no_kin() -> None:
     near, _ = choose(data_centre, "bf16", shipped_pool(), family_out=False)
     far, _ = choose(rtx, "bf16", shipped_pool(), family_out=False)
     assert near.source == "b200-sxm-180gb"
-    assert far.source == "pooled over " + ", ".join(sorted(k.device for k in shipped_pool() if k.dtype == "bf16"))
+    assert far.source == "pooled over " + ", ".join(
+        sorted(k.device for k in shipped_pool() if k.dtype == "bf16")
+    )
     assert knowledge(data_centre, family_out=False).family.name == "fmha_sm100"
     assert knowledge(rtx, family_out=False).family.name == assumed_family(rtx).name == "fa2_dense"
 
 
 def test_products_run_in_waves_where_measurements_say_so() -> None:
-    # docs/choosing-shapes.md has the correlations of the same tables: confirmed on the A100, refuted on the others.
+    # docs/choosing-shapes.md has the correlations of the same tables: confirmed on the A100,
+    # refuted on the others.
     measured = [k.device for k in shipped_pool() if k.dtype == "bf16"]
     assert [slug for slug in measured if known_in_waves(lookup(slug), "bf16")] == ["a100-sxm4-80gb"]
     assert [slug for slug in measured if GemmModel.best(slug).in_waves] == ["a100-sxm4-80gb"]

@@ -1,4 +1,6 @@
-"""The cost model's arithmetic: gradients against differences, what must rise, and what the menu means."""
+"""The cost model's arithmetic: gradients against differences, what must rise, and what the menu
+means.
+"""
 
 import numpy as np
 import pytest
@@ -31,15 +33,21 @@ MENU = Menu.of()
 
 
 def test_every_kernel_stands_in_its_tile_and_in_its_split() -> None:
-    uneven = Menu(TILES, (*Menu.of().kernels[2:20:2], (0, 3), (2, 64)))  # splits that were recorded stand at the end
+    uneven = Menu(
+        TILES, (*Menu.of().kernels[2:20:2], (0, 3), (2, 64))
+    )  # splits that were recorded stand at the end
     for menu in (MENU, uneven):
         for groups, of in ((menu.of_tile, menu.each.tile_index[:, 0]), (menu.of_split, None)):
             seen = np.concatenate([np.arange(len(menu))[kernels] for _, kernels in groups])
             assert sorted(seen) == list(range(len(menu)))
             if of is not None:
                 assert all(set(of[kernels]) == {place} for place, kernels in groups)
-    assert {SPLITS[place]: set(uneven.each.split_k[kernels, 0]) for place, kernels in uneven.of_split}[4] == {3.0, 4.0}
-    assert {SPLITS[place]: set(uneven.each.split_k[kernels, 0]) for place, kernels in uneven.of_split}[32] == {64.0}
+    assert {
+        SPLITS[place]: set(uneven.each.split_k[kernels, 0]) for place, kernels in uneven.of_split
+    }[4] == {3.0, 4.0}
+    assert {
+        SPLITS[place]: set(uneven.each.split_k[kernels, 0]) for place, kernels in uneven.of_split
+    }[32] == {64.0}
 
 
 def sizes(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -65,16 +73,26 @@ def test_narrow_formats_pay_for_rows_beyond_m_and_for_quantizing_a() -> None:
         vector = hand_prior()[0]
         for name in ("padded", "convert", "convert_row"):
             vector[INDEX[name]] = np.log(values.get(name, 1e-9))
-        shapes = Shapes(Machine.of(lookup("h100-sxm5-80gb"), dtype), MENU, *(np.array([float(x)]) for x in (m, n, k)))
+        shapes = Shapes(
+            Machine.of(lookup("h100-sxm5-80gb"), dtype),
+            MENU,
+            *(np.array([float(x)]) for x in (m, n, k)),
+        )
         return float(np.exp(log_latency(Values(vector), shapes)[0][0]))
 
     # The soft minimum over kernels takes a little off what all of them pay.
-    assert us("fp8", 4096, 64, 64, convert_row=0.01) == pytest.approx(us("fp8", 4096, 64, 64) + 40.96, rel=0.15)
+    assert us("fp8", 4096, 64, 64, convert_row=0.01) == pytest.approx(
+        us("fp8", 4096, 64, 64) + 40.96, rel=0.15
+    )
     bytes_moved_us = 4096 * 8192 * 3 / (lookup("h100-sxm5-80gb").memory_gb_per_s * 1e3)
-    assert us("fp8", 4096, 64, 8192, convert=1) == pytest.approx(us("fp8", 4096, 64, 8192) + bytes_moved_us, rel=0.15)
+    assert us("fp8", 4096, 64, 8192, convert=1) == pytest.approx(
+        us("fp8", 4096, 64, 8192) + bytes_moved_us, rel=0.15
+    )
     assert us("fp8", 257, 8192, 8192, padded=1) > 1.1 * us("fp8", 257, 8192, 8192)
     assert us("fp8", 512, 8192, 8192, padded=1) == pytest.approx(us("fp8", 512, 8192, 8192))
-    assert us("bf16", 257, 64, 8192, padded=1, convert=1, convert_row=0.01) == us("bf16", 257, 64, 8192)
+    assert us("bf16", 257, 64, 8192, padded=1, convert=1, convert_row=0.01) == us(
+        "bf16", 257, 64, 8192
+    )
 
 
 @pytest.mark.parametrize("operation", ["exp", "log", "sigmoid", "soft_plus"])
@@ -92,7 +110,8 @@ def test_tape_gradients_of_soft_minimum_and_broadcasting() -> None:
 
     def function(v):  # type: ignore[no-untyped-def]
         return tape.soft_minimum(
-            v * offsets + offsets, tape.exp(v[:1] if isinstance(v, np.ndarray) else v.take(slice(0, 1)))
+            v * offsets + offsets,
+            tape.exp(v[:1] if isinstance(v, np.ndarray) else v.take(slice(0, 1))),
         )
 
     source = Variable(x)
@@ -107,7 +126,9 @@ def test_gradient_of_the_whole_form() -> None:
     found = gradient(log_latency(Values(source), shapes)[0], source, np.ones(12))
     numeric = approx_fprime(mean + 0.01, lambda z: log_latency(Values(z), shapes)[0].sum(), 1e-6)
     assert found == pytest.approx(numeric, abs=2e-3)
-    assert np.count_nonzero(found) > len(PARAMETERS) - 6  # m = 1, misalignment and the like need such shapes
+    assert (
+        np.count_nonzero(found) > len(PARAMETERS) - 6
+    )  # m = 1, misalignment and the like need such shapes
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -137,8 +158,14 @@ def test_waves_agree_with_the_exact_arithmetic() -> None:
 def test_wave_quantization_shows_in_the_time() -> None:
     mean, _ = hand_prior()
     only = MENU.subset(np.array([index_of(128, 256)]))
-    m = np.array([1152.0, 1153.0, 1280.0])  # 9 × 12 tiles fill 108 SMs; one row more starts a second wave
-    t = np.exp(log_latency(Values(mean), Shapes(MACHINE, only, m, np.full(3, 3072.0), np.full(3, 4096.0)))[0])
+    m = np.array(
+        [1152.0, 1153.0, 1280.0]
+    )  # 9 × 12 tiles fill 108 SMs; one row more starts a second wave
+    t = np.exp(
+        log_latency(Values(mean), Shapes(MACHINE, only, m, np.full(3, 3072.0), np.full(3, 4096.0)))[
+            0
+        ]
+    )
     assert t[1] / t[0] > 1.3
     assert t[2] / t[1] < 1.02
 
@@ -148,7 +175,9 @@ def test_misaligned_rows_cost_more_and_aligned_ones_nothing() -> None:
     one = np.array([4096.0])
 
     def time_us(n: float) -> float:
-        return float(np.exp(log_latency(Values(mean), Shapes(MACHINE, MENU, one, np.array([n]), one))[0])[0])
+        return float(
+            np.exp(log_latency(Values(mean), Shapes(MACHINE, MENU, one, np.array([n]), one))[0])[0]
+        )
 
     assert time_us(4095.0) > 1.2 * time_us(4096.0)
     assert time_us(4088.0) == pytest.approx(time_us(4096.0), rel=0.02)

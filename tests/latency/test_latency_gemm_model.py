@@ -14,7 +14,14 @@ from quantbench.device import DeviceSpec, lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.latency.estimate import Estimates
 from quantbench.latency.families import family
-from quantbench.latency.gemm.cost_model import Machine, Menu, Shapes, Values, hand_prior, log_latency
+from quantbench.latency.gemm.cost_model import (
+    Machine,
+    Menu,
+    Shapes,
+    Values,
+    hand_prior,
+    log_latency,
+)
 from quantbench.latency.gemm.member import Growth
 from quantbench.latency.gemm.model import MODEL_FORMAT, MODEL_VERSION, GemmModel, shipped_model
 from quantbench.latency.gemm.training import Effort, choose, shipped_pool
@@ -30,13 +37,17 @@ QUICK = Effort(members=2, rows_first=150, rows_other=100, growth=Growth(trees=10
 
 
 def invented(count: int, seed: int, gpu: str = A100, quirk: float = 0.15) -> tuple[np.ndarray, ...]:
-    """(m, n, k, latency_us) of a made-up GPU: the cost model elsewhere in its prior, with a quirk and noise."""
+    """(m, n, k, latency_us) of a made-up GPU: the cost model elsewhere in its prior, with a quirk
+    and noise.
+    """
     rng = np.random.default_rng(seed)
     m = np.floor(2 ** rng.uniform(0, 13, count))
     n, k = (64 * np.floor(2 ** rng.uniform(0, 8, count)) for _ in range(2))
     mean, sd = hand_prior()
     truth = mean + 0.5 * sd * np.random.default_rng(99).standard_normal(len(mean))
-    log_us = log_latency(Values(truth), Shapes(Machine.of(lookup(gpu), "bf16"), Menu.of(), m, n, k))[0]
+    log_us = log_latency(
+        Values(truth), Shapes(Machine.of(lookup(gpu), "bf16"), Menu.of(), m, n, k)
+    )[0]
     log_us = log_us + quirk * ((n > 2048) & (k > 1024)) + 0.02 * rng.standard_normal(count)
     return m, n, k, np.exp(log_us)
 
@@ -47,7 +58,10 @@ def fitted() -> GemmModel:
 
 
 def equal(a: Estimates, b: Estimates) -> bool:
-    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("latency_us", "low_us", "tiles"))
+    return all(
+        np.array_equal(getattr(a, name), getattr(b, name))
+        for name in ("latency_us", "low_us", "tiles")
+    )
 
 
 @pytest.mark.slow
@@ -57,7 +71,10 @@ def test_a_fit_predicts_other_shapes_and_its_interval_covers_them() -> None:
     assert summarize(found.latency_us, measured).median_pct < 5.0
     assert 0.80 < coverage(measured, found.low_us, found.high_us) < 0.99
     blind = GemmModel.prior(A100).predict(m, n, k)
-    assert summarize(blind.latency_us, measured).median_pct > 2 * summarize(found.latency_us, measured).median_pct
+    assert (
+        summarize(blind.latency_us, measured).median_pct
+        > 2 * summarize(found.latency_us, measured).median_pct
+    )
 
 
 @pytest.mark.slow
@@ -108,7 +125,9 @@ def test_answers_take_the_shape_of_the_question() -> None:
     assert model.predict(8, 16384, 16384).bound == "memory"
     block_m, block_n, split_k = one.tiles.tolist()
     tile = Tile(block_m, block_n, split_k=split_k)
-    exact = [quantize(Gemm(m=4096, n=4096, k=4096), tile, 108, held).num_waves for held in range(1, 7)]
+    exact = [
+        quantize(Gemm(m=4096, n=4096, k=4096), tile, 108, held).num_waves for held in range(1, 7)
+    ]
     assert one.waves in exact
 
 
@@ -121,12 +140,19 @@ def test_the_bound_follows_from_the_rates(gpu: str, n: int, k: int) -> None:
     compute = 2.0 * m * n * k / (device.peak("bf16") or 0.0) / 1e6 / found.latency_us
     memory = 2.0 * (m * k + k * n + m * n) / device.memory_gb_per_s / 1e3 / found.latency_us
     assert np.array_equal(found.bound == "compute", compute > memory)
-    assert np.array_equal(found.bound == "memory", compute < memory)  # the weights alone take longer than a launch
+    assert np.array_equal(
+        found.bound == "memory", compute < memory
+    )  # the weights alone take longer than a launch
 
 
 def test_a_small_product_is_bound_by_its_launch() -> None:
-    found = GemmModel.best("b200-sxm-180gb", dtype="fp8").predict([64, 65536], [256, 4096], [256, 14336])
-    assert found.bound.tolist() == ["latency", "compute"]  # the large one quantizes its activations for long
+    found = GemmModel.best("b200-sxm-180gb", dtype="fp8").predict(
+        [64, 65536], [256, 4096], [256, 14336]
+    )
+    assert found.bound.tolist() == [
+        "latency",
+        "compute",
+    ]  # the large one quantizes its activations for long
 
 
 def test_a_file_gives_the_same_predictions(tmp_path: Path) -> None:
@@ -134,7 +160,12 @@ def test_a_file_gives_the_same_predictions(tmp_path: Path) -> None:
     back = GemmModel.load(tmp_path / "a.gemm")
     m, n, k, _ = invented(100, seed=4)
     assert equal(back.predict(m, n, k), fitted().predict(m, n, k))
-    assert (back.device, back.dtype, back.rows, back.library) == (lookup(A100), "bf16", 200, "torch")
+    assert (back.device, back.dtype, back.rows, back.library) == (
+        lookup(A100),
+        "bf16",
+        200,
+        "torch",
+    )
     back.save(tmp_path / "b.gemm")
     assert (tmp_path / "b.gemm").read_bytes() == (tmp_path / "a.gemm").read_bytes()
 
@@ -145,12 +176,16 @@ def parts_of_a_file() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
     header, arrays = parts_of_a_file()
-    with pytest.raises(InputError, match=r"format 'other' version 1; expected quantbench-gemm-model version 1"):
+    with pytest.raises(
+        InputError, match=r"format 'other' version 1; expected quantbench-gemm-model version 1"
+    ):
         GemmModel.from_bytes(pack({**header, "format": "other"}, arrays))
     with pytest.raises(InputError, match=r"version 99; expected quantbench-gemm-model version 1"):
         GemmModel.from_bytes(pack({**header, "version": 99}, arrays))
     with pytest.raises(StoreError, match=r"interval"):
-        GemmModel.from_bytes(pack({name: value for name, value in header.items() if name != "interval"}, arrays))
+        GemmModel.from_bytes(
+            pack({name: value for name, value in header.items() if name != "interval"}, arrays)
+        )
     (tmp_path / "text.json").write_text("{")
     with pytest.raises(StoreError, match=r"a file that save wrote"):
         GemmModel.load(tmp_path / "text.json")
@@ -167,7 +202,9 @@ def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
         ("0.parameters", 0, np.inf),
     ],
 )
-def test_arrays_that_are_no_trees_or_parameters_are_refused(name: str, position: int, value: float) -> None:
+def test_arrays_that_are_no_trees_or_parameters_are_refused(
+    name: str, position: int, value: float
+) -> None:
     header, arrays = parts_of_a_file()
     arrays[name] = arrays[name].copy()
     arrays[name][position] = value
@@ -193,7 +230,9 @@ def test_a_changed_file_is_refused(tmp_path: Path, share: float) -> None:
 
 @pytest.mark.slow
 def test_few_rows_fall_back_to_the_prior_and_say_so() -> None:
-    model = GemmModel.fit(A100, [64, 128, 256], [512] * 3, [512] * 3, [5.0, 6.0, 7.0], prior="family-out")
+    model = GemmModel.fit(
+        A100, [64, 128, 256], [512] * 3, [512] * 3, [5.0, 6.0, 7.0], prior="family-out"
+    )
     bare = GemmModel.prior(A100, family_out=True)
     assert equal(model.predict(100, 200, 300), bare.predict(100, 200, 300))
     assert "3 rows are too few" in model.note
@@ -220,13 +259,17 @@ def test_few_rows_fall_back_to_the_prior_and_say_so() -> None:
     ],
 )
 def test_bad_input_is_named(changed: dict[str, object], message: str) -> None:
-    arguments: dict[str, object] = {name: [64] * 30 for name in "mnk"} | {"latency_us": [5.0] * 30} | changed
+    arguments: dict[str, object] = (
+        {name: [64] * 30 for name in "mnk"} | {"latency_us": [5.0] * 30} | changed
+    )
     with pytest.raises(InputError, match=message):
         GemmModel.fit(A100, **arguments)  # type: ignore[arg-type]
 
 
 def test_a_dtype_that_the_gpu_lacks_and_a_processor_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"a100-sxm4-80gb has no peak for fp8; expected one of"):
+    with pytest.raises(
+        UnsupportedError, match=r"a100-sxm4-80gb has no peak for fp8; expected one of"
+    ):
         GemmModel.prior(A100, dtype="fp8")
     cpu = DeviceSpec("cpu-x", "cpu", 8, 3000, 2**25, 0, 2**34, 40, {"fp32": 1.0})
     with pytest.raises(UnsupportedError, match=r"cpu-x is a cpu"):
@@ -243,9 +286,19 @@ def test_family_out_knows_nothing_of_the_family() -> None:
         assert slug in own
         prior, _ = choose(device, "bf16", shipped_pool(), family_out=True)
         assert not any(name in prior.source for name in own)
-        without, _ = choose(device, "bf16", [k for k in shipped_pool() if k.family != family(device)], family_out=False)
+        without, _ = choose(
+            device,
+            "bf16",
+            [k for k in shipped_pool() if k.family != family(device)],
+            family_out=False,
+        )
         assert np.array_equal(prior.mean, without.mean)
-    assert GemmModel.fit(A100, *invented(60, seed=6), prior="family-out", effort=QUICK).ensemble.reference is None
+    assert (
+        GemmModel.fit(
+            A100, *invented(60, seed=6), prior="family-out", effort=QUICK
+        ).ensemble.reference
+        is None
+    )
 
 
 @pytest.mark.slow
@@ -264,7 +317,9 @@ def test_auto_takes_the_residual_of_a_shipped_model_of_the_family() -> None:
     model = GemmModel.fit("a100-pcie-80gb", *invented(60, seed=8), effort=replace(QUICK, members=1))
     assert model.prior_source == A100
     assert model.ensemble.reference is not None
-    assert model.ensemble.reference.members[0].parameters == pytest.approx(shipped.ensemble.members[0].parameters)
+    assert model.ensemble.reference.members[0].parameters == pytest.approx(
+        shipped.ensemble.members[0].parameters
+    )
 
 
 def test_an_unknown_gpu_gets_a_wide_interval_that_says_so() -> None:
@@ -298,16 +353,25 @@ def test_times_above_the_peak_are_left_out_of_a_fit() -> None:
     model = GemmModel.fit(A100, m, n, k, impossible, prior="none", effort=QUICK)
     assert (model.rows, model.provenance["above_peak"]) == (79, 1)
     kept = np.arange(80) != row
-    other = GemmModel.fit(A100, m[kept], n[kept], k[kept], measured[kept], prior="none", effort=QUICK)
+    other = GemmModel.fit(
+        A100, m[kept], n[kept], k[kept], measured[kept], prior="none", effort=QUICK
+    )
     assert (other.rows, "above_peak" in other.provenance) == (79, False)
     assert other.predict(4096, 4096, 4096).latency_us == model.predict(4096, 4096, 4096).latency_us
 
 
 def test_workloads_are_answered_in_order() -> None:
-    gemms = [Gemm(m=128, n=1024, k=1024), Gemm(m=64, n=1024, k=1024, batch=2), Gemm(m=4096, n=4096, k=64)]
+    gemms = [
+        Gemm(m=128, n=1024, k=1024),
+        Gemm(m=64, n=1024, k=1024, batch=2),
+        Gemm(m=4096, n=4096, k=64),
+    ]
     works = GemmModel.prior(A100).predict_gemms(gemms)
     for gemm, work in zip(gemms, works, strict=True):
-        assert work.latency_us == GemmModel.prior(A100).predict(gemm.m, gemm.n, gemm.k, batch=gemm.batch).latency_us
+        assert (
+            work.latency_us
+            == GemmModel.prior(A100).predict(gemm.m, gemm.n, gemm.k, batch=gemm.batch).latency_us
+        )
     assert works[2].launch is not None
     assert works[2].launch.tile is not None
     with pytest.raises(InputError, match=r"products of bf16"):
@@ -320,4 +384,9 @@ def test_predicting_needs_neither_torch_nor_scikit_learn() -> None:
         "GemmModel.best('a100-sxm4-80gb').predict(1, 64, 64);"
         "print([name for name in ('torch', 'triton', 'sklearn', 'pandas', 'scipy') if name in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )

@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 
 from quantbench.device import lookup
-from quantbench.latency.gemm.cost_model import INDEX, Machine, Menu, Shapes, Values, hand_prior, log_latency
+from quantbench.latency.gemm.cost_model import (
+    INDEX,
+    Machine,
+    Menu,
+    Shapes,
+    Values,
+    hand_prior,
+    log_latency,
+)
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.launch import Launch, Tile
 from quantbench.providers.identity import split_k_of
@@ -27,7 +35,9 @@ Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[Launch]]
 @cache
 def measured() -> Rows:
     with DATA.open(newline="", encoding="utf-8") as stream:
-        rows = [row for row in csv.DictReader(stream) if float(row["latency_ms"]) * 1e3 > SHORTEST_US]
+        rows = [
+            row for row in csv.DictReader(stream) if float(row["latency_ms"]) * 1e3 > SHORTEST_US
+        ]
     launches = []
     for row in rows:
         name = parse(row["kernel"])
@@ -51,7 +61,9 @@ def test_fp32_that_nobody_measured_is_predicted_from_other_cuda_cores() -> None:
     tf32 = GemmModel.best(A100, dtype="tf32")
     assert f"nobody measured tf32 on {A100}" in tf32.note
     assert "tensor cores" in tf32.note
-    assert tf32.predict(4096, 4096, 4096).latency_us < 0.5 * model.predict(4096, 4096, 4096).latency_us
+    assert (
+        tf32.predict(4096, 4096, 4096).latency_us < 0.5 * model.predict(4096, 4096, 4096).latency_us
+    )
 
 
 def test_the_measured_grids_are_what_names_and_shapes_say() -> None:
@@ -63,11 +75,16 @@ def test_the_measured_grids_are_what_names_and_shapes_say() -> None:
         tiles = (-(-int(b) // launch.tile.block_n), -(-int(a) // launch.tile.block_m))
         assert launch.grid[:2] == tiles, launch.kernel
         gemm = Gemm(m=int(a), n=int(b), k=int(c), dtype="fp32")
-        assert split_k_of(launch.grid, parse(launch.kernel), gemm, splitting=False) == launch.tile.split_k
+        assert (
+            split_k_of(launch.grid, parse(launch.kernel), gemm, splitting=False)
+            == launch.tile.split_k
+        )
 
 
 def test_long_rows_slow_only_the_operands_whose_rows_run_along_k() -> None:
-    """V100 (DeepBench), fp16, 8 × 512 × 500000: 658 µs in nn, where the long rows are the 8 of a, 1,483 µs in nt."""
+    """V100 (DeepBench), fp16, 8 × 512 × 500000: 658 µs in nn, where the long rows are the 8 of a,
+    1,483 µs in nt.
+    """
     mean, _ = hand_prior()
     mean[INDEX["far_growth"]] = 0.5
     m, n, k = np.full(3, 8.0), np.full(3, 512.0), np.full(3, 5e5)
@@ -82,7 +99,9 @@ def test_a_power_limit_bounds_the_expected_rate() -> None:
     """T4: 8.1 TFLOP/s of fp32 would need more than its 70 W; measured, it reaches some 5."""
     rates = {}
     for gpu in ("t4-16gb", "p100-pcie-16gb"):
-        us = float(GemmModel.prior(gpu, dtype="fp32", family_out=True).predict(4096, 4096, 4096).latency_us)
+        us = float(
+            GemmModel.prior(gpu, dtype="fp32", family_out=True).predict(4096, 4096, 4096).latency_us
+        )
         rates[gpu] = 2 * 4096**3 / us / 1e6 / (lookup(gpu).peak("fp32") or 1.0)
     assert 0.4 < rates["t4-16gb"] < 0.68
     assert rates["p100-pcie-16gb"] > 1.2 * rates["t4-16gb"]

@@ -66,7 +66,10 @@ def test_coverage_counts_both_ends() -> None:
 def test_cliffs_are_scored_on_neighbouring_m() -> None:
     m, n, k = grid([64, 65, 128, 129, 256, 257], [(1024, 1024), (512, 1024)])
     pairs = cliff_pairs(m, n, k)
-    assert [(m[a], m[b], n[a]) for a, b in zip(*pairs, strict=True)] == [(128, 129, 1024), (256, 257, 1024)]
+    assert [(m[a], m[b], n[a]) for a, b in zip(*pairs, strict=True)] == [
+        (128, 129, 1024),
+        (256, 257, 1024),
+    ]
     measured = np.where((m == 129) & (n == 1024), 1.2, 1.0)
     forecast = rises(np.where(m >= 257, 2.0, np.where(m == 129, 1.11, 1.0)), pairs)
     assert rises(measured, pairs).tolist() == [True, False]

@@ -1,4 +1,6 @@
-"""Batched products, layouts and the models fitted to published tables: NeuSight, DeepBench, aiter."""
+"""Batched products, layouts and the models fitted to published tables: NeuSight, DeepBench,
+aiter.
+"""
 
 import numpy as np
 import pytest
@@ -48,7 +50,8 @@ def test_a_batch_of_one_is_a_single_product_and_a_batch_is_no_taller_one() -> No
     # 16 products of one row fill 16 tiles; one product of 16 rows fills one.
     assert prior.predict(16, 4096, 64, batch=64).waves > prior.predict(16 * 64, 4096, 64).waves
     assert (
-        prior.predict(128, 128, 4096, batch=160).latency_us > 1.5 * prior.predict(128, 128, 4096, batch=80).latency_us
+        prior.predict(128, 128, 4096, batch=160).latency_us
+        > 1.5 * prior.predict(128, 128, 4096, batch=80).latency_us
     )
     with pytest.raises(InputError, match=r"batch = 0; expected a whole number from 1"):
         model.predict(m, 80, 256, batch=0)
@@ -59,7 +62,9 @@ def test_a_batch_of_one_is_a_single_product_and_a_batch_is_no_taller_one() -> No
 @pytest.mark.slow
 def test_batched_products_are_fitted_and_their_models_stored() -> None:
     train, test = invented(160, batched=True), invented(400, batched=True)
-    model = GemmModel.fit(V100, **train, latency_us=made(train), dtype="fp32", prior="none", effort=QUICK)
+    model = GemmModel.fit(
+        V100, **train, latency_us=made(train), dtype="fp32", prior="none", effort=QUICK
+    )
     found, times = model.predict(**test), made(test)
     assert np.median(np.abs(found.latency_us / times - 1)) < 0.05
     assert coverage(times, found.low_us, found.high_us) > 0.8
@@ -75,7 +80,10 @@ def test_a_slower_layout_is_learned() -> None:
     model = GemmModel.fit(
         V100, **sizes, latency_us=times, layout=layout.tolist(), dtype="fp32", prior="none", effort=QUICK
     )  # fmt: skip
-    ratio = model.predict(**sizes, layout="nt").latency_us / model.predict(**sizes, layout="nn").latency_us
+    ratio = (
+        model.predict(**sizes, layout="nt").latency_us
+        / model.predict(**sizes, layout="nn").latency_us
+    )
     assert 1.25 < np.median(ratio) < 1.75
 
 
@@ -90,11 +98,16 @@ def test_a_weight_gradient_over_an_odd_number_of_tokens_has_aligned_rows() -> No
     assert model.predict(4099, 4096, 4096, layout="tn").latency_us > 1.5 * aligned
     # FP8 tensor cores read rows along k, so another layout is transposed first.
     fp8 = GemmModel.best("h100-sxm5-80gb", dtype="fp8")
-    assert fp8.predict(4096, 4096, 4097, layout="tn").latency_us > 1.5 * fp8.predict(4096, 4096, 4096).latency_us
+    assert (
+        fp8.predict(4096, 4096, 4097, layout="tn").latency_us
+        > 1.5 * fp8.predict(4096, 4096, 4096).latency_us
+    )
 
 
 @pytest.mark.parametrize(("slug", "dtype"), PUBLISHED)
-def test_models_of_published_tables_are_shipped_and_state_their_table(slug: str, dtype: str) -> None:
+def test_models_of_published_tables_are_shipped_and_state_their_table(
+    slug: str, dtype: str
+) -> None:
     model = shipped_model(slug, dtype)
     assert model is not None
     assert GemmModel.best(slug, dtype=dtype) is model
@@ -108,7 +121,9 @@ def test_models_of_published_tables_are_shipped_and_state_their_table(slug: str,
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not DATA.is_dir(), reason="the published files are not beside the checkout (../shared/data)")
+@pytest.mark.skipif(
+    not DATA.is_dir(), reason="the published files are not beside the checkout (../shared/data)"
+)
 def test_v100_is_predicted_from_two_hundred_measured_products() -> None:
     table = read_published(V100, "fp32")
     table = table.where((table.batch == 1) & (table.latency_us > 200))
@@ -123,9 +138,14 @@ def test_v100_is_predicted_from_two_hundred_measured_products() -> None:
 
 
 def test_op_times_take_these_models_and_say_what_was_measured() -> None:
-    for slug, dtype, batched in (("v100-sxm2-16gb", "fp16", False), ("v100-pcie-32gb", "fp32", True)):
+    for slug, dtype, batched in (
+        ("v100-sxm2-16gb", "fp16", False),
+        ("v100-pcie-32gb", "fp32", True),
+    ):
         times = ModelTimes(lookup(slug))
-        single, batch = times.estimates([Gemm(512, 512, 512, dtype=dtype), Gemm(512, 512, 512, batch=8, dtype=dtype)])
+        single, batch = times.estimates(
+            [Gemm(512, 512, 512, dtype=dtype), Gemm(512, 512, 512, batch=8, dtype=dtype)]
+        )
         assert single.unmeasured == ""
         assert (batch.unmeasured == "") is batched
         assert "measured shapes of" in times.note

@@ -33,7 +33,9 @@ def test_csv_is_sorted_merged_and_in_microseconds(tmp_path: Path) -> None:
     assert table.m.tolist() == [1, 128]
     assert table.latency_us.tolist() == pytest.approx([10.0, 25.0])  # the repeats' median
     assert (table.gpu, table.dtype, len(table)) == ("a100-sxm4-80gb", "bf16", 2)
-    assert read_table(tmp_path / "t.csv", "here", dtype="fp8").latency_us.tolist() == pytest.approx([4.0])
+    assert read_table(tmp_path / "t.csv", "here", dtype="fp8").latency_us.tolist() == pytest.approx(
+        [4.0]
+    )
 
 
 def test_file_errors_name_what_is_wrong(tmp_path: Path) -> None:
@@ -60,7 +62,9 @@ def test_every_system_is_of_a_known_card_and_back() -> None:
     assert {system_of(slug) for slug in SHIPPED_GPUS} <= set(DEFAULT_TABLES)
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(aiconfigurator, "systems_folder", lambda: None)
     with pytest.raises(UnsupportedError, match=r"pip install 'quantbench\[tables\]'"):
         read_packaged("a100_sxm")
@@ -97,8 +101,12 @@ def test_packaged_table_errors() -> None:
 
 
 @needs_package
-@pytest.mark.parametrize(("written", "name"), [("VLLM", "vLLM"), ("vLLM", "vLLM"), ("SGLang", "SGLang")])
-def test_a_framework_is_spelled_as_it_spells_itself(written: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("written", "name"), [("VLLM", "vLLM"), ("vLLM", "vLLM"), ("SGLang", "SGLang")]
+)
+def test_a_framework_is_spelled_as_it_spells_itself(
+    written: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = {column: np.array([written]) for column in ("framework", "version", "device")}
     monkeypatch.setattr(tables, "read_columns", lambda path, dtype: text)
     assert read_packaged("l40s").framework == name

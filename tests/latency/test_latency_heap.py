@@ -1,4 +1,6 @@
-"""Temporaries of a cost model must not be fetched from the kernel anew: a fit took a million page faults for them."""
+"""Temporaries of a cost model must not be fetched from the kernel anew: a fit took a million page
+faults for them.
+"""
 
 import os
 import platform
@@ -30,6 +32,8 @@ print(first, faults())
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator is told")
 def test_freed_arrays_are_used_again_without_a_page_fault() -> None:
     untold = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=untold)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=untold
+    )
     before, after = (int(count) for count in done.stdout.split())
     assert after < 100 < before

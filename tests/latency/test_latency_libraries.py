@@ -1,4 +1,6 @@
-"""Libraries: which one is the default and why, and what is said of those without a shipped model."""
+"""Libraries: which one is the default and why, and what is said of those without a shipped
+model.
+"""
 
 import doctest
 
@@ -9,7 +11,13 @@ from quantbench.device.registry import same_chip
 from quantbench.errors import InputError
 from quantbench.latency import libraries
 from quantbench.latency.gemm.model import FOLDER, GemmModel, file_name
-from quantbench.latency.libraries import LIBRARIES, SYSTEMS, default_library, libraries_of, library_words
+from quantbench.latency.libraries import (
+    LIBRARIES,
+    SYSTEMS,
+    default_library,
+    libraries_of,
+    library_words,
+)
 from quantbench.workload.dtypes import GEMM_DTYPES
 
 H100 = "h100-sxm5-80gb"
@@ -20,7 +28,9 @@ def test_examples() -> None:
 
 
 def test_every_gpu_with_tables_can_run_what_they_hold() -> None:
-    pairs = [(slug, dtype) for slug in SYSTEMS for dtype in GEMM_DTYPES if libraries_of(slug, dtype)]
+    pairs = [
+        (slug, dtype) for slug in SYSTEMS for dtype in GEMM_DTYPES if libraries_of(slug, dtype)
+    ]
     assert len(pairs) == 31
     for slug, dtype in pairs:
         assert lookup(slug).peak(dtype) is not None
@@ -29,7 +39,9 @@ def test_every_gpu_with_tables_can_run_what_they_hold() -> None:
 
 
 def test_one_library_of_every_gpu_and_dtype_is_shipped() -> None:
-    measured = [(slug, dtype) for slug in SYSTEMS for dtype in GEMM_DTYPES if libraries_of(slug, dtype)]
+    measured = [
+        (slug, dtype) for slug in SYSTEMS for dtype in GEMM_DTYPES if libraries_of(slug, dtype)
+    ]
     shipped = {file.name for file in FOLDER.glob("*.gemm")}
     for slug, dtype in measured:
         library = default_library(slug, dtype)
@@ -57,12 +69,16 @@ def test_words_say_whose_products_and_why(dtype: str, asked: str, words: str) ->
 
 
 def test_an_unknown_library_is_refused() -> None:
-    with pytest.raises(InputError, match=r"GemmModel.best: library = 'cublas'; expected one of torch, triton, vllm"):
+    with pytest.raises(
+        InputError, match=r"GemmModel.best: library = 'cublas'; expected one of torch, triton, vllm"
+    ):
         GemmModel.best(H100, dtype="fp8", library="cublas")
 
 
 def test_a_library_without_a_shipped_model_gets_the_prior_which_says_what_to_do() -> None:
     found = GemmModel.best(H100, dtype="fp8", library="sglang")
     assert (found.rows, found.library) == (0, "sglang")
-    assert found.note.startswith(f"no model of sglang's fp8 products on {H100} is shipped: quantbench import")
+    assert found.note.startswith(
+        f"no model of sglang's fp8 products on {H100} is shipped: quantbench import"
+    )
     assert "--profile" in found.note

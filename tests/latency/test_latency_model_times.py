@@ -1,4 +1,6 @@
-"""Which products are predicted: sides up to the largest that the models know, batches of any length."""
+"""Which products are predicted: sides up to the largest that the models know, batches of any
+length.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def test_a_side_beyond_the_models_is_refused_in_one_line(model: GemmModel, side:
     require_reach(**sizes)
     assert predict_within_reach(model, [Gemm(**sizes)])[0].latency_us > 0
     sizes[side] += 1
-    with pytest.raises(InputError, match=rf"^product [0-9]+×[0-9]+×[0-9]+: {side} = {LARGEST_SIDE + 1}; {BEYOND}$"):
+    with pytest.raises(
+        InputError, match=rf"^product [0-9]+×[0-9]+×[0-9]+: {side} = {LARGEST_SIDE + 1}; {BEYOND}$"
+    ):
         predict_within_reach(model, [Gemm(64, 64, 64), Gemm(**sizes)])
 
 
@@ -47,12 +51,17 @@ def test_a_batch_beyond_the_models_grows_in_proportion(model: GemmModel) -> None
 
 def test_other_formats_are_asked_for_as_if_they_were_of_the_models_own(model: GemmModel) -> None:
     gemm = Gemm(2048, 4096, 1024)
-    found = predict_within_reach(model, [replace(gemm, dtype=dtype, accumulate="") for dtype in ("bf16", "int8")])
+    found = predict_within_reach(
+        model, [replace(gemm, dtype=dtype, accumulate="") for dtype in ("bf16", "int8")]
+    )
     assert found[0] == found[1]
 
 
 def test_the_planner_plans_with_batches_beyond_the_models() -> None:
     known, beyond = ModelTimes(lookup("a100-sxm4-80gb")).estimates(
-        [Gemm(2048, 2048, 128, batch=batch) for batch in (LARGEST_SIDE // 2048, 2 * (LARGEST_SIDE // 2048))]
+        [
+            Gemm(2048, 2048, 128, batch=batch)
+            for batch in (LARGEST_SIDE // 2048, 2 * (LARGEST_SIDE // 2048))
+        ]
     )
     assert beyond.latency_us == pytest.approx(2 * known.latency_us)

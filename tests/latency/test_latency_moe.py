@@ -1,4 +1,6 @@
-"""Predicted time of experts: loads against the drawn routing, recovery of a known truth, files, references."""
+"""Predicted time of experts: loads against the drawn routing, recovery of a known truth, files,
+references.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -75,23 +77,32 @@ def test_fit_recovers_a_truth_that_the_terms_explain() -> None:
     known = Layers.of(works)
     truth = np.exp(known.roofline(H100) + 0.3 + 0.1 * np.log(known.loads.active))
     train, test = np.arange(400), np.arange(400, 600)
-    model = MoEModel.fit(H100, works[:400], truth[train], library="vllm", prior="none", growth=_QUICK)
+    model = MoEModel.fit(
+        H100, works[:400], truth[train], library="vllm", prior="none", growth=_QUICK
+    )
     found = model.predict([works[i] for i in test])
     assert np.median(np.abs(found.latency_us / truth[test] - 1)) < 0.03
     assert (found.low_us < found.latency_us).all()
     assert (found.latency_us < found.high_us).all()
     assert model.rows == 400
     assert "without models" in model.note
-    again = MoEModel.fit(H100, works[:400], truth[train], library="vllm", prior="none", growth=_QUICK)
-    np.testing.assert_array_equal(again.predict(works[:9]).latency_us, model.predict(works[:9]).latency_us)
+    again = MoEModel.fit(
+        H100, works[:400], truth[train], library="vllm", prior="none", growth=_QUICK
+    )
+    np.testing.assert_array_equal(
+        again.predict(works[:9]).latency_us, model.predict(works[:9]).latency_us
+    )
 
 
 def test_a_reference_teaches_shapes_that_were_not_measured() -> None:
     works = layers(600, seed=1)
     known = Layers.of(works)
-    # What a width costs is not a matter of the terms, and the same on both GPUs; the widest is not in the fit.
+    # What a width costs is not a matter of the terms, and the same on both GPUs; the widest is not
+    # in the fit.
     odd = np.select([known.hidden == width for width in (4096, 5120, 7168)], [0.4, 0.2, 0.8])
-    other = MoEModel.fit(H200, works, np.exp(known.roofline(H200) + odd), library="vllm", prior="none", growth=_QUICK)
+    other = MoEModel.fit(
+        H200, works, np.exp(known.roofline(H200) + odd), library="vllm", prior="none", growth=_QUICK
+    )
     truth = np.exp(known.roofline(H100) + odd + 0.1)
     seen, unseen = np.flatnonzero(known.hidden != 7168), np.flatnonzero(known.hidden == 7168)
     errors = []
@@ -114,7 +125,9 @@ def test_files_keep_models_and_their_references(tmp_path: Path) -> None:
     assert (read.device, read.library, read.rows, read.note) == (H100, "vllm", 200, model.note)
     assert read.references[0].library == "sglang"
     assert len(load_models(tmp_path / "model.moe")) == 2
-    np.testing.assert_allclose(read.predict(works).latency_us, model.predict(works).latency_us, rtol=0.01)
+    np.testing.assert_allclose(
+        read.predict(works).latency_us, model.predict(works).latency_us, rtol=0.01
+    )
     (tmp_path / "broken.moe").write_bytes((tmp_path / "model.moe").read_bytes()[:-200])
     with pytest.raises(StoreError, match="broken"):
         MoEModel.load(tmp_path / "broken.moe")
@@ -137,7 +150,9 @@ def test_op_times_of_experts_and_products() -> None:
     times = ModelTimes(H100, "vllm")
     expert, product = MoE(512, 4096, 14336, 8, 2), Gemm(4096, 4096, 4096)
     found = times.estimates([product, expert])
-    assert found[1].latency_us == MoEModel.best(H100, library="vllm").predict([expert]).latency_us[0]
+    assert (
+        found[1].latency_us == MoEModel.best(H100, library="vllm").predict([expert]).latency_us[0]
+    )
     assert found[1].unmeasured == ""
     assert found[1].bound == "memory"
     unknown = ModelTimes(lookup("a100-sxm4-80gb")).estimates([replace(expert, dtype="mxfp4")])[0]
@@ -168,14 +183,20 @@ def test_the_default_times_have_no_masked_rows_of_other_gpus(gpu: str) -> None:
     assert ("masked" in usual.note, "masked" in masked.note) == (False, True)
     # As many rows on each GPU, and an eighth of the experts' weights.
     layers = [MoE(4096 * ep, 7168, 2048, 256, 8, dtype, ep=ep) for ep in (1, 8)]
-    ratio, with_masked = (float(np.divide(*model.predict(layers[::-1]).latency_us)) for model in (usual, masked))
+    ratio, with_masked = (
+        float(np.divide(*model.predict(layers[::-1]).latency_us)) for model in (usual, masked)
+    )
     assert ratio < 1 < with_masked
 
 
-@pytest.mark.parametrize(("gpu", "dtype"), [("h100-sxm5-80gb", "bf16"), ("b200-sxm-180gb", "nvfp4")])
+@pytest.mark.parametrize(
+    ("gpu", "dtype"), [("h100-sxm5-80gb", "bf16"), ("b200-sxm-180gb", "nvfp4")]
+)
 def test_more_gpus_with_as_many_rows_each_do_not_take_longer(gpu: str, dtype: str) -> None:
     model = MoEModel.best(gpu, dtype=dtype)
-    times = model.predict([MoE(4096 * ep, 2048, 768, 128, 8, dtype, ep=ep) for ep in (4, 8, 16, 32, 64)]).latency_us
+    times = model.predict(
+        [MoE(4096 * ep, 2048, 768, 128, 8, dtype, ep=ep) for ep in (4, 8, 16, 32, 64)]
+    ).latency_us
     assert times.max() < 1.5 * times.min()
     # Beyond the tables: the same layer as on fewer GPUs, whose rows and experts are as many each.
     assert [fewer_gpus(*layer) for layer in ((16384, 64), (16385, 64), (65536, 8), (100_000, 6), (10**6, 4))] == [

@@ -1,4 +1,6 @@
-"""A whole shape's time is the sum of its ops, with an interval between 'all errors cancel' and 'all errors add up'."""
+"""A whole shape's time is the sum of its ops, with an interval between 'all errors cancel' and 'all
+errors add up'.
+"""
 
 import subprocess
 import sys
@@ -25,7 +27,9 @@ SHAPE = TransformerShape(hidden=4096, heads=32, seq=2048, layers=4, vocab=50304)
 
 @dataclass
 class Gemms:
-    """A model of products that predicts 200 TFLOP/s ± 10 % for everything. asked: what it was asked."""
+    """A model of products that predicts 200 TFLOP/s ± 10 % for everything. asked: what it was
+    asked.
+    """
 
     device: DeviceSpec = A100
     dtype: str = "bf16"
@@ -59,7 +63,9 @@ def op(latency_us: float, half: float, count: int = 1) -> OpEstimate:
 
 def test_sum_of_ops_with_counts() -> None:
     found = whole(models(Gemms()), SHAPE)
-    assert found.latency_us == pytest.approx(sum(o.estimate.latency_us * o.op.count for o in found.ops))
+    assert found.latency_us == pytest.approx(
+        sum(o.estimate.latency_us * o.op.count for o in found.ops)
+    )
     assert len(found.ops) == len(SHAPE.ops())
     gemm_us = sum(o.total_us for o in found.ops if isinstance(o.op.workload, Gemm))
     assert gemm_us == pytest.approx(
@@ -82,7 +88,9 @@ def test_unfused_shapes_ask_the_softmax_model() -> None:
     shape = TransformerShape(hidden=1024, heads=16, seq=512, attention="unfused")
     found = whole(models(Gemms()), shape)
     assert {o.op.name for o in found.ops} >= {"scores", "softmax", "context"}
-    assert any("softmax on a100-sxm4-80gb: from the spec sheet" in o.estimate.note for o in found.ops)
+    assert any(
+        "softmax on a100-sxm4-80gb: from the spec sheet" in o.estimate.note for o in found.ops
+    )
 
 
 def test_equal_work_is_asked_for_once() -> None:
@@ -94,7 +102,8 @@ def test_equal_work_is_asked_for_once() -> None:
 
 
 def test_interval_of_a_sum() -> None:
-    # Two equal parts of ±10: ±14.1 if their errors cancel, ±20 if they add up, √((200 + 400) / 2) when half of each.
+    # Two equal parts of ±10: ±14.1 if their errors cancel, ±20 if they add up, √((200 + 400) / 2)
+    # when half of each.
     found = total([op(100, 10), op(100, 10)])
     assert (found.latency_us, found.high_us) == pytest.approx((200, 200 + 300**0.5))
     assert total([op(100, 10), op(100, 10)], correlation=1.0).low_us == pytest.approx(180)
@@ -110,5 +119,7 @@ def test_the_models_are_offered_by_name_and_loaded_when_asked_for() -> None:
         "assert [n for n in latency.__all__ if not getattr(latency, n)] == []"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    with pytest.raises(AttributeError, match=r"module 'quantbench.latency' has no attribute 'Oracle'"):
+    with pytest.raises(
+        AttributeError, match=r"module 'quantbench.latency' has no attribute 'Oracle'"
+    ):
         getattr(latency, "Oracle")  # noqa: B009

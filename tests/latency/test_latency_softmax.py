@@ -1,4 +1,6 @@
-"""Softmax's predicted time: bytes of both ways, a fit that recovers a bandwidth, intervals that admit ignorance."""
+"""Softmax's predicted time: bytes of both ways, a fit that recovers a bandwidth, intervals that
+admit ignorance.
+"""
 
 import json
 
@@ -15,10 +17,13 @@ WORKS = [Softmax(batch, seq, seq) for batch in (1, 8, 64) for seq in (64, 256, 1
 
 
 def test_bytes_of_the_fallback_by_hand() -> None:
-    # 8 elements of bf16: scale reads 2 and writes 4, softmax reads and writes 4, the cast back reads 4 and writes 2.
+    # 8 elements of bf16: scale reads 2 and writes 4, softmax reads and writes 4, the cast back
+    # reads 4 and writes 2.
     assert fallback_bytes(Softmax(1, 2, 4, mask="none")) == 8 * (2 + 4 + 4 + 4 + 4 + 2)
     assert fallback_bytes(Softmax(1, 2, 4, mask="full")) == 8 * (2 + 4 + 4 + 4 + 4 + 2) + 8 * 8 + 8
-    assert fallback_bytes(Softmax(1, 2, 4, mask="none", direction="backward")) == 8 * (4 + 4 + 4 + 4 + 2)
+    assert fallback_bytes(Softmax(1, 2, 4, mask="none", direction="backward")) == 8 * (
+        4 + 4 + 4 + 4 + 2
+    )
 
 
 def test_prior_is_wide_and_says_so() -> None:
@@ -28,7 +33,8 @@ def test_prior_is_wide_and_says_so() -> None:
         assert estimate.low_us < estimate.latency_us < estimate.high_us
         assert estimate.high_us / estimate.low_us > 1.8
     large = model.predict([Softmax(64, 2048, 2048)])[0]
-    # 64 × 2048² elements: half of them read and all written, 2 bytes each, at 900 GB/s and a share of it.
+    # 64 × 2048² elements: half of them read and all written, 2 bytes each, at 900 GB/s and a share
+    # of it.
     ideal_us = 64 * (2048 * 2049 / 2 + 2048 * 2048) * 2 / 900e3
     assert ideal_us < large.low_us < large.latency_us < 2 * ideal_us
     assert large.bound == "memory"
@@ -67,9 +73,15 @@ def test_a_time_from_python_holds_the_launch_and_wide_rows_cost_more() -> None:
     times = truth.predict(works).latency_us
     assert 40.0 <= times.min() < 41.0
     model = SoftmaxModel.fit(V100, works, times, library="torch")
-    unseen = [Softmax(1, 12000, cols, dtype="fp32", mask="none") for cols in (700, 1024, 1025, 3000)]
-    assert model.predict(unseen).latency_us == pytest.approx(truth.predict(unseen).latency_us, rel=0.05)
-    registers, wide = model.predict([Softmax(1, 16384, cols, dtype="fp32", mask="none") for cols in (1024, 1025)])
+    unseen = [
+        Softmax(1, 12000, cols, dtype="fp32", mask="none") for cols in (700, 1024, 1025, 3000)
+    ]
+    assert model.predict(unseen).latency_us == pytest.approx(
+        truth.predict(unseen).latency_us, rel=0.05
+    )
+    registers, wide = model.predict(
+        [Softmax(1, 16384, cols, dtype="fp32", mask="none") for cols in (1024, 1025)]
+    )
     assert wide.latency_us > 1.2 * registers.latency_us
     assert "PyTorch's softmax" in model.note
     again = SoftmaxModel.from_json(json.loads(json.dumps(model.to_json())), V100)
@@ -102,8 +114,13 @@ def test_megatrons_kernel_takes_the_bandwidth_of_pytorchs_where_that_was_measure
 def test_errors() -> None:
     with pytest.raises(InputError, match=r"latency_us = .*; expected finite times above 0"):
         SoftmaxModel.fit(A100, WORKS, [-1.0] * 12)
-    assert "2 rows are fewer than the 6 that a fit needs" in SoftmaxModel.fit(A100, WORKS[:2], [5.0, 6.0]).note
+    assert (
+        "2 rows are fewer than the 6 that a fit needs"
+        in SoftmaxModel.fit(A100, WORKS[:2], [5.0, 6.0]).note
+    )
     with pytest.raises(InputError, match=r"no shapes; expected at least one Softmax"):
         SoftmaxModel.prior(A100).predict([])
-    with pytest.raises(InputError, match=r"a model of a100-sxm4-80gb; expected one of v100-sxm2-32gb"):
+    with pytest.raises(
+        InputError, match=r"a model of a100-sxm4-80gb; expected one of v100-sxm2-32gb"
+    ):
         SoftmaxModel.from_json(SoftmaxModel.prior(A100).to_json(), V100)

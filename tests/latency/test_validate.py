@@ -33,9 +33,16 @@ A100 = lookup("a100-sxm4-80gb")
 
 
 def table(gpu: str = "nowhere") -> GemmTable:
-    """Products on a made-up A100 at 60 % of the roofline, with a 30 % step after m = 128 and m = 256."""
+    """Products on a made-up A100 at 60 % of the roofline, with a 30 % step after m = 128 and m =
+    256.
+    """
     ms = [1, 64, 65, 128, 129, 256, 257, 512]
-    grid = sorted((m, n, k) for m in ms for n in (1024, 2048, 3072, 4096, 5120) for k in (1024, 2048, 4096, 8192))
+    grid = sorted(
+        (m, n, k)
+        for m in ms
+        for n in (1024, 2048, 3072, 4096, 5120)
+        for k in (1024, 2048, 4096, 8192)
+    )
     m, n, k = np.array(grid).T
     ideal = ideal_us(A100, "bf16", m, n, k)
     latency_us = 3 + ideal / 0.6 * np.where(m > 256, 1.69, np.where(m > 128, 1.3, 1.0))
@@ -56,7 +63,9 @@ def fixed(name: str, factor: float, train_rows: int | None = 20) -> Contestant:
     return Contestant(name, train_rows, answer)
 
 
-def judged(*contestants: Contestant, seeds: tuple[int, ...] = (0, 1), protocol: str = "sites") -> list[Line]:
+def judged(
+    *contestants: Contestant, seeds: tuple[int, ...] = (0, 1), protocol: str = "sites"
+) -> list[Line]:
     return list(run_contests([(contest(protocol), contestants)], seeds, lambda step: None))
 
 
@@ -76,7 +85,9 @@ def test_baselines_learn_from_the_training_rows_only() -> None:
         assert not set(split.train.tolist()) & set(split.test.tolist())
         return Answer(contest.table.latency_us[split.test])
 
-    found = judged(roofline(), log_interpolation(40), gaussian_process(40), Contestant("spy", 40, spy))
+    found = judged(
+        roofline(), log_interpolation(40), gaussian_process(40), Contestant("spy", 40, spy)
+    )
     assert len(seen) == 2
     assert all(len(rows) == 40 for rows in seen)
     assert seen[0] != seen[1]
@@ -115,7 +126,9 @@ def test_rows_without_an_answer_are_counted_not_forgiven() -> None:
 def test_absent_contestants_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (aiconfigurator_engine, heuristics_child):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
-    absent = [one for one in (heuristics(contest()), engine(contest(), 20)) if isinstance(one, Absent)]
+    absent = [
+        one for one in (heuristics(contest()), engine(contest(), 20)) if isinstance(one, Absent)
+    ]
     assert [entry.reason for entry in absent] == [
         "the package nvidia-matmul-heuristics is not installed",
         "the package aiconfigurator-core is not installed",
@@ -125,7 +138,9 @@ def test_absent_contestants_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_child_that_fails_is_one_line() -> None:
-    with pytest.raises(MeasurementError, match=r"quantbench.no_such_child ended with 1: .*no_such_child"):
+    with pytest.raises(
+        MeasurementError, match=r"quantbench.no_such_child ended with 1: .*no_such_child"
+    ):
         aiconfigurator_engine.ask_child("quantbench.no_such_child", {})
 
 
@@ -153,7 +168,14 @@ def test_a_busy_moment_moves_no_time() -> None:
 
 
 def test_markdown_of_a_line() -> None:
-    found = replace(BARE, coverage=0.905, cliff_recall=0.80, cliff_precision=0.75, fit_s=1.234, shapes_per_s=23456.0)
+    found = replace(
+        BARE,
+        coverage=0.905,
+        cliff_recall=0.80,
+        cliff_precision=0.75,
+        fit_s=1.234,
+        shapes_per_s=23456.0,
+    )
     text = markdown([found], [])
     assert "### a100-sxm4-80gb" in text
     assert "| ours | 200 | 4.55 / 6.5 / 19.0 | 90 % | 0.80 / 0.75 | 1.2 | 23,000 |" in text
@@ -168,7 +190,9 @@ def test_writing_between_the_markers(tmp_path: Path) -> None:
     write_between(path, "gemm", "new\n")
     write_between(path, "gemm", "newer\n")
     assert path.read_text() == "before\n<!-- gemm:begin -->\nnewer\n<!-- gemm:end -->\nafter\n"
-    with pytest.raises(StoreError, match=r"without one <!-- attention:begin --> and one <!-- attention:end -->"):
+    with pytest.raises(
+        StoreError, match=r"without one <!-- attention:begin --> and one <!-- attention:end -->"
+    ):
         write_between(path, "attention", "new\n")
     with pytest.raises(StoreError, match=r"gone.md \(No such file or directory\)"):
         write_between(tmp_path / "gone.md", "gemm", "new\n")
@@ -181,7 +205,9 @@ def test_the_docs_have_every_marker_that_is_written(tmp_path: Path) -> None:
         assert text.index(f"<!-- {name}:begin -->") < text.index(f"<!-- {name}:end -->")
 
 
-def test_scores_of_formats_are_kept_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_of_formats_are_kept_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work, key = tmp_path / "work", ("a100-sxm4-80gb", "bf16", "sglang")
     read: list[tuple[str, ...]] = []
 
@@ -196,7 +222,9 @@ def test_scores_of_formats_are_kept_and_written(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(formats, "_WIDE", (fixed("unfitted", 1.5, 0), fixed("ours", 1.1)))
     monkeypatch.setattr(formats, "_CLOSE", (fixed("ours", 1.1),))
     formats.judge(work, [key], lambda text: None)
-    assert "| bf16 | **SGLang 0.5.10** | 50 | 10.00 / 10.0 / 10.0 | 100 % |" in formats.lines_table(work)
+    assert "| bf16 | **SGLang 0.5.10** | 50 | 10.00 / 10.0 / 10.0 | 100 % |" in formats.lines_table(
+        work
+    )
     assert "| its rows | 20 | 3 | 10.00 / 10.0 / 10.0 | 100 % |" in formats.closer_table(work)
     formats.judge(work, [key], lambda text: pytest.fail("computed again"))
     assert read == [key]

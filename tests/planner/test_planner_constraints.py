@@ -26,25 +26,61 @@ GROUPED = replace(bloom_like(heads=48, hidden=6144), kv_heads=6, seq=2050)
         (
             Layout(8, 3, 16, 1),
             job(),
-            {"heads % tp", "ffn % tp", "hidden % tp", "kv_heads", "stages", "vocab", "fused softmax"},
+            {
+                "heads % tp",
+                "ffn % tp",
+                "hidden % tp",
+                "kv_heads",
+                "stages",
+                "vocab",
+                "fused softmax",
+            },
         ),
         (Layout(8, 16, 3, 1), job(), {"tp in a node", "vocab"}),
         (replace(GOOD, zero=2), job(), {"ZeRO with stages"}),
         (replace(GOOD, zero=2), job(stack="torchtitan"), set()),
         (replace(GOOD, interleave=5), job(), {"interleave"}),
-        (replace(GOOD, interleave=2), job(), {"interleave"}),  # 128 micro-batches are no whole groups of 12
+        (
+            replace(GOOD, interleave=2),
+            job(),
+            {"interleave"},
+        ),  # 128 micro-batches are no whole groups of 12
         (Layout(384, 1, 1, 1, interleave=2), job(gbs=384), {"interleave"}),
-        (Layout(64, 1, 4, 1, interleave=4, partition="uneven"), job(256, 4096, bloom_like(61)), set()),
-        (Layout(64, 1, 4, 1, interleave=16, partition="uneven"), job(256, 4096, bloom_like(61)), {"interleave"}),
+        (
+            Layout(64, 1, 4, 1, interleave=4, partition="uneven"),
+            job(256, 4096, bloom_like(61)),
+            set(),
+        ),
+        (
+            Layout(64, 1, 4, 1, interleave=16, partition="uneven"),
+            job(256, 4096, bloom_like(61)),
+            {"interleave"},
+        ),
         (GOOD, job(shape=bloom_like(70)), {"stages"}),
         (replace(GOOD, partition="embedding"), job(shape=bloom_like(70)), set()),
         (replace(GOOD, partition="embedding"), job(), {"stages"}),
         (replace(GOOD, partition="uneven"), job(shape=bloom_like(71)), set()),
-        (Layout(96, 4, 1, 1, sequence_parallel=True), job(gbs=96, shape=GROUPED), {"kv_heads", "sequence parallel"}),
-        (Layout(96, 2, 1, 1, cp=2), job(gbs=96, shape=replace(bloom_like(), seq=2050)), {"context parallel"}),
+        (
+            Layout(96, 4, 1, 1, sequence_parallel=True),
+            job(gbs=96, shape=GROUPED),
+            {"kv_heads", "sequence parallel"},
+        ),
+        (
+            Layout(96, 2, 1, 1, cp=2),
+            job(gbs=96, shape=replace(bloom_like(), seq=2050)),
+            {"context parallel"},
+        ),
         (Layout(384, 1, 1, 1, ep=2), job(gbs=384), {"experts"}),
-        (Layout(48, 8, 1, 1), job(gbs=2016, shape=bloom_like(heads=96, hidden=14400)), {"head_dim % 8"}),
-        (Layout(4, 8, 12, 1), job(shape=bloom_like(heads=112)), {"fused softmax"}),  # 14 heads a GPU
+        (
+            Layout(48, 8, 1, 1),
+            job(gbs=2016, shape=bloom_like(heads=96, hidden=14400)),
+            {"head_dim % 8"},
+        ),
+        (
+            Layout(4, 8, 12, 1),
+            job(shape=bloom_like(heads=112)),
+            {"fused softmax"},
+        ),  # 14 heads a GPU
         (Layout(4, 8, 12, 2), job(shape=bloom_like(heads=112)), set()),
         (Layout(32, 1, 12, 4), job(), {"bubble"}),
         (Layout(48, 8, 1, 1), job(gbs=48, shape=replace(bloom_like(), vocab=50264)), {"vocab"}),
@@ -71,7 +107,11 @@ def test_an_aligned_number_of_heads_is_offered() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "value"),
-    [({"zero": 4}, "zero = 4"), ({"recompute": "some"}, "recompute = 'some'"), ({"partition": "x"}, "partition = 'x'")],
+    [
+        ({"zero": 4}, "zero = 4"),
+        ({"recompute": "some"}, "recompute = 'some'"),
+        ({"partition": "x"}, "partition = 'x'"),
+    ],
 )
 def test_layouts_refuse_what_is_none(changes: dict[str, object], value: str) -> None:
     with pytest.raises(InputError) as caught:
@@ -91,10 +131,15 @@ def test_jobs_refuse_what_is_none(changes: dict[str, object]) -> None:
         ((72, 1, "layers"), [StageKind(72, 1, first=True, last=True)]),
         ((70, 2, "embedding"), [StageKind(35, 1, first=True), StageKind(35, 1, last=True)]),
         ((7, 2, "uneven"), [StageKind(3, 1, first=True), StageKind(4, 1, last=True)]),
-        ((11, 4, "uneven"), [StageKind(2, 1, first=True), StageKind(3, 2), StageKind(3, 1, last=True)]),
+        (
+            (11, 4, "uneven"),
+            [StageKind(2, 1, first=True), StageKind(3, 2), StageKind(3, 1, last=True)],
+        ),
     ],
 )
-def test_how_layers_fall_onto_stages(arguments: tuple[int, int, str], kinds: list[StageKind]) -> None:
+def test_how_layers_fall_onto_stages(
+    arguments: tuple[int, int, str], kinds: list[StageKind]
+) -> None:
     assert list(stage_kinds(*arguments)) == kinds
 
 
@@ -107,7 +152,9 @@ def test_how_layers_fall_onto_stages(arguments: tuple[int, int, str], kinds: lis
         (True, 1, [1.5, 1.5, 1.5, 1.5]),
     ],
 )
-def test_which_stages_hold_the_layers_without_experts(spread: bool, interleave: int, dense: list[float]) -> None:
+def test_which_stages_hold_the_layers_without_experts(
+    spread: bool, interleave: int, dense: list[float]
+) -> None:
     kinds = stage_kinds(12, 4, "layers", 6, spread, interleave)
     assert [kind.dense for kind in kinds for _ in range(kind.count)] == dense
 

@@ -49,7 +49,11 @@ def test_every_logged_figure_is_reproduced(calculator: str, count: int) -> None:
         sec_per_it, tflops = _reported(row)
         assert row.gpus is not None
         computed = tflops_by_calculator(
-            case.job.shape, gbs=case.job.gbs, tp=case.layout.tp, sec_per_it=sec_per_it, gpus=row.gpus
+            case.job.shape,
+            gbs=case.job.gbs,
+            tp=case.layout.tp,
+            sec_per_it=sec_per_it,
+            gpus=row.gpus,
         )[name]
         worst = max(worst, abs(computed / tflops - 1))
     assert worst < TOLERANCE
@@ -85,7 +89,8 @@ def test_without_recomputation_it_is_three_quarters() -> None:
 def test_model_flops_agree_with_the_closed_formula_for_a_gpt() -> None:
     shape = TransformerShape(hidden=12288, heads=96, layers=96, vocab=51200)
     full = hardware_flops(shape, 1536, "full")
-    # Logits are never recomputed, so that a quarter of them is missing from three quarters of the whole.
+    # Logits are never recomputed, so that a quarter of them is missing from three quarters of the
+    # whole.
     logits = 6 * 51200 * 12288 * 1536 * 2048
     assert model_flops(shape, 1536) == pytest.approx(0.75 * full + 0.25 * logits, rel=1e-12)
 

@@ -17,7 +17,13 @@ from quantbench.latency.interconnect import Cluster, Link, cluster, reference_cl
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import UNALIGNED_SHARE, RememberedTimes
 from quantbench.planner.calibration import shipped
-from quantbench.planner.iteration import data_parallel_s, exposed_s, iteration, point_to_point_s, tied_embedding_s
+from quantbench.planner.iteration import (
+    data_parallel_s,
+    exposed_s,
+    iteration,
+    point_to_point_s,
+    tied_embedding_s,
+)
 from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, _timed, divided
 from quantbench.planner.layout import Job, LayerKey, Layout, layer_weights, stages_of
 from quantbench.planner.memory import memory, stage_parameters
@@ -38,7 +44,11 @@ def times_of(of: Job, layout: Layout, calibration=PLAIN):  # type: ignore[no-unt
 
 
 def test_parts_add_up_to_the_whole() -> None:
-    for layout in (Layout(8, 4, 12, 2), Layout(384, 1, 1, 1, zero=3), Layout(16, 2, 12, 1, recompute="none")):
+    for layout in (
+        Layout(8, 4, 12, 2),
+        Layout(384, 1, 1, 1, zero=3),
+        Layout(16, 2, 12, 1, recompute="none"),
+    ):
         of = job(gbs=2304)
         found = times_of(of, layout)
         assert sum(found.parts.values()) == pytest.approx(found.sec.mid, rel=1e-9)
@@ -51,7 +61,8 @@ def test_products_are_what_flops_at_the_given_rate_take() -> None:
     h, s = 14336, 2048
     weights = 3 * 2 * 12 * h**2 * s / 8 / 250e12
     assert found.products == pytest.approx(6 * 4 * weights, rel=1e-9)
-    # Recomputation repeats the forward third, attention's forward half-third, bytes and collectives.
+    # Recomputation repeats the forward third, attention's forward half-third, bytes and
+    # collectives.
     assert found.recompute > 6 * 4 * weights / 3
 
 
@@ -80,7 +91,9 @@ def test_interleaving_divides_the_bubble() -> None:
 
 def test_recomputation_costs_a_forward_pass() -> None:
     of = job(gpus=8, gbs=4, shape=bloom_like(layers=6))
-    full, selective, none = (times_of(of, Layout(1, 8, 1, 1, recompute=kind)) for kind in ("full", "selective", "none"))
+    full, selective, none = (
+        times_of(of, Layout(1, 8, 1, 1, recompute=kind)) for kind in ("full", "selective", "none")
+    )
     assert none.recompute == 0
     assert 0 < selective.recompute < 0.2 * full.recompute
     assert full.sec.mid == pytest.approx(none.sec.mid + full.recompute)
@@ -89,10 +102,14 @@ def test_recomputation_costs_a_forward_pass() -> None:
 def test_the_overhead_and_the_factor_are_what_they_say() -> None:
     of = job(gpus=8, gbs=4, shape=bloom_like(layers=6))
     plain = times_of(of, Layout(1, 8, 1, 1))
-    slower = times_of(of, Layout(1, 8, 1, 1), replace(PLAIN, layer_overhead_ms=5.0, tensor_factor=2.0))
+    slower = times_of(
+        of, Layout(1, 8, 1, 1), replace(PLAIN, layer_overhead_ms=5.0, tensor_factor=2.0)
+    )
     assert slower.overhead == pytest.approx(6 * 4 * 0.005)
     assert slower.tensor == pytest.approx(2 * plain.tensor)
-    assert slower.recompute == pytest.approx(plain.recompute + plain.tensor / 2)  # two of six are done again
+    assert slower.recompute == pytest.approx(
+        plain.recompute + plain.tensor / 2
+    )  # two of six are done again
     assert slower.products == plain.products
 
 
@@ -116,8 +133,8 @@ def test_rings_share_a_nodes_adapters() -> None:
     of = job(gbs=2048)
     share = replace(PLAIN, data_parallel_share=0.5)
     count = 10**9
-    # TP 8: one member of each group per node, eight rings; volume 2, (dp - 1)/dp of 2 GB, at half of 50 GB/s. Two
-    # buckets go around twice, over three hops of 20 µs.
+    # TP 8: one member of each group per node, eight rings; volume 2, (dp - 1)/dp of 2 GB, at half
+    # of 50 GB/s. Two buckets go around twice, over three hops of 20 µs.
     hops = 2 * 2 * 3 * 20e-6
     one = data_parallel_s(of, Layout(4, 8, 12, 1), share, count, 512)
     assert one == pytest.approx(hops + 8 * 2 * 2e9 * 3 / 4 / 25e9)
@@ -129,7 +146,9 @@ def test_rings_share_a_nodes_adapters() -> None:
 
 def test_zero_3_gathers_and_reduces_every_micro_batch() -> None:
     of = job(gbs=2048)
-    plain, sharded = (data_parallel_s(of, Layout(48, 8, 1, 1, zero=z), PLAIN, 10**9, 42) for z in (1, 3))
+    plain, sharded = (
+        data_parallel_s(of, Layout(48, 8, 1, 1, zero=z), PLAIN, 10**9, 42) for z in (1, 3)
+    )
     hop = 47 * 20e-6
     each = (plain - 2 * 2 * hop) / 2
     assert sharded == pytest.approx(3 * 42 * (each + 72 * hop))  # layer by layer, not in buckets
@@ -139,10 +158,17 @@ def test_zero_3_gathers_and_reduces_every_micro_batch() -> None:
 
 
 @pytest.mark.parametrize(("zero", "micro_batches"), [(0, 1), (1, 1), (2, 8)])
-def test_traffic_hides_behind_the_last_micro_batch_or_behind_all(zero: int, micro_batches: int) -> None:
-    """Gradients that stay whole travel once, after the last of eight micro-batches; sharded ones after each."""
+def test_traffic_hides_behind_the_last_micro_batch_or_behind_all(
+    zero: int, micro_batches: int
+) -> None:
+    """Gradients that stay whole travel once, after the last of eight micro-batches; sharded ones
+    after each.
+    """
     of = job(gpus=16, gbs=16, shape=bloom_like(layers=1))
-    bare, hidden = (times_of(replace(of, dp_overlap=share), Layout(2, 8, 1, 1, zero=zero)) for share in (0.0, 1.0))
+    bare, hidden = (
+        times_of(replace(of, dp_overlap=share), Layout(2, 8, 1, 1, zero=zero))
+        for share in (0.0, 1.0)
+    )
     computed = hidden.sec.mid - hidden.data_parallel - hidden.optimizer
     assert hidden.data_parallel > 0
     assert bare.data_parallel - hidden.data_parallel == pytest.approx(computed * micro_batches / 8)
@@ -160,7 +186,9 @@ def test_stages_inside_a_node_and_between_nodes() -> None:
     sent = 2048 * 14336 * 2 / 2
     assert point_to_point_s(inside, Layout(2, 2, 2, 1)) == inside.cluster.intra_node(2).time_s(sent)
     assert point_to_point_s(between, Layout(4, 2, 4, 1)) == pytest.approx(20e-6 + sent / 6.25e9)
-    assert tied_embedding_s(between, Layout(4, 2, 4, 1), PLAIN, 10**8) == pytest.approx(2e8 / 6.25e9)
+    assert tied_embedding_s(between, Layout(4, 2, 4, 1), PLAIN, 10**8) == pytest.approx(
+        2e8 / 6.25e9
+    )
     assert tied_embedding_s(inside, Layout(4, 2, 1, 1), PLAIN, 10**8) == 0
 
 
@@ -171,7 +199,9 @@ def test_gathers_that_overlap_show_in_part_and_never_beyond_the_computation() ->
     # Two of three passes gather; reductions show a quarter as much.
     share = 0.6 * (2 / 3 + 0.25 / 3)
     assert shown == pytest.approx([2 * share, 4 * share, 4 * share + 2])
-    assert exposed_s(of, plain, waits, 2.0, 4.0, 8) < exposed_s(of, Layout(48, 8, 1, 1, zero=1), waits, 2.0, 4.0, 8)
+    assert exposed_s(of, plain, waits, 2.0, 4.0, 8) < exposed_s(
+        of, Layout(48, 8, 1, 1, zero=1), waits, 2.0, 4.0, 8
+    )
 
 
 def test_context_parallelism_divides_tokens_and_leaves_a_ring_to_overlap() -> None:
@@ -187,26 +217,35 @@ def test_context_parallelism_divides_tokens_and_leaves_a_ring_to_overlap() -> No
 def test_stragglers_and_congestion_grow_with_the_nodes() -> None:
     for constants in (replace(PLAIN, straggler_spread=0.01), replace(PLAIN, congestion=0.1)):
         few, many = (
-            times_of(job(gpus=n, gbs=n, shape=bloom_like(layers=1)), Layout(n // 8, 8, 1, 1), constants).sec.mid
-            / times_of(job(gpus=n, gbs=n, shape=bloom_like(layers=1)), Layout(n // 8, 8, 1, 1)).sec.mid
+            times_of(
+                job(gpus=n, gbs=n, shape=bloom_like(layers=1)), Layout(n // 8, 8, 1, 1), constants
+            ).sec.mid
+            / times_of(
+                job(gpus=n, gbs=n, shape=bloom_like(layers=1)), Layout(n // 8, 8, 1, 1)
+            ).sec.mid
             for n in (16, 512)
         )
         assert many > few > 1
 
 
 def test_what_bounds_an_iteration_is_named() -> None:
-    assert times_of(job(gpus=8, gbs=64, shape=bloom_like(layers=6)), Layout(1, 8, 1, 2, recompute="none")).bound == (
-        "compute"
+    assert times_of(
+        job(gpus=8, gbs=64, shape=bloom_like(layers=6)), Layout(1, 8, 1, 2, recompute="none")
+    ).bound == ("compute")
+    bubbly = times_of(
+        job(gpus=96, gbs=8, shape=bloom_like(layers=72)), Layout(1, 8, 12, 1, recompute="none")
     )
-    bubbly = times_of(job(gpus=96, gbs=8, shape=bloom_like(layers=72)), Layout(1, 8, 12, 1, recompute="none"))
     assert bubbly.bound == "pipeline bubble"
 
 
 def test_sequence_parallelism_divides_norms_and_residuals() -> None:
     layers = LayerTimes(job(gpus=8, gbs=8), EvenTimes())
-    saved = sum(layers.at(LayerKey(8, 1)).vector) - sum(layers.at(LayerKey(8, 1, sequence_parallel=True)).vector)
-    # Forward: two norms (8 bytes an element), two residual additions with a mask (14). Backward: norms (20), dropouts
-    # (10), residual gradients (12), bias gradients (4). Seven eighths of it go.
+    saved = sum(layers.at(LayerKey(8, 1)).vector) - sum(
+        layers.at(LayerKey(8, 1, sequence_parallel=True)).vector
+    )
+    # Forward: two norms (8 bytes an element), two residual additions with a mask (14). Backward:
+    # norms (20), dropouts (10), residual gradients (12), bias gradients (4). Seven eighths of it
+    # go.
     bytes_each = 8 + 14 + 20 + 10 + 12 + 4
     assert saved == pytest.approx(7 / 8 * bytes_each * 2048 * 14336 / (0.8 * 2.039e12), rel=1e-3)
 
@@ -222,7 +261,9 @@ def test_layers_are_asked_for_once_and_together() -> None:
     works = [Gemm(64, 64, 64), Gemm(64, 64, 64), Softmax(1, 8, 8)]
     assert remembered.estimates(works) == remembered.estimates(works)
     assert remembered.device is A100
-    assert remembered.estimate(works[0]) == Estimate(0.002097152, 0.9 * 0.002097152, 1.2 * 0.002097152)
+    assert remembered.estimate(works[0]) == Estimate(
+        0.002097152, 0.9 * 0.002097152, 1.2 * 0.002097152
+    )
 
 
 @dataclass
@@ -238,7 +279,8 @@ class MeasuredProducts(EvenTimes):
 def test_a_measured_product_of_unaligned_rows_keeps_its_time_and_its_interval() -> None:
     of = job(shape=bloom_like(layers=70, heads=96, hidden=14400), gpus=384)  # heads of 150
     measured, modelled = (
-        LayerTimes(of, MeasuredProducts(source=s)).at(LayerKey(4, 1)) for s in ("measured", "modelled")
+        LayerTimes(of, MeasuredProducts(source=s)).at(LayerKey(4, 1))
+        for s in ("measured", "modelled")
     )
     products = [op for op in divided(of.shape, 4, 1).ops() if op.name in ("scores", "context")]
     us = sum(op.workload.flops / 250e6 for op in products)
@@ -258,7 +300,9 @@ def test_equal_jobs_share_their_layers() -> None:
     found = predict_cases(cases, lambda device: times, EVERYWHERE)
     assert times.asked == 2  # mbs 1 and 2
     assert found[1] == found[2]
-    impossible = predict_cases([Case(job(), Layout(8, 4, 13, 1))], lambda device: times, EVERYWHERE)[0]
+    impossible = predict_cases(
+        [Case(job(), Layout(8, 4, 13, 1))], lambda device: times, EVERYWHERE
+    )[0]
     assert isinstance(impossible, tuple)
 
 
@@ -274,10 +318,14 @@ def test_the_best_times_know_every_kind_of_work() -> None:
     times = BestTimes()(A100)
     shape = bloom_like(layers=1)
     works = [op.workload for op in replace(shape, tp=8).ops()]
-    found = times.estimates([*works, *(op.workload for op in replace(shape, attention="flash").ops())])
+    found = times.estimates(
+        [*works, *(op.workload for op in replace(shape, attention="flash").ops())]
+    )
     assert all(0 < t.low_us <= t.latency_us <= t.high_us for t in found)
     assert "a100-sxm4-80gb" in times.note
-    fp16, bf16 = times.estimates([Gemm(4096, 4096, 4096, dtype=dtype) for dtype in ("fp16", "bf16")])
+    fp16, bf16 = times.estimates(
+        [Gemm(4096, 4096, 4096, dtype=dtype) for dtype in ("fp16", "bf16")]
+    )
     assert fp16.latency_us == bf16.latency_us
     assert "fp16 is taken to run as the bf16 that was measured" in fp16.note
 
@@ -332,11 +380,15 @@ def test_expert_parallelism_spreads_weights_and_keeps_the_rows_of_a_gpu() -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "gpus", "tp", "ep"), [("kimi-k2", 1024, 4, 128), ("deepseek-v3", 1024, 1, 64), ("qwen3-30b-a3b", 64, 1, 1)]
+    ("name", "gpus", "tp", "ep"),
+    [("kimi-k2", 1024, 4, 128), ("deepseek-v3", 1024, 1, 64), ("qwen3-30b-a3b", 64, 1, 1)],
 )
 def test_a_token_more_or_less_changes_little(name: str, gpus: int, tp: int, ep: int) -> None:
     where = reference_cluster(lookup("h100"))
-    times, factors = RememberedTimes(BestTimes()(where.device)), shipped().of(where, "megatron-bridge")
+    times, factors = (
+        RememberedTimes(BestTimes()(where.device)),
+        shipped().of(where, "megatron-bridge"),
+    )
     layout = Layout(gpus // tp, tp, 1, 1, zero=2, recompute="none", ep=ep)
 
     def seconds(seq: int) -> float:
@@ -384,9 +436,13 @@ def test_a_recipe_casts_what_no_kernel_before_can_cast() -> None:
     )
     bytes_per_s = job(gpus=8, gbs=8, shape=shape).elementwise_bytes_per_s
     # Input of proj: two reads in bf16, two copies in fp8.
-    assert cast.vector[0] - plain.vector[0] == pytest.approx(4096 * 2048 * (2 * 2 + 2) / bytes_per_s)
+    assert cast.vector[0] - plain.vector[0] == pytest.approx(
+        4096 * 2048 * (2 * 2 + 2) / bytes_per_s
+    )
     # Gradients of the outputs of qkv, proj and mlp_down.
-    assert cast.vector[1] - plain.vector[1] == pytest.approx(4096 * 2048 * (3 + 1 + 1) * (2 * 2 + 2) / bytes_per_s)
+    assert cast.vector[1] - plain.vector[1] == pytest.approx(
+        4096 * 2048 * (3 + 1 + 1) * (2 * 2 + 2) / bytes_per_s
+    )
     halved = replace(PLAIN, quantized_factor=0.5, experts_factor=3.0)
     assert cast.fitted(halved).products[0].mid == pytest.approx(cast.products[0].mid / 2)
     assert plain.fitted(halved).products[0].mid == pytest.approx(plain.products[0].mid)
@@ -399,13 +455,18 @@ def test_layers_without_experts_are_priced_as_what_they_are() -> None:
     of = job(gpus=8, gbs=64, shape=MIXED)
     layout = Layout(4, 1, 2, 1, ep=4, recompute="none")
     layers = LayerTimes(of, EvenTimes())
-    sparse, dense = (layers.at(layout.per_layer._replace(dense=one)).fitted(PLAIN) for one in (False, True))
+    sparse, dense = (
+        layers.at(layout.per_layer._replace(dense=one)).fitted(PLAIN) for one in (False, True)
+    )
     assert dense.experts[0].mid == dense.reduces == 0 < sparse.experts[0].mid
     wider = 2 * 4096 * 2048 * 3 * (8192 - 1024) / 250e12
     assert dense.products[0].mid - sparse.products[0].mid == pytest.approx(wider)
     # The first stage has two of them and one with experts, the last has three with experts.
     found = iteration(of, layout, layers, PLAIN)
-    slots = (2 * dense.once.mid + sparse.once.mid + sparse.embedding, 3 * sparse.once.mid + sparse.logits.mid)
+    slots = (
+        2 * dense.once.mid + sparse.once.mid + sparse.embedding,
+        3 * sparse.once.mid + sparse.logits.mid,
+    )
     hop = found.point_to_point / 16
     once = found.data_parallel + found.optimizer + found.stragglers
     assert found.sec.mid == pytest.approx(16 * (max(slots) + hop) + min(slots) + hop + once)
@@ -413,7 +474,9 @@ def test_layers_without_experts_are_priced_as_what_they_are() -> None:
 
 def test_layers_without_experts_change_the_weights_of_their_stage() -> None:
     of, layout = job(gpus=8, gbs=64, shape=MIXED), Layout(4, 1, 2, 1, ep=4)
-    (first, first_experts), (last, last_experts) = (stage_parameters(of, layout, k) for k in stages_of(MIXED, layout))
+    (first, first_experts), (last, last_experts) = (
+        stage_parameters(of, layout, k) for k in stages_of(MIXED, layout)
+    )
     each = 3 * 2048 * 768 * 64 // 4
     assert (first_experts, last_experts) == (each, 3 * each)
     # An MLP for the router and the shared experts, in two of three layers.
@@ -423,23 +486,33 @@ def test_layers_without_experts_change_the_weights_of_their_stage() -> None:
 def test_latent_attention_is_an_estimate_with_a_wide_interval() -> None:
     latent = replace(EXPERTS, head_dim=192, q_rank=512, kv_rank=256, rope_dim=64, value_dim=128)
     plain = replace(EXPERTS, head_dim=160)
-    a, b = (LayerTimes(job(gpus=8, gbs=8, shape=shape), EvenTimes()).at(LayerKey(1, 1)) for shape in (latent, plain))
+    a, b = (
+        LayerTimes(job(gpus=8, gbs=8, shape=shape), EvenTimes()).at(LayerKey(1, 1))
+        for shape in (latent, plain)
+    )
     assert a.core[0].mid == b.core[0].mid
     assert a.core[0].high / a.core[0].low > 1.3 * b.core[0].high / b.core[0].low
     # Keys and values of every head, and latents beside them.
-    kept = [memory(job(gpus=8, gbs=8, shape=s), Layout(8, 1, 1, 1, recompute="none"), PLAIN) for s in (latent, plain)]
+    kept = [
+        memory(job(gpus=8, gbs=8, shape=s), Layout(8, 1, 1, 1, recompute="none"), PLAIN)
+        for s in (latent, plain)
+    ]
     latents = 4096 * (4 * (512 + 256) + 2 * 64)
     assert kept[0].activations - kept[1].activations == pytest.approx(4 * latents)
 
 
 def test_node_limited_routing_sends_rows_to_fewer_nodes() -> None:
     limited = replace(EXPERTS, expert_groups=8, top_groups=4)
-    of = {name: replace(job(gpus=64, gbs=64, shape=shape)) for name, shape in (("any", EXPERTS), ("some", limited))}
+    of = {
+        name: replace(job(gpus=64, gbs=64, shape=shape))
+        for name, shape in (("any", EXPERTS), ("some", limited))
+    }
 
     def exchange(name: str, ep: int) -> float:
         return LayerTimes(of[name], EvenTimes()).at(LayerKey(1, 1, ep=ep)).reduces
 
-    # On 8 nodes of 8 GPUs a row needs 4 of them instead of 8 · (1 - (7/8)^8), one of which may be its own.
+    # On 8 nodes of 8 GPUs a row needs 4 of them instead of 8 · (1 - (7/8)^8), one of which may be
+    # its own.
     ratio = exchange("some", 64) / exchange("any", 64)
     assert ratio == pytest.approx(4 / (8 * (1 - (7 / 8) ** 8)), rel=0.02)
     assert exchange("some", 8) < exchange("any", 8)

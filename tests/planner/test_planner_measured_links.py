@@ -47,7 +47,11 @@ def test_the_rate_between_nodes_is_the_best_bus_bandwidth() -> None:
 
 
 def test_what_says_nothing_changes_nothing() -> None:
-    others = [(Collective("all_gather", 2**20, 8), 10.0), (Gemm(64, 64, 64), 5.0), (all_reduce(2**20), 50.0)]
+    others = [
+        (Collective("all_gather", 2**20, 8), 10.0),
+        (Gemm(64, 64, 64), 5.0),
+        (all_reduce(2**20), 50.0),
+    ]
     assert with_measured_links(WHERE, others, "x") is WHERE
 
 
@@ -57,12 +61,25 @@ def test_a_plan_takes_the_links_of_its_profile(tmp_path: Path) -> None:
     profile.save(file)
     app = typer.Typer()
     app.command()(plan)
-    words = ["--profile", str(file), "--model", "bloom-176b", "--gpus", "64", "--gbs", "64", "--json", "--check"]
+    words = [
+        "--profile",
+        str(file),
+        "--model",
+        "bloom-176b",
+        "--gpus",
+        "64",
+        "--gbs",
+        "64",
+        "--json",
+        "--check",
+    ]
     words += ["--tp", "8", "--pp", "8", "--gpu", profile.device.name]
     done = CliRunner().invoke(app, words)
     topology = json.loads(done.output)["job"]["topology"]
     work = all_reduce(2**28, gpus=16, nodes=2)
-    assert topology["node_gb_per_s"] == pytest.approx(work.bus_bytes / COLLECTIVES[_key(work)] / 1e3)
+    assert topology["node_gb_per_s"] == pytest.approx(
+        work.bus_bytes / COLLECTIVES[_key(work)] / 1e3
+    )
     # Of 8 GPUs one size was measured, which is no curve; of 2 there are two.
     assert f"all-reduce over 2 GPUs of a node and between nodes from {file}" in topology["source"]
 

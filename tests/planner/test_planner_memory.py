@@ -23,7 +23,9 @@ from quantbench.workload import TransformerShape
 from tools.planner_documents import read_documents
 
 ROWS = read_documents(Path(__file__).parents[1] / "data" / "bloom_tables.csv")
-SMALL = TransformerShape(hidden=1024, heads=16, layers=4, vocab=51200, seq=512, attention="unfused", dropout=True)
+SMALL = TransformerShape(
+    hidden=1024, heads=16, layers=4, vocab=51200, seq=512, attention="unfused", dropout=True
+)
 
 
 def test_parameters_of_a_stage() -> None:
@@ -35,12 +37,16 @@ def test_parameters_of_a_stage() -> None:
     assert stage_parameters(of, Layout(8, 1, 1, 1), whole) == (4 * each + embedding, 0)
     untied = job(gpus=8, gbs=8, shape=replace(SMALL, tied=False))
     assert stage_parameters(untied, Layout(8, 1, 1, 1), whole) == (4 * each + 2 * embedding, 0)
-    assert stage_parameters(of, Layout(4, 1, 2, 1), StageKind(2, 1, first=True)) == (2 * each + embedding, 0)
+    assert stage_parameters(of, Layout(4, 1, 2, 1), StageKind(2, 1, first=True)) == (
+        2 * each + embedding,
+        0,
+    )
     assert stage_parameters(of, Layout(2, 1, 4, 1), StageKind(1, 2)) == (each, 0)
 
 
 @pytest.mark.parametrize(
-    ("zero", "weights", "gradients", "states"), [(0, 2, 2, 16), (1, 2, 2, 2), (2, 2, 0.25, 2), (3, 0.25, 0.25, 2)]
+    ("zero", "weights", "gradients", "states"),
+    [(0, 2, 2, 16), (1, 2, 2, 2), (2, 2, 0.25, 2), (3, 0.25, 0.25, 2)],
 )
 def test_zero_shards_states_then_gradients_then_weights(
     zero: int, weights: float, gradients: float, states: float
@@ -48,10 +54,16 @@ def test_zero_shards_states_then_gradients_then_weights(
     of = job(gpus=8, gbs=8, shape=SMALL)
     count, _ = stage_parameters(of, Layout(8, 1, 1, 1), StageKind(4, 1, first=True, last=True))
     found = memory(of, Layout(8, 1, 1, 1, zero=zero), PLAIN)
-    assert (found.weights, found.gradients, found.optimizer) == (weights * count, gradients * count, states * count)
+    assert (found.weights, found.gradients, found.optimizer) == (
+        weights * count,
+        gradients * count,
+        states * count,
+    )
 
 
-@pytest.mark.parametrize(("optimizer", "states"), [("adam", 20), ("fused_adam", 16), ("adam_8bit", 10)])
+@pytest.mark.parametrize(
+    ("optimizer", "states"), [("adam", 20), ("fused_adam", 16), ("adam_8bit", 10)]
+)
 def test_optimizers(optimizer: str, states: int) -> None:
     of = job(gpus=1, gbs=8, shape=SMALL, optimizer=optimizer)
     found = memory(of, Layout(1, 1, 1, 1, zero=0), PLAIN)
@@ -59,17 +71,22 @@ def test_optimizers(optimizer: str, states: int) -> None:
 
 
 def test_activations_of_a_gpt_layer_as_published() -> None:
-    # Korthikanti et al., equations 1 and 2: s·b·h·(34 + 5·a·s/h) alone, s·b·h·(10 + 24/t + 5·a·s/(h·t)) over t GPUs.
+    # Korthikanti et al., equations 1 and 2: s·b·h·(34 + 5·a·s/h) alone, s·b·h·(10 + 24/t +
+    # 5·a·s/(h·t)) over t GPUs.
     s, b, h, a, layers = 512, 2, 1024, 16, 4
     alone = memory(job(gpus=1, gbs=8, shape=SMALL), Layout(1, 1, 1, b, recompute="none"), PLAIN)
     assert alone.activations == layers * s * b * h * (34 + 5 * a * s / h)
     four = memory(job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b, recompute="none"), PLAIN)
     assert four.activations == layers * s * b * h * (10 + 24 / 4 + 5 * a * s / (h * 4))
     parallel = memory(
-        job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b, recompute="none", sequence_parallel=True), PLAIN
+        job(gpus=4, gbs=8, shape=SMALL),
+        Layout(1, 4, 1, b, recompute="none", sequence_parallel=True),
+        PLAIN,
     )
     assert parallel.activations == layers * s * b * h * (34 + 5 * a * s / h) / 4
-    selective = memory(job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b, recompute="selective"), PLAIN)
+    selective = memory(
+        job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b, recompute="selective"), PLAIN
+    )
     assert selective.activations == layers * s * b * h * (10 + 24 / 4)
     full = memory(job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b), PLAIN)
     assert full.activations == layers * s * b * h * 2
@@ -115,7 +132,13 @@ def test_every_row_that_ran_out_of_memory_is_predicted_to() -> None:
 def test_memory_of_the_tables() -> None:
     errors = []
     for row in ROWS:
-        usable = row.mem_gb is not None and row.tp and row.pp and row.status == "ok" and row.duplicate_of_line is None
+        usable = (
+            row.mem_gb is not None
+            and row.tp
+            and row.pp
+            and row.status == "ok"
+            and row.duplicate_of_line is None
+        )
         if not usable or row.gbs is None or row.source_error.startswith("Mem"):
             continue
         case = case_of(row)

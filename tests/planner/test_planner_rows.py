@@ -20,10 +20,27 @@ from quantbench.planner.fitting import fit_site as fit_planner_site
 from quantbench.planner.fitting import log_errors, observe, predicted_s
 from quantbench.planner.row_checks import check_rows
 from quantbench.planner.row_results import RowResult, misses, predict_rows, summarize
-from quantbench.planner.rows import Given, TableRow, case_of, known_of, layers_for, read_table, usual_heads
+from quantbench.planner.rows import (
+    Given,
+    TableRow,
+    case_of,
+    known_of,
+    layers_for,
+    read_table,
+    usual_heads,
+)
 from quantbench.workload.presets import preset
 from tools.planner_documents import document_of, read_documents
-from tools.planner_fit import LAST_DAY, SITE, SITE_FACTORS, documents, fit_site, left_out, published, rest_of
+from tools.planner_fit import (
+    LAST_DAY,
+    SITE,
+    SITE_FACTORS,
+    documents,
+    fit_site,
+    left_out,
+    published,
+    rest_of,
+)
 
 DATA = Path(__file__).parents[1] / "data"
 TABLE, PUBLISHED = DATA / "bloom_tables.csv", DATA / "published_layouts.csv"
@@ -49,14 +66,22 @@ def a100(results: list[RowResult]) -> list[RowResult]:
 def test_reading_keeps_every_row_as_typed() -> None:
     assert len(ROWS) == 164
     row = next(row for row in read_table(TABLE) if row.line == 319)
-    assert (row.dp, row.gpus, row.mem_gb, row.sec_per_it, row.tflops) == (8, 320, None, 147.04, 135.92)
+    assert (row.dp, row.gpus, row.mem_gb, row.sec_per_it, row.tflops) == (
+        8,
+        320,
+        None,
+        147.04,
+        135.92,
+    )
     assert BY_LINE["003", 466].status == "oom"
 
 
 def test_cells_that_are_no_numbers_are_refused_with_their_place(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("row_id,tp,pp\n1,eight,2\n")
-    with pytest.raises(InputError, match=r"plan: t\.csv, line 2, column tp = 'eight'; expected a number"):
+    with pytest.raises(
+        InputError, match=r"plan: t\.csv, line 2, column tp = 'eight'; expected a number"
+    ):
         read_table(file)
     file.write_text("row_id,tp,sec_per_it\n1,8,-3\n")
     with pytest.raises(InputError, match="column sec_per_it = '-3'; expected a number above 0"):
@@ -72,7 +97,13 @@ def test_cells_that_are_no_numbers_are_refused_with_their_place(tmp_path: Path) 
 def test_empty_cells_are_filled_from_the_document() -> None:
     case = case_of(BY_LINE["003", 149])
     shape = case.job.shape
-    assert (shape.hidden, shape.heads, shape.layers, shape.vocab, shape.seq) == (14400, 96, 78, 250880, 2048)
+    assert (shape.hidden, shape.heads, shape.layers, shape.vocab, shape.seq) == (
+        14400,
+        96,
+        78,
+        250880,
+        2048,
+    )
     assert case.job.cluster.name == "jean-zay-a100"
     names = {a.name: a.why for a in case.assumed}
     assert "from the size" in names["layers"]
@@ -96,14 +127,26 @@ def test_sections_of_the_v100_document_differ() -> None:
 def test_rows_of_nobodys_document_are_filled_from_options_and_custom() -> None:
     row = TableRow("1", gpu="A100-80GB", gpus=64, nodes=16, size_b=13.0, tp=4, pp=2, gbs=512)
     case = case_of(row)
-    assert (case.layout.dp, case.layout.mbs, case.layout.zero, case.layout.recompute) == (8, 1, 1, "full")
+    assert (case.layout.dp, case.layout.mbs, case.layout.zero, case.layout.recompute) == (
+        8,
+        1,
+        1,
+        "full",
+    )
     assert case.job.cluster.name == "dgx-a100"
     assert case.job.cluster.gpus_per_node == 4  # 64 GPUs on 16 nodes
     shape = case.job.shape
     assert abs(12 * shape.layers * shape.hidden**2 / 13e9 - 1) < 0.1
-    given = Given(cells={"hidden": 5120, "layers": 40, "seq": 4096, "zero": 0}, cluster="jean-zay-a100")
+    given = Given(
+        cells={"hidden": 5120, "layers": 40, "seq": 4096, "zero": 0}, cluster="jean-zay-a100"
+    )
     other = case_of(row, given)
-    assert (other.job.shape.hidden, other.job.shape.layers, other.job.shape.seq, other.layout.zero) == (
+    assert (
+        other.job.shape.hidden,
+        other.job.shape.layers,
+        other.job.shape.seq,
+        other.layout.zero,
+    ) == (
         5120,
         40,
         4096,
@@ -131,9 +174,23 @@ def test_what_nobody_knows_is_asked_for(changes: dict[str, object], text: str) -
 
 
 def test_sizes_of_zero_say_that_there_is_no_such_part() -> None:
-    row = TableRow("7", gpu="A100-80GB", gpus=64, hidden=4096, heads=32, layers=32, vocab=50304, tp=4, pp=2, gbs=512)
+    row = TableRow(
+        "7",
+        gpu="A100-80GB",
+        gpus=64,
+        hidden=4096,
+        heads=32,
+        layers=32,
+        vocab=50304,
+        tp=4,
+        pp=2,
+        gbs=512,
+    )
     zeros = replace(row, interleave=0, ep=0, kv_heads=0, head_dim=0, ffn=0, experts=0)
-    assert (case_of(zeros).layout, case_of(zeros).job.shape) == (case_of(row).layout, case_of(row).job.shape)
+    assert (case_of(zeros).layout, case_of(zeros).job.shape) == (
+        case_of(row).layout,
+        case_of(row).job.shape,
+    )
     assert case_of(replace(row, tied=False)).job.shape.tied is False
 
 
@@ -172,12 +229,18 @@ def test_published_runs_of_other_sites() -> None:
     rows = read_documents(PUBLISHED)
     found = predict_rows(rows, TIMES, shipped())
     assert [r.problem for r in found if r.prediction is None] == []
-    # Megatron-LM of 2022, 22 B to 1 T parameters, full and selective recomputation, interleaved or not.
+    # Megatron-LM of 2022, 22 B to 1 T parameters, full and selective recomputation, interleaved or
+    # not.
     megatron = summarize([r for r in found if r.row.section.startswith("Megatron-LM")])
     assert (megatron.rows, megatron.mape <= 5.0, megatron.spearman >= 0.85) == (8, True, True)
     # Other software and other GPUs.
     every = summarize(found)
-    assert (every.rows, every.mape <= 8.0, abs(every.bias) <= 4.0, every.spearman >= 0.95) == (47, True, True, True)
+    assert (every.rows, every.mape <= 8.0, abs(every.bias) <= 4.0, every.spearman >= 0.95) == (
+        47,
+        True,
+        True,
+        True,
+    )
 
 
 def test_columns_of_ones_own(tmp_path: Path) -> None:
@@ -190,7 +253,11 @@ def test_columns_of_ones_own(tmp_path: Path) -> None:
     shape, layout = case.job.shape, case.layout
     assert (shape.kv_heads, shape.ffn, shape.gated, shape.attention) == (8, 28672, True, "flash")
     assert (layout.recompute, layout.interleave, layout.sequence_parallel) == ("selective", 5, True)
-    assert (case.job.shape.dropout, case.job.optimizer, case.job.cluster.name) == (False, "adam", "jean-zay-a100")
+    assert (case.job.shape.dropout, case.job.optimizer, case.job.cluster.name) == (
+        False,
+        "adam",
+        "jean-zay-a100",
+    )
     file.write_text(f"{columns}\n{cells.replace(',no,', ',perhaps,')}\n")
     with pytest.raises(InputError, match="column dropout = 'perhaps'; expected yes or no"):
         read_table(file)
@@ -225,7 +292,9 @@ def test_impossible_rows_are_not_predicted(results: list[RowResult]) -> None:
     ids=["tp over nodes", "ZeRO-3 with stages", "micro-batches in no groups", "a last micro-batch"],
 )
 def test_rules_of_one_framework_keep_no_row_from_being_predicted(changes: dict[str, int]) -> None:
-    row = TableRow("1", gpu="A100-80GB", gpus=64, layers=40, hidden=5120, tp=4, pp=2, mbs=3, gbs=480)
+    row = TableRow(
+        "1", gpu="A100-80GB", gpus=64, layers=40, hidden=5120, tp=4, pp=2, mbs=3, gbs=480
+    )
     plain, other = predict_rows([row, replace(row, **changes)], TIMES, shipped())  # type: ignore[arg-type]
     assert plain.prediction is not None
     assert other.prediction is not None
@@ -236,12 +305,16 @@ def test_a_micro_batch_that_nobody_tells_is_the_fastest_that_fits() -> None:
     row = TableRow("1", gpu="A100-80GB", gpus=64, layers=40, hidden=5120, tp=4, pp=2, gbs=512)
     (tuned,) = predict_rows([row], TIMES, shipped())
     each = predict_rows([replace(row, mbs=2**power) for power in range(7)], TIMES, shipped())
-    fitting = [r.prediction.sec_per_it for r in each if r.prediction is not None and r.prediction.fits]
+    fitting = [
+        r.prediction.sec_per_it for r in each if r.prediction is not None and r.prediction.fits
+    ]
     assert tuned.prediction is not None
     assert tuned.prediction.sec_per_it == min(fitting)
     assert tuned.case is not None
     assert tuned.case.layout.mbs > 1
-    assert [a.why for a in tuned.case.assumed if a.name == "mbs"] == ["not stated: the fastest that fits"]
+    assert [a.why for a in tuned.case.assumed if a.name == "mbs"] == [
+        "not stated: the fastest that fits"
+    ]
     # Where none fits the smallest is shown, and that it does not fit.
     (large,) = predict_rows([replace(row, layers=400)], TIMES, shipped())
     assert large.prediction is not None
@@ -250,19 +323,32 @@ def test_a_micro_batch_that_nobody_tells_is_the_fastest_that_fits() -> None:
 
 def test_rows_as_json(results: list[RowResult]) -> None:
     data = next(r for r in results if r.row.line == 474).to_json()
-    assert {"sec_per_it", "hardware_tflops", "mem_gb", "error_pct", "assumed", "measured", "problem"} <= data.keys()
+    assert {
+        "sec_per_it",
+        "hardware_tflops",
+        "mem_gb",
+        "error_pct",
+        "assumed",
+        "measured",
+        "problem",
+    } <= data.keys()
     assert data["sec_per_it_low"] <= data["sec_per_it"] <= data["sec_per_it_high"]
     assert abs(data["error_pct"]) < 8
     old = next(r for r in results if r.row.line == 147)
     assert old.hardware_tflops is not None
     assert old.row.tflops is not None
-    assert old.hardware_tflops == pytest.approx(old.row.tflops, rel=0.08)  # by the row's own calculator
+    assert old.hardware_tflops == pytest.approx(
+        old.row.tflops, rel=0.08
+    )  # by the row's own calculator
 
 
 def test_exactly_the_rows_with_noted_mistakes_are_found() -> None:
     found = check_rows(AS_TYPED, TIMES, shipped())
     assert {f.row.row_id for f in found} == {row.row_id for row in ROWS if row.source_error}
-    kinds = {line: {f.kind for f in found if f.row.line == line} for line in (305, 319, 340, 447, 475, 483)}
+    kinds = {
+        line: {f.kind for f in found if f.row.line == line}
+        for line in (305, 319, 340, 447, 475, 483)
+    }
     assert kinds == {305: {"typed"}, 319: {"impossible"}, 340: {"typed"}, 447: {"outlier"}, 475: {"typed"},
                      483: {"impossible"}}  # fmt: skip
 
@@ -296,8 +382,8 @@ def test_the_shipped_site_is_that_of_the_script() -> None:
     own = observe([(case, row.sec_per_it or 0.0, SITE) for row, case in cases], TIMES)
     again, site = fit_site(cases, own, TIMES, DATA), shipped().sites[SITE]
     for name in (*SITE_FACTORS, "base_gib", "activation_slack", "scatter"):
-        # A new fit of the products' models moves the overhead by some 4 % and the error on the rows by 0.01 points:
-        # refit when more than that has changed.
+        # A new fit of the products' models moves the overhead by some 4 % and the error on the rows
+        # by 0.01 points: refit when more than that has changed.
         assert getattr(again, name) == pytest.approx(getattr(site, name), rel=0.08), name
     fitted = {row.row_id: row for row in ROWS}
     assert all(fitted[i].date < LAST_DAY for i in site.provenance["rows_fitted"])
@@ -305,8 +391,14 @@ def test_the_shipped_site_is_that_of_the_script() -> None:
 
 @pytest.mark.slow
 def test_a_table_left_out_is_predicted_from_its_relatives() -> None:
-    """Two tables of eager FSDP: each is predicted better with factors fitted to the other than with none."""
-    runs = [one for one in published(DATA, TIMES, shipped()) if one.table in ("MPT A100-80GB", "MPT A100-40GB")]
+    """Two tables of eager FSDP: each is predicted better with factors fitted to the other than with
+    none.
+    """
+    runs = [
+        one
+        for one in published(DATA, TIMES, shipped())
+        if one.table in ("MPT A100-80GB", "MPT A100-40GB")
+    ]
     errors = left_out(runs, rest_of(shipped()), lambda one: one.table)
     bare = [log_errors([one], Calibration(1.0, 0.0, 1.0, 3.0, 0.1))[0] for one in runs]
     assert abs(errors).mean() < 0.1 < abs(np.array(bare)).mean()
@@ -314,7 +406,12 @@ def test_a_table_left_out_is_predicted_from_its_relatives() -> None:
 
 def test_a_site_with_known_factors_is_found_again_from_thirty_rows() -> None:
     """Times made with factors that the prior does not have; half of the rows are kept aside."""
-    true = replace(shipped().of_stack("", "a100"), elementwise_factor=1.2, tensor_factor=2.0, compute_factor=1.15)
+    true = replace(
+        shipped().of_stack("", "a100"),
+        elementwise_factor=1.2,
+        tensor_factor=2.0,
+        compute_factor=1.15,
+    )
     rows = [
         TableRow(str(n), gpu="A100-80GB", gpus=64, layers=32, hidden=4096 + 1024 * (n % 3), heads=32, tp=2 ** (n % 4),
                  pp=1 + n % 2, mbs=1 + n % 3, gbs=64 * 6, recompute=("none", "full")[n % 2])
@@ -335,14 +432,20 @@ def test_a_site_with_known_factors_is_found_again_from_thirty_rows() -> None:
 def test_calibrations_survive_a_round_trip_and_refuse_others(tmp_path: Path) -> None:
     stored = json.loads(json.dumps(shipped().to_json()))
     assert Calibrations.from_json(stored) == shipped()
-    assert stored == json.loads((files("quantbench.planner") / "planner.json").read_text(encoding="utf-8"))
-    with pytest.raises(InputError, match=r"planner\.json: .*; expected quantbench-planner version 5"):
+    assert stored == json.loads(
+        (files("quantbench.planner") / "planner.json").read_text(encoding="utf-8")
+    )
+    with pytest.raises(
+        InputError, match=r"planner\.json: .*; expected quantbench-planner version 5"
+    ):
         Calibrations.from_json({"format": "other"})
     data = shipped().to_json()
     data["stacks"]["nemo"]["h100"]["surplus"] = 1
     with pytest.raises(InputError, match="surplus"):
         Calibrations.from_json(data)
-    with pytest.raises(InputError, match=r"tensor_factor = 12; expected a number from 0\.05 to 10\.0"):
+    with pytest.raises(
+        InputError, match=r"tensor_factor = 12; expected a number from 0\.05 to 10\.0"
+    ):
         Calibration(12, 0, 0.5, 1.0, 0.1)
     file, site = tmp_path / "site.json", shipped().sites[SITE]
     file.write_text(json.dumps(site_json(site)))
@@ -367,8 +470,17 @@ def test_columns_about_the_software_and_the_network(tmp_path: Path) -> None:
     columns = "gpu,gpus,tp,pp,cp,mbs,gbs,nhidden,nheads,nlayers,head_dim,tied,dtype,stack,network,dp_overlap,ep"
     file.write_text(f"{columns}\nH100,64,2,2,4,1,64,4096,32,30,256,no,bf16,torchtitan,800,0.5,1\n")
     case = case_of(read_table(file)[0])
-    assert (case.layout.cp, case.layout.dp, case.job.stack, case.job.dp_overlap) == (4, 4, "torchtitan", 0.5)
-    assert (case.job.cluster.node_gb_per_s, case.job.shape.head_dim, case.job.shape.tied) == (100.0, 256, False)
+    assert (case.layout.cp, case.layout.dp, case.job.stack, case.job.dp_overlap) == (
+        4,
+        4,
+        "torchtitan",
+        0.5,
+    )
+    assert (case.job.cluster.node_gb_per_s, case.job.shape.head_dim, case.job.shape.tied) == (
+        100.0,
+        256,
+        False,
+    )
     file.write_text(f"{columns}\nH100,64,2,2,4,1,64,4096,32,30,256,no,bf16,torchtitan,800,0.5,8\n")
     case = case_of(read_table(file)[0])
     assert [v.constraint.name for v in strict_violations(case.job, case.layout)] == ["experts"]
@@ -402,7 +514,9 @@ def test_columns_of_latent_attention_have_the_names_of_a_config(tmp_path: Path) 
 
 
 def test_layers_that_do_not_divide_ran_in_uneven_stages() -> None:
-    row = TableRow("1", gpu="A100-80GB", gpus=96, layers=79, hidden=8192, tp=8, pp=12, mbs=1, gbs=96)
+    row = TableRow(
+        "1", gpu="A100-80GB", gpus=96, layers=79, hidden=8192, tp=8, pp=12, mbs=1, gbs=96
+    )
     assert case_of(row).layout.partition == "uneven"
     (found,) = predict_rows([row], TIMES, shipped())
     assert found.prediction is not None
@@ -410,7 +524,8 @@ def test_layers_that_do_not_divide_ran_in_uneven_stages() -> None:
 
 TWO_MODELS = (
     "gpu,gpus,size_b,nlayers,nhidden,nheads,kv_heads,head_dim,ffn,gated,tied,seq_len,vocab,tp,pp,mbs,gbs\n"
-    # Llama 3 8B, Gemma 7B: grouped heads, gated MLPs, heads wider than their share of hidden, tied embeddings.
+    # Llama 3 8B, Gemma 7B: grouped heads, gated MLPs, heads wider than their share of hidden, tied
+    # embeddings.
     "H100,8,8.03,32,4096,32,8,,14336,yes,no,8192,128256,1,1,1,64\n"
     "H100,8,8.54,28,3072,16,16,256,24576,yes,yes,8192,256000,1,1,1,64\n"
 )
@@ -437,7 +552,9 @@ def test_right_rows_of_other_models_are_not_called_wrong(tmp_path: Path) -> None
         ("8.54", "7", 2),
     ],
 )
-def test_a_size_that_does_not_fit_its_shape_is_found(tmp_path: Path, right: str, wrong: str, row: int) -> None:
+def test_a_size_that_does_not_fit_its_shape_is_found(
+    tmp_path: Path, right: str, wrong: str, row: int
+) -> None:
     file = tmp_path / "two.csv"
     file.write_text(TWO_MODELS.replace(right, wrong))
     (found,) = findings(file)
@@ -453,15 +570,22 @@ def test_the_documents_of_2022_run_as_they_did() -> None:
     shape = case.job.shape
     assert (shape.attention, shape.dropout, shape.softmax) == ("unfused", True, "megatron")
     # The document says it, an option does not change it.
-    assert case_of(BY_LINE["003", 474], Given(cells={"attention": "flash"})).job.shape.attention == "unfused"
+    assert (
+        case_of(BY_LINE["003", 474], Given(cells={"attention": "flash"})).job.shape.attention
+        == "unfused"
+    )
 
 
 def test_rows_of_nobody_knows_where_run_as_is_usual_today(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
-    file.write_text("gpu,gpus,tp,pp,mbs,gbs,nhidden,nlayers,nheads\nA100-80GB,64,8,8,1,64,12288,96,96\n")
+    file.write_text(
+        "gpu,gpus,tp,pp,mbs,gbs,nhidden,nlayers,nheads\nA100-80GB,64,8,8,1,64,12288,96,96\n"
+    )
     (row,) = read_table(file)
     case = case_of(row)
     assert (case.job.shape.attention, case.job.shape.dropout) == ("flash", False)
     assert {("attention", "flash"), ("dropout", False)} <= {(a.name, a.value) for a in case.assumed}
-    typed = case_of(row, Given(cells={"attention": "unfused", "dropout": True, "softmax": "torch"})).job.shape
+    typed = case_of(
+        row, Given(cells={"attention": "unfused", "dropout": True, "softmax": "torch"})
+    ).job.shape
     assert (typed.attention, typed.dropout, typed.softmax) == ("unfused", True, "torch")

@@ -54,7 +54,9 @@ def test_a_line_across_a_cliff_is_as_wrong_as_arithmetic_says() -> None:
     # One wave up to m = 384 (3 × 32 tiles of 108), two from 385 on: 69 and 133 µs.
     site = site_of(np.array([256, 384, 385, 512]), np.array([256, 512]))
     assert site.expected_us.tolist() == [69.0, 69.0, 133.0, 133.0]
-    assert site.errors().tolist() == pytest.approx([0.0, 101 / 69 - 1, (69 + 64 * 129 / 256) / 133 - 1, 0.0])
+    assert site.errors().tolist() == pytest.approx(
+        [0.0, 101 / 69 - 1, (69 + 64 * 129 / 256) / 133 - 1, 0.0]
+    )
 
 
 def test_both_sides_of_the_cliff_are_the_fewest_rows() -> None:
@@ -122,7 +124,11 @@ def stair_rows() -> list[tuple[int, int, int, float]]:
     """A made table of cliffs: powers of two, and one past the edges between them."""
     m = np.unique(np.concatenate([POWERS, 128 * np.arange(1, 33), 128 * np.arange(1, 33) + 1]))
     sites = [(n, k) for n in (1024, 2048, 4096, 12288) for k in (1024, 4096)]
-    return [(x, n, k, us) for n, k in sites for x, us in zip(m.tolist(), staircase_us(m, n, k).tolist(), strict=True)]
+    return [
+        (x, n, k, us)
+        for n, k in sites
+        for x, us in zip(m.tolist(), staircase_us(m, n, k).tolist(), strict=True)
+    ]
 
 
 def stair_profile(rows: list[tuple[int, int, int, float]]) -> Profile:
@@ -145,10 +151,14 @@ def stairs_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_command_finds_the_cliffs_and_writes_rows_that_sweep_reads(stairs_file: Path) -> None:
     extra = stairs_file.with_name("new") / "extra.csv"
     words = ["blindspots", str(stairs_file)]
-    done = CliRunner().invoke(command, [*words, "--shapes", str(extra), "--json"], catch_exceptions=False)
+    done = CliRunner().invoke(
+        command, [*words, "--shapes", str(extra), "--json"], catch_exceptions=False
+    )
     found = json.loads(done.stdout[done.stdout.index("{") :])
     assert found["after"]["max"] <= 0.05 < found["before"]["max"]
-    assert found["spots"][0]["error"] == pytest.approx(max((s["error"] for s in found["spots"]), key=abs))
+    assert found["spots"][0]["error"] == pytest.approx(
+        max((s["error"] for s in found["spots"]), key=abs)
+    )
     listed = {(row["m"], row["n"], row["k"]) for row in found["add"]}
     assert {(m, n, k) for m, n, k, _ in read_shapes(extra)} == listed
     assert {(384, 4096, 4096), (385, 4096, 4096)} <= listed
@@ -159,10 +169,16 @@ def test_the_command_finds_the_cliffs_and_writes_rows_that_sweep_reads(stairs_fi
 
 def test_a_profile_without_products_is_one_clear_line(tmp_path: Path) -> None:
     known_profile({}).save(tmp_path / "empty.json")
-    with pytest.raises(InputError, match=r"no \(n, k\) with two sizes of m; expected measured products"):
-        CliRunner().invoke(command, ["blindspots", str(tmp_path / "empty.json")], catch_exceptions=False)
+    with pytest.raises(
+        InputError, match=r"no \(n, k\) with two sizes of m; expected measured products"
+    ):
+        CliRunner().invoke(
+            command, ["blindspots", str(tmp_path / "empty.json")], catch_exceptions=False
+        )
     with pytest.raises(StoreError):
-        CliRunner().invoke(command, ["blindspots", str(tmp_path / "absent")], catch_exceptions=False)
+        CliRunner().invoke(
+            command, ["blindspots", str(tmp_path / "absent")], catch_exceptions=False
+        )
 
 
 def test_a_profile_s_own_model_is_asked_where_it_has_one() -> None:

@@ -10,7 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from known_profile import ATTENTIONS, COLLECTIVES, GEMMS, gemm_row, known_profile, known_tables, table
+from known_profile import (
+    ATTENTIONS,
+    COLLECTIVES,
+    GEMMS,
+    gemm_row,
+    known_profile,
+    known_tables,
+    table,
+)
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.importers import aiconfigurator as importer
@@ -19,7 +27,9 @@ from quantbench.profile.exporters.modelled import AT_CLIFF
 from quantbench.profile.exporters.options import ExportOptions
 
 pytest.importorskip("yaml", reason="needs PyYAML, which comes with quantbench[tables]")
-pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, which comes with quantbench[tables]")
+pq = pytest.importorskip(
+    "pyarrow.parquet", reason="needs pyarrow, which comes with quantbench[tables]"
+)
 
 # In a process of its own: the engine is native code, and what it leaves behind stays there.
 _LOAD = """
@@ -79,7 +89,9 @@ def test_the_package_gives_every_measured_figure_back(tmp_path: Path) -> None:
     shapes = list(GEMMS)
     found = load(tmp_path, "a100_sxm", shapes)
     read = {tuple(row[:3]): row[3] for row in found["products"]}
-    assert {shape: read[shape] for shape in shapes} == {shape: us / 1e3 for shape, us in GEMMS.items()}
+    assert {shape: read[shape] for shape in shapes} == {
+        shape: us / 1e3 for shape, us in GEMMS.items()
+    }
     # Its engine floors times at the roofline; none of these is below it.
     assert found["engine"] == pytest.approx([us / 1e3 for us in GEMMS.values()], rel=1e-12)
 
@@ -87,7 +99,8 @@ def test_the_package_gives_every_measured_figure_back(tmp_path: Path) -> None:
 def test_attention_is_read_back_by_its_sizes(tmp_path: Path) -> None:
     export_profile(known_profile(), "aiconfigurator", tmp_path)
     found = load(tmp_path, "a100_sxm", [])
-    # Its keys: kv heads (0 for as many as heads), head_dim, window, heads, then isl, batch or batch, cached + 1.
+    # Its keys: kv heads (0 for as many as heads), head_dim, window, heads, then isl, batch or
+    # batch, cached + 1.
     context = {tuple(row[:-1]): row[-1] for row in found["context"]}
     generation = {tuple(row[:-1]): row[-1] for row in found["generation"]}
     for (batch, heads, kv_heads, seq_q, seq_k, head_dim, causal), us in ATTENTIONS.items():
@@ -122,7 +135,8 @@ def test_both_sides_of_every_known_cliff_are_rows(tmp_path: Path) -> None:
     sources = dict(zip(shapes, columns["kernel_source"], strict=True))
     assert rows[128, 4096, 4096] == 36.9375 / 1e3
     assert rows[129, 4096, 4096] == 63.3 / 1e3
-    # The cliff of many curves stands at each (n, k) whose rows reach past it, between what was measured.
+    # The cliff of many curves stands at each (n, k) whose rows reach past it, between what was
+    # measured.
     assert sources[1024, 4096, 4096] == sources[1025, 4096, 4096] == AT_CLIFF
     for m in (1024, 1025):
         assert rows[256, 4096, 4096] < rows[m, 4096, 4096] < rows[2048, 4096, 4096]
@@ -142,7 +156,8 @@ def test_without_measured_products_the_model_fills_the_table(tmp_path: Path) -> 
     columns = gemm_table(tmp_path)
     assert set(columns["kernel_source"]) == {"quantbench_model"}
     assert any("modelled" in note for note in made.notes)
-    # At one site: the grid, and rows so near the model's edges that straight lines stay within the bound.
+    # At one site: the grid, and rows so near the model's edges that straight lines stay within the
+    # bound.
     from quantbench.latency.gemm.model import GemmModel
 
     n = k = 4096
@@ -164,7 +179,9 @@ def test_without_measured_products_the_model_fills_the_table(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_sites")
 def test_the_model_s_table_is_loaded_too(tmp_path: Path) -> None:
-    export_profile(known_profile({}, "v100-sxm2-32gb"), "aiconfigurator", tmp_path, ExportOptions(dtype="fp16"))
+    export_profile(
+        known_profile({}, "v100-sxm2-32gb"), "aiconfigurator", tmp_path, ExportOptions(dtype="fp16")
+    )
     columns = gemm_table(tmp_path, "v100_sxm2_32gb")
     found = load(tmp_path, "v100_sxm2_32gb", [])
     assert len(found["products"]) == len(columns["m"])
@@ -176,22 +193,35 @@ def test_the_model_s_table_is_loaded_too(tmp_path: Path) -> None:
 def test_our_importer_reads_the_export_back(tmp_path: Path) -> None:
     export_profile(known_profile(), "aiconfigurator", tmp_path)
     tables, missing = importer.find_tables(
-        "a100_sxm", backend="vllm", version="quantbench", kinds=("gemm", "generation_attention", "nccl"), root=tmp_path
+        "a100_sxm",
+        backend="vllm",
+        version="quantbench",
+        kinds=("gemm", "generation_attention", "nccl"),
+        root=tmp_path,
     )
     assert missing == []
     gemms = {
-        (row.workload.m, row.workload.n, row.workload.k): row.latency_us for row in importer.read_rows(tables[0]).rows
+        (row.workload.m, row.workload.n, row.workload.k): row.latency_us
+        for row in importer.read_rows(tables[0]).rows
     }
     assert {shape: gemms[shape] for shape in GEMMS} == pytest.approx(GEMMS, rel=1e-15)
     decodes = [row.workload.seq_k for row in importer.read_rows(tables[1]).rows]
     assert sorted(decodes) == [2048, 2048, 4096]
     assert all(row.workload.seq_q == 1 for row in importer.read_rows(tables[1]).rows)
-    assert {row.workload.message_bytes for row in importer.read_rows(tables[2]).rows} == {2048, 4096, 2**28, 65536}
+    assert {row.workload.message_bytes for row in importer.read_rows(tables[2]).rows} == {
+        2048,
+        4096,
+        2**28,
+        65536,
+    }
 
 
 def test_one_provider_and_layout_is_taken_and_the_rest_counted(tmp_path: Path) -> None:
     rows = [gemm_row(*shape, us) for shape, us in GEMMS.items()]
-    rows += [gemm_row(64, 64, 64, 5.0, provider="triton.matmul"), gemm_row(64, 64, 64, 6.0, layout="tn")]
+    rows += [
+        gemm_row(64, 64, 64, 5.0, provider="triton.matmul"),
+        gemm_row(64, 64, 64, 6.0, layout="tn"),
+    ]
     rows += [gemm_row(64, 64, 64, 7.0, batch=8), gemm_row(64, 64, 64, 8.0, dtype="fp32")]
     profile = known_profile({**known_tables(), "gemm": table("gemm", rows)})
     made = export_profile(profile, "aiconfigurator", tmp_path / "a")
@@ -199,10 +229,13 @@ def test_one_provider_and_layout_is_taken_and_the_rest_counted(tmp_path: Path) -
     assert made.left_out["a product of another layout than nt"] == 1
     assert made.left_out["a batched product: no place for it there"] == 1
     assert made.left_out["fp32: no such matrix product there"] == 1
-    other = export_profile(profile, "aiconfigurator", tmp_path / "b", ExportOptions(provider="torch.matmul"))
+    other = export_profile(
+        profile, "aiconfigurator", tmp_path / "b", ExportOptions(provider="torch.matmul")
+    )
     assert other.rows == made.rows
     with pytest.raises(
-        InputError, match=r"--provider cublas: no row has this provider; expected one of nccl, torch.matmul, "
+        InputError,
+        match=r"--provider cublas: no row has this provider; expected one of nccl, torch.matmul, ",
     ):
         export_profile(profile, "aiconfigurator", tmp_path / "c", ExportOptions(provider="cublas"))
 
@@ -211,20 +244,31 @@ def test_the_same_profile_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("one", "two"):
         export_profile(known_profile(), "aiconfigurator", tmp_path / name)
     for path in sorted(p for p in (tmp_path / "one").rglob("*") if p.is_file()):
-        assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
+        assert (
+            path.read_bytes()
+            == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
+        )
 
 
 def test_wrong_names_are_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--backend = 'tensorrt'; expected one of vllm, sglang, trtllm"):
-        export_profile(known_profile(), "aiconfigurator", tmp_path, ExportOptions(backend="tensorrt"))
-    with pytest.raises(InputError, match=r"name '\.\./x'; expected a name without spaces and slashes"):
+    with pytest.raises(
+        InputError, match=r"--backend = 'tensorrt'; expected one of vllm, sglang, trtllm"
+    ):
+        export_profile(
+            known_profile(), "aiconfigurator", tmp_path, ExportOptions(backend="tensorrt")
+        )
+    with pytest.raises(
+        InputError, match=r"name '\.\./x'; expected a name without spaces and slashes"
+    ):
         ExportOptions(version="../x")
 
 
 def test_fp16_asks_for_its_name(tmp_path: Path) -> None:
     rows = [gemm_row(64, 64, 64, 5.0, dtype="fp16")]
     profile = known_profile({"gemm": table("gemm", rows)}, "v100-sxm2-32gb")
-    with pytest.raises(InputError, match=r"no such matrix product there \(--dtype fp16 writes it as its bfloat16\)"):
+    with pytest.raises(
+        InputError, match=r"no such matrix product there \(--dtype fp16 writes it as its bfloat16\)"
+    ):
         export_profile(profile, "aiconfigurator", tmp_path)
     assert not list(tmp_path.rglob("*.yaml"))
     export_profile(profile, "aiconfigurator", tmp_path, ExportOptions(dtype="fp16"))

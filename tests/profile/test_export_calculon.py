@@ -1,4 +1,6 @@
-"""The calculon export: its curves hold measured shares, in the form that calculon's own classes take."""
+"""The calculon export: its curves hold measured shares, in the form that calculon's own classes
+take.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from quantbench.profile.exporters import export_profile
 from quantbench.profile.exporters.rates import curve
 from quantbench.workload import Collective, Gemm
 
-# calculon is installed from source only; PyPI's package of this name is another project, without calculon.system.
+# calculon is installed from source only; PyPI's package of this name is another project, without
+# calculon.system.
 _HAS_CALCULON = find_spec("calculon") is not None and find_spec("calculon.system") is not None
 
 
@@ -47,7 +50,9 @@ def test_measured_products_are_given_back_by_size(tmp_path: Path) -> None:
     for shape, us in GEMMS.items():
         work = Gemm(*shape, layout="nt")
         if counted(work, us):
-            by_bin.setdefault(math.floor(math.log(work.flops / 1e9, 4)), []).append(work.flops / us / 1e6)
+            by_bin.setdefault(math.floor(math.log(work.flops / 1e9, 4)), []).append(
+                work.flops / us / 1e6
+            )
     for shape, us in GEMMS.items():
         work = Gemm(*shape, layout="nt")
         if counted(work, us):
@@ -58,7 +63,9 @@ def test_measured_products_are_given_back_by_size(tmp_path: Path) -> None:
 
 def test_the_form_is_the_documented_one(tmp_path: Path) -> None:
     system = written(tmp_path)
-    curves = [one["gflops_efficiency"] for part in ("matrix", "vector") for one in system[part].values()]
+    curves = [
+        one["gflops_efficiency"] for part in ("matrix", "vector") for one in system[part].values()
+    ]
     curves += [system[part]["MB_efficiency"] for part in ("mem1", "mem2")]
     for points in curves:
         sizes = [size for size, _ in points]
@@ -83,7 +90,9 @@ def test_ring_volumes_are_ours(tmp_path: Path) -> None:
         assert sent == Collective(op, size, 8).bus_bytes
 
 
-@pytest.mark.skipif(not _HAS_CALCULON, reason="needs calculon from source (github.com/calculon-ai/calculon)")
+@pytest.mark.skipif(
+    not _HAS_CALCULON, reason="needs calculon from source (github.com/calculon-ai/calculon)"
+)
 def test_calculon_itself_computes_with_it(tmp_path: Path) -> None:
     from calculon.system import System  # type: ignore[import-not-found]
 
@@ -98,19 +107,28 @@ def test_calculon_itself_computes_with_it(tmp_path: Path) -> None:
         looked_up(data["mem1"]["MB_efficiency"], 2**30 / 1e6) * 2039e9
     )
     bus_us = system.get_network(0).time("all_reduce", 2**28, 8) * 1e6
-    # Of the largest all-reduce the measured 2100 µs come back, but for the latency that is added to it.
+    # Of the largest all-reduce the measured 2100 µs come back, but for the latency that is added to
+    # it.
     assert bus_us == pytest.approx(2100.0 + 9.5, rel=1e-9)
 
 
 def test_short_products_have_an_efficiency_of_their_own(tmp_path: Path) -> None:
-    """A small product is launched in vain for most of its time: a curve of large ones would hide that."""
-    tables = {"gemm": table("gemm", [gemm_row(512, 512, 512, 6.0), gemm_row(8192, 8192, 8192, 4400.5)])}
+    """A small product is launched in vain for most of its time: a curve of large ones would hide
+    that.
+    """
+    tables = {
+        "gemm": table("gemm", [gemm_row(512, 512, 512, 6.0), gemm_row(8192, 8192, 8192, 4400.5)])
+    }
     export_profile(known_profile(tables), "calculon", tmp_path)
-    points = json.loads((tmp_path / "a100-sxm4-80gb.json").read_text())["matrix"]["bfloat16"]["gflops_efficiency"]
+    points = json.loads((tmp_path / "a100-sxm4-80gb.json").read_text())["matrix"]["bfloat16"][
+        "gflops_efficiency"
+    ]
     small = Gemm(512, 512, 512)
     assert looked_up(points, small.flops / 1e9) == pytest.approx(small.flops / 6.0 / 1e6 / 312)
     assert looked_up(points, 1e-6) == looked_up(points, small.flops / 1e9)
-    assert looked_up(points, 1e9) == pytest.approx(Gemm(8192, 8192, 8192).flops / 4400.5 / 1e6 / 312)
+    assert looked_up(points, 1e9) == pytest.approx(
+        Gemm(8192, 8192, 8192).flops / 4400.5 / 1e6 / 312
+    )
 
 
 def test_a_curve_descends_in_steps_and_ends_at_zero() -> None:
@@ -119,7 +137,9 @@ def test_a_curve_descends_in_steps_and_ends_at_zero() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(1e-3, 1e12), st.floats(1e-3, 2.0)), min_size=1))
-def test_sizes_descend_strictly_to_zero_with_shares_that_calculon_asserts(points: list[tuple[float, float]]) -> None:
+def test_sizes_descend_strictly_to_zero_with_shares_that_calculon_asserts(
+    points: list[tuple[float, float]],
+) -> None:
     found = curve(*np.array(points).T)
     assert all(a[0] > b[0] for a, b in pairwise(found))
     assert found[-1][0] == 0

@@ -27,7 +27,9 @@ from quantbench.workload import Gemm
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "exporting.md").read_text(encoding="utf-8")
 _BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.S | re.M)
-COMMANDS = [line for language, block in _BLOCKS if not language for line in block.splitlines() if line]
+COMMANDS = [
+    line for language, block in _BLOCKS if not language for line in block.splitlines() if line
+]
 SNIPPETS = [block for language, block in _BLOCKS if language == "python"]
 _NEEDS = {"aiconfigurator": ("yaml", "pyarrow"), "parquet": ("pyarrow",)}
 _MADE_RUN = "results/a100-sxm4-80gb/aic-0.12.0-gemm-sglang-0.5.10"
@@ -37,7 +39,10 @@ _MADE_RUN = "results/a100-sxm4-80gb/aic-0.12.0-gemm-sglang-0.5.10"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the page's commands run: with a profile that has rows off the powers of two, too."""
     rows = [gemm_row(*shape, us) for shape, us in GEMMS.items()]
-    rows += [gemm_row(m, 2048, 2048, 10.0 + m / 20) for m in (*(2**p for p in range(14)), *range(96, 4000, 96))]
+    rows += [
+        gemm_row(m, 2048, 2048, 10.0 + m / 20)
+        for m in (*(2**p for p in range(14)), *range(96, 4000, 96))
+    ]
     known_profile({**known_tables(), "gemm": table("gemm", rows)}).save(tmp_path / "profile.json")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -65,7 +70,9 @@ def test_each_command_of_the_page_runs(line: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_import_on_the_page_makes_the_run_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_import_on_the_page_makes_the_run_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if find_spec("aiconfigurator_core") is None:
         pytest.skip("needs quantbench[tables]")
     monkeypatch.chdir(tmp_path)
@@ -92,15 +99,22 @@ def test_the_page_s_figures_were_generated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "name"), [("aiconfigurator_core", "aiconfigurator"), ("llm_analysis", "llm-analysis")]
+    ("package", "name"),
+    [("aiconfigurator_core", "aiconfigurator"), ("llm_analysis", "llm-analysis")],
 )
 def test_the_page_s_python_runs(package: str, name: str, folder: Path) -> None:
     if find_spec(package) is None:
         pytest.skip(f"needs the package {package}")
     snippet = next(text for text in SNIPPETS if package in text)
-    target = next(w[w.index("-o") + 1] for w in map(shlex.split, COMMANDS) if f"--format {name}" in " ".join(w))
+    target = next(
+        w[w.index("-o") + 1]
+        for w in map(shlex.split, COMMANDS)
+        if f"--format {name}" in " ".join(w)
+    )
     invoke("export", "profile.json", "--format", name, "-o", target)
-    done = subprocess.run([sys.executable, "-c", snippet], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", snippet], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     last = done.stdout.strip().splitlines()[-1].split()
     assert all(float(word) > 0 for word in last)
@@ -127,7 +141,9 @@ def test_what_was_written_is_said_in_json(folder: Path) -> None:
 
 
 def test_people_are_told_what_is_left_out_and_what_is_modelled(folder: Path) -> None:
-    said = invoke("export", "profile.json", "--format", "vidur", "--model", "llama-3-8b", "-o", "out")
+    said = invoke(
+        "export", "profile.json", "--format", "vidur", "--model", "llama-3-8b", "-o", "out"
+    )
     assert "rows left out: a collective that Vidur has no file for" in said
     assert "are a pass over memory each, modelled" in said
     assert "use: " in said
@@ -136,7 +152,9 @@ def test_people_are_told_what_is_left_out_and_what_is_modelled(folder: Path) -> 
 @pytest.mark.slow
 def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
     times = {128: 36.9, 129: 63.3, 256: 65.5}
-    made = run([record(Gemm(m, 4096, 4096, layout="nt"), [us], {"m": m}) for m, us in times.items()])
+    made = run(
+        [record(Gemm(m, 4096, 4096, layout="nt"), [us], {"m": m}) for m, us in times.items()]
+    )
     where = write(tmp_path / "results", made)
     # The run's folder, or the device's with all of its runs.
     invoke("export", str(where.parent), "--format", "csv", "--no-fit", "-o", str(tmp_path / "out"))
@@ -147,39 +165,69 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--format", "astra-sim"], "--format = 'astra-sim'; expected one of aiconfigurator, vidur"),
-        (["--format", "vidur"], "no --model (a row is of one model there); expected one of llama-2-7b"),
+        (
+            ["--format", "astra-sim"],
+            "--format = 'astra-sim'; expected one of aiconfigurator, vidur",
+        ),
+        (
+            ["--format", "vidur"],
+            "no --model (a row is of one model there); expected one of llama-2-7b",
+        ),
         (
             ["--format", "vidur", "--model", "llama-3-8b", "--tp", "two"],
             "--tp: 'two'; expected integers from",
         ),
-        (["--format", "csv", "--provider", "cublas"], "--provider cublas: no row has this provider; expected one of"),
-        (["--format", "aiconfigurator", "--layout", "tt"], "--layout = 'tt'; expected one of nn, nt, tn"),
+        (
+            ["--format", "csv", "--provider", "cublas"],
+            "--provider cublas: no row has this provider; expected one of",
+        ),
+        (
+            ["--format", "aiconfigurator", "--layout", "tt"],
+            "--layout = 'tt'; expected one of nn, nt, tn",
+        ),
         (
             ["--format", "aiconfigurator", "--layout", "tn"],
             "--layout tn: no matrix product has this layout; expected one of nt",
         ),
-        (["--format", "csv", "--dtype", "bfloat16"], "--dtype = 'bfloat16'; expected one of fp16, bf16"),
+        (
+            ["--format", "csv", "--dtype", "bfloat16"],
+            "--dtype = 'bfloat16'; expected one of fp16, bf16",
+        ),
         (
             ["--format", "llm-analysis", "--dtype", "fp8"],
             "has no peak for fp8; expected another --dtype",
         ),
-        (["--format", "llm-analysis", "--dtype", "int8"], "products of int8, where llm-analysis means 16 bits"),
-        (["--format", "calculon", "--dtype", "int8"], "products of int8; expected --dtype fp16, bf16, fp32, fp8"),
+        (
+            ["--format", "llm-analysis", "--dtype", "int8"],
+            "products of int8, where llm-analysis means 16 bits",
+        ),
+        (
+            ["--format", "calculon", "--dtype", "int8"],
+            "products of int8; expected --dtype fp16, bf16, fp32, fp8",
+        ),
     ],
 )
 def test_wrong_use_is_one_clear_line(words: list[str], said: str, folder: Path) -> None:
     with pytest.raises(QuantbenchError) as caught:
-        CliRunner().invoke(command, ["export", "profile.json", *words, "-o", "out"], catch_exceptions=False)
+        CliRunner().invoke(
+            command, ["export", "profile.json", *words, "-o", "out"], catch_exceptions=False
+        )
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_profile_beside_a_run_is_refused(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"profile.json beside other paths; expected one profile, or folders of runs"):
-        CliRunner().invoke(command, ["export", "profile.json", "run", "--format", "csv"], catch_exceptions=False)
+    with pytest.raises(
+        InputError,
+        match=r"profile.json beside other paths; expected one profile, or folders of runs",
+    ):
+        CliRunner().invoke(
+            command, ["export", "profile.json", "run", "--format", "csv"], catch_exceptions=False
+        )
     with pytest.raises(StoreError):
-        CliRunner().invoke(command, ["export", "nowhere", "--format", "csv"], catch_exceptions=False)
+        CliRunner().invoke(
+            command, ["export", "nowhere", "--format", "csv"], catch_exceptions=False
+        )
 
 
 def test_percentages_and_degrees() -> None:

@@ -30,12 +30,17 @@ def test_csv_comes_back_exactly_through_the_command_that_the_export_prints(tmp_p
         assert [row.workload for row in found.rows] == table.workloads()
         assert [row.latency_us for row in found.rows] == table["latency_us"].tolist()
         assert [row.provider for row in found.rows] == table["provider"].tolist()
-        assert all(isinstance(row.workload, Collective) == (path.stem == "collective") for row in found.rows)
+        assert all(
+            isinstance(row.workload, Collective) == (path.stem == "collective")
+            for row in found.rows
+        )
 
 
 def test_a_processor_has_no_command_to_come_back_with(tmp_path: Path) -> None:
     profile = known_profile()
-    cpu = replace(profile, device=replace(profile.device, name="cpu-x", kind="cpu"), models=Models())
+    cpu = replace(
+        profile, device=replace(profile.device, name="cpu-x", kind="cpu"), models=Models()
+    )
     assert export_profile(cpu, "csv", tmp_path).use == []
 
 
@@ -56,7 +61,10 @@ def test_nothing_to_write_is_one_clear_line(tmp_path: Path) -> None:
 def test_an_unknown_format_names_the_others(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         export_profile(known_profile(), "astra-sim", tmp_path)
-    assert str(caught.value) == f"profile export: --format = 'astra-sim'; expected one of {', '.join(FORMATS)}"
+    assert (
+        str(caught.value)
+        == f"profile export: --format = 'astra-sim'; expected one of {', '.join(FORMATS)}"
+    )
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:

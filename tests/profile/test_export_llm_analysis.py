@@ -33,16 +33,26 @@ print(json.dumps({
 
 def files(folder: Path) -> tuple[dict[str, float], dict[str, float]]:
     export_profile(known_profile(), "llm-analysis", folder)
-    return tuple(json.loads((folder / f"a100-sxm4-80gb{part}.json").read_text()) for part in ("", "-achieved"))  # type: ignore[return-value]
+    return tuple(
+        json.loads((folder / f"a100-sxm4-80gb{part}.json").read_text())
+        for part in ("", "-achieved")
+    )  # type: ignore[return-value]
 
 
 def test_figures_are_medians_of_what_was_measured(tmp_path: Path) -> None:
     config, arguments = files(tmp_path)
     work = {Gemm(*shape, layout="nt"): us for shape, us in GEMMS.items()}
-    bound = [g.flops / us / 1e6 for g, us in work.items() if g.m >= 256]  # far above the ridge of 153 FLOPs per byte
+    bound = [
+        g.flops / us / 1e6 for g, us in work.items() if g.m >= 256
+    ]  # far above the ridge of 153 FLOPs per byte
     assert arguments["achieved_tflops"] == pytest.approx(median(bound), rel=1e-12)
-    # Work that is four times as large as the cache: one row of 14336 × 14336, eight of 16384 × 16384, two softmaxes.
-    memory = [g.min_bytes / us / 1e3 for g, us in work.items() if g.m <= 8 and g.min_bytes > 4 * 40 * 2**20]
+    # Work that is four times as large as the cache: one row of 14336 × 14336, eight of 16384 ×
+    # 16384, two softmaxes.
+    memory = [
+        g.min_bytes / us / 1e3
+        for g, us in work.items()
+        if g.m <= 8 and g.min_bytes > 4 * 40 * 2**20
+    ]
     memory += [Softmax(*shape).min_bytes / us / 1e3 for shape, us in SOFTMAXES.items()]
     assert arguments["achieved_memory_bandwidth_GBs"] == pytest.approx(median(memory), rel=1e-12)
     bus = Collective("all_reduce", 2**28, 8).bus_bytes / 2100.0 / 1e3
@@ -51,18 +61,24 @@ def test_figures_are_medians_of_what_was_measured(tmp_path: Path) -> None:
     assert config["mem_per_GPU_in_GB"] == 80.0
 
 
-@pytest.mark.skipif(find_spec("llm_analysis") is None, reason="needs the package llm-analysis 0.2.2")
+@pytest.mark.skipif(
+    find_spec("llm_analysis") is None, reason="needs the package llm-analysis 0.2.2"
+)
 def test_the_package_computes_with_them(tmp_path: Path) -> None:
     _, arguments = files(tmp_path)
     paths = [str(tmp_path / f"a100-sxm4-80gb{part}.json") for part in ("", "-achieved")]
-    done = subprocess.run([sys.executable, "-c", _LOAD, *paths], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _LOAD, *paths], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert found["peak"] == 312
     assert found["memory"] == 80.0
     assert found["tflops"] == pytest.approx(arguments["achieved_tflops"], rel=1e-12)
     assert found["gb_per_s"] == pytest.approx(arguments["achieved_memory_bandwidth_GBs"], rel=1e-12)
-    assert found["intra_gb_per_s"] == pytest.approx(300 * arguments["intra_node_memory_efficiency"], rel=1e-12)
+    assert found["intra_gb_per_s"] == pytest.approx(
+        300 * arguments["intra_node_memory_efficiency"], rel=1e-12
+    )
 
 
 def test_without_measurements_the_model_answers_and_says_so(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ MEASURED = {"attn_pre_proj": (6144, 4096), "attn_post_proj": (4096, 4096), "mlp_
             "mlp_down_proj": (4096, 14336)}  # fmt: skip
 TIMES_US = {256: (88.5, 65.5, 330.25, 190.0), 257: (120.0, 91.0, 410.5, 250.75)}
 
-# The release downloads its data: the test hands it the exported folders instead. Everything else is its own.
+# The release downloads its data: the test hands it the exported folders instead. Everything else is
+# its own.
 _LOAD = """
 import json, sys
 from vidur.config import CacheConfig, RandomForrestExecutionTimePredictorConfig, ReplicaConfig
@@ -58,7 +59,9 @@ print("\\n" + json.dumps({"predicts": sorted(found._predictions)} |
 
 def llama_profile() -> Profile:
     rows = [
-        gemm_row(m, *MEASURED[op], us) for m, times in TIMES_US.items() for op, us in zip(MEASURED, times, strict=True)
+        gemm_row(m, *MEASURED[op], us)
+        for m, times in TIMES_US.items()
+        for op, us in zip(MEASURED, times, strict=True)
     ]
     return known_profile({**known_tables(), "gemm": table("gemm", rows)})
 
@@ -73,7 +76,10 @@ def load(root: Path, tp: int) -> dict[str, Any]:
     if find_spec("vidur") is None:
         pytest.skip("needs the package vidur 0.0.26")
     done = subprocess.run(
-        [sys.executable, "-c", _LOAD, str(root), str(tp)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", _LOAD, str(root), str(tp)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -88,13 +94,19 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 def test_the_release_trains_on_it_and_reads_the_measured_figures(tmp_path: Path) -> None:
     exported(tmp_path)
     found = load(tmp_path, tp=1)
-    assert {*MEASURED, "attn_prefill", "attn_decode", "send_recv", "mlp_act", "attn_rope"} <= set(found["predicts"])
+    assert {*MEASURED, "attn_prefill", "attn_decode", "send_recv", "mlp_act", "attn_rope"} <= set(
+        found["predicts"]
+    )
     by_tokens = {row["num_tokens"]: row for row in found["mlp"]}
     for tokens, times in TIMES_US.items():
         for op, us in zip(MEASURED, times, strict=True):
-            assert by_tokens[tokens][f"time_stats.{op}.median"] == pytest.approx(us / 1e3, rel=1e-12)
+            assert by_tokens[tokens][f"time_stats.{op}.median"] == pytest.approx(
+                us / 1e3, rel=1e-12
+            )
     prompts = {
-        r["prefill_chunk_size"]: r["time_stats.attn_prefill.median"] for r in found["attention"] if r["is_prefill"]
+        r["prefill_chunk_size"]: r["time_stats.attn_prefill.median"]
+        for r in found["attention"]
+        if r["is_prefill"]
     }
     decodes = {
         (r["batch_size"], r["kv_cache_size"]): r["time_stats.attn_decode.median"]
@@ -107,7 +119,9 @@ def test_the_release_trains_on_it_and_reads_the_measured_figures(tmp_path: Path)
             assert got == pytest.approx(us / 1e3, rel=1e-12)
     assert prompts == decodes == {}
     sent = {row["size"]: row["time_stats.send_recv.median"] for row in found["send_recv"]}
-    assert sent == pytest.approx({size: us / 1e3 for (op, size, *_), us in COLLECTIVES.items() if op == "send_recv"})
+    assert sent == pytest.approx(
+        {size: us / 1e3 for (op, size, *_), us in COLLECTIVES.items() if op == "send_recv"}
+    )
 
 
 def test_all_reduce_is_read_for_its_number_of_workers(tmp_path: Path) -> None:
@@ -120,18 +134,28 @@ def test_all_reduce_is_read_for_its_number_of_workers(tmp_path: Path) -> None:
 
 def test_both_sides_of_every_known_edge_are_rows(tmp_path: Path) -> None:
     exported(tmp_path)
-    tokens = [int(row["num_tokens"]) for row in rows_of(next(tmp_path.glob("data/profiling/compute/a100/*/*/mlp.csv")))]
+    tokens = [
+        int(row["num_tokens"])
+        for row in rows_of(next(tmp_path.glob("data/profiling/compute/a100/*/*/mlp.csv")))
+    ]
     assert tokens == sorted(set(tokens))
     assert {256, 257, 4096} <= set(tokens)
     # The model's own edges, which a straight line from 257 to 512 and from 1024 to 2048 would miss.
     assert any(b == a + 1 for a, b in pairwise(tokens) if a > 257)
-    assert all(float(v) >= 0 for row in rows_of(next(tmp_path.rglob("mlp.csv"))) for v in row.values() if v != "True")
+    assert all(
+        float(v) >= 0
+        for row in rows_of(next(tmp_path.rglob("mlp.csv")))
+        for v in row.values()
+        if v != "True"
+    )
 
 
 def test_the_source_tree_s_csv_and_the_release_s_are_one(tmp_path: Path) -> None:
     exported(tmp_path)
     for name in ("mlp", "attention"):
-        plain = (tmp_path / "data/profiling/compute/a100/meta-llama/Meta-Llama-3-8B" / f"{name}.csv").read_bytes()
+        plain = (
+            tmp_path / "data/profiling/compute/a100/meta-llama/Meta-Llama-3-8B" / f"{name}.csv"
+        ).read_bytes()
         assert lzma.decompress((tmp_path / "compute" / f"{name}.csv.xz").read_bytes()) == plain
     assert json.loads((tmp_path / "compute" / "config.json").read_text()) == {
         "model": "meta-llama/Llama-3-8B", "device_sku": "a100",
@@ -144,10 +168,19 @@ def test_its_files_hold_the_measured_times(tmp_path: Path) -> None:
     by_tokens = {int(row["num_tokens"]): row for row in rows_of(next(tmp_path.rglob("mlp.csv")))}
     for tokens, measured in TIMES_US.items():
         for op, us in zip(MEASURED, measured, strict=True):
-            assert float(by_tokens[tokens][f"time_stats.{op}.median"]) == pytest.approx(us / 1e3, rel=1e-12)
+            assert float(by_tokens[tokens][f"time_stats.{op}.median"]) == pytest.approx(
+                us / 1e3, rel=1e-12
+            )
     reduced = rows_of(next(tmp_path.rglob("all_reduce.csv")))
-    found = {(int(row["size"]), int(row["num_workers"])): float(row["time_stats.all_reduce.median"]) for row in reduced}
-    expected = {(size, gpus): us / 1e3 for (op, size, gpus, *_), us in COLLECTIVES.items() if op == "all_reduce"}
+    found = {
+        (int(row["size"]), int(row["num_workers"])): float(row["time_stats.all_reduce.median"])
+        for row in reduced
+    }
+    expected = {
+        (size, gpus): us / 1e3
+        for (op, size, gpus, *_), us in COLLECTIVES.items()
+        if op == "all_reduce"
+    }
     assert found == pytest.approx(expected)
 
 
@@ -158,7 +191,10 @@ def test_shares_of_a_tensor_parallel_rank() -> None:
         "attn_pre_proj": ((8 + 2 * 2) * 128, 4096), "attn_post_proj": (4096, 1024),
         "mlp_up_proj": (2 * 3584, 4096), "mlp_down_proj": (4096, 3584),
     }  # fmt: skip
-    assert model.heads(16) == (2, 1)  # key and value heads are replicated where there are fewer of them
+    assert model.heads(16) == (
+        2,
+        1,
+    )  # key and value heads are replicated where there are fewer of them
     assert model.passes_bytes(10, 1)["mlp_act"] == 10 * 3 * 14336 * 2
 
 
@@ -166,13 +202,23 @@ def test_what_is_modelled_is_said(tmp_path: Path) -> None:
     made = exported(tmp_path, 1, 2)
     assert any("of the products' times 8 were measured" in note for note in made.notes)
     assert "attention of prompts at TP 2 is modelled" in made.notes
-    assert "emb, layernorm, attn_rope, mlp_act and add are a pass over memory each, modelled" in made.notes
+    assert (
+        "emb, layernorm, attn_rope, mlp_act and add are a pass over memory each, modelled"
+        in made.notes
+    )
 
 
 def test_a_model_must_be_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no --model .*; expected one of llama-2-7b, llama-2-70b, llama-3-8b"):
+    with pytest.raises(
+        InputError, match=r"no --model .*; expected one of llama-2-7b, llama-2-70b, llama-3-8b"
+    ):
         export_profile(llama_profile(), "vidur", tmp_path)
     with pytest.raises(InputError, match=r"--model gemma-7b; expected one of llama-2-7b"):
         export_profile(llama_profile(), "vidur", tmp_path, ExportOptions(model="gemma-7b"))
     with pytest.raises(InputError, match="heads = 32 with tp = 3; expected heads divisible by tp"):
-        export_profile(llama_profile(), "vidur", tmp_path, ExportOptions(model="llama-3-8b", tensor_parallel=(3,)))
+        export_profile(
+            llama_profile(),
+            "vidur",
+            tmp_path,
+            ExportOptions(model="llama-3-8b", tensor_parallel=(3,)),
+        )

@@ -1,4 +1,6 @@
-"""The experiment behind the table of docs/exporting.md: chosen rows against random ones on held-out rows."""
+"""The experiment behind the table of docs/exporting.md: chosen rows against random ones on held-out
+rows.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ def test_lines_are_the_engine_s_own() -> None:
     rows_us = np.array([26.5, 26.25, 37.0, 40.5, 201.0, 549.0])
     asked = np.array([1, 2, 3, 64, 127, 128, 129, 130, 999, 1001, 2500, 4095, 4096])
     four = np.full(len(asked), 4096)
-    rows = {"m": rows_m.tolist(), "n": [4096] * 6, "k": [4096] * 6, "latency_ms": (rows_us / 1e3).tolist()}
+    rows = {
+        "m": rows_m.tolist(),
+        "n": [4096] * 6,
+        "k": [4096] * 6,
+        "latency_ms": (rows_us / 1e3).tolist(),
+    }
     where = {"system": "a100_sxm", "backend": "vllm", "version": "quantbench"}
     answer = engine(where, rows, asked, four, four)
     assert interpolated_us(asked, rows_m, rows_us) == pytest.approx(answer.latency_us, rel=1e-9)
@@ -46,7 +53,9 @@ def p95(line: list[str], column: int) -> float:
 
 def test_chosen_rows_beat_random_ones_on_rows_that_neither_has() -> None:
     exact = measured(0.0)
-    head, thin, at_random, chosen, modelled = held_out(measured(0.01), exact.latency_us, straight_lines)
+    head, thin, at_random, chosen, modelled = held_out(
+        measured(0.01), exact.latency_us, straight_lines
+    )
     assert head[2].startswith("rows in none of the tables (")
     assert int(thin[1]) < int(at_random[1]) == int(chosen[1]) == int(modelled[1])
     for column in (2, 4):
@@ -74,11 +83,15 @@ def test_held_out_times_are_not_looked_at_when_rows_are_chosen() -> None:
 
 def test_a_table_of_powers_of_two_alone_cannot_be_held_out() -> None:
     thin = measured(0.0).where(measured(0.0).thin)
-    with pytest.raises(InputError, match=r"rows on powers of two in m; expected some on and some off"):
+    with pytest.raises(
+        InputError, match=r"rows on powers of two in m; expected some on and some off"
+    ):
         held_out(thin, thin.latency_us, straight_lines)
 
 
-def test_the_experiment_is_written_between_the_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_experiment_is_written_between_the_markers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Stairs:
         """In the place of a fitted model, which takes seconds."""
 

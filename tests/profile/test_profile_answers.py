@@ -1,4 +1,6 @@
-"""What a profile answers: measured shapes as they were measured, others along the model's edges, and how it says so."""
+"""What a profile answers: measured shapes as they were measured, others along the model's edges,
+and how it says so.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,29 @@ def test_a_measured_shape_gives_the_measured_figure() -> None:
     assert isinstance(work, Gemm)
     assert isinstance(outcome, Measured)
     found = one(made.profile().gemm(work.m, work.n, work.k))
-    assert (found.latency_us, found.source, found.note) == (median(outcome.measurement.samples_us), "measured", "")
+    assert (found.latency_us, found.source, found.note) == (
+        median(outcome.measurement.samples_us),
+        "measured",
+        "",
+    )
     assert found.low_us < found.latency_us < found.high_us
     assert found.bound == "compute"
     asked = one(
-        made.profile().gemm(work.m, work.n, work.k, dtype="bf16", layout="nt", batch=1, provider="torch.linear")
+        made.profile().gemm(
+            work.m, work.n, work.k, dtype="bf16", layout="nt", batch=1, provider="torch.linear"
+        )
     )
     assert asked == found
 
 
 def test_beyond_the_model_only_what_was_measured_is_answered() -> None:
-    known, unknown = Gemm(LARGEST_SIDE + 1, 128, 64, layout="nt"), Gemm(LARGEST_SIDE + 3, 128, 64, layout="nt")
-    records = [made_runs.record(known, (200.0, 201.0, 202.0), {"m": known.m}, provider="torch.linear")]
+    known, unknown = (
+        Gemm(LARGEST_SIDE + 1, 128, 64, layout="nt"),
+        Gemm(LARGEST_SIDE + 3, 128, 64, layout="nt"),
+    )
+    records = [
+        made_runs.record(known, (200.0, 201.0, 202.0), {"m": known.m}, provider="torch.linear")
+    ]
     profile = Profile.from_runs([made.run(made.gemm_records() + records)], fit=False)
     assert one(profile.gemm(known.m, known.n, known.k)).source == "measured"
     assert many(profile.gemm([known.m, 2048], known.n, known.k)).source[0] == "measured"
@@ -78,7 +91,9 @@ def test_between_shapes_it_follows_the_edges_and_the_tables_own_level() -> None:
     true = np.array([made.true_us(Gemm(2048, 3 * int(h), int(h))) for h in hidden])
     assert np.abs(found.latency_us / true - 1).max() < 0.01
     # Straight lines between the measured shapes miss the steps by far more.
-    straight = np.interp(hidden, made.HIDDEN, [made.true_us(Gemm(2048, 3 * h, h)) for h in made.HIDDEN])
+    straight = np.interp(
+        hidden, made.HIDDEN, [made.true_us(Gemm(2048, 3 * h, h)) for h in made.HIDDEN]
+    )
     assert np.abs(straight / true - 1).max() > 0.05
     assert ((found.low_us <= true) & (true <= found.high_us)).mean() > 0.85
 
@@ -88,7 +103,10 @@ def test_beyond_the_measured_range_it_says_so() -> None:
     assert (inside.source, inside.outside, inside.note) == ("modelled", False, "")
     outside = one(made.profile().gemm(50, 7000, 2500))
     assert (outside.source, outside.outside) == ("modelled", True)
-    assert outside.note == "outside the measured range (m 1024 to 4096, n 4096 to 12288, k 2048 to 4096, batch 1 to 1)"
+    assert (
+        outside.note
+        == "outside the measured range (m 1024 to 4096, n 4096 to 12288, k 2048 to 4096, batch 1 to 1)"
+    )
     assert outside.high_us / outside.latency_us > inside.high_us / inside.latency_us
     several = many(made.profile().gemm([50, 2500], [7000, 7000], [2500, 2500]))
     assert several.outside.tolist() == [True, False]
@@ -102,7 +120,9 @@ def test_one_shape_and_many_give_the_same() -> None:
     m[:20], n[:20], k[:20] = ([getattr(w, name) for w in work[:20]] for name in "mnk")
     n[20:60], k[20:60], m[20:60] = 3 * (k[20:60] + 2048), k[20:60] + 2048, 2048
     found = many(made.profile().gemm(m, n, k))
-    alone = [one(made.profile().gemm(int(a), int(b), int(c))) for a, b, c in zip(m, n, k, strict=True)]
+    alone = [
+        one(made.profile().gemm(int(a), int(b), int(c))) for a, b, c in zip(m, n, k, strict=True)
+    ]
     assert [x.source for x in alone] == found.source.tolist()
     assert set(found.source) == {"measured", "interpolated", "modelled"}
     assert [x.outside for x in alone] == found.outside.tolist()
@@ -115,8 +135,16 @@ def test_one_shape_and_many_give_the_same() -> None:
 
 def test_arrays_broadcast_and_plain_numbers_stay_plain() -> None:
     found = many(made.profile().gemm(2048, np.array([[6144], [4096]]), [2048, 4096]))
-    assert found.latency_us.shape == found.source.shape == found.bound.shape == found.outside.shape == (2, 2)
-    assert one(made.profile().gemm(np.int64(2048), 6144, 2048.0)) == one(made.profile().gemm(2048, 6144, 2048))
+    assert (
+        found.latency_us.shape
+        == found.source.shape
+        == found.bound.shape
+        == found.outside.shape
+        == (2, 2)
+    )
+    assert one(made.profile().gemm(np.int64(2048), 6144, 2048.0)) == one(
+        made.profile().gemm(2048, 6144, 2048)
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,17 +182,25 @@ def test_formats_and_layouts_that_were_not_measured() -> None:
     assert single.latency_us == pytest.approx(best.latency_us)
     # 19.5 TFLOP/s against 312: about sixteen times as long.
     assert 10 < single.latency_us / plain.latency_us < 20
-    with pytest.raises(UnsupportedError, match="a100-sxm4-80gb has no peak for fp8; expected one of bf16"):
+    with pytest.raises(
+        UnsupportedError, match="a100-sxm4-80gb has no peak for fp8; expected one of bf16"
+    ):
         made.profile().gemm(2048, 6144, 2048, dtype="fp8")
-    with pytest.raises(InputError, match=r"profile\.gemm: provider = 'cublas'; expected one of torch\.linear"):
+    with pytest.raises(
+        InputError, match=r"profile\.gemm: provider = 'cublas'; expected one of torch\.linear"
+    ):
         made.profile().gemm(2048, 6144, 2048, provider="cublas")
-    with pytest.raises(InputError, match=r"profile\.gemm: layout = 'tt'; expected one of nn, nt, tn"):
+    with pytest.raises(
+        InputError, match=r"profile\.gemm: layout = 'tt'; expected one of nn, nt, tn"
+    ):
         made.profile().gemm(2048, 6144, 2048, layout="tt")
 
 
 def test_of_two_providers_the_one_with_more_rows_answers() -> None:
     gemm = Gemm(2048, 6144, 2048, layout="nt")
-    other = made_runs.record(gemm, (999.0, 1000.0, 1001.0), {"hidden": 2048}, provider="triton.gemm")
+    other = made_runs.record(
+        gemm, (999.0, 1000.0, 1001.0), {"hidden": 2048}, provider="triton.gemm"
+    )
     profile = Profile.from_runs([made.run([*made.gemm_records(), other])], fit=False)
     assert one(profile.gemm(2048, 6144, 2048)).latency_us < 500
     assert one(profile.gemm(2048, 6144, 2048, provider="triton.gemm")).latency_us == 1000
@@ -211,7 +247,13 @@ def test_a_layer_is_the_sum_of_its_operations() -> None:
     shape = TransformerShape(hidden=2048, heads=16, seq=2048, attention="flash")
     layer = made.profile().layer(shape)
     assert layer.latency_us == pytest.approx(sum(op.estimate.latency_us for op in layer.ops))
-    assert [op.op.label for op in layer.ops][:5] == ["qkv", "attention", "proj", "mlp_up", "mlp_down"]
+    assert [op.op.label for op in layer.ops][:5] == [
+        "qkv",
+        "attention",
+        "proj",
+        "mlp_up",
+        "mlp_down",
+    ]
     assert "logits" not in {op.op.name for op in layer.ops}
     assert layer.low_us < layer.latency_us < layer.high_us
     assert layer.latency_us > 2 * made.profile().layer(shape, backward=False).latency_us
@@ -223,12 +265,19 @@ def test_it_is_a_source_of_times_for_the_planner() -> None:
     profile = Profile.from_runs([made.run(made.gemm_records())], fit=False)
     times: OpTimes = profile
     assert times.note == "profile of a100-sxm4-80gb: 22 gemm rows"
-    works = [Gemm(2048, 6144, 2048, layout="nt"), Attention(1, 32, 1024, 1024, 128), Softmax(64, 512, 512)]
+    works = [
+        Gemm(2048, 6144, 2048, layout="nt"),
+        Attention(1, 32, 1024, 1024, 128),
+        Softmax(64, 512, 512),
+    ]
     found = times.estimates([*works, works[0]])
     assert found[0] == found[3]
     assert all(one.low_us <= one.latency_us <= one.high_us for one in found)
     assert found[0].latency_us == one(profile.gemm(2048, 6144, 2048)).latency_us
-    assert times.note == "profile of a100-sxm4-80gb: 22 gemm rows; of what was asked 2 modelled, 1 measured"
+    assert (
+        times.note
+        == "profile of a100-sxm4-80gb: 22 gemm rows; of what was asked 2 modelled, 1 measured"
+    )
     beyond = [f"{name}: beyond the rows of the profile" for name in ("attention", "softmax")]
     assert [one.unmeasured for one in found] == ["", *beyond, ""]
     (backward,) = times.estimates([Attention(1, 32, 1024, 1024, 128, direction="backward")])
@@ -248,7 +297,9 @@ def test_a_processor_without_models_answers_from_its_rows_and_its_spec_sheet() -
     assert between.latency_us == pytest.approx(5 + gemms[0].flops * 3 / 7e4, rel=0.05)
     far = one(profile.gemm(4096, 4096, 4096))
     assert (far.source, far.outside) == ("modelled", True)
-    assert far.note.startswith("no model of products on cpu-made: from its spec sheet, good to a factor of two")
+    assert far.note.startswith(
+        "no model of products on cpu-made: from its spec sheet, good to a factor of two"
+    )
 
 
 def test_rows_are_found_whatever_their_number() -> None:
@@ -278,11 +329,18 @@ def test_lines_go_through_sizes_that_grow_together() -> None:
 
 
 def test_rows_of_one_size_are_found() -> None:
-    assert RowIndex((np.array([7, 3, 5]),)).find((np.array([3, 4, 5, 7]),)).tolist() == [1, -1, 2, 0]
+    assert RowIndex((np.array([7, 3, 5]),)).find((np.array([3, 4, 5, 7]),)).tolist() == [
+        1,
+        -1,
+        2,
+        0,
+    ]
 
 
 def test_lines_of_different_reach_are_kept_apart() -> None:
-    """Three lines along the second size; a size below, between or above the rows of another line is not between."""
+    """Three lines along the second size; a size below, between or above the rows of another line is
+    not between.
+    """
     sizes = (np.array([1, 1, 1, 2, 2, 3, 3]), np.array([10, 16, 20, 100, 180, 12, 24]))
     lines = Lines(sizes, np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]), ((1,),))
     asked = (np.array([1, 1, 2, 2, 3, 3, 3, 4]), np.array([18, 24, 15, 134, 10, 17, 134, 15]))
@@ -293,8 +351,13 @@ def test_lines_of_different_reach_are_kept_apart() -> None:
 
 
 def test_each_row_is_predicted_from_its_neighbours_on_its_line() -> None:
-    """The ends of a line have one neighbour only, and neighbours more than a factor of two apart tell nothing."""
-    sizes = (np.array([1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4]), np.array([10, 14, 20, 8, 4, 5, 10, 14, 21, 10, 12]))
+    """The ends of a line have one neighbour only, and neighbours more than a factor of two apart
+    tell nothing.
+    """
+    sizes = (
+        np.array([1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4]),
+        np.array([10, 14, 20, 8, 4, 5, 10, 14, 21, 10, 12]),
+    )
     value = np.array([1.0, 9.0, 3.0, 7.0, 5.0, 9.0, 1.0, 9.0, 3.0, 1.0, 3.0])
     known, predicted = Lines(sizes, value, ((1,),)).left_out()
     assert np.flatnonzero(known).tolist() == [1, 5]
@@ -309,7 +372,9 @@ def test_a_row_on_two_lines_is_predicted_along_the_first_family() -> None:
 
 
 def surface(ratio: np.ndarray) -> Surface:
-    """Rows at 64, 80, … whose times are these multiples of a model that says 10 µs, give or take 20 %."""
+    """Rows at 64, 80, … whose times are these multiples of a model that says 10 µs, give or take 20
+    %.
+    """
     sizes = (np.arange(64, 64 + 16 * len(ratio), 16), np.full(len(ratio), 8))
 
     def model(asked: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
@@ -321,7 +386,9 @@ def surface(ratio: np.ndarray) -> Surface:
 
 
 def test_neighbours_that_tell_nothing_are_not_followed() -> None:
-    """Every second row is twice as slow: what lies between its neighbours says the opposite of what it is."""
+    """Every second row is twice as slow: what lies between its neighbours says the opposite of what
+    it is.
+    """
     found = surface(np.exp(np.resize([-0.5, 0.5], 21)))
     assert found.trust.share == 0.0
     latency, low, high, _, outside = found.many((np.array([72, 20]), np.array([8, 8])))
@@ -369,6 +436,8 @@ print([name for name in ("torch", "triton", "pandas", "sklearn") if name in sys.
 def test_loading_and_asking_import_neither_torch_nor_pandas(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     Profile.from_runs([made.run(made.rows_beyond(2100))], fit=False).save(path)
-    done = subprocess.run([sys.executable, "-c", LIGHT, str(path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT, str(path)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

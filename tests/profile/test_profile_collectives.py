@@ -1,4 +1,6 @@
-"""Collectives that a profile is asked for: measured, between messages, beyond them, and what was never measured."""
+"""Collectives that a profile is asked for: measured, between messages, beyond them, and what was
+never measured.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def table(
 
 
 def profile(*parts: dict[str, list[object]]) -> Profile:
-    joined = {name: [value for part in parts for value in part[name]] for name in layout_of("collective").names}
+    joined = {
+        name: [value for part in parts for value in part[name]]
+        for name in layout_of("collective").names
+    }
     return replace(made.profile(), tables={"collective": Table.of("collective", joined)})
 
 
@@ -53,7 +58,9 @@ def one(found: Estimate | ProfileEstimates) -> Estimate:
 def test_a_measured_message_is_its_row() -> None:
     found = one(profile(table(SIZES)).collective("all_reduce", 2**20, 8))
     assert (found.source, found.outside, found.note) == ("measured", False, "")
-    assert (found.latency_us, found.low_us) == pytest.approx((time_us(2**20), 0.99 * time_us(2**20)))
+    assert (found.latency_us, found.low_us) == pytest.approx(
+        (time_us(2**20), 0.99 * time_us(2**20))
+    )
     assert one(profile(table(SIZES)).collective("all_reduce", 1024, 8)).bound == "latency"
     assert one(profile(table(SIZES)).collective("all_reduce", 2**28, 8)).bound == "memory"
 
@@ -102,20 +109,29 @@ def test_another_format_is_as_many_bytes_and_says_so() -> None:
     assert other.source == "interpolated"
     assert other.latency_us == pytest.approx(time_us(2**20))
     assert log(other.high_us / other.latency_us) > log(1.15)
-    assert other.note == "bf16 was not measured: assumed to take as long as the same number of bytes of fp16"
+    assert (
+        other.note
+        == "bf16 was not measured: assumed to take as long as the same number of bytes of fp16"
+    )
 
 
 def test_what_was_not_measured_has_no_answer() -> None:
     known = profile(table(SIZES), table(SIZES, num_gpus=4))
     with pytest.raises(
-        UnsupportedError, match=r"over 16 GPUs was not measured; expected all_reduce over 4 GPUs, 8 GPUs"
+        UnsupportedError,
+        match=r"over 16 GPUs was not measured; expected all_reduce over 4 GPUs, 8 GPUs",
     ):
         known.collective("all_reduce", 1024, 16)
     with pytest.raises(UnsupportedError, match=r"over 8 GPUs on 2 nodes was not measured"):
         known.collective("all_reduce", 1024, 8, num_nodes=2)
-    with pytest.raises(UnsupportedError, match=r"all_to_all over 8 GPUs was not measured; expected one of all_reduce"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"all_to_all over 8 GPUs was not measured; expected one of all_reduce",
+    ):
         known.collective("all_to_all", 1024, 8)
-    with pytest.raises(UnsupportedError, match=r"expected a profile with collectives: of `quantbench comm`"):
+    with pytest.raises(
+        UnsupportedError, match=r"expected a profile with collectives: of `quantbench comm`"
+    ):
         replace(known, tables={}).collective("all_reduce", 1024, 8)
     with pytest.raises(InputError, match=r"provider = 'mpi'; expected one of nccl"):
         known.collective("all_reduce", 1024, 8, provider="mpi")
@@ -133,9 +149,15 @@ def test_the_command_asks_for_collectives_too(tmp_path: Path) -> None:
     words = ["profile", "query", str(file), "--collective", "all_reduce,1048576,8"]
     said = CliRunner().invoke(app, words, catch_exceptions=False).output
     assert "collective all_reduce,1048576,8" in said
-    found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).output)["answers"]
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).output)[
+        "answers"
+    ]
     assert found[0]["shape"] == ["all_reduce", 1048576, 8]
     assert found[0]["source"] == "measured"
     for wrong in ("all_reduce,8", "1,2,3", "all_reduce,x,8"):
-        with pytest.raises(InputError, match=r"--collective: .*; expected op,bytes,gpus or op,bytes,gpus,nodes"):
-            CliRunner().invoke(app, ["profile", "query", str(file), "--collective", wrong], catch_exceptions=False)
+        with pytest.raises(
+            InputError, match=r"--collective: .*; expected op,bytes,gpus or op,bytes,gpus,nodes"
+        ):
+            CliRunner().invoke(
+                app, ["profile", "query", str(file), "--collective", wrong], catch_exceptions=False
+            )

@@ -54,7 +54,12 @@ def test_show(file: Path) -> None:
     ):
         assert words in text
     answer = json.loads(typed("show", str(file), "--json").stdout)
-    assert answer["tables"][0] == {"kind": "gemm", "format": "bf16 nt", "provider": "torch.linear", "rows": 22}
+    assert answer["tables"][0] == {
+        "kind": "gemm",
+        "format": "bf16 nt",
+        "provider": "torch.linear",
+        "rows": 22,
+    }
 
 
 @pytest.mark.slow
@@ -73,10 +78,21 @@ def test_query(file: Path) -> None:
     words = ("--gemm", "2048,6144,2048", "--gemm", "2048,6240,2080", "--gemm", "1,1,1", "--softmax", "64,512,512",
              "--attention", "1,32,512,128")  # fmt: skip
     text = typed("query", str(file), *words).stdout
-    for expected in ("measured", "interpolated", "modelled", "outside the measured range (m 1024 to 4096"):
+    for expected in (
+        "measured",
+        "interpolated",
+        "modelled",
+        "outside the measured range (m 1024 to 4096",
+    ):
         assert expected in text
     answers = json.loads(typed("query", str(file), *words, "--json").stdout)["answers"]
-    assert [a["source"] for a in answers] == ["measured", "interpolated", "modelled", "measured", "measured"]
+    assert [a["source"] for a in answers] == [
+        "measured",
+        "interpolated",
+        "modelled",
+        "measured",
+        "measured",
+    ]
     profile = Profile.load(file)
     assert answers[1]["latency_us"] == profile.gemm(2048, 6240, 2080).latency_us
     assert answers[0]["format"] == profile.gemm(2048, 6144, 2048).format == "bf16 nt torch.linear"
@@ -86,7 +102,9 @@ def test_query(file: Path) -> None:
 
 def test_runs_without_a_measured_point_make_no_profile(tmp_path: Path) -> None:
     run = made_runs.write(tmp_path, made.run([]))
-    with pytest.raises(QuantbenchError, match="profile export: no measured point in run; expected at least one"):
+    with pytest.raises(
+        QuantbenchError, match="profile export: no measured point in run; expected at least one"
+    ):
         typed("export", str(run), "-o", str(tmp_path / "profile.json"))
     assert not (tmp_path / "profile.json").exists()
 
@@ -99,7 +117,10 @@ def test_runs_without_a_measured_point_make_no_profile(tmp_path: Path) -> None:
         (("--gemm", "1,2,x"), "--gemm: '1,2,x'; expected m,n,k or m,n,k,batch"),
         (("--softmax", "1"), "--softmax: '1'; expected batch,rows,cols"),
         (("--gemm", "0,1,1"), "profile.gemm: m = 0; expected whole numbers from 1 to 2147483647"),
-        (("--gemm", "1,1,1", "--dtype", "bf8"), "profile.gemm: dtype = 'bf8'; expected one of fp16, bf16"),
+        (
+            ("--gemm", "1,1,1", "--dtype", "bf8"),
+            "profile.gemm: dtype = 'bf8'; expected one of fp16, bf16",
+        ),
     ],
 )
 def test_wrong_use_is_one_line(file: Path, words: tuple[str, ...], message: str) -> None:
@@ -127,5 +148,7 @@ def test_plan_takes_its_times_from_a_profile(file: Path) -> None:
     found = CliRunner().invoke(app, words)
     assert found.exit_code == 0, found.output
     assert "times: profile of a100-sxm4-80gb: 22 gemm" in found.stdout
-    with pytest.raises(QuantbenchError, match=r"--profile: .* is of a100-sxm4-80gb; expected one of h100-sxm5-80gb"):
+    with pytest.raises(
+        QuantbenchError, match=r"--profile: .* is of a100-sxm4-80gb; expected one of h100-sxm5-80gb"
+    ):
         CliRunner().invoke(app, [*words, "--gpu", "h100-sxm5-80gb"], catch_exceptions=False)

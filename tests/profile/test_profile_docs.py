@@ -1,4 +1,6 @@
-"""docs/profiles.md: its commands and its Python run, in order, beside a made run; its links and the shelf exist."""
+"""docs/profiles.md: its commands and its Python run, in order, beside a made run; its links and the
+shelf exist.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,13 @@ def test_its_commands_and_its_python_run(tmp_path: Path) -> None:
         else:
             lines = block.strip().splitlines()
             assert all(line.startswith("quantbench ") for line in lines)
-            commands = [[sys.executable, "-m", "quantbench", *shlex.split(line)[1:]] for line in lines]
+            commands = [
+                [sys.executable, "-m", "quantbench", *shlex.split(line)[1:]] for line in lines
+            ]
         for command in commands:
-            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                command, cwd=tmp_path, capture_output=True, text=True, check=False
+            )
             assert done.returncode == 0, done.stderr
             assert done.stdout
             ran += 1
@@ -62,9 +68,14 @@ def test_its_targets_exist() -> None:
 
 def test_a_shelf_profile_is_made_of_runs_and_holds_none_of_their_rows() -> None:
     made_of = made.run(made.gemm_records(), "a-run", source="a-package 1.2: gemm_perf.parquet")
-    profile = shelf_profile("a100-sxm4-80gb", [made_of], Source(("bf16",), "a-package 1.2", "quantbench import it"))
+    profile = shelf_profile(
+        "a100-sxm4-80gb", [made_of], Source(("bf16",), "a-package 1.2", "quantbench import it")
+    )
     assert all(len(rows) == 0 for rows in profile.tables.values())
-    assert "the measured rows stay in a-package 1.2 and are not redistributed" in profile.provenance.note
+    assert (
+        "the measured rows stay in a-package 1.2 and are not redistributed"
+        in profile.provenance.note
+    )
     assert (profile.provenance.runs[0].records, profile.provenance.runs[0].rows) == (22, 0)
     answer = profile.gemm(4096, 4096, 4096)
     assert answer.source == "modelled"  # type: ignore[union-attr]
@@ -85,7 +96,11 @@ def test_the_shelf_holds_models_and_findings_and_no_rows(slug: str, tmp_path: Pa
         assert profile.cliffs
         assert {finding.verdict for finding in profile.findings} > {"NOT TESTED"}
     assert profile.models.softmax == SoftmaxModel.best(profile.device), "make shelf"
-    m, n, k = np.array([100, 4096, 8192]), np.array([1024, 4096, 28672]), np.array([4096, 4096, 8192])
+    m, n, k = (
+        np.array([100, 4096, 8192]),
+        np.array([1024, 4096, 28672]),
+        np.array([4096, 4096, 8192]),
+    )
     for model in profile.models.gemm:
         # Whoever fits the shipped models to other rows writes the shelf anew.
         shipped = GemmModel.best(slug, dtype=model.dtype)

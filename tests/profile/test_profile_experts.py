@@ -1,4 +1,6 @@
-"""Experts in profiles: a stored table, measured and modelled answers, and the export that aiconfigurator loads."""
+"""Experts in profiles: a stored table, measured and modelled answers, and the export that
+aiconfigurator loads.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +30,9 @@ _LAYERS = [
 def profile(provider: str = "vllm.triton") -> Profile:
     """A profile of twelve layers, each at 1.1 times the shipped model's time."""
     times = 1.1 * MoEModel.best(H100, library="vllm").predict(_LAYERS).latency_us
-    rows = [vars(work) | {"provider": provider, "grade": "A", "origin": "imported"} for work in _LAYERS]
+    rows = [
+        vars(work) | {"provider": provider, "grade": "A", "origin": "imported"} for work in _LAYERS
+    ]
     names = [name for name in LAYOUTS["moe"].names if not name.endswith("_us")]
     columns = {name: [row[name] for row in rows] for name in names}
     columns |= dict.fromkeys(("latency_us", "low_us", "high_us"), times.tolist())
@@ -45,7 +49,9 @@ def test_rows_are_kept_and_answered(tmp_path: Path) -> None:
     found = read.moe([between, _LAYERS[0]])
     assert [one.source for one in found] == ["modelled", "measured"]
     # Twelve rows are too few for a fit: the model of the library that the provider names.
-    assert found[0].latency_us == MoEModel.best(H100, library="vllm").predict([between]).latency_us[0]
+    assert (
+        found[0].latency_us == MoEModel.best(H100, library="vllm").predict([between]).latency_us[0]
+    )
     with pytest.raises(UnsupportedError, match="sglang"):
         read.moe([between], provider="sglang")
 
@@ -60,10 +66,14 @@ def test_impossible_rows_are_refused() -> None:
         broken = columns[name].astype("U20") if name == "distribution" else columns[name].copy()
         broken[-1] = value
         with pytest.raises(InputError, match=said):
-            Profile(H100, {}, Provenance("0", (), 0), {"moe": Table.of("moe", columns | {name: broken})})
+            Profile(
+                H100, {}, Provenance("0", (), 0), {"moe": Table.of("moe", columns | {name: broken})}
+            )
 
 
-def test_export_has_the_columns_of_the_importer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_has_the_columns_of_the_importer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("_gemm_rows", "_attention_rows"):  # would be modelled, which takes seconds
         monkeypatch.setattr(aiconfigurator, name, lambda *of: {"latency": []})
     out = Exported(tmp_path)

@@ -1,4 +1,6 @@
-"""Profiles on disk: the same runs give the same bytes, and whatever was changed since is refused in one line."""
+"""Profiles on disk: the same runs give the same bytes, and whatever was changed since is refused in
+one line.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,12 @@ def change(path: Path, how: Any, *, sign: bool) -> None:
 
 
 def same(a: Profile, b: Profile) -> bool:
-    equal = a.device == b.device and a.provenance == b.provenance and a.cliffs == b.cliffs and a.findings == b.findings
+    equal = (
+        a.device == b.device
+        and a.provenance == b.provenance
+        and a.cliffs == b.cliffs
+        and a.findings == b.findings
+    )
     tables = all(
         np.array_equal(a.tables[kind][name], b.tables[kind][name])
         for kind in a.tables for name in a.tables[kind].columns
@@ -122,7 +129,9 @@ def test_it_holds_to_its_published_schema(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("sign", [True, False])
-def test_other_versions_are_refused(tmp_path: Path, version: object, message: str, sign: bool) -> None:
+def test_other_versions_are_refused(
+    tmp_path: Path, version: object, message: str, sign: bool
+) -> None:
     path = saved(tmp_path)
     change(path, lambda data: data.update(version=version), sign=sign)
     with pytest.raises(InputError) as error:
@@ -136,7 +145,9 @@ def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
     us = float(made.profile().tables["gemm"]["latency_us"][3])
     assert repr(us) in text
     path.write_text(text.replace(repr(us), repr(np.nextafter(us, np.inf).item())))
-    with pytest.raises(StoreError, match="was changed or damaged: its sha256 is not that of its content"):
+    with pytest.raises(
+        StoreError, match="was changed or damaged: its sha256 is not that of its content"
+    ):
         Profile.load(path)
 
 
@@ -153,7 +164,9 @@ def test_truncated_files_foreign_files_and_missing_ones(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"profile\.json \(.*\); expected a whole JSON file"):
         Profile.load(path)
     path.write_text('{"format": "quantbench-run"}')
-    with pytest.raises(StoreError, match="with format 'quantbench-run'; expected format \"quantbench-profile\""):
+    with pytest.raises(
+        StoreError, match="with format 'quantbench-run'; expected format \"quantbench-profile\""
+    ):
         Profile.load(path)
     path.write_text("[" * 100_000)
     with pytest.raises(StoreError, match="expected a whole JSON file"):
@@ -176,7 +189,9 @@ def test_parquet_damaged_missing_or_swapped(tmp_path: Path) -> None:
     change(path, lambda data: data["tables"]["gemm"].update(num_rows=3), sign=True)
     with pytest.raises(InputError, match=r"2100 rows in profile\.gemm\.parquet; expected 3 rows"):
         Profile.load(path)
-    change(path, lambda data: data["tables"]["gemm"].update(file="../profile.gemm.parquet"), sign=True)
+    change(
+        path, lambda data: data["tables"]["gemm"].update(file="../profile.gemm.parquet"), sign=True
+    )
     with pytest.raises(InputError, match="expected the name of a file beside the profile"):
         Profile.load(path)
 
@@ -193,7 +208,10 @@ def set_row(kind: str, column: str, value: object) -> Any:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (set_row("gemm", "latency_us", -3.0), r"row 0: .* around -3 µs; expected finite times above 0"),
+        (
+            set_row("gemm", "latency_us", -3.0),
+            r"row 0: .* around -3 µs; expected finite times above 0",
+        ),
         (set_row("gemm", "latency_us", "3"), r"latency_us = '3'; expected float values"),
         (set_row("gemm", "latency_us", None), r"latency_us = None; expected float values"),
         (set_row("gemm", "m", True), r"m = True; expected int values"),
@@ -203,24 +221,54 @@ def set_row(kind: str, column: str, value: object) -> Any:
         (set_row("gemm", "dtype", "bf17"), r"row 0: dtype = 'bf17'; expected one of fp16"),
         (set_row("gemm", "grade", "rejected"), r"grade 'rejected'; expected one of A, B, C, D"),
         (set_row("gemm", "provider", ""), r"provider ''; expected a provider"),
-        (set_row("attention", "seq_q", 100), r"causal with seq_q = 100, seq_k = 512; expected seq_q equal to seq_k"),
+        (
+            set_row("attention", "seq_q", 100),
+            r"causal with seq_q = 100, seq_k = 512; expected seq_q equal to seq_k",
+        ),
         (set_row("attention", "kv_heads", 5), r"kv_heads = 5; expected a divisor of heads = 32"),
         (set_row("collective", "num_nodes", 3), r"num_nodes = 3; expected a divisor of num_gpus"),
-        (lambda data: data["device"].update(sm_count=0), r"sm_count = 0; expected a number from 1 to 1024"),
+        (
+            lambda data: data["device"].update(sm_count=0),
+            r"sm_count = 0; expected a number from 1 to 1024",
+        ),
         (lambda data: data["device"].pop("l2_bytes"), r"field 'l2_bytes' is missing"),
         (
             lambda data: data["device"].update(name="h100-sxm5-80gb"),
             r"products on h100-sxm5-80gb; expected a model that",
         ),
-        (lambda data: data["provenance"].update(runs=5), r"Provenance: runs = 5; expected a list of objects"),
-        (lambda data: data["software"].update(torch=2.11), r"software = .*2\.11.*; expected an object of texts"),
-        (lambda data: data.pop("cliffs"), r"field 'cliffs' is missing; expected all of format, version"),
-        (lambda data: data["tables"].pop("softmax"), r"tables of other kinds; expected gemm, softmax"),
-        (lambda data: data["findings"][0].update(effect="big"), r"Verdict: effect = 'big'; expected a finite"),
-        (lambda data: data["models"]["gemm"][0].update(rows=5), r"profile model of products: a model of bf16"),
+        (
+            lambda data: data["provenance"].update(runs=5),
+            r"Provenance: runs = 5; expected a list of objects",
+        ),
+        (
+            lambda data: data["software"].update(torch=2.11),
+            r"software = .*2\.11.*; expected an object of texts",
+        ),
+        (
+            lambda data: data.pop("cliffs"),
+            r"field 'cliffs' is missing; expected all of format, version",
+        ),
+        (
+            lambda data: data["tables"].pop("softmax"),
+            r"tables of other kinds; expected gemm, softmax",
+        ),
+        (
+            lambda data: data["findings"][0].update(effect="big"),
+            r"Verdict: effect = 'big'; expected a finite",
+        ),
+        (
+            lambda data: data["models"]["gemm"][0].update(rows=5),
+            r"profile model of products: a model of bf16",
+        ),
         (lambda data: data["models"]["gemm"][0].update(model="AAAA"), r"damaged"),
-        (lambda data: data["models"]["gemm"][0].update(model=7), r"profile model of products: a broken part"),
-        (lambda data: data["models"]["attention"][0]["prefill"].update(family="fa9"), r"broken model"),
+        (
+            lambda data: data["models"]["gemm"][0].update(model=7),
+            r"profile model of products: a broken part",
+        ),
+        (
+            lambda data: data["models"]["attention"][0]["prefill"].update(family="fa9"),
+            r"broken model",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_even_when_signed(tmp_path: Path, how: Any, message: str) -> None:
@@ -245,7 +293,9 @@ def test_a_number_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
     whole = made.profile()
     model = replace(whole.models.gemm[0], provenance={"held_out": {"median_pct": float("nan")}})
     odd = replace(whole, models=replace(whole.models, gemm=(model,)))
-    with pytest.raises(InputError, match=r"^write profile: .*profile\.json .*; expected finite numbers$"):
+    with pytest.raises(
+        InputError, match=r"^write profile: .*profile\.json .*; expected finite numbers$"
+    ):
         odd.save(tmp_path / "profile.json")
     assert list(tmp_path.iterdir()) == []
 
@@ -259,4 +309,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_gpu_without_bf16_keeps_its_model_of_attention() -> None:
     device = lookup("v100-sxm2-16gb")
     models = Models(attention=AttentionModel.best(device))
-    assert models_from_json(json.loads(json.dumps(models_to_json(models))), device).attention is not None
+    assert (
+        models_from_json(json.loads(json.dumps(models_to_json(models))), device).attention
+        is not None
+    )

@@ -1,4 +1,6 @@
-"""Two thousand damaged or forged profiles: a clear error or a valid profile, never a traceback nor a wrong number."""
+"""Two thousand damaged or forged profiles: a clear error or a valid profile, never a traceback nor
+a wrong number.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,32 @@ from quantbench.profile import file as profile_file
 from quantbench.profile.file import digest
 from quantbench.workload import TransformerShape
 
-VALUES = (None, True, -1, 0, 3.7, 1e308, -1e-9, 10**30, "", "x", "nan", [], {}, [1], {"a": 1}, 1e-12)
+VALUES = (
+    None,
+    True,
+    -1,
+    0,
+    3.7,
+    1e308,
+    -1e-9,
+    10**30,
+    "",
+    "x",
+    "nan",
+    [],
+    {},
+    [1],
+    {"a": 1},
+    1e-12,
+)
 ASKED_M, ASKED_N, ASKED_K = [2048, 2000, 1, 70000], [6144, 6000, 1, 70000], [2048, 2000, 1, 70000]
 
 
 @cache
 def small() -> Profile:
-    """A profile with everything in it but a large learner, so that two thousand of them take seconds."""
+    """A profile with everything in it but a large learner, so that two thousand of them take
+    seconds.
+    """
     whole = made.profile()
     attention = whole.models.attention
     assert attention is not None
@@ -40,7 +61,9 @@ def answers(profile: Profile) -> ProfileEstimates:
 
 
 def outcome(path: Path) -> tuple[str, Profile | None]:
-    """What loading came to. Anything but an error of the project's own is a bug and passes through."""
+    """What loading came to. Anything but an error of the project's own is a bug and passes
+    through.
+    """
     try:
         found = Profile.load(path)
     except QuantbenchError as error:
@@ -80,7 +103,13 @@ def flipped(raw: bytes, rng: np.random.Generator) -> bytes:
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place in a document."""
     found = [path] if path else []
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    children = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for name, child in children:
         found += places(child, (*path, name))
     return found
@@ -104,7 +133,9 @@ def mutate(data: Any, path: tuple[Any, ...], rng: np.random.Generator) -> None:
 
 
 def by_depth(data: Any, rng: np.random.Generator) -> Callable[[], tuple[Any, ...]]:
-    """Draws places so that each part of the document comes up as often as the others, however long it is."""
+    """Draws places so that each part of the document comes up as often as the others, however long
+    it is.
+    """
     groups: dict[Any, list[tuple[Any, ...]]] = {}
     for path in places(data):
         groups.setdefault(tuple(name for name in path if isinstance(name, str)), []).append(path)
@@ -154,7 +185,9 @@ def test_edited_documents(tmp_path: Path, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_forged_documents(tmp_path: Path, seed: int) -> None:
-    """125 for each seed, whose digest was made to fit: what loads answers with finite times or a clear error."""
+    """125 for each seed, whose digest was made to fit: what loads answers with finite times or a
+    clear error.
+    """
     rng = np.random.default_rng(100 + seed)
     path = tmp_path / "profile.json"
     small().save(path)
@@ -181,7 +214,9 @@ def asked(profile: Profile) -> str:
     try:
         times = [answers(profile).latency_us, profile.softmax(8, [512, 600], [512, 600]).latency_us]
         times.append(profile.attention(1, 32, [512, 600], [512, 600], 128).latency_us)
-        times.append(np.array([profile.layer(TransformerShape(hidden=1024, heads=8, seq=512)).latency_us]))
+        times.append(
+            np.array([profile.layer(TransformerShape(hidden=1024, heads=8, seq=512)).latency_us])
+        )
         profile.gemm(2000, 2000, 2000)
     except InputError as error:
         one_line(error)

@@ -1,4 +1,6 @@
-"""Rows of the public A100 table that a profile does not hold: what it says of them, beside straight lines."""
+"""Rows of the public A100 table that a profile does not hold: what it says of them, beside straight
+lines.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def public() -> tuple[GemmTable, np.ndarray, np.ndarray]:
 
 @cache
 def profile() -> Profile:
-    """Of the rows at powers of two alone: its table, and a model fitted to them from other families' prior."""
+    """Of the rows at powers of two alone: its table, and a model fitted to them from other
+    families' prior.
+    """
     table, rows, _ = public()
     columns = {name: np.repeat(text, len(rows)) for name, text in made.IMPORTED.items()}
     columns |= {name: getattr(table, name)[rows] for name in ("m", "n", "k", "latency_us")}
@@ -43,9 +47,19 @@ def profile() -> Profile:
     columns |= {name: np.zeros(len(rows), dtype=int) for name in ("block_m", "block_n", "split_k")}
     few = np.random.default_rng(0).permutation(rows)[:ROWS]
     model = GemmModel.fit(
-        made.A100, table.m[few], table.n[few], table.k[few], table.latency_us[few], prior="family-out"
+        made.A100,
+        table.m[few],
+        table.n[few],
+        table.k[few],
+        table.latency_us[few],
+        prior="family-out",
     )
-    return replace(made.profile(), tables={"gemm": Table.of("gemm", columns)}, models=Models((model,)), cliffs=())
+    return replace(
+        made.profile(),
+        tables={"gemm": Table.of("gemm", columns)},
+        models=Models((model,)),
+        cliffs=(),
+    )
 
 
 @pytest.mark.slow
@@ -61,7 +75,10 @@ def test_between_powers_of_two_it_is_closer_than_straight_lines_and_its_interval
     for one in np.unique(site[held]):
         mine, theirs = rows[site[rows] == one], site[held] == one
         straight[theirs] = np.interp(table.m[held][theirs], table.m[mine], table.latency_us[mine])
-    error, line_error = np.abs(found.latency_us / true - 1)[between], np.abs(straight / true - 1)[between]
+    error, line_error = (
+        np.abs(found.latency_us / true - 1)[between],
+        np.abs(straight / true - 1)[between],
+    )
     assert np.median(error) < 0.05
     assert np.median(error) < 0.85 * np.median(line_error)
     assert np.quantile(error, 0.9) < 0.75 * np.quantile(line_error, 0.9)
@@ -71,9 +88,14 @@ def test_between_powers_of_two_it_is_closer_than_straight_lines_and_its_interval
 
 @pytest.mark.slow
 def test_across_the_cliff_at_256_the_estimate_steps() -> None:
-    """One wave of 128x256 tiles ends at m = 256 for n = 12288: the table's time doubles to m = 257."""
+    """One wave of 128x256 tiles ends at m = 256 for n = 12288: the table's time doubles to m =
+    257.
+    """
     table, _, _ = public()
-    at = [int(np.flatnonzero((table.m == m) & (table.n == 12288) & (table.k == 4096))[0]) for m in (256, 257)]
+    at = [
+        int(np.flatnonzero((table.m == m) & (table.n == 12288) & (table.k == 4096))[0])
+        for m in (256, 257)
+    ]
     true = table.latency_us[at[1]] / table.latency_us[at[0]]
     found = profile().gemm([255, 257], 12288, 4096)
     assert isinstance(found, ProfileEstimates)

@@ -1,7 +1,7 @@
 """How fast a profile answers, in CPU time of one core: run with --benchmark-only.
 
-What is asked: a million measured and 80,000 modelled shapes a second, a file read in under 0.3 s. A single shape is
-answered as a batch of one.
+What is asked: a million measured and 80,000 modelled shapes a second, a file read in under 0.3 s. A
+single shape is answered as a batch of one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def test_measured_shapes(benchmark: Any, profile: Profile) -> None:
 
 
 @pytest.mark.benchmark(group="profile: 200,000 shapes at once", timer=process_time)
-def test_modelled_shapes(benchmark: Any, profile: Profile, random_sizes: tuple[np.ndarray, ...]) -> None:
+def test_modelled_shapes(
+    benchmark: Any, profile: Profile, random_sizes: tuple[np.ndarray, ...]
+) -> None:
     found = benchmark(profile.gemm, *random_sizes)
     assert (found.source == "modelled").mean() > 0.9
 
@@ -69,7 +71,9 @@ def test_one_measured_shape(benchmark: Any, profile: Profile) -> None:
 
 
 @pytest.mark.benchmark(group="profile: one shape")
-def test_one_modelled_shape(benchmark: Any, profile: Profile, random_sizes: tuple[np.ndarray, ...]) -> None:
+def test_one_modelled_shape(
+    benchmark: Any, profile: Profile, random_sizes: tuple[np.ndarray, ...]
+) -> None:
     """A new shape each time: answers are remembered."""
     shapes = iter(zip(*(size.tolist() for size in random_sizes), strict=True))
     profile.gemm(*next(shapes))
@@ -79,8 +83,8 @@ def test_one_modelled_shape(benchmark: Any, profile: Profile, random_sizes: tupl
 @pytest.mark.benchmark(group="profile: one shape")
 @pytest.mark.parametrize("engine", [False, True], ids=["profile", "aiconfigurator's engine"])
 def test_beside_aiconfigurators_engine(benchmark: Any, engine: bool) -> None:
-    """The same shapes, new ones each time: any m at the n and k of the public A100 table, which the engine has read and
-    the profile has as its rows and its model."""
+    """The same shapes, new ones each time: any m at the n and k of the public A100 table, which the
+    engine has read and the profile has as its rows and its model."""
     pytest.importorskip("aiconfigurator_core", reason="needs the extra `tables`")
     from aiconfigurator_core.sdk import common, perf_database
     from aiconfigurator_core.sdk.operations.gemm import GEMM
@@ -105,7 +109,9 @@ def test_beside_aiconfigurators_engine(benchmark: Any, engine: bool) -> None:
         zero = np.zeros(len(table), dtype=int)
         columns |= {"batch": zero + 1, "block_m": zero, "block_n": zero, "split_k": zero}
         model = GemmModel.best(made.A100)
-        whole = replace(made.profile(), tables={"gemm": Table.of("gemm", columns)}, models=Models((model,)))
+        whole = replace(
+            made.profile(), tables={"gemm": Table.of("gemm", columns)}, models=Models((model,))
+        )
 
         def ask() -> float:
             return float(whole.gemm(*next(shapes)).latency_us)

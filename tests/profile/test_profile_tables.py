@@ -1,4 +1,6 @@
-"""From runs to tables: one row per workload and provider, runs that do not belong together refused."""
+"""From runs to tables: one row per workload and provider, runs that do not belong together
+refused.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ WORKS: tuple[Workload, ...] = (
 
 
 def table(kind: str, works: tuple[Workload, ...], us: float = 1e4) -> Table:
-    records = [made_runs.record(work, (us,), {"n": i}) for i, work in enumerate(works) if work.kind == kind]
+    records = [
+        made_runs.record(work, (us,), {"n": i}) for i, work in enumerate(works) if work.kind == kind
+    ]
     return tables_of([made.run(records)])[0][kind]
 
 
@@ -43,8 +47,12 @@ def test_a_tables_rows_are_the_workloads_again(kind: str) -> None:
     assert list(found.columns) == list(LAYOUTS[kind].names)
 
 
-@pytest.mark.parametrize("work", [work for work in WORKS if not isinstance(work, Collective)], ids=str)
-def test_the_roofline_s_arithmetic_and_bytes_are_those_of_the_workload(work: Gemm | Softmax | Attention) -> None:
+@pytest.mark.parametrize(
+    "work", [work for work in WORKS if not isinstance(work, Collective)], ids=str
+)
+def test_the_roofline_s_arithmetic_and_bytes_are_those_of_the_workload(
+    work: Gemm | Softmax | Attention,
+) -> None:
     device = made.A100
     sizes = tuple(np.array([getattr(work, name)]) for name in SIZES[work.kind])
     keys = set(LAYOUTS[work.kind].keys) - {*SIZES[work.kind], "provider"}
@@ -52,12 +60,19 @@ def test_the_roofline_s_arithmetic_and_bytes_are_those_of_the_workload(work: Gem
     memory_us, compute_us = roofline_parts(device, work.kind, sizes, fixed)
     assert memory_us == pytest.approx([work.min_bytes / (device.memory_gb_per_s * 1e3)], rel=1e-12)
     peak = None if isinstance(work, Softmax) else device.peak(work.dtype)
-    assert compute_us == pytest.approx([0.0 if peak is None else work.flops / (peak * 1e6)], rel=1e-12)
+    assert compute_us == pytest.approx(
+        [0.0 if peak is None else work.flops / (peak * 1e6)], rel=1e-12
+    )
 
 
 def test_launches_grades_and_origins_are_kept() -> None:
     row = next(made.profile().tables["gemm"].rows())
-    assert (row["kernel"], row["block_m"], row["block_n"], row["split_k"]) == ("made_128x256", 128, 256, 1)
+    assert (row["kernel"], row["block_m"], row["block_n"], row["split_k"]) == (
+        "made_128x256",
+        128,
+        256,
+        1,
+    )
     assert (row["grade"], row["origin"]) == ("A", "simulated")
     assert row["low_us"] < row["latency_us"] < row["high_us"]
 
@@ -70,14 +85,19 @@ def test_single_figures_have_an_interval_of_no_width() -> None:
 def graded(work: Workload, us: float, letter: str, **changes: Any) -> Record:
     grade = Grade(letter, () if letter == "A" else ("made so",))
     return made_runs.record(
-        work, Measured(made_runs.measurement((us, us * 1.02, us * 0.98)), grade), {"m": 1}, **changes
+        work,
+        Measured(made_runs.measurement((us, us * 1.02, us * 0.98)), grade),
+        {"m": 1},
+        **changes,
     )
 
 
 def test_of_several_figures_the_best_graded_count_and_the_middle_one_of_these() -> None:
     work = Gemm(4096, 4096, 4096)
     letters = (("C", 500.0), ("A", 600.0), ("A", 640.0), ("A", 610.0), ("rejected", 500.0))
-    runs = [made.run([graded(work, us, letter)], f"run-{i}") for i, (letter, us) in enumerate(letters)]
+    runs = [
+        made.run([graded(work, us, letter)], f"run-{i}") for i, (letter, us) in enumerate(letters)
+    ]
     tables, given = tables_of(runs)
     row = next(tables["gemm"].rows())
     assert (row["latency_us"], row["grade"]) == (610.0, "A")
@@ -90,7 +110,10 @@ def test_own_measurements_come_before_imported_ones() -> None:
     work = Gemm(4096, 4096, 4096)
     mine = graded(work, 600.0, "C", origin="measured")
     other = graded(work, 500.0, "A", origin="imported", source="a table")
-    runs = [made.run([mine], "mine", origin="measured"), made.run([other], "other", origin="imported")]
+    runs = [
+        made.run([mine], "mine", origin="measured"),
+        made.run([other], "other", origin="imported"),
+    ]
     row = next(tables_of(runs)[0]["gemm"].rows())
     assert (row["latency_us"], row["origin"]) == (600.0, "measured")
 
@@ -108,7 +131,9 @@ def test_what_was_not_timed_is_in_no_table() -> None:
 
 def cold(run_id: str, cache: str = "cold", **changes: Any) -> Run:
     outcome = Measured(made_runs.measurement((600.0, 601.0, 602.0), cache=cache), Grade("A"))
-    return made.run([made_runs.record(Gemm(4096, 4096, 4096), outcome, {"m": 4096})], run_id, **changes)
+    return made.run(
+        [made_runs.record(Gemm(4096, 4096, 4096), outcome, {"m": 4096})], run_id, **changes
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,7 +229,12 @@ def test_cliffs_and_verdicts_come_with_their_evidence() -> None:
     assert (worst.before, worst.after) == (Gemm(2048, 1536, 4096), Gemm(2048, 1568, 4096))
     assert set(worst.keys) <= {record.key for record in records}
     assert profile.provenance.num_cliffs == len(profile.cliffs)
-    assert {finding.verdict for finding in profile.findings} <= {"CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED"}
+    assert {finding.verdict for finding in profile.findings} <= {
+        "CONFIRMED",
+        "REFUTED",
+        "INCONCLUSIVE",
+        "NOT TESTED",
+    }
     assert len({finding.rule for finding in profile.findings}) == len(profile.findings) > 10
 
 

@@ -1,4 +1,6 @@
-"""The pages of docs/ and README: every command is understood, every snippet of a user's own kernel runs."""
+"""The pages of docs/ and README: every command is understood, every snippet of a user's own kernel
+runs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ def quantbench_lines(text: str) -> list[str]:
     """Every call of quantbench in commands, continued lines joined."""
     joined = text.replace("\\\n", " ")
     lines = [line for line in joined.splitlines() if not line.lstrip().startswith("#")]
-    return [found.strip() for line in lines for found in re.findall(r"(?:^|[\s'\"])(quantbench [a-z][^'#|]*)", line)]
+    return [
+        found.strip()
+        for line in lines
+        for found in re.findall(r"(?:^|[\s'\"])(quantbench [a-z][^'#|]*)", line)
+    ]
 
 
 def require_understood(line: str) -> None:
@@ -46,7 +52,11 @@ def require_understood(line: str) -> None:
     while words and hasattr(command, "commands"):
         assert words[0] in command.commands, line
         command = command.commands[words.pop(0)]
-    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    known = {
+        option
+        for parameter in command.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
     given = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
     assert given <= known | {"--help", "-h"}, f"{line}: {sorted(given - known)}"
 
@@ -74,14 +84,20 @@ def test_each_link_of_a_page_leads_somewhere(page: Path) -> None:
         assert (page.parent / path).exists(), path
         # What lies outside docs/ is not on the site, and a strict build refuses to link to it.
         assert page.parent != DOCS or (page.parent / path).resolve().is_relative_to(DOCS), path
-    for path in re.findall(r"`((?:quantbench|tests|docs)/[\w/-]+\.(?:py|md|yml))`", page.read_text(encoding="utf-8")):
+    for path in re.findall(
+        r"`((?:quantbench|tests|docs)/[\w/-]+\.(?:py|md|yml))`", page.read_text(encoding="utf-8")
+    ):
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "bash")], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if blocks(p, "bash")], ids=lambda page: page.name
+)
 def test_each_script_of_a_page_is_a_script(page: Path) -> None:
     for script in blocks(page, "bash"):
-        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["bash", "-n"], input=script, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
 
 
@@ -106,10 +122,17 @@ def test_the_sample_workflow_is_one_and_its_commands_exist() -> None:
 @pytest.mark.slow
 def test_the_options_of_pytest_that_are_named_exist() -> None:
     named = set()
-    for text in (*(page.read_text(encoding="utf-8") for page in PAGES), WORKFLOW.read_text(encoding="utf-8")):
+    for text in (
+        *(page.read_text(encoding="utf-8") for page in PAGES),
+        WORKFLOW.read_text(encoding="utf-8"),
+    ):
         named |= set(re.findall(r"--(?:benchmark|device)-[a-z-]+", text))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "pytest", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert {"--benchmark-only", "--benchmark-compare-fail", "--device-cache"} <= named
     assert named <= set(re.findall(r"--[a-z-]+", done.stdout))
@@ -120,7 +143,14 @@ def test_a_kernel_of_ones_own_is_timed_as_the_page_says(tmp_path: Path) -> None:
     first, second, _ = blocks(DOCS / "own-kernels.md", "python")
     assert len([line for line in first.splitlines() if line.strip()]) <= 5
     (tmp_path / "test_mine.py").write_text(first + "\n" + second)
-    words = ("--benchmark-only", "--benchmark-json=out.json", "--device-max-time", "50ms", "--device-cache", "hot")
+    words = (
+        "--benchmark-only",
+        "--benchmark-json=out.json",
+        "--device-max-time",
+        "50ms",
+        "--device-cache",
+        "hot",
+    )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
         cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False,
@@ -134,7 +164,18 @@ def test_a_kernel_of_ones_own_is_timed_as_the_page_says(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_provider_of_ones_own_is_swept_as_the_page_says(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(blocks(DOCS / "own-kernels.md", "python")[2])
-    words = ("--dim", "n=64,96", "-m", "64", "-k", "64", "--dtype", "fp32", "--provider", "mine:MyGemm,torch")
+    words = (
+        "--dim",
+        "n=64,96",
+        "-m",
+        "64",
+        "-k",
+        "64",
+        "--dtype",
+        "fp32",
+        "--provider",
+        "mine:MyGemm,torch",
+    )
     quick = ("--precision", "20%", "--cache", "hot")
     done = subprocess.run(
         [sys.executable, "-m", "quantbench", "sweep", *words, *quick],
@@ -185,7 +226,9 @@ def test_the_snippets_of_the_reference_pages_run(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.count("Interval(low=") > 10
 
 
-@pytest.mark.parametrize("name", re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.M))
+@pytest.mark.parametrize(
+    "name", re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.M)
+)
 def test_each_name_of_the_reference_exists_and_says_what_it_is(name: str) -> None:
     try:
         found: Any = import_module(name)
@@ -196,7 +239,9 @@ def test_each_name_of_the_reference_exists_and_says_what_it_is(name: str) -> Non
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocstrings", reason="needs the site's generator: pip install 'quantbench[docs]'")
+    pytest.importorskip(
+        "mkdocstrings", reason="needs the site's generator: pip install 'quantbench[docs]'"
+    )
     config = DOCS / "site" / "mkdocs.yml"
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(config), "-d", str(tmp_path)],
@@ -209,4 +254,6 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert "quantbench.quantization.quantize" in api
     assert '<span class="gp">' in api  # examples are shown as code
     for page in tmp_path.glob("*.html"):
-        assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"https?://", page.read_text(encoding="utf-8"))
+        assert not re.findall(
+            r"<(?:script|link|img)[^>]+(?:src|href)=\"https?://", page.read_text(encoding="utf-8")
+        )

@@ -1,4 +1,6 @@
-"""Hostile files: every loader ends in a valid object or in one of our errors. `make fuzz` tries 10,000 files each."""
+"""Hostile files: every loader ends in a valid object or in one of our errors. `make fuzz` tries
+10,000 files each.
+"""
 
 from __future__ import annotations
 
@@ -60,15 +62,23 @@ def test_a_hostile_file_ends_in_an_object_or_in_our_error(target: Target, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_a_whole_file_is_loaded(target: Target, tmp_path: Path) -> None:
-    """What the fuzzer starts from is a file that the loader takes; otherwise it would only try to begin."""
+    """What the fuzzer starts from is a file that the loader takes; otherwise it would only try to
+    begin.
+    """
     if target.name in NEEDS:
         pytest.importorskip(NEEDS[target.name], reason="needs the extra `tables`")
     for seed in target.seeds():
         assert target.load(seed, tmp_path) is not None
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS if t.kind in ("json", "jsonl")], ids=lambda target: target.name)
-@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"\xff\xfe{}", b"", b"null\n"])
-def test_json_that_python_itself_gives_up_on_is_refused(target: Target, content: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "target", [t for t in TARGETS if t.kind in ("json", "jsonl")], ids=lambda target: target.name
+)
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"\xff\xfe{}", b"", b"null\n"]
+)
+def test_json_that_python_itself_gives_up_on_is_refused(
+    target: Target, content: bytes, tmp_path: Path
+) -> None:
     with suppress(QuantbenchError):
         target.load(content, tmp_path)

@@ -1,4 +1,6 @@
-"""The package from outside: installed without network or build isolation, and run from a plain checkout."""
+"""The package from outside: installed without network or build isolation, and run from a plain
+checkout.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def python(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *words], cwd=cwd, env={**BARE, **environment}, capture_output=True, text=True, check=False
+        [sys.executable, *words],
+        cwd=cwd,
+        env={**BARE, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -49,13 +56,19 @@ def test_a_plain_checkout_runs_where_the_dependencies_are(checkout: Path) -> Non
 
 def test_models_leave_the_wheel_below_13_mb() -> None:
     # Files of models do not deflate; the sources in a wheel are 0.8 MB.
-    size = sum(p.stat().st_size for p in (ROOT / "quantbench").rglob("models/*") if p.suffix != ".json")
+    size = sum(
+        p.stat().st_size for p in (ROOT / "quantbench").rglob("models/*") if p.suffix != ".json"
+    )
     assert 1e6 < size < 12e6
 
 
 @pytest.mark.slow
-def test_it_installs_without_network_and_imports_from_elsewhere(checkout: Path, tmp_path: Path) -> None:
-    pytest.importorskip("setuptools", reason="--no-build-isolation needs setuptools where quantbench is installed")
+def test_it_installs_without_network_and_imports_from_elsewhere(
+    checkout: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip(
+        "setuptools", reason="--no-build-isolation needs setuptools where quantbench is installed"
+    )
     site = tmp_path / "site"
     words = (
         "-m",
@@ -72,14 +85,23 @@ def test_it_installs_without_network_and_imports_from_elsewhere(checkout: Path, 
     assert done.returncode == 0, done.stderr
     done = python("-c", LOOK, cwd=tmp_path, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
-    assert f'"{site}/quantbench/__init__.py", "{site}/quantbench/kernels/__init__.py"' in done.stdout
+    assert (
+        f'"{site}/quantbench/__init__.py", "{site}/quantbench/kernels/__init__.py"' in done.stdout
+    )
     installed = {path.relative_to(site).as_posix() for path in (site / "quantbench").rglob("*.py")}
-    expected = {path.relative_to(checkout).as_posix() for path in (checkout / "quantbench").rglob("*.py")}
-    expected |= {f"quantbench/{path.relative_to(checkout).as_posix()}" for path in (checkout / "kernels").rglob("*.py")}
+    expected = {
+        path.relative_to(checkout).as_posix() for path in (checkout / "quantbench").rglob("*.py")
+    }
+    expected |= {
+        f"quantbench/{path.relative_to(checkout).as_posix()}"
+        for path in (checkout / "kernels").rglob("*.py")
+    }
     assert installed == expected
     data = {
         p.relative_to(checkout).as_posix()
         for p in (checkout / "quantbench").rglob("*.*")
         if p.suffix in (".toml", ".json", ".gemm", ".j2", ".css")
     }
-    assert data <= {path.relative_to(site).as_posix() for path in (site / "quantbench").rglob("*.*")}
+    assert data <= {
+        path.relative_to(site).as_posix() for path in (site / "quantbench").rglob("*.*")
+    }

@@ -37,6 +37,12 @@ def test_places_are_filled_in_a_line_or_over_lines() -> None:
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
 def test_no_line_begins_with_a_figures_marker(page: Path) -> None:
-    """Markdown takes such a line for a block of HTML, which ends the paragraph or list that it stands in."""
-    found = [line for line in page.read_text().splitlines() if re.match(r"\s*<!-- [\w.-]+:begin -->.*:end -->", line)]
+    """Markdown takes such a line for a block of HTML, which ends the paragraph or list that it
+    stands in.
+    """
+    found = [
+        line
+        for line in page.read_text().splitlines()
+        if re.match(r"\s*<!-- [\w.-]+:begin -->.*:end -->", line)
+    ]
     assert found == []

@@ -14,19 +14,31 @@ import pytest
 
 from quantbench.device.wheels import TABLE
 from quantbench.errors import StoreError
-from tools.guide.front import PAGES, PICTURE, advise_text, draw_staircase, read_staircase, staircase_text
+from tools.guide.front import (
+    PAGES,
+    PICTURE,
+    advise_text,
+    draw_staircase,
+    read_staircase,
+    staircase_text,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.S | re.M)
-COMMANDS = [line for language, block in BLOCKS if not language for line in block.splitlines() if line]
+COMMANDS = [
+    line for language, block in BLOCKS if not language for line in block.splitlines() if line
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("quantbench ") and "--experiment" not in c])
+@pytest.mark.parametrize(
+    "line", [c for c in COMMANDS if c.startswith("quantbench ") and "--experiment" not in c]
+)
 def test_each_command_is_understood(line: str, tmp_path: Path) -> None:
-    """A sweep is planned, for a GPU that need not be here; anything else is run as it stands. An experiment measures
-    on a GPU; tests/analysis/test_check_command.py runs one on a simulated GPU."""
+    """A sweep is planned, for a GPU that need not be here; anything else is run as it stands. An
+    experiment measures on a GPU; tests/analysis/test_check_command.py runs one on a simulated
+    GPU."""
     words = shlex.split(line)[1:]
     if words[0] == "sweep" and "--dry-run" not in words:
         words += ["--dry-run", "--gpu", "a100-sxm4-80gb"]
@@ -44,7 +56,9 @@ def test_each_target_exists(line: str) -> None:
     assert re.search(rf"^{line.split()[1]}:", makefile, re.M)
 
 
-@pytest.mark.parametrize("path", re.findall(r"`((?:quantbench|kernels|tests|docs|\.ci)/[\w./-]+)`", README))
+@pytest.mark.parametrize(
+    "path", re.findall(r"`((?:quantbench|kernels|tests|docs|\.ci)/[\w./-]+)`", README)
+)
 def test_each_path_exists(path: str) -> None:
     assert (ROOT / path).exists()
 
@@ -55,7 +69,9 @@ def test_each_link_and_picture_leads_somewhere(path: str) -> None:
 
 
 def test_ci_runs_nothing_that_readme_does_not_name() -> None:
-    commands = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")]
+    commands = [
+        line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")
+    ]
     assert commands == ["make check", "make test", "make test-extras"]
     assert all(f"`{command}`" in README for command in commands)
 
@@ -83,7 +99,9 @@ def test_each_line_of_wheels_is_an_extra_in_readme(line: str) -> None:
 
 def place(page: Path, name: str) -> str:
     """What stands between the markers of that name."""
-    (found,) = re.findall(rf"<!-- {name}:begin -->\n(.*?)<!-- {name}:end -->", page.read_text(encoding="utf-8"), re.S)
+    (found,) = re.findall(
+        rf"<!-- {name}:begin -->\n(.*?)<!-- {name}:end -->", page.read_text(encoding="utf-8"), re.S
+    )
     return str(found)
 
 
@@ -97,17 +115,22 @@ def test_the_sample_of_advice_is_what_the_command_prints() -> None:
 @pytest.mark.slow
 def test_a_command_that_fails_is_no_sample() -> None:
     with pytest.raises(
-        StoreError, match=r"front page: quantbench advise --gpu nosuch: .*; expected a run without error"
+        StoreError,
+        match=r"front page: quantbench advise --gpu nosuch: .*; expected a run without error",
     ):
         advise_text(("advise", "--gpu", "nosuch"))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("aiconfigurator_core") is None, reason="the extra quantbench[tables] is not installed")
+@pytest.mark.skipif(
+    find_spec("aiconfigurator_core") is None, reason="the extra quantbench[tables] is not installed"
+)
 def test_the_staircase_is_what_the_table_says(tmp_path: Path) -> None:
     found = read_staircase()
     for page in PAGES:
-        assert place(ROOT / page, "staircase") == staircase_text(found), "run: python -m tools.guide.front"
+        assert place(ROOT / page, "staircase") == staircase_text(found), (
+            "run: python -m tools.guide.front"
+        )
     draw_staircase(found, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 

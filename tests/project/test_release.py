@@ -1,4 +1,6 @@
-"""Wheel and source distribution: built without network, complete, typed, and working from outside the checkout."""
+"""Wheel and source distribution: built without network, complete, typed, and working from outside
+the checkout.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ out = sys.argv[1]  # setuptools puts its own words there
 build_meta.build_wheel(out)
 build_meta.build_sdist(out)
 """
-# What a user does first, where nothing of the checkout is in reach: arithmetic, a prediction, a sweep, its files.
+# What a user does first, where nothing of the checkout is in reach: arithmetic, a prediction, a
+# sweep, its files.
 SMOKE = """
 import subprocess, sys
 from pathlib import Path
@@ -90,8 +93,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def sources() -> set[str]:
     """Everything that a user needs, as it is called in the package."""
     kept = {".py", ".toml", ".json", ".gemm", ".j2", ".css", ".typed"}
-    found = {p.relative_to(ROOT).as_posix() for p in (ROOT / "quantbench").rglob("*.*") if p.suffix in kept}
-    found |= {f"quantbench/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "kernels").rglob("*.py")}
+    found = {
+        p.relative_to(ROOT).as_posix()
+        for p in (ROOT / "quantbench").rglob("*.*")
+        if p.suffix in kept
+    }
+    found |= {
+        f"quantbench/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "kernels").rglob("*.py")
+    }
     return {name for name in found if "__pycache__" not in name} | {"quantbench/py.typed"}
 
 
@@ -127,9 +136,19 @@ def test_the_newest_release_of_the_changelog_is_this_version() -> None:
     assert next(heading for heading in headings if heading != "Unreleased") == __version__
 
 
-# Other interpreters that have the dependencies, to try the wheel with: QUANTBENCH_PYTHONS=/a/bin/python:/b/bin/python.
+# Other interpreters that have the dependencies, to try the wheel with:
+# QUANTBENCH_PYTHONS=/a/bin/python:/b/bin/python.
 PYTHONS = [sys.executable, *filter(None, os.environ.get("QUANTBENCH_PYTHONS", "").split(":"))]
-OFFLINE = ("-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target")
+OFFLINE = (
+    "-m",
+    "pip",
+    "install",
+    "--quiet",
+    "--no-index",
+    "--no-deps",
+    "--no-build-isolation",
+    "--target",
+)
 
 
 @pytest.mark.slow
@@ -146,7 +165,9 @@ def test_the_wheel_installs_without_network_and_works_from_elsewhere(
 
 
 @pytest.mark.slow
-def test_the_source_distribution_installs_without_network(built: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_source_distribution_installs_without_network(
+    built: tuple[Path, Path], tmp_path: Path
+) -> None:
     python(*OFFLINE, str(tmp_path / "site"), str(built[1]), cwd=tmp_path)
     assert (tmp_path / "site" / "quantbench" / "py.typed").exists()
     assert (tmp_path / "site" / "quantbench" / "kernels" / "gemm" / "__init__.py").exists()

@@ -1,4 +1,6 @@
-"""Tables of many rows: work that must grow with the rows and no faster, counted rather than timed."""
+"""Tables of many rows: work that must grow with the rows and no faster, counted rather than
+timed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from quantbench.workload import Gemm
 GPU = SimulatedGpu(108, Tile(128, 256))
 
 
-def test_curves_with_sizes_of_their_own_are_fitted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_with_sizes_of_their_own_are_fitted_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[int] = []
 
     def counted(log_size, log_time, sigma):  # type: ignore[no-untyped-def]
@@ -40,7 +44,9 @@ def test_curves_with_sizes_of_their_own_are_fitted_together(monkeypatch: pytest.
         curves = []
         for i in range(count):
             points = along("m", range(512 + 8 * i, 2048, 160)[:8], Gemm(m=1, n=4096, k=64))
-            curves += curves_of(points_of(records_of(GPU, points, noise=0.002, seed=i), GPU.spec()), "m")
+            curves += curves_of(
+                points_of(records_of(GPU, points, noise=0.002, seed=i), GPU.spec()), "m"
+            )
         calls.clear()
         fitted = fit_curves(curves, LEAST_ERROR)
         assert len(fitted) == count
@@ -68,7 +74,9 @@ def test_a_curve_of_thousands_of_sizes_is_fitted_in_parts() -> None:
     (one,) = fit_curves(curves_of(points_of(records, GPU.spec()), "m"), LEAST_ERROR)
     assert (len(one.fit.levels), len(one.fit.trend)) == (len(sizes), len(sizes) - 1)
     rises = {sizes[b.index + 1] for b in one.fit.breaks if b.log_jump > 0.03}
-    waves = {size for size in sizes if -(-size // 128) * 16 > 108 and _waves(size) > _waves(size - 32)}
+    waves = {
+        size for size in sizes if -(-size // 128) * 16 > 108 and _waves(size) > _waves(size - 32)
+    }
     early = {size for size in waves if _waves(size) <= 20}  # higher steps than 4 %
     assert len(rises & early) >= 0.9 * len(early)
     (period,) = find_periods((one,), GPU.spec())
@@ -81,7 +89,9 @@ def _waves(m: int) -> int:
 
 def test_equal_states_and_grades_of_a_file_are_kept_once(tmp_path: Path) -> None:
     records = records_of(GPU, along("m", (128, 256), Gemm(m=1, n=4096, k=4096)), noise=0.0, seed=0)
-    first, second = (record_from_json(json.loads(json.dumps(record_to_json(record)))) for record in records)
+    first, second = (
+        record_from_json(json.loads(json.dumps(record_to_json(record)))) for record in records
+    )
     assert [first, second] == list(records)
     assert first.outcome.measurement.state_before is second.outcome.measurement.state_before  # type: ignore[union-attr]
     assert first.outcome.grade is second.outcome.grade  # type: ignore[union-attr]
@@ -89,19 +99,27 @@ def test_equal_states_and_grades_of_a_file_are_kept_once(tmp_path: Path) -> None
 
 def test_a_heat_map_of_hundreds_of_sizes_has_few_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = [Gemm(m=32 * (i + 1), n=n, k=64) for i in range(300) for n in (1024, 4096)]
-    records = records_of(GPU, [({"m": shape.m, "n": shape.n}, shape) for shape in shapes], noise=0.0, seed=0)
+    records = records_of(
+        GPU, [({"m": shape.m, "n": shape.n}, shape) for shape in shapes], noise=0.0, seed=0
+    )
     drawn: list[Any] = []
-    monkeypatch.setattr(Figure, "savefig", lambda drawing, *_, **__: drawn.extend(drawing.axes[0].get_xticklabels()))
+    monkeypatch.setattr(
+        Figure, "savefig", lambda drawing, *_, **__: drawn.extend(drawing.axes[0].get_xticklabels())
+    )
     rows = rows_of(points_of(records, GPU.spec()))
     draw_heat_map(rows, "m", "n", title="", caption="")
     assert 10 <= len(drawn) <= 14
     assert [label.get_text() for label in drawn[:2]] == ["32", str(32 * 23)]
 
 
-def test_the_model_of_a_large_table_is_fitted_to_a_bounded_number_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_of_a_large_table_is_fitted_to_a_bounded_number_of_its_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: dict[str, int] = {}
 
-    def fitted(device: object, m: Any, *rest: object, effort: Effort | None, **options: object) -> str:
+    def fitted(
+        device: object, m: Any, *rest: object, effort: Effort | None, **options: object
+    ) -> str:
         asked.update(fitted=len(m), trees=(effort or Effort()).growth.trees)
         return "model"
 

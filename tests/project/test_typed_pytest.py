@@ -1,4 +1,6 @@
-"""`pytest --benchmark-only` as README types it: not `python -m pytest`, and with or without the extra dev."""
+"""`pytest --benchmark-only` as README types it: not `python -m pytest`, and with or without the
+extra dev.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,20 @@ BENCHMARKS = "tests/benchmarks"
 def collected(*paths: str, python_path: str = "") -> str:
     """What the typed command says of these paths; it must end without an error."""
     # hypothesis's own plugin is no part of what is tried, and fails without hypothesis.
-    words = [str(SCRIPT), "-p", "no:hypothesispytest", "--benchmark-only", "--collect-only", "-q", "-rs", *paths]
+    words = [
+        str(SCRIPT),
+        "-p",
+        "no:hypothesispytest",
+        "--benchmark-only",
+        "--collect-only",
+        "-q",
+        "-rs",
+        *paths,
+    ]
     environment = {**os.environ, "PYTHONPATH": python_path}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

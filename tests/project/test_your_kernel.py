@@ -1,4 +1,6 @@
-"""docs/your-kernel.md: its kernel is right, its commands run, its waves are named (on a simulated GPU)."""
+"""docs/your-kernel.md: its kernel is right, its commands run, its waves are named (on a simulated
+GPU).
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *words: str) -> str:
-    environment = {**ENVIRONMENT, "TRITON_INTERPRET": "1", "SIZE": "64", "PYTHONPATH": f"{ROOT}:{folder}"}
+    environment = {
+        **ENVIRONMENT,
+        "TRITON_INTERPRET": "1",
+        "SIZE": "64",
+        "PYTHONPATH": f"{ROOT}:{folder}",
+    }
     done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -41,12 +53,20 @@ def run(folder: Path, *words: str) -> str:
 
 @pytest.mark.slow
 @in_interpreter
-def test_the_kernel_of_the_page_is_checked_and_its_interpreted_times_are_rejected(folder: Path) -> None:
-    (line,) = [line for line in (DOCS / "your-kernel.md").read_text().splitlines() if line.startswith("TRITON_INTERP")]
+def test_the_kernel_of_the_page_is_checked_and_its_interpreted_times_are_rejected(
+    folder: Path,
+) -> None:
+    (line,) = [
+        line
+        for line in (DOCS / "your-kernel.md").read_text().splitlines()
+        if line.startswith("TRITON_INTERP")
+    ]
     run(folder, "quantbench", *line.partition(" quantbench ")[2].split())
     (made,) = folder.glob("results/*/*")
     records = [record for record in read_run(made).records if record.role == "point"]
-    assert {(r.provider, r.workload.n) for r in records} == {(p, n) for p in ("torch.mm", MINE) for n in (64, 65)}
+    assert {(r.provider, r.workload.n) for r in records} == {
+        (p, n) for p in ("torch.mm", MINE) for n in (64, 65)
+    }
     for record in records:
         assert record.check is not None, record.outcome
         assert isinstance(record.outcome, Measured)
@@ -69,7 +89,9 @@ def test_the_benchmark_of_the_page_is_one_of_pytest_benchmark(folder: Path) -> N
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of both providers on a simulated GPU, whose own kernel has the tile that the page declares."""
+    """A run of both providers on a simulated GPU, whose own kernel has the tile that the page
+    declares.
+    """
     grid = along("n", range(3072, 8193, 128), Gemm(4096, 1, 4096, dtype="bf16"))
     results = tmp_path_factory.mktemp("results")
     mine = SimulatedGpu(108, Tile(128, 128, block_k=64, stages=3, num_warps=8), tile_ns_per_k=12.0)
@@ -85,11 +107,23 @@ def test_check_names_the_waves_of_the_declared_tile(simulated: Path) -> None:
     done = CliRunner().invoke(app, ["check", str(simulated), "--json"])
     found = [cliff for cliff in json.loads(done.stdout)["cliffs"] if cliff["provider"] == MINE]
     assert found
-    assert all("128x128" in json.dumps(cliff) and "wave" in json.dumps(cliff) for cliff in found), found[0]
+    assert all("128x128" in json.dumps(cliff) and "wave" in json.dumps(cliff) for cliff in found), (
+        found[0]
+    )
 
 
 def test_compare_tells_where_the_kernel_is_slower_and_report_draws_both(simulated: Path) -> None:
-    words = ["--by", "workload", "--provider-a", "torch.mm", "--provider-b", MINE, "--margin", "2%", "--json"]
+    words = [
+        "--by",
+        "workload",
+        "--provider-a",
+        "torch.mm",
+        "--provider-b",
+        MINE,
+        "--margin",
+        "2%",
+        "--json",
+    ]
     done = CliRunner().invoke(app, ["compare", str(simulated), str(simulated), *words])
     assert done.exit_code == 1, done.output
     assert "slower" in done.stdout

@@ -1,4 +1,6 @@
-"""A provider that looks faster than it is never gets a grade above D: it fails with the reason, or is graded D."""
+"""A provider that looks faster than it is never gets a grade above D: it fails with the reason, or
+is graded D.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class InThisProcess:
 
     def __init__(self, spec: DeviceSpec) -> None:
         self.hello = Hello(spec, DeviceState(), {})
-        self._worker = Worker(spec, CpuTimer(TIMING, spec, DeviceState), TIMING, lambda request: None)
+        self._worker = Worker(
+            spec, CpuTimer(TIMING, spec, DeviceState), TIMING, lambda request: None
+        )
 
     def begin(self, timing: TimingOptions) -> None:
         pass
@@ -126,8 +130,12 @@ CHEATS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cheat", "work", "reason"), CHEATS, ids=[f"{c}-{w.kind}" for c, w, _ in CHEATS])
-def test_a_cheat_is_refused_with_the_reason(cheat: str, work: Workload, reason: str, spec: DeviceSpec) -> None:
+@pytest.mark.parametrize(
+    ("cheat", "work", "reason"), CHEATS, ids=[f"{c}-{w.kind}" for c, w, _ in CHEATS]
+)
+def test_a_cheat_is_refused_with_the_reason(
+    cheat: str, work: Workload, reason: str, spec: DeviceSpec
+) -> None:
     # Of the corners, one point in 18 passes: the last change before the check reaches one.
     points = 4 if cheat == "CachesByCorners" else 1
     outcomes = (record_of(spec, cheat, work).outcome for _ in range(points))
@@ -182,11 +190,17 @@ def test_work_on_other_cores_is_graded_d(spec: DeviceSpec) -> None:
         ("HonestReference", replace(HEADS, direction="backward", dtype="fp16", causal=False)),
     ],
 )
-def test_the_honest_are_measured_and_their_error_is_recorded(honest: str, work: Workload, spec: DeviceSpec) -> None:
+def test_the_honest_are_measured_and_their_error_is_recorded(
+    honest: str, work: Workload, spec: DeviceSpec
+) -> None:
     record = record_of(spec, honest, work)
     assert isinstance(record.outcome, Measured), record.outcome
     assert record.check is not None
-    assert record.check.relative_error <= record.check.tolerance == correctness.tolerance(work).relative_norm
+    assert (
+        record.check.relative_error
+        <= record.check.tolerance
+        == correctness.tolerance(work).relative_norm
+    )
     assert not any("not checked" in reason for reason in record.outcome.grade.reasons)
     again = record_from_json(json.loads(json.dumps(record_to_json(record))))
     assert again.check == record.check
@@ -197,7 +211,9 @@ def test_every_cheat_is_tried() -> None:
     written = {
         name
         for name, value in vars(cheating_providers).items()
-        if isinstance(value, type) and issubclass(value, cheating_providers.Honest) and "Honest" not in name
+        if isinstance(value, type)
+        and issubclass(value, cheating_providers.Honest)
+        and "Honest" not in name
     }
     assert tried == written
     assert len(tried) >= 15

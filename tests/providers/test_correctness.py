@@ -1,4 +1,6 @@
-"""The references and bounds of the harness: right results pass at every size, and each kind of error is found."""
+"""The references and bounds of the harness: right results pass at every size, and each kind of
+error is found.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,11 @@ WORKLOADS: list[Workload] = [
     Gemm(33, 20, 4100, dtype="fp32", layout="tn"),
     Gemm(40, 30, 20, batch=7, layout="nt"),
     *(GroupedGemm((40, 0, 1, 33), 30, 20, dtype, layout) for dtype, layout in EXPERT_FORMATS),
-    *(Permute(40, 30, 3, dtype, direction) for dtype in ("bf16", "fp32") for direction in PERMUTATIONS),
+    *(
+        Permute(40, 30, 3, dtype, direction)
+        for dtype in ("bf16", "fp32")
+        for direction in PERMUTATIONS
+    ),
     *(
         Softmax(6, 40, 40, mask=mask, mask_batch=2, direction=direction, dtype=dtype, scale=0.4)
         for mask in ("causal", "full", "none")
@@ -64,13 +70,17 @@ WORKLOADS: list[Workload] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("work", WORKLOADS, ids=str)
-def test_right_results_pass_whole_and_in_chunks(work: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_right_results_pass_whole_and_in_chunks(
+    work: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given, found = case(work)
     bound = correctness.tolerance(work).relative_norm
     whole = error_of(work, given, found)
     assert whole <= bound / 2
     monkeypatch.setitem(correctness._CHUNK_ELEMENTS, "cpu", 400)
-    assert error_of(work, given, found) == pytest.approx(whole, rel=0.2, abs=1e-9)  # other vectors, the same rows
+    assert error_of(work, given, found) == pytest.approx(
+        whole, rel=0.2, abs=1e-9
+    )  # other vectors, the same rows
 
 
 @pytest.mark.parametrize("distribution", ["uniform", "integers", "zeros"])
@@ -80,7 +90,11 @@ def test_right_results_of_every_distribution_pass(distribution: str) -> None:
 
 
 @given(
-    m=st.integers(1, 80), n=st.integers(1, 80), k=st.integers(1, 200), batch=st.integers(1, 3), seed=st.integers(0, 99)
+    m=st.integers(1, 80),
+    n=st.integers(1, 80),
+    k=st.integers(1, 200),
+    batch=st.integers(1, 3),
+    seed=st.integers(0, 99),
 )
 @settings(max_examples=40, deadline=None)
 def test_right_products_never_fail(m: int, n: int, k: int, batch: int, seed: int) -> None:
@@ -89,12 +103,16 @@ def test_right_products_never_fail(m: int, n: int, k: int, batch: int, seed: int
         error_of(work, *case(work), seed=seed)
 
 
-@pytest.mark.parametrize("work", [Gemm(200, 120, 60, dtype="fp32"), Gemm(200, 120, 60, batch=3)], ids=str)
+@pytest.mark.parametrize(
+    "work", [Gemm(200, 120, 60, dtype="fp32"), Gemm(200, 120, 60, batch=3)], ids=str
+)
 def test_the_error_is_estimated_without_bias(work: Gemm) -> None:
     """The mean over many draws is ‖out − ref‖ / ‖ref‖."""
     given, (found,) = case(work)
     (reference,) = results(work, given)
-    noise = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)) * found.float().std()
+    noise = (
+        torch.randn(found.shape, generator=torch.Generator().manual_seed(1)) * found.float().std()
+    )
     spoiled = (found + 0.3 * correctness.tolerance(work).relative_norm * noise).to(found.dtype)
     estimates = [error_of(work, given, (spoiled,), seed) for seed in range(20)]
     assert sum(estimates) / 20 == pytest.approx(relative_error(spoiled, reference), rel=0.1)
@@ -102,7 +120,9 @@ def test_the_error_is_estimated_without_bias(work: Gemm) -> None:
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
 def test_a_product_is_read_once_or_twice(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check costs O(mn + nk + mk): a is read twice, b and c once, in whatever order they are stored."""
+    """A check costs O(mn + nk + mk): a is read twice, b and c once, in whatever order they are
+    stored.
+    """
     work = Gemm(70, 50, 90, layout=layout)
     given, found = case(work)
     read: list[int] = []
@@ -120,7 +140,9 @@ def test_a_product_is_read_once_or_twice(layout: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("compute", [torch.float32, torch.float64])
-def test_projections_are_products(transposed: bool, compute: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_projections_are_products(
+    transposed: bool, compute: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(correctness._CHUNK_ELEMENTS, "cpu", 100)
     stored = torch.randn(3, 30, 20).bfloat16()
     matrices = stored.mT if transposed else stored
@@ -135,7 +157,9 @@ def test_projections_are_products(transposed: bool, compute: torch.dtype, monkey
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_an_error_in_the_whole_is_found_from_one_and_a_half_times_the_tolerance_on(dtype: str) -> None:
+def test_an_error_in_the_whole_is_found_from_one_and_a_half_times_the_tolerance_on(
+    dtype: str,
+) -> None:
     """Products in 16 bits are checked in fp32, which finds as much as float64."""
     work = Gemm(200, 160, 700, dtype=dtype)
     given, (found,) = case(work)
@@ -190,7 +214,8 @@ def one_infinity(found: Tensors) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "damage", [zero_tile, zero_last_row, wrong_column, one_large_element, scaled, one_nan, one_infinity]
+    "damage",
+    [zero_tile, zero_last_row, wrong_column, one_large_element, scaled, one_nan, one_infinity],
 )
 @pytest.mark.parametrize(
     "work",
@@ -213,7 +238,11 @@ def test_a_wrong_result_is_found(work: Workload, damage: Damage) -> None:
     for seed in range(3):
         given, found = case(work)
         damage(found)
-        words = "1 of .* elements not written or not a number" if "one_" in damage.__name__[:4] else "relative error"
+        words = (
+            "1 of .* elements not written or not a number"
+            if "one_" in damage.__name__[:4]
+            else "relative error"
+        )
         words = words if damage is not one_large_element else "relative error"
         with pytest.raises(MeasurementError, match=f"^check: {words}"):
             error_of(work, given, found, seed)
@@ -247,7 +276,9 @@ def test_each_gradient_of_attention_is_checked(output: int) -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_of_large_attention_every_tile_is_looked_at(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_large_attention_every_tile_is_looked_at(
+    direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sampled rows find any wrong tile of 64 rows, and the row that must be seen."""
     monkeypatch.setattr(correctness, "_WHOLE_PAIRS", 0)
     work = Attention(2, 4, 200, 200, 16, kv_heads=2, direction=direction, dtype="fp32")
@@ -301,7 +332,10 @@ def test_the_message_names_error_and_bound() -> None:
 
 def test_tolerances_tell_formats_apart() -> None:
     """Those of fp32 follow k, and lie far below one rounding to tf32."""
-    bounds = [correctness.tolerance(Gemm(64, 64, k, dtype="fp32")).relative_norm for k in (64, 4096, 65536)]
+    bounds = [
+        correctness.tolerance(Gemm(64, 64, k, dtype="fp32")).relative_norm
+        for k in (64, 4096, 65536)
+    ]
     assert bounds == sorted(bounds)
     assert bounds[-1] < 3e-4 / 15
     with pytest.raises(InputError, match="collective"):
@@ -327,7 +361,10 @@ def test_the_error_of_a_zero_reference_is_absolute() -> None:
                 reason="this torch has no fp8 product on a CPU",
             ),
         ),
-        *(("torch.grouped_loop", GroupedGemm((90, 0, 3, 64), 41, 82, *of)) for of in EXPERT_FORMATS),
+        *(
+            ("torch.grouped_loop", GroupedGemm((90, 0, 3, 64), 41, 82, *of))
+            for of in EXPERT_FORMATS
+        ),
         *(("torch.permute", Permute(90, 41, 3, "bf16", direction)) for direction in PERMUTATIONS),
         ("torch.eager", Softmax(24, 96, 96, mask="full", mask_batch=4)),
         ("torch.eager", Softmax(24, 96, 96, mask="full", mask_batch=4, direction="backward")),
@@ -345,7 +382,9 @@ def test_torchs_providers_pass(provider_id: str, workload: Workload) -> None:
 
 
 def test_gradients_that_cancel_by_chance_are_not_refused() -> None:
-    """Most rows of 8 causal queries attend to few keys, so the products of gradients and values are small in some."""
+    """Most rows of 8 causal queries attend to few keys, so the products of gradients and values are
+    small in some.
+    """
     work = Attention(64, 8, 8, 8, 64, direction="backward")
     for _ in range(8):
         assert check(catalog.make("torch.flash"), work, CPU) is not None
@@ -403,7 +442,9 @@ def test_copies_that_are_timed_in_turn_are_checked() -> None:
         audit.after_sampling(run)
 
 
-@pytest.mark.parametrize(("name", "what"), [("os:path", "a module"), ("os:getcwd", "a builtin_function_or_method")])
+@pytest.mark.parametrize(
+    ("name", "what"), [("os:path", "a module"), ("os:getcwd", "a builtin_function_or_method")]
+)
 def test_a_name_that_means_no_class_is_no_provider(name: str, what: str) -> None:
     with pytest.raises(InputError, match=f"{name}.*{what}.*class with unsupported, prepare"):
         catalog.make(name)

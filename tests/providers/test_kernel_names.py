@@ -1,6 +1,7 @@
 """Names of library kernels seen in the wild, with what they must be read as.
 
-Tiles are in our orientation: (block_m, block_n, block_k, stages). A library's name prints our n first.
+Tiles are in our orientation: (block_m, block_n, block_k, stages). A library's name prints our n
+first.
 """
 
 from collections.abc import Iterator
@@ -22,8 +23,8 @@ SAMPLE = HERE.parents[1] / "data" / "neusight_gemms.csv"
 # Kept beside the checkout, not in it.
 WHOLE = HERE.parents[3] / "shared" / "data"
 
-# NVIDIA/cutlass issues 1025 and 2286, NVIDIA/TensorRT-LLM 1541, tile-ai/tilus 154, pytorch/pytorch traces, nsys and
-# ncu listings in public repositories.
+# NVIDIA/cutlass issues 1025 and 2286, NVIDIA/TensorRT-LLM 1541, tile-ai/tilus 154, pytorch/pytorch
+# traces, nsys and ncu listings in public repositories.
 GEMMS = [
     ("volta_fp16_s884gemm_fp16_256x128_ldg8_f2f_nn", "volta", (128, 256, None, None)),
     ("volta_h884gemm_64x64_nt", "volta", (64, 64, None, None)),
@@ -37,8 +38,16 @@ GEMMS = [
     ("turing_fp16_s1688gemm_fp16_256x128_ldg8_f2f_stages_32x1_nn", "turing", (128, 256, 32, 1)),
     ("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nn", "ampere", (256, 128, 64, 3)),
     ("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn", "ampere", (256, 128, 64, 3)),
-    ("ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8_f2f_stages_64x6_nn", "ampere", (64, 64, 64, 6)),
-    ("ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_relu_f2f_stages_64x6_tn", "ampere", (64, 64, 64, 6)),
+    (
+        "ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8_f2f_stages_64x6_nn",
+        "ampere",
+        (64, 64, 64, 6),
+    ),
+    (
+        "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_relu_f2f_stages_64x6_tn",
+        "ampere",
+        (64, 64, 64, 6),
+    ),
     ("ampere_s16816gemm_fp16_128x64_ldg8_stages_32x6_tn", "ampere", (64, 128, 32, 6)),
     ("ampere_fp16_s1688gemm_fp16_128x128_ldg8_relu_f2f_tn", "ampere", (128, 128, None, None)),
     ("ampere_h16816gemm_256x128_ldg8_stages_64x3_nt_v1", "ampere", (128, 256, 64, 3)),
@@ -62,7 +71,11 @@ GEMMS = [
         "ck",
         (32, 64, 512, None),
     ),
-    ("a8w8_blockscale_cktile_192x256x128_4x2x1_16x16x128_intrawave_0x1x0_1", "ck", (192, 256, 128, None)),
+    (
+        "a8w8_blockscale_cktile_192x256x128_4x2x1_16x16x128_intrawave_0x1x0_1",
+        "ck",
+        (192, 256, 128, None),
+    ),
     (
         "a8w8_bpreshuffle_cktile_0x0x8x4x1x0x0x0x0x1_96x128x256_1x4x1_16x16x128_default",
         "ck",
@@ -72,13 +85,29 @@ GEMMS = [
     ("_ZN5aiter24bf16gemm_bf16_tn_256x256E", "aiter", (256, 256, None, None)),
     ("flydsl_bpreshuflle_16x64x512_F8_F8_B16_0x3x0x2_default", "aiter", (16, 64, 512, None)),
     ("opus_gemm_512x128x256x64_2x4_16x16x32_0x0x0_nooob_4g_safe", "aiter", (128, 256, 64, None)),
-    ("cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8", "cutlass", (128, 256, 32, 3)),
-    ("cutlass_80_tensorop_f16_s16816gemm_relu_f16_128x128_32x4_tn_align8", "cutlass", (128, 128, 32, 4)),
-    ("cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_nn_align1", "cutlass", (128, 256, None, None)),
+    (
+        "cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8",
+        "cutlass",
+        (128, 256, 32, 3),
+    ),
+    (
+        "cutlass_80_tensorop_f16_s16816gemm_relu_f16_128x128_32x4_tn_align8",
+        "cutlass",
+        (128, 128, 32, 4),
+    ),
+    (
+        "cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_nn_align1",
+        "cutlass",
+        (128, 256, None, None),
+    ),
     ("cutlass_80_tensorop_s1688gemm_64x256_16x4_nn_align4", "cutlass", (256, 64, 16, 4)),
     ("cutlass_80_simt_sgemm_256x128_8x4_nn_align1", "cutlass", (128, 256, 8, 4)),
     ("cutlass_80_tensorop_i16832gemm_s8_256x128_64x3_tn_align16", "cutlass", (128, 256, 64, 3)),
-    ("cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_align8", "cutlass", (16, 16, 128, 2)),
+    (
+        "cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_align8",
+        "cutlass",
+        (16, 16, 128, 2),
+    ),
     (
         "void cutlass::Kernel2<cutlass_80_wmma_tensorop_i161616gemm_s8_forwardCompat_128x128_32x2_tn_align4>"
         "(T1::Params)",
@@ -143,16 +172,26 @@ GEMMS = [
     ("nvjet_tst_256x96_64x5_2x1_2cta_v_badd_NNT", "nvjet", (96, 256, 64, 5)),
     ("nvjet_tss_256x128_64x4_1x2_h_bz_coopA_TNT", "nvjet", (128, 256, 64, 4)),
     ("nvjet_qqtst_112x128_128x7_2x1_v_bz_coopA_algo2_TNN", "nvjet", (128, 112, 128, 7)),
-    ("nvjet_qqtst_128x256_128x6_2x2_2cta_h_bz_Avec32UE8M0_Bvec32UE8M0_TNT", "nvjet", (256, 128, 128, 6)),
+    (
+        "nvjet_qqtst_128x256_128x6_2x2_2cta_h_bz_Avec32UE8M0_Bvec32UE8M0_TNT",
+        "nvjet",
+        (256, 128, 128, 6),
+    ),
     ("nvjet_sm100_tst_128x256_64x6_2x1_2cta_v_bz_TNT", "nvjet", (256, 128, 64, 6)),
     ("nvjet_sm103_hsh_128x256_64x6_2x1_2cta_v_bz_NNT", "nvjet", (256, 128, 64, 6)),
     ("nvjet_sm120_tst_mma_64x64x128_3_32x32x128_tmaAB_alignCD4_bz_TNNN", "nvjet", (64, 64, 128, 3)),
-    ("nvjet_sm120_hss_mma_128x176x64_2_32x88x64_tmaAB_alignCD4_bz_NNNN", "nvjet", (176, 128, 64, 2)),
+    (
+        "nvjet_sm120_hss_mma_128x176x64_2_32x88x64_tmaAB_alignCD4_bz_NNNN",
+        "nvjet",
+        (176, 128, 64, 2),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "family", "tile"), GEMMS, ids=[name for name, _, _ in GEMMS])
-def test_a_product_and_its_tile(name: str, family: str, tile: tuple[int, int, int | None, int | None]) -> None:
+def test_a_product_and_its_tile(
+    name: str, family: str, tile: tuple[int, int, int | None, int | None]
+) -> None:
     read = parse(name)
     assert (read.family, read.role) == (family, "gemm")
     assert read.tile is not None
@@ -197,15 +236,28 @@ def test_split_k_without_a_number_is_said(name: str, tile: Tile) -> None:
 @pytest.mark.parametrize(
     ("name", "split_k", "unknown"),
     [
-        # Tensile's global split-u; 0 or none where hipBLASLt takes it at launch or its stream-k has no such number
-        ("Custom2_Cijk_Ailk_Bljk_HHS_BH_MT128x32x64_MI32x32x8x1_SN_1LDSB0_GRVW8_GSU18_LPB8_WG128_2_1", 18, False),
-        ("Cijk_Alik_Bljk_BBS_BH_Bias_UserArgs_MT64x48x128_MI16x16x1_GRVWB8_GSUAMBSK_ISA942_SK0_WS64_WG16_4_4", 1, True),
+        # Tensile's global split-u; 0 or none where hipBLASLt takes it at launch or its stream-k has
+        # no such number
+        (
+            "Custom2_Cijk_Ailk_Bljk_HHS_BH_MT128x32x64_MI32x32x8x1_SN_1LDSB0_GRVW8_GSU18_LPB8_WG128_2_1",
+            18,
+            False,
+        ),
+        (
+            "Cijk_Alik_Bljk_BBS_BH_Bias_UserArgs_MT64x48x128_MI16x16x1_GRVWB8_GSUAMBSK_ISA942_SK0_WS64_WG16_4_4",
+            1,
+            True,
+        ),
         (
             "Cijk_Alik_Bljk_BBS_BH_UserArgs_MT256x208x64_MI16x16x1_GSU0_GSUAMB_ISA950_SK3_SKFTR0_WS64_WG64_4_1.kd",
             1,
             True,
         ),
-        ("flydsl_gemm5_abf16_wbf16_bf16_t16x64x64_split_k9_block_m_warp1_block_n_warp2_c_to_ldsFalse_gfx950", 9, False),
+        (
+            "flydsl_gemm5_abf16_wbf16_bf16_t16x64x64_split_k9_block_m_warp1_block_n_warp2_c_to_ldsFalse_gfx950",
+            9,
+            False,
+        ),
         ("flydsl_bpreshuflle_16x64x512_F8_F8_B16_0x3x0x2_default_ks4", 4, False),
         ("_ZN5aiter39bf16gemm_fp32bf16_tn_32x64_splitk_cleanE", 1, True),
         ("opus_gemm_flatmm_splitk_256x32x32x128_2x1_16x16x32_0x0x0_wgpcu2_nooob", 1, True),
@@ -229,22 +281,35 @@ def test_warps_of_amd_kernels_have_64_threads() -> None:
 
 
 def test_tensile_prints_our_n_first() -> None:
-    # y = x·Wᵀ with 512 rows, n = 768, k = 3072 on an MI300X: MT64x48x128 ran 264 workgroups in a split of two.
+    # y = x·Wᵀ with 512 rows, n = 768, k = 3072 on an MI300X: MT64x48x128 ran 264 workgroups in a
+    # split of two.
     tile = parse("Cijk_Alik_Bljk_BBS_BH_MT64x48x128_MI16x16x1_GSU2_ISA942_WS64_WG16_4_4").tile
     assert tile is not None
     assert cdiv(768, tile.block_n) * cdiv(512, tile.block_m) * tile.split_k == 264
 
 
 def _launches(row: dict[str, Any]) -> tuple[str, Gemm, tuple[int, int, int], bool]:
-    """Kernel, product, grid and whether a reduction kernel followed, of a row with our names of the columns."""
-    m, n, k, batch, x, y, z = (int(row[c]) for c in ("m", "n", "k", "batch", "grid_x", "grid_y", "grid_z"))
+    """Kernel, product, grid and whether a reduction kernel followed, of a row with our names of the
+    columns.
+    """
+    m, n, k, batch, x, y, z = (
+        int(row[c]) for c in ("m", "n", "k", "batch", "grid_x", "grid_y", "grid_z")
+    )
     layout = "nt" if row["op"] == "linear" else "nn"
     work = Gemm(m, n, k, batch=batch, dtype="fp32", layout=layout)
     return row["kernel"], work, (x, y, z), "splitkreduce" in row["kernels"]
 
 
 def _sampled() -> Iterator[dict[str, Any]]:
-    names = {"OPName": "op", "B": "batch", "M": "m", "K": "n", "N": "k", "Kernel Name": "kernel", "Kernels": "kernels"}
+    names = {
+        "OPName": "op",
+        "B": "batch",
+        "M": "m",
+        "K": "n",
+        "N": "k",
+        "Kernel Name": "kernel",
+        "Kernels": "kernels",
+    }
     names |= {f"Grid {axis}": f"grid_{axis}" for axis in "xyz"}
     with SAMPLE.open(encoding="utf-8") as stream:
         for row in DictReader(stream):
@@ -275,7 +340,10 @@ def test_every_grid_of_the_measured_products_is_what_the_name_tells() -> None:
     products = [row for row in rows if row["op"] != "softmax"]
     wrong = [row for row in products if not _grid_is_told(row)]
     assert wrong == []
-    assert {row["gpu"] for row in products if row["op"] == "linear"} >= {"v100-pcie-32gb", "a100-pcie-40gb"}
+    assert {row["gpu"] for row in products if row["op"] == "linear"} >= {
+        "v100-pcie-32gb",
+        "a100-pcie-40gb",
+    }
 
 
 @pytest.mark.skipif(not WHOLE.exists(), reason="no ../shared beside the checkout")
@@ -283,8 +351,15 @@ def test_every_tuned_kernel_of_aiter_has_a_tile() -> None:
     table = pq.read_table(WHOLE / "amd_tuned_gemms.parquet", columns=["kernel", "split_k"])
     kernels = {row["kernel"]: row["split_k"] for row in table.to_pylist()}
     # Names of libraries, not of kernels: torch, Triton, hipBLASLt's solution of a skinny product.
-    assert {name for name in kernels if parse(name).tile is None} == {"auto", "native", "sol2", "triton"}
-    stated = {name: tile.split_k for name in kernels if (tile := parse(name).tile) and "_split_k" in name}
+    assert {name for name in kernels if parse(name).tile is None} == {
+        "auto",
+        "native",
+        "sol2",
+        "triton",
+    }
+    stated = {
+        name: tile.split_k for name in kernels if (tile := parse(name).tile) and "_split_k" in name
+    }
     assert stated == {name: kernels[name] for name in stated}
 
 
@@ -295,7 +370,9 @@ def test_sliced_is_no_split() -> None:
 
 def test_a_pair_of_sms_shares_the_printed_tile_in_cutlass() -> None:
     # 4096³ on a B200: a grid of 16×32 blocks under the name 256x256x64 (ncu, cuBLAS of CUDA 13.1).
-    name = "cutlass3x_sm100_tensorop_h256x256x16gemm_f16_f16_f16_f16_f16_256x256x64_0_nnn_align8_2sm"
+    name = (
+        "cutlass3x_sm100_tensorop_h256x256x16gemm_f16_f16_f16_f16_f16_256x256x64_0_nnn_align8_2sm"
+    )
     tile = parse(name).tile
     assert tile is not None
     assert cdiv(4096, tile.block_m) * cdiv(4096, tile.block_n) == 16 * 32
@@ -304,8 +381,9 @@ def test_a_pair_of_sms_shares_the_printed_tile_in_cutlass() -> None:
     assert (parse(clustered).cluster, parse(clustered).split_k_unknown) == ((2, 2), True)
 
 
-# Blocks launched for y = x·Wᵀ with W n×k and m rows, bf16 (torch.profiler, H100 with 132 SMs; W 12352×2560 and kin).
-# Tiles count up to whole clusters. None of these fills the device, so no grid was cut to it.
+# Blocks launched for y = x·Wᵀ with W n×k and m rows, bf16 (torch.profiler, H100 with 132 SMs; W
+# 12352×2560 and kin). Tiles count up to whole clusters. None of these fills the device, so no grid
+# was cut to it.
 NVJET_GRIDS = [
     ("nvjet_sm90_tst_128x32_64x10_4x1_v_bz_TNT", 32, 12288, 96),
     ("nvjet_sm90_tst_128x32_64x10_4x1_v_bz_TNT", 32, 12352, 100),
@@ -322,7 +400,9 @@ NVJET_GRIDS = [
 
 
 @pytest.mark.parametrize(("name", "m", "n", "blocks"), NVJET_GRIDS)
-def test_nvjet_prints_our_n_first_whatever_the_last_letter(name: str, m: int, n: int, blocks: int) -> None:
+def test_nvjet_prints_our_n_first_whatever_the_last_letter(
+    name: str, m: int, n: int, blocks: int
+) -> None:
     read = parse(name)
     assert read.tile is not None
     assert read.cluster is not None
@@ -331,9 +411,12 @@ def test_nvjet_prints_our_n_first_whatever_the_last_letter(name: str, m: int, n:
     assert tiles_m * tiles_n == blocks
 
 
-@pytest.mark.parametrize(("m", "grid_x"), [(4096, 256), (4107, 264), (4480, 280), (4608, 288), (4736, 296)])
+@pytest.mark.parametrize(
+    ("m", "grid_x"), [(4096, 256), (4107, 264), (4480, 280), (4608, 288), (4736, 296)]
+)
 def test_cutlass_prints_our_n_first(m: int, grid_x: int) -> None:
-    # y = x·Wᵀ with W 6144×6144 in bf16 on a GA102, Nsight Systems: grids of (…, 3), rasterised 8 tiles of n deep.
+    # y = x·Wᵀ with W 6144×6144 in bf16 on a GA102, Nsight Systems: grids of (…, 3), rasterised 8
+    # tiles of n deep.
     tile = parse("cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8").tile
     assert tile is not None
     assert cdiv(6144, tile.block_n) == 8 * 3
@@ -348,7 +431,11 @@ def test_cutlass_prints_our_n_first(m: int, grid_x: int) -> None:
             "splitk_reduce",
             "splitk_reduce",
         ),
-        ("void splitKreduce_kernel<32, 16, int, __half, __half>(int)", "splitk_reduce", "splitk_reduce"),
+        (
+            "void splitKreduce_kernel<32, 16, int, __half, __half>(int)",
+            "splitk_reduce",
+            "splitk_reduce",
+        ),
         (
             "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x32x8_stage3_warpsize1x2x1_ffma_aligna4_alignc4"
             "_execute_split_k_kernel__5x_cublas",
@@ -356,12 +443,24 @@ def test_cutlass_prints_our_n_first(m: int, grid_x: int) -> None:
             "splitk_reduce",
         ),
         ("void gemmSN_TN_kernel<float, 128, 16, 2, 4, 8, 9, false, float>", "gemv", "gemm"),
-        ("std::enable_if<true, void>::type internal::gemvx::kernel<int, int, __nv_bfloat16>", "gemv", "gemm"),
+        (
+            "std::enable_if<true, void>::type internal::gemvx::kernel<int, int, __nv_bfloat16>",
+            "gemv",
+            "gemm",
+        ),
         ("void gemv2T_kernel_val<int, int, __nv_bfloat16>", "gemv", "gemm"),
         ("triton_tem_fused_mm_t_view_14", "triton", "gemm"),
         ("triton_poi_fused_cat_3", "triton", "other"),
-        ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 11, false>", "softmax", "softmax"),
-        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float>", "softmax", "softmax"),
+        (
+            "void (anonymous namespace)::softmax_warp_forward<float, float, float, 11, false>",
+            "softmax",
+            "softmax",
+        ),
+        (
+            "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float>",
+            "softmax",
+            "softmax",
+        ),
         (
             "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>",
             "elementwise",
@@ -382,14 +481,22 @@ def test_kernels_without_a_tile(name: str, family: str, role: str) -> None:
             "flash",
             Tile(128, 32, num_warps=4),
         ),
-        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64, 64, 4, 4>, true>", "flash", Tile(64, 64, num_warps=4)),
+        (
+            "void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64, 64, 4, 4>, true>",
+            "flash",
+            Tile(64, 64, num_warps=4),
+        ),
         (
             "void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<(int)64, (int)64, (int)128,"
             " (int)8, (int)2>>",
             "flash",
             Tile(64, 128, num_warps=8),
         ),
-        ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::Kernel)", "efficient", Tile(64, 128)),
+        (
+            "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::Kernel)",
+            "efficient",
+            Tile(64, 128),
+        ),
         ("fmha_cutlassB_bf16_aligned_128x128_k128_sm80", "efficient", Tile(128, 128)),
         (
             "cudnn_generated_fort_native_sdpa_sm80_flash_fprop_wmma_f16_knob_6_128x64x64_4x1x1_cga1x1x1_kernel0_0",
@@ -421,13 +528,19 @@ def test_attention_kernels(name: str, family: str, tile: Tile | None) -> None:
         ("ampere_sgemm_0x128_tn", "cublas", "gemm"),
         ("cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_25", "cutlass", "gemm"),
         ("sm90_xmma_gemm_f32f32_f32_nn_n_tilesize128x128x32", "xmma", "gemm"),
-        ("void magma_sgemmEx_kernel<float, float, float, true, false, 6, 4, 6, 3, 4>(int)", "other", "gemm"),
+        (
+            "void magma_sgemmEx_kernel<float, float, float, true, false, 6, 4, 6, 3, 4>(int)",
+            "other",
+            "gemm",
+        ),
         ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<0, 0, 4096, 1024>", "other", "gemm"),
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "other", "other"),
         ("", "other", "other"),
     ],
 )
-def test_nothing_is_guessed_from_a_name_that_no_grammar_fits(name: str, family: str, role: str) -> None:
+def test_nothing_is_guessed_from_a_name_that_no_grammar_fits(
+    name: str, family: str, role: str
+) -> None:
     assert parse(name) == KernelName(family, role)
 
 

@@ -69,8 +69,12 @@ def test_narrow_formats_are_drawn_in_chunks(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "fp8", "int8"])
 @pytest.mark.parametrize("distribution", ["normal", "uniform", "integers"])
-def test_a_large_tensor_is_made_of_pieces(dtype: str, distribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few numbers are drawn, none is left out, the distribution is that of the drawn ones, and rows are not alike."""
+def test_a_large_tensor_is_made_of_pieces(
+    dtype: str, distribution: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few numbers are drawn, none is left out, the distribution is that of the drawn ones, and rows
+    are not alike.
+    """
     drawn: list[int] = []
     fill = Inputs._fill
 
@@ -96,7 +100,9 @@ def test_a_large_tensor_is_made_of_pieces(dtype: str, distribution: str, monkeyp
     assert first.std().item() == pytest.approx(small.std().item(), rel=0.02)
     assert abs(first.mean().item()) < 0.02 * first.std().item()
     correlations = torch.corrcoef(first) - torch.eye(601)
-    assert correlations.square().mean().sqrt().item() == pytest.approx(601**-0.5, rel=0.1)  # as of independent rows
+    assert correlations.square().mean().sqrt().item() == pytest.approx(
+        601**-0.5, rel=0.1
+    )  # as of independent rows
 
 
 def test_a_large_mask_is_half_true_and_drops_no_whole_row() -> None:
@@ -133,6 +139,7 @@ def test_grouped_heads() -> None:
 
 def test_an_unknown_distribution() -> None:
     with pytest.raises(
-        InputError, match=r"^inputs: distribution = 'gauss'; expected normal, uniform, integers or zeros$"
+        InputError,
+        match=r"^inputs: distribution = 'gauss'; expected normal, uniform, integers or zeros$",
     ):
         Inputs(CPU, "gauss")

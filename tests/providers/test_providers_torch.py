@@ -51,7 +51,9 @@ SOFTMAXES = [
     for scale in (0.125,)
 ]
 ATTENTIONS = [
-    Attention(2, 4, seq_q, seq_k, 40, kv_heads=kv_heads, dtype=dtype, causal=causal, direction=direction)
+    Attention(
+        2, 4, seq_q, seq_k, 40, kv_heads=kv_heads, dtype=dtype, causal=causal, direction=direction
+    )
     for seq_q, seq_k, causal in [(65, 65, True), (33, 50, False)]
     for kv_heads in (4, 2)
     for dtype in ("fp16", "bf16", "fp32")
@@ -77,7 +79,9 @@ CASES: list[tuple[str, Workload]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("provider_id", "work"), CASES, ids=[f"{provider}-{work}" for provider, work in CASES])
+@pytest.mark.parametrize(
+    ("provider_id", "work"), CASES, ids=[f"{provider}-{work}" for provider, work in CASES]
+)
 def test_results_are_within_half_the_tolerance(provider_id: str, work: Workload) -> None:
     provider = catalog.make(provider_id)
     assert provider.unsupported(work, CPU) is None
@@ -93,7 +97,9 @@ def test_results_are_within_half_the_tolerance(provider_id: str, work: Workload)
         assert relative_error(output, reference) <= tolerance(work).relative_norm / 2
 
 
-@pytest.mark.parametrize("work", [Gemm(9, 17, 33), Gemm(9, 17, 33, batch=2), Gemm(17, 8, 16, dtype="int8")])
+@pytest.mark.parametrize(
+    "work", [Gemm(9, 17, 33), Gemm(9, 17, 33, batch=2), Gemm(17, 8, 16, dtype="int8")]
+)
 def test_a_product_writes_into_one_tensor(work: Gemm) -> None:
     task = catalog.make("torch.mm").prepare(work, CPU)
     (before,) = task.outputs()
@@ -177,7 +183,10 @@ def test_torchs_grouped_product_is_called_as_it_wants(layout: str) -> None:
     work = GroupedGemm((32, 0, 8, 16), 24, 40, layout=layout)
     task = TorchGroupedMm("torch.grouped_mm").task(work, CPU, Inputs(CPU))
     task.run()
-    assert relative_error(task.outputs()[0], results(work, task.inputs())[0]) <= tolerance(work).relative_norm
+    assert (
+        relative_error(task.outputs()[0], results(work, task.inputs())[0])
+        <= tolerance(work).relative_norm
+    )
 
 
 @pytest.mark.parametrize(
@@ -241,7 +250,9 @@ class Operations(TorchDispatchMode):
         (torch.float32, True, ["mul", "masked_fill_", "_softmax"]),
     ],
 )
-def test_eager_softmax_is_megatrons_sequence(dtype: torch.dtype, masked: bool, operations: list[str]) -> None:
+def test_eager_softmax_is_megatrons_sequence(
+    dtype: torch.dtype, masked: bool, operations: list[str]
+) -> None:
     x = torch.randn(2, 3, 4, 4, dtype=dtype)
     before = x.clone()
     dropped = torch.ones(4, 4, dtype=torch.bool).triu(1) if masked else None
@@ -273,7 +284,9 @@ def test_exactly_one_backend_is_enabled_while_it_runs(
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
         names = ("flash", "math", "cudnn", "mem_efficient")
-        seen.append({name for name in names if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()})
+        seen.append(
+            {name for name in names if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()}
+        )
         assert options == {"is_causal": True, "enable_gqa": True}
         return q
 
@@ -285,7 +298,9 @@ def test_exactly_one_backend_is_enabled_while_it_runs(
 
 
 class Answers:
-    """A stand-in for torch's test of a backend: takes workloads as `accepts` says, and says why not."""
+    """A stand-in for torch's test of a backend: takes workloads as `accepts` says, and says why
+    not.
+    """
 
     def __init__(self, accepts: Callable[[Any], bool], *messages: str) -> None:
         self.accepts = accepts
@@ -294,7 +309,12 @@ class Answers:
 
     def __call__(self, params: Any, debug: bool) -> bool:
         self.asked.append(
-            (tuple(params.query.shape), tuple(params.key.shape), params.enable_gqa, params.query.requires_grad)
+            (
+                tuple(params.query.shape),
+                tuple(params.key.shape),
+                params.enable_gqa,
+                params.query.requires_grad,
+            )
         )
         if self.accepts(params):
             return True
@@ -314,7 +334,9 @@ def test_a_backend_is_asked_about_one_group_of_one_sample() -> None:
 
 
 def test_grouped_heads_are_repeated_for_a_backend_that_needs_equal_ones() -> None:
-    answers = Answers(lambda params: not params.enable_gqa, "key and value heads must equal query heads")
+    answers = Answers(
+        lambda params: not params.enable_gqa, "key and value heads must equal query heads"
+    )
     work = Attention(4, 32, 128, 128, 64, kv_heads=8, direction="backward")
     heads = choose_heads("torch.efficient", answers, work, torch.device("cpu"))
     assert heads == (True, None)
@@ -326,7 +348,9 @@ def test_grouped_heads_are_repeated_for_a_backend_that_needs_equal_ones() -> Non
 
 def test_a_refusal_is_one_sentence_in_torchs_words() -> None:
     answers = Answers(
-        lambda params: False, "Head dim\n must be <= 256. (Triggered internally at sdp.cpp:1)", "Not fp32."
+        lambda params: False,
+        "Head dim\n must be <= 256. (Triggered internally at sdp.cpp:1)",
+        "Not fp32.",
     )
     heads = choose_heads("torch.flash", answers, Attention(2, 8, 16, 16, 512), torch.device("cpu"))
     assert heads[1] == (
@@ -335,13 +359,21 @@ def test_a_refusal_is_one_sentence_in_torchs_words() -> None:
 
 
 def test_a_refusal_without_words() -> None:
-    heads = choose_heads("torch.flash", Answers(lambda params: False), Attention(2, 8, 16, 16, 64), torch.device("cpu"))
-    assert heads[1] == ("torch.flash does not take attention 2×8×16×16×64 bf16 causal forward: torch does not say why")
+    heads = choose_heads(
+        "torch.flash",
+        Answers(lambda params: False),
+        Attention(2, 8, 16, 16, 64),
+        torch.device("cpu"),
+    )
+    assert heads[1] == (
+        "torch.flash does not take attention 2×8×16×16×64 bf16 causal forward: torch does not say why"
+    )
 
 
 @pytest.mark.parametrize("variant", ["flash", "cudnn", "efficient"])
 def test_torchs_own_tests_are_called_as_they_want(variant: str) -> None:
-    # On CPU tensors every CUDA backend says no, whatever its version; what counts is that the call is understood.
+    # On CPU tensors every CUDA backend says no, whatever its version; what counts is that the call
+    # is understood.
     if variant == "cudnn" and torch.version.cuda and not torch.cuda.is_available():
         pytest.skip("torch's CUDA build asks the driver for cuDNN, and there is none")
     heads = choose_heads("x", torch_attention.BACKENDS[variant][1], GROUPED, torch.device("cpu"))
@@ -352,7 +384,9 @@ def test_the_math_backend_takes_everything() -> None:
     assert choose_heads("torch.math", None, GROUPED, torch.device("cpu"))[1] is None
 
 
-def test_a_cpu_kernel_that_takes_no_groups_gets_repeated_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_kernel_that_takes_no_groups_gets_repeated_heads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
         if options.get("enable_gqa"):
             raise RuntimeError("No available kernel. Aborting execution.")  # as torch 2.6 says
@@ -367,7 +401,9 @@ def test_a_cpu_kernel_that_takes_no_groups_gets_repeated_heads(monkeypatch: pyte
         torch_attention._cpu_flash_takes_groups.cache_clear()
 
 
-def test_grouped_heads_repeated_in_every_run_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouped_heads_repeated_in_every_run_give_the_same_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     provider = catalog.make("torch.math")
     work = Attention(2, 4, 33, 33, 16, kv_heads=2, dtype="fp32", direction="backward")
     monkeypatch.setattr(type(provider), "_heads", lambda self, work, device: (True, None))

@@ -1,4 +1,6 @@
-"""The triton providers: what they refuse and in which words, and that they keep to the provider's seam."""
+"""The triton providers: what they refuse and in which words, and that they keep to the provider's
+seam.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_the_catalog_makes_them(provider_id: str) -> None:
     assert catalog.make(provider_id).id == provider_id
 
 
-@pytest.mark.parametrize("provider_id", [*(f"{name}@64x32" for name in IDS), "triton.split_k@64x32x16-split2"])
+@pytest.mark.parametrize(
+    "provider_id", [*(f"{name}@64x32" for name in IDS), "triton.split_k@64x32x16-split2"]
+)
 def test_a_tile_behind_the_name_is_the_kernels(provider_id: str) -> None:
     (known,) = catalog.expand([provider_id])
     provider = catalog.make(known)
@@ -49,10 +53,19 @@ def test_a_tile_behind_the_name_is_the_kernels(provider_id: str) -> None:
         ("torch.mm@64x32", "'torch.mm@64x32'; expected a tile for one of our kernels"),
         ("triton@64x32", "'triton@64x32'; expected a tile for one of our kernels"),
         ("triton.fast@64x32", "'triton.fast@64x32'; expected package.module:Class or one of torch"),
-        ("triton.flash@64x64x32", "'triton.flash@64x64x32'; expected a tile without block_k and parts"),
-        ("triton.fused@4x64-split2", "'triton.fused@4x64-split2'; expected a tile without block_k and parts"),
+        (
+            "triton.flash@64x64x32",
+            "'triton.flash@64x64x32'; expected a tile without block_k and parts",
+        ),
+        (
+            "triton.fused@4x64-split2",
+            "'triton.fused@4x64-split2'; expected a tile without block_k and parts",
+        ),
         ("triton.persistent@64", "Tile: '64'; expected 128x256, 128x256x64 or"),
-        ("triton.persistent@64x32-warps4-stages2", "'64x32-warps4-stages2'; expected 128x256, 128x256x64 or"),
+        (
+            "triton.persistent@64x32-warps4-stages2",
+            "'64x32-warps4-stages2'; expected 128x256, 128x256x64 or",
+        ),
         ("triton.persistent@64x", "Tile: '64x'; expected"),
         ("triton.persistent@0x64", "block_m = 0; expected an integer from 1"),
         ("triton.persistent@64x64x0", "block_k = 0; expected an integer from 1"),
@@ -75,7 +88,9 @@ def test_a_name_that_is_no_provider_makes_none(name: str, words: str) -> None:
 
 
 @in_interpreter
-@pytest.mark.parametrize("schedule", ["triton.data_parallel@32x64x16", "triton.split_k@32x32x16-split3"])
+@pytest.mark.parametrize(
+    "schedule", ["triton.data_parallel@32x64x16", "triton.split_k@32x32x16-split3"]
+)
 def test_a_product_with_a_tile_of_its_own_passes_the_check(schedule: str) -> None:
     passes(schedule, Gemm(33, 40, 48, 1, "fp32", "nt"))
 
@@ -110,7 +125,9 @@ def test_a_product_with_a_tile_of_its_own_passes_the_check(schedule: str) -> Non
         ("triton.fused", Gemm(8, 8, 8), H200, "triton.fused runs softmax, not gemm"),
     ],
 )  # fmt: skip
-def test_what_is_refused(provider_id: str, workload: Workload, device: DeviceSpec, reason: str | None) -> None:
+def test_what_is_refused(
+    provider_id: str, workload: Workload, device: DeviceSpec, reason: str | None
+) -> None:
     assert catalog.make(provider_id).unsupported(workload, device) == reason
 
 
@@ -118,7 +135,10 @@ def test_what_is_refused(provider_id: str, workload: Workload, device: DeviceSpe
 @pytest.mark.skipif(TRITON < (3, 3), reason="this triton still serves V100")
 @pytest.mark.parametrize(
     ("provider_id", "work"),
-    [("triton.data_parallel", Gemm(64, 64, 64, dtype="fp16")), ("triton.fused", Softmax(2, 8, 8, dtype="fp16"))],
+    [
+        ("triton.data_parallel", Gemm(64, 64, 64, dtype="fp16")),
+        ("triton.fused", Softmax(2, 8, 8, dtype="fp16")),
+    ],
 )
 def test_v100_is_told_which_versions_to_install(provider_id: str, work: Workload) -> None:
     assert catalog.make(provider_id).unsupported(work, V100) == (
@@ -137,7 +157,9 @@ def passes(provider_id: str, work: Workload) -> None:
 @in_interpreter
 @pytest.mark.slow
 @pytest.mark.parametrize("provider_id", SCHEDULES)
-@pytest.mark.parametrize("gemm", [Gemm(70, 40, 50, dtype="fp16"), Gemm(33, 40, 48, 2, "fp32", "nt")], ids=str)
+@pytest.mark.parametrize(
+    "gemm", [Gemm(70, 40, 50, dtype="fp16"), Gemm(33, 40, 48, 2, "fp32", "nt")], ids=str
+)
 def test_products_pass_the_check_before_timing(provider_id: str, gemm: Gemm) -> None:
     passes(provider_id, gemm)
 
@@ -157,17 +179,27 @@ def test_attention_passes_the_check_before_timing(
     dtype: str, seq_q: int, seq_k: int, causal: bool, direction: str
 ) -> None:
     passes(
-        "triton.flash", Attention(1, 4, seq_q, seq_k, 40, kv_heads=2, dtype=dtype, causal=causal, direction=direction)
+        "triton.flash",
+        Attention(
+            1, 4, seq_q, seq_k, 40, kv_heads=2, dtype=dtype, causal=causal, direction=direction
+        ),
     )
 
 
 @in_interpreter
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize(("rows", "cols", "mask"), [(33, 33, "causal"), (9, 65, "full"), (9, 65, "none")])
+@pytest.mark.parametrize(
+    ("rows", "cols", "mask"), [(33, 33, "causal"), (9, 65, "full"), (9, 65, "none")]
+)
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
-def test_softmax_passes_the_check_before_timing(dtype: str, rows: int, cols: int, mask: str, direction: str) -> None:
+def test_softmax_passes_the_check_before_timing(
+    dtype: str, rows: int, cols: int, mask: str, direction: str
+) -> None:
     passes(
-        "triton.fused", Softmax(6, rows, cols, dtype=dtype, mask=mask, scale=0.125, mask_batch=2, direction=direction)
+        "triton.fused",
+        Softmax(
+            6, rows, cols, dtype=dtype, mask=mask, scale=0.125, mask_batch=2, direction=direction
+        ),
     )
 
 
@@ -177,7 +209,9 @@ def test_the_check_sees_a_lost_reduction_step(monkeypatch: pytest.MonkeyPatch) -
     from quantbench.kernels.gemm import host as gemm
 
     sizes = gemm._sizes
-    monkeypatch.setattr(gemm, "_sizes", lambda operands: {**sizes(operands), "k": operands.gemm.k // 2})
+    monkeypatch.setattr(
+        gemm, "_sizes", lambda operands: {**sizes(operands), "k": operands.gemm.k // 2}
+    )
     with pytest.raises(MeasurementError, match="relative error"):
         check(catalog.make("triton.data_parallel@32x32x16"), Gemm(40, 40, 64, dtype="fp16"), CPU)
 
@@ -194,7 +228,11 @@ def test_the_check_sees_keys_that_end_one_row_early(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(attention, "arguments", shorter)
     with pytest.raises(MeasurementError, match="relative error"):
-        check(catalog.make("triton.flash"), Attention(1, 2, 20, 33, 32, dtype="fp16", causal=False), CPU)
+        check(
+            catalog.make("triton.flash"),
+            Attention(1, 2, 20, 33, 32, dtype="fp16", causal=False),
+            CPU,
+        )
 
 
 @in_interpreter
@@ -204,7 +242,9 @@ def test_the_check_sees_a_diagonal_one_column_off(monkeypatch: pytest.MonkeyPatc
 
     shared = softmax._shared_arguments
     monkeypatch.setattr(
-        softmax, "_shared_arguments", lambda x, mask, tile: {**shared(x, mask, tile), "rows_per_head": x.shape[-2] + 1}
+        softmax,
+        "_shared_arguments",
+        lambda x, mask, tile: {**shared(x, mask, tile), "rows_per_head": x.shape[-2] + 1},
     )
     with pytest.raises(MeasurementError, match=r"relative error|not written"):
         check(catalog.make("triton.fused"), Softmax(4, 16, 16, dtype="fp16"), CPU)
@@ -214,8 +254,16 @@ def test_the_check_sees_a_diagonal_one_column_off(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("provider_id", "work", "reason"),
     [
-        ("triton.data_parallel", Gemm(64, 64, 64), "triton's interpreter multiplies the bit patterns of bf16"),
-        ("triton.flash", Attention(1, 2, 8, 8, 64), "triton's interpreter multiplies the bit patterns of bf16"),
+        (
+            "triton.data_parallel",
+            Gemm(64, 64, 64),
+            "triton's interpreter multiplies the bit patterns of bf16",
+        ),
+        (
+            "triton.flash",
+            Attention(1, 2, 8, 8, 64),
+            "triton's interpreter multiplies the bit patterns of bf16",
+        ),
         ("triton.fused", Softmax(2, 8, 8), "triton's interpreter truncates to bf16"),
     ],
 )
@@ -224,8 +272,12 @@ def test_bf16_is_refused_in_the_interpreter(provider_id: str, work: Workload, re
 
 
 @in_interpreter
-@pytest.mark.parametrize(("kind", "grid"), [("gemm", (6, 1, 1)), ("attention", (4, 1, 1)), ("softmax", (80, 1, 1))])
-def test_a_users_tile_is_used(kind: str, grid: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "grid"), [("gemm", (6, 1, 1)), ("attention", (4, 1, 1)), ("softmax", (80, 1, 1))]
+)
+def test_a_users_tile_is_used(
+    kind: str, grid: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(triton_kernels, "INTERPRETER", False)  # so that the task tells its launch
     provider_id, work = {
         "gemm": ("triton.data_parallel@16x32", Gemm(40, 40, 40, dtype="fp16")),

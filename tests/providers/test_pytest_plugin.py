@@ -55,7 +55,10 @@ def test_the_table_and_the_json_hold_device_time(tmp_path: Path) -> None:
     done = pytest_run(tmp_path, "--benchmark-only", "--benchmark-json=out.json", "-k", "my_kernel")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"benchmark 'mine': 2 tests", done.stdout)
-    found = {b["params"]["size"]: b for b in json.loads((tmp_path / "out.json").read_text())["benchmarks"]}
+    found = {
+        b["params"]["size"]: b
+        for b in json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    }
     for each in found.values():
         assert each["stats"]["rounds"] >= 10
         assert each["extra_info"]["grade"] in "ABCD"
@@ -85,7 +88,9 @@ def test_a_comparison_fails_on_a_regression(tmp_path: Path) -> None:
     for each in data["benchmarks"]:
         each["stats"]["median"] /= 100  # as if it had been a hundred times faster
     saved.write_text(json.dumps(data))
-    again = pytest_run(tmp_path, *only, "--benchmark-compare=0001", "--benchmark-compare-fail=median:5%")
+    again = pytest_run(
+        tmp_path, *only, "--benchmark-compare=0001", "--benchmark-compare-fail=median:5%"
+    )
     assert again.returncode != 0
     assert "Performance has regressed" in again.stdout + again.stderr
 
@@ -100,9 +105,14 @@ def test_a_figure_above_the_peak_fails(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "outcome"),
-    [(("--benchmark-skip",), "1 passed, 3 skipped"), (("--benchmark-disable", "-k", "not impossible"), "3 passed")],
+    [
+        (("--benchmark-skip",), "1 passed, 3 skipped"),
+        (("--benchmark-disable", "-k", "not impossible"), "3 passed"),
+    ],
 )
-def test_the_switches_of_pytest_benchmark_work(tmp_path: Path, words: tuple[str, ...], outcome: str) -> None:
+def test_the_switches_of_pytest_benchmark_work(
+    tmp_path: Path, words: tuple[str, ...], outcome: str
+) -> None:
     done = pytest_run(tmp_path, *words)
     assert outcome in done.stdout, done.stdout
 
@@ -115,7 +125,9 @@ def test_a_wrong_option_is_said_in_one_line(tmp_path: Path) -> None:
 
 def test_histograms_show_device_time(tmp_path: Path) -> None:
     pytest.importorskip("pygal", reason="needs pygal: pip install 'pytest-benchmark[histogram]'")
-    done = pytest_run(tmp_path, "--benchmark-only", "--benchmark-histogram=times", "-k", "my_kernel")
+    done = pytest_run(
+        tmp_path, "--benchmark-only", "--benchmark-histogram=times", "-k", "my_kernel"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (picture,) = tmp_path.glob("times*.svg")
     assert "test_my_kernel[128]" in picture.read_text()
@@ -139,7 +151,12 @@ class FakeTimer:
         self.asked: list[tuple[object, Callable[[int], Callable[[], None]], int | None]] = []
 
     def measure(
-        self, run: object, *, copy: Callable[[int], Callable[[], None]], min_bytes: int | None = None, audit: object
+        self,
+        run: object,
+        *,
+        copy: Callable[[int], Callable[[], None]],
+        min_bytes: int | None = None,
+        audit: object,
     ) -> Measurement:
         assert audit is not None
         self.asked.append((run, copy, min_bytes))
@@ -158,7 +175,9 @@ class FakeBenchmark:
 
 
 def test_a_workload_is_timed_as_a_sweep_times_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its bytes, and a way to copy its data where a cold cache needs that: so that the two agree."""
+    """With its bytes, and a way to copy its data where a cold cache needs that: so that the two
+    agree.
+    """
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.setattr(inputs, "torch_device", lambda device: torch.device("cpu"))
     timer, benchmark, options = FakeTimer(), FakeBenchmark(), TimingOptions()
@@ -173,7 +192,9 @@ def test_a_workload_is_timed_as_a_sweep_times_it(monkeypatch: pytest.MonkeyPatch
 
 
 def benchmarked(samples_us: float, **claimed: object) -> None:
-    """What a test with `device_benchmark(run, **claimed)` does on SPEC, when a run takes samples_us."""
+    """What a test with `device_benchmark(run, **claimed)` does on SPEC, when a run takes
+    samples_us.
+    """
 
     class Timer(FakeTimer):
         def measure(self, run: object, **options: object) -> Measurement:  # type: ignore[override]
@@ -206,7 +227,10 @@ def test_a_limit_applies_with_and_without_a_dtype(claimed: dict[str, object]) ->
         ({"flops": 0}, r"flops = 0; expected an integer"),
         ({"flops": 1e12}, r"flops = 1000000000000.0; expected an integer"),
         ({"min_bytes": True}, r"min_bytes = True; expected an integer"),
-        ({"flops": 1, "dtype": "float31"}, r"dtype = 'float31'; expected one of fp16, bf16, fp32, .*float32"),
+        (
+            {"flops": 1, "dtype": "float31"},
+            r"dtype = 'float31'; expected one of fp16, bf16, fp32, .*float32",
+        ),
         ({"flops": 1, "dtype": ""}, r"dtype = ''; expected one of"),
     ],
 )

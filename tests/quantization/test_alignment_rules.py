@@ -1,4 +1,6 @@
-"""The rules on divisibility: what breaks them, at which tensor-parallel degree, in whose library, and their sources."""
+"""The rules on divisibility: what breaks them, at which tensor-parallel degree, in whose library,
+and their sources.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,16 @@ def test_every_rule_names_its_sources_and_only_known_formats_libraries_and_effec
             {("k", 768, "crashes"), ("k", 768, "falls back")},
         ),
         (Gemm(64, 4096, 688, dtype="fp8_block", layout="nt"), "torch", set()),
-        (Gemm(64, 4090, 4096, dtype="fp8", layout="nt"), "torch", {("n", 4096, "crashes"), ("n", 4096, "falls back")}),
-        (Gemm(64, 4090, 4096, dtype="fp8", layout="nt"), "vllm", {("n", 4096, "wastes"), ("n", 4096, "falls back")}),
+        (
+            Gemm(64, 4090, 4096, dtype="fp8", layout="nt"),
+            "torch",
+            {("n", 4096, "crashes"), ("n", 4096, "falls back")},
+        ),
+        (
+            Gemm(64, 4090, 4096, dtype="fp8", layout="nt"),
+            "vllm",
+            {("n", 4096, "wastes"), ("n", 4096, "falls back")},
+        ),
         (Gemm(65, 4096, 4080, dtype="nvfp4", layout="nt"), "torch", {("k", 4096, "falls back")}),
         (
             Gemm(65, 4096, 4080, dtype="nvfp4", layout="nt"),
@@ -49,7 +59,9 @@ def test_every_rule_names_its_sources_and_only_known_formats_libraries_and_effec
         (Gemm(4096, 4096, 4096, dtype="mxfp8"), "", set()),
     ],
 )
-def test_the_rules_that_a_product_breaks(gemm: Gemm, library: str, broken: set[tuple[str, int, str]]) -> None:
+def test_the_rules_that_a_product_breaks(
+    gemm: Gemm, library: str, broken: set[tuple[str, int, str]]
+) -> None:
     found = broken_rules(gemm, library=library, tp=8)
     assert {(one.name, one.to, one.rule.effect) for one in found} == broken
 

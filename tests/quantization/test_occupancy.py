@@ -9,18 +9,22 @@ from quantbench.quantization import SM_LIMITS, resident_blocks
 @pytest.mark.parametrize(
     ("capability", "threads", "registers", "smem_bytes", "blocks"),
     [
-        # Registers: 128·32 = 4096 a warp, 4 warps in each partition's 16384, 16 warps, two blocks of 8.
+        # Registers: 128·32 = 4096 a warp, 4 warps in each partition's 16384, 16 warps, two blocks
+        # of 8.
         ((8, 0), 256, 128, 0, 2),
-        # 92·32 = 2944 → 3072 a warp, 5 warps a partition, 20 warps, two blocks of 7 (21 warps would make it three:
-        # kokkos/kokkos 5739).
+        # 92·32 = 2944 → 3072 a warp, 5 warps a partition, 20 warps, two blocks of 7 (21 warps would
+        # make it three: kokkos/kokkos 5739).
         ((8, 0), 224, 92, 0, 2),
-        # The same block with 80 and 64 registers: 3 and 4 blocks (measured on an RTX 4070 Ti SUPER).
+        # The same block with 80 and 64 registers: 3 and 4 blocks (measured on an RTX 4070 Ti
+        # SUPER).
         ((8, 9), 256, 80, 0, 3),
         ((8, 9), 256, 64, 0, 4),
-        # Shared memory: 24576 + 1024 kept by the driver = 25600, four times in 102400; one byte more: three times.
+        # Shared memory: 24576 + 1024 kept by the driver = 25600, four times in 102400; one byte
+        # more: three times.
         ((8, 9), 128, 32, 24_576, 4),
         ((8, 9), 128, 32, 24_577, 3),
-        # A three-stage Hopper product: 168·32 = 5376 a warp, 3 warps a partition, 12 warps: one block of 12.
+        # A three-stage Hopper product: 168·32 = 5376 a warp, 3 warps a partition, 12 warps: one
+        # block of 12.
         ((9, 0), 384, 168, 213_016, 1),
         # The largest block of shared memory on sm_90 just fits.
         ((9, 0), 128, 32, 232_448, 1),
@@ -42,15 +46,23 @@ from quantbench.quantization import SM_LIMITS, resident_blocks
         ((8, 0), 1024, 0, 0, 2),
     ],
 )
-def test_by_hand(capability: tuple[int, int], threads: int, registers: int, smem_bytes: int, blocks: int) -> None:
-    found = resident_blocks(capability, threads=threads, registers=registers, shared_memory_bytes=smem_bytes)
+def test_by_hand(
+    capability: tuple[int, int], threads: int, registers: int, smem_bytes: int, blocks: int
+) -> None:
+    found = resident_blocks(
+        capability, threads=threads, registers=registers, shared_memory_bytes=smem_bytes
+    )
     assert found == blocks
 
 
 @pytest.mark.parametrize(("columns", "blocks"), [(0, 3), (128, 3), (256, 2), (512, 1)])
 def test_tensor_memory_limits_blocks_too(columns: int, blocks: int) -> None:
     found = resident_blocks(
-        (10, 0), threads=128, registers=64, shared_memory_bytes=66_560, tensor_memory_columns=columns
+        (10, 0),
+        threads=128,
+        registers=64,
+        shared_memory_bytes=66_560,
+        tensor_memory_columns=columns,
     )
     assert found == blocks
 
@@ -77,4 +89,6 @@ def test_every_sm_holds_at_least_a_full_block() -> None:
 )
 def test_impossible_launches(threads: int, registers: int, smem_bytes: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        resident_blocks((8, 0), threads=threads, registers=registers, shared_memory_bytes=smem_bytes)
+        resident_blocks(
+            (8, 0), threads=threads, registers=registers, shared_memory_bytes=smem_bytes
+        )

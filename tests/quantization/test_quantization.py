@@ -22,8 +22,8 @@ from quantbench.workload.ops import LAYOUTS
 
 
 def test_one_full_wave_of_the_a100() -> None:
-    # NVIDIA, "Matrix Multiplication Background User's Guide": M = 2304, N = 1536 with 256x128 tiles is 9 · 12 = 108
-    # tiles, one full wave on the 108 SMs of an A100.
+    # NVIDIA, "Matrix Multiplication Background User's Guide": M = 2304, N = 1536 with 256x128 tiles
+    # is 9 · 12 = 108 tiles, one full wave on the 108 SMs of an A100.
     q = quantize(Gemm(m=2304, n=1536, k=4096), Tile(256, 128), sm_count=108)
     assert (q.num_tiles, q.num_waves, q.last_wave_tiles) == (108, 1, 108)
     assert q.tile_efficiency == 1.0
@@ -45,7 +45,8 @@ def test_two_blocks_per_sm_hold_twice_the_tiles() -> None:
 
 
 def test_waves_are_stated_only_of_single_blocks_and_where_the_rate_leaves_room() -> None:
-    # 13 · 12 tiles on 108 SMs: two waves, 78 / 108 of whose slots are used, times 1544 / 1664 of padding.
+    # 13 · 12 tiles on 108 SMs: two waves, 78 / 108 of whose slots are used, times 1544 / 1664 of
+    # padding.
     gemm, tile = Gemm(m=3072, n=1544, k=4096), Tile(256, 128)
     used = 156 / 216 * 1544 / 1664
     waves = credible_waves(gemm, tile, 108, 1, peak_share=used)
@@ -70,7 +71,8 @@ def test_idle_shares_leave_room_for_the_rate() -> None:
 
 
 def test_fewer_blocks_than_sms_leave_sms_idle_whatever_an_sm_holds() -> None:
-    # The product of 52 % idle at 72 % of peak: 128 blocks, two of which fit on an SM, run on 128 of 132 SMs.
+    # The product of 52 % idle at 72 % of peak: 128 blocks, two of which fit on an SM, run on 128 of
+    # 132 SMs.
     gemm, tile = Gemm(m=512, n=4096, k=4096), Tile(128, 128)
     (idle,) = idle_shares(gemm, tile, 132, 2, peak_share=0.72)
     assert (idle.kind, idle.words, idle.share) == (
@@ -101,7 +103,14 @@ def test_one_tile_too_large() -> None:
 
 @pytest.mark.parametrize(
     ("row", "dtype", "expected"),
-    [(150, "bf16", 4), (128, "bf16", 128), (108, "fp16", 8), (8, "bf16", 16), (1, "fp8", 1), (7, "fp32", 4)],
+    [
+        (150, "bf16", 4),
+        (128, "bf16", 128),
+        (108, "fp16", 8),
+        (8, "bf16", 16),
+        (1, "fp8", 1),
+        (7, "fp32", 4),
+    ],
 )
 def test_alignment_of_rows(row: int, dtype: str, expected: int) -> None:
     assert alignment_bytes(row, dtype) == expected
@@ -114,13 +123,16 @@ def test_alignment_follows_the_stored_rows() -> None:
     assert gemm_alignment_bytes(Gemm(m=129, n=128, k=64, layout="tn")) == 2
     assert gemm_alignment_bytes(Gemm(m=128, n=128, k=65, layout="tn")) == 128
     assert gemm_alignment_bytes(Gemm(m=129, n=128, k=65, layout="nn")) == 2
-    # Formats narrower than c are multiplied with rows along k: 8 columns of int8 are 32 bytes of c in every layout.
+    # Formats narrower than c are multiplied with rows along k: 8 columns of int8 are 32 bytes of c
+    # in every layout.
     for layout in LAYOUTS:
         assert gemm_alignment_bytes(Gemm(m=129, n=8, k=128, dtype="int8", layout=layout)) == 32
         assert gemm_alignment_bytes(Gemm(m=128, n=128, k=4, dtype="fp8", layout=layout)) == 4
     # An expert's rows are those of no weight.
     assert gemm_alignment_bytes(GroupedGemm((3, 5), n=128, k=129, dtype="bf16", layout="tn")) == 2
-    assert gemm_alignment_bytes(GroupedGemm((3, 5), n=128, k=128, dtype="nvfp4", layout="tn")) == 128
+    assert (
+        gemm_alignment_bytes(GroupedGemm((3, 5), n=128, k=128, dtype="nvfp4", layout="tn")) == 128
+    )
 
 
 def test_cdiv_is_exact_for_large_integers() -> None:
@@ -135,9 +147,13 @@ def test_bad_device_is_refused() -> None:
 def test_a_change_of_kernel_names_the_tiles_where_they_differ_and_else_the_kernels() -> None:
     a, b = Launch("a", tile=Tile(128, 256)), Launch("b", tile=Tile(64, 64))
     assert kernel_change_words(a, b) == "the library changed from 128x256 to 64x64"
-    assert kernel_change_words(a, Launch("b", tile=Tile(128, 256))) == "the library changed from a to b"
     assert (
-        kernel_change_words(Launch("k" * 100), b, longest=21) == f"the library changed from {'k' * 10}…{'k' * 10} to b"
+        kernel_change_words(a, Launch("b", tile=Tile(128, 256)))
+        == "the library changed from a to b"
+    )
+    assert (
+        kernel_change_words(Launch("k" * 100), b, longest=21)
+        == f"the library changed from {'k' * 10}…{'k' * 10} to b"
     )
 
 
@@ -147,7 +163,9 @@ def test_alignment_in_words() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [" pads to ", "the library changed", "aligned to ", " blocks for "])
+@pytest.mark.parametrize(
+    "words", [" pads to ", "the library changed", "aligned to ", " blocks for "]
+)
 def test_the_words_for_an_edge_are_in_one_module(words: str) -> None:
     package = Path(__file__).resolve().parents[2] / "quantbench"
     found = {

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from quantbench import stats
 from quantbench.errors import InputError
 
-# n, rank from below, rank from above, coverage in per cent as printed. Source: "Confidence Intervals for the Population
-# Median", table A.7 of a statistics textbook (p. 656, coursehero.com/file/5646626: n = 2 to 20, all rank pairs); the
-# row taken is the narrowest with at least 95 %.
+# n, rank from below, rank from above, coverage in per cent as printed. Source: "Confidence
+# Intervals for the Population Median", table A.7 of a statistics textbook (p. 656,
+# coursehero.com/file/5646626: n = 2 to 20, all rank pairs); the row taken is the narrowest with at
+# least 95 %.
 PUBLISHED_RANKS = [
     (6, 1, 6, 96.9),
     (7, 1, 7, 98.4),
@@ -61,7 +62,8 @@ def test_ranks_are_the_narrowest_that_cover(count: int, confidence: float) -> No
 
 
 def test_coverage_holds_in_simulation() -> None:
-    # Exponential times, skewed as timings are: the interval must contain the true median ln 2 in 95 % of 2000 draws.
+    # Exponential times, skewed as timings are: the interval must contain the true median ln 2 in 95
+    # % of 2000 draws.
     rng = np.random.default_rng(20240607)
     hits = 0
     for _ in range(2000):
@@ -86,7 +88,9 @@ def test_relative_half_width_by_hand() -> None:
 # ---- times of a clock that ticks
 
 
-def ticked(rng: np.random.Generator, true_us: float, tick_us: float, count: int, noise_us: float = 0.0) -> list[float]:
+def ticked(
+    rng: np.random.Generator, true_us: float, tick_us: float, count: int, noise_us: float = 0.0
+) -> list[float]:
     """What a clock of this tick reads for a work that begins at random moments."""
     stop_us = rng.uniform(0, tick_us, count) + true_us + rng.normal(0, noise_us, count)
     return (np.floor(stop_us / tick_us) * tick_us).tolist()  # type: ignore[no-any-return]
@@ -94,7 +98,9 @@ def ticked(rng: np.random.Generator, true_us: float, tick_us: float, count: int,
 
 @pytest.mark.parametrize("tick_us", [0.032, 0.5, 1.024])
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.5, 3.0])
-def test_ticked_times_are_unbiased_and_their_interval_covers_the_truth(tick_us: float, noise: float) -> None:
+def test_ticked_times_are_unbiased_and_their_interval_covers_the_truth(
+    tick_us: float, noise: float
+) -> None:
     rng = np.random.default_rng(11)
     errors, hits, turns = [], 0, 400
     for true_us in rng.uniform(12, 14, turns):
@@ -102,7 +108,8 @@ def test_ticked_times_are_unbiased_and_their_interval_covers_the_truth(tick_us: 
         errors.append((stats.typical_us(samples) - true_us) / tick_us)
         interval = stats.typical_interval(samples, tick_us=tick_us)
         hits += interval.low <= true_us <= interval.high
-    # The error of a mean of 100 is at most a tenth of 0.5 ticks plus the noise; a median's is up to half a tick.
+    # The error of a mean of 100 is at most a tenth of 0.5 ticks plus the noise; a median's is up to
+    # half a tick.
     assert np.std(errors) < 0.13 * (0.5 + noise)
     assert abs(np.mean(errors)) < 4 * np.std(errors) / turns**0.5
     assert hits / turns > 0.92
@@ -116,9 +123,14 @@ def test_more_ticked_samples_are_more_precise() -> None:
 
 
 def test_equal_times_are_known_the_better_the_more_there_are() -> None:
-    # One of n samples elsewhere would move the time by 1/n of a tick; z²/√2 = 2.72 of them are allowed for.
-    assert stats.relative_half_width([10.0] * 20, tick_us=1.0) == pytest.approx(2.72 / 20 / 10, rel=0.01)
-    assert stats.relative_half_width([10.0] * 200, tick_us=1.0) == pytest.approx(2.72 / 200 / 10, rel=0.01)
+    # One of n samples elsewhere would move the time by 1/n of a tick; z²/√2 = 2.72 of them are
+    # allowed for.
+    assert stats.relative_half_width([10.0] * 20, tick_us=1.0) == pytest.approx(
+        2.72 / 20 / 10, rel=0.01
+    )
+    assert stats.relative_half_width([10.0] * 200, tick_us=1.0) == pytest.approx(
+        2.72 / 200 / 10, rel=0.01
+    )
     assert stats.relative_half_width([10.0] * 200) == 0.0
 
 
@@ -196,7 +208,9 @@ def test_times_around_zero_have_no_relative_figures() -> None:
         assert stats.spread(samples) == float("inf")
 
 
-@pytest.mark.parametrize(("confidence", "quantile"), [(0.6827, 1.0), (0.9, 1.645), (0.95, 1.96), (0.99, 2.576)])
+@pytest.mark.parametrize(
+    ("confidence", "quantile"), [(0.6827, 1.0), (0.9, 1.645), (0.95, 1.96), (0.99, 2.576)]
+)
 def test_normal_quantiles_as_in_the_tables(confidence: float, quantile: float) -> None:
     assert stats.normal_quantile(confidence) == pytest.approx(quantile, abs=5e-4)
 
@@ -204,7 +218,13 @@ def test_normal_quantiles_as_in_the_tables(confidence: float, quantile: float) -
 def test_quantiles_spread_and_median_by_hand() -> None:
     samples = [100.0 + i for i in range(11)]  # 100 … 110
     assert stats.median(samples) == 105.0
-    assert stats.quantiles(samples, (0.0, 0.1, 0.5, 0.9, 1.0)) == (100.0, 101.0, 105.0, 109.0, 110.0)
+    assert stats.quantiles(samples, (0.0, 0.1, 0.5, 0.9, 1.0)) == (
+        100.0,
+        101.0,
+        105.0,
+        109.0,
+        110.0,
+    )
     assert stats.spread(samples) == pytest.approx(8 / 105)
 
 
@@ -213,7 +233,15 @@ def test_outliers_are_what_lies_three_interquartile_ranges_away() -> None:
     assert stats.outlier_share([1.0, 2.0, 3.0, 4.0, 5.0]) == 0.0
     assert stats.outlier_share([2.0, 2.0, 3.0, 4.0, 4.0, 9.9, 2.0, 3.0]) == 0.0
     assert stats.outlier_share([2.0, 2.0, 3.0, 4.0, 4.0, 3.0, 2.0, 50.0]) == 0.125
-    usual = [10.0, 10.2, 10.4, 10.5, 10.6, 10.8, 11.0]  # with a small time: fences at 8.65 and 12.15
+    usual = [
+        10.0,
+        10.2,
+        10.4,
+        10.5,
+        10.6,
+        10.8,
+        11.0,
+    ]  # with a small time: fences at 8.65 and 12.15
     assert [stats.outlier_share([*usual, small]) for small in (8.7, 8.6)] == [0.0, 0.125]
     # with a large one: at 8.85 and 12.35
     assert [stats.outlier_share([*usual, large]) for large in (12.3, 12.4)] == [0.0, 0.125]
@@ -252,7 +280,10 @@ def test_tick_is_the_smallest_step(samples: list[float], tick: float) -> None:
             lambda: stats.median([]),
             "median: samples of shape (0,); expected a one-dimensional array of at least one sample",
         ),
-        (lambda: stats.noise([1.0, float("nan")]), "noise: a sample of nan; expected finite numbers"),
+        (
+            lambda: stats.noise([1.0, float("nan")]),
+            "noise: a sample of nan; expected finite numbers",
+        ),
         (
             lambda: stats.quantiles([1.0], [1.5]),
             "quantiles: shares = (1.5,); expected shares between 0 and 1",

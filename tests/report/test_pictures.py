@@ -1,4 +1,6 @@
-"""What pictures say and draw: device, format and library in each heading, known edges alone, all inside the axes."""
+"""What pictures say and draw: device, format and library in each heading, known edges alone, all
+inside the axes.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,16 @@ def stairs(
 
 
 def no_stairs() -> list[Record]:
-    """Times that no tile explains, on one core: the likeliest tiles are many, and the assumed one is among them."""
+    """Times that no tile explains, on one core: the likeliest tiles are many, and the assumed one
+    is among them.
+    """
     rng = np.random.default_rng(5)
     return [
-        record(Gemm(256, n, n), samples(n**2 / 1e4 * rng.choice((1.0, 1.03)), noise=0.01, count=20, seed=n), {"n": n})
+        record(
+            Gemm(256, n, n),
+            samples(n**2 / 1e4 * rng.choice((1.0, 1.03)), noise=0.01, count=20, seed=n),
+            {"n": n},
+        )
         for n in range(256, 1024, 16)
     ]
 
@@ -80,8 +88,12 @@ def inside(figure: Any) -> list[str]:
         for line in panel.get_lines():
             x, y = (np.asarray(values, dtype=float) for values in line.get_data())
             if line.get_transform() == panel.transData:
-                wrong += [f"{line.get_label()} above"] * bool(np.nanmax(y) > top or np.nanmin(y) < bottom)
-            wrong += [f"{line.get_label()} beside"] * bool(np.nanmax(x) > right or np.nanmin(x) < left)
+                wrong += [f"{line.get_label()} above"] * bool(
+                    np.nanmax(y) > top or np.nanmin(y) < bottom
+                )
+            wrong += [f"{line.get_label()} beside"] * bool(
+                np.nanmax(x) > right or np.nanmin(x) < left
+            )
     return wrong
 
 
@@ -104,7 +116,9 @@ def inside(figure: Any) -> list[str]:
         ),
     ],
 )  # fmt: skip
-def test_measured_and_imported_figures_are_told_apart(changes: dict[str, Any], provider: str, caption: str) -> None:
+def test_measured_and_imported_figures_are_told_apart(
+    changes: dict[str, Any], provider: str, caption: str
+) -> None:
     made = run([record(Gemm(512, 512, 512), (1.0,), {"n": 512}, provider=provider)], **changes)
     assert picture_caption(made.info, points_of(made.records, SPEC)) == caption
 
@@ -123,12 +137,20 @@ def test_wave_edges_are_drawn_where_the_tile_and_its_waves_are_known() -> None:
     unknown = run(no_stairs(), device=CPU)
     assumed = check_run(unknown, rules=()).tile_of(points_of(unknown.records, CPU)[0])
     assert assumed is not None
-    assert assumed.source == "assumed"  # the analysis has a tile to offer, and the picture does not draw it
+    assert (
+        assumed.source == "assumed"
+    )  # the analysis has a tile to offer, and the picture does not draw it
     assert edges_of(unknown) == []
 
 
-def test_a_sweeps_picture_has_a_panel_for_each_op_and_one_legend(tmp_path: Path, drawn: list[Any]) -> None:
-    made = [replace(r, places=(Place(r.places[0].axes, op),)) for op in ("qkv", "mlp_down") for r in stairs(RECORDED)]
+def test_a_sweeps_picture_has_a_panel_for_each_op_and_one_legend(
+    tmp_path: Path, drawn: list[Any]
+) -> None:
+    made = [
+        replace(r, places=(Place(r.places[0].axes, op),))
+        for op in ("qkv", "mlp_down")
+        for r in stairs(RECORDED)
+    ]
     swept = replace(run([*made, *stairs(sizes=(1024,))]), folder=tmp_path)
     path = draw_run(swept, check_run(swept, rules=()), "n")
     first = path.read_bytes()
@@ -136,8 +158,14 @@ def test_a_sweeps_picture_has_a_panel_for_each_op_and_one_legend(tmp_path: Path,
     assert [panel.get_title(loc="left") for panel in figure.axes] == ["qkv", "mlp_down", "gemm", ""]
     assert [panel.axison for panel in figure.axes] == [True, True, True, False]
     assert inside(figure) == []
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["torch.mm", "wave edge, torch.mm"]
-    assert figure.get_suptitle() == "efficiency over n: run\na100-test · bf16 · torch 2.11.0 · simulated"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "torch.mm",
+        "wave edge, torch.mm",
+    ]
+    assert (
+        figure.get_suptitle()
+        == "efficiency over n: run\na100-test · bf16 · torch 2.11.0 · simulated"
+    )
     draw_run(swept, check_run(swept, rules=()), "n")
     assert path.read_bytes() == first  # equal data gives equal files
 
@@ -155,9 +183,13 @@ def test_a_picture_that_cannot_be_written_is_an_error_of_its_own(tmp_path: Path)
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_typical_curves_are_different_and_evenly_spread(num_curves: int, most: int) -> None:
     gpu = SimulatedGpu(108, Tile(128, 256), tile_ns_per_k=30)
-    sizes = [(n, m) for n in range(1024, 1024 * (num_curves + 1), 1024) for m in range(512, 3072, 512)]
+    sizes = [
+        (n, m) for n in range(1024, 1024 * (num_curves + 1), 1024) for m in range(512, 3072, 512)
+    ]
     places = [({"m": m, "n": n}, Gemm(m, n, 4096)) for n, m in sizes]
-    short = [({"m": 512, "n": 8}, Gemm(512, 8, 4096))]  # a curve of one point is left out of longer ones
+    short = [
+        ({"m": 512, "n": 8}, Gemm(512, 8, 4096))
+    ]  # a curve of one point is left out of longer ones
     records = records_of(gpu, [*places, *short], noise=0.0, seed=1)
     curves = curves_of(points_of(records, SPEC), "m", fewest=1)
     chosen = [dict(curve.held)["n"] // 1024 for curve in canvas.typical(curves, most)]
@@ -168,5 +200,6 @@ def test_typical_curves_are_different_and_evenly_spread(num_curves: int, most: i
     assert len(chosen) == most
     assert min(steps, default=1) >= 1
     assert max(steps, default=1) - min(steps, default=1) <= 1
-    # The smallest third by work shows no steps; it is drawn only if too few curves remain without it.
+    # The smallest third by work shows no steps; it is drawn only if too few curves remain without
+    # it.
     assert chosen[0] - 1 in (round((num_curves - 1) / 3), num_curves - most)

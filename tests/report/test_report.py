@@ -1,4 +1,6 @@
-"""The report's page: what it says first, that it needs nothing beside it, that nothing in a file can speak in it."""
+"""The report's page: what it says first, that it needs nothing beside it, that nothing in a file
+can speak in it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_runs import HOSTILE, SPEC, STATE, measurement, record, reference, run, samples, staircase, stairs, write
+from made_runs import (
+    HOSTILE,
+    SPEC,
+    STATE,
+    measurement,
+    record,
+    reference,
+    run,
+    samples,
+    staircase,
+    stairs,
+    write,
+)
 from typer.testing import CliRunner
 
 from quantbench.analysis.check import check_run
@@ -63,7 +77,9 @@ class Checker(html.parser.HTMLParser):
 
 
 def checked(page: Path) -> Checker:
-    """The page, found to be well formed, to load nothing and to run nothing but the packaged script."""
+    """The page, found to be well formed, to load nothing and to run nothing but the packaged
+    script.
+    """
     checker = Checker()
     checker.feed(page.read_text(encoding="utf-8"))
     checker.close()
@@ -75,7 +91,9 @@ def checked(page: Path) -> Checker:
             assert value is not None
             assert value.startswith(("data:", "#")), f"{tag} {name}={value[:60]}"
     policy = next(
-        value for tag, name, value in checker.attributes if tag == "meta" and value and "default-src" in value
+        value
+        for tag, name, value in checker.attributes
+        if tag == "meta" and value and "default-src" in value
     )
     own = "\n".join(template_text(name) for name in ("uplot.min.js", "charts.js"))
     assert "".join(checker.scripts) in ("", own)
@@ -127,7 +145,9 @@ def test_a_size_past_a_wave_edge_loses_against_the_edge() -> None:
 
 def test_noise_alone_makes_no_bad_size() -> None:
     flat = [
-        record(Gemm(2048, n, 4096), samples(100.0 * n / 2048, noise=0.01, count=20, seed=n), {"n": n})
+        record(
+            Gemm(2048, n, 4096), samples(100.0 * n / 2048, noise=0.01, count=20, seed=n), {"n": n}
+        )
         for n in range(2048, 4096, 64)
     ]
     rows = rows_by_dtype(points_of(run(flat).records, SPEC))
@@ -166,7 +186,12 @@ def test_formats_of_one_table_are_not_mixed() -> None:
         for dtype, us in (("bf16", 100.0), ("fp16", 50.0))
     ]
     rows = rows_by_dtype(points_of(run(made).records, SPEC))
-    assert [(row.axes["n"], row.latency_us) for row in rows] == [(1024, 100), (1088, 100), (1024, 50), (1088, 50)]
+    assert [(row.axes["n"], row.latency_us) for row in rows] == [
+        (1024, 100),
+        (1088, 100),
+        (1024, 50),
+        (1088, 50),
+    ]
 
 
 # --- the page ----------------------------------------------------------------------------------------------------
@@ -200,9 +225,19 @@ def test_imported_figures_are_labelled_with_their_source(tmp_path: Path) -> None
     unknown = DeviceState(note="imported: the device's state was not recorded")
     made = []
     for n in range(2048, 4096, 64):
-        figure = measurement((staircase(n),), clocks_mhz=(), state_before=unknown, state_after=unknown)
+        figure = measurement(
+            (staircase(n),), clocks_mhz=(), state_before=unknown, state_after=unknown
+        )
         outcome = Measured(figure, Grade("C", ("imported: one mean of a few runs",)))
-        made.append(record(Gemm(2048, n, 4096), outcome, {"n": n}, origin="imported", source="a table of nobody"))
+        made.append(
+            record(
+                Gemm(2048, n, 4096),
+                outcome,
+                {"n": n},
+                origin="imported",
+                source="a table of nobody",
+            )
+        )
     text = report(run(made, origin="imported", source="a table of nobody"), tmp_path).text
     assert "IMPORTED Measured by others, not on this machine: a table of nobody" in text
     assert "imported figures come without it" in text
@@ -213,7 +248,10 @@ def test_imported_figures_are_labelled_with_their_source(tmp_path: Path) -> None
 def test_nothing_in_a_file_can_speak_on_the_page(tmp_path: Path) -> None:
     launch = Launch(HOSTILE, tile=None)
     made = stairs((1024, 1088, 1152), launch=launch, provider=HOSTILE, op=HOSTILE)
-    made = [replace(r, places=(Place({HOSTILE: r.places[0].axes["n"], "tp": 1}, HOSTILE),)) for r in made]
+    made = [
+        replace(r, places=(Place({HOSTILE: r.places[0].axes["n"], "tp": 1}, HOSTILE),))
+        for r in made
+    ]
     made[0] = replace(made[0], outcome=Failed("error", HOSTILE))
     made.append(record(Gemm(8, 8, 8), Skipped(HOSTILE), {HOSTILE: 8, "tp": 1}))
     graded = Measured(measurement((5.0, 5.1, 5.2)), Grade("D", (HOSTILE,)))
@@ -240,8 +278,12 @@ def test_a_run_without_any_record(tmp_path: Path) -> None:
 
 
 def test_a_run_full_of_failures_says_why(tmp_path: Path) -> None:
-    made = [record(Gemm(8, n, 8), Failed("crash", "killed by SIGSEGV"), {"n": n}) for n in range(1, 30)]
-    made += [record(Gemm(8, n, 8), Skipped("fp8 needs a newer GPU"), {"n": n}) for n in range(30, 33)]
+    made = [
+        record(Gemm(8, n, 8), Failed("crash", "killed by SIGSEGV"), {"n": n}) for n in range(1, 30)
+    ]
+    made += [
+        record(Gemm(8, n, 8), Skipped("fp8 needs a newer GPU"), {"n": n}) for n in range(30, 33)
+    ]
     text = report(run(made, how_ended="interrupted"), tmp_path).text
     assert "NOTHING MEASURED" in text
     assert "29 × failed, torch.mm: crash: killed by SIGSEGV" in text
@@ -262,23 +304,35 @@ def test_rejected_figures_are_counted_and_not_drawn(tmp_path: Path) -> None:
 def test_axes_that_stand_far_apart_are_held_against_half_and_twice(tmp_path: Path) -> None:
     times = {1: 400.0, 2: 220.0, 4: 140.0}
     made = [
-        record(Gemm(2048, 8192 // tp, 4096), samples(us, noise=0.002, count=20, seed=tp), {"tp": tp})
+        record(
+            Gemm(2048, 8192 // tp, 4096), samples(us, noise=0.002, count=20, seed=tp), {"tp": tp}
+        )
         for tp, us in times.items()
     ]
     text = report(run(made), tmp_path).text
     # 8192 columns over 140 µs · 4 against 220 µs · 2.
-    assert "tp: 4 is the worst of 3 sizes: it loses 21 % against 2 (no two sizes are within 10 %" in text
+    assert (
+        "tp: 4 is the worst of 3 sizes: it loses 21 % against 2 (no two sizes are within 10 %"
+        in text
+    )
 
 
 @pytest.mark.slow
 def test_ops_of_several_providers_are_one_layer(tmp_path: Path) -> None:
-    # The unfused three are slower than attention in one kernel, and of the two who compute it only the faster counts.
+    # The unfused three are slower than attention in one kernel, and of the two who compute it only
+    # the faster counts.
     times = {
         ("qkv", "mm"): (100.0, 100.0), ("scores", "mm"): (90.0, 90.0), ("softmax", "eager"): (80.0, 80.0),
         ("context", "mm"): (90.0, 90.0), ("attention", "flash"): (50.0, 80.0), ("attention", "math"): (70.0, 70.0),
     }  # fmt: skip
     made = [
-        record(Gemm(512, n, 1024), samples(us[i], noise=0.002, count=20, seed=n), {"n": n}, op=op, provider=provider)
+        record(
+            Gemm(512, n, 1024),
+            samples(us[i], noise=0.002, count=20, seed=n),
+            {"n": n},
+            op=op,
+            provider=provider,
+        )
         for (op, provider), us in times.items()
         for i, n in enumerate((1024, 1088))
     ]
@@ -314,7 +368,9 @@ def test_two_axes_have_a_map_and_many_curves_are_told_together(tmp_path: Path) -
     ]
     written = write_report(run(made), tmp_path)
     assert written.lead is not None
-    assert written.lead.sentence == ("m: the worst size is 257: 14 of 14 shapes lose there, median 28 %")
+    assert written.lead.sentence == (
+        "m: the worst size is 257: 14 of 14 shapes lose there, median 28 %"
+    )
     page = checked(written.page)
     assert "Share of peak of gemm over n and m" in page.text
     assert "img" in page.tags
@@ -325,17 +381,26 @@ def test_the_check_speaks_on_the_page(tmp_path: Path) -> None:
     launch = Launch("ampere_gemm_128x256", tile=Tile(128, 256), blocks_per_sm=1)
     text = report(run(stairs(range(1024, 8192, 64), launch=launch)), tmp_path).text
     assert "n, gemm bf16 nn by torch.mm: 128x256 tile on 108 SMs explains the steps" in text
-    assert "128x256 tile on 108 SMs: 2 to 3 waves, the last 7.4 % full (by the kernel that ran)" in text
+    assert (
+        "128x256 tile on 108 SMs: 2 to 3 waves, the last 7.4 % full (by the kernel that ran)"
+        in text
+    )
     assert "tiles % (SM count × blocks per SM) == 0" in text
     assert "rules not tested: hidden-128, " in text
-    assert text.index("use instead") < text.index("explains the steps") < text.index("Efficiency over")
+    assert (
+        text.index("use instead") < text.index("explains the steps") < text.index("Efficiency over")
+    )
 
 
 def test_an_assumed_tile_is_no_cause(tmp_path: Path) -> None:
     # Times that no tile explains, and no kernel recorded: the page must not say "wave 3 of 3".
     rng = np.random.default_rng(5)
     made = [
-        record(Gemm(2048, n, 4096), samples(n / 20 * rng.choice((1.0, 1.25)), noise=0.003, count=20, seed=n), {"n": n})
+        record(
+            Gemm(2048, n, 4096),
+            samples(n / 20 * rng.choice((1.0, 1.25)), noise=0.003, count=20, seed=n),
+            {"n": n},
+        )
         for n in range(1024, 4096, 64)
     ]
     written = write_report(run(made), tmp_path)
@@ -350,7 +415,14 @@ def test_kernels_and_changes_of_kernel_are_named(tmp_path: Path) -> None:
         tile = Tile(128, 256) if n < 1536 else Tile(64, 64)
         us = n / 10 * (1.0 if n < 1536 else 1.3)
         launch = Launch(f"ampere_gemm_{tile}", tile=tile)
-        made.append(record(Gemm(1024, n, 1024), samples(us, noise=0.002, count=20, seed=n), {"n": n}, launch=launch))
+        made.append(
+            record(
+                Gemm(1024, n, 1024),
+                samples(us, noise=0.002, count=20, seed=n),
+                {"n": n},
+                launch=launch,
+            )
+        )
     text = report(run(made), tmp_path).text
     assert "the library changed from 128x256 to 64x64" in text
     assert "ampere_gemm_128x256" in text
@@ -361,18 +433,29 @@ def test_the_device_through_the_run(tmp_path: Path) -> None:
     made = [reference(50.0 * (1 + 0.01 * i), elapsed_s=60.0 * i) for i in range(4)]
     for i, n in enumerate((1024, 1088, 1152)):
         hot = replace(STATE, temperature_c=50.0 + i, power_w=300.0 + i)
-        seen = measurement((100.0, 100.1, 100.2), clocks_mhz=(1410.0, 1395.0, 1400.0 - i), state_after=hot)
-        made.append(record(Gemm(8, n, 8), Measured(seen, Grade("A")), {"n": n}, elapsed_s=30.0 + 60 * i))
+        seen = measurement(
+            (100.0, 100.1, 100.2), clocks_mhz=(1410.0, 1395.0, 1400.0 - i), state_after=hot
+        )
+        made.append(
+            record(Gemm(8, n, 8), Measured(seen, Grade("A")), {"n": n}, elapsed_s=30.0 + 60 * i)
+        )
     written = write_report(run(made), tmp_path)
     text = checked(written.page).text
-    assert "SM clock 1395 to 1410 MHz; temperature 50 to 52 °C; power 300 to 302 W; reference point 0 to" in text
+    assert (
+        "SM clock 1395 to 1410 MHz; temperature 50 to 52 °C; power 300 to 302 W; reference point 0 to"
+        in text
+    )
     units = {chart["unit"] for chart in charts(checked(written.page))}
     assert {"% against its first time", "MHz", "°C", "W"} <= units
 
 
 def test_attention_and_unknown_peaks_are_drawn(tmp_path: Path) -> None:
     made = [
-        record(Attention(1, heads, 512, 512, 128, dtype="fp32"), (10.0 * heads, 10.1 * heads), {"heads": heads})
+        record(
+            Attention(1, heads, 512, 512, 128, dtype="fp32"),
+            (10.0 * heads, 10.1 * heads),
+            {"heads": heads},
+        )
         for heads in (8, 16)
     ]
     assert "heads" in report(run(made), tmp_path).text
@@ -438,7 +521,9 @@ def test_one_shape_of_a_table_is_shown_with_what_the_whole_table_tells(tmp_path:
         ("n=-1", "'n=-1'", "n=5120"),
     ],
 )
-def test_a_shape_that_is_not_there_is_refused_with_what_is(words: str, value: str, expected: str) -> None:
+def test_a_shape_that_is_not_there_is_refused_with_what_is(
+    words: str, value: str, expected: str
+) -> None:
     points = points_of(stairs((1024, 1088)), SPEC)
     with pytest.raises(InputError) as error:
         points_where(points, parse_where([words]))
@@ -448,7 +533,10 @@ def test_a_shape_that_is_not_there_is_refused_with_what_is(words: str, value: st
 
 # --- causes of bad sizes ---------------------------------------------------------------------------------------------
 
-_BIG, _SMALL = Launch("a", tile=Tile(128, 256), blocks_per_sm=1), Launch("b", tile=Tile(64, 64), blocks_per_sm=1)
+_BIG, _SMALL = (
+    Launch("a", tile=Tile(128, 256), blocks_per_sm=1),
+    Launch("b", tile=Tile(64, 64), blocks_per_sm=1),
+)
 _FREE = Launch("a", tile=Tile(128, 256))  # how many blocks an SM holds is not known
 
 

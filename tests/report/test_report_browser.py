@@ -1,5 +1,5 @@
-"""The report in a real browser: it renders, nothing is cut off at 1280 and 400 pixels, nothing is asked of the network,
-and the console stays empty. Skipped where there is no Chromium."""
+"""The report in a real browser: it renders, nothing is cut off at 1280 and 400 pixels, nothing is
+asked of the network, and the console stays empty. Skipped where there is no Chromium."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from quantbench.store.folder import Run
 from quantbench.store.record import Failed
 from quantbench.workload import Gemm
 
-pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium here (apt-get install chromium)")
+pytestmark = pytest.mark.skipif(
+    find_browser() is None, reason="no Chromium here (apt-get install chromium)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +37,26 @@ def grid() -> Run:
         for mbs in (1, 2, 4, 8):
             for op, n in (("qkv", 3 * hidden), ("mlp_up", 4 * hidden)):
                 us = samples(
-                    hidden / 10 * (1.2 if hidden % 1024 else 1.0), noise=0.003, count=12, seed=hidden + n + mbs
+                    hidden / 10 * (1.2 if hidden % 1024 else 1.0),
+                    noise=0.003,
+                    count=12,
+                    seed=hidden + n + mbs,
                 )
-                launch = Launch(long_name if hidden < 4096 else HOSTILE, tile=Tile(128, 256 if hidden < 4096 else 128))
+                launch = Launch(
+                    long_name if hidden < 4096 else HOSTILE,
+                    tile=Tile(128, 256 if hidden < 4096 else 128),
+                )
                 axes = {"hidden": hidden, "mbs": mbs}
-                made.append(record(Gemm(2048 * mbs, n, hidden), us, axes, op=op, launch=launch, elapsed_s=hidden / 50))
+                made.append(
+                    record(
+                        Gemm(2048 * mbs, n, hidden),
+                        us,
+                        axes,
+                        op=op,
+                        launch=launch,
+                        elapsed_s=hidden / 50,
+                    )
+                )
     made.append(record(Gemm(8, 8, 8), Failed("error", HOSTILE), {"hidden": 64, "mbs": 1}))
     return run(made, software={"torch": "2.11.0+cu130", "os": "Linux-" + "x" * 120}, source=HOSTILE)
 
@@ -50,13 +67,21 @@ def grid() -> Run:
 def test_the_page_fits_loads_nothing_and_complains_of_nothing(
     opened: Browser, tmp_path: Path, name: str, width: int, dark: bool
 ) -> None:
-    made = {"stairs": lambda: run(stairs(range(2048, 6144, 64))), "grid": grid, "empty": lambda: run([])}[name]()
+    made = {
+        "stairs": lambda: run(stairs(range(2048, 6144, 64))),
+        "grid": grid,
+        "empty": lambda: run([]),
+    }[name]()
     page = write_report(made, tmp_path).page
     # Folded parts are looked at as well.
-    page.write_text(page.read_text(encoding="utf-8").replace("<details>", "<details open>"), encoding="utf-8")
+    page.write_text(
+        page.read_text(encoding="utf-8").replace("<details>", "<details open>"), encoding="utf-8"
+    )
     shown = opened.show(page, width, dark=dark)
     assert shown.problems == []
-    assert [url for url in shown.requests if not url.startswith("data:")] == [page.resolve().as_uri()]
+    assert [url for url in shown.requests if not url.startswith("data:")] == [
+        page.resolve().as_uri()
+    ]
     assert shown.layout["inner"] == width
     assert shown.layout["scroll"] <= width
     assert shown.layout["beyond"] == []
@@ -88,7 +113,9 @@ def test_pointing_at_a_size_tells_what_ran_there(opened: Browser, tmp_path: Path
         where = tab.evaluate(f"[{over}.left + {over}.width / 3, {over}.top + 50]")
         tab.evaluate(f"scrollTo(0, {where[1]} - 200)")
         where = tab.evaluate(f"[{over}.left + {over}.width / 3, {over}.top + 50]")
-        tab.browser._ask("Input.dispatchMouseEvent", tab.session, type="mouseMoved", x=where[0], y=where[1])
+        tab.browser._ask(
+            "Input.dispatchMouseEvent", tab.session, type="mouseMoved", x=where[0], y=where[1]
+        )
         said = tab.evaluate("[...document.querySelectorAll('.said')].at(1).textContent")
         assert "hidden" in said
         assert "ms" in said or "µs" in said

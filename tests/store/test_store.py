@@ -52,7 +52,9 @@ MEASUREMENT = Measurement(
     state_before=STATE,
     state_after=replace(STATE, temperature_c=55.0),
 )
-LAUNCH = Launch("nvjet_hsh_128x256", (8, 4, 1), (384, 1, 1), 168, 213016, 1, Tile(128, 256, 64, stages=3))
+LAUNCH = Launch(
+    "nvjet_hsh_128x256", (8, 4, 1), (384, 1, 1), 168, 213016, 1, Tile(128, 256, 64, stages=3)
+)
 
 
 def record(n: int, outcome: object = None, **changes: object) -> Record:
@@ -102,7 +104,9 @@ def test_the_key_names_workload_provider_and_timing() -> None:
         record_key(gemm, "torch.mm", TimingOptions(cache="hot")),
     }
     assert len(keys) == 4
-    assert record_key(gemm, "torch.mm", TimingOptions()) == record_key(Gemm(1, 2, 3), "torch.mm", TimingOptions())
+    assert record_key(gemm, "torch.mm", TimingOptions()) == record_key(
+        Gemm(1, 2, 3), "torch.mm", TimingOptions()
+    )
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -115,7 +119,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert folder == tmp_path / "a100-test" / INFO.run_id
     run = read_run(folder)
     assert list(run.records) == kept
-    assert run.info == replace(INFO, how_ended="complete", phases_s={"measuring": 1.0}, num_records=3)
+    assert run.info == replace(
+        INFO, how_ended="complete", phases_s={"measuring": 1.0}, num_records=3
+    )
     assert run.warnings == ()
 
 
@@ -168,7 +174,9 @@ def test_a_line_that_is_there_twice_counts_once_and_is_named(tmp_path: Path) -> 
         writer.update(INFO)
     path = writer.folder / "records.jsonl"
     first, second = path.read_text().splitlines(keepends=True)
-    reference = second.replace('"role":"point"', '"role":"reference"')  # repetitions of a point are none of it
+    reference = second.replace(
+        '"role":"point"', '"role":"reference"'
+    )  # repetitions of a point are none of it
     path.write_text(reference + reference.replace('"elapsed_s":', '"elapsed_s":7') + second)
     assert (len(read_run(writer.folder).records), read_run(writer.folder).warnings) == (3, ())
     again = second.replace('"elapsed_s":', '"elapsed_s":7')  # the same point, at another time
@@ -190,7 +198,9 @@ def test_several_kernels_of_one_workload_in_a_foreign_table_are_no_repeats(tmp_p
 def test_the_same_measurement_with_another_grade_replaces_the_first(tmp_path: Path) -> None:
     first = record(1)
     assert isinstance(first.outcome, Measured)
-    lower = replace(first, outcome=replace(first.outcome, grade=Grade("B", ("the device changed",))))
+    lower = replace(
+        first, outcome=replace(first.outcome, grade=Grade("B", ("the device changed",)))
+    )
     slower = replace(first.outcome.measurement, samples_us=(99.0,) * 5, clocks_mhz=())
     other = replace(first, outcome=replace(first.outcome, measurement=slower))
     with RunWriter.create(tmp_path, INFO) as writer:
@@ -216,7 +226,9 @@ def test_a_line_that_is_missing_is_named_with_the_way_to_measure_it_again(tmp_pa
     again = f"; measure what is missing: quantbench sweep --resume {writer.folder}"
     assert read_run(writer.folder).warnings == (f"{path}: 1 of 3 records missing{again}",)
     path.unlink()
-    assert read_run(writer.folder).warnings == (f"{path} is missing, and with it every record{again}",)
+    assert read_run(writer.folder).warnings == (
+        f"{path} is missing, and with it every record{again}",
+    )
     resumed, run = RunWriter.resume(writer.folder)
     with resumed:
         assert run.records == ()
@@ -269,7 +281,9 @@ def test_a_broken_line_in_the_middle_is_refused_by_its_number(tmp_path: Path) ->
         writer.append(record(16))
     path = writer.folder / "records.jsonl"
     path.write_bytes(b'{"version": 1, "key\n' + path.read_bytes())
-    with pytest.raises(StoreError, match=r"^read run: .*records\.jsonl:1 \(.*; expected one record a line$"):
+    with pytest.raises(
+        StoreError, match=r"^read run: .*records\.jsonl:1 \(.*; expected one record a line$"
+    ):
         read_run(writer.folder)
 
 
@@ -285,7 +299,9 @@ def test_a_broken_line_in_the_middle_is_refused_by_its_number(tmp_path: Path) ->
         ("elapsed_s", "x"),
     ],
 )
-def test_a_record_with_a_foreign_field_is_refused(tmp_path: Path, field: str, value: object) -> None:
+def test_a_record_with_a_foreign_field_is_refused(
+    tmp_path: Path, field: str, value: object
+) -> None:
     with RunWriter.create(tmp_path, INFO) as writer:
         pass
     data = {**record_to_json(record(8)), field: value}
@@ -295,7 +311,10 @@ def test_a_record_with_a_foreign_field_is_refused(tmp_path: Path, field: str, va
 
 
 def test_nan_is_never_written(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path, INFO) as writer, pytest.raises(ValueError, match="not JSON compliant"):
+    with (
+        RunWriter.create(tmp_path, INFO) as writer,
+        pytest.raises(ValueError, match="not JSON compliant"),
+    ):
         writer.append(record(8, elapsed_s=float("nan")))
     assert read_run(writer.folder).records == ()
 
@@ -338,7 +357,9 @@ def test_a_full_disk_is_said_and_leaves_whole_lines(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path, INFO) as writer:
         writer.append(record(8))
         real, writer._records = writer._records, _FullDisk(writer._records)  # type: ignore[assignment]
-        with pytest.raises(StoreError, match=r"\(No space left on device\); expected room on the disk$"):
+        with pytest.raises(
+            StoreError, match=r"\(No space left on device\); expected room on the disk$"
+        ):
             writer.append(record(16))
         writer._records = real
         run = read_run(writer.folder)
@@ -357,7 +378,10 @@ def test_a_run_never_leaves_the_results_folder(tmp_path: Path, name: str) -> Non
 def test_a_results_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     blocked = tmp_path / "results"
     blocked.write_text("a file, not a folder")
-    with pytest.raises(StoreError, match=r"^create run: .*results.*; expected a results folder that can be written$"):
+    with pytest.raises(
+        StoreError,
+        match=r"^create run: .*results.*; expected a results folder that can be written$",
+    ):
         RunWriter.create(blocked, INFO)
 
 
@@ -368,10 +392,15 @@ def test_a_results_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None
         ("{", r"expected a readable JSON file$"),
         ("[]", r'expected a JSON object with format "quantbench-run"$'),
         ('{"format": "quantbench-run", "version": 1}', r"has version 1; expected version 2$"),
-        ('{"format": "quantbench-run", "version": 2}', r"expected a run\.json as quantbench writes it$"),
+        (
+            '{"format": "quantbench-run", "version": 2}',
+            r"expected a run\.json as quantbench writes it$",
+        ),
     ],
 )
-def test_a_foreign_run_json_is_refused_in_one_line(tmp_path: Path, text: str | None, message: str) -> None:
+def test_a_foreign_run_json_is_refused_in_one_line(
+    tmp_path: Path, text: str | None, message: str
+) -> None:
     if text is not None:
         (tmp_path / "run.json").write_text(text)
     with pytest.raises(StoreError, match=message) as caught:

@@ -1,6 +1,11 @@
 """What of the surroundings is kept with every run and plan."""
 
-from quantbench.store.environment import PREFIXES, VARIABLES, installed_versions, relevant_environment
+from quantbench.store.environment import (
+    PREFIXES,
+    VARIABLES,
+    installed_versions,
+    relevant_environment,
+)
 
 
 def test_variables_that_matter_are_kept_and_others_are_not() -> None:

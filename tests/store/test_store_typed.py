@@ -40,7 +40,9 @@ def test_a_whole_object_is_the_dataclass_with_lists_as_tuples() -> None:
 
 def test_what_has_a_default_may_be_missing_unless_the_whole_is_wanted() -> None:
     assert decode(Part, {"name": "a", "size": 2}) == Part("a", 2)
-    with pytest.raises(InputError, match=r"^part: field 'good' is missing; expected all of name, size, ratio, good"):
+    with pytest.raises(
+        InputError, match=r"^part: field 'good' is missing; expected all of name, size, ratio, good"
+    ):
         decode(Part, {"name": "a", "size": 2}, "part", whole=True)
 
 
@@ -63,7 +65,10 @@ def test_a_nested_dataclass_is_taken_as_it_is() -> None:
         ({"texts": "xy"}, "Part: texts = 'xy'; expected a list of texts"),
         ({"pair": [1]}, "Part: pair = [1]; expected a list of 2 integers or null"),
         ({"held": {"m": "4"}}, "Part: held = {'m': '4'}; expected an object of integers"),
-        ({"work": {"kind": "gem"}}, "Part: work = {'kind': 'gem'}; expected Gemm or Softmax or null"),
+        (
+            {"work": {"kind": "gem"}},
+            "Part: work = {'kind': 'gem'}; expected Gemm or Softmax or null",
+        ),
         ({"odd": 1}, "Part: field 'odd' is unknown; expected no field but name, size"),
     ],
 )
@@ -81,7 +86,9 @@ def test_no_object_is_refused(data: object) -> None:
 
 
 def test_a_needed_field_that_is_missing_is_named() -> None:
-    with pytest.raises(InputError, match=r"^Part: field 'size' is missing; expected all of name, size"):
+    with pytest.raises(
+        InputError, match=r"^Part: field 'size' is missing; expected all of name, size"
+    ):
         decode(Part, {"name": "a"})
 
 
@@ -118,11 +125,20 @@ def test_what_is_wrong_within_is_named(change: dict[str, Any], message: str) -> 
 
 
 def test_the_schema_takes_what_the_decoder_takes() -> None:
-    validator = jsonschema.Draft202012Validator(json_schema(Whole, {(Part, "size"): {"minimum": 1}}))
+    validator = jsonschema.Draft202012Validator(
+        json_schema(Whole, {(Part, "size"): {"minimum": 1}})
+    )
     validator.check_schema(validator.schema)
     part = {"name": "a", "size": 2, "pair": [1, 2], "held": {"m": 4}}
     assert validator.is_valid({"part": part, "parts": [part], "other": None})
-    for wrong in ({"size": 0}, {"size": "2"}, {"pair": [1]}, {"held": {"m": "4"}}, {"texts": "xy"}, {"odd": 1}):
+    for wrong in (
+        {"size": 0},
+        {"size": "2"},
+        {"pair": [1]},
+        {"held": {"m": "4"}},
+        {"texts": "xy"},
+        {"odd": 1},
+    ):
         assert not validator.is_valid({"part": part | wrong})
     assert not validator.is_valid({"part": {"name": "a"}})
 

@@ -1,4 +1,6 @@
-"""Faults put in on purpose: workers killed at every step, providers that give NaN, clocks that go back."""
+"""Faults put in on purpose: workers killed at every step, providers that give NaN, clocks that go
+back.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def killed_after_hello(worker: WorkerProcess) -> Reply:
 def killed_over_a_point(worker: WorkerProcess) -> Reply:
     worker.begin(QUICK)
     odd = Gemm(64, 63, 64, dtype="fp32")
-    return worker.ask(request("Hangs", odd), 60.0, lambda: os.kill(worker._process.pid, signal.SIGKILL))
+    return worker.ask(
+        request("Hangs", odd), 60.0, lambda: os.kill(worker._process.pid, signal.SIGKILL)
+    )
 
 
 @pytest.mark.slow
@@ -64,7 +68,10 @@ def killed_over_a_point(worker: WorkerProcess) -> Reply:
     ids=lambda f: f.__name__,
 )
 def test_a_killed_worker_is_told_as_that(fault: Callable[[WorkerProcess], Reply]) -> None:
-    with WorkerProcess() as worker, pytest.raises(WorkerLostError, match="killed by SIGKILL") as caught:
+    with (
+        WorkerProcess() as worker,
+        pytest.raises(WorkerLostError, match="killed by SIGKILL") as caught,
+    ):
         fault(worker)
     assert caught.value.kind == "crash"
 
@@ -83,7 +90,9 @@ def test_a_worker_that_is_stopped_is_ended_at_its_limit() -> None:
 
 @pytest.mark.parametrize("ask", range(8))
 def test_a_sweep_outlives_a_worker_that_dies_at_any_question(ask: int) -> None:
-    """The reference first, then points: whichever answer never comes, every other point is measured."""
+    """The reference first, then points: whichever answer never comes, every other point is
+    measured.
+    """
     plan = plan_of(6)
     asked: list[Request] = []
 
@@ -113,7 +122,9 @@ def worker(_cpu_and_providers: None) -> Iterator[WorkerProcess]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [b"[1, 2]\n", b"{}\n", b'{"measurement": 5}\n', b'"text"\n', b"null\n", b"1e999\n"])
+@pytest.mark.parametrize(
+    "line", [b"[1, 2]\n", b"{}\n", b'{"measurement": 5}\n', b'"text"\n', b"null\n", b"1e999\n"]
+)
 def test_an_answer_that_is_none_is_the_points_failure(
     worker: WorkerProcess, line: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +158,9 @@ def test_a_result_that_is_not_a_number_is_not_timed(worker: WorkerProcess) -> No
 
 
 class BackwardClock:
-    """A wall clock in ns that runs on by 1000 and is set back by 5000 at every `every`-th reading."""
+    """A wall clock in ns that runs on by 1000 and is set back by 5000 at every `every`-th
+    reading.
+    """
 
     def __init__(self, every: int) -> None:
         self._every = every
@@ -161,7 +174,9 @@ class BackwardClock:
 
 
 def cpu_timer(wall_ns: Callable[[], int]) -> CpuTimer:
-    clocks = CpuClocks(wall_ns=wall_ns, thread_ns=lambda: 0, preemptions=lambda: 0, nap=lambda seconds: None)
+    clocks = CpuClocks(
+        wall_ns=wall_ns, thread_ns=lambda: 0, preemptions=lambda: 0, nap=lambda seconds: None
+    )
     spec = DeviceSpec("cpu-test", "cpu", 1, 3000, 2**25, 0, 2**34, 50, {"fp32": 0.1})
     return CpuTimer(TimingOptions(cache="hot", max_samples=200), spec, DeviceState, clocks=clocks)
 

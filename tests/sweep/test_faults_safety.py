@@ -21,7 +21,19 @@ from quantbench.workload import Gemm
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [*sorted((ROOT / "quantbench").rglob("*.py")), *sorted((ROOT / "kernels").rglob("*.py"))]
-ESCAPES = ("../escaped", "/tmp/escaped", "a/../../escaped", "a\x00b", "..", ".", "", "a\\b", "a\nb", "~root", "-rf")
+ESCAPES = (
+    "../escaped",
+    "/tmp/escaped",
+    "a/../../escaped",
+    "a\x00b",
+    "..",
+    ".",
+    "",
+    "a\\b",
+    "a\nb",
+    "~root",
+    "-rf",
+)
 
 
 @pytest.mark.parametrize("name", ESCAPES)
@@ -49,7 +61,8 @@ def test_a_device_slug_from_a_file_is_a_name_or_refused(tmp_path: Path, name: st
 
 # Breaks out of text, of attributes in either quotes, of comments, of style and of script.
 HOSTILE = "</td></style></title>--><script>alert({0})</script><img src=x onerror=alert({0})>\"'><b onclick=alert({0})>"
-# Fields that are checked against what they may be, or that name what they are: nothing hostile gets into them.
+# Fields that are checked against what they may be, or that name what they are: nothing hostile gets
+# into them.
 CHOSEN = (
     "format", "kind", "dtype", "layout", "accumulate", "mask", "direction", "role", "origin", "key", "run_id", "name",
     "letter", "how_ended", "started", "ended", "mode", "cache", "stopped_by",
@@ -61,7 +74,9 @@ def hostile(data: Any, count: Iterator[int], field: str = "") -> Any:
     if isinstance(data, dict):
         free = field in ("software", "environment", "source", "options")
         return {
-            (HOSTILE.format(next(count)) if free else key): hostile(value, count, "" if free else key)
+            (HOSTILE.format(next(count)) if free else key): hostile(
+                value, count, "" if free else key
+            )
             for key, value in data.items()
         }
     if isinstance(data, list):
@@ -99,7 +114,9 @@ def test_every_text_of_a_run_is_escaped_in_its_report(tmp_path: Path) -> None:
     folder.mkdir()
     info = hostile(json.loads((made / "run.json").read_text()), count)
     records = [json.loads(line) for line in (made / "records.jsonl").read_text().splitlines()]
-    records += [json.loads(line) for line in made_run()[1].splitlines()]  # skips, failures and references too
+    records += [
+        json.loads(line) for line in made_run()[1].splitlines()
+    ]  # skips, failures and references too
     lines = [json.dumps(hostile(one, count, "record")) for one in records]
     (folder / "run.json").write_text(json.dumps({**info, "options": {}}))
     (folder / "records.jsonl").write_text("\n".join(lines) + "\n")

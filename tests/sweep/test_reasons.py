@@ -21,7 +21,10 @@ AssertionError('Input shapes should have K >= 16')"""
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (RuntimeError(NO_KERNEL_IMAGE), "CUDA error: no kernel image is available for execution on the device"),
+        (
+            RuntimeError(NO_KERNEL_IMAGE),
+            "CUDA error: no kernel image is available for execution on the device",
+        ),
         (RuntimeError(COMPILATION), "AssertionError('Input shapes should have K >= 16')"),
         (MemoryError(), "MemoryError"),
         (OSError(f"{gettempdir()}/tmpq9x/cuda_utils.so: file too short"), "…: file too short"),

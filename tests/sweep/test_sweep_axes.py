@@ -6,7 +6,15 @@ import pytest
 from made_devices import A100
 
 from quantbench.errors import InputError
-from quantbench.sweep.axes import Axis, Held, check_axes, ops_at, parse_axis, places_of, with_defaults
+from quantbench.sweep.axes import (
+    Axis,
+    Held,
+    check_axes,
+    ops_at,
+    parse_axis,
+    places_of,
+    with_defaults,
+)
 from quantbench.sweep.edges import parse_grid, predicted_edges
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json
 from quantbench.workload import Gemm, GroupedGemm, MoE, Permute, Workload
@@ -32,7 +40,10 @@ def test_ranges_and_lists(text: str, values: tuple[int, ...]) -> None:
     ("text", "message"),
     [
         ("size=1:2", r"^--dim: 'size'; expected one of hidden, heads, head-dim"),
-        ("hidden=4096:1024", r"^--dim hidden: '4096:1024'; expected a stop that is not below the start 4096$"),
+        (
+            "hidden=4096:1024",
+            r"^--dim hidden: '4096:1024'; expected a stop that is not below the start 4096$",
+        ),
         ("hidden=0:10", r"^--dim hidden: '0:10'; expected start:stop"),
         ("hidden=1:10:0", r"^--dim hidden: '1:10:0'; expected start:stop"),
         ("hidden=a:b", r"^--dim hidden: 'a:b'; expected start:stop"),
@@ -94,7 +105,10 @@ def test_ops_of_two_kinds_of_attention_are_refused() -> None:
 
 def test_backward_only() -> None:
     held = with_defaults(Held(direction="backward", ops=("proj",)), A100)
-    assert [op.label for op in ops_at((parse_axis("hidden=1024"),), (1024,), held)] == ["proj.dgrad", "proj.wgrad"]
+    assert [op.label for op in ops_at((parse_axis("hidden=1024"),), (1024,), held)] == [
+        "proj.dgrad",
+        "proj.wgrad",
+    ]
 
 
 def test_plain_products() -> None:
@@ -122,7 +136,9 @@ def test_experts_take_the_place_of_the_mlp() -> None:
         "unpermute": Permute(512, 4096, 2, direction="unpermute"),
     }
     assert list(expert_ops("hidden=4096", MIXTRAL, 4096)) == ["qkv", "proj", *found]
-    assert "mlp_up" in expert_ops("hidden=4096", Held(), 4096)  # experts are not a default of other axes
+    assert "mlp_up" in expert_ops(
+        "hidden=4096", Held(), 4096
+    )  # experts are not a default of other axes
 
 
 @pytest.mark.parametrize(
@@ -135,7 +151,9 @@ def test_experts_take_the_place_of_the_mlp() -> None:
         ("tp=2", (2,), (128,) * 8),
     ],
 )
-def test_rows_of_the_experts_of_one_gpu(text: str, values: tuple[int, ...], rows: tuple[int, ...]) -> None:
+def test_rows_of_the_experts_of_one_gpu(
+    text: str, values: tuple[int, ...], rows: tuple[int, ...]
+) -> None:
     down = expert_ops(text, MIXTRAL, *values)["experts_down"]
     assert isinstance(down, GroupedGemm)
     assert down.tokens_per_expert == rows
@@ -144,16 +162,24 @@ def test_rows_of_the_experts_of_one_gpu(text: str, values: tuple[int, ...], rows
 
 def test_routing_is_a_distribution_or_counts() -> None:
     named = expert_ops("tokens=512", replace(MIXTRAL, routing="power_law_1.2"), 512)["experts_down"]
-    assert named == MoE(512, 4096, 14336, 8, 2, distribution="power_law_1.2").grouped_gemms()["experts_down"]
+    assert (
+        named
+        == MoE(512, 4096, 14336, 8, 2, distribution="power_law_1.2").grouped_gemms()["experts_down"]
+    )
     measured = replace(MIXTRAL, routing=(512, 512, 0, 0, 0, 0, 0, 0))
     histogram = expert_ops("tokens=512", measured, 512)["experts_down"]
     assert isinstance(histogram, GroupedGemm)
     assert histogram.tokens_per_expert == (512, 512, 0, 0, 0, 0, 0, 0)
-    assert options_from_json(options_to_json(SweepOptions(dims=("tokens=8",), held=measured))).held == measured
+    assert (
+        options_from_json(options_to_json(SweepOptions(dims=("tokens=8",), held=measured))).held
+        == measured
+    )
 
 
 def test_gradients_of_experts_keep_their_rows() -> None:
-    found = expert_ops("experts=8", replace(MIXTRAL, direction="backward", ops=("experts_down", "permute")), 8)
+    found = expert_ops(
+        "experts=8", replace(MIXTRAL, direction="backward", ops=("experts_down", "permute")), 8
+    )
     rows = (128,) * 8
     assert found == {
         "permute.backward": Permute(512, 4096, 2, direction="unpermute"),
@@ -163,8 +189,9 @@ def test_gradients_of_experts_keep_their_rows() -> None:
 
 
 def test_edges_lie_where_tokens_per_expert_fill_a_tile() -> None:
-    """Products of 512 columns in 128x256 tiles: a wave of 108 blocks holds 54 times 128 rows. At 3072 tokens 8 experts
-    have 768 rows each, 48 times 128. Of the next rows, two per token, each begins another expert's tile."""
+    """Products of 512 columns in 128x256 tiles: a wave of 108 blocks holds 54 times 128 rows. At
+    3072 tokens 8 experts have 768 rows each, 48 times 128. Of the next rows, two per token, each
+    begins another expert's tile."""
     held = replace(MIXTRAL, hidden=512, moe_ffn=512, ops=("experts_down",))
     (axis,) = parse_grid(("tokens=256:4096:256@edges",), with_defaults(held, A100), A100)
     added = set(axis.values) - set(range(256, 4097, 256))
@@ -192,7 +219,11 @@ def test_axes_that_make_no_grid(dims: tuple[str, ...], message: str) -> None:
         (Held(heads=7), 1024, "hidden = 1024 with heads = 7; expected hidden divisible by heads"),
         (Held(heads=4, tp=8), 1024, "heads = 4 with tp = 8; expected heads divisible by tp"),
         (Held(tp=8), 1025, "hidden = 1025 with tp = 8; expected hidden divisible by tp"),
-        (Held(head_dim=128, ops=("attention",)), 1000, "hidden = 1000 with head_dim = 128; expected whole heads"),
+        (
+            Held(head_dim=128, ops=("attention",)),
+            1000,
+            "hidden = 1000 with head_dim = 128; expected whole heads",
+        ),
     ],
 )
 def test_shapes_that_cannot_be(held: Held, hidden: int, message: str) -> None:
@@ -201,7 +232,8 @@ def test_shapes_that_cannot_be(held: Held, hidden: int, message: str) -> None:
 
 
 def test_edges_stand_on_both_sides_of_a_wave() -> None:
-    # m = 2304 and 128x256 tiles: 18 row tiles; 6 column tiles make 108 blocks, one wave of 108 SMs: 1536 is its edge.
+    # m = 2304 and 128x256 tiles: 18 row tiles; 6 column tiles make 108 blocks, one wave of 108 SMs:
+    # 1536 is its edge.
     held = with_defaults(Held(m=2304, k=1024), A100)
     (axis,) = parse_grid(("n=1024:2048:1024@edges",), held, A100)
     assert axis.values == (1024, 1536, 1544, 2048)
@@ -210,7 +242,8 @@ def test_edges_stand_on_both_sides_of_a_wave() -> None:
 def test_predicted_edges_of_hidden_repeat_those_of_its_products() -> None:
     held = with_defaults(Held(ops=("proj",)), A100)
     edges = predicted_edges((parse_axis("hidden=1024:8192:1024"),), 0, held, A100)
-    # proj is 2048 × hidden: 16 row tiles, so 6 column tiles of 256 fit into a wave: 1536 is its edge, 13 make two.
+    # proj is 2048 × hidden: 16 row tiles, so 6 column tiles of 256 fit into a wave: 1536 is its
+    # edge, 13 make two.
     assert edges[:2] == [1536, 3328]
 
 
@@ -220,13 +253,19 @@ def test_hidden_varies_at_a_fixed_head_dim_and_products_keep_every_size() -> Non
     places, left_out = places_of(axes, held)
     assert [at["hidden"] for at, _ in places] == list(axes[0].values)
     by_hidden = {at["hidden"]: {op.name: op.workload for op in ops} for at, ops in places}
-    attention = {hidden: ops["attention"] for hidden, ops in by_hidden.items() if "attention" in ops}
-    assert {hidden: (work.heads, work.kv_heads, work.head_dim) for hidden, work in attention.items()} == {
+    attention = {
+        hidden: ops["attention"] for hidden, ops in by_hidden.items() if "attention" in ops
+    }
+    assert {
+        hidden: (work.heads, work.kv_heads, work.head_dim) for hidden, work in attention.items()
+    } == {
         4096: (32, 8, 128),
         4608: (36, 9, 128),
     }
     # Products do not know heads: their widths are those of any heads in this ratio.
-    assert {hidden: ops["qkv"].n for hidden, ops in by_hidden.items()} == {h: h + h // 2 for h in axes[0].values}
+    assert {hidden: ops["qkv"].n for hidden, ops in by_hidden.items()} == {
+        h: h + h // 2 for h in axes[0].values
+    }
     assert left_out[0] == "hidden = 4160 with head_dim = 128: without attention"
     assert len(left_out) == len(places) - len(attention)
 

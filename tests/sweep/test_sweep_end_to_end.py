@@ -51,7 +51,9 @@ Run = Callable[..., Done]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Run]:
     """Runs the command in this process, in `tmp_path`; its worker is a process all the same."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -72,13 +74,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def heed_ctrl_c() -> None:
-    """Whoever runs the tests in the background of a shell has them ignore Ctrl-C, and all that they start with them."""
+    """Whoever runs the tests in the background of a shell has them ignore Ctrl-C, and all that they
+    start with them.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def start_and_wait_for_records(tmp_path: Path, count: int) -> tuple[subprocess.Popen[str], Path]:
-    """A sweep of 40 points in the background, once its file holds `count` whole lines. It waits after some more points
-    until the file `hold` is gone, so that it is never done before it is stopped."""
+    """A sweep of 40 points in the background, once its file holds `count` whole lines. It waits
+    after some more points until the file `hold` is gone, so that it is never done before it is
+    stopped."""
     (tmp_path / "hold").touch()
     process = subprocess.Popen(
         command("sweep", "--dim", "n=64:1312:32", *QUICK, *HELD, "--results", "results"),
@@ -104,7 +109,10 @@ def test_a_worker_that_cannot_start_says_why_once(run: Run, tmp_path: Path) -> N
     provider = "tests.fake_providers:NoKernelImage"
     done = run("sweep", "--dim", "n=64:192:64", *QUICK, "--dtype", "fp32", "--provider", provider)
     assert done.returncode == 2
-    assert done.stderr.count("CUDA error: no kernel image is available for execution on the device") == 1
+    assert (
+        done.stderr.count("CUDA error: no kernel image is available for execution on the device")
+        == 1
+    )
     assert "TORCH_USE_CUDA_DSA" not in done.stdout + done.stderr
     assert list((tmp_path / "results").glob("*/*")) == []
 
@@ -116,7 +124,10 @@ def test_a_reason_for_which_every_point_fails_is_said_once(run: Run) -> None:
     assert done.returncode == 1
     said = done.stdout + done.stderr
     assert said.count("Python.h") == 1
-    assert f"4 × failed, {provider}: error: sh ended with exit status 1: error: Python.h: No such file" in said
+    assert (
+        f"4 × failed, {provider}: error: sh ended with exit status 1: error: Python.h: No such file"
+        in said
+    )
 
 
 @pytest.mark.slow
@@ -147,13 +158,18 @@ def test_a_list_of_shapes_is_measured_as_it_stands(run: Run, tmp_path: Path) -> 
     done = run("sweep", "--shapes", "mine.csv", *QUICK[4:], "--layout", "nt", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert {(r["axes"]["m"], r["axes"]["n"], r["axes"]["k"]) for r in result["rows"]} == {(64, 96, 64), (8, 8, 8)}
+    assert {(r["axes"]["m"], r["axes"]["n"], r["axes"]["k"]) for r in result["rows"]} == {
+        (64, 96, 64),
+        (8, 8, 8),
+    }
     assert run("sweep", "--resume", result["run"]).returncode == 0
     assert len(keys(tmp_path / result["run"])) == 2
 
 
 @pytest.mark.slow
-def test_kill_9_costs_at_most_the_point_in_flight_and_resume_measures_the_rest(run: Run, tmp_path: Path) -> None:
+def test_kill_9_costs_at_most_the_point_in_flight_and_resume_measures_the_rest(
+    run: Run, tmp_path: Path
+) -> None:
     process, folder = start_and_wait_for_records(tmp_path, count=8)
     process.kill()
     process.communicate()
@@ -202,10 +218,14 @@ def test_a_provider_that_crashes_and_hangs_costs_its_points_alone(
 ) -> None:
     providers = tuple(f"tests.fake_providers:{name}" for name in ("Segfault", "Hangs", "Good"))
     quick = TimingOptions(half_width=0.2, cache="hot")
-    options = SweepOptions(("n=63,64",), Held(m=64, k=64, dtype="fp32"), providers, quick, limit_s=5.0)
+    options = SweepOptions(
+        ("n=63,64",), Held(m=64, k=64, dtype="fp32"), providers, quick, limit_s=5.0
+    )
     monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    with SweepSession.new(lambda spec: options, tmp_path, partial(WorkerProcess, providers)) as session:
+    with SweepSession.new(
+        lambda spec: options, tmp_path, partial(WorkerProcess, providers)
+    ) as session:
         assert session.run(lambda progress: None).how == "complete"
     failed = {
         (r.provider.partition(":")[2], r.workload.n, r.outcome.kind): r.outcome.message  # type: ignore[union-attr]
@@ -222,22 +242,42 @@ def test_a_provider_that_crashes_and_hangs_costs_its_points_alone(
     ("words", "message"),
     [
         (("--dim", "hiden"), "--dim: 'hiden'; expected one of hidden, heads"),
-        (("--dim", "hidden=4096:1024"), "--dim hidden: '4096:1024'; expected a stop that is not below"),
+        (
+            ("--dim", "hidden=4096:1024"),
+            "--dim hidden: '4096:1024'; expected a stop that is not below",
+        ),
         (("--dim", "hidden", "--dtype", "fp13"), "dtype = 'fp13'; expected one of"),
-        (("--dim", "hidden=100", "--heads", "3"), "hidden = 100 with heads = 3; expected hidden divisible by heads"),
-        (("--dim", "hidden=96", "--heads", "6", "--tp", "4"), "heads = 6 with tp = 4; expected heads divisible by tp"),
-        (("--dim", "n", "--provider", "cublas"), "provider: 'cublas'; expected package.module:Class or one of"),
+        (
+            ("--dim", "hidden=100", "--heads", "3"),
+            "hidden = 100 with heads = 3; expected hidden divisible by heads",
+        ),
+        (
+            ("--dim", "hidden=96", "--heads", "6", "--tp", "4"),
+            "heads = 6 with tp = 4; expected heads divisible by tp",
+        ),
+        (
+            ("--dim", "n", "--provider", "cublas"),
+            "provider: 'cublas'; expected package.module:Class or one of",
+        ),
         (("--dim", "n", "--dry-run", "--gpu", "a1000"), "'a1000'; expected"),
-        (("--dim", "n", "--budget", "soon"), "--budget: 'soon'; expected a time such as 90s, 8m or 1h"),
+        (
+            ("--dim", "n", "--budget", "soon"),
+            "--budget: 'soon'; expected a time such as 90s, 8m or 1h",
+        ),
         (("--dim", "n", "--cache", "warm"), "cache = 'warm'; expected one of cold, hot"),
         (("--dim", "n", "--model", "gpt-9"), "gpt-9"),
-        (("--dim", "n", "--results", "/dev/null/x"), "--results: /dev/null/x (Not a directory); expected a folder"),
+        (
+            ("--dim", "n", "--results", "/dev/null/x"),
+            "--results: /dev/null/x (Not a directory); expected a folder",
+        ),
         (("--shapes", "nowhere.csv"), "nowhere.csv"),
         (("--resume", "nowhere"), "nowhere; expected a folder with run.json in it"),
         (("--seq", "128"), "sweep: no --dim beside --seq; expected at least one of --dim hidden"),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(run: Run, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+def test_wrong_use_is_one_line_and_exit_code_2(
+    run: Run, tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
     done = run("sweep", *words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert message in done.stderr
@@ -278,7 +318,9 @@ def test_a_sweep_over_experts_says_that_the_loop_pads_nothing(run: Run, tmp_path
     assert {"top_k = 2", "ep = 1", "balanced routing", "gated experts"} <= set(result["assumed"])
     loop = [row for row in result["rows"] if row["provider"] == "torch.grouped_loop"]
     assert [row["axes"]["experts"] for row in loop] == [2, 4, 16]
-    assert all(row["ops"] == ["experts_up_gate", "experts_down"] and row["latency_us"] > 0 for row in loop)
+    assert all(
+        row["ops"] == ["experts_up_gate", "experts_down"] and row["latency_us"] > 0 for row in loop
+    )
     folder = tmp_path / result["run"]
     assert not read_run(folder).warnings
     for line in (folder / "records.jsonl").read_text().splitlines():
@@ -291,20 +333,42 @@ def test_a_sweep_over_experts_says_that_the_loop_pads_nothing(run: Run, tmp_path
 
 @pytest.mark.slow
 def test_a_plan_says_what_would_be_skipped_here(run: Run) -> None:
-    words = ("--dim", "n=64,96", "-m", "64", "-k", "64", "--dtype", "fp32", "--dry-run", "--provider")
+    words = (
+        "--dim",
+        "n=64,96",
+        "-m",
+        "64",
+        "-k",
+        "64",
+        "--dtype",
+        "fp32",
+        "--dry-run",
+        "--provider",
+    )
     done = run("sweep", *words, "torch,tests.fake_providers:Picky")
     assert done.returncode == 0, done.stderr
     assert "skipped" not in done.stdout
     done = run("sweep", *words[:-2], "--dtype", "fp8", *words[-2:], "torch")
     assert done.returncode == 0, done.stderr
-    assert "all would be skipped here, the first because fp8 products need a CUDA device" in done.stdout
+    assert (
+        "all would be skipped here, the first because fp8 products need a CUDA device"
+        in done.stdout
+    )
     done = run("sweep", "--dim", "n=63,64", *words[2:], "tests.fake_providers:Picky")
     assert "1 of 2 would be skipped here, the first because" in done.stdout
 
 
 @pytest.mark.slow
 def test_a_sweep_that_measured_nothing_says_so_to_scripts(run: Run) -> None:
-    words = ("--dim", "n=64,96", *QUICK, "--dtype", "fp32", "--provider", "tests.fake_providers:Wrong")
+    words = (
+        "--dim",
+        "n=64,96",
+        *QUICK,
+        "--dtype",
+        "fp32",
+        "--provider",
+        "tests.fake_providers:Wrong",
+    )
     done = run("sweep", *words)
     assert done.returncode == 1
     assert "nothing was measured" in done.stdout

@@ -18,7 +18,9 @@ from quantbench.timing.options import TimingOptions
 HELD = with_defaults(Held(), A100)
 
 
-def plan(*dims: str, held: Held = HELD, timing: TimingOptions | None = None, **options: object) -> Plan:
+def plan(
+    *dims: str, held: Held = HELD, timing: TimingOptions | None = None, **options: object
+) -> Plan:
     axes = tuple(parse_axis(d) for d in dims)
     return build_plan(axes, held, ("torch.mm",), timing or TimingOptions(), A100, **options)  # type: ignore[arg-type]
 
@@ -28,14 +30,20 @@ def test_the_same_options_give_the_same_plan() -> None:
 
 
 def test_another_seed_gives_another_order_of_the_same_work() -> None:
-    one, two = plan("hidden=1024:4096:256"), plan("hidden=1024:4096:256", timing=TimingOptions(seed=1))
+    one, two = (
+        plan("hidden=1024:4096:256"),
+        plan("hidden=1024:4096:256", timing=TimingOptions(seed=1)),
+    )
     work = [[(str(p.workload), p.provider) for p in each.points] for each in (one, two)]
     assert work[0] != work[1]
     assert sorted(work[0]) == sorted(work[1])
 
 
 def test_the_reference_of_experts_is_of_a_provider_that_runs_anywhere() -> None:
-    held, providers = with_defaults(Held(), A100, ("experts",)), ("torch.grouped_loop", "torch.grouped_mm")
+    held, providers = (
+        with_defaults(Held(), A100, ("experts",)),
+        ("torch.grouped_loop", "torch.grouped_mm"),
+    )
     made = build_plan((parse_axis("experts=8,16"),), held, providers, TimingOptions(), A100)
     assert made.reference is not None
     assert made.reference.provider == "torch.grouped_loop"
@@ -55,7 +63,10 @@ def test_one_workload_at_two_places_is_measured_once() -> None:
 
 def test_several_dims_make_a_grid() -> None:
     held = replace(HELD, ops=("proj",))
-    places = {tuple(p.places[0].axes.values()) for p in plan("hidden=1024,2048", "mbs=1,2,4", held=held).points}
+    places = {
+        tuple(p.places[0].axes.values())
+        for p in plan("hidden=1024,2048", "mbs=1,2,4", held=held).points
+    }
     assert places == {(h, b) for h in (1024, 2048) for b in (1, 2, 4)}
 
 
@@ -69,7 +80,9 @@ def test_the_reference_is_a_product_of_the_plan_and_counts_into_its_time() -> No
 
 
 def sizes_of(groups: Iterable[Group], axis: str = "n") -> list[int]:
-    return sorted({place.axes[axis] for group in groups for point in group.points for place in point.places})
+    return sorted(
+        {place.axes[axis] for group in groups for point in group.points for place in point.places}
+    )
 
 
 EDGES = ("hidden=1024:16384:64@edges",)
@@ -80,7 +93,9 @@ def test_a_short_budget_splits_no_edge_and_leaves_backward_passes_out(share: flo
     held = replace(HELD, direction="both")
     grid = parse_grid(EDGES, held, A100)
     sizes = grid[0].values
-    edges = [edge for edge in predicted_edges(grid, 0, held, A100) if {edge, edge + 8} <= set(sizes)]
+    edges = [
+        edge for edge in predicted_edges(grid, 0, held, A100) if {edge, edge + 8} <= set(sizes)
+    ]
     whole = build_plan(grid, held, ("torch.mm",), TimingOptions(), A100)
     forward = sum(p.estimate_s for p in whole.points if "." not in p.places[0].op)
     part = whole.within(share * forward)
@@ -89,7 +104,9 @@ def test_a_short_budget_splits_no_edge_and_leaves_backward_passes_out(share: flo
     assert all((edge in kept) == (edge + 8 in kept) for edge in edges)
     assert all("." not in place.op for point in part.points for place in point.places)
     wide = whole.within(2 * forward)
-    assert sizes_of(wide.groups, "hidden") == list(sizes)  # forward over the whole range, then backward
+    assert sizes_of(wide.groups, "hidden") == list(
+        sizes
+    )  # forward over the whole range, then backward
     assert any("." in point.places[0].op for point in wide.points)
 
 
@@ -112,12 +129,16 @@ def test_groups_stand_across_the_predicted_edges() -> None:
     first = [sizes_of([group]) for group in whole.groups[: len(whole.groups) // 4]]
     edges = [pair for pair in itertools.pairwise(sizes_of(whole.groups)) if jump(*pair) > 0.02]
     assert 0 < len(edges) < 0.1 * len(whole.points)
-    assert sum(any(set(pair) <= set(sizes) for sizes in first) for pair in edges) >= 0.8 * len(edges)
+    assert sum(any(set(pair) <= set(sizes) for sizes in first) for pair in edges) >= 0.8 * len(
+        edges
+    )
 
 
 def test_edges_are_those_of_the_tiles_that_the_providers_name() -> None:
     def edges(*providers: str) -> set[int]:
-        options = SweepOptions(dims=("n=1024:4096:1024@edges",), held=Held(m=1000), providers=providers)
+        options = SweepOptions(
+            dims=("n=1024:4096:1024@edges",), held=Held(m=1000), providers=providers
+        )
         (axis,), _ = whole_plan(options, A100)
         return {n for n in axis.values if n % 1024 and n + 8 in axis.values}
 
@@ -140,14 +161,27 @@ def test_both_sides_of_an_edge_that_was_asked_for_stay_together() -> None:
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("dims", [("hidden=1024:4096:64",), ("mbs=1:8:1", "seq=512:4096:512")])
-def test_a_budget_keeps_whole_rows_of_the_same_sizes_for_every_provider(dims: tuple[str, ...], share: float) -> None:
+def test_a_budget_keeps_whole_rows_of_the_same_sizes_for_every_provider(
+    dims: tuple[str, ...], share: float
+) -> None:
     axes = tuple(parse_axis(dim) for dim in dims)
     providers = ("torch.mm", "triton.data_parallel", "triton.stream_k")
-    whole = build_plan(axes, replace(HELD, ops=("qkv", "proj", "mlp_up")), providers, TimingOptions(), A100)
+    whole = build_plan(
+        axes, replace(HELD, ops=("qkv", "proj", "mlp_up")), providers, TimingOptions(), A100
+    )
     part = whole.within(whole.estimate_s * share)
     keys = {point.key for point in part.points}
-    asked = {tuple(place.axes.values()) for group in part.groups for p in group.points for place in p.places[:1]}
-    assert 0 < len(asked) < len({tuple(place.axes.values()) for p in whole.points for place in p.places})
+    asked = {
+        tuple(place.axes.values())
+        for group in part.groups
+        for p in group.points
+        for place in p.places[:1]
+    }
+    assert (
+        0
+        < len(asked)
+        < len({tuple(place.axes.values()) for p in whole.points for place in p.places})
+    )
     for point in whole.points:
         for place in point.places:
             if tuple(place.axes.values()) in asked:
@@ -158,7 +192,11 @@ def test_what_groups_share_counts_once() -> None:
     # mbs × seq is all that linear layers see: (1, 1024) and (2, 512) are the same products.
     axes = (parse_axis("mbs=1,2"), parse_axis("seq=512,1024"))
     whole = build_plan(
-        axes, replace(HELD, ops=("qkv", "attention")), ("torch.mm", "torch.flash"), TimingOptions(), A100
+        axes,
+        replace(HELD, ops=("qkv", "attention")),
+        ("torch.mm", "torch.flash"),
+        TimingOptions(),
+        A100,
     )
     cost = len({p.key for g in whole.groups for p in g.points})
     assert sum(len(g.points) for g in whole.groups) > cost
@@ -168,13 +206,17 @@ def test_what_groups_share_counts_once() -> None:
 def test_groups_run_one_after_another() -> None:
     made = plan("hidden=1024:4096:256")
     hidden = [p.places[0].axes["hidden"] for p in made.points]
-    assert len([a for a, b in itertools.pairwise(hidden) if a != b]) == len(set(hidden)) - 1  # each row in one go
+    assert (
+        len([a for a, b in itertools.pairwise(hidden) if a != b]) == len(set(hidden)) - 1
+    )  # each row in one go
 
 
 def test_without_a_budget_everything_runs() -> None:
     whole = plan("n=1024:5120:128")
     assert whole.within(1.0).within(None).total == whole.total == len(whole.points) == 33
-    assert sorted(p.key for p in whole.within(1.0).within(None).points) == sorted(p.key for p in whole.points)
+    assert sorted(p.key for p in whole.within(1.0).within(None).points) == sorted(
+        p.key for p in whole.points
+    )
 
 
 def test_a_tiny_budget_still_measures_something() -> None:
@@ -217,7 +259,9 @@ def test_impossible_sizes_are_left_out_unless_there_is_no_other() -> None:
     with pytest.raises(InputError, match="hidden = 1032 with heads = 16"):
         plan("hidden=1032", held=held)
     made = plan("hidden=1024,1032", held=held)
-    assert made.impossible == ("sweep: hidden = 1032 with heads = 16; expected hidden divisible by heads",)
+    assert made.impossible == (
+        "sweep: hidden = 1032 with heads = 16; expected hidden divisible by heads",
+    )
 
 
 def test_nothing_in_common_is_said() -> None:

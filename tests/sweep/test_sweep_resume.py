@@ -1,4 +1,6 @@
-"""A run interrupted again and again ends as one that never was: the same points, none twice, none lost."""
+"""A run interrupted again and again ends as one that never was: the same points, none twice, none
+lost.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def answer_or_stop(chance: random.Random, share: float) -> object:
 
     def answer(request: Request) -> Reply:
         if chance.random() < share:
-            raise chance.choice([KeyboardInterrupt(), WorkerLostError("crash", "killed by SIGSEGV")])
+            raise chance.choice(
+                [KeyboardInterrupt(), WorkerLostError("crash", "killed by SIGSEGV")]
+            )
         return measured(100.0)
 
     return answer
@@ -96,12 +100,16 @@ def test_resuming_on_another_device_is_refused(tmp_path: Path) -> None:
         bench.workers.append(worker)
         return worker
 
-    with pytest.raises(StoreError, match=r"^resume: this device is b200-test; expected a100-test, as in "):
+    with pytest.raises(
+        StoreError, match=r"^resume: this device is b200-test; expected a100-test, as in "
+    ):
         SweepSession.resume(session.folder, connect)
     assert all(worker.closed for worker in bench.workers)
 
 
-LAYERS = SweepOptions(dims=("hidden=1024:4096:64",), providers=("torch.mm", "triton.stream_k"), budget_s=30.0)
+LAYERS = SweepOptions(
+    dims=("hidden=1024:4096:64",), providers=("torch.mm", "triton.stream_k"), budget_s=30.0
+)
 
 
 def measured_in(folder: Path) -> set[str]:
@@ -118,7 +126,9 @@ def test_resuming_finishes_all_of_the_plan_or_takes_a_budget(tmp_path: Path) -> 
     every = {p.key for p in whole_plan(LAYERS, session.hello.device)[1].points}
     assert 0 < len(first) < 0.2 * len(every)
     with SweepSession.resume(session.folder, connect, budget_s=60.0) as more:  # type: ignore[arg-type]
-        assert len(more.plan.points) + len({p.key for g in more.plan.left_out for p in g.points}) <= len(every)
+        assert len(more.plan.points) + len(
+            {p.key for g in more.plan.left_out for p in g.points}
+        ) <= len(every)
         assert not {p.key for p in more.plan.points} & first
         start_s = bench.clock.now_s
         assert more.run(lambda progress: None, clock=bench.clock).how == "budget"
@@ -165,9 +175,13 @@ def test_a_point_that_failed_is_tried_once_more_and_then_no_more(tmp_path: Path)
 def test_parts_are_the_same_with_a_budget_and_without() -> None:
     options = replace(LAYERS, budget_s=20.0)
     parts = [plan_sweep(replace(options, shard=(part, 3)), A100)[1] for part in (1, 2, 3)]
-    again = [plan_sweep(replace(options, shard=(part, 3), budget_s=None), A100)[1] for part in (1, 2, 3)]
+    again = [
+        plan_sweep(replace(options, shard=(part, 3), budget_s=None), A100)[1] for part in (1, 2, 3)
+    ]
     for one, other in zip(parts, again, strict=True):
-        assert {p.key for g in (*one.groups, *one.left_out) for p in g.points} == {p.key for p in other.points}
+        assert {p.key for g in (*one.groups, *one.left_out) for p in g.points} == {
+            p.key for p in other.points
+        }
     every = {p.key for p in whole_plan(options, A100)[1].points}
     assert set().union(*({p.key for p in plan.points} for plan in again)) == every
 
@@ -180,7 +194,9 @@ def test_a_worker_is_begun_once_and_before_the_plan_is_run(tmp_path: Path) -> No
             begun.append(timing)
 
     bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
-    session = SweepSession.new(lambda spec: OPTIONS, tmp_path, lambda: Beginning(bench.answer, bench.clock))
+    session = SweepSession.new(
+        lambda spec: OPTIONS, tmp_path, lambda: Beginning(bench.answer, bench.clock)
+    )
     assert begun == [OPTIONS.timing]
     with session:
         session.run(lambda progress: None, clock=bench.clock)
@@ -205,7 +221,9 @@ def test_a_worker_is_begun_once_and_before_the_plan_is_run(tmp_path: Path) -> No
         ),
     ],
 )
-def test_a_run_without_a_plan_is_not_resumed(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_a_run_without_a_plan_is_not_resumed(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
     made = write(tmp_path, made_run([made_record(Gemm(64, 64, 64), (1.0,), {"n": 64})], **changes))
     with pytest.raises(StoreError, match=f"^resume: .*{re.escape(message)}"):
         SweepSession.resume(made, lambda: pytest.fail("no worker is needed to refuse this"))
@@ -223,7 +241,9 @@ def test_a_start_that_fails_leaves_no_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_timing_mode_that_the_device_has_not_is_refused_before_there_is_a_run(tmp_path: Path) -> None:
+def test_a_timing_mode_that_the_device_has_not_is_refused_before_there_is_a_run(
+    tmp_path: Path,
+) -> None:
     options = replace(OPTIONS, timing=TimingOptions(mode="graph"))
 
     def connect() -> QuietWorker:
@@ -236,19 +256,30 @@ def test_a_timing_mode_that_the_device_has_not_is_refused_before_there_is_a_run(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_after_a_full_disk_it_is_said_where_the_run_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_full_disk_it_is_said_where_the_run_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
 
     def full(*_: object) -> None:
-        raise StoreError("write run", "run.json (No space left on device)", "a results folder that can be written")
+        raise StoreError(
+            "write run",
+            "run.json (No space left on device)",
+            "a results folder that can be written",
+        )
 
     console = Console(width=300, record=True, file=StringIO())
     with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:  # type: ignore[arg-type]
-        monkeypatch.setattr(RunWriter, "update", full)  # every point is measured: only run.json finds no room
+        monkeypatch.setattr(
+            RunWriter, "update", full
+        )  # every point is measured: only run.json finds no room
         with pytest.raises(StoreError, match="No space left on device"):
             measure(console, session)
     said = console.export_text()
-    assert f"every point is measured and kept in {session.folder}/; report it: quantbench report" in said
+    assert (
+        f"every point is measured and kept in {session.folder}/; report it: quantbench report"
+        in said
+    )
     monkeypatch.undo()
     append = RunWriter.append
     written = []
@@ -264,7 +295,10 @@ def test_after_a_full_disk_it_is_said_where_the_run_lies(tmp_path: Path, monkeyp
     with pytest.raises(StoreError, match="No space left on device"), session:
         measure(console, session)
     said = console.export_text()
-    assert f"everything measured is kept. Go on with: quantbench sweep --resume {session.folder}" in said
+    assert (
+        f"everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"
+        in said
+    )
     assert len(read_run(session.folder).records) == 10
 
 
@@ -272,7 +306,9 @@ def test_a_picture_that_finds_no_room_takes_nothing_of_the_run_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
-        raise StoreError("picture", "efficiency-n.png (No space left on device)", "a file that can be written")
+        raise StoreError(
+            "picture", "efficiency-n.png (No space left on device)", "a file that can be written"
+        )
 
     monkeypatch.setattr("quantbench.report.sweep_result.figure", full)
     bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
@@ -300,8 +336,12 @@ def test_the_plan_says_what_a_budget_leaves_out() -> None:
 
 def test_of_a_list_of_shapes_the_number_that_is_left_out_is_told() -> None:
     chance = random.Random(0)
-    shapes = tuple((chance.randrange(64, 9000), 8 * chance.randrange(8, 1000), 4096, 1) for _ in range(300))
-    _, plan = plan_sweep(SweepOptions(dims=(), shapes=shapes, providers=("torch.mm",), budget_s=20.0), A100)
+    shapes = tuple(
+        (chance.randrange(64, 9000), 8 * chance.randrange(8, 1000), 4096, 1) for _ in range(300)
+    )
+    _, plan = plan_sweep(
+        SweepOptions(dims=(), shapes=shapes, providers=("torch.mm",), budget_s=20.0), A100
+    )
     (part,) = left_out(plan)
     assert not part.whole
     assert 0 < part.sizes == 300 - len(plan.points)

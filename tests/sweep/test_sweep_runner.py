@@ -32,9 +32,17 @@ def measured_outcome(us: float) -> Measured:
 
 @pytest.mark.parametrize(
     ("points", "at"),
-    [(4, [0, 4, 6]), (8, [0, 4, 8, 11]), (13, [0, 5, 10, 15, 17]), (25, [0, 9, 18, 27, 29]), (35, [0, 11, 22, 33, 39])],
+    [
+        (4, [0, 4, 6]),
+        (8, [0, 4, 8, 11]),
+        (13, [0, 5, 10, 15, 17]),
+        (25, [0, 9, 18, 27, 29]),
+        (35, [0, 11, 22, 33, 39]),
+    ],
 )
-def test_every_point_is_measured_once_and_the_reference_now_and_then(points: int, at: list[int]) -> None:
+def test_every_point_is_measured_once_and_the_reference_now_and_then(
+    points: int, at: list[int]
+) -> None:
     bench = Bench(plan_of(points), lambda request: measured(100.0))
     assert bench.sweep().run().how == "complete"
     assert [r.key for r in bench.of_role("point")] == [p.key for p in bench.plan.points]
@@ -52,7 +60,9 @@ def test_what_was_not_checked_is_graded_d() -> None:
     assert "not checked" in bench.records[0].outcome.grade.reasons[0]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("provider", "letter"), [("torch.mm", "A"), ("triton.data_parallel", "rejected")])
+@pytest.mark.parametrize(
+    ("provider", "letter"), [("torch.mm", "A"), ("triton.data_parallel", "rejected")]
+)
 def test_only_what_the_interpreter_ran_is_marked(provider: str, letter: str) -> None:
     axis = parse_axis("n=1024:2048:64")
     plan = build_plan((axis,), HELD, (provider,), TimingOptions(), A100)
@@ -121,7 +131,9 @@ def test_a_worker_whose_context_is_lost_is_replaced() -> None:
 
     def answer(request: Request) -> Reply:
         if request.workload == bad:
-            return Reply(failed=("illegal_access", "CUDA error: an illegal memory access"), broken=True)
+            return Reply(
+                failed=("illegal_access", "CUDA error: an illegal memory access"), broken=True
+            )
         return measured(100.0)
 
     bench = Bench(plan, answer)
@@ -149,7 +161,9 @@ def test_a_device_that_refuses_ends_the_sweep_at_once() -> None:
     bench = Bench(plan_of(20), lambda request: measured(100.0))
 
     def refuse() -> FakeWorker:
-        raise MeasurementError("worker", "the GPU fell off the bus", "a device that can be measured")
+        raise MeasurementError(
+            "worker", "the GPU fell off the bus", "a device that can be measured"
+        )
 
     sweep = bench.sweep()
     sweep.connect = refuse
@@ -161,12 +175,17 @@ def test_a_device_that_refuses_ends_the_sweep_at_once() -> None:
 
 def test_a_worker_that_cannot_use_its_device_ends_the_sweep_at_once() -> None:
     def answer(request: Request) -> Reply:
-        raise MeasurementError("worker", "CUDA error: no kernel image", "a device that can be measured")
+        raise MeasurementError(
+            "worker", "CUDA error: no kernel image", "a device that can be measured"
+        )
 
     bench = Bench(plan_of(20), answer)
     finished = bench.sweep().run()
     assert (finished.how, len(bench.workers), bench.workers[0].closed) == ("failed", 1, True)
-    assert finished.reason == "worker: CUDA error: no kernel image; expected a device that can be measured"
+    assert (
+        finished.reason
+        == "worker: CUDA error: no kernel image; expected a device that can be measured"
+    )
     assert bench.records == []
 
 
@@ -209,7 +228,8 @@ def test_more_points_are_measured_as_long_as_they_are_asked_for() -> None:
     def more(records: Sequence[Record]) -> Sequence[PlanPoint]:
         known = [r for r in records if r.role == "point"]
         asked.append(len(known))
-        # Two at a time, and again one that has been measured already: it must not be measured twice.
+        # Two at a time, and again one that has been measured already: it must not be measured
+        # twice.
         return [*rest[len(known) - 4 : len(known) - 2], plan.points[0]]
 
     bench = Bench(plan, lambda request: measured(100.0))
@@ -252,7 +272,9 @@ def test_a_budget_is_kept_at_any_pace_and_rows_are_whole(budget_s: float, takes_
     assert ended.how == ("complete" if measured_s < 0.9 * budget_s else "budget")
     assert bench.clock.now_s <= 1.2 * budget_s + 2 * takes_s
     if ended.how == "budget":
-        assert bench.clock.now_s >= 0.6 * budget_s  # time that is left is used, whatever was expected
+        assert (
+            bench.clock.now_s >= 0.6 * budget_s
+        )  # time that is left is used, whatever was expected
     rows = rows_of_ops(bench.of_role("point"))
     assert len(rows) > 1 or budget_s < 20 * takes_s
     assert all(len(ops) == 8 for ops in rows.values())
@@ -272,7 +294,9 @@ def test_the_start_of_a_worker_takes_nothing_of_the_budget(start_s: float, takes
 
 
 @pytest.mark.parametrize(("identify_s", "every"), [(0.1, True), (0.4, False)])
-def test_where_naming_takes_long_every_second_point_is_named_and_all_at_edges(identify_s: float, every: bool) -> None:
+def test_where_naming_takes_long_every_second_point_is_named_and_all_at_edges(
+    identify_s: float, every: bool
+) -> None:
     asked: dict[int, bool] = {}
 
     def answer(request: Request) -> Reply:
@@ -298,14 +322,17 @@ def test_of_the_references_only_the_first_is_named_which_starts_the_profiler() -
     bench.sweep().run()
     asked = bench.workers[0].asked
     references = [
-        request.name for request, record in zip(asked, bench.records, strict=True) if record.role == "reference"
+        request.name
+        for request, record in zip(asked, bench.records, strict=True)
+        if record.role == "reference"
     ]
     assert references == [True, False, False, False]
     assert sum(request.name for request in asked) == 12 + 1
 
 
 def test_what_takes_longer_at_larger_sizes_is_expected_to() -> None:
-    # A machine that reaches a thousandth of the roofline: the estimate is off by that much until it has been seen.
+    # A machine that reaches a thousandth of the roofline: the estimate is off by that much until it
+    # has been seen.
     plan = layers_of(("torch.mm",)).within(60.0)
 
     def answer(request: Request) -> Reply:
@@ -343,7 +370,9 @@ def test_a_point_that_would_outlast_the_budget_is_ended_and_left() -> None:
     assert sweep.run().how == "budget"
     assert limits[1] == pytest.approx(1.2 * 20.0)
     assert limits[-1] == pytest.approx(1.2 * 20.0 - 6.0)
-    assert len(bench.of_role("point")) == 6  # nothing is known of the seventh: it is left for --resume
+    assert (
+        len(bench.of_role("point")) == 6
+    )  # nothing is known of the seventh: it is left for --resume
     assert bench.workers[0].closed
 
 
@@ -376,7 +405,9 @@ def test_the_reference_of_another_plan_tells_no_drift() -> None:
     ]
     plan = plan_of(5)
     assert plan.reference is not None
-    found = first_reference(tuple(records), replace(plan, reference=replace(plan.reference, key="1" * 16)))
+    found = first_reference(
+        tuple(records), replace(plan, reference=replace(plan.reference, key="1" * 16))
+    )
     assert found is not None
     assert found.stated.latency_us == 100.0
     assert first_reference(tuple(records), plan) is None
@@ -407,7 +438,11 @@ def test_the_time_left_is_told_and_ends_at_zero() -> None:
 
 @pytest.mark.parametrize(
     "reply",
-    [measured(12.5), Reply(skipped="no fp8"), Reply(failed=("error", "why"), broken=True, phases_s={"check": 1.0})],
+    [
+        measured(12.5),
+        Reply(skipped="no fp8"),
+        Reply(failed=("error", "why"), broken=True, phases_s={"check": 1.0}),
+    ],
 )
 def test_replies_survive_the_pipe(reply: Reply) -> None:
     assert reply_from_json(json.loads(json.dumps(encode(reply)))) == reply
@@ -416,4 +451,6 @@ def test_replies_survive_the_pipe(reply: Reply) -> None:
 def test_skips_are_kept_with_their_reason() -> None:
     bench = Bench(plan_of(3), lambda request: Reply(skipped="fp8 needs compute capability 8.9"))
     bench.sweep().run()
-    assert {r.outcome for r in bench.of_role("point")} == {Skipped("fp8 needs compute capability 8.9")}
+    assert {r.outcome for r in bench.of_role("point")} == {
+        Skipped("fp8 needs compute capability 8.9")
+    }

@@ -1,4 +1,6 @@
-"""Files of transformer shapes: their format, the plan they make, the table that compares them, and a sweep of one."""
+"""Files of transformer shapes: their format, the plan they make, the table that compares them, and
+a sweep of one.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,16 @@ ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "QUANTBENCH_DEVICE": "cpu", "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
 QUICK = ("--precision", "50%", "--cache", "hot")
 BASE = TransformerShape(
-    hidden=96, heads=4, kv_heads=2, ffn=200, gated=True, seq=64, vocab=250, layers=3, dtype="fp32", attention="flash"
+    hidden=96,
+    heads=4,
+    kv_heads=2,
+    ffn=200,
+    gated=True,
+    seq=64,
+    vocab=250,
+    layers=3,
+    dtype="fp32",
+    attention="flash",
 )
 SHAPES = (
     NamedShape("as it is", BASE),
@@ -77,18 +88,33 @@ def edited(file: Path, change: Any) -> Path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.update(format="other"), "of format 'other'; expected a JSON file of format 'quantbench-shapes'"),
+        (
+            lambda d: d.update(format="other"),
+            "of format 'other'; expected a JSON file of format 'quantbench-shapes'",
+        ),
         (lambda d: d.update(version=2), "of version 2; expected version 1"),
         (lambda d: d.update(shapes=[]), "expected a list of 1 to 100 shapes"),
         (lambda d: d.update(shapes=d["shapes"] * 40), "expected a list of 1 to 100 shapes"),
-        (lambda d: d["shapes"].append(d["shapes"][0]), "name 'as it is' twice; expected names that differ"),
+        (
+            lambda d: d["shapes"].append(d["shapes"][0]),
+            "name 'as it is' twice; expected names that differ",
+        ),
         (lambda d: d["shapes"].append(7), "shape 4: 7; expected a JSON object"),
-        (lambda d: d["shapes"][1].update(name="two\nlines"), "expected 1 to 200 printable characters"),
+        (
+            lambda d: d["shapes"][1].update(name="two\nlines"),
+            "expected 1 to 200 printable characters",
+        ),
         (lambda d: d["shapes"][1].pop("shape"), "shape 2: None; expected a JSON object"),
-        (lambda d: d["shapes"][1]["shape"].update(heads="4"), "shape 2: heads = '4'; expected an integer"),
+        (
+            lambda d: d["shapes"][1]["shape"].update(heads="4"),
+            "shape 2: heads = '4'; expected an integer",
+        ),
         (lambda d: d["shapes"][1]["shape"].update(heads=3), "expected a divisor of heads"),
         (lambda d: d["shapes"][1]["shape"].update(wings=2), "shape 2: field 'wings' is unknown"),
-        (lambda d: d["shapes"][1]["predicted"].update(low="x"), "shape 2 predicted: low = 'x'; expected a finite"),
+        (
+            lambda d: d["shapes"][1]["predicted"].update(low="x"),
+            "shape 2 predicted: low = 'x'; expected a finite",
+        ),
     ],
 )
 def test_anything_else_is_refused_in_one_line(file: Path, change: Any, message: str) -> None:
@@ -103,7 +129,9 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "broken.json"
     for text in ("{", "[]", "7", "\0"):
         broken.write_text(text, encoding="utf-8")
-        with pytest.raises(InputError, match=r"--shapes: .*broken.json .*; expected a JSON file of"):
+        with pytest.raises(
+            InputError, match=r"--shapes: .*broken.json .*; expected a JSON file of"
+        ):
             read_shape_file(broken)
     broken.write_bytes(b" " * (2**20 + 1))
     with pytest.raises(InputError, match=r"more than the 1.0 MiB that are read"):
@@ -117,8 +145,12 @@ def test_every_op_of_every_shape_is_planned_once() -> None:
     options = SweepOptions((), models=SHAPES, providers=("torch.mm", "torch.flash"))
     axes, plan = plan_sweep(options, H100)
     assert [(axis.dim, axis.values) for axis in axes] == [("shape", (1, 2, 3))]
-    assert {p.workload for p in plan.points} == {op.workload for one in SHAPES for op in one.shape.ops()}
-    places = {(place.axes["shape"], place.op): place.count for p in plan.points for place in p.places}
+    assert {p.workload for p in plan.points} == {
+        op.workload for one in SHAPES for op in one.shape.ops()
+    }
+    places = {
+        (place.axes["shape"], place.op): place.count for p in plan.points for place in p.places
+    }
     wanted = {(n, op.label): op.count for n, one in enumerate(SHAPES, 1) for op in one.shape.ops()}
     assert places == wanted
     # A budget that is too short for all keeps the first shape whole.
@@ -132,7 +164,9 @@ def test_the_command_line_takes_the_file_and_nothing_that_contradicts_it(file: P
     given = SweepArguments(shapes=file, provider="torch.mm", budget="none")
     assert sweep_options(given, "cuda").models == SHAPES
     for other in ({"dtype": "bf16"}, {"ops": "qkv"}, {"direction": "both"}, {"hidden": "512"}):
-        with pytest.raises(InputError, match=r"sweep: --shapes .* with --.*; expected shapes as the file describes"):
+        with pytest.raises(
+            InputError, match=r"sweep: --shapes .* with --.*; expected shapes as the file describes"
+        ):
             sweep_options(replace(given, **other), "cuda")
     with pytest.raises(InputError, match=r"--refine with --shapes"):
         SweepOptions((), models=SHAPES, refine=True)
@@ -140,8 +174,12 @@ def test_the_command_line_takes_the_file_and_nothing_that_contradicts_it(file: P
         SweepOptions(("n=64",), models=SHAPES)
 
 
-def points(us_per_mflop: dict[int, float], half_width: float = 0.01, provider: str = "torch.mm") -> list[Point]:
-    """Every op of SHAPES at a rate of its shape's own; where the first shape has the same work, at the first's."""
+def points(
+    us_per_mflop: dict[int, float], half_width: float = 0.01, provider: str = "torch.mm"
+) -> list[Point]:
+    """Every op of SHAPES at a rate of its shape's own; where the first shape has the same work, at
+    the first's.
+    """
     found = []
     seen: dict[Any, float] = {}
     for number, one in enumerate(SHAPES, 1):
@@ -165,13 +203,17 @@ def test_shapes_are_compared_at_equal_parameters() -> None:
     assert first.layer_us == pytest.approx(layer)
     assert first.logits_us == pytest.approx(logits)
     assert first.gain == Gain(0.0, 0.0, 0.0)
-    times = [sum(p.latency_us * p.count for p in made if p.axes["shape"] == number) for number in (1, 2)]
+    times = [
+        sum(p.latency_us * p.count for p in made if p.axes["shape"] == number) for number in (1, 2)
+    ]
     expected = times[0] / times[1] * parameters(SHAPES[1].shape) / parameters(BASE)
     assert wider.gain is not None
     assert wider.gain.mid == pytest.approx(expected - 1)
     assert wider.gain.low < wider.gain.mid < wider.gain.high
     assert wider.verdict == "outside the predicted interval"
-    assert comparison_sentence(compare_shapes(made, SHAPES)).startswith("wider is faster than as it is by +")
+    assert comparison_sentence(compare_shapes(made, SHAPES)).startswith(
+        "wider is faster than as it is by +"
+    )
     slow = compare_shapes(points({1: 1.0, 2: 9.0, 3: 9.0}), SHAPES)
     assert comparison_sentence(slow) == "none of 2 other shapes is surely faster than as it is"
     # All but the logits is the same work, whose error is the same in both.
@@ -194,7 +236,8 @@ def test_missing_ops_are_named_and_never_summed() -> None:
     _, wider, padded = compare_shapes(without, SHAPES)
     assert (wider.layer_us, wider.gain, wider.missing) == (None, None, ("proj.wgrad",))
     assert padded.gain is not None
-    # What the first lacks is left out of all of them, and the prediction, which is of all ops, is not judged.
+    # What the first lacks is left out of all of them, and the prediction, which is of all ops, is
+    # not judged.
     without = [p for p in made if p.op != "attention" or p.axes["shape"] > 1]
     comparison = compare_shapes(without, SHAPES)
     assert [one.left_out for one in comparison] == [("attention",)] * 3
@@ -212,7 +255,11 @@ def test_libraries_are_compared_apart_and_the_fastest_kernel_of_one_counts() -> 
     assert [one.library for one in comparison] == ["torch"] * 3 + ["mine.kernels:Gemm"] * 3
     table = comparison_section(comparison).table
     assert table is not None
-    assert [column for column in table.head if not column.startswith(">")] == ["shape", "library", ""]
+    assert [column for column in table.head if not column.startswith(">")] == [
+        "shape",
+        "library",
+        "",
+    ]
     assert comparison_table(comparison).row_count == 6
 
 
@@ -222,7 +269,9 @@ def test_the_number_of_a_shape_is_no_size_to_look_for_cliffs_along() -> None:
 
 def sweep(*words: str, cwd: Path) -> str:
     command = [sys.executable, "-m", "quantbench", "sweep", *words]
-    done = subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -237,7 +286,12 @@ def test_a_sweep_of_shapes_measures_compares_and_resumes(file: Path, tmp_path: P
     assert data["shapes"][0]["gain"]["mid"] == 0
     assert data["cliffs"] == []
     folder = tmp_path / data["run"]
-    places = {(p.axes["shape"], p.op) for r in read_run(folder).records if r.role == "point" for p in r.places}
+    places = {
+        (p.axes["shape"], p.op)
+        for r in read_run(folder).records
+        if r.role == "point"
+        for p in r.places
+    }
     assert places == {(n, op.label) for n, one in enumerate(SHAPES, 1) for op in one.shape.ops()}
     written = write_report(read_run(folder), tmp_path / "report")
     assert written.lead is not None
@@ -252,5 +306,10 @@ def test_a_sweep_of_shapes_measures_compares_and_resumes(file: Path, tmp_path: P
     said = sweep("--resume", str(folder), cwd=tmp_path)
     assert "as it is" in said
     assert "gain: measured tokens per second at equal parameters against the first shape" in said
-    resumed = {(p.axes["shape"], p.op) for r in read_run(folder).records if r.role == "point" for p in r.places}
+    resumed = {
+        (p.axes["shape"], p.op)
+        for r in read_run(folder).records
+        if r.role == "point"
+        for p in r.places
+    }
     assert resumed == places

@@ -1,4 +1,6 @@
-"""The table that a sweep ends with: rows of all ops of a place, and the cliffs that `check` finds there."""
+"""The table that a sweep ends with: rows of all ops of a place, and the cliffs that `check` finds
+there.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from quantbench.analysis.summary import Point, layer_rows, points_of, rows_of
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.report.sections import sizes_section
-from quantbench.report.sweep_result import ops_line, row_figures, row_words, rows_to_json, sweep_table
+from quantbench.report.sweep_result import (
+    ops_line,
+    row_figures,
+    row_words,
+    rows_to_json,
+    sweep_table,
+)
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured
 from quantbench.workload import Gemm
@@ -26,7 +34,11 @@ GPU = SimulatedGpu(108, Tile(128, 256))
 
 def test_rows_tell_the_cliffs_of_check(tmp_path: Path) -> None:
     records = records_of(
-        GPU, along("n", range(1024, 4097, 64), Gemm(4096, 1, 4096)), noise=0.005, seed=1, launches=True
+        GPU,
+        along("n", range(1024, 4097, 64), Gemm(4096, 1, 4096)),
+        noise=0.005,
+        seed=1,
+        launches=True,
     )
     run = read_run(write_simulated(tmp_path, GPU, records))
     spec = run.info.device
@@ -38,14 +50,18 @@ def test_rows_tell_the_cliffs_of_check(tmp_path: Path) -> None:
     assert said[1600].startswith(
         f"▼ +{100 * (cliff.ratio - 1):.0f} % time in gemm: 128x256 tile on 108 SMs: 2 to 3 waves"
     )
-    assert not [n for n, words in said.items() if "▼" in words and n not in {c.next for c in check.cliffs}]
+    assert not [
+        n for n, words in said.items() if "▼" in words and n not in {c.next for c in check.cliffs}
+    ]
     console = Console(width=200, record=True, file=StringIO())
     console.print(sweep_table(rows, check))
     assert said[1600] in console.export_text()
     assert {row["axes"]["n"]: row["words"] for row in rows_to_json(rows, check)} == said
 
 
-def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_it(tmp_path: Path) -> None:
+def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_it(
+    tmp_path: Path,
+) -> None:
     gemms = along("n", (1024, 2050), Gemm(4096, 1, 4096))
     run = read_run(write_simulated(tmp_path, GPU, records_of(GPU, gemms, noise=0.005, seed=1)))
     spec = run.info.device
@@ -55,7 +71,9 @@ def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_
     # Time that grows with n alone: whatever makes it, it is no tile of 256 columns.
     smooth = SimulatedGpu(108, Tile(128, 16))
     gemms = along("n", range(4096, 8193, 128), Gemm(4096, 1, 4096))
-    folder = write_simulated(tmp_path, smooth, records_of(smooth, gemms, noise=0.002, seed=1), run_id="smooth")
+    folder = write_simulated(
+        tmp_path, smooth, records_of(smooth, gemms, noise=0.002, seed=1), run_id="smooth"
+    )
     run = read_run(folder)
     check = check_run(run, rules=())
     (period,) = check.periods
@@ -81,7 +99,12 @@ def test_measured_points_are_not_idle_where_they_compute(tmp_path: Path) -> None
 
     pads = "gemm: m = 2305 pads to 2432: 5.2 % idle"
     assert words(0.5, blocks_per_sm=1) == "gemm: wave 3 of 3 is 11 % full: 30 % idle"
-    assert words(0.8, blocks_per_sm=1) == words(0.5, blocks_per_sm=2) == words(0.5, blocks_per_sm=None) == pads
+    assert (
+        words(0.8, blocks_per_sm=1)
+        == words(0.5, blocks_per_sm=2)
+        == words(0.5, blocks_per_sm=None)
+        == pads
+    )
     assert words(0.97, blocks_per_sm=1) == ""
 
 
@@ -90,26 +113,41 @@ def test_a_row_that_lacks_an_op_says_so_and_has_no_sum(tmp_path: Path) -> None:
         replace(record, places=(replace(record.places[0], op=op),), key=f"{i}{number}".zfill(16))
         for i, op in enumerate(("qkv", "proj"))
         for number, record in enumerate(
-            records_of(GPU, along("n", (1024, 1280, 1536, 1792), Gemm(4096, 1, 4096)), noise=0.005, seed=i)
+            records_of(
+                GPU, along("n", (1024, 1280, 1536, 1792), Gemm(4096, 1, 4096)), noise=0.005, seed=i
+            )
         )
     ]
-    left_out = next(r for r in records if r.places[0].op == "proj" and r.places[0].axes["n"] == 1536)
+    left_out = next(
+        r for r in records if r.places[0].op == "proj" and r.places[0].axes["n"] == 1536
+    )
     run = read_run(write_simulated(tmp_path, GPU, [r for r in records if r is not left_out]))
     spec = run.info.device
     check = check_run(run, rules=())
     rows = rows_of(points_of(run.records, spec))
-    assert {row.axes["n"]: row.missing for row in rows} == {1024: (), 1280: (), 1536: ("proj",), 1792: ()}
+    assert {row.axes["n"]: row.missing for row in rows} == {
+        1024: (),
+        1280: (),
+        1536: ("proj",),
+        1792: (),
+    }
     torn = next(row for row in rows if row.missing)
     assert row_figures(torn) == ("1 of 2", "-", "-", "-", "-")
     assert row_words(torn, check).startswith("no sum, not measured here: proj")
     told = {row["axes"]["n"]: row for row in rows_to_json(rows, check)}
-    assert (told[1536]["missing_ops"], told[1536]["latency_us"], told[1536]["tflops"]) == (["proj"], None, None)
+    assert (told[1536]["missing_ops"], told[1536]["latency_us"], told[1536]["tflops"]) == (
+        ["proj"],
+        None,
+        None,
+    )
     assert told[1792]["missing_ops"] == []
     assert told[1792]["latency_us"] > 0
     # Nor is it held against its neighbours, in the page's first table or its maps.
     (curve,) = curves_of_rows(rows, "n")
     assert [row.axes["n"] for row in curve] == [1024, 1280, 1792]
-    assert {row.axes["n"] for row in layer_rows(points_of(run.records, spec)) if row.missing} == {1536}
+    assert {row.axes["n"] for row in layer_rows(points_of(run.records, spec)) if row.missing} == {
+        1536
+    }
     section = sizes_section(rows, check)
     assert section.table is not None
     assert [line[1:3] for line in section.table.rows if line[0] == "1536"] == [("1 of 2", "-")]
@@ -120,9 +158,15 @@ def test_attention_in_three_kernels_makes_a_layer_whole() -> None:
     (record,) = records_of(GPU, along("n", (1024,), Gemm(4096, 1, 4096)), noise=0.005, seed=1)
     (point,) = points_of([record], spec)
     fused = [replace(point, axes={"n": 1}, op=op) for op in ("qkv", "attention")]
-    unfused = [replace(point, axes={"n": 2}, op=op) for op in ("qkv", "scores", "softmax", "context")]
+    unfused = [
+        replace(point, axes={"n": 2}, op=op) for op in ("qkv", "scores", "softmax", "context")
+    ]
     torn = [replace(point, axes={"n": 3}, op=op) for op in ("qkv", "scores")]
-    assert [row.missing for row in layer_rows([*fused, *unfused, *torn])] == [(), (), ("attention",)]
+    assert [row.missing for row in layer_rows([*fused, *unfused, *torn])] == [
+        (),
+        (),
+        ("attention",),
+    ]
 
 
 def _point(op: str, us: float, grade: str = "A", count: int = 1) -> Point:
@@ -135,10 +179,16 @@ def _point(op: str, us: float, grade: str = "A", count: int = 1) -> Point:
 
 def test_a_row_is_one_layer_with_logits_apart(tmp_path: Path) -> None:
     gemms = along("n", (1024, 2048), Gemm(4096, 1, 4096))
-    check = check_run(read_run(write_simulated(tmp_path, GPU, records_of(GPU, gemms, noise=0.005, seed=1))), rules=())
+    check = check_run(
+        read_run(write_simulated(tmp_path, GPU, records_of(GPU, gemms, noise=0.005, seed=1))),
+        rules=(),
+    )
     (row,) = rows_of([_point("qkv", 10.0), _point("proj", 5.0), _point("logits", 100.0, "C")])
     assert (row.latency_us, row.logits_us, row.grade.letter) == (15.0, 100.0, "C")
-    assert ops_line([row]) == "a row sums, of one layer, qkv + proj (torch.mm); logits, once per model, are not in it"
+    assert (
+        ops_line([row])
+        == "a row sums, of one layer, qkv + proj (torch.mm); logits, once per model, are not in it"
+    )
     console = Console(width=200, record=True, file=StringIO())
     console.print(sweep_table([row], check))
     header, line = console.export_text().splitlines()[:2]

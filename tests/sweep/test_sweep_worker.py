@@ -1,4 +1,6 @@
-"""The worker process itself, with providers that misbehave in every way: real processes, on the CPU."""
+"""The worker process itself, with providers that misbehave in every way: real processes, on the
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module", autouse=True)
 def _cpu_and_providers() -> Iterator[None]:
-    """The worker must find tests.fake_providers and stay on the CPU, wherever pytest was started."""
+    """The worker must find tests.fake_providers and stay on the CPU, wherever pytest was
+    started.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QUANTBENCH_DEVICE", "cpu")
         patch.setenv("PYTHONPATH", str(ROOT))
@@ -67,7 +71,9 @@ def test_a_point_is_checked_and_timed(worker: WorkerProcess) -> None:
 
 
 @pytest.mark.parametrize("provider", ["Picky", "PickyLate"])
-def test_what_a_provider_does_not_do_is_skipped_with_its_reason(worker: WorkerProcess, provider: str) -> None:
+def test_what_a_provider_does_not_do_is_skipped_with_its_reason(
+    worker: WorkerProcess, provider: str
+) -> None:
     reply = ask(worker, provider, 63)
     assert reply.skipped is not None
     assert "even n" in reply.skipped or "odd n" in reply.skipped
@@ -106,7 +112,9 @@ def test_out_of_memory_is_the_points_outcome(worker: WorkerProcess) -> None:
         ("TritonErrors", "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'"),
     ],
 )
-def test_whatever_a_provider_raises_fails_its_point_alone(worker: WorkerProcess, provider: str, message: str) -> None:
+def test_whatever_a_provider_raises_fails_its_point_alone(
+    worker: WorkerProcess, provider: str, message: str
+) -> None:
     assert ask(worker, provider, 63).failed == ("error", message)
     assert ask(worker, provider, 64).measurement is not None
 
@@ -125,14 +133,20 @@ def test_a_worker_that_can_make_no_timer_refuses_with_cudas_reason() -> None:
 def test_a_worker_without_a_context_refuses_with_cudas_reason() -> None:
     with pytest.raises(MeasurementError) as caught:
         WorkerProcess(["tests.fake_providers:NoContext"])
-    assert str(caught.value) == "worker: CUDA error: out of memory; expected a device that can be measured"
+    assert (
+        str(caught.value)
+        == "worker: CUDA error: out of memory; expected a device that can be measured"
+    )
 
 
 @pytest.mark.slow
 def test_a_lost_context_says_that_the_worker_is_of_no_more_use(doomed: WorkerProcess) -> None:
     reply = ask(doomed, "IllegalAccess", 63)
     assert reply.broken
-    assert reply.failed == ("illegal_access", "CUDA error: an illegal memory access was encountered")
+    assert reply.failed == (
+        "illegal_access",
+        "CUDA error: an illegal memory access was encountered",
+    )
     with pytest.raises(WorkerLostError):
         ask(doomed, "Good", 64)
 
@@ -178,10 +192,15 @@ def test_any_error_after_which_the_device_cannot_synchronise_replaces_the_worker
     [
         ("Segfault", "killed by SIGSEGV"),
         ("Exits", "ended with exit code 7: something went badly wrong"),
-        ("Exiting", "ended with exit code 1: torch.AcceleratorError: CUDA error: no kernel image is available"),
+        (
+            "Exiting",
+            "ended with exit code 1: torch.AcceleratorError: CUDA error: no kernel image is available",
+        ),
     ],
 )
-def test_a_crash_is_told_by_its_last_words(doomed: WorkerProcess, provider: str, message: str) -> None:
+def test_a_crash_is_told_by_its_last_words(
+    doomed: WorkerProcess, provider: str, message: str
+) -> None:
     with pytest.raises(WorkerLostError) as caught:
         ask(doomed, provider, 63)
     assert caught.value.kind == "crash"
@@ -209,4 +228,7 @@ def test_a_device_that_is_not_there_is_refused_in_one_line(monkeypatch: pytest.M
     monkeypatch.setenv("QUANTBENCH_DEVICE", "abacus")
     with pytest.raises(MeasurementError) as caught:
         WorkerProcess()
-    assert str(caught.value) == "worker: QUANTBENCH_DEVICE: 'abacus'; expected cpu, cuda or cuda:<number>"
+    assert (
+        str(caught.value)
+        == "worker: QUANTBENCH_DEVICE: 'abacus'; expected cpu, cuda or cuda:<number>"
+    )

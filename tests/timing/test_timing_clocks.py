@@ -8,8 +8,12 @@ import pytest
 from quantbench.timing.cuda_device import clocks_from_stamps
 
 
-def stamps(times_ns: list[int], mhz: list[float], sms: int = 4, sm_mhz: dict[int, float] | None = None) -> np.ndarray:
-    """Counters of SMs that run at mhz[i] between stamps i and i + 1, each SM with an offset of its own."""
+def stamps(
+    times_ns: list[int], mhz: list[float], sms: int = 4, sm_mhz: dict[int, float] | None = None
+) -> np.ndarray:
+    """Counters of SMs that run at mhz[i] between stamps i and i + 1, each SM with an offset of its
+    own.
+    """
     made = np.zeros((len(times_ns), sms, 2), dtype=np.int64)
     for sm in range(sms):
         cycles = 10_000_000 * (sm + 1)
@@ -27,7 +31,8 @@ def test_one_clock_per_gap() -> None:
 
 
 def test_short_gaps_borrow_from_their_neighbours() -> None:
-    # Five gaps of 150 µs: each looks half a millisecond around itself, so that a tick of 1 µs is 0.2 % and not 0.7 %.
+    # Five gaps of 150 µs: each looks half a millisecond around itself, so that a tick of 1 µs is
+    # 0.2 % and not 0.7 %.
     times = [1_000_000 + 150_000 * i for i in range(6)]
     got = clocks_from_stamps(stamps(times, [1000.0, 1000.0, 1000.0, 2000.0, 2000.0]))
     assert got[0] == pytest.approx((1000 * 3 + 2000) / 4)  # gaps 0 to 3
@@ -40,7 +45,9 @@ def test_all_gaps_together_when_the_whole_batch_is_short() -> None:
 
 
 def test_sleeping_sms_do_not_pull_the_clock_down() -> None:
-    got = clocks_from_stamps(stamps([1_000, 1_001_000], [1980.0], sms=8, sm_mhz={0: 300.0, 5: 900.0}))
+    got = clocks_from_stamps(
+        stamps([1_000, 1_001_000], [1980.0], sms=8, sm_mhz={0: 300.0, 5: 900.0})
+    )
     assert got == pytest.approx((1980.0,))
 
 

@@ -1,4 +1,6 @@
-"""Timing on the processor: with clocks made of literals, and really, without a word about how long it takes."""
+"""Timing on the processor: with clocks made of literals, and really, without a word about how long
+it takes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ STATE = DeviceState(note="a test's processor")
 
 
 class Fake:
-    """A wall clock in microseconds that a run advances; lost: preemptions that the next runs meet."""
+    """A wall clock in microseconds that a run advances; lost: preemptions that the next runs
+    meet.
+    """
 
     def __init__(self, run_us: float = 100.0, lost: list[int] | None = None) -> None:
         self.wall_us = 1000.0
@@ -84,7 +88,12 @@ def test_the_buffer_is_read_before_each_cold_run_and_never_written() -> None:
 
 def test_a_clock_that_goes_back_gives_no_time() -> None:
     backwards = iter([5000, 2000, *range(10_000, 10_000_000, 1000)])
-    clocks = CpuClocks(wall_ns=lambda: next(backwards), thread_ns=lambda: 0, preemptions=lambda: 0, nap=lambda s: None)
+    clocks = CpuClocks(
+        wall_ns=lambda: next(backwards),
+        thread_ns=lambda: 0,
+        preemptions=lambda: 0,
+        nap=lambda s: None,
+    )
     got = CpuSampler(lambda: None, None, clocks).sample(2)
     assert got.samples_us == (-3.0, 1.0)
 
@@ -104,7 +113,12 @@ def test_a_point_from_beginning_to_end() -> None:
     fake = Fake(run_us=250.0)
     made = timer(fake)
     got = made.measure(fake.run)
-    assert (got.mode, got.cache, got.kernels_per_sample, got.stopped_by) == ("cpu", "cold", 1, "precision")
+    assert (got.mode, got.cache, got.kernels_per_sample, got.stopped_by) == (
+        "cpu",
+        "cold",
+        1,
+        "precision",
+    )
     assert got.samples_us == (250.0,) * 10
     assert got.clocks_mhz == ()
     assert got.state_before == got.state_after == STATE
@@ -134,7 +148,9 @@ def test_hot_is_recorded_as_hot() -> None:
 def test_a_graph_cannot_be_had_on_a_processor() -> None:
     with pytest.raises(UnsupportedError) as caught:
         timer(Fake(), mode="graph")
-    assert str(caught.value) == ("timing: mode = 'graph' on a processor; expected a CUDA device, or mode = 'auto'")
+    assert str(caught.value) == (
+        "timing: mode = 'graph' on a processor; expected a CUDA device, or mode = 'auto'"
+    )
 
 
 def test_a_gpu_is_no_processor() -> None:
@@ -144,7 +160,9 @@ def test_a_gpu_is_no_processor() -> None:
     assert str(caught.value) == "CpuTimer: a device of kind 'cuda'; expected a processor"
 
 
-needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no threads")
+needs_affinity = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system pins no threads"
+)
 
 
 @needs_affinity

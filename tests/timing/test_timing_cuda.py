@@ -1,4 +1,6 @@
-"""What a graph holds, in what order launches are queued, and the timer on a device made of literals."""
+"""What a graph holds, in what order launches are queued, and the timer on a device made of
+literals.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,9 @@ class FakePair:
 # ---- the runs of a graph
 
 
-def in_graph(run_us: float, *, min_bytes: int | None = None, cache: str = "cold") -> tuple[int, int]:
+def in_graph(
+    run_us: float, *, min_bytes: int | None = None, cache: str = "cold"
+) -> tuple[int, int]:
     return runs_in_graph(TimingOptions(cache=cache), run_us, min_bytes=min_bytes, l2_bytes=40 * MIB)
 
 
@@ -154,7 +158,9 @@ def test_more_copies_than_are_made_are_refused() -> None:
 
 def test_a_graph_without_copies_is_not_called_cold() -> None:
     # The "cold" graph that was silently warm (flashinfer 4468) cannot come about.
-    with pytest.raises(UnsupportedError, match="0 copies to rotate over; expected min_bytes and copies"):
+    with pytest.raises(
+        UnsupportedError, match="0 copies to rotate over; expected min_bytes and copies"
+    ):
         in_graph(10.0)
     gpu = FakeGpu(run_us=5.0)
     with pytest.raises(UnsupportedError, match="expected min_bytes and copies"):
@@ -220,7 +226,11 @@ def test_a_replay_is_divided_by_its_runs() -> None:
     gpu = FakeGpu(run_us=4.0)
     runs = [gpu.run] * 10
     sampler = replay_sampler(gpu, runs)
-    assert gpu.log == ["rehearse and capture", "replay", "synchronize"]  # the first replay uploads, nothing is held
+    assert gpu.log == [
+        "rehearse and capture",
+        "replay",
+        "synchronize",
+    ]  # the first replay uploads, nothing is held
     gpu.log.clear()
     got = sampler.sample(2)
     assert gpu.log == [
@@ -259,7 +269,12 @@ def test_a_cold_point_from_beginning_to_end() -> None:
     gpu = FakeGpu()
     made = timer(gpu)
     got = made.measure(gpu.run)
-    assert (got.mode, got.cache, got.kernels_per_sample, got.stopped_by) == ("events", "cold", 1, "precision")
+    assert (got.mode, got.cache, got.kernels_per_sample, got.stopped_by) == (
+        "events",
+        "cold",
+        1,
+        "precision",
+    )
     assert got.samples_us == pytest.approx((100.0,) * len(got.samples_us))
     assert got.clocks_mhz == (1410.0,) * len(got.samples_us)
     assert got.mean_clock is not None
@@ -336,7 +351,9 @@ def test_phases_add_up_over_points() -> None:
 @pytest.mark.parametrize("run_us", [1.0, 19.9, 20.1, 5000.0])
 def test_the_method_does_not_depend_on_the_time(run_us: float, cache: str) -> None:
     gpu = FakeGpu(run_us=run_us)
-    got = timer(gpu, cache=cache).measure(gpu.run, copy=lambda number: pytest.fail("a copy"), min_bytes=2 * MIB)
+    got = timer(gpu, cache=cache).measure(
+        gpu.run, copy=lambda number: pytest.fail("a copy"), min_bytes=2 * MIB
+    )
     assert (got.mode, got.cache, got.kernels_per_sample) == ("events", cache, 1)
     assert got.samples_us[0] == pytest.approx(run_us)
     assert got.stopped_by == "precision"

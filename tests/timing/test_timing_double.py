@@ -51,7 +51,12 @@ def test_the_timer_measures_the_double_to_its_offset(cache: str) -> None:
     gpu = Gpu()
     ops = Ops(gpu)
     timer = CudaTimer(
-        TimingOptions(cache=cache), lookup("h200-sxm-141gb"), ops.state, ops=ops, now=gpu.now_s, pause=gpu.pause
+        TimingOptions(cache=cache),
+        lookup("h200-sxm-141gb"),
+        ops.state,
+        ops=ops,
+        now=gpu.now_s,
+        pause=gpu.pause,
     )
     measured = timer.measure(lambda: gpu.queue(Kernel("k", 300.0)))
     assert 300 <= median(measured.samples_us) <= 304

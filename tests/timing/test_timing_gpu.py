@@ -1,4 +1,6 @@
-"""The CUDA mechanism on a real GPU. Nothing here asserts how long something takes, only what must hold anywhere."""
+"""The CUDA mechanism on a real GPU. Nothing here asserts how long something takes, only what must
+hold anywhere.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ def test_a_product_is_timed_and_not_impossible(spec: DeviceSpec, n: int, cache: 
     got = timer.measure(product(n))
     assert (got.mode, got.cache) == ("events", cache)
     assert got.floor_us
-    verdict = grade(got, flops=2 * n**3, min_bytes=3 * 2 * n**2, spec=spec, dtype="fp16", options=options)
+    verdict = grade(
+        got, flops=2 * n**3, min_bytes=3 * 2 * n**2, spec=spec, dtype="fp16", options=options
+    )
     assert verdict.letter != "rejected", verdict.reasons
 
 
@@ -110,7 +114,9 @@ def test_copies_in_turn_are_captured(spec: DeviceSpec) -> None:
 
 
 def test_a_hot_graph_on_request(spec: DeviceSpec) -> None:
-    timer = CudaTimer(TimingOptions(mode="graph", cache="hot", max_time_s=0.5), spec, device.monitor(spec))
+    timer = CudaTimer(
+        TimingOptions(mode="graph", cache="hot", max_time_s=0.5), spec, device.monitor(spec)
+    )
     got = timer.measure(product(2048))
     assert (got.mode, got.cache) == ("graph", "hot")
     assert got.kernels_per_sample > 1

@@ -14,7 +14,9 @@ from quantbench.timing.session import KEPT
 
 MIB = 2**20
 # A100 SXM4 80 GB and H100 SXM5, constants as in the registry.
-A100 = DeviceSpec("a100", "cuda", 108, 1410, 40 * MIB, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
+A100 = DeviceSpec(
+    "a100", "cuda", 108, 1410, 40 * MIB, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0)
+)
 H100 = DeviceSpec(
     "h100", "cuda", 132, 1830, 50 * MIB, 228 * 2**10, 80 * 2**30, 3352, {"bf16": 989.4, "fp32": 66.9}, (9, 0),
     max_sm_clock_mhz=1980, peak_clock_mhz={"fp32": 1980},
@@ -47,7 +49,9 @@ def test_what_an_interpreter_took_is_the_time_of_no_kernel() -> None:
 
 
 def test_what_has_no_worth_says_so_first() -> None:
-    kept = tuple(Discarded(140.0, f"throttled: {mhz} MHz is low{KEPT}", float(mhz)) for mhz in (1050, 900))
+    kept = tuple(
+        Discarded(140.0, f"throttled: {mhz} MHz is low{KEPT}", float(mhz)) for mhz in (1050, 900)
+    )
     got = graded(measured(discarded=kept, cache="hot"), unchecked="not checked")
     assert got == Grade(
         "D",
@@ -73,7 +77,8 @@ def test_more_flops_than_the_tensor_cores_have_is_rejected() -> None:
 
 
 def test_the_peak_is_that_of_the_best_clock_seen() -> None:
-    # 1050 TFLOP/s: above the 989.4 printed for 1830 MHz, below the 1070.5 of 1980 MHz, far above the 811 of 1500 MHz.
+    # 1050 TFLOP/s: above the 989.4 printed for 1830 MHz, below the 1070.5 of 1980 MHz, far above
+    # the 811 of 1500 MHz.
     def at(mhz: float) -> Grade:
         state = DeviceState(sm_clock_mhz=mhz)
         m = measured(*[100.0] * 20, clocks_mhz=(mhz,) * 20, state_before=state, state_after=state)
@@ -109,7 +114,8 @@ def test_where_the_peak_is_not_known_the_highest_counts(dtype: str | None) -> No
 
 
 def test_faster_than_memory_is_rejected() -> None:
-    # 440 MiB must pass, of which 40 MiB may stay behind in L2: 400 MiB in 100 µs are 4194 GB/s on a card of 2039.
+    # 440 MiB must pass, of which 40 MiB may stay behind in L2: 400 MiB in 100 µs are 4194 GB/s on a
+    # card of 2039.
     got = graded(measured(), min_bytes=440 * MIB)
     assert got.letter == "rejected"
     assert got.reasons == (
@@ -118,7 +124,8 @@ def test_faster_than_memory_is_rejected() -> None:
 
 
 def test_what_fits_into_the_cache_may_be_written_back_later() -> None:
-    # 39 MiB in 10 µs read as 4089 GB/s, but the bus may not have seen a byte of output yet: no bound, no rejection.
+    # 39 MiB in 10 µs read as 4089 GB/s, but the bus may not have seen a byte of output yet: no
+    # bound, no rejection.
     assert graded(measured(*[10.0] * 20), flops=1e8, min_bytes=39 * MIB).letter != "rejected"
 
 
@@ -129,9 +136,13 @@ def test_a_hot_cache_spares_no_more_than_its_size() -> None:
 
 
 def test_no_cache_is_a_hundred_times_faster_than_memory() -> None:
-    got = graded(measured(*[0.1] * 20, cache="hot"), min_bytes=39 * MIB, options=TimingOptions(cache="hot"))
+    got = graded(
+        measured(*[0.1] * 20, cache="hot"), min_bytes=39 * MIB, options=TimingOptions(cache="hot")
+    )
     assert got.letter == "rejected"
-    assert "over 100 times the 2039 GB/s of a100's memory, which no cache reaches" in got.reasons[-1]
+    assert (
+        "over 100 times the 2039 GB/s of a100's memory, which no cache reaches" in got.reasons[-1]
+    )
 
 
 def test_a_processors_momentary_clock_is_no_bound() -> None:
@@ -161,9 +172,14 @@ def test_half_width_missed() -> None:
     m = measured(*(s for pair in zip(low, high, strict=True) for s in pair), stopped_by="max_time")
     got = graded(m)
     assert got.letter == "B"
-    assert got.reasons[0] == "the median is known to ±1.00%, not to the ±0.50% asked for (stopped by max_time)"
+    assert (
+        got.reasons[0]
+        == "the median is known to ±1.00%, not to the ±0.50% asked for (stopped by max_time)"
+    )
     assert graded(m, options=TimingOptions(half_width=0.02)).letter == "A"
-    assert graded(m, options=TimingOptions(half_width=0.01)).letter == "A"  # exactly what was asked for
+    assert (
+        graded(m, options=TimingOptions(half_width=0.01)).letter == "A"
+    )  # exactly what was asked for
     assert graded(m, options=TimingOptions(half_width=0.002)).letter == "C"  # five times too wide
 
 
@@ -174,21 +190,27 @@ def test_noise_floor_is_named() -> None:
 
 def test_too_few_samples() -> None:
     only(graded(measured(*[100.0] * 8)), "B", "8 samples, 10 were asked for")
-    only(graded(measured(*[100.0] * 5)), "C", "5 samples, too few for an interval; 10 were asked for")
+    only(
+        graded(measured(*[100.0] * 5)), "C", "5 samples, too few for an interval; 10 were asked for"
+    )
     only(graded(measured(100.0)), "C", "1 sample, too few for an interval; 10 were asked for")
 
 
 def test_spread_and_noise() -> None:
     wider = measured(*[90.0, 96.0, 100.0, 100.0, 100.0, 104.0, 112.0] * 40)
     got = graded(wider)
-    assert [r for r in got.reasons if r.startswith("samples spread by 22% (10 % to 90 %; noise 5.9%)")]
+    assert [
+        r for r in got.reasons if r.startswith("samples spread by 22% (10 % to 90 %; noise 5.9%)")
+    ]
 
 
 def test_outliers() -> None:
     m = measured(*[100.0, 100.1, 100.2, 99.9, 100.0, 100.1, 100.0, 99.9, 100.1, 150.0] * 4)
     assert "10% of the samples are far out" in graded(m).reasons
     # One in twenty happens on a quiet machine.
-    assert graded(measured(*[100.0, 100.1, 99.9, 100.0] * 4, 100.0, 100.1, 99.9, 150.0)).letter == "A"
+    assert (
+        graded(measured(*[100.0, 100.1, 99.9, 100.0] * 4, 100.0, 100.1, 99.9, 150.0)).letter == "A"
+    )
 
 
 def test_times_that_rise_while_sampling() -> None:
@@ -211,7 +233,9 @@ def test_times_that_rise_while_sampling() -> None:
         (float("nan"), "C", "the reference point had become nan% faster than at first"),
     ],
 )
-def test_drift_against_the_reference_point(ratio: float | None, letter: str, reason: str | None) -> None:
+def test_drift_against_the_reference_point(
+    ratio: float | None, letter: str, reason: str | None
+) -> None:
     got = graded(measured(), drift=None if ratio is None else Drift(ratio))
     assert (got.letter, got.reasons) == (letter, (reason,) if reason else ())
 
@@ -236,7 +260,9 @@ def test_an_unsteady_clock() -> None:
 def test_a_low_clock() -> None:
     low = DeviceState(sm_clock_mhz=1000.0)
     m = measured(clocks_mhz=(1000.0,) * 20, state_before=low, state_after=low)
-    only(graded(m), "B", "the SM clock was 1000 MHz, 71% of the 1410 MHz that the peak is stated at")
+    only(
+        graded(m), "B", "the SM clock was 1000 MHz, 71% of the 1410 MHz that the peak is stated at"
+    )
     very = measured(clocks_mhz=(600.0,) * 20)
     assert graded(very).letter == "C"
 
@@ -280,13 +306,25 @@ def test_samples_that_were_no_times() -> None:
 
 
 def test_other_processes_on_the_card() -> None:
-    only(graded(measured(state_after=replace(STATE, other_processes=1))), "B", "1 other process on the card")
-    only(graded(measured(state_before=replace(STATE, other_processes=2))), "B", "2 other processes on the card")
+    only(
+        graded(measured(state_after=replace(STATE, other_processes=1))),
+        "B",
+        "1 other process on the card",
+    )
+    only(
+        graded(measured(state_before=replace(STATE, other_processes=2))),
+        "B",
+        "2 other processes on the card",
+    )
 
 
 def test_a_card_that_ends_hot() -> None:
     state = replace(STATE, throttle_reasons=("hw_thermal", "sw_power_cap"))
-    only(graded(measured(state_after=state)), "B", "the card was protecting itself in the end (hw_thermal)")
+    only(
+        graded(measured(state_after=state)),
+        "B",
+        "the card was protecting itself in the end (hw_thermal)",
+    )
 
 
 def test_several_things_off_add_up_and_the_worst_comes_first() -> None:

@@ -1,4 +1,6 @@
-"""The two helper kernels, compiled ahead of time: no GPU is needed to see what the machine code does."""
+"""The two helper kernels, compiled ahead of time: no GPU is needed to see what the machine code
+does.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,17 @@ def test_hold_reads_the_flag_anew_each_time_round(arch: int) -> None:
     flag = torch.empty(1, dtype=torch.int32, device="meta")
     made = compile_kernel(
         probes.hold,
-        {"release_ptr": flag, "timed_out_ptr": flag, "timeout_ns": 10**9 + 1, "num_warps": 1, "num_stages": 1},
+        {
+            "release_ptr": flag,
+            "timed_out_ptr": flag,
+            "timeout_ns": 10**9 + 1,
+            "num_warps": 1,
+            "num_stages": 1,
+        },
         arch,
     )
-    # One load before the loop and one in it, both seen by the host: a cached or hoisted load would spin for ever.
+    # One load before the loop and one in it, both seen by the host: a cached or hoisted load would
+    # spin for ever.
     loads = [op for op in made.opcodes if op.startswith("LDG")]
     assert loads
     assert all("STRONG.SYS" in op for op in loads)
@@ -40,7 +49,9 @@ def test_hold_reads_the_flag_anew_each_time_round(arch: int) -> None:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_stamp_reads_clock_and_timer_and_writes_both(arch: int) -> None:
     stamps = torch.empty(400, dtype=torch.int64, device="meta")
-    made = compile_kernel(probes.stamp, {"stamps_ptr": stamps, "max_sms": 200, "num_warps": 1, "num_stages": 1}, arch)
+    made = compile_kernel(
+        probes.stamp, {"stamps_ptr": stamps, "max_sms": 200, "num_warps": 1, "num_stages": 1}, arch
+    )
     stores = sum(n for op, n in made.opcodes.items() if op.startswith("STG"))
     assert stores == 2
     assert made.count("CS2R") >= 1  # clock64

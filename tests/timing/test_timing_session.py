@@ -51,12 +51,23 @@ class Script:
         return self._batches.pop(0) if len(self._batches) > 1 else self._batches[0]
 
 
-def batch(*samples: float, mhz: float | None = 1410.0, state: DeviceState = OK, invalid: str = "") -> Batch:
-    return Batch(samples, (mhz,) * len(samples) if mhz else (), state, (invalid,) * len(samples) if invalid else ())
+def batch(
+    *samples: float, mhz: float | None = 1410.0, state: DeviceState = OK, invalid: str = ""
+) -> Batch:
+    return Batch(
+        samples,
+        (mhz,) * len(samples) if mhz else (),
+        state,
+        (invalid,) * len(samples) if invalid else (),
+    )
 
 
 def collected(
-    batches: Iterable[Batch], *, clock: Clock | None = None, steady_mhz: float | None = 1410.0, **changes: float
+    batches: Iterable[Batch],
+    *,
+    clock: Clock | None = None,
+    steady_mhz: float | None = 1410.0,
+    **changes: float,
 ) -> Measurement:
     clock = clock or Clock()
     warm = WarmUp(typical_us=1000.0, clock_mhz=steady_mhz, steady=True, state=OK)
@@ -66,7 +77,15 @@ def collected(
 def sampled(script: Script, clock: Clock, warm: WarmUp, **changes: float) -> Measurement:
     options = TimingOptions(**changes)  # type: ignore[arg-type]
     return sample_point(
-        script, options, warm, mode="cpu", runs_per_sample=1, batch_limit=16, tick_us=0.0, now=clock, pause=clock.sleep
+        script,
+        options,
+        warm,
+        mode="cpu",
+        runs_per_sample=1,
+        batch_limit=16,
+        tick_us=0.0,
+        now=clock,
+        pause=clock.sleep,
     )
 
 
@@ -82,7 +101,9 @@ def test_a_steady_device_is_warm_after_two_windows() -> None:
     clock = Clock()
     warm, _ = warmed([batch(*[800.0] * 12)], clock)
     assert (warm.typical_us, warm.clock_mhz, warm.steady, warm.state) == (800.0, 1410.0, True, OK)
-    assert [at_s for at_s, _ in warm.batches] == [BATCH_S * number for number in range(9, 17, 2)]  # 96 are many
+    assert [at_s for at_s, _ in warm.batches] == [
+        BATCH_S * number for number in range(9, 17, 2)
+    ]  # 96 are many
     assert clock.now_s == 16 * BATCH_S
 
 
@@ -92,7 +113,9 @@ def test_a_climbing_clock_is_waited_for() -> None:
     warm, _ = warmed([*climbing, batch(*[1000.0] * 10)], clock)
     assert warm.steady
     assert warm.typical_us == 1000.0
-    assert 28 * BATCH_S < clock.now_s <= 36 * BATCH_S  # 20 batches of climbing, then more than one window
+    assert (
+        28 * BATCH_S < clock.now_s <= 36 * BATCH_S
+    )  # 20 batches of climbing, then more than one window
 
 
 def test_what_never_settles_ends_at_the_limit() -> None:
@@ -120,7 +143,11 @@ def test_a_clock_that_stands_still_ends_warming_up() -> None:
 def test_a_clock_that_goes_back_does_not_confuse_warming_up() -> None:
     seconds = iter([10.0, 3.0, 2.0, *[10.0 + 0.01 * i for i in range(1, 40)]])
     warm = warm_up(
-        Script(Clock(), [batch(5.0, 5.0)]), window_s=0.05, limit_s=1.0, batch_limit=16, now=lambda: next(seconds)
+        Script(Clock(), [batch(5.0, 5.0)]),
+        window_s=0.05,
+        limit_s=1.0,
+        batch_limit=16,
+        now=lambda: next(seconds),
     )
     assert warm.steady
 
@@ -153,7 +180,8 @@ def test_samples_below_three_quarters_of_the_steady_clock_are_discarded() -> Non
 
 
 def test_the_threshold_is_the_works_own_clock_not_the_data_sheets() -> None:
-    # A large product under the power limit: 1000 of 1410 MHz (71 %) for good. NVBench issue 231 lost every sample.
+    # A large product under the power limit: 1000 of 1410 MHz (71 %) for good. NVBench issue 231
+    # lost every sample.
     got = collected([batch(*[100.0] * 10, mhz=1000.0)], steady_mhz=1005.0)
     assert got.discarded == ()
 
@@ -161,7 +189,9 @@ def test_the_threshold_is_the_works_own_clock_not_the_data_sheets() -> None:
 def test_hard_throttle_reasons_discard_a_whole_batch_and_the_power_limit_does_not() -> None:
     power = DeviceState(sm_clock_mhz=1400.0, throttle_reasons=("sw_power_cap",))
     clock = Clock()
-    got = collected([batch(150.0, 151.0, state=HOT), batch(*[100.0] * 10, state=power)], clock=clock)
+    got = collected(
+        [batch(150.0, 151.0, state=HOT), batch(*[100.0] * 10, state=power)], clock=clock
+    )
     assert [d.reason for d in got.discarded] == ["throttled: hw_thermal"] * 2
     assert got.samples_us == (100.0,) * 10
     assert got.state_after == power
@@ -196,7 +226,9 @@ def test_what_was_kept_though_throttled_is_graded_d() -> None:
     )  # fmt: skip
     verdict = grade(measurement, flops=1e9, min_bytes=1e6, spec=A100, dtype="bf16")
     assert verdict.letter == "D"
-    assert verdict.reasons[0] == "every sample was throttled (890 MHz is 63% of the steady 1410 MHz)"
+    assert (
+        verdict.reasons[0] == "every sample was throttled (890 MHz is 63% of the steady 1410 MHz)"
+    )
 
 
 def test_a_few_good_samples_win_over_many_throttled_ones() -> None:
@@ -208,7 +240,12 @@ def test_a_few_good_samples_win_over_many_throttled_ones() -> None:
 
 
 def test_a_launch_gap_discards_the_batch() -> None:
-    got = collected([batch(900.0, invalid="launch gap: the device had to wait for the host"), batch(*[100.0] * 10)])
+    got = collected(
+        [
+            batch(900.0, invalid="launch gap: the device had to wait for the host"),
+            batch(*[100.0] * 10),
+        ]
+    )
     assert got.samples_us == (100.0,) * 10
     assert [d.reason for d in got.discarded] == ["launch gap: the device had to wait for the host"]
 
@@ -216,7 +253,11 @@ def test_a_launch_gap_discards_the_batch() -> None:
 def test_nan_and_negative_samples_are_discarded_as_no_times() -> None:
     got = collected([Batch((NAN, -3.0, 100.0, 0.0)), batch(*[100.0] * 10, mhz=None)])
     assert got.samples_us == (100.0,) * 11
-    assert [d.reason for d in got.discarded] == ["not a time: nan µs", "not a time: -3.0 µs", "not a time: 0.0 µs"]
+    assert [d.reason for d in got.discarded] == [
+        "not a time: nan µs",
+        "not a time: -3.0 µs",
+        "not a time: 0.0 µs",
+    ]
     assert {d.sample_us for d in got.discarded} == {0.0}  # a record is JSON and holds no NaN
     assert got.clocks_mhz == ()
 
@@ -224,7 +265,9 @@ def test_nan_and_negative_samples_are_discarded_as_no_times() -> None:
 def test_nothing_but_nan_is_an_error() -> None:
     with pytest.raises(MeasurementError) as caught:
         collected([Batch((NAN, NAN))])
-    assert str(caught.value) == ("collect: 10 samples, none usable (not a time: nan µs); expected finite times above 0")
+    assert str(caught.value) == (
+        "collect: 10 samples, none usable (not a time: nan µs); expected finite times above 0"
+    )
 
 
 def test_preempted_batches_do_not_end_sampling_early() -> None:
@@ -249,7 +292,9 @@ def test_discards_are_bounded_when_the_clock_stands_still() -> None:
     clock = Clock()
     crowded = Batch((5.0,) * 5, invalid=("preempted: the core went to others once",) * 5)
     warm = WarmUp(5.0, None, True, OK)
-    got = sampled(Script(clock, [crowded], takes_s=0.0), clock, warm, max_samples=50, max_time_s=1.0)
+    got = sampled(
+        Script(clock, [crowded], takes_s=0.0), clock, warm, max_samples=50, max_time_s=1.0
+    )
     assert got.stopped_by == "discards"
     assert len(got.samples_us) == 49
 
@@ -273,7 +318,12 @@ def test_batches_fit_what_the_rule_still_misses() -> None:
     clock = Clock()
     script = Script(clock, [batch(100.0, 120.0, 140.0, 160.0)])
     sampled(script, clock, WarmUp(1.0, 1410.0, True, OK), max_samples=14, max_time_s=9.0)
-    assert script.counts == [10, 6, 2, 2]  # 4, 8, 12: look; the next look would be at 15, but 14 is the end
+    assert script.counts == [
+        10,
+        6,
+        2,
+        2,
+    ]  # 4, 8, 12: look; the next look would be at 15, but 14 is the end
 
 
 def test_the_garbage_collector_is_held_back_and_let_go() -> None:

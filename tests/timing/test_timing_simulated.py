@@ -1,4 +1,6 @@
-"""The timer on a simulated GPU whose events tick and cost time and whose clock ramps: false cliffs and warm-up."""
+"""The timer on a simulated GPU whose events tick and cost time and whose clock ramps: false cliffs
+and warm-up.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,10 @@ FLUSH_US, STAMP_US, HOLD_US = 70.0, 5.0, 1000.0
 class SimulatedCuda:
     """`TorchCuda` of a device that runs what is queued at once.
 
-    offset_us: time between the start event and the kernel. tick_us: resolution of the events. ramp_s: how long the
-    clock climbs from idle to top_mhz. limit_after_s: how long heavy work (over half of the time) runs before the power
-    limit lowers its clock. Times of runs are at the boost clock.
+    offset_us: time between the start event and the kernel. tick_us: resolution of the events.
+        ramp_s: how long the
+    clock climbs from idle to top_mhz. limit_after_s: how long heavy work (over half of the time)
+    runs before the power limit lowers its clock. Times of runs are at the boost clock.
     """
 
     offset_us: float = 2.0
@@ -50,7 +53,9 @@ class SimulatedCuda:
         self.random = np.random.default_rng(self.seed)
 
     def pass_us(self, us: float, *, load: float) -> None:
-        """Let device time pass. load: 1 for a kernel at full power, -1 for less than half of the time."""
+        """Let device time pass. load: 1 for a kernel at full power, -1 for less than half of the
+        time.
+        """
         self.now_s += us * 1e-6
         self.heavy_s = min(max(0.0, self.heavy_s + load * us * 1e-6), 1.2 * self.limit_after_s)
         top = LIMITED_MHZ if self.heavy_s > self.limit_after_s else self.top_mhz
@@ -61,7 +66,9 @@ class SimulatedCuda:
         self.mhz, self.heavy_s = IDLE_MHZ, 0.0
 
     def run(self, us: float) -> Callable[[], None]:
-        return lambda: self.pass_us((us + self.random.normal(0, 0.03)) * BOOST_MHZ / self.mhz, load=1)
+        return lambda: self.pass_us(
+            (us + self.random.normal(0, 0.03)) * BOOST_MHZ / self.mhz, load=1
+        )
 
     def empty(self) -> None:
         self.pass_us(1.0, load=1)
@@ -137,8 +144,12 @@ def cliffs_of(true_us: Sequence[float], gpu: SimulatedCuda, **options: object) -
         gemm = Gemm(256, n, 256)
         outcome = Measured(timer.measure(gpu.run(us)), Grade("A"))
         key = record_key(gemm, "torch.mm", TimingOptions())
-        records.append(Record("run", key, gemm, "torch.mm", outcome, places=(Place({"n": n}, "gemm"),)))
-    return find_cliffs(jumps_of(fit_all(points_of(records, A100), LEAST_ERROR)), A100, tile_finder(A100, ()))
+        records.append(
+            Record("run", key, gemm, "torch.mm", outcome, places=(Place({"n": n}, "gemm"),))
+        )
+    return find_cliffs(
+        jumps_of(fit_all(points_of(records, A100), LEAST_ERROR)), A100, tile_finder(A100, ())
+    )
 
 
 def smooth_us() -> list[float]:
@@ -147,22 +158,31 @@ def smooth_us() -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["cold", "hot"])
-@pytest.mark.parametrize(("offset_us", "tick_us"), [(1.0, 0.5), (1.8, 0.5), (2.5, 0.5), (1.8, 1.024), (1.8, 0.032)])
-def test_a_smooth_sweep_from_12_to_40_us_has_no_cliff(offset_us: float, tick_us: float, cache: str) -> None:
+@pytest.mark.parametrize(
+    ("offset_us", "tick_us"), [(1.0, 0.5), (1.8, 0.5), (2.5, 0.5), (1.8, 1.024), (1.8, 0.032)]
+)
+def test_a_smooth_sweep_from_12_to_40_us_has_no_cliff(
+    offset_us: float, tick_us: float, cache: str
+) -> None:
     gpu = SimulatedCuda(offset_us, tick_us, seed=1)
     assert cliffs_of(smooth_us(), gpu, cache=cache) == ()
 
 
 @pytest.mark.parametrize(
-    ("offset_us", "last", "cache"), [(1.0, 5, "cold"), (2.5, 13, "hot"), (1.8, 13, "cold"), (2.5, 30, "cold")]
+    ("offset_us", "last", "cache"),
+    [(1.0, 5, "cold"), (2.5, 13, "hot"), (1.8, 13, "cold"), (2.5, 30, "cold")],
 )
-def test_a_sweep_with_one_step_of_a_tenth_shows_this_one(offset_us: float, last: int, cache: str) -> None:
+def test_a_sweep_with_one_step_of_a_tenth_shows_this_one(
+    offset_us: float, last: int, cache: str
+) -> None:
     true_us = [us * (1.1 if i > last else 1.0) for i, us in enumerate(smooth_us())]
     (found,) = cliffs_of(true_us, SimulatedCuda(offset_us, seed=2), cache=cache)
     assert (found.at, found.next) == (SIZES[last], SIZES[last + 1])
     # The floor is in both times, so that the step looks a little smaller than it is.
     floor_us = offset_us + 1.0
-    assert found.ratio == pytest.approx((floor_us + 1.1 * true_us[last]) / (floor_us + true_us[last]), abs=0.02)
+    assert found.ratio == pytest.approx(
+        (floor_us + 1.1 * true_us[last]) / (floor_us + true_us[last]), abs=0.02
+    )
 
 
 def test_the_floor_is_that_of_the_events_and_the_empty_kernel() -> None:
@@ -220,7 +240,8 @@ def test_work_at_the_power_limit_is_measured_there_whatever_came_before() -> Non
 
 
 def test_a_clock_that_sinks_slowly_does_not_take_the_known_one_along() -> None:
-    # The card loses 0.4 % from point to point: every third is more than 1 % from the clock of the last whole windows.
+    # The card loses 0.4 % from point to point: every third is more than 1 % from the clock of the
+    # last whole windows.
     gpu = SimulatedCuda(limit_after_s=9.0)
     timer = timer_of(gpu)
     whole = 0

@@ -60,7 +60,10 @@ def test_what_came_before_the_last_two_windows_is_forgotten() -> None:
     clocks = [1800.0, 1800.0, 1400.0, 1400.0, 1430.0, 1400.0, 1400.0, 1400.0]
     slow = [(0.5 * i, [5e5], [mhz]) for i, mhz in enumerate(clocks, 1)]
     assert fed(slow).steady
-    quick = [(0.04 * i, [50.0] * 3, [mhz] * 3) for i, mhz in enumerate((1800.0, 1800.0, *[1400.0] * 5), 1)]
+    quick = [
+        (0.04 * i, [50.0] * 3, [mhz] * 3)
+        for i, mhz in enumerate((1800.0, 1800.0, *[1400.0] * 5), 1)
+    ]
     assert not fed(quick[:-2]).steady
     assert fed(quick).steady
 
@@ -84,7 +87,11 @@ def test_more_samples_make_the_noise_between_windows_smaller() -> None:
 
 def test_typical_time_and_clock_are_those_of_the_last_window() -> None:
     steadiness = fed(
-        [(0.05, [90.0] * 3, [1000.0] * 3), (0.15, [59.0, 61.0, 62.0], [1500.0] * 3), (0.2, [58.0, 60.0], [1515.0] * 2)]
+        [
+            (0.05, [90.0] * 3, [1000.0] * 3),
+            (0.15, [59.0, 61.0, 62.0], [1500.0] * 3),
+            (0.2, [58.0, 60.0], [1515.0] * 2),
+        ]
     )
     assert steadiness.typical_us == 60.0
     assert steadiness.clock_mhz == 1500.0

@@ -25,7 +25,13 @@ def rule(clock: Clock | None = None, tick_us: float = 0.0, **changes: float) -> 
         width = stats.relative_half_width(samples, tick_us=tick_us)
         return width, width
 
-    values = {"half_width": 0.005, "min_samples": 10, "max_samples": 1000, "max_time_s": 1.0, **changes}
+    values = {
+        "half_width": 0.005,
+        "min_samples": 10,
+        "max_samples": 1000,
+        "max_time_s": 1.0,
+        **changes,
+    }
     return StoppingRule(now=clock or Clock(), widths=widths, **values)  # type: ignore[arg-type]
 
 
@@ -46,8 +52,13 @@ def test_what_samples_cannot_narrow_is_not_waited_for() -> None:
     def widths(samples: Sequence[float]) -> tuple[float, float]:
         return 0.02, 0.02 / len(samples)
 
-    of = StoppingRule(half_width=0.005, min_samples=4, max_samples=100, max_time_s=1.0, now=Clock(), widths=widths)
-    assert feed(of, [100.0] * 50) == (9, "clock")  # looked at with 4, 5, 7 and 9; 0.02 / 9 is less than 0.005 / 2
+    of = StoppingRule(
+        half_width=0.005, min_samples=4, max_samples=100, max_time_s=1.0, now=Clock(), widths=widths
+    )
+    assert feed(of, [100.0] * 50) == (
+        9,
+        "clock",
+    )  # looked at with 4, 5, 7 and 9; 0.02 / 9 is less than 0.005 / 2
 
 
 def test_nine_samples_are_not_enough() -> None:
@@ -66,7 +77,10 @@ def test_precision_needs_more_samples_the_noisier_they_are() -> None:
 
 def test_five_samples_never_are_precise() -> None:
     # Below six there is no 95 % interval at all, whatever the minimum asks.
-    assert feed(rule(min_samples=3), [100.0] * 8) == (7, "precision")  # looked at with 3, 4, 5 and 7
+    assert feed(rule(min_samples=3), [100.0] * 8) == (
+        7,
+        "precision",
+    )  # looked at with 3, 4, 5 and 7
 
 
 def test_equal_samples_on_a_coarse_clock_are_not_precise_at_once() -> None:
@@ -161,7 +175,9 @@ def test_missing_counts_to_the_next_check() -> None:
     assert of.missing == 2  # the check after ten is due at 13, but twelve is the end
 
 
-def test_statistics_are_looked_at_only_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_are_looked_at_only_at_growing_intervals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looked: list[int] = []
 
     def count(samples: list[float], **rest: float) -> float:
@@ -179,4 +195,7 @@ def test_statistics_are_looked_at_only_at_growing_intervals(monkeypatch: pytest.
 def test_what_is_no_time_is_refused(sample: float) -> None:
     with pytest.raises(InputError) as caught:
         rule().add(sample)
-    assert str(caught.value) == f"StoppingRule.add: sample_us = {sample!r}; expected a finite time above 0"
+    assert (
+        str(caught.value)
+        == f"StoppingRule.add: sample_us = {sample!r}; expected a finite time above 0"
+    )

@@ -1,4 +1,6 @@
-"""Intervals and grades on a device whose clock wanders, heats up, is capped or lies; the truth is known."""
+"""Intervals and grades on a device whose clock wanders, heats up, is capped or lies; the truth is
+known.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_stated_intervals_hold_and_cost_no_more(wander: float) -> None:
     assert _cost_s(found) <= 1.6 * _cost_s(before)
     if wander >= 0.01:
         assert np.mean([point.covered for point in before]) < 0.7
-        assert np.std([point.error for point in found]) < 0.75 * np.std([point.error for point in before])
+        assert np.std([point.error for point in found]) < 0.75 * np.std(
+            [point.error for point in before]
+        )
 
 
 def _cost_s(found: list[Found]) -> float:
@@ -60,7 +64,11 @@ def test_work_at_the_power_limit_is_stated_at_its_own_clock() -> None:
             measured = timer.measure(lambda gpu=gpu, kernel=kernel: gpu.queue(kernel))  # type: ignore[misc]
             assert measured.mean_clock is not None
             assert (measured.mean_clock.mhz < 1850) == (power > 1)
-            covered.append(measured.stated.interval.low <= truth_us(gpu, kernel) <= measured.stated.interval.high)
+            covered.append(
+                measured.stated.interval.low
+                <= truth_us(gpu, kernel)
+                <= measured.stated.interval.high
+            )
     assert sum(covered) >= 15
 
 
@@ -109,15 +117,28 @@ def test_drift_is_what_the_clock_does_not_explain(us: float, mhz: float, time_ra
 @pytest.mark.parametrize(("share", "letter"), [(0.96, "A"), (0.94, "B"), (0.88, "C")])
 def test_a_clock_that_is_far_from_the_first_costs_a_grade(share: float, letter: str) -> None:
     drift = drift_of(_measured(100.0, 1400.0), _measured(100.0 / share, 1400.0 * share))
-    got = grade(_measured(100.0, 1400.0), flops=1, min_bytes=1, spec=A100, dtype="bf16", drift=drift)
+    got = grade(
+        _measured(100.0, 1400.0), flops=1, min_bytes=1, spec=A100, dtype="bf16", drift=drift
+    )
     assert got.letter == letter
 
 
 @pytest.mark.parametrize(("far", "letter"), [(1, "A"), (2, "B")])
 def test_one_outlier_costs_no_grade(far: int, letter: str) -> None:
-    samples = (100.0, 100.1, 100.2, 100.1, 100.0, 100.2, 100.1, 100.0) + (100.1,) * (2 - far) + (110.0,) * far
+    samples = (
+        (100.0, 100.1, 100.2, 100.1, 100.0, 100.2, 100.1, 100.0)
+        + (100.1,) * (2 - far)
+        + (110.0,) * far
+    )
     measured = replace(_measured(100.0, 1400.0), samples_us=samples, clocks_mhz=(1400.0,) * 10)
-    got = grade(measured, flops=1, min_bytes=1, spec=A100, dtype="bf16", options=TimingOptions(half_width=0.1))
+    got = grade(
+        measured,
+        flops=1,
+        min_bytes=1,
+        spec=A100,
+        dtype="bf16",
+        options=TimingOptions(half_width=0.1),
+    )
     assert got.letter == letter
 
 
@@ -130,7 +151,9 @@ CLOCKS = tuple(1400.0 * (1 + 0.001 * step) for step in range(-10, 11))
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
 def test_samples_tell_how_their_times_follow_the_clock(exponent: float) -> None:
     rng = np.random.default_rng(1)
-    samples = [100.0 * (mhz / 1414.0) ** -exponent * np.exp(rng.normal(0, 0.0005)) for mhz in CLOCKS]
+    samples = [
+        100.0 * (mhz / 1414.0) ** -exponent * np.exp(rng.normal(0, 0.0005)) for mhz in CLOCKS
+    ]
     found = stated(samples, CLOCKS, MeanClock(1414.0))
     assert found.latency_us == pytest.approx(100.0, rel=0.001)
     assert found.interval.low <= 100.0 <= found.interval.high

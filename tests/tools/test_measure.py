@@ -1,4 +1,6 @@
-"""What is measured on a GPU beside sweeps: tables that are taken up, figures made of them, the script that runs all."""
+"""What is measured on a GPU beside sweeps: tables that are taken up, figures made of them, the
+script that runs all.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_each_sweep_of_the_script_can_be_planned_for_an_h200(words: str, tmp_pat
     shapes = tmp_path / "shapes.csv"
     shapes.write_text("m,n,k\n64,64,64\n")
     typed = words.replace("$both", _BOTH[1]).replace("$OUT/$step/shapes.csv", str(shapes))
-    done = CliRunner().invoke(app, ["sweep", *shlex.split(typed), "--dry-run", "--gpu", "h200-sxm-141gb", "--json"])
+    done = CliRunner().invoke(
+        app, ["sweep", *shlex.split(typed), "--dry-run", "--gpu", "h200-sxm-141gb", "--json"]
+    )
     assert done.exit_code == 0, done.exception
     assert json.loads(done.stdout)["points"]
 
@@ -75,7 +79,9 @@ def test_random_shapes_are_the_same_each_time_and_within_their_ranges() -> None:
     assert all(n % 8 == 0 and k % 8 == 0 for _, n, k in shapes)
 
 
-def test_a_table_that_was_cut_short_is_finished_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_was_cut_short_is_finished_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
 
     def row(gemm: Gemm, *_: object) -> dict[str, object]:
@@ -94,7 +100,9 @@ def test_a_table_that_was_cut_short_is_finished_not_repeated(tmp_path: Path, mon
     assert [row["sizes"][0] for row in json.loads(out.read_text())["rows"]] == [64, 128, 192]
 
 
-def test_a_late_method_joins_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_method_joins_every_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
     spec = current()
     gemms = [Gemm(n, n, n, dtype="fp32") for n in (32, 48)]
@@ -122,8 +130,14 @@ def test_nvbench_joins_the_rows_of_its_sizes(tmp_path: Path) -> None:
 
 
 def test_timers_agree_in_microseconds_below_twenty_and_in_percent_above() -> None:
-    short = {"workload": "short", "medians_us": {"quantbench graph": [5.0, 5.1, 5.2], "profiler": [5.3]}}
-    long = {"workload": "long", "medians_us": {"quantbench graph": [101.0] * 2, "profiler": [100.0], "mamf": []}}
+    short = {
+        "workload": "short",
+        "medians_us": {"quantbench graph": [5.0, 5.1, 5.2], "profiler": [5.3]},
+    }
+    long = {
+        "workload": "long",
+        "medians_us": {"quantbench graph": [101.0] * 2, "profiler": [100.0], "mamf": []},
+    }
     lines = timer_lines({"rows": [short, long]})
     assert "| short | 5.10 µs | 5.30 µs | – |" in lines
     assert "at most 1.00 % (median 1.00 %) from 20 µs on, at most 0.20 µs below" in lines[-2]
@@ -139,7 +153,9 @@ def test_timers_agree_in_microseconds_below_twenty_and_in_percent_above() -> Non
         (0.05, [10.0], "missed"),
     ],
 )
-def test_the_target_of_the_cost_is_met_or_missed(ours_s: float, ours_us: list[float], verdict: str) -> None:
+def test_the_target_of_the_cost_is_met_or_missed(
+    ours_s: float, ours_us: list[float], verdict: str
+) -> None:
     row = {
         "medians_us": {"quantbench": ours_us, "mamf": [10.0, 11.0]},
         "wall_s": {"quantbench": [ours_s], "mamf": [0.022]}, "prepare_s": 0.5,
@@ -151,10 +167,15 @@ def test_the_target_of_the_cost_is_met_or_missed(ours_s: float, ours_us: list[fl
 @pytest.mark.slow
 def test_predictions_are_judged_on_products_that_were_not_fitted() -> None:
     works = [Gemm(m, n, k, layout="nt") for m, n, k in random_shapes()[:420]]
-    timed = [made_runs.record(work, [5.0 + 3.0 * work.flops / 312e6] * 5, {"m": work.m}) for work in works]
+    timed = [
+        made_runs.record(work, [5.0 + 3.0 * work.flops / 312e6] * 5, {"m": work.m})
+        for work in works
+    ]
     run = made_runs.run(timed)
     lines = prediction_lines(run)
-    medians = {line.split("|")[1].strip(): float(line.split("|")[3].split()[0]) for line in lines[2:]}
+    medians = {
+        line.split("|")[1].strip(): float(line.split("|")[3].split()[0]) for line in lines[2:]
+    }
     assert medians["fitted to 200"] < medians["shipped"]
     with pytest.raises(InputError, match="100 products"):
         prediction_lines(replace(run, records=run.records[:100]))

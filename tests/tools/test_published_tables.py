@@ -27,7 +27,10 @@ def test_neusight_folds_the_batch_of_a_linear_layer_and_tells_the_split() -> Non
     linear, bmm, last = read_neusight([NEUSIGHT_ROW, batched, softmax], V100)
     assert linear.workload == Gemm(1024, 768, 1024, dtype="fp32", layout="nt")
     assert bmm.workload == Gemm(512, 768, 1024, batch=2, dtype="fp32")
-    assert (last.workload, last.latency_us) == (Softmax(1, 16384, 1024, dtype="fp32", mask="none"), 500.0)
+    assert (last.workload, last.latency_us) == (
+        Softmax(1, 16384, 1024, dtype="fp32", mask="none"),
+        500.0,
+    )
     assert linear.launch is not None
     assert linear.launch.tile is not None
     assert linear.launch.tile.split_k == 2
@@ -47,7 +50,15 @@ def test_every_launch_of_neusight_is_as_many_blocks_as_tiles() -> None:
 @pytest.mark.parametrize(("a_t", "b_t"), ["NN", "TN", "NT"])
 def test_deepbench_layouts_are_those_of_the_same_memory(a_t: str, b_t: str) -> None:
     m, n, k = 4, 6, 5
-    cells = {"M": m, "N": n, "K": k, "a_transposed": a_t, "b_transposed": b_t, "dtype": "fp32", "time_ms": "0.01"}
+    cells = {
+        "M": m,
+        "N": n,
+        "K": k,
+        "a_transposed": a_t,
+        "b_transposed": b_t,
+        "dtype": "fp32",
+        "time_ms": "0.01",
+    }
     (row,) = read_deepbench([cells], V100)
     work = row.workload
     assert isinstance(work, Gemm)
@@ -60,7 +71,9 @@ def test_deepbench_layouts_are_those_of_the_same_memory(a_t: str, b_t: str) -> N
     # In ours, the first operand is the memory of their b, row by row.
     first = b_memory.reshape((work.m, work.k) if work.layout[0] == "n" else (work.k, work.m))
     second = a_memory.reshape((work.k, work.n) if work.layout[1] == "n" else (work.n, work.k))
-    ours = (first if work.layout[0] == "n" else first.T) @ (second if work.layout[1] == "n" else second.T)
+    ours = (first if work.layout[0] == "n" else first.T) @ (
+        second if work.layout[1] == "n" else second.T
+    )
     assert np.allclose(ours.ravel(), theirs.ravel(order="F"))
 
 
@@ -68,12 +81,27 @@ def test_aiter_writes_parts_in_assembly_and_their_logarithm_elsewhere() -> None:
     ck = "a8w8_blockscale_1x128x128_256x16x64x256_16x16_16x16_1x1_16x16x1_16x16x1_1x16x1x16_4_1x1_intrawave_v1"
     assembly = "_ZN5aiter39bf16gemm_fp32bf16_tn_64x64_splitk_cleanE"
     fp8 = "flydsl_bpreshuflle_32x64x512_F8_F8_B16_2x1x0x0x4_default"
-    table = [("fp8_block", ck, 2), ("bf16", assembly, 13), ("fp8_block", "triton", 0), ("mxfp4", fp8, 0)]
+    table = [
+        ("fp8_block", ck, 2),
+        ("bf16", assembly, 13),
+        ("fp8_block", "triton", 0),
+        ("mxfp4", fp8, 0),
+    ]
     rows = [
-        {"dtype": dtype, "m": 16, "n": 1536, "k": 7168, "latency_us": 18.5, "kernel": kernel, "split_k": split}
+        {
+            "dtype": dtype,
+            "m": 16,
+            "n": 1536,
+            "k": 7168,
+            "latency_us": 18.5,
+            "kernel": kernel,
+            "split_k": split,
+        }
         for dtype, kernel, split in table
     ]
-    first, second, third = read_aiter(rows, lookup("mi300x"))  # the kernel of the fourth denies its format
+    first, second, third = read_aiter(
+        rows, lookup("mi300x")
+    )  # the kernel of the fourth denies its format
     assert first.workload == Gemm(16, 1536, 7168, dtype="fp8_block", layout="nt")
     assert first.launch is not None
     assert first.launch.tile == Tile(16, 64, block_k=256, split_k=4, num_warps=4)

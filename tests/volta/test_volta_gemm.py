@@ -1,5 +1,6 @@
-"""GEMM on V100 and T4: with triton 3.2, the last that makes tensor-core code for them, every tile of their menu
-compiles to HMMA without spills. `make test-volta` runs this in an environment of its own; elsewhere it is skipped.
+"""GEMM on V100 and T4: with triton 3.2, the last that makes tensor-core code for them, every tile
+of their menu compiles to HMMA without spills. `make test-volta` runs this in an environment of its
+own; elsewhere it is skipped.
 """
 
 from __future__ import annotations
@@ -25,16 +26,24 @@ LAYOUTS = ("nn", "nt", "tn")
 
 
 def cases(arch: int) -> list[tuple[int, str, str, int, Tile]]:
-    """Every layout, schedule and tile, with rows of a multiple of 16 elements, of 8 and of nothing."""
+    """Every layout, schedule and tile, with rows of a multiple of 16 elements, of 8 and of
+    nothing.
+    """
     found = []
     for layout, schedule, size in product(LAYOUTS, SCHEDULES, (4096, 4104, 4097)):
         aligned = align_bytes(contiguous(Gemm(size, size, size, dtype="fp16", layout=layout)))
-        found += [(arch, layout, schedule, size, tile) for tile in tiles(arch, "fp16", schedule, aligned)]
+        found += [
+            (arch, layout, schedule, size, tile) for tile in tiles(arch, "fp16", schedule, aligned)
+        ]
     return found
 
 
-@pytest.mark.parametrize(("arch", "layout", "schedule", "size", "tile"), [*cases(70), *cases(75)], ids=str)
-def test_tiles_run_on_tensor_cores_without_spills(arch: int, layout: str, schedule: str, size: int, tile: Tile) -> None:
+@pytest.mark.parametrize(
+    ("arch", "layout", "schedule", "size", "tile"), [*cases(70), *cases(75)], ids=str
+)
+def test_tiles_run_on_tensor_cores_without_spills(
+    arch: int, layout: str, schedule: str, size: int, tile: Tile
+) -> None:
     operands = contiguous(Gemm(size, size, size, dtype="fp16", layout=layout))
     config = configure(operands, schedule, tile, (arch // 10, arch % 10))
     built = compile_gemm(operands, config, arch)

@@ -1,4 +1,6 @@
-"""Fused softmax on V100 and T4: compiles with triton 3.2 without spills, within one block's shared memory."""
+"""Fused softmax on V100 and T4: compiles with triton 3.2 without spills, within one block's shared
+memory.
+"""
 
 from __future__ import annotations
 

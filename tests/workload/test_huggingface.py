@@ -1,4 +1,6 @@
-"""Configs of each family, cut to the keys that matter, as their repositories on Hugging Face have them."""
+"""Configs of each family, cut to the keys that matter, as their repositories on Hugging Face have
+them.
+"""
 
 import json
 from dataclasses import replace
@@ -179,15 +181,23 @@ def test_what_a_config_leaves_open_is_told(tmp_path: Path) -> None:
         ({"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]}, 512),
     ],
 )
-def test_a_sliding_window_is_taken_where_layers_have_one(tmp_path: Path, keys: dict[str, Any], window: int) -> None:
+def test_a_sliding_window_is_taken_where_layers_have_one(
+    tmp_path: Path, keys: dict[str, Any], window: int
+) -> None:
     assert describe(written(tmp_path, {**LLAMA_3_70B, **keys})).shape.sliding_window == window
 
 
 @pytest.mark.parametrize(
     ("keys", "dropout"),
-    [({"attention_dropout": 0.1}, True), ({"attn_pdrop": 0.0, "resid_pdrop": 0.1}, True), ({"dropout": 0}, False)],
+    [
+        ({"attention_dropout": 0.1}, True),
+        ({"attn_pdrop": 0.0, "resid_pdrop": 0.1}, True),
+        ({"dropout": 0}, False),
+    ],
 )
-def test_dropout_is_taken_from_the_config(tmp_path: Path, keys: dict[str, Any], dropout: bool) -> None:
+def test_dropout_is_taken_from_the_config(
+    tmp_path: Path, keys: dict[str, Any], dropout: bool
+) -> None:
     assert describe(written(tmp_path, {**LLAMA_3_70B, **keys})).shape.dropout is dropout
 
 
@@ -216,7 +226,8 @@ MAVERICK: dict[str, Any] = {  # meta-llama/Llama-4-Maverick-17B-128E-Instruct
 
 @pytest.mark.parametrize(
     ("config", "total", "active", "dense"),
-    # billions of parameters as their model cards state them, without the drafting layer of DeepSeek-V3
+    # billions of parameters as their model cards state them, without the drafting layer of
+    # DeepSeek-V3
     [(DEEPSEEK_V3, 671, 37, 3), (MAVERICK, 400, 17, 24)],
 )
 def test_layers_with_and_without_experts_add_up_to_the_published_parameters(
@@ -230,20 +241,37 @@ def test_layers_with_and_without_experts_add_up_to_the_published_parameters(
 
 def test_the_config_of_deepseek_is_its_preset(tmp_path: Path) -> None:
     assert describe(written(tmp_path, DEEPSEEK_V3), seq=4096).shape == preset("deepseek-v3")
-    anywhere = describe(written(tmp_path, {**DEEPSEEK_V3, "n_group": 1, "topk_group": 1}), seq=4096).shape
+    anywhere = describe(
+        written(tmp_path, {**DEEPSEEK_V3, "n_group": 1, "topk_group": 1}), seq=4096
+    ).shape
     assert (anywhere.expert_groups, anywhere.top_groups) == (0, 0)
 
 
 def test_latent_attention_has_its_products_and_as_many_flops_of_attention(tmp_path: Path) -> None:
-    ops = {op.name: op for op in replace(describe(written(tmp_path, DEEPSEEK_V3)).shape, tp=8).ops(backward=False)}
-    sizes = {name: (ops[name].workload.n, ops[name].workload.k) for name in ("latent_down", "q_up", "kv_up", "proj")}
-    assert sizes == {"latent_down": (2112, 7168), "q_up": (3072, 1536), "kv_up": (4096, 512), "proj": (7168, 2048)}
+    ops = {
+        op.name: op
+        for op in replace(describe(written(tmp_path, DEEPSEEK_V3)).shape, tp=8).ops(backward=False)
+    }
+    sizes = {
+        name: (ops[name].workload.n, ops[name].workload.k)
+        for name in ("latent_down", "q_up", "kv_up", "proj")
+    }
+    assert sizes == {
+        "latent_down": (2112, 7168),
+        "q_up": (3072, 1536),
+        "kv_up": (4096, 512),
+        "proj": (7168, 2048),
+    }
     attention = ops["attention"].workload
     assert isinstance(attention, Attention)
     # Keys of 192 and values of 128, no two of the 16 heads on a GPU share them.
     assert attention.flops == 2 * 16 * (8192 * 8193 // 2) * (192 + 128)
     assert (attention.heads, attention.kv_heads) == (16, 16)
-    assert (ops["mlp_down"].count, ops["shared_down"].count, ops["experts_down"].count) == (3, 58, 58)
+    assert (ops["mlp_down"].count, ops["shared_down"].count, ops["experts_down"].count) == (
+        3,
+        58,
+        58,
+    )
 
 
 REFUSED: dict[str, tuple[object, type[QuantbenchError], str]] = {
@@ -350,7 +378,10 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     path = tmp_path / "nothing.json"
     with pytest.raises(InputError) as caught:
         describe(path)
-    assert str(caught.value) == f"config {path}: No such file or directory; expected a config.json that can be read"
+    assert (
+        str(caught.value)
+        == f"config {path}: No such file or directory; expected a config.json that can be read"
+    )
 
 
 @pytest.mark.parametrize("content", [b"{not json", b"\xff\xfe\x00"])

@@ -20,7 +20,9 @@ MIXTRAL = MoE(tokens=1000, hidden=4096, expert_ffn=14336, num_experts=8, top_k=2
     ranks=st.sampled_from([1, 2, 8]),
     local=st.integers(1, 40),
     top_k=st.integers(1, 8),
-    distribution=st.sampled_from(["balanced", "power_law_1", "power_law_1.2", "power_law_3", "histogram"]),
+    distribution=st.sampled_from(
+        ["balanced", "power_law_1", "power_law_1.2", "power_law_3", "histogram"]
+    ),
     seed=st.integers(0, 5),
 )
 def test_every_draw_routes_each_token_to_top_k_different_experts(
@@ -52,7 +54,8 @@ def test_balanced_rows_differ_by_at_most_one_on_every_rank() -> None:
 
 def test_a_power_law_has_the_spread_of_its_density() -> None:
     layer = replace(MIXTRAL, tokens=8192, num_experts=256, top_k=8, distribution="power_law_1.2")
-    # Share of the rows of the busiest tenth of the experts; they begin at `edge` of the density x^-1.2 on [1, most].
+    # Share of the rows of the busiest tenth of the experts; they begin at `edge` of the density
+    # x^-1.2 on [1, most].
     most = 0.8 * 8192
     edge = (1 - 0.9 * (1 - most**-0.2)) ** -5
     expected = (most**0.8 - edge**0.8) / (most**0.8 - 1)
@@ -87,7 +90,11 @@ def test_grouped_arithmetic_is_the_sum_over_experts_with_rows() -> None:
     assert grouped.min_bytes == sum(gemm.min_bytes for gemm in grouped.gemms)
     tile = Tile(128, 256)
     whole = quantize(grouped, tile, sm_count=4)
-    assert whole.num_tiles == sum(quantize(gemm, tile, sm_count=4).num_tiles for gemm in grouped.gemms) == 10
+    assert (
+        whole.num_tiles
+        == sum(quantize(gemm, tile, sm_count=4).num_tiles for gemm in grouped.gemms)
+        == 10
+    )
     assert (whole.num_waves, whole.last_wave_tiles) == (3, 2)
     assert whole.tile_efficiency == pytest.approx(grouped.rows / padded_rows(grouped, 128))
 

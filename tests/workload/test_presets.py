@@ -7,8 +7,8 @@ from quantbench.workload.ops import Gemm
 from quantbench.workload.presets import preset, preset_names, preset_source, published_parameters
 from quantbench.workload.transformer import TransformerShape
 
-# The shape leaves out biases, norms and positions: 0.2 % of gpt2-xl, less of larger ones. OPT and Falcon are published
-# in round numbers.
+# The shape leaves out biases, norms and positions: 0.2 % of gpt2-xl, less of larger ones. OPT and
+# Falcon are published in round numbers.
 TOLERANCE = 0.006
 
 
@@ -40,12 +40,16 @@ def test_bloom() -> None:
 
 
 def test_presets_carry_how_they_were_trained() -> None:
-    # What 2022's runs say of themselves; everything else runs one attention kernel and drops nothing out.
+    # What 2022's runs say of themselves; everything else runs one attention kernel and drops
+    # nothing out.
     unfused = {name for name in preset_names() if preset(name).attention == "unfused"}
     assert unfused == {"bloom-7b1", "bloom-176b", "opt-66b", "opt-175b", "gpt-neox-20b"}
     dropped = {name for name in preset_names() if preset(name).dropout}
     assert dropped == unfused - {"gpt-neox-20b"} | {"gpt2-xl", "phi-2"}
-    windows = {name: preset(name).sliding_window for name in ("mistral-7b", "mistral-7b-v0.3", "gemma-3-1b")}
+    windows = {
+        name: preset(name).sliding_window
+        for name in ("mistral-7b", "mistral-7b-v0.3", "gemma-3-1b")
+    }
     assert windows == {"mistral-7b": 4096, "mistral-7b-v0.3": 0, "gemma-3-1b": 512}
 
 
@@ -60,9 +64,14 @@ def test_a_head_that_is_wider_than_its_share_of_hidden() -> None:
 def test_an_unknown_model_names_the_nearest() -> None:
     with pytest.raises(InputError) as caught:
         preset("llama-3-80b")
-    assert str(caught.value) == "model: 'llama-3-80b'; expected one of llama-3-8b, llama-3-70b, llama-3.1-8b"
+    assert (
+        str(caught.value)
+        == "model: 'llama-3-80b'; expected one of llama-3-8b, llama-3-70b, llama-3.1-8b"
+    )
 
 
 def test_a_model_unlike_any_lists_all() -> None:
-    with pytest.raises(InputError, match=r"model: 'zzz'; expected one of gpt2-xl, gpt3-175b, .*, phi-4, .*"):
+    with pytest.raises(
+        InputError, match=r"model: 'zzz'; expected one of gpt2-xl, gpt3-175b, .*, phi-4, .*"
+    ):
         preset("zzz")

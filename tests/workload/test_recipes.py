@@ -15,7 +15,9 @@ from quantbench.workload import TransformerShape, workload_from_json, workload_t
 from quantbench.workload.ops import Cast
 from quantbench.workload.recipes import RECIPES
 
-SHAPE = TransformerShape(hidden=1024, heads=8, ffn=4096, gated=True, vocab=32000, seq=512, layers=3, tp=2, dtype="fp8")
+SHAPE = TransformerShape(
+    hidden=1024, heads=8, ffn=4096, gated=True, vocab=32000, seq=512, layers=3, tp=2, dtype="fp8"
+)
 
 
 def dtypes(shape: TransformerShape) -> dict[str, set[str]]:
@@ -35,7 +37,11 @@ def test_without_a_recipe_every_product_has_the_same_format_and_nothing_is_cast(
 def test_gradients_have_the_formats_of_the_recipe_and_logits_16_bits(recipe: object) -> None:
     named = RECIPES[recipe.name]
     shape = replace(SHAPE, dtype=named.forward, fp8_recipe=named.name)
-    assert dtypes(shape) == {"forward": {named.forward}, "dgrad": {named.dgrad}, "wgrad": {named.wgrad}}
+    assert dtypes(shape) == {
+        "forward": {named.forward},
+        "dgrad": {named.dgrad},
+        "wgrad": {named.wgrad},
+    }
     assert {op.workload.dtype for op in shape.ops() if op.name == "logits"} == {"bf16"}
 
 
@@ -46,7 +52,8 @@ def test_each_tensor_is_cast_once_and_written_for_both_of_its_uses() -> None:
     def cast(rows: int, cols: int) -> Cast:
         return Cast(rows, cols, to="fp8_block", copies=2)
 
-    # x of qkv and of up and gate (once), of proj, of down; the weights of qkv, proj, up, gate, down.
+    # x of qkv and of up and gate (once), of proj, of down; the weights of qkv, proj, up, gate,
+    # down.
     assert casts == Counter({
         ("forward", cast(512, 1024)): 2, ("forward", cast(512, 512)): 1, ("forward", cast(512, 2048)): 1,
         ("forward", cast(1536, 1024)): 1, ("forward", cast(1024, 512)): 1, ("forward", cast(2048, 1024)): 2,
@@ -60,7 +67,11 @@ def test_a_forward_pass_and_bf16_weight_gradients_need_no_second_copy() -> None:
     forward = replace(SHAPE, fp8_recipe="tensorwise").ops(backward=False)
     assert {op.workload.copies for op in forward if isinstance(op.workload, Cast)} == {1}
     mixed = replace(SHAPE, fp8_recipe="tensorwise_bf16_wgrad").ops()
-    copies = {(op.phase, op.workload.rows == 512): op.workload.copies for op in mixed if isinstance(op.workload, Cast)}
+    copies = {
+        (op.phase, op.workload.rows == 512): op.workload.copies
+        for op in mixed
+        if isinstance(op.workload, Cast)
+    }
     assert copies == {("forward", True): 1, ("forward", False): 2, ("backward", True): 1}
 
 

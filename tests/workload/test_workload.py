@@ -22,8 +22,8 @@ from quantbench.workload import (
 
 
 def test_bytes_of_block_scaled_products() -> None:
-    # a: 256×512, b: 512×384. fp8_block: a scale of 4 bytes for 1×128 of a and 128×128 of b; mxfp4: half a byte and a
-    # scale of 1 byte for 32 elements.
+    # a: 256×512, b: 512×384. fp8_block: a scale of 4 bytes for 1×128 of a and 128×128 of b; mxfp4:
+    # half a byte and a scale of 1 byte for 32 elements.
     a, b, out = 256 * 512, 512 * 384, 2 * 256 * 384
     assert Gemm(256, 384, 512, dtype="fp8_block").min_bytes == a + b + 4 * (256 * 4 + 4 * 3) + out
     assert Gemm(256, 384, 512, dtype="mxfp4").min_bytes == (a + b) // 2 + (a + b) // 32 + out
@@ -37,7 +37,9 @@ def test_gemm_work_by_hand() -> None:
     assert gemm.min_bytes == 4 * 5 * (2 * 4 + 4 * 3 + 2 * 3)
 
 
-@pytest.mark.parametrize(("dtype", "bytes_in", "bytes_out"), [("fp8", 1, 2), ("int8", 1, 4), ("tf32", 4, 4)])
+@pytest.mark.parametrize(
+    ("dtype", "bytes_in", "bytes_out"), [("fp8", 1, 2), ("int8", 1, 4), ("tf32", 4, 4)]
+)
 def test_narrow_inputs_are_written_wider(dtype: str, bytes_in: int, bytes_out: int) -> None:
     gemm = Gemm(m=16, n=32, k=64, dtype=dtype)
     assert gemm.min_bytes == bytes_in * (16 * 64 + 64 * 32) + bytes_out * 16 * 32
@@ -65,11 +67,19 @@ def test_attention_work_by_hand() -> None:
 
 @pytest.mark.parametrize("tp", [1, 2, 8])
 def test_a_layer_does_the_flops_of_the_megatron_formula(tp: int) -> None:
-    # Narayanan et al. 2021 (arXiv 2104.04473), appendix: a layer's forward pass is 24·B·s·h² + 4·B·s²·h, the logits
-    # 2·B·s·h·V; the backward pass is twice that. Spread over tp GPUs.
+    # Narayanan et al. 2021 (arXiv 2104.04473), appendix: a layer's forward pass is 24·B·s·h² +
+    # 4·B·s²·h, the logits 2·B·s·h·V; the backward pass is twice that. Spread over tp GPUs.
     h, s, b, layers, v = 4096, 2048, 2, 3, 51200
     shape = TransformerShape(
-        hidden=h, heads=32, seq=s, vocab=v, layers=layers, mbs=b, tp=tp, attention="unfused", causal=False
+        hidden=h,
+        heads=32,
+        seq=s,
+        vocab=v,
+        layers=layers,
+        mbs=b,
+        tp=tp,
+        attention="unfused",
+        causal=False,
     )
     products = [op for op in shape.ops() if isinstance(op.workload, Gemm)]
     forward = sum(op.workload.flops * op.count for op in products if op.phase == "forward")
@@ -79,7 +89,10 @@ def test_a_layer_does_the_flops_of_the_megatron_formula(tp: int) -> None:
 
 
 def test_gradients_of_a_linear_layer() -> None:
-    ops = {op.label: op.workload for op in TransformerShape(hidden=1024, heads=8, seq=256, ffn=2816).ops()}
+    ops = {
+        op.label: op.workload
+        for op in TransformerShape(hidden=1024, heads=8, seq=256, ffn=2816).ops()
+    }
     assert ops["mlp_up"] == Gemm(m=256, n=2816, k=1024, layout="nt")
     assert ops["mlp_up.dgrad"] == Gemm(m=256, n=1024, k=2816, layout="nn")
     assert ops["mlp_up.wgrad"] == Gemm(m=2816, n=1024, k=256, layout="tn")
@@ -95,7 +108,15 @@ def test_labels_tell_the_phases_apart() -> None:
 def test_grouped_query_and_gated_mlp() -> None:
     # LLaMA-3 8B: 32 heads, 8 key/value heads, ffn 14336, under tp 2.
     shape = TransformerShape(
-        hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True, seq=512, vocab=128256, tp=2, tied=False
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        ffn=14336,
+        gated=True,
+        seq=512,
+        vocab=128256,
+        tp=2,
+        tied=False,
     )
     ops = {op.name: op.workload for op in shape.ops(backward=False)}
     assert ops["qkv"] == Gemm(m=512, n=(16 + 2 * 4) * 128, k=4096, layout="nt")
@@ -108,7 +129,9 @@ def test_grouped_query_and_gated_mlp() -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_unfused_attention_by_hand(causal: bool) -> None:
-    shape = TransformerShape(hidden=512, heads=8, seq=128, mbs=3, tp=2, attention="unfused", causal=causal)
+    shape = TransformerShape(
+        hidden=512, heads=8, seq=128, mbs=3, tp=2, attention="unfused", causal=causal
+    )
     ops = {op.name: op.workload for op in shape.ops(backward=False)}
     assert ops["scores"] == Gemm(128, 128, 64, batch=3 * 4, layout="nt")
     mask = "causal" if causal else "none"
@@ -118,12 +141,21 @@ def test_unfused_attention_by_hand(causal: bool) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "attention"),
-    [("fp16", "fp16"), ("bf16", "bf16"), ("fp32", "fp32"), ("tf32", "fp32"), ("fp8", "bf16"), ("int8", "bf16")],
+    [
+        ("fp16", "fp16"),
+        ("bf16", "bf16"),
+        ("fp32", "fp32"),
+        ("tf32", "fp32"),
+        ("fp8", "bf16"),
+        ("int8", "bf16"),
+    ],
 )
 def test_attention_runs_in_a_format_that_it_has(dtype: str, attention: str) -> None:
     shape = TransformerShape(hidden=512, heads=8, dtype=dtype)
     assert shape.attention_dtype == attention
-    assert replace(shape, dtype="".join([*dtype])).attention_dtype == attention  # as a name that was read from a file
+    assert (
+        replace(shape, dtype="".join([*dtype])).attention_dtype == attention
+    )  # as a name that was read from a file
     ops = {op.name: op.workload for op in shape.ops(backward=False)}
     assert (ops["attention"].dtype, ops["qkv"].dtype) == (attention, dtype)
 
@@ -131,7 +163,9 @@ def test_attention_runs_in_a_format_that_it_has(dtype: str, attention: str) -> N
 def test_key_value_heads_are_replicated_when_there_are_fewer_than_gpus() -> None:
     shape = TransformerShape(hidden=1024, heads=16, kv_heads=2, tp=8)
     assert shape.kv_heads_per_gpu == 1
-    assert next(op for op in shape.ops() if op.name == "qkv").workload == Gemm(2048, (2 + 2) * 64, 1024, layout="nt")
+    assert next(op for op in shape.ops() if op.name == "qkv").workload == Gemm(
+        2048, (2 + 2) * 64, 1024, layout="nt"
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,12 +173,30 @@ def test_key_value_heads_are_replicated_when_there_are_fewer_than_gpus() -> None
     [
         (lambda: Gemm(m=0, n=1, k=1), r"^Gemm: m = 0; expected an integer from 1 to 2147483647$"),
         (lambda: Gemm(m=True, n=1, k=1), r"^Gemm: m = True; expected an integer"),
-        (lambda: Gemm(m=1, n=1, k=1, dtype="bf15"), r"^Gemm: dtype = 'bf15'; expected one of fp16, bf16"),
-        (lambda: Gemm(m=1, n=1, k=1, layout="tt"), r"^Gemm: layout = 'tt'; expected one of nn, nt, tn$"),
-        (lambda: Softmax(batch=1, rows=2, cols=4), r"causal with rows = 2, cols = 4; expected rows equal to cols$"),
-        (lambda: Softmax(batch=4, rows=4, cols=4, mask_batch=3), r"mask_batch = 3; expected a divisor of batch = 4$"),
-        (lambda: Attention(1, 6, 4, 4, 8, kv_heads=4), r"kv_heads = 4; expected a divisor of heads = 6$"),
-        (lambda: TransformerShape(hidden=100, heads=3), r"hidden = 100 with heads = 3; expected hidden divisible"),
+        (
+            lambda: Gemm(m=1, n=1, k=1, dtype="bf15"),
+            r"^Gemm: dtype = 'bf15'; expected one of fp16, bf16",
+        ),
+        (
+            lambda: Gemm(m=1, n=1, k=1, layout="tt"),
+            r"^Gemm: layout = 'tt'; expected one of nn, nt, tn$",
+        ),
+        (
+            lambda: Softmax(batch=1, rows=2, cols=4),
+            r"causal with rows = 2, cols = 4; expected rows equal to cols$",
+        ),
+        (
+            lambda: Softmax(batch=4, rows=4, cols=4, mask_batch=3),
+            r"mask_batch = 3; expected a divisor of batch = 4$",
+        ),
+        (
+            lambda: Attention(1, 6, 4, 4, 8, kv_heads=4),
+            r"kv_heads = 4; expected a divisor of heads = 6$",
+        ),
+        (
+            lambda: TransformerShape(hidden=100, heads=3),
+            r"hidden = 100 with heads = 3; expected hidden divisible",
+        ),
         (
             lambda: TransformerShape(hidden=96, heads=6, tp=4),
             r"heads = 6 with tp = 4; expected heads divisible by tp: 4 or 8$",
@@ -165,14 +217,18 @@ def test_what_cannot_be_is_refused_in_one_line(make, message: str) -> None:
         Permute(tokens=4, hidden=8, top_k=2, direction="unpermute"),
         MoE(16, 8, 32, 4, 2, ep=2, distribution="power_law_1.2", seed=3),
         MoE(16, 8, 32, 4, 2, distribution=(3, 0, 1, 9)),
-        Softmax(batch=4, rows=8, cols=16, mask="full", scale=0.125, mask_batch=2, direction="backward"),
+        Softmax(
+            batch=4, rows=8, cols=16, mask="full", scale=0.125, mask_batch=2, direction="backward"
+        ),
         Attention(batch=1, heads=8, kv_heads=2, seq_q=16, seq_k=32, head_dim=80, causal=False),
     ],
 )
 def test_workloads_survive_json(workload) -> None:
     stored = json.loads(json.dumps(workload_to_json(workload)))
     assert workload_from_json(stored) == workload
-    (of_kind,) = (one for one in schema("record")["properties"]["workload"]["anyOf"] if _accepts(one, stored))
+    (of_kind,) = (
+        one for one in schema("record")["properties"]["workload"]["anyOf"] if _accepts(one, stored)
+    )
     assert of_kind["properties"]["kind"] == {"const": workload.kind}
 
 
@@ -184,8 +240,14 @@ def _accepts(one: dict[str, object], stored: object) -> bool:
     ("data", "message"),
     [
         (None, "workload: None; expected an object whose kind is"),
-        ({"kind": "conv"}, "expected an object whose kind is gemm, grouped_gemm, permute, moe, softmax"),
-        ({"kind": "gemm", "m": 1, "n": 1, "k": 1, "q": 1}, "field 'q'; expected only its own fields"),
+        (
+            {"kind": "conv"},
+            "expected an object whose kind is gemm, grouped_gemm, permute, moe, softmax",
+        ),
+        (
+            {"kind": "gemm", "m": 1, "n": 1, "k": 1, "q": 1},
+            "field 'q'; expected only its own fields",
+        ),
         ({"kind": "gemm", "m": 1}, "expected all of its fields"),
         ({"kind": "gemm", "m": "1", "n": 1, "k": 1}, "Gemm: m = '1'"),
     ],
@@ -201,10 +263,16 @@ def test_layer_weights_of_a_gpt_and_of_grouped_gated_layers() -> None:
     assert llama.layer_weights() == 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336
     # With 16 GPUs, two share each key/value head: one head of 128 remains on each.
     assert llama.layer_weights(16) == 2 * 4096 * 128 * (2 + 1) + 3 * 4096 * 14336 // 16
-    assert all(isinstance(shape.layer_weights(2), int) for shape in (llama, TransformerShape(hidden=1024, heads=16)))
+    assert all(
+        isinstance(shape.layer_weights(2), int)
+        for shape in (llama, TransformerShape(hidden=1024, heads=16))
+    )
 
 
 def test_parameters_count_a_matrix_that_is_shared_once() -> None:
-    tied, untied = (TransformerShape(hidden=1024, heads=16, vocab=50304, layers=3, tied=tied) for tied in (True, False))
+    tied, untied = (
+        TransformerShape(hidden=1024, heads=16, vocab=50304, layers=3, tied=tied)
+        for tied in (True, False)
+    )
     assert tied.parameters == 3 * 12 * 1024**2 + 50304 * 1024
     assert untied.parameters == tied.parameters + 50304 * 1024

@@ -8,8 +8,15 @@ from quantbench.workload import Collective, workload_from_json, workload_to_json
 
 @pytest.mark.parametrize(
     ("op", "bus_bytes"),
-    # nccl-tests, doc/PERFORMANCE.md: factors 2(n-1)/n for all_reduce, (n-1)/n for the three, 1 for the others
-    [("all_reduce", 1792), ("all_gather", 896), ("reduce_scatter", 896), ("all_to_all", 896), ("broadcast", 1024)],
+    # nccl-tests, doc/PERFORMANCE.md: factors 2(n-1)/n for all_reduce, (n-1)/n for the three, 1 for
+    # the others
+    [
+        ("all_reduce", 1792),
+        ("all_gather", 896),
+        ("reduce_scatter", 896),
+        ("all_to_all", 896),
+        ("broadcast", 1024),
+    ],
 )
 def test_bus_bytes(op: str, bus_bytes: int) -> None:
     assert Collective(op, 1024, 8).bus_bytes == bus_bytes

@@ -1,6 +1,6 @@
 """Runs aiconfigurator's engine in a child process, with selected rows as its only table. The child,
-which is this module, isolates the engine's imports, memory leaks and crashes; it reads and writes JSON
-objects on its standard streams."""
+which is this module, isolates the engine's imports, memory leaks and crashes; it reads and writes
+JSON objects on its standard streams."""
 
 from __future__ import annotations
 
@@ -45,35 +45,53 @@ class ChildAnswer:
 
 def engine_missing() -> str | None:
     """Returns the reason why aiconfigurator's engine is not available, None if it is."""
-    return None if find_spec("aiconfigurator_core") else "the package aiconfigurator-core is not installed"
+    return (
+        None
+        if find_spec("aiconfigurator_core")
+        else "the package aiconfigurator-core is not installed"
+    )
 
 
-def engine(table: Mapping[str, str], rows: Mapping[str, Any], m: IntArray, n: IntArray, k: IntArray) -> ChildAnswer:
-    """Returns the engine's times of GEMMs, with `rows` (lists m, n, k, latency_ms) as its whole bf16 table.
+def engine(
+    table: Mapping[str, str], rows: Mapping[str, Any], m: IntArray, n: IntArray, k: IntArray
+) -> ChildAnswer:
+    """Returns the engine's times of GEMMs, with `rows` (lists m, n, k, latency_ms) as its whole
+    bf16 table.
 
     table: system, backend and version under which the engine stores its tables.
     m, n, k: (rows,) GEMM sizes.
     """
     shapes = [m.tolist(), n.tolist(), k.tolist()]
-    return ask_child("tools.accuracy.aiconfigurator_engine", {**table, "rows": dict(rows), "shapes": shapes})
+    return ask_child(
+        "tools.accuracy.aiconfigurator_engine", {**table, "rows": dict(rows), "shapes": shapes}
+    )
 
 
 def ask_child(module: str, request: Mapping[str, Any]) -> ChildAnswer:
-    """Runs `python -m module` with the request as JSON on standard input, and parses the JSON on its last output line.
+    """Runs `python -m module` with the request as JSON on standard input, and parses the JSON on
+    its last output line.
 
     Raises MeasurementError if the child fails or takes more than 900 s.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
     try:
         done = subprocess.run(
             [sys.executable, "-m", module], input=json.dumps(request), capture_output=True, text=True,
             timeout=_LIMIT_S, env=environment, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise MeasurementError("validate", f"{module} ran past {_LIMIT_S:.0f} s", "an answer") from None
+        raise MeasurementError(
+            "validate", f"{module} ran past {_LIMIT_S:.0f} s", "an answer"
+        ) from None
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise MeasurementError("validate", f"{module} ended with {done.returncode}: {last[:200]}", "an answer")
+        raise MeasurementError(
+            "validate", f"{module} ended with {done.returncode}: {last[:200]}", "an answer"
+        )
     answer = json.loads(done.stdout.strip().splitlines()[-1])
     latency_us = np.array([np.nan if v is None else v for v in answer["latency_us"]], dtype=float)
     return ChildAnswer(latency_us, answer["load_s"], answer["predict_s"], answer["version"])
@@ -96,7 +114,9 @@ def _answer_as_child() -> None:
     count = len(rows["m"])
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        (root / f"{name}.yaml").write_text((systems / f"{name}.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+        (root / f"{name}.yaml").write_text(
+            (systems / f"{name}.yaml").read_text(encoding="utf-8"), encoding="utf-8"
+        )
         data = root / "data" / name / "gemm" / backend / framework_version
         data.mkdir(parents=True)
         columns = {

@@ -1,4 +1,6 @@
-"""Compares the attention model with simple baselines on held-out sites of the public tables, and judges decoding."""
+"""Compares the attention model with simple baselines on held-out sites of the public tables, and
+judges decoding.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ KINDS = {"context_attention": True, "encoder_attention": False}
 
 @dataclass(frozen=True)
 class AttentionTable:
-    """Measured attention on one device. sources: table → provider, number of rows and sha256, for provenance."""
+    """Measured attention on one device. sources: table → provider, number of rows and sha256, for
+    provenance.
+    """
 
     shapes: AttentionShapes
     latency_us: FloatArray
@@ -47,7 +51,9 @@ class AttentionTable:
 
 
 def read_attention(device: str, *, dtype: str = "bf16", root: Path | None = None) -> AttentionTable:
-    """Reads the default tables of a device (slug or aiconfigurator system): of each, the provider with most rows."""
+    """Reads the default tables of a device (slug or aiconfigurator system): of each, the provider
+    with most rows.
+    """
     tables, _ = aiconfigurator.find_tables(device, kinds=["context_attention"], root=root)
     more, _ = aiconfigurator.find_tables(device, kinds=["gemm", "encoder_attention"], root=root)
     tables += [table for table in more if table.kind == "encoder_attention"]
@@ -57,7 +63,9 @@ def read_attention(device: str, *, dtype: str = "bf16", root: Path | None = None
 def _read(
     tables: Sequence[aiconfigurator.TableFile], dtypes: Sequence[str], writes: Mapping[str, bool]
 ) -> AttentionTable:
-    """Reads the rows of each table's most frequent provider, each shape once, at its median time."""
+    """Reads the rows of each table's most frequent provider, each shape once, at its median
+    time.
+    """
     times: dict[tuple[Attention, bool], list[float]] = defaultdict(list)
     sources: dict[str, dict[str, object]] = {}
     for table in tables:
@@ -70,35 +78,45 @@ def _read(
             if isinstance(row.workload, Attention):
                 times[row.workload, writes[table.kind]].append(row.latency_us)
         origin = aiconfigurator.origin_of(table)
-        sources[origin.source] = {"provider": provider, "rows": len(kept), "sha256": origin.options["sha256"]}
+        sources[origin.source] = {
+            "provider": provider,
+            "rows": len(kept),
+            "sha256": origin.options["sha256"],
+        }
     shapes = AttentionShapes.of(work for work, _ in times)
     return AttentionTable(
-        shapes, np.array([np.median(us) for us in times.values()]), np.array([writes for _, writes in times]), sources
+        shapes,
+        np.array([np.median(us) for us in times.values()]),
+        np.array([writes for _, writes in times]),
+        sources,
     )
 
 
 def read_decode(device: str, library: str | None = None) -> AttentionTable:
-    """Reads the newest table of decoding of a device and library (by default, the library with the largest table of
-    products): of the provider with most rows."""
+    """Reads the newest table of decoding of a device and library (by default, the library with the
+    largest table of products): of the provider with most rows."""
     tables, _ = aiconfigurator.find_tables(device, backend=library, kinds=["generation_attention"])
     return _read(tables, ["bf16"], writes=dict.fromkeys(aiconfigurator.TABLES, False))
 
 
 def held_out_decode(table: AttentionTable, seed: int) -> tuple[IntArray, IntArray]:
-    """Returns train and test rows: of the test are half of the sites in half of the batches, and training rows, in the
-    order of the seed, are of the other sites in the other batches."""
+    """Returns train and test rows: of the test are half of the sites in half of the batches, and
+    training rows, in the order of the seed, are of the other sites in the other batches."""
     rng = np.random.default_rng(_SITE_SEED)
     site, batch = table.shapes.sites, table.shapes.batch
     sites, batches = rng.permutation(site.max() + 1), rng.permutation(np.unique(batch))
     of_test_site = np.isin(site, sites[: len(sites) // 2])
     of_test_batch = np.isin(batch, batches[: len(batches) // 2])
     pool = np.flatnonzero(~of_test_site & ~of_test_batch)
-    return np.random.default_rng(seed).permutation(pool), np.flatnonzero(of_test_site & of_test_batch)
+    return np.random.default_rng(seed).permutation(pool), np.flatnonzero(
+        of_test_site & of_test_batch
+    )
 
 
 def held_out(shapes: AttentionShapes, train: int, seed: int) -> tuple[IntArray, IntArray]:
-    """Returns train and test rows: all rows of half of the sites as test, `train` rows of the other half. The seed
-    selects the train rows only. `scoring.held_out_sites` is the counterpart for GEMMs."""
+    """Returns train and test rows: all rows of half of the sites as test, `train` rows of the other
+    half. The seed selects the train rows only. `scoring.held_out_sites` is the counterpart for
+    GEMMs."""
     site = shapes.sites
     order = np.random.default_rng(_SITE_SEED).permutation(site.max() + 1)
     is_test = np.isin(site, order[: len(order) // 2])
@@ -110,7 +128,9 @@ def held_out(shapes: AttentionShapes, train: int, seed: int) -> tuple[IntArray, 
 Contestant = Callable[[DeviceSpec, AttentionTable, IntArray, IntArray, int], Answer]
 
 
-def _ours(device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int) -> Answer:
+def _ours(
+    device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int
+) -> Answer:
     start = time.process_time()
     model = AttentionModel.fit(
         device, table.shapes[train], table.latency_us[train], cache_write=table.cache_write[train],
@@ -119,10 +139,14 @@ def _ours(device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntA
     fitted = time.process_time()
     predicted = model.predict(table.shapes[test], cache_write=table.cache_write[test])
     done = time.process_time()
-    return Answer(predicted.latency_us, predicted.low_us, predicted.high_us, fitted - start, done - fitted)
+    return Answer(
+        predicted.latency_us, predicted.low_us, predicted.high_us, fitted - start, done - fitted
+    )
 
 
-def _prior(device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int) -> Answer:
+def _prior(
+    device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int
+) -> Answer:
     model = AttentionModel.prior(device, prior="family-out")
     predicted = model.predict(table.shapes[test], cache_write=table.cache_write[test])
     return Answer(predicted.latency_us, predicted.low_us, predicted.high_us)
@@ -133,11 +157,15 @@ def _roofline_us(device: DeviceSpec, shapes: AttentionShapes) -> FloatArray:
     return np.asarray(np.maximum(compute_us, shapes.min_bytes / (device.memory_gb_per_s * 1e3)))
 
 
-def _roofline(device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int) -> Answer:
+def _roofline(
+    device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int
+) -> Answer:
     return Answer(_roofline_us(device, table.shapes[test]))
 
 
-def _fitted_roofline(device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int) -> Answer:
+def _fitted_roofline(
+    device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int
+) -> Answer:
     from scipy.optimize import least_squares
 
     ideal, times = _roofline_us(device, table.shapes[train]), table.latency_us[train]
@@ -145,7 +173,9 @@ def _fitted_roofline(device: DeviceSpec, table: AttentionTable, train: IntArray,
     def residuals(x: FloatArray) -> FloatArray:
         return np.asarray(np.log((np.exp(x[0]) + ideal * np.exp(x[1])) / times))
 
-    launch, stretch = np.exp(least_squares(residuals, np.array([2.0, 0.3]), loss="soft_l1", f_scale=0.05).x)
+    launch, stretch = np.exp(
+        least_squares(residuals, np.array([2.0, 0.3]), loss="soft_l1", f_scale=0.05).x
+    )
     return Answer(launch + stretch * _roofline_us(device, table.shapes[test]))
 
 
@@ -154,7 +184,9 @@ def _logs(shapes: AttentionShapes) -> FloatArray:
     return np.column_stack([*(np.log(size) for size in sizes), shapes.causal])
 
 
-def _gaussian_process(device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int) -> Answer:
+def _gaussian_process(
+    device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int
+) -> Answer:
     shapes, unseen = table.shapes[train], table.shapes[test]
     learner = GaussianProcess.fit(
         _logs(shapes), np.log(_roofline_us(device, shapes) / table.latency_us[train]), seed=seed
@@ -204,8 +236,18 @@ _FEW = 200
 
 
 def decode_table(report: Callable[[str], None]) -> str:
-    """Returns the Markdown table of decoding, on every table: from few rows, and from all of the training half."""
-    header = ["GPU", "library", "200 rows", "interval covers", "all rows", "number", "interval covers"]
+    """Returns the Markdown table of decoding, on every table: from few rows, and from all of the
+    training half.
+    """
+    header = [
+        "GPU",
+        "library",
+        "200 rows",
+        "interval covers",
+        "all rows",
+        "number",
+        "interval covers",
+    ]
     lines = []
     for gpu, system in SYSTEMS.items():
         for library in TABLES.get(system, ()):
@@ -213,7 +255,9 @@ def decode_table(report: Callable[[str], None]) -> str:
             few = np.mean([_decoded(gpu, table, _FEW, seed) for seed in _DECODE_SEEDS], axis=0)
             every = _decoded(gpu, table, None, 0)
             count = len(held_out_decode(table, 0)[0])
-            lines.append((gpu, library, *_words(few), _words(every)[0], f"{count:,}", _words(every)[1]))
+            lines.append(
+                (gpu, library, *_words(few), _words(every)[0], f"{count:,}", _words(every)[1])
+            )
             report(" | ".join(lines[-1]))
     return markdown(header, lines, words=2)
 
@@ -224,8 +268,12 @@ def _words(found: FloatArray) -> tuple[str, str]:
 
 
 def _decoded(gpu: str, table: AttentionTable, rows: int | None, seed: int) -> FloatArray:
-    """Returns median, mean and p95 error in percent, and coverage, of a fit to some training rows."""
+    """Returns median, mean and p95 error in percent, and coverage, of a fit to some training
+    rows.
+    """
     train, test = held_out_decode(table, seed)
     answer = _ours(lookup(gpu), table, train[:rows], test, seed)
     errors = summarize(answer.latency_us, table.latency_us[test])
-    return np.array([errors.median_pct, errors.mean_pct, errors.p95_pct, answer.covers(table.latency_us[test])])
+    return np.array(
+        [errors.median_pct, errors.mean_pct, errors.p95_pct, answer.covers(table.latency_us[test])]
+    )

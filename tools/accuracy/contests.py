@@ -40,14 +40,18 @@ OUR_WEIGHT = 10.0
 
 @dataclass(frozen=True)
 class Contest:
-    """Table of one device and the protocol (sites or random) that splits it into train and test rows."""
+    """Table of one device and the protocol (sites or random) that splits it into train and test
+    rows.
+    """
 
     device: DeviceSpec
     table: GemmTable
     protocol: str
 
     def split(self, train_rows: int | None, seed: int) -> Split:
-        """Splits the table into train and test rows. train_rows: their number; None for all of the training half."""
+        """Splits the table into train and test rows. train_rows: their number; None for all of the
+        training half.
+        """
         if self.protocol == "sites":
             return held_out_sites(self.table.n, self.table.k, train_rows, seed)
         rows = len(self.table) // 2 if train_rows is None else train_rows
@@ -59,7 +63,8 @@ class Contest:
 
 @dataclass(frozen=True)
 class Answer:
-    """Predictions of one contestant for the test rows, (rows,) in µs; nan for rows without a prediction.
+    """Predictions of one contestant for the test rows, (rows,) in µs; nan for rows without a
+    prediction.
 
     low_us, high_us: 90 % interval, (rows,) µs; None if the contestant gives none.
     fit_s, predict_s: CPU seconds; None if not timed.
@@ -73,7 +78,9 @@ class Answer:
     note: str = ""
 
     def covers(self, measured_us: FloatArray) -> float | None:
-        """Returns the share of the measurements inside the interval, None if it gives no interval."""
+        """Returns the share of the measurements inside the interval, None if it gives no
+        interval.
+        """
         if self.low_us is None or self.high_us is None:
             return None
         return coverage(measured_us, self.low_us, self.high_us)
@@ -94,13 +101,17 @@ class Contestant:
     weight: float = 1.0
 
     def needed(self, seeds: Sequence[int]) -> Sequence[int]:
-        """Returns the seeds to run: only the first if no row or all rows are fitted, since all give the same result."""
+        """Returns the seeds to run: only the first if no row or all rows are fitted, since all give
+        the same result.
+        """
         return seeds[:1] if self.train_rows in (0, None) else seeds
 
 
 @dataclass(frozen=True)
 class Step:
-    """Progress message before a step. done, total: summed weights of the finished steps and of all steps."""
+    """Progress message before a step. done, total: summed weights of the finished steps and of all
+    steps.
+    """
 
     text: str
     done: float
@@ -111,7 +122,9 @@ class Step:
 Plan = Sequence[tuple[Contest, Sequence[Contestant]]]
 
 
-def run_contests(contests: Plan, seeds: Sequence[int], progress: Callable[[Step], None]) -> Iterator[Line]:
+def run_contests(
+    contests: Plan, seeds: Sequence[int], progress: Callable[[Step], None]
+) -> Iterator[Line]:
     """Yields one line of metrics per contest and contestant, each as soon as it is done."""
     if not seeds:
         raise InputError("validate", "no seeds", "at least one")
@@ -136,7 +149,9 @@ def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
     shapes = m, n, k = contest.shapes(split.test)
     answered = np.isfinite(answer.latency_us)
     if not answered.any():
-        raise InputError("validate", f"{contestant.name} answered none of {len(measured)} rows", "at least one")
+        raise InputError(
+            "validate", f"{contestant.name} answered none of {len(measured)} rows", "at least one"
+        )
     large = compute_rows(m, n, k) & answered
     found = Line(
         gpu=contest.device.name,
@@ -163,7 +178,9 @@ def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
 
 
 def fit(contest: Contest, rows: IntArray, seed: int) -> GemmModel:
-    """Fits a GEMM model to rows of a contest. Its prior is `family-out`: the shipped parameters have seen the table."""
+    """Fits a GEMM model to rows of a contest. Its prior is `family-out`: the shipped parameters
+    have seen the table.
+    """
     m, n, k = contest.shapes(rows)
     return GemmModel.fit(
         contest.device, m, n, k, contest.table.latency_us[rows], dtype=contest.table.dtype,
@@ -172,7 +189,9 @@ def fit(contest: Contest, rows: IntArray, seed: int) -> GemmModel:
 
 
 def answer_of(model: GemmModel, contest: Contest, rows: IntArray, *, fit_s: float) -> Answer:
-    """Returns a GEMM model's predictions for rows of a contest. fit_s: CPU seconds that its fit took."""
+    """Returns a GEMM model's predictions for rows of a contest. fit_s: CPU seconds that its fit
+    took.
+    """
     start = time.process_time()
     predicted = model.predict(*contest.shapes(rows))
     taken_s = time.process_time() - start
@@ -191,23 +210,32 @@ def ours(train_rows: int) -> Contestant:
 
 
 def ideal_us(device: DeviceSpec, dtype: str, m: IntArray, n: IntArray, k: IntArray) -> FloatArray:
-    """Returns the roofline time, (rows,) µs: the larger of FLOP over peak and bytes over bandwidth (spec sheet)."""
+    """Returns the roofline time, (rows,) µs: the larger of FLOP over peak and bytes over bandwidth
+    (spec sheet).
+    """
     peak = device.peak(dtype)
     if peak is None:
-        raise UnsupportedError("roofline", f"{dtype} on {device.name}", "one of " + ", ".join(device.peak_tflops))
+        raise UnsupportedError(
+            "roofline", f"{dtype} on {device.name}", "one of " + ", ".join(device.peak_tflops)
+        )
     kind, output = DTYPES[dtype], DTYPES[DTYPES[dtype].output].element_bytes
     a, b, c = m.astype(float), n.astype(float), k.astype(float)
     compute_us = 2.0 * a * b * c / (peak * 1e6)
-    memory_us = (kind.a_bytes * a * c + kind.b_bytes * c * b + output * a * b) / (device.memory_gb_per_s * 1e3)
+    memory_us = (kind.a_bytes * a * c + kind.b_bytes * c * b + output * a * b) / (
+        device.memory_gb_per_s * 1e3
+    )
     return np.asarray(np.maximum(compute_us, memory_us))
 
 
-#: function of log m, n, k, (rows, 3), log efficiency, (rows,), and a seed to a predictor of log efficiency
+#: function of log m, n, k, (rows, 3), log efficiency, (rows,), and a seed to a predictor of log
+#: efficiency
 Learner = Callable[[FloatArray, FloatArray, int], Callable[[FloatArray], FloatArray]]
 
 
 def baseline(name: str, train_rows: int, learn: Learner, weight: float = 1.0) -> Contestant:
-    """Returns a contestant that learns log efficiency (roofline over measured time) and knows no tiles."""
+    """Returns a contestant that learns log efficiency (roofline over measured time) and knows no
+    tiles.
+    """
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         device, dtype = contest.device, contest.table.dtype
@@ -224,15 +252,22 @@ def baseline(name: str, train_rows: int, learn: Learner, weight: float = 1.0) ->
     return Contestant(name, train_rows, answer, weight)
 
 
-def _full_efficiency(at: FloatArray, log_efficiency: FloatArray, seed: int) -> Callable[[FloatArray], FloatArray]:
+def _full_efficiency(
+    at: FloatArray, log_efficiency: FloatArray, seed: int
+) -> Callable[[FloatArray], FloatArray]:
     return lambda asked: np.zeros(len(asked))
 
 
-def _interpolated(at: FloatArray, log_efficiency: FloatArray, seed: int) -> Callable[[FloatArray], FloatArray]:
+def _interpolated(
+    at: FloatArray, log_efficiency: FloatArray, seed: int
+) -> Callable[[FloatArray], FloatArray]:
     """Interpolates linearly; outside the convex hull, takes the nearest row."""
     from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 
-    inside, outside = LinearNDInterpolator(at, log_efficiency), NearestNDInterpolator(at, log_efficiency)
+    inside, outside = (
+        LinearNDInterpolator(at, log_efficiency),
+        NearestNDInterpolator(at, log_efficiency),
+    )
 
     def predict(asked: FloatArray) -> FloatArray:
         found = inside(asked)
@@ -241,7 +276,9 @@ def _interpolated(at: FloatArray, log_efficiency: FloatArray, seed: int) -> Call
     return predict
 
 
-def _gaussian_process(at: FloatArray, log_efficiency: FloatArray, seed: int) -> Callable[[FloatArray], FloatArray]:
+def _gaussian_process(
+    at: FloatArray, log_efficiency: FloatArray, seed: int
+) -> Callable[[FloatArray], FloatArray]:
     learner = GaussianProcess.fit(at, log_efficiency, seed=seed)
     return lambda asked: learner.predict(asked)[0]
 

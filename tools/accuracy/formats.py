@@ -14,7 +14,15 @@ from quantbench.latency.gemm.model import GemmModel, shipped_kin
 from quantbench.latency.libraries import SYSTEMS, TABLES, libraries_of
 from quantbench.units import percent
 from quantbench.workload.dtypes import GEMM_DTYPES
-from tools.accuracy.contests import OUR_WEIGHT, Answer, Contest, Contestant, answer_of, ours, run_contests
+from tools.accuracy.contests import (
+    OUR_WEIGHT,
+    Answer,
+    Contest,
+    Contestant,
+    answer_of,
+    ours,
+    run_contests,
+)
 from tools.accuracy.scoring import ErrorSummary, Line, Split, over_seeds, row_count, shares
 from tools.accuracy.tables import PackagedTable, read_packaged
 from tools.guide.markers import table
@@ -52,7 +60,9 @@ def unfitted() -> Contestant:
 
 
 def others_known(train_rows: int) -> Contestant:
-    """Returns our model with all that is shipped but of the table itself: `prior="auto"` on a GPU without it."""
+    """Returns our model with all that is shipped but of the table itself: `prior="auto"` on a GPU
+    without it.
+    """
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         start, measured = time.process_time(), contest.table
@@ -71,19 +81,30 @@ _CLOSE = (_WIDE[1], ours(_MANY), others_known(_ROWS))
 
 
 def judge(work: Path, keys: Sequence[Key], report: Callable[[str], None]) -> None:
-    """Appends to `work` the scores of these tables that it lacks: JSON lines, one per table, contestant and seed."""
+    """Appends to `work` the scores of these tables that it lacks: JSON lines, one per table,
+    contestant and seed.
+    """
     done = _scores(work) if work.exists() else {}
     read = cache(lambda key: read_packaged(key[0], dtype=key[1], library=key[2]))
     defaults_first = sorted(keys, key=lambda key: libraries_of(*key[:2])[0] != key[2])
     asked = [(key, one, 0) for key in defaults_first for one in _WIDE]
-    asked += [(key, one, seed) for key in CLOSER if key in keys for one in _CLOSE for seed in _CLOSER_SEEDS]
+    asked += [
+        (key, one, seed)
+        for key in CLOSER
+        if key in keys
+        for one in _CLOSE
+        for seed in _CLOSER_SEEDS
+    ]
     for key, contestant, seed in dict.fromkeys(asked):
         if (*key, contestant.name, contestant.train_rows, seed) in done:
             continue
         measured: PackagedTable = read(key)
         plan = [(Contest(lookup(key[0]), measured, "sites"), [contestant])]
         (line,) = run_contests(plan, [seed], lambda step: None)
-        entry = {"key": [*key, contestant.name, contestant.train_rows, seed], "version": measured.version}
+        entry = {
+            "key": [*key, contestant.name, contestant.train_rows, seed],
+            "version": measured.version,
+        }
         with work.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({**entry, "line": line.to_json()}) + "\n")
         report(f"{entry['key']}: {line.errors}")
@@ -103,11 +124,15 @@ def _scores(work: Path) -> dict[tuple[str | int | None, ...], tuple[Line, str]]:
 def lines_table(work: Path) -> str:
     """Returns the Markdown table of the tables in a work file, 200 rows and one seed each."""
     scores = _scores(work)
-    keys = [key for key in KEYS if all((*key, one.name, one.train_rows, 0) in scores for one in _WIDE)]
+    keys = [
+        key for key in KEYS if all((*key, one.name, one.train_rows, 0) in scores for one in _WIDE)
+    ]
     header = ["GPU", "format", "library", "unfitted", "fitted", "interval covers", "cliffs"]
     rows, medians = [], []
     for slug, dtype, library in keys:
-        (bare, version), (fit, _) = (scores[slug, dtype, library, one.name, one.train_rows, 0] for one in _WIDE)
+        (bare, version), (fit, _) = (
+            scores[slug, dtype, library, one.name, one.train_rows, 0] for one in _WIDE
+        )
         medians.append((bare.errors.median_pct, fit.errors.median_pct))
         default = library == libraries_of(slug, dtype)[0]
         name = f"**{_NAMES[library]} {version}**" if default else f"{_NAMES[library]} {version}"
@@ -124,9 +149,13 @@ def closer_table(work: Path) -> str:
     rows = []
     for slug, dtype, library in CLOSER:
         for one in _CLOSE:
-            names = [(slug, dtype, library, one.name, one.train_rows, seed) for seed in _CLOSER_SEEDS]
+            names = [
+                (slug, dtype, library, one.name, one.train_rows, seed) for seed in _CLOSER_SEEDS
+            ]
             line = over_seeds([scores[name][0] for name in names if name in scores])
-            known = "its rows" if one.name == "ours" else f"its rows and {_known(slug, dtype, library)}"
+            known = (
+                "its rows" if one.name == "ours" else f"its rows and {_known(slug, dtype, library)}"
+            )
             counts = row_count(one.train_rows), str(line.seeds)
             rows.append((f"{slug}, {dtype}, {_NAMES[library]}", known, *counts, *_fitted(line)))
     return table(header, rows, words=2)
@@ -140,4 +169,8 @@ def _fitted(line: Line) -> tuple[str, ...]:
 def _known(slug: str, dtype: str, library: str) -> str:
     """Returns the model that `others_known` starts from, in words."""
     kin = shipped_kin(lookup(slug), dtype, library)
-    return f"the model of {kin.device.name}" if kin else f"{_NAMES[libraries_of(slug, dtype)[0]]}'s model"
+    return (
+        f"the model of {kin.device.name}"
+        if kin
+        else f"{_NAMES[libraries_of(slug, dtype)[0]]}'s model"
+    )

@@ -45,19 +45,29 @@ class Absent:
 
 
 def packaged_contests(gpus: Sequence[str], rows: int, dtype: str) -> tuple[Plan, list[Absent]]:
-    """Plans both protocols on each device's packaged table; returns also the contestants that cannot run."""
+    """Plans both protocols on each device's packaged table; returns also the contestants that
+    cannot run.
+    """
     plan: list[tuple[Contest, list[Contestant]]] = []
     absent: list[Absent] = []
     for gpu in gpus:
         if SYSTEMS.get(gpu) not in DEFAULT_TABLES:
-            with_table = ", ".join(slug for slug, system in SYSTEMS.items() if system in DEFAULT_TABLES)
-            raise InputError("validate", f"--gpu {gpu}", f"one of {with_table}; --table for a table of yours")
+            with_table = ", ".join(
+                slug for slug, system in SYSTEMS.items() if system in DEFAULT_TABLES
+            )
+            raise InputError(
+                "validate", f"--gpu {gpu}", f"one of {with_table}; --table for a table of yours"
+            )
         table = read_packaged(gpu, dtype=dtype)
         device = lookup(gpu)
         sites, random = (Contest(device, table, protocol) for protocol in ("sites", "random"))
         others = [heuristics(sites), engine(sites, rows), engine(sites, None)]
         absent += [one for one in others if isinstance(one, Absent)]
-        contestants = [*baselines(rows), *(one for one in others if isinstance(one, Contestant)), ours(rows)]
+        contestants = [
+            *baselines(rows),
+            *(one for one in others if isinstance(one, Contestant)),
+            ours(rows),
+        ]
         contestants += [ours(MANY_ROWS), ours(FEW_ROWS), few_shot(FEW_ROWS)]
         plan.append((sites, contestants))
         plan.append((random, [ours(rows), gaussian_process(rows), log_interpolation(rows)]))
@@ -72,14 +82,22 @@ def heuristics(contest: Contest) -> Contestant | Absent:
         return Absent(contest.device.name, name, missing)
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
-        found = ask_heuristics(contest.device.name, contest.table.dtype, *contest.shapes(split.test))
-        return Answer(found.latency_us, predict_s=found.predict_s, note=f"nvidia-matmul-heuristics {found.version}")
+        found = ask_heuristics(
+            contest.device.name, contest.table.dtype, *contest.shapes(split.test)
+        )
+        return Answer(
+            found.latency_us,
+            predict_s=found.predict_s,
+            note=f"nvidia-matmul-heuristics {found.version}",
+        )
 
     return Contestant(name, 0, answer, weight=3.0)
 
 
 def engine(contest: Contest, train_rows: int | None) -> Contestant | Absent:
-    """Returns aiconfigurator's engine as a contestant. train_rows: None for all of the training half."""
+    """Returns aiconfigurator's engine as a contestant. train_rows: None for all of the training
+    half.
+    """
     name, system = "aiconfigurator's engine", system_of(contest.table.gpu)
     missing = engine_missing()
     if missing is None and system not in DEFAULT_TABLES:
@@ -105,7 +123,9 @@ def engine(contest: Contest, train_rows: int | None) -> Contestant | Absent:
 
 
 def few_shot(train_rows: int) -> Contestant:
-    """Returns our model with the shipped models of all other GPUs as prior, including the same architecture's."""
+    """Returns our model with the shipped models of all other GPUs as prior, including the same
+    architecture's.
+    """
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         start = time.process_time()

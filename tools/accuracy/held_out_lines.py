@@ -1,6 +1,7 @@
-"""Tests on measured rows how much better a planner interpolates after `profile blindspots` chose rows to
-add. Of a measured table only the rows at powers of two in m are seen; others are added at random, or as
-a model of the seen rows chooses them: `python -m tools.accuracy.held_out_lines RUN docs/exporting.md`.
+"""Tests on measured rows how much better a planner interpolates after `profile blindspots` chose
+rows to add. Of a measured table only the rows at powers of two in m are seen; others are added at
+random, or as a model of the seen rows chooses them: `python -m tools.accuracy.held_out_lines RUN
+docs/exporting.md`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _WHO = "held-out lines"
 _MODEL_ROWS = 1000
 _FEWEST_MODEL_ROWS = 20
 _SEEDS = (0, 1, 2)
-# Cliff as defined in docs/accuracy.md: a rise of more than 10 % from m to m + 1, in GEMMs at least this large.
+# Cliff as defined in docs/accuracy.md: a rise of more than 10 % from m to m + 1, in GEMMs at least
+# this large.
 _CLIFF = 1.10
 _LARGE_M = 128
 _LARGE_NK = 1024
@@ -74,7 +76,9 @@ Consumer = Callable[[Products, Products], FloatArray]
 
 
 def straight_lines(rows: Products, queries: Products) -> FloatArray:
-    """Returns linear interpolation in m at each (n, k), (queries,); nan if no row has the (n, k)."""
+    """Returns linear interpolation in m at each (n, k), (queries,); nan if no row has the (n,
+    k).
+    """
     out = np.full(len(queries.m), np.nan)
     for site in rows.sites():
         asked = (queries.n == rows.n[site[0]]) & (queries.k == rows.k[site[0]])
@@ -83,11 +87,15 @@ def straight_lines(rows: Products, queries: Products) -> FloatArray:
 
 
 def consumer_of(device: str, dtype: str) -> tuple[Consumer, str]:
-    """Returns (aiconfigurator's engine, or `straight_lines` if it is not installed or lacks the device or dtype;
-    a description). The engine clamps times to the roofline of its system, so another system's data cannot stand in."""
+    """Returns (aiconfigurator's engine, or `straight_lines` if it is not installed or lacks the
+    device or dtype; a description). The engine clamps times to the roofline of its system, so
+    another system's data cannot stand in."""
     system = system_of(device)
     if engine_missing() is not None or system == device or dtype not in ("bf16", "fp16"):
-        return straight_lines, "straight lines in m at each (n, k), as aiconfigurator's engine draws them"
+        return (
+            straight_lines,
+            "straight lines in m at each (n, k), as aiconfigurator's engine draws them",
+        )
 
     def ask(rows: Products, queries: Products) -> FloatArray:
         given = {name: getattr(rows, name).tolist() for name in "mnk"}
@@ -95,18 +103,29 @@ def consumer_of(device: str, dtype: str) -> tuple[Consumer, str]:
         where = {"system": system, "backend": "vllm", "version": "quantbench"}
         return engine(where, given, queries.m, queries.n, queries.k).latency_us
 
-    return ask, f"aiconfigurator-core {version('aiconfigurator-core')}, asked through its own engine"
+    return (
+        ask,
+        f"aiconfigurator-core {version('aiconfigurator-core')}, asked through its own engine",
+    )
 
 
-def held_out(table: Products, expected_us: FloatArray, consumer: Consumer, bound: float = BOUND) -> list[list[str]]:
+def held_out(
+    table: Products, expected_us: FloatArray, consumer: Consumer, bound: float = BOUND
+) -> list[list[str]]:
     """Returns the rows of the page's table: one for each compared table of products.
 
     expected_us: (rows,) times of all rows by a model of the rows at powers of two.
     """
     thin = table.thin
     if thin.sum() < _FEWEST_MODEL_ROWS or thin.all():
-        raise InputError(_WHO, f"{int(thin.sum())} of {len(thin)} rows on powers of two in m", "some on and some off")
-    inside = np.zeros(len(thin), dtype=np.bool_)  # between the first and the last thin row of their (n, k)
+        raise InputError(
+            _WHO,
+            f"{int(thin.sum())} of {len(thin)} rows on powers of two in m",
+            "some on and some off",
+        )
+    inside = np.zeros(
+        len(thin), dtype=np.bool_
+    )  # between the first and the last thin row of their (n, k)
     chosen = thin.copy()
     modelled_us = table.latency_us.copy()
     for rows in table.sites():
@@ -124,18 +143,28 @@ def held_out(table: Products, expected_us: FloatArray, consumer: Consumer, bound
     extra = int(chosen.sum() - thin.sum())
     drawn = [thin.copy() for _ in _SEEDS]
     for random, seed in zip(drawn, _SEEDS, strict=True):
-        random[np.random.default_rng(seed).choice(np.flatnonzero(inside & ~thin), extra, replace=False)] = True
+        random[
+            np.random.default_rng(seed).choice(np.flatnonzero(inside & ~thin), extra, replace=False)
+        ] = True
 
     unseen = ~np.logical_or.reduce([thin, chosen, *drawn]) & inside
     large = (table.m >= _LARGE_M) & (table.n >= _LARGE_NK) & (table.k >= _LARGE_NK)
     same_site = (np.diff(table.n) == 0) & (np.diff(table.k) == 0)
-    steps = same_site & (np.diff(table.m) == 1) & (table.latency_us[1:] > _CLIFF * table.latency_us[:-1])
+    steps = (
+        same_site
+        & (np.diff(table.m) == 1)
+        & (table.latency_us[1:] > _CLIFF * table.latency_us[:-1])
+    )
     at_cliffs = (np.append(False, steps) | np.append(steps, False)) & large & ~thin & inside
 
-    def line(name: str, rows_of: Sequence[BoolArray], times_us: FloatArray = table.latency_us) -> list[str]:
+    def line(
+        name: str, rows_of: Sequence[BoolArray], times_us: FloatArray = table.latency_us
+    ) -> list[str]:
         """Returns the mean errors of tables with these rows and times."""
         timed = Products(table.m, table.n, table.k, times_us)
-        errors = [np.abs(consumer(timed.where(rows), table) / table.latency_us - 1.0) for rows in rows_of]
+        errors = [
+            np.abs(consumer(timed.where(rows), table) / table.latency_us - 1.0) for rows in rows_of
+        ]
         cells = [
             " / ".join(f"{100 * np.mean([np.percentile(e[part], q) for e in errors]):.1f}" for q in (50, 95))
             if part.any() else "–"
@@ -169,7 +198,9 @@ def thin_model(profile: Profile, table: Products, dtype: str) -> GemmModel:
     if len(thin) > _MODEL_ROWS:
         thin = thin[np.sort(np.random.default_rng(0).choice(len(thin), _MODEL_ROWS, replace=False))]
     seen = table.where(thin)
-    return GemmModel.fit(profile.device, seen.m, seen.n, seen.k, seen.latency_us, dtype=dtype, prior="family-out")
+    return GemmModel.fit(
+        profile.device, seen.m, seen.n, seen.k, seen.latency_us, dtype=dtype, prior="family-out"
+    )
 
 
 def main(run: Path, page: Path) -> None:
@@ -179,14 +210,20 @@ def main(run: Path, page: Path) -> None:
     consumer, who = consumer_of(profile.device.name, dtype)
     model = thin_model(profile, table, dtype)
     head, *rows = held_out(table, model.predict(table.m, table.n, table.k).latency_us, consumer)
-    fitted = f"model fitted to {model.rows:,} rows of the powers of two, started from other GPU families"
+    fitted = (
+        f"model fitted to {model.rows:,} rows of the powers of two, started from other GPU families"
+    )
     origins = "; ".join(run.source or run.run_id for run in profile.provenance.runs)
     notes = (
         f"Interpolated by {who}",
         f"Bound for the expected error: {percent(BOUND)}; {fitted}",
         f"{profile.device.name}: {len(table.m):,} products of {dtype} from {origins}",
     )
-    write_between(page, "blindspots", markdown_table(head, rows) + "\n" + "".join(f"- {note}.\n" for note in notes))
+    write_between(
+        page,
+        "blindspots",
+        markdown_table(head, rows) + "\n" + "".join(f"- {note}.\n" for note in notes),
+    )
 
 
 if __name__ == "__main__":

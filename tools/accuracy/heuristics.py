@@ -1,7 +1,8 @@
-"""Queries nvidia-matmul-heuristics in a child process. Entry point: `heuristics`. Used by `tools.accuracy.gemm`.
+"""Queries nvidia-matmul-heuristics in a child process. Entry point: `heuristics`. Used by
+`tools.accuracy.gemm`.
 
-The child runs this module (`python -m tools.accuracy.heuristics`) and ends with os._exit, because destroying the
-package's handle crashes.
+The child runs this module (`python -m tools.accuracy.heuristics`) and ends with os._exit, because
+destroying the package's handle crashes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _PRECISION = {"bf16": "TST", "fp16": "HSH", "fp32": "SSS"}
 
 
 def heuristics_missing(device: str, dtype: str) -> str | None:
-    """Returns why nvidia-matmul-heuristics is not available for a device and dtype, None if it is."""
+    """Returns why nvidia-matmul-heuristics is not available for a device and dtype, None if it
+    is.
+    """
     if find_spec("nvMatmulHeuristics") is None:
         return "the package nvidia-matmul-heuristics is not installed"
     if device not in HEURISTICS_GPUS:
@@ -36,7 +39,8 @@ def heuristics_missing(device: str, dtype: str) -> str | None:
 
 
 def heuristics(device: str, dtype: str, m: IntArray, n: IntArray, k: IntArray) -> ChildAnswer:
-    """Returns the estimated time of the configuration ranked first, for row-major nt GEMMs m, n, k, (rows,) each.
+    """Returns the estimated time of the configuration ranked first, for row-major nt GEMMs m, n, k,
+    (rows,) each.
 
     `tools.accuracy.gemm.heuristics` is the contestant that calls this."""
     request = {
@@ -65,7 +69,11 @@ def _answer_as_child() -> None:
     loaded = time.process_time()
     times_us = []
     for m, n, k in zip(*request["shapes"], strict=True):
-        found = library.get(library.makeNvMatmulHeuristicsProblem(m, n, k, layout), 1, precision=request["precision"])
+        found = library.get(
+            library.makeNvMatmulHeuristicsProblem(m, n, k, layout),
+            1,
+            precision=request["precision"],
+        )
         times_us.append(found[0]["runtime"] * 1e6 if found else None)
     done = time.process_time()
     answer = {

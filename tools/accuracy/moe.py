@@ -1,9 +1,10 @@
 """Scores the MoE model on the public tables: half of the model shapes are the test.
 
-Entry points: `read_moe`, which returns `MoETable` objects; `held_out`; `score`, which fits and predicts one
-table; `accuracy_table`, a section of docs/accuracy.md on `TABLES`; `questions`, pairs of ways to lay out one layer of
-which the tables know the faster, and the answers of a model that saw neither. Used by `page` and tools/ship_moe.py;
-`python -m tools.accuracy.moe [number]` prints the questions.
+Entry points: `read_moe`, which returns `MoETable` objects; `held_out`; `score`, which fits and
+predicts one table; `accuracy_table`, a section of docs/accuracy.md on `TABLES`; `questions`, pairs
+of ways to lay out one layer of which the tables know the faster, and the answers of a model that
+saw neither. Used by `page` and tools/ship_moe.py; `python -m tools.accuracy.moe [number]` prints
+the questions.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class MoETable:
 
 
 def read_moe(gpu: str, library: str) -> dict[str, MoETable]:
-    """Reads the newest table of a GPU and library, by dtype. Where several kernels ran one layer, the fastest counts.
+    """Reads the newest table of a GPU and library, by dtype. Where several kernels ran one layer,
+    the fastest counts.
 
     Raises InputError if there is no such table.
     """
@@ -80,10 +82,14 @@ def read_moe(gpu: str, library: str) -> dict[str, MoETable]:
 
 
 def held_out(table: MoETable, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Returns the rows of half of the model shapes for training, and those of the other half as the test."""
+    """Returns the rows of half of the model shapes for training, and those of the other half as the
+    test.
+    """
     shapes = [(work.hidden, work.expert_ffn, work.top_k, work.num_experts) for work in table.works]
     names = sorted(set(shapes))
-    tested = {names[i] for i in np.random.default_rng(seed).permutation(len(names))[: len(names) // 2]}
+    tested = {
+        names[i] for i in np.random.default_rng(seed).permutation(len(names))[: len(names) // 2]
+    }
     is_test = np.array([shape in tested for shape in shapes])
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
@@ -99,7 +105,9 @@ class Score:
 
 
 def score(table: MoETable, prior: str, seeds: Sequence[int], *, rows: int | None = None) -> Score:
-    """Fits and predicts one table. prior: of `MoEModel.fit`. rows: of training, drawn at random; None for all."""
+    """Fits and predicts one table. prior: of `MoEModel.fit`. rows: of training, drawn at random;
+    None for all.
+    """
     found = []
     for seed in seeds:
         train, test = held_out(table, seed)
@@ -135,9 +143,15 @@ def accuracy_table(seeds: Sequence[int], report: Callable[[str], None]) -> str:
             name = f"{table.gpu}, {table.library} {table.version}, {dtype}"
             report(line := _line(name, words, scores[-1]))
             lines.append(line)
-        mean = np.mean([(one.rows, one.median_pct, one.p95_pct, one.coverage) for one in scores], axis=0)
+        mean = np.mean(
+            [(one.rows, one.median_pct, one.p95_pct, one.coverage) for one in scores], axis=0
+        )
         lines.append(_line("mean", words, Score(round(mean[0]), *map(float, mean[1:]))))
-    sources = "; ".join(dict.fromkeys(f"{table.package}: {table.file}, sha256 {table.sha256[:12]}" for table in tables))
+    sources = "; ".join(
+        dict.fromkeys(
+            f"{table.package}: {table.file}, sha256 {table.sha256[:12]}" for table in tables
+        )
+    )
     return "\n".join([*lines, "", f"- Tables: {sources}. Seeds {', '.join(map(str, seeds))}.", ""])
 
 
@@ -147,8 +161,8 @@ _AN_ANSWER = 0.05
 
 @dataclass(frozen=True)
 class Question:
-    """Which of two layers is faster: the same experts and tokens on as many GPUs, by another tp and ep. Measured and
-    predicted times, µs."""
+    """Which of two layers is faster: the same experts and tokens on as many GPUs, by another tp and
+    ep. Measured and predicted times, µs."""
 
     works: tuple[MoE, MoE]
     measured_us: tuple[float, float]
@@ -162,7 +176,10 @@ class Question:
     @property
     def ratio_error(self) -> float:
         """Log of the predicted over the measured ratio."""
-        return float(np.log(self.said_us[0] / self.said_us[1]) - np.log(self.measured_us[0] / self.measured_us[1]))
+        return float(
+            np.log(self.said_us[0] / self.said_us[1])
+            - np.log(self.measured_us[0] / self.measured_us[1])
+        )
 
     def __str__(self) -> str:
         first = self.works[0]
@@ -170,17 +187,17 @@ class Question:
         us = [f"{a:.0f} / {b:.0f} µs" for a, b in (self.measured_us, self.said_us)]
         ways = " or ".join(f"tp {one.tp} ep {one.ep}" for one in self.works)
         right = "right" if self.right else "wrong"
-        return (
-            f"{right}: {layer}{first.hidden}, {first.dtype}, {first.routing_words}: {ways}? {us[0]}, predicted {us[1]}"
-        )
+        return f"{right}: {layer}{first.hidden}, {first.dtype}, {first.routing_words}: {ways}? {us[0]}, predicted {us[1]}"
 
 
 def questions(table: MoETable, seed: int) -> list[Question]:
-    """Returns all questions about the test shapes of a table, answered by a model of the other shapes and other GPUs,
-    in random order."""
+    """Returns all questions about the test shapes of a table, answered by a model of the other
+    shapes and other GPUs, in random order."""
     train, test = held_out(table, seed)
     fitted, tested = table.take(train), table.take(test)
-    model = MoEModel.fit(table.gpu, fitted.works, fitted.latency_us, library=table.library, seed=seed)
+    model = MoEModel.fit(
+        table.gpu, fitted.works, fitted.latency_us, library=table.library, seed=seed
+    )
     said = model.predict(tested.works)
     half = np.log(said.high_us / said.low_us) / 2
     groups: dict[MoE, list[int]] = defaultdict(list)
@@ -208,7 +225,9 @@ def main() -> None:
         errors = np.array([one.ratio_error for one in own])
         alone = np.hypot(*np.array([one.said_half_widths for one in own]).T)
         line = f"{gpu}, {library}, {dtype}: {np.mean([one.right for one in own]):.0%} of {len(own):,} right"
-        print(f"{line}; 90 % of the errors within {np.quantile(np.abs(errors) / alone, 0.9):.2f} of their intervals")
+        print(
+            f"{line}; 90 % of the errors within {np.quantile(np.abs(errors) / alone, 0.9):.2f} of their intervals"
+        )
 
 
 def _line(name: str, words: str, of: Score) -> str:

@@ -1,7 +1,8 @@
 """Writes the accuracy tables of docs/accuracy.md: `python -m tools.accuracy.page docs/accuracy.md`.
 
-Every figure is computed on one core from the packaged public tables (extra `tables`), those of the section `published`
-from the files of NeuSight, DeepBench and aiter (`tables.PUBLISHED`); takes tens of minutes.
+Every figure is computed on one core from the packaged public tables (extra `tables`), those of the
+section `published` from the files of NeuSight, DeepBench and aiter (`tables.PUBLISHED`); takes tens
+of minutes.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def _made_with() -> str:
 
 
 def markdown(lines: Sequence[Line], absent: Sequence[Absent], origins: Sequence[str] = ()) -> str:
-    """Formats one section per protocol and device, then the absent contestants, then `origins` (sources)."""
+    """Formats one section per protocol and device, then the absent contestants, then `origins`
+    (sources).
+    """
     parts = []
     for protocol, meaning in _PROTOCOLS.items():
         of_protocol = [entry for entry in lines if entry.protocol == protocol]
@@ -86,11 +89,17 @@ def _section(lines: Sequence[Line]) -> str:
 
 
 def main() -> None:
-    """Runs the comparisons of some sections, and writes their tables and the conclusion into the page."""
+    """Runs the comparisons of some sections, and writes their tables and the conclusion into the
+    page.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
-    parser.add_argument("--section", action="append", choices=_SECTIONS, help="only this; may be repeated")
-    parser.add_argument("--work", type=Path, default=Path("build/formats.jsonl"), help="finished scores of formats")
+    parser.add_argument(
+        "--section", action="append", choices=_SECTIONS, help="only this; may be repeated"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path("build/formats.jsonl"), help="finished scores of formats"
+    )
     asked = parser.parse_args()
     with threadpool_limits(1):
         for section in asked.section or _SECTIONS:
@@ -148,15 +157,23 @@ def conclusion(page: str) -> str:
             f"**{name}**: from {_ROWS} rows, half of the times with heads that were never measured are within "
             f"{half:.1f} %, 19 in 20 within {most:.0f} % (the median of {len(found)} tables)."
         )
-    words = [f"{cells[3]} %, 19 in 20 within {cells[4]} %, from {cells[2]} rows" for cells in experts]
-    lines.append(f"**Experts**: half of the layers of models that were never measured are within {'; '.join(words)}.")
+    words = [
+        f"{cells[3]} %, 19 in 20 within {cells[4]} %, from {cells[2]} rows" for cells in experts
+    ]
+    lines.append(
+        f"**Experts**: half of the layers of models that were never measured are within {'; '.join(words)}."
+    )
     return "\n" + "\n".join(f"- {line}" for line in lines) + "\n"
 
 
 def _rows(page: str, section: str) -> list[list[str]]:
     """Returns the cells of the tables' rows between the markers of a section."""
     text = page.partition(f"<!-- {section}:begin -->")[2].partition(f"<!-- {section}:end -->")[0]
-    rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in text.splitlines() if line[:1] == "|"]
+    rows = [
+        [cell.strip() for cell in line.strip("| ").split(" | ")]
+        for line in text.splitlines()
+        if line[:1] == "|"
+    ]
     return [cells for cells in rows if not cells[0].startswith(("---", "GPU", "model", "table"))]
 
 

@@ -1,4 +1,6 @@
-"""Judges fits on the published tables of NeuSight, DeepBench and aiter, one line per GPU, dtype, library and op."""
+"""Judges fits on the published tables of NeuSight, DeepBench and aiter, one line per GPU, dtype,
+library and op.
+"""
 
 from __future__ import annotations
 
@@ -59,14 +61,30 @@ def cases() -> Iterator[Case]:
             yield Case(table.where(long & (table.batch > 1)), "batched, above 200 µs", 400)
         elif table.provenance["framework"] == "aiter":
             yield Case(table, "held-out (n, k)", 200, sites=True)
-            yield Case(table, "held-out (n, k)", held_out_sites(table.n, table.k, None, 0).train.size, sites=True)
+            yield Case(
+                table,
+                "held-out (n, k)",
+                held_out_sites(table.n, table.k, None, 0).train.size,
+                sites=True,
+            )
         else:
             yield Case(table, "all", 100)
 
 
 def published_table(seeds: Sequence[int], progress: Callable[[str], None]) -> str:
-    """Returns the Markdown table: median / mean / p95 error in percent and coverage, averaged over seeds."""
-    head = ["GPU", "format", "library", "rows", "rows learned from", "unfitted", "fitted", "90 % interval covers"]
+    """Returns the Markdown table: median / mean / p95 error in percent and coverage, averaged over
+    seeds.
+    """
+    head = [
+        "GPU",
+        "format",
+        "library",
+        "rows",
+        "rows learned from",
+        "unfitted",
+        "fitted",
+        "90 % interval covers",
+    ]
     lines: list[tuple[str, ...]] = []
 
     def add(
@@ -88,31 +106,64 @@ def published_table(seeds: Sequence[int], progress: Callable[[str], None]) -> st
     for case in cases():
         table, rows = case.table, case.split(0).test[:_MOST_TESTED]
         prior = GemmModel.prior(table.gpu, dtype=table.dtype, family_out=True)
-        unfitted = summarize(prior.predict(**table.take(rows)).latency_us, table.latency_us[rows]).median_pct
-        add(table, table.dtype, case.what, case.train_rows, unfitted, [_judge(case, seed) for seed in seeds])
+        unfitted = summarize(
+            prior.predict(**table.take(rows)).latency_us, table.latency_us[rows]
+        ).median_pct
+        add(
+            table,
+            table.dtype,
+            case.what,
+            case.train_rows,
+            unfitted,
+            [_judge(case, seed) for seed in seeds],
+        )
     for gpu in SOFTMAX_GPUS:
         softmax, bare = read_softmax(gpu), SoftmaxModel.prior(lookup(gpu), library="torch")
         for what, least_us in (("softmax", 0.0), (f"softmax, above {_LEAST_US:.0f} µs", _LEAST_US)):
             kept = softmax.take(np.flatnonzero(softmax.latency_us > least_us))
             unfitted = summarize(bare.predict(kept.works).latency_us, kept.latency_us).median_pct
-            add(softmax, "fp32", what, 200, unfitted, [_judge_softmax(softmax, gpu, least_us, seed) for seed in seeds])
-    of = {table.provenance["table"]: table.provenance for table in (read_published(*pair) for pair in PUBLISHED)}
-    sources = [f"- {name}: {one['package']}, sha256 {one['sha256'][:12]}." for name, one in of.items()]
-    return "\n".join([markdown(head, lines, words=4), f"Seeds: {', '.join(map(str, seeds))}.", "", *sources]) + "\n"
+            add(
+                softmax,
+                "fp32",
+                what,
+                200,
+                unfitted,
+                [_judge_softmax(softmax, gpu, least_us, seed) for seed in seeds],
+            )
+    of = {
+        table.provenance["table"]: table.provenance
+        for table in (read_published(*pair) for pair in PUBLISHED)
+    }
+    sources = [
+        f"- {name}: {one['package']}, sha256 {one['sha256'][:12]}." for name, one in of.items()
+    ]
+    return (
+        "\n".join(
+            [markdown(head, lines, words=4), f"Seeds: {', '.join(map(str, seeds))}.", "", *sources]
+        )
+        + "\n"
+    )
 
 
 def _judge_softmax(table: SoftmaxTable, gpu: str, least_us: float, seed: int) -> Judged:
     """Fits 200 rows of any length, and judges the others above `least_us`."""
     split = random_split(len(table), 200, seed)
-    train, test = table.take(split.train), table.take(split.test[table.latency_us[split.test] > least_us])
+    train, test = (
+        table.take(split.train),
+        table.take(split.test[table.latency_us[split.test] > least_us]),
+    )
     model = SoftmaxModel.fit(lookup(gpu), train.works, train.latency_us, library="torch")
     found = model.predict(test.works)
     return _scored(found.latency_us, found.low_us, found.high_us, test.latency_us)
 
 
-def _scored(latency_us: FloatArray, low_us: FloatArray, high_us: FloatArray, measured_us: FloatArray) -> Judged:
+def _scored(
+    latency_us: FloatArray, low_us: FloatArray, high_us: FloatArray, measured_us: FloatArray
+) -> Judged:
     errors = summarize(latency_us, measured_us)
-    return (errors.median_pct, errors.mean_pct, errors.p95_pct), coverage(measured_us, low_us, high_us)
+    return (errors.median_pct, errors.mean_pct, errors.p95_pct), coverage(
+        measured_us, low_us, high_us
+    )
 
 
 def _judge(case: Case, seed: int) -> Judged:

@@ -1,4 +1,6 @@
-"""Scores predictions against measured times: splits into train and test rows, errors, interval coverage, cliffs."""
+"""Scores predictions against measured times: splits into train and test rows, errors, interval
+coverage, cliffs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _STEP = 0.10
 
 @dataclass(frozen=True)
 class Split:
-    """Disjoint indices of train and test rows; with held-out sites they share no (n, k) pair either."""
+    """Disjoint indices of train and test rows; with held-out sites they share no (n, k) pair
+    either.
+    """
 
     train: IntArray
     test: IntArray
@@ -43,7 +47,8 @@ def random_split(rows: int, train: int, seed: int) -> Split:
 
 
 def held_out_sites(n: IntArray, k: IntArray, train: int | None, seed: int) -> Split:
-    """Takes all rows of half of the (n, k) pairs as test rows, and `train` rows (None: all) of the other half.
+    """Takes all rows of half of the (n, k) pairs as test rows, and `train` rows (None: all) of the
+    other half.
 
     n, k: (rows,).
     seed: selects the train rows; the division of the pairs is fixed.
@@ -61,7 +66,9 @@ def held_out_sites(n: IntArray, k: IntArray, train: int | None, seed: int) -> Sp
 
 def _require_train(train: int, rows: int) -> None:
     if not 1 <= train < rows:
-        raise InputError("split", f"train = {train!r} of {rows} rows", f"an integer from 1 to {rows - 1}")
+        raise InputError(
+            "split", f"train = {train!r} of {rows} rows", f"an integer from 1 to {rows - 1}"
+        )
 
 
 @dataclass(frozen=True)
@@ -77,18 +84,32 @@ class ErrorSummary:
         return f"{self.median_pct:.2f} / {self.mean_pct:.1f} / {self.p95_pct:.1f}"
 
 
-def summarize(predicted_us: FloatArray, measured_us: FloatArray, rows: BoolArray | None = None) -> ErrorSummary:
-    """Computes median, mean and 95th percentile of the relative error. rows: mask of the rows to use, default all."""
-    predicted_us, measured_us = np.asarray(predicted_us, dtype=float), np.asarray(measured_us, dtype=float)
+def summarize(
+    predicted_us: FloatArray, measured_us: FloatArray, rows: BoolArray | None = None
+) -> ErrorSummary:
+    """Computes median, mean and 95th percentile of the relative error. rows: mask of the rows to
+    use, default all.
+    """
+    predicted_us, measured_us = (
+        np.asarray(predicted_us, dtype=float),
+        np.asarray(measured_us, dtype=float),
+    )
     if predicted_us.shape != measured_us.shape:
-        raise InputError("summarize", f"{predicted_us.shape} predictions for {measured_us.shape} rows", "one each")
+        raise InputError(
+            "summarize",
+            f"{predicted_us.shape} predictions for {measured_us.shape} rows",
+            "one each",
+        )
     error = 100.0 * np.abs(predicted_us / measured_us - 1.0)
     if rows is not None:
         error = error[rows]
     if error.size == 0:
         raise InputError("summarize", "no rows", "at least one row")
     return ErrorSummary(
-        int(error.size), float(np.median(error)), float(error.mean()), float(np.percentile(error, 95.0))
+        int(error.size),
+        float(np.median(error)),
+        float(error.mean()),
+        float(np.percentile(error, 95.0)),
     )
 
 
@@ -103,7 +124,9 @@ def coverage(measured_us: FloatArray, low_us: FloatArray, high_us: FloatArray) -
 
 
 def cliff_pairs(m: IntArray, n: IntArray, k: IntArray) -> tuple[IntArray, IntArray]:
-    """Returns indices (low, high) of rows with equal n and k and adjacent m, for m >= 128 and n, k >= 1024."""
+    """Returns indices (low, high) of rows with equal n and k and adjacent m, for m >= 128 and n, k
+    >= 1024.
+    """
     rows = np.flatnonzero((m >= 128) & (n >= 1024) & (k >= 1024))
     at = {(int(m[i]), int(n[i]), int(k[i])): int(i) for i in rows}
     found = [(i, at[key]) for (a, b, c), i in at.items() if (key := (a + 1, b, c)) in at]
@@ -122,7 +145,9 @@ def rises(latency_us: FloatArray, pairs: tuple[IntArray, IntArray]) -> BoolArray
 
 
 def recall_and_precision(forecast: BoolArray, measured: BoolArray) -> tuple[float, float]:
-    """Returns recall and precision of forecast cliffs; nan without measured or forecast cliffs. Masks are (pairs,)."""
+    """Returns recall and precision of forecast cliffs; nan without measured or forecast cliffs.
+    Masks are (pairs,).
+    """
     hits = int((measured & forecast).sum())
     recall = hits / int(measured.sum()) if measured.any() else float("nan")
     return recall, hits / int(forecast.sum()) if forecast.any() else float("nan")
@@ -130,7 +155,8 @@ def recall_and_precision(forecast: BoolArray, measured: BoolArray) -> tuple[floa
 
 @dataclass(frozen=True)
 class Line:
-    """Line of an accuracy table: metrics of one predictor for one seed or averaged over several (`over_seeds`).
+    """Line of an accuracy table: metrics of one predictor for one seed or averaged over several
+    (`over_seeds`).
 
     train_rows: None for a predictor without fit.
     unanswered: share of test rows without a prediction.
@@ -160,7 +186,9 @@ _AVERAGED = ("unanswered", "coverage", "cliff_recall", "cliff_precision")
 
 
 def over_seeds(lines: Sequence[Line]) -> Line:
-    """Averages lines of several seeds; for fit_s and shapes_per_s takes the median, which is robust to machine load."""
+    """Averages lines of several seeds; for fit_s and shapes_per_s takes the median, which is robust
+    to machine load.
+    """
     means = {name: _mean_of_known([getattr(one, name) for one in lines]) for name in _AVERAGED}
     compute = [one.compute for one in lines if one.compute is not None]
     times: dict[str, Any] = {}
@@ -184,7 +212,9 @@ def _mean_of_known(values: Sequence[float | None]) -> float | None:
 
 
 def _mean_errors(parts: Sequence[ErrorSummary]) -> ErrorSummary:
-    median_pct, mean_pct, p95_pct = np.mean([(p.median_pct, p.mean_pct, p.p95_pct) for p in parts], axis=0).tolist()
+    median_pct, mean_pct, p95_pct = np.mean(
+        [(p.median_pct, p.mean_pct, p.p95_pct) for p in parts], axis=0
+    ).tolist()
     return ErrorSummary(sum(p.rows for p in parts), median_pct, mean_pct, p95_pct)
 
 
@@ -196,12 +226,15 @@ COLUMNS = (
 
 
 def cells(entry: Line) -> tuple[str, ...]:
-    """Formats a line as table cells, in the order of COLUMNS. Errors are median / mean / p95 in percent."""
+    """Formats a line as table cells, in the order of COLUMNS. Errors are median / mean / p95 in
+    percent.
+    """
     rate = entry.shapes_per_s
     return (
         entry.model,
         row_count(entry.train_rows),
-        str(entry.errors) + ("" if entry.unanswered == 0 else f" (no answer to {percent(entry.unanswered)})"),
+        str(entry.errors)
+        + ("" if entry.unanswered == 0 else f" (no answer to {percent(entry.unanswered)})"),
         "–" if entry.compute is None else str(entry.compute),
         "–" if entry.coverage is None else percent(entry.coverage),
         shares(entry.cliff_recall, entry.cliff_precision),

@@ -1,4 +1,6 @@
-"""Reads the measured GEMM tables of aiconfigurator-core (extra `tables`) that shipped models were fitted to."""
+"""Reads the measured GEMM tables of aiconfigurator-core (extra `tables`) that shipped models were
+fitted to.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from quantbench.importers.aiconfigurator import find_tables
 from quantbench.latency.libraries import default_library, libraries_of, slug_of, system_of
 from quantbench.latency.tables import GemmTable, read_columns, read_table
 
-#: devices whose default tables the shipped models were fitted to and docs/accuracy.md evaluates. No other bf16 table
-#: influenced a design choice, so the others are unseen test data.
+#: devices whose default tables the shipped models were fitted to and docs/accuracy.md evaluates. No
+#: other bf16 table influenced a design choice, so the others are unseen test data.
 SHIPPED_GPUS = ("a100-sxm4-80gb", "b200-sxm-180gb", "h100-sxm5-80gb", "h200-sxm-141gb", "l40s-48gb")
 # Spelling in tables → the framework's own.
 _SPELLED = {"VLLM": "vLLM"}
@@ -19,8 +21,8 @@ _SPELLED = {"VLLM": "vLLM"}
 
 @dataclass(frozen=True, kw_only=True)
 class PackagedTable(GemmTable):
-    """Table with its origin. file: path below the package's data folder. sha256: digest of the file. device: GPU name
-    in the table."""
+    """Table with its origin. file: path below the package's data folder. sha256: digest of the
+    file. device: GPU name in the table."""
 
     file: str
     sha256: str
@@ -32,9 +34,11 @@ class PackagedTable(GemmTable):
 
 
 def read_packaged(system: str, *, dtype: str = "bf16", library: str = "") -> PackagedTable:
-    """Reads the newest table of a system (aiconfigurator's name or device slug) and library ("": `default_library`).
+    """Reads the newest table of a system (aiconfigurator's name or device slug) and library ("":
+    `default_library`).
 
-    Raises UnsupportedError without the package, InputError for a system, library or dtype without a table.
+    Raises UnsupportedError without the package, InputError for a system, library or dtype without a
+    table.
     """
     slug = slug_of(system_of(system)) or system
     library = library or (default_library(slug, dtype) if libraries_of(slug, dtype) else "")

@@ -1,6 +1,7 @@
 """Writes the explorer's screenshots for README and docs, and its page for the documentation site.
 
-Entry points: `screenshots`, `site_page` and `shows_curve`; `python -m tools.guide.explorer [SITE]`, run by `make docs`.
+Entry points: `screenshots`, `site_page` and `shows_curve`; `python -m tools.guide.explorer [SITE]`,
+run by `make docs`.
 
 Screenshots need Chromium; without it they stay as they are.
 """
@@ -44,39 +45,59 @@ SHOTS: dict[str, tuple[dict[str, object], tuple[int, int]]] = {
 
 
 def screenshots() -> None:
-    """Writes the files of SHOTS with the first Chromium found. Raises StoreError if no curve is drawn in one."""
+    """Writes the files of SHOTS with the first Chromium found. Raises StoreError if no curve is
+    drawn in one.
+    """
     browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
         print("no Chromium here: the explorer's screenshots stay as they are", file=sys.stderr)
         return
     with TemporaryDirectory() as folder:
         page = Path(folder) / "explore.html"
-        write_explorer(page, [lookup(gpu) for gpu in _GPUS], TransformerShape(hidden=4096, heads=32))
+        write_explorer(
+            page, [lookup(gpu) for gpu in _GPUS], TransformerShape(hidden=4096, heads=32)
+        )
         for name, (setting, (width, height)) in SHOTS.items():
             words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-            # Virtual time lets the page finish before it is drawn, though not always: it unpacks models in threads.
+            # Virtual time lets the page finish before it is drawn, though not always: it unpacks
+            # models in threads.
             words += [f"--user-data-dir={folder}/profile", "--virtual-time-budget=60000"]
             words += [f"--window-size={width},{height}", f"--screenshot={Path(name).resolve()}"]
             for _ in range(_ATTEMPTS):
-                subprocess.run([*words, f"{page.as_uri()}#{urlencode(setting)}"], check=True, capture_output=True)
+                subprocess.run(
+                    [*words, f"{page.as_uri()}#{urlencode(setting)}"],
+                    check=True,
+                    capture_output=True,
+                )
                 with Image.open(name) as file:
                     shot = file.convert("RGB")
                 if shows_curve(shot):
                     break
             else:
-                raise StoreError("screenshot", f"{name}: no curve after {_ATTEMPTS} attempts", "a page that is drawn")
+                raise StoreError(
+                    "screenshot",
+                    f"{name}: no curve after {_ATTEMPTS} attempts",
+                    "a page that is drawn",
+                )
             shot.quantize(256, Image.Quantize.FASTOCTREE).save(name, optimize=True)
 
 
 def shows_curve(shot: Image.Image) -> bool:
-    """Whether an RGB picture of the page has the first curve: a hundred pixels of about its colour."""
+    """Whether an RGB picture of the page has the first curve: a hundred pixels of about its
+    colour.
+    """
     near = np.abs(np.asarray(shot, dtype=int) - _CURVE_RGB).max(axis=-1) <= 24
     return bool(near.sum() >= 100)
 
 
 def site_page(path: Path) -> None:
     """Writes the explorer of all GPUs with a shipped model."""
-    write_explorer(path, shelf_devices(), preset("llama-3-8b"), title="Transformer layers on the GPUs of the shelf")
+    write_explorer(
+        path,
+        shelf_devices(),
+        preset("llama-3-8b"),
+        title="Transformer layers on the GPUs of the shelf",
+    )
 
 
 if __name__ == "__main__":

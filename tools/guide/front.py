@@ -1,4 +1,5 @@
-"""Fills README.md and docs/index.md with a measured staircase, a sample of `advise` and their plots.
+"""Fills README.md and docs/index.md with a measured staircase, a sample of `advise` and their
+plots.
 
 Entry point: `write_front`, or `python -m tools.guide.front`. Run by `make docs`.
 """
@@ -92,7 +93,9 @@ class Staircase:
 
 
 def read_staircase() -> Staircase:
-    """Imports the table and finds the tile that explains its steps. Raises StoreError if no tile explains them."""
+    """Imports the table and finds the tile that explains its steps. Raises StoreError if no tile
+    explains them.
+    """
     with TemporaryDirectory() as folder:
         (table,), _ = aiconfigurator.find_tables(_GPU, kinds=("gemm",))
         rows = aiconfigurator.read_rows(table, dtypes=("bf16",))
@@ -101,7 +104,9 @@ def read_staircase() -> Staircase:
     points = points_of(run.records, run.info.device)
     curves = curves_of(points, "m")
     (period,) = find_periods(fit_curves(curves, repeatability(run.records)), run.info.device)
-    shown = [p for p in points if (p.axes["n"], p.axes["k"]) == (_N, _K) and p.axes["m"] in _SHOWN_M]
+    shown = [
+        p for p in points if (p.axes["n"], p.axes["k"]) == (_N, _K) and p.axes["m"] in _SHOWN_M
+    ]
     (curve,) = curves_of(shown, "m")
     if period.chosen is None:
         raise StoreError("front page", run.info.source, "a table whose steps one tile explains")
@@ -139,7 +144,9 @@ def _waves(number: int) -> str:
 
 
 def draw_staircase(found: Staircase, path: Path) -> None:
-    """Plots time and rate over m, with those computed from tiles and waves; the largest edge is marked."""
+    """Plots time and rate over m, with those computed from tiles and waves; the largest edge is
+    marked.
+    """
     sizes = found.curve.sizes
     before, after = found.edge
     full_rate = median([p.tflops / found.busy_share(p.axes["m"]) for p in found.curve.points])
@@ -157,7 +164,13 @@ def draw_staircase(found: Staircase, path: Path) -> None:
         ):
             panel.plot(computed_m, line, "--", color="0.4", linewidth=1.0, label=computed)
             panel.plot(
-                sizes, measured, "o-", color=PALETTE[0], markersize=4, linewidth=1.2, label="measured (imported table)"
+                sizes,
+                measured,
+                "o-",
+                color=PALETTE[0],
+                markersize=4,
+                linewidth=1.2,
+                label="measured (imported table)",
             )
             edge = [(p.axes["m"], measured[sizes.index(p.axes["m"])]) for p in (before, after)]
             panel.plot(*zip(*edge, strict=True), "-", color=CLIFF_COLOUR, linewidth=2.4, zorder=4)
@@ -178,7 +191,8 @@ def draw_staircase(found: Staircase, path: Path) -> None:
 
 
 def advise_text(command: Sequence[str] = ADVISE) -> str:
-    """Runs a quantbench command in a terminal of 100 columns; returns it and its output as a Markdown block.
+    """Runs a quantbench command in a terminal of 100 columns; returns it and its output as a
+    Markdown block.
 
     Raises StoreError if the command fails.
     """
@@ -204,7 +218,11 @@ def advise_text(command: Sequence[str] = ADVISE) -> str:
         assert process.stderr is not None
         error = process.stderr.read().decode(errors="replace")
     if process.returncode:
-        raise StoreError("front page", f"quantbench {' '.join(command)}: {error.strip()[-200:]}", "a run without error")
+        raise StoreError(
+            "front page",
+            f"quantbench {' '.join(command)}: {error.strip()[-200:]}",
+            "a run without error",
+        )
     lines = [line.rstrip() for line in printed.decode().replace("\r\n", "\n").splitlines()]
     folded = [part for line in lines for part in _folded(line)]
     return "\n".join(["```text", f"$ quantbench {' '.join(command)}", *folded, "```"]) + "\n"
@@ -216,7 +234,9 @@ def _folded(line: str) -> list[str]:
 
 
 def write_front(root: Path) -> list[Path]:
-    """Draws the plots and fills README.md and docs/index.md of a checkout. Returns the written paths."""
+    """Draws the plots and fills README.md and docs/index.md of a checkout. Returns the written
+    paths.
+    """
     found = read_staircase()
     values = {"staircase": staircase_text(found), "advise": advise_text()}
     draw_staircase(found, root / PICTURE)

@@ -1,5 +1,5 @@
-"""Replaces the text between the markers `<!-- name:begin -->` and `<!-- name:end -->` of a Markdown page.
-Markers may be within a line or around several."""
+"""Replaces the text between the markers `<!-- name:begin -->` and `<!-- name:end -->` of a Markdown
+page. Markers may be within a line or around several."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def fill(text: str, found: Mapping[str, str]) -> str:
     if unknown:
         raise StoreError("guide", f"no value for {', '.join(unknown)}", "places that are filled")
     if unused:
-        raise StoreError("guide", f"no place for {', '.join(unused)}", "a place in the page for everything found")
+        raise StoreError(
+            "guide", f"no place for {', '.join(unused)}", "a place in the page for everything found"
+        )
 
     def put(match: re.Match[str]) -> str:
         value = found[match["name"]]
@@ -39,20 +41,28 @@ def fill(text: str, found: Mapping[str, str]) -> str:
 
 
 def write_between(path: Path, name: str, text: str) -> None:
-    """Replaces what the file `path` has between the markers of `name`. Raises StoreError if it lacks them."""
+    """Replaces what the file `path` has between the markers of `name`. Raises StoreError if it
+    lacks them.
+    """
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     try:
         page = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise StoreError("docs", f"{path} ({reason(error)})", f"a file with {begin} in it") from None
+        raise StoreError(
+            "docs", f"{path} ({reason(error)})", f"a file with {begin} in it"
+        ) from None
     head, begun, rest = page.partition(begin)
     _, ended, tail = rest.partition(end)
     if not begun or not ended:
-        raise StoreError("docs", f"{path} without one {begin} and one {end} after it", "both, in this order")
+        raise StoreError(
+            "docs", f"{path} without one {begin} and one {end} after it", "both, in this order"
+        )
     path.write_text(f"{head}{begin}\n{text}{end}{tail}", encoding="utf-8")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1, numeric: bool = True) -> str:
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1, numeric: bool = True
+) -> str:
     """Formats a Markdown table. numeric: align all columns but the first `words` to the right."""
     rule = ["---"] * words + (["---:"] if numeric else ["---"]) * (len(head) - words)
     lines = [head, rule, *rows]

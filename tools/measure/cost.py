@@ -1,4 +1,5 @@
-"""Compares the cost of measuring a point by our timer, a fixed number of runs and a short graph, on random shapes.
+"""Compares the cost of measuring a point by our timer, a fixed number of runs and a short graph, on
+random shapes.
 
 Entry point: `python -m tools.measure.cost FILE.json`.
 """
@@ -30,7 +31,9 @@ def main() -> None:
     dtype = device.default_dtype(spec)
     # A different seed than for the shapes that the model is tested on.
     shapes = random_shapes(seed=1)[:COST_SHAPES]
-    measure_rows(out, spec, [Gemm(m, n, k, dtype=dtype, layout="nt") for m, n, k in shapes], timers, methods)
+    measure_rows(
+        out, spec, [Gemm(m, n, k, dtype=dtype, layout="nt") for m, n, k in shapes], timers, methods
+    )
 
 
 if __name__ == "__main__":

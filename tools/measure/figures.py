@@ -24,7 +24,8 @@ Table = dict[str, Any]
 # Differences between timers are given in percent from this time on and in microseconds below it.
 _SHORT_US = 20.0
 _OURS = "quantbench"
-#: warm-up of the GPU by mamf-finder before its first shape (stas00/ml-engineering, mamf-finder.py: `warmup` of 30 s)
+#: warm-up of the GPU by mamf-finder before its first shape (stas00/ml-engineering, mamf-finder.py:
+#: `warmup` of 30 s)
 MAMF_START_S = 30.0
 #: number of shapes that this warm-up is shared by
 MAMF_SHAPES = 50
@@ -33,7 +34,9 @@ _TIMES_CHEAPER = 5.0
 
 
 def timer_lines(table: Table) -> list[str]:
-    """Formats medians per kernel and method, then our difference from each other method and our spread over repeats."""
+    """Formats medians per kernel and method, then our difference from each other method and our
+    spread over repeats.
+    """
     rows = table["rows"]
     methods = list(dict.fromkeys(name for row in rows for name in row["medians_us"]))
     lines = ["| kernel | " + " | ".join(methods) + " |", "|---|" + "---:|" * len(methods)]
@@ -69,7 +72,9 @@ def _agreement(rows: Sequence[Table], ours: str, methods: Sequence[str]) -> list
             parts.append(f"at most {max(short_us):.2f} µs below")
         if parts:
             said.append(f"differs from {other} by " + ", ".join(parts))
-    spreads = [_spread(row["medians_us"][ours]) for row in rows if len(row["medians_us"].get(ours, ())) > 1]
+    spreads = [
+        _spread(row["medians_us"][ours]) for row in rows if len(row["medians_us"].get(ours, ())) > 1
+    ]
     if spreads:
         said.append(
             f"repeats spread by at most {_percent(max(spreads))} (median {_percent(float(np.median(spreads)))})"
@@ -78,8 +83,8 @@ def _agreement(rows: Sequence[Table], ours: str, methods: Sequence[str]) -> list
 
 
 def cost_lines(table: Table) -> list[str]:
-    """Formats seconds on the device and in total per point and the spread over the repeats for each method, then
-    whether the target for the cost is met."""
+    """Formats seconds on the device and in total per point and the spread over the repeats for each
+    method, then whether the target for the cost is met."""
     rows = table["rows"]
     methods = list(dict.fromkeys(name for row in rows for name in row["wall_s"]))
     lines = [
@@ -91,11 +96,20 @@ def cost_lines(table: Table) -> list[str]:
     middle: dict[str, float] = {}
     for name in methods:
         held_s[name] = float(np.mean([np.mean(row["wall_s"][name]) for row in rows]))
-        spreads = [_spread(row["medians_us"][name]) for row in rows if len(row["medians_us"].get(name, ())) > 1]
-        middle[name], high = np.quantile(spreads, (0.5, 0.95)).tolist() if spreads else (np.nan, np.nan)
+        spreads = [
+            _spread(row["medians_us"][name])
+            for row in rows
+            if len(row["medians_us"].get(name, ())) > 1
+        ]
+        middle[name], high = (
+            np.quantile(spreads, (0.5, 0.95)).tolist() if spreads else (np.nan, np.nan)
+        )
         cells = f"{held_s[name]:.3f} | {held_s[name] + prepare_s:.3f} | {_percent(middle[name])} | {_percent(high)}"
         lines.append(f"| {name} | {cells} |")
-    lines += ["", f"{len(rows)} shapes, {table['repeats']} repeats each; making the inputs is the same for all."]
+    lines += [
+        "",
+        f"{len(rows)} shapes, {table['repeats']} repeats each; making the inputs is the same for all.",
+    ]
     if "mamf" in methods and _OURS in methods:
         its_s = held_s["mamf"] + MAMF_START_S / MAMF_SHAPES
         ratio = its_s / held_s[_OURS]
@@ -112,7 +126,9 @@ def cost_lines(table: Table) -> list[str]:
 
 
 def _percent(share: float) -> str:
-    """Formats a share with two decimals, because the target is half a percent; `–` if it is not known."""
+    """Formats a share with two decimals, because the target is half a percent; `–` if it is not
+    known.
+    """
     return "–" if np.isnan(share) else f"{100 * share:.2f} %"
 
 
@@ -129,26 +145,40 @@ FITTED_ROWS = 200
 
 
 def prediction_lines(run: Run) -> list[str]:
-    """Formats |predicted / measured - 1| of a run's products that no fit has seen: by the shipped model of their
-    device, and by a model fitted to the first FITTED_ROWS of them, which were measured in random order."""
+    """Formats |predicted / measured - 1| of a run's products that no fit has seen: by the shipped
+    model of their device, and by a model fitted to the first FITTED_ROWS of them, which were
+    measured in random order."""
     device = run.info.device
     points = points_of(run.records, device)
     works = [point.workload for point in points if isinstance(point.workload, Gemm)]
     if len(works) < 2 * FITTED_ROWS:
-        raise InputError("figures", f"{len(works)} products in {run.folder}", f"at least {2 * FITTED_ROWS}")
+        raise InputError(
+            "figures", f"{len(works)} products in {run.folder}", f"at least {2 * FITTED_ROWS}"
+        )
     dtype = works[0].dtype
     m, n, k = np.array([(work.m, work.n, work.k) for work in works], dtype=float).T
-    measured_us = np.array([point.latency_us for point in points if isinstance(point.workload, Gemm)])
+    measured_us = np.array(
+        [point.latency_us for point in points if isinstance(point.workload, Gemm)]
+    )
     first = slice(FITTED_ROWS)
     rest = slice(FITTED_ROWS, None)
-    fitted = GemmModel.fit(device, m[first], n[first], k[first], measured_us[first], dtype=dtype, prior="family-out")
+    fitted = GemmModel.fit(
+        device, m[first], n[first], k[first], measured_us[first], dtype=dtype, prior="family-out"
+    )
     lines = []
-    for name, model in (("shipped", GemmModel.best(device, dtype=dtype)), (f"fitted to {FITTED_ROWS}", fitted)):
+    for name, model in (
+        ("shipped", GemmModel.best(device, dtype=dtype)),
+        (f"fitted to {FITTED_ROWS}", fitted),
+    ):
         predicted_us = model.predict(m[rest], n[rest], k[rest]).latency_us
         errors = np.abs(predicted_us / measured_us[rest] - 1)
         median, high = np.quantile(errors, (0.5, 0.95))
         lines.append(f"| {name} | {len(errors)} | {_percent(median)} | {_percent(high)} |")
-    return ["| model | products | error, median | error, 95th percentile |", "|---|---:|---:|---:|", *lines]
+    return [
+        "| model | products | error, median | error, 95th percentile |",
+        "|---|---:|---:|---:|",
+        *lines,
+    ]
 
 
 def main() -> None:

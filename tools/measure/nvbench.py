@@ -1,8 +1,8 @@
 """Times square GEMMs with NVBench's Python bindings (`cuda-bench`), for comparison with our timer.
 
-Entry points: `python -m tools.measure.nvbench FILE.json SIZE…`, one state per size, and `merge_nvbench`. Run by
-`timer_truth` in a separate process, because NVBench keeps its benchmarks for the whole process. Each sample is one cold
-run, as with our timer.
+Entry points: `python -m tools.measure.nvbench FILE.json SIZE…`, one state per size, and
+`merge_nvbench`. Run by `timer_truth` in a separate process, because NVBench keeps its benchmarks
+for the whole process. Each sample is one cold run, as with our timer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from quantbench.workload import Gemm
 from tools.measure.side_by_side import write_json
 
 _NAME, _AXIS = "product", "Size"
-# Sampling time per state. The default of 0.5 s would take most of the step, and the median is steady long before.
+# Sampling time per state. The default of 0.5 s would take most of the step, and the median is
+# steady long before.
 _MIN_TIME_S, _TIMEOUT_S = "0.1", "4"
 
 
@@ -33,7 +34,16 @@ def main() -> None:
     registered.add_int64_axis(_AXIS, sizes)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "nvbench.json"
-        words = ["--jsonbin", str(path), "--devices", "0", "--min-time", _MIN_TIME_S, "--timeout", _TIMEOUT_S]
+        words = [
+            "--jsonbin",
+            str(path),
+            "--devices",
+            "0",
+            "--min-time",
+            _MIN_TIME_S,
+            "--timeout",
+            _TIMEOUT_S,
+        ]
         bench.run_all_benchmarks([_NAME, *words])
         result = BenchmarkResult.from_json(path)
         samples_us = {
@@ -52,7 +62,9 @@ def _product(state: Any) -> None:
 
     spec = device.current()
     size = state.get_int64(_AXIS)
-    task = catalog.make("torch.mm").prepare(Gemm(size, size, size, dtype=device.default_dtype(spec)), spec)
+    task = catalog.make("torch.mm").prepare(
+        Gemm(size, size, size, dtype=device.default_dtype(spec)), spec
+    )
     torch.cuda.synchronize()
 
     def launch(launched: Any) -> None:

@@ -1,11 +1,13 @@
-"""Times a kernel by other methods, for comparison with our timer. Each returns samples in microseconds.
+"""Times a kernel by other methods, for comparison with our timer. Each returns samples in
+microseconds.
 
 Entry point: `METHODS`. Used by `cost` and `timer_truth`.
 
-- do_bench: `triton.testing.do_bench`, events around launches; the cache is cleared by writing a buffer.
+- do_bench: `triton.testing.do_bench`, events around launches; the cache is cleared by writing a
+  buffer.
 - profiler: kernel times from CUPTI through torch.profiler, after the same flush as in our timer.
-- mamf: as in mamf-finder (stas00/ml-engineering): 50 runs to warm up, then 100 runs between two events each, the cache
-  cleared by zeroing 256 MiB before each.
+- mamf: as in mamf-finder (stas00/ml-engineering): 50 runs to warm up, then 100 runs between two
+  events each, the cache cleared by zeroing 256 MiB before each.
 - graph6: a CUDA graph of 6 runs, replayed once untimed and once timed, without a flush; one sample.
 """
 
@@ -28,7 +30,9 @@ def do_bench(run: Run, spec: DeviceSpec) -> list[float]:
 
 
 def profiler(run: Run, spec: DeviceSpec) -> list[float]:
-    """Returns the sum of the kernel times of each run, without the flush's kernels; empty if runs are not separable."""
+    """Returns the sum of the kernel times of each run, without the flush's kernels; empty if runs
+    are not separable.
+    """
     import torch
 
     from quantbench.providers.identity import kernel_events, trace_events
@@ -61,7 +65,10 @@ def mamf(run: Run, spec: DeviceSpec) -> list[float]:
     clear = torch.empty(_MAMF_CLEAR_BYTES // 4, dtype=torch.int32, device="cuda")
     for _ in range(_MAMF_WARM_UP):
         run()
-    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(_MAMF_RUNS)]
+    pairs = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(_MAMF_RUNS)
+    ]
     for start, stop in pairs:
         clear.zero_()
         start.record()

@@ -1,4 +1,6 @@
-"""Draws random products: `python -m tools.measure.random_shapes FILE.csv`, which `quantbench sweep --shapes` reads."""
+"""Draws random products: `python -m tools.measure.random_shapes FILE.csv`, which `quantbench sweep
+--shapes` reads.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Times the same GEMMs by several methods, repeated in turn, and stores medians and the seconds spent.
+"""Times the same GEMMs by several methods, repeated in turn, and stores medians and the seconds
+spent.
 
-Entry points: `measure_rows`, `add_method` and `write_table`, used by `cost` and `timer_truth`; `write_json`, used by
-all that write a file which may be cut off at any moment.
+Entry points: `measure_rows`, `add_method` and `write_table`, used by `cost` and `timer_truth`;
+`write_json`, used by all that write a file which may be cut off at any moment.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ REPEATS = 3
 Method = Callable[[Run, DeviceSpec], list[float]]
 
 
-def measure_row(gemm: Gemm, spec: DeviceSpec, timers: dict[str, Timer], methods: dict[str, Method]) -> dict[str, Any]:
+def measure_row(
+    gemm: Gemm, spec: DeviceSpec, timers: dict[str, Timer], methods: dict[str, Method]
+) -> dict[str, Any]:
     """Times one GEMM with each method.
 
-    Returns, per method and repeat, the median in microseconds and the seconds spent; and the seconds for making the
-    inputs, which every method needs.
+    Returns, per method and repeat, the median in microseconds and the seconds spent; and the
+    seconds for making the inputs, which every method needs.
     """
     start_s = time.perf_counter()
     provider = catalog.make("torch.mm")
@@ -46,7 +49,9 @@ def measure_row(gemm: Gemm, spec: DeviceSpec, timers: dict[str, Timer], methods:
             start_s = time.perf_counter()
             copy = copier(provider, gemm, spec, TimingOptions())
             found = medians.setdefault(name, [])
-            with suppress(UnsupportedError):  # a graph with a cold cache and too many copies to rotate over
+            with suppress(
+                UnsupportedError
+            ):  # a graph with a cold cache and too many copies to rotate over
                 measured = timer.measure(task.run, copy=copy, min_bytes=gemm.min_bytes)
                 found.append(measured.stated.latency_us)
             wall_s.setdefault(name, []).append(time.perf_counter() - start_s)
@@ -58,7 +63,9 @@ def measure_row(gemm: Gemm, spec: DeviceSpec, timers: dict[str, Timer], methods:
     }  # fmt: skip
 
 
-def _once(method: Method, run: Run, spec: DeviceSpec, medians_us: list[float], wall_s: list[float]) -> None:
+def _once(
+    method: Method, run: Run, spec: DeviceSpec, medians_us: list[float], wall_s: list[float]
+) -> None:
     """Runs one repeat and appends its median, if there is one, and the seconds spent."""
     start_s = time.perf_counter()
     samples = method(run, spec)
@@ -68,12 +75,20 @@ def _once(method: Method, run: Run, spec: DeviceSpec, medians_us: list[float], w
 
 
 def measure_rows(
-    out: Path, spec: DeviceSpec, gemms: Sequence[Gemm], timers: dict[str, Timer], methods: dict[str, Method]
+    out: Path,
+    spec: DeviceSpec,
+    gemms: Sequence[Gemm],
+    timers: dict[str, Timer],
+    methods: dict[str, Method],
 ) -> list[dict[str, Any]]:
-    """Measures the rows that `out` does not hold yet; writes the table after each row. Returns all rows."""
+    """Measures the rows that `out` does not hold yet; writes the table after each row. Returns all
+    rows.
+    """
     known: dict[str, dict[str, Any]] = {}
     if out.exists():
-        known = {row["workload"]: row for row in json.loads(out.read_text(encoding="utf-8"))["rows"]}
+        known = {
+            row["workload"]: row for row in json.loads(out.read_text(encoding="utf-8"))["rows"]
+        }
     rows = []
     for gemm in gemms:
         rows.append(known.get(str(gemm)) or measure_row(gemm, spec, timers, methods))
@@ -82,9 +97,16 @@ def measure_rows(
 
 
 def add_method(
-    out: Path, spec: DeviceSpec, gemms: Sequence[Gemm], rows: list[dict[str, Any]], name: str, method: Method
+    out: Path,
+    spec: DeviceSpec,
+    gemms: Sequence[Gemm],
+    rows: list[dict[str, Any]],
+    name: str,
+    method: Method,
 ) -> None:
-    """Measures another method for the rows that do not have it yet, and writes the table to `out` after each."""
+    """Measures another method for the rows that do not have it yet, and writes the table to `out`
+    after each.
+    """
     for gemm, row in zip(gemms, rows, strict=True):
         if len(row["wall_s"].get(name, ())) >= REPEATS:
             continue

@@ -1,8 +1,9 @@
 """Times the same GEMMs with our timer and with other methods, and writes one table of medians.
 
 Entry point: `python -m tools.measure.timer_truth FILE.json [--nvbench]`. The
-profiler comes last, because it stays attached to the process and slows down later launches. With --nvbench the other
-method is NVBench alone, in processes of its own; it needs `cuda-bench` (README.md).
+profiler comes last, because it stays attached to the process and slows down later launches. With
+--nvbench the other method is NVBench alone, in processes of its own; it needs `cuda-bench`
+(README.md).
 """
 
 from __future__ import annotations
@@ -34,13 +35,18 @@ def main() -> None:
     out = Path(sys.argv[1])
     spec = device.current()
     options = TimingOptions(max_time_s=1.0)
-    timers = {f"quantbench {mode}": make_timer(spec, replace(options, mode=mode)) for mode in ("events", "graph")}
+    timers = {
+        f"quantbench {mode}": make_timer(spec, replace(options, mode=mode))
+        for mode in ("events", "graph")
+    }
     gemms = [Gemm(n, n, n, dtype=device.default_dtype(spec)) for n in _SIZES]
     if "--nvbench" in sys.argv:
         rows = measure_rows(out, spec, gemms, timers, {})
         _add_nvbench(rows, out, spec)
     else:
-        rows = measure_rows(out, spec, gemms, timers, {name: METHODS[name] for name in METHODS if name != _LAST})
+        rows = measure_rows(
+            out, spec, gemms, timers, {name: METHODS[name] for name in METHODS if name != _LAST}
+        )
         add_method(out, spec, gemms, rows, _LAST, METHODS[_LAST])
     for row in rows:
         medians = ", ".join(f"{name} {us[0]:.2f}" for name, us in row["medians_us"].items() if us)
@@ -48,10 +54,12 @@ def main() -> None:
 
 
 def _add_nvbench(rows: list[dict[str, Any]], out: Path, spec: DeviceSpec) -> None:
-    """Adds NVBench's medians and writes the table after each repeat, which is a process. A failure is printed and ends
-    only this column; repeats of an earlier, interrupted start are kept."""
+    """Adds NVBench's medians and writes the table after each repeat, which is a process. A failure
+    is printed and ends only this column; repeats of an earlier, interrupted start are kept."""
     if not (find_spec("cuda") and find_spec("cuda.bench")):
-        print("nvbench: cuda-bench is not installed; README.md says how to carry it to this machine")
+        print(
+            "nvbench: cuda-bench is not installed; README.md says how to carry it to this machine"
+        )
         return
     for row in rows:
         row["medians_us"].pop("nvbench", None)  # read again from the repeats' files
@@ -60,7 +68,9 @@ def _add_nvbench(rows: list[dict[str, Any]], out: Path, spec: DeviceSpec) -> Non
         words = [sys.executable, "-m", "tools.measure.nvbench", str(file), *map(str, _SIZES)]
         try:
             if not file.exists():
-                subprocess.run(words, timeout=_NVBENCH_LIMIT_S, check=True, capture_output=True, text=True)
+                subprocess.run(
+                    words, timeout=_NVBENCH_LIMIT_S, check=True, capture_output=True, text=True
+                )
         except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
             print(f"nvbench: {error}: {str(error.stderr)[-500:]}")
             return

@@ -1,13 +1,16 @@
-"""Computes the GEMM cost model: the time of every kernel that a library may choose, and of its choice.
+"""Computes the GEMM cost model: the time of every kernel that a library may choose, and of its
+choice.
 
-A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a launch, plus the
-p-norm of arithmetic (quantised by waves, softened by a fluid share), memory reads (each operand cold or hot in L2) and
-traffic between L2 and the SMs, combined by a second norm with writing c (near a sum for kernels that do not overlap
-tiles), plus costs per wave, per step of k, of the split-k reduction and of quantizing a to a narrow format. The library
-is assumed to choose nearly the fastest kernel: a soft minimum over the menu. Every term rises with k, and so does the
+A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a
+launch, plus the p-norm of arithmetic (quantised by waves, softened by a fluid share), memory reads
+(each operand cold or hot in L2) and traffic between L2 and the SMs, combined by a second norm with
+writing c (near a sum for kernels that do not overlap tiles), plus costs per wave, per step of k, of
+the split-k reduction and of quantizing a to a narrow format. The library is assumed to choose
+nearly the fastest kernel: a soft minimum over the menu. Every term rises with k, and so does the
 total.
 
-Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless stated otherwise, because numpy is faster on long rows.
+Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless stated otherwise, because numpy is faster
+    on long rows.
 """
 
 from __future__ import annotations
@@ -23,7 +26,17 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.autodiff import Variable, exp, log, maximum, minimum, sigmoid, soft_minimum, soft_plus, value_of
+from quantbench.latency.autodiff import (
+    Variable,
+    exp,
+    log,
+    maximum,
+    minimum,
+    sigmoid,
+    soft_minimum,
+    soft_plus,
+    value_of,
+)
 from quantbench.latency.estimate import Parameter
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.ops import LAYOUTS
@@ -38,13 +51,16 @@ TILES = (
     (32, 128), (128, 32), (32, 64), (64, 32), (16, 128), (16, 64), (32, 256),
 )  # fmt: skip
 SPLITS = (1, 2, 4, 8, 16, 32)
-# An fp32 accumulator of this many elements fills half the registers of an SM: one such block is resident.
+# An fp32 accumulator of this many elements fills half the registers of an SM: one such block is
+# resident.
 _LARGEST_TILE = 32768
 _MOST_BLOCKS_PER_SM = 6
 
 
 def resident_blocks(block_m: Any, block_n: Any) -> Any:
-    """Returns the resident blocks per SM of a tile, limited by accumulator registers; for numbers and arrays."""
+    """Returns the resident blocks per SM of a tile, limited by accumulator registers; for numbers
+    and arrays.
+    """
     return np.clip(np.floor(_LARGEST_TILE / (block_m * block_n)), 1, _MOST_BLOCKS_PER_SM)
 
 
@@ -76,15 +92,19 @@ class Menu:
 
     @classmethod
     def of(cls, unit: str = "tensor cores") -> Menu:
-        """Returns the kernels of a unit (`families.unit`): all pairs of TILES and SPLITS; on CUDA cores
-        only tiles of 32 to 128, as in the names of cuBLAS's sgemm from Pascal to Ampere: a thread holds at most 8 × 8
-        sums."""
+        """Returns the kernels of a unit (`families.unit`): all pairs of TILES and SPLITS; on CUDA
+        cores only tiles of 32 to 128, as in the names of cuBLAS's sgemm from Pascal to Ampere: a
+        thread holds at most 8 × 8 sums."""
         sides = (32, 128) if unit == "CUDA cores" else (0, max(max(tile) for tile in TILES))
-        tiles = [i for i, tile in enumerate(TILES) if sides[0] <= min(tile) and max(tile) <= sides[1]]
+        tiles = [
+            i for i, tile in enumerate(TILES) if sides[0] <= min(tile) and max(tile) <= sides[1]
+        ]
         return cls(TILES, tuple((tile, split) for tile in tiles for split in SPLITS))
 
     def subset(self, chosen: IndexArray) -> Menu:
-        """Returns the menu of the kernels at these indices; all tiles stay, so tile indices do not change."""
+        """Returns the menu of the kernels at these indices; all tiles stay, so tile indices do not
+        change.
+        """
         return replace(self, kernels=tuple(self.kernels[int(i)] for i in chosen))
 
     def __len__(self) -> int:
@@ -95,7 +115,9 @@ class Menu:
         """Columns of all kernels, (kernels, 1)."""
         tile = np.array([t for t, _ in self.kernels], dtype=np.intp)[:, None]
         split = np.array([split for _, split in self.kernels], dtype=np.float64)[:, None]
-        block_m, block_n = (np.array(sides, dtype=np.float64)[tile] for sides in zip(*self.tiles, strict=True))
+        block_m, block_n = (
+            np.array(sides, dtype=np.float64)[tile] for sides in zip(*self.tiles, strict=True)
+        )
         return Kernels(tile, split, block_m, block_n, resident_blocks(block_m, block_n))
 
     @cached_property
@@ -105,12 +127,18 @@ class Menu:
 
     @cached_property
     def of_split(self) -> tuple[tuple[int, slice | IndexArray], ...]:
-        """(index in SPLITS, positions of its kernels) for each split with kernels; others count as the next larger."""
-        return _groups(np.minimum(np.searchsorted(SPLITS, self.each.split_k[:, 0]), len(SPLITS) - 1))
+        """(index in SPLITS, positions of its kernels) for each split with kernels; others count as
+        the next larger.
+        """
+        return _groups(
+            np.minimum(np.searchsorted(SPLITS, self.each.split_k[:, 0]), len(SPLITS) - 1)
+        )
 
 
 def _groups(of: IndexArray) -> tuple[tuple[int, slice | IndexArray], ...]:
-    """Returns (group, positions) for each group; positions are a slice if contiguous, which avoids copies."""
+    """Returns (group, positions) for each group; positions are a slice if contiguous, which avoids
+    copies.
+    """
     found: list[tuple[int, slice | IndexArray]] = []
     for group in np.unique(of):
         at = np.flatnonzero(of == group)
@@ -147,7 +175,8 @@ PARAMETERS = (
     Parameter("split", "log µs of a split-k reduction", 0.0, 0.7),
     Parameter("split_steps", "log µs per doubling of split_k", np.log(0.1), 0.7),
     Parameter("split_speed", "log bandwidth of partial sums over that of L2", 0.0, 0.7),
-    # Without a reduction kernel, parts that add to one output tile take turns (CUTLASS: "serial split-K").
+    # Without a reduction kernel, parts that add to one output tile take turns (CUTLASS: "serial
+    # split-K").
     Parameter("split_serial", "log µs that each further part of k waits for the one before it", np.log(0.01), 2.0),
     Parameter("small_tile", "log penalty of small tiles in many waves", np.log(0.03), 1.0),
     Parameter("choice", "log width of the choice among kernels, in log time", np.log(0.05), 0.5),
@@ -161,8 +190,9 @@ PARAMETERS = (
     # Every row of a long operand begins on another page, and the TLB holds few.
     Parameter("far", "log bytes of k in a row from which arithmetic waits for address translation", np.log(64e3), 0.7),
     Parameter("far_growth", "exponent of k in that wait", 0.0, 0.3),
-    # Only for narrow formats (`Machine.is_narrow`). Blocks whose rows lie partly beyond m take longer than full ones in
-    # the CUTLASS kernels of vLLM, SGLang and TensorRT-LLM on Hopper; cuBLAS's do not.
+    # Only for narrow formats (`Machine.is_narrow`). Blocks whose rows lie partly beyond m take
+    # longer than full ones in the CUTLASS kernels of vLLM, SGLang and TensorRT-LLM on Hopper;
+    # cuBLAS's do not.
     Parameter("padded", "log extra arithmetic of a row beyond m, in rows", np.log(0.1), 1.2),
     # A layer in a narrow format first quantizes its 16-bit activations, in another kernel.
     Parameter("convert", "log cost of a byte that quantizing a moves over one that the GEMM reads", np.log(0.1), 1.5),
@@ -173,19 +203,25 @@ INDEX = {p.name: i for i, p in enumerate(PARAMETERS)}
 FIRST_TILE = len(PARAMETERS)
 _TILE_SD = 0.3
 #: indices of the parameters of a benchmark's host and of few shapes, which members do not vary
-UNVARIED = [INDEX[name] for name in ("host", "far", "far_growth", "padded", "convert", "convert_row")]
+UNVARIED = [
+    INDEX[name] for name in ("host", "far", "far_growth", "padded", "convert", "convert_row")
+]
 
 
 def hand_prior() -> tuple[FloatArray, FloatArray]:
-    """Returns (mean, sd), each (parameters + tiles,), of the prior for a GPU without measurements."""
-    small = [-0.16 * float(np.log2(_LARGEST_TILE / (m * n))) for m, n in TILES]  # small tiles reuse each byte less
+    """Returns (mean, sd), each (parameters + tiles,), of the prior for a GPU without
+    measurements.
+    """
+    small = [
+        -0.16 * float(np.log2(_LARGEST_TILE / (m * n))) for m, n in TILES
+    ]  # small tiles reuse each byte less
     mean = np.array([p.mean for p in PARAMETERS] + small)
     sd = np.array([p.sd for p in PARAMETERS] + [_TILE_SD] * len(TILES))
     return mean, sd
 
 
-# On the GPUs of the public tables this share is 0.1 if the waves of one tile explain the steps (A100), and 0.4 to 0.9
-# if they do not (docs/choosing-shapes.md). The hand prior has 0.38.
+# On the GPUs of the public tables this share is 0.1 if the waves of one tile explain the steps
+# (A100), and 0.4 to 0.9 if they do not (docs/choosing-shapes.md). The hand prior has 0.38.
 _LARGEST_FLUID_SHARE = 1 / 3
 
 
@@ -200,7 +236,9 @@ def runs_in_waves(vectors: Sequence[FloatArray]) -> bool:
 
 @dataclass(frozen=True)
 class Values:
-    """Named access to a parameter vector: a plain array, or an `autodiff.Variable` to compute a gradient."""
+    """Named access to a parameter vector: a plain array, or an `autodiff.Variable` to compute a
+    gradient.
+    """
 
     vector: Any
 
@@ -218,7 +256,8 @@ class Values:
 _STEP_K = 32.0  # elements of k that a block loads at a time
 _COPIES = 6.0  # copies of b and c that a benchmark cycles through
 _LONG_US = 1000.0
-# Doubling k halves a misalignment and multiplies the steps by at least 1.5: below log(1.5) it is never faster.
+# Doubling k halves a misalignment and multiplies the steps by at least 1.5: below log(1.5) it is
+# never faster.
 _MOST_MISALIGNED = 0.4
 _POWER_SLOPE = 1.0 / 0.7
 _FAR_SLOPE = 3.0
@@ -248,7 +287,9 @@ class Machine:
         """Builds the constants for GEMMs of `dtype`, which the device must support."""
         kind, peak = DTYPES[dtype], device.peak(dtype)
         if peak is None:
-            raise InputError("Machine.of", f"{device.name} has no peak for {dtype}", "a dtype that it supports")
+            raise InputError(
+                "Machine.of", f"{device.name} has no peak for {dtype}", "a dtype that it supports"
+            )
         return cls(
             sm_count=device.sm_count,
             flop_per_us=peak * 1e6,
@@ -290,7 +331,8 @@ class Shapes:
         full = np.floor(fluid)
         rest = blocks - full * resident
         has_rest = (rest > 0).astype(np.float64)
-        # A part is at least one step: splitting further only adds blocks, and time still rises with k.
+        # A part is at least one step: splitting further only adds blocks, and time still rises with
+        # k.
         k_part = np.maximum(np.ceil(k / (of.split_k * _STEP_K)) * _STEP_K, _STEP_K)
         l2_bytes = blocks * (of.block_m + of.block_n) * k_part * machine.element_bytes
 
@@ -303,7 +345,9 @@ class Shapes:
         self.waves = full + has_rest
         self.last = np.ceil(rest / machine.sm_count) / of.blocks_per_sm
         self.log_at_once = np.log(np.minimum(blocks, resident))
-        self.l2_bytes = l2_bytes / np.minimum(blocks / machine.sm_count, 1.0)  # as if every SM were busy
+        self.l2_bytes = l2_bytes / np.minimum(
+            blocks / machine.sm_count, 1.0
+        )  # as if every SM were busy
         self.partial_bytes = np.where(of.split_k > 1, 8.0, 0.0) * of.block_m * of.block_n * blocks
         self.smallness = np.log(1.0 + fluid) * np.log2(_LARGEST_TILE / (of.block_m * of.block_n))
 
@@ -328,9 +372,12 @@ class Shapes:
         # No table of a narrow format shows a matrix-vector kernel.
         self.is_vector = (((m == 1) | (n == 1)) & (not machine.is_narrow)).astype(np.float64)
         self.log_row_bytes = np.log(k * machine.element_bytes)
-        # Share of the rows that a block reads along k: those of a but in tn, those of b but in nn and tn.
+        # Share of the rows that a block reads along k: those of a but in tn, those of b but in nn
+        # and tn.
         tall, wide = np.minimum(m, of.block_m), np.minimum(n, of.block_n)
-        self.along_k = (tall * (self.layout != _TN) + wide * ((self.layout < 0) | (self.layout == _NT))) / (tall + wide)
+        self.along_k = (
+            tall * (self.layout != _TN) + wide * ((self.layout < 0) | (self.layout == _NT))
+        ) / (tall + wide)
         self.log_compute = np.log(2.0 * batch * m * n * k / machine.flop_per_us / _LONG_US)
         if machine.is_narrow:
             self.padding = 1.0 - m / (np.ceil(m / of.block_m) * of.block_m)
@@ -345,7 +392,9 @@ class Shapes:
 
 
 def _halvings(row_bytes: FloatArray) -> FloatArray:
-    """Returns how many halvings a row's alignment is below 16 bytes, (rows,): 0 at 16 bytes, 3 at 2."""
+    """Returns how many halvings a row's alignment is below 16 bytes, (rows,): 0 at 16 bytes, 3 at
+    2.
+    """
     whole = row_bytes.astype(np.int64)
     halvings: FloatArray = 4.0 - np.log2(np.minimum(whole & -whole, 16))
     return halvings
@@ -353,7 +402,8 @@ def _halvings(row_bytes: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of each kernel's time, (kernels, rows) µs, and the log of the total; Variables if a gradient is needed.
+    """Parts of each kernel's time, (kernels, rows) µs, and the log of the total; Variables if a
+    gradient is needed.
 
     fixed: launch, and the latency of the steps of k, which more tiles do not lengthen.
     """
@@ -368,7 +418,9 @@ class Parts:
 
 
 def _traffic(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any]:
-    """Returns bytes read from memory, read from L2, written to memory and written to L2, (rows,) each."""
+    """Returns bytes read from memory, read from L2, written to memory and written to L2, (rows,)
+    each.
+    """
     narrow = exp(-1.0 * p["hot_width"])
     read = s.a_bytes * sigmoid((s.reuse_a - p["hot_a"]) * narrow) + s.b_bytes * sigmoid(
         (s.reuse_b - p["hot_b"]) * narrow
@@ -379,7 +431,9 @@ def _traffic(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any]:
 
 
 def _norm(power: Any, *logs: Any) -> Any:
-    """Computes the log of the p-norm of quantities given as logs: their sum for p = 1, the largest for infinity."""
+    """Computes the log of the p-norm of quantities given as logs: their sum for p = 1, the largest
+    for infinity.
+    """
     top = value_of(logs[0])
     for x in logs[1:]:
         top = np.maximum(top, value_of(x))
@@ -392,7 +446,9 @@ def _norm(power: Any, *logs: Any) -> Any:
 def kernel_parts(p: Values, s: Shapes) -> Parts:
     """Computes the time of every kernel and its parts."""
     machine = s.machine
-    busy = minimum(exp(p["saturation"]) / s.held, 1.0)  # share of a full wave that one block a SM takes
+    busy = minimum(
+        exp(p["saturation"]) / s.held, 1.0
+    )  # share of a full wave that one block a SM takes
     stepped = s.full + maximum(s.last, busy) * s.has_rest
     waves = stepped + sigmoid(p["fluid"]) * (minimum(stepped, maximum(s.fluid, busy)) - stepped)
     rate = exp(p["efficiency"] + p.tiles(s.tile_index)) * (machine.flop_per_us / machine.sm_count)
@@ -410,7 +466,9 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
     flow = p["block_flow"] + p["block_flow_growth"] * s.growth
     sharp = exp(p["flow_norm"]) + 1.0
     # 1 / bandwidth, limited by memory or by the flow of the resident blocks
-    per_byte = exp(soft_plus(sharp * ((log_bandwidth - flow) - s.log_at_once)) / sharp - log_bandwidth)
+    per_byte = exp(
+        soft_plus(sharp * ((log_bandwidth - flow) - s.log_at_once)) / sharp - log_bandwidth
+    )
     read, read_l2, written, written_l2 = _traffic(p, s)
     memory = read * per_byte + read_l2 / l2_speed
     write = written * per_byte + written_l2 / l2_speed
@@ -436,11 +494,15 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
 
 def clock_loss(p: Values, s: Shapes) -> Any:
     """Computes the log slowdown of each shape by a lower clock, (rows,), whichever kernel runs."""
-    return 0.1 * (maximum(p["power"], 0.0) * sigmoid((s.log_compute - p["power_after"]) * _POWER_SLOPE))
+    return 0.1 * (
+        maximum(p["power"], 0.0) * sigmoid((s.log_compute - p["power_after"]) * _POWER_SLOPE)
+    )
 
 
 def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
-    """Computes log µs of each shape, (rows,): soft minimum over kernels, clock loss, matrix-vector kernels."""
+    """Computes log µs of each shape, (rows,): soft minimum over kernels, clock loss, matrix-vector
+    kernels.
+    """
     least = soft_minimum(log_time, exp(p["choice"])) + clock_loss(p, s)
     if not s.is_vector.any():
         return least
@@ -467,7 +529,8 @@ _LARGE_BYTES = 31 << 20
 def keep_freed_memory() -> None:
     """Makes glibc keep freed arrays, once per process.
 
-    glibc returns freed blocks above 128 KiB to the kernel, and the cost model's temporaries are just above: a fit of
-    200 rows took a million page faults. Freeing one large block raises the limit to its size (mallopt(3), "dynamic
-    mmap threshold"). The block is never touched, so it costs nothing; other C libraries are unaffected."""
+    glibc returns freed blocks above 128 KiB to the kernel, and the cost model's temporaries are
+    just above: a fit of 200 rows took a million page faults. Freeing one large block raises the
+    limit to its size (mallopt(3), "dynamic mmap threshold"). The block is never touched, so it
+    costs nothing; other C libraries are unaffected."""
     np.empty(_LARGE_BYTES, dtype=np.uint8)

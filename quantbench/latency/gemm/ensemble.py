@@ -44,7 +44,8 @@ class RawPrediction:
 class Ensemble:
     """Members with a common machine and menu, whose log times are averaged.
 
-    reference: another model (of this GPU or of a similar one), the correction of whose trees is an input of these.
+    reference: another model (of this GPU or of a similar one), the correction of whose trees is an
+        input of these.
     """
 
     machine: Machine
@@ -66,16 +67,25 @@ class Ensemble:
         keep_freed_memory()
         # At least one chunk, so that no rows give empty columns.
         parts = chunks(len(m)) or [slice(0)]
-        found = [vars(self._chunk(*(x[part] for x in (m, n, k, batch, layout)))).values() for part in parts]
+        found = [
+            vars(self._chunk(*(x[part] for x in (m, n, k, batch, layout)))).values()
+            for part in parts
+        ]
         return RawPrediction(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
-    def _chunk(self, m: FloatArray, n: FloatArray, k: FloatArray, *others: FloatArray) -> RawPrediction:
-        if len(m) == 1:  # numpy sums a single column in another order; batching must not change a prediction
+    def _chunk(
+        self, m: FloatArray, n: FloatArray, k: FloatArray, *others: FloatArray
+    ) -> RawPrediction:
+        if (
+            len(m) == 1
+        ):  # numpy sums a single column in another order; batching must not change a prediction
             twice = self._chunk(*(np.repeat(x, 2) for x in (m, n, k, *others)))
             return RawPrediction(*(x[:1] for x in vars(twice).values()))
         deep = np.maximum(k, LEAST_K)
         shapes = Shapes(self.machine, self.menu, m, n, deep, *others)
-        reference = None if self.reference is None else self.reference.correction(m, n, deep, *others)
+        reference = (
+            None if self.reference is None else self.reference.correction(m, n, deep, *others)
+        )
         watched = watched_columns(shapes)
         log_us: list[Array] = []
         within: list[Array] = []
@@ -94,7 +104,8 @@ class Ensemble:
             correction, spread = member.correction(x, reference)
             log_us.append(cost + correction)
             within.append(spread)
-        # For a log-normal time the expected relative error |predicted / true - 1| is least below the median by the
+        # For a log-normal time the expected relative error |predicted / true - 1| is least below
+        # the median by the
         # variance: predicting twice the time costs 100 %, half of it 50 %.
         variance = np.var(log_us, axis=0) + np.mean(within, axis=0)
         middle = np.mean(log_us, axis=0) - variance
@@ -107,7 +118,9 @@ class Ensemble:
         return RawPrediction(middle, variance, physics, kernel, waves, fixed_us)
 
     def physics(self, *sizes: FloatArray) -> FloatArray:
-        """Returns the mean log µs of the members' cost models, without trees, (rows,). sizes: as `raw`."""
+        """Returns the mean log µs of the members' cost models, without trees, (rows,). sizes: as
+        `raw`.
+        """
         found = [self._physics(*(x[part] for x in sizes)) for part in chunks(len(sizes[0]))]
         return np.concatenate(found) if found else np.zeros(0)
 

@@ -30,7 +30,9 @@ def ensemble_to_parts(ensemble: Ensemble) -> tuple[dict[str, Any], Arrays]:
     arrays: Arrays = {}
     members = []
     for i, member in enumerate(ensemble.members):
-        told: dict[str, Any] = {name: getattr(member, name) for name in ("slope", "limit", "batched", "layouts")}
+        told: dict[str, Any] = {
+            name: getattr(member, name) for name in ("slope", "limit", "batched", "layouts")
+        }
         members.append({**told, "trees": member.forest is not None})
         arrays[f"{i}.parameters"] = member.parameters
         if member.forest is not None:
@@ -50,7 +52,9 @@ def ensemble_to_parts(ensemble: Ensemble) -> tuple[dict[str, Any], Arrays]:
 
 
 def ensemble_from_parts(data: Mapping[str, Any], arrays: Arrays) -> Ensemble:
-    """Inverse of `ensemble_to_parts`. Raises StoreError for an inconsistent ensemble, and what a broken one raises."""
+    """Inverse of `ensemble_to_parts`. Raises StoreError for an inconsistent ensemble, and what a
+    broken one raises.
+    """
     machine = Machine(**data["machine"])
     tiles = tuple((int(m), int(n)) for m, n in data["tiles"])
     menu = Menu(tiles, tuple((int(tile), int(split)) for tile, split in data["kernels"]))
@@ -62,10 +66,20 @@ def ensemble_from_parts(data: Mapping[str, Any], arrays: Arrays) -> Ensemble:
     for i, told in enumerate(data["members"]):
         own = inner(arrays, f"{i}.")
         vector = own["parameters"].astype(np.float64)
-        if vector.shape != (FIRST_TILE + len(tiles),) or not (np.abs(vector) < _LARGEST_PARAMETER).all():
-            raise _broken(f"parameters of shape {vector.shape} for {len(tiles)} tiles, or beyond all bounds")
+        if (
+            vector.shape != (FIRST_TILE + len(tiles),)
+            or not (np.abs(vector) < _LARGEST_PARAMETER).all()
+        ):
+            raise _broken(
+                f"parameters of shape {vector.shape} for {len(tiles)} tiles, or beyond all bounds"
+            )
         bare = Member(
-            vector, None, float(told["slope"]), float(told["limit"]), bool(told["batched"]), bool(told["layouts"])
+            vector,
+            None,
+            float(told["slope"]),
+            float(told["limit"]),
+            bool(told["batched"]),
+            bool(told["layouts"]),
         )
         if not np.isfinite([bare.slope, bare.limit]).all():
             raise _broken("a slope or a limit that is not finite")
@@ -75,7 +89,9 @@ def ensemble_from_parts(data: Mapping[str, Any], arrays: Arrays) -> Ensemble:
     return Ensemble(machine, menu, tuple(members), reference)
 
 
-def _with_trees(member: Member, machine: Machine, menu: Menu, arrays: Arrays, reference: Ensemble | None) -> Member:
+def _with_trees(
+    member: Member, machine: Machine, menu: Menu, arrays: Arrays, reference: Ensemble | None
+) -> Member:
     shapes = Shapes(machine, menu, *_PROBE)
     known = None if reference is None else np.zeros(len(_PROBE[0]))
     with np.errstate(all="ignore"):
@@ -86,12 +102,18 @@ def _with_trees(member: Member, machine: Machine, menu: Menu, arrays: Arrays, re
 
 def _require_machine_and_menu(machine: Machine, menu: Menu) -> None:
     for name, value in vars(machine).items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST_RATE:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value < _LARGEST_RATE
+        ):
             raise _broken(f"machine with {name} = {value!r}"[:100])
     blocks = [block for tile in menu.tiles for block in tile]
     if not blocks or not all(0 < block <= _LARGEST_BLOCK for block in blocks):
         raise _broken(f"tiles from {min(blocks, default=0)} to {max(blocks, default=0)}")
-    if not all(0 <= tile < len(menu.tiles) and 0 < split <= _LARGEST_BLOCK for tile, split in menu.kernels):
+    if not all(
+        0 <= tile < len(menu.tiles) and 0 < split <= _LARGEST_BLOCK for tile, split in menu.kernels
+    ):
         raise _broken("kernels of unknown tiles, or that split k into none or too many")
 
 

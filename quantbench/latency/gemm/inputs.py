@@ -19,31 +19,45 @@ LARGEST_SIDE = 2**21 - 1
 
 
 def machine_of(device: DeviceSpec, dtype: str) -> Machine:
-    """Returns the device's rates for a dtype. Raises UnsupportedError if it is no GPU or lacks the dtype."""
+    """Returns the device's rates for a dtype. Raises UnsupportedError if it is no GPU or lacks the
+    dtype.
+    """
     require_choice("GemmModel", "dtype", dtype, GEMM_DTYPES)
     if device.kind == "cpu":
-        raise UnsupportedError("GemmModel", f"{device.name} is a {device.kind}", "a GPU: blocks and waves are modelled")
+        raise UnsupportedError(
+            "GemmModel", f"{device.name} is a {device.kind}", "a GPU: blocks and waves are modelled"
+        )
     if device.peak(dtype) is None:
-        raise UnsupportedError("GemmModel", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}")
+        raise UnsupportedError(
+            "GemmModel", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}"
+        )
     return Machine.of(device, dtype)
 
 
 def whole_sizes(who: str, *sizes: npt.ArrayLike) -> tuple[FloatArray, ...]:
-    """Returns m, n, k and any batch as float arrays, (rows,). Raises InputError unless all are integers from 1 to
-    2**21 - 1."""
+    """Returns m, n, k and any batch as float arrays, (rows,). Raises InputError unless all are
+    integers from 1 to 2**21 - 1."""
     out = []
     for name, size in zip(_SIZES, sizes, strict=False):
         array = np.atleast_1d(np.asarray(size))
         if array.ndim != 1 or array.dtype.kind not in "iuf":
-            raise InputError(who, f"{name} of shape {array.shape} and type {array.dtype}", "whole numbers, (rows,)")
+            raise InputError(
+                who,
+                f"{name} of shape {array.shape} and type {array.dtype}",
+                "whole numbers, (rows,)",
+            )
         with np.errstate(invalid="ignore"):
             bad = ~((array >= 1) & (array <= LARGEST_SIDE) & (array == np.floor(array)))
         if bad.any():
-            raise InputError(who, f"{name} = {array[bad][0]}", f"a whole number from 1 to {LARGEST_SIDE}")
+            raise InputError(
+                who, f"{name} = {array[bad][0]}", f"a whole number from 1 to {LARGEST_SIDE}"
+            )
         out.append(array.astype(np.float64))
     if len({len(x) for x in out}) != 1:
         raise InputError(
-            who, f"{', '.join(str(len(x)) for x in out)} values of {', '.join(_SIZES[: len(out)])}", "one each per row"
+            who,
+            f"{', '.join(str(len(x)) for x in out)} values of {', '.join(_SIZES[: len(out)])}",
+            "one each per row",
         )
     return tuple(out)
 
@@ -61,8 +75,9 @@ def layout_indices(who: str, layout: str | Sequence[str], rows: int) -> FloatArr
 def k_as_stored(machine: Machine, sizes: Sequence[FloatArray], layouts: FloatArray) -> FloatArray:
     """Returns k, (rows,), for a model of unknown layout, which takes rows of a and b to be k long.
 
-    Those of a `tn` product lie along m and n, whatever k is: its k becomes the next one that is aligned as its m. FP8
-    and FP4 are multiplied with rows along k in every layout (cuBLASLt's "TN format").
+    Those of a `tn` product lie along m and n, whatever k is: its k becomes the next one that is
+    aligned as its m. FP8 and FP4 are multiplied with rows along k in every layout (cuBLASLt's "TN
+    format").
     sizes: m, n, k and batch.
     """
     m, _, k, *_ = sizes

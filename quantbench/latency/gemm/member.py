@@ -55,7 +55,9 @@ class TrainingRows:
     @property
     def layouts(self) -> bool:
         """Whether single products, or batched ones, of several layouts are among the rows."""
-        return any(len(np.unique(self.layout[kind])) > 1 for kind in (self.batch == 1, self.batch > 1))
+        return any(
+            len(np.unique(self.layout[kind])) > 1 for kind in (self.batch == 1, self.batch > 1)
+        )
 
     def take(self, rows: IndexArray) -> TrainingRows:
         return TrainingRows(*(column[rows] for column in vars(self).values()))
@@ -68,13 +70,17 @@ _CLIP = 5.0  # deviations at which residuals are clipped
 
 
 def _expected(weights: Array, of: Array) -> Array:
-    """Returns the weighted mean over kernels, (rows,). Not a matrix product, whose rounding depends on other rows."""
+    """Returns the weighted mean over kernels, (rows,). Not a matrix product, whose rounding depends
+    on other rows.
+    """
     expected: Array = np.einsum("kr,kr->r", weights, np.broadcast_to(of, weights.shape))
     return expected
 
 
 def watched_columns(shapes: Shapes) -> list[FloatArray]:
-    """Returns log waves, fill of the waves and padding for common tiles, independent of the menu; (rows,) each."""
+    """Returns log waves, fill of the waves and padding for common tiles, independent of the menu;
+    (rows,) each.
+    """
     columns = []
     for block_m, block_n in _WATCHED_TILES:
         tiles = shapes.batch * np.ceil(shapes.m / block_m) * np.ceil(shapes.n / block_n)
@@ -120,7 +126,9 @@ class Member:
     def weights(self, parts: Parts) -> Array:
         """Returns the probability that each kernel is chosen, (kernels, rows); columns sum to 1."""
         width = max(float(np.exp(Values(self.parameters)["choice"])[0]), _NARROWEST_CHOICE)
-        weights: Array = np.exp(np.maximum((parts.log_time.min(axis=0) - parts.log_time) / width, NEGLIGIBLE))
+        weights: Array = np.exp(
+            np.maximum((parts.log_time.min(axis=0) - parts.log_time) / width, NEGLIGIBLE)
+        )
         total: Array = weights.sum(axis=0)
         return weights / total
 
@@ -133,7 +141,9 @@ class Member:
         watched: list[FloatArray],
         reference: FloatArray | None,
     ) -> Float32Array:
-        """Returns the inputs of the forest, (rows, features): `columns`, and `reference` (rows,) as the last one."""
+        """Returns the inputs of the forest, (rows, features): `columns`, and `reference` (rows,) as
+        the last one.
+        """
         columns = self.columns(menu, shapes, log_us, parts, watched)
         if reference is not None:
             columns.append(reference)
@@ -157,9 +167,18 @@ class Member:
         """
         weights = self.weights(parts)
         log_m, log_n, log_k = np.log2(shapes.batch * shapes.m), np.log2(shapes.n), np.log2(shapes.k)
-        # The time of a small tile in very many waves can exceed single precision; such a tile is never chosen.
+        # The time of a small tile in very many waves can exceed single precision; such a tile is
+        # never chosen.
         per_time = weights * np.exp(np.maximum(-parts.log_time, NEGLIGIBLE))
-        columns: list[Any] = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k]
+        columns: list[Any] = [
+            log_m,
+            log_n,
+            log_k,
+            log_m + log_n,
+            log_n + log_k,
+            log_m + log_k,
+            log_m + log_n + log_k,
+        ]
         columns.append(log_us)
         priced = (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction)
         columns += [_expected(per_time, part) for part in priced]
@@ -167,10 +186,14 @@ class Member:
             _expected(weights, shapes.split_k),
             _expected(weights, shapes.waves),
             _expected(weights, shapes.fluid / shapes.waves),
-            shapes.batch * shapes.m * shapes.n * _expected(weights / shapes.tiles, 1.0 / (16384.0 * shapes.area)),
+            shapes.batch
+            * shapes.m
+            * shapes.n
+            * _expected(weights / shapes.tiles, 1.0 / (16384.0 * shapes.area)),
         )
-        # Means of equal numbers: unrounded, a tree could tell 1 from the sum of the weights. The shift keeps fractions
-        # such as 1/32 off the edges between two rounded numbers, where the last bit of a sum would decide.
+        # Means of equal numbers: unrounded, a tree could tell 1 from the sum of the weights. The
+        # shift keeps fractions such as 1/32 off the edges between two rounded numbers, where the
+        # last bit of a sum would decide.
         split_k, waves, fill, padding = (np.round(mean + 1e-7, 4) for mean in means)
         columns += [split_k, np.log(waves), fill, padding]
         gaps = np.minimum(parts.log_time - parts.log_time.min(axis=0), _LARGEST_GAP)
@@ -182,11 +205,16 @@ class Member:
             columns.append(shapes.layout)
         for groups, count in ((menu.of_tile, len(menu.tiles)), (menu.of_split, len(SPLITS))):
             of_group = dict(groups)
-            columns += [gaps[of_group[i]].min(axis=0) if i in of_group else _LARGEST_GAP for i in range(count)]
+            columns += [
+                gaps[of_group[i]].min(axis=0) if i in of_group else _LARGEST_GAP
+                for i in range(count)
+            ]
         return columns
 
     def correction(self, x: Float32Array | None, reference: FloatArray | None) -> tuple[Any, Any]:
-        """Returns the log time to add and its variance over the trees, (rows,) each; 0.0 without trees."""
+        """Returns the log time to add and its variance over the trees, (rows,) each; 0.0 without
+        trees.
+        """
         if self.forest is None or x is None:
             return 0.0, 0.0
         mean, variance = self.forest.predict(x)
@@ -204,13 +232,17 @@ def train_member(
     growth: Growth,
     seed: int,
 ) -> Member:
-    """Grows a member's trees on the residual of its cost model. reference: residual of another model, (rows,)."""
+    """Grows a member's trees on the residual of its cost model. reference: residual of another
+    model, (rows,).
+    """
     bare = Member(parameters, None, batched=rows.batched, layouts=rows.layouts)
     x, residual = _residual(bare, machine, menu, rows, reference)
     slope = 0.0
     if reference is not None:
         # Ridge regression, because the reference of another library may not help.
-        slope = float((reference @ residual) / (reference @ reference + 10.0 * residual.var() + 1e-12))
+        slope = float(
+            (reference @ residual) / (reference @ reference + 10.0 * residual.var() + 1e-12)
+        )
     shared = np.zeros(len(rows)) if reference is None else slope * reference
     forest = _grown(x, residual - shared, growth, seed)
     limit = float(np.abs(forest.predict(x)[0] + shared).max())
@@ -234,6 +266,8 @@ def _residual(
         shapes = Shapes(machine, menu, *part.sizes)
         predicted, parts = member.physics(shapes)
         known = None if reference is None else reference[chunk]
-        features.append(member.features(menu, shapes, predicted, parts, watched_columns(shapes), known))
+        features.append(
+            member.features(menu, shapes, predicted, parts, watched_columns(shapes), known)
+        )
         residual.append(part.log_us - predicted)
     return np.concatenate(features), np.concatenate(residual)

@@ -22,7 +22,13 @@ from quantbench.device.registry import lookup, same_chip
 from quantbench.device.spec import PEAK_MARGIN, DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, require_choice
 from quantbench.files import read_bytes, reason, write_file
-from quantbench.latency.estimate import Estimate, Estimates, IntervalCalibration, measured_times, name_bound
+from quantbench.latency.estimate import (
+    Estimate,
+    Estimates,
+    IntervalCalibration,
+    measured_times,
+    name_bound,
+)
 from quantbench.latency.families import family, unit
 from quantbench.latency.gemm import files
 from quantbench.latency.gemm.cost_model import Machine, Menu, runs_in_waves
@@ -96,26 +102,35 @@ class GemmModel:
         batch: independent products of each row, (rows,) or one number.
         layout: storage of a and b (`workload.Gemm.layout`), of each row or of all.
         library: whose kernels ran.
-        prior: "auto" (best shipped parameters, and the residual of the shipped model of this GPU, or else of one of its
-            family, in this dtype and library), "family-out" (other GPU generations only), "none" (spec sheet only), a
-            model (its parameters and its residual) or a sequence of models (their parameters).
+        prior: "auto" (best shipped parameters, and the residual of the shipped model of this GPU,
+            or else of one of its family, in this dtype and library), "family-out" (other GPU
+            generations only), "none" (spec sheet only), a model (its parameters and its residual)
+            or a sequence of models (their parameters).
         seed: the same rows and seed give the same model.
 
         Rows above the device's peak are left out; `provenance` has their number.
-        Returns the prior, with a note, for fewer than 20 rows. Raises InputError for invalid sizes or times,
-        UnsupportedError for a dtype that the device lacks.
+        Returns the prior, with a note, for fewer than 20 rows. Raises InputError for invalid sizes
+        or times, UnsupportedError for a dtype that the device lacks.
         """
         spec = _device(device)
         require_choice("GemmModel.fit", "library", library, LIBRARIES)
         machine = machine_of(spec, dtype)
         m = np.atleast_1d(np.asarray(m))
-        sizes = whole_sizes("GemmModel.fit", m, n, k, np.broadcast_to(batch, m.shape) if np.ndim(batch) == 0 else batch)
+        sizes = whole_sizes(
+            "GemmModel.fit",
+            m,
+            n,
+            k,
+            np.broadcast_to(batch, m.shape) if np.ndim(batch) == 0 else batch,
+        )
         times = measured_times("GemmModel.fit", latency_us, len(sizes[0]))
         menu = Menu.of(unit(spec, dtype))
         layouts = layout_indices("GemmModel.fit", layout, len(times))
         rows = TrainingRows(sizes[0], sizes[1], sizes[2], sizes[3], layouts, np.log(times))
         if not rows.layouts:
-            rows = replace(rows, k=k_as_stored(machine, sizes, layouts), layout=np.full(len(rows), -1.0))
+            rows = replace(
+                rows, k=k_as_stored(machine, sizes, layouts), layout=np.full(len(rows), -1.0)
+            )
         possible = 2.0 * np.prod(sizes, axis=0) <= PEAK_MARGIN * machine.flop_per_us * times
         rows = rows.take(np.flatnonzero(possible))
         start, blind, reference = _start(spec, dtype, prior, library)
@@ -123,16 +138,25 @@ class GemmModel:
             bare = _unfitted(spec, dtype, machine, start, blind, library)
             few = f"{len(rows)} rows are too few to fit ({FEWEST_ROWS} are needed): the prior as it stands. "
             return replace(bare, note=few + bare.note)
-        ensemble, interval = train(machine, menu, rows, start, reference, effort or Effort.of(len(rows)), seed)
+        ensemble, interval = train(
+            machine, menu, rows, start, reference, effort or Effort.of(len(rows)), seed
+        )
         note = ""
         if len(rows) < FEWEST_FOR_TREES:
             note = f"{len(rows)} rows: the cost model was fitted, no trees were grown ({FEWEST_FOR_TREES} are needed)"
         told = {} if possible.all() else {"above_peak": int((~possible).sum())}
-        return cls(spec, dtype, ensemble, interval, len(rows), start.source, note, told, library=library)
+        return cls(
+            spec, dtype, ensemble, interval, len(rows), start.source, note, told, library=library
+        )
 
     @classmethod
     def prior(
-        cls, device: DeviceSpec | str, *, dtype: str = "bf16", family_out: bool = False, library: str = ""
+        cls,
+        device: DeviceSpec | str,
+        *,
+        dtype: str = "bf16",
+        family_out: bool = False,
+        library: str = "",
     ) -> GemmModel:
         """Returns the unfitted model of a device, with a wide interval.
 
@@ -149,7 +173,8 @@ class GemmModel:
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> GemmModel:
         """Returns the shipped model of a device, dtype and library; else the prior.
 
-        library: whose kernels will run, "" for `libraries.default_library`. Raises InputError for an unknown one.
+        library: whose kernels will run, "" for `libraries.default_library`. Raises InputError for
+            an unknown one.
         """
         spec = _device(device)
         library = resolve_library(spec.name, dtype, library, "GemmModel.best")
@@ -161,7 +186,9 @@ class GemmModel:
             return prior
         why = f"no model of {library}'s {dtype} products on {spec.name} is shipped: quantbench import aiconfigurator "
         why += "reads its table, profile export fits it, and --profile predicts with it"
-        return replace(prior, note=f"{why}; expected from {prior.prior_source}, the interval is wide")
+        return replace(
+            prior, note=f"{why}; expected from {prior.prior_source}, the interval is wide"
+        )
 
     def predict(
         self,
@@ -172,11 +199,11 @@ class GemmModel:
         batch: npt.ArrayLike = 1,
         layout: str | Sequence[str] = "nn",
     ) -> Estimates:
-        """Predicts GEMMs m×k times k×n, `batch` of them at once; the sizes broadcast, and the result has their common
-        shape.
+        """Predicts GEMMs m×k times k×n, `batch` of them at once; the sizes broadcast, and the
+        result has their common shape.
 
-        layout: as in `fit`, of each row only for one-dimensional sizes; changes alignment, and more if several
-            were fitted.
+        layout: as in `fit`, of each row only for one-dimensional sizes; changes alignment, and more
+            if several were fitted.
 
         No prediction is below the time at the device's peak.
         """
@@ -196,7 +223,9 @@ class GemmModel:
         read = machine.element_bytes * (rows_m + rows_n) * rows_k
         memory_us = batches * (read + machine.output_bytes * rows_m * rows_n) / machine.bytes_per_us
         asked, each = wide[0].shape, self.ensemble.menu.each
-        columns = (column[answer.kernel, 0] for column in (each.block_m, each.block_n, each.split_k))
+        columns = (
+            column[answer.kernel, 0] for column in (each.block_m, each.block_n, each.split_k)
+        )
         return Estimates(
             latency_us=latency_us.reshape(asked),
             low_us=np.maximum(latency_us / factor, peak_us).reshape(asked),
@@ -215,19 +244,27 @@ class GemmModel:
 
     @property
     def layouts(self) -> bool:
-        """Whether products of several layouts were among the fitted rows; otherwise it matters for alignment only."""
+        """Whether products of several layouts were among the fitted rows; otherwise it matters for
+        alignment only.
+        """
         return any(member.layouts for member in self.ensemble.members)
 
     @property
     def in_waves(self) -> bool:
-        """Whether, by the fitted parameters, GEMMs run in waves, so that a partial last wave leaves SMs idle."""
+        """Whether, by the fitted parameters, GEMMs run in waves, so that a partial last wave leaves
+        SMs idle.
+        """
         return runs_in_waves([member.parameters for member in self.ensemble.members])
 
     def predict_gemms(self, gemms: Sequence[Gemm]) -> list[Estimate]:
         """Predicts GEMMs of the model's dtype, in order."""
         for gemm in gemms:
             if gemm.dtype != self.dtype:
-                raise InputError("predict_gemms", f"{gemm}", f"products of {self.dtype}, which the model was fitted to")
+                raise InputError(
+                    "predict_gemms",
+                    f"{gemm}",
+                    f"products of {self.dtype}, which the model was fitted to",
+                )
         found = self.predict(
             *([getattr(g, size) for g in gemms] for size in "mnk"),
             batch=[g.batch for g in gemms],
@@ -256,7 +293,9 @@ class GemmModel:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> GemmModel:
-        """Inverse of `to_bytes`. Raises InputError for another format or version, StoreError for a broken model."""
+        """Inverse of `to_bytes`. Raises InputError for another format or version, StoreError for a
+        broken model.
+        """
         who = "GemmModel.load"
         data, arrays = unpack(who, content, MODEL_FORMAT, MODEL_VERSION)
         try:
@@ -264,7 +303,9 @@ class GemmModel:
                 device=device_from_json(data["device"]),
                 dtype=require_choice(who, "dtype", data["dtype"], GEMM_DTYPES),
                 ensemble=files.ensemble_from_parts(data["ensemble"], arrays),
-                interval=IntervalCalibration(float(data["interval"]["factor"]), float(data["interval"]["floor"])),
+                interval=IntervalCalibration(
+                    float(data["interval"]["factor"]), float(data["interval"]["floor"])
+                ),
                 rows=int(data["rows"]),
                 prior_source=str(data["prior_source"]),
                 note=str(data["note"]),
@@ -278,7 +319,9 @@ class GemmModel:
         except BROKEN as error:
             raise StoreError(who, f"a broken part ({error!r})"[:160], "a whole model") from error
         if not (0 < us.low_us[0] <= us.latency_us[0] <= us.high_us[0] < np.inf):
-            raise StoreError(who, f"a time of {us.latency_us[0]} µs", "a finite one within its interval")
+            raise StoreError(
+                who, f"a time of {us.latency_us[0]} µs", "a finite one within its interval"
+            )
         return made
 
     def save(self, path: str | Path) -> None:
@@ -308,7 +351,8 @@ def file_name(slug: str, dtype: str, library: str) -> str:
 
 @cache
 def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
-    """Returns the packaged model of a device, dtype and library ("": the default one), None if there is none.
+    """Returns the packaged model of a device, dtype and library ("": the default one), None if
+    there is none.
 
     A card with the chip of a measured one has its model, with the rate of its own memory.
     """
@@ -335,17 +379,25 @@ def _device(device: DeviceSpec | str) -> DeviceSpec:
 def _start(
     device: DeviceSpec, dtype: str, prior: str | GemmModel | Sequence[GemmModel], library: str
 ) -> tuple[Prior, float, Ensemble | None]:
-    """Returns the requested prior, the half-width of its interval (log time) and a reference model."""
+    """Returns the requested prior, the half-width of its interval (log time) and a reference
+    model.
+    """
     if isinstance(prior, GemmModel):
         _, blind = choose(device, dtype, shipped_pool(), family_out=True)
         return near([prior.known()], same_gpu=False), blind, prior.ensemble
     if not isinstance(prior, str):
         if not prior or not all(isinstance(model, GemmModel) for model in prior):
-            raise InputError("GemmModel.fit", f"prior = {prior!r}", "GemmModels, or auto, family-out or none")
+            raise InputError(
+                "GemmModel.fit", f"prior = {prior!r}", "GemmModels, or auto, family-out or none"
+            )
         known = [model.known() for model in prior]
         kin = [k for k in known if k.family == family(device)]
         _, blind = choose(device, dtype, shipped_pool(), family_out=True)
-        return (near(kin, same_gpu=False) if kin else pooled(known, spec_sheet(device, dtype))), blind, None
+        return (
+            (near(kin, same_gpu=False) if kin else pooled(known, spec_sheet(device, dtype))),
+            blind,
+            None,
+        )
     require_choice("GemmModel.fit", "prior", prior, ("auto", "family-out", "none"))
     if prior == "none":
         start, blind = choose(device, dtype, (), family_out=True)
@@ -353,7 +405,8 @@ def _start(
     start, blind = choose(device, dtype, shipped_pool(), family_out=prior == "family-out")
     if prior == "family-out":
         return start, blind, None
-    # A GPU's products in another format, or by another library, say little about these; a like GPU's say much.
+    # A GPU's products in another format, or by another library, say little about these; a like
+    # GPU's say much.
     shipped = shipped_model(device.name, dtype, resolve_library(device.name, dtype, library))
     if shipped is None and (shipped := shipped_kin(device, dtype, library)) is not None:
         start = near([shipped.known()], same_gpu=False)
@@ -362,7 +415,9 @@ def _start(
 
 
 def shipped_kin(device: DeviceSpec, dtype: str, library: str) -> GemmModel | None:
-    """Returns the shipped model of another GPU of the family, that with the nearest number of SMs; None without one."""
+    """Returns the shipped model of another GPU of the family, that with the nearest number of SMs;
+    None without one.
+    """
     others = [d for d in known_devices() if family(d) == family(device) and d.name != device.name]
     for other in sorted(others, key=lambda d: abs(d.sm_count - device.sm_count)):
         shipped = shipped_model(other.name, dtype, resolve_library(other.name, dtype, library))
@@ -371,7 +426,9 @@ def shipped_kin(device: DeviceSpec, dtype: str, library: str) -> GemmModel | Non
     return None
 
 
-def _unfitted(device: DeviceSpec, dtype: str, machine: Machine, start: Prior, blind: float, library: str) -> GemmModel:
+def _unfitted(
+    device: DeviceSpec, dtype: str, machine: Machine, start: Prior, blind: float, library: str
+) -> GemmModel:
     member = Member(start.mean, None)
     ensemble = Ensemble(machine, Menu.of(), (member,))
     whose = f" with {library}" if libraries_of(device.name, dtype) else ""

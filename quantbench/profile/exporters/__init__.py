@@ -1,5 +1,5 @@
-"""Exports a profile to the formats of planners and simulators. Each format is a module of this package,
-imported when it is asked for."""
+"""Exports a profile to the formats of planners and simulators. Each format is a module of this
+package, imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -26,25 +26,34 @@ _TYPED = {"version": "as-version", "tensor_parallel": "tp"}
 FORMATS = tuple(_FORMATS)
 
 
-def export_profile(profile: Profile, name: str, folder: Path, options: ExportOptions | None = None) -> Exported:
+def export_profile(
+    profile: Profile, name: str, folder: Path, options: ExportOptions | None = None
+) -> Exported:
     """Writes `profile` to `folder` in the format `name`, replacing files of an earlier export.
 
-    Raises InputError or UnsupportedError if the format cannot represent the profile or an option is invalid,
-    StoreError if the folder cannot be written.
+    Raises InputError or UnsupportedError if the format cannot represent the profile or an option is
+    invalid, StoreError if the folder cannot be written.
     """
     module, function, reads = _FORMATS[require_choice(WHO, "--format", name, FORMATS)]
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise StoreError(WHO, f"{folder} is a file", "a folder to write into")
     out, options = Exported(folder), options or ExportOptions()
-    providers = sorted({name for table in profile.tables.values() for name in table["provider"].tolist()})
+    providers = sorted(
+        {name for table in profile.tables.values() for name in table["provider"].tolist()}
+    )
     if options.provider and options.provider not in providers:
         expected = "one of " + ", ".join(providers) if providers else "a profile with rows"
         raise InputError(WHO, f"--provider {options.provider}: no row has this provider", expected)
     for one in fields(options):
         if one.name not in reads and getattr(options, one.name) != one.default:
-            options_read = ", ".join(f"--{_TYPED.get(word, word)}" for word in reads) or "none: it has all rows"
+            options_read = (
+                ", ".join(f"--{_TYPED.get(word, word)}" for word in reads)
+                or "none: it has all rows"
+            )
             raise InputError(
-                WHO, f"--{_TYPED.get(one.name, one.name)} with --format {name}", f"its options: {options_read}"
+                WHO,
+                f"--{_TYPED.get(one.name, one.name)} with --format {name}",
+                f"its options: {options_read}",
             )
     getattr(import_module(f"{__name__}.{module}"), function)(profile, options, out)
     return out

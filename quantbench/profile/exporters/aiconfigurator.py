@@ -1,6 +1,7 @@
-"""Exports an aiconfigurator systems folder: YAML files, and Parquet tables of GEMMs, attention, experts and NCCL.
-Layout and columns are those of aiconfigurator-core 0.12.0 (`perf_database.get_database` with `systems_paths`); times
-are in milliseconds. aiconfigurator interpolates linearly in m, so modelled rows are added on both sides of cliffs."""
+"""Exports an aiconfigurator systems folder: YAML files, and Parquet tables of GEMMs, attention,
+experts and NCCL. Layout and columns are those of aiconfigurator-core 0.12.0
+(`perf_database.get_database` with `systems_paths`); times are in milliseconds. aiconfigurator
+interpolates linearly in m, so modelled rows are added on both sides of cliffs."""
 
 from __future__ import annotations
 
@@ -42,15 +43,18 @@ _INSTALL = "pip install 'quantbench[tables]'"
 #: the version under which the NCCL table is stored; not a release of NCCL
 _NCCL_VERSION = "quantbench"
 _NCCL_DTYPES = {"bf16": "half", "fp16": "half", "int8": "int8", "fp8": "fp8"}
-#: aiconfigurator's names of dtypes: common.GEMMQuantMode and common.FMHAQuantMode of aiconfigurator-core 0.12.0
+#: aiconfigurator's names of dtypes: common.GEMMQuantMode and common.FMHAQuantMode of
+#: aiconfigurator-core 0.12.0
 _GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
 #: common.MoEQuantMode
-_MOE_DTYPES = {"bf16": "bfloat16", "mxfp4": "w4a8_mxfp4_mxfp8"} | {name: name for name in ("fp8", "fp8_block", "nvfp4")}
+_MOE_DTYPES = {"bf16": "bfloat16", "mxfp4": "w4a8_mxfp4_mxfp8"} | {
+    name: name for name in ("fp8", "fp8_block", "nvfp4")
+}
 _ATTENTION_DTYPES = {"bf16": "bfloat16"}
 #: dtype → name of its peak in the YAML file
 _PEAKS = {"bf16": "bfloat16_tc_flops", "int8": "int8_tc_flops", "fp8": "fp8_tc_flops"}
-#: latency of a small operation, and memory not used for weights and caches: not measured, copied from aiconfigurator's
-#: own YAML files (aiconfigurator-core 0.12.0, a100_sxm.yaml)
+#: latency of a small operation, and memory not used for weights and caches: not measured, copied
+#: from aiconfigurator's own YAML files (aiconfigurator-core 0.12.0, a100_sxm.yaml)
 _CONSTANT_LATENCY_S = 3e-6
 _OTHER_MEMORY_BYTES = 3_758_096_384
 
@@ -78,21 +82,29 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     tables = {kind: columns for kind, columns in tables.items() if columns["latency"]}
     if not tables:
         reasons = "; ".join(out.left_out) or "no rows"
-        raise InputError(WHO, f"nothing that it has a table for ({reasons})", "bf16 or fp8, or --dtype fp16")
+        raise InputError(
+            WHO, f"nothing that it has a table for ({reasons})", "bf16 or fp8, or --dtype fp16"
+        )
     out.leave_out("softmax: no place for it there", len(profile.tables["softmax"]))
-    out.write(_yaml(_description(profile, options, system, out, nccl="nccl" in tables)), f"{system}.yaml")
+    out.write(
+        _yaml(_description(profile, options, system, out, nccl="nccl" in tables)), f"{system}.yaml"
+    )
     stems: dict[tuple[str, str, str], list[str]] = {}
     for kind, columns in tables.items():
         out.rows[kind] = count = len(columns["latency"])
-        framework, version = ("nccl", _NCCL_VERSION) if kind == "nccl" else (options.backend, options.version)
+        framework, version = (
+            ("nccl", _NCCL_VERSION) if kind == "nccl" else (options.backend, options.version)
+        )
         folder = (TABLES[kind].family, framework, version)
         stems.setdefault(folder, []).append(TABLES[kind].stem)
         common = {"framework": options.backend, "version": version, "device": profile.device.name}
-        content = parquet_bytes({**{name: [value] * count for name, value in common.items()}, **columns})
+        content = parquet_bytes(
+            {**{name: [value] * count for name, value in common.items()}, **columns}
+        )
         out.write(content, "data", system, *folder, f"{TABLES[kind].stem}.parquet")
     for folder, names in stems.items():
-        # Without this file the loader warns, or fails in strict mode. "legacy" marks tables that aiconfigurator's own
-        # collector did not make.
+        # Without this file the loader warns, or fails in strict mode. "legacy" marks tables that
+        # aiconfigurator's own collector did not make.
         data = {
             "schema_version": 1,
             "provenance": "legacy",
@@ -107,21 +119,34 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
 
 
 def _gemm_rows(profile: Profile, options: ExportOptions, out: Exported) -> Columns:
-    """Returns the GEMM table. fp16 is exported only with --dtype fp16, as bfloat16 (aiconfigurator has no fp16)."""
+    """Returns the GEMM table. fp16 is exported only with --dtype fp16, as bfloat16 (aiconfigurator
+    has no fp16).
+    """
     table = products(profile, options, out)
     names = dict(_GEMM_DTYPES)
     if options.dtype == "fp16":
         names["fp16"] = "bfloat16"
-        out.notes.append("fp16 stands in the tables as bfloat16, aiconfigurator's only 16-bit format")
+        out.notes.append(
+            "fp16 stands in the tables as bfloat16, aiconfigurator's only 16-bit format"
+        )
     named = np.isin(table["dtype"], list(names))
     for dtype in sorted(set(table["dtype"][~named].tolist())):
         hint = " (--dtype fp16 writes it as its bfloat16)" if dtype == "fp16" else ""
-        out.leave_out(f"{dtype}: no such matrix product there{hint}", int((table["dtype"] == dtype).sum()))
+        out.leave_out(
+            f"{dtype}: no such matrix product there{hint}", int((table["dtype"] == dtype).sum())
+        )
     table = table.where(named)
     rows: list[GemmRow]
     if len(table):
         rows = [
-            (row["m"], row["n"], row["k"], row["latency_us"], row["dtype"], row["kernel"] or row["provider"])
+            (
+                row["m"],
+                row["n"],
+                row["k"],
+                row["latency_us"],
+                row["dtype"],
+                row["kernel"] or row["provider"],
+            )
             for row in table.rows()
         ]
         rows += known_cliff_rows(profile, table, out)
@@ -134,30 +159,42 @@ def _gemm_rows(profile: Profile, options: ExportOptions, out: Exported) -> Colum
         out.notes.append(times.note)
     m, n, k, us, dtypes, sources = zip(*rows, strict=True)
     return {
-        "op_name": ["gemm"] * len(rows), "kernel_source": list(sources), "gemm_dtype": [names[d] for d in dtypes],
-        "m": list(m), "n": list(n), "k": list(k), "latency": [time / 1e3 for time in us],
-    }  # fmt: skip
+        "op_name": ["gemm"] * len(rows),
+        "kernel_source": list(sources),
+        "gemm_dtype": [names[d] for d in dtypes],
+        "m": list(m),
+        "n": list(n),
+        "k": list(k),
+        "latency": [time / 1e3 for time in us],
+    }
 
 
 def _attention_rows(profile: Profile, options: ExportOptions, out: Exported, op: str) -> Columns:
-    """Returns an attention table. context_attention: causal prompts with as many queries as keys. generation_attention:
-    decoding; one query (seq_q = 1) attends to seq_k keys, of which seq_k - 1 were cached."""
+    """Returns an attention table. context_attention: causal prompts with as many queries as keys.
+    generation_attention: decoding; one query (seq_q = 1) attends to seq_k keys, of which seq_k - 1
+        were cached."""
     prompts = op == "context_attention"
     # Both tables omit the same rows: count them only once.
     table = attentions(profile, options, selected := out if prompts else Exported())
     names = {**_ATTENTION_DTYPES, **({"fp16": "bfloat16"} if options.dtype == "fp16" else {})}
     decodes = (table["seq_q"] == 1) & ~table["causal"]
     named = np.isin(table["dtype"], list(names))
-    selected.leave_out("attention of a dtype that aiconfigurator has no name for", int((~named).sum()))
+    selected.leave_out(
+        "attention of a dtype that aiconfigurator has no name for", int((~named).sum())
+    )
     several = int((named & ~decodes & ~table["causal"]).sum())
-    selected.leave_out("attention to several keys that is not causal: no place for it there", several)
+    selected.leave_out(
+        "attention to several keys that is not causal: no place for it there", several
+    )
     table = table.where(named & (table["causal"] if prompts else decodes))
     dtype = dtype_of(profile, options)
     if not len(table):
         if dtype not in names:
             return {"latency": []}
         out.notes.append(f"{op.replace('_', ' ')} was not measured: modelled")
-    works, times_us, sources = attention_times(profile, table, _model_attention(dtype, prompts=prompts))
+    works, times_us, sources = attention_times(
+        profile, table, _model_attention(dtype, prompts=prompts)
+    )
     count, dtypes = len(works), [names[work.dtype] for work in works]
     return {
         "op_name": [op] * count,
@@ -179,7 +216,9 @@ def _attention_rows(profile: Profile, options: ExportOptions, out: Exported, op:
 def _model_attention(dtype: str, *, prompts: bool) -> list[Attention]:
     most_tokens = _MOST_MODEL_TOKENS if prompts else _MOST_CACHED_TOKENS
     return [
-        Attention(batch, heads, seq if prompts else 1, seq, head_dim, kv_heads, dtype, causal=prompts)
+        Attention(
+            batch, heads, seq if prompts else 1, seq, head_dim, kv_heads, dtype, causal=prompts
+        )
         for heads, kv_heads in _MODEL_HEADS
         for head_dim in _MODEL_HEAD_DIMS
         for batch in _MODEL_BATCHES
@@ -193,15 +232,22 @@ def _moe_rows(table: Table, out: Exported) -> Columns:
     out.leave_out("experts of a dtype that aiconfigurator has no name for", int((~named).sum()))
     rows = table.where(named)
     names = {
-        "num_tokens": "tokens", "hidden_size": "hidden", "inter_size": "expert_ffn", "topk": "top_k",
-        "num_experts": "num_experts", "moe_tp_size": "tp", "moe_ep_size": "ep", "distribution": "distribution",
-    }  # fmt: skip
+        "num_tokens": "tokens",
+        "hidden_size": "hidden",
+        "inter_size": "expert_ffn",
+        "topk": "top_k",
+        "num_experts": "num_experts",
+        "moe_tp_size": "tp",
+        "moe_ep_size": "ep",
+        "distribution": "distribution",
+    }
     return {
-        "op_name": ["moe"] * len(rows), "kernel_source": rows["provider"].tolist(),
+        "op_name": ["moe"] * len(rows),
+        "kernel_source": rows["provider"].tolist(),
         "moe_dtype": [_MOE_DTYPES[dtype] for dtype in rows["dtype"].tolist()],
         **{theirs: rows[ours].tolist() for theirs, ours in names.items()},
         "latency": (rows["latency_us"] / 1e3).tolist(),
-    }  # fmt: skip
+    }
 
 
 def _nccl_rows(profile: Profile, out: Exported) -> Columns:
@@ -211,7 +257,9 @@ def _nccl_rows(profile: Profile, out: Exported) -> Columns:
     inside = np.array(table["num_nodes"] == 1, dtype=np.bool_)
     named = np.isin(table["op"], list(names)) & np.isin(table["dtype"], list(_NCCL_DTYPES))
     out.leave_out("a collective between nodes: no place for it there", int((~inside).sum()))
-    out.leave_out("a collective or dtype that aiconfigurator has no name for", int((inside & ~named).sum()))
+    out.leave_out(
+        "a collective or dtype that aiconfigurator has no name for", int((inside & ~named).sum())
+    )
     found: dict[tuple[Any, ...], float] = {}
     for row in table.where(inside & named).rows():
         elements = row["message_bytes"] // DTYPES[row["dtype"]].element_bytes
@@ -222,16 +270,26 @@ def _nccl_rows(profile: Profile, out: Exported) -> Columns:
             found[key] = row["latency_us"] / 1e3
     ops, dtypes, gpus, sizes = ([key[i] for key in found] for i in range(4))
     return {
-        "op_name": ops, "kernel_source": ["NCCL"] * len(found), "nccl_dtype": dtypes, "num_gpus": gpus,
-        "message_size": sizes, "latency": list(found.values()),
-    }  # fmt: skip
+        "op_name": ops,
+        "kernel_source": ["NCCL"] * len(found),
+        "nccl_dtype": dtypes,
+        "num_gpus": gpus,
+        "message_size": sizes,
+        "latency": list(found.values()),
+    }
 
 
-def _description(profile: Profile, options: ExportOptions, system: str, out: Exported, *, nccl: bool) -> dict[str, Any]:
+def _description(
+    profile: Profile, options: ExportOptions, system: str, out: Exported, *, nccl: bool
+) -> dict[str, Any]:
     device, links = profile.device, link_rates(profile, out)
     reached = achieved(profile, options, Exported())
     major, minor = device.compute_capability or (0, 0)
-    peaks = {key: int(peak * 1e12) for dtype, key in _PEAKS.items() if (peak := device.peak(dtype)) is not None}
+    peaks = {
+        key: int(peak * 1e12)
+        for dtype, key in _PEAKS.items()
+        if (peak := device.peak(dtype)) is not None
+    }
     if "bfloat16_tc_flops" not in peaks and (half := device.peak("fp16")) is not None:
         peaks["bfloat16_tc_flops"] = int(half * 1e12)  # aiconfigurator's only 16-bit peak
     return {

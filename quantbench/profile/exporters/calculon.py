@@ -1,6 +1,8 @@
-"""Exports a Calculon system file (JSON): peaks, and efficiency by work size, from measured rows. Format:
-calculon/{processor,memory,network,system}.py of https://github.com/calculon-ai/calculon (commits f50f3a4, b2fe815,
-71f6435, 345f893), which uses the efficiency of the first listed size, in GFLOP or 1e6 bytes, not above the work's."""
+"""Exports a Calculon system file (JSON): peaks, and efficiency by work size, from measured rows.
+Format: calculon/{processor,memory,network,system}.py of https://github.com/calculon-ai/calculon
+    (commits f50f3a4, b2fe815,
+71f6435, 345f893), which uses the efficiency of the first listed size, in GFLOP or 1e6 bytes, not
+above the work's."""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from quantbench.profile.profile import Profile
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp8": "float8"}
 _GIB = 2**30
 #: (scale, offset in 1/ranks) of the bytes that a rank sends in a ring, as in `Collective.bus_bytes`
-_RING = {"p2p": [1.0, None], "reduce_scatter": [1.0, -1], "all_gather": [1.0, -1], "all_reduce": [2.0, -1]}
+_RING = {
+    "p2p": [1.0, None],
+    "reduce_scatter": [1.0, -1],
+    "all_gather": [1.0, -1],
+    "all_reduce": [2.0, -1],
+}
 #: assumed largest number of GPUs in a network
 _FABRIC_GPUS = 65536
 
@@ -25,7 +32,8 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     matrix: efficiency of GEMMs that are not memory-bound, including short ones.
     vector: fp32 arithmetic at its peak, because softmax and similar operations are memory-bound.
 
-    The processing mode is roofline, because the measured time of a GEMM includes its memory traffic.
+    The processing mode is roofline, because the measured time of a GEMM includes its memory
+    traffic.
     """
     device = profile.device
     require_gpu(profile, "calculon")
@@ -35,21 +43,44 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     links = link_rates(profile, out)
     vector_peak = device.peak("fp32")
     if vector_peak is None:
-        raise UnsupportedError(WHO, f"{device.name} has no peak for fp32", "one, for calculon's vector arithmetic")
-    inside = {"bandwidth": links.inside_gb_per_s, "efficiency": links.share, "size": links.gpus_per_node,
-              "latency": links.inside_latency_s, "must_be_filled": True}  # fmt: skip
-    between = {"bandwidth": links.between_gb_per_s, "efficiency": 1.0, "size": _FABRIC_GPUS,
-               "latency": links.between_latency_s, "must_be_filled": False}  # fmt: skip
+        raise UnsupportedError(
+            WHO, f"{device.name} has no peak for fp32", "one, for calculon's vector arithmetic"
+        )
+    inside = {
+        "bandwidth": links.inside_gb_per_s,
+        "efficiency": links.share,
+        "size": links.gpus_per_node,
+        "latency": links.inside_latency_s,
+        "must_be_filled": True,
+    }
+    between = {
+        "bandwidth": links.between_gb_per_s,
+        "efficiency": 1.0,
+        "size": _FABRIC_GPUS,
+        "latency": links.between_latency_s,
+        "must_be_filled": False,
+    }
     name = _DTYPES[reached.dtype]
-    compute = curve(reached.compute_by_size.flops / 1e9, reached.compute_by_size.tflops / reached.peak_tflops)
-    memory = curve(reached.memory_by_size.moved_bytes / 1e6, reached.memory_by_size.gb_per_s / device.memory_gb_per_s)
+    compute = curve(
+        reached.compute_by_size.flops / 1e9, reached.compute_by_size.tflops / reached.peak_tflops
+    )
+    memory = curve(
+        reached.memory_by_size.moved_bytes / 1e6,
+        reached.memory_by_size.gb_per_s / device.memory_gb_per_s,
+    )
     system = {
         "matrix": {name: {"tflops": reached.peak_tflops, "gflops_efficiency": compute}},
         "vector": {name: {"tflops": vector_peak, "gflops_efficiency": [[0.0, 1.0]]}},
-        "mem1": {"GiB": device.memory_bytes / _GIB, "GBps": device.memory_gb_per_s, "MB_efficiency": memory},
+        "mem1": {
+            "GiB": device.memory_bytes / _GIB,
+            "GBps": device.memory_gb_per_s,
+            "MB_efficiency": memory,
+        },
         "mem2": {"GiB": 0, "GBps": links.host_gb_per_s, "MB_efficiency": [[0.0, 1.0]]},
         "processing_mode": "roofline",
-        "networks": [{**network, "ops": _RING, "processor_usage": 0.0} for network in (inside, between)],
+        "networks": [
+            {**network, "ops": _RING, "processor_usage": 0.0} for network in (inside, between)
+        ],
     }
     out.write(json.dumps(system, indent=1) + "\n", f"{device.name}.json")
     out.rows |= {"matrix efficiencies": len(compute), "memory efficiencies": len(memory)}

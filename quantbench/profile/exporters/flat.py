@@ -1,4 +1,6 @@
-"""Exports the profile's tables as CSV or Parquet files, one per kind, with unchanged columns and units."""
+"""Exports the profile's tables as CSV or Parquet files, one per kind, with unchanged columns and
+units.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def export_csv(profile: Profile, options: ExportOptions, out: Exported) -> None:
     for kind in (kind for kind in out.rows if kind != "moe"):  # `import csv` reads no experts
         names = [name for name in profile.tables[kind].columns if name not in _UNMAPPED]
         mapped = ",".join(_MAPPED.get(name, f"{name}={name}") for name in names)
-        out.use.append(f"quantbench import csv {out.folder / kind}.csv --gpu {profile.device.name} --map {mapped}")
+        out.use.append(
+            f"quantbench import csv {out.folder / kind}.csv --gpu {profile.device.name} --map {mapped}"
+        )
 
 
 def export_parquet(profile: Profile, options: ExportOptions, out: Exported) -> None:
@@ -32,10 +36,14 @@ def export_parquet(profile: Profile, options: ExportOptions, out: Exported) -> N
     out.use.append(f"pandas.read_parquet('{out.paths[0]}')")
 
 
-def _export(profile: Profile, out: Exported, suffix: str, content: Callable[[Table], str | bytes]) -> None:
+def _export(
+    profile: Profile, out: Exported, suffix: str, content: Callable[[Table], str | bytes]
+) -> None:
     for kind, table in profile.tables.items():
         if len(table):
             out.write(content(table), f"{kind}.{suffix}")
             out.rows[kind] = len(table)
     if not out.rows:
-        raise InputError(WHO, f"a profile without rows as {suffix}", "rows, or a format that can be modelled")
+        raise InputError(
+            WHO, f"a profile without rows as {suffix}", "rows, or a format that can be modelled"
+        )

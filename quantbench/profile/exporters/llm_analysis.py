@@ -1,4 +1,6 @@
-"""Exports to llm-analysis 0.2.2: a GPUConfig as JSON, and measured rates as arguments of `LLMAnalysis`."""
+"""Exports to llm-analysis 0.2.2: a GPUConfig as JSON, and measured rates as arguments of
+`LLMAnalysis`.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,31 @@ _HALF = ("bf16", "fp16")
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
-    """Writes `<device>.json` (GPUConfig) and `<device>-achieved.json` (keyword arguments of LLMAnalysis).
+    """Writes `<device>.json` (GPUConfig) and `<device>-achieved.json` (keyword arguments of
+    LLMAnalysis).
 
-    Peaks are the device's, so that llm-analysis' efficiencies (achieved over peak) equal the measured ones. Its GB are
-    1024³ bytes for memory and 1e9 bytes for rates.
+    Peaks are the device's, so that llm-analysis' efficiencies (achieved over peak) equal the
+    measured ones. Its GB are 1024³ bytes for memory and 1e9 bytes for rates.
     """
     device = profile.device
     require_gpu(profile, "llm-analysis")
     reached = achieved(profile, options, out)
     if reached.dtype not in _HALF:
-        raise InputError(WHO, f"products of {reached.dtype}, where llm-analysis means 16 bits", "--dtype bf16 or fp16")
+        raise InputError(
+            WHO,
+            f"products of {reached.dtype}, where llm-analysis means 16 bits",
+            "--dtype bf16 or fp16",
+        )
     links = link_rates(profile, out)
     config: dict[str, str | float] = {
-        "name": device.name, "mem_per_GPU_in_GB": device.memory_bytes / _GIB,
+        "name": device.name,
+        "mem_per_GPU_in_GB": device.memory_bytes / _GIB,
         "hbm_bandwidth_in_GB_per_sec": device.memory_gb_per_s,
         "intra_node_bandwidth_in_GB_per_sec": links.inside_gb_per_s,
-        "intra_node_min_message_latency": links.inside_latency_s, "peak_fp16_TFLOPS": reached.peak_tflops,
+        "intra_node_min_message_latency": links.inside_latency_s,
+        "peak_fp16_TFLOPS": reached.peak_tflops,
         "inter_node_bandwidth_in_GB_per_sec": links.between_gb_per_s,
-    }  # fmt: skip
+    }
     # Without this field llm-analysis would assume twice the fp16 peak.
     config["peak_i8_TFLOPS"] = device.peak("int8") or reached.peak_tflops
     arguments = {
@@ -41,7 +50,10 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     }
     out.write(json.dumps(config, indent=1) + "\n", f"{device.name}.json")
     out.write(json.dumps(arguments, indent=1) + "\n", f"{device.name}-achieved.json")
-    out.rows |= {"compute-bound work": len(reached.compute), "memory-bound work": len(reached.memory)}
+    out.rows |= {
+        "compute-bound work": len(reached.compute),
+        "memory-bound work": len(reached.memory),
+    }
     out.use.append(
         f"LLMAnalysis(model, GPUConfig(**json.load(open('{device.name}.json'))), "
         f"**json.load(open('{device.name}-achieved.json')))"

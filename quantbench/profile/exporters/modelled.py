@@ -1,5 +1,5 @@
-"""Predicts the rows of a planner's table that were not measured. A planner that interpolates linearly also needs rows
-on both sides of cliffs and edges."""
+"""Predicts the rows of a planner's table that were not measured. A planner that interpolates
+linearly also needs rows on both sides of cliffs and edges."""
 
 from __future__ import annotations
 
@@ -14,15 +14,44 @@ from quantbench.errors import UnsupportedError
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.model_times import best_gemm_model
 from quantbench.profile.exporters.options import Exported
-from quantbench.profile.linear_interpolation import BOUND, FloatArray, IntArray, Site, places_between, through_rows
+from quantbench.profile.linear_interpolation import (
+    BOUND,
+    FloatArray,
+    IntArray,
+    Site,
+    places_between,
+    through_rows,
+)
 from quantbench.profile.profile import Profile
 from quantbench.profile.schema import KnownCliff
 from quantbench.profile.table import Table
 from quantbench.workload import Attention, Gemm
 
 #: n and k of a modelled table: the sizes in aiconfigurator's own tables
-SITE_SIZES = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192, 10240,
-              12288, 16384, 51200, 65536)  # fmt: skip
+SITE_SIZES = (
+    32,
+    64,
+    128,
+    256,
+    512,
+    768,
+    1024,
+    1536,
+    2048,
+    2560,
+    3072,
+    3584,
+    4096,
+    5120,
+    6144,
+    7168,
+    8192,
+    10240,
+    12288,
+    16384,
+    51200,
+    65536,
+)
 #: m of a modelled table, before rows at edges are added
 M_GRID = tuple(2**power for power in range(16))
 #: kernel_source of modelled rows
@@ -34,12 +63,18 @@ GemmRow = tuple[int, int, int, float, str, str]
 
 
 class GemmTimes:
-    """Predictor of GEMM times of one dtype, by the profile's model or what stands in for it (`best_gemm_model`)."""
+    """Predictor of GEMM times of one dtype, by the profile's model or what stands in for it
+    (`best_gemm_model`).
+    """
 
     def __init__(self, profile: Profile, dtype: str) -> None:
         self._model, _ = best_gemm_model(profile.device, dtype, known=profile.models.product)
         rows = self._model.rows
-        fitted = f"fitted to {rows:,} shapes" if rows else "from what other GPUs taught, nothing measured"
+        fitted = (
+            f"fitted to {rows:,} shapes"
+            if rows
+            else "from what other GPUs taught, nothing measured"
+        )
         self.note = f"products that were not measured are modelled ({fitted})"
 
     def latency_us(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> FloatArray:
@@ -47,22 +82,27 @@ class GemmTimes:
         return self._model.predict(m, n, k, layout="nt").latency_us
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
-        """Returns µs at sizes m (places,) of one (n, k): measured if in `rows` (the table's rows of this (n, k)), else
-        predicted and scaled to match the rows (`linear_interpolation.through_rows`)."""
+        """Returns µs at sizes m (places,) of one (n, k): measured if in `rows` (the table's rows of
+        this (n, k)), else predicted and scaled to match the rows
+        (`linear_interpolation.through_rows`)."""
         if not len(rows):
             return self.latency_us(m, n, k)
         every = np.union1d(m, rows["m"]).astype(np.int64)
-        moved = through_rows(every, self.latency_us(every, n, k), np.isin(every, rows["m"]), rows["latency_us"])
+        moved = through_rows(
+            every, self.latency_us(every, n, k), np.isin(every, rows["m"]), rows["latency_us"]
+        )
         return np.asarray(moved[np.isin(every, m)], dtype=np.float64)
 
     def site(self, n: int, k: int, grid: IntArray, rows: Table) -> Site:
-        """Returns the sizes `grid` of one (n, k), as the table to interpolate in, and both sides of the edges between
-        them. rows: measured rows of this (n, k)."""
+        """Returns the sizes `grid` of one (n, k), as the table to interpolate in, and both sides of
+        the edges between them. rows: measured rows of this (n, k)."""
         m = places_between(grid)
         return Site(n, k, m, self.through(m, n, k, rows), np.isin(m, grid))
 
     def sites_between(self, table: Table) -> list[Site]:
-        """Returns a site for each (n, k) of which `table` (products of one format and provider) has several rows."""
+        """Returns a site for each (n, k) of which `table` (products of one format and provider) has
+        several rows.
+        """
         pairs, pair = np.unique(np.stack([table["n"], table["k"]]), axis=1, return_inverse=True)
         sites = []
         for i, (n, k) in enumerate(pairs.T.tolist()):
@@ -73,12 +113,16 @@ class GemmTimes:
 
 
 def model_rows(times: GemmTimes, dtype: str) -> list[GemmRow]:
-    """Returns rows at M_GRID for each (n, k) of SITE_SIZES, and at edges until linear interpolation is
-    within BOUND."""
+    """Returns rows at M_GRID for each (n, k) of SITE_SIZES, and at edges until linear interpolation
+    is within BOUND."""
     nothing = Table.empty("gemm")
     grid = np.array(M_GRID, dtype=np.int64)
     sites = [times.site(n, k, grid, nothing) for n in SITE_SIZES for k in SITE_SIZES]
-    return [row for site in sites for row in _rows(site, site.in_table | site.rows_to_add(BOUND), dtype, MODEL)]
+    return [
+        row
+        for site in sites
+        for row in _rows(site, site.in_table | site.rows_to_add(BOUND), dtype, MODEL)
+    ]
 
 
 def _rows(site: Site, kept: npt.NDArray[np.bool_], dtype: str, source: str) -> Iterator[GemmRow]:
@@ -89,8 +133,8 @@ def _rows(site: Site, kept: npt.NDArray[np.bool_], dtype: str, source: str) -> I
 def attention_times(
     profile: Profile, table: Table, modelled: list[Attention]
 ) -> tuple[list[Any], list[float], list[str]]:
-    """Returns (shapes, times in µs, their sources): the table's rows, or `modelled` shapes if it has none, by the
-    profile's model or the best one for its device."""
+    """Returns (shapes, times in µs, their sources): the table's rows, or `modelled` shapes if it
+    has none, by the profile's model or the best one for its device."""
     if len(table):
         return table.workloads(), table["latency_us"].tolist(), table["provider"].tolist()
     model = profile.models.attention or AttentionModel.best(profile.device)
@@ -98,7 +142,9 @@ def attention_times(
 
 
 def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[GemmRow]:
-    """Predicts the rows on both sides of known cliffs that `table` (GEMMs of one provider and layout) lacks."""
+    """Predicts the rows on both sides of known cliffs that `table` (GEMMs of one provider and
+    layout) lacks.
+    """
     found: list[GemmRow] = []
     for dtype in np.unique(table["dtype"]).tolist():
         rows = table.where(table["dtype"] == dtype)
@@ -112,17 +158,21 @@ def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[Gemm
             site = rows.where((rows["n"] == n) & (rows["k"] == k))
             m = np.setdiff1d(list(wanted[n, k]), site["m"])
             times_us = times.through(m, n, k, site).tolist() if len(m) else []
-            found += [(x, n, k, us, dtype, AT_CLIFF) for x, us in zip(m.tolist(), times_us, strict=True)]
+            found += [
+                (x, n, k, us, dtype, AT_CLIFF) for x, us in zip(m.tolist(), times_us, strict=True)
+            ]
     if found:
-        out.notes.append(f"{len(found):,} rows on both sides of known cliffs are modelled (kernel_source {AT_CLIFF})")
+        out.notes.append(
+            f"{len(found):,} rows on both sides of known cliffs are modelled (kernel_source {AT_CLIFF})"
+        )
     return found
 
 
 def _cliff_sides(cliffs: Sequence[KnownCliff], rows: Table) -> dict[tuple[int, int], set[int]]:
     """Returns m on both sides of the cliffs of the rows' provider, dtype and layout, by (n, k).
 
-    A single-curve cliff contributes its two measured workloads. A family's cliff along m contributes both sides at
-    every (n, k) with rows on both sides.
+    A single-curve cliff contributes its two measured workloads. A family's cliff along m
+    contributes both sides at every (n, k) with rows on both sides.
     """
     measured = defaultdict(list)
     for m, n, k in zip(*(rows[name].tolist() for name in "mnk"), strict=True):
@@ -136,6 +186,11 @@ def _cliff_sides(cliffs: Sequence[KnownCliff], rows: Table) -> dict[tuple[int, i
             if isinstance(work, Gemm) and work.batch == 1:
                 wanted[work.n, work.k].add(work.m)
         for pair, sizes in measured.items():
-            if cliff.before is None and cliff.axis == "m" and sizes[0] <= cliff.at and cliff.next <= sizes[-1]:
+            if (
+                cliff.before is None
+                and cliff.axis == "m"
+                and sizes[0] <= cliff.at
+                and cliff.next <= sizes[-1]
+            ):
                 wanted[pair] |= {cliff.at, cliff.next}
     return wanted

@@ -1,4 +1,6 @@
-"""Defines the options and result of an export, and selects the rows to export: one time per shape."""
+"""Defines the options and result of an export, and selects the rows to export: one time per
+shape.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.ops import LAYOUTS
 
 WHO = "profile export"
-# Planners expect linear layers, which have layout nt; other layouts are exported only if there are no nt rows.
+# Planners expect linear layers, which have layout nt; other layouts are exported only if there are
+# no nt rows.
 _LAYOUTS = ("nt", "nn", "tn")
 
 
@@ -44,7 +47,10 @@ class ExportOptions:
     tensor_parallel: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
-        for option, value, choices in (("--dtype", self.dtype, GEMM_DTYPES), ("--layout", self.layout, LAYOUTS)):
+        for option, value, choices in (
+            ("--dtype", self.dtype, GEMM_DTYPES),
+            ("--layout", self.layout, LAYOUTS),
+        ):
             if value:
                 require_choice(WHO, option, value, choices)
         for name in (self.backend, self.version):
@@ -100,24 +106,40 @@ def require_gpu(profile: Profile, planner: str) -> None:
 
 
 def products(profile: Profile, options: ExportOptions, out: Exported) -> Table:
-    """Returns unbatched GEMMs of one provider and layout, and of options.dtype if set. Counts the omitted rows."""
-    table = _keep(profile.tables["gemm"], "batch", 1, "a batched product: no place for it there", out)
+    """Returns unbatched GEMMs of one provider and layout, and of options.dtype if set. Counts the
+    omitted rows.
+    """
+    table = _keep(
+        profile.tables["gemm"], "batch", 1, "a batched product: no place for it there", out
+    )
     table = _of_dtype(table, options, out)
     if not len(table):
         return table
     if options.layout and options.layout not in table["layout"]:
         there = ", ".join(sorted(set(table["layout"].tolist())))
-        raise InputError(WHO, f"--layout {options.layout}: no matrix product has this layout", f"one of {there}")
+        raise InputError(
+            WHO, f"--layout {options.layout}: no matrix product has this layout", f"one of {there}"
+        )
     layout = options.layout or next(name for name in _LAYOUTS if (table["layout"] == name).any())
     if layout != "nt":
-        out.notes.append(f"products are of layout {layout}, where consumers mean linear layers (nt)")
+        out.notes.append(
+            f"products are of layout {layout}, where consumers mean linear layers (nt)"
+        )
     table = _keep(table, "layout", layout, f"a product of another layout than {layout}", out)
     return _of_provider(table, options.provider, out)
 
 
 def attentions(profile: Profile, options: ExportOptions, out: Exported) -> Table:
-    """Returns forward attention of one provider, and of options.dtype if set. Counts the omitted rows."""
-    table = _keep(profile.tables["attention"], "direction", "forward", "a backward pass: no place for it there", out)
+    """Returns forward attention of one provider, and of options.dtype if set. Counts the omitted
+    rows.
+    """
+    table = _keep(
+        profile.tables["attention"],
+        "direction",
+        "forward",
+        "a backward pass: no place for it there",
+        out,
+    )
     return _of_provider(_of_dtype(table, options, out), options.provider, out)
 
 
@@ -127,8 +149,8 @@ def collectives(profile: Profile, out: Exported) -> Table:
 
 
 def dtype_of(profile: Profile, options: ExportOptions) -> str:
-    """Returns the dtype to export: options.dtype, else the most frequent one of GEMMs, else of attention, else of
-    softmax, else bf16 (fp16 if the device has no bf16)."""
+    """Returns the dtype to export: options.dtype, else the most frequent one of GEMMs, else of
+    attention, else of softmax, else bf16 (fp16 if the device has no bf16)."""
     if options.dtype:
         return options.dtype
     for kind in ("gemm", "attention", "softmax"):

@@ -1,4 +1,6 @@
-"""Derives a GPU's achieved TFLOP/s, memory GB/s and link rates, which simple planners take as input."""
+"""Derives a GPU's achieved TFLOP/s, memory GB/s and link rates, which simple planners take as
+input.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import UnsupportedError
-from quantbench.latency.interconnect import NODE_LATENCY_S, host_link, reference_cluster, stated_link
+from quantbench.latency.interconnect import (
+    NODE_LATENCY_S,
+    host_link,
+    reference_cluster,
+    stated_link,
+)
 from quantbench.profile.exporters.modelled import GemmTimes
-from quantbench.profile.exporters.options import WHO, Exported, ExportOptions, collectives, dtype_of, products
+from quantbench.profile.exporters.options import (
+    WHO,
+    Exported,
+    ExportOptions,
+    collectives,
+    dtype_of,
+    products,
+)
 from quantbench.profile.linear_interpolation import FloatArray
 from quantbench.profile.profile import Profile
 from quantbench.workload import Collective, Gemm, Workload
@@ -35,7 +49,9 @@ Works = np.recarray[Any, Any]
 
 def works_of(works: Iterable[Workload], latency_us: npt.ArrayLike) -> Works:
     """Builds the array from workloads and their times in µs."""
-    counts = np.array([(work.flops, work.min_bytes) for work in works], dtype=np.float64).reshape(-1, 2)
+    counts = np.array([(work.flops, work.min_bytes) for work in works], dtype=np.float64).reshape(
+        -1, 2
+    )
     (flops, moved_bytes), us = counts.T, np.asarray(latency_us, dtype=np.float64)
     columns = [flops, moved_bytes, us, flops / us / 1e6, moved_bytes / us / 1e3]
     return np.rec.fromarrays(columns, dtype=[(name, np.float64) for name in _FIELDS])
@@ -61,13 +77,17 @@ class Achieved:
 
 
 def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieved:
-    """Returns the achieved rates, from measured GEMMs and softmax, or from modelled GEMMs if there are none."""
+    """Returns the achieved rates, from measured GEMMs and softmax, or from modelled GEMMs if there
+    are none.
+    """
     device = profile.device
     dtype = dtype_of(profile, options)
     peak = device.peak(dtype)
     if peak is None:
         raise UnsupportedError(WHO, f"{device.name} has no peak for {dtype}", "another --dtype")
-    ridge = peak * 1e3 / device.memory_gb_per_s  # FLOP per byte at which arithmetic and memory take equally long
+    ridge = (
+        peak * 1e3 / device.memory_gb_per_s
+    )  # FLOP per byte at which arithmetic and memory take equally long
 
     def bound_by_arithmetic(works: Works) -> Any:
         return works[(works.flops > ridge * works.moved_bytes) & (works.latency_us >= _LEAST_US)]
@@ -87,7 +107,10 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
         np.concatenate([from_memory["latency_us"], softmax["latency_us"]]),
     )
     compute, memory = bound_by_arithmetic(measured), bound_by_memory(streams)
-    rests = [f"{len(compute):,} measured products of {dtype}", f"{len(memory):,} measured pieces of memory-bound work"]
+    rests = [
+        f"{len(compute):,} measured products of {dtype}",
+        f"{len(memory):,} measured pieces of memory-bound work",
+    ]
     if not len(compute) or not len(memory):
         shapes = [(s, s, s) for s in _MODEL_SQUARES]
         shapes += [(m, s, s) for m in _MODEL_ROWS for s in (*_MODEL_SQUARES, 2**15)]
@@ -104,19 +127,25 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
     gb_per_s = float(np.median(np.minimum(memory.gb_per_s, device.memory_gb_per_s)))
     by_size = measured[measured.gb_per_s < _EXPLAINED * device.memory_gb_per_s]
     # Work faster than memory was served from the cache.
-    streamed = streams[(streams.tflops < _EXPLAINED * peak) & (streams.gb_per_s <= device.memory_gb_per_s)]
+    streamed = streams[
+        (streams.tflops < _EXPLAINED * peak) & (streams.gb_per_s <= device.memory_gb_per_s)
+    ]
     return Achieved(dtype, tflops, gb_per_s, compute, memory, by_size, streamed, peak)
 
 
 def curve(size: FloatArray, share: FloatArray) -> list[list[float]]:
     """Returns [[size, share], …], with sizes descending by factors of four or more, down to 0.
 
-    size, share: (rows,) work sizes and efficiencies; the share of a bin is its median, at most 1. Consumers look up the
+    size, share: (rows,) work sizes and efficiencies; the share of a bin is its median, at most 1.
+        Consumers look up the
     first size that is not larger than theirs.
     """
     # frexp, because a rounded logarithm may put a power of two into the bin below it
     bins = (np.frexp(size)[1] - 1) // _LOG2_BIN
-    found = [[2.0 ** (_LOG2_BIN * b), min(1.0, float(np.median(share[bins == b])))] for b in sorted(set(bins.tolist()))]
+    found = [
+        [2.0 ** (_LOG2_BIN * b), min(1.0, float(np.median(share[bins == b])))]
+        for b in sorted(set(bins.tolist()))
+    ]
     found[0][0] = 0.0  # sizes below the smallest measured one get its share
     return found[::-1]
 
@@ -140,7 +169,9 @@ class LinkRates:
 
 
 def link_rates(profile: Profile, out: Exported) -> LinkRates:
-    """Returns the GPU's links in its vendor's reference system; measured all-reduces set `share` and the latency."""
+    """Returns the GPU's links in its vendor's reference system; measured all-reduces set `share`
+    and the latency.
+    """
     cluster = reference_cluster(profile.device)
     stated, source = stated_link(profile.device)
     measured = _measured_inside(profile, out)
@@ -161,7 +192,9 @@ def link_rates(profile: Profile, out: Exported) -> LinkRates:
 
 
 def _measured_inside(profile: Profile, out: Exported) -> tuple[float, float] | None:
-    """Returns (bus GB/s of the largest measured all-reduce within a node, latency of the smallest message in µs)."""
+    """Returns (bus GB/s of the largest measured all-reduce within a node, latency of the smallest
+    message in µs).
+    """
     table = collectives(profile, Exported())
     table = table.where((table["op"] == "all_reduce") & (table["num_nodes"] == 1))
     if not len(table):

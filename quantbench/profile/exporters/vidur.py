@@ -1,6 +1,7 @@
-"""Exports a profile as Vidur's profiling files, with times in milliseconds: as CSV for its source tree, and compressed
-with a config.json as its PyPI release 0.0.26 downloads them. Vidur's random forests need a time of each operation in
-every row: measured GEMMs, predicted ones scaled to match them, and other operations from their bytes."""
+"""Exports a profile as Vidur's profiling files, with times in milliseconds: as CSV for its source
+tree, and compressed with a config.json as its PyPI release 0.0.26 downloads them. Vidur's random
+forests need a time of each operation in every row: measured GEMMs, predicted ones scaled to match
+them, and other operations from their bytes."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ from quantbench.workload.presets import preset
 
 Rows = list[dict[str, Any]]
 
-# Names and sizes: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and data/profiling/
-# of its source tree.
+# Names and sizes: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and
+# data/profiling/ of its source tree.
 #: preset → (name in the release, folder in the source tree, vocab_size, max_model_len)
 MODELS = {
     "llama-2-7b": ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b-hf", 32768, 4096),
@@ -44,8 +45,14 @@ MODELS = {
     "llama-3-70b": ("meta-llama/Llama-3-70B", "meta-llama/Meta-Llama-3-70B", 128256, 8192),
 }
 #: names of a layer's GEMMs: Vidur's, and quantbench's
-GEMM_OPS = {"attn_pre_proj": "qkv", "attn_post_proj": "proj", "mlp_up_proj": "mlp_up", "mlp_down_proj": "mlp_down"}
-#: device slug → (device_sku, node sku). Other devices get their slug, which must be added to Vidur first.
+GEMM_OPS = {
+    "attn_pre_proj": "qkv",
+    "attn_post_proj": "proj",
+    "mlp_up_proj": "mlp_up",
+    "mlp_down_proj": "mlp_down",
+}
+#: device slug → (device_sku, node sku). Other devices get their slug, which must be added to Vidur
+#: first.
 _SKUS = {
     "a100-sxm4-80gb": ("a100", "a100_dgx"), "h100-sxm5-80gb": ("h100", "h100_dgx"), "l40-48gb": ("l40", "l40_pcie"),
     "a40-48gb": ("a40", "a40_pairwise_nvlink"),
@@ -53,7 +60,12 @@ _SKUS = {
 
 
 #: op of Vidur → ours
-GEMM_OPS = {"attn_pre_proj": "qkv", "attn_post_proj": "proj", "mlp_up_proj": "mlp_up", "mlp_down_proj": "mlp_down"}
+GEMM_OPS = {
+    "attn_pre_proj": "qkv",
+    "attn_post_proj": "proj",
+    "mlp_up_proj": "mlp_up",
+    "mlp_down_proj": "mlp_down",
+}
 _TOKENS = tuple(2**power for power in range(13))
 #: tokens of a block of the key/value cache: Vidur's default (CacheConfig.block_size)
 _BLOCK_SIZE = 16
@@ -77,7 +89,9 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         where = ("data", "profiling", "compute", device_sku, *model.source_name.split("/"))
         _write_csv(rows, name, where, "compute", out)
     out.leave_out("softmax: no place for it there", len(profile.tables["softmax"]))
-    out.write(json.dumps({"model": model.name, "device_sku": device_sku}) + "\n", "compute", "config.json")
+    out.write(
+        json.dumps({"model": model.name, "device_sku": device_sku}) + "\n", "compute", "config.json"
+    )
     _write_network(profile, node_sku, out)
     out.notes.append(f"{dtype} figures, where Vidur profiles in fp16")
     out.use.append(
@@ -85,10 +99,15 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     )
 
 
-def _mlp_rows(profile: Profile, table: Table, model: VidurModel, options: ExportOptions, out: Exported) -> Rows:
-    """Returns mlp.csv's rows: times of the model's GEMMs and memory-bound ops, by tokens and tensor-parallel degree."""
+def _mlp_rows(
+    profile: Profile, table: Table, model: VidurModel, options: ExportOptions, out: Exported
+) -> Rows:
+    """Returns mlp.csv's rows: times of the model's GEMMs and memory-bound ops, by tokens and
+    tensor-parallel degree.
+    """
     times = GemmTimes(profile, options.dtype)
-    # A memory-bound op takes the launch time of a small kernel, plus its bytes at the achieved bandwidth.
+    # A memory-bound op takes the launch time of a small kernel, plus its bytes at the achieved
+    # bandwidth.
     bytes_per_us = achieved(profile, options, Exported()).gb_per_s * 1e3
     launch_us = float(np.exp(SoftmaxModel.prior(profile.device).parameters[0]))
     rows: Rows = []
@@ -98,31 +117,47 @@ def _mlp_rows(profile: Profile, table: Table, model: VidurModel, options: Export
             op: (work.n, work.k, table.where((table["n"] == work.n) & (table["k"] == work.k)))
             for op, work in model.products(1, tp).items()
         }
-        grid = np.unique(np.concatenate([np.array(_TOKENS), *(timed["m"] for _, _, timed in sites.values())]))
+        grid = np.unique(
+            np.concatenate([np.array(_TOKENS), *(timed["m"] for _, _, timed in sites.values())])
+        )
         grid = grid[grid <= model.max_model_len]
         gaps = [times.site(n, k, grid, timed) for n, k, timed in sites.values()]
-        tokens = gaps[0].m[np.logical_or.reduce([gaps[0].in_table, *(gap.rows_to_add(BOUND) for gap in gaps)])]
+        tokens = gaps[0].m[
+            np.logical_or.reduce([gaps[0].in_table, *(gap.rows_to_add(BOUND) for gap in gaps)])
+        ]
         columns = {op: times.through(tokens, *site) for op, site in sites.items()}
         found = sum(int(np.isin(tokens, timed["m"]).sum()) for _, _, timed in sites.values())
         measured, modelled = measured + found, modelled + len(tokens) * len(sites) - found
         for i, count in enumerate(tokens.tolist()):
             us = {op: float(values[i]) for op, values in columns.items()}
-            us |= {op: launch_us + moved / bytes_per_us for op, moved in model.passes_bytes(count, tp).items()}
+            us |= {
+                op: launch_us + moved / bytes_per_us
+                for op, moved in model.passes_bytes(count, tp).items()
+            }
             rows.append({**_statistics(us), **model.keys(tp), "num_tokens": count})
-    out.notes.append(f"of the products' times {measured:,} were measured and {modelled:,} are modelled")
-    out.notes.append("emb, layernorm, attn_rope, mlp_act and add are a pass over memory each, modelled")
+    out.notes.append(
+        f"of the products' times {measured:,} were measured and {modelled:,} are modelled"
+    )
+    out.notes.append(
+        "emb, layernorm, attn_rope, mlp_act and add are a pass over memory each, modelled"
+    )
     return rows
 
 
-def _attention_rows(profile: Profile, table: Table, model: VidurModel, options: ExportOptions, out: Exported) -> Rows:
-    """Returns attention.csv's rows: prompts of one sequence, and batched decoding (one query, seq_q = 1). Uses rows
-    measured with the model's heads per GPU, or modelled ones if a phase has none."""
+def _attention_rows(
+    profile: Profile, table: Table, model: VidurModel, options: ExportOptions, out: Exported
+) -> Rows:
+    """Returns attention.csv's rows: prompts of one sequence, and batched decoding (one query, seq_q
+    = 1). Uses rows measured with the model's heads per GPU, or modelled ones if a phase has
+    none."""
     rows: Rows = []
     taken = 0
     for tp in options.tensor_parallel:
         heads, kv_heads = model.heads(tp)
         of_model = table.where(
-            (table["heads"] == heads) & (table["kv_heads"] == kv_heads) & (table["head_dim"] == model.shape.head_dim)
+            (table["heads"] == heads)
+            & (table["kv_heads"] == kv_heads)
+            & (table["head_dim"] == model.shape.head_dim)
         )
         for prefill in (True, False):
             wanted = of_model["causal"] & (of_model["batch"] == 1)
@@ -131,21 +166,32 @@ def _attention_rows(profile: Profile, table: Table, model: VidurModel, options: 
             phase = of_model.where(wanted)
             taken += len(phase)
             if not len(phase):
-                out.notes.append(f"attention of {'prompts' if prefill else 'decoding'} at TP {tp} is modelled")
+                out.notes.append(
+                    f"attention of {'prompts' if prefill else 'decoding'} at TP {tp} is modelled"
+                )
             shapes = _model_attention(model, tp, options.dtype, prefill=prefill)
             works, times_us, providers = attention_times(profile, phase, shapes)
             rows += [
                 {
                     **_statistics({"attn_prefill" if prefill else "attn_decode": us}),
-                    "n_embd": model.shape.hidden, "n_q_head": model.shape.heads, "n_kv_head": model.shape.kv_heads,
-                    "block_size": _BLOCK_SIZE, "num_tensor_parallel_workers": tp, "max_model_len": model.max_model_len,
-                    "batch_size": work.batch, "prefill_chunk_size": work.seq_q if prefill else 0,
-                    "kv_cache_size": 0 if prefill else work.seq_k - 1, "is_prefill": prefill,
+                    "n_embd": model.shape.hidden,
+                    "n_q_head": model.shape.heads,
+                    "n_kv_head": model.shape.kv_heads,
+                    "block_size": _BLOCK_SIZE,
+                    "num_tensor_parallel_workers": tp,
+                    "max_model_len": model.max_model_len,
+                    "batch_size": work.batch,
+                    "prefill_chunk_size": work.seq_q if prefill else 0,
+                    "kv_cache_size": 0 if prefill else work.seq_k - 1,
+                    "is_prefill": prefill,
                     "attention_backend": provider,
                 }
                 for work, us, provider in zip(works, times_us, providers, strict=True)
-            ]  # fmt: skip
-    out.leave_out("attention of other heads, of several prompts, or not one query to all keys", len(table) - taken)
+            ]
+    out.leave_out(
+        "attention of other heads, of several prompts, or not one query to all keys",
+        len(table) - taken,
+    )
     return rows
 
 
@@ -153,7 +199,11 @@ def _model_attention(model: VidurModel, tp: int, dtype: str, *, prefill: bool) -
     (heads, kv_heads), head_dim = model.heads(tp), model.shape.head_dim
     seqs = [s for s in _MODEL_SEQS if s <= model.max_model_len]
     if prefill:
-        return [Attention(1, heads, seq, seq, head_dim, kv_heads, dtype) for s in seqs for seq in (s, s + 1)]
+        return [
+            Attention(1, heads, seq, seq, head_dim, kv_heads, dtype)
+            for s in seqs
+            for seq in (s, s + 1)
+        ]
     return [
         Attention(batch, heads, 1, seq, head_dim, kv_heads, dtype, causal=False)
         for batch in _MODEL_BATCHES
@@ -173,9 +223,14 @@ def _write_network(profile: Profile, sku: str, out: Exported) -> None:
                 out.leave_out("the same bytes in another dtype", 1)
                 continue
             rows[key] = {
-                **_statistics({op: row["latency_us"]}), "rank": 0, "num_workers": key[0], "size": key[2],
-                "collective": op, "devices_per_node": key[1], "max_devices_per_node": int(per_node.max()),
-            }  # fmt: skip
+                **_statistics({op: row["latency_us"]}),
+                "rank": 0,
+                "num_workers": key[0],
+                "size": key[2],
+                "collective": op,
+                "devices_per_node": key[1],
+                "max_devices_per_node": int(per_node.max()),
+            }
         if not rows:
             out.notes.append(f"{op} was not measured: no {op}.csv (Vidur needs it beyond one GPU)")
             continue
@@ -196,7 +251,9 @@ def _statistics(latency_us: dict[str, float]) -> dict[str, float]:
     }
 
 
-def _write_csv(rows: Rows, name: str, folder: tuple[str, ...], release_folder: str, out: Exported) -> None:
+def _write_csv(
+    rows: Rows, name: str, folder: tuple[str, ...], release_folder: str, out: Exported
+) -> None:
     """Writes rows as the source tree's CSV in `folder`, and compressed in the release's folder."""
     text = csv_text(rows)
     out.write(text, *folder, f"{name}.csv")
@@ -232,9 +289,14 @@ class VidurModel:
         """Returns the columns that identify the model in mlp.csv."""
         shape = self.shape
         return {
-            "n_head": shape.heads, "n_kv_head": shape.kv_heads, "n_embd": shape.hidden, "n_expanded_embd": shape.ffn,
-            "vocab_size": self.vocab, "use_gated_mlp": shape.gated, "num_tensor_parallel_workers": tp,
-        }  # fmt: skip
+            "n_head": shape.heads,
+            "n_kv_head": shape.kv_heads,
+            "n_embd": shape.hidden,
+            "n_expanded_embd": shape.ffn,
+            "vocab_size": self.vocab,
+            "use_gated_mlp": shape.gated,
+            "num_tensor_parallel_workers": tp,
+        }
 
     def products(self, tokens: int, tp: int) -> dict[str, Gemm]:
         """Returns the GEMM that one GPU runs for each GEMM op of Vidur."""
@@ -251,13 +313,17 @@ class VidurModel:
         return self.shape.heads // tp, replace(self.shape, tp=tp).kv_heads_per_gpu
 
     def passes_bytes(self, tokens: int, tp: int) -> dict[str, int]:
-        """Returns the bytes that each of Vidur's memory-bound ops reads and writes, with 16-bit elements. Norms,
-        residuals and the embedding are not split over GPUs."""
+        """Returns the bytes that each of Vidur's memory-bound ops reads and writes, with 16-bit
+        elements. Norms, residuals and the embedding are not split over GPUs."""
         shape, width = self.shape, 2
         rotated = sum(self.heads(tp)) * shape.head_dim
         hidden, ffn = shape.hidden, shape.ffn // tp
         per_token = {
-            "emb": 2 * hidden, "input_layernorm": 2 * hidden, "post_attention_layernorm": 2 * hidden,
-            "attn_rope": 2 * rotated, "mlp_act": (3 if shape.gated else 2) * ffn, "add": 3 * hidden,
-        }  # fmt: skip
+            "emb": 2 * hidden,
+            "input_layernorm": 2 * hidden,
+            "post_attention_layernorm": 2 * hidden,
+            "attn_rope": 2 * rotated,
+            "mlp_act": (3 if shape.gated else 2) * ffn,
+            "add": 3 * hidden,
+        }
         return {op: tokens * elements * width for op, elements in per_token.items()}
