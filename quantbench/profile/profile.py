@@ -18,6 +18,7 @@ import numpy.typing as npt
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
+from quantbench.latency.moe import MoEModel
 from quantbench.latency.op_times import CORRELATION, OpEstimate, ShapeEstimate, total
 from quantbench.profile import file
 from quantbench.profile.answers import Experts, ProfileEstimates, Shapes, collective_estimates
@@ -249,6 +250,10 @@ class Profile:
         """
         found = self._experts.estimates(works, provider)
         return [found[work] for work in works]
+
+    def experts(self, dtype: str, library: str) -> MoEModel:
+        """Returns the model of a library's experts: of its rows, or the shipped one of few rows."""
+        return self._experts.model(dtype, library)
 
     def layer(self, shape: TransformerShape, *, backward: bool = True) -> ShapeEstimate:
         """Returns the time of one layer for one micro-batch on one GPU: GEMMs, softmax and

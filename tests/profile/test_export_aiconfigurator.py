@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,8 @@ def test_both_sides_of_every_known_cliff_are_rows(tmp_path: Path) -> None:
 @pytest.fixture
 def few_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine (n, k) in the place of hundreds."""
-    monkeypatch.setattr("quantbench.profile.exporters.modelled.SITE_SIZES", (512, 4096, 10240))
+    sites = list(product((512, 4096, 10240), repeat=2))
+    monkeypatch.setattr("quantbench.profile.exporters.aiconfigurator.MODEL_SITES", sites)
 
 
 @pytest.mark.slow

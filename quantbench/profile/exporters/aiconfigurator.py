@@ -5,19 +5,27 @@ interpolates linearly in m, so modelled rows are added on both sides of cliffs."
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.importers.aiconfigurator import COLLECTIVES, TABLES
+from quantbench.latency.attention import AttentionModel
 from quantbench.latency.libraries import system_of
+from quantbench.profile.exporters.communication import MESSAGES, all_reduce_us, nccl_us
 from quantbench.profile.exporters.modelled import (
+    AT_CLIFF,
+    M_GRID,
+    MODEL,
+    MODEL_SITES,
     GemmRow,
     GemmTimes,
-    attention_times,
     known_cliff_rows,
     model_rows,
+    seen,
 )
 from quantbench.profile.exporters.options import (
     WHO,
@@ -25,11 +33,11 @@ from quantbench.profile.exporters.options import (
     ExportOptions,
     attentions,
     collectives,
-    dtype_of,
-    products,
+    linear_layers,
     require_gpu,
 )
 from quantbench.profile.exporters.rates import achieved, link_rates
+from quantbench.profile.exporters.served import MODEL_HEADS, Heads, Served, served
 from quantbench.profile.file import parquet_bytes
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
@@ -37,6 +45,8 @@ from quantbench.workload import Attention
 from quantbench.workload.dtypes import DTYPES
 
 Columns = dict[str, list[Any]]
+#: op, dtype, GPUs, elements, µs, source
+_Message = tuple[str, str, int, int, float, str]
 
 _BACKENDS = ("vllm", "sglang", "trtllm")
 _INSTALL = "pip install 'quantbench[tables]'"
@@ -45,26 +55,31 @@ _NCCL_VERSION = "quantbench"
 _NCCL_DTYPES = {"bf16": "half", "fp16": "half", "int8": "int8", "fp8": "fp8"}
 #: aiconfigurator's names of dtypes: common.GEMMQuantMode and common.FMHAQuantMode of
 #: aiconfigurator-core 0.12.0
-_GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
+_GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 #: common.MoEQuantMode
 _MOE_DTYPES = {"bf16": "bfloat16", "mxfp4": "w4a8_mxfp4_mxfp8"} | {
     name: name for name in ("fp8", "fp8_block", "nvfp4")
 }
 _ATTENTION_DTYPES = {"bf16": "bfloat16"}
+#: (attn_dtype, kv_cache_dtype): measured is the first, modelled are all, prompts only in the last.
+#: An FP8 cache halves the bytes but not the time: public tables have 0.9 to 1.2 of bf16's median
+_LANES = (("bfloat16", "bfloat16"), ("bfloat16", "fp8"), ("fp8", "fp8"))
 #: dtype → name of its peak in the YAML file
-_PEAKS = {"bf16": "bfloat16_tc_flops", "int8": "int8_tc_flops", "fp8": "fp8_tc_flops"}
+_PEAKS = {
+    "bf16": "bfloat16_tc_flops",
+    "int8": "int8_tc_flops",
+    "fp8": "fp8_tc_flops",
+    "nvfp4": "fp4_tc_flops",
+}
 #: latency of a small operation, and memory not used for weights and caches: not measured, copied
 #: from aiconfigurator's own YAML files (aiconfigurator-core 0.12.0, a100_sxm.yaml)
 _CONSTANT_LATENCY_S = 3e-6
 _OTHER_MEMORY_BYTES = 3_758_096_384
-
-_MODEL_HEADS = ((8, 1), (8, 8), (16, 2), (16, 16), (32, 4), (32, 8), (32, 32), (64, 8), (64, 64))
-_MODEL_BATCHES = tuple(2**power for power in range(9))
-_MODEL_HEAD_DIMS = (64, 128)
-#: modelled prompt and context lengths: powers of two and one more, because attention is tiled
-_MODEL_SEQS = tuple(seq for power in range(4, 18) for seq in (2**power, 2**power + 1))
-_MOST_MODEL_TOKENS = 2**17
-_MOST_CACHED_TOKENS = 2**21
+_NCCL_MEMORY_BYTES = {1: 0, 2: 358_612_992, 4: 411_041_792, 8: 411_041_792, 16: 411_041_792}
+#: tables that only the planner has → their folders
+_FAMILIES = {"custom_allreduce": "comm", "computescale": "quantize", "scale_matrix": "quantize"}
+_NUM_GPUS = (2, 4, 8, 16)
+_SMALL_KERNEL_US = 2.0
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
@@ -72,12 +87,19 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     require_gpu(profile, "aiconfigurator")
     require_choice(WHO, "--backend", options.backend, _BACKENDS)
     system = system_of(profile.device.name).replace("-", "_")
+    wanted = served(options)
+    messages = _measured_collectives(profile, out)
     tables: dict[str, Columns] = {
-        "gemm": _gemm_rows(profile, options, out),
-        "context_attention": _attention_rows(profile, options, out, "context_attention"),
-        "generation_attention": _attention_rows(profile, options, out, "generation_attention"),
-        "moe": _moe_rows(profile.tables["moe"], out),
-        "nccl": _nccl_rows(profile, out),
+        "gemm": _gemm_rows(profile, options, wanted, out),
+        "context_attention": _attention_rows(profile, options, wanted, out, "context_attention"),
+        "generation_attention": _attention_rows(
+            profile, options, wanted, out, "generation_attention"
+        ),
+        "moe": _moe_rows(profile, options, wanted, out),
+        "nccl": _message_rows(profile, wanted, messages, nccl=True),
+        "custom_allreduce": _message_rows(profile, wanted, messages, nccl=False),
+        "computescale": _scale_rows(profile, wanted, passes=1),
+        "scale_matrix": _scale_rows(profile, wanted, passes=2),
     }
     tables = {kind: columns for kind, columns in tables.items() if columns["latency"]}
     if not tables:
@@ -95,13 +117,15 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         framework, version = (
             ("nccl", _NCCL_VERSION) if kind == "nccl" else (options.backend, options.version)
         )
-        folder = (TABLES[kind].family, framework, version)
-        stems.setdefault(folder, []).append(TABLES[kind].stem)
+        family = _FAMILIES[kind] if kind in _FAMILIES else TABLES[kind].family
+        stem = f"{kind}_perf"
+        folder = (family, framework, version)
+        stems.setdefault(folder, []).append(stem)
         common = {"framework": options.backend, "version": version, "device": profile.device.name}
         content = parquet_bytes(
             {**{name: [value] * count for name, value in common.items()}, **columns}
         )
-        out.write(content, "data", system, *folder, f"{TABLES[kind].stem}.parquet")
+        out.write(content, "data", system, *folder, f"{stem}.parquet")
     for folder, names in stems.items():
         # Without this file the loader warns, or fails in strict mode. "legacy" marks tables that
         # aiconfigurator's own collector did not make.
@@ -118,49 +142,48 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     )
 
 
-def _gemm_rows(profile: Profile, options: ExportOptions, out: Exported) -> Columns:
+def _origins(sources: Sequence[str]) -> list[str]:
+    """Returns a mark for each row, in a column that the planner does not read."""
+    return ["modelled" if source in (MODEL, AT_CLIFF) else "measured" for source in sources]
+
+
+def _formats(profile: Profile, options: ExportOptions) -> list[str]:
+    """Returns the dtypes of the products to write: those with rows, or all with a peak if the
+    planner asks for more than the rows."""
+    names = {options.dtype} if options.dtype else {*_GEMM_DTYPES}
+    measured = set(profile.tables["gemm"]["dtype"].tolist())
+    return sorted(d for d in names if d in measured or profile.device.peak(d) is not None)
+
+
+def _gemm_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exported) -> Columns:
     """Returns the GEMM table. fp16 is exported only with --dtype fp16, as bfloat16 (aiconfigurator
     has no fp16).
     """
-    table = products(profile, options, out)
     names = dict(_GEMM_DTYPES)
     if options.dtype == "fp16":
         names["fp16"] = "bfloat16"
         out.notes.append(
             "fp16 stands in the tables as bfloat16, aiconfigurator's only 16-bit format"
         )
-    named = np.isin(table["dtype"], list(names))
-    for dtype in sorted(set(table["dtype"][~named].tolist())):
+    table = profile.tables["gemm"]
+    for dtype in sorted(set(table["dtype"].tolist()) - set(names)):
         hint = " (--dtype fp16 writes it as its bfloat16)" if dtype == "fp16" else ""
         out.leave_out(
             f"{dtype}: no such matrix product there{hint}", int((table["dtype"] == dtype).sum())
         )
-    table = table.where(named)
-    rows: list[GemmRow]
-    if len(table):
-        rows = [
-            (
-                row["m"],
-                row["n"],
-                row["k"],
-                row["latency_us"],
-                row["dtype"],
-                row["kernel"] or row["provider"],
-            )
-            for row in table.rows()
-        ]
-        rows += known_cliff_rows(profile, table, out)
-    else:
-        dtype = dtype_of(profile, options)
-        if dtype not in names:
-            return {"latency": []}
-        times = GemmTimes(profile, dtype)
-        rows = model_rows(times, dtype)
-        out.notes.append(times.note)
+    rows: list[GemmRow] = []
+    for dtype in _formats(profile, options):
+        of_dtype = table.where(table["dtype"] == dtype)
+        measured = linear_layers(of_dtype, options, out, options.backend)
+        if dtype in names:
+            rows += _rows_of_dtype(profile, options, wanted, dtype, measured, out)
+    if not rows:
+        return {"latency": []}
     m, n, k, us, dtypes, sources = zip(*rows, strict=True)
     return {
         "op_name": ["gemm"] * len(rows),
         "kernel_source": list(sources),
+        "origin": _origins(sources),
         "gemm_dtype": [names[d] for d in dtypes],
         "m": list(m),
         "n": list(n),
@@ -169,13 +192,39 @@ def _gemm_rows(profile: Profile, options: ExportOptions, out: Exported) -> Colum
     }
 
 
-def _attention_rows(profile: Profile, options: ExportOptions, out: Exported, op: str) -> Columns:
+def _rows_of_dtype(
+    profile: Profile,
+    options: ExportOptions,
+    wanted: Served,
+    dtype: str,
+    measured: Table,
+    out: Exported,
+) -> list[GemmRow]:
+    rows: list[GemmRow] = [
+        (row["m"], row["n"], row["k"], row["latency_us"], dtype, row["kernel"] or row["provider"])
+        for row in measured.rows()
+    ]
+    asked = bool(options.model or options.configs)
+    if len(measured) and not asked:
+        return rows + known_cliff_rows(profile, measured, out)
+    if len(profile.tables["gemm"]) and not asked:
+        return []
+    times = GemmTimes(profile, dtype, options.backend)
+    out.notes.append(times.note)
+    pairs = wanted.products if asked else MODEL_SITES
+    return rows + model_rows(times, dtype, pairs, measured)
+
+
+def _attention_rows(
+    profile: Profile, options: ExportOptions, wanted: Served, out: Exported, op: str
+) -> Columns:
     """Returns an attention table. context_attention: causal prompts with as many queries as keys.
     generation_attention: decoding; one query (seq_q = 1) attends to seq_k keys, of which seq_k - 1
         were cached."""
     prompts = op == "context_attention"
     # Both tables omit the same rows: count them only once.
-    table = attentions(profile, options, selected := out if prompts else Exported())
+    selected = out if prompts else Exported()
+    table = attentions(profile, options, selected, options.backend)
     names = {**_ATTENTION_DTYPES, **({"fp16": "bfloat16"} if options.dtype == "fp16" else {})}
     decodes = (table["seq_q"] == 1) & ~table["causal"]
     named = np.isin(table["dtype"], list(names))
@@ -187,50 +236,82 @@ def _attention_rows(profile: Profile, options: ExportOptions, out: Exported, op:
         "attention to several keys that is not causal: no place for it there", several
     )
     table = table.where(named & (table["causal"] if prompts else decodes))
-    dtype = dtype_of(profile, options)
-    if not len(table):
-        if dtype not in names:
-            return {"latency": []}
-        out.notes.append(f"{op.replace('_', ' ')} was not measured: modelled")
-    works, times_us, sources = attention_times(
-        profile, table, _model_attention(dtype, prompts=prompts)
+    measured = zip(
+        table.workloads(), table["latency_us"].tolist(), table["provider"].tolist(), strict=True
     )
-    count, dtypes = len(works), [names[work.dtype] for work in works]
+    rows = [(work, 0, *_LANES[0], us, source) for work, us, source in measured]
+    heads = wanted.heads
+    if not rows and not heads:
+        heads = MODEL_HEADS
+        out.notes.append(f"{op.replace('_', ' ')} was not measured: modelled")
+    dtype = "fp16" if options.dtype == "fp16" else "bf16"
+    if heads and profile.device.peak(dtype) is not None:
+        rows += _modelled_attention(profile, heads, dtype, prompts, {row[0] for row in rows})
+    if not rows:
+        return {"latency": []}
+    works, windows, dtypes, kv_dtypes, times_us, sources = zip(*rows, strict=True)
+    count = len(rows)
     return {
         "op_name": [op] * count,
-        "kernel_source": sources,
+        # One name for all: its engine answers from the rows of one kernel.
+        "kernel_source": [sources[0]] * count,
+        "origin": _origins(sources),
         "batch_size": [work.batch for work in works],
         "isl": [work.seq_q for work in works],
         "num_heads": [work.heads for work in works],
         "num_key_value_heads": [work.kv_heads for work in works],
         "head_dim": [work.head_dim for work in works],
         "beam_width": [1] * count,
-        "attn_dtype": dtypes,
-        "kv_cache_dtype": dtypes,
+        "attn_dtype": list(dtypes),
+        "kv_cache_dtype": list(kv_dtypes),
         "step": [0 if prompts else work.seq_k - 1 for work in works],
-        "window_size": [0] * count,
+        "window_size": list(windows),
         "latency": [us / 1e3 for us in times_us],
     }
 
 
-def _model_attention(dtype: str, *, prompts: bool) -> list[Attention]:
-    most_tokens = _MOST_MODEL_TOKENS if prompts else _MOST_CACHED_TOKENS
+def _modelled_attention(
+    profile: Profile, heads: Sequence[Heads], dtype: str, prompts: bool, measured: set[Any]
+) -> list[tuple[Any, ...]]:
+    """Returns the rows of `_attention_rows` that were not measured, of every window and lane."""
+    works: list[Attention] = []
+    windows: list[int] = []
+    for one in heads:
+        shapes = one.prompts(dtype) if prompts else one.decodes(dtype)
+        works += shapes
+        windows += [one.window] * len(shapes)
+    within = [seen(work, window) for work, window in zip(works, windows, strict=True)]
+    model = profile.models.attention or AttentionModel.best(profile.device)
+    times_us = model.predict(within).latency_us.tolist()
+    has_fp8 = profile.device.peak("fp8") is not None
+    lanes = [lane for lane in _LANES if has_fp8 or lane == _LANES[0]]
+    if not prompts:
+        lanes = lanes[:2]
     return [
-        Attention(
-            batch, heads, seq if prompts else 1, seq, head_dim, kv_heads, dtype, causal=prompts
-        )
-        for heads, kv_heads in _MODEL_HEADS
-        for head_dim in _MODEL_HEAD_DIMS
-        for batch in _MODEL_BATCHES
-        for seq in _MODEL_SEQS
-        if batch * seq <= most_tokens
+        (work, window, *lane, us, MODEL)
+        for lane in lanes
+        for work, window, us in zip(works, windows, times_us, strict=True)
+        if window or lane != _LANES[0] or work not in measured
     ]
 
 
-def _moe_rows(table: Table, out: Exported) -> Columns:
+def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exported) -> Columns:
+    table = profile.tables["moe"]
     named = np.isin(table["dtype"], list(_MOE_DTYPES))
     out.leave_out("experts of a dtype that aiconfigurator has no name for", int((~named).sum()))
-    rows = table.where(named)
+    table = table.where(named)
+    columns = table["latency_us"].tolist(), table["provider"].tolist()
+    rows: list[tuple[Any, float, str]] = list(zip(table.workloads(), *columns, strict=True))
+    measured = {row[0] for row in rows}
+    for dtype in _MOE_DTYPES if wanted.experts else ():
+        if profile.device.peak(dtype) is not None:
+            layers = [replace(layer, dtype=dtype) for layer in wanted.experts]
+            layers = [layer for layer in layers if layer not in measured]
+            found = profile.experts(dtype, options.backend).predict(layers)
+            rows += zip(layers, found.latency_us.tolist(), [MODEL] * len(layers), strict=True)
+    if not rows:
+        return {"latency": []}
+    works = [row[0] for row in rows]
     names = {
         "num_tokens": "tokens",
         "hidden_size": "hidden",
@@ -243,15 +324,16 @@ def _moe_rows(table: Table, out: Exported) -> Columns:
     }
     return {
         "op_name": ["moe"] * len(rows),
-        "kernel_source": rows["provider"].tolist(),
-        "moe_dtype": [_MOE_DTYPES[dtype] for dtype in rows["dtype"].tolist()],
-        **{theirs: rows[ours].tolist() for theirs, ours in names.items()},
-        "latency": (rows["latency_us"] / 1e3).tolist(),
+        "kernel_source": [rows[0][2]] * len(rows),
+        "origin": _origins([row[2] for row in rows]),
+        "moe_dtype": [_MOE_DTYPES[work.dtype] for work in works],
+        **{theirs: [getattr(work, ours) for work in works] for theirs, ours in names.items()},
+        "latency": [row[1] / 1e3 for row in rows],
     }
 
 
-def _nccl_rows(profile: Profile, out: Exported) -> Columns:
-    """Returns the NCCL table: collectives within a node, with message sizes in elements."""
+def _measured_collectives(profile: Profile, out: Exported) -> list[_Message]:
+    """Returns the measured collectives within a node."""
     table = collectives(profile, out)
     names = {ours: theirs for theirs, ours in COLLECTIVES.items()}
     inside = np.array(table["num_nodes"] == 1, dtype=np.bool_)
@@ -260,22 +342,68 @@ def _nccl_rows(profile: Profile, out: Exported) -> Columns:
     out.leave_out(
         "a collective or dtype that aiconfigurator has no name for", int((inside & ~named).sum())
     )
-    found: dict[tuple[Any, ...], float] = {}
+    found: dict[tuple[Any, ...], _Message] = {}
     for row in table.where(inside & named).rows():
         elements = row["message_bytes"] // DTYPES[row["dtype"]].element_bytes
         key = (names[row["op"]], _NCCL_DTYPES[row["dtype"]], row["num_gpus"], elements)
         if key in found:  # aiconfigurator calls both bf16 and fp16 "half"
             out.leave_out("the same bytes in another dtype of the same width", 1)
         else:
-            found[key] = row["latency_us"] / 1e3
-    ops, dtypes, gpus, sizes = ([key[i] for key in found] for i in range(4))
+            found[key] = (*key, row["latency_us"], "NCCL")
+    return list(found.values())
+
+
+def _message_rows(
+    profile: Profile, wanted: Served, measured: list[_Message], *, nccl: bool
+) -> Columns:
+    """Returns the table of NCCL's collectives, or of the engine's own all-reduce, with message
+    sizes in elements: measured, or, for named models, modelled if the op was not measured between
+    so many GPUs."""
+    rows = [row for row in measured if nccl or row[:2] == ("all_reduce", "half")]
+    known = {(row[0], row[2]) for row in rows}
+    rates = link_rates(profile, Exported())
+    for op in (*COLLECTIVES,) if nccl else ("all_reduce",):
+        for num_gpus in _NUM_GPUS if wanted.heads else ():
+            if (op, num_gpus) in known:
+                continue
+            if nccl:
+                times_us = nccl_us(COLLECTIVES[op], rates.inside_gb_per_s, num_gpus)
+            else:
+                times_us = all_reduce_us(rates.inside_gb_per_s, num_gpus)
+            rows += [
+                (op, "half", num_gpus, size // 2, us, MODEL)
+                for size, us in zip(MESSAGES, times_us.tolist(), strict=True)
+            ]
+    dtype_column = "nccl_dtype" if nccl else "allreduce_dtype"
     return {
-        "op_name": ops,
-        "kernel_source": ["NCCL"] * len(found),
-        "nccl_dtype": dtypes,
-        "num_gpus": gpus,
-        "message_size": sizes,
-        "latency": list(found.values()),
+        "op_name": [row[0] for row in rows],
+        "kernel_source": [row[5] for row in rows],
+        "origin": _origins([row[5] for row in rows]),
+        dtype_column: [row[1] if nccl else "bfloat16" for row in rows],
+        "num_gpus": [row[2] for row in rows],
+        "message_size": [row[3] for row in rows],
+        "latency": [row[4] / 1e3 for row in rows],
+    }
+
+
+def _scale_rows(profile: Profile, wanted: Served, *, passes: int) -> Columns:
+    """Returns a table of what FP8 products wait for: so many passes over their m×k inputs.
+
+    passes: 1 for the largest value of a tensor, 2 for reading it and writing it scaled.
+    """
+    bytes_per_us = profile.device.memory_gb_per_s * 1e3
+    ks = sorted({k for _, k in wanted.products}) if profile.device.peak("fp8") else []
+    sizes = [(m, k) for k in ks for m in M_GRID]
+    return {
+        "op_name": ["scale"] * len(sizes),
+        "kernel_source": [MODEL] * len(sizes),
+        "origin": _origins([MODEL] * len(sizes)),
+        "quant_dtype": ["fp8"] * len(sizes),
+        "m": [m for m, _ in sizes],
+        "k": [k for _, k in sizes],
+        "latency": [
+            (_SMALL_KERNEL_US + (1 + passes) * m * k / bytes_per_us) / 1e3 for m, k in sizes
+        ],
     }
 
 
@@ -310,7 +438,7 @@ def _description(
             "p2p_latency": links.inside_latency_s,
         },
         "misc": {
-            "nccl_mem": {1: 0},
+            "nccl_mem": _NCCL_MEMORY_BYTES,
             "other_mem": _OTHER_MEMORY_BYTES,
             **({"nccl_version": _NCCL_VERSION} if nccl else {}),
         },

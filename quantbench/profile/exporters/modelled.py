@@ -4,7 +4,8 @@ linearly also needs rows on both sides of cliffs and edges."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy.typing as npt
 
 from quantbench.errors import UnsupportedError
 from quantbench.latency.attention import AttentionModel
+from quantbench.latency.gemm.model import GemmModel, shipped_model
+from quantbench.latency.libraries import library_of
 from quantbench.latency.model_times import best_gemm_model
 from quantbench.profile.exporters.options import Exported
 from quantbench.profile.linear_interpolation import (
@@ -52,6 +55,8 @@ SITE_SIZES = (
     51200,
     65536,
 )
+#: (n, k) of a modelled table of no named model
+MODEL_SITES = tuple((n, k) for n in SITE_SIZES for k in SITE_SIZES)
 #: m of a modelled table, before rows at edges are added
 M_GRID = tuple(2**power for power in range(16))
 #: kernel_source of modelled rows
@@ -67,15 +72,22 @@ class GemmTimes:
     (`best_gemm_model`).
     """
 
-    def __init__(self, profile: Profile, dtype: str) -> None:
-        self._model, _ = best_gemm_model(profile.device, dtype, known=profile.models.product)
+    def __init__(self, profile: Profile, dtype: str, library: str = "") -> None:
+        """library: whose products are preferred, "" for any."""
+
+        def known(name: str) -> GemmModel | None:
+            return profile.models.product(name, library) or profile.models.product(name)
+
+        device = profile.device
+        shipped = library if shipped_model(device.name, dtype, library) else ""
+        self._model, _ = best_gemm_model(device, dtype, shipped, known)
         rows = self._model.rows
         fitted = (
-            f"fitted to {rows:,} shapes"
+            f"fitted to {rows:,} shapes of {self._model.library}"
             if rows
             else "from what other GPUs taught, nothing measured"
         )
-        self.note = f"products that were not measured are modelled ({fitted})"
+        self.note = f"{dtype} products that were not measured are modelled ({fitted})"
 
     def latency_us(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> FloatArray:
         """Returns predicted times of linear layers (layout nt), µs, (rows,)."""
@@ -112,22 +124,32 @@ class GemmTimes:
         return sites
 
 
-def model_rows(times: GemmTimes, dtype: str) -> list[GemmRow]:
-    """Returns rows at M_GRID for each (n, k) of SITE_SIZES, and at edges until linear interpolation
-    is within BOUND."""
-    nothing = Table.empty("gemm")
-    grid = np.array(M_GRID, dtype=np.int64)
-    sites = [times.site(n, k, grid, nothing) for n in SITE_SIZES for k in SITE_SIZES]
-    return [
-        row
-        for site in sites
-        for row in _rows(site, site.in_table | site.rows_to_add(BOUND), dtype, MODEL)
-    ]
+def model_rows(
+    times: GemmTimes, dtype: str, pairs: Iterable[tuple[int, int]], measured: Table
+) -> list[GemmRow]:
+    """Returns rows of each (n, k) at M_GRID, and at edges until linear interpolation is within
+    BOUND, but for those in `measured`, through which they go."""
+    found: list[GemmRow] = []
+    for n, k in pairs:
+        rows = measured.where((measured["n"] == n) & (measured["k"] == k))
+        site = times.site(n, k, np.union1d(M_GRID, rows["m"]).astype(np.int64), rows)
+        kept = (site.in_table | site.rows_to_add(BOUND)) & ~np.isin(site.m, rows["m"])
+        us = site.expected_us[kept].tolist()
+        found += [
+            (m, n, k, time, dtype, MODEL) for m, time in zip(site.m[kept].tolist(), us, strict=True)
+        ]
+    return found
 
 
-def _rows(site: Site, kept: npt.NDArray[np.bool_], dtype: str, source: str) -> Iterator[GemmRow]:
-    for m, us in zip(site.m[kept].tolist(), site.expected_us[kept].tolist(), strict=True):
-        yield m, site.n, site.k, us, dtype, source
+def seen(work: Attention, window: int) -> Attention:
+    """Returns attention without a window of as many pairs of queries and keys as `work` has with
+    one: decoding sees the window's keys, a prompt is cut into pieces of two windows."""
+    if not window or work.seq_k <= 2 * window:
+        return work
+    if work.seq_q == 1:
+        return replace(work, seq_k=window)
+    pieces = -(-work.seq_k // (2 * window))
+    return replace(work, batch=work.batch * pieces, seq_q=2 * window, seq_k=2 * window)
 
 
 def attention_times(
@@ -150,7 +172,7 @@ def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[Gemm
         rows = table.where(table["dtype"] == dtype)
         wanted = _cliff_sides(profile.cliffs, rows)
         try:
-            times = GemmTimes(profile, dtype)
+            times = GemmTimes(profile, dtype, library_of(str(rows["provider"][0])))
         except UnsupportedError as error:
             out.notes.append(f"both sides of cliffs that were not measured are left out: {error}")
             continue

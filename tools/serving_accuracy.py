@@ -1,0 +1,231 @@
+"""Compares serving times that aiconfigurator predicts with its own tables and with tables that are
+exported from few rows of them.
+
+The measured times are those of the package itself (silicon_sample.csv, mode agg). Each table is
+filled by models of 200 rows that know no other table of the GPU's generation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from quantbench.device import lookup
+from quantbench.importers import aiconfigurator
+from quantbench.latency.attention import AttentionModel
+from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.libraries import SYSTEMS, TABLES
+from quantbench.latency.moe import MoEModel
+from quantbench.latency.tables import systems_folder
+from quantbench.profile import Profile
+from quantbench.profile.exporters import export_profile
+from quantbench.profile.exporters.options import ExportOptions
+from quantbench.profile.models import Models
+from quantbench.profile.schema import Provenance
+from quantbench.profile.table import LAYOUTS, Table
+from tools.guide.markers import table as markdown
+
+_FORMATS = ("bf16", "fp8", "fp8_block", "nvfp4")
+#: model in the sample → its file in the package, if named otherwise
+_FILES = {
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Meta-Llama-3.1-8B",
+    "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
+    "nvidia/Qwen3-32B-NVFP4": "Qwen/Qwen3-32B",
+    "zhipuai/GLM-5": "zai-org/GLM-5",
+    "nvidia/DeepSeek-R1-NVFP4": "deepseek-ai/DeepSeek-R1",
+}
+_DENSE = ("Llama-3", "Qwen3-32B")
+_DENSE_SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm")
+_SLUGS = {system: slug for slug, system in SYSTEMS.items()}
+
+Row = Any  # a named tuple of the sample
+
+
+def sample(*, dense: bool, only: str) -> dict[tuple[str, str], list[Row]]:
+    """Returns the rows of dense models, or of experts, by (system, backend)."""
+    import pandas
+
+    frame = pandas.read_csv(systems_folder() / "silicon_sample.csv")
+    frame = frame[frame["mode"] == "agg"]
+    if only:
+        frame = frame.query(only)
+    found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in frame.astype(object).where(frame.notna(), None).itertuples():
+        is_dense = any(name in row.model_path for name in _DENSE)
+        if is_dense == dense and (not dense or row.system in _DENSE_SYSTEMS):
+            found[row.system, row.backend].append(row)
+    return found
+
+
+def file_of(row: Row) -> str:
+    return _FILES.get(row.model_path, row.model_path)
+
+
+def tpot_ms(row: Row, database: Any) -> float:
+    """Returns the planner's time per output token."""
+    from aiconfigurator_core.sdk import config
+    from aiconfigurator_core.sdk.backends.factory import get_backend
+    from aiconfigurator_core.sdk.config_builders import build_model_config
+    from aiconfigurator_core.sdk.models import get_model
+
+    names = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+    sizes = {name: int(getattr(row, name) or 1) for name in names}
+    modes = {name: getattr(row, name) for name in ("gemm_quant_mode", "moe_quant_mode")}
+    model = get_model(file_of(row), build_model_config(**sizes, **modes), row.backend)
+    isl = int(row.isl)
+    asked = config.RuntimeConfig(batch_size=int(row.batch_size), isl=isl, osl=int(row.osl))
+    found = get_backend(row.backend).run_agg(model, database, asked, ctx_tokens=isl)
+    return float(found.get_result_dict()["tpot"])
+
+
+def few_rows(kind: str, system: str, library: str, seed: int, count: int) -> dict[str, list[Any]]:
+    """Returns random rows of a table by dtype, of the provider with most rows of each."""
+    tables, _ = aiconfigurator.find_tables(system, backend=library, kinds=[kind])
+    by_dtype: dict[str, list[Any]] = defaultdict(list)
+    for row in aiconfigurator.read_rows(tables[0]).rows:
+        by_dtype[row.workload.dtype].append(row)
+    found = {}
+    for dtype, rows in by_dtype.items():
+        provider = Counter(row.provider for row in rows).most_common(1)[0][0]
+        alike = list({row.workload: row for row in rows if row.provider == provider}.values())
+        order = np.random.default_rng(seed).permutation(len(alike))
+        found[dtype] = [alike[i] for i in order[:count]]
+    return found
+
+
+def table_of(kind: str, rows: Sequence[Any]) -> Table:
+    layout = LAYOUTS[kind]
+    values = []
+    for row in rows:
+        found = {key: getattr(row.workload, key, row.provider) for key in layout.keys}
+        found |= dict.fromkeys(("latency_us", "low_us", "high_us"), row.latency_us)
+        found |= {"grade": "C", "origin": "imported", "kernel": ""}
+        values.append([found.get(name, 0) for name in layout.names])
+    values.sort(key=lambda row: row[: len(layout.keys)])
+    return Table.of(kind, dict(zip(layout.names, zip(*values, strict=True), strict=True)))
+
+
+def profile_of(system: str, library: str, seed: int, count: int, *, experts: bool) -> Profile:
+    """Returns a profile of few rows of each of an engine's tables, with models of them."""
+    device = lookup(_SLUGS[system])
+    known: dict[str, Any] = {"prior": "family-out", "seed": seed}
+    rows = few_rows("gemm", system, library, seed, count)
+    products = []
+    for dtype in set(_FORMATS) & set(rows):
+        works = [row.workload for row in rows[dtype]]
+        sizes = ([getattr(work, name) for work in works] for name in "mnk")
+        us = [row.latency_us for row in rows[dtype]]
+        products.append(
+            GemmModel.fit(device, *sizes, us, layout="nt", dtype=dtype, library=library, **known)
+        )
+    attention: list[Any] = []
+    for kind in ("context_attention", "generation_attention"):
+        attention += few_rows(kind, system, library, seed, count // 2)["bf16"]
+    model = AttentionModel.fit(
+        device,
+        [row.workload for row in attention],
+        [row.latency_us for row in attention],
+        cache_write=[row.workload.causal for row in attention],
+        **known,
+    )
+    of_kind = {
+        "gemm": [row for dtype in _FORMATS for row in rows.get(dtype, ())],
+        "attention": attention,
+    }
+    layers = few_rows("moe", system, library, seed, count) if experts else {}
+    models = {}
+    for dtype, some in layers.items():
+        works = [row.workload for row in some]
+        us = [row.latency_us for row in some]
+        models[dtype, some[0].provider] = MoEModel.fit(device, works, us, library=library, **known)
+        of_kind.setdefault("moe", []).extend(some)
+    tables = {kind: table_of(kind, found) for kind, found in of_kind.items()}
+    profile = Profile(
+        device, {}, Provenance("tools"), tables, Models(tuple(products), attention=model)
+    )
+    profile._experts._models.update(models)
+    return profile
+
+
+def predictions(rows: Sequence[Row], system: str, root: Path | None) -> list[float]:
+    """Returns predicted over measured time per output token, nan where none is predicted."""
+    from aiconfigurator_core.sdk import perf_database
+
+    backend = rows[0].backend
+    where = {"systems_paths": str(root), "shared_layer": False} if root else {}
+    database = perf_database.get_database(system, backend, TABLES[system][backend], **where)
+    found = []
+    for row in rows:
+        try:
+            found.append(tpot_ms(row, database) / row.silicon_tpot_ms)
+        except Exception as error:  # of many kinds: no data, no such model, a bad degree
+            reasons[f"{row.model_path} {backend}: {type(error).__name__} {str(error)[:150]}"] += 1
+            found.append(float("nan"))
+    return found
+
+
+#: why rows are not predicted
+reasons: Counter[str] = Counter()
+
+
+def exported(
+    rows: Sequence[Row], system: str, seed: int, options: argparse.Namespace
+) -> list[float]:
+    """Returns `predictions` with tables exported from few rows."""
+    backend = rows[0].backend
+    profile = profile_of(system, backend, seed, options.rows, experts=options.experts)
+    models = systems_folder().parent / "model_configs"
+    files = {models / f"{file_of(row).replace('/', '--')}_config.json" for row in rows}
+    with TemporaryDirectory() as folder:
+        asked = ExportOptions(
+            backend=backend, version=TABLES[system][backend], configs=tuple(sorted(files))
+        )
+        export_profile(profile, "aiconfigurator", Path(folder), asked)
+        return predictions(rows, system, Path(folder))
+
+
+def lines(options: argparse.Namespace) -> Iterator[list[str]]:
+    """Yields errors of each engine, and of all, with both tables."""
+    found: dict[str, list[list[float]]] = defaultdict(list)
+    for (system, backend), rows in sample(dense=not options.experts, only=options.only).items():
+        own = predictions(rows, system, None)
+        ours = [exported(rows, system, int(seed), options) for seed in options.seeds.split(",")]
+        for name in (backend, f"{system} {backend}", "all"):
+            found[name] += np.transpose([own, *ours]).tolist()
+    for name, ratios in sorted(found.items()):
+        errors = 100 * np.abs(np.array(ratios) - 1)
+        both = errors[~np.isnan(errors).any(axis=1)]
+        counts = (~np.isnan(errors)).sum(axis=0)
+        yield [
+            name,
+            *(f"{count}" for count in counts),
+            *(f"{np.median(one):.1f} / {np.percentile(one, 95):.1f}" for one in both.T if len(one)),
+        ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--experts", action="store_true", help="models with experts")
+    parser.add_argument("--only", default="", help="a pandas query of the sample's columns")
+    parser.add_argument("--rows", type=int, default=200)
+    parser.add_argument("--seeds", default="0,1")
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    seeds = [f"seed {seed}" for seed in options.seeds.split(",")]
+    names = ["own tables", *seeds]
+    heads = ["engine", *(f"rows, {name}" for name in names), *names]
+    print(markdown(heads, lines(options)))
+    for reason, count in reasons.most_common():
+        print(count, reason)
+
+
+if __name__ == "__main__":
+    main()
