@@ -8,6 +8,7 @@ filled by models of 200 rows that know no other table of the GPU's generation.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -166,7 +167,7 @@ def predictions(rows: Sequence[Row], system: str, root: Path | None) -> list[flo
     for row in rows:
         try:
             found.append(tpot_ms(row, database) / row.silicon_tpot_ms)
-        except Exception as error:  # of many kinds: no data, no such model, a bad degree
+        except Exception as error:  # noqa: BLE001 - no data, no such model, a bad degree
             reasons[f"{row.model_path} {backend}: {type(error).__name__} {str(error)[:150]}"] += 1
             found.append(float("nan"))
     return found
@@ -192,37 +193,57 @@ def exported(
         return predictions(rows, system, Path(folder))
 
 
-def lines(options: argparse.Namespace) -> Iterator[list[str]]:
-    """Yields errors of each engine, and of all, with both tables."""
-    found: dict[str, list[list[float]]] = defaultdict(list)
+def judge(work: Path, options: argparse.Namespace) -> None:
+    """Appends to `work` predicted over measured times of the engines that it lacks, one line each:
+    with the package's own tables (seed own), and with exported ones of each seed."""
+    done = {(entry["system"], entry["backend"], entry["seed"]) for entry in entries(work)}
     for (system, backend), rows in sample(dense=not options.experts, only=options.only).items():
-        own = predictions(rows, system, None)
-        ours = [exported(rows, system, int(seed), options) for seed in options.seeds.split(",")]
-        for name in (backend, f"{system} {backend}", "all"):
-            found[name] += np.transpose([own, *ours]).tolist()
-    for name, ratios in sorted(found.items()):
-        errors = 100 * np.abs(np.array(ratios) - 1)
-        both = errors[~np.isnan(errors).any(axis=1)]
-        counts = (~np.isnan(errors)).sum(axis=0)
-        yield [
-            name,
-            *(f"{count}" for count in counts),
-            *(f"{np.median(one):.1f} / {np.percentile(one, 95):.1f}" for one in both.T if len(one)),
-        ]
+        for seed in ("own", *options.seeds.split(",")):
+            if (system, backend, seed) in done:
+                continue
+            if seed == "own":
+                ratios = predictions(rows, system, None)
+            else:
+                ratios = exported(rows, system, int(seed), options)
+            entry = {"system": system, "backend": backend, "seed": seed, "ratios": ratios}
+            with work.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(entry) + "\n")
+
+
+def entries(work: Path) -> list[dict[str, Any]]:
+    text = work.read_text(encoding="utf-8") if work.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def lines(work: Path, seeds: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the errors of each engine, and of all, with each table, where all of them answer."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for entry in sorted(entries(work), key=lambda entry: (entry["system"], entry["backend"])):
+        for name in ("all", entry["backend"], f"{entry['system']} {entry['backend']}"):
+            found[name][entry["seed"]] += entry["ratios"]
+    for name, by_seed in sorted(found.items()):
+        errors = 100 * np.abs(np.array([by_seed[seed] for seed in seeds]) - 1)
+        both = errors[:, ~np.isnan(errors).any(axis=0)]
+        cells = [f"{np.median(one):.1f} / {np.percentile(one, 95):.1f}" for one in both]
+        yield [name, *(f"{count}" for count in (~np.isnan(errors)).sum(axis=1)), *cells]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work", type=Path, help="file of the results so far, JSON lines")
     parser.add_argument("--experts", action="store_true", help="models with experts")
     parser.add_argument("--only", default="", help="a pandas query of the sample's columns")
     parser.add_argument("--rows", type=int, default=200)
     parser.add_argument("--seeds", default="0,1")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    seeds = [f"seed {seed}" for seed in options.seeds.split(",")]
-    names = ["own tables", *seeds]
-    heads = ["engine", *(f"rows, {name}" for name in names), *names]
-    print(markdown(heads, lines(options)))
+    judge(options.work, options)
+    seeds = ["own", *options.seeds.split(",")]
+    print(
+        markdown(
+            ["engine", *(f"rows, {seed}" for seed in seeds), *seeds], lines(options.work, seeds)
+        )
+    )
     for reason, count in reasons.most_common():
         print(count, reason)
 

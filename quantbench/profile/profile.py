@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quantbench import __version__
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
@@ -83,6 +84,11 @@ class Profile:
         )  # the analysis of runs takes longer to import than all else
 
         return cls(**parts_of(runs, fit=fit, seed=seed))
+
+    @classmethod
+    def shipped(cls, device: DeviceSpec) -> Profile:
+        """Returns a profile without rows, which the shipped models of the device answer for."""
+        return cls(device, {}, Provenance(__version__), {})
 
     def save(self, path: str | Path) -> None:
         """Writes a JSON file, and a Parquet file beside it for each large table. Raises InputError

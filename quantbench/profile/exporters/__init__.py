@@ -20,8 +20,8 @@ _FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "vidur": ("vidur", "export", (*_ROWS, "model", "tensor_parallel")),
     "llm-analysis": ("llm_analysis", "export", _ROWS),
     "calculon": ("calculon", "export", _ROWS),
-    "csv": ("flat", "export_csv", ()),
-    "parquet": ("flat", "export_parquet", ()),
+    "csv": ("flat", "export_csv", ("dtype", "grid", *_MODELS)),
+    "parquet": ("flat", "export_parquet", ("dtype", "grid", *_MODELS)),
 }
 _TYPED = {"version": "as-version", "tensor_parallel": "tp", "configs": "config"}
 FORMATS = tuple(_FORMATS)

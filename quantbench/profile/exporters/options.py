@@ -37,6 +37,7 @@ class ExportOptions:
     layout: "" selects nt if measured, else nn or tn.
     backend, version: names under which aiconfigurator finds the tables.
     model, configs: names of models, comma separated, and config.json files of others.
+    grid: CSV file of products (m, n, k) that are modelled if the profile has no rows.
     tensor_parallel: degrees of the models; () for the format's own.
     """
 
@@ -47,6 +48,7 @@ class ExportOptions:
     version: str = "quantbench"
     model: str = ""
     configs: tuple[Path, ...] = ()
+    grid: Path | None = None
     tensor_parallel: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
