@@ -70,8 +70,9 @@ def file_of(row: Row) -> str:
     return _FILES.get(row.model_path, row.model_path)
 
 
-def tpot_ms(row: Row, database: Any) -> float:
-    """Returns the planner's time per output token."""
+def tpot_ms(row: Row, database: Any, attention: str | None) -> float:
+    """Returns the planner's time per output token. attention: its dtype for prompts, None for that
+    of the checkpoint."""
     from aiconfigurator_core.sdk import config
     from aiconfigurator_core.sdk.backends.factory import get_backend
     from aiconfigurator_core.sdk.config_builders import build_model_config
@@ -80,7 +81,9 @@ def tpot_ms(row: Row, database: Any) -> float:
     names = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
     sizes = {name: int(getattr(row, name) or 1) for name in names}
     modes = {name: getattr(row, name) for name in ("gemm_quant_mode", "moe_quant_mode")}
-    model = get_model(file_of(row), build_model_config(**sizes, **modes), row.backend)
+    model = get_model(
+        file_of(row), build_model_config(**sizes, **modes, fmha_quant_mode=attention), row.backend
+    )
     isl = int(row.isl)
     asked = config.RuntimeConfig(batch_size=int(row.batch_size), isl=isl, osl=int(row.osl))
     found = get_backend(row.backend).run_agg(model, database, asked, ctx_tokens=isl)
@@ -165,11 +168,16 @@ def predictions(rows: Sequence[Row], system: str, root: Path | None) -> list[flo
     database = perf_database.get_database(system, backend, TABLES[system][backend], **where)
     found = []
     for row in rows:
-        try:
-            found.append(tpot_ms(row, database) / row.silicon_tpot_ms)
-        except Exception as error:  # noqa: BLE001 - no data, no such model, a bad degree
-            reasons[f"{row.model_path} {backend}: {type(error).__name__} {str(error)[:150]}"] += 1
-            found.append(float("nan"))
+        ratio = float("nan")
+        for attention in (None, "bfloat16"):  # FP8 is not in every table
+            try:
+                ratio = tpot_ms(row, database, attention) / row.silicon_tpot_ms
+                break
+            except Exception as error:  # noqa: BLE001 - no data, no such model, a bad degree
+                reason = f"{row.model_path} {backend}: {type(error).__name__} {str(error)[:150]}"
+        if np.isnan(ratio):
+            reasons[reason] += 1
+        found.append(ratio)
     return found
 
 
@@ -178,11 +186,13 @@ reasons: Counter[str] = Counter()
 
 
 def exported(
-    rows: Sequence[Row], system: str, seed: int, options: argparse.Namespace
+    rows: Sequence[Row], system: str, seed: str, options: argparse.Namespace
 ) -> list[float]:
-    """Returns `predictions` with tables exported from few rows."""
+    """Returns `predictions` with tables exported from few rows; seed own: with the package's."""
+    if seed == "own":
+        return predictions(rows, system, None)
     backend = rows[0].backend
-    profile = profile_of(system, backend, seed, options.rows, experts=options.experts)
+    profile = profile_of(system, backend, int(seed), options.rows, experts=options.experts)
     models = systems_folder().parent / "model_configs"
     files = {models / f"{file_of(row).replace('/', '--')}_config.json" for row in rows}
     with TemporaryDirectory() as folder:
@@ -201,10 +211,7 @@ def judge(work: Path, options: argparse.Namespace) -> None:
         for seed in ("own", *options.seeds.split(",")):
             if (system, backend, seed) in done:
                 continue
-            if seed == "own":
-                ratios = predictions(rows, system, None)
-            else:
-                ratios = exported(rows, system, int(seed), options)
+            ratios = exported(rows, system, seed, options)
             entry = {"system": system, "backend": backend, "seed": seed, "ratios": ratios}
             with work.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(entry) + "\n")

@@ -15,10 +15,17 @@ from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.importers.aiconfigurator import COLLECTIVES, TABLES
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.libraries import system_of
-from quantbench.profile.exporters.communication import MESSAGES, all_reduce_us, nccl_us
+from quantbench.profile.exporters.aiconfigurator_modelled import (
+    LANES,
+    Columns,
+    Message,
+    absorbing_rows,
+    latent_rows,
+    message_rows,
+    origins,
+    scale_rows,
+)
 from quantbench.profile.exporters.modelled import (
-    AT_CLIFF,
-    M_GRID,
     MODEL,
     MODEL_SITES,
     GemmRow,
@@ -44,10 +51,6 @@ from quantbench.profile.table import Table
 from quantbench.workload import Attention
 from quantbench.workload.dtypes import DTYPES
 
-Columns = dict[str, list[Any]]
-#: op, dtype, GPUs, elements, µs, source
-_Message = tuple[str, str, int, int, float, str]
-
 _BACKENDS = ("vllm", "sglang", "trtllm")
 _INSTALL = "pip install 'quantbench[tables]'"
 #: the version under which the NCCL table is stored; not a release of NCCL
@@ -61,9 +64,6 @@ _MOE_DTYPES = {"bf16": "bfloat16", "mxfp4": "w4a8_mxfp4_mxfp8"} | {
     name: name for name in ("fp8", "fp8_block", "nvfp4")
 }
 _ATTENTION_DTYPES = {"bf16": "bfloat16"}
-#: (attn_dtype, kv_cache_dtype): measured is the first, modelled are all, prompts only in the last.
-#: An FP8 cache halves the bytes but not the time: public tables have 0.9 to 1.2 of bf16's median
-_LANES = (("bfloat16", "bfloat16"), ("bfloat16", "fp8"), ("fp8", "fp8"))
 #: dtype → name of its peak in the YAML file
 _PEAKS = {
     "bf16": "bfloat16_tc_flops",
@@ -77,9 +77,14 @@ _CONSTANT_LATENCY_S = 3e-6
 _OTHER_MEMORY_BYTES = 3_758_096_384
 _NCCL_MEMORY_BYTES = {1: 0, 2: 358_612_992, 4: 411_041_792, 8: 411_041_792, 16: 411_041_792}
 #: tables that only the planner has → their folders
-_FAMILIES = {"custom_allreduce": "comm", "computescale": "quantize", "scale_matrix": "quantize"}
-_NUM_GPUS = (2, 4, 8, 16)
-_SMALL_KERNEL_US = 2.0
+_FAMILIES = {
+    "custom_allreduce": "comm",
+    "computescale": "quantize",
+    "scale_matrix": "quantize",
+    "context_mla": "mla",
+    "generation_mla": "mla",
+    "mla_bmm": "mla_bmm",
+}
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
@@ -96,10 +101,13 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
             profile, options, wanted, out, "generation_attention"
         ),
         "moe": _moe_rows(profile, options, wanted, out),
-        "nccl": _message_rows(profile, wanted, messages, nccl=True),
-        "custom_allreduce": _message_rows(profile, wanted, messages, nccl=False),
-        "computescale": _scale_rows(profile, wanted, passes=1),
-        "scale_matrix": _scale_rows(profile, wanted, passes=2),
+        "nccl": message_rows(profile, wanted, messages, nccl=True),
+        "custom_allreduce": message_rows(profile, wanted, messages, nccl=False),
+        "computescale": scale_rows(profile, wanted, passes=1),
+        "scale_matrix": scale_rows(profile, wanted, passes=2),
+        "context_mla": latent_rows(profile, wanted, prompts=True),
+        "generation_mla": latent_rows(profile, wanted, prompts=False),
+        "mla_bmm": absorbing_rows(profile, wanted, options.backend),
     }
     tables = {kind: columns for kind, columns in tables.items() if columns["latency"]}
     if not tables:
@@ -142,11 +150,6 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     )
 
 
-def _origins(sources: Sequence[str]) -> list[str]:
-    """Returns a mark for each row, in a column that the planner does not read."""
-    return ["modelled" if source in (MODEL, AT_CLIFF) else "measured" for source in sources]
-
-
 def _formats(profile: Profile, options: ExportOptions) -> list[str]:
     """Returns the dtypes of the products to write: those with rows, or all with a peak if the
     planner asks for more than the rows."""
@@ -183,7 +186,7 @@ def _gemm_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Ex
     return {
         "op_name": ["gemm"] * len(rows),
         "kernel_source": list(sources),
-        "origin": _origins(sources),
+        "origin": origins(sources),
         "gemm_dtype": [names[d] for d in dtypes],
         "m": list(m),
         "n": list(n),
@@ -239,7 +242,7 @@ def _attention_rows(
     measured = zip(
         table.workloads(), table["latency_us"].tolist(), table["provider"].tolist(), strict=True
     )
-    rows = [(work, 0, *_LANES[0], us, source) for work, us, source in measured]
+    rows = [(work, 0, *LANES[0], us, source) for work, us, source in measured]
     heads = wanted.heads
     if not rows and not heads:
         heads = MODEL_HEADS
@@ -255,7 +258,7 @@ def _attention_rows(
         "op_name": [op] * count,
         # One name for all: its engine answers from the rows of one kernel.
         "kernel_source": [sources[0]] * count,
-        "origin": _origins(sources),
+        "origin": origins(sources),
         "batch_size": [work.batch for work in works],
         "isl": [work.seq_q for work in works],
         "num_heads": [work.heads for work in works],
@@ -284,14 +287,14 @@ def _modelled_attention(
     model = profile.models.attention or AttentionModel.best(profile.device)
     times_us = model.predict(within).latency_us.tolist()
     has_fp8 = profile.device.peak("fp8") is not None
-    lanes = [lane for lane in _LANES if has_fp8 or lane == _LANES[0]]
+    lanes = [lane for lane in LANES if has_fp8 or lane == LANES[0]]
     if not prompts:
         lanes = lanes[:2]
     return [
         (work, window, *lane, us, MODEL)
         for lane in lanes
         for work, window, us in zip(works, windows, times_us, strict=True)
-        if window or lane != _LANES[0] or work not in measured
+        if window or lane != LANES[0] or work not in measured
     ]
 
 
@@ -325,14 +328,14 @@ def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exp
     return {
         "op_name": ["moe"] * len(rows),
         "kernel_source": [rows[0][2]] * len(rows),
-        "origin": _origins([row[2] for row in rows]),
+        "origin": origins([row[2] for row in rows]),
         "moe_dtype": [_MOE_DTYPES[work.dtype] for work in works],
         **{theirs: [getattr(work, ours) for work in works] for theirs, ours in names.items()},
         "latency": [row[1] / 1e3 for row in rows],
     }
 
 
-def _measured_collectives(profile: Profile, out: Exported) -> list[_Message]:
+def _measured_collectives(profile: Profile, out: Exported) -> list[Message]:
     """Returns the measured collectives within a node."""
     table = collectives(profile, out)
     names = {ours: theirs for theirs, ours in COLLECTIVES.items()}
@@ -342,7 +345,7 @@ def _measured_collectives(profile: Profile, out: Exported) -> list[_Message]:
     out.leave_out(
         "a collective or dtype that aiconfigurator has no name for", int((inside & ~named).sum())
     )
-    found: dict[tuple[Any, ...], _Message] = {}
+    found: dict[tuple[Any, ...], Message] = {}
     for row in table.where(inside & named).rows():
         elements = row["message_bytes"] // DTYPES[row["dtype"]].element_bytes
         key = (names[row["op"]], _NCCL_DTYPES[row["dtype"]], row["num_gpus"], elements)
@@ -351,60 +354,6 @@ def _measured_collectives(profile: Profile, out: Exported) -> list[_Message]:
         else:
             found[key] = (*key, row["latency_us"], "NCCL")
     return list(found.values())
-
-
-def _message_rows(
-    profile: Profile, wanted: Served, measured: list[_Message], *, nccl: bool
-) -> Columns:
-    """Returns the table of NCCL's collectives, or of the engine's own all-reduce, with message
-    sizes in elements: measured, or, for named models, modelled if the op was not measured between
-    so many GPUs."""
-    rows = [row for row in measured if nccl or row[:2] == ("all_reduce", "half")]
-    known = {(row[0], row[2]) for row in rows}
-    rates = link_rates(profile, Exported())
-    for op in (*COLLECTIVES,) if nccl else ("all_reduce",):
-        for num_gpus in _NUM_GPUS if wanted.heads else ():
-            if (op, num_gpus) in known:
-                continue
-            if nccl:
-                times_us = nccl_us(COLLECTIVES[op], rates.inside_gb_per_s, num_gpus)
-            else:
-                times_us = all_reduce_us(rates.inside_gb_per_s, num_gpus)
-            rows += [
-                (op, "half", num_gpus, size // 2, us, MODEL)
-                for size, us in zip(MESSAGES, times_us.tolist(), strict=True)
-            ]
-    dtype_column = "nccl_dtype" if nccl else "allreduce_dtype"
-    return {
-        "op_name": [row[0] for row in rows],
-        "kernel_source": [row[5] for row in rows],
-        "origin": _origins([row[5] for row in rows]),
-        dtype_column: [row[1] if nccl else "bfloat16" for row in rows],
-        "num_gpus": [row[2] for row in rows],
-        "message_size": [row[3] for row in rows],
-        "latency": [row[4] / 1e3 for row in rows],
-    }
-
-
-def _scale_rows(profile: Profile, wanted: Served, *, passes: int) -> Columns:
-    """Returns a table of what FP8 products wait for: so many passes over their m×k inputs.
-
-    passes: 1 for the largest value of a tensor, 2 for reading it and writing it scaled.
-    """
-    bytes_per_us = profile.device.memory_gb_per_s * 1e3
-    ks = sorted({k for _, k in wanted.products}) if profile.device.peak("fp8") else []
-    sizes = [(m, k) for k in ks for m in M_GRID]
-    return {
-        "op_name": ["scale"] * len(sizes),
-        "kernel_source": [MODEL] * len(sizes),
-        "origin": _origins([MODEL] * len(sizes)),
-        "quant_dtype": ["fp8"] * len(sizes),
-        "m": [m for m, _ in sizes],
-        "k": [k for _, k in sizes],
-        "latency": [
-            (_SMALL_KERNEL_US + (1 + passes) * m * k / bytes_per_us) / 1e3 for m, k in sizes
-        ],
-    }
 
 
 def _description(

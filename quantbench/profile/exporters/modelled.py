@@ -89,9 +89,11 @@ class GemmTimes:
         )
         self.note = f"{dtype} products that were not measured are modelled ({fitted})"
 
-    def latency_us(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> FloatArray:
+    def latency_us(
+        self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, *, batch: int = 1
+    ) -> FloatArray:
         """Returns predicted times of linear layers (layout nt), µs, (rows,)."""
-        return self._model.predict(m, n, k, layout="nt").latency_us
+        return self._model.predict(m, n, k, layout="nt", batch=batch).latency_us
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
         """Returns µs at sizes m (places,) of one (n, k): measured if in `rows` (the table's rows of

@@ -59,6 +59,29 @@ class Heads:
         ]
 
 
+@dataclass(frozen=True, order=True)
+class Latent:
+    """Latent attention of one GPU: heads, and the widths of `TransformerShape`."""
+
+    heads: int
+    head_dim: int
+    value_dim: int
+    kv_rank: int
+    rope_dim: int
+
+    @property
+    def expanded(self) -> Heads:
+        """Heads of a prompt, whose latents are expanded to keys and values; as wide as keys and
+        values are on average."""
+        return Heads(self.heads, self.heads, (self.head_dim + self.value_dim) // 2)
+
+    @property
+    def absorbed(self) -> Heads:
+        """Heads of a new token, which all read the latents: with as many bytes, twice as many heads
+        of half the width have their FLOPs."""
+        return Heads(2 * self.heads, 1, (2 * self.kv_rank + self.rope_dim) // 4)
+
+
 #: heads of a modelled table of no named model
 MODEL_HEADS = tuple(
     Heads(heads, kv_heads, head_dim)
@@ -76,6 +99,7 @@ class Served:
 
     products: tuple[tuple[int, int], ...] = ()
     heads: tuple[Heads, ...] = ()
+    latent: tuple[Latent, ...] = ()
     experts: tuple[MoE, ...] = ()
 
 
@@ -92,6 +116,7 @@ def served(options: ExportOptions) -> Served:
     """
     products: set[tuple[int, int]] = set()
     heads: set[Heads] = set()
+    latent: set[Latent] = set()
     experts: dict[MoE, None] = {}
     degrees = options.tensor_parallel or DEGREES
     for shape in models_of(options):
@@ -101,14 +126,21 @@ def served(options: ExportOptions) -> Served:
         for one in cut:
             ops = one.ops(backward=False)
             products |= {(op.workload.n, op.workload.k) for op in ops if type(op.workload) is Gemm}
+            # vLLM's latent attention is looked up as that of as many heads as wide as its values.
             heads |= {
-                Heads(one.heads, one.kv_heads, one.core_dim, window)
+                Heads(one.heads, one.kv_heads, one.value_width, window)
                 for window in {0, one.sliding_window}
             }
+            if one.kv_rank:
+                latent.add(
+                    Latent(one.heads, one.head_dim, one.value_dim, one.kv_rank, one.rope_dim)
+                )
         if shape.experts:
             products.add((shape.experts, shape.hidden))  # the router
             experts |= dict.fromkeys(_layers(shape, degrees))
-    return Served(tuple(sorted(products)), tuple(sorted(heads)), tuple(experts))
+    return Served(
+        tuple(sorted(products)), tuple(sorted(heads)), tuple(sorted(latent)), tuple(experts)
+    )
 
 
 def _cut(shape: TransformerShape, tp: int) -> TransformerShape:
