@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from quantbench.device import lookup
+from quantbench.errors import QuantbenchError
 from quantbench.importers import aiconfigurator
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.gemm.model import GemmModel
@@ -31,6 +32,7 @@ from quantbench.profile.exporters.options import ExportOptions
 from quantbench.profile.models import Models
 from quantbench.profile.schema import Provenance
 from quantbench.profile.table import LAYOUTS, Table
+from quantbench.workload.huggingface import describe
 from tools.guide.markers import table as markdown
 
 _FORMATS = ("bf16", "fp8", "fp8_block", "nvfp4")
@@ -193,8 +195,14 @@ def exported(
         return predictions(rows, system, None)
     backend = rows[0].backend
     profile = profile_of(system, backend, int(seed), options.rows, experts=options.experts)
-    models = systems_folder().parent / "model_configs"
-    files = {models / f"{file_of(row).replace('/', '--')}_config.json" for row in rows}
+    files = set()
+    for name in {file_of(row) for row in rows}:
+        file = systems_folder().parent / "model_configs" / f"{name.replace('/', '--')}_config.json"
+        try:
+            describe(file)
+            files.add(file)
+        except QuantbenchError as error:
+            reasons[str(error)] += 1
     with TemporaryDirectory() as folder:
         asked = ExportOptions(
             backend=backend, version=TABLES[system][backend], configs=tuple(sorted(files))

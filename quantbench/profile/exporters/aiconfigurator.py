@@ -20,6 +20,7 @@ from quantbench.profile.exporters.aiconfigurator_modelled import (
     Columns,
     Message,
     absorbing_rows,
+    lanes_of,
     latent_rows,
     message_rows,
     origins,
@@ -38,9 +39,10 @@ from quantbench.profile.exporters.options import (
     WHO,
     Exported,
     ExportOptions,
-    attentions,
     collectives,
+    forward_attention,
     linear_layers,
+    of_provider,
     require_gpu,
 )
 from quantbench.profile.exporters.rates import achieved, link_rates
@@ -227,7 +229,7 @@ def _attention_rows(
     prompts = op == "context_attention"
     # Both tables omit the same rows: count them only once.
     selected = out if prompts else Exported()
-    table = attentions(profile, options, selected, options.backend)
+    table = forward_attention(profile, options, selected)
     names = {**_ATTENTION_DTYPES, **({"fp16": "bfloat16"} if options.dtype == "fp16" else {})}
     decodes = (table["seq_q"] == 1) & ~table["causal"]
     named = np.isin(table["dtype"], list(names))
@@ -239,6 +241,7 @@ def _attention_rows(
         "attention to several keys that is not causal: no place for it there", several
     )
     table = table.where(named & (table["causal"] if prompts else decodes))
+    table = of_provider(table, options.provider, out, options.backend)
     measured = zip(
         table.workloads(), table["latency_us"].tolist(), table["provider"].tolist(), strict=True
     )
@@ -249,7 +252,8 @@ def _attention_rows(
         out.notes.append(f"{op.replace('_', ' ')} was not measured: modelled")
     dtype = "fp16" if options.dtype == "fp16" else "bf16"
     if heads and profile.device.peak(dtype) is not None:
-        rows += _modelled_attention(profile, heads, dtype, prompts, {row[0] for row in rows})
+        measured_works = {row[0] for row in rows}
+        rows += _modelled_attention(profile, heads, dtype, prompts, measured_works, options.backend)
     if not rows:
         return {"latency": []}
     works, windows, dtypes, kv_dtypes, times_us, sources = zip(*rows, strict=True)
@@ -274,7 +278,12 @@ def _attention_rows(
 
 
 def _modelled_attention(
-    profile: Profile, heads: Sequence[Heads], dtype: str, prompts: bool, measured: set[Any]
+    profile: Profile,
+    heads: Sequence[Heads],
+    dtype: str,
+    prompts: bool,
+    measured: set[Any],
+    backend: str,
 ) -> list[tuple[Any, ...]]:
     """Returns the rows of `_attention_rows` that were not measured, of every window and lane."""
     works: list[Attention] = []
@@ -285,17 +294,17 @@ def _modelled_attention(
         windows += [one.window] * len(shapes)
     within = [seen(work, window) for work, window in zip(works, windows, strict=True)]
     model = profile.models.attention or AttentionModel.best(profile.device)
-    times_us = model.predict(within).latency_us.tolist()
-    has_fp8 = profile.device.peak("fp8") is not None
-    lanes = [lane for lane in LANES if has_fp8 or lane == LANES[0]]
-    if not prompts:
-        lanes = lanes[:2]
-    return [
-        (work, window, *lane, us, MODEL)
-        for lane in lanes
-        for work, window, us in zip(works, windows, times_us, strict=True)
-        if window or lane != LANES[0] or work not in measured
-    ]
+    rows: list[tuple[Any, ...]] = []
+    for lane in lanes_of(profile, prompts):
+        if lane[1] == "fp8" and backend == "trtllm" and not prompts:
+            within = [replace(work, seq_k=-(-work.seq_k // 2)) for work in within]
+        times_us = model.predict(within).latency_us.tolist()
+        rows += [
+            (work, window, *lane, us, MODEL)
+            for work, window, us in zip(works, windows, times_us, strict=True)
+            if window or lane != LANES[0] or work not in measured
+        ]
+    return rows
 
 
 def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exported) -> Columns:

@@ -136,11 +136,18 @@ def linear_layers(table: Table, options: ExportOptions, out: Exported, library: 
             f"products are of layout {layout}, where consumers mean linear layers (nt)"
         )
     table = _keep(table, "layout", layout, f"a product of another layout than {layout}", out)
-    return _of_provider(table, options.provider, out, library)
+    return of_provider(table, options.provider, out, library)
 
 
-def attentions(profile: Profile, options: ExportOptions, out: Exported, library: str = "") -> Table:
+def attentions(profile: Profile, options: ExportOptions, out: Exported) -> Table:
     """Returns forward attention of one provider, and of options.dtype if set. Counts the omitted
+    rows.
+    """
+    return of_provider(forward_attention(profile, options, out), options.provider, out)
+
+
+def forward_attention(profile: Profile, options: ExportOptions, out: Exported) -> Table:
+    """Returns forward attention of all providers, and of options.dtype if set. Counts the omitted
     rows.
     """
     table = _keep(
@@ -150,12 +157,12 @@ def attentions(profile: Profile, options: ExportOptions, out: Exported, library:
         "a backward pass: no place for it there",
         out,
     )
-    return _of_provider(_of_dtype(table, options, out), options.provider, out, library)
+    return _of_dtype(table, options, out)
 
 
 def collectives(profile: Profile, out: Exported) -> Table:
     """Returns the collectives of the provider with the most rows. Counts the omitted rows."""
-    return _of_provider(profile.tables["collective"], "", out)
+    return of_provider(profile.tables["collective"], "", out)
 
 
 def dtype_of(profile: Profile, options: ExportOptions) -> str:
@@ -176,7 +183,9 @@ def _of_dtype(table: Table, options: ExportOptions, out: Exported) -> Table:
     return _keep(table, "dtype", options.dtype, f"another dtype than {options.dtype}", out)
 
 
-def _of_provider(table: Table, provider: str, out: Exported, library: str = "") -> Table:
+def of_provider(table: Table, provider: str, out: Exported, library: str = "") -> Table:
+    """Returns the rows of the provider, of the library's most frequent one, or of the most frequent
+    one of all. Counts the omitted rows."""
     if not len(table):
         return table
     names = sorted(set(table["provider"].tolist()))

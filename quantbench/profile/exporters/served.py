@@ -6,7 +6,6 @@ there are fewer of them than GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quantbench.errors import InputError
@@ -137,7 +136,7 @@ def served(options: ExportOptions) -> Served:
                 )
         if shape.experts:
             products.add((shape.experts, shape.hidden))  # the router
-            experts |= dict.fromkeys(_layers(shape, degrees))
+            experts |= dict.fromkeys(_layers(shape, max(degrees)))
     return Served(
         tuple(sorted(products)), tuple(sorted(heads)), tuple(sorted(latent)), tuple(experts)
     )
@@ -159,7 +158,8 @@ def _cut(shape: TransformerShape, tp: int) -> TransformerShape:
     )
 
 
-def _layers(shape: TransformerShape, degrees: Sequence[int]) -> list[MoE]:
+def _layers(shape: TransformerShape, most: int) -> list[MoE]:
+    """Returns the layers of experts on up to `most` GPUs."""
     return [
         MoE(
             tokens,
@@ -172,9 +172,9 @@ def _layers(shape: TransformerShape, degrees: Sequence[int]) -> list[MoE]:
             gated=shape.gated,
             distribution=routing,
         )
-        for tp in degrees
-        for ep in degrees
-        if shape.moe_ffn % tp == 0 and shape.experts % ep == 0 and tp * ep <= max(degrees)
+        for tp in DEGREES
+        for ep in DEGREES
+        if shape.moe_ffn % tp == 0 and shape.experts % ep == 0 and tp * ep <= most
         for tokens in _TOKENS
         for routing in _ROUTINGS
     ]
