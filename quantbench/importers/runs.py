@@ -19,6 +19,7 @@ from itertools import chain
 from math import isfinite
 from operator import add
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -105,6 +106,19 @@ class Rows:
     def total(self) -> int:
         """Returns the number of rows read, including those left out."""
         return len(self.rows) + sum(self.left_out.values())
+
+    def sample(self, count: int, seed: int) -> None:
+        """Keeps `count` random rows of each dtype, in the table's order."""
+        by_dtype: dict[str, list[int]] = defaultdict(list)
+        for index, row in enumerate(self.rows):
+            by_dtype[row.workload.dtype].append(index)
+        random = Random(seed)
+        kept = [random.sample(rows, min(count, len(rows))) for rows in by_dtype.values()]
+        chosen = sorted(chain.from_iterable(kept))
+        if len(chosen) < len(self.rows):
+            reason = f"not among {count} random rows of its dtype"
+            self.left_out[reason] += len(self.rows) - len(chosen)
+        self.rows = [self.rows[index] for index in chosen]
 
 
 _UNKNOWN_STATE = DeviceState(note="imported: the device's state was not recorded")

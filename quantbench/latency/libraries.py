@@ -151,6 +151,8 @@ def library_words(slug: str, dtype: str, asked: str, operation: str) -> str:
         )
     elif asked:
         why = "as asked" if name == asked else f"its {dtype} products are {asked}'s"
+        if (name, dtype) == ("vllm", "fp8_block"):
+            why += "; its times of few rows hold the host's work, many times the kernel's"
     elif len(known) == 1:
         why = "the only one measured"
     else:
