@@ -34,6 +34,7 @@ from quantbench.profile.schema import Provenance
 from quantbench.profile.table import LAYOUTS, Table
 from quantbench.workload.huggingface import describe
 from tools.guide.markers import table as markdown
+from tools.guide.markers import write_between
 
 _FORMATS = ("bf16", "fp8", "fp8_block", "nvfp4")
 #: model in the sample → its file in the package, if named otherwise
@@ -232,10 +233,14 @@ def entries(work: Path) -> list[dict[str, Any]]:
 
 def lines(work: Path, seeds: Sequence[str]) -> Iterator[list[str]]:
     """Yields the errors of each engine, and of all, with each table, where all of them answer."""
+    by_engine: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(dict)
+    for entry in entries(work):
+        by_engine[entry["system"], entry["backend"]][entry["seed"]] = entry["ratios"]
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for entry in sorted(entries(work), key=lambda entry: (entry["system"], entry["backend"])):
-        for name in ("all", entry["backend"], f"{entry['system']} {entry['backend']}"):
-            found[name][entry["seed"]] += entry["ratios"]
+    for (system, backend), by_seed in sorted(by_engine.items()):
+        for name in ("all", backend, f"{system} {backend}"):
+            for seed in seeds if set(seeds) <= set(by_seed) else ():
+                found[name][seed] += by_seed[seed]
     for name, by_seed in sorted(found.items()):
         errors = 100 * np.abs(np.array([by_seed[seed] for seed in seeds]) - 1)
         both = errors[:, ~np.isnan(errors).any(axis=0)]
@@ -248,17 +253,19 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="file of the results so far, JSON lines")
     parser.add_argument("--experts", action="store_true", help="models with experts")
     parser.add_argument("--only", default="", help="a pandas query of the sample's columns")
+    parser.add_argument("--page", type=Path, help="page whose table is replaced")
     parser.add_argument("--rows", type=int, default=200)
     parser.add_argument("--seeds", default="0,1")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     judge(options.work, options)
     seeds = ["own", *options.seeds.split(",")]
-    print(
-        markdown(
-            ["engine", *(f"rows, {seed}" for seed in seeds), *seeds], lines(options.work, seeds)
-        )
-    )
+    names = ["own", *(f"seed {seed}" for seed in seeds[1:])]
+    header = ["engine", *(f"rows, {name}" for name in names), *names]
+    page = markdown(header, lines(options.work, seeds))
+    print(page)
+    if options.page:
+        write_between(options.page, "experts" if options.experts else "serving", page)
     for reason, count in reasons.most_common():
         print(count, reason)
 

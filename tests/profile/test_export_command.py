@@ -91,6 +91,31 @@ def test_the_page_names_every_format() -> None:
     assert all(f"--format {name} " in PAGE for name in FORMATS)
 
 
+def test_a_gpu_s_name_gives_modelled_rows_with_their_intervals(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.csv"
+    grid.write_text("m,n,k\n128,4096,4096\n129,4096,4096\n", encoding="utf-8")
+    words = ("--gpu", "h100", "--format", "csv", "--grid", str(grid), "-o", str(tmp_path / "out"))
+    invoke("export", *words)
+    with (tmp_path / "out" / "gemm.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["m"], row["origin"]) for row in rows] == [("128", "modelled"), ("129", "modelled")]
+    for row in rows:
+        low, middle, high = (float(row[name]) for name in ("low_us", "latency_us", "high_us"))
+        assert 0 < low < middle < high
+        assert 0 < float(row["held_out_median_pct"]) < 20
+
+
+def test_runs_and_a_gpu_are_one_or_the_other(folder: Path) -> None:
+    for words, said in (
+        (["profile.json", "--gpu", "h100", "--format", "csv"], "runs and --gpu; expected one"),
+        (["--format", "csv"], "no runs; expected one of them"),
+        (["--gpu", "h100"], "without --format"),
+    ):
+        done = CliRunner().invoke(command, ["export", *words])
+        assert isinstance(done.exception, InputError)
+        assert said in str(done.exception)
+
+
 def test_the_page_s_figures_were_generated() -> None:
     section = PAGE.split("<!-- blindspots:begin -->")[1].split("<!-- blindspots:end -->")[0]
     assert section.count("\n| ") == 5

@@ -184,11 +184,12 @@ def _gemm_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Ex
             rows += _rows_of_dtype(profile, options, wanted, dtype, measured, out)
     if not rows:
         return {"latency": []}
-    m, n, k, us, dtypes, sources = zip(*rows, strict=True)
+    m, n, k, us, dtypes, sources, spread = zip(*rows, strict=True)
     return {
         "op_name": ["gemm"] * len(rows),
         "kernel_source": list(sources),
         "origin": origins(sources),
+        "high_over_latency": list(spread),
         "gemm_dtype": [names[d] for d in dtypes],
         "m": list(m),
         "n": list(n),
@@ -206,7 +207,15 @@ def _rows_of_dtype(
     out: Exported,
 ) -> list[GemmRow]:
     rows: list[GemmRow] = [
-        (row["m"], row["n"], row["k"], row["latency_us"], dtype, row["kernel"] or row["provider"])
+        (
+            row["m"],
+            row["n"],
+            row["k"],
+            row["latency_us"],
+            dtype,
+            row["kernel"] or row["provider"],
+            row["high_us"] / row["latency_us"],
+        )
         for row in measured.rows()
     ]
     asked = bool(options.model or options.configs)
@@ -242,10 +251,10 @@ def _attention_rows(
     )
     table = table.where(named & (table["causal"] if prompts else decodes))
     table = of_provider(table, options.provider, out, options.backend)
-    measured = zip(
-        table.workloads(), table["latency_us"].tolist(), table["provider"].tolist(), strict=True
-    )
-    rows = [(work, 0, *LANES[0], us, source) for work, us, source in measured]
+    spread = table["high_us"] / table["latency_us"]
+    columns = (table["latency_us"].tolist(), table["provider"].tolist(), spread.tolist())
+    measured = zip(table.workloads(), *columns, strict=True)
+    rows = [(work, 0, *LANES[0], *values) for work, *values in measured]
     heads = wanted.heads
     if not rows and not heads:
         heads = MODEL_HEADS
@@ -256,13 +265,14 @@ def _attention_rows(
         rows += _modelled_attention(profile, heads, dtype, prompts, measured_works, options.backend)
     if not rows:
         return {"latency": []}
-    works, windows, dtypes, kv_dtypes, times_us, sources = zip(*rows, strict=True)
+    works, windows, dtypes, kv_dtypes, times_us, sources, spreads = zip(*rows, strict=True)
     count = len(rows)
     return {
         "op_name": [op] * count,
         # One name for all: its engine answers from the rows of one kernel.
         "kernel_source": [sources[0]] * count,
         "origin": origins(sources),
+        "high_over_latency": list(spreads),
         "batch_size": [work.batch for work in works],
         "isl": [work.seq_q for work in works],
         "num_heads": [work.heads for work in works],
@@ -298,10 +308,12 @@ def _modelled_attention(
     for lane in lanes_of(profile, prompts):
         if lane[1] == "fp8" and backend == "trtllm" and not prompts:
             within = [replace(work, seq_k=-(-work.seq_k // 2)) for work in within]
-        times_us = model.predict(within).latency_us.tolist()
+        found = model.predict(within)
+        spread = found.high_us / found.latency_us
+        columns = found.latency_us.tolist(), spread.tolist()
         rows += [
-            (work, window, *lane, us, MODEL)
-            for work, window, us in zip(works, windows, times_us, strict=True)
+            (work, window, *lane, us, MODEL, high)
+            for work, window, us, high in zip(works, windows, *columns, strict=True)
             if window or lane != LANES[0] or work not in measured
         ]
     return rows
@@ -312,15 +324,22 @@ def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exp
     named = np.isin(table["dtype"], list(_MOE_DTYPES))
     out.leave_out("experts of a dtype that aiconfigurator has no name for", int((~named).sum()))
     table = table.where(named)
-    columns = table["latency_us"].tolist(), table["provider"].tolist()
-    rows: list[tuple[Any, float, str]] = list(zip(table.workloads(), *columns, strict=True))
+    spread = table["high_us"] / table["latency_us"]
+    columns = (table["latency_us"].tolist(), table["provider"].tolist(), spread.tolist())
+    rows: list[tuple[Any, ...]] = list(zip(table.workloads(), *columns, strict=True))
     measured = {row[0] for row in rows}
     for dtype in _MOE_DTYPES if wanted.experts else ():
         if profile.device.peak(dtype) is not None:
             layers = [replace(layer, dtype=dtype) for layer in wanted.experts]
             layers = [layer for layer in layers if layer not in measured]
             found = profile.experts(dtype, options.backend).predict(layers)
-            rows += zip(layers, found.latency_us.tolist(), [MODEL] * len(layers), strict=True)
+            spread = found.high_us / found.latency_us
+            rows += [
+                (layer, us, MODEL, high)
+                for layer, us, high in zip(
+                    layers, found.latency_us.tolist(), spread.tolist(), strict=True
+                )
+            ]
     if not rows:
         return {"latency": []}
     works = [row[0] for row in rows]
@@ -338,6 +357,7 @@ def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exp
         "op_name": ["moe"] * len(rows),
         "kernel_source": [rows[0][2]] * len(rows),
         "origin": origins([row[2] for row in rows]),
+        "high_over_latency": [row[3] for row in rows],
         "moe_dtype": [_MOE_DTYPES[work.dtype] for work in works],
         **{theirs: [getattr(work, ours) for work in works] for theirs, ours in names.items()},
         "latency": [row[1] / 1e3 for row in rows],

@@ -63,8 +63,8 @@ M_GRID = tuple(2**power for power in range(16))
 MODEL = "quantbench_model"
 AT_CLIFF = "quantbench_model_at_cliff"
 
-#: m, n, k, µs, dtype, kernel_source
-GemmRow = tuple[int, int, int, float, str, str]
+#: m, n, k, µs, dtype, kernel_source, upper end of the 90 % interval over the time
+GemmRow = tuple[int, int, int, float, str, str, float]
 
 
 class GemmTimes:
@@ -94,6 +94,11 @@ class GemmTimes:
     ) -> FloatArray:
         """Returns predicted times of linear layers (layout nt), µs, (rows,)."""
         return self._model.predict(m, n, k, layout="nt", batch=batch).latency_us
+
+    def spread(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> list[float]:
+        """Returns the upper end of the 90 % interval over the time, (rows,)."""
+        found = self._model.predict(m, n, k, layout="nt")
+        return [float(ratio) for ratio in found.high_us / found.latency_us]
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
         """Returns µs at sizes m (places,) of one (n, k): measured if in `rows` (the table's rows of
@@ -136,10 +141,13 @@ def model_rows(
         rows = measured.where((measured["n"] == n) & (measured["k"] == k))
         site = times.site(n, k, np.union1d(M_GRID, rows["m"]).astype(np.int64), rows)
         kept = (site.in_table | site.rows_to_add(BOUND)) & ~np.isin(site.m, rows["m"])
-        us = site.expected_us[kept].tolist()
-        found += [
-            (m, n, k, time, dtype, MODEL) for m, time in zip(site.m[kept].tolist(), us, strict=True)
-        ]
+        if kept.any():
+            m = site.m[kept]
+            columns = m.tolist(), site.expected_us[kept].tolist(), times.spread(m, n, k)
+            found += [
+                (size, n, k, us, dtype, MODEL, spread)
+                for size, us, spread in zip(*columns, strict=True)
+            ]
     return found
 
 
@@ -181,10 +189,12 @@ def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[Gemm
         for n, k in sorted(wanted):
             site = rows.where((rows["n"] == n) & (rows["k"] == k))
             m = np.setdiff1d(list(wanted[n, k]), site["m"])
-            times_us = times.through(m, n, k, site).tolist() if len(m) else []
-            found += [
-                (x, n, k, us, dtype, AT_CLIFF) for x, us in zip(m.tolist(), times_us, strict=True)
-            ]
+            if len(m):
+                columns = m.tolist(), times.through(m, n, k, site).tolist(), times.spread(m, n, k)
+                found += [
+                    (size, n, k, us, dtype, AT_CLIFF, spread)
+                    for size, us, spread in zip(*columns, strict=True)
+                ]
     if found:
         out.notes.append(
             f"{len(found):,} rows on both sides of known cliffs are modelled (kernel_source {AT_CLIFF})"
