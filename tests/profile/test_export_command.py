@@ -70,7 +70,7 @@ def test_each_command_of_the_page_runs(line: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_import_on_the_page_makes_the_run_that_it_names(
+def test_the_import_on_the_page_makes_a_run_of_200_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if find_spec("aiconfigurator_core") is None:
@@ -79,11 +79,13 @@ def test_the_import_on_the_page_makes_the_run_that_it_names(
     line = next(line for line in COMMANDS if line.startswith("quantbench import "))
     done = CliRunner().invoke(app, shlex.split(line)[1:], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert (tmp_path / _MADE_RUN / "run.json").is_file()
+    made = tmp_path / f"{_MADE_RUN}-200-rows-seed-0"
+    assert (made / "run.json").is_file()
+    assert len((made / "records.jsonl").read_text(encoding="utf-8").splitlines()) == 200
 
 
 def test_the_page_has_all_its_commands() -> None:
-    assert len(COMMANDS) == 9
+    assert len(COMMANDS) == 16
     assert len(SNIPPETS) == 2
 
 

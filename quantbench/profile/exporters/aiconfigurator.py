@@ -16,6 +16,7 @@ from quantbench.importers.aiconfigurator import COLLECTIVES, TABLES
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.libraries import system_of
 from quantbench.profile.exporters.aiconfigurator_modelled import (
+    FP8_KEYS,
     LANES,
     Columns,
     Message,
@@ -262,7 +263,7 @@ def _attention_rows(
     dtype = "fp16" if options.dtype == "fp16" else "bf16"
     if heads and profile.device.peak(dtype) is not None:
         measured_works = {row[0] for row in rows}
-        rows += _modelled_attention(profile, heads, dtype, prompts, measured_works, options.backend)
+        rows += _modelled_attention(profile, heads, dtype, prompts, measured_works)
     if not rows:
         return {"latency": []}
     works, windows, dtypes, kv_dtypes, times_us, sources, spreads = zip(*rows, strict=True)
@@ -293,7 +294,6 @@ def _modelled_attention(
     dtype: str,
     prompts: bool,
     measured: set[Any],
-    backend: str,
 ) -> list[tuple[Any, ...]]:
     """Returns the rows of `_attention_rows` that were not measured, of every window and lane."""
     works: list[Attention] = []
@@ -306,8 +306,8 @@ def _modelled_attention(
     model = profile.models.attention or AttentionModel.best(profile.device)
     rows: list[tuple[Any, ...]] = []
     for lane in lanes_of(profile, prompts):
-        if lane[1] == "fp8" and backend == "trtllm" and not prompts:
-            within = [replace(work, seq_k=-(-work.seq_k // 2)) for work in within]
+        if lane[1] == "fp8" and not prompts:
+            within = [replace(one, seq_k=max(1, int(FP8_KEYS * one.seq_k))) for one in within]
         found = model.predict(within)
         spread = found.high_us / found.latency_us
         columns = found.latency_us.tolist(), spread.tolist()
