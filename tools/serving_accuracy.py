@@ -48,16 +48,27 @@ _FILES = {
 }
 _DENSE = ("Llama-3", "Qwen3-32B")
 _DENSE_SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm")
+#: (system, library) → version of the table of experts that the planner takes for most models
+_EXPERTS = {(system, "vllm"): "0.19.0" for system in ("b200_sxm", "h200_sxm")}
+#: share of the rows of attention that are decoding, on which the time per token depends most
+_DECODING = 0.7
 _SLUGS = {system: slug for slug, system in SYSTEMS.items()}
 
 Row = Any  # a named tuple of the sample
+
+
+def package() -> Path:
+    """Returns the folder of aiconfigurator-core, which must be installed."""
+    systems = systems_folder()
+    assert systems is not None
+    return systems.parent
 
 
 def sample(*, dense: bool, only: str) -> dict[tuple[str, str], list[Row]]:
     """Returns the rows of dense models, or of experts, by (system, backend)."""
     import pandas
 
-    frame = pandas.read_csv(systems_folder() / "silicon_sample.csv")
+    frame = pandas.read_csv(package() / "systems" / "silicon_sample.csv")
     frame = frame[frame["mode"] == "agg"]
     if only:
         frame = frame.query(only)
@@ -70,7 +81,7 @@ def sample(*, dense: bool, only: str) -> dict[tuple[str, str], list[Row]]:
 
 
 def file_of(row: Row) -> str:
-    return _FILES.get(row.model_path, row.model_path)
+    return _FILES.get(row.model_path, str(row.model_path))
 
 
 def tpot_ms(row: Row, database: Any, attention: str | None) -> float:
@@ -95,7 +106,8 @@ def tpot_ms(row: Row, database: Any, attention: str | None) -> float:
 
 def few_rows(kind: str, system: str, library: str, seed: int, count: int) -> dict[str, list[Any]]:
     """Returns random rows of a table by dtype, of the provider with most rows of each."""
-    tables, _ = aiconfigurator.find_tables(system, backend=library, kinds=[kind])
+    version = _EXPERTS.get((system, library)) if kind == "moe" else None
+    tables, _ = aiconfigurator.find_tables(system, backend=library, version=version, kinds=[kind])
     by_dtype: dict[str, list[Any]] = defaultdict(list)
     for row in aiconfigurator.read_rows(tables[0]).rows:
         by_dtype[row.workload.dtype].append(row)
@@ -126,16 +138,20 @@ def profile_of(system: str, library: str, seed: int, count: int, *, experts: boo
     known: dict[str, Any] = {"prior": "family-out", "seed": seed}
     rows = few_rows("gemm", system, library, seed, count)
     products = []
-    for dtype in set(_FORMATS) & set(rows):
+    for dtype in (dtype for dtype in _FORMATS if dtype in rows):
         works = [row.workload for row in rows[dtype]]
-        sizes = ([getattr(work, name) for work in works] for name in "mnk")
+        m, n, k = ([getattr(work, name) for work in works] for name in "mnk")
         us = [row.latency_us for row in rows[dtype]]
         products.append(
-            GemmModel.fit(device, *sizes, us, layout="nt", dtype=dtype, library=library, **known)
+            GemmModel.fit(device, m, n, k, us, layout="nt", dtype=dtype, library=library, **known)
         )
     attention: list[Any] = []
-    for kind in ("context_attention", "generation_attention"):
-        attention += few_rows(kind, system, library, seed, count // 2)["bf16"]
+    decoding = int(_DECODING * count)
+    for kind, part in (
+        ("context_attention", count - decoding),
+        ("generation_attention", decoding),
+    ):
+        attention += few_rows(kind, system, library, seed, part)["bf16"]
     model = AttentionModel.fit(
         device,
         [row.workload for row in attention],
@@ -198,7 +214,7 @@ def exported(
     profile = profile_of(system, backend, int(seed), options.rows, experts=options.experts)
     files = set()
     for name in {file_of(row) for row in rows}:
-        file = systems_folder().parent / "model_configs" / f"{name.replace('/', '--')}_config.json"
+        file = package() / "model_configs" / f"{name.replace('/', '--')}_config.json"
         try:
             describe(file)
             files.add(file)

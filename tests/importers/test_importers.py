@@ -342,7 +342,9 @@ def test_without_the_package_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(aiconfigurator, "systems_folder", lambda: None)
-    with pytest.raises(UnsupportedError, match=r"pip install '\.\[tables\]' in a checkout, or --root"):
+    with pytest.raises(
+        UnsupportedError, match=r"pip install '\.\[tables\]' in a checkout, or --root"
+    ):
         aiconfigurator.find_tables("a100_sxm")
 
 
