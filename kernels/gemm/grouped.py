@@ -110,7 +110,7 @@ def _tile(
         acc = accumulate(
             a,
             b,
-            0 * expert,
+            0 * expert,  # a and b begin at this expert's rows
             tile_m,
             tile_n,
             0,
@@ -122,17 +122,17 @@ def _tile(
             ldb,
             0,
             0,
-            A_TRANSPOSED,
-            B_TRANSPOSED,
-            ALIGN_A,
-            ALIGN_B,
-            False,
-            False,
-            False,
-            PRECISION,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
+            A_TRANSPOSED=A_TRANSPOSED,
+            B_TRANSPOSED=B_TRANSPOSED,
+            ALIGN_A=ALIGN_A,
+            ALIGN_B=ALIGN_B,
+            DESCRIPTORS=False,
+            BATCHED=False,
+            EVEN_K=False,
+            PRECISION=PRECISION,
+            BLOCK_M=BLOCK_M,
+            BLOCK_N=BLOCK_N,
+            BLOCK_K=BLOCK_K,
         )
         store_tile(
             c,
@@ -144,12 +144,10 @@ def _tile(
             n,
             ldc,
             batch_stride_c,
-            ALIGN_C,
-            False,
-            True,
-            1,
-            BLOCK_M,
-            BLOCK_N,
+            ALIGN_C=ALIGN_C,
+            DESCRIPTORS=False,
+            BATCHED=True,
+            SUBTILES=1,
         )
     else:
         steps = tl.maximum(tl.cdiv(k, BLOCK_K), 1)
@@ -157,16 +155,35 @@ def _tile(
             # The rows of a box after the expert's last one are another expert's; what they yield is
             # never stored.
             acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-            row, col = start + tile_m * BLOCK_M, tile_n * BLOCK_N
+            row = start + tile_m * BLOCK_M
+            col = tile_n * BLOCK_N
             for step in range(steps):
                 at = step * BLOCK_K
-                a_block = load_box(a, 0, row, at, A_TRANSPOSED, False, BLOCK_M, BLOCK_K)
-                b_block = load_box(b, expert, at, col, B_TRANSPOSED, True, BLOCK_K, BLOCK_N)
+                a_block = load_box(
+                    a,
+                    0,
+                    row,
+                    at,
+                    TRANSPOSED=A_TRANSPOSED,
+                    BATCHED=False,
+                    ROWS=BLOCK_M,
+                    COLS=BLOCK_K,
+                )
+                b_block = load_box(
+                    b,
+                    expert,
+                    at,
+                    col,
+                    TRANSPOSED=B_TRANSPOSED,
+                    BATCHED=True,
+                    ROWS=BLOCK_K,
+                    COLS=BLOCK_N,
+                )
                 acc = tl.dot(a_block, b_block, acc, input_precision=PRECISION)
         else:
-            first = a + start.to(tl.int64) * known_multiple(lda, ALIGN_A)
+            a += start.to(tl.int64) * known_multiple(lda, ALIGN_A)
             acc = accumulate(
-                first,
+                a,
                 b,
                 expert,
                 tile_m,
@@ -180,35 +197,33 @@ def _tile(
                 ldb,
                 0,
                 batch_stride_b,
-                A_TRANSPOSED,
-                B_TRANSPOSED,
-                ALIGN_A,
-                ALIGN_B,
-                False,
-                False,
-                EVEN_K,
-                PRECISION,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK_K,
+                A_TRANSPOSED=A_TRANSPOSED,
+                B_TRANSPOSED=B_TRANSPOSED,
+                ALIGN_A=ALIGN_A,
+                ALIGN_B=ALIGN_B,
+                DESCRIPTORS=False,
+                BATCHED=False,
+                EVEN_K=EVEN_K,
+                PRECISION=PRECISION,
+                BLOCK_M=BLOCK_M,
+                BLOCK_N=BLOCK_N,
+                BLOCK_K=BLOCK_K,
             )
-        out = c + start.to(tl.int64) * known_multiple(ldc, ALIGN_C)
+        c += start.to(tl.int64) * known_multiple(ldc, ALIGN_C)
         store_tile(
-            out,
+            c,
             acc,
-            0 * expert,
+            0 * expert,  # c begins at this expert's rows
             tile_m,
             tile_n,
             rows,
             n,
             ldc,
             0,
-            ALIGN_C,
-            False,
-            False,
-            1,
-            BLOCK_M,
-            BLOCK_N,
+            ALIGN_C=ALIGN_C,
+            DESCRIPTORS=False,
+            BATCHED=False,
+            SUBTILES=1,
         )
 
 
