@@ -60,11 +60,27 @@ def load_rows(
         first = source + row * tl.full(
             (), ROW_STRIDE, tl.int64
         )  # 64 bits up to the block's first row, 32 within
-        main = _load_part(first, rows_end - row, ROW_STRIDE, 0, ROWS, MAIN, HEAD_DIM, BOUNDED)
+        main = _load_part(
+            first,
+            rows_end - row,
+            ROW_STRIDE=ROW_STRIDE,
+            FIRST=0,
+            ROWS=ROWS,
+            WIDTH=MAIN,
+            HEAD_DIM=HEAD_DIM,
+            BOUNDED=BOUNDED,
+        )
         rest = main
         if TAIL > 0:
             rest = _load_part(
-                first, rows_end - row, ROW_STRIDE, MAIN, ROWS, TAIL, HEAD_DIM, BOUNDED
+                first,
+                rows_end - row,
+                ROW_STRIDE=ROW_STRIDE,
+                FIRST=MAIN,
+                ROWS=ROWS,
+                WIDTH=TAIL,
+                HEAD_DIM=HEAD_DIM,
+                BOUNDED=BOUNDED,
             )
     return main, rest
 
@@ -110,9 +126,11 @@ def store_rows(
     inside.
     """
     first = target + row * tl.full((), ROW_STRIDE, tl.int64)
-    _store_part(first, main, rows_end - row, ROW_STRIDE, 0, ROWS, MAIN, HEAD_DIM)
+    _store_part(first, main, rows_end - row, ROW_STRIDE=ROW_STRIDE, FIRST=0, HEAD_DIM=HEAD_DIM)
     if TAIL > 0:
-        _store_part(first, rest, rows_end - row, ROW_STRIDE, MAIN, ROWS, TAIL, HEAD_DIM)
+        _store_part(
+            first, rest, rows_end - row, ROW_STRIDE=ROW_STRIDE, FIRST=MAIN, HEAD_DIM=HEAD_DIM
+        )
 
 
 @triton.jit

@@ -62,7 +62,6 @@ def _tile(
     c,
     ends,
     tile_rows,
-    experts,
     tiles_m,
     m,
     n,
@@ -103,128 +102,98 @@ def _tile(
         tile_m = tl.load(tile_rows + 2 * tile_row + 1)
     start = tl.load(ends + expert)
     rows = tl.load(ends + expert + 1) - start
+    # A product of `height` rows and a reduction of `depth`. Tensors of all experts' rows begin at this
+    # expert's, so they have no stride from expert to expert.
     if OF_WEIGHTS:
+        height = m
+        depth = rows
+        b_stride = 0
+        c_stride = batch_stride_c
         a += start.to(tl.int64) * known_multiple(lda, ALIGN_A)
         b += start.to(tl.int64) * known_multiple(ldb, ALIGN_B)
-        # At least one step, of zeros for an expert without rows: see `gemm_data_parallel`.
+    else:
+        height = rows
+        depth = k
+        b_stride = batch_stride_b
+        c_stride = 0
+    # At least one step, of zeros for an expert without rows: see `gemm_data_parallel`.
+    steps = tl.maximum(tl.cdiv(depth, BLOCK_K), 1)
+    if LOAD_DESCRIPTORS:
+        # The rows of a box after the expert's last one are another expert's; what they yield is
+        # never stored.
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        row = start + tile_m * BLOCK_M
+        col = tile_n * BLOCK_N
+        for step in range(steps):
+            at = step * BLOCK_K
+            a_block = load_box(
+                a,
+                0,
+                row,
+                at,
+                TRANSPOSED=A_TRANSPOSED,
+                BATCHED=False,
+                ROWS=BLOCK_M,
+                COLS=BLOCK_K,
+            )
+            b_block = load_box(
+                b,
+                expert,
+                at,
+                col,
+                TRANSPOSED=B_TRANSPOSED,
+                BATCHED=True,
+                ROWS=BLOCK_K,
+                COLS=BLOCK_N,
+            )
+            acc = tl.dot(a_block, b_block, acc, input_precision=PRECISION)
+    else:
+        if not OF_WEIGHTS:
+            a += start.to(tl.int64) * known_multiple(lda, ALIGN_A)
         acc = accumulate(
             a,
             b,
-            0 * expert,  # a and b begin at this expert's rows
+            expert,
             tile_m,
             tile_n,
             0,
-            tl.maximum(tl.cdiv(rows, BLOCK_K), 1),
-            m,
+            steps,
+            height,
             n,
-            rows,
+            depth,
             lda,
             ldb,
             0,
-            0,
+            b_stride,
             A_TRANSPOSED=A_TRANSPOSED,
             B_TRANSPOSED=B_TRANSPOSED,
             ALIGN_A=ALIGN_A,
             ALIGN_B=ALIGN_B,
             DESCRIPTORS=False,
             BATCHED=False,
-            EVEN_K=False,
+            EVEN_K=EVEN_K and not OF_WEIGHTS,
             PRECISION=PRECISION,
             BLOCK_M=BLOCK_M,
             BLOCK_N=BLOCK_N,
             BLOCK_K=BLOCK_K,
         )
-        store_tile(
-            c,
-            acc,
-            expert,
-            tile_m,
-            tile_n,
-            m,
-            n,
-            ldc,
-            batch_stride_c,
-            ALIGN_C=ALIGN_C,
-            DESCRIPTORS=False,
-            BATCHED=True,
-            SUBTILES=1,
-        )
-    else:
-        steps = tl.maximum(tl.cdiv(k, BLOCK_K), 1)
-        if LOAD_DESCRIPTORS:
-            # The rows of a box after the expert's last one are another expert's; what they yield is
-            # never stored.
-            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-            row = start + tile_m * BLOCK_M
-            col = tile_n * BLOCK_N
-            for step in range(steps):
-                at = step * BLOCK_K
-                a_block = load_box(
-                    a,
-                    0,
-                    row,
-                    at,
-                    TRANSPOSED=A_TRANSPOSED,
-                    BATCHED=False,
-                    ROWS=BLOCK_M,
-                    COLS=BLOCK_K,
-                )
-                b_block = load_box(
-                    b,
-                    expert,
-                    at,
-                    col,
-                    TRANSPOSED=B_TRANSPOSED,
-                    BATCHED=True,
-                    ROWS=BLOCK_K,
-                    COLS=BLOCK_N,
-                )
-                acc = tl.dot(a_block, b_block, acc, input_precision=PRECISION)
-        else:
-            a += start.to(tl.int64) * known_multiple(lda, ALIGN_A)
-            acc = accumulate(
-                a,
-                b,
-                expert,
-                tile_m,
-                tile_n,
-                0,
-                steps,
-                rows,
-                n,
-                k,
-                lda,
-                ldb,
-                0,
-                batch_stride_b,
-                A_TRANSPOSED=A_TRANSPOSED,
-                B_TRANSPOSED=B_TRANSPOSED,
-                ALIGN_A=ALIGN_A,
-                ALIGN_B=ALIGN_B,
-                DESCRIPTORS=False,
-                BATCHED=False,
-                EVEN_K=EVEN_K,
-                PRECISION=PRECISION,
-                BLOCK_M=BLOCK_M,
-                BLOCK_N=BLOCK_N,
-                BLOCK_K=BLOCK_K,
-            )
+    if not OF_WEIGHTS:
         c += start.to(tl.int64) * known_multiple(ldc, ALIGN_C)
-        store_tile(
-            c,
-            acc,
-            0 * expert,  # c begins at this expert's rows
-            tile_m,
-            tile_n,
-            rows,
-            n,
-            ldc,
-            0,
-            ALIGN_C=ALIGN_C,
-            DESCRIPTORS=False,
-            BATCHED=False,
-            SUBTILES=1,
-        )
+    store_tile(
+        c,
+        acc,
+        expert,
+        tile_m,
+        tile_n,
+        height,
+        n,
+        ldc,
+        c_stride,
+        ALIGN_C=ALIGN_C,
+        DESCRIPTORS=False,
+        BATCHED=False,
+        SUBTILES=1,
+    )
 
 
 @triton.jit(do_not_specialize=["experts", "tiles_m"])
@@ -266,7 +235,6 @@ def grouped_data_parallel(
         c,
         ends,
         tile_rows,
-        experts,
         tiles_m,
         m,
         n,
@@ -276,19 +244,19 @@ def grouped_data_parallel(
         ldc,
         batch_stride_b,
         batch_stride_c,
-        A_TRANSPOSED,
-        B_TRANSPOSED,
-        ALIGN_A,
-        ALIGN_B,
-        ALIGN_C,
-        LOAD_DESCRIPTORS,
-        EVEN_K,
-        PRECISION,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-        GROUP_M,
-        OF_WEIGHTS,
+        A_TRANSPOSED=A_TRANSPOSED,
+        B_TRANSPOSED=B_TRANSPOSED,
+        ALIGN_A=ALIGN_A,
+        ALIGN_B=ALIGN_B,
+        ALIGN_C=ALIGN_C,
+        LOAD_DESCRIPTORS=LOAD_DESCRIPTORS,
+        EVEN_K=EVEN_K,
+        PRECISION=PRECISION,
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N,
+        BLOCK_K=BLOCK_K,
+        GROUP_M=GROUP_M,
+        OF_WEIGHTS=OF_WEIGHTS,
     )
 
 
@@ -337,7 +305,6 @@ def grouped_persistent(
             c,
             ends,
             tile_rows,
-            experts,
             tiles_m,
             m,
             n,
@@ -347,19 +314,19 @@ def grouped_persistent(
             ldc,
             batch_stride_b,
             batch_stride_c,
-            A_TRANSPOSED,
-            B_TRANSPOSED,
-            ALIGN_A,
-            ALIGN_B,
-            ALIGN_C,
-            LOAD_DESCRIPTORS,
-            EVEN_K,
-            PRECISION,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-            GROUP_M,
-            OF_WEIGHTS,
+            A_TRANSPOSED=A_TRANSPOSED,
+            B_TRANSPOSED=B_TRANSPOSED,
+            ALIGN_A=ALIGN_A,
+            ALIGN_B=ALIGN_B,
+            ALIGN_C=ALIGN_C,
+            LOAD_DESCRIPTORS=LOAD_DESCRIPTORS,
+            EVEN_K=EVEN_K,
+            PRECISION=PRECISION,
+            BLOCK_M=BLOCK_M,
+            BLOCK_N=BLOCK_N,
+            BLOCK_K=BLOCK_K,
+            GROUP_M=GROUP_M,
+            OF_WEIGHTS=OF_WEIGHTS,
         )
 
 
