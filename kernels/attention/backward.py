@@ -1,8 +1,5 @@
 """Computes dq, dk and dv of flash attention from q, k, v, o, do and the row statistics of forward.
 
-Entry points: the kernels `attention_delta`, `attention_backward_kv` and `attention_backward_q`.
-Used by `host`.
-
 With p = softmax(scale · q·kᵀ) the gradients are dv = pᵀ·do, dp = do·vᵀ, ds = p ∘ (dp - delta) with
 delta = Σ do ∘ o per row, dq = scale · ds·k and dk = scale · dsᵀ·q. p is computed anew from q, k and
 the stored log₂ of the row sums (Dao, "FlashAttention-2", 2023, section 2.2).
@@ -59,8 +56,10 @@ def attention_delta(
     · batch · heads.
     """
     row_blocks = tl.cdiv(seq_q, BLOCK_M)
-    first_row, batch_head = tl.program_id(0) % row_blocks * BLOCK_M, tl.program_id(0) // row_blocks
-    batch, head = batch_head // heads, batch_head % heads
+    first_row = tl.program_id(0) % row_blocks * BLOCK_M
+    batch_head = tl.program_id(0) // row_blocks
+    batch = batch_head // heads
+    head = batch_head % heads
     o += head_offset(batch, head, o_batch_stride, o_head_stride, ALIGN)
     do += head_offset(batch, head, do_batch_stride, do_head_stride, ALIGN)
     o_rows, o_rest = load_rows(
@@ -152,11 +151,10 @@ def attention_backward_kv(
     The first programs have the most rows to walk over under a causal mask.
     """
     col_blocks = tl.cdiv(seq_k, BLOCK_N)
-    first_col, batch_kv_head = (
-        tl.program_id(0) % col_blocks * BLOCK_N,
-        tl.program_id(0) // col_blocks,
-    )
-    batch, kv_head = batch_kv_head // kv_heads, batch_kv_head % kv_heads
+    first_col = tl.program_id(0) % col_blocks * BLOCK_N
+    batch_kv_head = tl.program_id(0) // col_blocks
+    batch = batch_kv_head // kv_heads
+    kv_head = batch_kv_head % kv_heads
     if not DESCRIPTORS:
         k += head_offset(batch, kv_head, k_batch_stride, k_head_stride, ALIGN)
         v += head_offset(batch, kv_head, v_batch_stride, v_head_stride, ALIGN)
@@ -197,13 +195,15 @@ def attention_backward_kv(
     dv_rest = tl.zeros((BLOCK_N, TAIL if TAIL > 0 else 16), tl.float32)
 
     # Rows [edge, whole) of q are cut by the diagonal, [whole, seq_q) see all of these columns.
-    edge, whole = 0, 0
+    edge = 0
+    whole = 0
     if CAUSAL:
         edge = first_col // BLOCK_M * BLOCK_M
         whole = tl.minimum(tl.cdiv(first_col + BLOCK_N, BLOCK_M) * BLOCK_M, seq_q)
     for member in range(kv_group):
         head = kv_head * kv_group + member
-        q_head, do_head = q, do
+        q_head = q
+        do_head = do
         if not DESCRIPTORS:
             q_head += head_offset(batch, head, q_batch_stride, q_head_stride, ALIGN)
             do_head += head_offset(batch, head, do_batch_stride, do_head_stride, ALIGN)
@@ -284,7 +284,6 @@ def attention_backward_kv(
         first_col,
         seq_k,
         ROW_STRIDE=HEAD_DIM,
-        TAIL=TAIL,
         HEAD_DIM=HEAD_DIM,
     )
     store_rows(
@@ -294,7 +293,6 @@ def attention_backward_kv(
         first_col,
         seq_k,
         ROW_STRIDE=HEAD_DIM,
-        TAIL=TAIL,
         HEAD_DIM=HEAD_DIM,
     )
 
@@ -438,7 +436,8 @@ def attention_backward_q(
     row_blocks = tl.cdiv(seq_q, BLOCK_M)
     batch_head = tl.program_id(0) // row_blocks
     first_row = (row_blocks - 1 - tl.program_id(0) % row_blocks) * BLOCK_M
-    batch, head = batch_head // heads, batch_head % heads
+    batch = batch_head // heads
+    head = batch_head % heads
     kv_head = head // kv_group
     if not DESCRIPTORS:
         q += head_offset(batch, head, q_batch_stride, q_head_stride, ALIGN)
@@ -485,9 +484,11 @@ def attention_backward_q(
     # As in forward: every row attends to all of [0, edge); the diagonal or the end of the keys cuts
     # [edge, end).
     if CAUSAL:
-        edge, end = first_row // BLOCK_N * BLOCK_N, tl.minimum(first_row + BLOCK_M, seq_k)
+        edge = first_row // BLOCK_N * BLOCK_N
+        end = tl.minimum(first_row + BLOCK_M, seq_k)
     else:
-        edge, end = seq_k // BLOCK_N * BLOCK_N, seq_k
+        edge = seq_k // BLOCK_N * BLOCK_N
+        end = seq_k
     if not CAUSAL and not EVEN_K:
         dq_main, dq_rest = _add_columns(
             dq_main,
@@ -589,7 +590,6 @@ def attention_backward_q(
         first_row,
         seq_q,
         ROW_STRIDE=HEAD_DIM,
-        TAIL=TAIL,
         HEAD_DIM=HEAD_DIM,
     )
 

@@ -1,7 +1,5 @@
 """Computes o = softmax(q·kᵀ · scale)·v without writing the seq_q × seq_k matrix to memory.
 
-Entry point: the kernel `attention_forward`. Used by `host`.
-
 Tiling is over the rows of q. A *program* (one thread block) keeps BLOCK_M rows of one head and
 walks over k and v in blocks of BLOCK_N rows. For each block it computes s = q·kᵀ (BLOCK_M ×
 BLOCK_N), turns it into p = exp(s - m) with the running row maximum m, and adds p·v to the output
@@ -26,8 +24,8 @@ ptxas recognise this. The menu's defaults for Hopper overlap up to a head_dim of
 Exponentials are of base 2, one instruction each, with log₂e folded into the scale.
 """
 
-# ruff: noqa: N803, N806, E741  (compile-time parameters are written in capitals, as in triton's own
-# kernels; l is the papers' row sum)
+# ruff: noqa: N803, N806, E741  (compile-time parameters are written in capitals, as in triton's
+# own kernels; l is the papers' row sum)
 
 import triton
 import triton.language as tl
@@ -104,7 +102,8 @@ def attention_forward(
     in_group = min(side_by_side, all_heads - group * side_by_side)
     batch_head = group * side_by_side + within % in_group
     first_row = (row_blocks - 1 - within // in_group) * BLOCK_M
-    batch, head = batch_head // heads, batch_head % heads
+    batch = batch_head // heads
+    head = batch_head % heads
     kv_head = head // kv_group
     if not DESCRIPTORS:
         q += head_offset(batch, head, q_batch_stride, q_head_stride, ALIGN)
@@ -134,9 +133,11 @@ def attention_forward(
 
     # Every row attends to all of [0, edge); the diagonal or the end of the keys cuts [edge, end).
     if CAUSAL:
-        edge, end = first_row // BLOCK_N * BLOCK_N, min(first_row + BLOCK_M, seq_k)
+        edge = first_row // BLOCK_N * BLOCK_N
+        end = min(first_row + BLOCK_M, seq_k)
     else:
-        edge, end = seq_k // BLOCK_N * BLOCK_N, seq_k
+        edge = seq_k // BLOCK_N * BLOCK_N
+        end = seq_k
     if OVERLAP:
         acc, acc_rest, m, l = _overlapped(
             acc,
@@ -269,7 +270,6 @@ def attention_forward(
         first_row,
         seq_q,
         ROW_STRIDE=O_ROW_STRIDE,
-        TAIL=TAIL,
         HEAD_DIM=HEAD_DIM,
     )
     tl.store(
@@ -415,14 +415,8 @@ def _overlapped(
             DESCRIPTORS=DESCRIPTORS,
             BOUNDED=True,
         )
-        s = drop(
-            multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION),
-            rows,
-            n,
-            seq_k,
-            CAUSAL,
-            BLOCK_N,
-        )
+        s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
+        s = drop(s, rows, n, seq_k, CAUSAL)
         p, shrink, m, l = _softmax(s, m, l, scale_log2e)
         acc *= shrink[:, None]
         acc_rest *= shrink[:, None]
