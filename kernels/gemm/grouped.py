@@ -1,7 +1,5 @@
 """Multiplies the rows of each expert by its own weights, in one launch for all experts.
 
-Entry points: `grouped_matmul`; `plan`, which returns a `Plan`. Used by `providers.triton_kernels`.
-
 Rows are sorted by expert; tokens_per_expert says how many each has. a[rows, k] and b[experts, k, n]
 give c[rows, n], forward and for the gradient of the rows. a[k, rows] and b[rows, n] give c[experts,
 k, n], the gradient of the weights, whose reduction is the expert's rows. Tiles are those of
@@ -405,44 +403,37 @@ def kernel_arguments(
     tokens_per_expert: Sequence[int],
 ) -> tuple[dict[str, object], int]:
     """Returns all arguments of a kernel, and the number of tiles of all experts."""
-    gemm, tile = operands.gemm, config.tile
+    gemm = operands.gemm
+    tile = config.tile
     of_weights = b.dim() == 2
-    ends = (0, *running_sums(tokens_per_expert))
-    rows = [
-        (e, t)
-        for e, count in enumerate(tokens_per_expert)
-        for t in range(cdiv(count, tile.block_m))
-    ]
-    tiles_m = cdiv(gemm.m, tile.block_m) if of_weights else len(rows)
-    tensors: dict[str, object] = {
+    experts = len(tokens_per_expert)
+    tile_rows: list[tuple[int, int]] = []
+    for expert, count in enumerate(tokens_per_expert):
+        tile_rows += [(expert, index) for index in range(cdiv(count, tile.block_m))]
+    if of_weights:
+        tiles_m = cdiv(gemm.m, tile.block_m)
+        rows_of_tiles = tiles_m * experts
+    else:
+        tiles_m = rows_of_tiles = len(tile_rows)
+    given = {
         "a": a,
         "b": b,
         "c": c,
-        "ends": torch.tensor(ends, dtype=torch.int32, device=a.device),
-        "tile_rows": torch.tensor(rows, dtype=torch.int32, device=a.device),
+        "ends": torch.tensor(
+            (0, *running_sums(tokens_per_expert)), dtype=torch.int32, device=a.device
+        ),
+        "tile_rows": torch.tensor(tile_rows, dtype=torch.int32, device=a.device),
+        "experts": experts,
+        "tiles_m": tiles_m,
+        "OF_WEIGHTS": of_weights,
     }
     if config.load_descriptors:
         boxes = box_shapes(replace(operands, gemm=replace(gemm, batch=1)), config)
-        tensors["a"] = host.descriptor(a, operands.a, boxes["a"])
-        tensors["b"] = host.descriptor(b, operands.b, [1, *boxes["b"]])
-    sizes = {
-        "experts": len(tokens_per_expert),
-        "tiles_m": tiles_m,
-        "m": gemm.m,
-        "n": gemm.n,
-        "k": gemm.k,
-        "lda": operands.a.leading,
-        "ldb": operands.b.leading,
-        "ldc": operands.c.leading,
-        "batch_stride_b": operands.b.batch_stride,
-        "batch_stride_c": operands.c.batch_stride,
-    }
-    kernel = KERNELS[config.schedule]
-    constants = {
-        name: v for name, v in constexprs(operands, config).items() if name in kernel.arg_names
-    }
-    tiles = tiles_m * cdiv(gemm.n, tile.block_n) * (len(tokens_per_expert) if of_weights else 1)
-    return tensors | sizes | constants | {"OF_WEIGHTS": of_weights} | backend_options(config), tiles
+        given["a"] = host.descriptor(a, operands.a, boxes["a"])
+        given["b"] = host.descriptor(b, operands.b, [1, *boxes["b"]])
+    shared = host.sizes(operands) | constexprs(operands, config)
+    given |= host.accepted(KERNELS[config.schedule], shared) | backend_options(config)
+    return given, rows_of_tiles * cdiv(gemm.n, tile.block_n)
 
 
 def _checked(
@@ -454,7 +445,8 @@ def _checked(
     if a.dim() != 2 or b.dim() not in (2, 3):
         shapes = f"a of shape {tuple(a.shape)} and b of shape {tuple(b.shape)}"
         raise InputError(WHO, shapes, "[rows, k] and [experts, k, n], or [k, rows] and [rows, n]")
-    of_weights, experts = b.dim() == 2, len(tokens_per_expert)
+    of_weights = b.dim() == 2
+    experts = len(tokens_per_expert)
     rows = a.shape[1 if of_weights else 0]
     if min(tokens_per_expert, default=-1) < 0 or sum(tokens_per_expert) != rows:
         value = f"tokens_per_expert of {experts} experts, {sum(tokens_per_expert)} in all"
