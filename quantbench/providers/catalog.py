@@ -88,11 +88,11 @@ def gemm_tiles(provider_ids: Sequence[str]) -> tuple[Tile | None, ...]:
     """Returns the tiles that the ids name for products, without repeats; None for ids that leave
     the tile open.
     """
-    tiles = {}
+    tiles = []
     for name in provider_ids:
         if runs_kind(name, "gemm") or runs_kind(name, "grouped_gemm"):
-            tiles[_split(name)[1]] = None
-    return tuple(tiles)
+            tiles.append(_split(name)[1])
+    return tuple(dict.fromkeys(tiles))
 
 
 def runs_kind(provider_id: str, kind: str) -> bool:
