@@ -136,7 +136,7 @@ _ODD = {
     192: _plain((64, 16, 8, 2)),
     256: _plain((32, 32, 8, 2)),
 }
-# fp32 is multiplied without tensor cores and unrolled whole: small blocks, for checks rather than for
+# fp32 is multiplied without tensor cores and unrolled whole: small blocks, for checks and not for
 # speed.
 _SCALAR = {64: _plain((32, 32, 4, 1)), 256: _plain((16, 16, 4, 1))}
 

@@ -6,8 +6,8 @@ TAIL columns, the first a power of two and the second a power of two or 0: 96 = 
 as the others: *tile quantization* in head_dim.
 
 Tensor descriptors (Hopper and newer) need rows that start at multiples of 16 bytes. Pointers take
-any strides; the widest load is the largest power of two that divides every stride and head_dim. This
-is the cliff of a misaligned head_dim: 108 and 100 load 8 bytes at a time, 150 loads 4.
+any strides; the widest load is the largest power of two that divides every stride and head_dim.
+This is the cliff of a misaligned head_dim: 108 and 100 load 8 bytes at a time, 150 loads 4.
 """
 
 # ruff: noqa: N803  (compile-time parameters are written in capitals, as in triton's own kernels)
@@ -116,8 +116,8 @@ def store_rows(
     ROW_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
-    """Writes main (rows × MAIN) and rest (rows × TAIL) to the rows of one head from `row` on, as far
-    as they lie inside.
+    """Writes main (rows × MAIN) and rest (rows × TAIL) to the rows of one head from `row` on, as
+    far as they lie inside.
     """
     first = target + row * tl.full((), ROW_STRIDE, tl.int64)
     _store_part(first, main, rows_end - row, ROW_STRIDE=ROW_STRIDE, FIRST=0, HEAD_DIM=HEAD_DIM)

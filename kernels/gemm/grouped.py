@@ -100,8 +100,8 @@ def _tile(
         tile_m = tl.load(tile_rows + 2 * tile_row + 1)
     start = tl.load(ends + expert)
     rows = tl.load(ends + expert + 1) - start
-    # A product of `height` rows and a reduction of `depth`. Tensors of all experts' rows begin at this
-    # expert's, so they have no stride from expert to expert.
+    # A product of `height` rows and a reduction of `depth`. Tensors of all experts' rows begin at
+    # this expert's, so they have no stride from expert to expert.
     if OF_WEIGHTS:
         height = m
         depth = rows

@@ -345,7 +345,9 @@ def stored(name: str, x: torch.Tensor) -> Matrix:
 
 
 def stored_in_rows(x: torch.Tensor) -> Matrix:
-    """Returns the storage of a result. Raises InputError unless it is row-major without overlaps."""
+    """Returns the storage of a result. Raises InputError unless it is row-major without
+    overlaps.
+    """
     rows, cols = x.shape[-2:]
     row_stride, col_stride = x.stride()[-2:]
     in_rows = (cols == 1 or col_stride == 1) and (rows == 1 or row_stride >= cols)

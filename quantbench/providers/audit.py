@@ -122,7 +122,7 @@ class Audit:
             watched.fill(self._inputs("normal" if zeros else self._distribution))
             if watched.on_cuda or not watched.task.outputs():
                 watched.task.run()  # loads and allocates what it needs
-            # The first change of inputs loads its kernels, which must not happen behind a held stream.
+            # The first change of inputs loads its kernels, which must not happen behind a hold.
             self.before_sample()
             if watched.on_cuda:
                 torch.cuda.synchronize()
@@ -243,8 +243,8 @@ class _Watched:
         _require_alike(who, "output", outputs, output_templates(self._workload), strides=strides)
         _require_apart(who, self._inputs, outputs)
         if self.on_cuda:
-            # Copied at once and in the order of this stream, without waiting for what another stream
-            # has yet to write. Without memory for copies the outputs are read a little later.
+            # Copied at once and in the order of this stream, without waiting for what another
+            # stream has yet to write. Without memory for copies they are read a little later.
             with suppress(torch.OutOfMemoryError):
                 outputs = tuple(output.detach().clone() for output in outputs)
         must_see: list[tuple[int, ...]] = []

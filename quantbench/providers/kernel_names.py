@@ -191,14 +191,15 @@ _KINDS: tuple[tuple[str, ...], ...] = (
     (
         "xmma", "gemm", r"^sm\d+_xmma_.*gemm",
         r"^sm\d+_xmma_gemm_[a-z0-9]+_[a-z0-9]+_[a-z0-9]+_[nt]{2}_[nt]"
-        r"_tilesize(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)(?:_stage(?P<stages>\d+))?(?:_warpsize(?P<warps>\d+x\d+x\d+))?(?P<options>\w*)$",
+        r"_tilesize(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)(?:_stage(?P<stages>\d+))?"
+        r"(?:_warpsize(?P<warps>\d+x\d+x\d+))?(?P<options>\w*)$",
     ),
     # cuBLAS's own kernels, most of one architecture: `ampere_…gemm_…_128x256_…_stages_64x3_nn`.
     ("cublas", "gemm", "", r"(?i)^[sdch]gemm_(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)_[NT]{2}(?:_vec)?$"),
     (
         "cublas", "gemm", "",
-        r"^(?P<family>maxwell|pascal|volta|turing|ampere)_(?:[a-z]+\d*_)?[a-z]{1,2}\d*(?:tf32)?gemm_"
-        r"(?:[a-z]+\d+_)?(?P<n>\d+)x(?P<m>\d+)(?P<options>(?:_\w+?)*?)_[nt]{2}(?:_v\d+)?$",
+        r"^(?P<family>maxwell|pascal|volta|turing|ampere)_(?:[a-z]+\d*_)?"
+        r"[a-z]{1,2}\d*(?:tf32)?gemm_(?:[a-z]+\d+_)?(?P<n>\d+)x(?P<m>\d+)(?P<options>(?:_\w+?)*?)_[nt]{2}(?:_v\d+)?$",
     ),
     (
         "tensile", "gemm", r"Cijk_A",
@@ -212,7 +213,8 @@ _KINDS: tuple[tuple[str, ...], ...] = (
         "ck", "gemm", "",
         r"^a\dw\d_(?:rowwise|bpreshuffle|blockscale)_(?:bpreshuffle_)?(?:1x128x128_)?"
         r"(?P<threads>\d+)x" + _SIZES + r"_\w+_v\d+$",
-        r"^a\dw\d_\w+_cktile_(?:\d(?:x\d)+_)?" + _SIZES + r"_(?P<warps>\d+x\d+x\d+)_\d+x\d+x\d+_\w+$",
+        r"^a\dw\d_\w+_cktile_(?:\d(?:x\d)+_)?" + _SIZES
+        + r"_(?P<warps>\d+x\d+x\d+)_\d+x\d+x\d+_\w+$",
     ),
     # Kernels written for aiter: assembly, FlyDSL, opus.
     (
