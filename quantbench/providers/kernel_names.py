@@ -199,7 +199,8 @@ _KINDS: tuple[tuple[str, ...], ...] = (
     (
         "cublas", "gemm", "",
         r"^(?P<family>maxwell|pascal|volta|turing|ampere)_(?:[a-z]+\d*_)?"
-        r"[a-z]{1,2}\d*(?:tf32)?gemm_(?:[a-z]+\d+_)?(?P<n>\d+)x(?P<m>\d+)(?P<options>(?:_\w+?)*?)_[nt]{2}(?:_v\d+)?$",
+        r"[a-z]{1,2}\d*(?:tf32)?gemm_(?:[a-z]+\d+_)?(?P<n>\d+)x(?P<m>\d+)"
+        r"(?P<options>(?:_\w+?)*?)_[nt]{2}(?:_v\d+)?$",
     ),
     (
         "tensile", "gemm", r"Cijk_A",
