@@ -94,7 +94,6 @@ def compare_shapes(
     return tuple(shapes)
 
 
-
 def _verdict(shape: MeasuredShape, gain: Gain) -> str:
     """Compares a gain with its prediction; "" if there is none, or ops that it covers are left
     out.
