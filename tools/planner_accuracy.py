@@ -56,12 +56,24 @@ _HEAD = [
     "inside the interval",
 ]
 _LEFT_OUT_HEAD = [
-    "table", "stack", "runs", "mean error, left out", "bias, left out", "interval, either way", "inside", "mean error"
-]  # fmt: skip
+    "table",
+    "stack",
+    "runs",
+    "mean error, left out",
+    "bias, left out",
+    "interval, either way",
+    "inside",
+    "mean error",
+]
 _RANKS_HEAD = [
-    "model", "GPUs", "format", "published layout", "layouts that fit", "its rank, behind the first",
-    "of these degrees, any MBS and interleave"
-]  # fmt: skip
+    "model",
+    "GPUs",
+    "format",
+    "published layout",
+    "layouts that fit",
+    "its rank, behind the first",
+    "of these degrees, any MBS and interleave",
+]
 #: groups of the BigScience rows: (name, predicate of a result and the fitted row ids)
 _DOCUMENTS: tuple[tuple[str, Callable[[RowResult, set[str]], bool]], ...] = (
     ("documents, days fitted to", lambda r, fitted: r.row.row_id in fitted),
@@ -236,17 +248,23 @@ def picks_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
         )
     searched, near = sum(map(len, picked.values())), [loss <= _NEAR for loss in losses]
     rows = [
-        [f"the fastest of {_SWEEP} or more layouts that ran, within 5 %", str(len(losses)), str(sum(near))],
+        [
+            f"the fastest of {_SWEEP} or more layouts that ran, within 5 %",
+            str(len(losses)),
+            str(sum(near)),
+        ],
         ["runs out of memory, predicted to be", str(len(ran_out)), str(sum(ran_out))],
         ["runs that fit, predicted to", str(len(fits)), str(sum(fits))],
         *(
             [
                 f"searches that pick {name}; gain over ZeRO-0 and 1 {np.nanmin(gains):.1f} to {np.nanmax(gains):.1f} %",
-                str(searched), str(len(gains)),
+                str(searched),
+                str(len(gains)),
             ]
-            for name, gains in sorted(picked.items()) if name != "other"
+            for name, gains in sorted(picked.items())
+            if name != "other"
         ),
-    ]  # fmt: skip
+    ]
     return table(["check", "of", "found"], rows)
 
 

@@ -70,12 +70,29 @@ def row_of(row: CsvRow) -> TableRow:
 
     gpus, tp, gbs, seq = (int(row.text(name)) for name in ("gpus", "tp", "gbs", "sequence_length"))
     return TableRow(
-        model, gpu=_GPUS[row.text("system")], gpus=gpus, gbs=gbs, mbs=degree("mbs"), seq=seq, tp=tp, pp=degree("pp"),
-        cp=degree("cp"), interleave=degree("vp"), ep=degree("ep"), recompute="none", sequence_parallel=tp > 1,
-        zero=3 if row.text("fsdp") not in ("0", "n/a") else 1, stack=STACK, precision="bf16",
-        fp8_recipe=_RECIPES[row.text("precision")], table=model, dropout=False, attention="flash",
-        sec_per_it=gbs * seq / (gpus * float(row.text("tokens_per_sec_per_gpu"))), **shape,
-    )  # fmt: skip
+        model,
+        gpu=_GPUS[row.text("system")],
+        gpus=gpus,
+        gbs=gbs,
+        mbs=degree("mbs"),
+        seq=seq,
+        tp=tp,
+        pp=degree("pp"),
+        cp=degree("cp"),
+        interleave=degree("vp"),
+        ep=degree("ep"),
+        recompute="none",
+        sequence_parallel=tp > 1,
+        zero=3 if row.text("fsdp") not in ("0", "n/a") else 1,
+        stack=STACK,
+        precision="bf16",
+        fp8_recipe=_RECIPES[row.text("precision")],
+        table=model,
+        dropout=False,
+        attention="flash",
+        sec_per_it=gbs * seq / (gpus * float(row.text("tokens_per_sec_per_gpu"))),
+        **shape,
+    )
 
 
 def bridge_runs(

@@ -49,8 +49,10 @@ FloatArray = npt.NDArray[np.float64]
 DOCUMENTS, PUBLISHED = "bloom_tables.csv", ("published_training.csv", "published_layouts.csv")
 BRIDGE = "megatron_bridge.csv"
 SITE_FACTORS = {
-    "tensor_factor": (1.0, 10.0), "layer_overhead_ms": (0.0, 50.0), "data_parallel_share": (0.01, 1.0),
-}  # fmt: skip
+    "tensor_factor": (1.0, 10.0),
+    "layer_overhead_ms": (0.0, 50.0),
+    "data_parallel_share": (0.01, 1.0),
+}
 # Repeated runs of one layout differ by this share (rows of the documents that were run twice).
 _NOISE = 0.005
 #: start of the site's fit: 5 ms are about 300 launches of 15 µs; half of the network
@@ -136,9 +138,11 @@ def fit_bridge(path: Path, times: TimesOf, rest: dict[str, float]) -> Pooled:
     observed, _ = bridge_runs(path, times)
     scatter = scatter_beyond(observed, left_out(observed, rest, lambda one: one.table))
     provenance = {
-        "release": RELEASE, "tables": sorted({one.table for one in observed}), "runs": len(observed),
+        "release": RELEASE,
+        "tables": sorted({one.table for one in observed}),
+        "runs": len(observed),
         "files": dict(_digests([path])),
-    }  # fmt: skip
+    }
     return replace(
         fit_pooled(observed, rest), scatter=scatter, unknown_scatter=scatter, provenance=provenance
     )
@@ -169,12 +173,16 @@ def fit_site(
     found = _least(memory_errors, found, MEMORY_RANGES)
     scatter = float(np.quantile(np.abs(log_errors(observed, found)), 0.9))
     return replace(
-        found, scatter=scatter, memory_scatter=float(np.quantile(np.abs(memory_errors(found)), 0.9)),
+        found,
+        scatter=scatter,
+        memory_scatter=float(np.quantile(np.abs(memory_errors(found)), 0.9)),
         provenance={
-            "documents": sorted({document_of(row, folder) for row, _ in cases}), "stack": "deepspeed",
-            "fitted": [*SITE_FACTORS, *MEMORY_RANGES], "rows_fitted": [row.row_id for row, _ in cases],
+            "documents": sorted({document_of(row, folder) for row, _ in cases}),
+            "stack": "deepspeed",
+            "fitted": [*SITE_FACTORS, *MEMORY_RANGES],
+            "rows_fitted": [row.row_id for row, _ in cases],
         },
-    )  # fmt: skip
+    )
 
 
 def _least(
@@ -210,10 +218,11 @@ def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibra
         fit_stacks(observed, rest),
         provenance={
             "script": f"python -m tools.planner_fit {data}",
-            "tables": sorted({one.table for one in observed}), "runs": len(observed),
+            "tables": sorted({one.table for one in observed}),
+            "runs": len(observed),
             "files": dict(_digests(data / name for name in (DOCUMENTS, *PUBLISHED))),
         },
-    )  # fmt: skip
+    )
     rule = f"as at {SITE}: the same centre and software, nothing fitted to its own rows"
     kin = {
         name: replace(site, scatter=pooled.unknown_scatter, provenance={"rule": rule})
@@ -222,9 +231,10 @@ def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibra
     bridge = fit_bridge(data / BRIDGE, times, rest)
     stacks = dict.fromkeys(("", *STACKS, *sorted(stack for stack, _ in pooled.groups)))
     return Calibrations(
-        {SITE: site, **kin}, {**pooled.of_every(stacks), **bridge.of_every([STACK])},
+        {SITE: site, **kin},
+        {**pooled.of_every(stacks), **bridge.of_every([STACK])},
         {"": pooled.provenance, STACK: bridge.provenance},
-    )  # fmt: skip
+    )
 
 
 def rest_of(constants: Calibrations) -> dict[str, float]:

@@ -72,9 +72,13 @@ def fit_pooled(observed: Sequence[Observed], rest: Mapping[str, float]) -> Poole
         for factor, prior in PRIORS.items():
             by_kernels = len(prior.means) > 1
             of_keys = {
-                "": 0.0 if by_kernels else prior.common, _kernels_of(stack): prior.common if by_kernels else 0.0,
-                stack: prior.stack, gpu: prior.gpu, f"{stack}@{gpu}": prior.both, f"site {table}": prior.site,
-            }  # fmt: skip
+                "": 0.0 if by_kernels else prior.common,
+                _kernels_of(stack): prior.common if by_kernels else 0.0,
+                stack: prior.stack,
+                gpu: prior.gpu,
+                f"{stack}@{gpu}": prior.both,
+                f"site {table}": prior.site,
+            }
             found.update({Term(factor, key): spread for key, spread in of_keys.items() if spread})
         return found
 

@@ -160,16 +160,26 @@ class Published:
     def origin(self, gpu: str) -> Origin:
         """Describes a run of the rows of one GPU."""
         return file_origin(
-            self.path, self.name.lower(), gpu, None, f"{self.name}, {gpu}, ", mode=self.mode,
-            software={self.library: "not stated"}, caveats=(f"imported: {self.caveat}",),
-        )  # fmt: skip
+            self.path,
+            self.name.lower(),
+            gpu,
+            None,
+            f"{self.name}, {gpu}, ",
+            mode=self.mode,
+            software={self.library: "not stated"},
+            caveats=(f"imported: {self.caveat}",),
+        )
 
     def provenance(self, gpu: str) -> dict[str, Any]:
         """Describes the table as a model stores it."""
         return {
-            "table": self.file, "sha256": digest(self.path), "package": self.source, "framework": self.framework,
-            "framework_version": self.version, "measured_on": gpu,
-        }  # fmt: skip
+            "table": self.file,
+            "sha256": digest(self.path),
+            "package": self.source,
+            "framework": self.framework,
+            "framework_version": self.version,
+            "measured_on": gpu,
+        }
 
 
 NEUSIGHT = Published(
@@ -241,9 +251,12 @@ class PublishedTable:
     def take(self, rows: npt.NDArray[np.intp]) -> dict[str, Any]:
         """Returns these rows as the arguments that `GemmModel.fit` and `.predict` share."""
         return {
-            "m": self.m[rows], "n": self.n[rows], "k": self.k[rows], "batch": self.batch[rows],
+            "m": self.m[rows],
+            "n": self.n[rows],
+            "k": self.k[rows],
+            "batch": self.batch[rows],
             "layout": self.layout[rows].tolist(),
-        }  # fmt: skip
+        }
 
     def where(self, kept: npt.NDArray[np.bool_]) -> PublishedTable:
         """Returns the table of the rows where `kept`, (rows,), is true."""

@@ -74,9 +74,13 @@ def _pool_entry(table: Table) -> Known:
     rows = random_split(len(table), min(POOL_ROWS, len(table) - 1), seed=77).train
     one_model = Effort(members=1, rows_first=POOL_ROWS, growth=Growth(trees=1))
     model = GemmModel.fit(
-        device, **_arguments(table, rows), latency_us=table.latency_us[rows], dtype=table.dtype, prior="none",
+        device,
+        **_arguments(table, rows),
+        latency_us=table.latency_us[rows],
+        dtype=table.dtype,
+        prior="none",
         effort=one_model,
-    )  # fmt: skip
+    )
     vector = model.ensemble.members[0].parameters[: len(hand_prior()[0])]
     return Known(
         table.gpu, family(device), table.dtype, vector, len(rows), _provenance(table)["table"], 0.0
@@ -103,17 +107,26 @@ def _provenance(table: Table) -> dict[str, Any]:
     if isinstance(table, PublishedTable):
         return table.provenance
     return {
-        "table": table.file, "sha256": table.sha256, "package": table.package, "framework": table.framework,
-        "framework_version": table.version, "measured_on": table.device,
-    }  # fmt: skip
+        "table": table.file,
+        "sha256": table.sha256,
+        "package": table.package,
+        "framework": table.framework,
+        "framework_version": table.version,
+        "measured_on": table.device,
+    }
 
 
 def _fit(table: Table, rows: npt.NDArray[np.intp]) -> GemmModel:
     library = default_library(table.gpu, table.dtype)
     return GemmModel.fit(
-        table.gpu, **_arguments(table, rows), latency_us=table.latency_us[rows], dtype=table.dtype,
-        prior="none", effort=TABLE_EFFORT, library=library,
-    )  # fmt: skip
+        table.gpu,
+        **_arguments(table, rows),
+        latency_us=table.latency_us[rows],
+        dtype=table.dtype,
+        prior="none",
+        effort=TABLE_EFFORT,
+        library=library,
+    )
 
 
 def _model(table: Table) -> GemmModel:
@@ -136,10 +149,12 @@ def _held_out(model: GemmModel, table: Table, rows: npt.NDArray[np.intp]) -> dic
     found, measured_us = model.predict(**_arguments(table, rows)), table.latency_us[rows]
     errors = summarize(found.latency_us, measured_us)
     return {
-        "protocol": f"random rows, {len(rows)} not fitted", "median_pct": round(errors.median_pct, 2),
-        "mean_pct": round(errors.mean_pct, 2), "p95_pct": round(errors.p95_pct, 2),
+        "protocol": f"random rows, {len(rows)} not fitted",
+        "median_pct": round(errors.median_pct, 2),
+        "mean_pct": round(errors.mean_pct, 2),
+        "p95_pct": round(errors.p95_pct, 2),
         "interval_coverage": round(coverage(measured_us, found.low_us, found.high_us), 4),
-    }  # fmt: skip
+    }
 
 
 def _done(file: Path, sha256: str) -> bool:

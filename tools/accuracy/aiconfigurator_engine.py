@@ -80,9 +80,14 @@ def ask_child(module: str, request: Mapping[str, Any]) -> ChildAnswer:
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-m", module], input=json.dumps(request), capture_output=True, text=True,
-            timeout=_LIMIT_S, env=environment, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", module],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            env=environment,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise MeasurementError(
             "validate", f"{module} ran past {_LIMIT_S:.0f} s", "an answer"
@@ -120,10 +125,17 @@ def _answer_as_child() -> None:
         data = root / "data" / name / "gemm" / backend / framework_version
         data.mkdir(parents=True)
         columns = {
-            "framework": [backend] * count, "version": [framework_version] * count, "device": [name] * count,
-            "op_name": ["gemm"] * count, "kernel_source": ["table"] * count, "gemm_dtype": ["bfloat16"] * count,
-            "m": rows["m"], "n": rows["n"], "k": rows["k"], "latency": rows["latency_ms"],
-        }  # fmt: skip
+            "framework": [backend] * count,
+            "version": [framework_version] * count,
+            "device": [name] * count,
+            "op_name": ["gemm"] * count,
+            "kernel_source": ["table"] * count,
+            "gemm_dtype": ["bfloat16"] * count,
+            "m": rows["m"],
+            "n": rows["n"],
+            "k": rows["k"],
+            "latency": rows["latency_ms"],
+        }
         pq.write_table(pa.table(columns), data / "gemm_perf.parquet")
         start = time.process_time()
         # Its own rows only: by default it would fill gaps from sibling tables of the package.

@@ -83,11 +83,11 @@ def _read(
             "rows": len(kept),
             "sha256": origin.options["sha256"],
         }
-    shapes = AttentionShapes.of(work for work, _ in times)
+    works, cache_write = zip(*times, strict=True)
     return AttentionTable(
-        shapes,
-        np.array([np.median(us) for us in times.values()]),
-        np.array([writes for _, writes in times]),
+        AttentionShapes.of(works),
+        np.array(list(map(np.median, times.values()))),
+        np.array(cache_write),
         sources,
     )
 
@@ -103,14 +103,15 @@ def held_out_decode(table: AttentionTable, seed: int) -> tuple[IntArray, IntArra
     """Returns train and test rows: of the test are half of the sites in half of the batches, and
     training rows, in the order of the seed, are of the other sites in the other batches."""
     rng = np.random.default_rng(_SITE_SEED)
-    site, batch = table.shapes.sites, table.shapes.batch
-    sites, batches = rng.permutation(site.max() + 1), rng.permutation(np.unique(batch))
+    site = table.shapes.sites
+    batch = table.shapes.batch
+    sites = rng.permutation(site.max() + 1)
+    batches = rng.permutation(np.unique(batch))
     of_test_site = np.isin(site, sites[: len(sites) // 2])
     of_test_batch = np.isin(batch, batches[: len(batches) // 2])
     pool = np.flatnonzero(~of_test_site & ~of_test_batch)
-    return np.random.default_rng(seed).permutation(pool), np.flatnonzero(
-        of_test_site & of_test_batch
-    )
+    train = np.random.default_rng(seed).permutation(pool)
+    return train, np.flatnonzero(of_test_site & of_test_batch)
 
 
 def held_out(shapes: AttentionShapes, train: int, seed: int) -> tuple[IntArray, IntArray]:
@@ -124,32 +125,58 @@ def held_out(shapes: AttentionShapes, train: int, seed: int) -> tuple[IntArray, 
     return pool[:train], np.flatnonzero(is_test)
 
 
-#: function of (device, table, train rows, test rows, seed) to predictions for the test rows
-Contestant = Callable[[DeviceSpec, AttentionTable, IntArray, IntArray, int], Answer]
+@dataclass(frozen=True)
+class Task:
+    """What a contestant learns from and predicts. train, test: row indices of the table."""
+
+    device: DeviceSpec
+    table: AttentionTable
+    train: IntArray
+    test: IntArray
+    seed: int
+
+    @property
+    def known(self) -> AttentionShapes:
+        """Shapes of the train rows."""
+        return self.table.shapes[self.train]
+
+    @property
+    def known_us(self) -> FloatArray:
+        """Times of the train rows, (rows,)."""
+        return self.table.latency_us[self.train]
+
+    @property
+    def asked(self) -> AttentionShapes:
+        """Shapes of the test rows."""
+        return self.table.shapes[self.test]
+
+    def answer_of(self, model: AttentionModel, fit_s: float | None = None) -> Answer:
+        """Returns a model's predictions for the test rows. fit_s: CPU seconds that its fit took."""
+        start = time.process_time()
+        found = model.predict(self.asked, cache_write=self.table.cache_write[self.test])
+        predict_s = None if fit_s is None else time.process_time() - start
+        return Answer(found.latency_us, found.low_us, found.high_us, fit_s, predict_s)
 
 
-def _ours(
-    device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int
-) -> Answer:
+#: function that predicts the test rows of a task
+Contestant = Callable[[Task], Answer]
+
+
+def _ours(task: Task) -> Answer:
     start = time.process_time()
     model = AttentionModel.fit(
-        device, table.shapes[train], table.latency_us[train], cache_write=table.cache_write[train],
-        prior="family-out", seed=seed,
-    )  # fmt: skip
-    fitted = time.process_time()
-    predicted = model.predict(table.shapes[test], cache_write=table.cache_write[test])
-    done = time.process_time()
-    return Answer(
-        predicted.latency_us, predicted.low_us, predicted.high_us, fitted - start, done - fitted
+        task.device,
+        task.known,
+        task.known_us,
+        cache_write=task.table.cache_write[task.train],
+        prior="family-out",
+        seed=task.seed,
     )
+    return task.answer_of(model, time.process_time() - start)
 
 
-def _prior(
-    device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int
-) -> Answer:
-    model = AttentionModel.prior(device, prior="family-out")
-    predicted = model.predict(table.shapes[test], cache_write=table.cache_write[test])
-    return Answer(predicted.latency_us, predicted.low_us, predicted.high_us)
+def _prior(task: Task) -> Answer:
+    return task.answer_of(AttentionModel.prior(task.device, prior="family-out"))
 
 
 def _roofline_us(device: DeviceSpec, shapes: AttentionShapes) -> FloatArray:
@@ -157,41 +184,33 @@ def _roofline_us(device: DeviceSpec, shapes: AttentionShapes) -> FloatArray:
     return np.asarray(np.maximum(compute_us, shapes.min_bytes / (device.memory_gb_per_s * 1e3)))
 
 
-def _roofline(
-    device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int
-) -> Answer:
-    return Answer(_roofline_us(device, table.shapes[test]))
+def _roofline(task: Task) -> Answer:
+    return Answer(_roofline_us(task.device, task.asked))
 
 
-def _fitted_roofline(
-    device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int
-) -> Answer:
+def _fitted_roofline(task: Task) -> Answer:
     from scipy.optimize import least_squares
 
-    ideal, times = _roofline_us(device, table.shapes[train]), table.latency_us[train]
+    ideal_us = _roofline_us(task.device, task.known)
 
     def residuals(x: FloatArray) -> FloatArray:
-        return np.asarray(np.log((np.exp(x[0]) + ideal * np.exp(x[1])) / times))
+        return np.asarray(np.log((np.exp(x[0]) + ideal_us * np.exp(x[1])) / task.known_us))
 
-    launch, stretch = np.exp(
-        least_squares(residuals, np.array([2.0, 0.3]), loss="soft_l1", f_scale=0.05).x
-    )
-    return Answer(launch + stretch * _roofline_us(device, table.shapes[test]))
+    found = least_squares(residuals, np.array([2.0, 0.3]), loss="soft_l1", f_scale=0.05)
+    launch_us, stretch = np.exp(found.x)
+    return Answer(launch_us + stretch * _roofline_us(task.device, task.asked))
 
 
 def _logs(shapes: AttentionShapes) -> FloatArray:
     sizes = [shapes.batch, shapes.heads, shapes.kv_heads, shapes.seq_q, shapes.head_dim]
-    return np.column_stack([*(np.log(size) for size in sizes), shapes.causal])
+    return np.column_stack([*map(np.log, sizes), shapes.causal])
 
 
-def _gaussian_process(
-    device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int
-) -> Answer:
-    shapes, unseen = table.shapes[train], table.shapes[test]
-    learner = GaussianProcess.fit(
-        _logs(shapes), np.log(_roofline_us(device, shapes) / table.latency_us[train]), seed=seed
-    )
-    return Answer(_roofline_us(device, unseen) / np.exp(learner.predict(_logs(unseen))[0]))
+def _gaussian_process(task: Task) -> Answer:
+    efficiency = _roofline_us(task.device, task.known) / task.known_us
+    learner = GaussianProcess.fit(_logs(task.known), np.log(efficiency), seed=task.seed)
+    predicted = np.exp(learner.predict(_logs(task.asked))[0])
+    return Answer(_roofline_us(task.device, task.asked) / predicted)
 
 
 CONTESTANTS: dict[str, Contestant] = {
@@ -211,21 +230,28 @@ def attention_lines(
     total = float(len(gpus) * len(CONTESTANTS))
     done = 0.0
     for gpu in gpus:
-        device, table = lookup(gpu), read_attention(gpu)
+        device = lookup(gpu)
+        table = read_attention(gpu)
         for name, contestant in CONTESTANTS.items():
             progress(Step(f"{gpu}, attention: {name}", done, total))
             fitted = name not in _UNFITTED
-            rows = train_rows if fitted else None
             lines = []
             for seed in seeds if fitted else seeds[:1]:
-                train, test = held_out(table.shapes, train_rows, seed)
-                answer = contestant(device, table, train, test, seed)
-                measured = table.latency_us[test]
-                lines.append(Line(
-                    gpu, "heads", name, rows, 1, summarize(answer.latency_us, measured),
-                    coverage=answer.covers(measured), fit_s=answer.fit_s,
-                    shapes_per_s=None if answer.predict_s is None else len(test) / answer.predict_s,
-                ))  # fmt: skip
+                task = Task(device, table, *held_out(table.shapes, train_rows, seed), seed)
+                answer = contestant(task)
+                measured_us = table.latency_us[task.test]
+                line = Line(
+                    gpu=gpu,
+                    protocol="heads",
+                    model=name,
+                    train_rows=train_rows if fitted else None,
+                    seeds=1,
+                    errors=summarize(answer.latency_us, measured_us),
+                    coverage=answer.covers(measured_us),
+                    fit_s=answer.fit_s,
+                    shapes_per_s=answer.shapes_per_s,
+                )
+                lines.append(line)
             yield over_seeds(lines)
             done += 1
 
@@ -253,11 +279,9 @@ def decode_table(report: Callable[[str], None]) -> str:
         for library in TABLES.get(system, ()):
             table = read_decode(gpu, library)
             few = np.mean([_decoded(gpu, table, _FEW, seed) for seed in _DECODE_SEEDS], axis=0)
-            every = _decoded(gpu, table, None, 0)
+            errors, covers = _words(_decoded(gpu, table, None, 0))
             count = len(held_out_decode(table, 0)[0])
-            lines.append(
-                (gpu, library, *_words(few), _words(every)[0], f"{count:,}", _words(every)[1])
-            )
+            lines.append((gpu, library, *_words(few), errors, f"{count:,}", covers))
             report(" | ".join(lines[-1]))
     return markdown(header, lines, words=2)
 
@@ -272,8 +296,8 @@ def _decoded(gpu: str, table: AttentionTable, rows: int | None, seed: int) -> Fl
     rows.
     """
     train, test = held_out_decode(table, seed)
-    answer = _ours(lookup(gpu), table, train[:rows], test, seed)
-    errors = summarize(answer.latency_us, table.latency_us[test])
-    return np.array(
-        [errors.median_pct, errors.mean_pct, errors.p95_pct, answer.covers(table.latency_us[test])]
-    )
+    answer = _ours(Task(lookup(gpu), table, train[:rows], test, seed))
+    measured_us = table.latency_us[test]
+    errors = summarize(answer.latency_us, measured_us)
+    covered = answer.covers(measured_us)
+    return np.array([errors.median_pct, errors.mean_pct, errors.p95_pct, covered])

@@ -68,9 +68,16 @@ def others_known(train_rows: int) -> Contestant:
         start, measured = time.process_time(), contest.table
         m, n, k = contest.shapes(split.train)
         model = GemmModel.fit(
-            contest.device, m, n, k, measured.latency_us[split.train], dtype=measured.dtype, library=measured.library,
-            prior=shipped_kin(contest.device, measured.dtype, measured.library) or "auto", seed=seed,
-        )  # fmt: skip
+            contest.device,
+            m,
+            n,
+            k,
+            measured.latency_us[split.train],
+            dtype=measured.dtype,
+            library=measured.library,
+            prior=shipped_kin(contest.device, measured.dtype, measured.library) or "auto",
+            seed=seed,
+        )
         return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
 
     return Contestant("other tables known", train_rows, answer, weight=OUR_WEIGHT)

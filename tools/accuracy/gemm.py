@@ -111,9 +111,11 @@ def engine(contest: Contest, train_rows: int | None) -> Contestant | Absent:
         backend, version = DEFAULT_TABLES[system]
         m, n, k = contest.shapes(split.train)
         rows = {
-            "m": m.tolist(), "n": n.tolist(), "k": k.tolist(),
+            "m": m.tolist(),
+            "n": n.tolist(),
+            "k": k.tolist(),
             "latency_ms": (contest.table.latency_us[split.train] / 1e3).tolist(),
-        }  # fmt: skip
+        }
         place = {"system": system, "backend": backend, "version": version}
         found = ask_engine(place, rows, *contest.shapes(split.test))
         note = f"aiconfigurator-core {found.version}"
@@ -132,9 +134,15 @@ def few_shot(train_rows: int) -> Contestant:
         others = [GemmModel.best(slug) for slug in SHIPPED_GPUS if slug != contest.device.name]
         m, n, k = contest.shapes(split.train)
         model = GemmModel.fit(
-            contest.device, m, n, k, contest.table.latency_us[split.train], dtype=contest.table.dtype, prior=others,
+            contest.device,
+            m,
+            n,
+            k,
+            contest.table.latency_us[split.train],
+            dtype=contest.table.dtype,
+            prior=others,
             seed=seed,
-        )  # fmt: skip
+        )
         return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
 
     return Contestant("ours, from the other GPUs' models", train_rows, answer, weight=OUR_WEIGHT)

@@ -43,9 +43,12 @@ _CLIFF = 1.10
 _LARGE_M = 128
 _LARGE_NK = 1024
 _HEAD = (
-    "rows of the table", "rows", "rows in none of the tables", "of them m ≥ 128 and n, k ≥ 1024",
+    "rows of the table",
+    "rows",
+    "rows in none of the tables",
+    "of them m ≥ 128 and n, k ≥ 1024",
     "both sides of measured cliffs",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -166,15 +169,21 @@ def held_out(
             np.abs(consumer(timed.where(rows), table) / table.latency_us - 1.0) for rows in rows_of
         ]
         cells = [
-            " / ".join(f"{100 * np.mean([np.percentile(e[part], q) for e in errors]):.1f}" for q in (50, 95))
-            if part.any() else "–"
+            " / ".join(
+                f"{100 * np.mean([np.percentile(e[part], q) for e in errors]):.1f}"
+                for q in (50, 95)
+            )
+            if part.any()
+            else "–"
             for part in (unseen, unseen & large, at_cliffs)
-        ]  # fmt: skip
+        ]
         return [name, f"{int(rows_of[0].sum()):,}", *cells]
 
     name = f"and {extra:,} rows"
-    counts = (f"{column} ({int(part.sum()):,})" for column, part in zip(
-        _HEAD[2:], (unseen, unseen & large, at_cliffs), strict=True))  # fmt: skip
+    counts = (
+        f"{column} ({int(part.sum()):,})"
+        for column, part in zip(_HEAD[2:], (unseen, unseen & large, at_cliffs), strict=True)
+    )
     return [
         [*_HEAD[:2], *counts],
         line("powers of two in m", [thin]),

@@ -114,8 +114,13 @@ def score(table: MoETable, prior: str, seeds: Sequence[int], *, rows: int | None
         train = np.random.default_rng(seed).permutation(train)[:rows]
         fitted, tested = table.take(train), table.take(test)
         model = MoEModel.fit(
-            table.gpu, fitted.works, fitted.latency_us, library=table.library, prior=prior, seed=seed
-        )  # fmt: skip
+            table.gpu,
+            fitted.works,
+            fitted.latency_us,
+            library=table.library,
+            prior=prior,
+            seed=seed,
+        )
         said = model.predict(tested.works)
         errors = summarize(said.latency_us, tested.latency_us)
         covered = coverage(tested.latency_us, said.low_us, said.high_us)

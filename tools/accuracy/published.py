@@ -97,10 +97,18 @@ def published_table(seeds: Sequence[int], progress: Callable[[str], None]) -> st
     ) -> None:
         of = table.provenance
         errors = " / ".join(f"{x:.1f}" for x in np.mean([errors for errors, _ in found], axis=0))
-        lines.append((
-            of["measured_on"], dtype, f"{of['framework']} {of['framework_version']}", what, f"{rows:,}",
-            f"{unfitted_pct:.0f}", errors, percent(float(np.mean([share for _, share in found]))),
-        ))  # fmt: skip
+        lines.append(
+            (
+                of["measured_on"],
+                dtype,
+                f"{of['framework']} {of['framework_version']}",
+                what,
+                f"{rows:,}",
+                f"{unfitted_pct:.0f}",
+                errors,
+                percent(float(np.mean([share for _, share in found]))),
+            )
+        )
         progress(" | ".join(lines[-1]))
 
     for case in cases():
@@ -171,8 +179,12 @@ def _judge(case: Case, seed: int) -> Judged:
     test = split.test[np.random.default_rng(seed).permutation(len(split.test))[:_MOST_TESTED]]
 
     model = GemmModel.fit(
-        table.gpu, **table.take(split.train), latency_us=table.latency_us[split.train], dtype=table.dtype,
-        prior="family-out", seed=seed,
-    )  # fmt: skip
+        table.gpu,
+        **table.take(split.train),
+        latency_us=table.latency_us[split.train],
+        dtype=table.dtype,
+        prior="family-out",
+        seed=seed,
+    )
     found = model.predict(**table.take(test))
     return _scored(found.latency_us, found.low_us, found.high_us, table.latency_us[test])

@@ -51,7 +51,12 @@ def read_packaged(system: str, *, dtype: str = "bf16", library: str = "") -> Pac
         return ", ".join(_SPELLED.get(name, name) for name in names)
 
     return PackagedTable(
-        **vars(table), file=found.shown, sha256=hashlib.sha256(read_bytes(found.path)).hexdigest(),
-        package=found.package, system=found.system, framework=text("framework"), version=text("version"),
+        **vars(table),
+        file=found.shown,
+        sha256=hashlib.sha256(read_bytes(found.path)).hexdigest(),
+        package=found.package,
+        system=found.system,
+        framework=text("framework"),
+        version=text("version"),
         device=text("device"),
-    )  # fmt: skip
+    )

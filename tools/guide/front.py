@@ -180,13 +180,22 @@ def draw_staircase(found: Staircase, path: Path) -> None:
         waves = [_waves(found.num_waves(point.axes["m"])) for point in (before, after)]
         panels[0][0].annotate(
             f"m = {before.axes['m']} → {after.axes['m']}: {slower:.2f} times the time,\n{' → '.join(waves)} of tiles",
-            (after.axes["m"], after.latency_us), xytext=(10, -26), textcoords="offset points", fontsize=9,
-            color=CLIFF_COLOUR, va="top",
-        )  # fmt: skip
+            (after.axes["m"], after.latency_us),
+            xytext=(10, -26),
+            textcoords="offset points",
+            fontsize=9,
+            color=CLIFF_COLOUR,
+            va="top",
+        )
         panels[1][0].annotate(
-            f"−{percent(1 - after.tflops / before.tflops)}", (after.axes["m"], after.tflops), xytext=(6, -4),
-            textcoords="offset points", fontsize=9, color=CLIFF_COLOUR, fontweight="bold",
-        )  # fmt: skip
+            f"−{percent(1 - after.tflops / before.tflops)}",
+            (after.axes["m"], after.tflops),
+            xytext=(6, -4),
+            textcoords="offset points",
+            fontsize=9,
+            color=CLIFF_COLOUR,
+            fontweight="bold",
+        )
         panels[1][0].set_xlabel("m (rows of the product; tokens of a layer)")
 
 
@@ -201,9 +210,12 @@ def advise_text(command: Sequence[str] = ADVISE) -> str:
     for name in ("FORCE_COLOR", "LINES"):
         environment.pop(name, None)
     with subprocess.Popen(
-        [sys.executable, "-m", "quantbench", *command], stdin=subprocess.DEVNULL, stdout=inside,
-        stderr=subprocess.PIPE, env=environment,
-    ) as process:  # fmt: skip
+        [sys.executable, "-m", "quantbench", *command],
+        stdin=subprocess.DEVNULL,
+        stdout=inside,
+        stderr=subprocess.PIPE,
+        env=environment,
+    ) as process:
         os.close(inside)
         printed = b""
         while True:

@@ -101,5 +101,8 @@ def graph6(run: Run, spec: DeviceSpec) -> list[float]:
 
 #: methods to compare with, on a GPU
 METHODS: dict[str, Callable[[Run, DeviceSpec], list[float]]] = {
-    "do_bench": do_bench, "profiler": profiler, "mamf": mamf, "graph6": graph6,
-}  # fmt: skip
+    "do_bench": do_bench,
+    "profiler": profiler,
+    "mamf": mamf,
+    "graph6": graph6,
+}

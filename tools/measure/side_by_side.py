@@ -58,9 +58,13 @@ def measure_row(
         for name, method in methods.items():
             _once(method, task.run, spec, medians.setdefault(name, []), wall_s.setdefault(name, []))
     return {
-        "workload": str(gemm), "sizes": [gemm.m, gemm.n, gemm.k], "flops": gemm.flops, "medians_us": medians,
-        "wall_s": wall_s, "prepare_s": prepare_s,
-    }  # fmt: skip
+        "workload": str(gemm),
+        "sizes": [gemm.m, gemm.n, gemm.k],
+        "flops": gemm.flops,
+        "medians_us": medians,
+        "wall_s": wall_s,
+        "prepare_s": prepare_s,
+    }
 
 
 def _once(
