@@ -17,9 +17,9 @@ from tools.accuracy.aiconfigurator_engine import ChildAnswer, IntArray, ask_chil
 #: device slug → name of the card in nvidia-matmul-heuristics
 HEURISTICS_GPUS = {
     "a100-sxm4-80gb": "A100_SXM_80GB", "a100-pcie-80gb": "A100_PCIE_80GB",
-    "a30-24gb": "A30_PCIE",
-    "l4-24gb": "L4", "l40s-48gb": "L40S", "h100-sxm5-80gb": "H100_SXM", "h100-pcie-80gb": "H100_PCIE",
-    "h100-nvl-94gb": "H100_NVL", "h200-sxm-141gb": "H200_SXM", "b200-sxm-180gb": "B200",
+    "a30-24gb": "A30_PCIE", "l4-24gb": "L4", "l40s-48gb": "L40S", "h100-sxm5-80gb": "H100_SXM",
+    "h100-pcie-80gb": "H100_PCIE", "h100-nvl-94gb": "H100_NVL", "h200-sxm-141gb": "H200_SXM",
+    "b200-sxm-180gb": "B200",
     "gb200-186gb": "GB200_NVL", "gb300-279gb": "GB300_NVL", "rtx-pro-6000-96gb": "RTX_PRO_6000",
 }  # fmt: skip
 #: dtype → precision letters of the package: inputs, accumulation, output
