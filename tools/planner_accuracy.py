@@ -4,8 +4,8 @@ docs`.
 First table: the BigScience documents, with the constants of their site, split by whether these were
 fitted to a row. Second table: published runs of other sites, each table predicted with factors
 fitted without it (`left out`) and with the shipped ones. Third table: Megatron-Bridge's runs, each
-model predicted with factors fitted without it. Fourth table: ranks of its layouts. Fifth table: what
-is picked among layouts that ran, what is said to fit, and which ZeRO stages searches over all
+model predicted with factors fitted without it. Fourth table: ranks of its layouts. Fifth table:
+what is picked among layouts that ran, what is said to fit, and which ZeRO stages searches over all
 layouts pick.
 """
 

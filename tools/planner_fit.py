@@ -2,10 +2,10 @@
 tools.planner_fit tests/data`.
 
 Stacks: `planner_pooling.fit_pooled` over all published tables; their intervals come from predicting
-each table, and each stack, without itself. Site: the rows of Jean Zay dated before `LAST_DAY` fit the factors that
-BigScience's documents can tell apart; memory over the rows of those days with a stated memory that
-is not noted as wrong. Later rows are not used. docs/planning.md explains why GEMM times have no
-factor there.
+each table, and each stack, without itself. Site: the rows of Jean Zay dated before `LAST_DAY` fit
+the factors that BigScience's documents can tell apart; memory over the rows of those days with a
+stated memory that is not noted as wrong. docs/planning.md explains why GEMM times have no factor
+there.
 """
 
 from __future__ import annotations

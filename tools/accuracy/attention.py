@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +30,8 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 _SITE_SEED = 0
-#: kind of table → whether its times include writing keys and values into a cache
-KINDS = {"context_attention": True, "encoder_attention": False}
+# Kind of table whose times include writing keys and values into a cache.
+_WRITES_CACHE = "context_attention"
 
 
 @dataclass(frozen=True)
@@ -50,33 +49,30 @@ class AttentionTable:
         return len(self.latency_us)
 
 
-def read_attention(device: str, *, dtype: str = "bf16", root: Path | None = None) -> AttentionTable:
+def read_attention(device: str) -> AttentionTable:
     """Reads the default tables of a device (slug or aiconfigurator system): of each, the provider
     with most rows.
     """
-    tables, _ = aiconfigurator.find_tables(device, kinds=["context_attention"], root=root)
-    more, _ = aiconfigurator.find_tables(device, kinds=["gemm", "encoder_attention"], root=root)
-    tables += [table for table in more if table.kind == "encoder_attention"]
-    return _read(tables, [dtype], KINDS)
+    tables, _ = aiconfigurator.find_tables(device, kinds=["context_attention"])
+    more, _ = aiconfigurator.find_tables(device, kinds=["gemm", "encoder_attention"])
+    return _read([*tables, *(table for table in more if table.kind == "encoder_attention")])
 
 
-def _read(
-    tables: Sequence[aiconfigurator.TableFile], dtypes: Sequence[str], writes: Mapping[str, bool]
-) -> AttentionTable:
-    """Reads the rows of each table's most frequent provider, each shape once, at its median
+def _read(tables: Sequence[aiconfigurator.TableFile]) -> AttentionTable:
+    """Reads the bf16 rows of each table's most frequent provider, each shape once, at its median
     time.
     """
     times: dict[tuple[Attention, bool], list[float]] = defaultdict(list)
     sources: dict[str, dict[str, object]] = {}
     for table in tables:
-        rows = aiconfigurator.read_rows(table, dtypes=dtypes).rows
+        rows = aiconfigurator.read_rows(table, dtypes=["bf16"]).rows
         if not rows:
             continue
         provider = Counter(row.provider for row in rows).most_common(1)[0][0]
         kept = [row for row in rows if row.provider == provider]
         for row in kept:
             if isinstance(row.workload, Attention):
-                times[row.workload, writes[table.kind]].append(row.latency_us)
+                times[row.workload, table.kind == _WRITES_CACHE].append(row.latency_us)
         origin = aiconfigurator.origin_of(table)
         sources[origin.source] = {
             "provider": provider,
@@ -96,7 +92,7 @@ def read_decode(device: str, library: str | None = None) -> AttentionTable:
     """Reads the newest table of decoding of a device and library (by default, the library with the
     largest table of products): of the provider with most rows."""
     tables, _ = aiconfigurator.find_tables(device, backend=library, kinds=["generation_attention"])
-    return _read(tables, ["bf16"], writes=dict.fromkeys(aiconfigurator.TABLES, False))
+    return _read(tables)
 
 
 def held_out_decode(table: AttentionTable, seed: int) -> tuple[IntArray, IntArray]:

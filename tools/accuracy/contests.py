@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -179,10 +180,8 @@ def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
     return found
 
 
-def fit(contest: Contest, rows: IntArray, seed: int) -> GemmModel:
-    """Fits a GEMM model to rows of a contest. Its prior is `family-out`: the shipped parameters
-    have seen the table.
-    """
+def fit(contest: Contest, rows: IntArray, seed: int, prior: Any) -> GemmModel:
+    """Fits a GEMM model to rows of a contest. prior: of `GemmModel.fit`."""
     m, n, k = contest.shapes(rows)
     return GemmModel.fit(
         contest.device,
@@ -192,7 +191,7 @@ def fit(contest: Contest, rows: IntArray, seed: int) -> GemmModel:
         contest.table.latency_us[rows],
         dtype=contest.table.dtype,
         library=contest.table.library,
-        prior="family-out",
+        prior=prior,
         seed=seed,
     )
 
@@ -207,15 +206,20 @@ def answer_of(model: GemmModel, contest: Contest, rows: IntArray, *, fit_s: floa
     return Answer(predicted.latency_us, predicted.low_us, predicted.high_us, fit_s, taken_s)
 
 
-def ours(train_rows: int) -> Contestant:
-    """Returns our model as a contestant."""
+def fitted(name: str, train_rows: int, prior_of: Callable[[Contest], Any]) -> Contestant:
+    """Returns our model as a contestant. prior_of: function from a contest to the fit's prior."""
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         start = time.process_time()
-        model = fit(contest, split.train, seed)
+        model = fit(contest, split.train, seed, prior_of(contest))
         return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
 
-    return Contestant("ours", train_rows, answer, weight=OUR_WEIGHT)
+    return Contestant(name, train_rows, answer, weight=OUR_WEIGHT)
+
+
+def ours(train_rows: int) -> Contestant:
+    """Returns our model with the prior `family-out`: the shipped parameters have seen the table."""
+    return fitted("ours", train_rows, lambda contest: "family-out")
 
 
 def ideal_us(device: DeviceSpec, dtype: str, m: IntArray, n: IntArray, k: IntArray) -> FloatArray:

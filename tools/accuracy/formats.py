@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
@@ -16,11 +15,11 @@ from quantbench.latency.libraries import SYSTEMS, TABLES, libraries_of
 from quantbench.units import percent
 from quantbench.workload.dtypes import GEMM_DTYPES
 from tools.accuracy.contests import (
-    OUR_WEIGHT,
     Answer,
     Contest,
     Contestant,
     answer_of,
+    fitted,
     ours,
     run_contests,
 )
@@ -69,24 +68,11 @@ def others_known(train_rows: int) -> Contestant:
     without it.
     """
 
-    def answer(contest: Contest, split: Split, seed: int) -> Answer:
-        start = time.process_time()
+    def prior(contest: Contest) -> object:
         measured = contest.table
-        m, n, k = contest.shapes(split.train)
-        model = GemmModel.fit(
-            contest.device,
-            m,
-            n,
-            k,
-            measured.latency_us[split.train],
-            dtype=measured.dtype,
-            library=measured.library,
-            prior=shipped_kin(contest.device, measured.dtype, measured.library) or "auto",
-            seed=seed,
-        )
-        return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
+        return shipped_kin(contest.device, measured.dtype, measured.library) or "auto"
 
-    return Contestant("other tables known", train_rows, answer, weight=OUR_WEIGHT)
+    return fitted("other tables known", train_rows, prior)
 
 
 _WIDE = (unfitted(), ours(_ROWS))

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quantbench.device import lookup
-from quantbench.errors import InputError
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.libraries import DEFAULT_TABLES, SYSTEMS, system_of
+from quantbench.latency.libraries import DEFAULT_TABLES, system_of
 from tools.accuracy.aiconfigurator_engine import engine as ask_engine
 from tools.accuracy.aiconfigurator_engine import engine_missing
 from tools.accuracy.contests import (
@@ -44,18 +43,14 @@ class Absent:
     reason: str
 
 
-def packaged_contests(gpus: Sequence[str], rows: int, dtype: str) -> tuple[Plan, list[Absent]]:
-    """Plans both protocols on each device's packaged table; returns also the contestants that
+def packaged_contests(gpus: Sequence[str], rows: int) -> tuple[Plan, list[Absent]]:
+    """Plans both protocols on each device's packaged bf16 table; returns also the contestants that
     cannot run.
     """
     plan: list[tuple[Contest, list[Contestant]]] = []
     absent: list[Absent] = []
     for gpu in gpus:
-        if SYSTEMS.get(gpu) not in DEFAULT_TABLES:
-            known = ", ".join(slug for slug, system in SYSTEMS.items() if system in DEFAULT_TABLES)
-            expected = f"one of {known}; --table for a table of yours"
-            raise InputError("validate", f"--gpu {gpu}", expected)
-        sites = Contest(lookup(gpu), read_packaged(gpu, dtype=dtype), "sites")
+        sites = Contest(lookup(gpu), read_packaged(gpu), "sites")
         random = replace(sites, protocol="random")
         contestants = baselines(rows)
         for one in (heuristics(sites), engine(sites, rows), engine(sites, None)):
@@ -92,10 +87,6 @@ def engine(contest: Contest, train_rows: int | None) -> Contestant | Absent:
     name = "aiconfigurator's engine"
     system = system_of(contest.table.gpu)
     missing = engine_missing()
-    if missing is None and system not in DEFAULT_TABLES:
-        missing = f"{name} knows no system {system}"
-    if missing is None and contest.table.dtype != "bf16":
-        missing = f"{name} was asked about bf16 only"
     if missing is not None:
         return Absent(contest.device.name, name, missing)
 

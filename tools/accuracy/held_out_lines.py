@@ -106,9 +106,7 @@ def consumer_of(device: str, dtype: str) -> tuple[Consumer, str]:
     return ask, f"{package}, asked through its own engine"
 
 
-def held_out(
-    table: Products, expected_us: FloatArray, consumer: Consumer, bound: float = BOUND
-) -> list[list[str]]:
+def held_out(table: Products, expected_us: FloatArray, consumer: Consumer) -> list[list[str]]:
     """Returns the rows of the page's table: one for each compared table of products.
 
     expected_us: (rows,) times of all rows by a model of the rows at powers of two.
@@ -130,7 +128,7 @@ def held_out(
         m = table.m[rows]
         moved = through_rows(m, expected_us[rows], thin[rows], table.latency_us[rows][thin[rows]])
         site = Site(int(table.n[rows[0]]), int(table.k[rows[0]]), m, moved, thin[rows])
-        added = rows[site.rows_to_add(bound)]
+        added = rows[site.rows_to_add(BOUND)]
         chosen[added] = True
         modelled_us[added] = moved[np.isin(rows, added)]
     extra = int(chosen.sum() - thin.sum())

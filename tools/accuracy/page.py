@@ -121,7 +121,7 @@ def _formats(work: Path) -> Iterator[tuple[str, str]]:
 
 
 def _gemm(work: Path) -> Iterator[tuple[str, str]]:
-    plan, absent = packaged_contests(SHIPPED_GPUS, _ROWS, "bf16")
+    plan, absent = packaged_contests(SHIPPED_GPUS, _ROWS)
     lines = list(run_contests(plan, _SEEDS, _say))
     yield "gemm", markdown(lines, absent, gemm_origins(read_packaged(gpu) for gpu in SHIPPED_GPUS))
 
