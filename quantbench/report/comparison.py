@@ -14,7 +14,7 @@ from quantbench.analysis.summary import floor_lines
 from quantbench.errors import printable
 from quantbench.junit import Case, write_suite
 from quantbench.measurement import Measurement
-from quantbench.report.terminal import filled, plain_table
+from quantbench.report.terminal import filled, plain_table, shown
 from quantbench.store.record import Failed, Place
 from quantbench.units import axis_words, latency, percent
 
@@ -43,7 +43,9 @@ def method_lines(comparison: Comparison) -> list[str]:
     moved = comparison.wander
     lines = [METHOD]
     margin = f"changes within {percent(comparison.tolerance)} do not count"
-    noises = f"{_noise(moved.noise_a)} and {_noise(moved.noise_b)}"
+    noise_a = shown(moved.noise_a, percent, "unknown")
+    noise_b = shown(moved.noise_b, percent, "unknown")
+    noises = f"{noise_a} and {noise_b}"
     repeats = f"{moved.repeats_a} and {moved.repeats_b} repeats"
     wandered = f"the reference point wandered by {noises} ({repeats})"
     if moved.noise_a is None and moved.noise_b is None:
@@ -57,10 +59,6 @@ def method_lines(comparison: Comparison) -> list[str]:
     if moved.shift is not None:
         lines.append(f"the reference point itself: {_ratio_words(moved.shift)}")
     return lines
-
-
-def _noise(relative: float | None) -> str:
-    return "unknown" if relative is None else percent(relative)
 
 
 def result_lines(comparison: Comparison) -> list[str]:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.analysis.forecast import PredictedPlace
-from quantbench.report.terminal import filled, plain_table, share_cell
+from quantbench.report.terminal import filled, plain_table, share_cell, shown
 from quantbench.units import dashed, latency, percent
 
 # TFLOP/s below which only "<0.001" is shown.
@@ -43,12 +43,12 @@ def _cells(row: PredictedPlace, best: float) -> dict[str, str | Text]:
         ">ops": str(len(row.summed)),
         ">time": latency(row.latency_us),
         ">low – high": f"{latency(row.low_us)} – {latency(row.high_us)}",
-        ">logits": "" if row.logits_us is None else latency(row.logits_us),
+        ">logits": shown(row.logits_us, latency),
         ">TFLOP/s": _rate(row.tflops),
         ">of peak": share_cell(row.peak_share, best),
         "worst op": row.worst_op,
         "tile": str(tile or "?"),
-        "waves": "–" if worst.waves is None else str(worst.waves),
+        "waves": shown(worst.waves, unknown="–"),
         "bound": worst.bound,
         "what it loses": Text("".join(row.reasons[:1])),
     }

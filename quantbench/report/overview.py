@@ -164,9 +164,8 @@ def _tracks(records: Sequence[Record]) -> dict[tuple[str, str], list[_Sample]]:
 def _range_words(name: str, unit: str, samples: Sequence[_Sample]) -> str:
     """Formats `SM clock 1410 to 1980 MHz`."""
     _, _, lows, highs = zip(*samples, strict=True)
-    least = _figure(min(lows))
-    most = _figure(max(highs))
-    return f"{name} {most} {unit}" if least == most else f"{name} {least} to {most} {unit}"
+    extremes = dict.fromkeys((_figure(min(lows)), _figure(max(highs))))
+    return f"{name} {' to '.join(extremes)} {unit}"
 
 
 def _figure(value: float) -> str:

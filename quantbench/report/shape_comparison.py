@@ -8,13 +8,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
+from operator import attrgetter
 
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from quantbench.analysis.summary import Point, op_order
 from quantbench.report.content import Section, Table
-from quantbench.report.terminal import filled, plain_table
+from quantbench.report.terminal import filled, plain_table, shown
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.units import latency
@@ -132,6 +133,9 @@ def _gain(
     return Gain(faster - 1, faster * exp(-half_width) - 1, faster * exp(half_width) - 1)
 
 
+_words = attrgetter("words")
+
+
 def _table(shapes: Sequence[MeasuredShape]) -> Table:
     """Builds the table, one line per shape and library; names a library only if there are
     several.
@@ -143,10 +147,10 @@ def _table(shapes: Sequence[MeasuredShape]) -> Table:
         cells = {
             "shape": one.name,
             "library": one.library if several else "",
-            ">one layer": "" if one.layer_us is None else latency(one.layer_us),
-            ">logits": latency(one.logits_us) if one.logits_us else "",
-            ">gain": one.gain.words if one.gain and one.number > 1 else "",
-            ">predicted": one.predicted.words if one.predicted else "",
+            ">one layer": shown(one.layer_us, latency),
+            ">logits": shown(one.logits_us or None, latency),
+            ">gain": shown(one.gain, _words) if one.number > 1 else "",
+            ">predicted": shown(one.predicted, _words),
             "": lacks if one.missing else one.verdict,
         }
         lines.append(cells)

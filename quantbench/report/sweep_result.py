@@ -28,7 +28,7 @@ from quantbench.quantization import cdiv, credible_waves, quantize
 from quantbench.report.canvas import MARKERS, curve_names, figure, plain, rate, rate_unit
 from quantbench.report.content import PALETTE, Table
 from quantbench.report.source import picture_caption
-from quantbench.report.terminal import filled, plain_table, share_cell
+from quantbench.report.terminal import filled, plain_table, share_cell, shown
 from quantbench.store.folder import Run
 from quantbench.units import dashed, latency, percent, with_interval
 from quantbench.workload import Gemm
@@ -63,7 +63,7 @@ def sizes_table(rows: Sequence[LayerRow], check: RunCheck) -> Table:
             "provider": row.provider if several else "",
             ">ops": ops,
             ">time": time,
-            ">logits": "" if row.logits_us is None else latency(row.logits_us),
+            ">logits": shown(row.logits_us, latency),
             ">TFLOP/s": tflops,
             ">GB/s": gb_per_s,
             _OF_PEAK: share,
@@ -102,7 +102,7 @@ def row_figures(row: LayerRow) -> tuple[str, str, str, str, str]:
         latency(row.latency_us),
         with_interval(row.tflops, row.tflops * row.half_width),
         with_interval(row.gb_per_s, row.gb_per_s * row.half_width),
-        "?" if row.peak_share is None else percent(row.peak_share),
+        shown(row.peak_share, percent, "?"),
     )
 
 

@@ -4,7 +4,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,6 +23,12 @@ _STANDS_OUT = 0.8
 
 
 Cell = TypeVar("Cell")
+Value = TypeVar("Value")
+
+
+def shown(value: Value | None, form: Callable[[Value], str] = str, unknown: str = "") -> str:
+    """Formats a value, or returns `unknown` if it is None."""
+    return unknown if value is None else form(value)
 
 
 def filled(
@@ -104,4 +110,4 @@ def share_cell(share: float | None, best: float) -> Text:
     the table.
     """
     low = share is not None and share < _STANDS_OUT * best
-    return Text("?" if share is None else percent(share), style="bold red" if low else "")
+    return Text(shown(share, percent, "?"), style="bold red" if low else "")

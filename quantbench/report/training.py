@@ -12,7 +12,7 @@ from quantbench.errors import printable
 from quantbench.importers.training_run import TrainingSummary, read_training
 from quantbench.report.content import Section, Table
 from quantbench.report.page import Page, Written, write_page
-from quantbench.report.terminal import filled, plain_table
+from quantbench.report.terminal import filled, plain_table, shown
 from quantbench.units import with_interval
 
 
@@ -39,10 +39,10 @@ def _cells(log: TrainingSummary) -> dict[str, str]:
         ">restarts": log.restarts,
         ">sec/it": f"{log.sec_per_it:.4g}",
         ">tokens/s": tokens,
-        ">hardware TFLOP/s": None if log.tflops is None else f"{log.tflops:.1f}",
+        ">hardware TFLOP/s": shown(log.tflops, "{:.1f}".format, "–"),
         ">loss": loss,
     }
-    return {name: "–" if cell is None else str(cell) for name, cell in cells.items()}
+    return {name: shown(cell, unknown="–") for name, cell in cells.items()}
 
 
 def training_table(summaries: Sequence[TrainingSummary]) -> RichTable:
