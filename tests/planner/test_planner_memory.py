@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from planner_doubles import PLAIN, bloom_like, job
@@ -26,6 +27,7 @@ ROWS = read_documents(Path(__file__).parents[1] / "data" / "bloom_tables.csv")
 SMALL = TransformerShape(
     hidden=1024, heads=16, layers=4, vocab=51200, seq=512, attention="unfused", dropout=True
 )
+SCORES = 5 * 16 * 512 / 1024
 
 
 def test_parameters_of_a_stage() -> None:
@@ -70,26 +72,23 @@ def test_optimizers(optimizer: str, states: int) -> None:
     assert found.optimizer == states * found.weights / 2
 
 
-def test_activations_of_a_gpt_layer_as_published() -> None:
+@pytest.mark.parametrize(
+    ("tp", "options", "per_element"),
+    [
+        (1, {"recompute": "none"}, 34 + SCORES),
+        (4, {"recompute": "none"}, 10 + (24 + SCORES) / 4),
+        (4, {"recompute": "none", "sequence_parallel": True}, (34 + SCORES) / 4),
+        (4, {"recompute": "selective"}, 10 + 24 / 4),
+        (4, {}, 2),
+    ],
+)
+def test_activations_of_a_gpt_layer_as_published(
+    tp: int, options: dict[str, Any], per_element: float
+) -> None:
     # Korthikanti et al., equations 1 and 2: s·b·h·(34 + 5·a·s/h) alone, s·b·h·(10 + 24/t +
     # 5·a·s/(h·t)) over t GPUs.
-    s, b, h, a, layers = 512, 2, 1024, 16, 4
-    alone = memory(job(gpus=1, gbs=8, shape=SMALL), Layout(1, 1, 1, b, recompute="none"), PLAIN)
-    assert alone.activations == layers * s * b * h * (34 + 5 * a * s / h)
-    four = memory(job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b, recompute="none"), PLAIN)
-    assert four.activations == layers * s * b * h * (10 + 24 / 4 + 5 * a * s / (h * 4))
-    parallel = memory(
-        job(gpus=4, gbs=8, shape=SMALL),
-        Layout(1, 4, 1, b, recompute="none", sequence_parallel=True),
-        PLAIN,
-    )
-    assert parallel.activations == layers * s * b * h * (34 + 5 * a * s / h) / 4
-    selective = memory(
-        job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b, recompute="selective"), PLAIN
-    )
-    assert selective.activations == layers * s * b * h * (10 + 24 / 4)
-    full = memory(job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b), PLAIN)
-    assert full.activations == layers * s * b * h * 2
+    found = memory(job(gpus=tp, gbs=8, shape=SMALL), Layout(1, tp, 1, 2, **options), PLAIN)
+    assert found.activations == 4 * 512 * 2 * 1024 * per_element
 
 
 def test_flash_attention_keeps_no_probabilities() -> None:
@@ -132,20 +131,14 @@ def test_every_row_that_ran_out_of_memory_is_predicted_to() -> None:
 def test_memory_of_the_tables() -> None:
     errors = []
     for row in ROWS:
-        usable = (
-            row.mem_gb is not None
-            and row.tp
-            and row.pp
-            and row.status == "ok"
-            and row.duplicate_of_line is None
-        )
-        if not usable or row.gbs is None or row.source_error.startswith("Mem"):
+        usable = row.tp and row.pp and row.gbs and row.status == "ok" and not row.duplicate_of_line
+        if row.mem_gb is None or not usable or row.source_error.startswith("Mem"):
             continue
-        case = case_of(row)
         if row.line in (18, 34):  # 32 layers over 64 stages: no such run can be
             continue
+        case = case_of(row)
         needed = memory(case.job, case.layout, shipped().of(case.job.cluster))
         assert needed.total < 1.1 * limit_bytes(case.job), row.place
-        errors.append(abs(needed.total_gib / (row.mem_gb or 1) - 1))
+        errors.append(abs(needed.total_gib / row.mem_gb - 1))
     assert len(errors) > 70
     assert sum(errors) / len(errors) < 0.05

@@ -13,30 +13,8 @@ from known_profile import gemm_row, known_profile, table
 from test_blindspots import POWERS, stair_rows, staircase_us
 
 from quantbench.errors import InputError
-from quantbench.profile.linear_interpolation import interpolated_us
 from tools.accuracy import held_out_lines
-from tools.accuracy.aiconfigurator_engine import engine, engine_missing
 from tools.accuracy.held_out_lines import Products, held_out, measured_products, straight_lines
-
-
-@pytest.mark.slow
-def test_lines_are_the_engine_s_own() -> None:
-    missing = engine_missing()
-    if missing is not None:
-        pytest.skip(missing)
-    rows_m = np.array([1, 2, 128, 129, 1000, 4096])
-    rows_us = np.array([26.5, 26.25, 37.0, 40.5, 201.0, 549.0])
-    asked = np.array([1, 2, 3, 64, 127, 128, 129, 130, 999, 1001, 2500, 4095, 4096])
-    four = np.full(len(asked), 4096)
-    rows = {
-        "m": rows_m.tolist(),
-        "n": [4096] * 6,
-        "k": [4096] * 6,
-        "latency_ms": (rows_us / 1e3).tolist(),
-    }
-    where = {"system": "a100_sxm", "backend": "vllm", "version": "quantbench"}
-    answer = engine(where, rows, asked, four, four)
-    assert interpolated_us(asked, rows_m, rows_us) == pytest.approx(answer.latency_us, rel=1e-9)
 
 
 def measured(noise: float) -> Products:

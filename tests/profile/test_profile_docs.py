@@ -33,53 +33,28 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.S | re.M)
 def test_its_commands_and_its_python_run(tmp_path: Path) -> None:
     made_runs.write(tmp_path / "results", made.run(made.gemm_records() + made.other_records()))
     file = tmp_path / "results" / "a100-sxm4-80gb" / "profile.json"
-    ran = 0
     for language, block in BLOCKS:
         if language == "python":
             (tmp_path / "profile.json").write_bytes(file.read_bytes())
-            commands = [[sys.executable, "-c", block]]
+            commands = [["-c", block]]
         else:
             lines = block.strip().splitlines()
             assert all(line.startswith("quantbench ") for line in lines)
-            commands = [
-                [sys.executable, "-m", "quantbench", *shlex.split(line)[1:]] for line in lines
-            ]
-        for command in commands:
-            done = subprocess.run(
-                command, cwd=tmp_path, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, done.stderr
-            assert done.stdout
-            ran += 1
-    assert ran == 4
+            commands = [["-m", *shlex.split(line)] for line in lines]
+        for words in commands:
+            subprocess.run([sys.executable, *words], cwd=tmp_path, check=True)
+    assert len(BLOCKS) > 1
     assert file.exists()
-
-
-@pytest.mark.parametrize("path", re.findall(r"\]\((?!http)([^)#]+)\)", TEXT))
-def test_its_links_lead_somewhere(path: str) -> None:
-    assert (ROOT / "docs" / path).exists()
-
-
-def test_its_targets_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"`make (\w+)`", TEXT):
-        assert re.search(rf"^{target}:", makefile, re.M)
 
 
 def test_a_shelf_profile_is_made_of_runs_and_holds_none_of_their_rows() -> None:
     made_of = made.run(made.gemm_records(), "a-run", source="a-package 1.2: gemm_perf.parquet")
-    profile = shelf_profile(
-        "a100-sxm4-80gb", [made_of], Source(("bf16",), "a-package 1.2", "quantbench import it")
-    )
+    source = Source(("bf16",), "a-package 1.2", "quantbench import it")
+    profile = shelf_profile("a100-sxm4-80gb", [made_of], source)
     assert all(len(rows) == 0 for rows in profile.tables.values())
-    assert (
-        "the measured rows stay in a-package 1.2 and are not redistributed"
-        in profile.provenance.note
-    )
+    assert "the measured rows stay in a-package 1.2" in profile.provenance.note
     assert (profile.provenance.runs[0].records, profile.provenance.runs[0].rows) == (22, 0)
-    answer = profile.gemm(4096, 4096, 4096)
-    assert answer.source == "modelled"  # type: ignore[union-attr]
-    assert answer.note == "the profile has no measured row of this kind"
+    assert profile.gemm(4096, 4096, 4096).source == "modelled"  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

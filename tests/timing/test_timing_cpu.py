@@ -148,15 +148,3 @@ def test_a_real_product_is_timed() -> None:
     assert got.stopped_by in ("precision", "noise_floor", "max_time", "max_samples", "discards")
     assert min(made.warmup_s, made.measuring_s) > 0
     assert got.state_before.note  # a processor always has something that it cannot tell
-
-
-def test_importing_timing_loads_no_torch() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, quantbench.timing, quantbench.timing.cpu, quantbench.timing.cuda, quantbench.timing.grade;"
-        "print([m for m in ('torch', 'triton', 'scipy.stats') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]"

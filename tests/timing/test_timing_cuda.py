@@ -278,7 +278,7 @@ def test_a_run_of_many_launches_never_fills_the_queue() -> None:
             torch.zeros(1)
             gpu.note("product")
             gpu.note("sum of its parts")
-        gpu.now_s += 100e-6
+        gpu.now_s += 1e-3
 
     got = timer(gpu).measure(run)
     assert gpu.expired == 0
@@ -291,7 +291,7 @@ def test_what_fits_is_learnt_once_where_launches_cannot_be_counted() -> None:
 
     def run() -> None:
         gpu.log += ["kernel of another library"] * 200
-        gpu.now_s += 100e-6
+        gpu.now_s += 500e-6
 
     made = timer(gpu)
     made.measure(run)
