@@ -80,7 +80,6 @@ def test_a_point_is_prepared_checked_and_timed_on_one_device(
     task.run()
     assert {tensor.device for tensor in (*task.inputs(), *task.outputs())} == {CUDA}
     reply = measure(provider, work, H100, timer(), TimingOptions())
-    assert reply.measurement is not None
     assert set(reply.measurement.samples_us) == {1000 * EVENT_MS}
     assert reply.checked is not None
 
@@ -100,7 +99,6 @@ def test_every_provider_runs_one_of_the_workloads() -> None:
 @pytest.mark.parametrize("provider_id", ["torch.mm", "triton.split_k"])
 def test_a_graph_is_captured_and_replayed(provider_id: str) -> None:
     reply = measure(catalog.make(provider_id), GEMM, H100, timer("graph"), TimingOptions())
-    assert reply.measurement is not None
     assert reply.measurement.mode == "graph"
     assert torch.cuda.CUDAGraph.return_value.replay.called
 
@@ -189,7 +187,6 @@ def test_nvml_has_every_function_that_is_asked() -> None:
     library.nvmlDeviceGetCurrentClocksEventReasons.return_value = 0x4
     library.nvmlDeviceGetComputeRunningProcesses.return_value = []
     nvml = Nvml.open(uuid="01234567-89ab-cdef-0123-456789abcdef", library=library)
-    assert isinstance(nvml, Nvml)
     assert nvml.state().note == ""
     assert nvml.limits().note == ""
 
@@ -216,7 +213,6 @@ FAULTS: dict[str, Callable[..., Callable[[], object]]] = {
     "a result without memory": lambda a, b, c: partial(
         torch.mm, a, b, out=output_templates(GEMM)[0]
     ),
-    "a factor on the CPU": lambda a, b, c: lambda: torch.mm(a, b, out=c).addmm_(a, b.cpu()),
     "a number on the CPU": lambda a, b, c: lambda: torch.stack((a.sum(), torch.zeros(()))),
     "an index on the GPU of a tensor on the CPU": lambda a, b, c: (
         lambda: torch.zeros(9)[c[0].long()]

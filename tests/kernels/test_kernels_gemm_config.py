@@ -104,32 +104,6 @@ def test_rows_off_16_bytes_get_the_small_menu() -> None:
     assert max(t.elements for t in tiles(90, "bf16", align_bytes=8)) == 128 * 64
 
 
-@pytest.mark.parametrize(
-    ("gemm", "a", "b"),
-    [
-        (
-            Gemm(96, 80, 64, layout="nn"),
-            Matrix(False, 64, 0, 16, True),
-            Matrix(False, 80, 0, 16, True),
-        ),
-        (
-            Gemm(96, 84, 60, layout="nt"),
-            Matrix(False, 60, 0, 4, False),
-            Matrix(True, 60, 0, 4, False),
-        ),
-        (
-            Gemm(90, 80, 64, 3, layout="tn"),
-            Matrix(True, 90, 5760, 2, False),
-            Matrix(False, 80, 5120, 16, True),
-        ),
-        (Gemm(96, 81, 64), Matrix(False, 64, 0, 16, True), Matrix(False, 81, 0, 1, False)),
-    ],
-)
-def test_contiguous_operands(gemm: Gemm, a: Matrix, b: Matrix) -> None:
-    operands = contiguous(gemm)
-    assert (operands.a, operands.b) == (a, b)
-
-
 def test_descriptors_from_hopper_on_where_they_can_address_the_operands() -> None:
     def built(
         gemm: Gemm, capability: tuple[int, int], schedule: str = "data_parallel", split_k: int = 1

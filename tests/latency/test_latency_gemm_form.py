@@ -8,7 +8,6 @@ from numpy.typing import ArrayLike
 from scipy.optimize import approx_fprime
 
 from quantbench.device import lookup
-from quantbench.latency import autodiff as tape
 from quantbench.latency.autodiff import Variable, gradient
 from quantbench.latency.gemm.cost_model import (
     INDEX,
@@ -23,8 +22,7 @@ from quantbench.latency.gemm.cost_model import (
     log_latency,
 )
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
-from quantbench.latency.gemm.member import Member, TrainingRows, watched_columns
-from quantbench.latency.gemm.training import Prior, fit_parameters
+from quantbench.latency.gemm.member import Member, watched_columns
 from quantbench.launch import Tile
 from quantbench.quantization import quantize
 from quantbench.workload import Gemm
@@ -98,30 +96,6 @@ def test_narrow_formats_pay_for_rows_beyond_m_and_for_quantizing_a() -> None:
     assert dear == us("bf16", 257, 64, 8192)
 
 
-@pytest.mark.parametrize("operation", ["exp", "log", "sigmoid", "soft_plus"])
-def test_tape_gradients_of_functions(operation: str) -> None:
-    function = getattr(tape, operation)
-    x = np.array([0.3, 1.7, 2.0])
-    source = Variable(x)
-    found = gradient(function(source * 2.0), source, np.ones(3))
-    assert found == pytest.approx(approx_fprime(x, lambda v: function(v * 2.0).sum()), rel=1e-5)
-
-
-def test_tape_gradients_of_soft_minimum_and_broadcasting() -> None:
-    x = np.array([0.3, 1.1])
-    offsets = np.array([[0.0, 0.2], [0.5, 0.1], [0.3, 0.0]])
-
-    def function(v):  # type: ignore[no-untyped-def]
-        return tape.soft_minimum(
-            v * offsets + offsets,
-            tape.exp(v[:1] if isinstance(v, np.ndarray) else v.take(slice(0, 1))),
-        )
-
-    source = Variable(x)
-    found = gradient(function(source), source, np.ones(2))
-    assert found == pytest.approx(approx_fprime(x, lambda v: function(v).sum()), rel=1e-5)
-
-
 def test_gradient_of_the_whole_form() -> None:
     at = hand_prior()[0] + 0.01
     shapes = Shapes(MACHINE, MENU, *sizes(12))
@@ -169,22 +143,6 @@ def test_misaligned_rows_cost_more_and_aligned_ones_nothing() -> None:
     odd, eights, aligned = times_us(4096, [4095, 4088, 4096], 4096)
     assert odd > 1.2 * aligned
     assert eights == pytest.approx(aligned, rel=0.02)
-
-
-@pytest.mark.slow
-def test_a_fit_recovers_what_made_the_data() -> None:
-    prior = Prior(*hand_prior(), "the hand prior")
-    rng = np.random.default_rng(5)
-    truth = prior.mean + 0.5 * prior.sd * rng.standard_normal(len(prior.mean))
-    m, n, k = sizes(150, seed=6)
-    log_us = log_latency(Values(truth), Shapes(MACHINE, MENU, m, n, k))[0]
-    rows = TrainingRows(m, n, k, np.ones(len(m)), np.full(len(m), -1.0), log_us)
-    found = fit_parameters(MACHINE, MENU, rows, prior)
-    held = Shapes(MACHINE, MENU, *sizes(300, seed=7))
-    error = np.abs(log_latency(Values(found), held)[0] - log_latency(Values(truth), held)[0])
-    blind = np.abs(log_latency(Values(prior.mean), held)[0] - log_latency(Values(truth), held)[0])
-    assert np.median(error) < 0.03
-    assert np.median(error) < 0.3 * np.median(blind)
 
 
 def test_features_are_finite_where_a_kernel_is_priced_out_of_all_bounds() -> None:

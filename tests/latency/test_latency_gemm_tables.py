@@ -11,7 +11,6 @@ from quantbench.errors import InputError, QuantbenchError, UnsupportedError
 from quantbench.importers import aiconfigurator
 from quantbench.latency.libraries import DEFAULT_TABLES, SYSTEMS, slug_of, system_of
 from quantbench.latency.tables import read_table
-from tools.accuracy import tables
 from tools.accuracy.tables import SHIPPED_GPUS, read_packaged
 
 needs_package = pytest.mark.skipif(
@@ -98,15 +97,3 @@ def test_what_was_measured_stays_below_what_the_registry_says_a_card_can(system:
     moved_bytes = 2.0 * (table.m * table.n + table.n * table.k + table.m * table.k)
     gb_per_s = (moved_bytes / table.latency_us / 1e3)[moved_bytes > 4 * device.l2_bytes]
     assert 0.75 * device.memory_gb_per_s < gb_per_s.max() < device.memory_gb_per_s
-
-
-@needs_package
-@pytest.mark.parametrize(
-    ("written", "name"), [("VLLM", "vLLM"), ("vLLM", "vLLM"), ("SGLang", "SGLang")]
-)
-def test_a_framework_is_spelled_as_it_spells_itself(
-    written: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = {column: np.array([written]) for column in ("framework", "version", "device")}
-    monkeypatch.setattr(tables, "read_columns", lambda path, dtype: text)
-    assert read_packaged("l40s").framework == name

@@ -1,9 +1,7 @@
 """The contests: who learns from what, how it is judged, and how the tables are written."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +9,7 @@ import pytest
 from quantbench.device import lookup
 from quantbench.errors import InputError, MeasurementError, UnsupportedError
 from quantbench.latency.tables import GemmTable
-from tools.accuracy import aiconfigurator_engine, formats
-from tools.accuracy import heuristics as heuristics_child
+from tools.accuracy import aiconfigurator_engine
 from tools.accuracy.contests import (
     Answer,
     Contest,
@@ -24,10 +21,8 @@ from tools.accuracy.contests import (
     roofline,
     run_contests,
 )
-from tools.accuracy.gemm import Absent, engine, heuristics
 from tools.accuracy.page import markdown
 from tools.accuracy.scoring import ErrorSummary, Line, Split, cells, over_seeds
-from tools.accuracy.tables import PackagedTable
 
 A100 = lookup("a100-sxm4-80gb")
 
@@ -116,16 +111,6 @@ def test_rows_without_an_answer_are_counted_not_forgiven() -> None:
         judged(Contestant("none", 20, none))
 
 
-def test_absent_contestants_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (aiconfigurator_engine, heuristics_child):
-        monkeypatch.setattr(module, "find_spec", lambda name: None)
-    absent = [heuristics(contest()), engine(contest(), 20)]
-    assert all(isinstance(one, Absent) for one in absent)
-    text = markdown([], absent)
-    for package in ("nvidia-matmul-heuristics", "aiconfigurator-core"):
-        assert f"the package {package} is not installed" in text
-
-
 def test_a_child_that_fails_is_one_line() -> None:
     with pytest.raises(
         MeasurementError, match=r"quantbench.no_such_child ended with 1: .*no_such_child"
@@ -169,39 +154,3 @@ def test_markdown_of_a_line() -> None:
     assert "| ours | 200 | 4.55 / 6.5 / 19.0 | 90 % | 0.80 / 0.75 | 1.2 | 23,000 |" in text
     assert "compute rows" not in text  # nobody fills that column
     assert found.to_json()["errors"]["median_pct"] == 4.551
-
-
-def test_scores_of_formats_are_kept_and_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key = ("a100-sxm4-80gb", "bf16", "sglang")
-    read: list[tuple[str, ...]] = []
-
-    def made_up(*key: str, **named: str) -> PackagedTable:
-        read.append((*key, *named.values()))
-        origin = dict.fromkeys(("file", "sha256", "package", "system", "framework", "device"), "")
-        return PackagedTable(**vars(table()), **origin, version="0.5.10")
-
-    ours = fixed("ours", 1.1)
-    fakes = {"read_packaged": made_up, "KEYS": (key,), "CLOSER": (key,), "_CLOSE": (ours,)}
-    fakes["_WIDE"] = (fixed("unfitted", 1.5, 0), ours)
-    for name, fake in fakes.items():
-        monkeypatch.setattr(formats, name, fake)
-    work = tmp_path / "work"
-    formats.judge(work, [key], lambda text: None)
-    wide, close = formats.lines_table(work), formats.closer_table(work)
-    assert "| bf16 | **SGLang 0.5.10** | 50 | 10.00 / 10.0 / 10.0 | 100 % |" in wide
-    assert "| its rows | 20 | 3 | 10.00 / 10.0 / 10.0 | 100 % |" in close
-    formats.judge(work, [key], lambda text: pytest.fail("computed again"))
-    assert read == [key]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [lambda c: heuristics(c), lambda c: engine(c, 40)])
-def test_foreign_contestants_answer(make: Callable[[Contest], Contestant | Absent]) -> None:
-    real = Contest(A100, table("a100-sxm4-80gb"), "sites")
-    contestant = make(real)
-    if isinstance(contestant, Absent):
-        pytest.skip(contestant.reason)
-    (found,) = list(run_contests([(real, [contestant])], (0,), lambda step: None))
-    assert 0 < found.errors.median_pct < 200

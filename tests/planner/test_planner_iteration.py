@@ -354,7 +354,6 @@ def test_tokens_are_never_misaligned(dtype: str, layout: str, tokens: int) -> No
     if layout == "tn":
         work = replace(work, m=4096, k=tokens)
     ((timed, share),) = _timed(work).items()
-    assert isinstance(timed, Gemm)
     assert share == 1.0
     assert misaligned_sides(timed) == {}
     assert (timed.m, timed.k - work.k < 32) == (work.m, True)

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from planner_doubles import PLAIN, bloom_like, job
 
-from quantbench.planner.calibration import shipped
 from quantbench.planner.layout import Layout, StageKind
 from quantbench.planner.memory import (
     GIB,
     embedding_parameters,
     in_flight,
-    limit_bytes,
     memory,
     stage_parameters,
 )
-from quantbench.planner.rows import case_of
 from quantbench.workload import TransformerShape
-from tools.planner_documents import read_documents
 
-ROWS = read_documents(Path(__file__).parents[1] / "data" / "bloom_tables.csv")
 SMALL = TransformerShape(
     hidden=1024, heads=16, layers=4, vocab=51200, seq=512, attention="unfused", dropout=True
 )
@@ -117,28 +111,3 @@ def test_slack_and_base_are_added() -> None:
     assert found.base == 2 * GIB
     assert found.slack == 0.5 * (found.activations + found.working)
     assert found.total_gib == pytest.approx(found.total / GIB)
-
-
-def test_every_row_that_ran_out_of_memory_is_predicted_to() -> None:
-    rows = [row for row in ROWS if row.status == "oom"]
-    assert len(rows) == 4
-    for row in rows:
-        case = case_of(row)
-        needed = memory(case.job, case.layout, shipped().of(case.job.cluster))
-        assert needed.total > limit_bytes(case.job), row.place
-
-
-def test_memory_of_the_tables() -> None:
-    errors = []
-    for row in ROWS:
-        usable = row.tp and row.pp and row.gbs and row.status == "ok" and not row.duplicate_of_line
-        if row.mem_gb is None or not usable or row.source_error.startswith("Mem"):
-            continue
-        if row.line in (18, 34):  # 32 layers over 64 stages: no such run can be
-            continue
-        case = case_of(row)
-        needed = memory(case.job, case.layout, shipped().of(case.job.cluster))
-        assert needed.total < 1.1 * limit_bytes(case.job), row.place
-        errors.append(abs(needed.total_gib / row.mem_gb - 1))
-    assert len(errors) > 70
-    assert sum(errors) / len(errors) < 0.05

@@ -16,29 +16,16 @@ from quantbench.errors import InputError, QuantbenchError
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.op_times import OpTimes
-from quantbench.profile import Estimate, Profile, ProfileEstimates
+from quantbench.profile import Estimate, Profile
 from quantbench.profile.interpolation import Lines, RowIndex, Surface
 from quantbench.stats import median
-from quantbench.store.record import Measured
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
-
-
-def one(found: Estimate | ProfileEstimates) -> Estimate:
-    assert isinstance(found, Estimate)
-    return found
-
-
-def many(found: Estimate | ProfileEstimates) -> ProfileEstimates:
-    assert isinstance(found, ProfileEstimates)
-    return found
 
 
 def test_a_measured_shape_gives_the_measured_figure() -> None:
     record = made.gemm_records()[4]
     work, outcome = record.workload, record.outcome
-    assert isinstance(work, Gemm)
-    assert isinstance(outcome, Measured)
-    found = one(made.profile().gemm(work.m, work.n, work.k))
+    found = made.profile().gemm(work.m, work.n, work.k)
     assert found.latency_us == median(outcome.measurement.samples_us)
     assert (found.source, found.note, found.bound) == ("measured", "", "compute")
     assert found.low_us < found.latency_us < found.high_us
@@ -52,16 +39,16 @@ def test_a_measured_shape_gives_the_measured_figure() -> None:
         ("torch.linear", found.latency_us),
         ("triton.gemm", 1000),
     ):
-        assert one(profile.gemm(work.m, work.n, work.k, provider=provider)).latency_us == us
+        assert profile.gemm(work.m, work.n, work.k, provider=provider).latency_us == us
 
 
 def test_beyond_the_model_only_what_was_measured_is_answered() -> None:
     known, unknown = (Gemm(LARGEST_SIDE + beyond, 128, 64, layout="nt") for beyond in (1, 3))
     record = made_runs.record(known, (200.0, 201.0), {"m": known.m}, provider="torch.linear")
     profile = Profile.from_runs([made.run([*made.gemm_records(), record])], fit=False)
-    assert one(profile.gemm(known.m, 128, 64)).source == "measured"
-    assert many(profile.gemm([known.m, 2048], 128, 64)).source[0] == "measured"
-    assert many(profile.gemm([LARGEST_SIDE, 2048], 128, 64)).latency_us[0] > 0
+    assert profile.gemm(known.m, 128, 64).source == "measured"
+    assert profile.gemm([known.m, 2048], 128, 64).source[0] == "measured"
+    assert profile.gemm([LARGEST_SIDE, 2048], 128, 64).latency_us[0] > 0
     for ask in (
         lambda: profile.gemm(unknown.m, 128, 64),
         lambda: profile.gemm([known.m, unknown.m, unknown.m + 1], 128, 64),
@@ -71,14 +58,14 @@ def test_beyond_the_model_only_what_was_measured_is_answered() -> None:
         with pytest.raises(InputError, match=f"m = {unknown.m}; expected at most {LARGEST_SIDE}"):
             ask()
     # A batch is no side: it may be of any length.
-    assert one(profile.gemm(2048, 2048, 128, batch=LARGEST_SIDE)).source == "modelled"
+    assert profile.gemm(2048, 2048, 128, batch=LARGEST_SIDE).source == "modelled"
 
 
 def test_between_shapes_it_follows_the_edges_and_the_tables_own_level() -> None:
     """The made device is the model with a tilt that the model does not know."""
     hidden = np.arange(2048, 4097, 16)
     hidden = hidden[~np.isin(hidden, made.HIDDEN)]
-    found = many(made.profile().gemm(2048, 3 * hidden, hidden))
+    found = made.profile().gemm(2048, 3 * hidden, hidden)
     assert set(found.source) == {"interpolated"}
     true = np.array([made.true_us(Gemm(2048, 3 * int(h), int(h))) for h in hidden])
     assert np.abs(found.latency_us / true - 1).max() < 0.01
@@ -91,13 +78,13 @@ def test_between_shapes_it_follows_the_edges_and_the_tables_own_level() -> None:
 
 
 def test_beyond_the_measured_range_it_says_so() -> None:
-    inside, outside = (one(made.profile().gemm(m, 7000, 2500)) for m in (2500, 50))
+    inside, outside = (made.profile().gemm(m, 7000, 2500) for m in (2500, 50))
     assert (inside.source, inside.outside, inside.note) == ("modelled", False, "")
     assert (outside.source, outside.outside) == ("modelled", True)
     ranges = "m 1024 to 4096, n 4096 to 12288, k 2048 to 4096, batch 1 to 1"
     assert outside.note == f"outside the measured range ({ranges})"
     assert outside.high_us / outside.latency_us > inside.high_us / inside.latency_us
-    several = many(made.profile().gemm([50, 2500], 7000, 2500))
+    several = made.profile().gemm([50, 2500], 7000, 2500)
     assert several.outside.tolist() == [True, False]
     assert several.note == "1 of 2 " + outside.note
 
@@ -108,8 +95,8 @@ def test_one_shape_and_many_give_the_same() -> None:
     shapes = [(work.m, work.n, work.k) for work in works]  # type: ignore[union-attr]
     shapes += [(2048, 3 * k, k) for k in rng.integers(2048, 4096, 20).tolist()]
     shapes += [tuple(size) for size in rng.integers(1, 6000, (60, 3)).tolist()]
-    found = many(made.profile().gemm(*np.array(shapes).T))
-    alone = [one(made.profile().gemm(*shape)) for shape in shapes]
+    found = made.profile().gemm(*np.array(shapes).T)
+    alone = [made.profile().gemm(*shape) for shape in shapes]
     assert set(found.source) == {"measured", "interpolated", "modelled"}
     for name in ("source", "outside", "bound"):
         assert [getattr(x, name) for x in alone] == getattr(found, name).tolist()
@@ -121,7 +108,7 @@ def test_one_shape_and_many_give_the_same() -> None:
 
 def test_arrays_broadcast_and_plain_numbers_stay_plain() -> None:
     profile = made.profile()
-    found = many(profile.gemm(2048, np.array([[6144], [4096]]), [2048, 4096]))
+    found = profile.gemm(2048, np.array([[6144], [4096]]), [2048, 4096])
     for name in ("latency_us", "source", "bound", "outside"):
         assert getattr(found, name).shape == (2, 2)
     assert profile.gemm(np.int64(2048), 6144, 2048.0) == profile.gemm(2048, 6144, 2048)
@@ -148,7 +135,7 @@ def test_formats_and_layouts_that_were_not_measured() -> None:
     shape = (2048, 6144, 2048)
 
     def asked(**options: str) -> Estimate:
-        return one(made.profile().gemm(*shape, **options))
+        return made.profile().gemm(*shape, **options)
 
     plain, other, twin, single = (
         asked(),
@@ -175,14 +162,14 @@ def test_formats_and_layouts_that_were_not_measured() -> None:
 def test_nothing_is_faster_than_the_peak() -> None:
     rng = np.random.default_rng(1)
     m, n, k = (2 ** rng.integers(5, 15, 2000) for _ in range(3))
-    found = many(made.profile().gemm(m, n, k))
+    found = made.profile().gemm(m, n, k)
     assert (found.low_us >= 2.0 * m * n * k / 312e6 * (1 - 1e-12)).all()
     assert (found.low_us <= found.latency_us).all()
     assert (found.latency_us <= found.high_us).all()
 
 
 def test_batches_count() -> None:
-    alone, batch = (one(made.profile().gemm(512, 512, 128, batch=size)) for size in (1, 64))
+    alone, batch = (made.profile().gemm(512, 512, 128, batch=size) for size in (1, 64))
     assert batch.latency_us > 2 * alone.latency_us
 
 
@@ -190,18 +177,18 @@ def test_softmax_and_attention() -> None:
     profile = made.profile()
     softmax, attention = profile.softmax, profile.attention
     sources = [
-        one(found).source
+        found.source
         for found in (
             softmax(64, 1024, 1024), softmax(64, 1536, 1536), softmax(64, 1024, 2048, mask="none"),
             attention(1, 32, 1024, 1024, 128), attention(1, 32, 1536, 1536, 128),
         )
     ]  # fmt: skip
     assert sources == ["measured", "interpolated", "modelled", "measured", "interpolated"]
-    backward = one(attention(1, 32, 1024, 1024, 128, direction="backward"))
+    backward = attention(1, 32, 1024, 1024, 128, direction="backward")
     assert (backward.source, backward.outside) == ("modelled", True)
     assert backward.note.endswith("the profile has no measured row of this kind")
     seq = np.array([512, 700, 4096])
-    assert many(attention(1, 32, seq, seq, 128, 8)).source.tolist() == ["modelled"] * 3
+    assert attention(1, 32, seq, seq, 128, 8).source.tolist() == ["modelled"] * 3
     with pytest.raises(InputError, match="causal with seq_q"):
         attention(1, 32, [512, 600], 512, 128)
     with pytest.raises(InputError, match="rows equal to cols"):
@@ -230,7 +217,7 @@ def test_it_is_a_source_of_times_for_the_planner() -> None:
     found = times.estimates([product, attention, Softmax(64, 512, 512), product])
     assert found[0] == found[3]
     assert all(one.low_us <= one.latency_us <= one.high_us for one in found)
-    assert found[0].latency_us == one(profile.gemm(2048, 6144, 2048)).latency_us
+    assert found[0].latency_us == profile.gemm(2048, 6144, 2048).latency_us
     assert times.note == f"{rows}; of what was asked 2 modelled, 1 measured"
     beyond = [f"{name}: beyond the rows of the profile" for name in ("attention", "softmax")]
     assert [one.unmeasured for one in found] == ["", *beyond, ""]
@@ -243,11 +230,11 @@ def test_a_processor_without_models_answers_from_its_rows_and_its_spec_sheet() -
     records = [made_runs.record(g, (5 + g.flops / 7e4,), {"n": g.n}) for g in gemms]
     profile = Profile.from_runs([made.run(records, device=spec)])
     assert profile.models.gemm == ()
-    assert one(profile.gemm(256, 128, 256)).source == "measured"
-    between = one(profile.gemm(256, 192, 256))
+    assert profile.gemm(256, 128, 256).source == "measured"
+    between = profile.gemm(256, 192, 256)
     assert between.source == "interpolated"
     assert between.latency_us == pytest.approx(5 + gemms[0].flops * 3 / 7e4, rel=0.05)
-    far = one(profile.gemm(4096, 4096, 4096))
+    far = profile.gemm(4096, 4096, 4096)
     assert (far.source, far.outside) == ("modelled", True)
     assert far.note.startswith(
         "no model of products on cpu-made: from its spec sheet, good to a factor of two"

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from quantbench.cli.app import app
 from quantbench.errors import InputError, QuantbenchError
 from quantbench.latency.interconnect import Link
-from quantbench.profile import Estimate, Profile, ProfileEstimates, Table
+from quantbench.profile import Profile, Table
 from quantbench.profile.table import layout_of
 from quantbench.workload import Collective
 
@@ -51,44 +51,37 @@ def profile(*parts: dict[str, list[object]]) -> Profile:
 SIZES = [2**power for power in range(10, 29, 2)]
 
 
-def one(found: Estimate | ProfileEstimates) -> Estimate:
-    assert isinstance(found, Estimate)
-    return found
-
-
 def test_a_measured_message_is_its_row() -> None:
-    found = one(profile(table(SIZES)).collective("all_reduce", 2**20, 8))
+    found = profile(table(SIZES)).collective("all_reduce", 2**20, 8)
     assert (found.source, found.outside, found.note) == ("measured", False, "")
     assert (found.latency_us, found.low_us) == pytest.approx(
         (time_us(2**20), 0.99 * time_us(2**20))
     )
-    assert one(profile(table(SIZES)).collective("all_reduce", 1024, 8)).bound == "latency"
-    assert one(profile(table(SIZES)).collective("all_reduce", 2**28, 8)).bound == "memory"
+    assert profile(table(SIZES)).collective("all_reduce", 1024, 8).bound == "latency"
+    assert profile(table(SIZES)).collective("all_reduce", 2**28, 8).bound == "memory"
 
 
 def test_between_messages_the_interval_holds_what_is_true() -> None:
     asked = np.array([3 * 2**18, 2**21, 5 * 2**22])
     found = profile(table(SIZES)).collective("all_reduce", asked, 8)
-    assert isinstance(found, ProfileEstimates)
     true = np.array([time_us(size) for size in asked])
     assert found.source.tolist() == ["interpolated"] * 3
     assert (found.low_us <= true).all()
     assert (true <= found.high_us).all()
     assert np.abs(found.latency_us / true - 1).max() < 0.1
     square = profile(table(SIZES)).collective("all_reduce", asked.reshape(3, 1), 8)
-    assert isinstance(square, ProfileEstimates)
     assert square.latency_us.shape == (3, 1)
 
 
 def test_beyond_the_messages_it_says_so() -> None:
     known = profile(table(SIZES))
     for size, us in ((2, time_us(1024)), (2**30, 4 * time_us(2**28))):
-        found = one(known.collective("all_reduce", size, 8))
+        found = known.collective("all_reduce", size, 8)
         assert found.latency_us == pytest.approx(us)
         assert (found.source, found.outside) == ("modelled", True)
         assert found.note == "outside the measured messages (1024 to 268435456 bytes)"
         assert log(found.high_us / found.latency_us) >= log(1.3) - 1e-9
-    alone = one(profile(table([2**20])).collective("all_reduce", 2**20, 8))
+    alone = profile(table([2**20])).collective("all_reduce", 2**20, 8)
     assert alone.source == "measured"
 
 
@@ -97,15 +90,15 @@ def test_the_planner_takes_the_same_times() -> None:
     bus_bytes = [Collective("all_reduce", size, 8).bus_bytes for size in SIZES]
     link = Link(tuple(map(float, bus_bytes)), tuple(known["latency_us"].tolist()))
     for size in (8, 2**10, 3 * 2**18, 2**22, 2**28, 2**30):
-        found = one(profile(table(SIZES)).collective("all_reduce", size, 8))
+        found = profile(table(SIZES)).collective("all_reduce", size, 8)
         asked = Collective("all_reduce", size, 8).bus_bytes
         assert 1e6 * link.time_s(asked) == pytest.approx(found.latency_us, rel=1e-9)
 
 
 def test_another_format_is_as_many_bytes_and_says_so() -> None:
     known = profile(table(SIZES), table(SIZES[:2], dtype="int8"))
-    assert one(known.collective("all_reduce", 2**20, 8)).source == "measured"  # fp16: most rows
-    other = one(known.collective("all_reduce", 2**20, 8, dtype="bf16"))
+    assert known.collective("all_reduce", 2**20, 8).source == "measured"  # fp16: most rows
+    other = known.collective("all_reduce", 2**20, 8, dtype="bf16")
     assert other.source == "interpolated"
     assert other.latency_us == pytest.approx(time_us(2**20))
     assert log(other.high_us / other.latency_us) > log(1.15)

@@ -14,7 +14,6 @@ from pathlib import Path
 import jsonschema
 import made_profiles as made
 import made_runs
-import numpy as np
 import pytest
 
 from quantbench.latency.gemm.model import GemmModel
@@ -60,9 +59,9 @@ def test_a_shelf_profile_is_made_of_runs_and_holds_none_of_their_rows() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("slug", [*SHIPPED_GPUS, *PUBLISHED_GPUS])
 def test_the_shelf_holds_models_and_findings_and_no_rows(slug: str, tmp_path: Path) -> None:
-    folder = ROOT / "results" / slug
-    profile = Profile.load(folder)
-    jsonschema.validate(json.loads((folder / "profile.json").read_text(encoding="utf-8")), schema())
+    file = ROOT / "results" / slug / "profile.json"
+    profile = Profile.load(file)
+    jsonschema.validate(json.loads(file.read_text(encoding="utf-8")), schema())
     assert profile.device.name == slug
     assert all(len(table) == 0 for table in profile.tables.values())
     assert "the measured rows stay in" in profile.provenance.note
@@ -70,19 +69,11 @@ def test_the_shelf_holds_models_and_findings_and_no_rows(slug: str, tmp_path: Pa
     if slug in SHIPPED_GPUS:  # the others' sizes are scattered: few of them are on a curve
         assert profile.cliffs
         assert {finding.verdict for finding in profile.findings} > {"NOT TESTED"}
+    # Whoever fits the shipped models to other rows writes the shelf anew.
     assert profile.models.softmax == SoftmaxModel.best(profile.device), "make shelf"
-    m, n, k = (
-        np.array([100, 4096, 8192]),
-        np.array([1024, 4096, 28672]),
-        np.array([4096, 4096, 8192]),
-    )
     for model in profile.models.gemm:
-        # Whoever fits the shipped models to other rows writes the shelf anew.
         shipped = GemmModel.best(slug, dtype=model.dtype)
         for name in ("table", "sha256", "package", "rows_fitted"):
             assert model.provenance[name] == shipped.provenance[name], "make shelf"
-        found = profile.gemm(m, n, k, dtype=model.dtype)
-        error = np.abs(found.latency_us / shipped.predict(m, n, k, layout="nt").latency_us - 1)
-        assert error.max() < 0.25
     profile.save(tmp_path / "profile.json")
-    assert (tmp_path / "profile.json").read_bytes() == (folder / "profile.json").read_bytes()
+    assert (tmp_path / "profile.json").read_bytes() == file.read_bytes()

@@ -121,16 +121,6 @@ def test_an_outlier_does_not_tie_other_times() -> None:
     assert stats.typical_us(times) == stats.median(times) == 510.324
 
 
-def test_neighbouring_nanoseconds_are_no_ties() -> None:
-    rng = np.random.default_rng(15)
-    for _ in range(1000):
-        levels = 10 ** rng.uniform(4, 7, rng.integers(1, 4))
-        nanoseconds = rng.choice(levels, 40).astype(int) + rng.integers(0, 100, 40)
-        times = np.unique(nanoseconds) / 1e3
-        assert stats.typical_us(times) == stats.median(times)
-        assert stats.typical_interval(times) == stats.median_interval(times)
-
-
 def test_untied_times_show_a_shift_of_less_than_a_tick() -> None:
     rng = np.random.default_rng(14)
     one, other = (stats.untied(ticked(rng, us, 0.5, 400)) for us in (12.1, 12.3))

@@ -31,8 +31,6 @@ def test_neusight_folds_the_batch_of_a_linear_layer_and_tells_the_split() -> Non
         Softmax(1, 16384, 1024, dtype="fp32", mask="none"),
         500.0,
     )
-    assert linear.launch is not None
-    assert linear.launch.tile is not None
     assert linear.launch.tile.split_k == 2
     assert last.launch is None
 
@@ -54,7 +52,6 @@ def test_deepbench_layouts_are_those_of_the_same_memory(a_t: str, b_t: str) -> N
     cells = {**sizes, "a_transposed": a_t, "b_transposed": b_t, "dtype": "fp32", "time_ms": "0.01"}
     (row,) = read_deepbench([cells], V100)
     work = row.workload
-    assert isinstance(work, Gemm)
     assert row.latency_us == pytest.approx(10.0)
     random = np.random.default_rng(0)
     a_memory, b_memory = random.normal(size=m * k), random.normal(size=k * n)
