@@ -6,8 +6,6 @@ which the triton wheel carries), warnings from ptxas. Works without a GPU, in a 
 TRITON_INTERPRET.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

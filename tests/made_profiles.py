@@ -2,8 +2,6 @@
 simulated.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import made_runs

@@ -5,8 +5,6 @@ Each command runs in a process of its own. The table shows its CPU seconds (user
 a busy machine changes little, and its peak memory.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -8,8 +8,6 @@ figures depend on the seeds alone. The truth of a point is the median of its tim
 clock.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence

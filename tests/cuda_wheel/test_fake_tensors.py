@@ -111,18 +111,6 @@ def test_the_timers_kernels_are_launched_with_what_they_take(h100: Launches) -> 
     assert held["release_ptr"].dtype == torch.int32
 
 
-def test_every_kernel_of_triton_asks_for_fused_multiply_add(
-    h100: Launches,
-) -> None:
-    for provider_id, work in CASES:
-        if provider_id.startswith("triton.") and not catalog.make(provider_id).unsupported(
-            work, H100
-        ):
-            catalog.make(provider_id).prepare(work, H100).run()
-    timer()
-    assert {options.get("enable_fp_fusion") for options in h100.options} == {True}
-
-
 # ---- what a machine with a GPU runs besides
 
 

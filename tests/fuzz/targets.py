@@ -4,8 +4,6 @@ from.
 A loader must end in a valid object or in one of quantbench's own errors, whatever the bytes are.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

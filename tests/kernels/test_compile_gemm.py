@@ -6,8 +6,6 @@ layouts take turns, so that all of them occur for every architecture. QUANTBENCH
 compiles every combination instead (800 kernels).
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from dataclasses import dataclass, replace

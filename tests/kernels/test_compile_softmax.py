@@ -2,8 +2,6 @@
 architecture.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -3,8 +3,6 @@
 Tolerances: ‖out − ref‖ / ‖ref‖, as for every provider (quantbench.providers.correctness).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from math import e, log2

@@ -6,8 +6,6 @@ interpreter cuts instead of rounding (4e-3; 1e-2 allowed). Outputs are filled wi
 that an element that is not written shows.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

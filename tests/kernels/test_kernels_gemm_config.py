@@ -2,8 +2,6 @@
 Nothing is launched.
 """
 
-from __future__ import annotations
-
 import doctest
 from types import ModuleType
 
@@ -84,7 +82,6 @@ def test_something_is_always_picked(
 @pytest.mark.parametrize(
     ("tile", "schedule", "expected"),
     [
-        (Tile(128, 256), "persistent", Tile(128, 256, 64, stages=4, num_warps=8)),
         (Tile(128, 256, 32), "persistent", Tile(128, 256, 32, stages=4, num_warps=8)),
         (Tile(64, 64, num_warps=2), "split_k", Tile(64, 64, 64, stages=4, num_warps=2)),
         (Tile(32, 32), "data_parallel", Tile(32, 32, 64, stages=4, num_warps=4)),

@@ -1,7 +1,5 @@
 """What `matmul` refuses, before anything is launched, and in which words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

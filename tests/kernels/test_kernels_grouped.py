@@ -4,8 +4,6 @@ Tolerances: see `test_kernels_gemm`. Outputs are filled with NaN first, so that 
     not written shows.
 """
 
-from __future__ import annotations
-
 import pytest
 import references
 import torch

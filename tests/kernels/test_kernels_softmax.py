@@ -4,8 +4,6 @@ Tolerances: ‖out − ref‖ / ‖ref‖ of one rounding to the format, as for 
     (quantbench.providers.correctness).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -2,8 +2,6 @@
 length.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

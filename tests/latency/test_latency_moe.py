@@ -196,12 +196,9 @@ def test_the_default_times_have_no_masked_rows_of_other_gpus(gpu: str) -> None:
     ("gpu", "dtype"), [("h100-sxm5-80gb", "bf16"), ("b200-sxm-180gb", "nvfp4")]
 )
 def test_more_gpus_with_as_many_rows_each_do_not_take_longer(gpu: str, dtype: str) -> None:
-    model = MoEModel.best(gpu, dtype=dtype)
-    times = model.predict(
-        [MoE(4096 * ep, 2048, 768, 128, 8, dtype, ep=ep) for ep in (4, 8, 16, 32, 64)]
-    ).latency_us
+    works = [MoE(4096 * ep, 2048, 768, 128, 8, dtype, ep=ep) for ep in (4, 8, 16, 32, 64)]
+    times = MoEModel.best(gpu, dtype=dtype).predict(works).latency_us
     assert times.max() < 1.5 * times.min()
     # Beyond the tables: the same layer as on fewer GPUs, whose rows and experts are as many each.
-    assert [fewer_gpus(*layer) for layer in ((16384, 64), (16385, 64), (65536, 8), (100_000, 6), (10**6, 4))] == [
-        1, 2, 4, 6, 4,
-    ]  # fmt: skip
+    layers = ((16384, 64), (16385, 64), (65536, 8), (100_000, 6), (10**6, 4))
+    assert [fewer_gpus(*layer) for layer in layers] == [1, 2, 4, 6, 4]

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from quantbench.device import lookup
-from quantbench.errors import InputError, MeasurementError, UnsupportedError
+from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.tables import GemmTable
-from tools.accuracy import aiconfigurator_engine
 from tools.accuracy.contests import (
     Answer,
     Contest,
@@ -21,7 +20,6 @@ from tools.accuracy.contests import (
     roofline,
     run_contests,
 )
-from tools.accuracy.page import markdown
 from tools.accuracy.scoring import ErrorSummary, Line, Split, cells, over_seeds
 
 A100 = lookup("a100-sxm4-80gb")
@@ -111,13 +109,6 @@ def test_rows_without_an_answer_are_counted_not_forgiven() -> None:
         judged(Contestant("none", 20, none))
 
 
-def test_a_child_that_fails_is_one_line() -> None:
-    with pytest.raises(
-        MeasurementError, match=r"quantbench.no_such_child ended with 1: .*no_such_child"
-    ):
-        aiconfigurator_engine.ask_child("quantbench.no_such_child", {})
-
-
 def test_roofline_by_hand_and_its_refusal() -> None:
     m, n, k = (np.array([size]) for size in (4096, 4096, 4096))
     assert ideal_us(A100, "bf16", m, n, k)[0] == pytest.approx(2 * 4096**3 / 312e6)
@@ -139,18 +130,3 @@ def test_a_busy_moment_moves_no_time() -> None:
     assert found.seeds == 3
     assert (found.shapes_per_s, found.fit_s) == (40_000.0, 10.0)
     assert over_seeds([BARE]) == BARE
-
-
-def test_markdown_of_a_line() -> None:
-    found = replace(
-        BARE,
-        coverage=0.905,
-        cliff_recall=0.80,
-        cliff_precision=0.75,
-        fit_s=1.234,
-        shapes_per_s=23456.0,
-    )
-    text = markdown([found], [])
-    assert "| ours | 200 | 4.55 / 6.5 / 19.0 | 90 % | 0.80 / 0.75 | 1.2 | 23,000 |" in text
-    assert "compute rows" not in text  # nobody fills that column
-    assert found.to_json()["errors"]["median_pct"] == 4.551

@@ -1,7 +1,5 @@
 """Every rule of layouts, kept and broken, and how layers fall onto stages."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The three calculators against the figures that their makers logged."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Time of an iteration, worked out by hand with even times."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Links of a cluster from collectives that were measured on it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Memory of a stage, worked out by hand and held against the tables."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -41,20 +39,17 @@ def test_parameters_of_a_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zero", "weights", "gradients", "states"),
-    [(0, 2, 2, 16), (1, 2, 2, 2), (2, 2, 0.25, 2), (3, 0.25, 0.25, 2)],
+    ("zero", "each"),
+    [(0, (2, 2, 16)), (1, (2, 2, 2)), (2, (2, 0.25, 2)), (3, (0.25, 0.25, 2))],
 )
 def test_zero_shards_states_then_gradients_then_weights(
-    zero: int, weights: float, gradients: float, states: float
+    zero: int, each: tuple[float, float, float]
 ) -> None:
-    of = job(gpus=8, gbs=8, shape=SMALL)
-    count, _ = stage_parameters(of, Layout(8, 1, 1, 1), StageKind(4, 1, first=True, last=True))
-    found = memory(of, Layout(8, 1, 1, 1, zero=zero), PLAIN)
-    assert (found.weights, found.gradients, found.optimizer) == (
-        weights * count,
-        gradients * count,
-        states * count,
-    )
+    of, layout = job(gpus=8, gbs=8, shape=SMALL), Layout(8, 1, 1, 1, zero=zero)
+    count, _ = stage_parameters(of, layout, StageKind(4, 1, first=True, last=True))
+    found = memory(of, layout, PLAIN)
+    parts = (found.weights, found.gradients, found.optimizer)
+    assert parts == tuple(count * bytes_each for bytes_each in each)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Tables of layouts: reading, filling, predicting, judging, finding mistakes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +18,12 @@ from quantbench.planner.fitting import fit_site as fit_planner_site
 from quantbench.planner.fitting import log_errors, observe, predicted_s
 from quantbench.planner.predict import Prediction
 from quantbench.planner.row_checks import RowFault, check_rows
-from quantbench.planner.row_results import RowResult, misses, predict_rows, summarize
+from quantbench.planner.row_results import RowResult, predict_rows, summarize
 from quantbench.planner.rows import (
     Given,
     TableRow,
     case_of,
-    known_of,
-    layers_for,
     read_table,
-    usual_heads,
 )
 from quantbench.workload.presets import preset
 from tools.planner_documents import document_of, read_documents
@@ -179,12 +174,6 @@ def test_what_nobody_knows_is_asked_for(changes: dict[str, Any], text: str) -> N
         case_of(replace(ROW, **changes))
 
 
-def test_layers_and_heads_from_sizes() -> None:
-    sizes = {(200, 8): 80, (191, 7): 77, (205, 9): 81, (195, 11): 77, (183, 12): 72}
-    assert {(size, pp): layers_for(size, 14400, 250880, pp) for size, pp in sizes} == sizes
-    assert [usual_heads(h, tp) for h, tp in ((12288, 8), (5120, 4), (6144, 8))] == [96, 40, 48]
-
-
 def test_accuracy_on_the_timed_rows(results: list[RowResult]) -> None:
     rows = a100(results)
     every = summarize(rows)
@@ -233,14 +222,6 @@ def test_columns_of_ones_own(tmp_path: Path) -> None:
     assert (layout.recompute, layout.interleave, layout.sequence_parallel) == ("selective", 5, True)
     assert (shape.dropout, case.job.optimizer) == (False, "adam")
     assert case.job.cluster.name == "jean-zay-a100"
-
-
-def test_large_misses_are_told_with_what_is_known(results: list[RowResult]) -> None:
-    told = {r.row.line: known for r, known in misses(a100(results))}
-    assert "outlier" in told[447]
-    assert "head_dim 128" in told[432]
-    assert all("nothing is known" not in known for known in told.values())
-    assert known_of(BY_LINE["003", 278]) == ""
 
 
 def test_impossible_rows_are_not_predicted(results: list[RowResult]) -> None:

@@ -1,7 +1,5 @@
 """Searching layouts and shapes, and the rules of thumb beside them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Blind spots: a planner's straight lines, and the fewest rows that mend them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import combinations

@@ -2,8 +2,6 @@
 rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +10,24 @@ from known_profile import gemm_row, known_profile, table
 from test_blindspots import stair_rows
 
 from quantbench.errors import InputError
+from quantbench.profile.linear_interpolation import interpolated_us
+from tools.accuracy.aiconfigurator_engine import engine, engine_missing
 from tools.accuracy.held_out_lines import Products, held_out, measured_products, straight_lines
+
+
+@pytest.mark.slow
+def test_lines_are_the_engine_s_own() -> None:
+    missing = engine_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    m, us = np.array([1, 2, 128, 129, 4096]), np.array([26.5, 26.25, 37.0, 40.5, 549.0])
+    asked = np.array([1, 2, 3, 127, 128, 129, 130, 2500, 4095, 4096])
+    same = [4096] * len(m)
+    rows = {"m": m.tolist(), "n": same, "k": same, "latency_ms": (us / 1e3).tolist()}
+    where = {"system": "a100_sxm", "backend": "vllm", "version": "quantbench"}
+    four = np.full(len(asked), 4096)
+    answer = engine(where, rows, asked, four, four)
+    assert interpolated_us(asked, m, us) == pytest.approx(answer.latency_us, rel=1e-9)
 
 
 def measured(noise: float) -> Products:

@@ -2,8 +2,6 @@
 and how it says so.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +33,7 @@ def test_a_measured_shape_gives_the_measured_figure() -> None:
     )
     profile = Profile.from_runs([made.run([*made.gemm_records(), other])], fit=False)
     for provider, us in (
-        ("", found.latency_us),
+        (None, found.latency_us),
         ("torch.linear", found.latency_us),
         ("triton.gemm", 1000),
     ):

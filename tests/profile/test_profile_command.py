@@ -1,7 +1,5 @@
 """`quantbench profile` as it is typed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

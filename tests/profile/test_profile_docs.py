@@ -2,8 +2,6 @@
 shelf exist.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

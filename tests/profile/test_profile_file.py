@@ -2,8 +2,6 @@
 one line.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -105,9 +103,9 @@ def test_it_holds_to_its_published_schema(tmp_path: Path) -> None:
         (lambda text: "[" * 100_000, "expected a whole JSON file"),
         (lambda text: text.replace('"version": 2', '"version": 3'), "version = 3; expected 2"),
         (lambda text: text.replace('"version": 2', '"version": "2"'), "version = '2'; expected 2"),
-        (lambda text: text.replace(A_TIME, f"{A_TIME}1"), "its sha256 is not that of its content"),
-        (lambda text: text.replace(A_TIME, "NaN"), ""),
-        (lambda text: text.replace(A_TIME, "1e999"), ""),
+        (lambda text: text.replace(A_TIME, f"1{A_TIME}"), "its sha256 is not that of its content"),
+        (lambda text: text.replace(A_TIME, "NaN"), "."),
+        (lambda text: text.replace(A_TIME, "1e999"), "."),
     ],
 )
 def test_truncated_foreign_and_changed_files(

@@ -2,8 +2,6 @@
 a wrong number.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

@@ -2,8 +2,6 @@
 refused.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any

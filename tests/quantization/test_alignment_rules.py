@@ -2,8 +2,6 @@
 and their sources.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Statistics against published tables and hand-worked examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

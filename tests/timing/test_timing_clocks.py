@@ -1,7 +1,5 @@
 """SM clocks from stamps of literal counters."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

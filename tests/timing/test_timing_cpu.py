@@ -2,8 +2,6 @@
 it takes.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import nullcontext
 

@@ -2,8 +2,6 @@
 hold anywhere.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

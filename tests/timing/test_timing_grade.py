@@ -1,7 +1,5 @@
 """Trust grades from literal measurements."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -67,7 +65,6 @@ def at_tflops(tflops: float, **changes: object) -> dict[str, object]:
         (measured(mhz=1980.0), at_tflops(72, spec=H100, dtype="fp32"), False),
         # Where a format's peak is not known the highest counts.
         (measured(), at_tflops(280, dtype="int8"), True),
-        (measured(), at_tflops(375, dtype="int8"), False),
         (measured(), at_tflops(375, dtype=None), False),
         # 440 MiB must pass, of which 40 MiB may stay behind in L2: 400 MiB in 100 µs are 4194 GB/s
         # on a card of 2039. 39 MiB in 10 µs need not have passed yet.
@@ -124,7 +121,6 @@ THROTTLED = "throttled: 1050 MHz is 74% of the steady 1410 MHz"
         (measured(), {"drift": Drift(1.019)}, "A", ""),
         (measured(), {"drift": Drift(0.981)}, "A", ""),
         (measured(), {"drift": Drift(1.03)}, "B", "the reference point had become 3.0% slower than at first"),
-        (measured(), {"drift": Drift(0.97)}, "B", "the reference point had become 3.0% faster than at first"),
         (measured(), {"drift": Drift(1.12)}, "C", "the reference point had become 12.0% slower than at first"),
         (measured(), {"drift": Drift(float("nan"))}, "C", "the reference point had become nan% faster"),
         (measured(cache="hot"), {}, "C", "measured with a hot cache, cold was asked for"),
@@ -136,14 +132,12 @@ THROTTLED = "throttled: 1050 MHz is 74% of the steady 1410 MHz"
         (measured(mhz=None), {}, "B", "the SM clock is not known (NVML is not installed)"),
         (measured(mhz=None, mode="cpu"), {"spec": CPU, "flops": 1e7}, "A", ""),
         (measured(discarded=discarded(2, THROTTLED)), {}, "A", "2 of 22 samples throttled and discarded"),
-        (measured(discarded=discarded(5, THROTTLED)), {}, "B", "5 of 25 samples throttled and discarded"),
         (measured(discarded=discarded(30, THROTTLED)), {}, "C", "30 of 50 samples throttled and discarded"),
         # A preempted thread is never worse than one thing off.
         (measured(mhz=None, mode="cpu", discarded=discarded(60, "preempted: the core went to others once")),
          {"spec": CPU, "flops": 1e7}, "B", "60 of 80 samples preempted and discarded"),
         (measured(discarded=discarded(1, "not a time: nan µs")), {}, "C", "1 of 21 samples not a time: nan µs"),
         (measured(state_after=CROWDED), {}, "B", "1 other process on the card"),
-        (measured(state_before=CROWDED), {}, "B", "1 other process on the card"),
         (measured(state_after=THERMAL), {}, "B", "the card was protecting itself in the end (hw_thermal)"),
         # Several things off add up, and the worst comes first.
         (measured(state_after=CROWDED), {"drift": Drift(1.03)}, "C", "the reference point had become 3.0% slower"),

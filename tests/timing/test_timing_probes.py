@@ -2,8 +2,6 @@
 does.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

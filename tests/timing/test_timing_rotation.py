@@ -1,7 +1,5 @@
 """How many copies are cold."""
 
-from __future__ import annotations
-
 import pytest
 
 from quantbench.errors import InputError

@@ -1,7 +1,5 @@
 """Warming up, discarding, backing off and giving up, with a device made of literals."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable
 

@@ -2,8 +2,6 @@
 cliffs and warm-up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import device_double

@@ -1,7 +1,5 @@
 """When a device counts as settled."""
 
-from __future__ import annotations
-
 import pytest
 
 from quantbench.timing.stopping import Steadiness

@@ -1,7 +1,5 @@
 """The stopping rule, fed with literals and a clock of our own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 known.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from functools import partial

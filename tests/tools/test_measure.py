@@ -2,8 +2,6 @@
 script that runs all.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@ of their menu compiles to HMMA without spills. `make test-volta` runs this in an
 own; elsewhere it is skipped.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest
