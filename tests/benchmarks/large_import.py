@@ -9,7 +9,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import ceil
 from pathlib import Path
@@ -59,16 +58,10 @@ def write_table(path: Path, layout: str, rows: int, seed: int = 0) -> None:
             file.write(f"{m},{n},{k},{time_us(m, n, k, rng):.3f}\n")
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What one command took."""
-
-    cpu_s: float
-    peak_mb: float
-
-
-def run(arguments: Sequence[str]) -> Cost:
-    """Run `quantbench` with these arguments. Raises RuntimeError where it fails."""
+def run(arguments: Sequence[str]) -> tuple[float, float]:
+    """Runs `quantbench` with these arguments. Returns CPU seconds and peak memory in MB. Raises
+    RuntimeError where it fails.
+    """
     pid = os.posix_spawn(
         sys.executable,
         [sys.executable, "-m", "quantbench", *arguments],
@@ -77,14 +70,12 @@ def run(arguments: Sequence[str]) -> Cost:
     )
     _, status, usage = os.wait4(pid, 0)
     if status:
-        raise RuntimeError(
-            f"quantbench {' '.join(arguments)} ended with status {os.waitstatus_to_exitcode(status)}"
-        )
-    return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+        raise RuntimeError(f"quantbench {' '.join(arguments)} ended with wait status {status}")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
-def measure(folder: Path, layout: str, rows: int) -> Iterator[tuple[str, Cost]]:
-    """The cost of each command on one table."""
+def measure(folder: Path, layout: str, rows: int) -> Iterator[tuple[str, tuple[float, float]]]:
+    """CPU seconds and peak MB of each command on one table."""
     name = f"{layout}-{rows}"
     table, results, profile = folder / f"{name}.csv", folder / "results", folder / f"{name}.json"
     write_table(table, layout, rows)
@@ -101,12 +92,9 @@ def main() -> None:
     print(f"{'layout':8} {'command':15} {'rows':>8} {'CPU s':>7} {'ms/row':>7} {'peak MB':>8}")
     with tempfile.TemporaryDirectory() as folder:
         for layout, rows in product(("grid", "random"), (25_000, 50_000, 100_000)):
-            for command, cost in measure(Path(folder), layout, rows):
-                each_ms = 1e3 * cost.cpu_s / rows
-                print(
-                    f"{layout:8} {command:15} {rows:8,} {cost.cpu_s:7.1f} {each_ms:7.3f} {cost.peak_mb:8.0f}",
-                    flush=True,
-                )
+            for command, (cpu_s, peak_mb) in measure(Path(folder), layout, rows):
+                line = f"{layout:8} {command:15} {rows:8,} {cpu_s:7.1f} {1e3 * cpu_s / rows:7.3f} {peak_mb:8.0f}"
+                print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,8 @@ from quantbench.kernels.softmax import MAX_COLS, softmax_tile
 DIRECTIONS = ("forward", "backward")
 # Backward knows no difference between full and none.
 MASKS = [
-    ("forward", "causal"),
-    ("forward", "full"),
-    ("forward", "none"),
-    ("backward", "causal"),
-    ("backward", "none"),
+    *product(["forward"], ["causal", "full", "none"]),
+    *product(["backward"], ["causal", "none"]),
 ]
 CASES = list(product((80, 90, 100), MASKS, (128, 2048, MAX_COLS)))
 

@@ -108,12 +108,12 @@ def exact_lse(work: Attention, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor
 
 @st.composite
 def workloads(draw: st.DrawFn) -> Attention:
-    kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     causal = draw(st.booleans())
-    seq_q = draw(st.integers(1, 100))
+    seq_q = draw(st.integers(1, 70))
     return Attention(
         batch=draw(st.integers(1, 2)), heads=kv_heads * group, kv_heads=kv_heads, seq_q=seq_q,
-        seq_k=seq_q if causal else draw(st.integers(1, 100)), head_dim=draw(st.integers(8, 80)),
+        seq_k=seq_q if causal else draw(st.integers(1, 70)), head_dim=draw(st.integers(8, 80)),
         dtype=draw(st.sampled_from(["fp16", "fp32"])), causal=causal,
     )  # fmt: skip
 
@@ -137,7 +137,7 @@ def test_head_dims(head_dim: int) -> None:
 @in_interpreter
 @pytest.mark.parametrize("schedule", ["plain", "overlapped"])
 @pytest.mark.parametrize(("block_m", "block_n"), [(32, 32), (64, 16), (16, 64)])
-@pytest.mark.parametrize(("seq_q", "seq_k", "causal"), [(97, 97, True), (40, 97, False)])
+@pytest.mark.parametrize(("seq_q", "seq_k", "causal"), [(70, 70, True), (40, 70, False)])
 def test_blocks_and_schedules(
     schedule: str, block_m: int, block_n: int, seq_q: int, seq_k: int, causal: bool
 ) -> None:
@@ -150,7 +150,7 @@ def test_blocks_and_schedules(
 @pytest.mark.parametrize("path", ["pointers", "descriptors"])
 @pytest.mark.parametrize("swapped", [False, True])
 def test_nothing_is_read_beside_the_operands(path: str, swapped: bool) -> None:
-    work = Attention(2, 4, 40, 40, 40, kv_heads=2, dtype="fp16")
+    work = Attention(2, 2, 40, 40, 40, kv_heads=1, dtype="fp16")
     operands = operands_of(work, beside=3, swapped=swapped)
     check_both_ways(work, operands, operands=path, tile=SMALL, schedule="plain")
 
@@ -158,7 +158,7 @@ def test_nothing_is_read_beside_the_operands(path: str, swapped: bool) -> None:
 @in_interpreter
 @pytest.mark.parametrize("expanded", [False, True])
 def test_gradients_through_autograd(expanded: bool) -> None:
-    work = Attention(1, 4, 50, 50, 32, kv_heads=2, dtype="fp32")
+    work = Attention(1, 2, 40, 40, 16, kv_heads=1, dtype="fp32")
     q, k, v, do = operands_of(work)
     if expanded:
         do = torch.ones(()).expand_as(q)

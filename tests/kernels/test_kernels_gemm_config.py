@@ -43,12 +43,6 @@ def test_menus_are_small_and_complete(arch: int, dtype: str) -> None:
     assert all(16 <= side <= 256 for t in menu for side in (t.block_m, t.block_n, t.block_k or 0))
 
 
-def test_a_step_has_the_same_bytes_in_every_format() -> None:
-    assert {t.block_k for t in tiles(90, "bf16")} == {64}
-    assert {t.block_k for t in tiles(90, "fp8")} == {128}
-    assert {t.block_k for t in tiles(90, "tf32")} == {32}
-
-
 def test_the_pick_follows_the_waves() -> None:
     """On 132 SMs, 128×256 tiles of 2048×2112 make 2048/128 · 9 = 144 blocks, two waves with the
     second almost empty; 2048×2048 makes 128, one wave. Stream-k pays for tiles, not for waves.

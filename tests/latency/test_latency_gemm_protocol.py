@@ -56,13 +56,11 @@ def test_summary_figures() -> None:
 
 def test_cliffs_are_scored_on_neighbouring_m() -> None:
     m, n, k = grid([64, 65, 128, 129, 256, 257], [(1024, 1024), (512, 1024)])
-    pairs = cliff_pairs(m, n, k)
-    assert [(m[a], m[b], n[a]) for a, b in zip(*pairs, strict=True)] == [
-        (128, 129, 1024),
-        (256, 257, 1024),
-    ]
-    measured = np.where((m == 129) & (n == 1024), 1.2, 1.0)
+    before, after = pairs = cliff_pairs(m, n, k)
+    assert (m[before].tolist(), m[after].tolist()) == ([128, 256], [129, 257])
+    assert n[before].tolist() == [1024, 1024]
+    measured = rises(np.where((m == 129) & (n == 1024), 1.2, 1.0), pairs)
     forecast = rises(np.where(m >= 257, 2.0, np.where(m == 129, 1.11, 1.0)), pairs)
-    assert rises(measured, pairs).tolist() == [True, False]
-    assert recall_and_precision(forecast, rises(measured, pairs)) == (1.0, 0.5)
-    assert np.isnan(recall_and_precision(np.zeros(2, dtype=bool), rises(measured, pairs))[1])
+    assert measured.tolist() == [True, False]
+    assert recall_and_precision(forecast, measured) == (1.0, 0.5)
+    assert np.isnan(recall_and_precision(np.zeros(2, dtype=bool), measured)[1])

@@ -49,7 +49,6 @@ def test_times_of_the_host_are_no_default() -> None:
         ("fp8", "trtllm", "library = trtllm (as asked)"),
         ("bf16", "torch", "library = vllm (its bf16 products are torch's)"),
         ("fp16", "", "library = vllm (the default: the largest table of 3)"),  # predicted as bf16
-        ("fp8", "triton", "library = triton (as asked; nobody measured its fp8 products there)"),
         ("int8", "", "library = torch (the default; nobody measured its int8 products there)"),
     ],
 )

@@ -54,8 +54,7 @@ def test_the_fallback_takes_several_times_as_long() -> None:
 
 def test_fit_recovers_a_device() -> None:
     rng = np.random.default_rng(0)
-    parameters = (np.log(2.4), np.log(0.9), np.log(0.5), np.log(0.1), 0.0, 0.0)
-    truth = SoftmaxModel(A100, parameters, 0.0, 0, "")
+    truth = SoftmaxModel(A100, (*np.log([2.4, 0.9, 0.5, 0.1]), 0.0, 0.0), 0.0, 0, "")
     times = truth.predict(WORKS).latency_us * np.exp(rng.normal(0, 0.02, len(WORKS)))
     model = SoftmaxModel.fit(A100, WORKS, times)
     unseen = [Softmax(16, 1536, 1536), Softmax(32, 512, 512)]

@@ -50,12 +50,6 @@ def test_rules_that_a_layout_breaks(layout: Layout, of: Job, names: set[str]) ->
     assert all(v.message for v in broken)
 
 
-def test_an_aligned_number_of_heads_is_offered() -> None:
-    of = job(gbs=2016, shape=bloom_like(heads=96, hidden=14400))
-    (found,) = violations(of, Layout(48, 8, 1, 1))
-    assert "heads = 72 is aligned" in found.message  # 14400 / 72 = 200 = 25 · 8
-
-
 @pytest.mark.parametrize("changes", [{"zero": 4}, {"recompute": "some"}, {"partition": "x"}])
 def test_layouts_refuse_what_is_none(changes: dict[str, object]) -> None:
     with pytest.raises(InputError, match="layout: "):

@@ -123,15 +123,16 @@ def test_uneven_stages_are_found_when_asked_for() -> None:
 def test_the_measured_best_is_near_the_top() -> None:
     of = Job(bloom_like(), cluster("jean-zay-a100"), 384, 2048)
     found = search(of, BestTimes()(of.cluster.device), shipped().of(of.cluster), AS_THEN)
-    ranks = {
-        (p.layout.dp, p.layout.tp, p.layout.pp, p.layout.mbs): p.sec_per_it for p in found.ranked
+    layouts = [p.layout for p in found.ranked]
+    seconds = {
+        (at.dp, at.tp, at.pp, at.mbs): p.sec_per_it
+        for at, p in zip(layouts, found.ranked, strict=True)
     }
     best = found.ranked[0].sec_per_it
     # Lines 474, 477 and 478 were within 2 % of each other and the fastest of all that was tried.
-    for layout in ((8, 4, 12, 2), (16, 4, 6, 2), (16, 2, 12, 2)):
-        assert ranks[layout] < 1.06 * best
-    assert ranks[8, 8, 6, 4] > ranks[8, 4, 12, 2]  # line 448 against 474
-    assert ranks[4, 8, 12, 1] > 1.1 * best  # line 278, the slowest of those
+    assert max(seconds[at] for at in ((8, 4, 12, 2), (16, 4, 6, 2), (16, 2, 12, 2))) < 1.06 * best
+    assert seconds[8, 8, 6, 4] > seconds[8, 4, 12, 2]  # line 448 against 474
+    assert seconds[4, 8, 12, 1] > 1.1 * best  # line 278, the slowest of those
 
 
 def test_rules_of_thumb_are_judged() -> None:

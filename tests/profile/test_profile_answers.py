@@ -166,11 +166,6 @@ def test_nothing_is_faster_than_the_peak() -> None:
     assert (found.latency_us <= found.high_us).all()
 
 
-def test_batches_count() -> None:
-    alone, batch = (made.profile().gemm(512, 512, 128, batch=size) for size in (1, 64))
-    assert batch.latency_us > 2 * alone.latency_us
-
-
 def test_softmax_and_attention() -> None:
     profile = made.profile()
     softmax, attention = profile.softmax, profile.attention

@@ -63,16 +63,10 @@ def test_tensor_memory_limits_blocks_too(columns: int, blocks: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("threads", "registers", "smem_bytes", "message"),
-    [
-        (0, 32, 0, "threads = 0"),
-        (1025, 32, 0, "threads = 1025"),
-        (128, 257, 0, "registers = 257"),
-        (128, 32, -1, "shared_memory_bytes = -1"),
-    ],
+    ("name", "value"),
+    [("threads", 0), ("threads", 1025), ("registers", 257), ("shared_memory_bytes", -1)],
 )
-def test_impossible_launches(threads: int, registers: int, smem_bytes: int, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        resident_blocks(
-            (8, 0), threads=threads, registers=registers, shared_memory_bytes=smem_bytes
-        )
+def test_impossible_launches(name: str, value: int) -> None:
+    launch = {"threads": 128, "registers": 32, "shared_memory_bytes": 0, name: value}
+    with pytest.raises(InputError, match=f"{name} = {value}"):
+        resident_blocks((8, 0), **launch)

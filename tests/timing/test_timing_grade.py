@@ -6,7 +6,7 @@ import pytest
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.measurement import Discarded, Grade, Measurement
-from quantbench.timing.grade import INTERPRETED, Drift, best_clock_mhz, grade
+from quantbench.timing.grade import INTERPRETED, Drift, grade
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import KEPT
 
@@ -154,8 +154,3 @@ def test_what_costs_a_grade(
     assert got.letter == letter
     assert any(word.startswith(reason) for word in got.reasons) == bool(reason)
     assert letter != "D" or got.reasons[0].startswith(reason)  # the worst comes first
-
-
-def test_the_best_clock_is_the_highest_seen_anywhere() -> None:
-    assert best_clock_mhz(measured(state_before=DeviceState(sm_clock_mhz=1980.0))) == 1980.0
-    assert best_clock_mhz(measured(mhz=None)) is None

@@ -20,8 +20,9 @@ BATCH_S = 1 / 128  # sums of it are exact
 class Clock:
     """Stands still unless somebody sleeps or samples."""
 
+    now_s = 0.0
+
     def __init__(self) -> None:
-        self.now_s = 0.0
         self.slept: list[float] = []
 
     def __call__(self) -> float:
