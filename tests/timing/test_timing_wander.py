@@ -160,12 +160,6 @@ def test_an_unsure_mean_clock_widens_the_interval() -> None:
     assert unsure.sampling == sure.sampling
 
 
-def test_ticks_are_kept_where_they_are_coarser_than_the_clock() -> None:
-    samples = [12.0, 12.5] * 10
-    found = stated(samples, [1400.0, 1401.0] * 10, MeanClock(1400.0))
-    assert len(set(found.times_us)) == 2
-
-
 # ---- the mean clock
 
 
