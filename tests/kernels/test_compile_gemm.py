@@ -108,7 +108,7 @@ SCALAR = [case for arch in ARCHS for case in menu_cases(arch, ("fp32",), ALIGNED
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", few(TENSOR_CORE, 4), ids=str)
+@pytest.mark.parametrize("case", few(TENSOR_CORE, 3), ids=str)
 def test_menu_tiles_run_on_tensor_cores_without_spills(case: Case) -> None:
     built = compiled(case)
     check_fits(built)

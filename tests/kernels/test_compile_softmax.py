@@ -26,7 +26,7 @@ def loads(code: KernelResources, kind: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arch", "mask", "cols"), few(CASES, 2))
+@pytest.mark.parametrize(("arch", "mask", "cols"), few(CASES, 1))
 def test_rows_in_eights_move_16_bytes_at_a_time(
     arch: int, mask: tuple[str, str], cols: int
 ) -> None:
