@@ -45,6 +45,7 @@ def test_a_host_that_takes_half_a_second_loses_its_hold() -> None:
     assert EventSampler(Ops(gpu), slow, flush=True).sample(1).invalid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["cold", "hot"])
 def test_the_timer_measures_the_double_to_its_offset(cache: str) -> None:
     gpu = Gpu()

@@ -69,6 +69,7 @@ def test_work_at_the_power_limit_is_stated_at_its_own_clock() -> None:
 # ---- grades
 
 
+@pytest.mark.slow
 def test_a_healthy_card_earns_its_grades() -> None:
     found = grades("healthy", seed=1, count=40)
     assert found.count("A") >= 0.9 * len(found)
