@@ -7,8 +7,6 @@ mostly without a message.
     were read in 2026-11.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -16,7 +14,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.quantization import VECTOR_BYTES, cdiv
 from quantbench.rules import Rule
 from quantbench.workload import Attention, Gemm, GroupedGemm, Op, TransformerShape
-from quantbench.workload.dtypes import DTYPES
+from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES
 
 EFFECTS = ("crashes", "falls back", "wastes")
 # Rows of an expert that break no rule, to look at its weights alone.
@@ -135,7 +133,7 @@ RULES: tuple[AlignmentRule, ...] = (
         "tensor cores run slower or not at all, and TMA cannot load such rows",
         ("https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/",
         "https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TENSOR__MEMORY.html"),
-        tuple(name for name in DTYPES if name != "int32"), ("rows",), VECTOR_BYTES, "falls back", "every library",
+        GEMM_DTYPES, ("rows",), VECTOR_BYTES, "falls back", "every library",
     ),
     AlignmentRule(
         "fp8-n-k-16-torch", "n % 16 == 0 and k % 16 == 0", "both sides of the weight are checked",

@@ -91,6 +91,35 @@ def require_int(
     return value
 
 
+def require_ints(value: object, *names: str, low: int = 1) -> None:
+    """Raises InputError unless these fields of a dataclass are integers of at least `low`."""
+    for name in names:
+        require_int(type(value).__name__, name, getattr(value, name), low=low)
+
+
+def require_bools(value: object, *names: str) -> None:
+    """Raises InputError unless these fields of a dataclass are booleans."""
+    for name in names:
+        flag = getattr(value, name)
+        if not isinstance(flag, bool):
+            raise InputError(type(value).__name__, f"{name} = {flag!r}"[:80], "True or False")
+
+
+def require_choices(value: object, **choices: tuple[str, ...]) -> None:
+    """Raises InputError unless each named field of a dataclass is one of its choices."""
+    for name, allowed in choices.items():
+        require_choice(type(value).__name__, name, getattr(value, name), allowed)
+
+
+def require_divisor(value: object, name: str, whole: str) -> None:
+    """Raises InputError unless the field `name` of a dataclass divides the field `whole`."""
+    divisor = getattr(value, name)
+    dividend = getattr(value, whole)
+    if dividend % divisor:
+        expected = f"a divisor of {whole} = {dividend}"
+        raise InputError(type(value).__name__, f"{name} = {divisor}", expected)
+
+
 def require_choice(operation: str, name: str, value: object, choices: tuple[str, ...]) -> str:
     """Returns `value` if it is one of `choices`; raises InputError otherwise."""
     if not isinstance(value, str) or value not in choices:

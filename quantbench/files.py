@@ -10,8 +10,6 @@ A pipe could block forever, a device never ends, and a file of the wrong kind ma
 Such files raise OSError with the reason in `strerror`.
 """
 
-from __future__ import annotations
-
 import errno
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Writes JUnit XML files for continuous integration."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -20,8 +20,6 @@ Sources, read in the repositories:
   csrc/megatron/*_softmax.h.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from quantbench.errors import InputError, require_choice, require_int

@@ -1,7 +1,5 @@
 """Says in one line why an exception of another library, or the death of a process, happened."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -4,8 +4,6 @@ interval.
 A clock wanders, and the samples of a point show a moment of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot, inf, isinf

@@ -6,8 +6,6 @@ Entry points: `reference_set`, which selects the reference workloads, used by `l
 (`--on ray`) and `merge`. The field `source` of a record names its device.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

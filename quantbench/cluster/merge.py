@@ -4,8 +4,6 @@ Entry points: `merge_runs`, which returns a `Merged`, and `write_merged`. Used b
 `merge`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime

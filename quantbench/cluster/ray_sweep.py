@@ -6,8 +6,6 @@ writer beside the driver has stored each record before the next point begins, so
 under way are measured again.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -4,8 +4,6 @@ Entry points: `idle_traffic_mb_per_s` measures (`traffic_counters` reads its cou
 `traffic_warnings`, `repeat_line` and `spread_warnings` format messages. Used by the command `comm`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

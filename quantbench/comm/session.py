@@ -5,8 +5,6 @@ Entry points: `parse_sizes` and `points`, which make the plan, by default of `DE
 `figures`, which computes bandwidths. Used by the command `comm`.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Sequence

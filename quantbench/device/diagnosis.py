@@ -3,8 +3,6 @@
 `look` reads once what device files, the driver and torch show; `findings` judges it line by line.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping

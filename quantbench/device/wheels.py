@@ -4,8 +4,6 @@ Uses only the standard library and nothing of this package: `make install` runs 
 bare Python.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import re

@@ -8,8 +8,6 @@ A root has `<system>.yaml`, whose `data_dir` has `<family>/<backend>/<version>/<
 Each row has one shape and its mean time in ms.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Entry points: `parse_map`, `read_rows` and `origin_of`, used by the command `imp
 `tools.planner_bridge`. Errors name the file, the line, the column and the value.
 """
 
-from __future__ import annotations
-
 import csv
 import lzma
 import math

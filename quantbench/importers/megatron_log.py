@@ -16,8 +16,6 @@ Lines may be truncated, or contain interleaved output of two ranks. A field coun
 follows it, so truncated numbers are discarded.
 """
 
-from __future__ import annotations
-
 import lzma
 import re
 import zlib

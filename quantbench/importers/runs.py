@@ -6,8 +6,6 @@ tools; `records_of`, used by tools; the types `Row`, `Rows` and `Origin`, the fu
 package.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

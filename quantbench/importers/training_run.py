@@ -8,8 +8,6 @@ The folder `results/<device-slug>/<run-id>/` has `training.json` (`quantbench-tr
 initial) and `iterations.csv`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ Entry points: `relevant_environment`, `installed_versions`. Used by `sweep`, `cl
 `planner` and the commands `comm` and `plan`.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ of `store`, by `profile`, by `importers.training_run`, by `sweep` (messages, opt
 and by `cluster`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache

@@ -5,8 +5,6 @@ if the step reaches it), and `@edges` at the end to add both sides of every pred
 the smallest and the largest value.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace

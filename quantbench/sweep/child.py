@@ -6,8 +6,6 @@ Entry points: `WorkerProcess` in the parent, used by `cluster` and by the comman
 and tools.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ Entry points: `parse_grid`, used by `options` and the command `predict`; `predic
 `neighbour_groups` and `edge_indices`, used by `plan`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf, log

@@ -6,8 +6,6 @@ Entry points: the types `Hello`, `Request` and `Reply`, which `store.typed` enco
 rather than pickle: the worst that a broken worker can send is a line that does not parse.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from quantbench.device.nvml import Limits

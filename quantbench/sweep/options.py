@@ -5,8 +5,6 @@ Entry points: `SweepOptions` (stored in run.json), `plan_sweep`, `whole_plan`, `
 the commands `sweep` and `check`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any

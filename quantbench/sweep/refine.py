@@ -8,8 +8,6 @@ the command `sweep` too.
 one edge in a gap of g sizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -8,8 +8,6 @@ The loop repeats the reference point to measure drift and keeps the budget. Work
 and progress are injected, so that resuming, drift, crashes and budgets are tested without a device.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

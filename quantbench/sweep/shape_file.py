@@ -7,8 +7,6 @@ the command `advise` (`--shapes-out`); `NamedShape` and `Gain`, used by `advice.
 initial.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Sequence

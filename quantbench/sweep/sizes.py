@@ -2,8 +2,6 @@
 swept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 #: names of a layer's ops

@@ -68,18 +68,7 @@ _ALL = (
 DTYPES: dict[str, Dtype] = {d.name: d for d in _ALL}
 
 #: dtypes of GEMM inputs (int32 is only an output)
-GEMM_DTYPES = (
-    "fp16",
-    "bf16",
-    "fp32",
-    "tf32",
-    "fp8",
-    "fp8_block",
-    "mxfp8",
-    "nvfp4",
-    "mxfp4",
-    "int8",
-)
+GEMM_DTYPES = tuple(name for name in DTYPES if name != "int32")
 #: those that can be measured here; the others come from imported tables
 MEASURED_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "int8")
 #: dtypes of softmax and attention
@@ -106,9 +95,8 @@ def dtype_name(dtype: object, operation: str = "dtype") -> str:
     text = str(dtype).removeprefix("torch.")
     name = _ALIASES.get(text, text)
     if name not in GEMM_DTYPES:
-        raise InputError(
-            operation, f"dtype = {dtype!r}", f"one of {', '.join((*GEMM_DTYPES, *_ALIASES))}"
-        )
+        known = ", ".join((*GEMM_DTYPES, *_ALIASES))
+        raise InputError(operation, f"dtype = {dtype!r}", f"one of {known}")
     return name
 
 
@@ -119,8 +107,11 @@ def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
     'fp8 needs compute capability 8.9, not 8.0'
     """
     first = _FIRST_CAPABILITY.get(dtype, capability)
-    have, need = (f"{major}.{minor}" for major, minor in (capability, first))
-    return f"{dtype} needs compute capability {need}, not {have}" if capability < first else None
+    if capability >= first:
+        return None
+    have = "{}.{}".format(*capability)
+    need = "{}.{}".format(*first)
+    return f"{dtype} needs compute capability {need}, not {have}"
 
 
 def element_bytes(dtype: str) -> int:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 
-from quantbench.errors import InputError, require_choice, require_int
+from quantbench.errors import InputError, require_bools, require_choices, require_int, require_ints
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES, element_bytes
 from quantbench.workload.ops import LAYOUTS, Gemm
 
@@ -56,15 +56,11 @@ class GroupedGemm:
     kind = "grouped_gemm"
 
     def __post_init__(self) -> None:
-        who = "GroupedGemm"
         if isinstance(self.tokens_per_expert, list):  # as read from JSON
             object.__setattr__(self, "tokens_per_expert", tuple(self.tokens_per_expert))
-        _require_counts(who, "tokens_per_expert", self.tokens_per_expert)
-        for name in ("n", "k"):
-            require_int(who, name, getattr(self, name))
-        require_int(who, "rows", self.rows)
-        require_choice(who, "dtype", self.dtype, GEMM_DTYPES)
-        require_choice(who, "layout", self.layout, LAYOUTS)
+        _require_counts("GroupedGemm", "tokens_per_expert", self.tokens_per_expert)
+        require_ints(self, "n", "k", "rows")
+        require_choices(self, dtype=GEMM_DTYPES, layout=LAYOUTS)
 
     @property
     def num_experts(self) -> int:
@@ -77,8 +73,9 @@ class GroupedGemm:
 
     def gemm(self, rows: int) -> Gemm:
         """Returns the product of one expert with `rows` rows, at least 1."""
-        m, k = (self.k, rows) if self.layout == "tn" else (rows, self.k)
-        return Gemm(m, self.n, k, dtype=self.dtype, layout=self.layout)
+        if self.layout == "tn":
+            return Gemm(self.k, self.n, rows, dtype=self.dtype, layout="tn")
+        return Gemm(rows, self.n, self.k, dtype=self.dtype, layout=self.layout)
 
     @property
     def gemms(self) -> tuple[Gemm, ...]:
@@ -103,13 +100,15 @@ class GroupedGemm:
 
         A weight gradient of zeros, for an expert without rows, is written too.
         """
-        gemms = self.gemms
-        zeros = (self.num_experts - len(gemms)) * self.n * self.k * element_bytes(self.output_dtype)
-        return sum(gemm.min_bytes for gemm in gemms) + (zeros if self.layout == "tn" else 0)
+        moved = sum(gemm.min_bytes for gemm in self.gemms)
+        if self.layout == "tn":
+            zeros = self.tokens_per_expert.count(0) * self.n * self.k
+            moved += zeros * element_bytes(self.output_dtype)
+        return moved
 
     def __str__(self) -> str:
-        rows, most = f"{self.rows}/{self.num_experts}", max(self.tokens_per_expert)
-        return f"grouped gemm {rows}(≤{most})×{self.n}×{self.k} {self.dtype} {self.layout}"
+        rows = f"{self.rows}/{self.num_experts}(≤{max(self.tokens_per_expert)})"
+        return f"grouped gemm {rows}×{self.n}×{self.k} {self.dtype} {self.layout}"
 
 
 @dataclass(frozen=True)
@@ -132,10 +131,8 @@ class Permute:
     kind = "permute"
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "hidden", "top_k", "rows"):
-            require_int("Permute", name, getattr(self, name))
-        require_choice("Permute", "dtype", self.dtype, VECTOR_DTYPES)
-        require_choice("Permute", "direction", self.direction, PERMUTATIONS)
+        require_ints(self, "tokens", "hidden", "top_k", "rows")
+        require_choices(self, dtype=VECTOR_DTYPES, direction=PERMUTATIONS)
 
     @property
     def rows(self) -> int:
@@ -153,9 +150,8 @@ class Permute:
         once.
         """
         weights = self.rows if self.direction == "unpermute" else 0
-        return ((self.tokens + self.rows) * self.hidden + weights) * element_bytes(
-            self.dtype
-        ) + 8 * self.rows
+        elements = (self.tokens + self.rows) * self.hidden + weights
+        return elements * element_bytes(self.dtype) + 8 * self.rows
 
     def __str__(self) -> str:
         return f"{self.direction} {self.tokens}×{self.hidden} top {self.top_k} {self.dtype}"
@@ -199,20 +195,20 @@ class MoE:
 
     def __post_init__(self) -> None:
         who = "MoE"
-        for name in ("tokens", "hidden", "expert_ffn", "top_k", "tp", "ep"):
-            require_int(who, name, getattr(self, name))
+        require_ints(self, "tokens", "hidden", "expert_ffn", "top_k", "tp", "ep")
         require_int(who, "num_experts", self.num_experts, high=_MOST_EXPERTS)
-        require_int(who, "seed", self.seed, low=0)
-        require_choice(who, "dtype", self.dtype, GEMM_DTYPES)
-        if not isinstance(self.gated, bool):
-            raise InputError(who, f"gated = {self.gated!r}"[:80], "True or False")
+        require_ints(self, "seed", low=0)
+        require_choices(self, dtype=GEMM_DTYPES)
+        require_bools(self, "gated")
         if self.top_k > self.num_experts:
             raise InputError(
                 who, f"top_k = {self.top_k}", f"at most num_experts = {self.num_experts}"
             )
         for name, ways in (("expert_ffn", "tp"), ("num_experts", "ep")):
-            if getattr(self, name) % getattr(self, ways):
-                value = f"{name} = {getattr(self, name)} with {ways} = {getattr(self, ways)}"
+            size = getattr(self, name)
+            gpus = getattr(self, ways)
+            if size % gpus:
+                value = f"{name} = {size} with {ways} = {gpus}"
                 raise InputError(who, value, f"{name} divisible by {ways}")
         if isinstance(self.distribution, list):  # as read from JSON
             object.__setattr__(self, "distribution", tuple(self.distribution))
@@ -221,18 +217,19 @@ class MoE:
     @cached_property
     def tokens_per_expert(self) -> tuple[int, ...]:
         """Rows of every expert of the layer, as drawn; they add up to tokens · top_k."""
-        rows, experts = self.tokens * self.top_k, self.num_experts
+        rows = self.tokens * self.top_k
+        experts = self.num_experts
         if self.distribution == "balanced":
             return tuple((e + 1) * rows // experts - e * rows // experts for e in range(experts))
         if isinstance(self.distribution, tuple):
             weights = [float(count) for count in self.distribution]
         else:
-            low, high = (1.0, 0.8 * self.tokens) if rows > experts else (0.01, 2.0)
+            low, high = (0.01, 2.0)
+            if rows > experts:
+                low, high = (1.0, 0.8 * self.tokens)
             exponent = float(self.distribution.removeprefix(_POWER_LAW))
-            generator = Random(self.seed)
-            weights = [
-                _power_law_quantile(generator.random(), exponent, low, high) for _ in range(experts)
-            ]
+            share = Random(self.seed).random
+            weights = [_power_law_quantile(share(), exponent, low, high) for _ in range(experts)]
         return _apportioned(weights, rows, most=self.tokens, ranks=self.ep)
 
     @property
@@ -259,7 +256,7 @@ class MoE:
     @property
     def routing_words(self) -> str:
         """`balanced`, `power_law_1.2` or `histogram`."""
-        return self.distribution if isinstance(self.distribution, str) else "histogram"
+        return "histogram" if isinstance(self.distribution, tuple) else self.distribution
 
     @property
     def skew(self) -> float:
@@ -280,11 +277,12 @@ class MoE:
         """
         rows = self.experts_of(self.busiest_rank if rank is None else rank)
         ffn = self.expert_ffn // self.tp
-        up, width = ("experts_up_gate", 2 * ffn) if self.gated else ("experts_up", ffn)
-        return {
-            up: GroupedGemm(rows, width, self.hidden, self.dtype, "nt"),
-            "experts_down": GroupedGemm(rows, self.hidden, ffn, self.dtype, "nt"),
-        }
+        down = GroupedGemm(rows, self.hidden, ffn, self.dtype, "nt")
+        if self.gated:
+            up_gate = GroupedGemm(rows, 2 * ffn, self.hidden, self.dtype, "nt")
+            return {"experts_up_gate": up_gate, "experts_down": down}
+        up = GroupedGemm(rows, ffn, self.hidden, self.dtype, "nt")
+        return {"experts_up": up, "experts_down": down}
 
     @property
     def flops(self) -> int:

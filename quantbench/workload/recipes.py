@@ -37,16 +37,14 @@ class Recipe:
     reads: int = 1
 
 
-RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe("tensorwise", "fp8", "fp8", "fp8", reads=2),
-        Recipe("tensorwise_bf16_wgrad", "fp8", "fp8", "bf16", reads=2),
-        Recipe("block", "fp8_block", "fp8_block", "fp8_block"),
-        Recipe("mxfp8", "mxfp8", "mxfp8", "mxfp8"),
-        Recipe("nvfp4", "nvfp4", "nvfp4", "nvfp4", reads=2),
-    )
-}
+_ALL = (
+    Recipe("tensorwise", "fp8", "fp8", "fp8", reads=2),
+    Recipe("tensorwise_bf16_wgrad", "fp8", "fp8", "bf16", reads=2),
+    Recipe("block", "fp8_block", "fp8_block", "fp8_block"),
+    Recipe("mxfp8", "mxfp8", "mxfp8", "mxfp8"),
+    Recipe("nvfp4", "nvfp4", "nvfp4", "nvfp4", reads=2),
+)
+RECIPES = {recipe.name: recipe for recipe in _ALL}
 
 
 def casts_of(
@@ -65,6 +63,10 @@ def casts_of(
         copies = 1 + (backward and second == recipe.forward)
         return Cast(rows, cols, to=recipe.forward, reads=recipe.reads, copies=copies)
 
-    forward = [cast(gemm.m, gemm.k, recipe.wgrad)] if new_input else []
-    forward.append(cast(experts * gemm.n, gemm.k, recipe.dgrad))
-    return forward, [cast(gemm.m, gemm.n, recipe.wgrad)] if backward else []
+    forward = [cast(experts * gemm.n, gemm.k, recipe.dgrad)]
+    if new_input:
+        forward.insert(0, cast(gemm.m, gemm.k, recipe.wgrad))
+    gradients = []
+    if backward:
+        gradients.append(cast(gemm.m, gemm.n, recipe.wgrad))
+    return forward, gradients
