@@ -40,12 +40,11 @@ def relevant_environment(environ: Mapping[str, str] | None = None) -> dict[str, 
     >>> relevant_environment({"NCCL_DEBUG": "INFO", "HOME": "/root", "CUDA_LAUNCH_BLOCKING": "1"})
     {'CUDA_LAUNCH_BLOCKING': '1', 'NCCL_DEBUG': 'INFO'}
     """
-    values = os.environ if environ is None else environ
-    return {
-        name: values[name]
-        for name in sorted(values)
-        if name in VARIABLES or name.startswith(PREFIXES)
-    }
+    found = {}
+    for name, value in sorted((os.environ if environ is None else environ).items()):
+        if name in VARIABLES or name.startswith(PREFIXES):
+            found[name] = value
+    return found
 
 
 def installed_versions() -> dict[str, str]:

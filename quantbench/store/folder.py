@@ -26,9 +26,11 @@ from quantbench.errors import InputError, StoreError
 from quantbench.files import folders_with, open_binary, reason
 from quantbench.store.record import Failed, Measured, Record, record_from_json, record_to_json
 from quantbench.store.run import RunInfo, now_text, read_run_info, require_name, write_run_info
+from quantbench.units import counted, listed
 
 _MOST_NAMED = 5
 _MOST_RUNS_NAMED = 3
+_WRITABLE = "a results folder that can be written"
 #: size limit of records.jsonl
 _LARGEST_RECORDS_BYTES = 2**32
 
@@ -57,13 +59,15 @@ def read_run(folder: Path) -> Run:
 
     Raises StoreError that names the file, and for a broken record the line.
     """
-    info, path = read_run_info(folder), folder / "records.jsonl"
+    info = read_run_info(folder)
+    path = folder / "records.jsonl"
     records: list[Record] = []
     points: dict[str, int] = {}  # index of each point's record
     digests: set[bytes] = set()
     retried: set[str] = set()
     regraded = 0
-    repeats, torn_bytes = [], 0
+    repeats = []
+    torn_bytes = 0
     for number, (line, record) in enumerate(_lines(path), start=1):
         if record is None:
             torn_bytes = len(line)
@@ -71,27 +75,23 @@ def read_run(folder: Path) -> Run:
         digest = sha256(line.strip()).digest()
         # Foreign tables hold several kernels for one workload, each with the same key.
         is_point = info.origin == "measured" and record.role == "point"
-        before = points.get(record.key) if is_point else None
-        failed = (
-            before is not None
-            and isinstance(records[before].outcome, Failed)
-            and record.key not in retried
-        )
-        graded_again = before is not None and _same_measurement(records[before], record)
-        if digest in digests or (before is not None and not failed and not graded_again):
+        place = points.get(record.key) if is_point else None
+        if digest in digests:
+            repeats.append(number)
+        elif place is None:
+            if is_point:
+                points[record.key] = len(records)
+            records.append(record)
+        elif _same_measurement(records[place], record):
+            regraded += 1
+            records[place] = record
+        elif isinstance(records[place].outcome, Failed) and record.key not in retried:
+            retried.add(record.key)
+            records[place] = record
+        else:
             repeats.append(number)
             continue
         digests.add(digest)
-        if before is not None:
-            records[before] = record
-            if graded_again:
-                regraded += 1
-            else:
-                retried.add(record.key)
-            continue
-        if is_point:
-            points[record.key] = len(records)
-        records.append(record)
     said = []
     absent = not os.path.lexists(path)
     if absent:
@@ -99,10 +99,8 @@ def read_run(folder: Path) -> Run:
     if torn_bytes:
         said.append(f"{path}: the last line is torn ({torn_bytes} bytes); its point was not kept")
     if repeats:
-        named = ", ".join(map(str, repeats[:_MOST_NAMED])) + (
-            ", …" if len(repeats) > _MOST_NAMED else ""
-        )
-        said.append(f"{path}: records that repeat another count once (lines {named})")
+        lines = listed(repeats, _MOST_NAMED)
+        said.append(f"{path}: records that repeat another count once (lines {lines})")
     missing = (info.num_records or 0) - len(records) - len(retried) - regraded
     if missing > 0 and not absent:
         said.append(f"{path}: {missing} of {info.num_records} records missing")
@@ -115,10 +113,8 @@ def _same_measurement(one: Record, other: Record) -> bool:
     """Returns whether two records of a point differ in the grade of one measurement."""
     if not isinstance(one.outcome, Measured) or not isinstance(other.outcome, Measured):
         return False
-    return (
-        one.outcome.measurement == other.outcome.measurement
-        and one.outcome.grade != other.outcome.grade
-    )
+    same = one.outcome.measurement == other.outcome.measurement
+    return same and one.outcome.grade != other.outcome.grade
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, Record | None]]:
@@ -132,9 +128,8 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Record | None]]:
                     record = record_from_json(json.loads(line))
                 except (InputError, ValueError, RecursionError) as error:
                     if line.endswith(b"\n"):
-                        raise StoreError(
-                            "read run", f"{path}:{number} ({error})", "one record a line"
-                        ) from None
+                        where = f"{path}:{number} ({error})"
+                        raise StoreError("read run", where, "one record a line") from None
                     record = None
                 yield line, record
     except OSError as error:
@@ -169,20 +164,18 @@ class RunWriter:
         """Creates `results/<device-slug>/<run-id>/` and writes run.json. Raises StoreError if the
         run exists.
         """
-        for name in (info.device.name, info.run_id):
-            require_name("create run", name)
+        require_name("create run", info.device.name)
+        require_name("create run", info.run_id)
         folder = results / info.device.name / info.run_id
         made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
         info = replace(info, num_records=None)
         try:
             folder.mkdir(parents=True, exist_ok=False)
         except FileExistsError:
-            raise StoreError(
-                "create run", f"{folder} exists", "a new run id, or --resume"
-            ) from None
+            expected = "a new run id, or --resume"
+            raise StoreError("create run", f"{folder} exists", expected) from None
         except OSError as error:
-            what = f"{folder} ({error.strerror})"
-            raise StoreError("create run", what, "a results folder that can be written") from None
+            raise StoreError("create run", f"{folder} ({error.strerror})", _WRITABLE) from None
         records = _open_alone(folder)
         try:
             write_run_info(folder, info)
@@ -195,7 +188,8 @@ class RunWriter:
     def resume(cls, folder: Path) -> tuple[RunWriter, Run]:
         """Opens an existing run to append records. Follows a symbolic link and removes an
         incomplete last line, whose point is then measured again."""
-        folder = folder.resolve() if folder.is_symlink() else folder
+        if folder.is_symlink():
+            folder = folder.resolve()
         read_run_info(folder)  # raises before a file is created in a folder without a run
         records = _open_alone(folder)
         try:
@@ -204,9 +198,8 @@ class RunWriter:
         except StoreError:
             records.close()
             raise
-        return cls(
-            folder, run.info, records, count=len(run.records) + len(run.retried) + run.regraded
-        ), run
+        count = len(run.records) + len(run.retried) + run.regraded
+        return cls(folder, run.info, records, count=count), run
 
     def append(self, record: Record) -> None:
         """Appends one record and flushes it to disk; on failure the file is left unchanged."""
@@ -221,19 +214,16 @@ class RunWriter:
         try:
             for record in records:
                 added += 1
-                line = (
-                    json.dumps(record_to_json(record), separators=(",", ":"), allow_nan=False)
-                    + "\n"
-                )
-                left = memoryview(line.encode())
+                data = record_to_json(record)
+                line = json.dumps(data, separators=(",", ":"), allow_nan=False)
+                left = memoryview(f"{line}\n".encode())
                 while left:
                     left = left[self._records.write(left) :]
             os.fsync(self._records.fileno())
         except OSError as error:
             os.ftruncate(self._records.fileno(), start)
-            raise StoreError(
-                "write record", f"{self._records.name} ({error.strerror})", "room on the disk"
-            ) from None
+            where = f"{self._records.name} ({error.strerror})"
+            raise StoreError("write record", where, "room on the disk") from None
         self.count += added
 
     def update(self, info: RunInfo) -> None:
@@ -275,23 +265,20 @@ def _open_alone(folder: Path) -> FileIO:
     """
     import fcntl
 
+    path = folder / "records.jsonl"
     try:
-        # Unbuffered: every write reaches the operating system.
-        path = folder / "records.jsonl"  # if it is a pipe, opening it must not wait
+        # Unbuffered: every write reaches the operating system. O_NONBLOCK: a pipe opens at once.
         records = FileIO(
             path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666)
         )
     except OSError as error:
-        raise StoreError(
-            "write run", f"{folder} ({error.strerror})", "a results folder that can be written"
-        ) from None
+        raise StoreError("write run", f"{folder} ({error.strerror})", _WRITABLE) from None
     try:
         fcntl.flock(records, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         records.close()
-        raise StoreError(
-            "write run", f"{folder} is being written by another sweep", "one sweep per run"
-        ) from None
+        what = f"{folder} is being written by another sweep"
+        raise StoreError("write run", what, "one sweep per run") from None
     return records
 
 
@@ -305,7 +292,8 @@ def _end_at_a_line(path: Path, torn: int) -> None:
             file.truncate(size - torn)
         elif size:
             file.seek(-1, os.SEEK_END)
-            file.write(b"" if file.read(1) == b"\n" else b"\n")
+            if file.read(1) != b"\n":
+                file.write(b"\n")
 
 
 def read_one_run(folder: Path) -> Run:
@@ -317,21 +305,14 @@ def read_one_run(folder: Path) -> Run:
     if not os.path.exists(folder / "run.json"):
         below = [*find_runs(folder), *folders_with(folder, "*/run.json")]
         if below:
-            names = ", ".join(str(path) for path in below[:_MOST_RUNS_NAMED]) + (
-                ", …" if len(below) > _MOST_RUNS_NAMED else ""
-            )
-            raise StoreError(
-                "read run",
-                f"{folder} holds {len(below)} run{'s' if len(below) > 1 else ''}",
-                f"one of them: {names}",
-            )
+            holds = f"{folder} holds {counted(len(below), 'run')}"
+            names = listed(below, _MOST_RUNS_NAMED)
+            raise StoreError("read run", holds, f"one of them: {names}")
     run = read_run(folder)
     others = sorted({record.run_id for record in run.records} - {run.info.run_id})
     if others:
-        shown = ", ".join(others[:_MOST_RUNS_NAMED])
-        raise StoreError(
-            "read run", f"{folder} has records of {shown}", f"records of {run.info.run_id} alone"
-        )
+        has = f"{folder} has records of {', '.join(others[:_MOST_RUNS_NAMED])}"
+        raise StoreError("read run", has, f"records of {run.info.run_id} alone")
     return run
 
 

@@ -78,9 +78,8 @@ def write_run_info(folder: Path, info: RunInfo) -> None:
     """Writes run.json atomically, so that readers never see a partial file."""
     data = {"format": RUN_FORMAT, "version": RUN_VERSION, **encode(info)}
     text = json.dumps(data, indent=1) + "\n"
-    write_file(
-        "write run", folder / "run.json", text, expected="a results folder that can be written"
-    )
+    expected = "a results folder that can be written"
+    write_file("write run", folder / "run.json", text, expected=expected)
 
 
 def read_run_info(folder: Path) -> RunInfo:
@@ -89,7 +88,9 @@ def read_run_info(folder: Path) -> RunInfo:
     try:
         data = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
-        what = f"{folder} is a file" if os.path.isfile(folder) else str(folder)
+        what = str(folder)
+        if os.path.isfile(folder):
+            what += " is a file"
         raise StoreError("read run", what, "a folder with run.json in it") from None
     except (OSError, ValueError) as error:
         raise StoreError("read run", f"{path} ({reason(error)})", "a readable JSON file") from None
@@ -103,6 +104,5 @@ def read_run_info(folder: Path) -> RunInfo:
         require_name(f"read run {folder}", info.run_id)
         return info
     except InputError as error:
-        raise StoreError(
-            "read run", f"{path} ({error})", "a run.json as quantbench writes it"
-        ) from None
+        expected = "a run.json as quantbench writes it"
+        raise StoreError("read run", f"{path} ({error})", expected) from None

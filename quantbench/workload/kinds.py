@@ -28,10 +28,8 @@ _FIELDS = {name: tuple(f.name for f in fields(kind)) for name, kind in _KINDS.it
 
 def workload_to_json(workload: Workload) -> dict[str, Any]:
     """Returns the workload as a JSON object: its `kind`, then its fields in order."""
-    return {
-        "kind": workload.kind,
-        **{name: getattr(workload, name) for name in _FIELDS[workload.kind]},
-    }
+    values = {name: getattr(workload, name) for name in _FIELDS[workload.kind]}
+    return {"kind": workload.kind} | values
 
 
 def workload_from_json(data: object) -> Workload:
@@ -40,20 +38,17 @@ def workload_from_json(data: object) -> Workload:
     """
     named = data.get("kind") if isinstance(data, dict) else None
     if not isinstance(data, dict) or not isinstance(named, str) or named not in _KINDS:
-        raise InputError(
-            "workload", repr(data)[:120], "an object whose kind is " + ", ".join(_KINDS)
-        )
-    kind = _KINDS[named]
-    # Strings are interned, because tables of 100,000 workloads repeat a few of them.
-    values: dict[str, Any] = {
-        name: intern(v) if type(v) is str else v for name, v in data.items() if name != "kind"
-    }
+        expected = "an object whose kind is " + ", ".join(_KINDS)
+        raise InputError("workload", repr(data)[:120], expected)
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        # Strings are interned, because tables of 100,000 workloads repeat a few of them.
+        values[name] = intern(value) if type(value) is str else value
+    del values["kind"]
     unknown = values.keys() - set(_FIELDS[named])
     if unknown:
-        raise InputError(
-            f"workload {named}", f"field {sorted(unknown)[0]!r}", "only its own fields"
-        )
+        raise InputError(f"workload {named}", f"field {min(unknown)!r}", "only its own fields")
     try:
-        return kind(**values)
+        return _KINDS[named](**values)
     except TypeError as error:
         raise InputError(f"workload {named}", str(error), "all of its fields") from None
