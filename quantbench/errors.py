@@ -12,6 +12,10 @@ Gemm: m = 0; expected an integer of at least 1
 """
 
 import unicodedata
+from collections.abc import Sequence
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 # Largest number of characters of a value in an error message; longer values are cut in the middle.
 _MOST_SHOWN = 600
@@ -56,8 +60,10 @@ class QuantbenchError(Exception):
     exit_code = 2
 
     def __init__(self, operation: str, value: str, expected: str) -> None:
-        half = _MOST_SHOWN // 2
-        shown = value if len(value) <= _MOST_SHOWN else f"{value[:half]} … {value[-half:]}"
+        shown = value
+        if len(value) > _MOST_SHOWN:
+            half = _MOST_SHOWN // 2
+            shown = f"{value[:half]} … {value[-half:]}"
         super().__init__(one_line(f"{operation}: {shown}; expected {expected}"))
         self.operation = operation
         self.value = value
@@ -89,6 +95,11 @@ def require_int(
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InputError(operation, f"{name} = {value!r}", f"an integer from {low} to {high}")
     return value
+
+
+def first_repeated(items: Sequence[_T]) -> _T | None:
+    """Returns the first item that is there more than once; None without one."""
+    return next((item for item in items if items.count(item) > 1), None)
 
 
 def require_ints(value: object, *names: str, low: int = 1) -> None:
@@ -123,7 +134,6 @@ def require_divisor(value: object, name: str, whole: str) -> None:
 def require_choice(operation: str, name: str, value: object, choices: tuple[str, ...]) -> str:
     """Returns `value` if it is one of `choices`; raises InputError otherwise."""
     if not isinstance(value, str) or value not in choices:
-        raise InputError(
-            operation, f"{name} = {value!r}", "one of " + ", ".join(filter(None, choices))
-        )
+        expected = "one of " + ", ".join(filter(None, choices))
+        raise InputError(operation, f"{name} = {value!r}", expected)
     return value

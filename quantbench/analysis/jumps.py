@@ -24,7 +24,7 @@ from quantbench.analysis.summary import Point, useful_work
 from quantbench.device.spec import DeviceSpec
 from quantbench.quantization import cdiv
 from quantbench.stats import median_interval
-from quantbench.sweep.refine import Gap, PlacedGap
+from quantbench.sweep.refine import AxisGap, Gap
 from quantbench.sweep.sizes import grain_of
 
 # Smallest jump (log time) that is called a cliff, at any noise.
@@ -307,7 +307,7 @@ _SMALLEST_GAP = log(1.05)
 _MOST_GAPS = 32
 
 
-def find_gaps(jumps: Iterable[Jump]) -> tuple[PlacedGap, ...]:
+def find_gaps(jumps: Iterable[Jump]) -> tuple[AxisGap, ...]:
     """Returns up to 32 gaps with a jump of 5 % or more, largest first."""
     heights = [(jump.log_height, jump) for jump in jumps]
     large = sorted(
@@ -316,7 +316,7 @@ def find_gaps(jumps: Iterable[Jump]) -> tuple[PlacedGap, ...]:
     return tuple(_gap(jump) for _, jump in large[:_MOST_GAPS])
 
 
-def _gap(jump: Jump) -> PlacedGap:
+def _gap(jump: Jump) -> AxisGap:
     curve, i = jump.fitted.curve, jump.index
     gap = Gap(
         curve.sizes[i],
@@ -327,4 +327,4 @@ def _gap(jump: Jump) -> PlacedGap:
         float(max(jump.fitted.sigma[i : i + 2])),
         grain_of(curve.axis.replace("_", "-")),
     )
-    return PlacedGap(gap, curve.axis, dict(curve.held), curve.op, curve.provider)
+    return AxisGap(gap, curve.axis, dict(curve.held), curve.op, curve.provider)

@@ -29,7 +29,7 @@ from quantbench.store.environment import relevant_environment
 from quantbench.store.folder import RunWriter, read_run
 from quantbench.store.record import Record
 from quantbench.store.run import read_run_info
-from quantbench.sweep.child import Asked, WorkerProcess
+from quantbench.sweep.child import WorkerClient, WorkerProcess
 from quantbench.sweep.messages import Hello
 from quantbench.sweep.options import SweepOptions, plan_sweep, whole_plan
 from quantbench.sweep.plan import Plan
@@ -128,7 +128,7 @@ class Writer:
 def measure_part(
     part: Part,
     label: str,
-    connect: Callable[[], Asked],
+    connect: Callable[[], WorkerClient],
     begin: Callable[[int, str], Begun],
     append: Callable[[int, int, Record], None],
 ) -> Finished:
@@ -138,7 +138,7 @@ def measure_part(
     first = connect()
     workers = [first]
 
-    def worker() -> Asked:
+    def worker() -> WorkerClient:
         found = workers.pop() if workers else connect()
         found.begin(part.options.timing)
         return found

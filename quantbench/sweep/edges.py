@@ -38,19 +38,16 @@ def parse_grid(
     """
     axes = tuple(parse_axis(text, spec.torch_kind) for text in dims)
     check_axes(axes, who)
-    edged = axes
+    edged = list(axes)
     for i, axis in enumerate(axes):
         if axis.edges:
-            edges = predicted_edges(axes, i, held, spec, tiles)
-            both = {side for edge in edges for side in (edge, edge + grain_of(axis.dim))}
-            inside = {value for value in both if axis.values[0] <= value <= axis.values[-1]}
-            edged = (
-                *edged[:i],
-                replace(axis, values=tuple(sorted({*axis.values, *inside}))),
-                *edged[i + 1 :],
-            )
-    check_axes(edged, who)
-    return edged
+            values = set(axis.values)
+            for edge in predicted_edges(axes, i, held, spec, tiles):
+                values |= {edge, edge + grain_of(axis.dim)}
+            inside = filter(range(axis.values[0], axis.values[-1] + 1).__contains__, values)
+            edged[i] = replace(axis, values=tuple(sorted(inside)))
+    check_axes(tuple(edged), who)
+    return tuple(edged)
 
 
 def predicted_edges(
@@ -84,11 +81,11 @@ def predicted_edges(
         except InputError:
             continue
         waves = _waves(ops, spec, tiles)
-        if any(
-            waves[name] >= _SMALLEST_STEP * before[name] for name in waves.keys() & before.keys()
-        ):
+        both = waves.keys() & before.keys()
+        if any(waves[name] >= _SMALLEST_STEP * before[name] for name in both):
             edges.append(last)
-        before, last = waves, value
+        before = waves
+        last = value
     return edges
 
 
@@ -96,13 +93,14 @@ def _waves(
     ops: Iterable[Op], spec: DeviceSpec, tiles: Sequence[Tile | None]
 ) -> dict[tuple[str, Tile], int]:
     """Returns the number of waves of each GEMM with each tile, by op label and tile."""
-    assumed = assumed_tile(spec)
-    return {
-        (op.label, tile): quantize(op.workload, tile, spec.sm_count).num_waves
-        for op in ops
-        if isinstance(op.workload, Gemm | GroupedGemm)
-        for tile in {tile or assumed for tile in tiles}
-    }
+    named = {tile or assumed_tile(spec) for tile in tiles}
+    found = {}
+    for op in ops:
+        if isinstance(op.workload, Gemm | GroupedGemm):
+            for tile in named:
+                waves = quantize(op.workload, tile, spec.sm_count).num_waves
+                found[op.label, tile] = waves
+    return found
 
 
 def predicted_jump(
@@ -116,17 +114,15 @@ def predicted_jump(
 
     before, after: ops at two neighbouring points. tiles: as in `predicted_edges`.
     """
-    waves_before, waves_after = _waves(before, spec, tiles), _waves(after, spec, tiles)
-    work_before, work_after = (
-        {op.label: op.workload.flops for op in ops} for ops in (before, after)
-    )
-    return max(
-        (
-            log(waves_after[at] / waves_before[at]) - log(work_after[at[0]] / work_before[at[0]])
-            for at in waves_before.keys() & waves_after.keys()
-        ),
-        default=0.0,
-    )
+    waves_before = _waves(before, spec, tiles)
+    waves_after = _waves(after, spec, tiles)
+    work_before = {op.label: op.workload.flops for op in before}
+    work_after = {op.label: op.workload.flops for op in after}
+    jumps = []
+    for label, tile in waves_before.keys() & waves_after.keys():
+        more_waves = log(waves_after[label, tile] / waves_before[label, tile])
+        jumps.append(more_waves - log(work_after[label] / work_before[label]))
+    return max(jumps, default=0.0)
 
 
 def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
@@ -172,12 +168,8 @@ def edge_indices(jumps: Sequence[float]) -> set[int]:
     """
     # Beside the growth of the work, an edge may be a little below the step of the waves alone
     # (`predicted_edges`).
-    return {
-        side
-        for i, jump in enumerate(jumps)
-        if jump >= log(_SMALLEST_STEP) / 2
-        for side in (i, i + 1)
-    }
+    edges = [i for i, jump in enumerate(jumps) if jump >= log(_SMALLEST_STEP) / 2]
+    return {*edges, *(i + 1 for i in edges)}
 
 
 def _stretches(jumps: Sequence[float]) -> list[range]:

@@ -48,10 +48,10 @@ def chosen_way(*, exclusive: bool = False) -> str:
     exclusive: whether only one process may use the device; names are left out then rather than
         times slowed.
     """
-    usual = "off" if exclusive else "apart"
-    return require_choice(
-        VARIABLE, "value", os.environ.get(VARIABLE, "").strip().lower() or usual, _WAYS
-    )
+    way = os.environ.get(VARIABLE, "").strip().lower()
+    if not way:
+        way = "off" if exclusive else "apart"
+    return require_choice(VARIABLE, "value", way, _WAYS)
 
 
 def start_server() -> ChildProcess:
@@ -128,10 +128,8 @@ def main() -> None:
         for request in requests:
             try:
                 spec = spec or current()
-            except (
-                QuantbenchError,
-                RuntimeError,
-            ) as error:  # such as a device that the worker has for itself
+            # Such as a device that the worker has for itself.
+            except (QuantbenchError, RuntimeError) as error:
                 send(encode(Reply(failed=("error", str(error)), broken=True)))
                 return
             reply = answer(decode(Request, request), spec)

@@ -15,7 +15,7 @@ from quantbench.providers.catalog import expand, gemm_tiles
 from quantbench.store.typed import decode
 from quantbench.sweep.axes import SHAPE_DIM, Axis, Held, with_defaults
 from quantbench.sweep.edges import parse_grid
-from quantbench.sweep.plan import Placed, Plan, build_plan, lay_out, num_fitting
+from quantbench.sweep.plan import GridPoint, Plan, build_plan, lay_out, num_fitting
 from quantbench.sweep.shape_file import NamedShape, named_shapes
 from quantbench.sweep.sizes import GEMM_DIMS
 from quantbench.timing.options import TimingOptions
@@ -52,23 +52,18 @@ class SweepOptions:
     def __post_init__(self) -> None:
         listed = self.shapes or self.models
         if self.refine and listed:
-            raise InputError(
-                "sweep",
-                "--refine with --shapes",
-                "--refine along --dim, all of its points measured",
-            )
+            expected = "--refine along --dim, all of its points measured"
+            raise InputError("sweep", "--refine with --shapes", expected)
         if self.shard:
             if len(self.shard) != 2:
-                raise InputError(
-                    "sweep", f"shard = {self.shard}", "a part and how many parts there are"
-                )
+                expected = "a part and how many parts there are"
+                raise InputError("sweep", f"shard = {self.shard}", expected)
             parts = require_int("sweep", "parts of the plan", self.shard[1])
             require_int("sweep", "part of the plan", self.shard[0], high=parts)
         require_int("sweep", "points", self.points, low=0)
         if self.shard and self.refine:
-            raise InputError(
-                "sweep", "--shard with --refine", "--shard of a plan that is known beforehand"
-            )
+            expected = "--shard of a plan that is known beforehand"
+            raise InputError("sweep", "--shard with --refine", expected)
         if self.dims and listed:
             raise InputError("sweep", f"--shapes with --dim {self.dims[0]}", "one or the other")
 
@@ -97,17 +92,13 @@ def plan_sweep(
     axes, plan = whole_plan(options, spec)
     if options.points:
         # With `points` every place is its own group (`whole_plan`), in random order.
-        plan = replace(
-            plan, groups=plan.groups[: num_fitting(plan.groups, options.points, lambda point: 1)]
-        )
+        count = num_fitting(plan.groups, options.points, lambda point: 1)
+        plan = replace(plan, groups=plan.groups[:count])
     if options.shard:
         part, parts = options.shard
         if part > len(plan.groups):
-            raise InputError(
-                "--shard",
-                f"{part}/{parts}",
-                f"at most {len(plan.groups)} parts: sizes that stay together",
-            )
+            expected = f"at most {len(plan.groups)} parts: sizes that stay together"
+            raise InputError("--shard", f"{part}/{parts}", expected)
         # Whatever the budget, so that a resumed part has the same groups.
         plan = replace(plan, groups=plan.groups[part - 1 :: parts])
     return axes, plan.without(done).within(options.budget_s)
@@ -121,25 +112,22 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
     """
     held = with_defaults(options.held, spec, options.dims)
     providers = expand(options.providers)
-    if options.shapes or options.models:
-        if options.shapes:
-            columns = zip(GEMM_DIMS, zip(*options.shapes, strict=True), strict=True)
-            axes = tuple(Axis(dim, tuple(sorted(set(sizes)))) for dim, sizes in columns)
-            gemms = [
-                Gemm(m, n, k, batch, held.dtype, held.layout) for m, n, k, batch in options.shapes
-            ]
-            placed = [
-                Placed(dict(zip(GEMM_DIMS, sizes, strict=True)), (Op("gemm", "forward", gemm, 1),))
-                for sizes, gemm in zip(options.shapes, gemms, strict=True)
-            ]
-        else:
-            axes = (Axis(SHAPE_DIM, tuple(range(1, len(options.models) + 1))),)
-            ops = [
-                [op for op in one.shape.ops() if op.workload.kind != "cast"]
-                for one in options.models
-            ]
-            placed = [Placed({SHAPE_DIM: i}, tuple(own)) for i, own in enumerate(ops, 1)]
-        return axes, lay_out(placed, providers, options.timing, spec)
+    if options.shapes:
+        columns = zip(GEMM_DIMS, zip(*options.shapes, strict=True), strict=True)
+        axes = tuple(Axis(dim, tuple(sorted(set(sizes)))) for dim, sizes in columns)
+        points = []
+        for m, n, k, batch in options.shapes:
+            gemm = Gemm(m, n, k, batch, held.dtype, held.layout)
+            sizes = {"m": m, "n": n, "k": k, "batch": batch}
+            points.append(GridPoint(sizes, (Op("gemm", "forward", gemm, 1),)))
+        return axes, lay_out(points, providers, options.timing, spec)
+    if options.models:
+        axes = (Axis(SHAPE_DIM, tuple(range(1, len(options.models) + 1))),)
+        points = []
+        for number, named in enumerate(options.models, 1):
+            ops = [op for op in named.shape.ops() if op.workload.kind != "cast"]
+            points.append(GridPoint({SHAPE_DIM: number}, tuple(ops)))
+        return axes, lay_out(points, providers, options.timing, spec)
     axes = parse_grid(options.dims, held, spec, tiles=gemm_tiles(providers))
     plan = build_plan(axes, held, providers, options.timing, spec, neighbours=not options.points)
     return axes, plan

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,13 +25,13 @@ from quantbench.store.folder import Run, RunWriter
 from quantbench.store.record import Failed, Measured, Record
 from quantbench.store.run import RunInfo, now_text, read_run_info
 from quantbench.sweep.axes import Axis
-from quantbench.sweep.child import Asked
+from quantbench.sweep.child import WorkerClient
 from quantbench.sweep.messages import Hello
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
 from quantbench.sweep.plan import Plan
-from quantbench.sweep.runner import Finished, More, Progress, Sweep, SweepJob
+from quantbench.sweep.runner import Finished, NextPoints, Progress, Sweep, SweepJob
 
-Connect = Callable[[], Asked]
+Connect = Callable[[], WorkerClient]
 
 
 class SweepSession:
@@ -44,18 +44,22 @@ class SweepSession:
     """
 
     def __init__(
-        self, worker: Asked, connect: Connect, options: SweepOptions, plan: Plan, writer: RunWriter
+        self,
+        worker: WorkerClient,
+        connect: Connect,
+        options: SweepOptions,
+        plan: Plan,
+        writer: RunWriter,
     ) -> None:
-        self.hello, self.options, self.plan, self.folder = (
-            worker.hello,
-            options,
-            plan,
-            writer.folder,
-        )
+        self.hello = worker.hello
+        self.options = options
+        self.plan = plan
+        self.folder = writer.folder
         self.finished: Finished | None = None
         self.num_retried = 0
-        self._worker: Asked | None = worker
-        self._connect, self._writer = connect, writer
+        self._worker: WorkerClient | None = worker
+        self._connect = connect
+        self._writer = writer
         self._records: tuple[Record, ...] = ()
 
     @classmethod
@@ -90,20 +94,16 @@ class SweepSession:
         """
         options = resumed_options(folder, budget_s)
         writer, run = RunWriter.resume(folder)
-        worker: Asked | None = None
+        worker: WorkerClient | None = None
         try:
             worker = connect()
             device = worker.hello.device
             if device.name != run.info.device.name:
-                raise StoreError(
-                    "resume",
-                    f"this device is {device.name}",
-                    f"{run.info.device.name}, as in {folder}",
-                )
+                expected = f"{run.info.device.name}, as in {folder}"
+                raise StoreError("resume", f"this device is {device.name}", expected)
             worker.begin(options.timing)
             records = records_to_keep(run)
-            done = {record.key for record in records if record.role == "point"}
-            _, plan = plan_sweep(options, device, done)
+            _, plan = plan_sweep(options, device, point_keys(records))
             session = cls(worker, connect, options, plan, writer)
             session._records = records
             session.num_retried = len(run.records) - len(records)
@@ -119,10 +119,8 @@ class SweepSession:
         """Returns whether Triton's interpreter runs some of the points; its times are not those of
         a kernel.
         """
-        interpreter = relevant_environment().get("TRITON_INTERPRET") == "1"
-        return interpreter and any(
-            not point.provider.startswith("torch.") for point in self.plan.points
-        )
+        providers = {point.provider.partition(".")[0] for point in self.plan.points}
+        return interpreter_runs() and providers != {"torch"}
 
     @property
     def num_records(self) -> int:
@@ -131,13 +129,13 @@ class SweepSession:
 
     @property
     def done(self) -> frozenset[str]:
-        return frozenset(record.key for record in self._records if record.role == "point")
+        return point_keys(self._records)
 
     def run(
         self,
         on_progress: Callable[[Progress], None],
         clock: Callable[[], float] = time.monotonic,
-        more: More | None = None,
+        more: NextPoints | None = None,
     ) -> Finished:
         """Measures the missing points and records how the sweep ended, also after an error or
         Ctrl-C (re-raised).
@@ -189,12 +187,23 @@ class SweepSession:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _next_worker(self) -> Asked:
-        worker, self._worker = self._worker, None
+    def _next_worker(self) -> WorkerClient:
+        worker = self._worker
+        self._worker = None
         if worker is None:
             worker = self._connect()
             worker.begin(self.options.timing)
         return worker
+
+
+def interpreter_runs() -> bool:
+    """Returns whether Triton's kernels run in its interpreter."""
+    return relevant_environment().get("TRITON_INTERPRET") == "1"
+
+
+def point_keys(records: Iterable[Record]) -> frozenset[str]:
+    """Returns the keys of the records that are points."""
+    return frozenset(record.key for record in records if record.role == "point")
 
 
 def begun(hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: Path) -> RunInfo:
@@ -223,18 +232,16 @@ def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
     without a plan: imported, simulated, or merged from runs of different plans."""
     info = read_run_info(folder)
     if info.origin != "measured":
-        source = f" from {info.source}" if info.source else ""
-        raise StoreError(
-            "resume", f"{folder} is {info.origin}{source}", "a run that `quantbench sweep` measured"
-        )
+        what = f"{folder} is {info.origin}"
+        if info.source:
+            what += f" from {info.source}"
+        raise StoreError("resume", what, "a run that `quantbench sweep` measured")
     if "merged" in info.options:
-        raise StoreError(
-            "resume", f"{folder} was merged from runs of different plans", "a run of one plan"
-        )
+        what = f"{folder} was merged from runs of different plans"
+        raise StoreError("resume", what, "a run of one plan")
     if "dims" not in info.options:
-        raise StoreError(
-            "resume", f"{folder} was not made by `quantbench sweep`", "a run that it measured"
-        )
+        what = f"{folder} was not made by `quantbench sweep`"
+        raise StoreError("resume", what, "a run that it measured")
     return replace(options_from_json(info.options), budget_s=budget_s)
 
 
@@ -242,20 +249,20 @@ def records_to_keep(run: Run) -> tuple[Record, ...]:
     """Returns the records of a resumed run without those of the points that failed once, which are
     tried again.
     """
-    return tuple(
-        record
-        for record in run.records
-        if record.role != "point"
-        or not isinstance(record.outcome, Failed)
-        or record.key in run.retried
-    )
+
+    def keep(record: Record) -> bool:
+        failed = record.role == "point" and isinstance(record.outcome, Failed)
+        return not failed or record.key in run.retried
+
+    return tuple(filter(keep, run.records))
 
 
 def first_reference(records: tuple[Record, ...], plan: Plan) -> Measurement | None:
     """Returns the first measurement of the plan's reference; None if there is none."""
+    if plan.reference is None:
+        return None
     for record in records:
-        if plan.reference is None or (record.role, record.key) != ("reference", plan.reference.key):
-            continue
-        if isinstance(record.outcome, Measured):
+        is_reference = record.role == "reference" and record.key == plan.reference.key
+        if is_reference and isinstance(record.outcome, Measured):
             return record.outcome.measurement
     return None

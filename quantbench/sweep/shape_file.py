@@ -9,12 +9,13 @@ initial.
 
 import csv
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quantbench.errors import InputError
+from quantbench.errors import InputError, first_repeated
 from quantbench.files import open_text, read_json, reason, write_file
 from quantbench.store.typed import decode
 from quantbench.units import signed_percent
@@ -27,8 +28,7 @@ SUFFIX = ".json"
 
 _WHO = "--shapes"
 _NEEDED = ("m", "n", "k")
-# Python's own error for integers of thousands of digits does not name the line.
-_MOST_DIGITS = 10
+_DEFAULTS = {"batch": "1"}
 _MOST_BYTES = 2**20
 _MOST_SHAPES = 100
 _MOST_NAME = 200
@@ -46,7 +46,8 @@ class Gain:
     @property
     def words(self) -> str:
         """Formats the gain: `+3.2 % (+1.5 % to +4.9 %)`."""
-        return f"{signed_percent(self.mid)} ({signed_percent(self.low)} to {signed_percent(self.high)})"
+        interval = f"{signed_percent(self.low)} to {signed_percent(self.high)}"
+        return f"{signed_percent(self.mid)} ({interval})"
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,8 @@ class NamedShape:
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > _MOST_NAME or not self.name.isprintable():
-            raise InputError(
-                _WHO, f"name = {self.name[:60]!r}", f"1 to {_MOST_NAME} printable characters"
-            )
+            expected = f"1 to {_MOST_NAME} printable characters"
+            raise InputError(_WHO, f"name = {self.name[:60]!r}", expected)
 
 
 def write_shape_file(path: Path, shapes: Sequence[NamedShape]) -> None:
@@ -81,26 +81,21 @@ def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
     try:
         data = read_json(path, most_bytes=_MOST_BYTES)
     except (OSError, ValueError) as error:
-        raise InputError(
-            _WHO, f"{path} ({reason(error)[:80]})", "a JSON file of shapes that can be read"
-        ) from None
-    if not isinstance(data, dict) or data.get("format") != _SHAPES_FORMAT:
-        found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise InputError(
-            _WHO,
-            f"{path} of format {str(found)[:60]!r}",
-            f"a JSON file of format {_SHAPES_FORMAT!r}",
-        )
-    if data.get("version") != _SHAPES_VERSION:
-        raise InputError(
-            _WHO, f"{path} of version {str(data.get('version'))[:20]}", f"version {_SHAPES_VERSION}"
-        )
+        expected = "a JSON file of shapes that can be read"
+        raise InputError(_WHO, f"{path} ({reason(error)[:80]})", expected) from None
+    found = data.get("format") if isinstance(data, dict) else type(data).__name__
+    if not isinstance(data, dict) or found != _SHAPES_FORMAT:
+        expected = f"a JSON file of format {_SHAPES_FORMAT!r}"
+        raise InputError(_WHO, f"{path} of format {str(found)[:60]!r}", expected)
+    version = data.get("version")
+    if version != _SHAPES_VERSION:
+        what = f"{path} of version {str(version)[:20]}"
+        raise InputError(_WHO, what, f"version {_SHAPES_VERSION}")
     try:
         return named_shapes(data.get("shapes"))
     except InputError as error:
-        raise InputError(
-            _WHO, f"{path}: {error.operation}: {error.value}", error.expected
-        ) from None
+        what = f"{path}: {error.operation}: {error.value}"
+        raise InputError(_WHO, what, error.expected) from None
 
 
 def named_shapes(data: object) -> tuple[NamedShape, ...]:
@@ -110,8 +105,7 @@ def named_shapes(data: object) -> tuple[NamedShape, ...]:
     if not isinstance(data, list | tuple) or not 1 <= len(data) <= _MOST_SHAPES:
         raise InputError("shapes", repr(data)[:60], f"a list of 1 to {_MOST_SHAPES} shapes")
     shapes = tuple(_named_shape(one, f"shape {number}") for number, one in enumerate(data, 1))
-    names = [shape.name for shape in shapes]
-    repeated = next((name for name in names if names.count(name) > 1), None)
+    repeated = first_repeated([shape.name for shape in shapes])
     if repeated is not None:
         raise InputError("shapes", f"name {repeated!r} twice", "names that differ")
     return shapes
@@ -136,9 +130,8 @@ def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
             columns = reader.fieldnames or ()
             if not set(_NEEDED) <= set(columns):
                 found = f"{path} has {', '.join(columns) or 'nothing'}"
-                raise InputError(
-                    _WHO, found, "a CSV file with the columns m, n, k, or a .json file"
-                )
+                expected = "a CSV file with the columns m, n, k, or a .json file"
+                raise InputError(_WHO, found, expected)
             shapes = [_shape(path, reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(_WHO, f"{path} ({reason(error)})", "a CSV file that can be read") from None
@@ -149,16 +142,12 @@ def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
 
 def _shape(path: Path, line: int, row: dict[str, str | None]) -> tuple[int, int, int, int]:
     values = []
-    for name in (*_NEEDED, "batch"):
-        text = (row.get(name) or ("1" if name == "batch" else "")).strip()
-        if not (
-            text.isascii()
-            and text.isdigit()
-            and len(text) <= _MOST_DIGITS
-            and 1 <= int(text) < 2**31
-        ):
-            raise InputError(
-                _WHO, f"{path}:{line} {name} = {text[:40]!r}", f"an integer from 1 to {2**31 - 1:,}"
-            )
+    for name in (*_NEEDED, *_DEFAULTS):
+        text = (row.get(name) or _DEFAULTS.get(name, "")).strip()
+        # Python's own error for integers of thousands of digits does not name the line.
+        if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) < 2**31:
+            expected = f"an integer from 1 to {2**31 - 1:,}"
+            raise InputError(_WHO, f"{path}:{line} {name} = {text[:40]!r}", expected)
         values.append(int(text))
-    return (values[0], values[1], values[2], values[3])
+    m, n, k, batch = values
+    return m, n, k, batch

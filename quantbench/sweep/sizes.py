@@ -44,6 +44,10 @@ class Swept:
     ops: tuple[str, ...] = ()
     grain: int = 1
 
+    def usual_range(self, kind: str) -> str:
+        """Returns the default values on a kind of device, as typed."""
+        return self.cpu if kind == "cpu" else self.gpu
+
 
 @dataclass(frozen=True)
 class Size:
@@ -130,10 +134,12 @@ def usual_sizes(kind: str, *of: str) -> dict[str, int]:
     """Returns the usual values of sizes on a kind of device, cuda or cpu. of: of what they are, as
     in `Size.of`.
     """
-    chosen = {
-        name.replace("-", "_"): size.usual(kind) for name, size in SIZES.items() if size.of in of
-    }
-    return {name: value for name, value in chosen.items() if value}
+    found = {}
+    for name, size in SIZES.items():
+        value = size.usual(kind)
+        if size.of in of and value:
+            found[name.replace("-", "_")] = value
+    return found
 
 
 def grain_of(dim: str) -> int:

@@ -47,38 +47,37 @@ class Worker:
         timing: TimingOptions,
         name: Callable[[Request], Launch | None],
     ) -> None:
-        self._spec, self._timer, self._timing, self._name = spec, timer, timing, name
+        self._spec = spec
+        self._timer = timer
+        self._timing = timing
+        self._name = name
         self._phases_s: dict[str, float] = {}
 
     def run(self, request: Request) -> Reply:
         """Runs one point; an exception becomes its outcome."""
+        self._phases_s = {}
+        return replace(self._outcome(request), phases_s=self._phases_s)
+
+    def _outcome(self, request: Request) -> Reply:
         import torch
 
-        self._phases_s = {}
         try:
             return self._run(request)
         except UnsupportedError as error:
-            return Reply(skipped=str(error), phases_s=self._phases_s)
+            return Reply(skipped=str(error))
         except QuantbenchError as error:
             wrong = isinstance(error, MeasurementError) and error.operation.startswith("check")
-            return Reply(
-                failed=("wrong_result" if wrong else "error", str(error)), phases_s=self._phases_s
-            )
+            return Reply(failed=("wrong_result" if wrong else "error", str(error)))
         except Exception as error:  # noqa: BLE001 - compilers and other people's providers raise anything
             message = reason_line(error)
             if context_lost(error):
-                return Reply(
-                    failed=("illegal_access", message), phases_s=self._phases_s, broken=True
-                )
+                return Reply(failed=("illegal_access", message), broken=True)
             out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
             if out_of_memory and torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            kind = (
-                "out_of_memory"
-                if out_of_memory or "can't allocate memory" in str(error)
-                else "error"
-            )
-            return Reply(failed=(kind, message), phases_s=self._phases_s)
+            if out_of_memory or "can't allocate memory" in str(error):
+                return Reply(failed=("out_of_memory", message))
+            return Reply(failed=("error", message))
 
     def _run(self, request: Request) -> Reply:
         import torch
@@ -86,13 +85,13 @@ class Worker:
         from quantbench.providers import catalog
 
         provider = catalog.make(request.provider)
-        reason = too_large(request.workload, self._spec) or provider.unsupported(
-            request.workload, self._spec
-        )
+        work = request.workload
+        reason = too_large(work, self._spec) or provider.unsupported(work, self._spec)
         if reason is not None:
             return Reply(skipped=reason)
-        warmup_before_s, measuring_before_s = self._timer.warmup_s, self._timer.measuring_s
-        reply = measure(provider, request.workload, self._spec, self._timer, self._timing)
+        warmup_before_s = self._timer.warmup_s
+        measuring_before_s = self._timer.measuring_s
+        reply = measure(provider, work, self._spec, self._timer, self._timing)
         self._phases_s |= reply.phases_s
         self._phases_s["warm-up"] = self._timer.warmup_s - warmup_before_s
         self._phases_s["measuring"] = self._timer.measuring_s - measuring_before_s
@@ -102,7 +101,7 @@ class Worker:
             start_s = time.perf_counter()
             launch = self._name(request)
             self._phases_s["identify"] = time.perf_counter() - start_s
-        return replace(reply, launch=launch, phases_s=self._phases_s)
+        return replace(reply, launch=launch)
 
 
 def measure(
@@ -137,9 +136,8 @@ def copier(
     """
 
     def copy(number: int) -> Run:
-        task = provider.prepare(
-            workload, spec, distribution=timing.distribution, seed=timing.seed + 1 + number
-        )
+        seed = timing.seed + 1 + number
+        task = provider.prepare(workload, spec, distribution=timing.distribution, seed=seed)
         return task.run if audit is None else audit.add(task)
 
     return copy
@@ -149,9 +147,8 @@ def too_large(workload: Workload, spec: DeviceSpec) -> str | None:
     """Returns the reason if inputs and outputs alone exceed the device's memory, else None."""
     if workload.min_bytes <= spec.memory_bytes:
         return None
-    return (
-        f"needs at least {size(workload.min_bytes)}, and {spec.name} has {size(spec.memory_bytes)}"
-    )
+    has = f"{spec.name} has {size(spec.memory_bytes)}"
+    return f"needs at least {size(workload.min_bytes)}, and {has}"
 
 
 def main() -> None:
