@@ -127,13 +127,15 @@ def require_divisor(value: object, name: str, whole: str) -> None:
     divisor = getattr(value, name)
     dividend = getattr(value, whole)
     if dividend % divisor:
-        expected = f"a divisor of {whole} = {dividend}"
-        raise InputError(type(value).__name__, f"{name} = {divisor}", expected)
+        raise InputError(
+            type(value).__name__, f"{name} = {divisor}", f"a divisor of {whole} = {dividend}"
+        )
 
 
 def require_choice(operation: str, name: str, value: object, choices: tuple[str, ...]) -> str:
     """Returns `value` if it is one of `choices`; raises InputError otherwise."""
     if not isinstance(value, str) or value not in choices:
-        expected = "one of " + ", ".join(filter(None, choices))
-        raise InputError(operation, f"{name} = {value!r}", expected)
+        raise InputError(
+            operation, f"{name} = {value!r}", "one of " + ", ".join(filter(None, choices))
+        )
     return value

@@ -65,8 +65,9 @@ class Grade:
     def __post_init__(self) -> None:
         require_choices(self, letter=GRADES)
         if self.letter != "A" and not self.reasons:
-            what = f"letter = {self.letter!r} without a reason"
-            raise InputError("Grade", what, "a reason in words")
+            raise InputError(
+                "Grade", f"letter = {self.letter!r} without a reason", "a reason in words"
+            )
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,9 @@ class MeanClock:
         if not 0 < self.mhz < inf:
             raise InputError("MeanClock", f"mhz = {self.mhz!r}", "a finite clock above 0")
         if not 0 <= self.half_width_mhz < inf:
-            what = f"half_width_mhz = {self.half_width_mhz!r}"
-            raise InputError("MeanClock", what, "a finite width from 0 on")
+            raise InputError(
+                "MeanClock", f"half_width_mhz = {self.half_width_mhz!r}", "a finite width from 0 on"
+            )
 
 
 @dataclass(frozen=True)
@@ -132,12 +134,19 @@ class Measurement:
         if bad is not None:
             raise InputError("Measurement", f"sample {bad!r} µs", "a finite time above 0")
         if self.clocks_mhz and len(self.clocks_mhz) != len(self.samples_us):
-            what = f"{len(self.clocks_mhz)} clocks for {len(self.samples_us)} samples"
-            raise InputError("Measurement", what, "one each")
+            raise InputError(
+                "Measurement",
+                f"{len(self.clocks_mhz)} clocks for {len(self.samples_us)} samples",
+                "one each",
+            )
         if self.mean_clock is not None and not all(0 < mhz < inf for mhz in self.clocks_mhz):
-            what = "a clock that is not above 0 beside a mean clock"
-            raise InputError("Measurement", what, "clocks above 0 MHz")
+            raise InputError(
+                "Measurement",
+                "a clock that is not above 0 beside a mean clock",
+                "clocks above 0 MHz",
+            )
         if self.floor_us is not None and not 0 < self.floor_us < inf:
-            what = f"floor_us = {self.floor_us!r}"
-            raise InputError("Measurement", what, "a finite time above 0, or None")
+            raise InputError(
+                "Measurement", f"floor_us = {self.floor_us!r}", "a finite time above 0, or None"
+            )
         require_choices(self, mode=MODES, cache=CACHES)

@@ -44,7 +44,7 @@ class Generation:
     sk_multiple: int
 
 
-GENERATIONS: dict[str, Generation] = {
+GENERATIONS = {
     "2048": Generation(2048, needs_mask=True, sk_multiple=1),
     "4096": Generation(4096, needs_mask=False, sk_multiple=_VECTOR),
     "16384": Generation(16384, needs_mask=False, sk_multiple=_VECTOR),
@@ -115,10 +115,8 @@ def megatron_fused_available(
     per_block = batches_per_block(sk)
     # A causal block takes one row of each of `per_block` attention matrices; other blocks take rows
     # of one matrix.
-    matrices_multiple, sq_multiple = (
-        (per_block, _VECTOR) if mask == "causal" else (_VECTOR, per_block)
-    )
-
+    matrices_multiple = per_block if mask == "causal" else _VECTOR
+    sq_multiple = _VECTOR if mask == "causal" else per_block
     reasons = []
     if not fusion_on:
         reasons.append("fusion is switched off")
@@ -133,9 +131,8 @@ def megatron_fused_available(
     if sq % sq_multiple:
         reasons.append(f"sq = {sq} is not a multiple of {sq_multiple}")
     if matrices % matrices_multiple:
-        reasons.append(
-            f"heads per GPU {heads_per_gpu} · MBS {mbs} = {matrices} is not a multiple of {matrices_multiple}"
-        )
+        product = f"heads per GPU {heads_per_gpu} · MBS {mbs} = {matrices}"
+        reasons.append(f"{product} is not a multiple of {matrices_multiple}")
     return Availability(tuple(reasons))
 
 

@@ -66,7 +66,7 @@ _APPLE = (
 )
 
 # Highest clock of any processor of these models: (vendor, family, models, MHz, source).
-_HIGHEST_MHZ: tuple[tuple[str, int, tuple[int, ...], float, str], ...] = (
+_HIGHEST_MHZ = (
     (
         "AuthenticAMD",
         26,

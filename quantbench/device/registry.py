@@ -28,7 +28,8 @@ _NOT_MODEL = re.compile(r"^(sxm\d*|pcie|nvl|\d+g(i?b)?)$")
 
 #: fields of a spec with a source for every registered GPU
 SOURCED = (
-    "compute_capability", "sm_count", "sm_clock_mhz", "max_sm_clock_mhz", "l2_bytes", "smem_per_sm_bytes",
+    "compute_capability", "sm_count", "sm_clock_mhz", "max_sm_clock_mhz", "l2_bytes",
+    "smem_per_sm_bytes",
     "smem_per_block_bytes", "memory_bytes", "memory_gb_per_s", "peak_tflops",
 )  # fmt: skip
 

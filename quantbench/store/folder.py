@@ -128,8 +128,9 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Record | None]]:
                     record = record_from_json(json.loads(line))
                 except (InputError, ValueError, RecursionError) as error:
                     if line.endswith(b"\n"):
-                        where = f"{path}:{number} ({error})"
-                        raise StoreError("read run", where, "one record a line") from None
+                        raise StoreError(
+                            "read run", f"{path}:{number} ({error})", "one record a line"
+                        ) from None
                     record = None
                 yield line, record
     except OSError as error:
@@ -172,8 +173,9 @@ class RunWriter:
         try:
             folder.mkdir(parents=True, exist_ok=False)
         except FileExistsError:
-            expected = "a new run id, or --resume"
-            raise StoreError("create run", f"{folder} exists", expected) from None
+            raise StoreError(
+                "create run", f"{folder} exists", "a new run id, or --resume"
+            ) from None
         except OSError as error:
             raise StoreError("create run", f"{folder} ({error.strerror})", _WRITABLE) from None
         records = _open_alone(folder)
@@ -222,8 +224,9 @@ class RunWriter:
             os.fsync(self._records.fileno())
         except OSError as error:
             os.ftruncate(self._records.fileno(), start)
-            where = f"{self._records.name} ({error.strerror})"
-            raise StoreError("write record", where, "room on the disk") from None
+            raise StoreError(
+                "write record", f"{self._records.name} ({error.strerror})", "room on the disk"
+            ) from None
         self.count += added
 
     def update(self, info: RunInfo) -> None:
@@ -277,8 +280,9 @@ def _open_alone(folder: Path) -> FileIO:
         fcntl.flock(records, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         records.close()
-        what = f"{folder} is being written by another sweep"
-        raise StoreError("write run", what, "one sweep per run") from None
+        raise StoreError(
+            "write run", f"{folder} is being written by another sweep", "one sweep per run"
+        ) from None
     return records
 
 
@@ -311,8 +315,11 @@ def read_one_run(folder: Path) -> Run:
     run = read_run(folder)
     others = sorted({record.run_id for record in run.records} - {run.info.run_id})
     if others:
-        has = f"{folder} has records of {', '.join(others[:_MOST_RUNS_NAMED])}"
-        raise StoreError("read run", has, f"records of {run.info.run_id} alone")
+        raise StoreError(
+            "read run",
+            f"{folder} has records of {', '.join(others[:_MOST_RUNS_NAMED])}",
+            f"records of {run.info.run_id} alone",
+        )
     return run
 
 

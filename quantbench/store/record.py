@@ -102,8 +102,9 @@ class Record:
     def __post_init__(self) -> None:
         require_choices(self, origin=ORIGINS, role=ROLES)
         if self.origin == "imported" and not self.source:
-            what = "origin = 'imported' without a source"
-            raise InputError("Record", what, "where it comes from")
+            raise InputError(
+                "Record", "origin = 'imported' without a source", "where it comes from"
+            )
 
 
 _TILE_FIELDS = tuple(one.name for one in fields(Tile))
@@ -214,8 +215,11 @@ def record_from_json(data: object) -> Record:
     if not isinstance(data, dict):
         raise InputError("record", repr(data)[:80], "a JSON object")
     if data.get("version") != RECORD_VERSION:
-        expected = f"{RECORD_VERSION} (another quantbench may have written it)"
-        raise InputError("record", f"version = {data.get('version')!r}", expected)
+        raise InputError(
+            "record",
+            f"version = {data.get('version')!r}",
+            f"{RECORD_VERSION} (another quantbench may have written it)",
+        )
     values: Json = {name: data.get(name) for name in ("places", "elapsed_s", "check")}
     for name in ("run_id", "key", "provider", "origin", "role", "source"):
         value = data.get(name)
@@ -233,8 +237,9 @@ def record_from_json(data: object) -> Record:
 def _outcome_from_json(data: Json) -> Outcome:
     present = [name for name in ("measurement", "skipped", "failed") if name in data]
     if len(present) != 1:
-        expected = "exactly one of measurement, skipped, failed"
-        raise InputError("record", f"outcomes {present}", expected)
+        raise InputError(
+            "record", f"outcomes {present}", "exactly one of measurement, skipped, failed"
+        )
     if present[0] == "measurement":
         return Measured(*_measurement_from_json(data["measurement"]))
     if present[0] == "skipped":

@@ -31,8 +31,11 @@ def require_name(operation: str, name: str) -> str:
     otherwise.
     """
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
-        expected = f"letters, digits, '.', '_' and '-', at most {_LONGEST_NAME}"
-        raise StoreError(operation, f"name {name!r}"[:100], expected)
+        raise StoreError(
+            operation,
+            f"name {name!r}"[:100],
+            f"letters, digits, '.', '_' and '-', at most {_LONGEST_NAME}",
+        )
     return name
 
 
@@ -104,5 +107,6 @@ def read_run_info(folder: Path) -> RunInfo:
         require_name(f"read run {folder}", info.run_id)
         return info
     except InputError as error:
-        expected = "a run.json as quantbench writes it"
-        raise StoreError("read run", f"{path} ({error})", expected) from None
+        raise StoreError(
+            "read run", f"{path} ({error})", "a run.json as quantbench writes it"
+        ) from None

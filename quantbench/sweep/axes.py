@@ -93,8 +93,9 @@ def parse_axis(text: str, device_kind: str = "") -> Axis:
             raise InputError(f"--dim {dim}", many, f"at most {MOST_VALUES:,} values")
         values.update(found)
     if at and len(values) < 2:
-        expected = "a range for @edges to look in, such as 1024:4096@edges"
-        raise InputError(f"--dim {dim}", repr(text), expected)
+        raise InputError(
+            f"--dim {dim}", repr(text), "a range for @edges to look in, such as 1024:4096@edges"
+        )
     return Axis(dim, tuple(sorted(values)), edges=bool(at))
 
 
@@ -131,8 +132,9 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
         raise InputError(who, typed, "dimensions of a model, or m, n, k, batch: not both")
     places = prod(len(axis.values) for axis in axes)
     if places > MOST_VALUES:
-        grid = f"{places:,} places in the grid of {', '.join(dims)}"
-        raise InputError(who, grid, f"at most {MOST_VALUES:,}")
+        raise InputError(
+            who, f"{places:,} places in the grid of {', '.join(dims)}", f"at most {MOST_VALUES:,}"
+        )
 
 
 @dataclass(frozen=True)
@@ -192,8 +194,9 @@ class Held:
             if op not in MODEL_OPS:
                 raise InputError("--ops", repr(op), "one of " + ", ".join(MODEL_OPS))
         if "attention" in self.ops and set(UNFUSED_OPS) & set(self.ops):
-            expected = "attention, or scores, softmax and context: not both"
-            raise InputError("--ops", ",".join(self.ops), expected)
+            raise InputError(
+                "--ops", ",".join(self.ops), "attention, or scores, softmax and context: not both"
+            )
         require_choice("--direction", "direction", self.direction, DIRECTIONS)
         require_choice("--dtype", "dtype", self.dtype, ("", *GEMM_DTYPES))
         require_choice("--layout", "layout", self.layout, LAYOUTS)

@@ -33,7 +33,8 @@ _START_LIMIT_S = 300.0
 # "leave the process in an inconsistent state".
 _CONTEXT_LOST = (
     "device-side assert", "hardware stack error", "illegal instruction", "illegal memory access",
-    "invalid program counter", "launch timed out", "misaligned address", "shared address space", "uncorrectable",
+    "invalid program counter", "launch timed out", "misaligned address", "shared address space",
+    "uncorrectable",
     "unspecified launch failure",
 )  # fmt: skip
 

@@ -113,7 +113,7 @@ def answer(request: Request, spec: DeviceSpec) -> Reply:
     """
     try:
         return Reply(launch=launch_of(request, spec))
-    except Exception as error:  # noqa: BLE001 - compilers and other people's providers raise anything
+    except Exception as error:  # noqa: BLE001 - other people's code
         return Reply(failed=("error", reason_line(error)), broken=context_lost(error))
 
 

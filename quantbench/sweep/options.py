@@ -52,18 +52,23 @@ class SweepOptions:
     def __post_init__(self) -> None:
         listed = self.shapes or self.models
         if self.refine and listed:
-            expected = "--refine along --dim, all of its points measured"
-            raise InputError("sweep", "--refine with --shapes", expected)
+            raise InputError(
+                "sweep",
+                "--refine with --shapes",
+                "--refine along --dim, all of its points measured",
+            )
         if self.shard:
             if len(self.shard) != 2:
-                expected = "a part and how many parts there are"
-                raise InputError("sweep", f"shard = {self.shard}", expected)
+                raise InputError(
+                    "sweep", f"shard = {self.shard}", "a part and how many parts there are"
+                )
             parts = require_int("sweep", "parts of the plan", self.shard[1])
             require_int("sweep", "part of the plan", self.shard[0], high=parts)
         require_int("sweep", "points", self.points, low=0)
         if self.shard and self.refine:
-            expected = "--shard of a plan that is known beforehand"
-            raise InputError("sweep", "--shard with --refine", expected)
+            raise InputError(
+                "sweep", "--shard with --refine", "--shard of a plan that is known beforehand"
+            )
         if self.dims and listed:
             raise InputError("sweep", f"--shapes with --dim {self.dims[0]}", "one or the other")
 
@@ -97,8 +102,11 @@ def plan_sweep(
     if options.shard:
         part, parts = options.shard
         if part > len(plan.groups):
-            expected = f"at most {len(plan.groups)} parts: sizes that stay together"
-            raise InputError("--shard", f"{part}/{parts}", expected)
+            raise InputError(
+                "--shard",
+                f"{part}/{parts}",
+                f"at most {len(plan.groups)} parts: sizes that stay together",
+            )
         # Whatever the budget, so that a resumed part has the same groups.
         plan = replace(plan, groups=plan.groups[part - 1 :: parts])
     return axes, plan.without(done).within(options.budget_s)

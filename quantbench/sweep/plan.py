@@ -287,8 +287,11 @@ def lay_out(
             members.setdefault(name, []).append(keys)
             ranks.setdefault(name, place.rank)
     if not points:
-        expected = "axes, ops and providers that have points in common"
-        raise InputError("sweep", "no point is left to measure", expected)
+        raise InputError(
+            "sweep",
+            "no point is left to measure",
+            "axes, ops and providers that have points in common",
+        )
     chance = random.Random(timing.seed)
     groups = []
     for name, at_places in members.items():

@@ -99,8 +99,11 @@ class SweepSession:
             worker = connect()
             device = worker.hello.device
             if device.name != run.info.device.name:
-                expected = f"{run.info.device.name}, as in {folder}"
-                raise StoreError("resume", f"this device is {device.name}", expected)
+                raise StoreError(
+                    "resume",
+                    f"this device is {device.name}",
+                    f"{run.info.device.name}, as in {folder}",
+                )
             worker.begin(options.timing)
             records = records_to_keep(run)
             _, plan = plan_sweep(options, device, point_keys(records))
@@ -237,11 +240,13 @@ def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
             what += f" from {info.source}"
         raise StoreError("resume", what, "a run that `quantbench sweep` measured")
     if "merged" in info.options:
-        what = f"{folder} was merged from runs of different plans"
-        raise StoreError("resume", what, "a run of one plan")
+        raise StoreError(
+            "resume", f"{folder} was merged from runs of different plans", "a run of one plan"
+        )
     if "dims" not in info.options:
-        what = f"{folder} was not made by `quantbench sweep`"
-        raise StoreError("resume", what, "a run that it measured")
+        raise StoreError(
+            "resume", f"{folder} was not made by `quantbench sweep`", "a run that it measured"
+        )
     return replace(options_from_json(info.options), budget_s=budget_s)
 
 

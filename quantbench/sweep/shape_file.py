@@ -62,8 +62,9 @@ class NamedShape:
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > _MOST_NAME or not self.name.isprintable():
-            expected = f"1 to {_MOST_NAME} printable characters"
-            raise InputError(_WHO, f"name = {self.name[:60]!r}", expected)
+            raise InputError(
+                _WHO, f"name = {self.name[:60]!r}", f"1 to {_MOST_NAME} printable characters"
+            )
 
 
 def write_shape_file(path: Path, shapes: Sequence[NamedShape]) -> None:
@@ -81,21 +82,27 @@ def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
     try:
         data = read_json(path, most_bytes=_MOST_BYTES)
     except (OSError, ValueError) as error:
-        expected = "a JSON file of shapes that can be read"
-        raise InputError(_WHO, f"{path} ({reason(error)[:80]})", expected) from None
+        raise InputError(
+            _WHO, f"{path} ({reason(error)[:80]})", "a JSON file of shapes that can be read"
+        ) from None
     found = data.get("format") if isinstance(data, dict) else type(data).__name__
     if not isinstance(data, dict) or found != _SHAPES_FORMAT:
-        expected = f"a JSON file of format {_SHAPES_FORMAT!r}"
-        raise InputError(_WHO, f"{path} of format {str(found)[:60]!r}", expected)
+        raise InputError(
+            _WHO,
+            f"{path} of format {str(found)[:60]!r}",
+            f"a JSON file of format {_SHAPES_FORMAT!r}",
+        )
     version = data.get("version")
     if version != _SHAPES_VERSION:
-        what = f"{path} of version {str(version)[:20]}"
-        raise InputError(_WHO, what, f"version {_SHAPES_VERSION}")
+        raise InputError(
+            _WHO, f"{path} of version {str(version)[:20]}", f"version {_SHAPES_VERSION}"
+        )
     try:
         return named_shapes(data.get("shapes"))
     except InputError as error:
-        what = f"{path}: {error.operation}: {error.value}"
-        raise InputError(_WHO, what, error.expected) from None
+        raise InputError(
+            _WHO, f"{path}: {error.operation}: {error.value}", error.expected
+        ) from None
 
 
 def named_shapes(data: object) -> tuple[NamedShape, ...]:
@@ -129,9 +136,11 @@ def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
             reader = csv.DictReader(file)
             columns = reader.fieldnames or ()
             if not set(_NEEDED) <= set(columns):
-                found = f"{path} has {', '.join(columns) or 'nothing'}"
-                expected = "a CSV file with the columns m, n, k, or a .json file"
-                raise InputError(_WHO, found, expected)
+                raise InputError(
+                    _WHO,
+                    f"{path} has {', '.join(columns) or 'nothing'}",
+                    "a CSV file with the columns m, n, k, or a .json file",
+                )
             shapes = [_shape(path, reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(_WHO, f"{path} ({reason(error)})", "a CSV file that can be read") from None
@@ -146,8 +155,9 @@ def _shape(path: Path, line: int, row: dict[str, str | None]) -> tuple[int, int,
         text = (row.get(name) or _DEFAULTS.get(name, "")).strip()
         # Python's own error for integers of thousands of digits does not name the line.
         if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) < 2**31:
-            expected = f"an integer from 1 to {2**31 - 1:,}"
-            raise InputError(_WHO, f"{path}:{line} {name} = {text[:40]!r}", expected)
+            raise InputError(
+                _WHO, f"{path}:{line} {name} = {text[:40]!r}", f"an integer from 1 to {2**31 - 1:,}"
+            )
         values.append(int(text))
     m, n, k, batch = values
     return m, n, k, batch

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from quantbench.errors import MeasurementError, QuantbenchError, UnsupportedError
@@ -35,23 +35,17 @@ if TYPE_CHECKING:
     from quantbench.timing.session import Timer
 
 
+@dataclass
 class Worker:
     """Runner of requests, one after another, with one timer. name: function that identifies the
     kernel of a point.
     """
 
-    def __init__(
-        self,
-        spec: DeviceSpec,
-        timer: Timer,
-        timing: TimingOptions,
-        name: Callable[[Request], Launch | None],
-    ) -> None:
-        self._spec = spec
-        self._timer = timer
-        self._timing = timing
-        self._name = name
-        self._phases_s: dict[str, float] = {}
+    spec: DeviceSpec
+    timer: Timer
+    timing: TimingOptions
+    name: Callable[[Request], Launch | None]
+    _phases_s: dict[str, float] = field(default_factory=dict)
 
     def run(self, request: Request) -> Reply:
         """Runs one point; an exception becomes its outcome."""
@@ -68,7 +62,7 @@ class Worker:
         except QuantbenchError as error:
             wrong = isinstance(error, MeasurementError) and error.operation.startswith("check")
             return Reply(failed=("wrong_result" if wrong else "error", str(error)))
-        except Exception as error:  # noqa: BLE001 - compilers and other people's providers raise anything
+        except Exception as error:  # noqa: BLE001 - other people's code
             message = reason_line(error)
             if context_lost(error):
                 return Reply(failed=("illegal_access", message), broken=True)
@@ -86,20 +80,20 @@ class Worker:
 
         provider = catalog.make(request.provider)
         work = request.workload
-        reason = too_large(work, self._spec) or provider.unsupported(work, self._spec)
+        reason = too_large(work, self.spec) or provider.unsupported(work, self.spec)
         if reason is not None:
             return Reply(skipped=reason)
-        warmup_before_s = self._timer.warmup_s
-        measuring_before_s = self._timer.measuring_s
-        reply = measure(provider, work, self._spec, self._timer, self._timing)
+        warmup_before_s = self.timer.warmup_s
+        measuring_before_s = self.timer.measuring_s
+        reply = measure(provider, work, self.spec, self.timer, self.timing)
         self._phases_s |= reply.phases_s
-        self._phases_s["warm-up"] = self._timer.warmup_s - warmup_before_s
-        self._phases_s["measuring"] = self._timer.measuring_s - measuring_before_s
+        self._phases_s["warm-up"] = self.timer.warmup_s - warmup_before_s
+        self._phases_s["measuring"] = self.timer.measuring_s - measuring_before_s
         launch = reply.launch
-        if launch is None and request.name and self._spec.kind == "cuda":
+        if launch is None and request.name and self.spec.kind == "cuda":
             torch.cuda.empty_cache()
             start_s = time.perf_counter()
-            launch = self._name(request)
+            launch = self.name(request)
             self._phases_s["identify"] = time.perf_counter() - start_s
         return replace(reply, launch=launch)
 
@@ -168,7 +162,7 @@ def main() -> None:
             way = naming.chosen_way(exclusive=limits is not None and limits.exclusive is True)
             state = device.monitor(spec)
             hello = Hello(spec, state(), versions(), limits)
-        except Exception as error:  # noqa: BLE001 - CUDA, NVML and other people's providers raise anything
+        except Exception as error:  # noqa: BLE001 - CUDA, NVML, other people's code
             send({"refused": _reason(error)})
             return
         send(encode(hello))

@@ -79,7 +79,8 @@ VECTOR_DTYPES = ("fp16", "bf16", "fp32")
 _FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
 #: torch's names of the same dtypes
 _ALIASES = {
-    "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "tfloat32": "tf32",
+    "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16",
+    "tfloat32": "tf32",
     "float8_e4m3fn": "fp8",
 }  # fmt: skip
 

@@ -104,24 +104,28 @@ _GEMMA2 = {**_GEMMA, "num_attention_heads": 8, "num_key_value_heads": 4}
 _FAMILIES: dict[str, _Family] = {
     **dict.fromkeys(
         ("llama", "mistral", "ministral", "stablelm", "olmo", "olmo2", "olmo3", "granite",
-         "internlm2", "internlm3", "baichuan", "exaone4", "smollm3", "seed_oss", "deepseek_llm", "helium"),
+         "internlm2", "internlm3", "baichuan", "exaone4", "smollm3", "seed_oss", "deepseek_llm",
+         "helium"),
         _SWIGLU,
     ),
     # Their window applies only if use_sliding_window is true; its default is false.
     **dict.fromkeys(("qwen2", "qwen3"), _Family(gated=True, windowed=False)),
     **dict.fromkeys(
-        ("mixtral", "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe", "glm_moe_dsa", "gpt_oss",
+        ("mixtral", "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe",
+        "glm_moe_dsa", "gpt_oss",
          "llama4_text"),
         _Family(gated=True, experts=True),
     ),
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text"), _Family(gated=True, windowed=False, experts=True)),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text"),
+    _Family(gated=True, windowed=False, experts=True)),
     **dict.fromkeys(("cohere", "cohere2"), _Family(gated=True, tied=True)),
     **dict.fromkeys(("phi3", "glm", "glm4", "chatglm"), _Family(gated=True, gate_fused=True)),
     "gemma": _Family(gated=True, tied=True, defaults=_GEMMA),
     "gemma2": _Family(gated=True, tied=True, defaults=_GEMMA2),
     # Published multimodal configs omit most of these keys.
     "gemma3_text": _Family(
-        gated=True, tied=True, defaults={**_GEMMA2, "vocab_size": 262208, "max_position_embeddings": 131072}
+        gated=True, tied=True,
+        defaults={**_GEMMA2, "vocab_size": 262208, "max_position_embeddings": 131072}
     ),
     **dict.fromkeys(("gpt2", "gpt_neo", "gpt_bigcode", "mpt"), _GPT),
     # Megatron-DeepSpeed (in training) and transformers add ALiBi to scores in memory.
@@ -275,8 +279,11 @@ def _refuse_other_layers(config: _Config) -> None:
         raise UnsupportedError(config.who, "is_encoder_decoder = true", "a decoder-only model")
     projected = config.optional(("word_embed_proj_dim",))
     if projected is not None and projected != config.optional(_HIDDEN):
-        what = f"word_embed_proj_dim = {projected}, embeddings narrower than the layers"
-        raise UnsupportedError(config.who, what, "word_embed_proj_dim equal to hidden_size")
+        raise UnsupportedError(
+            config.who,
+            f"word_embed_proj_dim = {projected}, embeddings narrower than the layers",
+            "word_embed_proj_dim equal to hidden_size",
+        )
 
 
 def _family(config: _Config) -> _Family:
@@ -285,8 +292,9 @@ def _family(config: _Config) -> _Family:
         return known
     activation = config.get("hidden_act") or config.get("hidden_activation")
     if not config.model_type and not activation:
-        expected = "a decoder's config.json: model_type, hidden_size, …"
-        raise InputError(config.who, "no key 'model_type'", expected)
+        raise InputError(
+            config.who, "no key 'model_type'", "a decoder's config.json: model_type, hidden_size, …"
+        )
     if activation in ("silu", "swish"):
         # All known decoders with this activation have a gate (SwiGLU). Hugging Face's default of
         # tie_word_embeddings is true, and configs omit defaults.
@@ -413,8 +421,11 @@ def _ffn(config: _Config, family: _Family, hidden: int) -> int:
     if ratio is not None:
         number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
         if not number or ratio <= 0 or (ratio * hidden) % 1:
-            expected = "a ratio that gives a whole MLP width"
-            raise InputError(config.who, f"expansion_ratio = {ratio!r}"[:120], expected)
+            raise InputError(
+                config.who,
+                f"expansion_ratio = {ratio!r}"[:120],
+                "a ratio that gives a whole MLP width",
+            )
         return int(ratio * hidden)
     if family.default_ffn:
         return 4 * hidden

@@ -38,8 +38,9 @@ def workload_from_json(data: object) -> Workload:
     """
     named = data.get("kind") if isinstance(data, dict) else None
     if not isinstance(data, dict) or not isinstance(named, str) or named not in _KINDS:
-        expected = "an object whose kind is " + ", ".join(_KINDS)
-        raise InputError("workload", repr(data)[:120], expected)
+        raise InputError(
+            "workload", repr(data)[:120], "an object whose kind is " + ", ".join(_KINDS)
+        )
     values: dict[str, Any] = {}
     for name, value in data.items():
         # Strings are interned, because tables of 100,000 workloads repeat a few of them.

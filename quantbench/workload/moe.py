@@ -208,8 +208,9 @@ class MoE:
             size = getattr(self, name)
             gpus = getattr(self, ways)
             if size % gpus:
-                value = f"{name} = {size} with {ways} = {gpus}"
-                raise InputError(who, value, f"{name} divisible by {ways}")
+                raise InputError(
+                    who, f"{name} = {size} with {ways} = {gpus}", f"{name} divisible by {ways}"
+                )
         if isinstance(self.distribution, list):  # as read from JSON
             object.__setattr__(self, "distribution", tuple(self.distribution))
         require_distribution(self.distribution, self.num_experts)
@@ -269,13 +270,13 @@ class MoE:
         local = self.num_experts // self.ep
         return self.tokens_per_expert[rank * local : (rank + 1) * local]
 
-    def grouped_gemms(self, rank: int | None = None) -> dict[str, GroupedGemm]:
-        """Returns `experts_up_gate` (`experts_up` without a gate) and `experts_down` of one rank,
-        None: the busiest.
+    def grouped_gemms(self) -> dict[str, GroupedGemm]:
+        """Returns `experts_up_gate` (`experts_up` without a gate) and `experts_down` of the busiest
+        rank.
 
-        Weights are stored out×in, as in a linear layer. Raises InputError for a rank without rows.
+        Weights are stored out×in, as in a linear layer.
         """
-        rows = self.experts_of(self.busiest_rank if rank is None else rank)
+        rows = self.experts_of(self.busiest_rank)
         ffn = self.expert_ffn // self.tp
         down = GroupedGemm(rows, self.hidden, ffn, self.dtype, "nt")
         if self.gated:

@@ -42,6 +42,11 @@ COLLECTIVE_DTYPES = ("fp16", "bf16", "fp32", "int8", "fp8")
 LARGEST_MESSAGE_BYTES = 2**46
 
 
+def _live(rows: int, cols: int, *, causal: bool) -> int:
+    """Returns the number of scores that are not masked; a causal mask is square."""
+    return rows * (rows + 1) // 2 if causal else rows * cols
+
+
 @dataclass(frozen=True)
 class Gemm:
     """Batched matrix product: `batch` times c[m, n] = sum over k of a[m, k] · b[k, n].
@@ -148,9 +153,7 @@ class Softmax:
     @property
     def live_elements(self) -> int:
         """Number of elements read: all, or for a causal mask those on and below the diagonal."""
-        if self.mask == "causal":
-            return self.batch * self.rows * (self.rows + 1) // 2
-        return self.batch * self.rows * self.cols
+        return self.batch * _live(self.rows, self.cols, causal=self.mask == "causal")
 
     @property
     def flops(self) -> int:
@@ -219,9 +222,7 @@ class Attention:
     @property
     def live_pairs(self) -> int:
         """Number of unmasked query-key pairs, over all heads and samples."""
-        if self.causal:
-            return self.batch * self.heads * self.seq_q * (self.seq_q + 1) // 2
-        return self.batch * self.heads * self.seq_q * self.seq_k
+        return self.batch * self.heads * _live(self.seq_q, self.seq_k, causal=self.causal)
 
     @property
     def flops(self) -> int:

@@ -134,8 +134,11 @@ class TransformerShape:
         require_ints(self, "hidden", "heads")
         if self.head_dim == 0:
             if self.hidden % self.heads:
-                sizes = f"hidden = {self.hidden} with heads = {self.heads}"
-                raise InputError(who, sizes, "hidden divisible by heads")
+                raise InputError(
+                    who,
+                    f"hidden = {self.hidden} with heads = {self.heads}",
+                    "hidden divisible by heads",
+                )
             object.__setattr__(self, "head_dim", self.hidden // self.heads)
         if self.kv_heads == 0 or self.kv_rank:
             object.__setattr__(self, "kv_heads", self.heads)
@@ -151,8 +154,11 @@ class TransformerShape:
         require_choices(self, fp8_recipe=("", *RECIPES))
         recipe = RECIPES.get(self.fp8_recipe)
         if recipe is not None and self.dtype != recipe.forward:
-            expected = f"{recipe.forward}, which fp8_recipe = {recipe.name} uses forward"
-            raise InputError(who, f"dtype = {self.dtype}", expected)
+            raise InputError(
+                who,
+                f"dtype = {self.dtype}",
+                f"{recipe.forward}, which fp8_recipe = {recipe.name} uses forward",
+            )
         require_bools(self, "gated", "gate_fused", "tied", "dropout", "causal", "dense_spread")
         require_divisor(self, "kv_heads", "heads")
         for name in ("heads", "ffn", "vocab", "shared_ffn"):
@@ -162,21 +168,27 @@ class TransformerShape:
                 nearest = f"{below + self.tp}"
                 if below:
                     nearest = f"{below} or {nearest}"
-                value = f"{name} = {size} with tp = {self.tp}"
-                raise InputError(who, value, f"{name} divisible by tp: {nearest}")
+                raise InputError(
+                    who,
+                    f"{name} = {size} with tp = {self.tp}",
+                    f"{name} divisible by tp: {nearest}",
+                )
         if self.kv_heads % self.tp and self.tp % self.kv_heads:
-            sizes = f"kv_heads = {self.kv_heads} with tp = {self.tp}"
-            raise InputError(who, sizes, "one to divide the other")
+            raise InputError(
+                who, f"kv_heads = {self.kv_heads} with tp = {self.tp}", "one to divide the other"
+            )
         if self.gate_fused and not self.gated:
             raise InputError(who, "gate_fused = True with gated = False", "gated as well")
         self._require_experts()
         if self.rope_dim or self.q_rank or self.kv_rank or self.value_dim:
             if not (self.kv_rank and self.value_dim):
-                expected = "kv_rank and value_dim at least"
-                raise InputError(who, "a part of latent attention", expected)
+                raise InputError(
+                    who, "a part of latent attention", "kv_rank and value_dim at least"
+                )
             if self.rope_dim > self.head_dim:
-                expected = f"at most head_dim = {self.head_dim}"
-                raise InputError(who, f"rope_dim = {self.rope_dim}", expected)
+                raise InputError(
+                    who, f"rope_dim = {self.rope_dim}", f"at most head_dim = {self.head_dim}"
+                )
 
     def _require_experts(self) -> None:
         """Raises InputError for experts that cannot be, and for sizes of experts without them."""
@@ -305,11 +317,11 @@ class TransformerShape:
         embeddings = 1 if self.tied else 2
         return dense + sparse + self.vocab * self.hidden * embeddings
 
-    def modelled_ops(self, *, backward: bool = True) -> tuple[Op, ...]:
+    def modelled_ops(self) -> tuple[Op, ...]:
         """Returns the ops for which there are models: `ops`; with experts, those of a forward pass,
         a layer's routed experts as one op."""
         if not self.experts:
-            return self.ops(backward=backward)
+            return self.ops()
         found = []
         for op in self.ops(backward=False):
             if op.name == "permute":
