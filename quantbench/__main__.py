@@ -1,7 +1,4 @@
-"""Runs the `quantbench` command, also as `python -m quantbench`, and converts errors to exit codes.
-
-Entry point: `main`, the console script that pyproject.toml names. It calls `cli.app`.
-"""
+"""Runs the command `quantbench` or `python -m quantbench`; converts errors to exit codes."""
 
 import codecs
 import gc

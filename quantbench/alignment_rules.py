@@ -1,10 +1,7 @@
 """Lists the sizes that number formats and libraries require to be multiples, and finds the rules
 that a shape breaks.
 
-Effects. `crashes`: the library raises an error. `falls back`: it runs another, slower kernel,
-mostly without a message.
-`wastes`: it pads. Every rule names the threads, documentation or source files that state it; all
-    were read in 2026-11.
+Every rule names the threads, documentation or source files that state it; all were read in 2026-11.
 """
 
 from collections.abc import Iterator
@@ -16,6 +13,8 @@ from quantbench.rules import Rule
 from quantbench.workload import Attention, Gemm, GroupedGemm, Op, TransformerShape
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES
 
+# `crashes`: the library raises an error. `falls back`: it runs another, slower kernel, mostly
+# without a message. `wastes`: it pads.
 EFFECTS = ("crashes", "falls back", "wastes")
 # Rows of an expert that break no rule, to look at its weights alone.
 _WHOLE_ROWS = 128

@@ -1,9 +1,5 @@
 """Defines quantbench's exceptions, and checks of argument values that raise them.
 
-Entry points: `QuantbenchError` and its subclasses `InputError`, `UnsupportedError`, `StoreError`
-and `MeasurementError`; `require_choice`, `require_int`; `printable`, `one_line` and `shortened` for
-texts. Used by all packages.
-
 Each message is one line that names the operation, the value and what was expected. The command line
 prints it and exits with `exit_code`.
 

@@ -1,11 +1,6 @@
 """Reads files named by a user, if they are regular and below a size limit, unpacking .gz and .xz;
 writes files.
 
-Entry points: `read_text`, `read_bytes`, `read_json`, `open_text`, `open_binary`, `open_unpacked`,
-`folders_with`; `reason`, which says why a file could not be opened; `write_file`. Used by `store`,
-`importers`, `latency`, `profile`, `sweep`, `workload`, `planner.calibration`, `report`, `explore`,
-`junit`, `cli.model_options`, the commands `import`, `plan` and `profile`, and tools.
-
 A pipe could block forever, a device never ends, and a file of the wrong kind may exceed the memory.
 Such files raise OSError with the reason in `strerror`.
 """

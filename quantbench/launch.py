@@ -1,11 +1,8 @@
 """Describes a kernel launch by its grid and resources, and the tile of the output that each block
 computes.
 
-Entry points: `Launch`, `Tile`. Used by `providers`, `kernels`, `store`, `quantization`, `latency`,
-`analysis`, `advice`, `importers`, `profile`, `report`, `sweep` and tools.
-
 quantbench's own kernels fill every field; for library kernels some come from the name and the
-profiler. None means unknown, never a default.
+profiler. None means unknown.
 """
 
 import re

@@ -1,9 +1,7 @@
 """Defines the result of timing one point: its samples, the check of its output and the grade of its
 quality.
 
-Entry points: `Measurement`, `MeanClock`, `Check`, `Grade`, `GRADES`, `Discarded`. Used by `timing`,
-`store`, `sweep`, `importers`, `analysis`, `report`, `cluster`, `comm`, `profile`, `providers` and
-`pytest_plugin`. Only raw samples are stored; `stated` computes statistics on read.
+Only raw samples are stored; statistics are computed when they are read.
 """
 
 from __future__ import annotations

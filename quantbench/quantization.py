@@ -1,23 +1,10 @@
 """Computes the tile and wave quantization of a GEMM or grouped GEMM and the occupancy of its
 kernel.
 
-Entry points: `quantize`, which returns a `Quantization`; `padded_rows`; `credible_waves`,
-`idle_shares`, `alignment_bytes`, `gemm_alignment_bytes`, `resident_blocks`, `cdiv`, `WARP_THREADS`,
-`VECTOR_BYTES`; the `*_words` functions, which format the text of an edge. Used by `latency`,
-`analysis`, `advice`, `report`, `sweep`, `providers`, `planner`, `comm`, `kernels`,
-`alignment_rules` and tools.
-
 A GEMM is padded to whole tiles of block_m × block_n (tile quantization). Tiles, times split_k, run
 in waves of sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full one
-(wave quantization). A grouped GEMM pads each expert's rows, and the tiles of all experts share the
-waves. The terms are those of NVIDIA's "Matrix Multiplication Background User's Guide" and of
-DeepGEMM.
-
-Sources of the occupancy rule: CUDA C++ Programming Guide 13.0, "Technical Specifications per
-Compute Capability"; `cuda_occupancy.h` of the CUDA toolkit 12.6 (registers are allocated per warp
-in units of 256, in four partitions; shared memory in units of 128 or 256 bytes, with 1 KiB per
-block reserved from 8.0 on). Barriers and clusters are ignored, because a profiler does not report
-them.
+(wave quantization); the terms are those of NVIDIA's "Matrix Multiplication Background User's Guide"
+and of DeepGEMM.
 """
 
 from collections import Counter
@@ -40,6 +27,11 @@ ALIGNED_ELEMENTS = VECTOR_BYTES // 2
 # Rows of an expert that are aligned in every format, to look at its weights alone.
 _ALIGNED_ROWS = 256
 _KIB = 1024
+# Sources of the occupancy rule: CUDA C++ Programming Guide 13.0, "Technical Specifications per
+# Compute Capability"; `cuda_occupancy.h` of the CUDA toolkit 12.6 (registers are allocated per warp
+# in units of 256, in four partitions; shared memory in units of 128 or 256 bytes, with 1 KiB per
+# block reserved from 8.0 on). Barriers and clusters are ignored, because a profiler does not report
+# them.
 _REGISTERS_PER_SM = 65_536  # every compute capability from 7.0 on
 _REGISTER_UNIT_PER_WARP = 256
 _PARTITIONS = 4

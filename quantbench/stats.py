@@ -1,15 +1,8 @@
 """Computes order statistics of timing samples: median and its interval, quantiles, noise, outliers.
 
-Entry points: `typical_us`, `typical_interval`, `median`, `median_interval`, `quantiles`, `noise`,
-`spread`, `relative_half_width`, `outlier_share`, `normal_quantile`, `untied`, the type `Interval`
-and the constant `CONFIDENCE`. Used by `timing`, `sweep`, `analysis`, `cluster`, `comm`,
-`importers`, `profile`, `report`, tools and the command `comm`. scipy.stats is avoided: it takes 0.8
-s to import.
-
 Clocks tick: a kernel of 12.2 µs between events of 0.5 µs reads 12.0 or 12.5, and the median of such
 samples moves in steps of 4 %. A sample starts at a random moment between two ticks, so the share of
-each reading tells the time between them, and `typical_us`, `typical_interval` and `noise` use it.
-Samples without ties are not affected.
+each reading tells the time between them.
 """
 
 from bisect import bisect_left
@@ -18,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
+# scipy.stats takes 0.8 s to import, so it is not used.
 import numpy as np
 import numpy.typing as npt
 

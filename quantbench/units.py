@@ -1,8 +1,4 @@
-"""Formats quantities with their units, and parses durations.
-
-Entry points: `percent`, `signed_percent`, `latency`, `size`, `duration`, `counted`, `billions`,
-`with_interval`, `parse_duration_s`. Used by all packages that print.
-"""
+"""Formats quantities with their units, and parses durations."""
 
 import re
 from collections.abc import Sequence

@@ -1,9 +1,5 @@
 """Compares the devices of a run by the reference workloads that every device measures, and finds
 slow ones.
-
-Entry points: `reference_set`, which selects the reference workloads, used by `lane`;
-`compare_cards`, which returns a `Card` per device, and `card_lines`, used by the commands `sweep`
-(`--on ray`) and `merge`. The field `source` of a record names its device.
 """
 
 from collections import defaultdict
@@ -23,7 +19,7 @@ from quantbench.workload import Gemm
 _SLOW = 0.03
 # Number of standard errors that the difference must exceed as well. A median's is √(π/2) times a
 # mean's; √2 because the median device's time has an error too.
-_SURE = 3.0
+_SURE_ERRORS = 3.0
 _ERROR_FACTOR = sqrt(pi / 2) * sqrt(2)
 
 
@@ -48,7 +44,7 @@ class Card:
     @property
     def slow(self) -> bool:
         """Whether the slowdown exceeds both 3 % and three standard errors."""
-        return self.slowdown > max(_SLOW, _SURE * self.error)
+        return self.slowdown > max(_SLOW, _SURE_ERRORS * self.error)
 
     def __str__(self) -> str:
         text = f"{self.label} is {100 * self.slowdown:.0f} % slower"

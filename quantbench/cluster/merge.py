@@ -1,8 +1,4 @@
-"""Merges runs of one device into one run: every point once, every repetition of a reference kept.
-
-Entry points: `merge_runs`, which returns a `Merged`, and `write_merged`. Used by the command
-`merge`.
-"""
+"""Merges runs of one device: every point once, every repetition of a reference kept."""
 
 from collections import Counter
 from collections.abc import Sequence

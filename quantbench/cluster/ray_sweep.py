@@ -1,9 +1,9 @@
 """Runs a sweep on every GPU of a Ray cluster: an actor for each GPU measures one part of the plan
 as an ordinary sweep.
 
-Ray restarts an actor whose process or node is gone on a free GPU, and runs its part again. One
-writer beside the driver has stored each record before the next point begins, so that only points
-under way are measured again.
+If a process or node is lost, Ray restarts its actor on a free GPU and runs the part again. One
+writer beside the driver stores each record before the next point begins, so that only points in
+progress are measured again.
 """
 
 import os
@@ -36,8 +36,8 @@ from quantbench.sweep.options import SweepOptions, plan_sweep, whole_plan
 from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished, Progress, Sweep, SweepJob
 from quantbench.sweep.session import (
-    begun,
     interpreter_runs,
+    new_run_info,
     point_keys,
     records_to_keep,
     resumed_options,
@@ -71,18 +71,18 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """Answer of the writer to another attempt at a part. done: keys of measured points. left_s: of
+class Attempt:
+    """Attempt at a part, as the writer answers its start. done: keys of measured points. left_s: of
     the budget.
     """
 
-    attempt: int
+    number: int
     done: frozenset[str]
     left_s: float | None
 
 
 class Writer:
-    """The one writer of a run. A part that was begun again stores nothing for its earlier attempt.
+    """The one writer of a run. A part that was started again stores nothing for its earlier attempt.
 
     budget_s: wall seconds for the run from now; None for no limit.
     """
@@ -96,7 +96,7 @@ class Writer:
         self._budget_s = budget_s
         self._start_s = time.monotonic()
 
-    def begin(self, number: int, label: str) -> Begun:
+    def begin(self, number: int, label: str) -> Attempt:
         """Begins a part again, or for the first time, on the device `label`."""
         self._attempts[number] += 1
         if self._attempts[number] > 1:
@@ -105,7 +105,7 @@ class Writer:
         left_s = None
         if self._budget_s is not None:
             left_s = self._budget_s - self._elapsed_s()
-        return Begun(self._attempts[number], frozenset(self._outcomes), left_s)
+        return Attempt(self._attempts[number], frozenset(self._outcomes), left_s)
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._start_s
@@ -122,9 +122,7 @@ class Writer:
             self._outcomes[record.key] = type(record.outcome).__name__
 
     def progress(self) -> tuple[float, Counter[str], list[str]]:
-        """Returns seconds and outcomes since the start, and what there is to say since the last
-        call.
-        """
+        """Returns seconds and outcomes since the start, and the messages since the last call."""
         counts = Counter(self._outcomes.values())
         del counts[""]
         notes = list(self._notes)
@@ -140,7 +138,7 @@ def measure_part(
     part: Part,
     label: str,
     connect: Callable[[], WorkerClient],
-    begin: Callable[[int, str], Begun],
+    begin: Callable[[int, str], Attempt],
     append: Callable[[int, int, Record], None],
 ) -> Finished:
     """Measures what is missing of a part by an ordinary sweep. begin, append: those of the run's
@@ -158,26 +156,26 @@ def measure_part(
         device = first.hello.device
         if device.name != part.device:  # the part was moved to another node
             return Finished("failed", f"{label} is a {device.name}, not a {part.device}")
-        begun_at = begin(part.number, label)
-        if begun_at.left_s is not None and begun_at.left_s <= 0:
+        attempt = begin(part.number, label)
+        if attempt.left_s is not None and attempt.left_s <= 0:
             return Finished("budget")
         _, whole = plan_sweep(replace(part.options, budget_s=None), device)
-        options = replace(part.options, shard=(part.number, part.parts), budget_s=begun_at.left_s)
-        _, plan = plan_sweep(options, device, begun_at.done)
+        options = replace(part.options, shard=(part.number, part.parts), budget_s=attempt.left_s)
+        _, plan = plan_sweep(options, device, attempt.done)
         job = SweepJob(
             plan,
             part.run_id,
             device,
             options.timing,
-            begun_at.done,
-            begun_at.left_s,
+            attempt.done,
+            attempt.left_s,
             options.limit_s,
             interpreter=interpreter_runs(),
             more_references=reference_set(whole),
         )
 
         def store(record: Record) -> None:
-            append(part.number, begun_at.attempt, replace(record, source=label))
+            append(part.number, attempt.number, replace(record, source=label))
 
         return Sweep(job, worker, store, time.monotonic).run()
     finally:
@@ -197,7 +195,7 @@ class DeviceActor:
         self._core = core
 
     def introduce(self) -> tuple[str, Hello]:
-        """Returns the label of the device and what its worker says of it."""
+        """Returns the label of the device and its worker's introduction."""
         worker = WorkerProcess()
         worker.close()
         return self._label(), worker.hello
@@ -205,8 +203,8 @@ class DeviceActor:
     def measure(self, part: Part, writer: Any) -> Finished:
         import ray
 
-        def begin(*arguments: Any) -> Begun:
-            answer: Begun = ray.get(writer.begin.remote(*arguments))
+        def begin(*arguments: Any) -> Attempt:
+            answer: Attempt = ray.get(writer.begin.remote(*arguments))
             return answer
 
         def append(*arguments: Any) -> None:
@@ -324,7 +322,7 @@ class ClusterSweep:
         members = members[: len(plan.groups)]
         folder = self.resume
         if folder is None:
-            info = begun(hello, options, axes, self.results)
+            info = new_run_info(hello, options, axes, self.results)
             with RunWriter.create(self.results, info) as writer:
                 folder = writer.folder
         done = point_keys(records_to_keep(read_run(folder)))

@@ -1,8 +1,4 @@
-"""Detects other traffic on the network, from idle traffic and run-to-run spread.
-
-Entry points: `idle_traffic_mb_per_s` measures (`traffic_counters` reads its counters);
-`traffic_warnings`, `repeat_line` and `spread_warnings` format messages. Used by the command `comm`.
-"""
+"""Detects other traffic on the network, from idle traffic and run-to-run spread."""
 
 import time
 from collections.abc import Callable, Sequence

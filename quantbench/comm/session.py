@@ -1,9 +1,4 @@
-"""Plans and measures collectives between ranks, and computes their bandwidths.
-
-Entry points: `parse_sizes` and `points`, which make the plan, by default of `DEFAULT_OPS` and
-`DEFAULT_SIZES`; `CommSession`, whose `run` measures on rank 0, in lockstep with the other ranks;
-`figures`, which computes bandwidths. Used by the command `comm`.
-"""
+"""Plans and measures collectives between ranks, and computes their bandwidths."""
 
 import re
 import time

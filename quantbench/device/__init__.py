@@ -1,10 +1,4 @@
-"""Describes devices: registered GPUs, the device in use, its state and warnings.
-
-Entry points: `lookup` and `known` (registered GPUs); `current`, `monitor`, `open_nvml`,
-`warnings_for`, `default_dtype` and `default_attention` (the device in use); `match`; the types
-`DeviceSpec`, `DeviceState`, `Properties`, `Nvml`, `Absent` and `Limits`; the constant
-`HARMFUL_REASONS`. Used by nearly all packages and by users' Python code.
-"""
+"""Describes devices: registered GPUs, the device in use, its state and warnings."""
 
 from quantbench.device.here import (
     current,

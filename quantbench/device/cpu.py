@@ -1,11 +1,9 @@
 """Derives the spec of one CPU core from the processor data that the operating system reports.
 
-Entry points: `cpu_info`, `cpu_spec`, `cpu_state`. Used by `here` and by tools.
-
-The reported data are incomplete, above all in virtual machines: the clock is often the base clock,
-and the core runs up to 2× faster. So the spec holds upper bounds, not estimates: the widest
-multiply-add of the instruction set, at the highest issue rate of any core with it, at the highest
-clock of any processor of the model.
+The reported clock is often the base clock, above all in virtual machines, and the core runs up to
+2× faster. So the spec holds upper bounds, not estimates: the widest multiply-add of the instruction
+set, at the highest issue rate of any core with it, at the highest clock of any processor of the
+model.
 """
 
 import os

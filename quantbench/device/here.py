@@ -1,9 +1,5 @@
 """Selects the device in use, a GPU or one CPU core, and provides its spec, state and warnings.
 
-Entry points: `current`, `monitor`, `open_nvml`, `warnings_for`, `default_dtype`,
-`default_attention`. Used through `quantbench.device` by the commands, `sweep`, `timing`, `planner`,
-`explore`, `pytest_plugin` and tools.
-
 QUANTBENCH_DEVICE selects the device: `cpu`, `cuda` or `cuda:<number>`. Without it, torch's current
 GPU is used, or the CPU if the machine shows no NVIDIA card.
 """
@@ -38,8 +34,8 @@ _HOT_MARGIN_C = 8.0
 # °C.
 _HOT_C = 80.0
 # Clock and power settings above this share of the maximum have no visible effect.
-_NEARLY = 0.99
-_WHAT_HOLDS = {
+_UNNOTICEABLE_SHARE = 0.99
+_THROTTLE_CAUSES = {
     "sw_power_cap": "its power limit",
     "hw_slowdown": "the hardware slowdown signal (heat, power or supply)",
     "sw_thermal": "its temperature",
@@ -116,26 +112,26 @@ def default_attention(spec: DeviceSpec) -> str:
 def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Absent) -> Properties:
     """Reads a GPU's properties from torch and NVML; fields that neither reports are None."""
     limits = Limits() if isinstance(nvml, Absent) else nvml.limits()
-    clock_khz = _has(properties, "clock_rate")
-    memory_clock_khz = _has(properties, "memory_clock_rate")
+    clock_khz = _property(properties, "clock_rate")
+    memory_clock_khz = _property(properties, "memory_clock_rate")
     return Properties(
         name=properties.name,
         compute_capability=(properties.major, properties.minor),
         sm_count=properties.multi_processor_count,
         memory_bytes=properties.total_memory,
-        l2_bytes=_has(properties, "L2_cache_size"),
-        smem_per_sm_bytes=_has(properties, "shared_memory_per_multiprocessor"),
-        smem_per_block_bytes=_has(properties, "shared_memory_per_block_optin"),
+        l2_bytes=_property(properties, "L2_cache_size"),
+        smem_per_sm_bytes=_property(properties, "shared_memory_per_multiprocessor"),
+        smem_per_block_bytes=_property(properties, "shared_memory_per_block_optin"),
         max_sm_clock_mhz=limits.max_sm_clock_mhz or (clock_khz and clock_khz / 1000),
         max_memory_clock_mhz=limits.max_memory_clock_mhz
         or (memory_clock_khz and memory_clock_khz / 1000),
-        memory_bus_bits=limits.memory_bus_bits or _has(properties, "memory_bus_width"),
+        memory_bus_bits=limits.memory_bus_bits or _property(properties, "memory_bus_width"),
     )
 
 
 def inspect_machine() -> Machine | None:
-    """Reads what the machine and torch show of NVIDIA's card; None if QUANTBENCH_DEVICE selects the
-    CPU.
+    """Reads what the machine and torch report about NVIDIA's card; None if QUANTBENCH_DEVICE selects
+    the CPU.
 
     Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for a torch
     for AMD GPUs.
@@ -169,8 +165,8 @@ def inspect_machine() -> Machine | None:
 def gpu_index() -> int | None:
     """Returns torch's number of the GPU in use; None on a CPU.
 
-    Raises as `inspect_machine` does, and UnsupportedError, with what mends it, if there is an
-    NVIDIA card that cannot be measured.
+    Raises as `inspect_machine` does, and UnsupportedError, with the remedy, if there is an NVIDIA
+    card that cannot be measured.
     """
     machine = inspect_machine()
     if machine is None:
@@ -195,7 +191,7 @@ def _open_nvml(properties: Any) -> Nvml | Absent:
     return Nvml.open(uuid=uuid and str(uuid), pci_bus_id=pci_bus_id)
 
 
-def _has(properties: Any, name: str) -> Any:
+def _property(properties: Any, name: str) -> Any:
     """Returns a property, or None if this version of torch lacks it or it is 0."""
     return getattr(properties, name, None) or None
 
@@ -238,7 +234,7 @@ def _state_warnings(state: DeviceState, limits: Limits | None) -> Iterator[str]:
         )
     held = [reason for reason in state.throttle_reasons if reason in HARMFUL_REASONS]
     if held:
-        what = " and ".join(_WHAT_HOLDS[reason] for reason in held)
+        what = " and ".join(_THROTTLE_CAUSES[reason] for reason in held)
         yield (
             f"The clock is held down at this moment by {what} ({', '.join(held)}): "
             "kernels run slower."
@@ -259,7 +255,7 @@ def _state_warnings(state: DeviceState, limits: Limits | None) -> Iterator[str]:
 def _setting_warnings(spec: DeviceSpec, limits: Limits) -> Iterator[str]:
     set_mhz = limits.application_sm_mhz
     default_mhz = limits.default_application_sm_mhz
-    if set_mhz and default_mhz and set_mhz < _NEARLY * default_mhz:
+    if set_mhz and default_mhz and set_mhz < _UNNOTICEABLE_SHARE * default_mhz:
         yield (
             f"Its SM clock is set to {set_mhz:.0f} MHz instead of {default_mhz:.0f} MHz: kernels "
             "will run slower than published figures. "
@@ -267,7 +263,7 @@ def _setting_warnings(spec: DeviceSpec, limits: Limits) -> Iterator[str]:
         )
     now_w = limits.power_limit_w
     default_w = limits.default_power_limit_w
-    if now_w and default_w and now_w < _NEARLY * default_w:
+    if now_w and default_w and now_w < _UNNOTICEABLE_SHARE * default_w:
         yield (
             f"Its power is capped at {now_w:.0f} W instead of {default_w:.0f} W: "
             "long kernels will run slower than published figures."

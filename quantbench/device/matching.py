@@ -1,9 +1,8 @@
 """Derives a GPU's spec from the properties it reports, also for parts of a known card and for
 unknown cards.
 
-Entry points: `match`, and its argument `Properties`. Used by `here`. A card is the registered one
-only if name, compute capability, SM count and memory size all agree, so that a MIG slice, a vGPU or
-a card with disabled SMs does not get the full card's peaks.
+A card is the registered one only if name, compute capability, SM count and memory size all agree,
+so that a MIG slice, a vGPU or a card with disabled SMs does not get the full card's peaks.
 """
 
 import re

@@ -1,9 +1,7 @@
 """Reads a GPU's state and limits from NVML. If NVML is absent or a query fails, the values are None
 with a note.
 
-Entry points: `Nvml`, created by `Nvml.open`; `Absent`, its stand-in without NVML; `Limits`;
-`HARMFUL_REASONS`. Used by `here`, `timing.session` and the command `devices`. Bit values and names
-follow nvml.h (NVIDIA Management Library API Reference, driver 580).
+Bit values and names follow nvml.h (NVIDIA Management Library API Reference, driver 580).
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ class Limits:
     """Current limits of a card; None if NVML does not report a value.
 
     application_sm_mhz: SM clock set for applications.
-    default_application_sm_mhz: what it is if nobody sets it, often below the highest clock (V100:
+    default_application_sm_mhz: that clock by default, often below the highest clock (V100:
         1312 of 1530 MHz).
     slowdown_c: temperature at which the hardware slows down.
     persistence: whether the driver stays loaded between programs.

@@ -1,9 +1,4 @@
-"""Reads the registry of known GPUs from registry.toml and looks GPUs up by name.
-
-Entry points: `lookup`, `known`; `entries`, which returns `Entry` objects; `architectures`, which
-returns `Architecture` objects. Used by `matching`, and through `quantbench.device` by `latency`,
-`planner`, `profile`, `importers`, `explore`, tools and the commands that take a GPU's name.
-"""
+"""Reads the registry of known GPUs from registry.toml and looks GPUs up by name."""
 
 import re
 import tomllib

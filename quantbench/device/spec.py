@@ -1,8 +1,5 @@
 """Defines a device's constants for the arithmetic of tiles, waves and rooflines, and its state at
 one moment.
-
-Entry points: `DeviceSpec`, `DeviceState`, `DEVICE_KINDS`, `PEAK_MARGIN`, `CACHE_OVER_MEMORY`,
-`sm_name`. Used by nearly all packages, mostly through `quantbench.device`.
 """
 
 import re

@@ -1,9 +1,5 @@
 """Reads the measured tables of aiconfigurator-core, from the installed package or a systems folder.
 
-Entry points: `find_tables`, which returns `TableFile` objects; `read_rows`, `origin_of`; the names
-of its tables: `TABLES`, `COLLECTIVES`, `DEFAULT_KINDS`. Used by the command `import` and by tools;
-the exporter `profile.exporters.aiconfigurator` uses the names.
-
 A root has `<system>.yaml`, whose `data_dir` has `<family>/<backend>/<version>/<table>.parquet`.
 Each row has one shape and its mean time in ms.
 """

@@ -1,9 +1,7 @@
 """Reads CSV files (plain, .gz or .xz; Parquet too) and imports tables of times by the columns of
 `--map`.
 
-Entry points: `parse_map`, `read_rows` and `origin_of`, used by the command `import`; `CsvFile` and
-`CsvRow`, used by the other modules of this package that read files, by `planner.rows` and by
-`tools.planner_bridge`. Errors name the file, the line, the column and the value.
+Errors name the file, the line, the column and the value.
 """
 
 import csv

@@ -1,17 +1,6 @@
 """Reads the iterations (time, loss, TFLOPs, …) of training logs of Megatron-LM, Megatron-DeepSpeed
 and NeMo.
 
-Entry points: `read_log`, used by the command `import`; its result `Iterations`, the names `COLUMNS`
-and the limit `LARGEST_LOG_BYTES`, used by `training_run`, which summarizes.
-
-An iteration is a line of `|`-separated fields; the field order varies by release:
-
-`[default7]: iteration 2/ 250000 | consumed samples: 384 | … | elapsed time per iteration (ms):
-5350.0 | … |`
-
-NeMo's lines have the same form: `Training epoch 0, iteration 9/99 | … | train_step_timing in s:
-2.83 | … |`.
-
 Lines may be truncated, or contain interleaved output of two ranks. A field counts only if a `|`
 follows it, so truncated numbers are discarded.
 """
@@ -36,6 +25,9 @@ _WHO = "import training log"
 LARGEST_LOG_BYTES = 2**38
 _LONGEST_LINE_BYTES = 2**24
 _BLOCK_BYTES = 2**19
+# An iteration is a line of `|`-separated fields, whose order varies by release: `[default7]:
+# iteration 2/ 250000 | consumed samples: 384 | … | elapsed time per iteration (ms): 5350.0 |`.
+# NeMo's lines: `Training epoch 0, iteration 9/99 | … | train_step_timing in s: 2.83 |`.
 _MARK = re.compile(rb"elapsed time per iteration|train_step_timing in s")
 _START = re.compile(rb"iteration +(\d+)/ *\d+ \|")
 # By name in the log: the column, and the divisor that converts the value to the column's unit.
@@ -101,8 +93,8 @@ _ARGUMENT = re.compile(
 # Megatron's first line: "using world size: 384, data-parallel-size: 8, tensor-model-parallel size:
 # 4, pipeline-…: 12".
 _WORLD = re.compile(
-    rb"using world size: (\d{1,15}), data-parallel-size: (\d{1,15}), tensor-model-parallel size: (\d{1,15}), "
-    rb"pipeline-model-parallel size: (\d{1,15})\b"
+    rb"using world size: (\d{1,15}), data-parallel-size: (\d{1,15}), "
+    rb"tensor-model-parallel size: (\d{1,15}), pipeline-model-parallel size: (\d{1,15})\b"
 )
 
 # Most consecutive lines of one iteration, one printed by each rank of a node.

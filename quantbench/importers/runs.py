@@ -1,10 +1,4 @@
-"""Writes imported tables as runs, with one record per workload, provider and kernel.
-
-Entry points: `write_run`, and `summary_lines` for its result, used by the command `import` and by
-tools; `records_of`, used by tools; the types `Row`, `Rows` and `Origin`, the functions
-`dtype_name`, `file_origin`, `digest`, and `UNITS_US`, used by the readers of tables in this
-package.
-"""
+"""Writes imported tables as runs, with one record per workload, provider and kernel."""
 
 import hashlib
 import os
@@ -213,7 +207,7 @@ def write_run(
         dtype = row.workload.dtype
         if isinstance(row.workload, Gemm | Attention) and spec.peak(dtype) is None:
             raise InputError("import", f"{dtype} on {spec.name}", f"one of {spec.dtypes}")
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     folder = results / spec.name / origin.run_id
     described = {
         **origin.options,
@@ -286,7 +280,7 @@ def write_run(
         no_tile,
         tuple(_notes(timeless, repeated, no_tile)),
         dict(found.left_out),
-        seconds=time.perf_counter() - begun,
+        seconds=time.perf_counter() - start_s,
     )
 
 

@@ -1,9 +1,5 @@
 """Summarizes training logs and stores the summaries.
 
-Entry points: `summarize`, `default_run_id` and `write_training`, used by the command `import`;
-`read_training`, `training_folders` and `TrainingSummary`, used by `report.training` and the command
-`report`.
-
 The folder `results/<device-slug>/<run-id>/` has `training.json` (`quantbench-training`, version 1:
 initial) and `iterations.csv`.
 """

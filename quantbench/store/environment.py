@@ -1,8 +1,5 @@
 """Collects the environment variables and package versions that affect timings, for run.json and
 JSON output.
-
-Entry points: `relevant_environment`, `installed_versions`. Used by `sweep`, `cluster`, `importers`,
-`planner` and the commands `comm` and `plan`.
 """
 
 import os

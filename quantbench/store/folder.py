@@ -1,13 +1,8 @@
 """Writes and reads the folder of a run: run.json and records.jsonl.
 
-Entry points: `RunWriter`, used by all that measure or import; `read_run`, which returns a `Run`;
-`find_runs`. Used by `sweep`, `cluster`, `importers`, `analysis`, `report`, `profile`, tools and the
-commands `check`, `comm` and `sweep`.
-
 Each record is one line, flushed to disk before the next point starts, so a crash loses at most the
-point in flight. `read_run` tolerates and reports an incomplete last line, missing lines and
-repeated lines. A second record replaces the first if the point had failed, or if it has the same
-measurement with another grade.
+point in progress. Reading tolerates and reports an incomplete last line, missing lines and repeated
+lines.
 """
 
 from __future__ import annotations
@@ -57,6 +52,9 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Reads a run; skips a line that repeats another or measures again a point that did not fail.
 
+    A second record replaces the first if the point had failed, or if it has the same measurement
+    with another grade.
+
     Raises StoreError that names the file, and for a broken record the line.
     """
     info = read_run_info(folder)
@@ -92,21 +90,25 @@ def read_run(folder: Path) -> Run:
             repeats.append(number)
             continue
         digests.add(digest)
-    said = []
+    warnings = []
     absent = not os.path.lexists(path)
     if absent:
-        said.append(f"{path} is missing, and with it every record")
+        warnings.append(f"{path} is missing, and with it every record")
     if torn_bytes:
-        said.append(f"{path}: the last line is torn ({torn_bytes} bytes); its point was not kept")
+        warnings.append(
+            f"{path}: the last line is torn ({torn_bytes} bytes); its point was not kept"
+        )
     if repeats:
         lines = listed(repeats, _MOST_NAMED)
-        said.append(f"{path}: records that repeat another count once (lines {lines})")
+        warnings.append(f"{path}: records that repeat another count once (lines {lines})")
     missing = (info.num_records or 0) - len(records) - len(retried) - regraded
     if missing > 0 and not absent:
-        said.append(f"{path}: {missing} of {info.num_records} records missing")
+        warnings.append(f"{path}: {missing} of {info.num_records} records missing")
     if info.origin == "measured" and (absent or torn_bytes or missing > 0):
-        said[-1] += f"; measure what is missing: quantbench sweep --resume {folder}"
-    return Run(folder, info, tuple(records), tuple(said), frozenset(retried), regraded, torn_bytes)
+        warnings[-1] += f"; measure what is missing: quantbench sweep --resume {folder}"
+    return Run(
+        folder, info, tuple(records), tuple(warnings), frozenset(retried), regraded, torn_bytes
+    )
 
 
 def _same_measurement(one: Record, other: Record) -> bool:
@@ -178,7 +180,7 @@ class RunWriter:
             ) from None
         except OSError as error:
             raise StoreError("create run", f"{folder} ({error.strerror})", _WRITABLE) from None
-        records = _open_alone(folder)
+        records = _open_locked(folder)
         try:
             write_run_info(folder, info)
         except StoreError:
@@ -193,10 +195,10 @@ class RunWriter:
         if folder.is_symlink():
             folder = folder.resolve()
         read_run_info(folder)  # raises before a file is created in a folder without a run
-        records = _open_alone(folder)
+        records = _open_locked(folder)
         try:
             run = read_run(folder)
-            _end_at_a_line(folder / "records.jsonl", run.torn_bytes)
+            _trim_torn_line(folder / "records.jsonl", run.torn_bytes)
         except StoreError:
             records.close()
             raise
@@ -262,7 +264,7 @@ class RunWriter:
         self.close()
 
 
-def _open_alone(folder: Path) -> FileIO:
+def _open_locked(folder: Path) -> FileIO:
     """Opens records.jsonl under an exclusive lock, which the kernel releases when the process
     ends.
     """
@@ -286,7 +288,7 @@ def _open_alone(folder: Path) -> FileIO:
     return records
 
 
-def _end_at_a_line(path: Path, torn: int) -> None:
+def _trim_torn_line(path: Path, torn: int) -> None:
     """Removes the `torn` bytes of an incomplete last line, or adds the newline to a complete
     one.
     """

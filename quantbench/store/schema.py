@@ -1,6 +1,5 @@
-"""Builds the JSON Schemas of run.json and of a line of records.jsonl from the dataclasses.
-
-Entry point: `schema`, for users and tests; `python -m quantbench.store.schema run` prints one.
+"""Builds the JSON Schemas of run.json and of a line of records.jsonl from the dataclasses: `python
+-m quantbench.store.schema run` prints one.
 """
 
 import json

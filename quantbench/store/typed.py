@@ -1,9 +1,5 @@
 """Converts dataclasses to JSON objects and back, with field names and types checked against the
 dataclass.
-
-Entry points: `decode`, `encode`, `json_schema`, `is_number`, and the type `Json`. Used by the rest
-of `store`, by `profile`, by `importers.training_run`, by `sweep` (messages, options, shape files)
-and by `cluster`.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,10 +1,4 @@
-"""Runs Python modules as child processes that answer requests over pipes.
-
-Entry points: `WorkerProcess` in the parent, used by `cluster` and by the commands `sweep` and
-`check`; its base `ChildProcess`, its protocol `WorkerClient` and `WorkerLostError`; `parent_pipe` and
-`context_lost` in the child; `refusal`. Used by `worker`, `naming`, `runner`, `session`, `cluster`
-and tools.
-"""
+"""Runs Python modules as child processes that answer requests over pipes."""
 
 import json
 import os

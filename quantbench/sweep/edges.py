@@ -1,8 +1,4 @@
-"""Adds both sides of predicted edges to a sweep's axes and groups neighbouring sizes.
-
-Entry points: `parse_grid`, used by `options` and the command `predict`; `predicted_jump`,
-`neighbour_groups` and `edge_indices`, used by `plan`.
-"""
+"""Adds both sides of predicted edges to a sweep's axes and groups neighbouring sizes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -20,7 +16,7 @@ from quantbench.workload import Gemm, GroupedGemm, Op
 # A smaller step in the number of waves is below the noise of a measurement.
 _SMALLEST_STEP = 1.02
 # Most sizes of a group, where an edge follows the next.
-_LONGEST_STRETCH = 4
+_LARGEST_GROUP = 4
 
 
 def parse_grid(
@@ -139,7 +135,7 @@ def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
     >>> neighbour_groups([0.0, 0.0, 0.3, 0.0, 0.0])
     [(range(0, 1), 0), (range(1, 2), 2), (range(2, 4), 1), (range(4, 5), 2), (range(5, 6), 0)]
     """
-    groups = _stretches(jumps)
+    groups = _joined_neighbours(jumps)
     heights = [max(jumps[group.start : group.stop - 1], default=-inf) for group in groups]
     ranks = [0] * len(groups)
     stretches = [(range(1, len(groups) - 1), 1)]
@@ -172,7 +168,7 @@ def edge_indices(jumps: Sequence[float]) -> set[int]:
     return {*edges, *(i + 1 for i in edges)}
 
 
-def _stretches(jumps: Sequence[float]) -> list[range]:
+def _joined_neighbours(jumps: Sequence[float]) -> list[range]:
     """Joins the indices, across larger jumps first: both sides of each edge, and pairs of other
     neighbours. The ends stay single, unless an edge is next to one."""
     last = len(jumps) - 1
@@ -180,7 +176,7 @@ def _stretches(jumps: Sequence[float]) -> list[range]:
     for i in sorted(range(len(jumps)), key=lambda i: -jumps[i]):
         edge = jumps[i] >= log(_SMALLEST_STEP)
         joined = range(found[i].start, found[i + 1].stop)
-        if len(joined) <= (_LONGEST_STRETCH if edge else 2) and (edge or 0 < i < last):
+        if len(joined) <= (_LARGEST_GROUP if edge else 2) and (edge or 0 < i < last):
             for index in joined:
                 found[index] = joined
     return list(dict.fromkeys(found))

@@ -1,17 +1,7 @@
 """Identifies the kernel that a point ran, by default with torch.profiler in a second process.
 
-Entry points: `NamesApart`, `chosen_way` and `answer`, used by `worker`; `LIMIT_S`, used by
-`runner`; `main` of the second process, `python -m quantbench.sweep.naming FD`.
-
 QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart` (the second process), `here` (in
-the worker) or `off` (nowhere). The default is `apart`, and `off` if only one process may use the
-device (compute mode EXCLUSIVE_PROCESS). A point never fails because its kernel could not be
-identified.
-
-torch.profiler attaches CUPTI to its process for good, which slowed programs by 10 to 20 % after
-profiling had ended (pytorch/pytorch issue 144455), and detaching it crashed CUDA graphs before CUDA
-12.6 (pull request 112507). So the worker, which times and captures graphs, sends the request here
-and waits.
+the worker) or `off` (nowhere). A point never fails because its kernel could not be identified.
 """
 
 from __future__ import annotations
@@ -31,6 +21,10 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
 VARIABLE = "QUANTBENCH_KERNEL_NAMES"
+# torch.profiler attaches CUPTI to its process for good, which slowed programs by 10 to 20 % after
+# profiling had ended (pytorch/pytorch issue 144455), and detaching it crashed CUDA graphs before
+# CUDA 12.6 (pull request 112507). So the worker, which times and captures graphs, asks a second
+# process and waits.
 _WAYS = ("apart", "here", "off")
 
 #: Seconds to wait for a kernel's name; the first request also creates a context and starts CUPTI. A

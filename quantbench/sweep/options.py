@@ -1,9 +1,4 @@
-"""Defines the options of a sweep and builds its plan for a device.
-
-Entry points: `SweepOptions` (stored in run.json), `plan_sweep`, `whole_plan`, `options_to_json` and
-`options_from_json`. Used by `session`, `refine`, `cluster`, `analysis.check`, `report.page`, and by
-the commands `sweep` and `check`.
-"""
+"""Defines the options of a sweep and builds its plan for a device."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace

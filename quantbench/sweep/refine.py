@@ -1,11 +1,7 @@
-"""Selects the points that a sweep measures after its plan: bisection to edges.
+"""Selects the points that a sweep measures after its plan, by bisecting each gap of the coarse pass
+to its edges.
 
-Entry points: `Refine`, used by `analysis.check`; the results `Edge`, `Gap` and `AxisGap`. Used by
-the command `sweep` too.
-
-`Refine` is a function from all records so far to the points to measure next (`more` of
-`runner.Sweep`). It bisects each gap of the coarse pass (`bisect`), which takes log2(g) points for
-one edge in a gap of g sizes.
+An edge in a gap of g sizes takes log2(g) points.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +21,9 @@ from quantbench.sweep.plan import PlanPoint, build_plan
 # Smaller jumps are not searched, nor those below this many standard errors of the difference of two
 # points.
 _SMALLEST_JUMP = 0.02
-_SURE = 3.0
+_SURE_ERRORS = 3.0
 # The half with the smaller jump is searched too if it holds at least this share of the whole jump.
-_WORTH_FOLLOWING = 0.25
+_LEAST_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ def bisect(gap: Gap, samples_of: SamplesOf) -> tuple[int | None, tuple[Edge, ...
         sign = 1 if whole > 0 else -1
         lower = sign * jump(low, size)
         upper = sign * jump(size, high)
-        least = max(_SMALLEST_JUMP, _SURE * sqrt(2) * gap.noise, _WORTH_FOLLOWING * abs(whole))
+        least = max(_SMALLEST_JUMP, _SURE_ERRORS * sqrt(2) * gap.noise, _LEAST_SHARE * abs(whole))
         if lower >= min(upper, least):
             left.append((low, size))
         if upper > lower or upper >= least:

@@ -1,9 +1,6 @@
 """Runs the loop of a sweep: sends each missing point to a worker, grades the reply and writes the
 record.
 
-Entry points: `Sweep`, with its method `run`; `More`, the type of its field `more`; `Progress` and
-`Finished`, which the commands print. Used by `session`, `cluster` and the command `sweep`.
-
 The loop repeats the reference point to measure drift and keeps the budget. Workers, writer, clock
 and progress are injected, so that resuming, drift, crashes and budgets are tested without a device.
 """
@@ -134,7 +131,7 @@ class Sweep:
         self._ready = False
         self._seen = set(self.job.done)
         self._progress = Progress(total=0)
-        self._look_ahead(self.job.plan.points)
+        self._set_remaining(self.job.plan.points)
         self._expected_s = 0.0  # of what was measured, by its estimates
         self._begun = False
         self._worker: WorkerClient | None = None
@@ -172,7 +169,7 @@ class Sweep:
         if self.more is None:
             return
         while fresh := [point for point in self.more(self.records) if point.key not in self._seen]:
-            self._look_ahead(fresh)
+            self._set_remaining(fresh)
             for point in fresh:
                 self._begin()
                 if self._expected_in_s((point,)) > self._left_s():
@@ -206,10 +203,10 @@ class Sweep:
         plan = self.job.plan.without(self._seen)
         return [*plan.groups, *plan.left_out]
 
-    def _look_ahead(self, points: Sequence[PlanPoint]) -> None:
+    def _set_remaining(self, points: Sequence[PlanPoint]) -> None:
         """Sets the points that progress counts as still to come."""
         ahead = {point.key: point.estimate_s for point in points if point.key not in self._seen}
-        self._ahead_s = sum(ahead.values())
+        self._remaining_s = sum(ahead.values())
         self._progress.total = self._progress.done + len(ahead)
 
     def _begin(self) -> None:
@@ -242,7 +239,7 @@ class Sweep:
         progress.failed += isinstance(outcome, Failed)
         progress.done += 1
         progress.total = max(progress.total, progress.done)
-        self._ahead_s = max(0.0, self._ahead_s - point.estimate_s)
+        self._remaining_s = max(0.0, self._remaining_s - point.estimate_s)
         self._tick()
         if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
             assert isinstance(outcome, Failed)
@@ -371,7 +368,7 @@ class Sweep:
         """
         progress = self._progress
         progress.elapsed_s = self._elapsed_s()
-        progress.left_s = min(self._pace * self._ahead_s, max(0.0, self._left_s()))
+        progress.left_s = min(self._pace * self._remaining_s, max(0.0, self._left_s()))
         self.on_progress(progress)
 
     def _elapsed_s(self) -> float:

@@ -1,10 +1,4 @@
-"""Runs a sweep on one device from start to end.
-
-Entry points: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run,
-`run` measures), used by the commands `sweep` and `check`; `resumed_options`, used by it and by
-`cluster`; `begun` (makes the run's `RunInfo`), `records_to_keep` and `first_reference`, used by
-`cluster`.
-"""
+"""Runs a sweep on one device from start to end, as a new run or as the rest of an old one."""
 
 from __future__ import annotations
 
@@ -79,7 +73,7 @@ class SweepSession:
             options.timing.require_device(device.kind)
             worker.begin(options.timing)  # it allocates the flush buffer while the plan is made
             axes, plan = plan_sweep(options, device)
-            info = begun(worker.hello, options, axes, results)
+            info = new_run_info(worker.hello, options, axes, results)
             return cls(worker, connect, options, plan, RunWriter.create(results, info))
         except BaseException:
             worker.close()
@@ -209,7 +203,9 @@ def point_keys(records: Iterable[Record]) -> frozenset[str]:
     return frozenset(record.key for record in records if record.role == "point")
 
 
-def begun(hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: Path) -> RunInfo:
+def new_run_info(
+    hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: Path
+) -> RunInfo:
     """Builds the `RunInfo` of a sweep that starts now, with an id such as
     `2026-11-20T134500-hidden`; a number follows if the folder of all runs, `results`, has a run of
     that name. axes: axes with the values to measure."""

@@ -1,10 +1,5 @@
-"""Reads and writes the files of `sweep --shapes`.
-
-Entry points: `read_shapes` (GEMM sizes in CSV, which `named_shapes` names) and `read_shape_file`
-(transformer shapes in JSON), used by the command `sweep`; `write_shape_file` and `SUFFIX`, used by
-the command `advise` (`--shapes-out`); `NamedShape` and `Gain`, used by `advice.report` and
-`report.shape_comparison`. `options` uses the names of shapes. Versions of the JSON format: 1:
-initial.
+"""Reads and writes the files of `sweep --shapes`: GEMM sizes in CSV, transformer shapes in JSON
+(version 1: initial).
 """
 
 import csv

@@ -1,6 +1,4 @@
-"""Lists the sizes that commands know: what each is, of what, its usual value, and how it is
-swept.
-"""
+"""Lists the sizes that commands know, with meaning, usual value and how each is swept."""
 
 from dataclasses import dataclass
 
@@ -141,8 +139,8 @@ MODEL_DIMS = tuple(name for name in DIMS if name not in GEMM_DIMS)
 
 
 def usual_sizes(kind: str, *of: str) -> dict[str, int]:
-    """Returns the usual values of sizes on a kind of device, cuda or cpu. of: of what they are, as
-    in `Size.of`.
+    """Returns the usual values of sizes on a kind of device, cuda or cpu. of: kinds of size, as in
+    `Size.of`.
     """
     found = {}
     for name, size in SIZES.items():

@@ -1,8 +1,5 @@
 """Measures points in a process of its own: `python -m quantbench.sweep.worker FD [PROVIDER…]`.
 
-Entry points: the process, started by `child`; `measure`, used by `pytest_plugin`; `copier`, used by
-`tools.measure`.
-
 Whatever torch, CUDA or a provider raises is the point's outcome. After a crash, a hang or a lost
 CUDA context the sweep starts a new process; a worker that cannot use its device says why and ends
 the sweep.

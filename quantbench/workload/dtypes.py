@@ -1,19 +1,4 @@
-"""Defines the dtypes: their widths, the output dtype of GEMMs, and which dtypes each op supports.
-
-Entry points: `DTYPES`, `GEMM_DTYPES`, `VECTOR_DTYPES`, `MEASURED_DTYPES`, `element_bytes`,
-`dtype_name`, `missing_format`. Used by the other modules of `workload`, by `kernels`, `latency`,
-`planner`, `profile`, `importers`, `providers`, `sweep`, `advice`, `comm`, `quantization`,
-`megatron`, `alignment_rules`, `explore`, `cli.model_options`, `tools.ship_gemm` and
-`pytest_plugin`.
-
-Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit
-    mantissa in the
-tensor core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in torch.float8_e4m3fn), OCP MX
-specification 1.0 2023 (mxfp8, mxfp4: one byte per 32 elements along k). fp8 has one scale per
-tensor; fp8_block has one fp32 scale per 1×128 elements of a and 128×128 of b, as in DeepSeek-V3
-(arXiv:2412.19437, section 3.3); nvfp4 has one e4m3 byte per 16 elements along k and one fp32 per
-tensor (NVIDIA, cuTile documentation, 2026, NVFP4 and MXFP8).
-"""
+"""Defines the dtypes: widths, the output dtype of GEMMs, and which dtypes each op supports."""
 
 from dataclasses import dataclass
 
@@ -51,6 +36,12 @@ class Dtype:
         return length * self.element_bytes // self.packed
 
 
+# Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit
+# mantissa in the tensor core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in
+# torch.float8_e4m3fn), OCP MX specification 1.0 2023 (mxfp8, mxfp4: one byte per 32 elements along
+# k). fp8 has one scale per tensor; fp8_block has one fp32 scale per 1×128 elements of a and 128×128
+# of b, as in DeepSeek-V3 (arXiv:2412.19437, section 3.3); nvfp4 has one e4m3 byte per 16 elements
+# along k and one fp32 per tensor (NVIDIA, cuTile documentation, 2026, NVFP4 and MXFP8).
 _ALL = (
     Dtype("fp16", 2, "fp16"),
     Dtype("bf16", 2, "bf16"),

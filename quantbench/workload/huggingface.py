@@ -1,11 +1,7 @@
 """Reads the shape of a model from its Hugging Face config.json.
 
-Entry point: `describe`, which returns a `Described`. Used by `cli.model_options`, for the commands
-with `--config`.
-
 Model families use different keys for the same dimension. Properties without a key (gated MLP, tied
-embeddings) are taken from the modelling code in Hugging Face transformers, by model_type. Models
-whose layers are not attention with an MLP or experts are refused.
+embeddings) are taken from the modelling code in Hugging Face transformers, by model_type.
 """
 
 import os
@@ -48,6 +44,7 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERT_STEP = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 
+# Models whose layers are not attention with an MLP or experts are refused.
 # Keys of unsupported layers (not just attention and a dense MLP) and their meaning.
 _OTHER_LAYERS = {
     **dict.fromkeys(

@@ -1,9 +1,4 @@
-"""Names the kinds of workload, and converts any workload to JSON and back.
-
-Entry points: `Workload`, any workload; `Compute`, any that one GPU runs op by op; `CLASSES`;
-`workload_to_json` and `workload_from_json`. Used by nearly all packages, mostly through
-`quantbench.workload`.
-"""
+"""Names the kinds of workload, and converts any workload to JSON and back."""
 
 from dataclasses import fields
 from sys import intern
@@ -13,7 +8,7 @@ from quantbench.errors import InputError
 from quantbench.workload.moe import GroupedGemm, MoE, Permute
 from quantbench.workload.ops import Attention, Cast, Collective, Gemm, Softmax
 
-#: workloads of one GPU; the experts of a whole layer are only imported and predicted
+#: workloads of one GPU; a whole layer's experts are imported and predicted, never measured
 Compute = Gemm | GroupedGemm | Permute | MoE | Softmax | Attention | Cast
 #: all workloads that a record can have
 Workload = Compute | Collective

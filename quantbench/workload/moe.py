@@ -1,23 +1,8 @@
 """Defines the workloads of a mixture-of-experts layer: grouped GEMMs, permutations, and the layer
 with its routing.
 
-Entry points: `GroupedGemm`, one GEMM per expert in one launch; `Permute`; `MoE`, whose
-`grouped_gemms` are those of one GPU; `require_distribution`; `PERMUTATIONS`. Used by nearly all
-packages, mostly through `quantbench.workload`.
-
-A router sends each token to top_k of num_experts experts. With expert parallelism `ep`, rank r
-holds the experts from r · num_experts / ep on. The rank with the most rows sets the pace:
-`MoE.flops` and `MoE.grouped_gemms` are that rank's.
-
-Routing. `balanced` gives every expert the same number of rows, to within one.
-`power_law_<exponent>` is the draw of aiconfigurator (ai-dynamo/aiconfigurator, collector/helper.py,
-`_generate_power_law_distribution`): the weight of each expert is drawn from x^-exponent on [1, 0.8
-· tokens] (on [0.01, 2] where no more rows than experts exist), weights are scaled to tokens · top_k
-rows and rounded, no expert gets more rows than there are tokens, and what rounding and this limit
-leave over goes to the smallest experts (is taken from the largest), one row per rank in turn.
-aiconfigurator measures the busiest rank. Its generator is torch's and this one is Python's, so one
-seed gives other rows of the same distribution. A histogram is scaled, rounded and limited in the
-same way.
+A router sends each token to top_k of num_experts experts. With expert parallelism, the rank with
+the most rows sets the pace, so FLOPs and products of a layer are that rank's.
 """
 
 from dataclasses import dataclass
@@ -160,6 +145,19 @@ class Permute:
 @dataclass(frozen=True)
 class MoE:
     """Routed experts of one layer: their products on one GPU, after dispatch and before combine.
+
+    Rank r of the `ep` ranks holds the experts from r · num_experts / ep on; `flops` and
+    `grouped_gemms` are those of the rank with the most rows.
+
+    Routing. `balanced` gives every expert the same number of rows, to within one.
+    `power_law_<exponent>` is the draw of aiconfigurator (ai-dynamo/aiconfigurator,
+    collector/helper.py, `_generate_power_law_distribution`), which measures the busiest rank: the
+    weight of each expert is drawn from x^-exponent on [1, 0.8 · tokens] (on [0.01, 2] where no more
+    rows than experts exist), and weights are scaled to tokens · top_k rows and rounded. No expert
+    gets more rows than there are tokens. What rounding and this limit leave over goes to the
+    smallest experts (is taken from the largest), one row per rank in turn. The generator there is
+    torch's and this one is Python's, so one seed gives other rows of the same distribution. A
+    histogram is scaled, rounded and limited in the same way.
 
     tokens: tokens that the router sends to the experts of all `ep` ranks; each goes to top_k of
         them.
@@ -345,8 +343,8 @@ def _power_law_quantile(share: float, exponent: float, low: float, high: float) 
 
 
 def _apportioned(weights: list[float], total: int, *, most: int, ranks: int) -> tuple[int, ...]:
-    """Returns whole rows in proportion to the weights: `total` in all, at most `most` each (module
-    docstring).
+    """Returns whole rows in proportion to the weights: `total` in all, at most `most` each (see
+    `MoE`).
     """
     scale = total / sum(weights)
     rows = [min(round(weight * scale), most) for weight in weights]

@@ -1,10 +1,6 @@
 """Defines the workloads of a dense layer that are measured or predicted: GEMM, softmax, attention,
 casts, collectives.
 
-Entry points: `Gemm`, `Softmax`, `Attention`, `Cast`, `Collective`; what their fields may be:
-`LAYOUTS`, `MASKS`, `DIRECTIONS`, `COLLECTIVE_OPS`, `COLLECTIVE_DTYPES`, `LARGEST_MESSAGE_BYTES`.
-Used by nearly all packages, mostly through `quantbench.workload`.
-
 Every workload has flops, min_bytes and dtype, validates its fields, and has a label as its string.
 """
 

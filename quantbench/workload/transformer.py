@@ -1,10 +1,4 @@
-"""Defines the dimensions of a transformer and lists the ops that one GPU computes.
-
-Entry points: `TransformerShape`, whose `ops` returns `Op` objects; `backward_of`; the names
-`ATTENTIONS` and `SOFTMAXES`. Used by the other modules of `workload`, by `sweep`, `advice`,
-`analysis`, `latency`, `planner`, `report`, `profile`, `alignment_rules`, `explore`, tools and the
-commands, mostly through `quantbench.workload`.
-"""
+"""Defines the dimensions of a transformer and lists the ops that one GPU computes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -299,7 +293,7 @@ class TransformerShape:
 
     @property
     def active_parameters(self) -> int:
-        """Those of `parameters` that one token meets."""
+        """Those of `parameters` that one token uses."""
         return self._weights(active=True)
 
     @property
