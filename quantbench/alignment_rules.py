@@ -124,7 +124,7 @@ _FLASH = (8, 0)
 _TRAINING = ("torch",)
 
 #: all rules; 16-byte rows first, because they concern every library
-RULES: tuple[AlignmentRule, ...] = (
+RULES = (
     AlignmentRule(
         "rows-16-bytes", "rows start at multiples of 16 bytes",
         "tensor cores run slower or not at all, and TMA cannot load such rows",

@@ -177,7 +177,7 @@ _MOE_COLUMNS = (
 )  # fmt: skip
 _CACHED_COLUMNS = (*_ATTENTION_COLUMNS, "num_key_value_heads", "kv_cache_dtype", "step")
 
-TABLES: dict[str, _Kind] = {
+TABLES = {
     "gemm": _Kind("gemm", "gemm_perf", ("gemm_dtype", "m", "n", "k", "latency"), _gemm),
     "context_attention": _Kind(
         "attention", "context_attention_perf", _CACHED_COLUMNS, partial(_attention, kind="context")

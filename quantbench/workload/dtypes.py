@@ -56,7 +56,7 @@ _ALL = (
     Dtype("int32", 4, "int32"),
 )
 
-DTYPES: dict[str, Dtype] = {d.name: d for d in _ALL}
+DTYPES = {d.name: d for d in _ALL}
 
 #: dtypes of GEMM inputs (int32 is only an output)
 GEMM_DTYPES = tuple(name for name in DTYPES if name != "int32")

@@ -98,7 +98,7 @@ _GEMMA = {
 }
 _GEMMA2 = {**_GEMMA, "num_attention_heads": 8, "num_key_value_heads": 4}
 
-_FAMILIES: dict[str, _Family] = {
+_FAMILIES = {
     **dict.fromkeys(
         ("llama", "mistral", "ministral", "stablelm", "olmo", "olmo2", "olmo3", "granite",
          "internlm2", "internlm3", "baichuan", "exaone4", "smollm3", "seed_oss", "deepseek_llm",
