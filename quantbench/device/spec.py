@@ -10,7 +10,7 @@ from quantbench.errors import InputError, require_choice
 
 # Plausible values of devices built since 2016; they catch a misplaced decimal point or a wrong
 # unit.
-_RANGES = {
+_RANGES: dict[str, tuple[float, float]] = {
     "sm_count": (1, 1024),
     "sm_clock_mhz": (200, 7000),
     "max_sm_clock_mhz": (200, 7000),
