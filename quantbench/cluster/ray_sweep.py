@@ -82,7 +82,8 @@ class Attempt:
 
 
 class Writer:
-    """The one writer of a run. A part that was started again stores nothing for its earlier attempt.
+    """The one writer of a run. After a part is started again, it refuses records of the earlier
+    attempt.
 
     budget_s: wall seconds for the run from now; None for no limit.
     """
@@ -167,9 +168,9 @@ def measure_part(
             part.run_id,
             device,
             options.timing,
-            attempt.done,
-            attempt.left_s,
-            options.limit_s,
+            done=attempt.done,
+            budget_s=attempt.left_s,
+            limit_s=options.limit_s,
             interpreter=interpreter_runs(),
             more_references=reference_set(whole),
         )

@@ -130,8 +130,8 @@ def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Abs
 
 
 def inspect_machine() -> Machine | None:
-    """Reads what the machine and torch report about NVIDIA's card; None if QUANTBENCH_DEVICE selects
-    the CPU.
+    """Reads what the machine and torch report about NVIDIA's card; None if QUANTBENCH_DEVICE
+    selects the CPU.
 
     Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for a torch
     for AMD GPUs.

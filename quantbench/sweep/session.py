@@ -144,11 +144,11 @@ class SweepSession:
             self._writer.info.run_id,
             self.hello.device,
             self.options.timing,
-            self.done,
-            self.options.budget_s,
-            self.options.limit_s,
-            first_reference(self._records, self.plan),
-            self.interpreted,
+            done=self.done,
+            budget_s=self.options.budget_s,
+            limit_s=self.options.limit_s,
+            first_reference=first_reference(self._records, self.plan),
+            interpreter=self.interpreted,
         )
         sweep = Sweep(
             job,
