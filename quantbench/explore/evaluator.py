@@ -24,10 +24,9 @@ from quantbench.latency.attention import UNSEEN_HALF_WIDTH, WIDEST_HEAD, Attenti
 from quantbench.latency.attention_cost_model import AttentionShapes
 from quantbench.latency.estimate import IntervalCalibration, bounded
 from quantbench.latency.forest import Forest
-from quantbench.latency.gemm.cost_model import LEAST_K, Shapes
+from quantbench.latency.gemm.cost_model import LEAST_K, Sizes
 from quantbench.latency.gemm.ensemble import Ensemble
-from quantbench.latency.gemm.inputs import k_as_stored
-from quantbench.latency.gemm.member import watched_columns
+from quantbench.latency.gemm.inputs import without_layout
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.moe import MoEModel
 from quantbench.latency.moe_features import MOST_TOKENS, TILES, ExpertLoads, Layers
@@ -100,50 +99,51 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
     """Returns a GEMM model as JSON: functions from sizes and layout to the time, its interval and
     the kernel.
     """
-    ensemble, forests = model.ensemble, _Forests(blobs)
-    sizes: list[Any] = inputs(*_GEMM)
-    m, n, k, batch, layout = sizes
-    machine, each = ensemble.machine, ensemble.menu.each
+    ensemble = model.ensemble
+    forests = _Forests(blobs)
+    symbols: Any = inputs(*_GEMM)
+    sizes = Sizes(*symbols)
     if not model.layouts:
-        k = k_as_stored(machine, sizes[:4], layout)
-        layout = np.full(1, -1.0)
-    peak_us = 2.0 * m * n * k * batch / machine.flop_per_us
-    outputs = []
-    for deep in (k, np.maximum(k, LEAST_K)):
-        log_us, variance, kernel = _product(ensemble, (m, n, deep, batch, layout), forests)
-        if deep is not k:  # the trees see no shorter k
-            shallow = _physics(ensemble, (m, n, k, batch, layout))
-            log_us = log_us + shallow - _physics(ensemble, (m, n, deep, batch, layout))
-        outputs.append([*_time(log_us, variance, model.interval, peak_us), kernel])
+        sizes = without_layout(ensemble.machine, sizes)
+    peak_us = sizes.flop / ensemble.machine.flop_per_us
+    log_us, variance, kernel = _product(ensemble, sizes, forests)
+    times = [*_time(log_us, variance, model.interval, peak_us), kernel]
+    # The trees see no shorter k than LEAST_K.
+    deep = replace(sizes, k=np.maximum(sizes.k, LEAST_K))
+    log_us, variance, kernel = _product(ensemble, deep, forests)
+    log_us = log_us + _physics(ensemble, sizes) - _physics(ensemble, deep)
+    short = [*_time(log_us, variance, model.interval, peak_us), kernel]
+    each = ensemble.menu.each
     kernels = np.concatenate(
         [each.block_m, each.block_n, each.split_k, each.blocks_per_sm], axis=1
-    ).astype("<f8")
+    )  # (kernels, 4)
     return {
-        "code": blobs.add(module({"times": (_GEMM, outputs[0]), "short": (_GEMM, outputs[1])})),
+        "code": blobs.add(module({"times": (_GEMM, times), "short": (_GEMM, short)})),
         "forests": forests.packed,
-        "kernels": blobs.add(kernels),
+        "kernels": blobs.add(kernels.astype("<f8")),
         "least_k": LEAST_K,
         "in_waves": model.in_waves,
         "rows": model.rows,
     }
 
 
-def _product(ensemble: Ensemble, sizes: tuple[Any, ...], forests: _Forests) -> tuple[Any, Any, Any]:
+def _product(ensemble: Ensemble, sizes: Sizes, forests: _Forests) -> tuple[Any, Any, Any]:
     """Returns log µs of a product, its variance and the fastest kernel of the first member."""
-    shapes = Shapes(ensemble.machine, ensemble.menu, *sizes)
-    watched = watched_columns(shapes)
-    reference = None
+    shapes = ensemble.shapes(sizes)
+    reference: Any = None
     if ensemble.reference is not None:
-        reference = _product(ensemble.reference, sizes, forests)[0] - _physics(
-            ensemble.reference, sizes
-        )
-    logs, within, kernels = [], [], []
+        predicted, _, _ = _product(ensemble.reference, sizes, forests)
+        reference = predicted - _physics(ensemble.reference, sizes)
+    logs = []
+    within = []
+    kernels = []
     for member in ensemble.members:
         log_us, parts = member.physics(shapes)
         kernels.append(parts.log_time.argmin(axis=0))
-        columns: Any = member.columns(ensemble.menu, shapes, log_us, parts, watched)
+        columns: Any = member.columns(shapes, log_us, parts)
+        if reference is not None:
+            columns.append(reference)
         walked: Any = member.forest and forests.walked(member.forest)
-        columns += [] if reference is None else [reference]
         correction, spread = replace(member, forest=walked).correction(columns, reference)
         logs.append(log_us + correction)
         within.append(spread)
@@ -152,9 +152,9 @@ def _product(ensemble: Ensemble, sizes: tuple[Any, ...], forests: _Forests) -> t
     return mean - variance, variance, kernels[0]
 
 
-def _physics(ensemble: Ensemble, sizes: tuple[Any, ...]) -> Any:
+def _physics(ensemble: Ensemble, sizes: Sizes) -> Any:
     """Returns the mean log µs of the members' cost models."""
-    shapes = Shapes(ensemble.machine, ensemble.menu, *sizes)
+    shapes = ensemble.shapes(sizes)
     return sum(member.physics(shapes)[0] for member in ensemble.members) / len(ensemble.members)
 
 
@@ -236,17 +236,17 @@ def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
     # Forests of a fitted model, or the references of a prior: their mean corrects the roofline,
     # their spread gives the interval.
     corrections: list[Any] = []
-    for one in [model] if model.halves else model.references:
-        if one.references or not one.halves:
-            raise InputError(
-                "explore",
-                f"experts of {one.device.name} with references",
-                "a model of its own rows",
-            )
+    for one in [model] if model.learners else model.references:
+        if one.references or not one.learners:
+            what = f"experts of {one.device.name} with references"
+            raise InputError("explore", what, "a model of its own rows")
         columns = layers.columns(one.device)
-        trees = [(float(half.slopes[0]), forest) for half in one.halves for forest in half.forests]
-        found = [slope + forests.walked(forest).predict(columns)[0] for slope, forest in trees]
-        corrections += found if model.halves else [sum(found) / len(found)]
+        found: list[Any] = []
+        for learner in one.learners:
+            for forest in learner.forests:
+                logs = forests.walked(forest).predict(columns)[0]
+                found.append(float(learner.slopes[0]) + logs)
+        corrections += found if model.learners else [sum(found) / len(found)]
     mean, variance = _mean_and_variance(corrections or [0.0])
     fastest_us = layers.compute_us(model.device)
     outputs = _time(layers.roofline(model.device) + mean, variance, model.interval, fastest_us)

@@ -11,6 +11,7 @@ from quantbench.latency.gemm.cost_model import (
     Machine,
     Menu,
     Shapes,
+    Sizes,
     Values,
     hand_prior,
     log_latency,
@@ -27,6 +28,10 @@ V100 = "v100-pcie-32gb"
 QUICK = Effort(members=1, rows_first=100, rows_other=60, growth=Growth(trees=12))
 
 
+def terms(machine: Machine, menu: Menu, *sizes: np.ndarray, **options: np.ndarray) -> Shapes:
+    return Shapes.of(machine, menu, Sizes.of(*sizes, **options))
+
+
 def invented(rows: int, *, batched: bool) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(3)
     m, n, k = (np.floor(2 ** rng.uniform(4, 10, rows)) for _ in range(3))
@@ -36,7 +41,7 @@ def invented(rows: int, *, batched: bool) -> dict[str, np.ndarray]:
 
 def made(sizes: dict[str, np.ndarray], slower: np.ndarray | float = 0.0) -> np.ndarray:
     """Times in µs by the hand prior's cost model, `slower` in log time."""
-    shapes = Shapes(Machine.of(lookup(V100), "fp32"), Menu.of(), *sizes.values())
+    shapes = terms(Machine.of(lookup(V100), "fp32"), Menu.of(), *sizes.values())
     return np.exp(log_latency(Values(hand_prior()[0]), shapes)[0] + slower)
 
 
