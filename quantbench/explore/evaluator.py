@@ -1,9 +1,7 @@
-"""Packs the latency models of a GPU for a page: their code as JavaScript text, their trees and
-tables as arrays.
+"""Packs the latency models of a GPU for a page: code as JavaScript text, trees and tables as arrays.
 
 The models run on symbols (`trace`) from sizes to the time with its interval. The page provides what
-symbols cannot
-express: the walk through a forest, and the Gaussian process.
+symbols cannot express: the walk through a forest, and the Gaussian process.
 """
 
 from __future__ import annotations
@@ -35,12 +33,13 @@ from quantbench.latency.softmax import SoftmaxModel, softmax_times
 _GEMM = ("m", "n", "k", "batch", "layout")
 _ATTENTION = ("batch", "heads", "kv_heads", "seq", "head_dim")
 _LAYER = ("tokens", "hidden", "expert_ffn", "ffn", "width", "num_experts", "top_k", "ep")
-_LOADS = ("rows", "active", "most", "median")
-_LEAF = 255
+_LOADS = ("rows", "active", "fullest", "median")
+# Types of a forest's arrays in the page.
+_PACKED = {"roots": "<i4", "feature": "u1", "number": "<f4", "right": "<i4"}
 
 
 class Blobs:
-    """Byte strings of a page, each of them once; `add` returns [offset, bytes]."""
+    """Byte strings of a page, each once; `add` returns (offset, bytes)."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -51,9 +50,8 @@ class Blobs:
         data = content.encode() if isinstance(content, str) else content.tobytes()
         if data not in self._places:
             self._places[data] = (self._end, len(data))
-            padded = data + bytes(
-                -len(data) % 8
-            )  # every array starts at a multiple of its items' size
+            # Every array starts at a multiple of its items' size.
+            padded = data + bytes(-len(data) % 8)
             self.parts.append(padded)
             self._end += len(padded)
         return self._places[data]
@@ -67,24 +65,21 @@ class _Forests:
         self.packed: list[dict[str, Any]] = []
 
     def walked(self, forest: Forest) -> SimpleNamespace:
-        """Packs each node's feature (_LEAF: none), its threshold or value, and how far its right
-        child is.
-
-        Returns one whose `predict` the page evaluates."""
-        leaf, name = np.isinf(forest.threshold), f"forests[{len(self.packed)}]"
-        arrays = {
-            "roots": forest.roots.astype("<i4"),
-            "feature": np.where(leaf, _LEAF, forest.feature).astype("u1"),
-            "number": np.where(leaf, forest.value, forest.threshold).astype("<f4"),
-            "right": (forest.right - np.arange(len(leaf))).astype("<i4"),
-        }
-        self.packed.append({key: self._blobs.add(array) for key, array in arrays.items()})
+        """Packs a forest (`Forest.to_arrays`) and returns one whose `predict` the page evaluates."""
+        name = f"forests[{len(self.packed)}]"
+        arrays = forest.to_arrays()
+        packed = {key: self._blobs.add(arrays[key].astype(_PACKED[key])) for key in _PACKED}
+        self.packed.append(packed)
         return SimpleNamespace(predict=lambda columns: call(name, columns, 2))
 
 
 def _mean_and_variance(values: Sequence[Any]) -> tuple[Any, Any]:
-    mean = sum(values) / len(values)
-    return mean, sum((value - mean) ** 2 for value in values) / len(values)
+    mean = _mean(values)
+    return mean, _mean([(value - mean) ** 2 for value in values])
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    return sum(values) / len(values)
 
 
 def _time(
@@ -148,14 +143,14 @@ def _product(ensemble: Ensemble, sizes: Sizes, forests: _Forests) -> tuple[Any, 
         logs.append(log_us + correction)
         within.append(spread)
     mean, between = _mean_and_variance(logs)
-    variance = between + sum(within) / len(within)
+    variance = between + _mean(within)
     return mean - variance, variance, kernels[0]
 
 
 def _physics(ensemble: Ensemble, sizes: Sizes) -> Any:
     """Returns the mean log µs of the members' cost models."""
     shapes = ensemble.shapes(sizes)
-    return sum(member.physics(shapes)[0] for member in ensemble.members) / len(ensemble.members)
+    return _mean([member.physics(shapes)[0] for member in ensemble.members])
 
 
 def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str, Any]:
@@ -180,20 +175,11 @@ def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str
 def _attention(model: AttentionModel, dtype: str, *, backward: bool) -> tuple[Any, Any, Any]:
     """Returns the time of causal attention and its interval, µs."""
     batch, heads, kv_heads, seq, head_dim = inputs(*_ATTENTION)
-    sizes: Any = (
-        batch,
-        heads,
-        kv_heads,
-        seq,
-        seq,
-        head_dim,
-        np.array(True),
-        np.array(backward),
-        dtype,
-    )
+    causal: Any = np.array(True)
+    sizes: Any = (batch, heads, kv_heads, seq, seq, head_dim, causal, np.array(backward), dtype)
     shapes = AttentionShapes(*sizes)
-    part, none = model.prefill, np.zeros(1, dtype=bool)
-    terms = part.physics.cost(shapes, none)(part.physics.parameters)
+    part = model.prefill
+    terms = part.physics.cost(shapes, np.zeros(1, dtype=bool))(part.physics.parameters)
     seen: Any = np.array(False)
     if "causal" in model.masks and dtype in (model.dtype, "fp16", "bf16"):
         seen = (head_dim % 8 == 0) & (head_dim <= WIDEST_HEAD)
@@ -201,24 +187,30 @@ def _attention(model: AttentionModel, dtype: str, *, backward: bool) -> tuple[An
     deviation: Any = np.zeros(1)
     if part.learner is not None:
         features: Any = part.physics.features(shapes, terms)
-        shift, deviation = (np.where(seen, one, 0.0) for one in call("process", features, 2))  # type: ignore[call-overload]
+        found: Any = call("process", features, 2)
+        shift = np.where(seen, found[0], 0.0)
+        deviation = np.where(seen, found[1], 0.0)
     more = UNSEEN_HALF_WIDTH if backward else np.where(seen, 0.0, UNSEEN_HALF_WIDTH)
     half = part.interval.half_width(deviation**2) + more
     fastest_us = shapes.flops / ((model.device.peak(dtype) or 0.0) * 1e6)
-    latency_us = terms.latency_us * np.exp(shift) * (model.backward_cost if backward else 1.0)
+    factor = model.backward_cost if backward else 1.0
+    latency_us = terms.latency_us * np.exp(shift) * factor
     return bounded(latency_us, half + part.below, half + part.above, fastest_us)
 
 
 def softmax_model(device: DeviceSpec, blobs: Blobs) -> dict[str, Any]:
     """Returns the model of Megatron's fused softmax as JSON."""
-    model, names = SoftmaxModel.best(device), ("bytes", "rows", "columns")
+    model = SoftmaxModel.best(device)
+    names = ("bytes", "rows", "columns")
     moved, rows, columns = inputs(*names)
-    expected, fast, slow = (
-        softmax_times(device, moved, rows, columns, values, 1.0, model.library)[0]
-        for values in (model.parameters, *model.extremes)
-    )
+
+    def latency_us(parameters: Sequence[float]) -> Any:
+        return softmax_times(device, moved, rows, columns, parameters, 1.0, model.library)[0]
+
+    fast, slow = model.extremes
     by = np.exp(model.half_width or 0.0)
-    return {"code": blobs.add(module({"times": (names, [expected, fast / by, slow * by])}))}
+    times = [latency_us(model.parameters), latency_us(fast) / by, latency_us(slow) * by]
+    return {"code": blobs.add(module({"times": (names, times)}))}
 
 
 def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
@@ -246,7 +238,7 @@ def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
             for forest in learner.forests:
                 logs = forests.walked(forest).predict(columns)[0]
                 found.append(float(learner.slopes[0]) + logs)
-        corrections += found if model.learners else [sum(found) / len(found)]
+        corrections += found if model.learners else [_mean(found)]
     mean, variance = _mean_and_variance(corrections or [0.0])
     fastest_us = layers.compute_us(model.device)
     outputs = _time(layers.roofline(model.device) + mean, variance, model.interval, fastest_us)

@@ -1,4 +1,4 @@
-"""Predicts the time of an MoE layer's experts on the busiest GPU, from a few measured layers and the
+"""Predicts the time of an MoE layer's experts on the busiest GPU, from a few measured layers and
 models of other GPUs.
 
 >>> layer = MoE(tokens=512, hidden=4096, expert_ffn=14336, num_experts=8, top_k=2)
@@ -22,6 +22,7 @@ from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, StoreError, UnsupportedError, one_line, require_choice
 from quantbench.files import read_bytes, write_file
+from quantbench.latency.autodiff import FloatArray
 from quantbench.latency.estimate import (
     Estimates,
     IntervalCalibration,
@@ -30,7 +31,7 @@ from quantbench.latency.estimate import (
     name_bound,
 )
 from quantbench.latency.families import family, generation
-from quantbench.latency.forest import Forest
+from quantbench.latency.forest import Float32Array, Forest
 from quantbench.latency.libraries import LIBRARIES, MASKED_EXPERTS, MASKED_WORDS, default_library
 from quantbench.latency.model_file import (
     BROKEN,
@@ -42,10 +43,10 @@ from quantbench.latency.model_file import (
     pack,
     unpack,
 )
-from quantbench.latency.moe_features import NUM_FEATURES, Float32Array, FloatArray, Layers
+from quantbench.latency.moe_features import NUM_FEATURES, Layers
 from quantbench.workload import MoE
 
-# A model multiplies the spec sheet's roofline by a correction. Trees predict its logarithm from the
+# A model multiplies the spec sheet's roofline by a correction. Trees predict its log from the
 # layer's terms (`moe_features`) and from the corrections by the models of other GPUs, its
 # references. One learner fits trees to what a linear combination of those corrections leaves over:
 # it extrapolates where GPUs resemble each other. The other takes them as inputs only, which is
@@ -289,7 +290,7 @@ class MoEModel:
     def predict(self, works: Sequence[MoE]) -> Estimates:
         """Predicts the busiest rank's time of layers of the model's dtype.
 
-        No time is below that of the FLOPs at the device's peak. Raises InputError for another dtype.
+        No time is below that of its FLOPs at peak. Raises InputError for another dtype.
         """
         if not works:
             none = np.zeros(0)
@@ -332,11 +333,16 @@ class MoEModel:
 def save_models(path: Path, models: Sequence[MoEModel]) -> None:
     """Writes models and all their references to one file."""
     # By identity: comparing two models would compare arrays.
-    order = {id(one): one for model in models for one in (*model.references, model)}
-    places = {key: place for place, key in enumerate(order)}
+    places: dict[int, int] = {}
+    order: list[MoEModel] = []
+    for model in models:
+        for one in (*model.references, model):
+            if id(one) not in places:
+                places[id(one)] = len(order)
+                order.append(one)
     arrays: Arrays = {}
     headers = []
-    for i, model in enumerate(order.values()):
+    for i, model in enumerate(order):
         headers.append(_to_json(model, places))
         for j, learner in enumerate(model.learners):
             arrays[f"{i}.{j}.slopes"] = learner.slopes

@@ -46,7 +46,7 @@ def test_loads_are_those_of_the_busiest_rank() -> None:
         held = np.array(work.experts_of(work.busiest_rank))
         assert loads.rows[i] == held.sum()
         assert loads.active[i] == (held > 0).sum()
-        assert loads.most[i] == held.max()
+        assert loads.fullest[i] == held.max()
         for tile, tiles in zip(TILES, loads.tiles[:, i], strict=True):
             assert tiles == np.ceil(held / tile).sum()
 

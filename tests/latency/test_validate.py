@@ -9,7 +9,6 @@ import pytest
 
 from quantbench.device import lookup
 from quantbench.errors import InputError, MeasurementError, StoreError, UnsupportedError
-from quantbench.latency.tables import GemmTable
 from tools.accuracy import aiconfigurator_engine, formats
 from tools.accuracy import heuristics as heuristics_child
 from tools.accuracy.contests import (
@@ -24,6 +23,7 @@ from tools.accuracy.contests import (
     run_contests,
 )
 from tools.accuracy.gemm import Absent, engine, heuristics
+from tools.accuracy.gemm_tables import GemmTable
 from tools.accuracy.page import markdown
 from tools.accuracy.scoring import ErrorSummary, Line, Split, cells, over_seeds
 from tools.accuracy.tables import PackagedTable

@@ -37,16 +37,16 @@ def machine_of(device: DeviceSpec, dtype: str) -> Machine:
 
 def product_sizes(
     who: str,
+    layout: str | Sequence[str],
     m: npt.ArrayLike,
     n: npt.ArrayLike,
     k: npt.ArrayLike,
     batch: npt.ArrayLike,
-    layout: str | Sequence[str],
 ) -> Sizes:
     """Returns the sizes of products.
 
-    m, n, k, batch: integers from 1 to LARGEST_SIDE, (rows,) each.
     layout: of each row or of all.
+    m, n, k, batch: integers from 1 to LARGEST_SIDE, (rows,) each.
 
     Raises InputError, which names `who`, for other values.
     """

@@ -119,7 +119,7 @@ class GemmModel:
         machine = machine_of(spec, dtype)
         if np.ndim(batch) == 0:
             batch = np.full(np.size(m), batch)
-        sizes = product_sizes(who, m, n, k, batch, layout)
+        sizes = product_sizes(who, layout, m, n, k, batch)
         times = measured_times(who, latency_us, len(sizes))
         rows = TrainingRows(sizes, np.log(times))
         if not rows.layouts:
@@ -207,8 +207,8 @@ class GemmModel:
         """
         wide = np.broadcast_arrays(m, n, k, batch)
         shape = wide[0].shape
-        columns = [column.ravel() for column in wide]
-        sizes = product_sizes("GemmModel.predict", *columns, layout=layout)
+        flat = [column.ravel() for column in wide]
+        sizes = product_sizes("GemmModel.predict", layout, *flat)
         machine = self.ensemble.machine
         if not self.layouts:
             sizes = without_layout(machine, sizes)
@@ -341,30 +341,29 @@ def file_name(slug: str, dtype: str, library: str) -> str:
     return f"{slug}-{dtype}-{library}.gemm"
 
 
-@cache
 def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
     """Returns the packaged model of a device, dtype and library ("": the default one), None if
     there is none.
 
     A card with the chip of a measured one has its model, with the rate of its own memory.
     """
-    library = library or default_library(slug, dtype)
-    file = FOLDER / file_name(slug, dtype, library)
-    if file.is_file():
-        return GemmModel.load(file)
-    for twin in same_chip(slug):
-        if (FOLDER / file_name(twin, dtype, library)).is_file():
-            return _of_twin(slug, twin, dtype, library)
+    return _shipped(slug, dtype, library or default_library(slug, dtype))
+
+
+@cache
+def _shipped(slug: str, dtype: str, library: str) -> GemmModel | None:
+    for name in same_chip(slug):
+        file = FOLDER / file_name(name, dtype, library)
+        if file.is_file():
+            model = GemmModel.load(file)
+            return model if name == slug else _of_same_chip(model, lookup(slug))
     return None
 
 
-def _of_twin(slug: str, twin: str, dtype: str, library: str) -> GemmModel:
-    measured = shipped_model(twin, dtype, library)
-    assert measured is not None
-    device = lookup(slug)
-    ensemble = replace(measured.ensemble, machine=machine_of(device, dtype))
-    note = f"products on {slug}: as measured on {twin}, the same chip"
-    return replace(measured, device=device, ensemble=ensemble, note=note)
+def _of_same_chip(model: GemmModel, device: DeviceSpec) -> GemmModel:
+    ensemble = replace(model.ensemble, machine=machine_of(device, model.dtype))
+    note = f"products on {device.name}: as measured on {model.device.name}, the same chip"
+    return replace(model, device=device, ensemble=ensemble, note=note)
 
 
 def _device(device: DeviceSpec | str) -> DeviceSpec:
