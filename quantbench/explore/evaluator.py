@@ -1,4 +1,4 @@
-"""Packs the latency models of a GPU for a page: code as JavaScript text, trees and tables as arrays.
+"""Packs the latency models of a GPU for a page: code as JavaScript, trees and tables as arrays.
 
 The models run on symbols (`trace`) from sizes to the time with its interval. The page provides what
 symbols cannot express: the walk through a forest, and the Gaussian process.
@@ -7,7 +7,7 @@ symbols cannot express: the walk through a forest, and the Gaussian process.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -160,15 +160,13 @@ def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str
         "forward": (_ATTENTION, _attention(model, dtype, backward=False)),
         "backward": (_ATTENTION, _attention(model, dtype, backward=True)),
     }
-    process = None
+    process: dict[str, Any] | None = None
     learner = model.prefill.learner
     if learner is not None:
-        arrays = {
-            name: getattr(learner, name)
-            for name in ("features", "targets", "shift", "spread", "length_scales")
-        }
-        process = {name: blobs.add(array.astype("<f8")) for name, array in arrays.items()}
-        process |= {name: getattr(learner, name) for name in ("amplitude", "noise", "centre")}
+        process = {}
+        for field in fields(learner):
+            value = getattr(learner, field.name)
+            process[field.name] = value if np.isscalar(value) else blobs.add(value.astype("<f8"))
     return {"code": blobs.add(module(functions)), "process": process}
 
 

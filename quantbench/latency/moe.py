@@ -276,9 +276,9 @@ class MoEModel:
         shipped = [one for one in shipped_models(dtype) if one.device.name == spec.name]
         if library:
             shipped = [one for one in shipped if one.library == library]
-        if not shipped:
+        found = max(shipped, key=rank, default=None)
+        if found is None:
             return cls.prior(spec, dtype=dtype, library=library or "trtllm")
-        found = max(shipped, key=rank)
         if found.library not in MASKED_EXPERTS:
             return found
         return replace(found, note=f"{found.note}; {MASKED_WORDS}")
@@ -319,15 +319,6 @@ class MoEModel:
             x = _inputs(layers, self.device, corrections)
             return _predicted(self.learners, x, corrections)
         return corrections.T if corrections.size else np.zeros((1, len(layers)))
-
-    def save(self, path: Path) -> None:
-        """Writes the model and its references as a file that `load` reads."""
-        save_models(path, [self])
-
-    @classmethod
-    def load(cls, path: Path) -> MoEModel:
-        """Reads what `save` wrote. Raises the errors of `load_models`."""
-        return load_models(path)[-1]
 
 
 def save_models(path: Path, models: Sequence[MoEModel]) -> None:

@@ -217,12 +217,14 @@ class Layers:
 
     def _waves(self, device: DeviceSpec, tiles: FloatArray) -> list[FloatArray]:
         """Returns the waves of both products, one block per SM, for tiles along the rows."""
-        per_tile = [np.ceil(n / _TILE_COLUMNS) for n in (self.width, self.hidden)]
-        return [tiles * columns / device.sm_count for columns in per_tile]
+        first = tiles * np.ceil(self.width / _TILE_COLUMNS)
+        second = tiles * np.ceil(self.hidden / _TILE_COLUMNS)
+        return [first / device.sm_count, second / device.sm_count]
 
     def waves(self, device: DeviceSpec) -> FloatArray:
         """Returns the whole waves of both products with the largest tile."""
-        return np.asarray(sum(np.ceil(wave) for wave in self._waves(device, self.loads.tiles[-1])))
+        first, second = self._waves(device, self.loads.tiles[-1])
+        return np.ceil(first) + np.ceil(second)
 
     def features(self, device: DeviceSpec) -> Float32Array:
         """Returns the inputs of the trees, (layers, features)."""

@@ -12,7 +12,14 @@ from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.latency.estimate import IntervalCalibration
 from quantbench.latency.model_times import ModelTimes
-from quantbench.latency.moe import FEWEST_ROWS, Growth, MoEModel, load_models, shipped_models
+from quantbench.latency.moe import (
+    FEWEST_ROWS,
+    Growth,
+    MoEModel,
+    load_models,
+    save_models,
+    shipped_models,
+)
 from quantbench.latency.moe_features import NUM_FEATURES, TILES, ExpertLoads, Layers, fewer_gpus
 from quantbench.workload import Gemm, MoE
 
@@ -120,8 +127,8 @@ def test_files_keep_models_and_their_references(tmp_path: Path) -> None:
     times = np.exp(Layers.of(works).roofline(H100))
     other = MoEModel.fit(H200, works, times, library="sglang", prior="none", growth=_QUICK)
     model = MoEModel.fit(H100, works, 0.8 * times, library="vllm", prior=[other], growth=_QUICK)
-    model.save(tmp_path / "model.moe")
-    read = MoEModel.load(tmp_path / "model.moe")
+    save_models(tmp_path / "model.moe", [model])
+    read = load_models(tmp_path / "model.moe")[-1]
     assert (read.device, read.library, read.rows, read.note) == (H100, "vllm", 200, model.note)
     assert read.references[0].library == "sglang"
     assert len(load_models(tmp_path / "model.moe")) == 2
@@ -130,7 +137,7 @@ def test_files_keep_models_and_their_references(tmp_path: Path) -> None:
     )
     (tmp_path / "broken.moe").write_bytes((tmp_path / "model.moe").read_bytes()[:-200])
     with pytest.raises(StoreError, match="broken"):
-        MoEModel.load(tmp_path / "broken.moe")
+        load_models(tmp_path / "broken.moe")
 
 
 def test_a_prior_excludes_the_gpu_itself_and_says_what_it_rests_on() -> None:

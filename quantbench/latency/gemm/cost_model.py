@@ -75,21 +75,6 @@ class Kernels:
         """Log of block_m + block_n over that of 128 × 128."""
         return np.asarray(np.log((self.block_m + self.block_n) / 256.0))
 
-    @cached_property
-    def wave_flop(self) -> FloatArray:
-        """FLOP of an SM per element of k in a whole wave."""
-        return self.blocks_per_sm * (2.0 * self.block_m * self.block_n)
-
-    @cached_property
-    def is_split(self) -> FloatArray:
-        """1.0 where k is split."""
-        return (self.split_k > 1).astype(np.float64)
-
-    @cached_property
-    def split_doublings(self) -> FloatArray:
-        """Binary logarithm of split_k."""
-        return np.asarray(np.log2(self.split_k))
-
 
 @dataclass(frozen=True)
 class Menu:
@@ -595,7 +580,8 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
         depth = depth * exp(minimum(p["misaligned"], _MOST_MISALIGNED) * s.halvings)
     beyond = soft_plus((s.log_row_bytes - p["tlb_reach"]) * _TLB_SLOPE) / _TLB_SLOPE
     translation = exp(s.along_k * (maximum(p["tlb_growth"], 0.0) * beyond))
-    arithmetic = translation * (waves * (depth + exp(p["fill"])) * (kernels.wave_flop / rate))
+    wave_flop = kernels.blocks_per_sm * (2.0 * kernels.block_m * kernels.block_n)
+    arithmetic = translation * (waves * (depth + exp(p["fill"])) * (wave_flop / rate))
     if s.narrow is not None:
         arithmetic = arithmetic * (1.0 + exp(p["padded"]) * s.narrow.padding)
 
@@ -613,8 +599,8 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
     main_loop = _norm(exp(p["overlap"]) + 1.0, log(arithmetic), log(memory), log(l2))
     joined = exp(_norm(exp(p["write_overlap"]) + 1.0, main_loop, log(write)))
     reduction = s.partial_bytes / (l2_speed * exp(p["split_speed"])) + (
-        exp(p["split"]) * kernels.is_split
-        + exp(p["split_steps"]) * kernels.split_doublings
+        exp(p["split"]) * (kernels.split_k > 1)
+        + exp(p["split_steps"]) * np.log2(kernels.split_k)
         + exp(p["split_serial"]) * (kernels.split_k - 1.0)
     )
     per_wave = exp(p["wave"]) + exp(p["epilogue"]) * (kernels.area * kernels.blocks_per_sm)

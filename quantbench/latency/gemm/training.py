@@ -160,11 +160,14 @@ def known_in_waves(device: DeviceSpec, dtype: str) -> bool:
 
 @cache
 def _known_in_waves(device: str, family_name: str, which: str, dtype: str) -> bool:
-    usable = _applicable(shipped_pool(), which, dtype)
-    related = [gpu for gpu in usable if gpu.device == device]
-    if not related:
-        related = [gpu for gpu in usable if gpu.family == family_name]
+    related = _related(_applicable(shipped_pool(), which, dtype), device, family_name)
     return bool(related) and runs_in_waves([gpu.parameters for gpu in related])
+
+
+def _related(gpus: Sequence[MeasuredGpu], device: str, family_name: str) -> list[MeasuredGpu]:
+    """Returns the entries of a GPU, or else those of its family."""
+    same = [gpu for gpu in gpus if gpu.device == device]
+    return same or [gpu for gpu in gpus if gpu.family == family_name]
 
 
 def _applicable(gpus: Sequence[MeasuredGpu], which: str, dtype: str) -> list[MeasuredGpu]:
@@ -211,12 +214,10 @@ def choose(
     if others:
         blind = _BEYOND * max(gpu.blind_90 for gpu in others)
     if not family_out:
-        same = [gpu for gpu in usable if gpu.device == device.name]
-        if same:
-            return near(same, same_gpu=True), blind / 2
-        kin = [gpu for gpu in usable if gpu.family == family(device)]
-        if kin:
-            return near(kin, same_gpu=False), blind
+        related = _related(usable, device.name, family(device))
+        if related:
+            same_gpu = related[0].device == device.name
+            return near(related, same_gpu=same_gpu), blind / 2 if same_gpu else blind
         others = usable
     efficiency = np.eye(len(base.mean))[INDEX["efficiency"]]
     relative = []  # with an efficiency relative to what the power allows
@@ -393,16 +394,15 @@ def _likely(
     m = np.floor(2 ** rng.uniform(0, 15, count))
     n = 8 * np.floor(2 ** rng.uniform(2, 13, count))
     k = 8 * np.floor(2 ** rng.uniform(2, 13, count))
-    drawn = vars(Sizes.of(m, n, k))
-    given = vars(rows.sizes.take(slice(count)))
-    both = {name: np.concatenate([drawn[name], given[name]]) for name in drawn}
+    near_rows = rows.sizes.take(slice(count))
     # The layout does not matter to the kernels' times.
-    shapes = Shapes.of(machine, menu, Sizes.of(both["m"], both["n"], both["k"], both["batch"]))
+    given = Sizes.of(near_rows.m, near_rows.n, near_rows.k, near_rows.batch)
+    shapes = [Shapes.of(machine, menu, sizes) for sizes in (Sizes.of(m, n, k), given)]
     likely = np.zeros(len(menu))
     for vector in vectors:
         member = Member(vector, None)
-        weights = member.weights(member.physics(shapes)[1])
-        likely = np.maximum(likely, np.quantile(weights, 0.98, axis=1))
+        weights = [member.weights(member.physics(part)[1]) for part in shapes]
+        likely = np.maximum(likely, np.quantile(np.concatenate(weights, axis=1), 0.98, axis=1))
     return menu.subset(np.flatnonzero(likely > _UNLIKELY))
 
 
