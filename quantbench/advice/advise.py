@@ -2,13 +2,11 @@
 with the reasons.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from quantbench.advice.cost import OpCost, ShapeCost, cost_of, total_flops
+from quantbench.advice.cost import OpCost, ShapeCost, cost_of, total_flops, total_us
 from quantbench.advice.search import Neighbour, Search
 from quantbench.advice.space import DIMENSIONS, Space, least_ep, weights_bytes
 from quantbench.alignment_rules import Broken, broken_by_shape, misaligned_sides, side_names
@@ -191,8 +189,11 @@ def _broken_blocks(shape: TransformerShape) -> tuple[str, ...]:
         "hidden": shape.hidden,
         "rows of an expert, if balanced": shape.experts_of(shape.tokens).rows_per_expert,
     }
-    uneven = [(name, size) for name, size in sizes.items() if size % _ROUND]
-    return tuple(f"{name} = {size:g} = {size / _ROUND:.4g} × {_ROUND}" for name, size in uneven)
+    broken = []
+    for name, size in sizes.items():
+        if size % _ROUND:
+            broken.append(f"{name} = {size:g} = {size / _ROUND:.4g} × {_ROUND}")
+    return tuple(broken)
 
 
 def _unmeasured(whole: ShapeCost) -> tuple[Unmeasured, ...]:
@@ -204,7 +205,7 @@ def _unmeasured(whole: ShapeCost) -> tuple[Unmeasured, ...]:
     found = []
     for reason, costs in ops.items():
         labels = tuple(cost.op.label for cost in costs)
-        found.append(Unmeasured(reason, labels, _time(costs) / whole.latency.latency_us))
+        found.append(Unmeasured(reason, labels, total_us(costs) / whole.latency.latency_us))
     return tuple(sorted(found, key=lambda one: -one.share))
 
 
@@ -247,7 +248,7 @@ def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
     """
     savings = []
     for name, costs in old.by_name.items():
-        saved_us = _time(costs) - _time(new.by_name.get(name, ())) * weight
+        saved_us = total_us(costs) - total_us(new.by_name.get(name, ())) * weight
         savings.append((saved_us / old.latency.latency_us, name))
     found: dict[str, list[str]] = {}
     for saved, name in sorted(savings, reverse=True)[:_REASONS]:
@@ -259,10 +260,6 @@ def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
     hard = _HARD - {edge.kind for edge in old.edges}
     past = dict.fromkeys(edge.words for edge in new.edges if edge.kind in hard)
     return (*reasons, *(f"but {words}" for words in past))
-
-
-def _time(costs: Sequence[OpCost]) -> float:
-    return sum(cost.total_us for cost in costs)
 
 
 def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
@@ -324,4 +321,4 @@ def _fuller(was: OpCost, now: OpCost) -> str | None:
 
 
 def _tflops(costs: Sequence[OpCost]) -> float:
-    return total_flops(costs) / _time(costs) / 1e6
+    return total_flops(costs) / total_us(costs) / 1e6

@@ -2,8 +2,6 @@
 `edges`.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,7 +92,7 @@ class ShapeCost:
     @property
     def waste_us(self) -> float:
         """Time wasted past edges in a micro-batch, µs."""
-        return sum(op.waste_us for op in self.ops)
+        return total_waste_us(self.ops)
 
     @property
     def waste_share(self) -> float:
@@ -124,10 +122,17 @@ class ShapeCost:
             named[cost.op.name] += (cost,)
 
         def rank(name: str) -> tuple[float, float]:
-            costs = named[name]
-            return sum(cost.waste_us for cost in costs), sum(cost.total_us for cost in costs)
+            return total_waste_us(named[name]), total_us(named[name])
 
         return {name: named[name] for name in sorted(named, key=rank, reverse=True)}
+
+
+def total_us(costs: Iterable[OpCost]) -> float:
+    return sum(cost.total_us for cost in costs)
+
+
+def total_waste_us(costs: Iterable[OpCost]) -> float:
+    return sum(cost.waste_us for cost in costs)
 
 
 def total_flops(costs: Iterable[OpCost]) -> int:
@@ -148,8 +153,7 @@ def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
     times.ask(edge.before for edge in chain.from_iterable(found.values()))
     costs = tuple(_cost(op, found[op], times) for op in ops)
     whole = _latency_of(costs)
-    wasted = sum(cost.waste_us for cost in costs)
-    low, high = _waste_interval(costs, whole.latency_us, wasted, times)
+    low, high = _waste_interval(costs, whole.latency_us, total_waste_us(costs), times)
     return ShapeCost(shape, costs, whole, low, high)
 
 

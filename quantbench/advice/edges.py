@@ -5,8 +5,6 @@ conditions of Megatron's fused softmax. Experts cross one if their rows do not f
 some get more rows than others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any

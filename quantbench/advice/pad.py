@@ -5,8 +5,6 @@ tensor in every call. Padded rows and columns compute nothing of use, so the sav
 same useful work.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

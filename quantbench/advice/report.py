@@ -1,7 +1,5 @@
 """Writes the result of `quantbench advise` as JSON, shapes for `sweep --shapes`, and JUnit XML."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain

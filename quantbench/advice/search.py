@@ -4,8 +4,6 @@ Times are compared per token and parameter, so that a smaller model does not win
 Arithmetic without parameters (attention between all pairs of tokens) counts as time only.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -134,8 +132,9 @@ class Search:
         """Returns the best change of each dimension alone that gains enough, the largest gain
         first.
         """
-        chosen = [_preferred(group, timed) for group, timed in self._single.items()]
-        found = [self._compared(one, nearest=True) for one in chosen]
+        found = []
+        for group, timed in self._single.items():
+            found.append(self._compared(_preferred(group, timed), nearest=True))
         return _worthwhile(sorted(found, key=lambda one: -one.gain))
 
     def _surest(self, group: Group, timed: Sequence[_Timed]) -> _Timed:

@@ -4,8 +4,6 @@ One group has a new hidden size with heads, MLP and depth to match; another chan
 dimension.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

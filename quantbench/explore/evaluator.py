@@ -4,8 +4,6 @@ The models run on symbols (`trace`) from sizes to the time with its interval. Th
 symbols cannot express: the walk through a forest, and the Gaussian process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from types import SimpleNamespace
@@ -135,9 +133,7 @@ def _product(ensemble: Ensemble, sizes: Sizes, forests: _Forests) -> tuple[Any, 
     for member in ensemble.members:
         log_us, parts = member.physics(shapes)
         kernels.append(parts.log_time.argmin(axis=0))
-        columns: Any = member.columns(shapes, log_us, parts)
-        if reference is not None:
-            columns.append(reference)
+        columns: Any = member.columns(shapes, log_us, parts, reference)
         walked: Any = member.forest and forests.walked(member.forest)
         correction, spread = replace(member, forest=walked).correction(columns, reference)
         logs.append(log_us + correction)

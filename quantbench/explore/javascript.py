@@ -4,8 +4,6 @@ Rows become constants. Vectors are computed entry by entry, in one loop for each
 reductions: the loop of a level ends before the code that uses its sums and extremes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -92,7 +90,7 @@ class _Function:
     """
 
     def __init__(self, outputs: Sequence[Any], made: list[str]) -> None:
-        wanted = [as_node(output) for output in outputs]
+        wanted = list(map(as_node, outputs))
         order = in_order(wanted)
         self._made = made
         self._names: dict[Node, str] = {}
@@ -111,7 +109,7 @@ class _Function:
         computed = [node for node in order if node.op not in ("input", "constant", "some", "sort")]
         for level in range(max(self._levels.values(), default=0) + 1):
             self._level(level, computed)
-        self._lines.append(f"return [{', '.join(self._value(node) for node in wanted)}];")
+        self._lines.append(f"return [{', '.join(map(self._value, wanted))}];")
         self.text = "\n".join(self._lines)
 
     def _store(self, node: Node) -> None:
@@ -128,7 +126,7 @@ class _Function:
         if node.op == "constant":
             if node not in self._names:
                 self._names[node] = f"k{len(self._made)}"
-                table = ", ".join(number(value) for value in node.value.tolist())
+                table = ", ".join(map(number, node.value.tolist()))
                 self._made.append(f"const k{len(self._made)} = Float64Array.of({table});")
             return f"{self._names[node]}[i]"
         if node.kernels and level is not None and self._levels[node] < level:

@@ -4,8 +4,6 @@ The file holds the models of each GPU (`evaluator`), so that a browser computes 
 predict` prints.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import struct
@@ -92,7 +90,8 @@ def write_explorer(
     blobs = Blobs()
     notes: dict[str, None] = {}
     gpus = [_gpu(device, blobs, notes, fitted or {}) for device in devices]
-    draws = Random(0)
+    random = Random(0)
+    draws = [random.random() for _ in range(_MOST_EXPERTS)]
     scripts = [template_text("uplot.min.js")]
     scripts += [template_text(name, __package__) for name in _SCRIPTS]
     styles = [template_text("explore.css", __package__), template_text("uplot.min.css")]
@@ -102,7 +101,7 @@ def write_explorer(
         "setting": {**_sizes(shape), "axis": "hidden", "direction": "forward"},
         "presets": {name: _sizes(preset(name)) for name in preset_names()},
         "formats": {name: _format(name) for name in GEMM_DTYPES},
-        "draws": blobs.add(np.array([draws.random() for _ in range(_MOST_EXPERTS)])),
+        "draws": blobs.add(np.array(draws)),
         "load_draws": blobs.add(np.random.default_rng(0).random(LOAD_DRAWS * _MOST_EXPERTS)),
         "unaligned": {"share": UNALIGNED_SHARE, "spread": UNALIGNED_SPREAD},
         "shape": blobs.add(shape_script()),

@@ -4,8 +4,6 @@ weights.
 The code of `workload` runs on symbols (`trace`), so its conditions on sizes become the page's.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -184,7 +184,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "where": partial(Node.of, "where"),
     "broadcast_to": lambda x, shape: x,
     "clip": lambda x, low, high: np.minimum(np.maximum(x, low), high),
-    "full": lambda shape, value: value,
     "einsum": lambda _, a, b: Node.of("multiply", a, b).sum(axis=0),
     "sort": lambda x, axis: Node.of("sort", x),
     "column_stack": list,

@@ -2,8 +2,6 @@
 kernels on them.
 """
 
-from __future__ import annotations
-
 from quantbench.device.spec import DeviceSpec
 
 _FAMILIES = {

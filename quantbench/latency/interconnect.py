@@ -152,8 +152,8 @@ def same_site(name: str) -> tuple[str, ...]:
     site = clusters[name].get("site")
     if site is None:
         return ()
-    same = [other for other, values in clusters.items() if values.get("site") == site]
-    return tuple(other for other in same if other != name)
+    others = [other for other in clusters if other != name]
+    return tuple(other for other in others if clusters[other].get("site") == site)
 
 
 def reference_cluster(device: DeviceSpec) -> Cluster:

@@ -3,8 +3,6 @@ dtype: the one whose public table has the most shapes. A library changes the ker
 cliffs, as much as the GPU does.
 """
 
-from __future__ import annotations
-
 from quantbench.device.registry import same_chip
 from quantbench.errors import require_choice
 

@@ -2,8 +2,6 @@
 pickle.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib
@@ -73,8 +71,11 @@ def unpack(
 
 def inner(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
     """Returns the arrays whose names begin with a prefix, by the rest of their names."""
-    names = [name for name in arrays if name.startswith(prefix)]
-    return {name.removeprefix(prefix): arrays[name] for name in names}
+    found = {}
+    for name, array in arrays.items():
+        if name.startswith(prefix):
+            found[name.removeprefix(prefix)] = array
+    return found
 
 
 def outer(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
@@ -83,8 +84,11 @@ def outer(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
 
 
 def device_to_json(device: DeviceSpec) -> dict[str, Any]:
-    fields = vars(device)
-    return {**fields, **{k: dict(v) for k, v in fields.items() if isinstance(v, Mapping)}}
+    fields = dict(vars(device))
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            fields[name] = dict(value)
+    return fields
 
 
 def device_from_json(data: Mapping[str, Any]) -> DeviceSpec:

@@ -2,8 +2,6 @@
 shipped, and extrapolates to batches larger than the models support.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -250,7 +250,7 @@ class MoEModel:
         sources = ", ".join(one._source for one in alike) or "the spec sheet alone"
         note = f"experts of {library} on {spec.name}: not measured; from {sources}"
         errors = [float(one.provenance["transfer"]) for one in alike]
-        if not any(family(one.device) == family(spec) for one in alike):
+        if family(spec) not in [family(one.device) for one in alike]:
             errors.append(_BLIND)
         interval = IntervalCalibration(1.0, max(errors))
         return cls(spec, dtype, library, tuple(alike), (), interval, note=note)
@@ -273,10 +273,10 @@ class MoEModel:
                 one.provenance["rows"],
             )
 
-        shipped = [one for one in shipped_models(dtype) if one.device.name == spec.name]
-        if library:
-            shipped = [one for one in shipped if one.library == library]
-        found = max(shipped, key=rank, default=None)
+        def applies(one: MoEModel) -> bool:
+            return one.device.name == spec.name and library in ("", one.library)
+
+        found = max(filter(applies, shipped_models(dtype)), key=rank, default=None)
         if found is None:
             return cls.prior(spec, dtype=dtype, library=library or "trtllm")
         if found.library not in MASKED_EXPERTS:

@@ -1,7 +1,5 @@
 """Defines the interface for op times of one GPU, caches them, and sums correlated errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -318,8 +316,11 @@ def total(ops: Sequence[OpEstimate], correlation: float = CORRELATION) -> ShapeE
     """Sums ops and their intervals. correlation: error correlation between ops, see CORRELATION."""
     if not ops:
         raise InputError("total", "no ops", "at least one")
-    estimates = [one.estimate.scaled(one.op.count) for one in ops]
-    times = np.array([(one.latency_us, one.low_us, one.high_us) for one in estimates])  # (ops, 3)
+    rows = []
+    for one in ops:
+        whole = one.estimate.scaled(one.op.count)
+        rows.append((whole.latency_us, whole.low_us, whole.high_us))
+    times = np.array(rows)  # (ops, 3)
     middle = float(times[:, 0].sum())
     below = _combine(times[:, 0] - times[:, 1], correlation)
     above = _combine(times[:, 2] - times[:, 0], correlation)

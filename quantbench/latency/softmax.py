@@ -218,8 +218,8 @@ class SoftmaxModel:
         one_kernel = fused or self.library == "torch"
         of_kernel = [work.min_bytes if one_kernel else fallback_bytes(work) for work in works]
         moved = np.array(of_kernel, dtype=float)
-        rows = np.array([work.batch * work.rows for work in works], dtype=float)
-        columns = np.array([work.cols for work in works], dtype=float)
+        sizes = [(work.batch * work.rows, work.cols) for work in works]
+        rows, columns = np.array(sizes, dtype=float).T
         kernels = 1.0 if one_kernel else float(_FALLBACK_KERNELS)
         latency_us, launch_us, *others = softmax_times(
             self.device, moved, rows, columns, parameters, kernels, self.library

@@ -90,7 +90,7 @@ class Ensemble:
         physics = np.mean([cost for cost, _ in costs], axis=0)
         short = sizes.k < LEAST_K
         if short.any():
-            shallow = self._physics(sizes.take(short))
+            shallow = self.physics(sizes.take(short))
             middle[short] += shallow - physics[short]
             physics[short] = shallow
         first = costs[0][1]
@@ -102,9 +102,6 @@ class Ensemble:
 
     def physics(self, sizes: Sizes) -> FloatArray:
         """Returns the mean log µs of the members' cost models, without trees, (rows,)."""
-        return np.concatenate([self._physics(sizes.take(rows)) for rows in chunks(len(sizes))])
-
-    def _physics(self, sizes: Sizes) -> FloatArray:
         shapes = self.shapes(sizes)
         return np.asarray(np.mean([member.physics(shapes)[0] for member in self.members], axis=0))
 

@@ -1,7 +1,5 @@
 """Converts an ensemble to JSON values and arrays and back, and refuses inconsistent ones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

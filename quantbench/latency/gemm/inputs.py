@@ -1,7 +1,5 @@
 """Validates what a GEMM model is asked or fitted to, and turns it into arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

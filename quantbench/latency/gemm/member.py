@@ -126,19 +126,17 @@ class Member:
     def features(
         self, shapes: Shapes, log_us: Array, parts: Parts, reference: FloatArray | None
     ) -> Float32Array:
-        """Returns the inputs of the forest, (rows, features): `columns`, and `reference` (rows,) as
-        the last one.
-        """
-        columns = self.columns(shapes, log_us, parts)
-        if reference is not None:
-            columns.append(reference)
+        """Returns the inputs of the forest, (rows, features), from `columns`."""
+        columns = self.columns(shapes, log_us, parts, reference)
         out = np.empty((len(columns), len(shapes.sizes)), dtype=np.float32)
         for i, column in enumerate(columns):
             out[i] = column
         return out.T
 
-    def columns(self, shapes: Shapes, log_us: Array, parts: Parts) -> list[Any]:
-        """Returns the inputs of the forest but for the reference, each (rows,) or a constant.
+    def columns(
+        self, shapes: Shapes, log_us: Array, parts: Parts, reference: FloatArray | None
+    ) -> list[Any]:
+        """Returns the inputs of the forest, each (rows,) or a constant, the reference last.
 
         log_us, parts: result of `physics`.
         """
@@ -172,7 +170,8 @@ class Member:
         if self.layouts:
             columns.append(sizes.layout)
         columns += _least_gaps(gaps, dict(shapes.menu.of_tile), len(shapes.menu.tiles))
-        return columns + _least_gaps(gaps, dict(shapes.menu.of_split), len(SPLITS))
+        columns += _least_gaps(gaps, dict(shapes.menu.of_split), len(SPLITS))
+        return columns if reference is None else [*columns, reference]
 
     def correction(self, x: Float32Array | None, reference: FloatArray | None) -> tuple[Any, Any]:
         """Returns the log time to add and its variance over the trees, (rows,) each, or 0.0."""

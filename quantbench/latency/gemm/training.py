@@ -175,8 +175,11 @@ def _applicable(gpus: Sequence[MeasuredGpu], which: str, dtype: str) -> list[Mea
     rate.
     """
     dtypes = {dtype, "bf16"} if dtype == "fp16" else {dtype}
-    alike = [gpu for gpu in gpus if gpu.dtype in dtypes]
-    return [gpu for gpu in alike if unit(lookup(gpu.device), gpu.dtype) == which]
+
+    def applies(gpu: MeasuredGpu) -> bool:
+        return gpu.dtype in dtypes and unit(lookup(gpu.device), gpu.dtype) == which
+
+    return list(filter(applies, gpus))
 
 
 # This card, made in 7 nm, runs fp32 at its peak within its power: less power a TFLOP/s than any
