@@ -63,7 +63,7 @@ class _Forests:
         self.packed: list[dict[str, Any]] = []
 
     def walked(self, forest: Forest) -> SimpleNamespace:
-        """Packs a forest (`Forest.to_arrays`) and returns one whose `predict` the page evaluates."""
+        """Packs a forest and returns one whose `predict` the page evaluates."""
         name = f"forests[{len(self.packed)}]"
         arrays = forest.to_arrays()
         packed = {key: self._blobs.add(arrays[key].astype(_PACKED[key])) for key in _PACKED}
