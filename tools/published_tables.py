@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
+from quantbench.importers.parquet import read_parquet
 from quantbench.importers.runs import Origin, Row, Rows, digest, file_origin
-from quantbench.latency.tables import read_parquet
 from quantbench.launch import Launch
 from quantbench.providers import kernel_names
 from quantbench.providers.identity import KernelEvent, launch_of

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from quantbench.device.registry import lookup
 from quantbench.errors import QuantbenchError
 from quantbench.latency.families import family
-from quantbench.latency.gemm.cost_model import Machine, Menu, hand_prior
+from quantbench.latency.gemm.cost_model import Machine, Menu, Sizes, hand_prior
 from quantbench.latency.gemm.ensemble import Ensemble
 from quantbench.latency.gemm.member import Growth, Member
 from quantbench.latency.gemm.model import FOLDER, GemmModel, file_name
@@ -34,7 +34,7 @@ from quantbench.latency.gemm.training import (
     TABLE_EFFORT,
     TABLE_ROWS,
     Effort,
-    Known,
+    MeasuredGpu,
     choose,
 )
 from quantbench.latency.libraries import SYSTEMS, default_library, libraries_of
@@ -65,7 +65,7 @@ def _arguments(table: Table, rows: npt.NDArray[np.intp]) -> dict[str, Any]:
     return {"m": table.m[rows], "n": table.n[rows], "k": table.k[rows]}
 
 
-def _pool_entry(table: Table) -> Known:
+def _pool_entry(table: Table) -> MeasuredGpu:
     """The parameters of one table, fitted from the hand prior alone."""
     device = lookup(table.gpu)
     if isinstance(table, PublishedTable):
@@ -83,21 +83,22 @@ def _pool_entry(table: Table) -> Known:
         effort=one_model,
     )
     vector = model.ensemble.members[0].parameters[: len(hand_prior()[0])]
-    return Known(
+    return MeasuredGpu(
         table.gpu, family(device), table.dtype, vector, len(rows), _provenance(table)["table"], 0.0
     )
 
 
-def _blind_90(known: Known, pool: list[Known], table: Table) -> float:
+def _blind_90(known: MeasuredGpu, pool: list[MeasuredGpu], table: Table) -> float:
     """How far the other families' pool is off on this GPU: the 90th percentile of |log error|."""
     device = lookup(known.device)
     start, _ = choose(device, known.dtype, pool, family_out=True)
     ensemble = Ensemble(Machine.of(device, known.dtype), Menu.of(), (Member(start.mean, None),))
     rows = random_split(len(table), min(_BLIND_ROWS, len(table) - 1), seed=78).train
-    arguments = _arguments(table, rows)
-    arguments.pop("layout", None)
-    log_us = ensemble.physics(*np.array(list(arguments.values()), dtype=float))
-    return float(np.quantile(np.abs(log_us - np.log(table.latency_us[rows])), 0.90))
+    given = _arguments(table, rows)
+    given.pop("layout", None)
+    sizes = Sizes.of(**{name: np.asarray(size, dtype=float) for name, size in given.items()})
+    error = ensemble.physics(sizes) - np.log(table.latency_us[rows])
+    return float(np.quantile(np.abs(error), 0.90))
 
 
 def _provenance(table: Table) -> dict[str, Any]:

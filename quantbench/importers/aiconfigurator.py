@@ -9,15 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version as installed_version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.files import read_text, reason
+from quantbench.importers.parquet import read_parquet
 from quantbench.importers.runs import Origin, Row, Rows, digest, dtype_name
 from quantbench.latency.libraries import DEFAULT_TABLES, MASKED_EXPERTS, MASKED_WORDS, system_of
 from quantbench.latency.libraries import TABLES as NEWEST
-from quantbench.latency.tables import read_parquet, systems_folder
 from quantbench.store.record import Place
 from quantbench.workload import Attention, Collective, Gemm, MoE, Workload
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES, element_bytes
@@ -266,6 +267,15 @@ def _find(
         given = f"--backend {backend} --version {version} for {system}"
         raise InputError(_WHO, given.replace(" None", " (not given)"), f"one of {have}")
     return matching[0]
+
+
+def systems_folder() -> Path | None:
+    """Returns the folder of the systems in the installed aiconfigurator-core, None without that
+    package.
+    """
+    spec = find_spec("aiconfigurator_core")
+    found = spec.submodule_search_locations if spec is not None else None
+    return Path(next(iter(found))) / "systems" if found else None
 
 
 def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar, cast
 
 from quantbench.errors import InputError, StoreError, first_repeated
 from quantbench.files import UNREADABLE, open_text, reason
+from quantbench.importers.parquet import read_parquet
 from quantbench.importers.runs import UNITS_US, Origin, Row, Rows, dtype_name, file_origin
-from quantbench.latency.tables import read_parquet
 from quantbench.store.record import Place
 from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
 

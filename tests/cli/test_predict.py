@@ -19,6 +19,7 @@ from quantbench.device.registry import known
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
+from quantbench.latency.gemm.cost_model import Sizes
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.op_times import UNALIGNED_NOTE
@@ -65,7 +66,7 @@ def test_a_rate_that_falls_with_the_measured_rows_is_told_apart_from_tiles() -> 
     assert found[1]["peak_share"] < 0.8 * found[0]["peak_share"]
     ensemble = GemmModel.best("gb200-186gb").ensemble
     for row, m in zip(found, (2048.0, 16384.0), strict=True):
-        alone = ensemble.physics(*(np.array([size]) for size in (m, 8192.0, 8192.0)))
+        alone = ensemble.physics(Sizes.of(*(np.array([size]) for size in (m, 8192.0, 8192.0))))
         expected = max(0.0, row["latency_us"] / float(np.exp(alone[0])) - 1)
         assert row["slower_than_best_kernel"] == pytest.approx(expected, abs=1e-6)
     said = " ".join(run(*words).split())

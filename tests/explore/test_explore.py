@@ -23,11 +23,11 @@ from quantbench.cli.app import app
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.explore.javascript import Script, module
-from quantbench.explore.page import fitted_models, left_out, shelf_devices, write_explorer
+from quantbench.explore.page import fitted_models, left_out, write_explorer
 from quantbench.explore.trace import Node, call, in_order, inputs
 from quantbench.profile import Profile
 from quantbench.workload.presets import preset
-from tools.guide.explorer import SHOTS, shows_curve
+from tools.guide.explorer import SHOTS, shelf_devices, shows_curve
 
 
 def content(page: Path) -> dict[str, Any]:

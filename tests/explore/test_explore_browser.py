@@ -31,7 +31,7 @@ from quantbench.analysis.forecast import forecast
 from quantbench.cli.app import app
 from quantbench.device import default_dtype, lookup
 from quantbench.errors import InputError
-from quantbench.explore.page import FittedModel, shelf_devices, write_explorer
+from quantbench.explore.page import FittedModel, write_explorer
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.model_times import ModelTimes, best_gemm_model
 from quantbench.latency.op_times import (
@@ -47,6 +47,7 @@ from quantbench.workload import MoE, TransformerShape
 from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.parameters import parameters
 from quantbench.workload.presets import preset
+from tools.guide.explorer import shelf_devices
 
 pytestmark = [
     pytest.mark.slow,

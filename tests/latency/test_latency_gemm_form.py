@@ -17,12 +17,13 @@ from quantbench.latency.gemm.cost_model import (
     Machine,
     Menu,
     Shapes,
+    Sizes,
     Values,
     hand_prior,
     log_latency,
 )
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
-from quantbench.latency.gemm.member import Member, watched_columns
+from quantbench.latency.gemm.member import Member
 from quantbench.launch import Tile
 from quantbench.quantization import quantize
 from quantbench.workload import Gemm
@@ -62,7 +63,7 @@ def times_us(
     """Times of shapes that broadcast, by the hand prior if no parameters are given."""
     arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(x, dtype=float)) for x in (m, n, k)))
     values = Values(hand_prior()[0] if parameters is None else parameters)
-    return np.exp(log_latency(values, Shapes(machine, menu, *arrays))[0])
+    return np.exp(log_latency(values, Shapes.of(machine, menu, Sizes.of(*arrays)))[0])
 
 
 def index_of(block_m: int, block_n: int) -> int:
@@ -98,7 +99,7 @@ def test_narrow_formats_pay_for_rows_beyond_m_and_for_quantizing_a() -> None:
 
 def test_gradient_of_the_whole_form() -> None:
     at = hand_prior()[0] + 0.01
-    shapes = Shapes(MACHINE, MENU, *sizes(12))
+    shapes = Shapes.of(MACHINE, MENU, Sizes.of(*sizes(12)))
     source = Variable(at)
     found = gradient(log_latency(Values(source), shapes)[0], source, np.ones(12))
     numeric = approx_fprime(at, lambda z: log_latency(Values(z), shapes)[0].sum(), 1e-6)
@@ -115,8 +116,8 @@ def test_every_kernel_and_the_choice_rise_with_k(seed: int) -> None:
     m, n, k = sizes(200, seed)
     k[:50], n[50:70] = np.arange(1, 51), 33  # unaligned, whose alignment doubling mends
     k[70:120] = 2 * np.arange(50) + 33
-    low, low_parts = log_latency(values, Shapes(MACHINE, MENU, m, n, k))
-    high, high_parts = log_latency(values, Shapes(MACHINE, MENU, m, n, 2 * k))
+    low, low_parts = log_latency(values, Shapes.of(MACHINE, MENU, Sizes.of(m, n, k)))
+    high, high_parts = log_latency(values, Shapes.of(MACHINE, MENU, Sizes.of(m, n, 2 * k)))
     assert (high_parts.log_time >= low_parts.log_time - 1e-9).all()
     assert (high >= low - 1e-9).all()
 
@@ -125,10 +126,10 @@ def test_every_kernel_and_the_choice_rise_with_k(seed: int) -> None:
 def test_waves_agree_with_the_exact_arithmetic(m: int, n: int) -> None:
     tile = Tile(128, 256)
     index = index_of(tile.block_m, tile.block_n)
-    shapes = Shapes(MACHINE, MENU, *(np.array([float(x)]) for x in (m, n, 4096)))
+    shapes = Shapes.of(MACHINE, MENU, Sizes.of(*(np.array([float(x)]) for x in (m, n, 4096))))
     exact = quantize(Gemm(m=m, n=n, k=4096), tile, sm_count=108)
-    assert shapes.waves[index, 0] == exact.num_waves
-    assert shapes.blocks[index, 0] == exact.num_tiles
+    assert shapes.waves.count[index, 0] == exact.num_waves
+    assert shapes.waves.blocks[index, 0] == exact.num_tiles
 
 
 def test_wave_quantization_shows_in_the_time() -> None:
@@ -150,9 +151,9 @@ def test_features_are_finite_where_a_kernel_is_priced_out_of_all_bounds() -> Non
     vector[INDEX["small_tile"]] = 3.0
     m, n, k = sizes(50)
     m[0] = n[0] = LARGEST_SIDE
-    shapes = Shapes(MACHINE, MENU, m, n, k)
+    shapes = Shapes.of(MACHINE, MENU, Sizes.of(m, n, k))
     member = Member(vector, None)
     log_us, parts = member.physics(shapes)
     assert parts.log_time.max() > np.log(np.finfo(np.float32).max)
-    x = member.features(MENU, shapes, log_us, parts, watched_columns(shapes), None)
+    x = member.features(shapes, log_us, parts, None)
     assert np.isfinite(x).all()

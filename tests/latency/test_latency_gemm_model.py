@@ -17,6 +17,7 @@ from quantbench.latency.gemm.cost_model import (
     Machine,
     Menu,
     Shapes,
+    Sizes,
     Values,
     hand_prior,
     log_latency,
@@ -35,6 +36,10 @@ A100 = "a100-sxm4-80gb"
 QUICK = Effort(members=2, rows_first=150, rows_other=100, growth=Growth(trees=10))
 
 
+def terms(machine: Machine, menu: Menu, *sizes: np.ndarray, **options: np.ndarray) -> Shapes:
+    return Shapes.of(machine, menu, Sizes.of(*sizes, **options))
+
+
 def invented(count: int, seed: int, gpu: str = A100, quirk: float = 0.15) -> tuple[np.ndarray, ...]:
     """(m, n, k, latency_us) of a made-up GPU: the cost model elsewhere in its prior, with a quirk
     and noise.
@@ -44,9 +49,9 @@ def invented(count: int, seed: int, gpu: str = A100, quirk: float = 0.15) -> tup
     n, k = (64 * np.floor(2 ** rng.uniform(0, 8, count)) for _ in range(2))
     mean, sd = hand_prior()
     truth = mean + 0.5 * sd * np.random.default_rng(99).standard_normal(len(mean))
-    log_us = log_latency(
-        Values(truth), Shapes(Machine.of(lookup(gpu), "bf16"), Menu.of(), m, n, k)
-    )[0]
+    log_us = log_latency(Values(truth), terms(Machine.of(lookup(gpu), "bf16"), Menu.of(), m, n, k))[
+        0
+    ]
     log_us = log_us + quirk * ((n > 2048) & (k > 1024)) + 0.02 * rng.standard_normal(count)
     return m, n, k, np.exp(log_us)
 

@@ -12,6 +12,7 @@ from quantbench.latency.gemm.cost_model import (
     Machine,
     Menu,
     Shapes,
+    Sizes,
     Values,
     hand_prior,
     log_latency,
@@ -31,6 +32,10 @@ DATA = Path(__file__).parents[1] / "data" / "named_gemms.csv"
 SHORTEST_US = 100.0
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[Launch]]
+
+
+def terms(machine: Machine, menu: Menu, *sizes: np.ndarray, **options: np.ndarray) -> Shapes:
+    return Shapes.of(machine, menu, Sizes.of(*sizes, **options))
 
 
 @cache
@@ -80,11 +85,11 @@ def test_long_rows_slow_only_the_operands_whose_rows_run_along_k() -> None:
     1,483 µs in nt.
     """
     mean, _ = hand_prior()
-    mean[INDEX["far_growth"]] = 0.5
+    mean[INDEX["tlb_growth"]] = 0.5
     m, n, k = np.full(3, 8.0), np.full(3, 512.0), np.full(3, 5e5)
     machine = Machine.of(lookup("v100-sxm2-16gb"), "fp16")
     layout = np.array([LAYOUTS.index(name) for name in ("nn", "nt", "tn")], dtype=float)
-    nn, nt, tn = log_latency(Values(mean), Shapes(machine, Menu.of(), m, n, k, layout=layout))[0]
+    nn, nt, tn = log_latency(Values(mean), terms(machine, Menu.of(), m, n, k, layout=layout))[0]
     assert nt > nn + 0.3
     assert tn < nn
 

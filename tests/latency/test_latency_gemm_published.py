@@ -13,6 +13,7 @@ from quantbench.latency.gemm.cost_model import (
     Machine,
     Menu,
     Shapes,
+    Sizes,
     Values,
     hand_prior,
     log_latency,
@@ -37,7 +38,7 @@ def invented(rows: int) -> dict[str, np.ndarray]:
 
 def made(sizes: dict[str, np.ndarray], slower: np.ndarray | float = 0.0) -> np.ndarray:
     """Times in µs by the hand prior's cost model, `slower` in log time."""
-    shapes = Shapes(Machine.of(lookup(V100), "fp32"), Menu.of(), *sizes.values())
+    shapes = Shapes.of(Machine.of(lookup(V100), "fp32"), Menu.of(), Sizes.of(*sizes.values()))
     return np.exp(log_latency(Values(hand_prior()[0]), shapes)[0] + slower)
 
 

@@ -10,7 +10,7 @@ from quantbench.device import lookup
 from quantbench.errors import InputError, QuantbenchError, UnsupportedError
 from quantbench.importers import aiconfigurator
 from quantbench.latency.libraries import DEFAULT_TABLES, SYSTEMS, slug_of, system_of
-from quantbench.latency.tables import read_table
+from tools.accuracy.gemm_tables import read_table
 from tools.accuracy.tables import SHIPPED_GPUS, read_packaged
 
 needs_package = pytest.mark.skipif(

@@ -14,7 +14,14 @@ from quantbench.device import DeviceSpec, lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.latency.estimate import IntervalCalibration
 from quantbench.latency.model_times import ModelTimes
-from quantbench.latency.moe import FEWEST_ROWS, Growth, MoEModel, load_models, shipped_models
+from quantbench.latency.moe import (
+    FEWEST_ROWS,
+    Growth,
+    MoEModel,
+    load_models,
+    save_models,
+    shipped_models,
+)
 from quantbench.latency.moe_features import NUM_FEATURES, TILES, ExpertLoads, Layers, fewer_gpus
 from quantbench.workload import Gemm, MoE
 
@@ -47,7 +54,7 @@ def test_loads_are_those_of_the_busiest_rank() -> None:
     held = [np.array(work.experts_of(work.busiest_rank)) for work in works]
     assert loads.rows.tolist() == [rows.sum() for rows in held]
     assert loads.active.tolist() == [(rows > 0).sum() for rows in held]
-    assert loads.most.tolist() == [rows.max() for rows in held]
+    assert loads.fullest.tolist() == [rows.max() for rows in held]
     tiles = [[np.ceil(rows / tile).sum() for rows in held] for tile in TILES]
     assert loads.tiles.tolist() == tiles
 
@@ -117,8 +124,8 @@ def test_files_keep_models_and_their_references(tmp_path: Path) -> None:
     works, file = layers(200), tmp_path / "model.moe"
     times = np.exp(Layers.of(works).roofline(H100))
     model = fit(works, 0.8 * times, prior=[fit(works, times, H200, "sglang")])
-    model.save(file)
-    read = MoEModel.load(file)
+    save_models(file, [model])
+    read = load_models(file)[-1]
     assert (read.device, read.library, read.rows, read.note) == (H100, "vllm", 200, model.note)
     assert read.references[0].library == "sglang"
     assert len(load_models(file)) == 2
@@ -127,7 +134,7 @@ def test_files_keep_models_and_their_references(tmp_path: Path) -> None:
     )
     file.write_bytes(file.read_bytes()[:-200])
     with pytest.raises(StoreError, match="a file of quantbench-moe-model"):
-        MoEModel.load(file)
+        load_models(file)
 
 
 def test_a_prior_excludes_the_gpu_itself_and_says_what_it_rests_on() -> None:

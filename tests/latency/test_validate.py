@@ -8,7 +8,6 @@ import pytest
 
 from quantbench.device import lookup
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.latency.tables import GemmTable
 from tools.accuracy.contests import (
     Answer,
     Contest,
@@ -20,6 +19,7 @@ from tools.accuracy.contests import (
     roofline,
     run_contests,
 )
+from tools.accuracy.gemm_tables import GemmTable
 from tools.accuracy.scoring import ErrorSummary, Line, Split, cells, over_seeds
 
 A100 = lookup("a100-sxm4-80gb")

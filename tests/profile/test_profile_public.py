@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("aiconfigurator_core", reason="needs the extra `tables`")
 
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.tables import GemmTable
 from quantbench.profile import Profile, Table
 from quantbench.profile.models import Models
+from tools.accuracy.gemm_tables import GemmTable
 from tools.accuracy.tables import read_packaged
 
 SITES = 120

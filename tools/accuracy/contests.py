@@ -14,8 +14,8 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.gaussian_process import GaussianProcess
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.tables import GemmTable
 from quantbench.workload.dtypes import DTYPES
+from tools.accuracy.gemm_tables import GemmTable
 from tools.accuracy.scoring import (
     Line,
     Split,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from quantbench.importers.aiconfigurator import find_tables
 from quantbench.importers.runs import digest
 from quantbench.latency.libraries import default_library, libraries_of, slug_of, system_of
-from quantbench.latency.tables import GemmTable, read_columns, read_table
+from tools.accuracy.gemm_tables import GemmTable, read_columns, read_table
 
 #: devices whose default tables the shipped models were fitted to and docs/accuracy.md evaluates. No
 #: other bf16 table influenced a design choice, so the others are unseen test data.

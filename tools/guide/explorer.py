@@ -15,9 +15,11 @@ from urllib.parse import urlencode
 import numpy as np
 from PIL import Image
 
-from quantbench.device import lookup
+from quantbench.device import default_dtype, known, lookup
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
-from quantbench.explore.page import shelf_devices, write_explorer
+from quantbench.explore.page import write_explorer
+from quantbench.latency.gemm.model import shipped_model
 from quantbench.workload import TransformerShape
 from quantbench.workload.presets import preset
 
@@ -39,6 +41,15 @@ SHOTS: dict[str, tuple[dict[str, object], tuple[int, int]]] = {
         (1280, 1860),
     ),
 }  # fmt: skip
+
+
+def shelf_devices() -> tuple[DeviceSpec, ...]:
+    """Returns the GPUs with a shipped GEMM model of their default dtype."""
+    return tuple(
+        spec
+        for spec in known()
+        if spec.kind == "cuda" and shipped_model(spec.name, default_dtype(spec))
+    )
 
 
 def screenshots() -> None:

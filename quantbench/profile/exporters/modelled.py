@@ -68,7 +68,7 @@ class GemmTimes:
     """
 
     def __init__(self, profile: Profile, dtype: str) -> None:
-        self._model, _ = best_gemm_model(profile.device, dtype, known=profile.models.product)
+        self._model, _ = best_gemm_model(profile.device, dtype, preferred=profile.models.product)
         rows = self._model.rows
         fitted = (
             f"fitted to {rows:,} shapes"
