@@ -251,10 +251,17 @@ class AttentionShapes:
         return cast(FloatArray, 2.0 * size)
 
     @cached_property
-    def min_bytes(self) -> FloatArray:
-        """Minimum device memory traffic of a forward pass in bytes, as `Attention.min_bytes`."""
+    def forward_bytes(self) -> FloatArray:
+        """Minimum device memory traffic of each shape's forward pass in bytes."""
         row_stats = 4.0 * self.batch * self.heads * self.seq_q
         total: FloatArray = 2.0 * self.query_bytes + self.key_bytes + row_stats
+        return total
+
+    @cached_property
+    def min_bytes(self) -> FloatArray:
+        """Minimum device memory traffic of each shape in bytes, as `Attention.min_bytes`."""
+        gradients = 2.0 * self.query_bytes + self.key_bytes
+        total: FloatArray = self.forward_bytes + np.where(self.backward, gradients, 0.0)
         return total
 
     @property
@@ -399,7 +406,7 @@ def times(
         shapes.misaligned, 2.0 * (2.0 * shapes.query_bytes + shapes.key_bytes), 0.0
     )
     useful_bytes_per_us = bytes_per_us * np.exp(x["log_memory_efficiency"])
-    memory_us = shapes.min_bytes / useful_bytes_per_us
+    memory_us = shapes.forward_bytes / useful_bytes_per_us
     busy_us = (compute_us**3 + memory_us**3) ** (1.0 / 3.0)
     busy_us = busy_us * np.exp(
         x["throttle"] / (1.0 + np.exp(-(np.log(busy_us) - np.log(1000.0)) / 0.7))

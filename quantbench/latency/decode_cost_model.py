@@ -104,8 +104,8 @@ class DecodePhysics:
         read_us = 2.0 * element_bytes(shapes.dtype) * elements * device.sm_count / bytes_per_us
         flop_per_us = peak_tflops(device, shapes.dtype) * 1e6 / device.sm_count
         multiply_us = 4.0 * elements * kernel.block_m / flop_per_us
-        moved_us = shapes.min_bytes / bytes_per_us
-        in_l2 = np.log(shapes.min_bytes / device.l2_bytes)
+        moved_us = shapes.forward_bytes / bytes_per_us
+        in_l2 = np.log(shapes.forward_bytes / device.l2_bytes)
 
         def terms(parameters: FloatArray) -> Terms:
             x = dict(zip(_NAMES, parameters, strict=True))
@@ -159,7 +159,7 @@ class DecodePhysics:
             np.log(filled),
             terms.waves / filled * np.minimum(1.0, 4.0 / terms.waves),
             np.log(parts),
-            np.log(shapes.min_bytes),
+            np.log(shapes.forward_bytes),
         ]
         return np.column_stack(columns)
 

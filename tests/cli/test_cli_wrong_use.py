@@ -101,11 +101,6 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
         ((*PLAN, "--check"), "plan --check: no --tp; expected one value of --tp"),
         (("plan", "--fit", "a.csv", "--check"), "plan: --check with --fit; expected one of them"),
         (
-            ("plan", "--rows", "a.csv", "--memory"),
-            "plan: --memory with --rows; expected a search over layouts",
-        ),
-        (("plan", "--rows", "a.csv", "--top", "5"), "plan: --top 5 with --rows; expected a search"),
-        (
             ("profile", "export", PROFILE, "--provider", "torch"),
             "profile export: a planner's option without --format",
         ),

@@ -358,7 +358,7 @@ def test_exactly_the_rows_with_noted_mistakes_are_found() -> None:
     ("line", "text"),
     [
         (305, "memory 65 GB with MBS 2 contradicts 56 GB with MBS 4 of row 58 (line 306)"),
-        (319, "dp 8 · tp 8 · pp 10 = 640 GPUs, and there are 320; dp = 4 uses them all"),
+        (319, "dp 8 · tp 8 · pp 10 = 640 GPUs, and there are 320; take dp = 4"),
         (329, "they would agree with gbs = 512 of 2048 tokens"),
         (331, "size 18 B does not agree with 10 layers of 14336 with ffn 57344: that is 28.3 B"),
         (340, "sec/it and TFLOPs are swapped: row 49 (line 279)"),

@@ -145,7 +145,7 @@ def test_plan_takes_its_times_from_a_profile(file: Path) -> None:
         "--profile",
         str(file),
     ]
-    found = CliRunner().invoke(app, words)
+    found = CliRunner().invoke(app, [*words, "--explain"])
     assert found.exit_code == 0, found.output
     assert "times: profile of a100-sxm4-80gb: 22 gemm" in found.stdout
     with pytest.raises(

@@ -51,7 +51,9 @@ def small() -> Profile:
     whole = made.profile()
     attention = whole.models.attention
     assert attention is not None
-    return replace(whole, models=replace(whole.models, attention=replace(attention, learner=None)))
+    bare = replace(attention.prefill, learner=None)
+    small_attention = replace(attention, prefill=bare, decode=None)
+    return replace(whole, models=replace(whole.models, attention=small_attention))
 
 
 def answers(profile: Profile) -> ProfileEstimates:

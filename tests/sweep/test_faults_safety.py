@@ -15,7 +15,7 @@ from made_runs import SPEC, record, run, samples, write
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError
-from quantbench.report.page import write_report
+from quantbench.report.page import template_text, write_report
 from quantbench.store.folder import read_run
 from quantbench.workload import Gemm
 
@@ -122,8 +122,9 @@ def test_every_text_of_a_run_is_escaped_in_its_report(tmp_path: Path) -> None:
     (folder / "records.jsonl").write_text("\n".join(lines) + "\n")
     assert next(count) > 40
     page = write_report(read_run(folder), tmp_path / "report").page.read_text(encoding="utf-8")
+    own_script = "\n".join(template_text(name) for name in ("uplot.min.js", "charts.js"))
     found = Tags()
-    found.feed(page)
+    found.feed(page.replace(f"<script>{own_script}</script>", ""))
     assert not found.tags & {"script", "iframe", "object", "embed"}
     assert found.handlers == []
     assert all("alert(" not in tag for tag in found.tags)

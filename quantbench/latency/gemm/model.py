@@ -349,14 +349,17 @@ def file_name(slug: str, dtype: str, library: str) -> str:
     return f"{slug}-{dtype}-{library}.gemm"
 
 
-@cache
 def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
     """Returns the packaged model of a device, dtype and library ("": the default one), None if
     there is none.
 
     A card with the chip of a measured one has its model, with the rate of its own memory.
     """
-    library = library or default_library(slug, dtype)
+    return _shipped_model(slug, dtype, library or default_library(slug, dtype))
+
+
+@cache
+def _shipped_model(slug: str, dtype: str, library: str) -> GemmModel | None:
     file = FOLDER / file_name(slug, dtype, library)
     if file.is_file():
         return GemmModel.load(file)
@@ -364,7 +367,7 @@ def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
     twin = next(twins, None)
     if twin is None:
         return None
-    measured = shipped_model(twin, dtype, library)
+    measured = _shipped_model(twin, dtype, library)
     assert measured is not None
     device = lookup(slug)
     ensemble = replace(measured.ensemble, machine=machine_of(device, dtype))
