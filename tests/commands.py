@@ -22,7 +22,9 @@ def run(line: str, code: int = 0) -> str:
 
 def run_json(line: str, code: int = 0) -> Any:
     """Returns what the command line answers as JSON."""
-    return json.loads(run(f"{line} --json", code))
+    result = CliRunner().invoke(app, shlex.split(f"{line} --json"), catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
 
 
 def refused(line: str) -> QuantbenchError:

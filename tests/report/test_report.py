@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from made_runs import (
-    HOSTILE,
     SPEC,
     STATE,
     measurement,
@@ -179,30 +178,6 @@ def test_imported_figures_are_labelled_with_their_source(tmp_path: Path) -> None
     assert "imported figures come without it" in text
     # Single figures have no interval, and none is shown.
     assert "32 % (" not in text
-
-
-def test_nothing_in_a_file_can_speak_on_the_page(tmp_path: Path) -> None:
-    launch = Launch(HOSTILE, tile=None)
-    made = stairs((1024, 1088, 1152), launch=launch, provider=HOSTILE, op=HOSTILE)
-    made = [
-        replace(r, places=(Place({HOSTILE: r.places[0].axes["n"], "tp": 1}, HOSTILE),))
-        for r in made
-    ]
-    made[0] = replace(made[0], outcome=Failed("error", HOSTILE))
-    made.append(record(Gemm(8, 8, 8), Skipped(HOSTILE), {HOSTILE: 8, "tp": 1}))
-    graded = Measured(measurement((5.0, 5.1, 5.2)), Grade("D", (HOSTILE,)))
-    made.append(record(Gemm(9, 8, 8), graded, {HOSTILE: 1200, "tp": 2}, provider=HOSTILE))
-    hostile = run(
-        made, device=replace(SPEC, source={"sm_count": HOSTILE}), source=HOSTILE, started=HOSTILE,
-        software={HOSTILE: HOSTILE}, options={HOSTILE: HOSTILE, "x": {HOSTILE: HOSTILE}},
-        environment={HOSTILE: HOSTILE}, origin="imported",
-    )  # fmt: skip
-    hostile = replace(hostile, folder=Path(HOSTILE.replace("\x00", "")), warnings=(HOSTILE,))
-    written = write_report(hostile, tmp_path / "out")
-    page = checked(written.page)
-    assert "<script>alert(1)</script>" in page.text  # shown as text, not run
-    assert "\x1b" not in page.text
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
 
 
 def test_a_run_without_any_record(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,10 @@ def test_a_run_id_or_device_from_a_file_is_a_name_or_refused(tmp_path: Path, nam
 # --- HTML --------------------------------------------------------------------------------------------------------
 
 # Breaks out of text, of attributes in either quotes, of comments, of style and of script.
-HOSTILE = "</td></style></title>--><script>alert({0})</script><img src=x onerror=alert({0})>\"'><b onclick=alert({0})>"
+HOSTILE = (
+    "</td></style></title>--><script>alert({0})</script>"
+    "<img src=x onerror=alert({0})>\"'><b onclick=alert({0})>$\\frac1x$\x1b[31m"
+)
 # Fields that are checked against what they may be, or that name what they are: nothing hostile gets
 # into them.
 CHOSEN = (
@@ -76,8 +80,10 @@ def test_every_text_of_a_run_is_escaped_in_its_report(tmp_path: Path) -> None:
     (folder / "run.json").write_text(json.dumps({**info, "options": {}}))
     (folder / "records.jsonl").write_text("\n".join(lines) + "\n")
     assert next(count) > 40
-    page = checked(write_report(read_run(folder), tmp_path / "report").page)
+    hostile_run = replace(read_run(folder), warnings=(HOSTILE.format(0),))
+    page = checked(write_report(hostile_run, tmp_path / "report").page)
     assert "<script>alert(" in page.text  # shown as text
+    assert "\x1b" not in page.text
 
 
 def test_errors_of_hostile_names_are_one_line() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from sweep_doubles import A100, HELD, Bench, FakeWorker, measured, plan_of
@@ -12,7 +13,7 @@ from sweep_doubles import A100, HELD, Bench, FakeWorker, measured, plan_of
 from quantbench.errors import MeasurementError
 from quantbench.latency.op_times import roofline_us
 from quantbench.measurement import Grade
-from quantbench.store.record import Failed, Measured, Record, Skipped
+from quantbench.store.record import Failed, Measured, Record
 from quantbench.store.typed import encode
 from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.child import WorkerLostError
@@ -71,16 +72,20 @@ def test_only_what_the_interpreter_ran_is_marked(provider: str, letter: str) -> 
     assert {r.outcome.grade.letter for r in bench.of_role("point")} == {letter}  # type: ignore[union-attr]
 
 
-def test_drift_of_the_reference_lowers_the_trust() -> None:
-    # The device slows down by 20 % after the second repetition of the reference.
-    plan = plan_of(25)
+def slower_after(requests: int) -> Callable[[Request], Reply]:
+    """A device that slows down by 20 % before that many requests."""
     seen = []
 
     def answer(request: Request) -> Reply:
         seen.append(request)
-        return measured(100.0 if len(seen) < 12 else 120.0)
+        return measured(100.0 if len(seen) < requests else 120.0)
 
-    bench = Bench(plan, answer)
+    return answer
+
+
+def test_drift_of_the_reference_lowers_the_trust() -> None:
+    # The device slows down by 20 % after the second repetition of the reference.
+    bench = Bench(plan_of(25), slower_after(12))
     bench.sweep().run()
     before, after = bench.of_role("point")[0].outcome, bench.of_role("point")[-1].outcome
     assert isinstance(before, Measured)
@@ -92,37 +97,13 @@ def test_drift_of_the_reference_lowers_the_trust() -> None:
 
 def test_points_since_the_last_reference_are_graded_again() -> None:
     # The device slows down by 20 % in the middle between two repetitions of the reference.
-    plan = plan_of(25)
-    seen = []
-
-    def answer(request: Request) -> Reply:
-        seen.append(request)
-        return measured(100.0 if len(seen) < 15 else 120.0)
-
-    bench = Bench(plan, answer)
+    bench = Bench(plan_of(25), slower_after(15))
     sweep = bench.sweep()
     sweep.run()
     final = {record.key: record for record in sweep.records if record.role == "point"}
-    letters = [final[point.key].outcome.grade.letter for point in plan.points]  # type: ignore[union-attr]
+    letters = [final[point.key].outcome.grade.letter for point in bench.plan.points]  # type: ignore[union-attr]
     assert letters == ["A"] * 8 + ["C"] * 17  # the references are the requests 0, 9, 18 and 27
     assert len(bench.of_role("point")) == 25 + 8  # those of the second block are stored twice
-
-
-def test_a_lost_worker_costs_its_point_and_a_fresh_one_goes_on() -> None:
-    plan = plan_of(6)
-    index = next(i for i, p in enumerate(plan.points) if p != plan.reference)
-
-    def answer(request: Request) -> Reply:
-        if request.workload == plan.points[index].workload:
-            raise WorkerLostError("crash", "killed by SIGSEGV")
-        return measured(100.0)
-
-    bench = Bench(plan, answer)
-    assert bench.sweep().run().how == "complete"
-    outcomes = [r.outcome for r in bench.of_role("point")]
-    assert outcomes[index] == Failed("crash", "killed by SIGSEGV")
-    assert all(isinstance(o, Measured) for i, o in enumerate(outcomes) if i != index)
-    assert len(bench.workers) == 2
 
 
 def test_a_worker_whose_context_is_lost_is_replaced() -> None:
@@ -143,15 +124,10 @@ def test_a_worker_whose_context_is_lost_is_replaced() -> None:
 
 
 def test_workers_that_never_start_end_the_sweep_with_what_was_recorded() -> None:
-    plan = plan_of(20)
-    bench = Bench(plan, lambda request: measured(100.0))
+    bench = Bench(plan_of(20), lambda request: measured(100.0))
 
-    def refuse() -> FakeWorker:
-        raise WorkerLostError("crash", "no driver")
-
-    sweep = bench.sweep()
-    sweep.connect = refuse
-    finished = sweep.run()
+    refuse = Mock(side_effect=WorkerLostError("crash", "no driver"))
+    finished = bench.sweep(connect=refuse).run()
     assert finished.how == "failed"
     assert finished.reason == "5 workers in a row were lost, the last no driver"
     assert len(bench.of_role("point")) < 20
@@ -160,14 +136,8 @@ def test_workers_that_never_start_end_the_sweep_with_what_was_recorded() -> None
 def test_a_device_that_refuses_ends_the_sweep_at_once() -> None:
     bench = Bench(plan_of(20), lambda request: measured(100.0))
 
-    def refuse() -> FakeWorker:
-        raise MeasurementError(
-            "worker", "the GPU fell off the bus", "a device that can be measured"
-        )
-
-    sweep = bench.sweep()
-    sweep.connect = refuse
-    finished = sweep.run()
+    error = MeasurementError("worker", "the GPU fell off the bus", "a device that can be measured")
+    finished = bench.sweep(connect=Mock(side_effect=error)).run()
     assert finished.how == "failed"
     assert "the GPU fell off the bus" in finished.reason
     assert bench.records == []  # no point is at fault: --resume measures them
@@ -182,10 +152,7 @@ def test_a_worker_that_cannot_use_its_device_ends_the_sweep_at_once() -> None:
     bench = Bench(plan_of(20), answer)
     finished = bench.sweep().run()
     assert (finished.how, len(bench.workers), bench.workers[0].closed) == ("failed", 1, True)
-    assert (
-        finished.reason
-        == "worker: CUDA error: no kernel image; expected a device that can be measured"
-    )
+    assert finished.reason.startswith("worker: CUDA error: no kernel image")
     assert bench.records == []
 
 
@@ -446,11 +413,3 @@ def test_the_time_left_is_told_and_ends_at_zero() -> None:
 )
 def test_replies_survive_the_pipe(reply: Reply) -> None:
     assert reply_from_json(json.loads(json.dumps(encode(reply)))) == reply
-
-
-def test_skips_are_kept_with_their_reason() -> None:
-    bench = Bench(plan_of(3), lambda request: Reply(skipped="fp8 needs compute capability 8.9"))
-    bench.sweep().run()
-    assert {r.outcome for r in bench.of_role("point")} == {
-        Skipped("fp8 needs compute capability 8.9")
-    }

@@ -5,15 +5,13 @@ a sweep of one.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run, run_json
 
 from quantbench.analysis.curves import axes_of
 from quantbench.analysis.summary import Point
@@ -36,9 +34,6 @@ from quantbench.workload import TransformerShape
 from quantbench.workload.parameters import parameters
 
 H100 = lookup("h100-sxm5-80gb")
-ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {**os.environ, "QUANTBENCH_DEVICE": "cpu", "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
-QUICK = ("--precision", "50%", "--cache", "hot")
 BASE = TransformerShape(
     hidden=96,
     heads=4,
@@ -72,7 +67,7 @@ def test_what_is_written_is_read(file: Path) -> None:
 
 
 def test_the_file_of_the_docs_is_one(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "advising.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "advising.md").read_text(encoding="utf-8")
     path = tmp_path / "own.json"
     path.write_text(page.split("```json\n")[1].split("```")[0], encoding="utf-8")
     assert [one.shape.ffn for one in read_shape_file(path)] == [11008, 11264]
@@ -86,43 +81,26 @@ def edited(file: Path, change: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "value"),
     [
-        (
-            lambda d: d.update(format="other"),
-            "of format 'other'; expected a JSON file of format 'quantbench-shapes'",
-        ),
-        (lambda d: d.update(version=2), "of version 2; expected version 1"),
-        (lambda d: d.update(shapes=[]), "expected a list of 1 to 100 shapes"),
-        (lambda d: d.update(shapes=d["shapes"] * 40), "expected a list of 1 to 100 shapes"),
-        (
-            lambda d: d["shapes"].append(d["shapes"][0]),
-            "name 'as it is' twice; expected names that differ",
-        ),
-        (lambda d: d["shapes"].append(7), "shape 4: 7; expected a JSON object"),
-        (
-            lambda d: d["shapes"][1].update(name="two\nlines"),
-            "expected 1 to 200 printable characters",
-        ),
-        (lambda d: d["shapes"][1].pop("shape"), "shape 2: None; expected a JSON object"),
-        (
-            lambda d: d["shapes"][1]["shape"].update(heads="4"),
-            "shape 2: heads = '4'; expected an integer",
-        ),
-        (lambda d: d["shapes"][1]["shape"].update(heads=3), "expected a divisor of heads"),
-        (lambda d: d["shapes"][1]["shape"].update(wings=2), "shape 2: field 'wings' is unknown"),
-        (
-            lambda d: d["shapes"][1]["predicted"].update(low="x"),
-            "shape 2 predicted: low = 'x'; expected a finite",
-        ),
+        (lambda d: d.update(format="other"), "of format 'other'"),
+        (lambda d: d.update(version=2), "of version 2"),
+        (lambda d: d.update(shapes=[]), "shapes: []"),
+        (lambda d: d.update(shapes=d["shapes"] * 40), "shapes: ["),
+        (lambda d: d["shapes"].append(d["shapes"][0]), "name 'as it is' twice"),
+        (lambda d: d["shapes"].append(7), "shape 4: 7"),
+        (lambda d: d["shapes"][1].update(name="two\nlines"), "two"),
+        (lambda d: d["shapes"][1].pop("shape"), "shape 2: None"),
+        (lambda d: d["shapes"][1]["shape"].update(heads="4"), "heads = '4'"),
+        (lambda d: d["shapes"][1]["shape"].update(heads=3), "kv_heads = 2"),
+        (lambda d: d["shapes"][1]["shape"].update(wings=2), "field 'wings'"),
+        (lambda d: d["shapes"][1]["predicted"].update(low="x"), "low = 'x'"),
     ],
 )
-def test_anything_else_is_refused_in_one_line(file: Path, change: Any, message: str) -> None:
+def test_anything_else_is_refused(file: Path, change: Any, value: str) -> None:
     with pytest.raises(InputError) as error:
         read_shape_file(edited(file, change))
-    assert message in str(error.value)
-    assert str(error.value).startswith("--shapes: ")
-    assert "\n" not in str(error.value)
+    assert value in error.value.value
 
 
 def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
@@ -267,31 +245,23 @@ def test_the_number_of_a_shape_is_no_size_to_look_for_cliffs_along() -> None:
     assert axes_of(points({1: 2.0, 2: 1.0, 3: 2.0})) == ()
 
 
-def sweep(*words: str, cwd: Path) -> str:
-    command = [sys.executable, "-m", "quantbench", "sweep", *words]
-    done = subprocess.run(
-        command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def places_in(folder: Path) -> set[tuple[int, str]]:
+    points = [one for one in read_run(folder).records if one.role == "point"]
+    return {(place.axes["shape"], place.op) for one in points for place in one.places}
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("on_the_cpu")
 def test_a_sweep_of_shapes_measures_compares_and_resumes(file: Path, tmp_path: Path) -> None:
-    words = ("--shapes", str(file), *QUICK, "--budget", "none", "--provider", "torch.mm,torch.math")
-    data = json.loads(sweep(*words, "--json", cwd=tmp_path))
+    timing = "--precision 50% --cache hot --budget none"
+    data = run_json(f"sweep --shapes {file} {timing} --provider torch.mm,torch.math")
     assert data["how_ended"] == "complete"
     assert [one["name"] for one in data["shapes"]] == [one.name for one in SHAPES]
     assert all(one["layer_us"] > 0 and one["logits_us"] > 0 for one in data["shapes"])
     assert data["shapes"][0]["gain"]["mid"] == 0
     assert data["cliffs"] == []
     folder = tmp_path / data["run"]
-    places = {
-        (p.axes["shape"], p.op)
-        for r in read_run(folder).records
-        if r.role == "point"
-        for p in r.places
-    }
+    places = places_in(folder)
     assert places == {(n, op.label) for n, one in enumerate(SHAPES, 1) for op in one.shape.ops()}
     written = write_report(read_run(folder), tmp_path / "report")
     assert written.lead is not None
@@ -303,13 +273,7 @@ def test_a_sweep_of_shapes_measures_compares_and_resumes(file: Path, tmp_path: P
     file.unlink()
     lines = (folder / "records.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (folder / "records.jsonl").write_text("".join(lines[: len(lines) // 2]), encoding="utf-8")
-    said = sweep("--resume", str(folder), cwd=tmp_path)
+    said = run(f"sweep --resume {folder}")
     assert "as it is" in said
     assert "gain: measured tokens per second at equal parameters against the first shape" in said
-    resumed = {
-        (p.axes["shape"], p.op)
-        for r in read_run(folder).records
-        if r.role == "point"
-        for p in r.places
-    }
-    assert resumed == places
+    assert places_in(folder) == places
