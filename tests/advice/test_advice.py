@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantbench.advice import Advice, Space, advise
-from quantbench.advice.cost import WIDER, ShapeCost, cost_of, latency_per_run, ratio_factor
+from quantbench.advice.cost import WIDER, ShapeCost, cost_of, ratio_factor
 from quantbench.advice.space import DIMENSIONS, shapes_near
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
@@ -127,12 +127,6 @@ def test_a_softmax_that_is_not_fused_takes_as_long_as_its_bytes() -> None:
         < op.findings[0].high_us
         < op.latency.latency_us
     )
-
-
-def test_one_run_of_several_ops_together() -> None:
-    cost = cost_of(SMALL, answers_of(SimpleTimes()))
-    own = [o for o in cost.by_name["qkv"] if o.op.phase != "forward"]
-    assert latency_per_run(own).latency_us == pytest.approx(sum(o.latency.latency_us for o in own))
 
 
 def sums(*parts: tuple[Compute, float, float]) -> dict[Compute, tuple[float, Estimate]]:
@@ -286,11 +280,6 @@ def test_no_micro_batch_has_more_rows_than_are_predicted(modelled: ModelTimes) -
     assert advise(long, modelled).tried > 0
 
 
-def test_none_are_looked_for_when_none_are_wanted() -> None:
-    found = advise(SMALL, SimpleTimes(), top=0)
-    assert (found.neighbours, found.singles, found.tried) == ((), (), 0)
-
-
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(
         InputError, match=r"advise: dtype = 'fp8' on a100-sxm4-80gb; expected one of bf16"
@@ -307,13 +296,6 @@ def test_what_cannot_be_is_refused() -> None:
         match=r"advise: tolerance = 0.9; expected a share of the parameters from 0 to 0.5",
     ):
         Space(tolerance=0.9)
-
-
-def test_any_source_of_times_will_do() -> None:
-    found = advise(replace(SMALL, hidden=1200, heads=8, kv_heads=8, head_dim=150), SimpleTimes())
-    assert "made up" in found.note
-    assert found.cost.ops[0].launch is None
-    assert found.cost.ops[0].quantization is not None
 
 
 @pytest.fixture(scope="module")
@@ -355,15 +337,6 @@ def test_the_sizes_that_the_search_ended_with_are_near_the_top(wide: Advice) -> 
     assert {"mlp_up n 7200 → 6912 = 54 × 128", "mlp_down n 14400 → 13824 = 108 × 128"} & set(
         other.found.reasons
     )
-
-
-def test_the_usual_head_widths_end_where_bloom_did(modelled: ModelTimes) -> None:
-    best = advise(WIDE, modelled).better[0].found.shape
-    assert (best.hidden, best.heads, best.head_dim) in {
-        (14336, 112, 128),
-        (14336, 56, 256),
-        (13312, 104, 128),
-    }
 
 
 def test_a_shape_that_none_surely_beats_is_kept(modelled: ModelTimes) -> None:
@@ -518,16 +491,6 @@ def test_attention_of_an_fp8_model_runs_in_its_own_format() -> None:
     )
 
 
-def test_flash_attention_pays_less_for_its_heads(modelled: ModelTimes) -> None:
-    found = advise(
-        replace(WIDE, attention="flash"), modelled, space=Space(head_dims=(64, 128, 216, 256))
-    )
-    kinds = {f.edge.kind for o in found.cost.by_name["attention"] for f in o.findings}
-    assert "alignment" in kinds
-    assert found.cost.waste_share < 0.1
-    assert 13824 in [n.found.shape.hidden for n in found.neighbours[:3]]
-
-
 @dataclass
 class MadeProfile:
     """A profile of which products without a batch were measured, and nothing else."""
@@ -557,11 +520,3 @@ def test_a_profile_is_believed_where_it_was_measured() -> None:
     assert times.note == (
         "profile of a made-up GPU; batched products of unaligned rows: at a rate fitted to whole iterations on A100s"
     )
-
-
-def test_advice_from_a_profile() -> None:
-    found = advise(WIDE, MadeProfile())
-    assert set(list(found.cost.by_name)[:2]) == {"scores", "context"}
-    assert "unaligned rows" in found.note
-    assert found.neighbours
-    assert all(n.found.shape.head_dim % 8 == 0 for n in found.neighbours)

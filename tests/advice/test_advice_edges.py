@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from quantbench.advice.edges import KINDS, NEAR, edges
+from quantbench.advice.edges import KINDS, edges
 from quantbench.alignment_rules import misaligned_sides, side_names
-from quantbench.analysis import neighbours
 from quantbench.device import lookup
 from quantbench.latency.model_times import ModelTimes
 from quantbench.launch import Launch, Tile
@@ -69,10 +68,6 @@ def test_waves_are_looked_for_no_further_than_one_would_move() -> None:
     assert edges(op(Gemm(m=2048, n=4096, k=4096)), A100, LARGE) == ()
 
 
-def test_near_is_as_near_as_in_measured_runs() -> None:
-    assert NEAR == neighbours.NEAR
-
-
 def test_without_a_known_launch_the_assumed_tile_is_said() -> None:
     found = edges(op(Gemm(m=2305, n=3072, k=4096)), A100)
     assert "(128x256 tiles assumed)" in found[0].words
@@ -128,11 +123,6 @@ def test_misaligned_heads_are_named_and_cut_down_to_whole_vectors() -> None:
         assert found.words == "head_dim = 150 is no multiple of 8: rows aligned to 4 bytes, not 16"
         assert found.before == replace(by_label[label].workload, **{side: 144})
     assert [e.kind for e in edges(by_label["qkv"], A100, LARGE)].count("alignment") == 0
-
-
-def test_heads_narrower_than_a_vector_are_widened() -> None:
-    (found,) = edges(op(Gemm(128, 256, 4, batch=8, layout="nt"), "scores"), A100, LARGE)
-    assert found.before == Gemm(128, 256, 8, batch=8, layout="nt")
 
 
 def test_fused_attention_is_past_a_vector_and_a_padding() -> None:

@@ -237,18 +237,6 @@ def test_every_cliff_of_a_simulated_staircase_is_a_wave_edge(launches: bool, evi
     assert found == {("wave edge", evidence)}
 
 
-def test_the_recovered_tile_is_named_not_the_assumed_one() -> None:
-    gpu = SimulatedGpu(132, Tile(64, 128))
-    records = records_of(
-        gpu, along("n", range(512, 4097, 64), Gemm(2048, 1, 4096)), noise=0.01, seed=4
-    )
-    fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
-    found = find_cliffs(
-        jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), find_periods(fitted, gpu.spec()))
-    )
-    assert all(cliff.cause.words.startswith("64x128 tile on 132 SMs: ") for cliff in found)
-
-
 def test_misaligned_sizes_of_a_simulated_run_are_called_so() -> None:
     gpu = SimulatedGpu(108, Tile(128, 256), misaligned=1.4)
     points = along("k", (4032, 4064, 4096, 4097, 4098, 4100, 4104, 4128, 4160), Gemm(4096, 4096, 1))

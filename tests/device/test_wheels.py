@@ -74,13 +74,6 @@ def test_the_extras_are_the_table() -> None:
         assert EXTRAS[line.name] == list(line.requirements)
 
 
-def test_every_line_has_its_sources() -> None:
-    for line in wheels.TABLE:
-        assert "cards: " in line.source
-        assert "driver: " in line.source
-        assert "https://docs.nvidia.com/" in line.source
-
-
 def test_the_project_bounds_torch_only_from_below() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     bounds = [each for each in project["dependencies"] if each.startswith(("torch", "triton"))]

@@ -118,11 +118,6 @@ def test_times_of_a_processor_are_not_those_of_a_gpu(tmp_path: Path) -> None:
         write_run(tmp_path, A100, ORIGIN, Rows(rows))
 
 
-def test_slow_times_are_kept_where_the_unit_is_said_to_be_right(tmp_path: Path) -> None:
-    summary = write_run(tmp_path, A100, ORIGIN, Rows([row(128, 40e3)]), units_are_right=True)
-    assert (summary.records, summary.rejected) == (1, 0)
-
-
 def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"all 2 figures are above the peak of a100-sxm4-80gb"):
         write_run(tmp_path, A100, ORIGIN, Rows([row(4096, 400.0), row(8192, 800.0)]))
@@ -284,25 +279,6 @@ def test_csv_file_errors(tmp_path: Path, content: str, message: str) -> None:
             tmp_path / "t.csv", csv_table.parse_map("m=M,n=N,k=K,latency=time:ms"), dtype="bf16"
         )
     assert message in str(error.value)
-
-
-def test_csv_unreadable_files(tmp_path: Path) -> None:
-    mapped = csv_table.parse_map("m=M,n=N,k=K,latency=time:ms")
-    with pytest.raises(
-        StoreError, match=r"gone.csv \(No such file or directory\); expected a readable CSV file"
-    ):
-        csv_table.read_rows(tmp_path / "gone.csv", mapped, dtype="bf16")
-    (tmp_path / "t.csv").write_bytes(b"\xff\xfeM,N")
-    with pytest.raises(StoreError, match=r"expected a readable CSV file in UTF-8"):
-        csv_table.read_rows(tmp_path / "t.csv", mapped, dtype="bf16")
-    (tmp_path / "t.csv.xz").write_bytes(b"no xz")
-    with pytest.raises(StoreError, match=r"expected a readable CSV file in UTF-8"):
-        csv_table.read_rows(tmp_path / "t.csv.xz", mapped, dtype="bf16")
-    (tmp_path / "u.csv").write_text("M,N,K,time\n1,2,3,4\n")
-    with pytest.raises(
-        InputError, match=r"no dtype; expected --dtype bf16, or dtype=column in --map"
-    ):
-        csv_table.read_rows(tmp_path / "u.csv", mapped)
 
 
 # --- aiconfigurator ----------------------------------------------------------------------------------------------

@@ -219,13 +219,6 @@ def test_every_cheat_is_tried() -> None:
     assert len(tried) >= 15
 
 
-def test_a_record_without_a_check_is_read(spec: DeviceSpec) -> None:
-    """Older versions wrote none."""
-    data = json.loads(json.dumps(record_to_json(record_of(spec, "Honest", SMALL))))
-    del data["check"]
-    assert record_from_json(data).check is None
-
-
 def test_inputs_are_new_each_time(spec: DeviceSpec) -> None:
     """Nothing that a provider may know decides about the numbers."""
     from quantbench.providers.audit import Audit

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import refused, run_json
+from commands import run as run_command
 from made_runs import (
     SPEC,
     STATE,
@@ -24,14 +26,12 @@ from made_runs import (
     write,
 )
 from page_checker import Checker, checked
-from typer.testing import CliRunner
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.neighbours import BadSize, bad_sizes_on, curves_of_rows, rows_by_dtype
 from quantbench.analysis.summary import are_parts, layer_rows, points_of
-from quantbench.cli.app import app
 from quantbench.device.spec import DeviceState
-from quantbench.errors import InputError, StoreError
+from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.report.page import write_report
@@ -182,7 +182,7 @@ def test_imported_figures_are_labelled_with_their_source(tmp_path: Path) -> None
 
 def test_a_run_without_any_record(tmp_path: Path) -> None:
     folder = write(tmp_path, run([]))
-    assert CliRunner().invoke(app, ["report", str(folder)], catch_exceptions=False).exit_code == 2
+    run_command(f"report {folder}", code=2)
     text = checked(folder / "report.html").text
     assert "NOTHING MEASURED" in text
     assert "Which sizes to avoid" not in text
@@ -360,29 +360,16 @@ def test_the_device_through_the_run(tmp_path: Path) -> None:
     assert {"% against its first time", "MHz", "°C", "W"} <= units
 
 
-def test_attention_and_unknown_peaks_are_drawn(tmp_path: Path) -> None:
-    made = [
-        record(
-            Attention(1, heads, 512, 512, 128, dtype="fp32"),
-            (10.0 * heads, 10.1 * heads),
-            {"heads": heads},
-        )
-        for heads in (8, 16)
-    ]
-    assert "heads" in report(run(made), tmp_path).text
-
-
 # --- the command -------------------------------------------------------------------------------------------------
 
 
 def test_the_command_writes_into_the_run_or_elsewhere(tmp_path: Path) -> None:
     folder = write(tmp_path, run(stairs(range(2048, 6144, 64)), "one"))
-    done = CliRunner().invoke(app, ["report", str(folder)], catch_exceptions=False)
-    assert "SIMULATED DATA" in done.stdout
-    assert "the worst, 3392, loses 32 % against 3328" in done.stdout
+    said = run_command(f"report {folder}")
+    assert "SIMULATED DATA" in said
+    assert "the worst, 3392, loses 32 % against 3328" in said
     checked(folder / "report.html")
-    words = ["report", str(folder), "-o", str(tmp_path / "elsewhere"), "--json"]
-    written = json.loads(CliRunner().invoke(app, words, catch_exceptions=False).stdout)
+    written = run_json(f"report {folder} -o {tmp_path / 'elsewhere'}")
     assert written["page"] == str(tmp_path / "elsewhere" / "report.html")
     assert "loses 32 %" in written["answer"]
 
@@ -391,17 +378,11 @@ def test_what_is_no_single_run_is_refused(tmp_path: Path) -> None:
     one = write(tmp_path, run(stairs((1024,)), "one"))
     two = write(tmp_path, run(stairs((1024,)), "two", device=replace(SPEC, name="h100-test")))
 
-    def value_of(*words: str) -> str:
-        with pytest.raises(StoreError) as caught:
-            CliRunner().invoke(app, ["report", *words], catch_exceptions=False)
-        return caught.value.value
-
-    assert value_of(str(tmp_path / "nowhere")) == str(tmp_path / "nowhere")
-    assert value_of(str(tmp_path)) == f"{tmp_path} holds 2 runs"
-    assert value_of(str(one), "-o", "/dev/null/x") == "/dev/null/x (Not a directory)"
+    assert refused(f"report {tmp_path}").value == f"{tmp_path} holds 2 runs"
+    assert refused(f"report {one} -o /dev/null/x").value == "/dev/null/x (Not a directory)"
     mixed = (one / "records.jsonl").read_text() + (two / "records.jsonl").read_text()
     (one / "records.jsonl").write_text(mixed)
-    assert value_of(str(one)) == f"{one} has records of two"
+    assert refused(f"report {one}").value == f"{one} has records of two"
 
 
 @pytest.mark.slow

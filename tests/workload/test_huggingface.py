@@ -372,21 +372,3 @@ def test_an_unknown_mlp_is_not_guessed(tmp_path: Path) -> None:
         f"config {path}: model_type = 'newllm' with hidden_act = 'gelu', of which it is not known whether its MLP is"
         " gated; expected hidden_act silu, or one of RefinedWeb, "
     )
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    path = tmp_path / "nothing.json"
-    with pytest.raises(InputError) as caught:
-        describe(path)
-    assert (
-        str(caught.value)
-        == f"config {path}: No such file or directory; expected a config.json that can be read"
-    )
-
-
-@pytest.mark.parametrize("content", [b"{not json", b"\xff\xfe\x00"])
-def test_a_file_that_is_no_json(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "config.json"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=r"config .*config\.json: .+; expected a JSON object"):
-        describe(path)

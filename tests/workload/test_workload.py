@@ -98,13 +98,6 @@ def test_gradients_of_a_linear_layer() -> None:
     assert ops["mlp_up.wgrad"] == Gemm(m=2816, n=1024, k=256, layout="tn")
 
 
-def test_labels_tell_the_phases_apart() -> None:
-    shape = TransformerShape(hidden=512, heads=8, attention="unfused")
-    assert [op.label for op in shape.ops() if op.name in ("softmax", "proj")] == [
-        "softmax", "proj", "proj.dgrad", "proj.wgrad", "softmax.backward",
-    ]  # fmt: skip
-
-
 def test_grouped_query_and_gated_mlp() -> None:
     # LLaMA-3 8B: 32 heads, 8 key/value heads, ffn 14336, under tp 2.
     shape = TransformerShape(
@@ -267,12 +260,3 @@ def test_layer_weights_of_a_gpt_and_of_grouped_gated_layers() -> None:
         isinstance(shape.layer_weights(2), int)
         for shape in (llama, TransformerShape(hidden=1024, heads=16))
     )
-
-
-def test_parameters_count_a_matrix_that_is_shared_once() -> None:
-    tied, untied = (
-        TransformerShape(hidden=1024, heads=16, vocab=50304, layers=3, tied=tied)
-        for tied in (True, False)
-    )
-    assert tied.parameters == 3 * 12 * 1024**2 + 50304 * 1024
-    assert untied.parameters == tied.parameters + 50304 * 1024
