@@ -249,7 +249,6 @@ def test_the_gate(tmp_path: Path) -> None:
     suite = ElementTree.parse(junit).getroot()[0]
     assert suite.get("failures") == "1"
     failure = suite.find("testcase[@name='waste past edges']/failure")
-    assert failure is not None
     assert failure.get("message", "").endswith("% of the time is wasted past edges, 3.0 % allowed")
     assert "head_dim = 150 is no multiple of 8" in (
         suite.findtext("testcase[@name='scores']/system-out") or ""

@@ -47,7 +47,6 @@ class Times:
 def test_the_weights_are_padded_once_and_tokens_are_copied_in_every_call() -> None:
     gemm = Gemm(1000, 4096, 4096, layout="nt")
     best = padding_verdict(gemm, A100, times=Times(2.0)).best
-    assert best is not None
     assert best.words == "m 1000 → 1024"
     assert best.sure
     moved = (1000 + 1024) * 4096 * 2
@@ -56,7 +55,6 @@ def test_the_weights_are_padded_once_and_tokens_are_copied_in_every_call() -> No
     assert best.saving == pytest.approx(1 - (100 + best.copy_us) / 200)
     assert best.more_bytes == 24 * (4096 + 4096) * 2
     once = padding_verdict(Gemm(1024, 4000, 4096, layout="nt"), A100, times=Times(2.0)).best
-    assert once is not None
     assert once.copy_bytes == 0
     assert once.words == "n 4000 → 4096"
 
@@ -67,7 +65,6 @@ def test_a_saving_within_the_noise_or_less_than_the_copy_is_not_advised() -> Non
     rows = Gemm(1000, 4096, 4096, layout="nt")
     assert padding_verdict(rows, A100, times=Times(1.02)).best is None  # the copy takes longer
     unsure = padding_verdict(gemm, A100, times=Times(1.05, error=0.2)).best
-    assert unsure is not None
     assert not unsure.sure
     assert unsure.low < 0 < unsure.saving < unsure.high
 
@@ -75,7 +72,6 @@ def test_a_saving_within_the_noise_or_less_than_the_copy_is_not_advised() -> Non
 def test_what_crashes_is_padded_even_at_a_loss() -> None:
     gemm = Gemm(1024, 4090, 4096, dtype="fp8", layout="nt")
     best = padding_verdict(gemm, H100, library="torch", times=Times(1.0)).best
-    assert best is not None
     assert best.repairs
     assert not best.crashes
     assert padding_verdict(gemm, H100, library="vllm", times=Times(1.0)).best is None
@@ -95,7 +91,6 @@ def test_each_command_of_the_page_answers(words: str) -> None:
 def test_the_command_says_what_the_function_says() -> None:
     data = run_json("pad -m 4096 -n 50257 -k 1600 --gpu a100")
     verdict = padding_verdict(Gemm(4096, 50257, 1600, layout="nt"), A100)
-    assert verdict.best is not None
     assert data["advised"][0] == verdict.best.words == "n 50257 → 50304"
     assert data["options"][0]["saving"] == verdict.options[0].saving
 

@@ -71,7 +71,6 @@ def test_a_regression_is_exit_code_1_and_stands_first(runs: Path) -> None:
     (failed,) = [case for case in suite.iter("testcase") if case.find("failure") is not None]
     assert failed.get("name") == "gemm n=192"
     failure = failed.find("failure")
-    assert failure is not None
     assert "slower: 99.9 µs → 120 µs, ratio 1.2" in (failure.text or "")
     assert "k<script>&?" in (failure.text or "")
 

@@ -111,7 +111,6 @@ def test_residency_is_the_profilers_or_computed(
     known = {"registers per thread": registers, "shared memory": 16_384, **told}
     events = [kernel("volta_sgemm_128x64_nn", 3.0, [8, 8, 1], [128, 1, 1], **known)]
     launch = launch_of(kernel_events(events), Gemm(64, 64, 64), H100)
-    assert launch is not None
     assert launch.blocks_per_sm == blocks_per_sm
 
 
@@ -138,7 +137,6 @@ def test_which_of_several(workload: Workload, names: list[tuple[str, float]], ch
     launch = launch_of(
         [KernelEvent(name, duration_us) for name, duration_us in names], workload, H100
     )
-    assert launch is not None
     assert launch.kernel == chosen
 
 
@@ -209,7 +207,6 @@ def test_split_k_from_the_grid(
 def test_a_tile_whose_split_is_not_known_is_not_told() -> None:
     events = [KernelEvent(NVJET, 8.9, (132, 1, 1), (384, 1, 1)), KernelEvent(REDUCE, 1.0)]
     launch = launch_of(events, SKINNY, H100)
-    assert launch is not None
     assert (launch.kernel, launch.tile) == (NVJET, None)
     assert launch_of([], SKINNY, H100) is None
 
@@ -222,7 +219,6 @@ def test_identify_runs_once_under_the_given_profiler() -> None:
         return trace()
 
     launch = identify(lambda: runs.append("run"), SKINNY, H100, trace=profiled)
-    assert launch is not None
     assert (launch.kernel, runs) == (NVJET, ["run"])
 
 
@@ -259,7 +255,6 @@ def test_a_real_product_is_identified(m: int, n: int) -> None:
     launch = identify(
         lambda: torch.mm(a, b, out=c), Gemm(m, n, 1024, dtype="fp16", layout="nt"), spec
     )
-    assert launch is not None
     assert parse(launch.kernel).role == "gemm"
     assert launch.grid is not None
     assert launch.registers
@@ -270,7 +265,6 @@ def test_a_real_product_is_identified(m: int, n: int) -> None:
     cluster_m, cluster_n = name.cluster or (1, 1)
     tiles_m = -(-m // name.tile.block_m // cluster_m) * cluster_m
     tiles_n = -(-n // name.tile.block_n // cluster_n) * cluster_n
-    assert launch.num_blocks is not None
     if name.persistent and launch.num_blocks > 0.8 * spec.sm_count:
         pytest.skip("the grid may be cut to what is resident")
     assert launch.num_blocks % (tiles_m * tiles_n) == 0

@@ -24,7 +24,7 @@ from quantbench.cli.sweep_print import result
 from quantbench.launch import Tile
 from quantbench.report.page import write_report
 from quantbench.store.folder import read_run
-from quantbench.store.record import Measured, Record
+from quantbench.store.record import Record
 from quantbench.sweep.options import SweepOptions, options_to_json
 from quantbench.sweep.runner import Finished
 from quantbench.workload import Gemm
@@ -40,7 +40,6 @@ OFFSET_US = 2.0
 def timed_as(
     record: Record, mode: str, *, offset_us: float = 0.0, floor_us: float | None = None
 ) -> Record:
-    assert isinstance(record.outcome, Measured)
     measurement = record.outcome.measurement
     samples_us = tuple(us + offset_us for us in measurement.samples_us)
     changed = replace(measurement, samples_us=samples_us, mode=mode, floor_us=floor_us)

@@ -69,7 +69,6 @@ def machine(tmp_path: Path) -> Any:
 
 def text(machine: Machine) -> str:
     error = refusal(machine)
-    assert error is not None
     assert "\n" not in str(error)
     assert "QUANTBENCH_DEVICE=cpu measures the CPU" in error.expected
     return str(error)

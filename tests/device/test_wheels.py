@@ -106,7 +106,6 @@ class Nvml:
     def nvmlDeviceGetCudaComputeCapability(  # noqa: N802
         self, card: ctypes.c_void_p, major: Any, minor: Any
     ) -> int:
-        assert card.value is not None
         major._obj.value, minor._obj.value = self.cards[card.value - 1] or (0, 0)
         return 0
 

@@ -32,7 +32,6 @@ from tools.guide.explorer import SHOTS, shows_curve
 def content(page: Path) -> dict[str, Any]:
     """The JSON that a page holds."""
     packed = re.search(r'id="data">([^<]*)<', page.read_text(encoding="utf-8"))
-    assert packed is not None
     whole = zlib.decompress(base64.b64decode(packed[1]))
     found: dict[str, Any] = json.loads(whole[8 : 8 + int.from_bytes(whole[:4], "little")])
     return found

@@ -50,7 +50,6 @@ def test_rows_become_records_that_read_back(tmp_path: Path) -> None:
     assert run.info.axes == {"m": [128, 256]}
     assert run.info.options["left_out"] == {"a sliding window": 3}
     first, second = run.records
-    assert isinstance(first.outcome, Measured)
     assert first.outcome.measurement.samples_us == (
         40.0,
         44.0,
@@ -65,7 +64,6 @@ def test_rows_become_records_that_read_back(tmp_path: Path) -> None:
         "C",
     )
     assert first.launch is None
-    assert second.launch is not None
     assert second.launch.kernel == "ampere_gemm"
 
 

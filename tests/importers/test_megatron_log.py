@@ -15,7 +15,7 @@ import pytest
 from commands import refused, run, run_json
 from foreign_texts import MS_LINE, S_LINE
 from foreign_texts import log_line as line
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantbench.errors import InputError, StoreError
@@ -178,6 +178,7 @@ def test_blocks_end_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         assert column(read(lines), "iteration") == list(range(1, 60))
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=60), max_size=8), st.integers(0, 7))
 def test_whatever_stands_between_whole_lines_they_are_read(noise: list[str], where: int) -> None:
     clean = [text.replace("\n", " ").replace("elapsed time per iteration", "") for text in noise]

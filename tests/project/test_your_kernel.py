@@ -17,7 +17,6 @@ from test_docs_pages import DOCS, ENVIRONMENT, ROOT, blocks
 
 from quantbench.launch import Tile
 from quantbench.store.folder import read_run
-from quantbench.store.record import Measured
 from quantbench.workload import Gemm
 
 KERNEL, BENCHMARK = blocks(DOCS / "your-kernel.md", "python")
@@ -68,10 +67,8 @@ def test_the_kernel_of_the_page_is_checked_and_its_interpreted_times_are_rejecte
     }
     for record in records:
         assert record.check is not None, record.outcome
-        assert isinstance(record.outcome, Measured)
         assert (record.outcome.grade.letter == "rejected") == (record.provider == MINE)
     (one,) = [record for record in records if record.provider == MINE and record.workload.n == 65]
-    assert one.launch is not None
     assert (one.launch.kernel, one.launch.grid, one.launch.tile) == (
         "tile_gemm", (1, 1, 1), Tile(128, 128, block_k=64, stages=3, num_warps=8),
     )  # fmt: skip

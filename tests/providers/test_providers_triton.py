@@ -285,5 +285,4 @@ def test_a_users_tile_is_used(
         "softmax": ("triton.fused@2x64", Softmax(4, 40, 40, dtype="fp16")),
     }[kind]
     launch = catalog.make(provider_id).prepare(work, CPU).launch()
-    assert launch is not None
     assert launch.grid == grid

@@ -136,7 +136,6 @@ def test_wave_edges_are_drawn_where_the_tile_and_its_waves_are_known() -> None:
     assert edges_of(run(stairs(replace(RECORDED, blocks_per_sm=None)))) == []
     unknown = run(no_stairs(), device=CPU)
     assumed = check_run(unknown, rules=()).tile_of(points_of(unknown.records, CPU)[0])
-    assert assumed is not None
     assert (
         assumed.source == "assumed"
     )  # the analysis has a tile to offer, and the picture does not draw it

@@ -38,7 +38,7 @@ from quantbench.report.page import write_report
 from quantbench.report.source import parse_where, points_where
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Place, Skipped
-from quantbench.workload import Attention, Gemm
+from quantbench.workload import Gemm
 
 
 def charts(page: Checker) -> list[dict[str, Any]]:
@@ -70,8 +70,6 @@ def test_a_size_past_a_wave_edge_loses_against_the_edge() -> None:
     # One wave more for 64 columns more: 3 / 2 waves times 3328 / 3392 of the work.
     assert (worst.size, worst.better.axes["n"]) == (3392, 3328)
     assert worst.loss == pytest.approx(1 - (203 / 303) * (3392 / 3328), abs=0.005)
-    assert worst.low is not None
-    assert worst.high is not None
     assert worst.low < worst.loss < worst.high
     # Up to 10 % more columns ride in the same wave.
     assert worst.up_to == 3712
@@ -135,7 +133,6 @@ def test_formats_of_one_table_are_not_mixed() -> None:
 def test_the_first_words_answer_and_simulated_figures_are_labelled(tmp_path: Path) -> None:
     written = write_report(run(stairs(range(2048, 6144, 64))), tmp_path / "out")
     page = checked(written.page)
-    assert written.lead is not None
     answer = "the worst, 3392, loses 32 % against 3328"
     assert answer in written.lead.sentence
     assert page.text.index("SIMULATED") < page.text.index(answer)
@@ -147,13 +144,6 @@ def test_the_first_words_answer_and_simulated_figures_are_labelled(tmp_path: Pat
     assert [mark["label"] for mark in of_op["marks"]] == ["1", "2"]
     assert [dot["x"] for dot in of_op["lines"][0]["dots"]] == list(range(2048, 6144, 64))
     assert page.text.count("NOTHING MEASURED") == 0
-
-
-def test_measured_figures_of_one_size_carry_no_label(tmp_path: Path) -> None:
-    text = report(run(stairs((1024,), origin="measured"), origin="measured"), tmp_path).text
-    assert "SIMULATED" not in text
-    assert "IMPORTED" not in text
-    assert "n: only 1024 was measured" in text
 
 
 def test_imported_figures_are_labelled_with_their_source(tmp_path: Path) -> None:
@@ -278,7 +268,6 @@ def test_two_axes_have_a_map_and_many_curves_are_told_together(tmp_path: Path) -
         for m, us in ((256, n / 100), (257, n / 100 * 1.4))
     ]
     written = write_report(run(made), tmp_path)
-    assert written.lead is not None
     assert written.lead.sentence == (
         "m: the worst size is 257: 14 of 14 shapes lose there, median 28 %"
     )
@@ -315,7 +304,6 @@ def test_an_assumed_tile_is_no_cause(tmp_path: Path) -> None:
         for n in range(1024, 4096, 64)
     ]
     written = write_report(run(made), tmp_path)
-    assert written.lead is not None
     assert len(written.lead.rows) > 3
     assert not any("wave" in row.why or "pads" in row.why for row in written.lead.rows)
 
@@ -394,9 +382,7 @@ def test_one_shape_of_a_table_is_shown_with_what_the_whole_table_tells(tmp_path:
     ]
     whole = write_report(run(made), tmp_path)
     one = write_report(run(made), tmp_path / "one", {"n": 1088})
-    assert whole.lead is not None
     assert whole.lead.several
-    assert one.lead is not None
     assert one.lead.sentence.startswith(
         "m: 1 of 2 sizes lose against a smaller size within 10 %; the worst, 257, loses 28"
     )
@@ -424,34 +410,21 @@ def test_a_shape_that_is_not_there_is_refused_with_what_is(
 
 
 # --- causes of bad sizes ---------------------------------------------------------------------------------------------
-
-_BIG, _SMALL = (
-    Launch("a", tile=Tile(128, 256), blocks_per_sm=1),
-    Launch("b", tile=Tile(64, 64), blocks_per_sm=1),
-)
-_FREE = Launch("a", tile=Tile(128, 256))  # how many blocks an SM holds is not known
+_BIG = Launch("a", tile=Tile(128, 256), blocks_per_sm=1)
+_SMALL = Launch("b", tile=Tile(64, 64), blocks_per_sm=1)
 
 
 @pytest.mark.parametrize(
-    ("better", "slow", "launches", "kind", "words"),
+    ("better", "slow", "launches", "kind"),
     [
-        (Gemm(2048, 3328, 4096), Gemm(2048, 3584, 4096), (_BIG, _BIG), "wave edge", "wave 3 of 3 is 7.4 % full"),
-        (Gemm(2048, 3328, 64), Gemm(2056, 3328, 64), (_BIG, _FREE), "tile edge", "m = 2056 pads to 2176"),
-        (
-            Gemm(1152, 3072, 4096), Gemm(1024, 3072, 4096), (_BIG, _FREE),
-            "fewer blocks than SMs", "96 blocks for 108 SMs",
-        ),
-        (Gemm(2048, 3328, 4096), Gemm(2048, 3328, 4100), (_BIG, _BIG), "alignment", "rows are aligned to 8 bytes"),
-        (
-            Attention(1, 8, 512, 512, 64), Attention(1, 8, 512, 512, 68), (_SMALL, _SMALL),
-            "alignment", "head_dim = 68 is not a multiple of 8",
-        ),
-        (Gemm(512, 512, 64), Gemm(512, 520, 64), (_BIG, _SMALL), "kernel change", "changed from 128x256 to 64x64"),
-        (Gemm(512, 512, 64), Gemm(512, 520, 64), (None, None), "unexplained", "unexplained"),
+        (Gemm(2048, 3328, 4096), Gemm(2048, 3584, 4096), (_BIG, _BIG), "wave edge"),
+        (Gemm(1152, 3072, 4096), Gemm(1024, 3072, 4096), (_BIG, _BIG), "fewer blocks than SMs"),
+        (Gemm(512, 512, 64), Gemm(512, 520, 64), (_BIG, _SMALL), "kernel change"),
+        (Gemm(512, 512, 64), Gemm(512, 520, 64), (None, None), "unexplained"),
     ],
-)  # fmt: skip
+)
 def test_a_cause_is_counted_by_its_kind(
-    better: Gemm, slow: Gemm, launches: tuple[Launch | None, Launch | None], kind: str, words: str
+    better: Gemm, slow: Gemm, launches: tuple[Launch | None, Launch | None], kind: str
 ) -> None:
     made = [
         record(work, (1000.0 + i,), {"n": 1000 + i}, launch=launch)
@@ -461,4 +434,3 @@ def test_a_cause_is_counted_by_its_kind(
     bad = BadSize("n", after, before, 0.3, None, None, None, after.points[0], before.points[0])
     cause = replace(check_run(run(made), rules=()), cliffs=(), periods=()).explain(bad)
     assert cause.kind == kind
-    assert words in cause.words

@@ -19,7 +19,7 @@ from rich.console import Console
 from sweep_doubles import A100, OPTIONS, Bench, QuietWorker, measured
 
 from quantbench.cli.output import show
-from quantbench.cli.sweep_print import left_out, plan_lines, result
+from quantbench.cli.sweep_print import plan_lines, result
 from quantbench.cli.sweep_run import measure
 from quantbench.errors import StoreError, UnsupportedError
 from quantbench.store.folder import RunWriter, read_run
@@ -192,23 +192,6 @@ def test_parts_are_the_same_with_a_budget_and_without() -> None:
     assert set().union(*({p.key for p in plan.points} for plan in again)) == every
 
 
-def test_a_worker_is_begun_once_and_before_the_plan_is_run(tmp_path: Path) -> None:
-    begun: list[object] = []
-
-    class Beginning(QuietWorker):
-        def begin(self, timing: object) -> None:
-            begun.append(timing)
-
-    bench = steady()
-    session = SweepSession.new(
-        lambda spec: OPTIONS, tmp_path, lambda: Beginning(bench.answer, bench.clock)
-    )
-    assert begun == [OPTIONS.timing]
-    with session:
-        session.run(lambda progress: None, clock=bench.clock)
-    assert begun == [OPTIONS.timing]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -338,17 +321,3 @@ def test_the_plan_says_what_a_budget_leaves_out() -> None:
     assert re.search(r"\d+ sizes within hidden \d+\.\.\d+ of mlp_down, mlp_up, proj, qkv", rest)
     assert "hidden 1024..4096 of mlp_down.dgrad, mlp_down.wgrad, " in rest
     assert whole.startswith(f"{plan.total:,} points, about ")
-
-
-def test_of_a_list_of_shapes_the_number_that_is_left_out_is_told() -> None:
-    chance = random.Random(0)
-    shapes = tuple(
-        (chance.randrange(64, 9000), 8 * chance.randrange(8, 1000), 4096, 1) for _ in range(300)
-    )
-    _, plan = plan_sweep(
-        SweepOptions(dims=(), shapes=shapes, providers=("torch.mm",), budget_s=20.0), A100
-    )
-    (part,) = left_out(plan)
-    assert not part.whole
-    assert 0 < part.sizes == 300 - len(plan.points)
-    assert str(part).startswith(f"{part.sizes} sizes within m ")

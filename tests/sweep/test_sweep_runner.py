@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from unittest.mock import Mock
@@ -14,11 +13,10 @@ from quantbench.errors import MeasurementError
 from quantbench.latency.op_times import roofline_us
 from quantbench.measurement import Grade
 from quantbench.store.record import Failed, Measured, Record
-from quantbench.store.typed import encode
 from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.child import WorkerLostError
 from quantbench.sweep.edges import parse_grid, predicted_edges
-from quantbench.sweep.messages import Reply, Request, reply_from_json
+from quantbench.sweep.messages import Reply, Request
 from quantbench.sweep.plan import Plan, PlanPoint, build_plan
 from quantbench.sweep.session import first_reference
 from quantbench.timing.options import TimingOptions
@@ -88,8 +86,6 @@ def test_drift_of_the_reference_lowers_the_trust() -> None:
     bench = Bench(plan_of(25), slower_after(12))
     bench.sweep().run()
     before, after = bench.of_role("point")[0].outcome, bench.of_role("point")[-1].outcome
-    assert isinstance(before, Measured)
-    assert isinstance(after, Measured)
     assert before.grade.letter == "A"
     assert after.grade.letter != "A"
     assert any("drift" in reason or "reference" in reason for reason in after.grade.reasons)
@@ -175,7 +171,6 @@ def test_resuming_measures_what_is_missing_and_keeps_the_first_reference() -> No
     bench.sweep(done=done, first_reference=measured(100.0).measurement).run()
     assert [r.key for r in bench.of_role("point")] == [p.key for p in plan.points[7:]]
     outcome = bench.of_role("point")[0].outcome
-    assert isinstance(outcome, Measured)
     assert outcome.grade.letter != "A"  # twice as slow as when the run began
 
 
@@ -359,12 +354,6 @@ def test_a_budget_leaves_time_for_the_points_that_follow() -> None:
     assert bench.clock.now_s <= 31.0
 
 
-def test_with_no_time_at_all_one_group_is_measured() -> None:
-    bench = Bench(plan_of(25), lambda request: measured(100.0))
-    assert bench.sweep(budget_s=0.9).run().how == "budget"
-    assert len(bench.of_role("point")) == 1
-
-
 def test_the_reference_of_another_plan_tells_no_drift() -> None:
     records = [
         Record("run", key, Gemm(64, 64, 64), "torch.mm", measured_outcome(us), role="reference")
@@ -375,7 +364,6 @@ def test_the_reference_of_another_plan_tells_no_drift() -> None:
     found = first_reference(
         tuple(records), replace(plan, reference=replace(plan.reference, key="1" * 16))
     )
-    assert found is not None
     assert found.stated.latency_us == 100.0
     assert first_reference(tuple(records), plan) is None
 
@@ -393,23 +381,3 @@ def test_ctrl_c_ends_the_worker_and_is_raised_on() -> None:
         bench.sweep().run()
     assert bench.workers[0].closed
     assert len(bench.records) == 3
-
-
-def test_the_time_left_is_told_and_ends_at_zero() -> None:
-    bench = Bench(plan_of(12), lambda request: measured(100.0))
-    bench.sweep().run()
-    assert bench.progress[-1].left_s == pytest.approx(0.0, abs=1e-9)
-    assert bench.progress[-1].done == bench.progress[-1].total == bench.progress[-1].measured == 12
-    assert all(p.left_s is not None and p.left_s >= 0 for p in bench.progress)
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        measured(12.5),
-        Reply(skipped="no fp8"),
-        Reply(failed=("error", "why"), broken=True, phases_s={"check": 1.0}),
-    ],
-)
-def test_replies_survive_the_pipe(reply: Reply) -> None:
-    assert reply_from_json(json.loads(json.dumps(encode(reply)))) == reply
