@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from quantbench.advice.edges import KINDS, edges
+from quantbench.advice.edges import edges
 from quantbench.alignment_rules import misaligned_sides, side_names
 from quantbench.device import lookup
 from quantbench.latency.model_times import ModelTimes
@@ -172,13 +172,3 @@ def test_every_side_of_every_product_has_the_name_of_its_size() -> None:
     for product in products:
         named = {side: sizes[name] for side, name in side_names(product).items()}
         assert named == {side: getattr(product.workload, side) for side in "mnk"}, product.label
-
-
-def test_kinds_are_all_that_is_found() -> None:
-    found = {
-        edge.kind
-        for o in replace(SHAPE, heads=72, kv_heads=72, head_dim=150).ops()
-        for edge in edges(o, A100)
-    }
-    assert found <= set(KINDS)
-    assert {"alignment", "fused softmax", "wave edge"} <= found

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from made_devices import CPU
 
-from quantbench.device.spec import DeviceSpec
+from quantbench.device import lookup
 from quantbench.launch import Launch, Tile
 from quantbench.providers.identity import (
     KernelEvent,
@@ -23,11 +23,7 @@ from quantbench.providers.identity import (
 from quantbench.providers.kernel_names import parse
 from quantbench.workload import Attention, Gemm, Softmax, Workload
 
-H100 = DeviceSpec(
-    name="h100-sxm5-80gb", kind="cuda", sm_count=132, sm_clock_mhz=1830, l2_bytes=50 * 2**20,
-    smem_per_sm_bytes=228 * 1024, memory_bytes=80 * 2**30, memory_gb_per_s=3350, peak_tflops={"bf16": 989.4},
-    compute_capability=(9, 0),
-)  # fmt: skip
+H100 = lookup("h100-sxm5-80gb")
 
 NVJET = "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT"
 REDUCE = "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16, false>"

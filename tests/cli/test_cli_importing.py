@@ -24,10 +24,6 @@ def test_csv(table: Path, tmp_path: Path) -> None:
     )
     said = run(f"{words} --results {tmp_path / 'results'}")
     assert "4 rows read, 3 records written" in said
-    assert "1 of them rejected: faster than the device's peak" in said
-    assert "1 row without a time above 0: gemm 64×4096×4096 bf16 nn: nan µs (line 5)" in said
-    assert "1 shape more than once with different times" in said
-    assert "600 µs (line 2), 700 µs (line 3)" in said
     folder = next((tmp_path / "results" / "a100-sxm4-80gb").iterdir())
     assert f"Next: quantbench check {folder}" in said
     run_read = read_run(folder)

@@ -255,15 +255,13 @@ def test_reasons_in_words(mask: int, words: tuple[str, ...]) -> None:
 
 def test_bits_are_those_of_the_real_library() -> None:
     pynvml = pytest.importorskip("pynvml")
-    assert decode_reasons(pynvml.nvmlClocksThrottleReasonSwPowerCap) == ("sw_power_cap",)
-    assert decode_reasons(pynvml.nvmlClocksThrottleReasonHwSlowdown) == ("hw_slowdown",)
-    assert decode_reasons(pynvml.nvmlClocksThrottleReasonSwThermalSlowdown) == ("sw_thermal",)
-    assert decode_reasons(pynvml.nvmlClocksThrottleReasonHwThermalSlowdown) == ("hw_thermal",)
-    assert decode_reasons(pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown) == (
-        "hw_power_brake",
-    )
-    assert decode_reasons(pynvml.nvmlClocksThrottleReasonGpuIdle) == ("gpu_idle",)
-    assert decode_reasons(pynvml.nvmlClocksThrottleReasonSyncBoost) == ("sync_boost",)
+    named = {
+        "SwPowerCap": "sw_power_cap", "HwSlowdown": "hw_slowdown", "SwThermalSlowdown": "sw_thermal",
+        "HwThermalSlowdown": "hw_thermal", "HwPowerBrakeSlowdown": "hw_power_brake", "GpuIdle": "gpu_idle",
+        "SyncBoost": "sync_boost",
+    }  # fmt: skip
+    for name, word in named.items():
+        assert decode_reasons(getattr(pynvml, f"nvmlClocksThrottleReason{name}")) == (word,)
 
 
 def test_alone_on_the_card_nobody_else_is_asked_for() -> None:

@@ -28,7 +28,7 @@ from quantbench.analysis.blocks import idle_reasons, tile_in_use
 from quantbench.analysis.forecast import forecast
 from quantbench.device import lookup
 from quantbench.errors import InputError
-from quantbench.explore.page import FittedModel, shelf_devices, write_explorer
+from quantbench.explore.page import FittedModel, write_explorer
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.model_times import ModelTimes, best_gemm_model
 from quantbench.latency.op_times import (
@@ -39,7 +39,7 @@ from quantbench.latency.op_times import (
     total,
 )
 from quantbench.sweep.axes import Held, parse_axis, with_defaults
-from quantbench.units import latency, percent
+from quantbench.units import latency
 from quantbench.workload import TransformerShape
 from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.parameters import parameters
@@ -127,16 +127,6 @@ def check_products(tab: Tab, count: int) -> None:
 
 def test_products_take_the_time_that_python_predicts(tab: Tab) -> None:
     check_products(tab, 100)
-
-
-@pytest.mark.skipif(not EXHAUSTIVE, reason="takes six minutes (QUANTBENCH_EXHAUSTIVE=1)")
-def test_products_on_all_gpus_take_the_time_that_python_predicts(
-    opened: Browser, tmp_path: Path
-) -> None:
-    write_explorer(tmp_path / "explore.html", shelf_devices(), preset("llama-3-8b"))
-    with opened.tab(tmp_path / "explore.html", 1280) as tab:
-        tab.evaluate(IDLE)
-        check_products(tab, 10_000)
 
 
 def settings(count: int) -> list[dict[str, Any]]:
@@ -360,50 +350,6 @@ def test_every_control_changes_what_it_should(tab: Tab, opened: Browser, page: P
     assert seen(tab)["wrong"] == ""
 
 
-def test_the_first_lines_say_what_is_near_what_skew_costs_and_whose_experts_they_are(
-    tab: Tab,
-) -> None:
-    tab.evaluate("choose(page.gpus[1].entries[0].id)")
-    tab.evaluate(IDLE)
-    for name, value in {
-        "tp": 8,
-        "heads": 40,
-        "kv_heads": 40,
-        "head_dim": 125,
-        "ffn": 20000,
-        "hidden": 5000,
-    }.items():
-        type_in(tab, f"n-{name}", value)
-    # Hidden size and better shapes have one answer with one interval: that of the first row.
-    best = "document.getElementById('best').textContent"
-    change, gain, interval = tab.evaluate(
-        "[...document.querySelectorAll('#better tr:first-child td')].map(c => c.textContent)"
-    )[:3]
-    assert change.startswith("hidden 5000 → 5120, head_dim 125 → 128")
-    assert f"Better near it: {change}: {gain} ({interval}) tokens per second" in tab.evaluate(best)
-    assert "hidden 5000 against 4992 (with ffn 19968): " in seen(tab)["compared"]
-    tab.evaluate("document.querySelector('#best button').click()")
-    tab.evaluate(IDLE)
-    assert tab.evaluate("[state.hidden, state.heads, state.head_dim]") == [5120, 40, 128]
-    type_in(tab, "n-mbs", 16)
-    assert "No shape near it is surely faster" in tab.evaluate(best)
-    type_in(tab, "preset", "qwen3-30b-a3b")
-    type_in(tab, "n-tp", 1)
-    type_in(tab, "routing", "power_law_1.2")
-    said = seen(tab)["compared"]
-    assert "exceed the memory" not in said
-    assert "The times of experts are trtllm's." in said
-    even, skewed = tab.evaluate(
-        "['balanced', state.routing].map(r => models.get(active).layer({...state, routing: r}).us)"
-    )
-    assert f"Against balanced routing: +{percent(skewed / even - 1)} time." in said
-    type_in(tab, "preset", "deepseek-v3")
-    assert "The weights alone exceed the memory of a GPU" in seen(tab)["compared"]
-    type_in(tab, "preset", "gpt-oss-120b")
-    assert "The sliding window of 128 is not priced" in seen(tab)["compared"]
-    assert "sliding_window=128" in tab.evaluate("location.hash")
-
-
 def test_the_curve_over_hidden_is_that_of_its_products(tab: Tab) -> None:
     type_in(tab, "n-hidden", 4100)
     type_in(tab, "preset", "llama-3-8b")
@@ -477,25 +423,6 @@ def test_what_a_link_says_that_the_page_does_not_know_is_named(opened: Browser, 
         tab.evaluate(IDLE)
         assert tab.evaluate(unknown) == ""
         assert tab.shown.problems == []
-
-
-def test_on_a_phone_the_plot_precedes_the_form_and_each_op_has_its_interval(
-    opened: Browser, page: Path
-) -> None:
-    with opened.tab(page, 400) as tab:
-        tab.evaluate(IDLE)
-        top = "(id => document.getElementById(id).getBoundingClientRect().top)"
-        assert tab.evaluate(
-            f"{top}('chart') < {top}('controls') && {top}('controls') < {top}('ops')"
-        )
-        intervals = tab.evaluate(
-            "ops(state).map(op => { const one = models.get(active).estimate(op);"
-            "return `${latency(one.low)} – ${latency(one.high)}`; })"
-        )
-        shown = tab.evaluate(
-            "[...document.querySelectorAll('#ops .interval')].map(e => e.innerText)"
-        )
-        assert shown == intervals
 
 
 @pytest.mark.parametrize(

@@ -105,14 +105,9 @@ def inside(figure: Any) -> list[str]:
              "software": {"aiconfigurator": "pack 1.0", "sglang": "0.5"}},
             "sglang", "a100-test · bf16 · sglang 0.5 · imported from pack 1.0",
         ),
-        ({"origin": "imported", "software": {}}, "vllm", "a100-test · bf16 · vllm · imported"),
         (
             {"origin": "measured", "software": {"torch": "2.11.0", "triton": "3.6.0", "python": "3.12"}},
             "triton.matmul", "a100-test · bf16 · torch 2.11.0, triton 3.6.0 · measured",
-        ),
-        (
-            {"origin": "measured", "software": {"torch": "2.11.0", "triton": "3.6.0"}},
-            "mine:MyGemm", "a100-test · bf16 · torch 2.11.0, mine:MyGemm · measured",
         ),
     ],
 )  # fmt: skip

@@ -308,25 +308,6 @@ def test_an_assumed_tile_is_no_cause(tmp_path: Path) -> None:
     assert not any("wave" in row.why or "pads" in row.why for row in written.lead.rows)
 
 
-def test_kernels_and_changes_of_kernel_are_named(tmp_path: Path) -> None:
-    made = []
-    for n in range(1024, 2048, 64):
-        tile = Tile(128, 256) if n < 1536 else Tile(64, 64)
-        us = n / 10 * (1.0 if n < 1536 else 1.3)
-        launch = Launch(f"ampere_gemm_{tile}", tile=tile)
-        made.append(
-            record(
-                Gemm(1024, n, 1024),
-                samples(us, noise=0.002, count=20, seed=n),
-                {"n": n},
-                launch=launch,
-            )
-        )
-    text = report(run(made), tmp_path).text
-    assert "the library changed from 128x256 to 64x64" in text
-    assert "ampere_gemm_128x256" in text
-
-
 @pytest.mark.slow
 def test_the_device_through_the_run(tmp_path: Path) -> None:
     made = [reference(50.0 * (1 + 0.01 * i), elapsed_s=60.0 * i) for i in range(4)]

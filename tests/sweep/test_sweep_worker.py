@@ -116,17 +116,6 @@ def test_whatever_a_provider_raises_fails_its_point_alone(
     assert ask(worker, provider, 64).measurement is not None
 
 
-def test_a_worker_that_can_make_no_timer_refuses_with_cudas_reason() -> None:
-    with WorkerProcess(["tests.fake_providers:NoKernelImage"]) as process:
-        process.begin(QUICK)
-        with pytest.raises(MeasurementError) as caught:
-            ask(process, "Good", 64)
-    assert str(caught.value) == (
-        "worker: CUDA error: no kernel image is available for execution on the device; "
-        "expected a device that can be measured"
-    )
-
-
 def test_a_worker_without_a_context_refuses_with_cudas_reason() -> None:
     with pytest.raises(MeasurementError) as caught:
         WorkerProcess(["tests.fake_providers:NoContext"])

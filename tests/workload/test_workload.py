@@ -165,7 +165,6 @@ def test_key_value_heads_are_replicated_when_there_are_fewer_than_gpus() -> None
     ("make", "message"),
     [
         (lambda: Gemm(m=0, n=1, k=1), r"^Gemm: m = 0; expected an integer from 1 to 2147483647$"),
-        (lambda: Gemm(m=True, n=1, k=1), r"^Gemm: m = True; expected an integer"),
         (
             lambda: Gemm(m=1, n=1, k=1, dtype="bf15"),
             r"^Gemm: dtype = 'bf15'; expected one of fp16, bf16",
@@ -181,14 +180,6 @@ def test_key_value_heads_are_replicated_when_there_are_fewer_than_gpus() -> None
         (
             lambda: Softmax(batch=4, rows=4, cols=4, mask_batch=3),
             r"mask_batch = 3; expected a divisor of batch = 4$",
-        ),
-        (
-            lambda: Attention(1, 6, 4, 4, 8, kv_heads=4),
-            r"kv_heads = 4; expected a divisor of heads = 6$",
-        ),
-        (
-            lambda: TransformerShape(hidden=100, heads=3),
-            r"hidden = 100 with heads = 3; expected hidden divisible",
         ),
         (
             lambda: TransformerShape(hidden=96, heads=6, tp=4),
