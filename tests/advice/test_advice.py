@@ -19,7 +19,6 @@ from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
-from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes
 from quantbench.latency.softmax import fallback_bytes
@@ -212,13 +211,6 @@ def test_what_is_kept_stays(base: TransformerShape, keep: set[str]) -> None:
         *(s for found in alone(base, space).values() for s in found),
     ):
         assert all(getattr(shape, name) == getattr(base, name) for name in keep)
-
-
-def test_key_value_heads_are_whole_on_each_gpu() -> None:
-    base = TransformerShape(
-        hidden=4096, heads=32, kv_heads=16, layers=32, ffn=14336, gated=True, vocab=128256, tp=16
-    )
-    assert {s.kv_heads % 16 for s in together(base, Space())} == {0}
 
 
 def test_heads_that_do_not_make_up_the_hidden_size_stay() -> None:
@@ -433,12 +425,6 @@ def test_unaligned_batches_run_at_the_fitted_rate(modelled: ModelTimes) -> None:
     assert slow.latency_us > 3 * fast.latency_us
     assert slow.low_us < slow.latency_us < slow.high_us
     assert "unaligned rows: at a rate fitted to whole iterations" in times.note
-
-
-def test_batches_beyond_what_the_models_know_grow_in_proportion(modelled: ModelTimes) -> None:
-    most = LARGEST_SIDE // 2048
-    known, twice = modelled.estimates([Gemm(2048, 2048, 128, batch=b) for b in (most, 2 * most)])
-    assert twice.latency_us == pytest.approx(2 * known.latency_us)
 
 
 def test_a_gpu_that_was_not_measured_says_so_and_is_less_sure() -> None:

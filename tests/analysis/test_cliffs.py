@@ -165,16 +165,6 @@ def test_a_point_beside_another_is_enough_when_the_jump_is_large() -> None:
     )
 
 
-def test_sizes_far_apart_are_not_judged() -> None:
-    gpu = SimulatedGpu(108, Tile(128, 256))
-    records = records_of(
-        gpu, along("n", (256, 512, 1024, 2048, 4096), Gemm(4096, 1, 4096)), noise=0.01, seed=0
-    )
-    fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
-    assert find_cliffs(jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), ())) == ()
-    assert find_periods(fitted, gpu.spec()) == ()
-
-
 def test_the_same_staircase_is_listed() -> None:
     gpu = SimulatedGpu(108, Tile(128, 256))
     case = Case(gpu, "n", along("n", range(1024, 8193, 256), Gemm(m=4096, n=1, k=4096)))

@@ -309,12 +309,3 @@ def test_runs_timed_differently_say_so_unless_matched_by_workload() -> None:
     assert "they are timed differently: cache cold → hot" in refused(a, run(b, options=hot)).value
     other = run([record(Gemm(8, 8, 8), (1.0,), {"n": 8})], options=hot)
     assert "no workload is in both" in refused(a, other, by="workload").value
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("margin", -0.1), ("margin", 1.0), ("margin", float("nan"))]
-)
-def test_shares_are_checked(name: str, value: float) -> None:
-    with pytest.raises(InputError) as caught:
-        CompareOptions(**{name: value})
-    assert caught.value.value == f"--{name} {value!r}"

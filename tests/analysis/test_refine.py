@@ -86,12 +86,6 @@ def test_only_multiples_of_the_grain_are_asked_for() -> None:
     assert all(size % 8 == 0 for size in measure.asked)
 
 
-def test_a_step_down_is_found_as_well() -> None:
-    measure = Measure({600: 0.8})
-    (edge,) = find_edges(measure.gap(512, 768), measure)
-    assert (edge.low, edge.high) == (600, 601)
-
-
 def test_one_percent_noise_misplaces_no_edge_of_ten_percent_in_two_hundred_searches() -> None:
     wrong = 0
     for seed in range(200):

@@ -135,16 +135,6 @@ def test_an_unknown_card_that_reports_nothing_gets_bounds_never_none() -> None:
     assert spec.peak("bf16") == pytest.approx(10 * 1024 * 1800e-6)
 
 
-def test_an_unknown_geforce_accumulates_fp32_at_half_rate() -> None:
-    spec = match(
-        Properties("NVIDIA GeForce RTX 4070", (8, 9), 46, 12 * 2**30, max_sm_clock_mhz=2475)
-    )
-    assert spec.name == "rtx-4070-12gb"
-    assert spec.peak("fp16") == pytest.approx(46 * 512 * 2475e-6)
-    assert spec.peak("fp32") == pytest.approx(46 * 256 * 2475e-6)
-    assert spec.peak("int8") == pytest.approx(46 * 2048 * 2475e-6)
-
-
 def test_an_unknown_minor_version_is_bounded_by_its_major_one() -> None:
     spec = match(Properties("NVIDIA GB10", (12, 1), 48, 119 * 2**30, max_sm_clock_mhz=2418))
     assert spec.peak("bf16") == pytest.approx(48 * 1024 * 2418e-6)

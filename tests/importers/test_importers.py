@@ -12,7 +12,7 @@ import pytest
 from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.importers import aiconfigurator, csv_table
-from quantbench.importers.runs import Origin, Row, Rows, dtype_name, summary_lines, write_run
+from quantbench.importers.runs import Origin, Row, Rows, summary_lines, write_run
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured, Place, Skipped
 from quantbench.workload import Attention, Collective, Gemm, MoE
@@ -159,11 +159,6 @@ def test_the_same_table_twice_is_left_alone_and_another_refused(tmp_path: Path) 
         write_run(tmp_path, A100, other, Rows([row(1, 20.0)]))
     with pytest.raises(InputError, match=r"no row can be kept: a sliding window \(2 rows\)"):
         write_run(tmp_path, A100, ORIGIN, Rows([], Counter({"a sliding window": 2})))
-
-
-def test_dtype_names() -> None:
-    names = ["bfloat16", "torch.float16", "half", "fp8", "nvfp4"]
-    assert [dtype_name(t) for t in names] == ["bf16", "fp16", "fp16", "fp8", "nvfp4"]
 
 
 # --- csv ---------------------------------------------------------------------------------------------------------

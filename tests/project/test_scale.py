@@ -53,18 +53,6 @@ def test_curves_with_sizes_of_their_own_are_fitted_together(
     assert numbers[40][1] == 2 * numbers[20][1]
 
 
-def test_curves_fitted_together_are_fitted_as_if_alone() -> None:
-    rng = np.random.default_rng(0)
-    sizes = np.log(np.sort(rng.choice(np.arange(64, 4096), (6, 40), replace=False), axis=1))
-    times = np.floor(np.exp(sizes) / 512) * 0.2 + rng.normal(0, 0.004, sizes.shape)
-    sigma = np.full(sizes.shape, 0.004)
-    together = find_pieces(sizes, times, sigma)
-    for i in range(len(sizes)):
-        alone = find_pieces(sizes[i], times[i : i + 1], sigma[i : i + 1])
-        assert together.starts[i].tolist() == alone.starts[0].tolist()
-        assert together.cost[i] == pytest.approx(alone.cost[0])
-
-
 @pytest.mark.slow
 def test_a_curve_of_thousands_of_sizes_is_fitted_in_parts() -> None:
     sizes = range(32, 32 * 1601, 32)

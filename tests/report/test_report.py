@@ -202,22 +202,6 @@ def test_rejected_figures_are_counted_and_not_drawn(tmp_path: Path) -> None:
     assert "1088 →" not in text
 
 
-def test_axes_that_stand_far_apart_are_held_against_half_and_twice(tmp_path: Path) -> None:
-    times = {1: 400.0, 2: 220.0, 4: 140.0}
-    made = [
-        record(
-            Gemm(2048, 8192 // tp, 4096), samples(us, noise=0.002, count=20, seed=tp), {"tp": tp}
-        )
-        for tp, us in times.items()
-    ]
-    text = report(run(made), tmp_path).text
-    # 8192 columns over 140 µs · 4 against 220 µs · 2.
-    assert (
-        "tp: 4 is the worst of 3 sizes: it loses 21 % against 2 (no two sizes are within 10 %"
-        in text
-    )
-
-
 @pytest.mark.slow
 def test_ops_of_several_providers_are_one_layer(tmp_path: Path) -> None:
     # The unfused three are slower than attention in one kernel, and of the two who compute it only
@@ -392,6 +376,7 @@ def test_a_shape_that_is_not_there_is_refused_with_what_is(
 
 # --- causes of bad sizes ---------------------------------------------------------------------------------------------
 _BIG = Launch("a", tile=Tile(128, 256), blocks_per_sm=1)
+_FREE = Launch("a", tile=Tile(128, 256))  # how many blocks an SM holds is not known
 _SMALL = Launch("b", tile=Tile(64, 64), blocks_per_sm=1)
 
 
@@ -399,7 +384,7 @@ _SMALL = Launch("b", tile=Tile(64, 64), blocks_per_sm=1)
     ("better", "slow", "launches", "kind"),
     [
         (Gemm(2048, 3328, 4096), Gemm(2048, 3584, 4096), (_BIG, _BIG), "wave edge"),
-        (Gemm(1152, 3072, 4096), Gemm(1024, 3072, 4096), (_BIG, _BIG), "fewer blocks than SMs"),
+        (Gemm(1152, 3072, 4096), Gemm(1024, 3072, 4096), (_BIG, _FREE), "fewer blocks than SMs"),
         (Gemm(512, 512, 64), Gemm(512, 520, 64), (_BIG, _SMALL), "kernel change"),
         (Gemm(512, 512, 64), Gemm(512, 520, 64), (None, None), "unexplained"),
     ],

@@ -139,19 +139,6 @@ def test_a_device_that_refuses_ends_the_sweep_at_once() -> None:
     assert bench.records == []  # no point is at fault: --resume measures them
 
 
-def test_a_worker_that_cannot_use_its_device_ends_the_sweep_at_once() -> None:
-    def answer(request: Request) -> Reply:
-        raise MeasurementError(
-            "worker", "CUDA error: no kernel image", "a device that can be measured"
-        )
-
-    bench = Bench(plan_of(20), answer)
-    finished = bench.sweep().run()
-    assert (finished.how, len(bench.workers), bench.workers[0].closed) == ("failed", 1, True)
-    assert finished.reason.startswith("worker: CUDA error: no kernel image")
-    assert bench.records == []
-
-
 def test_a_wrong_result_fails_its_own_point_alone() -> None:
     def answer(request: Request) -> Reply:
         if request.workload.n == 1088:  # type: ignore[union-attr]

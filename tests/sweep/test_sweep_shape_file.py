@@ -23,7 +23,6 @@ from quantbench.report.page import write_report
 from quantbench.report.shape_comparison import (
     compare_shapes,
     comparison_lines,
-    comparison_section,
     comparison_sentence,
     comparison_table,
 )
@@ -212,7 +211,6 @@ def test_libraries_are_compared_apart_and_the_fastest_kernel_of_one_counts() -> 
     other = points({1: 1.0, 2: 1.0, 3: 1.0}, provider="mine.kernels:Gemm")
     comparison = compare_shapes([*made, *other], SHAPES)
     assert [one.library for one in comparison] == ["torch"] * 3 + ["mine.kernels:Gemm"] * 3
-    table = comparison_section(comparison).table
     assert comparison_table(comparison).row_count == 6
 
 
