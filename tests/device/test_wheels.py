@@ -9,6 +9,7 @@ import subprocess
 import tomllib
 import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +171,17 @@ def add_wheel(index: Path, name: str, version: str) -> None:
     (folder / "index.html").write_text(f'<a href="{name}-{version}-py3-none-any.whl">{name}</a>')
 
 
+@pytest.fixture(scope="module")
+def empty_environment(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=True)
+    return str(folder / "bin" / "python")
+
+
 @pytest.fixture
-def bare_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def bare_pip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_environment: str
+) -> Iterator[str]:
     """Python of an empty environment whose package index has torch's CUDA build, and another
     package.
     """
@@ -181,8 +191,9 @@ def bare_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "pypi").as_uri())
-    venv.create(tmp_path / "venv", with_pip=True)
-    return str(tmp_path / "venv" / "bin" / "python")
+    yield empty_environment
+    words = ["-m", "pip", "uninstall", "--yes", "--quiet", "torch", "other"]
+    subprocess.run([empty_environment, *words], check=True)
 
 
 def installed(python: str) -> set[str]:
