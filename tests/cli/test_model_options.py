@@ -150,7 +150,7 @@ def test_a_models_width_that_stays_as_hidden_varies_is_said(words: str, said: st
     output = run(f"predict --gpu a100-sxm4-80gb {words}")
     (assumed,) = re.findall(r"^assumed: (.*)$", output, re.M)
     assert [word for word in assumed.split(", ") if "ffn" in word] == [said] * bool(said)
-    assert ("kv_heads = heads / 4" in assumed) == ("gpt2-xl" not in words and "qkv" not in words)
+    assert ("kv_heads = heads / 4" in assumed) == ("gpt2-xl" not in words)
 
 
 def test_attention_by_device() -> None:
