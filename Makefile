@@ -40,7 +40,7 @@ quick: install
 	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile -q -m "not slow"
 
 # The tests that a plain `make test` skips for want of a package: Ray, public tables, what loads our exports, the site.
-# vidur's own requirements are 1.3 GB. The tests of a page in a browser need Debian's packages chromium and firefox-esr,
+# vidur's own requirements are 1.3 GB. The tests of a page in a browser need Debian's packages chromium,
 # and axe-core (npm install --no-save axe-core) for contrast and labels.
 EXTRAS := tests/cluster/test_cluster_ray.py tests/importers tests/profile tests/project tests/report/test_report_browser.py tests/explore
 .venv/extras: .venv/installed
@@ -48,7 +48,7 @@ EXTRAS := tests/cluster/test_cluster_ray.py tests/importers tests/profile tests/
 	@touch $@
 
 test-extras: .venv/extras
-	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile $(EXTRAS)
+	QUANTBENCH_BUILD=1 $(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile $(EXTRAS)
 
 # The tests that need a GPU, with the interpreter that is there: what is right in parallel processes, which compile;
 # what is measured alone. Nothing is installed; without pytest-xdist: PARALLEL=

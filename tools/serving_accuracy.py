@@ -25,7 +25,6 @@ from quantbench.latency.attention import AttentionModel
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.libraries import SYSTEMS, TABLES
 from quantbench.latency.moe import MoEModel
-from quantbench.latency.tables import systems_folder
 from quantbench.profile import Profile
 from quantbench.profile.exporters import export_profile
 from quantbench.profile.exporters.options import ExportOptions
@@ -59,7 +58,7 @@ Row = Any  # a named tuple of the sample
 
 def package() -> Path:
     """Returns the folder of aiconfigurator-core, which must be installed."""
-    systems = systems_folder()
+    systems = aiconfigurator.systems_folder()
     assert systems is not None
     return systems.parent
 

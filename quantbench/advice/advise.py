@@ -1,16 +1,14 @@
-"""Combines the cost of a shape on a GPU, the time lost past edges, and better shapes near it with
-the reasons.
+"""Gives advice on a shape: its cost on a GPU, the time lost past edges, and better shapes near it
+with the reasons.
 """
-
-from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from quantbench.advice.cost import OpCost, ShapeCost, cost_of
+from quantbench.advice.cost import OpCost, ShapeCost, cost_of, total_flops, total_us
 from quantbench.advice.search import Neighbour, Search
-from quantbench.advice.space import Space, least_ep, weights_bytes
+from quantbench.advice.space import DIMENSIONS, Space, least_ep, weights_bytes
 from quantbench.alignment_rules import Broken, broken_by_shape, misaligned_sides, side_names
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
@@ -36,9 +34,7 @@ TOP = 8
 
 @dataclass(frozen=True)
 class Advised:
-    """A shape compared with the one asked about: the comparison, the changed sizes in words, and
-    its cost.
-    """
+    """A shape compared with the one asked about, with the changed sizes in words and its cost."""
 
     found: Neighbour
     changes: str
@@ -47,9 +43,7 @@ class Advised:
 
 @dataclass(frozen=True)
 class Unmeasured:
-    """A reason why predicted times have no measurement behind them, with the ops and their share of
-    the time.
-    """
+    """A reason why predicted times rest on no measurement, with the ops and their share of time."""
 
     reason: str
     ops: tuple[str, ...]
@@ -60,17 +54,16 @@ class Unmeasured:
 class Advice:
     """The predicted cost of a shape, and better shapes near it.
 
-    unmeasured: parts of the time that have no measurement behind them, the largest share first.
+    unmeasured: parts of the time that rest on no measurement, the largest share first.
     neighbours: shapes that are predicted to be faster, the surely faster ones first.
     alike: the best shape with as many heads, and the best with heads as wide, unless they are among
         the neighbours.
     singles: the best change of one dimension alone, the largest gain first.
     tried: number of shapes within `space` that were compared with this one.
     broken: rules of number formats and libraries that the shape breaks.
-    missing: what has no model and is left out of the times, as text.
-    blocks: sizes of the experts that are no multiples of 128, as text.
-    too_large: that the weights of a model with experts exceed a GPU's memory, and what helps, as
-        text; "" if they fit.
+    missing: text on what has no model and is left out of the times.
+    blocks: texts on sizes of the experts that are no multiples of 128.
+    too_large: text on weights of experts that exceed a GPU's memory and what helps; "" if they fit.
     """
 
     device: DeviceSpec
@@ -95,25 +88,28 @@ class Advice:
     @property
     def better(self) -> tuple[Advised, ...]:
         """Neighbours that are surely faster: the 90 % interval of their gain is above 0."""
-        return tuple(one for one in self.neighbours if one.found.sure)
+        return _sure(self.neighbours)
 
     @property
     def better_alone(self) -> tuple[Advised, ...]:
         """Changes of one dimension alone that are surely faster."""
-        return tuple(one for one in self.singles if one.found.sure)
+        return _sure(self.singles)
 
     @property
     def keep(self) -> bool:
         """Whether the shape fits and none with the same micro-batch is surely faster."""
-        return not self.too_large and not any(
-            one.found.shape.mbs == self.shape.mbs for one in (*self.better, *self.better_alone)
-        )
+        batches = [one.found.shape.mbs for one in (*self.better, *self.better_alone)]
+        return not self.too_large and self.shape.mbs not in batches
 
     @property
     def compared(self) -> tuple[Advised, ...]:
         """All other shapes in this advice, each once."""
         found = {one.found.shape: one for one in (*self.neighbours, *self.alike, *self.singles)}
         return tuple(found.values())
+
+
+def _sure(advised: Iterable[Advised]) -> tuple[Advised, ...]:
+    return tuple(one for one in advised if one.found.sure)
 
 
 def advise(
@@ -145,38 +141,38 @@ def advise(
     require_int("advise", "top", top, low=0)
     device = times.device
     if device.peak(shape.dtype) is None:
-        raise InputError(
-            "advise", f"dtype = {shape.dtype!r} on {device.name}", f"one of {device.dtypes}"
-        )
+        what = f"dtype = {shape.dtype!r} on {device.name}"
+        raise InputError("advise", what, f"one of {device.dtypes}")
     remembered = RememberedTimes(times, softmax=shape.softmax, kernels=kernels)
     space = space or Space()
     cost = cost_of(shape, remembered)
     search = Search(shape, remembered, space if top else None)
     best = search.best(top)
-    listed = {one.shape for one in best}
+    listed = [one.shape for one in best]
+    alike = [one for one in search.alike() if one.shape not in listed]
+    missing: tuple[str, ...] = ()
+    if shape.experts:
+        missing = ("a forward pass only: gradients of experts have no model",)
     return Advice(
         device=device,
         note=remembered.note,
         cost=cost,
         unmeasured=_unmeasured(cost),
         neighbours=_advised(best, cost, remembered),
-        alike=_advised(
-            (one for one in search.alike() if one.shape not in listed), cost, remembered
-        ),
+        alike=_advised(alike, cost, remembered),
         singles=_advised(search.single(), cost, remembered),
         tried=search.tried,
         space=space,
         broken=broken_by_shape(shape, library=library, backward=not shape.experts, device=device),
-        missing=("a forward pass only: gradients of experts have no model",)
-        if shape.experts
-        else (),
+        missing=missing,
         blocks=_broken_blocks(shape),
         too_large=_too_large(shape, device),
     )
 
 
 def _too_large(shape: TransformerShape, device: DeviceSpec) -> str:
-    weights, limit = weights_bytes(shape), device.memory_bytes
+    weights = weights_bytes(shape)
+    limit = device.memory_bytes
     if not shape.experts or weights < limit:
         return ""
     ep = least_ep(shape, limit)
@@ -193,25 +189,23 @@ def _broken_blocks(shape: TransformerShape) -> tuple[str, ...]:
         "hidden": shape.hidden,
         "rows of an expert, if balanced": shape.experts_of(shape.tokens).rows_per_expert,
     }
-    return tuple(
-        f"{name} = {size:g} = {size / _ROUND:.4g} × {_ROUND}"
-        for name, size in sizes.items()
-        if size % _ROUND
-    )
+    broken = []
+    for name, size in sizes.items():
+        if size % _ROUND:
+            broken.append(f"{name} = {size:g} = {size / _ROUND:.4g} × {_ROUND}")
+    return tuple(broken)
 
 
 def _unmeasured(whole: ShapeCost) -> tuple[Unmeasured, ...]:
-    """Groups the ops without measurement behind their times by reason, the largest share first."""
+    """Groups the ops whose times rest on no measurement by reason, the largest share first."""
     ops: dict[str, list[OpCost]] = defaultdict(list)
     for cost in whole.ops:
         if cost.latency.unmeasured:
             ops[cost.latency.unmeasured].append(cost)
-    found = [
-        Unmeasured(
-            reason, tuple(cost.op.label for cost in costs), _time(costs) / whole.latency.latency_us
-        )
-        for reason, costs in ops.items()
-    ]
+    found = []
+    for reason, costs in ops.items():
+        labels = tuple(cost.op.label for cost in costs)
+        found.append(Unmeasured(reason, labels, total_us(costs) / whole.latency.latency_us))
     return tuple(sorted(found, key=lambda one: -one.share))
 
 
@@ -230,26 +224,20 @@ def _advised(
 
 def _changes(old: ShapeCost, new: ShapeCost) -> str:
     """Describes the differences: `hidden 14400 → 13824, heads 96 → 72, layers 80 → 87`."""
-    names = [
-        "hidden",
-        "heads",
-        "kv_heads",
-        "ffn",
-        "vocab",
-        "layers",
-        "mbs",
-        "experts",
-        "top_k",
-        "moe_ffn",
-        "tp",
-        "ep",
-    ]
-    if old.shape.kv_heads == old.shape.heads and new.shape.kv_heads == new.shape.heads:
-        names.remove("kv_heads")
-    if new.shape.ffn * old.shape.hidden == old.shape.ffn * new.shape.hidden:
-        names.remove("ffn")
-    pairs = ((name, getattr(old.shape, name), getattr(new.shape, name)) for name in names)
-    return ", ".join(f"{name} {was} → {now}" for name, was, now in pairs if was != now)
+    before = old.shape
+    after = new.shape
+    following = {"head_dim"}
+    if before.kv_heads == before.heads and after.kv_heads == after.heads:
+        following.add("kv_heads")
+    if after.ffn * before.hidden == before.ffn * after.hidden:
+        following.add("ffn")
+    changes = []
+    for name in DIMENSIONS:
+        was = getattr(before, name)
+        now = getattr(after, name)
+        if was != now and name not in following:
+            changes.append(f"{name} {was} → {now}")
+    return ", ".join(changes)
 
 
 def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
@@ -260,46 +248,42 @@ def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
     """
     savings = []
     for name, costs in old.by_name.items():
-        was, now = _time(costs), _time(new.by_name.get(name, ())) * weight
-        savings.append(((was - now) / old.latency.latency_us, name))
+        saved_us = total_us(costs) - total_us(new.by_name.get(name, ())) * weight
+        savings.append((saved_us / old.latency.latency_us, name))
     found: dict[str, list[str]] = {}
     for saved, name in sorted(savings, reverse=True)[:_REASONS]:
         if (saved >= _WORTH_SAYING or not found) and name in new.by_name:
-            subject, said = _reason(name, old, new)
-            found.setdefault(said, []).append(subject)
-    said_of = [", ".join(filter(None, subjects)) + said for said, subjects in found.items()]
+            subject, text = _reason(name, old, new)
+            found.setdefault(text, []).append(subject)
+    reasons = [", ".join(filter(None, subjects)) + text for text, subjects in found.items()]
     # Hard edges that only the new shape is past are the next thing to change.
-    kinds = {finding.edge.kind for cost in old.ops for finding in cost.findings}
-    past = dict.fromkeys(
-        f.edge.words for cost in new.ops for f in cost.findings if f.edge.kind in _HARD - kinds
-    )
-    return (*said_of, *(f"but {words}" for words in past))
-
-
-def _time(costs: Sequence[OpCost]) -> float:
-    return sum(cost.total_us for cost in costs)
+    hard = _HARD - {edge.kind for edge in old.edges}
+    past = dict.fromkeys(edge.words for edge in new.edges if edge.kind in hard)
+    return (*reasons, *(f"but {words}" for words in past))
 
 
 def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
     """Explains the ops of one name: (the subject, "" if the text names it, and the text)."""
     pairs = list(zip(old.by_name[name], new.by_name[name], strict=True))
     was, now = max(pairs, key=lambda pair: pair[0].waste_us - pair[1].waste_us)
-    lost = {f.edge.kind for f in was.findings} - {f.edge.kind for f in now.findings}
+    lost = {edge.kind for edge in was.edges} - {edge.kind for edge in now.edges}
     if "alignment" in lost:
         return "", _regained(was, now)
     if "fused softmax" in lost:
         return "", "Megatron's fused softmax runs"
-    said = _rounder(pairs) or _fuller(was, now)
-    if said is None:
-        rates = _tflops(old.by_name[name]), _tflops(new.by_name[name])
-        slow = isinstance(was.op.workload, Softmax) or rates[1] < rates[0] * (1 + _SAME_RATE)
-        less = ": a smaller part of the model"
-        said = less if slow else f": {rates[1]:.0f} instead of {rates[0]:.0f} TFLOP/s"
-    return name, said
+    text = _rounder(pairs) or _fuller(was, now)
+    if text is None:
+        text = ": a smaller part of the model"
+        before = _tflops(old.by_name[name])
+        after = _tflops(new.by_name[name])
+        if after >= before * (1 + _SAME_RATE) and not isinstance(was.op.workload, Softmax):
+            text = f": {after:.0f} instead of {before:.0f} TFLOP/s"
+    return name, text
 
 
 def _regained(was: OpCost, now: OpCost) -> str:
-    first, second = was.op.workload, now.op.workload
+    first = was.op.workload
+    second = now.op.workload
     if isinstance(first, Gemm) and isinstance(second, Gemm):
         off = misaligned_sides(first)
         for side, name in side_names(was.op).items():
@@ -311,25 +295,30 @@ def _regained(was: OpCost, now: OpCost) -> str:
 
 
 def _rounder(pairs: Sequence[tuple[OpCost, OpCost]]) -> str | None:
-    first, second = pairs[0][0].op.workload, pairs[0][1].op.workload
+    was_run, now_run = pairs[0]
+    first = was_run.op.workload
+    second = now_run.op.workload
     if not isinstance(first, Gemm) or not isinstance(second, Gemm):
         return None
     for side in ("n", "k", "m"):
-        was, now = getattr(first, side), getattr(second, side)
+        was = getattr(first, side)
+        now = getattr(second, side)
         if was % _ROUND and now % _ROUND == 0:
             return f" {side} {was} → {now} = {now // _ROUND} × {_ROUND}"
     return None
 
 
 def _fuller(was: OpCost, now: OpCost) -> str | None:
-    before, after = was.quantization, now.quantization
+    before = was.quantization
+    after = now.quantization
     if before is None or after is None or after.efficiency - before.efficiency < _FULLER:
         return None
-    full = f"tiles and waves {percent(before.efficiency)} → {percent(after.efficiency)} used"
-    same = before.num_waves == after.num_waves
-    waves = f"{before.num_waves} waves" if same else f"{before.num_waves} → {after.num_waves} waves"
-    return f": {waves}, {full}"
+    waves = str(before.num_waves)
+    if before.num_waves != after.num_waves:
+        waves += f" → {after.num_waves}"
+    used = f"{percent(before.efficiency)} → {percent(after.efficiency)}"
+    return f": {waves} waves, tiles and waves {used} used"
 
 
 def _tflops(costs: Sequence[OpCost]) -> float:
-    return sum(c.op.workload.flops * c.op.count for c in costs) / _time(costs) / 1e6
+    return total_flops(costs) / total_us(costs) / 1e6

@@ -2,12 +2,11 @@
 `edges`.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from math import exp, log, sqrt
 
 from quantbench.advice.edges import Edge, edges
@@ -29,8 +28,7 @@ _US_PER_HOUR = 3.6e9
 
 @dataclass(frozen=True)
 class EdgeWaste:
-    """An `Edge` that an op has crossed, and the time lost by it in one run of the op, with its 90 %
-    interval.
+    """An `Edge` that an op has crossed, and the time that one run loses by it, with its interval.
 
     The waste is the predicted time minus the time of the same arithmetic at the rate (FLOP per µs)
     predicted just before the edge; for the fused softmax, minus the time of the fused kernel; for
@@ -52,8 +50,7 @@ class OpCost:
     launch: the predicted kernel launch; None if unknown.
     quantization: tiles and waves of a GEMM; None for other ops, or if `credible_waves` returns
         None.
-    findings: edges past which 1 % or more is wasted, worst first. They overlap, so only the worst
-        counts.
+    findings: edges past which 1 % or more is wasted, worst first. They overlap: the worst counts.
     """
 
     op: Op
@@ -71,6 +68,10 @@ class OpCost:
     def waste_us(self) -> float:
         """Time wasted by this op over all its runs in a micro-batch, µs."""
         return self.findings[0].waste_us * self.op.count if self.findings else 0.0
+
+    @property
+    def edges(self) -> list[Edge]:
+        return [finding.edge for finding in self.findings]
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class ShapeCost:
     @property
     def waste_us(self) -> float:
         """Time wasted past edges in a micro-batch, µs."""
-        return sum(op.waste_us for op in self.ops)
+        return total_waste_us(self.ops)
 
     @property
     def waste_share(self) -> float:
@@ -101,9 +102,11 @@ class ShapeCost:
     @property
     def tflops(self) -> float:
         """Useful TFLOP/s on one GPU."""
-        return (
-            sum(o.op.workload.flops * o.op.count for o in self.ops) / self.latency.latency_us / 1e6
-        )
+        return total_flops(self.ops) / self.latency.latency_us / 1e6
+
+    @property
+    def edges(self) -> list[Edge]:
+        return list(chain.from_iterable(op.edges for op in self.ops))
 
     def gpu_hours_per_trillion_tokens(self, us: float) -> float:
         """Converts `us` per micro-batch on each of the tp GPUs to GPU-hours per 1e12 tokens."""
@@ -114,61 +117,66 @@ class ShapeCost:
         """Ops by name (qkv, proj, …), forward first; names by wasted time, then by total time,
         largest first.
         """
-        named: dict[str, list[OpCost]] = defaultdict(list)
+        named: dict[str, tuple[OpCost, ...]] = defaultdict(tuple)
         for cost in self.ops:
-            named[cost.op.name].append(cost)
-        worst = sorted(
-            named.values(),
-            key=lambda ops: (-sum(c.waste_us for c in ops), -sum(c.total_us for c in ops)),
-        )
-        return {costs[0].op.name: tuple(costs) for costs in worst}
+            named[cost.op.name] += (cost,)
+
+        def rank(name: str) -> tuple[float, float]:
+            return total_waste_us(named[name]), total_us(named[name])
+
+        return {name: named[name] for name in sorted(named, key=rank, reverse=True)}
+
+
+def total_us(costs: Iterable[OpCost]) -> float:
+    return sum(cost.total_us for cost in costs)
+
+
+def total_waste_us(costs: Iterable[OpCost]) -> float:
+    return sum(cost.waste_us for cost in costs)
+
+
+def total_flops(costs: Iterable[OpCost]) -> int:
+    return sum(cost.op.workload.flops * cost.op.count for cost in costs)
 
 
 def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
     """Predicts the time and the waste of every op of a shape (`TransformerShape.modelled_ops`)."""
     ops = shape.modelled_ops()
     times.ask(op.workload for op in ops)
-    found = {
-        op: edges(op, times.device, times.launch(op.workload), _peak_share(op.workload, times))
-        for op in dict.fromkeys(ops)
-    }
-    if times.softmax != "megatron":  # the fused kernel is not wanted
-        found = {
-            op: tuple(edge for edge in past if edge.kind != "fused softmax")
-            for op, past in found.items()
-        }
-    times.ask(edge.before for past in found.values() for edge in past)
+    found = {}
+    for op in dict.fromkeys(ops):
+        share = _peak_share(op.workload, times)
+        past = edges(op, times.device, times.launch(op.workload), share)
+        if times.softmax != "megatron":  # the fused kernel is not wanted
+            past = tuple(edge for edge in past if edge.kind != "fused softmax")
+        found[op] = past
+    times.ask(edge.before for edge in chain.from_iterable(found.values()))
     costs = tuple(_cost(op, found[op], times) for op in ops)
     whole = _latency_of(costs)
-    wasted = sum(cost.waste_us for cost in costs)
-    low, high = _waste_interval(costs, whole.latency_us, wasted, times)
+    low, high = _waste_interval(costs, whole.latency_us, total_waste_us(costs), times)
     return ShapeCost(shape, costs, whole, low, high)
 
 
 def _latency_of(costs: Iterable[OpCost]) -> Estimate:
-    """Returns the total time of several ops, with the interval of `op_times.total` for correlated
-    errors.
-    """
+    """Returns the total time of several ops, with the interval of `op_times.total`."""
     summed = total([OpEstimate(c.op, c.latency) for c in costs], CORRELATION)
     return Estimate(summed.latency_us, summed.low_us, summed.high_us)
 
 
 def latency_per_run(costs: Sequence[OpCost]) -> Estimate:
-    """Returns the time to run each of these ops once, with its interval; all must have the same
-    count.
-    """
+    """Returns the time to run each of these ops, of the same count, once, with its interval."""
     return _latency_of(costs).scaled(1 / costs[0].op.count)
 
 
 def _cost(op: Op, past: Iterable[Edge], times: RememberedTimes) -> OpCost:
-    launch, quantization = times.launch(op.workload), None
-    if isinstance(op.workload, Gemm):
-        used = tile_in_use(times.device, op.workload.dtype, launch)
-        share = _peak_share(op.workload, times)
-        quantization = credible_waves(
-            op.workload, used.tile, times.device.sm_count, used.blocks_per_sm, share
-        )
-    return OpCost(op, times.estimate(op.workload), launch, quantization, _findings(op, past, times))
+    work = op.workload
+    launch = times.launch(work)
+    waves = None
+    if isinstance(work, Gemm):
+        used = tile_in_use(times.device, work.dtype, launch)
+        share = _peak_share(work, times)
+        waves = credible_waves(work, used.tile, times.device.sm_count, used.blocks_per_sm, share)
+    return OpCost(op, times.estimate(work), launch, waves, _findings(op, past, times))
 
 
 def _peak_share(work: Compute, times: RememberedTimes) -> float | None:
@@ -186,19 +194,17 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
         share = min(edge.largest_share, 1 - ideal.latency_us / now.latency_us)
         if share < _WORTH_SAYING:
             continue
-        factor = ratio_factor(
-            {op.workload: (1.0, now)}, {edge.before: (1.0, ideal)}, times.common_error
-        )
-        if (
-            edge.before == op.workload
-        ):  # the time of the unfused softmax is estimated from its bytes
+        if edge.before == op.workload:
+            # The time of the unfused softmax is estimated from its bytes.
             factor = sqrt(now.high_us / now.low_us)
+        else:
+            shares = {op.workload: (1.0, now)}
+            factor = ratio_factor(shares, {edge.before: (1.0, ideal)}, times.common_error)
         low = min(edge.largest_share, _wasted_if_slower(share, factor))
         high = min(edge.largest_share, _wasted_if_slower(share, 1 / factor))
-        found.append(
-            EdgeWaste(edge, share * now.latency_us, low * now.latency_us, high * now.latency_us)
-        )
-    # Of edges that cost the same but for rounding, the one that `edges` names first.
+        us = now.latency_us
+        found.append(EdgeWaste(edge, share * us, low * us, high * us))
+    # Of edges that cost the same but for rounding, the first of `edges` comes first.
     return tuple(sorted(found, key=lambda f: -float(f"{f.waste_us:.6g}")))
 
 
@@ -210,34 +216,35 @@ def _waste_interval(
     """
     if not wasted_us:
         return 0.0, 0.0
-    above: dict[Compute, tuple[float, Estimate]] = {}
-    below: dict[Compute, tuple[float, Estimate]] = {}
-
-    def add(
-        parts: dict[Compute, tuple[float, Estimate]], work: Compute, share: float, latency: Estimate
-    ) -> None:
-        parts[work] = (parts.get(work, (0.0, latency))[0] + share, latency)
-
+    whole: dict[Compute, tuple[float, Estimate]] = {}
+    left: dict[Compute, tuple[float, Estimate]] = {}
     for cost in costs:
-        add(above, cost.op.workload, cost.total_us / whole_us, cost.latency)
-        left = (cost.total_us - cost.waste_us) / (whole_us - wasted_us)
-        before = cost.findings[0].edge.before if cost.findings else cost.op.workload
-        add(below, before, left, times.fused(before) if cost.findings else cost.latency)
-    factor = ratio_factor(above, below, times.common_error)
+        work = cost.op.workload
+        latency = cost.latency
+        _add(whole, work, cost.total_us / whole_us, latency)
+        if cost.findings:
+            work = cost.findings[0].edge.before
+            latency = times.fused(work)
+        _add(left, work, (cost.total_us - cost.waste_us) / (whole_us - wasted_us), latency)
+    factor = ratio_factor(whole, left, times.common_error)
     share = wasted_us / whole_us
-    return _wasted_if_slower(share, factor) * whole_us, _wasted_if_slower(
-        share, 1 / factor
-    ) * whole_us
+    low = _wasted_if_slower(share, factor)
+    high = _wasted_if_slower(share, 1 / factor)
+    return low * whole_us, high * whole_us
+
+
+def _add(
+    parts: dict[Compute, tuple[float, Estimate]], work: Compute, share: float, latency: Estimate
+) -> None:
+    parts[work] = (parts.get(work, (0.0, latency))[0] + share, latency)
 
 
 def _wasted_if_slower(share: float, factor: float) -> float:
-    """Returns the wasted share of a time if what is not wasted takes `factor` times as long as
-    estimated.
-    """
+    """Returns the wasted share of a time if the rest takes `factor` times as long as estimated."""
     return max(0.0, 1 - (1 - share) * factor)
 
 
-# --- intervals of ratios ---------------------------------------------------------------------------------------------
+# --- intervals of ratios ---
 #
 # Each op's log error has a half-width, from its own interval. Ops of one kind (GEMM, softmax,
 # attention: each kind has its own model) share a part of their errors. This part cancels as far as
@@ -277,10 +284,9 @@ def ratio_factor(
     alone = 0.0
     together: dict[str, float] = defaultdict(float)
     for work in dict.fromkeys((*above, *below)):
-        share = (above[work][0] if work in above else 0.0) - (
-            below[work][0] if work in below else 0.0
-        )
-        latency = (above.get(work) or below[work])[1]
+        _, latency = above.get(work) or below[work]
+        none = (0.0, latency)
+        share = above.get(work, none)[0] - below.get(work, none)[0]
         part = share * log(latency.high_us / latency.low_us) / 2
         alone += part**2
         together[work.kind] += part

@@ -1,11 +1,9 @@
 """Finds the efficiency edges that an op has just crossed.
 
-A size crosses an edge when it breaks 16-byte alignment, starts a new tile or wave, or leaves the
-conditions of Megatron's fused softmax. Experts cross one if their rows do not fill tiles, and are
-skewed if not all get the same.
+A size crosses an edge when it breaks 16-byte alignment, starts a new tile or wave, or violates the
+conditions of Megatron's fused softmax. Experts cross one if their rows do not fill tiles, or if
+some get more rows than others.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -67,35 +65,36 @@ def edges(
     peak_share: predicted rate as a share of peak; tile and wave edges that contradict it are left
         out.
     """
+    return tuple(_edges(op, device, launch, peak_share))
+
+
+def _edges(
+    op: Op, device: DeviceSpec, launch: Launch | None, peak_share: float | None
+) -> Iterator[Edge]:
     work = op.workload
     if isinstance(work, Gemm):
-        names = side_names(op)
-        return (
-            *_unaligned(work, names),
-            *_tiles_and_waves(work, names, device, launch, peak_share),
-        )
-    if isinstance(work, Attention):
-        return tuple(_of_attention(work))
-    if isinstance(work, MoE):
-        return tuple(_of_experts(work))
-    reasons = softmax_objections(work) if isinstance(work, Softmax) else ()
-    words = f"Megatron's fused softmax does not run: {'; '.join(reasons)}"
-    return (Edge("fused softmax", words, work),) if reasons else ()
+        names = {side: side for side in ("m", "n", "k")} | side_names(op)
+        yield from _unaligned(work, names)
+        yield from _tiles_and_waves(work, names, device, launch, peak_share)
+    elif isinstance(work, Attention):
+        yield from _of_attention(work)
+    elif isinstance(work, MoE):
+        yield from _of_experts(work)
+    elif isinstance(work, Softmax) and softmax_objections(work):
+        reasons = "; ".join(softmax_objections(work))
+        yield Edge("fused softmax", f"Megatron's fused softmax does not run: {reasons}", work)
 
 
 def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
-    off = misaligned_sides(gemm)
-    if not off:
-        return
-    changes: dict[str, Any] = {
-        side: max(step, getattr(gemm, side) // step * step) for side, step in off.items()
-    }
-    said = dict.fromkeys(
-        f"{names.get(side, side)} = {getattr(gemm, side)} is no multiple of {step}"
-        for side, step in off.items()
-    )
-    words = f"{', '.join(said)}: {alignment_words(gemm_alignment_bytes(gemm), VECTOR_BYTES)}"
-    yield Edge("alignment", words, replace(gemm, **changes))
+    changes: dict[str, Any] = {}
+    uneven: dict[str, None] = {}
+    for side, step in misaligned_sides(gemm).items():
+        size = getattr(gemm, side)
+        changes[side] = max(step, size // step * step)
+        uneven[f"{names[side]} = {size} is no multiple of {step}"] = None
+    if changes:
+        alignment = alignment_words(gemm_alignment_bytes(gemm), VECTOR_BYTES)
+        yield Edge("alignment", f"{', '.join(uneven)}: {alignment}", replace(gemm, **changes))
 
 
 def _tiles_and_waves(
@@ -106,13 +105,15 @@ def _tiles_and_waves(
     peak_share: float | None,
 ) -> Iterator[Edge]:
     used = tile_in_use(device, gemm.dtype, launch)
-    tile, sm_count = used.tile, device.sm_count
+    tile = used.tile
+    sm_count = device.sm_count
     tiles = f"{tile} tiles" if used.identified else f"{tile} tiles assumed"
     now = credible_waves(gemm, tile, sm_count, used.blocks_per_sm, peak_share)
     idle = idle_shares(gemm, tile, sm_count, used.blocks_per_sm, peak_share)
     pads = any(one.kind == "tile edge" for one in idle)
-    for side, block in (("m", tile.block_m), ("n", tile.block_n)):
-        size, name = getattr(gemm, side), names.get(side, side)
+    for side, block in {"m": tile.block_m, "n": tile.block_n}.items():
+        size = getattr(gemm, side)
+        name = names[side]
         first = (size - 1) // block * block
         for below in range(first, 0, -block):
             near = below >= size * (1 - NEAR)
@@ -122,18 +123,19 @@ def _tiles_and_waves(
             shorter = replace(gemm, **changes)
             then = quantize(shorter, tile, sm_count)
             if near and now is not None and then.num_waves < now.num_waves:
-                words = f"{last_wave_words(now)}, and {name} = {size} is past {below}"
-                yield Edge(
-                    "wave edge",
-                    f"{words} ({tiles})",
-                    shorter,
-                    max(0.0, 1 - now.efficiency / then.efficiency),
-                )
+                words = f"{last_wave_words(now)}, and {name} = {size} is past {below} ({tiles})"
+                share = max(0.0, 1 - now.efficiency / then.efficiency)
+                yield Edge("wave edge", words, shorter, share)
                 break
             if below == first and size % block and pads:
-                to = cdiv(size, block) * block
-                words = f"{padding_words(name, size, to)}: {percent(1 - size / to)} idle ({tiles})"
-                yield Edge("tile edge", words, shorter, 1 - size / to)
+                yield _tile_edge(name, size, cdiv(size, block) * block, shorter, f" ({tiles})")
+
+
+def _tile_edge(name: str, size: int, to: int, before: Compute, suffix: str = "") -> Edge:
+    """Returns the edge of a size that is padded to another."""
+    idle = 1 - size / to
+    words = f"{padding_words(name, size, to)}: {percent(idle)} idle{suffix}"
+    return Edge("tile edge", words, before, idle)
 
 
 def _of_experts(work: MoE) -> Iterator[Edge]:
@@ -141,36 +143,33 @@ def _of_experts(work: MoE) -> Iterator[Edge]:
     if work.skew > 1 and work.distribution != "balanced":
         words = f"the busiest of {work.ep} GPUs has {work.skew:.2f} times the rows of the mean"
         if work.ep == 1:
-            words = f"the fullest expert has {max(work.tokens_per_expert)} rows, the mean {work.rows_per_expert:.4g}"
+            words = f"the fullest expert has {max(work.tokens_per_expert)} rows"
+            words += f", the mean {work.rows_per_expert:.4g}"
         yield Edge("skew", f"{words} ({work.routing_words})", balanced)
     rows = max(balanced.tokens_per_expert)
     block = max((tile for tile in _EXPERT_TILES if tile <= rows), default=_EXPERT_TILES[0])
     to = cdiv(rows, block) * block
     tokens = rows // block * block * work.num_experts // work.top_k
     if to != rows and tokens:
-        words = f"{padding_words('rows of an expert', rows, to)}: {percent(1 - rows / to)} idle (tiles of {block} rows)"
-        yield Edge("tile edge", words, replace(work, tokens=tokens), 1 - rows / to)
+        full = replace(work, tokens=tokens)
+        yield _tile_edge("rows of an expert", rows, to, full, f" (tiles of {block} rows)")
 
 
 def _of_attention(work: Attention) -> Iterator[Edge]:
     step = VECTOR_BYTES // DTYPES[work.dtype].element_bytes
-    if work.head_dim % step:
-        bytes_now = alignment_bytes(work.head_dim, work.dtype)
-        words = f"head_dim = {work.head_dim} is no multiple of {step}: {alignment_words(bytes_now, VECTOR_BYTES)}"
-        yield Edge(
-            "alignment", words, replace(work, head_dim=max(step, work.head_dim // step * step))
-        )
+    width = work.head_dim
+    if width % step:
+        alignment = alignment_words(alignment_bytes(width, work.dtype), VECTOR_BYTES)
+        words = f"head_dim = {width} is no multiple of {step}: {alignment}"
+        yield Edge("alignment", words, replace(work, head_dim=max(step, width // step * step)))
     to = _padded(work)
-    narrower = (replace(work, head_dim=width) for width in range(work.head_dim - 1, 0, -1))
-    before = next((other for other in narrower if _padded(other) == other.head_dim), None)
-    if to != work.head_dim and before is not None:
-        idle = 1 - work.head_dim / to
-        yield Edge(
-            "tile edge",
-            f"{padding_words('head_dim', work.head_dim, to)}: {percent(idle)} idle",
-            before,
-            idle,
-        )
+    if to == width:
+        return
+    for narrower in range(width - 1, 0, -1):
+        before = replace(work, head_dim=narrower)
+        if _padded(before) == narrower:
+            yield _tile_edge("head_dim", width, to, before)
+            return
 
 
 def _padded(work: Attention) -> int:

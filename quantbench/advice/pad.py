@@ -5,8 +5,6 @@ tensor in every call. Padded rows and columns compute nothing of use, so the sav
 same useful work.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -26,9 +24,9 @@ from quantbench.workload import Gemm
 from quantbench.workload.dtypes import DTYPES
 
 SIDES = ("m", "n", "k")
-#: smallest expected saving, as a share of the time, for which padding is advised: by as much does
-#: the saving of a pair differ between two measurements (docs/padding.md, "differs by": median of
-#: the tables)
+#: smallest expected saving, as a share of the time, for which padding is advised: the saving of a
+#: pair differs by as much between two measurements (docs/padding.md, "differs by": median over the
+#: tables)
 NOISE = 0.02
 # Options whose savings differ by less than this share are alike.
 _ALIKE = 0.005
@@ -40,8 +38,9 @@ _ROUND = 128
 
 @dataclass(frozen=True)
 class Change:
-    """A side of the product and its padded size. at_run_time: whether a tensor is copied in every
-    call.
+    """A side of the product and its padded size.
+
+    at_run_time: whether a tensor is copied in every call.
     """
 
     dimension: str
@@ -145,46 +144,48 @@ def padding_verdict(
         raise InputError(who, f"{gemm.dtype} on {device.name}", f"one of {device.dtypes}")
     library = resolve_library(device.name, gemm.dtype, library, who)
     known = RememberedTimes(times or ModelTimes(device, library=library))
-    sizes = product(*(_padded_sizes(getattr(gemm, side)) for side in SIDES))
-    padded = [replace(gemm, m=m, n=n, k=k) for m, n, k in sizes]
+    sizes = product(*map(_padded_sizes, (gemm.m, gemm.n, gemm.k)))
+    _, *padded = [replace(gemm, m=m, n=n, k=k) for m, n, k in sizes]  # the first is the product
     known.ask([gemm, *padded])
     now = known.estimate(gemm)
     broken = broken_rules(gemm, library=library, device=device)
     options = []
     for one in padded:
-        if one == gemm:
-            continue
         crashes = _crashes(broken_rules(one, library=library, device=device))
         found = compare(gemm, one, now, known.estimate(one), known)
         options.append(replace(found, crashes=crashes, repairs=crashes < _crashes(broken)))
     return PaddingVerdict(gemm, device, library, now, _shown(options), broken, known.note)
 
 
-def compare(
-    gemm: Gemm, padded: Gemm, now: Estimate, then: Estimate, times: OpTimes, *, copied: bool = True
-) -> Padding:
+def compare(gemm: Gemm, padded: Gemm, now: Estimate, then: Estimate, times: OpTimes) -> Padding:
     """Compares the time without and with padding.
 
     The interval is that of the ratio of two independent errors of the estimates' own intervals,
     which hold the measurement noise and the choice of kernel: a shape and its padded shape do not
     share them.
 
+    Padding m costs a copy of a, which is read with k padded already.
+
     times: source of the times, for its device and common errors.
-    copied: whether padding m costs a copy of a, which is read with k padded already.
     """
-    sizes = ((side, getattr(gemm, side), getattr(padded, side)) for side in SIDES)
-    changes = tuple(Change(side, size, to, side == "m") for side, size, to in sizes if size != to)
+    changes = []
+    for side in SIDES:
+        size = getattr(gemm, side)
+        to = getattr(padded, side)
+        if size != to:
+            changes.append(Change(side, size, to, side == "m"))
     copy_bytes = 0
-    if copied and padded.m != gemm.m:
+    copying_us = 0.0
+    if padded.m != gemm.m:
         copy_bytes = round(gemm.batch * (gemm.m + padded.m) * padded.k * DTYPES[gemm.dtype].a_bytes)
-    copying_us = copy_us(copy_bytes, times.device) if copy_bytes else 0.0
+        copying_us = copy_us(copy_bytes, times.device)
     whole_us = then.latency_us + copying_us
-    below: Shares = {gemm: (1.0, now)}
     above: Shares = {padded: (then.latency_us / whole_us, then)}
     ratio = whole_us / now.latency_us
+    below: Shares = {gemm: (1.0, now)}
     factor = ratio_factor(above, below, times.common_error, wider=1.0)
     return Padding(
-        changes=changes,
+        changes=tuple(changes),
         now=now,
         then=then,
         copy_bytes=copy_bytes,
@@ -198,10 +199,8 @@ def compare(
 
 def _padded_sizes(size: int) -> list[int]:
     """Returns the size and the next multiples of `_STEPS` above it."""
-    multiples = (cdiv(size, step) * step for step in _STEPS)
-    return list(
-        dict.fromkeys([size, *(multiple for multiple in multiples if multiple <= LARGEST_SIDE)])
-    )
+    sizes = dict.fromkeys([size, *(cdiv(size, step) * step for step in _STEPS)])
+    return [to for to in sizes if to <= max(size, LARGEST_SIDE)]
 
 
 def _crashes(broken: Iterable[Broken]) -> int:
@@ -219,18 +218,18 @@ def _shown(options: Sequence[Padding]) -> tuple[Padding, ...]:
 
 
 def _fastest(options: Sequence[Padding]) -> Padding:
-    """Returns the option with the fewest crashes and the largest saving. Of those within `_ALIKE`
-    of it, the one that changes fewest sides, to the roundest sizes, as kernels differ in what
-    alignment they want beyond 16 bytes."""
+    """Returns the option with the fewest crashes and the largest saving.
+
+    Of those within `_ALIKE` of it, it is the one that changes fewest sides, to the roundest sizes,
+    as kernels differ in what alignment they want beyond 16 bytes.
+    """
     fewest = min(one.crashes for one in options)
-    best = max(one.saving for one in options if one.crashes == fewest)
-    near = [one for one in options if one.crashes == fewest and one.saving >= best - _ALIKE]
-    # A size's roundness: the largest power of two up to _ROUND that divides it.
-    return min(
-        near,
-        key=lambda one: (
-            len(one.changes),
-            -min(min(_ROUND, c.to & -c.to) for c in one.changes),
-            -one.saving,
-        ),
-    )
+    sound = [one for one in options if one.crashes == fewest]
+    least = max(one.saving for one in sound) - _ALIKE
+
+    def rank(one: Padding) -> tuple[int, int, float]:
+        # A size's roundness: the largest power of two up to _ROUND that divides it.
+        roundness = [min(_ROUND, change.to & -change.to) for change in one.changes]
+        return len(one.changes), -min(roundness), -one.saving
+
+    return min((one for one in sound if one.saving >= least), key=rank)

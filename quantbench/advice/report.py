@@ -1,11 +1,8 @@
-"""Converts the result of `quantbench advise` to JSON and to shapes for `sweep --shapes`, and writes
-JUnit XML.
-"""
-
-from __future__ import annotations
+"""Writes the result of `quantbench advise` as JSON, shapes for `sweep --shapes`, and JUnit XML."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +33,7 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
         "shape": asdict(advice.shape),
         **_totals(advice.cost),
         "broken_rules": [{**asdict(one), "words": one.words} for one in advice.broken],
-        "ops": [_op_to_json(op, advice.cost) for ops in advice.cost.by_name.values() for op in ops],
+        "ops": [_op_to_json(op, advice.cost) for op in chain(*advice.cost.by_name.values())],
         "tried": advice.tried,
         "space": asdict(advice.space),
         "neighbours": _advised_to_json(advice.neighbours),
@@ -49,15 +46,12 @@ def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
     """Lists the shape and all others in the advice, with their predicted gains, for `sweep
     --shapes`.
     """
-    others = []
+    named = [NamedShape("the shape as it is", advice.shape)]
     for one in advice.compared:
-        name = (
-            f"{one.changes}, head_dim {one.found.shape.head_dim}"  # must be unique among the shapes
-        )
-        others.append(
-            NamedShape(name, one.found.shape, Gain(one.found.gain, one.found.low, one.found.high))
-        )
-    return (NamedShape("the shape as it is", advice.shape), *others)
+        found = one.found
+        name = f"{one.changes}, head_dim {found.shape.head_dim}"  # unique among the shapes
+        named.append(NamedShape(name, found.shape, Gain(found.gain, found.low, found.high)))
+    return tuple(named)
 
 
 def _totals(cost: ShapeCost) -> dict[str, Any]:
@@ -80,15 +74,15 @@ def _latency(latency: Estimate) -> dict[str, float]:
 
 
 def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
-    tile = None if cost.launch is None else cost.launch.tile
+    tile = cost.launch and cost.launch.tile
     return {
         "op": cost.op.label,
         "workload": workload_to_json(cost.op.workload),
         "count": cost.op.count,
         **_latency(cost.latency),
         "share": cost.total_us / whole.latency.latency_us,
-        "tile": None if tile is None else asdict(tile),
-        "quantization": None if cost.quantization is None else asdict(cost.quantization),
+        "tile": tile and asdict(tile),
+        "quantization": cost.quantization and asdict(cost.quantization),
         "waste_us": cost.waste_us,
         "waste_gpu_hours_per_trillion_tokens": whole.gpu_hours_per_trillion_tokens(cost.waste_us),
         "edges": [
@@ -133,16 +127,16 @@ def write_junit(cost: ShapeCost, allowed: float | None, path: Path) -> None:
     Raises StoreError if the file cannot be written. `report.comparison.write_junit` does the same
     for a comparison.
     """
-    text, failure = f"{percent(cost.waste_share)} of the time is wasted past edges", ""
+    text = f"{percent(cost.waste_share)} of the time is wasted past edges"
+    failure = ""
     if allowed is not None and cost.waste_share > allowed:
-        text, failure = f"{text}, {percent(allowed)} allowed", "waste"
+        text += f", {percent(allowed)} allowed"
+        failure = "waste"
     cases = [Case("quantbench.advise", "waste past edges", text, failure=failure)]
     for op in cost.ops:
-        lines = [
-            f"{op.op.workload}: {percent(op.waste_us / cost.latency.latency_us)} of the whole time wasted"
-        ]
-        lines += [f"{finding.edge.kind}: {finding.edge.words}" for finding in op.findings]
-        cases.append(
-            Case("quantbench.advise", op.op.label, "\n".join(lines), op.latency.latency_us / 1e6)
-        )
+        share = percent(op.waste_us / cost.latency.latency_us)
+        text = f"{op.op.workload}: {share} of the whole time wasted"
+        for edge in op.edges:
+            text += f"\n{edge.kind}: {edge.words}"
+        cases.append(Case("quantbench.advise", op.op.label, text, op.latency.latency_us / 1e6))
     write_suite(path, "quantbench advise", cases)

@@ -4,11 +4,10 @@ Times are compared per token and parameter, so that a smaller model does not win
 Arithmetic without parameters (attention between all pairs of tokens) counts as time only.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from quantbench.advice.cost import Shares, ratio_factor
 from quantbench.advice.space import Group, Space, shapes_near
@@ -64,7 +63,8 @@ class Neighbour:
 
     @property
     def gain_words(self) -> str:
-        return f"{signed_percent(self.gain)} ({signed_percent(self.low)} to {signed_percent(self.high)})"
+        gain, low, high = map(signed_percent, (self.gain, self.low, self.high))
+        return f"{gain} ({low} to {high})"
 
 
 @dataclass(frozen=True)
@@ -91,54 +91,56 @@ class Search:
     def __init__(self, base: TransformerShape, times: RememberedTimes, space: Space | None) -> None:
         self._times = times
         groups = shapes_near(base, space, times.device.memory_bytes) if space else {}
-        shapes = {base, *(shape for group in groups.values() for shape in group)}
+        shapes = {base}.union(*groups.values())
         self.tried = len(shapes) - 1
         ops = {shape: shape.modelled_ops() for shape in shapes}
-        times.ask(op.workload for of_shape in ops.values() for op in of_shape)
-        timed = {shape: _time(shape, of_shape, times, base) for shape, of_shape in ops.items()}
+        times.ask(op.workload for op in chain.from_iterable(ops.values()))
+        timed = {shape: _time(shape, ops[shape], times, base) for shape in shapes}
         self._base = timed[base]
-        self._groups = {
-            group: [timed[shape] for shape in found] for group, found in groups.items() if found
-        }
+        self._joint: dict[Group, list[_Timed]] = {}
+        self._single: dict[Group, list[_Timed]] = {}
+        for group, found in groups.items():
+            of_kind = self._joint if group.joint else self._single
+            of_kind[group] = [timed[shape] for shape in found]
 
     def best(self, count: int) -> tuple[Neighbour, ...]:
         """Returns the best shape of each hidden size, at most `count`, that gain 0.5 % or more.
-        Surely faster ones come first, then those that no nearer shape equals, then by time."""
-        sure: list[_Timed] = []
-        unsure: list[_Timed] = []
-        for group, timed in self._groups.items():
-            if group.joint:
-                surely = [one for one in timed if self._compared(one).sure]
-                (sure if surely else unsure).append(_preferred(group, surely or timed))
-        return (*self._ranked(sure), *self._ranked(unsure))[:count]
+
+        Surely faster ones come first, then those that no nearer shape equals, then by time.
+        """
+        found: dict[bool, list[_Timed]] = {True: [], False: []}
+        for group, timed in self._joint.items():
+            chosen = self._surest(group, timed)
+            found[self._compared(chosen).sure].append(chosen)
+        return (*self._ranked(found[True]), *self._ranked(found[False]))[:count]
 
     def alike(self) -> tuple[Neighbour, ...]:
         """Returns the best shape with as many heads as the one asked about, and the best with heads
         as wide.
         """
-        joint = [one for group, timed in self._groups.items() if group.joint for one in timed]
+        joint = list(chain.from_iterable(self._joint.values()))
         found = {}
         for name in ("heads", "head_dim"):
-            same = [
-                one for one in joint if getattr(one.shape, name) == getattr(self._base.shape, name)
-            ]
-            surely = [one for one in same if self._compared(one).sure]
+            size = getattr(self._base.shape, name)
+            same = [one for one in joint if getattr(one.shape, name) == size]
             if same:
-                chosen = _preferred(Group("hidden", 0), surely or same)
+                chosen = self._surest(Group("hidden", 0), same)
                 found[chosen.shape] = self._compared(chosen)
-        return tuple(one for one in found.values() if one.gain >= WORTH_MOVING)
+        return _worthwhile(found.values())
 
     def single(self) -> tuple[Neighbour, ...]:
         """Returns the best change of each dimension alone that gains enough, the largest gain
         first.
         """
-        chosen = [
-            _preferred(group, timed) for group, timed in self._groups.items() if not group.joint
-        ]
-        found = [self._compared(one, nearest=True) for one in chosen]
-        return tuple(
-            sorted((one for one in found if one.gain >= WORTH_MOVING), key=lambda one: -one.gain)
-        )
+        found = []
+        for group, timed in self._single.items():
+            found.append(self._compared(_preferred(group, timed), nearest=True))
+        return _worthwhile(sorted(found, key=lambda one: -one.gain))
+
+    def _surest(self, group: Group, timed: Sequence[_Timed]) -> _Timed:
+        """Returns the preferred of the shapes that are surely faster, or else of all."""
+        sure = [one for one in timed if self._compared(one).sure]
+        return _preferred(group, sure or timed)
 
     def _ranked(self, chosen: Sequence[_Timed]) -> tuple[Neighbour, ...]:
         nearest: set[TransformerShape] = set()
@@ -148,8 +150,7 @@ class Search:
                 record = timed.us
                 nearest.add(timed.shape)
         ranked = sorted(chosen, key=lambda one: (one.shape not in nearest, one.us))
-        found = (self._compared(one, nearest=one.shape in nearest) for one in ranked)
-        return tuple(one for one in found if one.gain >= WORTH_MOVING)
+        return _worthwhile(self._compared(one, nearest=one.shape in nearest) for one in ranked)
 
     def _compared(self, timed: _Timed, *, nearest: bool = False) -> Neighbour:
         base = self._base
@@ -179,22 +180,29 @@ def _time(
         us_of[op.workload] += times.estimate(op.workload).latency_us * op.count
     total_us = sum(us_of.values())
     shares = {work: (us / total_us, times.estimate(work)) for work, us in us_of.items()}
+    attention = [share for work, (share, _) in shares.items() if work.kind == "attention"]
+    moves = (shape.hidden / base.hidden, shape.ffn / base.ffn, shape.layers / base.layers)
     count = useful_parameters(shape, base.vocab)
-    sizes = ((getattr(shape, name), getattr(base, name)) for name in ("hidden", "ffn", "layers"))
     return _Timed(
         shape=shape,
         us=total_us * shape.tp / shape.tokens / count,
         parameters=count,
         shares=shares,
-        attention=sum(share for work, (share, _) in shares.items() if work.kind == "attention"),
-        move=max(abs(new / old - 1) for new, old in sizes),
+        attention=sum(attention),
+        move=max(abs(factor - 1) for factor in moves),
     )
 
 
+def _worthwhile(found: Iterable[Neighbour]) -> tuple[Neighbour, ...]:
+    return tuple(one for one in found if one.gain >= WORTH_MOVING)
+
+
 def _preferred(group: Group, timed: Sequence[_Timed]) -> _Timed:
-    """Returns, of those within AS_GOOD of the fastest, the one with the best aligned rows of its
-    heads if they change, that with the smallest micro-batch if it does, because larger ones take
-    memory, else the fastest."""
+    """Returns one of those within AS_GOOD of the fastest.
+
+    It is the one with the best aligned rows of its heads if they change, with the smallest
+    micro-batch if that changes, because larger ones take memory, else the fastest.
+    """
 
     def rank(one: _Timed) -> tuple[float, ...]:
         if group.changed == "mbs":
@@ -203,5 +211,5 @@ def _preferred(group: Group, timed: Sequence[_Timed]) -> _Timed:
             return (-min(LINE_ELEMENTS, one.shape.head_dim & -one.shape.head_dim), one.us)
         return (one.us,)
 
-    least_us = min(one.us for one in timed)
-    return min((one for one in timed if one.us <= least_us * (1 + AS_GOOD)), key=rank)
+    longest_us = min(one.us for one in timed) * (1 + AS_GOOD)
+    return min((one for one in timed if one.us <= longest_us), key=rank)

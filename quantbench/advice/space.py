@@ -4,8 +4,6 @@ One group has a new hidden size with heads, MLP and depth to match; another chan
 dimension.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,12 +21,13 @@ from quantbench.workload.parameters import layers_within, padded_vocab, paramete
 
 #: dimensions that `keep` may name
 DIMENSIONS = (
-    "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "layers", "mbs", "experts", "top_k", "moe_ffn", "tp",
-    "ep",
+    "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "layers", "mbs", "experts", "top_k",
+    "moe_ffn", "tp", "ep",
 )  # fmt: skip
 #: largest factor by which the width of experts may change, and the largest degree of expert
 #: parallelism tried
-EXPERT_FACTOR, LARGEST_EP = 4, 64
+EXPERT_FACTOR = 4
+LARGEST_EP = 64
 #: head widths that attention kernels are tuned for
 _USUAL_HEAD_DIMS = (64, 128, 256)
 _WIDEST = 1024
@@ -57,47 +56,36 @@ class Space:
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance <= 0.5:
-            raise InputError(
-                "advise",
-                f"tolerance = {self.tolerance!r}",
-                "a share of the parameters from 0 to 0.5",
-            )
+            expected = "a share of the parameters from 0 to 0.5"
+            raise InputError("advise", f"tolerance = {self.tolerance!r}", expected)
         for width in self.head_dims:
             if require_int("advise", "head_dim", width, high=_WIDEST) % ALIGNED_ELEMENTS:
-                raise InputError(
-                    "advise",
-                    f"head_dim = {width}",
-                    f"a multiple of {ALIGNED_ELEMENTS}: 16-byte rows",
-                )
+                expected = f"a multiple of {ALIGNED_ELEMENTS}: 16-byte rows"
+                raise InputError("advise", f"head_dim = {width}", expected)
         for name in self.keep:
             require_choice("advise", "keep", name, DIMENSIONS)
 
     def words(self, base: TransformerShape) -> str:
         """Says which shapes near `base` are tried."""
         within = f"parameters within ±{percent(self.tolerance)}"
+        widths = ", ".join(map(str, self.head_dims))
         if base.experts:
-            said = [
-                f"one change alone where the weights fit, {within}",
+            text = (
+                f"one change alone where the weights fit, {within}; "
                 f"experts from a {EXPERT_FACTOR}th to {EXPERT_FACTOR} times as wide in steps of "
-                f"{self.hidden_step * base.tp}, as many active parameters",
-                f"ep in powers of 2 up to {LARGEST_EP}",
-                "tp and ep on as many GPUs",
-                f"mbs up to {self.largest_mbs}",
-                "a padded vocab",
-            ]
+                f"{self.hidden_step * base.tp}, as many active parameters; "
+                f"ep in powers of 2 up to {LARGEST_EP}; tp and ep on as many GPUs; "
+                f"mbs up to {self.largest_mbs}; a padded vocab"
+            )
         else:
-            said = [within, f"hidden within ±{percent(self.near)} in steps of {self.hidden_step}"]
+            text = f"{within}; hidden within ±{percent(self.near)} in steps of {self.hidden_step}; "
             if base.heads * base.head_dim != base.hidden:
-                said += ["heads as they are"]
+                text += "heads as they are"
             else:
-                widths = ", ".join(map(str, self.head_dims))
-                said += [
-                    f"head_dim {widths} or as it is",
-                    "kv_heads that tp divides or as they are",
-                ]
+                text += f"head_dim {widths} or as it is; kv_heads that tp divides or as they are"
         if self.keep:
-            said.append(f"kept: {', '.join(self.keep)}")
-        return "; ".join(said)
+            text += f"; kept: {', '.join(self.keep)}"
+        return text
 
 
 @dataclass(frozen=True)
@@ -151,52 +139,59 @@ def least_ep(shape: TransformerShape, memory_bytes: float) -> int:
     """Returns the least divisor of the experts that, as ep, leaves memory beside the weights of a
     GPU; 0: none does.
     """
-    degrees = (
-        ep for ep in divisors(shape.experts) if weights_bytes(replace(shape, ep=ep)) < memory_bytes
-    )
-    return next(degrees, 0)
+    for ep in divisors(shape.experts):
+        if weights_bytes(replace(shape, ep=ep)) < memory_bytes:
+            return ep
+    return 0
 
 
 def _changes(base: TransformerShape, space: Space) -> Iterator[tuple[Group, dict[str, Any]]]:
-    """Yields the sizes that differ from `base`, before parameters are compared. A shape with
-    experts, which mostly are its parameters, changes one dimension at a time."""
+    """Yields the sizes that differ from `base`, before parameters are compared.
+
+    A shape with experts, which are most of its parameters, changes one dimension at a time.
+    """
     if not base.experts:
         for change in _jointly(base, space):
             yield Group("hidden", change["hidden"]), change
-    for name, changes in _one_by_one(base, space).items():
-        for change in changes:
-            yield Group(name, base.hidden), change
+    for name, change in _one_by_one(base, space):
+        yield Group(name, base.hidden), change
 
 
 def _jointly(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
     step = space.hidden_step
-    aligned = base.vocab % (ALIGNED_ELEMENTS * base.tp) == 0
-    vocab = base.vocab if aligned else padded_vocab(base.vocab, base.tp)
-    low, high = int((1 - space.near) * base.hidden), int((1 + space.near) * base.hidden)
-    sizes = {base.hidden, *_multiples(step, low, high)}
-    for hidden in sorted(size for size in sizes if size % base.tp == 0):
-        for ffn, heads in product(
-            _widths(base, hidden, step * base.tp), _heads(base, hidden, space)
-        ):
-            yield {"hidden": hidden, "ffn": ffn, "vocab": vocab, **heads}
+    vocab = base.vocab
+    if vocab % (ALIGNED_ELEMENTS * base.tp):
+        vocab = padded_vocab(vocab, base.tp)
+    low = int((1 - space.near) * base.hidden)
+    high = int((1 + space.near) * base.hidden)
+    for hidden in sorted({base.hidden, *_multiples(step, low, high)}):
+        if hidden % base.tp == 0:
+            widths = _widths(base, hidden, step * base.tp)
+            for ffn, heads in product(widths, _heads(base, hidden, space)):
+                yield {"hidden": hidden, "ffn": ffn, "vocab": vocab, **heads}
 
 
-def _one_by_one(base: TransformerShape, space: Space) -> dict[str, list[dict[str, Any]]]:
+def _one_by_one(base: TransformerShape, space: Space) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields changes of one dimension and its name."""
     step = space.hidden_step * base.tp
-    batches = {base.mbs // 2, *(base.mbs << i for i in range(1, space.largest_mbs.bit_length()))}
-    changes: dict[str, list[dict[str, Any]]] = {}
     if not base.experts:
-        widths = _multiples(step, (1 - space.near) * base.ffn, (1 + space.near) * base.ffn)
-        changes["heads"] = _heads(base, base.hidden, space)
-        changes["ffn"] = [{"ffn": ffn} for ffn in widths]
-    changes["vocab"] = [{"vocab": padded_vocab(base.vocab, base.tp)}]
-    changes["mbs"] = [{"mbs": mbs} for mbs in sorted(batches) if 1 <= mbs <= space.largest_mbs]
+        for heads in _heads(base, base.hidden, space):
+            yield "heads", heads
+        for ffn in _multiples(step, (1 - space.near) * base.ffn, (1 + space.near) * base.ffn):
+            yield "ffn", {"ffn": ffn}
+    yield "vocab", {"vocab": padded_vocab(base.vocab, base.tp)}
+    batches = {base.mbs // 2, *(base.mbs << i for i in range(1, space.largest_mbs.bit_length()))}
+    for mbs in sorted(batches):
+        if 1 <= mbs <= space.largest_mbs:
+            yield "mbs", {"mbs": mbs}
     if base.experts:
-        degrees = (1 << i for i in range(LARGEST_EP.bit_length()))
-        changes["experts"] = list(_experts(base, space))
-        changes["ep"] = [{"ep": ep} for ep in degrees if base.experts % ep == 0]
-        changes["tp and ep"] = list(_split(base))
-    return changes
+        for change in _experts(base, space):
+            yield "experts", change
+        for power in range(LARGEST_EP.bit_length()):
+            if base.experts % (1 << power) == 0:
+                yield "ep", {"ep": 1 << power}
+        for change in _split(base):
+            yield "tp and ep", change
 
 
 def _multiples(step: int, low: float, high: float) -> list[int]:
@@ -208,40 +203,40 @@ def _experts(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
     arithmetic.
     """
     widest = EXPERT_FACTOR * base.moe_ffn
+    routing = base.routing if isinstance(base.routing, str) else "balanced"
     for width in _multiples(space.hidden_step * base.tp, base.moe_ffn / EXPERT_FACTOR, widest):
         experts = round(base.experts * base.moe_ffn / width / base.ep) * base.ep
         top_k = round(base.top_k * base.moe_ffn / width)
         active = top_k * width / (base.top_k * base.moe_ffn) - 1
         if 1 <= top_k <= experts and abs(active) <= space.tolerance:
-            change = {"experts": experts, "top_k": top_k, "moe_ffn": width}
-            yield change if isinstance(base.routing, str) else {**change, "routing": "balanced"}
+            yield {"experts": experts, "top_k": top_k, "moe_ffn": width, "routing": routing}
 
 
 def _split(base: TransformerShape) -> Iterator[dict[str, Any]]:
     """Yields other tp and ep on as many GPUs with as many tokens."""
-    gpus, samples = base.tp * base.ep, base.mbs * base.ep
+    gpus = base.tp * base.ep
+    samples = base.mbs * base.ep
+    widths = (base.heads, base.ffn, base.vocab, base.shared_ffn, base.moe_ffn)
     for ep in divisors(gpus):
         tp = gpus // ep
-        heads = base.heads % tp == 0 and (base.kv_heads % tp == 0 or tp % base.kv_heads == 0)
-        widths = (base.ffn, base.vocab, base.shared_ffn, base.moe_ffn)
-        if (
-            samples % ep == 0
-            and base.experts % ep == 0
-            and heads
-            and not any(size % tp for size in widths)
-        ):
+        if samples % ep or base.experts % ep or any(size % tp for size in widths):
+            continue
+        if base.kv_heads % tp == 0 or tp % base.kv_heads == 0:
             yield {"tp": tp, "ep": ep, "mbs": samples // ep}
 
 
 def _within_budget(
     shape: TransformerShape, base: TransformerShape, space: Space, *, same_depth: bool
 ) -> TransformerShape | None:
+    """Returns the shape with layers that bring its parameters near the base's; None: none do."""
     low, middle, high = layers_within(shape, parameters(base), space.tolerance)
     same_depth = same_depth or "layers" in space.keep
     if (same_depth or shape.hidden == base.hidden) and low <= base.layers <= high:
         return shape
     layers = max(1, round(middle))
-    return replace(shape, layers=layers) if low <= layers <= high and not same_depth else None
+    if same_depth or not low <= layers <= high:
+        return None
+    return replace(shape, layers=layers)
 
 
 def _widths(base: TransformerShape, hidden: int, step: int) -> list[int]:
@@ -249,8 +244,10 @@ def _widths(base: TransformerShape, hidden: int, step: int) -> list[int]:
     tp divides it.
     """
     exact = round(base.ffn / base.hidden * hidden)
-    near = max(step, round(exact / step) * step)
-    return sorted({near, exact} if exact % base.tp == 0 else {near})
+    widths = {max(step, round(exact / step) * step)}
+    if exact % base.tp == 0:
+        widths.add(exact)
+    return sorted(widths)
 
 
 def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, Any]]:
@@ -276,10 +273,9 @@ def _kv_heads(base: TransformerShape, heads: int) -> int | None:
     neither.
     """
     group = base.heads // base.kv_heads
-    for kv_heads in (heads // group if heads % group == 0 else 0, base.kv_heads):
-        if not kv_heads or heads % kv_heads:
-            continue
-        copied = kv_heads == base.kv_heads and base.tp % kv_heads == 0
-        if kv_heads % base.tp == 0 or copied:
-            return kv_heads
-    return None
+    kv_heads = heads // group
+    if heads % group == 0 and kv_heads % base.tp == 0:
+        return kv_heads
+    kv_heads = base.kv_heads
+    shared = kv_heads % base.tp == 0 or base.tp % kv_heads == 0
+    return kv_heads if shared and heads % kv_heads == 0 else None

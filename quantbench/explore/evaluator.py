@@ -1,15 +1,11 @@
-"""Packs the latency models of a GPU for a page: their code as JavaScript text, their trees and
-tables as arrays.
+"""Packs the latency models of a GPU for a page: code as JavaScript, trees and tables as arrays.
 
 The models run on symbols (`trace`) from sizes to the time with its interval. The page provides what
-symbols cannot
-express: the walk through a forest, and the Gaussian process.
+symbols cannot express: the walk through a forest, and the Gaussian process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,10 +20,9 @@ from quantbench.latency.attention import UNSEEN_HALF_WIDTH, WIDEST_HEAD, Attenti
 from quantbench.latency.attention_cost_model import AttentionShapes
 from quantbench.latency.estimate import IntervalCalibration, bounded
 from quantbench.latency.forest import Forest
-from quantbench.latency.gemm.cost_model import LEAST_K, Shapes
+from quantbench.latency.gemm.cost_model import LEAST_K, Sizes
 from quantbench.latency.gemm.ensemble import Ensemble
-from quantbench.latency.gemm.inputs import k_as_stored
-from quantbench.latency.gemm.member import watched_columns
+from quantbench.latency.gemm.inputs import without_layout
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.moe import MoEModel
 from quantbench.latency.moe_features import MOST_TOKENS, TILES, ExpertLoads, Layers
@@ -36,12 +31,13 @@ from quantbench.latency.softmax import SoftmaxModel, softmax_times
 _GEMM = ("m", "n", "k", "batch", "layout")
 _ATTENTION = ("batch", "heads", "kv_heads", "seq", "head_dim")
 _LAYER = ("tokens", "hidden", "expert_ffn", "ffn", "width", "num_experts", "top_k", "ep")
-_LOADS = ("rows", "active", "most", "median")
-_LEAF = 255
+_LOADS = ("rows", "active", "fullest", "median")
+# Types of a forest's arrays in the page.
+_PACKED = {"roots": "<i4", "feature": "u1", "number": "<f4", "right": "<i4"}
 
 
 class Blobs:
-    """Byte strings of a page, each of them once; `add` returns [offset, bytes]."""
+    """Byte strings of a page, each once; `add` returns (offset, bytes)."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -52,9 +48,8 @@ class Blobs:
         data = content.encode() if isinstance(content, str) else content.tobytes()
         if data not in self._places:
             self._places[data] = (self._end, len(data))
-            padded = data + bytes(
-                -len(data) % 8
-            )  # every array starts at a multiple of its items' size
+            # Every array starts at a multiple of its items' size.
+            padded = data + bytes(-len(data) % 8)
             self.parts.append(padded)
             self._end += len(padded)
         return self._places[data]
@@ -68,24 +63,21 @@ class _Forests:
         self.packed: list[dict[str, Any]] = []
 
     def walked(self, forest: Forest) -> SimpleNamespace:
-        """Packs each node's feature (_LEAF: none), its threshold or value, and how far its right
-        child is.
-
-        Returns one whose `predict` the page evaluates."""
-        leaf, name = np.isinf(forest.threshold), f"forests[{len(self.packed)}]"
-        arrays = {
-            "roots": forest.roots.astype("<i4"),
-            "feature": np.where(leaf, _LEAF, forest.feature).astype("u1"),
-            "number": np.where(leaf, forest.value, forest.threshold).astype("<f4"),
-            "right": (forest.right - np.arange(len(leaf))).astype("<i4"),
-        }
-        self.packed.append({key: self._blobs.add(array) for key, array in arrays.items()})
+        """Packs a forest and returns one whose `predict` the page evaluates."""
+        name = f"forests[{len(self.packed)}]"
+        arrays = forest.to_arrays()
+        packed = {key: self._blobs.add(arrays[key].astype(_PACKED[key])) for key in _PACKED}
+        self.packed.append(packed)
         return SimpleNamespace(predict=lambda columns: call(name, columns, 2))
 
 
 def _mean_and_variance(values: Sequence[Any]) -> tuple[Any, Any]:
-    mean = sum(values) / len(values)
-    return mean, sum((value - mean) ** 2 for value in values) / len(values)
+    mean = _mean(values)
+    return mean, _mean([(value - mean) ** 2 for value in values])
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    return sum(values) / len(values)
 
 
 def _time(
@@ -100,62 +92,61 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
     """Returns a GEMM model as JSON: functions from sizes and layout to the time, its interval and
     the kernel.
     """
-    ensemble, forests = model.ensemble, _Forests(blobs)
-    sizes: list[Any] = inputs(*_GEMM)
-    m, n, k, batch, layout = sizes
-    machine, each = ensemble.machine, ensemble.menu.each
+    ensemble = model.ensemble
+    forests = _Forests(blobs)
+    symbols: Any = inputs(*_GEMM)
+    sizes = Sizes(*symbols)
     if not model.layouts:
-        k = k_as_stored(machine, sizes[:4], layout)
-        layout = np.full(1, -1.0)
-    peak_us = 2.0 * m * n * k * batch / machine.flop_per_us
-    outputs = []
-    for deep in (k, np.maximum(k, LEAST_K)):
-        log_us, variance, kernel = _product(ensemble, (m, n, deep, batch, layout), forests)
-        if deep is not k:  # the trees see no shorter k
-            shallow = _physics(ensemble, (m, n, k, batch, layout))
-            log_us = log_us + shallow - _physics(ensemble, (m, n, deep, batch, layout))
-        outputs.append([*_time(log_us, variance, model.interval, peak_us), kernel])
+        sizes = without_layout(ensemble.machine, sizes)
+    peak_us = sizes.flop / ensemble.machine.flop_per_us
+    log_us, variance, kernel = _product(ensemble, sizes, forests)
+    times = [*_time(log_us, variance, model.interval, peak_us), kernel]
+    # The trees see no shorter k than LEAST_K.
+    deep = replace(sizes, k=np.maximum(sizes.k, LEAST_K))
+    log_us, variance, kernel = _product(ensemble, deep, forests)
+    log_us = log_us + _physics(ensemble, sizes) - _physics(ensemble, deep)
+    short = [*_time(log_us, variance, model.interval, peak_us), kernel]
+    each = ensemble.menu.each
     kernels = np.concatenate(
         [each.block_m, each.block_n, each.split_k, each.blocks_per_sm], axis=1
-    ).astype("<f8")
+    )  # (kernels, 4)
     return {
-        "code": blobs.add(module({"times": (_GEMM, outputs[0]), "short": (_GEMM, outputs[1])})),
+        "code": blobs.add(module({"times": (_GEMM, times), "short": (_GEMM, short)})),
         "forests": forests.packed,
-        "kernels": blobs.add(kernels),
+        "kernels": blobs.add(kernels.astype("<f8")),
         "least_k": LEAST_K,
         "in_waves": model.in_waves,
         "rows": model.rows,
     }
 
 
-def _product(ensemble: Ensemble, sizes: tuple[Any, ...], forests: _Forests) -> tuple[Any, Any, Any]:
+def _product(ensemble: Ensemble, sizes: Sizes, forests: _Forests) -> tuple[Any, Any, Any]:
     """Returns log µs of a product, its variance and the fastest kernel of the first member."""
-    shapes = Shapes(ensemble.machine, ensemble.menu, *sizes)
-    watched = watched_columns(shapes)
-    reference = None
+    shapes = ensemble.shapes(sizes)
+    reference: Any = None
     if ensemble.reference is not None:
-        reference = _product(ensemble.reference, sizes, forests)[0] - _physics(
-            ensemble.reference, sizes
-        )
-    logs, within, kernels = [], [], []
+        predicted, _, _ = _product(ensemble.reference, sizes, forests)
+        reference = predicted - _physics(ensemble.reference, sizes)
+    logs = []
+    within = []
+    kernels = []
     for member in ensemble.members:
         log_us, parts = member.physics(shapes)
         kernels.append(parts.log_time.argmin(axis=0))
-        columns: Any = member.columns(ensemble.menu, shapes, log_us, parts, watched)
+        columns: Any = member.columns(shapes, log_us, parts, reference)
         walked: Any = member.forest and forests.walked(member.forest)
-        columns += [] if reference is None else [reference]
         correction, spread = replace(member, forest=walked).correction(columns, reference)
         logs.append(log_us + correction)
         within.append(spread)
     mean, between = _mean_and_variance(logs)
-    variance = between + sum(within) / len(within)
+    variance = between + _mean(within)
     return mean - variance, variance, kernels[0]
 
 
-def _physics(ensemble: Ensemble, sizes: tuple[Any, ...]) -> Any:
+def _physics(ensemble: Ensemble, sizes: Sizes) -> Any:
     """Returns the mean log µs of the members' cost models."""
-    shapes = Shapes(ensemble.machine, ensemble.menu, *sizes)
-    return sum(member.physics(shapes)[0] for member in ensemble.members) / len(ensemble.members)
+    shapes = ensemble.shapes(sizes)
+    return _mean([member.physics(shapes)[0] for member in ensemble.members])
 
 
 def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str, Any]:
@@ -165,35 +156,24 @@ def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str
         "forward": (_ATTENTION, _attention(model, dtype, backward=False)),
         "backward": (_ATTENTION, _attention(model, dtype, backward=True)),
     }
-    process = None
+    process: dict[str, Any] | None = None
     learner = model.prefill.learner
     if learner is not None:
-        arrays = {
-            name: getattr(learner, name)
-            for name in ("features", "targets", "shift", "spread", "length_scales")
-        }
-        process = {name: blobs.add(array.astype("<f8")) for name, array in arrays.items()}
-        process |= {name: getattr(learner, name) for name in ("amplitude", "noise", "centre")}
+        process = {}
+        for field in fields(learner):
+            value = getattr(learner, field.name)
+            process[field.name] = value if np.isscalar(value) else blobs.add(value.astype("<f8"))
     return {"code": blobs.add(module(functions)), "process": process}
 
 
 def _attention(model: AttentionModel, dtype: str, *, backward: bool) -> tuple[Any, Any, Any]:
     """Returns the time of causal attention and its interval, µs."""
     batch, heads, kv_heads, seq, head_dim = inputs(*_ATTENTION)
-    sizes: Any = (
-        batch,
-        heads,
-        kv_heads,
-        seq,
-        seq,
-        head_dim,
-        np.array(True),
-        np.array(backward),
-        dtype,
-    )
+    causal: Any = np.array(True)
+    sizes: Any = (batch, heads, kv_heads, seq, seq, head_dim, causal, np.array(backward), dtype)
     shapes = AttentionShapes(*sizes)
-    part, none = model.prefill, np.zeros(1, dtype=bool)
-    terms = part.physics.cost(shapes, none)(part.physics.parameters)
+    part = model.prefill
+    terms = part.physics.cost(shapes, np.zeros(1, dtype=bool))(part.physics.parameters)
     seen: Any = np.array(False)
     if "causal" in model.masks and dtype in (model.dtype, "fp16", "bf16"):
         seen = (head_dim % 8 == 0) & (head_dim <= WIDEST_HEAD)
@@ -201,24 +181,30 @@ def _attention(model: AttentionModel, dtype: str, *, backward: bool) -> tuple[An
     deviation: Any = np.zeros(1)
     if part.learner is not None:
         features: Any = part.physics.features(shapes, terms)
-        shift, deviation = (np.where(seen, one, 0.0) for one in call("process", features, 2))  # type: ignore[call-overload]
+        found: Any = call("process", features, 2)
+        shift = np.where(seen, found[0], 0.0)
+        deviation = np.where(seen, found[1], 0.0)
     more = UNSEEN_HALF_WIDTH if backward else np.where(seen, 0.0, UNSEEN_HALF_WIDTH)
     half = part.interval.half_width(deviation**2) + more
     fastest_us = shapes.flops / ((model.device.peak(dtype) or 0.0) * 1e6)
-    latency_us = terms.latency_us * np.exp(shift) * (model.backward_cost if backward else 1.0)
+    factor = model.backward_cost if backward else 1.0
+    latency_us = terms.latency_us * np.exp(shift) * factor
     return bounded(latency_us, half + part.below, half + part.above, fastest_us)
 
 
 def softmax_model(device: DeviceSpec, blobs: Blobs) -> dict[str, Any]:
     """Returns the model of Megatron's fused softmax as JSON."""
-    model, names = SoftmaxModel.best(device), ("bytes", "rows", "columns")
+    model = SoftmaxModel.best(device)
+    names = ("bytes", "rows", "columns")
     moved, rows, columns = inputs(*names)
-    expected, fast, slow = (
-        softmax_times(device, moved, rows, columns, values, 1.0, model.library)[0]
-        for values in (model.parameters, *model.extremes)
-    )
+
+    def latency_us(parameters: Sequence[float]) -> Any:
+        return softmax_times(device, moved, rows, columns, parameters, 1.0, model.library)[0]
+
+    fast, slow = model.extremes
     by = np.exp(model.half_width or 0.0)
-    return {"code": blobs.add(module({"times": (names, [expected, fast / by, slow * by])}))}
+    times = [latency_us(model.parameters), latency_us(fast) / by, latency_us(slow) * by]
+    return {"code": blobs.add(module({"times": (names, times)}))}
 
 
 def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
@@ -236,17 +222,17 @@ def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
     # Forests of a fitted model, or the references of a prior: their mean corrects the roofline,
     # their spread gives the interval.
     corrections: list[Any] = []
-    for one in [model] if model.halves else model.references:
-        if one.references or not one.halves:
-            raise InputError(
-                "explore",
-                f"experts of {one.device.name} with references",
-                "a model of its own rows",
-            )
+    for one in [model] if model.learners else model.references:
+        if one.references or not one.learners:
+            what = f"experts of {one.device.name} with references"
+            raise InputError("explore", what, "a model of its own rows")
         columns = layers.columns(one.device)
-        trees = [(float(half.slopes[0]), forest) for half in one.halves for forest in half.forests]
-        found = [slope + forests.walked(forest).predict(columns)[0] for slope, forest in trees]
-        corrections += found if model.halves else [sum(found) / len(found)]
+        found: list[Any] = []
+        for learner in one.learners:
+            for forest in learner.forests:
+                logs = forests.walked(forest).predict(columns)[0]
+                found.append(float(learner.slopes[0]) + logs)
+        corrections += found if model.learners else [_mean(found)]
     mean, variance = _mean_and_variance(corrections or [0.0])
     fastest_us = layers.compute_us(model.device)
     outputs = _time(layers.roofline(model.device) + mean, variance, model.interval, fastest_us)

@@ -1,10 +1,8 @@
 """Writes recorded expressions (`trace`) as JavaScript text.
 
 Rows become constants. Vectors are computed entry by entry, in one loop for each level of
-reductions: a level's loop ends before what its sums and extremes go into begins.
+reductions: the loop of a level ends before the code that uses its sums and extremes.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +55,8 @@ _CARRIED = {
 }
 # Reductions that read a stored vector v after its loop.
 _READ = {"argmin": "argmin({v})", "smallest": "smallest({v}, {n})"}
+# A node in a text (`Node.__str__`).
+_MARK = "\0(\\d+)\0"
 # Longer expressions of scripts become functions.
 _LONG = 120
 
@@ -65,7 +65,8 @@ def number(value: float) -> str:
     """Returns a number as JavaScript reads it."""
     if np.isinf(value):
         return "Infinity" if value > 0 else "(-Infinity)"
-    text = repr(int(value) if value == int(value) and abs(value) < 2**53 else float(value))
+    whole = value == int(value) and abs(value) < 2**53
+    text = repr(int(value) if whole else float(value))
     return f"({text})" if value < 0 else text
 
 
@@ -75,44 +76,45 @@ def module(functions: Mapping[str, tuple[Sequence[str], Sequence[Any]]]) -> str:
     functions: by name, their arguments and outputs; each returns an array of its outputs.
     """
     made: list[str] = []
-    bodies = [
-        f"{name}({', '.join(arguments)}) {{\n{_Function(outputs, made).text}\n}}"
-        for name, (arguments, outputs) in functions.items()
-    ]
+    bodies = []
+    for name, (arguments, outputs) in functions.items():
+        text = _Function(outputs, made).text
+        bodies.append(f"{name}({', '.join(arguments)}) {{\n{text}\n}}")
     return "\n".join(["'use strict';", *made, "return {", ",\n".join(bodies), "};"])
 
 
 class _Function:
-    """The body of one function. made: declarations of tables and stored vectors, to which its own
-    are added.
+    """The body of one function.
+
+    made: declarations of tables and stored vectors, to which its own are added.
     """
 
     def __init__(self, outputs: Sequence[Any], made: list[str]) -> None:
-        wanted = [as_node(output) for output in outputs]
+        wanted = list(map(as_node, outputs))
         order = in_order(wanted)
         self._made = made
-        self._names: dict[int, str] = {}
-        self._stored: dict[int, str] = {}
-        self._levels: dict[int, int] = {}
+        self._names: dict[Node, str] = {}
+        self._stored: dict[Node, str] = {}
+        self._levels: dict[Node, int] = {}
         for node in order:
-            below = max((self._levels[id(arg)] for arg in node.args), default=0)
+            below = max([self._levels[arg] for arg in node.args], default=0)
             reduces = not node.kernels and any(arg.kernels for arg in node.args)
-            self._levels[id(node)] = below + reduces
+            self._levels[node] = below + reduces
         for node in order:
             for arg in node.args:
-                later = self._levels[id(arg)] < self._levels[id(node)]
+                later = self._levels[arg] < self._levels[node]
                 if arg.kernels and arg.op != "constant" and later and node.op not in _CARRIED:
                     self._store(arg)
         self._lines: list[str] = []
         computed = [node for node in order if node.op not in ("input", "constant", "some", "sort")]
         for level in range(max(self._levels.values(), default=0) + 1):
             self._level(level, computed)
-        self._lines.append(f"return [{', '.join(self._value(node) for node in wanted)}];")
+        self._lines.append(f"return [{', '.join(map(self._value, wanted))}];")
         self.text = "\n".join(self._lines)
 
     def _store(self, node: Node) -> None:
-        if id(node) not in self._stored:
-            self._stored[id(node)] = f"v{len(self._made)}"
+        if node not in self._stored:
+            self._stored[node] = f"v{len(self._made)}"
             self._made.append(f"const v{len(self._made)} = new Float64Array({node.kernels});")
 
     def _value(self, node: Node, level: int | None = None) -> str:
@@ -122,50 +124,47 @@ class _Function:
         if node.op == "constant" and not node.kernels:
             return number(float(node.value[0]))
         if node.op == "constant":
-            if id(node) not in self._names:
-                self._names[id(node)] = f"k{len(self._made)}"
-                table = ", ".join(number(value) for value in node.value.tolist())
+            if node not in self._names:
+                self._names[node] = f"k{len(self._made)}"
+                table = ", ".join(map(number, node.value.tolist()))
                 self._made.append(f"const k{len(self._made)} = Float64Array.of({table});")
-            return f"{self._names[id(node)]}[i]"
-        if node.kernels and level is not None and self._levels[id(node)] < level:
-            return f"{self._stored[id(node)]}[i]"
-        return self._names[id(node)]
+            return f"{self._names[node]}[i]"
+        if node.kernels and level is not None and self._levels[node] < level:
+            return f"{self._stored[node]}[i]"
+        return self._names[node]
 
     def _level(self, level: int, computed: Sequence[Node]) -> None:
         """Adds the rows of a level, then the loop over its vectors with their reductions."""
-        here = [node for node in computed if self._levels[id(node)] == level]
+        here = [node for node in computed if self._levels[node] == level]
         for node in here:
             if not node.kernels and node.op not in _CARRIED:
-                self._names[id(node)] = f"r{len(self._names)}"
-                self._lines.append(
-                    f"const {self._names[id(node)]} = {self._expression(node, level)};"
-                )
+                self._names[node] = f"r{len(self._names)}"
+                text = self._expression(node, level)
+                self._lines.append(f"const {self._names[node]} = {text};")
         loop: list[str] = []
         vectors = [node for node in here if node.kernels]
         for node in vectors:
-            name = self._names[id(node)] = f"x{len(self._names)}"
+            name = self._names[node] = f"x{len(self._names)}"
             loop.append(f"const {name} = {self._expression(node, level)};")
-            if id(node) in self._stored:
-                loop.append(f"{self._stored[id(node)]}[i] = {name};")
+            if node in self._stored:
+                loop.append(f"{self._stored[node]}[i] = {name};")
         for node in computed:
-            if node.op in _CARRIED and self._levels[id(node)] == level + 1:
+            if node.op in _CARRIED and self._levels[node] == level + 1:
                 first, step = _CARRIED[node.op]
-                name = self._names[id(node)] = f"r{len(self._names)}"
+                name = self._names[node] = f"r{len(self._names)}"
                 self._lines.append(f"let {name} = {first};")
                 loop.append(step.format(r=name, x=self._value(node.args[0], level)))
                 vectors.append(node.args[0])
         if loop:
-            self._lines += [
-                f"for (let i = 0; i < {max(node.kernels for node in vectors)}; i++) {{",
-                *loop,
-                "}",
-            ]
+            count = max(node.kernels for node in vectors)
+            self._lines += [f"for (let i = 0; i < {count}; i++) {{", *loop, "}"]
 
     def _expression(self, node: Node, level: int) -> str:
         if node.op in _READ:
-            return _READ[node.op].format(v=self._stored[id(node.args[0])], n=node.value)
+            return _READ[node.op].format(v=self._stored[node.args[0]], n=node.value)
         if node.op == "least_of":
-            entries = (f"{self._stored[id(node.args[0])]}[{i}]" for i in node.value)
+            name = self._stored[node.args[0]]
+            entries = (f"{name}[{i}]" for i in node.value)
             return f"Math.min({', '.join(entries)})"
         arguments = [self._value(arg, level) for arg in node.args]
         if node.op == "call":
@@ -176,8 +175,9 @@ class _Function:
 
 
 class Script:
-    """Functions of one argument, s, that were plain Python. Long expressions become functions,
-    equal ones the same.
+    """Functions of one argument, s, that were plain Python.
+
+    Long expressions become functions, and equal ones the same function.
 
     given: outcomes of conditions that are known.
     """
@@ -186,7 +186,7 @@ class Script:
         self._given = given
         self._helpers: dict[str, str] = {}
         self._functions: dict[str, str] = {}
-        self._texts: dict[int, str] = {}
+        self._texts: dict[Node, str] = {}
 
     def add(
         self,
@@ -220,21 +220,20 @@ class Script:
 
     def _text(self, value: Any) -> str:
         if isinstance(value, Node):
-            if id(value) not in self._texts:
-                self._texts[id(value)] = self._named(self._node(value))
-            return self._texts[id(value)]
+            if value not in self._texts:
+                self._texts[value] = self._named(self._node(value))
+            return self._texts[value]
         if isinstance(value, str):
-            filled = re.sub(
-                "\0(\\d+)\0", lambda mark: f"${{{self._text(MARKED[int(mark[1])])}}}", value
-            )
-            return f"`{filled}`"
+            return f"`{re.sub(_MARK, self._marked, value)}`"
         if isinstance(value, dict):
-            return self._named(
-                f"({{{', '.join(f'{name}: {self._text(one)}' for name, one in value.items())}}})"
-            )
+            items = [f"{name}: {self._text(one)}" for name, one in value.items()]
+            return self._named(f"({{{', '.join(items)}}})")
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(self._text, value))}]"
         return str(value).lower() if isinstance(value, bool) else number(value)
+
+    def _marked(self, mark: re.Match[str]) -> str:
+        return f"${{{self._text(MARKED[int(mark[1])])}}}"
 
     def _node(self, node: Node) -> str:
         if node.op == "input":

@@ -1,11 +1,8 @@
-"""Writes the explorer: one self-contained HTML file that predicts any shape of a transformer on
-some GPUs.
+"""Writes the explorer: one HTML file that predicts any shape of a transformer on some GPUs.
 
-The file holds the shipped models of each GPU (`evaluator`), so that a browser computes what
-`quantbench predict` prints.
+The file holds the models of each GPU (`evaluator`), so that a browser computes what `quantbench
+predict` prints.
 """
-
-from __future__ import annotations
 
 import base64
 import json
@@ -25,7 +22,7 @@ from quantbench.advice.cost import WIDER
 from quantbench.advice.search import AS_GOOD, LINE_ELEMENTS, WORTH_MOVING
 from quantbench.advice.space import DIMENSIONS, EXPERT_FACTOR, LARGEST_EP, Space
 from quantbench.alignment_rules import row_steps
-from quantbench.device import default_dtype, known
+from quantbench.device import default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.explore.evaluator import (
@@ -55,30 +52,21 @@ _SCRIPTS = ("model.js", "shape.js", "app.js")
 # The routing of a layer with more experts is not drawn.
 _MOST_EXPERTS = 1024
 _FIRST_LINES = 4
-_MOST_ROWS = 8000
+_FITTED_ROWS = 8000
 
 
 @dataclass(frozen=True)
 class FittedModel:
     """A GEMM model to show instead of the shipped one of its dtype, with a note on its source.
 
-    sizes: (rows, 3) m, n and k of measured products, which are looked up. times: (rows, 9) their
-        µs, low and high by layout (`LAYOUTS`).
+    sizes: (rows, 3) m, n and k of measured products, which are looked up.
+    times: (rows, 9) their µs, low and high by layout (`LAYOUTS`).
     """
 
     model: GemmModel
     note: str
     sizes: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 3), np.int32))
     times: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 9), np.float32))
-
-
-def shelf_devices() -> tuple[DeviceSpec, ...]:
-    """Returns the GPUs with a shipped GEMM model of their default dtype."""
-    return tuple(
-        spec
-        for spec in known()
-        if spec.kind == "cuda" and shipped_model(spec.name, default_dtype(spec))
-    )
 
 
 def write_explorer(
@@ -102,22 +90,18 @@ def write_explorer(
     blobs = Blobs()
     notes: dict[str, None] = {}
     gpus = [_gpu(device, blobs, notes, fitted or {}) for device in devices]
-    draws = Random(0)
+    random = Random(0)
+    draws = [random.random() for _ in range(_MOST_EXPERTS)]
+    scripts = [template_text("uplot.min.js")]
+    scripts += [template_text(name, __package__) for name in _SCRIPTS]
+    styles = [template_text("explore.css", __package__), template_text("uplot.min.css")]
     content = {
         "gpus": gpus,
         "lines": _FIRST_LINES,
         "setting": {**_sizes(shape), "axis": "hidden", "direction": "forward"},
         "presets": {name: _sizes(preset(name)) for name in preset_names()},
-        "formats": {
-            name: {
-                "bytes": DTYPES[name].element_bytes,
-                "rows": [row_steps(Gemm(1, 1, 1, dtype=name, layout=layout)) for layout in LAYOUTS],
-                "attention": _attention_dtype(name),
-                "weight": DTYPES[name].b_bytes,
-            }
-            for name in GEMM_DTYPES
-        },
-        "draws": blobs.add(np.array([draws.random() for _ in range(_MOST_EXPERTS)])),
+        "formats": {name: _format(name) for name in GEMM_DTYPES},
+        "draws": blobs.add(np.array(draws)),
         "load_draws": blobs.add(np.random.default_rng(0).random(LOAD_DRAWS * _MOST_EXPERTS)),
         "unaligned": {"share": UNALIGNED_SHARE, "spread": UNALIGNED_SPREAD},
         "shape": blobs.add(shape_script()),
@@ -143,15 +127,8 @@ def write_explorer(
     )
     text = environment.get_template("explore.html.j2").render(
         title=printable(title or "quantbench explore", 200),
-        styles="\n".join(
-            [template_text("explore.css", __package__), template_text("uplot.min.css")]
-        ),
-        script="\n".join(
-            [
-                template_text("uplot.min.js"),
-                *(template_text(name, __package__) for name in _SCRIPTS),
-            ]
-        ),
+        styles="\n".join(styles),
+        script="\n".join(scripts),
         data=_packed(content, blobs),
         notes=list(notes),
         dimensions=DIMENSIONS,
@@ -160,6 +137,15 @@ def write_explorer(
     )
     write_file("explore", path, text)
     return len(text.encode())
+
+
+def _format(dtype: str) -> dict[str, Any]:
+    return {
+        "bytes": DTYPES[dtype].element_bytes,
+        "rows": [row_steps(Gemm(1, 1, 1, dtype=dtype, layout=layout)) for layout in LAYOUTS],
+        "attention": _attention_dtype(dtype),
+        "weight": DTYPES[dtype].b_bytes,
+    }
 
 
 def _packed(content: dict[str, Any], blobs: Blobs) -> str:
@@ -175,35 +161,29 @@ def _gpu(
     device: DeviceSpec, blobs: Blobs, notes: dict[str, None], fitted: Mapping[str, FittedModel]
 ) -> dict[str, Any]:
     if device.kind == "cpu":
-        raise InputError(
-            "explore", f"--gpu {device.name}", "a GPU: processors are measured, not predicted"
-        )
+        expected = "a GPU: processors are measured, not predicted"
+        raise InputError("explore", f"--gpu {device.name}", expected)
     entries = []
     for dtype, library, model, note in _models(device, fitted):
+        usual = default_library(device.name, dtype)
+        of_experts = "" if library == usual else library
+        experts = MoEModel.best(device, dtype=dtype, library=of_experts)
         notes[f"{dtype}: {note}"] = None
+        notes[f"{dtype}: {experts.note}"] = None
+        shown = fitted.get(dtype, FittedModel(model, ""))
+        measured = {"sizes": blobs.add(shown.sizes), "times": blobs.add(shown.times)}
         entry: dict[str, Any] = {
             "id": f"{device.name}/{dtype}/{library}",
             "dtype": dtype,
             "library": library,
-        }
-        experts = MoEModel.best(
-            device,
-            dtype=dtype,
-            library="" if library == default_library(device.name, dtype) else library,
-        )
-        measured = fitted.get(dtype, FittedModel(model, ""))
-        known = {"sizes": blobs.add(measured.sizes), "times": blobs.add(measured.times)}
-        entry |= {
-            "gemm": {**gemm_model(model, blobs), "measured": known},
+            "gemm": {**gemm_model(model, blobs), "measured": measured},
             "experts": experts_model(experts, blobs),
         }
-        notes[f"{dtype}: {experts.note}"] = None
         entries.append(entry)
-    usual = default_dtype(device)
-    entries.sort(key=lambda entry: entry["dtype"] != usual)
+    entries.sort(key=lambda entry: entry["dtype"] != default_dtype(device))
     attention = AttentionModel.best(device)
     notes[attention.note] = None
-    wanted = {_attention_dtype(str(entry["dtype"])) for entry in entries}
+    wanted = {_attention_dtype(entry["dtype"]) for entry in entries}
     return {
         "name": device.name,
         "slug": device.name,
@@ -238,17 +218,17 @@ def _attention_dtype(dtype: str) -> str:
 
 
 def _sizes(shape: TransformerShape) -> dict[str, Any]:
-    routing = shape.routing if isinstance(shape.routing, str) else "balanced"
+    """Returns the page's setting of a shape."""
+    names = (*SIZES, *FLAGS, "attention", "sliding_window", "routing")
+    setting = {name: getattr(shape, name) for name in names}
+    if not isinstance(shape.routing, str):
+        setting["routing"] = "balanced"
     # If experts or latent attention are switched on:
-    experts = {} if shape.experts else {"top_k": 2, "moe_ffn": shape.ffn}
-    latent = {} if shape.kv_rank else {"value_dim": shape.head_dim}
-    names = (*SIZES, *FLAGS, "attention", "sliding_window")
-    return {
-        **{name: getattr(shape, name) for name in names},
-        "routing": routing,
-        **experts,
-        **latent,
-    }
+    if not shape.experts:
+        setting |= {"top_k": 2, "moe_ffn": shape.ffn}
+    if not shape.kv_rank:
+        setting["value_dim"] = shape.head_dim
+    return setting
 
 
 def left_out(shape: TransformerShape) -> list[str]:
@@ -263,38 +243,35 @@ def left_out(shape: TransformerShape) -> list[str]:
 
 
 def fitted_models(path: Path) -> tuple[DeviceSpec, dict[str, FittedModel]]:
-    """Fits a model to the single products of each dtype in a profile, and looks their times up;
-    returns its device and the models by dtype.
+    """Fits a model to the single products of each dtype in a profile, and looks their times up.
 
-    Of more than _MOST_ROWS rows, as many are drawn at random (seed 0) for the fit; all are looked
-    up. A profile without rows has no models of its own.
+    Returns the device and the models by dtype. Of more than _FITTED_ROWS rows, as many are drawn at
+    random (seed 0) for the fit; all are looked up. A profile without rows has no models of its own.
     """
     from quantbench.profile import Profile
 
     profile = Profile.load(path)
     if profile.device.kind == "cpu":
-        raise InputError(
-            "explore", f"--profile {path} of {profile.device.name}", "the profile of a GPU"
-        )
+        what = f"--profile {path} of {profile.device.name}"
+        raise InputError("explore", what, "the profile of a GPU")
     table = profile.tables["gemm"]
     found = {}
     for dtype in sorted(set(map(str, table["dtype"]))):
         every = np.flatnonzero((table["dtype"] == dtype) & (table["batch"] == 1))
-        rows = np.sort(np.random.default_rng(0).permutation(every)[:_MOST_ROWS])
-        m, n, k = (table[name][rows] for name in "mnk")
-        layouts = list(map(str, table["layout"][rows]))
+        rows = np.sort(np.random.default_rng(0).permutation(every)[:_FITTED_ROWS])
         model = GemmModel.fit(
-            profile.device, m, n, k, table["latency_us"][rows], layout=layouts, dtype=dtype
+            profile.device,
+            *(table[name][rows] for name in ("m", "n", "k", "latency_us")),
+            layout=list(map(str, table["layout"][rows])),
+            dtype=dtype,
         )
-        note = f"{dtype} products on {profile.device.name}: {len(every):,} rows of the profile {path.name}, others fitted"
+        note = f"{dtype} products on {profile.device.name}: {len(every):,} rows of the profile"
+        note = printable(f"{note} {path.name}, others fitted", 200)
         sizes = np.unique(np.stack([table[name][every] for name in "mnk"], axis=1), axis=0)
-        answers = [profile.gemm(*sizes.T, dtype=dtype, layout=layout) for layout in LAYOUTS]
-        times = [
-            getattr(answer, name)
-            for answer in answers
-            for name in ("latency_us", "low_us", "high_us")
-        ]
-        found[dtype] = FittedModel(
-            model, printable(note, 200), sizes.astype("<i4"), np.stack(times, axis=1).astype("<f4")
-        )
+        times = []
+        for layout in LAYOUTS:
+            answer = profile.gemm(*sizes.T, dtype=dtype, layout=layout)
+            times += [answer.latency_us, answer.low_us, answer.high_us]
+        by_layout = np.stack(times, axis=1).astype("<f4")
+        found[dtype] = FittedModel(model, note, sizes.astype("<i4"), by_layout)
     return profile.device, found

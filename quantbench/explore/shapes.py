@@ -1,11 +1,8 @@
 """Writes the arithmetic of shapes as JavaScript: what makes one impossible, its ops, parameters and
 weights.
 
-The code of `workload` runs on symbols (`trace`), so that its conditions on sizes become those of
-the page.
+The code of `workload` runs on symbols (`trace`), so its conditions on sizes become the page's.
 """
-
-from __future__ import annotations
 
 from functools import partial
 from typing import Any
@@ -23,10 +20,16 @@ from quantbench.workload.parameters import parameters
 from quantbench.workload.transformer import ATTENTIONS
 
 SIZES = (
-    "hidden", "heads", "kv_heads", "head_dim", "ffn", "seq", "mbs", "tp", "vocab", "layers", "experts", "top_k",
-    "moe_ffn", "ep", "shared_ffn", "dense_layers", "kv_rank", "q_rank", "rope_dim", "value_dim",
+    "hidden", "heads", "kv_heads", "head_dim", "ffn", "seq", "mbs", "tp", "vocab", "layers",
+    "experts", "top_k", "moe_ffn", "ep", "shared_ffn", "dense_layers", "kv_rank", "q_rank",
+    "rope_dim", "value_dim",
 )  # fmt: skip
 FLAGS = ("gated", "gate_fused", "tied")
+# Sizes of ops that the page uses, where an op has them.
+_OF_OPS = (
+    "m", "n", "k", "batch", "heads", "kv_heads", "seq_q", "head_dim", "rows", "mask_batch",
+    "tokens", "hidden", "expert_ffn", "num_experts", "top_k", "tp", "ep", "gated",
+)  # fmt: skip
 # Of these, 0 stands for a default, which the page has put in.
 _GIVEN = ("head_dim", "kv_heads", "ffn")
 # A format whose attention has another one.
@@ -75,50 +78,32 @@ def shape_script() -> str:
     batch, rows, samples = inputs("s.batch", "s.rows", "s.mask_batch")
     for dtype in VECTOR_DTYPES:
         for direction in DIRECTIONS:
-            work = partial(
-                _softmax, batch, rows, rows, dtype=dtype, direction=direction, mask_batch=samples
-            )
+            options = {"dtype": dtype, "direction": direction, "mask_batch": samples}
+            work = partial(_softmax, batch, rows, rows, **options)
             made.add(f"{direction}_{dtype}", work)
     return str(made)
 
 
 def _op(op: Op) -> dict[str, Any]:
-    """Returns an op as the page has it. core: whether it is in attention's format. sides: names of
-    m, n and k.
+    """Returns an op for the page.
+
+    core: whether it is in attention's format. sides: names of m, n and k.
     """
     work: Any = op.workload
-    names = [
-        "m",
-        "n",
-        "k",
-        "batch",
-        "heads",
-        "kv_heads",
-        "seq_q",
-        "head_dim",
-        "rows",
-        "mask_batch",
-        "tokens",
-        "hidden",
-    ]
-    names += ["expert_ffn", "num_experts", "top_k", "tp", "ep", "gated"]
-    found = {name: getattr(work, name) for name in names if hasattr(work, name)}
-    found |= {
-        "name": op.name,
-        "label": op.label,
-        "phase": op.phase,
-        "count": op.count,
-        "kind": work.kind,
-    }
-    found |= {"core": work.dtype != _DTYPE, "sides": list(side_names(op).values())}
+    found = {name: getattr(work, name) for name in _OF_OPS if hasattr(work, name)}
+    for name in ("name", "label", "phase", "count"):
+        found[name] = getattr(op, name)
+    found["kind"] = work.kind
+    found["core"] = work.dtype != _DTYPE
+    found["sides"] = list(side_names(op).values())
     if work.kind == "gemm":
         found["layout"] = LAYOUTS.index(work.layout)
     return found
 
 
 def _softmax(*sizes: Any, **more: Any) -> dict[str, Any]:
-    """Returns the bytes that one and separate kernels move, and why Megatron's fused kernel does
-    not run.
+    """Returns the bytes that one kernel and separate ones move, and the objections to Megatron's
+    fused kernel.
     """
     work = Softmax(*sizes, **more)
     return {

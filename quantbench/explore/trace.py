@@ -1,5 +1,4 @@
-"""Records numpy expressions symbolically, so that the cost models can be written as another
-language (`javascript`).
+"""Records numpy expressions symbolically, so that `javascript` can write the cost models.
 
 The code of `latency` runs unchanged on nodes: numpy passes its functions to them (NEP 13 and NEP
 18), and constants are folded as usual. A node is a row (one number for each shape) or a vector (one
@@ -10,7 +9,7 @@ Python, with conditions on nodes, runs once for each way through it (`ways`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partialmethod
+from functools import partial, partialmethod
 from typing import Any
 
 import numpy as np
@@ -23,35 +22,38 @@ class Node(NDArrayOperatorsMixin):
     """A symbolic array: an operation on other nodes. Equal operations on equal nodes are one node.
 
     kernels: length of a vector; 0 for a row.
-    value: of a constant; of other operations, what they are given besides nodes.
-    kind: what plain Python takes it for.
+    value: value of a constant; of other operations, what they get besides nodes.
+    kind: type that `isinstance` sees.
     """
 
     kind: type = int
 
     def __init__(self, op: str, args: tuple[Any, ...], kernels: int, value: Any = None) -> None:
-        self.op, self.args, self.kernels, self.value = op, args, kernels, value
+        self.op = op
+        self.args = args
+        self.kernels = kernels
+        self.value = value
 
     @staticmethod
     def of(op: str, *args: Any, kernels: int | None = None, extra: Any = None) -> Node:
-        """Returns the node of an operation. extra: what selects from a vector (an index, or a tuple
-        of indices), or the name of a function that is called."""
+        """Returns the node of an operation.
+
+        extra: what selects from a vector (an index, or a tuple of indices), or the name of a
+            function that is called.
+        """
         nodes = tuple(map(as_node, args))
         key = (op, tuple(map(id, nodes)), extra)
         if key not in _KNOWN:
-            size = max((node.kernels for node in nodes), default=0) if kernels is None else kernels
-            _KNOWN[key] = Node(op, nodes, size, extra)
+            if kernels is None:
+                kernels = max([node.kernels for node in nodes], default=0)
+            _KNOWN[key] = Node(op, nodes, kernels, extra)
         return _KNOWN[key]
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **options: Any) -> Any:
         name = ufunc.__name__
         if method != "__call__" or options:
             return NotImplemented
-        if (
-            name == "bitwise_and"
-            and getattr(args[1], "op", "") == "negative"
-            and args[1].args[0] is args[0]
-        ):
+        if name == "bitwise_and" and args[1] is -args[0]:
             return Node.of("lowest_bit", args[0])
         if name == "invert":
             return Node.of("subtract", 1.0, *args)
@@ -63,9 +65,8 @@ class Node(NDArrayOperatorsMixin):
         return _FUNCTIONS[function.__name__](*args, **options)
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
-        return (
-            np.floor(self) if np.issubdtype(dtype, np.integer) else self
-        )  # of sizes, which are positive
+        # Sizes are positive.
+        return np.floor(self) if np.issubdtype(dtype, np.integer) else self
 
     def any(self) -> bool:
         return True  # for some shapes
@@ -126,7 +127,7 @@ class Node(NDArrayOperatorsMixin):
 _KNOWN: dict[Any, Node] = {}
 #: nodes in texts, by what stands there between zero characters
 MARKED: dict[int, Node] = {}
-# Outcomes of the conditions that plain Python meets.
+# Outcomes of the conditions in plain Python.
 _DECIDED: list[dict[Node, bool]] = [{}]
 
 
@@ -140,7 +141,7 @@ def ways(
     refused: Callable[[InputError], Any] | None = None,
     given: Mapping[Node, bool] | None = None,
 ) -> Any:
-    """Returns the results of a function on every way through its conditions on nodes, joined.
+    """Returns the joined results of a function on every way through its conditions on nodes.
 
     join: makes one result of a condition and of the results if it holds and if not.
     refused: makes the result of a way that ends in an InputError; None: no shape takes it, so that
@@ -180,10 +181,9 @@ def as_node(value: Any) -> Node:
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "where": lambda condition, yes, no: Node.of("where", condition, yes, no),
+    "where": partial(Node.of, "where"),
     "broadcast_to": lambda x, shape: x,
     "clip": lambda x, low, high: np.minimum(np.maximum(x, low), high),
-    "full": lambda shape, value: value,
     "einsum": lambda _, a, b: Node.of("multiply", a, b).sum(axis=0),
     "sort": lambda x, axis: Node.of("sort", x),
     "column_stack": list,
@@ -204,24 +204,20 @@ def flag(name: str) -> Node:
 
 
 def call(name: str, arguments: Sequence[Any], results: int) -> list[Node]:
-    """Records the call of a function that the page has, with a list of numbers; returns its
-    results.
-    """
+    """Records the call of a function of the page with a list of numbers; returns its results."""
     made = Node.of("call", *arguments, extra=name)
     return [made[i] for i in range(results)]
 
 
 def in_order(wanted: Sequence[Node]) -> list[Node]:
     """Returns all nodes that the wanted ones need, operands first."""
-    done: dict[int, Node] = {}
+    done: dict[Node, None] = {}
     stack = [(node, False) for node in reversed(wanted)]
     while stack:
         node, ready = stack.pop()
-        if id(node) in done:
-            continue
         if ready:
-            done[id(node)] = node
-        else:
+            done[node] = None
+        elif node not in done:
             stack.append((node, True))
             stack += [(arg, False) for arg in reversed(node.args)]
-    return list(done.values())
+    return list(done)

@@ -1,10 +1,10 @@
 """Computes reverse-mode gradients of numpy expressions, for the operations of the GEMM cost model.
 
-With plain arrays the operations return plain arrays; with a `Variable` they also record the
-backward function, so that the cost model is written once.
+With plain arrays the operations return plain arrays. With a `Variable` they also record the
+backward function (numpy passes its functions on, NEP 13), so that the cost model is written once.
 
 >>> x = Variable(np.array([2.0, 3.0]))
->>> y = exp(x * 2.0) + x
+>>> y = np.exp(x * 2.0) + x
 >>> gradient(y, x, np.ones(2)) == 2.0 * np.exp([4.0, 6.0]) + 1.0
 array([ True,  True])
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 FloatArray = npt.NDArray[np.float64]
 #: smallest exponent: e^-50 is about 1e-22, and avoids denormal numbers, which are slow
@@ -24,58 +25,58 @@ NEGLIGIBLE = -50.0
 Back = Callable[[FloatArray], FloatArray]
 
 
-class Variable:
-    """Array that records its operands. parents: (operand, function from own gradient to the
-    operand's) pairs.
+class Variable(NDArrayOperatorsMixin):
+    """Array that records its operands; numpy's functions in `_GRADIENTS` accept it.
+
+    parents: (operand, function from own gradient to the operand's) pairs.
     """
 
     __slots__ = ("gradient", "parents", "value")
-    __array_ufunc__ = None  # numpy must leave `array * variable` to __rmul__
 
     def __init__(self, value: FloatArray, parents: tuple[tuple[Variable, Back], ...] = ()) -> None:
         self.value = value
         self.parents = parents
         self.gradient: FloatArray | None = None
 
-    def __add__(self, other: Operand) -> Variable:
-        return _binary(np.add, self, other, lambda g, a, b, o: g, lambda g, a, b, o: g)
+    def __array_ufunc__(self, function: np.ufunc, method: str, *operands: Any) -> Any:
+        if method != "__call__" or function not in _GRADIENTS:
+            return NotImplemented
+        values = [value_of(operand) for operand in operands]
+        output = function(*values)
+        parents = []
+        for operand, slope in zip(operands, _GRADIENTS[function], strict=True):
+            if isinstance(operand, Variable):
+                parents.append((operand, _backward(slope, output, values)))
+        return Variable(output, tuple(parents))
 
-    __radd__ = __add__
-
-    def __sub__(self, other: Operand) -> Variable:
-        return _binary(np.subtract, self, other, lambda g, a, b, o: g, lambda g, a, b, o: -g)
-
-    def __rsub__(self, other: Operand) -> Variable:
-        return _binary(np.subtract, other, self, lambda g, a, b, o: g, lambda g, a, b, o: -g)
-
-    def __mul__(self, other: Operand) -> Variable:
-        return _binary(np.multiply, self, other, lambda g, a, b, o: g * b, lambda g, a, b, o: g * a)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Operand) -> Variable:
-        return _binary(
-            np.divide, self, other, lambda g, a, b, o: g / b, lambda g, a, b, o: -g * o / b
-        )
-
-    def __rtruediv__(self, other: Operand) -> Variable:
-        return _binary(
-            np.divide, other, self, lambda g, a, b, o: g / b, lambda g, a, b, o: -g * o / b
-        )
-
-    def take(self, index: slice | npt.NDArray[np.intp]) -> Variable:
+    def __getitem__(self, index: slice | npt.NDArray[np.intp]) -> Variable:
         """Returns entries of a one-dimensional variable; indices may repeat."""
-        size = len(self.value)
 
         def back(g: FloatArray) -> FloatArray:
-            whole = np.zeros(size)
+            whole = np.zeros(len(self.value))
             np.add.at(whole, index, g)  # type: ignore[arg-type]
             return whole
 
         return Variable(self.value[index], ((self, back),))
 
 
-Operand = Variable | FloatArray | float
+#: function → for each operand, its gradient from the output's gradient g, the output and the
+#: operands
+_GRADIENTS: dict[np.ufunc, tuple[Callable[..., FloatArray], ...]] = {
+    np.add: (lambda g, out, a, b: g, lambda g, out, a, b: g),
+    np.subtract: (lambda g, out, a, b: g, lambda g, out, a, b: -g),
+    np.multiply: (lambda g, out, a, b: g * b, lambda g, out, a, b: g * a),
+    np.divide: (lambda g, out, a, b: g / b, lambda g, out, a, b: -g * out / b),
+    # The gradient of an extremum flows to the operand that is taken.
+    np.maximum: (lambda g, out, a, b: g * (a >= b), lambda g, out, a, b: g * (a < b)),
+    np.minimum: (lambda g, out, a, b: g * (a <= b), lambda g, out, a, b: g * (a > b)),
+    np.exp: (lambda g, out, x: g * out,),
+    np.log: (lambda g, out, x: g / x,),
+}
+
+
+def _backward(slope: Callable[..., FloatArray], output: FloatArray, values: list[Any]) -> Back:
+    return lambda g: slope(g, output, *values)
 
 
 def value_of(operand: Any) -> Any:
@@ -83,84 +84,42 @@ def value_of(operand: Any) -> Any:
     return operand.value if isinstance(operand, Variable) else operand
 
 
-def _binary(function: Any, a: Operand, b: Operand, to_a: Any, to_b: Any) -> Variable:
-    x, y = value_of(a), value_of(b)
-    out = function(x, y)
-    parents: list[tuple[Variable, Back]] = []
-    if isinstance(a, Variable):
-        parents.append((a, lambda g: to_a(g, x, y, out)))
-    if isinstance(b, Variable):
-        parents.append((b, lambda g: to_b(g, x, y, out)))
-    return Variable(out, tuple(parents))
-
-
-def exp(x: Any) -> Any:
-    if not isinstance(x, Variable):
-        return np.exp(x)
-    out = np.exp(x.value)
-    return Variable(out, ((x, lambda g: g * out),))
-
-
-def log(x: Any) -> Any:
-    if not isinstance(x, Variable):
-        return np.log(x)
-    value = x.value
-    return Variable(np.log(value), ((x, lambda g: g / value),))
-
-
 def sigmoid(x: Any) -> Any:
     """Computes 1 / (1 + exp(-x)) without overflow."""
     out = 0.5 * (1.0 + np.tanh(0.5 * value_of(x)))
-    return (
-        Variable(out, ((x, lambda g: g * out * (1.0 - out)),)) if isinstance(x, Variable) else out
-    )
+    if not isinstance(x, Variable):
+        return out
+    return Variable(out, ((x, lambda g: g * out * (1.0 - out)),))
 
 
 def soft_plus(x: Any) -> Any:
     """Computes log(1 + exp(x)) without overflow."""
     value = value_of(x)
     out = np.maximum(value, 0.0) + np.log(1.0 + np.exp(-np.abs(value)))
-    return Variable(out, ((x, lambda g: g * sigmoid(value)),)) if isinstance(x, Variable) else out
-
-
-def maximum(a: Any, b: Any) -> Any:
-    """Computes the elementwise maximum; the gradient flows to the larger operand."""
-    if not isinstance(a, Variable) and not isinstance(b, Variable):
-        return np.maximum(a, b)
-    return _binary(
-        np.maximum, a, b, lambda g, x, y, o: g * (x >= y), lambda g, x, y, o: g * (x < y)
-    )
-
-
-def minimum(a: Any, b: Any) -> Any:
-    """Computes the elementwise minimum; the gradient flows to the smaller operand."""
-    if not isinstance(a, Variable) and not isinstance(b, Variable):
-        return np.minimum(a, b)
-    return _binary(
-        np.minimum, a, b, lambda g, x, y, o: g * (x <= y), lambda g, x, y, o: g * (x > y)
-    )
+    if not isinstance(x, Variable):
+        return out
+    return Variable(out, ((x, lambda g: g * sigmoid(value)),))
 
 
 def soft_minimum(x: Any, width: Any) -> Any:
     """Computes -width · log(sum(exp(-x / width))) over the first axis of x, (kernels, rows).
 
-    The result is at most width · log(kernels) below the minimum."""
-    value, w = value_of(x), value_of(width)
-    scaled = value * (-1.0 / w)
+    x, width: two Variables, or plain numbers.
+
+    The result is at most width · log(kernels) below the minimum.
+    """
+    w = value_of(width)
+    scaled = value_of(x) * (-1.0 / w)
     top = scaled.max(axis=0)
     weights = np.exp(np.maximum(scaled - top, NEGLIGIBLE))
     total = weights.sum(axis=0)
     log_sum = top + np.log(total)
     out = -w * log_sum
-    parents: list[tuple[Variable, Back]] = []
-    if isinstance(x, Variable) or isinstance(width, Variable):
-        weights /= total
-    if isinstance(x, Variable):
-        parents.append((x, lambda g: g * weights))
-    if isinstance(width, Variable):
-        spread = (weights * scaled).sum(axis=0) - log_sum
-        parents.append((width, lambda g: g * spread))
-    return Variable(out, tuple(parents)) if parents else out
+    if not isinstance(x, Variable):
+        return out
+    weights /= total
+    spread = (weights * scaled).sum(axis=0) - log_sum
+    return Variable(out, ((x, lambda g: g * weights), (width, lambda g: g * spread)))
 
 
 def _reduced(gradient: FloatArray, shape: tuple[int, ...]) -> FloatArray:
@@ -172,8 +131,9 @@ def _reduced(gradient: FloatArray, shape: tuple[int, ...]) -> FloatArray:
 
 
 def gradient(output: Variable, source: Variable, seed: FloatArray) -> FloatArray:
-    """Computes the gradient of sum(seed · output) with respect to `source`; zeros if `output` does
-    not depend on it.
+    """Computes the gradient of sum(seed · output) with respect to `source`.
+
+    The result is zero if `output` does not depend on `source`.
     """
     order: list[Variable] = []
     seen: set[int] = set()
@@ -185,7 +145,8 @@ def gradient(output: Variable, source: Variable, seed: FloatArray) -> FloatArray
         elif id(node) not in seen:
             seen.add(id(node))
             stack.append((node, True))
-            stack.extend((parent, False) for parent, _ in node.parents)
+            for parent, _ in node.parents:
+                stack.append((parent, False))
     output.gradient = seed
     for node in reversed(order):
         flow = node.gradient
@@ -193,7 +154,9 @@ def gradient(output: Variable, source: Variable, seed: FloatArray) -> FloatArray
             continue
         for parent, back in node.parents:
             part = _reduced(np.asarray(back(flow)), np.shape(parent.value))
-            parent.gradient = part if parent.gradient is None else parent.gradient + part
+            if parent.gradient is not None:
+                part = parent.gradient + part
+            parent.gradient = part
         if node is not source:
             node.gradient = None
     result = source.gradient

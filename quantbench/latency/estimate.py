@@ -1,6 +1,4 @@
-"""Defines the result types of the latency models (a time with a 90 % interval), interval
-calibration and time bounds.
-"""
+"""Defines what the latency models answer, a time with a 90 % interval, and calibrates intervals."""
 
 from __future__ import annotations
 
@@ -13,9 +11,8 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.autodiff import FloatArray
 from quantbench.launch import Launch, Tile
-
-FloatArray = npt.NDArray[np.float64]
 
 BOUNDS = ("compute", "memory", "latency")
 
@@ -66,10 +63,8 @@ class Estimates:
 
     waves: modelled waves of blocks.
     note: caveats of all the estimates.
-    tiles: (…, 3) block_m, block_n and split_k of the kernels that a model of products selects, else
-        None.
-    beyond: share of the cost model's time by which the fitted rows of such products took longer,
-        else None.
+    tiles: (…, 3) block_m, block_n and split_k of the selected kernels; None but of products.
+    beyond: share of the cost model's time by which the prediction exceeds it; None but of products.
 
     `profile.answers.Estimates` is the profile's counterpart.
     """
@@ -88,11 +83,13 @@ class Estimates:
         return len(self.latency_us)
 
     def __getitem__(self, row: int) -> Estimate:
-        launch, waves = None, None
+        launch = None
+        waves = None
         if self.tiles is not None:
             block_m, block_n, split_k = self.tiles[row].tolist()
             tile = Tile(block_m, block_n, split_k=split_k)
-            launch, waves = Launch(kernel=f"modelled {tile}", tile=tile), int(self.waves[row])
+            launch = Launch(kernel=f"modelled {tile}", tile=tile)
+            waves = int(self.waves[row])
         return Estimate(
             float(self.latency_us[row]),
             float(self.low_us[row]),
@@ -105,7 +102,7 @@ class Estimates:
         )
 
     def __iter__(self) -> Iterator[Estimate]:
-        return (self[row] for row in range(len(self)))
+        return map(self.__getitem__, range(len(self)))
 
 
 @dataclass(frozen=True)
@@ -128,6 +125,10 @@ class IntervalCalibration:
 
     factor: float
     floor: float
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> IntervalCalibration:
+        return cls(float(data["factor"]), float(data["floor"]))
 
     @classmethod
     def of_held_out(
@@ -153,13 +154,14 @@ class IntervalCalibration:
 
 
 def measured_times(who: str, latency_us: npt.ArrayLike, count: int) -> FloatArray:
-    """Returns measured times as an array, (count,) µs. Raises InputError unless there is one each,
-    finite and above 0."""
+    """Returns measured times as an array, (count,) µs.
+
+    Raises InputError, which names `who`, unless there is one each, finite and above 0.
+    """
     times = np.atleast_1d(np.asarray(latency_us, dtype=np.float64))
     if times.shape != (count,):
-        raise InputError(
-            who, f"latency_us of shape {times.shape} for {count} shapes", "one time each"
-        )
+        what = f"latency_us of shape {times.shape} for {count} shapes"
+        raise InputError(who, what, "one time each")
     bad = ~(np.isfinite(times) & (times > 0))
     if bad.any():
         raise InputError(who, f"latency_us = {times[bad][0]}", "finite times above 0 µs")
@@ -170,12 +172,10 @@ def require_format(
     who: str, data: Mapping[str, Any], model_format: str, version: int, device: DeviceSpec
 ) -> None:
     """Raises InputError unless a model's JSON has this format, version and device."""
-    if data.get("format") != model_format or data.get("version") != version:
-        raise InputError(
-            who,
-            f"{data.get('format')} version {data.get('version')}",
-            f"{model_format} version {version}",
-        )
+    found = f"{data.get('format')} version {data.get('version')}"
+    expected = f"{model_format} version {version}"
+    if found != expected:
+        raise InputError(who, found, expected)
     if data.get("device") != device.name:
         raise InputError(who, f"a model of {data.get('device')}", f"one of {device.name}")
 
@@ -183,8 +183,9 @@ def require_format(
 def bounded(
     latency_us: FloatArray, half_below: FloatArray, half_above: FloatArray, fastest_us: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Returns (latency, low, high) in µs from half-widths in log time, none below `fastest_us`; all
-    (n,).
+    """Returns latency, low and high in µs, none below `fastest_us`; all (n,).
+
+    half_below, half_above: half-widths of the interval in log time.
     """
     latency_us = np.maximum(latency_us, fastest_us)
     low_us = np.maximum(latency_us * np.exp(-half_below), fastest_us)
@@ -194,8 +195,6 @@ def bounded(
 def name_bound(
     launch_us: FloatArray, compute_us: FloatArray, memory_us: FloatArray
 ) -> npt.NDArray[np.str_]:
-    """Names the dominant of launch, compute and memory time in each row: latency, compute or
-    memory; all (n,).
-    """
+    """Names the dominant time of each row: latency (of the launch), compute or memory; all (n,)."""
     parts = np.stack([compute_us, memory_us, launch_us])
     return np.asarray(np.array(BOUNDS)[np.argmax(parts, axis=0)], dtype=np.str_)

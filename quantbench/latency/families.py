@@ -2,9 +2,19 @@
 kernels on them.
 """
 
-from __future__ import annotations
-
 from quantbench.device.spec import DeviceSpec
+
+_FAMILIES = {
+    6: "pascal",
+    7: "volta",
+    8: "ampere",
+    9: "hopper",
+    10: "blackwell",
+    11: "blackwell",
+    # Also called Blackwell, but it runs other kernels: it has mma.sync like Ada, no tcgen05 or
+    # tensor memory.
+    12: "blackwell-rtx",
+}
 
 
 def family(device: DeviceSpec) -> str:
@@ -22,17 +32,8 @@ def family_of(compute_capability: tuple[int, int] | None) -> str:
     if compute_capability is None:
         return "cpu"
     major, minor = compute_capability
-    if major == 6:
-        return "pascal"
-    if major == 7:
-        return "turing" if minor >= 5 else "volta"
-    if major == 8:
-        return "ada" if minor == 9 else "ampere"
-    # sm_12x is also called Blackwell but runs other kernels: it has mma.sync like Ada, no tcgen05
-    # or tensor memory.
-    return {9: "hopper", 10: "blackwell", 11: "blackwell", 12: "blackwell-rtx"}.get(
-        major, f"sm_{major}{minor}"
-    )
+    exceptions = {(7, 5): "turing", (8, 9): "ada"}
+    return exceptions.get(compute_capability) or _FAMILIES.get(major, f"sm_{major}{minor}")
 
 
 def generation(name: str) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import StoreError
+from quantbench.latency.autodiff import FloatArray
 
 Float32Array = npt.NDArray[np.float32]
-FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.intp]
 
 #: rows per batch: amortises numpy's call overhead and keeps the arrays in the cache
@@ -53,8 +53,9 @@ class Forest:
 
     @classmethod
     def grow(cls, x: Float32Array, y: FloatArray, *, trees: int, leaf: int, seed: int) -> Forest:
-        """Grows extremely randomised trees of y (rows,) over x (rows, features), with at least
-        `leaf` rows per leaf.
+        """Grows extremely randomised trees of y (rows,) over x (rows, features).
+
+        leaf: fewest rows of a leaf.
         """
         from sklearn.ensemble import ExtraTreesRegressor
 
@@ -63,9 +64,8 @@ class Forest:
         # 1000 rows.
         grown = ExtraTreesRegressor(
             trees, min_samples_leaf=leaf, max_depth=deepest, random_state=seed, n_jobs=1
-        )
-        grown.fit(x, y)
-        return cls._flat([estimator.tree_ for estimator in grown.estimators_], scale=1.0)
+        ).fit(x, y)
+        return cls._flat(grown.estimators_, scale=1.0)
 
     @classmethod
     def boost(
@@ -91,53 +91,52 @@ class Forest:
             init="zero",
             random_state=seed,
         ).fit(x, y)
-        return cls._flat(
-            [estimator.tree_ for estimator in grown.estimators_[:, 0]], scale=rate * trees
-        )
+        return cls._flat(grown.estimators_[:, 0], scale=rate * trees)
 
     @classmethod
-    def _flat(cls, parts: Sequence[Any], scale: float) -> Forest:
+    def _flat(cls, estimators: Sequence[Any], scale: float) -> Forest:
         """Joins scikit-learn's trees, rounded as they are stored: thresholds to 16 significant
-        bits, leaf values in steps of _VALUE_STEP."""
-        starts = np.cumsum([0] + [t.node_count for t in parts])
-        leaf = np.concatenate([t.children_left < 0 for t in parts])
-        own = np.arange(len(leaf))
-        right = np.concatenate(
-            [start + t.children_right for t, start in zip(parts, starts, strict=False)]
-        )
-        threshold = np.concatenate([t.threshold for t in parts]).astype(np.float32)
+        bits, leaf values in steps of _VALUE_STEP.
+        """
+        trees = [estimator.tree_ for estimator in estimators]
+
+        def joined(name: str) -> npt.NDArray[Any]:
+            return np.concatenate([getattr(tree, name) for tree in trees])
+
+        counts = [tree.node_count for tree in trees]
+        roots = np.cumsum([0, *counts[:-1]])
+        leaf = joined("children_left") < 0
+        right = np.repeat(roots, counts) + joined("children_right")
+        threshold = joined("threshold").astype(np.float32)
         # Rounded down, a threshold passes no value of few bits, such as a whole wave's fill of 1.
         bits = threshold.view(np.uint32) + np.where(threshold < 0, np.uint32(255), np.uint32(0))
         bits &= np.uint32(0xFFFFFF00)
-        value = (
-            np.round(scale * np.concatenate([t.value[:, 0, 0] for t in parts]) / _VALUE_STEP)
-            * _VALUE_STEP
-        )
+        value = np.round(scale * joined("value")[:, 0, 0] / _VALUE_STEP) * _VALUE_STEP
+        value = np.clip(value, -_LARGEST_VALUE, _LARGEST_VALUE)
         return cls(
-            feature=np.where(leaf, 0, np.concatenate([t.feature for t in parts])).astype(np.int16),
+            feature=np.where(leaf, 0, joined("feature")).astype(np.int16),
             threshold=np.where(leaf, np.float32(np.inf), bits.view(np.float32)),
-            right=np.where(leaf, own, right).astype(np.int32),
-            value=np.where(leaf, np.clip(value, -_LARGEST_VALUE, _LARGEST_VALUE), 0.0).astype(
-                np.float32
-            ),
-            roots=starts[:-1].astype(np.int32),
-            depth=max(1, *(t.max_depth for t in parts)),
+            right=np.where(leaf, np.arange(len(leaf)), right).astype(np.int32),
+            value=np.where(leaf, value, 0.0).astype(np.float32),
+            roots=roots.astype(np.int32),
+            depth=max(1, *(tree.max_depth for tree in trees)),
         )
 
     def predict(self, x: Float32Array) -> tuple[FloatArray, FloatArray]:
         """Predicts mean and variance over the trees, (rows,) each, for x (rows, features)."""
-        mean, variance = np.empty(len(x)), np.empty(len(x))
+        mean = np.empty(len(x))
+        variance = np.empty(len(x))
         for part in chunks(len(x)):
-            values = self.value[self._leaves(np.ascontiguousarray(x[part].T))]
-            mean[part], variance[part] = values.mean(axis=0), values.var(axis=0)
+            values = self.value[self._leaves(np.ascontiguousarray(x[part].T))]  # (trees, rows)
+            mean[part] = values.mean(axis=0)
+            variance[part] = values.var(axis=0)
         return mean, variance
 
     # Indices are intp throughout: numpy casts others on every take.
     @cached_property
     def _children(self) -> IndexArray:
         """Left and right child of each node, (2 · nodes,); a leaf's children are itself."""
-        own = np.arange(len(self.threshold))
-        left = np.where(np.isinf(self.threshold), own, own + 1)
+        left = np.arange(len(self.threshold)) + np.isfinite(self.threshold)
         return np.stack([left, self.right], axis=1).astype(np.intp).ravel()
 
     @cached_property
@@ -147,7 +146,8 @@ class Forest:
     def _leaves(self, columns: Float32Array) -> IndexArray:
         """Returns the leaf of each row, (trees, rows). columns: (features, rows)."""
         rows = columns.shape[1]
-        flat, offset = columns.ravel(), np.arange(rows)
+        flat = columns.ravel()
+        offset = np.arange(rows)
         node = np.repeat(self.roots.astype(np.intp)[:, None], rows, axis=1)
         row_of = self._feature * rows
         # No index is out of range (`from_arrays`); "wrap" is numpy's fastest mode.
@@ -176,10 +176,12 @@ class Forest:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], num_features: int) -> Forest:
-        """Inverse of `to_arrays`. Raises StoreError unless the trees terminate and read
-        `num_features` features.
+        """Inverse of `to_arrays`.
+
+        Raises StoreError unless the trees terminate and read `num_features` features.
         """
-        feature, number = arrays["feature"], arrays["number"].astype(np.float32)
+        feature = arrays["feature"]
+        number = arrays["number"].astype(np.float32)
         leaf = feature == _LEAF
         own = np.arange(len(leaf))
         found = cls(
@@ -202,7 +204,6 @@ class Forest:
             and (found.right < len(leaf)).all()
         )
         if not sound:
-            raise StoreError(
-                "Forest", "trees that do not end or read unknown features", "a whole model"
-            )
+            what = "trees that do not end or read unknown features"
+            raise StoreError("Forest", what, "a whole model")
         return found

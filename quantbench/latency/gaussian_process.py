@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import InputError
-
-FloatArray = npt.NDArray[np.float64]
+from quantbench.latency.autodiff import FloatArray
+from quantbench.latency.forest import chunks
 
 _SQRT3 = 3**0.5
 # Digits kept in JSON: rounding at 1e-6 of a standardised feature is far below any length scale.
@@ -53,21 +53,21 @@ class GaussianProcess:
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
         if len(features) < 4 or not np.isfinite(features).all() or not np.isfinite(targets).all():
-            raise InputError(
-                "GaussianProcess.fit", f"{len(features)} rows", "at least 4 rows of finite numbers"
-            )
-        shift, spread = features.mean(axis=0), features.std(axis=0)
+            what = f"{len(features)} rows"
+            raise InputError("GaussianProcess.fit", what, "at least 4 rows of finite numbers")
+        shift = features.mean(axis=0)
+        spread = features.std(axis=0)
         spread = np.where(spread > 1e-9, spread, 1.0)
-        scaled, centre = (features - shift) / spread, float(targets.mean())
+        scaled = (features - shift) / spread
+        centre = float(targets.mean())
         variance = float(np.var(targets)) + 1e-8
-        kernel = ConstantKernel(variance, (1e-3 * variance, 1e2 * variance)) * Matern(
-            np.full(features.shape[1], 3.0), (0.5, 100.0), nu=1.5
-        ) + WhiteKernel(0.01 * variance, (1e-5 * variance, 0.1 * variance))
+        level = ConstantKernel(variance, (1e-3 * variance, 1e2 * variance))
+        smooth = Matern(np.full(features.shape[1], 3.0), (0.5, 100.0), nu=1.5)
+        noise = WhiteKernel(0.01 * variance, (1e-5 * variance, 0.1 * variance))
         rows = np.random.default_rng(seed).permutation(len(scaled))[:subset]
-        search = GaussianProcessRegressor(kernel, random_state=seed)
-        with (
-            warnings.catch_warnings()
-        ):  # a length scale at its bound means that the feature does not matter
+        search = GaussianProcessRegressor(level * smooth + noise, random_state=seed)
+        with warnings.catch_warnings():
+            # A length scale at its bound means that the feature does not matter.
             warnings.simplefilter("ignore", ConvergenceWarning)
             search.fit(scaled[rows], targets[rows] - centre)
         found = search.kernel_
@@ -83,9 +83,7 @@ class GaussianProcess:
         )
 
     def condition(self, rows: npt.NDArray[np.int64]) -> GaussianProcess:
-        """Returns the posterior of only these rows with unchanged hyperparameters, for
-        cross-validation.
-        """
+        """Returns the posterior of only these rows with the same hyperparameters."""
         return replace(self, features=self.features[rows], targets=self.targets[rows])
 
     def predict(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -94,9 +92,9 @@ class GaussianProcess:
         """
         from scipy.linalg import solve_triangular
 
-        mean, deviation = np.empty(len(features)), np.empty(len(features))
-        for start in range(0, len(features), _BATCH):
-            part = slice(start, start + _BATCH)
+        mean = np.empty(len(features))
+        deviation = np.empty(len(features))
+        for part in chunks(len(features), _BATCH):
             cross = self._kernel((features[part] - self.shift) / self.spread, self.features)
             mean[part] = self.centre + cross @ self._weights
             explained = solve_triangular(self._cholesky, cross.T, lower=True, check_finite=False)
@@ -117,23 +115,27 @@ class GaussianProcess:
         return np.asarray(cho_solve((self._cholesky, True), self.targets))
 
     def _kernel(self, left: FloatArray, right: FloatArray) -> FloatArray:
-        a, b = left / self.length_scales, right / self.length_scales
+        a = left / self.length_scales
+        b = right / self.length_scales
         squared = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * (a @ b.T)
         distance = _SQRT3 * np.sqrt(np.maximum(squared, 0.0))
         return np.asarray(self.amplitude * (1.0 + distance) * np.exp(-distance))
 
     def to_json(self) -> dict[str, Any]:
-        rounded = {name: np.round(getattr(self, name), _DIGITS) for name in ("features", "targets")}
-        values = {f.name: rounded.get(f.name, getattr(self, f.name)) for f in fields(self)}
-        return {
-            "kernel": "matern-3/2",
-            **{name: np.asarray(value).tolist() for name, value in values.items()},
-        }
+        rounded = replace(
+            self,
+            features=np.round(self.features, _DIGITS),
+            targets=np.round(self.targets, _DIGITS),
+        )
+        data: dict[str, Any] = {"kernel": "matern-3/2"}
+        for field in fields(self):
+            data[field.name] = np.asarray(getattr(rounded, field.name)).tolist()
+        return data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GaussianProcess:
-        names = ("features", "targets", "shift", "spread", "length_scales")
-        arrays = {name: np.asarray(data[name], dtype=float) for name in names}
-        return cls(
-            **arrays, amplitude=data["amplitude"], noise=data["noise"], centre=data["centre"]
-        )
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            value = data[field.name]
+            values[field.name] = np.array(value, float) if isinstance(value, list) else value
+        return cls(**values)

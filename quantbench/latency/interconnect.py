@@ -56,10 +56,8 @@ class Link:
         if bus_bytes >= self.bus_bytes[-1]:
             return self.latency_us[-1] * 1e-6 * bus_bytes / self.bus_bytes[-1]
         right = bisect_right(self.bus_bytes, bus_bytes)
-        (x0, x1), (y0, y1) = (
-            self.bus_bytes[right - 1 : right + 1],
-            self.latency_us[right - 1 : right + 1],
-        )
+        x0, x1 = self.bus_bytes[right - 1 : right + 1]
+        y0, y1 = self.latency_us[right - 1 : right + 1]
         share = math.log(bus_bytes / x0) / math.log(x1 / x0)
         return float(y0 * (y1 / y0) ** share * 1e-6)
 
@@ -84,9 +82,8 @@ class Cluster:
     def __post_init__(self) -> None:
         require_int(_WHO, "gpus_per_node", self.gpus_per_node, high=1024)
         if not 0 < self.node_gb_per_s < 1e5:
-            raise InputError(
-                _WHO, f"node_gb_per_s = {self.node_gb_per_s!r}", "GB/s above 0 and below 100000"
-            )
+            what = f"node_gb_per_s = {self.node_gb_per_s!r}"
+            raise InputError(_WHO, what, "GB/s above 0 and below 100000")
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -109,18 +106,22 @@ class Cluster:
         node_gb_per_s: float | None = None,
         link_gb_per_s: float | None = None,
     ) -> Cluster:
-        """Returns the cluster with changed values. link_gb_per_s: bus bandwidth of large
-        all-reduces inside a node. If node_gb_per_s is None, it scales with gpus_per_node."""
+        """Returns the cluster with changed values.
+
+        node_gb_per_s: by default it scales with gpus_per_node.
+        link_gb_per_s: bus bandwidth of large all-reduces inside a node.
+        """
         if gpus_per_node is None and node_gb_per_s is None and link_gb_per_s is None:
             return self
         count = gpus_per_node or self.gpus_per_node
+        links = self.links
+        if link_gb_per_s is not None:
+            links = {1: Link.of_rate(link_gb_per_s, _UNMEASURED_LATENCY_US)}
         return replace(
             self,
             gpus_per_node=count,
             node_gb_per_s=node_gb_per_s or self.node_gb_per_s * count / self.gpus_per_node,
-            links=self.links
-            if link_gb_per_s is None
-            else {1: Link.of_rate(link_gb_per_s, _UNMEASURED_LATENCY_US)},
+            links=links,
             source=self.source + "; changed by options",
         )
 
@@ -149,17 +150,14 @@ def same_site(name: str) -> tuple[str, ...]:
     """Returns the names of other clusters of the same computing centre."""
     clusters = _data()["cluster"]
     site = clusters[name].get("site")
-    return tuple(
-        n
-        for n, values in clusters.items()
-        if site is not None and values.get("site") == site and n != name
-    )
+    if site is None:
+        return ()
+    others = [other for other in clusters if other != name]
+    return tuple(other for other in others if clusters[other].get("site") == site)
 
 
 def reference_cluster(device: DeviceSpec) -> Cluster:
-    """Returns the cluster assumed for a GPU if none is named: its vendor's reference system or a
-    generic server.
-    """
+    """Returns the cluster to assume for a GPU: its vendor's reference, or a generic server."""
     for name, values in _data()["cluster"].items():
         if values.get("reference") and device.name in values["gpus"]:
             return cluster(name, device)
@@ -168,30 +166,29 @@ def reference_cluster(device: DeviceSpec) -> Cluster:
 
 @cache
 def _data() -> dict[str, Any]:
-    return tomllib.loads(
-        (files("quantbench.latency") / "clusters.toml").read_text(encoding="utf-8")
-    )
+    return tomllib.loads(_text("clusters.toml"))
 
 
 @cache
-def _measured_links() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(
-        (files("quantbench.latency") / "links.json").read_text(encoding="utf-8")
-    )
-    return loaded
+def _measured_links() -> Any:
+    return json.loads(_text("links.json"))
+
+
+def _text(name: str) -> str:
+    return (files("quantbench.latency") / name).read_text(encoding="utf-8")
 
 
 def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
+    """Returns the links inside a node by number of GPUs, and the source of their times."""
     data = _measured_links()
     measured = data["devices"].get(device.name)
     if measured is not None:
         links = {}
         for text, points in measured["all_reduce"].items():
-            bus = (
-                Collective("all_reduce", size, int(text)).bus_bytes
-                for size in points["message_bytes"]
-            )
-            links[int(text)] = Link(tuple(map(float, bus)), tuple(points["latency_us"]))
+            gpus = int(text)
+            sizes = points["message_bytes"]
+            bus = [float(Collective("all_reduce", size, gpus).bus_bytes) for size in sizes]
+            links[gpus] = Link(tuple(bus), tuple(points["latency_us"]))
         return links, f"{data['provenance']['package']}, {measured['file']}"
     rate, stated_by = stated_link(device)
     link = Link.of_rate(rate * _UNMEASURED_SHARE, _UNMEASURED_LATENCY_US)
@@ -199,20 +196,22 @@ def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
 
 
 def stated_link(device: DeviceSpec) -> tuple[float, str]:
-    """Returns the stated rate between GPUs of a node, one direction, 1e9 bytes per second, and its
-    source.
+    """Returns the stated rate between GPUs of a node and its source.
+
+    The rate is that of one direction, 1e9 bytes per second.
     """
-    for prefix, values in _data()["intra_node_gb_per_s"].items():
+    for prefix in _data()["intra_node_gb_per_s"]:
         if device.name.startswith(prefix):
-            return float(values["value"]), str(values["source"])
+            return _stated(prefix)
     return host_link(device)
 
 
 def host_link(device: DeviceSpec) -> tuple[float, str]:
-    """Returns the PCIe rate between a GPU and its host, one direction, 1e9 bytes per second, and
-    its source.
-    """
+    """Returns the PCIe rate between a GPU and its host and its source, as `stated_link`."""
     major = (device.compute_capability or (0, 0))[0]
-    slot = "pcie-gen3" if major < 8 else "pcie-gen4" if major == 8 else "pcie-gen5"
-    found = _data()["intra_node_gb_per_s"][slot]
+    return _stated(f"pcie-gen{min(max(major - 4, 3), 5)}")
+
+
+def _stated(name: str) -> tuple[float, str]:
+    found = _data()["intra_node_gb_per_s"][name]
     return float(found["value"]), str(found["source"])

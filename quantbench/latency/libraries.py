@@ -3,8 +3,6 @@ dtype: the one whose public table has the most shapes. A library changes the ker
 cliffs, as much as the GPU does.
 """
 
-from __future__ import annotations
-
 from quantbench.device.registry import same_chip
 from quantbench.errors import require_choice
 
@@ -29,25 +27,23 @@ SYSTEMS: dict[str, str] = {
     "rtx-pro-6000-server-96gb": "rtx_pro_6000_server",
 }
 _NEWEST = {"vllm": "0.24.0", "sglang": "0.5.14", "trtllm": "1.3.0rc20"}
+_WITH_NEWEST = (
+    "b200_sxm",
+    "b300_sxm",
+    "gb200",
+    "gb300",
+    "h100_sxm",
+    "h200_sxm",
+    "l40s",
+    "rtx_pro_6000_server",
+)
 #: system → library → version of its newest GEMM table in aiconfigurator-core 0.12.0, the default
 #: library first: the one with the most shapes (to 1 %), in the order vLLM, SGLang, TensorRT-LLM
 #: among equals. Of fp8_block, vLLM's comes last: its small products take 55 to 300 µs, SGLang's 4,
 #: because they hold the host's work (aiconfigurator issue 1414)
 TABLES: dict[str, dict[str, str]] = {
     "a100_sxm": {"sglang": "0.5.10", "vllm": "0.14.0", "trtllm": "1.0.0"},
-    **dict.fromkeys(
-        (
-            "b200_sxm",
-            "b300_sxm",
-            "gb200",
-            "gb300",
-            "h100_sxm",
-            "h200_sxm",
-            "l40s",
-            "rtx_pro_6000_server",
-        ),
-        _NEWEST,
-    ),
+    **dict.fromkeys(_WITH_NEWEST, _NEWEST),
 }
 #: libraries whose tables of experts may hold, at ep > 1, rows of other GPUs' experts: SGLang's
 #: collector masks them (aiconfigurator, 2026, collector/helper.py, build_rank0_local_workload), and
@@ -73,12 +69,13 @@ _WITHOUT = {
 }
 #: (device slug, dtype) → library of its published file (`tools.accuracy.tables`)
 _PUBLISHED = {
-    **{(slug, "fp8_block"): "aiter" for slug in ("mi300x-192gb", "mi355x-288gb")},
-    **{
-        (slug, "fp32"): "torch"
-        for slug in ("v100-pcie-32gb", "v100-sxm2-16gb", "t4-16gb", "p100-pcie-16gb")
-    },
+    ("mi300x-192gb", "fp8_block"): "aiter",
+    ("mi355x-288gb", "fp8_block"): "aiter",
     ("a100-pcie-40gb", "fp32"): "torch",
+    ("p100-pcie-16gb", "fp32"): "torch",
+    ("t4-16gb", "fp32"): "torch",
+    ("v100-pcie-32gb", "fp32"): "torch",
+    ("v100-sxm2-16gb", "fp32"): "torch",
     ("v100-sxm2-16gb", "fp16"): "torch",
 }
 
@@ -109,16 +106,13 @@ def libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
 
 def _libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
     published = _PUBLISHED.get((slug, dtype))
+    if published is not None:
+        return (published,)
     system = system_of(slug)
-    if (
-        published is not None
-        or system not in TABLES
-        or dtype not in _FORMATS.get(system, _BLACKWELL)
-    ):
-        return () if published is None else (published,)
-    found = (
-        library for library in TABLES[system] if library not in _WITHOUT.get((system, dtype), ())
-    )
+    if dtype not in _FORMATS.get(system, _BLACKWELL):
+        return ()
+    without = _WITHOUT.get((system, dtype), ())
+    found = [library for library in TABLES.get(system, ()) if library not in without]
     return tuple(sorted(found, key=lambda library: dtype == "fp8_block" and library == "vllm"))
 
 
@@ -131,37 +125,33 @@ def default_library(slug: str, dtype: str) -> str:
     return next(iter(libraries_of(slug, dtype)), "torch")
 
 
-def library_words(slug: str, dtype: str, asked: str, operation: str) -> str:
-    """Returns which library's products are predicted, and why. asked: its name as typed, or "".
+def library_words(slug: str, dtype: str, requested: str, operation: str) -> str:
+    """Returns which library's products are predicted, and why. requested: its name, or "".
 
     Raises InputError, which names `operation`, for an unknown name.
 
     >>> library_words("h100-sxm5-80gb", "fp8", "", "predict")
     'library = vllm (the default: the largest table of 3)'
     """
-    twin = (
-        "bf16"
-        if dtype == "fp16" and libraries_of(slug, "bf16") and not libraries_of(slug, dtype)
-        else dtype
-    )
-    known, name = libraries_of(slug, twin), resolve_library(slug, twin, asked, operation)
-    if name not in known:
-        why = (
-            f"{'as asked' if asked else 'the default'}; nobody measured its {dtype} products there"
-        )
-    elif asked:
-        why = "as asked" if name == asked else f"its {dtype} products are {asked}'s"
-        if (name, dtype) == ("vllm", "fp8_block"):
-            why += "; its times of few rows hold the host's work, many times the kernel's"
-    elif len(known) == 1:
+    measured = libraries_of(slug, dtype)
+    of = dtype
+    if dtype == "fp16" and not measured:
+        of = "bf16"
+        measured = libraries_of(slug, of)
+    name = resolve_library(slug, of, requested, operation)
+    why = "as asked" if requested else "the default"
+    if name not in measured:
+        why += f"; nobody measured its {dtype} products there"
+    elif requested and name != requested:
+        why = f"its {dtype} products are {requested}'s"
+    elif not requested and len(measured) == 1:
         why = "the only one measured"
-    else:
-        clean = (
-            f"{len(known)}"
-            if known[-1] != "vllm"
-            else f"{len(known)} but vllm's, which holds the host's work"
-        )
-        why = f"the default: the largest table of {clean}"
+    elif not requested:
+        why += f": the largest table of {len(measured)}"
+        if measured[-1] == "vllm":
+            why += " but vllm's, which holds the host's work"
+    if requested and (name, dtype) == ("vllm", "fp8_block"):
+        why += "; its times of few rows hold the host's work, many times the kernel's"
     return f"library = {name} ({why})"
 
 

@@ -2,8 +2,6 @@
 pickle.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib
@@ -20,32 +18,43 @@ from quantbench.errors import InputError, StoreError, one_line
 
 Arrays = dict[str, npt.NDArray[Any]]
 _HEADER = "header"
-# A file that unpacks to more is no model.
-_MOST_BYTES = 2**28
+# A larger file is no model.
+_LARGEST_BYTES = 2**28
 #: what a damaged or foreign file raises on its way from bytes to a model
 BROKEN = (
-    OSError, EOFError, KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, NotImplementedError,
-    RuntimeError, BadZipFile, zlib.error, struct.error,
-)  # fmt: skip
+    ArithmeticError,
+    AttributeError,
+    BadZipFile,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
 
 
 def pack(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """Returns the content of a file."""
     stream = BytesIO()
-    np.savez_compressed(stream, **{_HEADER: np.array(json.dumps(header))}, **arrays)  # type: ignore[arg-type]
+    named: dict[str, Any] = {_HEADER: np.array(json.dumps(header)), **arrays}
+    np.savez_compressed(stream, **named)
     return stream.getvalue()
 
 
 def unpack(
     who: str, content: bytes, model_format: str, version: int
 ) -> tuple[dict[str, Any], Arrays]:
-    """Inverse of `pack`. Raises StoreError for a damaged file, InputError for another format or
-    version.
+    """Inverse of `pack`.
+
+    Raises StoreError for a damaged file, InputError for another format or version.
     """
     try:
         with ZipFile(BytesIO(content)) as packed:
             size = sum(one.file_size for one in packed.infolist())
-        if size > _MOST_BYTES:
+        if size > _LARGEST_BYTES:
             raise ValueError(f"{size} bytes of arrays")
         with np.load(BytesIO(content), allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
@@ -55,19 +64,18 @@ def unpack(
         what = f"a damaged file or none of a model ({one_line(str(error))[:100]})"
         raise StoreError(who, what, "a file that save wrote") from None
     if found != (model_format, version):
-        raise InputError(
-            who, f"format {found[0]!r} version {found[1]!r}", f"{model_format} version {version}"
-        )
+        what = f"format {found[0]!r} version {found[1]!r}"
+        raise InputError(who, what, f"{model_format} version {version}")
     return header, arrays
 
 
 def inner(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
     """Returns the arrays whose names begin with a prefix, by the rest of their names."""
-    return {
-        name.removeprefix(prefix): array
-        for name, array in arrays.items()
-        if name.startswith(prefix)
-    }
+    found = {}
+    for name, array in arrays.items():
+        if name.startswith(prefix):
+            found[name.removeprefix(prefix)] = array
+    return found
 
 
 def outer(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
@@ -76,12 +84,16 @@ def outer(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
 
 
 def device_to_json(device: DeviceSpec) -> dict[str, Any]:
-    return {k: dict(v) if isinstance(v, Mapping) else v for k, v in vars(device).items()}
+    fields = dict(vars(device))
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            fields[name] = dict(value)
+    return fields
 
 
 def device_from_json(data: Mapping[str, Any]) -> DeviceSpec:
     """Inverse of `device_to_json`. Raises TypeError for unknown or missing fields."""
-    capability = data["compute_capability"]
-    return DeviceSpec(
-        **{**data, "compute_capability": None if capability is None else tuple(capability)}
-    )
+    fields = dict(data)
+    if fields["compute_capability"] is not None:
+        fields["compute_capability"] = tuple(fields["compute_capability"])
+    return DeviceSpec(**fields)

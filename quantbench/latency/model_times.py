@@ -1,9 +1,6 @@
-"""Predicts op times of one GPU with the shipped latency models, or their priors if none is shipped.
-
-It selects the model of each dtype and extrapolates to batches larger than the models support.
+"""Predicts op times of one GPU with the shipped latency models, or with priors where none is
+shipped, and extrapolates to batches larger than the models support.
 """
-
-from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -82,41 +79,41 @@ class ModelTimes:
                     "predict", str(work), "products, attention, softmax or experts: no model of it"
                 )
             groups[type(work), work.dtype].append(work)
-        known: dict[Compute, Estimate] = {}
+        found: dict[Compute, Estimate] = {}
         for (kind, dtype), works in groups.items():
             model = self._experts_of(dtype) if kind is MoE else self._gemm_of(dtype)[0]
             if not model.rows:
                 self.common_error = UNMEASURED_COMMON
-            known.update(zip(works, answers[kind](works), strict=True))
-        return [known[work] for work in workloads]
+            found.update(zip(works, answers[kind](works), strict=True))
+        return [found[work] for work in workloads]
 
     def _products(self, works: list[Gemm]) -> list[Estimate]:
-        model, note = self._gemm_of(works[0].dtype)
+        dtype = works[0].dtype
+        model, note = self._gemm_of(dtype)
         self._notes[note] = None
-        single = (
-            "" if model.rows else f"{works[0].dtype} products: none measured on {self.device.name}"
-        )
-        batched = single or ("" if model.batched else "batched products: none measured")
         in_waves = model.in_waves
-        out = []
+        batched = model.batched
+        estimates = []
         for found, work in zip(predict_within_reach(model, works), works, strict=True):
             launch, waves = _launch_and_waves(found, work, self.device, in_waves=in_waves)
-            why = batched if work.batch > 1 else single
-            out.append(replace(found, launch=launch, waves=waves, note=note, unmeasured=why))
-        return out
+            why = ""
+            if not model.rows:
+                why = f"{dtype} products: none measured on {self.device.name}"
+            elif work.batch > 1 and not batched:
+                why = "batched products: none measured"
+            found = replace(found, launch=launch, waves=waves, note=note, unmeasured=why)
+            estimates.append(found)
+        return estimates
 
     def _attentions(self, works: list[Attention]) -> list[Estimate]:
         found = self._attention.predict(works)
         self._notes[self._attention.note] = None
         # The model's note for a batch differs if shapes are outside the measured kinds.
         if found.note != self._attention.note:
-            self._notes[
-                "backward attention and unusual heads are beyond what was measured there"
-            ] = None
-        return [
-            replace(one, unmeasured=self._unmeasured(work))
-            for one, work in zip(found, works, strict=True)
-        ]
+            beyond = "backward attention and unusual heads are beyond what was measured there"
+            self._notes[beyond] = None
+        reasons = map(self._unmeasured, works)
+        return [replace(one, unmeasured=why) for one, why in zip(found, reasons, strict=True)]
 
     def _unmeasured(self, work: Attention) -> str:
         if not self._attention.fitted:
@@ -147,12 +144,12 @@ class BestTimes:
 
     def __init__(self, library: str = "") -> None:
         self._library = library
-        self._known: dict[str, OpTimes] = {}
+        self._times: dict[str, OpTimes] = {}
 
     def __call__(self, device: DeviceSpec) -> OpTimes:
-        if device.name not in self._known:
-            self._known[device.name] = RememberedTimes(ModelTimes(device, self._library))
-        return self._known[device.name]
+        if device.name not in self._times:
+            self._times[device.name] = RememberedTimes(ModelTimes(device, self._library))
+        return self._times[device.name]
 
 
 #: formats of the same bytes and tiles and, on most GPUs, the same peak
@@ -163,46 +160,47 @@ def best_gemm_model(
     device: DeviceSpec,
     dtype: str,
     library: str = "",
-    known: Callable[[str], GemmModel | None] = lambda dtype: None,
+    preferred: Callable[[str], GemmModel | None] = lambda dtype: None,
 ) -> tuple[GemmModel, str]:
     """Returns a model of a dtype's products and a note on its source: a model of the dtype, or of
     its twin (`TWINS`) if both have the same peak, or else the prior from the spec sheet.
 
-    known: function from a dtype to a model that comes before the shipped ones, such as that of a
-        profile.
+    preferred: function from a dtype to a model that replaces the shipped one, as of a profile.
     """
 
     def shipped(name: str) -> GemmModel | None:
         return shipped_model(device.name, name, resolve_library(device.name, name, library))
 
-    twin = TWINS.get(dtype, "")
-    for find in (known, shipped):
-        own = find(dtype)
-        if own is not None:
-            return own, own.note or _origin(own)
-        other = find(twin) if twin and device.peak(twin) == device.peak(dtype) else None
-        if other is not None:
-            addition = f"; {dtype} is taken to run as the {twin} that was measured on {device.name}"
-            return other, (other.note or _origin(other)) + addition
+    names = [dtype]
+    if dtype in TWINS and device.peak(TWINS[dtype]) == device.peak(dtype):
+        names.append(TWINS[dtype])
+    for find in (preferred, shipped):
+        for name in names:
+            model = find(name)
+            if model is not None:
+                note = model.note or _origin(model)
+                if name != dtype:
+                    note += f"; {dtype} is taken to run as the {name} that was measured on"
+                    note += f" {device.name}"
+                return model, note
     model = GemmModel.best(device, dtype=dtype, library=library)
     return model, model.note
 
 
 def chosen_libraries(
-    device: DeviceSpec, dtype: str, asked: str, operation: str, *, experts: bool
+    device: DeviceSpec, dtype: str, requested: str, operation: str, *, experts: bool
 ) -> str:
     """Returns whose products `ModelTimes` predicts and why (`libraries.library_words`), and whose
     experts if another's.
 
     experts: whether there are any.
     """
-    words = library_words(device.name, dtype, asked, operation)
-    whose = MoEModel.best(device, dtype=dtype, library=asked).library if experts else ""
-    return (
-        f"{words}; experts: {whose}"
-        if whose not in ("", resolve_library(device.name, dtype, asked))
-        else words
-    )
+    words = library_words(device.name, dtype, requested, operation)
+    if experts:
+        library = MoEModel.best(device, dtype=dtype, library=requested).library
+        if library != resolve_library(device.name, dtype, requested):
+            words += f"; experts: {library}"
+    return words
 
 
 def _origin(model: GemmModel) -> str:
@@ -210,18 +208,17 @@ def _origin(model: GemmModel) -> str:
     of = model.provenance
     if "held_out" in of:
         median = of["held_out"]["median_pct"]
-        words += f" of {of['framework']} {of['framework_version']}, {median:.1f} % off (median) on others"
+        words += f" of {of['framework']} {of['framework_version']}"
+        words += f", {median:.1f} % off (median) on others"
     return words
 
 
 def require_reach(m: int, n: int, k: int) -> None:
     """Raises InputError for a GEMM with a side above LARGEST_SIDE."""
-    beyond = [
-        f"{name} = {size}" for name, size in (("m", m), ("n", n), ("k", k)) if size > LARGEST_SIDE
-    ]
-    if beyond:
-        what = f"at most {LARGEST_SIDE}: no time is predicted of larger products"
-        raise InputError(f"product {m}×{n}×{k}", beyond[0], what)
+    for name, size in {"m": m, "n": n, "k": k}.items():
+        if size > LARGEST_SIDE:
+            expected = f"at most {LARGEST_SIDE}: no time is predicted of larger products"
+            raise InputError(f"product {m}×{n}×{k}", f"{name} = {size}", expected)
 
 
 def predict_within_reach(model: GemmModel, gemms: Sequence[Gemm]) -> list[Estimate]:
@@ -230,22 +227,22 @@ def predict_within_reach(model: GemmModel, gemms: Sequence[Gemm]) -> list[Estima
     The time of a batch with more than LARGEST_SIDE rows is scaled up from the largest supported
     batch. Raises InputError for a GEMM with a side above LARGEST_SIDE.
     """
-    asked, factors = [], []
+    smaller = []
+    factors = []
     for gemm in gemms:
         require_reach(gemm.m, gemm.n, gemm.k)
         batch = min(gemm.batch, LARGEST_SIDE // gemm.m)
         factors.append(gemm.batch / batch)
         if gemm.dtype != model.dtype:
             gemm = replace(gemm, dtype=model.dtype, accumulate="")
-        asked.append(gemm if batch == gemm.batch else replace(gemm, batch=batch))
-    return [
-        one
-        if factor == 1.0
-        else replace(
-            one.scaled(factor), waves=None if one.waves is None else round(factor * one.waves)
-        )
-        for one, factor in zip(model.predict_gemms(asked), factors, strict=True)
-    ]
+        smaller.append(replace(gemm, batch=batch))
+    estimates = []
+    for one, factor in zip(model.predict_gemms(smaller), factors, strict=True):
+        waves = one.waves
+        if factor != 1.0 and waves is not None:
+            waves = round(factor * waves)
+        estimates.append(replace(one.scaled(factor), waves=waves))
+    return estimates
 
 
 _resident_blocks = cache(resident_blocks)
@@ -254,17 +251,18 @@ _resident_blocks = cache(resident_blocks)
 def _launch_and_waves(
     found: Estimate, gemm: Gemm, device: DeviceSpec, *, in_waves: bool
 ) -> tuple[Launch | None, int | None]:
-    """Returns the launch with its blocks per SM, and the waves (`quantization.credible_waves`),
-    None if unknown.
+    """Returns the launch with its blocks per SM, and the waves (`quantization.credible_waves`).
 
-    in_waves: whether GEMMs run in waves by the model; if not, blocks per SM and waves are unknown.
+    Both are None where unknown. in_waves: whether GEMMs run in waves by the model; if not, blocks
+    per SM and waves are unknown.
     """
     launch = found.launch
     if launch is None or launch.tile is None:
         return launch, None
     if not in_waves:
         return replace(launch, blocks_per_sm=None), None
-    held = int(_resident_blocks(launch.tile.block_m, launch.tile.block_n))
+    tile = launch.tile
+    blocks = int(_resident_blocks(tile.block_m, tile.block_n))
     share = peak_share(gemm, found.latency_us, device)
-    quantized = credible_waves(gemm, launch.tile, device.sm_count, held, share)
-    return replace(launch, blocks_per_sm=held), None if quantized is None else quantized.num_waves
+    waves = credible_waves(gemm, tile, device.sm_count, blocks, share)
+    return replace(launch, blocks_per_sm=blocks), None if waves is None else waves.num_waves

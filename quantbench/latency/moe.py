@@ -1,5 +1,5 @@
 """Predicts the time of an MoE layer's experts on the busiest GPU, from a few measured layers and
-other GPUs' models.
+models of other GPUs.
 
 >>> layer = MoE(tokens=512, hidden=4096, expert_ffn=14336, num_experts=8, top_k=2)
 >>> found = MoEModel.best("h100-sxm5-80gb", library="vllm").predict([layer])
@@ -9,7 +9,7 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, StoreError, UnsupportedError, one_line, require_choice
 from quantbench.files import read_bytes, write_file
+from quantbench.latency.autodiff import FloatArray
 from quantbench.latency.estimate import (
     Estimates,
     IntervalCalibration,
@@ -30,7 +31,7 @@ from quantbench.latency.estimate import (
     name_bound,
 )
 from quantbench.latency.families import family, generation
-from quantbench.latency.forest import Forest
+from quantbench.latency.forest import Float32Array, Forest
 from quantbench.latency.libraries import LIBRARIES, MASKED_EXPERTS, MASKED_WORDS, default_library
 from quantbench.latency.model_file import (
     BROKEN,
@@ -42,14 +43,14 @@ from quantbench.latency.model_file import (
     pack,
     unpack,
 )
-from quantbench.latency.moe_features import NUM_FEATURES, Float32Array, FloatArray, Layers
+from quantbench.latency.moe_features import NUM_FEATURES, Layers
 from quantbench.workload import MoE
 
-# A model is the spec sheet's roofline times the exponential of what trees make of the layer's terms
-# (`moe_features`) and of the corrections that the models of other GPUs, its references, make of the
-# same layer. One half of the trees learns what a linear combination of those corrections leaves
-# over: it extrapolates where GPUs resemble each other. The other half takes them as inputs only,
-# which is safer where they do not.
+# A model multiplies the spec sheet's roofline by a correction. Trees predict its log from the
+# layer's terms (`moe_features`) and from the corrections by the models of other GPUs, its
+# references. One learner fits trees to what a linear combination of those corrections leaves over:
+# it extrapolates where GPUs resemble each other. The other takes them as inputs only, which is
+# safer where they do not.
 _WHO = "MoEModel"
 MODEL_FORMAT = "quantbench-moe-model"
 #: 1: initial version
@@ -59,13 +60,15 @@ PRIORS = ("auto", "family-out", "none")
 #: fewest rows of a fit; with fewer, `fit` returns the prior
 FEWEST_ROWS = 20
 _MOST_REFERENCES = 5
+_ALONE = "without models of other GPUs"
 # Rows on which references are chosen.
 _CHOICE_ROWS = 1000
 _FOLDS = 3
-_LEAST_LEAF, _RATE = 3, 0.08
-# Half-width of the interval, log time, without a reference of the GPU's architecture: as the priors
-# of L40S and A100 were off. With one it is the largest error (90 % quantile) that the references'
-# own priors made (`provenance["transfer"]`).
+_LEAST_LEAF = 3
+_RATE = 0.08
+# Half-width of the interval, log time, without a reference of the GPU's architecture: the error of
+# the priors of L40S and A100. With one it is the largest error (90 % quantile) of the references'
+# own priors (`provenance["transfer"]`).
 _BLIND = float(np.log(4.0))
 # Ridge penalty of the references' slopes, in rows: a few rows must not swing them.
 _RIDGE = 3.0
@@ -73,8 +76,8 @@ _RIDGE = 3.0
 
 @dataclass(frozen=True)
 class Growth:
-    """Settings of the trees of each half: the number of randomised ones, and of boosted ones and
-    their depth.
+    """Settings of each learner's trees: the number of randomised and of boosted ones, and the depth
+    of the latter.
     """
 
     randomised: int = 24
@@ -83,57 +86,75 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Half:
-    """Forests for what `slopes`, (1 + references,), leave of the log residual: an intercept, and a
-    share of each reference's correction."""
+class Learner:
+    """Forests for what a linear combination of the references' corrections leaves of the log
+    residual. slopes: (1 + references,) intercept, and share of each reference's correction.
+    """
 
     slopes: FloatArray
     forests: tuple[Forest, ...]
 
-    def base(self, known: FloatArray) -> FloatArray:
-        """Returns the linear part, (layers,). known: (layers, references)."""
-        return np.asarray(self.slopes[0] + known @ self.slopes[1:])
+    def base(self, corrections: FloatArray) -> FloatArray:
+        """Returns the linear part, (layers,). corrections: (layers, references)."""
+        return np.asarray(self.slopes[0] + corrections @ self.slopes[1:])
 
-    @classmethod
-    def grow(
-        cls,
-        x: Float32Array,
-        known: FloatArray,
-        y: FloatArray,
-        linear: bool,
-        growth: Growth,
-        seed: int,
-    ) -> Half:
-        bare = cls(
-            _slopes(known, y) if linear else np.append(np.median(y), np.zeros(known.shape[1])), ()
+
+@dataclass(frozen=True)
+class _Rows:
+    """What learners are fitted to.
+
+    x: (layers, features), the references' corrections last. corrections: (layers, references).
+    residual: (layers,) log of the measured time over the roofline.
+    """
+
+    x: Float32Array
+    corrections: FloatArray
+    residual: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.residual)
+
+    def take(self, rows: npt.NDArray[np.bool_]) -> _Rows:
+        return _Rows(*(column[rows] for column in vars(self).values()))
+
+
+def _learners(rows: _Rows, growth: Growth, seed: int) -> tuple[Learner, ...]:
+    count = rows.corrections.shape[1]
+    plain = np.append(np.median(rows.residual), np.zeros(count))
+    if not count:
+        return (_grown(rows, plain, growth, seed),)
+    linear = _slopes(rows.corrections, rows.residual)
+    return _grown(rows, linear, growth, seed), _grown(rows, plain, growth, seed)
+
+
+def _grown(rows: _Rows, slopes: FloatArray, growth: Growth, seed: int) -> Learner:
+    bare = Learner(slopes, ())
+    rest = rows.residual - bare.base(rows.corrections)
+    forests = []
+    if growth.randomised:
+        trees = growth.randomised
+        forests.append(Forest.grow(rows.x, rest, trees=trees, leaf=_LEAST_LEAF, seed=seed))
+    if growth.boosted:
+        boosted = Forest.boost(
+            rows.x,
+            rest,
+            trees=growth.boosted,
+            depth=growth.depth,
+            rate=_RATE,
+            leaf=_LEAST_LEAF,
+            seed=seed,
         )
-        rest = y - bare.base(known)
-        forests = []
-        if growth.randomised:
-            forests.append(
-                Forest.grow(x, rest, trees=growth.randomised, leaf=_LEAST_LEAF, seed=seed)
-            )
-        if growth.boosted:
-            forests.append(
-                Forest.boost(
-                    x,
-                    rest,
-                    trees=growth.boosted,
-                    depth=growth.depth,
-                    rate=_RATE,
-                    leaf=_LEAST_LEAF,
-                    seed=seed,
-                )
-            )
-        return cls(bare.slopes, tuple(forests))
+        forests.append(boosted)
+    return replace(bare, forests=tuple(forests))
 
 
-def _slopes(known: FloatArray, y: FloatArray) -> FloatArray:
+def _slopes(corrections: FloatArray, residual: FloatArray) -> FloatArray:
     """Returns intercept and slopes of a ridge regression, (1 + references,)."""
-    centre = known.mean(axis=0)
-    x = known - centre
-    slopes = np.linalg.solve(x.T @ x + _RIDGE * np.eye(x.shape[1]), x.T @ (y - y.mean()))
-    return np.concatenate([[y.mean() - centre @ slopes], slopes])
+    centre = corrections.mean(axis=0)
+    middle = residual.mean()
+    x = corrections - centre
+    slopes = np.linalg.solve(x.T @ x + _RIDGE * np.eye(x.shape[1]), x.T @ (residual - middle))
+    return np.concatenate([[middle - centre @ slopes], slopes])
 
 
 @dataclass(frozen=True)
@@ -142,7 +163,7 @@ class MoEModel:
     a prior.
 
     references: models of other GPUs whose corrections are inputs.
-    halves: empty for a prior, which takes the mean of its references' corrections.
+    learners: empty for a prior, which takes the mean of its references' corrections.
     interval: calibration in log time; of a prior, the spread of its references sets the variance.
     """
 
@@ -150,7 +171,7 @@ class MoEModel:
     dtype: str
     library: str
     references: tuple[MoEModel, ...]
-    halves: tuple[Half, ...]
+    learners: tuple[Learner, ...]
     interval: IntervalCalibration
     rows: int = 0
     note: str = ""
@@ -177,36 +198,31 @@ class MoEModel:
         Returns the prior, with a note, for fewer than FEWEST_ROWS rows. Raises InputError for
         invalid times, no layers or several dtypes, UnsupportedError for a device that is no GPU.
         """
-        spec, dtype = _gpu(device), _one_dtype(works)
+        spec = _gpu(device)
+        dtype = _one_dtype(works)
         require_choice(_WHO, "library", library, LIBRARIES)
         times = measured_times(_WHO, latency_us, len(works))
         if len(works) < FEWEST_ROWS:
             bare = cls.prior(spec, dtype=dtype, library=library, prior=prior)
-            note = f"{len(works)} rows are too few to fit ({FEWEST_ROWS} are needed): the prior as it stands. {bare.note}"
-            return replace(bare, note=note)
+            few = f"{len(works)} rows are too few to fit ({FEWEST_ROWS} are needed)"
+            return replace(bare, note=f"{few}: the prior as it stands. {bare.note}")
         layers = Layers.of(works)
-        y = np.log(times) - layers.roofline(spec)
-        references = _most_telling(_others(spec, dtype, prior), works, y, seed)
-        seen = np.array([one.correction(layers) for one in references]).reshape(-1, len(y)).T
-        x = np.concatenate([layers.features(spec), seen.astype(np.float32)], axis=1)
+        residual = np.log(times) - layers.roofline(spec)
+        references = _most_telling(_others(spec, dtype, prior), works, residual, seed)
+        corrections = _corrections(references, layers)
+        rows = _Rows(_inputs(layers, spec, corrections), corrections, residual)
         growth = growth or Growth()
-        halves = _halves(x, seen, y, growth, seed)
-        names = sorted({f"{one.library} on {one.device.name}" for one in references})
-        note = f"experts of {library} on {spec.name}: fitted to {len(works)} rows"
-        note += (
-            f", with the models of {', '.join(names)}"
-            if names
-            else ", without models of other GPUs"
-        )
+        names = sorted({one._source for one in references})
+        sources = f"with the models of {', '.join(names)}" if names else _ALONE
         return cls(
             spec,
             dtype,
             library,
             references,
-            halves,
-            _calibrate(x, seen, y, _sites(layers), growth, seed),
+            _learners(rows, growth, seed),
+            _calibrate(rows, _sites(layers), growth, seed),
             len(works),
-            note,
+            f"experts of {library} on {spec.name}: fitted to {len(works)} rows, {sources}",
         )
 
     @classmethod
@@ -222,24 +238,22 @@ class MoEModel:
         libraries that are most alike. prior: as in `fit`."""
         spec = _gpu(device)
         require_choice(_WHO, "library", library, LIBRARIES)
-        alike = sorted(
-            _others(spec, dtype, prior),
-            key=lambda one: (
+
+        def unlike(one: MoEModel) -> tuple[bool, bool, str]:
+            return (
                 one.library != library,
                 family(one.device) != family(spec),
                 one.device.name,
-            ),
-        )
-        chosen = tuple(alike[:_MOST_REFERENCES])
-        names = (
-            ", ".join(f"{one.library} on {one.device.name}" for one in chosen)
-            or "the spec sheet alone"
-        )
-        note = f"experts of {library} on {spec.name}: not measured; from {names}"
-        beyond = max((float(one.provenance["transfer"]) for one in chosen), default=_BLIND)
-        if not any(family(one.device) == family(spec) for one in chosen):
-            beyond = max(beyond, _BLIND)
-        return cls(spec, dtype, library, chosen, (), IntervalCalibration(1.0, beyond), note=note)
+            )
+
+        alike = sorted(_others(spec, dtype, prior), key=unlike)[:_MOST_REFERENCES]
+        sources = ", ".join(one._source for one in alike) or "the spec sheet alone"
+        note = f"experts of {library} on {spec.name}: not measured; from {sources}"
+        errors = [float(one.provenance["transfer"]) for one in alike]
+        if family(spec) not in [family(one.device) for one in alike]:
+            errors.append(_BLIND)
+        interval = IntervalCalibration(1.0, max(errors))
+        return cls(spec, dtype, library, tuple(alike), (), interval, note=note)
 
     @classmethod
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> MoEModel:
@@ -251,102 +265,92 @@ class MoEModel:
         """
         spec = _gpu(device)
         usual = library or default_library(spec.name, dtype)
-        own = [
-            one
-            for one in shipped_models(dtype)
-            if one.device.name == spec.name and library in ("", one.library)
-        ]
-        if not own:
+
+        def rank(one: MoEModel) -> tuple[bool, bool, int]:
+            return (
+                one.library not in MASKED_EXPERTS,
+                one.library == usual,
+                one.provenance["rows"],
+            )
+
+        def applies(one: MoEModel) -> bool:
+            return one.device.name == spec.name and library in ("", one.library)
+
+        found = max(filter(applies, shipped_models(dtype)), key=rank, default=None)
+        if found is None:
             return cls.prior(spec, dtype=dtype, library=library or "trtllm")
-        found = max(
-            own,
-            key=lambda m: (
-                m.library not in MASKED_EXPERTS,
-                m.library == usual,
-                m.provenance["rows"],
-            ),
-        )
-        masked = found.library in MASKED_EXPERTS
-        return replace(found, note=f"{found.note}; {MASKED_WORDS}") if masked else found
+        if found.library not in MASKED_EXPERTS:
+            return found
+        return replace(found, note=f"{found.note}; {MASKED_WORDS}")
+
+    @property
+    def _source(self) -> str:
+        return f"{self.library} on {self.device.name}"
 
     def predict(self, works: Sequence[MoE]) -> Estimates:
-        """Predicts the busiest rank's time of layers of the model's dtype. No time is below that of
-        the FLOPs at the device's peak. Raises InputError for another dtype."""
+        """Predicts the busiest rank's time of layers of the model's dtype.
+
+        No time is below that of its FLOPs at peak. Raises InputError for another dtype.
+        """
         if not works:
             none = np.zeros(0)
             return Estimates(none, none, none, none, none.astype(np.str_), note=self.note)
         if _one_dtype(works) != self.dtype:
-            raise InputError(
-                _WHO, f"layers of {works[0].dtype}", f"{self.dtype}, to which the model was fitted"
-            )
+            expected = f"{self.dtype}, to which the model was fitted"
+            raise InputError(_WHO, f"layers of {works[0].dtype}", expected)
         layers = Layers.of(works)
         by_forest = self._by_forest(layers)
         half = self.interval.half_width(by_forest.var(axis=0))
-        compute_us = layers.compute_us(self.device)
-        latency_us, low_us, high_us = bounded(
-            np.exp(layers.roofline(self.device) + by_forest.mean(axis=0)), half, half, compute_us
-        )
+        expected_us = np.exp(layers.roofline(self.device) + by_forest.mean(axis=0))
+        times = bounded(expected_us, half, half, layers.compute_us(self.device))
         bound = name_bound(*layers.limits(self.device))
-        waves = layers.waves(self.device)
-        return Estimates(latency_us, low_us, high_us, waves, bound, note=self.note)
+        return Estimates(*times, layers.waves(self.device), bound, note=self.note)
 
     def correction(self, layers: Layers) -> FloatArray:
-        """Returns the log of the predicted time over the roofline, (layers,), also for layers of
-        another dtype.
-        """
+        """Returns the log of the predicted time over the roofline, (layers,), for any dtype."""
         return np.asarray(self._by_forest(layers).mean(axis=0))
 
     def _by_forest(self, layers: Layers) -> FloatArray:
-        """Returns the log of the predicted time over the roofline by forest (of a prior: by
-        reference).
+        """Returns the log of the predicted time over the roofline by forest, (forests, layers), or
+        by reference of a prior.
         """
-        known = (
-            np.array([one.correction(layers) for one in self.references]).reshape(-1, len(layers)).T
-        )
-        if not self.halves:
-            return known.T if known.size else np.zeros((1, len(layers)))
-        x = np.concatenate([layers.features(self.device), known.astype(np.float32)], axis=1)
-        return _predicted(self.halves, x, known)
-
-    def save(self, path: Path) -> None:
-        """Writes the model and its references as a file that `load` reads."""
-        save_models(path, [self])
-
-    @classmethod
-    def load(cls, path: Path) -> MoEModel:
-        """Reads what `save` wrote. Raises the errors of `load_models`."""
-        return load_models(path)[-1]
+        corrections = _corrections(self.references, layers)
+        if self.learners:
+            x = _inputs(layers, self.device, corrections)
+            return _predicted(self.learners, x, corrections)
+        return corrections.T if corrections.size else np.zeros((1, len(layers)))
 
 
 def save_models(path: Path, models: Sequence[MoEModel]) -> None:
-    """Writes models and all their references to one file, trees rounded (`Forest.rounded`)."""
+    """Writes models and all their references to one file."""
+    # By identity: comparing two models would compare arrays.
+    places: dict[int, int] = {}
     order: list[MoEModel] = []
     for model in models:
-        order += [
-            one for one in (*model.references, model) if not any(one is known for known in order)
-        ]
+        for one in (*model.references, model):
+            if id(one) not in places:
+                places[id(one)] = len(order)
+                order.append(one)
     arrays: Arrays = {}
-    told = []
-    for i, one in enumerate(order):
-        told.append(_to_json(one, order))
-        for j, half in enumerate(one.halves):
-            arrays[f"{i}.{j}.slopes"] = half.slopes
-            for k, forest in enumerate(half.forests):
+    headers = []
+    for i, model in enumerate(order):
+        headers.append(_to_json(model, places))
+        for j, learner in enumerate(model.learners):
+            arrays[f"{i}.{j}.slopes"] = learner.slopes
+            for k, forest in enumerate(learner.forests):
                 arrays |= outer(forest.to_arrays(), f"{i}.{j}.{k}.")
-    write_file(
-        _WHO, path, pack({"format": MODEL_FORMAT, "version": MODEL_VERSION, "models": told}, arrays)
-    )
+    header = {"format": MODEL_FORMAT, "version": MODEL_VERSION, "models": headers}
+    write_file(_WHO, path, pack(header, arrays))
 
 
-def _to_json(model: MoEModel, order: Sequence[MoEModel]) -> dict[str, Any]:
+def _to_json(model: MoEModel, places: Mapping[int, int]) -> dict[str, Any]:
+    """Returns a model's header. places: place in the file of each model, by its identity."""
     return {
         "device": device_to_json(model.device),
         "dtype": model.dtype,
         "library": model.library,
-        "references": [
-            next(i for i, one in enumerate(order) if one is known) for known in model.references
-        ],
-        "forests": [len(half.forests) for half in model.halves],
+        "references": [places[id(reference)] for reference in model.references],
+        "forests": [len(learner.forests) for learner in model.learners],
         "interval": [model.interval.factor, model.interval.floor],
         "rows": model.rows,
         "note": model.note,
@@ -355,34 +359,36 @@ def _to_json(model: MoEModel, order: Sequence[MoEModel]) -> dict[str, Any]:
 
 
 def load_models(path: Path) -> list[MoEModel]:
-    """Reads what `save_models` wrote. Raises InputError for another format, StoreError for a
-    damaged file.
+    """Reads what `save_models` wrote.
+
+    Raises InputError for another format, StoreError for a damaged file.
     """
     try:
         data, arrays = unpack(_WHO, read_bytes(path), MODEL_FORMAT, MODEL_VERSION)
         models: list[MoEModel] = []
-        for i, one in enumerate(data["models"]):
-            models.append(_from_json(one, inner(arrays, f"{i}."), models))
+        for i, header in enumerate(data["models"]):
+            models.append(_from_json(header, inner(arrays, f"{i}."), models))
         return models
     except (*BROKEN, StoreError) as error:
-        raise StoreError(
-            _WHO, f"{path} ({one_line(str(error))[:100]})", f"a file of {MODEL_FORMAT}"
-        ) from None
+        what = f"{path} ({one_line(str(error))[:100]})"
+        raise StoreError(_WHO, what, f"a file of {MODEL_FORMAT}") from None
 
 
-def _from_json(data: Any, arrays: Arrays, known: Sequence[MoEModel]) -> MoEModel:
-    seen = NUM_FEATURES + len(data["references"])
-    halves = []
+def _from_json(data: Any, arrays: Arrays, before: Sequence[MoEModel]) -> MoEModel:
+    """Returns a model from its header. before: models of the file up to this one."""
+    references = tuple(before[i] for i in data["references"])
+    inputs = NUM_FEATURES + len(references)
+    learners = []
     for j, count in enumerate(data["forests"]):
-        own = inner(arrays, f"{j}.")
-        forests = tuple(Forest.from_arrays(inner(own, f"{k}."), seen) for k in range(count))
-        halves.append(Half(own["slopes"], forests))
+        part = inner(arrays, f"{j}.")
+        forests = tuple(Forest.from_arrays(inner(part, f"{k}."), inputs) for k in range(count))
+        learners.append(Learner(part["slopes"], forests))
     return MoEModel(
         device_from_json(data["device"]),
         data["dtype"],
         data["library"],
-        tuple(known[i] for i in data["references"]),
-        tuple(halves),
+        references,
+        tuple(learners),
         IntervalCalibration(*map(float, data["interval"])),
         data["rows"],
         data["note"],
@@ -399,42 +405,48 @@ def shipped_models(dtype: str) -> tuple[MoEModel, ...]:
     return tuple(load_models(file)) if file.is_file() else ()
 
 
-def _predicted(halves: Sequence[Half], x: Float32Array, known: FloatArray) -> FloatArray:
-    return np.array(
-        [half.base(known) + forest.predict(x)[0] for half in halves for forest in half.forests]
-    )
+def _corrections(models: Sequence[MoEModel], layers: Layers) -> FloatArray:
+    """Returns the corrections by models, (layers, models)."""
+    return np.array([one.correction(layers) for one in models]).reshape(-1, len(layers)).T
 
 
-def _halves(
-    x: Float32Array, known: FloatArray, y: FloatArray, growth: Growth, seed: int
-) -> tuple[Half, ...]:
-    kinds = (True, False) if known.shape[1] else (False,)
-    return tuple(Half.grow(x, known, y, linear, growth, seed) for linear in kinds)
+def _inputs(layers: Layers, device: DeviceSpec, corrections: FloatArray) -> Float32Array:
+    return np.concatenate([layers.features(device), corrections.astype(np.float32)], axis=1)
+
+
+def _predicted(learners: Sequence[Learner], x: Float32Array, corrections: FloatArray) -> FloatArray:
+    """Returns the log of the predicted time over the roofline by forest, (forests, layers)."""
+    found = []
+    for learner in learners:
+        base = learner.base(corrections)
+        found += [base + forest.predict(x)[0] for forest in learner.forests]
+    return np.array(found)
 
 
 def _calibrate(
-    x: Float32Array,
-    known: FloatArray,
-    y: FloatArray,
-    sites: npt.NDArray[np.intp],
-    growth: Growth,
-    seed: int,
+    rows: _Rows, sites: npt.NDArray[np.intp], growth: Growth, seed: int
 ) -> IntervalCalibration:
     """Calibrates the interval on the errors of folds of models' shapes, each predicted by a fit
-    without it.
+    without it. sites: (layers,) index of each layer's model shape.
     """
+    count = len(rows)
     rng = np.random.default_rng(seed)
     names = rng.permutation(sites.max() + 1)
-    fold_of = (names % _FOLDS)[sites] if len(names) >= _FOLDS else rng.integers(_FOLDS, size=len(y))
+    fold_of = (names % _FOLDS)[sites]
+    if len(names) < _FOLDS:
+        fold_of = rng.integers(_FOLDS, size=count)
     quick = replace(growth, randomised=growth.randomised // 4)
-    error, variance = np.zeros(len(y)), np.zeros(len(y))
+    error = np.zeros(count)
+    variance = np.zeros(count)
     for fold in range(_FOLDS):
-        held = fold_of == fold
-        if held.all() or not held.any():
+        inside = fold_of == fold
+        if inside.all() or not inside.any():
             continue
-        halves = _halves(x[~held], known[~held], y[~held], quick, seed)
-        found = _predicted(halves, x[held], known[held])
-        error[held], variance[held] = np.abs(found.mean(axis=0) - y[held]), found.var(axis=0)
+        held = rows.take(inside)
+        learners = _learners(rows.take(~inside), quick, seed)
+        found = _predicted(learners, held.x, held.corrections)
+        error[inside] = np.abs(found.mean(axis=0) - held.residual)
+        variance[inside] = found.var(axis=0)
     return IntervalCalibration.of_held_out(error, variance)
 
 
@@ -445,21 +457,24 @@ def _sites(layers: Layers) -> npt.NDArray[np.intp]:
 
 
 def _most_telling(
-    others: Sequence[MoEModel], works: Sequence[MoE], y: FloatArray, seed: int
+    others: Sequence[MoEModel], works: Sequence[MoE], residual: FloatArray, seed: int
 ) -> tuple[MoEModel, ...]:
-    """Returns the models that explain most of the residual y, (layers,), together: each in turn the
-    one that correlates best with what those before it leave over."""
-    rows = np.random.default_rng(seed).permutation(len(y))[:_CHOICE_ROWS]
-    few, y = Layers.of([works[i] for i in rows]), y[rows]
-    known = np.array([one.correction(few) for one in others]).reshape(-1, len(y)).T
-    columns = known - known.mean(axis=0)
+    """Returns the models that explain most of the residual, (layers,), together.
+
+    Each in turn is the one that correlates best with what those before it leave over.
+    """
+    rows = np.random.default_rng(seed).permutation(len(residual))[:_CHOICE_ROWS]
+    residual = residual[rows]
+    corrections = _corrections(others, Layers.of([works[i] for i in rows]))
+    columns = corrections - corrections.mean(axis=0)
     columns /= np.linalg.norm(columns, axis=0) + 1e-9
     chosen: list[int] = []
-    rest = y - y.mean()
+    rest = residual - residual.mean()
     while len(chosen) < min(_MOST_REFERENCES, len(others)):
         left = np.setdiff1d(np.arange(len(others)), chosen)
         chosen.append(int(left[np.argmax(np.abs(rest @ columns[:, left]))]))
-        rest = y - Half(_slopes(known[:, chosen], y), ()).base(known[:, chosen])
+        part = corrections[:, chosen]
+        rest = residual - Learner(_slopes(part, residual), ()).base(part)
     return tuple(others[i] for i in chosen)
 
 
@@ -470,13 +485,11 @@ def _others(device: DeviceSpec, dtype: str, prior: str | Sequence[MoEModel]) -> 
     require_choice(_WHO, "prior", prior, PRIORS)
     if prior == "none":
         return []
-    own = generation(family(device))
-    return [
-        one
-        for one in shipped_models(dtype)
-        if one.device.name != device.name
-        and (prior == "auto" or generation(family(one.device)) != own)
-    ]
+    others = [one for one in shipped_models(dtype) if one.device.name != device.name]
+    if prior == "auto":
+        return others
+    excluded = generation(family(device))
+    return [one for one in others if generation(family(one.device)) != excluded]
 
 
 def _gpu(device: DeviceSpec | str) -> DeviceSpec:
@@ -489,7 +502,6 @@ def _gpu(device: DeviceSpec | str) -> DeviceSpec:
 def _one_dtype(works: Sequence[MoE]) -> str:
     dtypes = {work.dtype for work in works}
     if len(dtypes) != 1:
-        raise InputError(
-            _WHO, f"layers of {', '.join(sorted(dtypes)) or 'no dtype'}", "layers of one dtype"
-        )
+        what = f"layers of {', '.join(sorted(dtypes)) or 'no dtype'}"
+        raise InputError(_WHO, what, "layers of one dtype")
     return dtypes.pop()

@@ -5,20 +5,18 @@ tiles over the SMs, in waves.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
+from quantbench.latency.autodiff import FloatArray
+from quantbench.latency.forest import Float32Array, chunks
 from quantbench.workload import MoE
 from quantbench.workload.dtypes import DTYPES
-
-FloatArray = npt.NDArray[np.float64]
-Float32Array = npt.NDArray[np.float32]
-BoolArray = npt.NDArray[np.bool_]
 
 #: rows per tile for which an expert's rows are padded
 TILES = (16, 64, 128)
@@ -30,10 +28,12 @@ NUM_FEATURES = 21 + 5 * len(TILES)
 LOAD_DRAWS = 4
 _DRAW_SEED = 0
 # Elements per array of drawn loads: keeps them in the cache.
-_MOST_ELEMENTS = 2**18
+_ELEMENTS = 2**18
 # Shares of the peaks that good kernels reach, and the launches of a layer, µs. The trees correct
 # all three.
-_COMPUTE_SHARE, _MEMORY_SHARE, _LAUNCH_US = 0.6, 0.75, 8.0
+_COMPUTE_SHARE = 0.6
+_MEMORY_SHARE = 0.75
+_LAUNCH_US = 8.0
 # Smallest time and count whose logarithm is taken: far below any measured one.
 _LEAST = 1e-4
 
@@ -47,14 +47,14 @@ class ExpertLoads:
     """Loads of the busiest rank, (layers,) each: means over draws where the distribution is a power
     law.
 
-    rows, active, most, median: rows of all experts, experts with rows, rows of the fullest and of
-        the median expert.
+    rows, active, fullest, median: rows of all experts, experts with rows, rows of the fullest and
+        of the median expert.
     tiles: (len(TILES), layers) tiles along the rows, over all experts.
     """
 
     rows: FloatArray
     active: FloatArray
-    most: FloatArray
+    fullest: FloatArray
     median: FloatArray
     tiles: FloatArray
 
@@ -63,48 +63,45 @@ class ExpertLoads:
         """Returns the loads of each layer; layers with the same routing are computed once."""
         keys = [(w.num_experts, w.ep, w.distribution, w.tokens, w.top_k) for w in works]
         place = {key: i for i, key in enumerate(sorted(set(keys), key=str))}
+        groups = defaultdict(list)
+        for key in place:
+            groups[key[:3]].append(key)
         found = np.empty((4 + len(TILES), len(place)))
-        groups: dict[tuple[int, int, str | tuple[int, ...]], list[tuple[int, int]]] = {}
-        for experts, ep, distribution, tokens, top_k in place:
-            groups.setdefault((experts, ep, distribution), []).append((tokens, top_k))
-        for (experts, ep, distribution), routed in groups.items():
-            size = max(1, _MOST_ELEMENTS // (experts * LOAD_DRAWS))
-            for start in range(0, len(routed), size):
-                part = routed[start : start + size]
-                loads = _loads(experts, ep, distribution, np.array(part, dtype=np.float64))
-                where = [place[experts, ep, distribution, tokens, top_k] for tokens, top_k in part]
-                found[:, where] = _busiest(loads, ep)
-        rows, active, most, median, *tiles = found[:, [place[key] for key in keys]]
-        return cls(rows, active, most, median, np.array(tiles))
+        for (experts, ep, distribution), group in groups.items():
+            for part in chunks(len(group), max(1, _ELEMENTS // (experts * LOAD_DRAWS))):
+                routed = np.array([key[3:] for key in group[part]], dtype=np.float64)
+                where = [place[key] for key in group[part]]
+                found[:, where] = _busiest(_loads(experts, ep, distribution, routed), ep)
+        rows, active, fullest, median, *tiles = found[:, [place[key] for key in keys]]
+        return cls(rows, active, fullest, median, np.array(tiles))
 
 
 def _loads(
     experts: int, ep: int, distribution: str | tuple[int, ...], routed: FloatArray
 ) -> FloatArray:
-    """Returns the rows of each expert, (layers, draws, experts). routed: (layers, 2) tokens and
-    top_k.
+    """Returns the rows of each expert, (layers, draws, experts).
+
+    routed: (layers, 2) tokens and top_k.
     """
     total = routed.prod(axis=1)[:, None, None]
     if distribution == "balanced":
         edges = np.floor(np.arange(experts + 1) * total / experts)
         return np.diff(edges, axis=2)
     if isinstance(distribution, tuple):
-        exact = [
-            MoE(int(t), 1, 1, experts, int(k), ep=ep, distribution=distribution) for t, k in routed
-        ]
-        return np.array([work.tokens_per_expert for work in exact], dtype=np.float64)[:, None, :]
+        exact = []
+        for tokens, top_k in routed.astype(int).tolist():
+            work = MoE(tokens, 1, 1, experts, top_k, ep=ep, distribution=distribution)
+            exact.append(work.tokens_per_expert)
+        return np.array(exact, dtype=np.float64)[:, None, :]
     # The draw of `MoE.tokens_per_expert` for many layers at once; what rounding leaves over is
     # shared out by rank.
-    exponent, tokens = float(distribution.removeprefix("power_law_")), routed[:, :1, None]
+    tokens = routed[:, :1, None]
     low = np.where(total > experts, 1.0, 0.01)
     high = np.where(total > experts, 0.8 * tokens, 2.0)
     share = np.random.default_rng(_DRAW_SEED).random((LOAD_DRAWS, experts))
-    power = 1.0 - exponent
-    weight = (
-        low * (high / low) ** share
-        if power == 0
-        else ((high**power - low**power) * share + low**power) ** (1 / power)
-    )
+    power = 1.0 - float(distribution.removeprefix("power_law_"))
+    between = (high**power - low**power) * share + low**power
+    weight = between ** (1 / power) if power else low * (high / low) ** share
     loads = np.minimum(np.round(weight * (total / weight.sum(axis=2, keepdims=True))), tokens)
     by_rank = np.sort(loads.reshape(*loads.shape[:2], ep, -1), axis=3)
     missing = (total[..., 0] - loads.sum(axis=2))[:, :, None]
@@ -116,21 +113,22 @@ def _loads(
 
 
 def _busiest(loads: FloatArray, ep: int) -> FloatArray:
-    """Returns rows, active, most, median and tiles of the rank with the most rows, (4 + tiles,
+    """Returns rows, active, fullest, median and tiles of the rank with the most rows, (4 + tiles,
     layers).
     """
     ranks = loads.reshape(*loads.shape[:2], ep, -1)
     which = ranks.sum(axis=3).argmax(axis=2)[:, :, None, None]
     held = np.take_along_axis(ranks, which, axis=2)[:, :, 0]
     stats = [held.sum(axis=2), (held > 0).sum(axis=2), held.max(axis=2), np.median(held, axis=2)]
-    stats += [np.ceil(held / tile).sum(axis=2) for tile in TILES]
-    return np.array([stat.mean(axis=1) for stat in stats])
+    for tile in TILES:
+        stats.append(np.ceil(held / tile).sum(axis=2))
+    return np.asarray(np.mean(stats, axis=2))
 
 
 def fewer_gpus(tokens: int, ep: int) -> int:
-    """Returns the factor by which a layer's tokens, experts and GPUs are divided before its time is
-    predicted, so that it has at most MOST_TOKENS: each GPU keeps its rows and experts. It divides
-    ep."""
+    """Returns the divisor of ep by which a layer's tokens, experts and GPUs are divided before its
+    time is predicted, so that it has at most MOST_TOKENS. Each GPU keeps its rows and experts.
+    """
     return next((f for f in range(1, ep) if ep % f == 0 and tokens <= f * MOST_TOKENS), ep)
 
 
@@ -156,28 +154,24 @@ class Layers:
 
     @classmethod
     def of(cls, works: Sequence[MoE]) -> Layers:
-        """Returns the layers of `works`, which have one dtype and are not none."""
-        fewer = [fewer_gpus(w.tokens, w.ep) for w in works]
-        sizes = np.array(
-            [
-                (
-                    w.tokens / f,
-                    w.hidden,
-                    w.expert_ffn,
-                    w.expert_ffn // w.tp,
-                    w.expert_ffn // w.tp * (2 if w.gated else 1),
-                    w.num_experts // f,
-                    w.top_k,
-                    w.ep // f,
-                )
-                for w, f in zip(works, fewer, strict=True)
-            ],
-            dtype=np.float64,
-        ).T
-        tokens, hidden, expert_ffn, ffn, width, num_experts, top_k, ep = sizes
-        loads = ExpertLoads.of(works)
+        """Returns the layers of `works`, at least one, of one dtype."""
+
+        def column(name: str) -> FloatArray:
+            return np.array([getattr(work, name) for work in works], dtype=np.float64)
+
+        fewer = np.array([fewer_gpus(work.tokens, work.ep) for work in works])
+        ffn = column("expert_ffn") // column("tp")
         return cls(
-            works[0].dtype, tokens, hidden, expert_ffn, ffn, width, num_experts, top_k, ep, loads
+            dtype=works[0].dtype,
+            tokens=column("tokens") / fewer,
+            hidden=column("hidden"),
+            expert_ffn=column("expert_ffn"),
+            ffn=ffn,
+            width=ffn * (1.0 + column("gated")),
+            num_experts=column("num_experts") // fewer,
+            top_k=column("top_k"),
+            ep=column("ep") // fewer,
+            loads=ExpertLoads.of(works),
         )
 
     def __len__(self) -> int:
@@ -189,29 +183,21 @@ class Layers:
 
     def bytes_moved(self) -> tuple[FloatArray, FloatArray]:
         """Returns the bytes of the weights of experts with rows, and of rows read and written by
-        both products and by their sum per token."""
+        both products and by their sum per token.
+        """
         held = DTYPES[self.dtype]
-        outputs = self.width + self.hidden
-        rows = self.loads.rows * (
-            (self.hidden + self.ffn) * held.a_bytes + outputs * DTYPES[held.output].a_bytes
-        )
-        return (
-            self.loads.active * self.weights_per_expert * held.b_bytes,
-            rows + 4.0 * self.tokens * self.hidden,
-        )
+        read = (self.hidden + self.ffn) * held.a_bytes
+        written = (self.width + self.hidden) * DTYPES[held.output].a_bytes
+        rows = self.loads.rows * (read + written) + 4.0 * self.tokens * self.hidden
+        return self.loads.active * self.weights_per_expert * held.b_bytes, rows
 
     def compute_us(self, device: DeviceSpec, rows: FloatArray | None = None) -> FloatArray:
-        """Returns the time of `rows` (by default those of the busiest rank) at the device's
-        peak.
-        """
+        """Returns the time of `rows` (by default those of the busiest rank) at peak, µs."""
         # Formats that the device does not multiply are widened to bf16 first.
         peak = device.peak(self.dtype) or device.peak("bf16") or min(device.peak_tflops.values())
-        return (
-            2.0
-            * (self.loads.rows if rows is None else rows)
-            * self.weights_per_expert
-            / (peak * 1e6)
-        )
+        if rows is None:
+            rows = self.loads.rows
+        return 2.0 * rows * self.weights_per_expert / (peak * 1e6)
 
     def limits(self, device: DeviceSpec) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Returns the times of launches, of padded rows' FLOPs and of memory traffic from the spec
@@ -222,8 +208,8 @@ class Layers:
         return np.full(len(self), _LAUNCH_US), padded_us, memory_us
 
     def roofline(self, device: DeviceSpec) -> FloatArray:
-        """Returns log µs from the spec sheet: launches, and the larger of memory time and padded
-        compute time.
+        """Returns log µs by the spec sheet: launches, and the larger of memory and padded compute
+        time.
         """
         launch_us, padded_us, memory_us = self.limits(device)
         log_us: FloatArray = np.log(launch_us + np.maximum(memory_us, padded_us))
@@ -231,54 +217,58 @@ class Layers:
 
     def _waves(self, device: DeviceSpec, tiles: FloatArray) -> list[FloatArray]:
         """Returns the waves of both products, one block per SM, for tiles along the rows."""
-        return [
-            tiles * np.ceil(n / _TILE_COLUMNS) / device.sm_count for n in (self.width, self.hidden)
-        ]
+        first = tiles * np.ceil(self.width / _TILE_COLUMNS)
+        second = tiles * np.ceil(self.hidden / _TILE_COLUMNS)
+        return [first / device.sm_count, second / device.sm_count]
 
     def waves(self, device: DeviceSpec) -> FloatArray:
         """Returns the whole waves of both products with the largest tile."""
-        return np.asarray(sum(np.ceil(wave) for wave in self._waves(device, self.loads.tiles[-1])))
+        first, second = self._waves(device, self.loads.tiles[-1])
+        return np.ceil(first) + np.ceil(second)
 
     def features(self, device: DeviceSpec) -> Float32Array:
         """Returns the inputs of the trees, (layers, features)."""
         return np.array(self.columns(device)).astype(np.float32).T
 
     def columns(self, device: DeviceSpec) -> list[Any]:
-        """Returns `features` before they are rounded, (layers,) each, of arrays or of symbols
+        """Returns `features` before they are rounded, each (layers,), of arrays or of symbols
         (`explore.trace`).
         """
-        loads, per_us = self.loads, device.memory_gb_per_s * 1e3
+        loads = self.loads
+        per_us = device.memory_gb_per_s * 1e3
         weights, rows = self.bytes_moved()
-        columns = [
+        local = self.num_experts / self.ep
+        waves = []
+        padded_us = []
+        for tile, tiles in zip(TILES, loads.tiles, strict=True):
+            waves += self._waves(device, tiles)
+            padded_us.append(self.compute_us(device, tile * tiles))
+        logged = [
             self.compute_us(device),
             (weights + rows) / per_us,
             weights / per_us,
             rows / per_us,
-        ]
-        columns += [
-            self.compute_us(device, tile * tiles)
-            for tile, tiles in zip(TILES, loads.tiles, strict=True)
-        ]
-        waves = [wave for tiles in loads.tiles for wave in self._waves(device, tiles)]
-        local = self.num_experts / self.ep
-        columns += [
+            *padded_us,
             *waves,
             self.tokens,
             loads.rows,
             loads.active,
-            loads.most,
+            loads.fullest,
             loads.median + 0.1,
             local,
-        ]
-        columns += [self.num_experts, self.hidden, self.ffn, self.expert_ffn, self.ep, self.top_k]
-        columns += [
+            self.num_experts,
+            self.hidden,
+            self.ffn,
+            self.expert_ffn,
+            self.ep,
+            self.top_k,
             loads.rows / loads.active,
-            loads.most * local / loads.rows,
+            loads.fullest * local / loads.rows,
             self.width / self.ffn,
         ]
-        plain = [wave / np.ceil(wave) for wave in waves]
-        plain += [
+        return [
+            *(np.log(np.maximum(column, _LEAST)) for column in logged),
+            *(wave / np.ceil(wave) for wave in waves),
             loads.active / local,
             self.ffn / (_TILE_COLUMNS * np.ceil(self.ffn / _TILE_COLUMNS)),
         ]
-        return [*(np.log(np.maximum(column, _LEAST)) for column in columns), *plain]

@@ -1,18 +1,14 @@
-"""Defines the interface for op times of one GPU, caches their results and sums ops with correlated
-errors.
-"""
-
-from __future__ import annotations
+"""Defines the interface for op times of one GPU, caches them, and sums correlated errors."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.autodiff import FloatArray
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.launch import Launch, Tile
@@ -89,11 +85,12 @@ _COMPUTE_EFFICIENCY = 0.75
 _BANDWIDTH_EFFICIENCY = 0.8
 # Start and end of a kernel on the device, without the launch from the host.
 _KERNEL_OVERHEAD_US = {"cuda": 3.0, "cpu": 2.0}
+_OF_FLOPS = Gemm | GroupedGemm | MoE | Attention
 
 
 def assumed_tile(spec: DeviceSpec) -> Tile:
-    """Returns the tile assumed on a device, at one block per SM, if neither a launch nor a fitted
-    model names one.
+    """Returns the tile assumed on a device, at one block per SM, where no launch or fitted model
+    names one.
     """
     if spec.compute_capability is None:
         return _CPU
@@ -109,7 +106,7 @@ def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
     overhead_us = _KERNEL_OVERHEAD_US[spec.torch_kind]
     memory_us = copy_us(workload.min_bytes, spec) - overhead_us
     compute_us = 0.0
-    if isinstance(workload, Gemm | GroupedGemm | MoE | Attention):
+    if isinstance(workload, _OF_FLOPS):
         # An unsupported dtype runs at the slowest supported peak: emulation is not faster.
         peak = spec.peak(workload.dtype) or min(spec.peak_tflops.values())
         compute_us = workload.flops / (peak * 1e6 * _COMPUTE_EFFICIENCY)
@@ -119,19 +116,19 @@ def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
 
 
 def copy_us(moved_bytes: float, spec: DeviceSpec) -> float:
-    """Estimates the time of one kernel that only moves data, µs. moved_bytes: bytes read and
-    written.
+    """Estimates the time of one kernel that only moves data, µs.
+
+    moved_bytes: bytes read and written.
     """
-    return (
-        moved_bytes / (spec.memory_gb_per_s * 1e3 * _BANDWIDTH_EFFICIENCY)
-        + _KERNEL_OVERHEAD_US[spec.torch_kind]
-    )
+    bytes_per_us = spec.memory_gb_per_s * 1e3 * _BANDWIDTH_EFFICIENCY
+    return moved_bytes / bytes_per_us + _KERNEL_OVERHEAD_US[spec.torch_kind]
 
 
 def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:
-    """Returns the share of the peak reached: of FLOP/s for (grouped) GEMMs and attention (None
-    without a peak for the dtype), of memory bandwidth for others."""
-    if isinstance(workload, Gemm | GroupedGemm | MoE | Attention):
+    """Returns the share of the peak reached: of FLOP/s for (grouped) GEMMs, experts and attention
+    (None without a peak for the dtype), of memory bandwidth for others.
+    """
+    if isinstance(workload, _OF_FLOPS):
         peak = spec.peak(workload.dtype)
         return None if peak is None else workload.flops / latency_us / 1e6 / peak
     return workload.min_bytes / latency_us / 1e3 / spec.memory_gb_per_s
@@ -155,12 +152,12 @@ def unaligned_us(work: Compute, device: DeviceSpec) -> float | None:
     """
     if not isinstance(work, Gemm) or work.batch == 1 or work.dtype not in ("fp16", "bf16"):
         return None
-    if all(
-        DTYPES[work.dtype].row_bytes(size) % VECTOR_BYTES == 0 for size in (work.m, work.n, work.k)
-    ):
-        return None
+    row_bytes = DTYPES[work.dtype].row_bytes
     peak = device.peak("fp32")
-    return None if peak is None else work.flops / (peak * 1e6 * UNALIGNED_SHARE)
+    aligned = all(row_bytes(size) % VECTOR_BYTES == 0 for size in (work.m, work.n, work.k))
+    if aligned or peak is None:
+        return None
+    return work.flops / (peak * 1e6 * UNALIGNED_SHARE)
 
 
 def as_run(work: Compute, source: Estimate, device: DeviceSpec, *, softmax: str = "") -> Estimate:
@@ -179,13 +176,12 @@ def as_run(work: Compute, source: Estimate, device: DeviceSpec, *, softmax: str 
     slow_us = unaligned_us(work, device)
     if slow_us is None or source.source == "measured":
         return source
-    mid = max(slow_us, source.latency_us)
-    low = max(mid / UNALIGNED_SPREAD, source.low_us)
+    mid_us = max(slow_us, source.latency_us)
     return replace(
         source,
-        latency_us=mid,
-        low_us=low,
-        high_us=mid * UNALIGNED_SPREAD,
+        latency_us=mid_us,
+        low_us=max(mid_us / UNALIGNED_SPREAD, source.low_us),
+        high_us=mid_us * UNALIGNED_SPREAD,
         unmeasured=UNALIGNED_NOTE,
     )
 
@@ -194,17 +190,16 @@ def with_casts(times: OpTimes, works: Sequence[Compute]) -> dict[Compute, Estima
     """Returns the times of distinct workloads: of casts by their bytes and the bandwidth, of others
     by `times`.
     """
-    known: dict[Compute, Estimate] = {}
+    others = [work for work in works if not isinstance(work, Cast)]
+    found: dict[Compute, Estimate] = {}
+    if others:
+        found.update(zip(others, times.estimates(others), strict=True))
     for work in works:
         if isinstance(work, Cast):
-            mid = copy_us(work.min_bytes, times.device)
-            known[work] = Estimate(
-                mid, mid / _CAST_SPREAD, mid * _CAST_SPREAD, bound="memory", unmeasured=_CAST_NOTE
-            )
-    asked = [work for work in works if work not in known]
-    if asked:
-        known.update(zip(asked, times.estimates(asked), strict=True))
-    return known
+            us = copy_us(work.min_bytes, times.device)
+            cast = Estimate(us, us / _CAST_SPREAD, us * _CAST_SPREAD, bound="memory")
+            found[work] = replace(cast, unmeasured=_CAST_NOTE)
+    return found
 
 
 class RememberedTimes:
@@ -222,7 +217,8 @@ class RememberedTimes:
         kernels: OpTimes | None = None,
     ) -> None:
         self.softmax = softmax
-        self._times, self._kernels = times, kernels
+        self._times = times
+        self._kernels = kernels
         self._fused: dict[Compute, Estimate] = {}
         self._known: dict[Compute, Estimate] = {}
         self._launches: dict[Compute, Launch | None] = {}
@@ -234,9 +230,10 @@ class RememberedTimes:
 
     @property
     def note(self) -> str:
-        return "; ".join(
-            filter(None, (self._times.note, UNALIGNED_NOTE if self._unaligned else ""))
-        )
+        notes = [self._times.note]
+        if self._unaligned:
+            notes.append(UNALIGNED_NOTE)
+        return "; ".join(filter(None, notes))
 
     @property
     def common_error(self) -> float:
@@ -269,12 +266,10 @@ class RememberedTimes:
         return self._fused[work]
 
     def launch(self, work: Compute) -> Launch | None:
-        """Returns the kernel expected to run a workload, None if neither `times` nor `kernels`
-        names one.
-        """
-        own = self.fused(work).launch
-        if own is not None or self._kernels is None or isinstance(work, Cast):
-            return own
+        """Returns the kernel expected to run a workload, None if no source names one."""
+        launch = self.fused(work).launch
+        if launch is not None or self._kernels is None or isinstance(work, Cast):
+            return launch
         if work not in self._launches:
             self._launches[work] = self._kernels.estimates([work])[0].launch
         return self._launches[work]
@@ -295,9 +290,7 @@ class OpEstimate:
 
 @dataclass(frozen=True)
 class ShapeEstimate:
-    """Summed time of all ops of a shape per micro-batch. low_us, high_us: 90 % interval of
-    latency_us.
-    """
+    """Summed time of all ops of a shape per micro-batch, with its 90 % interval."""
 
     ops: tuple[OpEstimate, ...]
     latency_us: float
@@ -313,10 +306,6 @@ class ShapeEstimate:
         """Useful TFLOP per second."""
         return self.flops / self.latency_us / 1e6
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(o.estimate.note for o in self.ops if o.estimate.note))
-
 
 def correlation_of(times: OpTimes) -> float:
     """Returns the error correlation to use for sums of ops from `times`."""
@@ -327,20 +316,18 @@ def total(ops: Sequence[OpEstimate], correlation: float = CORRELATION) -> ShapeE
     """Sums ops and their intervals. correlation: error correlation between ops, see CORRELATION."""
     if not ops:
         raise InputError("total", "no ops", "at least one")
-    count = np.array([o.op.count for o in ops], dtype=float)
-    latency_us, low_us, high_us = (
-        count * np.array([getattr(o.estimate, name) for o in ops])
-        for name in ("latency_us", "low_us", "high_us")
-    )
-    middle = float(latency_us.sum())
-    below, above = (
-        _combine(latency_us - low_us, correlation),
-        _combine(high_us - latency_us, correlation),
-    )
+    rows = []
+    for one in ops:
+        whole = one.estimate.scaled(one.op.count)
+        rows.append((whole.latency_us, whole.low_us, whole.high_us))
+    times = np.array(rows)  # (ops, 3)
+    middle = float(times[:, 0].sum())
+    below = _combine(times[:, 0] - times[:, 1], correlation)
+    above = _combine(times[:, 2] - times[:, 0], correlation)
     return ShapeEstimate(tuple(ops), middle, middle - below, middle + above)
 
 
-def _combine(half_widths_us: npt.NDArray[np.float64], correlation: float) -> float:
+def _combine(half_widths_us: FloatArray, correlation: float) -> float:
     alone = float((half_widths_us**2).sum())
     together = float(half_widths_us.sum()) ** 2
     return float(np.sqrt((1.0 - correlation) * alone + correlation * together))

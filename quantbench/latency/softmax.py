@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from quantbench.device.registry import same_chip
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
+from quantbench.latency.autodiff import FloatArray
 from quantbench.latency.estimate import (
     Estimates,
     bounded,
@@ -27,8 +27,6 @@ from quantbench.latency.estimate import (
 )
 from quantbench.workload import Softmax
 from quantbench.workload.dtypes import element_bytes
-
-FloatArray = npt.NDArray[np.float64]
 
 # Two libraries differ. Megatron's fused kernel applies scale and mask and reads and writes each
 # element once. When its constraints are not met, Megatron falls back to separate kernels in fp32
@@ -70,15 +68,14 @@ _PARAMETERS = {
     "log_host_us": np.log((0.1, 0.1, 10.0)),
     # Cost of a byte in rows that PyTorch does not hold in registers; the rereads mostly hit in L2.
     "log_wide": np.log((1.0, 1.0, 2.0)),
-    # What such rows take besides, over the time of as many bytes as L2 holds: seen on four GPUs, up
-    # to the size of L2.
+    # Additional time of such rows over that of as many bytes as L2 holds: seen on four GPUs, up to
+    # the size of L2.
     "log_wide_cached": np.log((1.0, 0.3, 3.0)),
 }
 # What Megatron's kernel shares with PyTorch's.
 _SHARED = ("log_memory_efficiency", "log_wave_us")
-_START, _FAST, _SLOW = (
-    tuple(map(float, column)) for column in zip(*_PARAMETERS.values(), strict=True)
-)
+# (parameters,) each
+_START, _FAST, _SLOW = zip(*np.array([*_PARAMETERS.values()]).tolist(), strict=True)
 _INDEX = {name: i for i, name in enumerate(_PARAMETERS)}
 _WIDEST_IN_REGISTERS = 1024
 _HOST_NORM = 8.0  # the host's launch hides behind the kernel: close to the larger of the two
@@ -114,32 +111,30 @@ class SoftmaxModel:
     @classmethod
     def prior(cls, device: DeviceSpec, *, library: str = "megatron") -> SoftmaxModel:
         """Returns an unfitted model from the spec sheet, with wide intervals."""
-        note = f"softmax on {device.name}: from the spec sheet, nothing measured; the interval is a guess"
-        return cls(
-            device, _START, None, 0, note, require_choice(_WHO, "library", library, LIBRARIES)
-        )
+        require_choice(_WHO, "library", library, LIBRARIES)
+        note = f"softmax on {device.name}: from the spec sheet, nothing measured"
+        return cls(device, _START, None, 0, f"{note}; the interval is a guess", library)
 
     @classmethod
     def best(cls, device: DeviceSpec, *, library: str = "megatron") -> SoftmaxModel:
-        """Returns the shipped model of PyTorch's softmax on a device, or of Megatron's kernel what
-        it shares with that (`_SHARED`); the prior if none is shipped. `note` says which."""
+        """Returns the shipped model of PyTorch's softmax on a device, or its prior.
+
+        Megatron's kernel takes from PyTorch's what they share (`_SHARED`). `note` says which it is.
+        """
         prior = cls.prior(device, library=library)
-        data = next(filter(None, map(_shipped().get, same_chip(device.name))), None)
-        if data is None:
+        shipped = [_shipped()[name] for name in same_chip(device.name) if name in _shipped()]
+        if not shipped:
             return prior
+        data = shipped[0]
         measured = cls.from_json({**data, "device": device.name}, device)
         if library == measured.library:
             return measured
-        parameters = list(prior.parameters)
-        for name in _SHARED:
-            parameters[_INDEX[name]] = measured.parameters[_INDEX[name]]
         note = (
-            f"softmax on {device.name}: Megatron's kernel is taken to reach the bandwidth of PyTorch's, of which "
-            f"{measured.rows:,} shapes were measured there"
+            f"softmax on {device.name}: Megatron's kernel is taken to reach the bandwidth of "
+            f"PyTorch's, of which {measured.rows:,} shapes were measured there"
         )
-        return replace(
-            prior, parameters=tuple(parameters), half_width=measured.half_width, note=note
-        )
+        shared = measured._sharing(prior.parameters)
+        return replace(prior, parameters=shared, half_width=measured.half_width, note=note)
 
     @classmethod
     def fit(
@@ -159,32 +154,29 @@ class SoftmaxModel:
         times_us = measured_times(_WHO, list(latency_us), len(found))
         prior = cls.prior(device, library=library)
         if len(found) < _FEWEST_ROWS:
-            note = f"{prior.note} ({len(found)} rows are fewer than the {_FEWEST_ROWS} that a fit needs)"
-            return replace(prior, note=note)
+            few = f"{len(found)} rows are fewer than the {_FEWEST_ROWS} that a fit needs"
+            return replace(prior, note=f"{prior.note} ({few})")
         start = np.array(prior.parameters)
         spread = np.abs(np.subtract(_SLOW, _FAST)) / 2
 
         def residuals(parameters: FloatArray) -> FloatArray:
-            error = np.log(_times(device, found, parameters, fused, library)[0] / times_us) / _NOISE
+            error = np.log(prior._times(found, parameters, fused)[0] / times_us) / _NOISE
             return np.concatenate([error, (parameters - start) / spread])
 
         first = start.copy()
-        first[_INDEX["log_host_us"]] = np.log(
-            times_us.min()
-        )  # far below every time, the host's would have no gradient
+        # Far below every time, the host's would have no gradient.
+        first[_INDEX["log_host_us"]] = np.log(times_us.min())
         solved = least_squares(residuals, first, loss="soft_l1")
-        predicted = _times(device, found, solved.x, fused, library)[0]
+        predicted = prior._times(found, solved.x, fused)[0]
         # Corrects for the degrees of freedom used by the parameters.
         left = max(1.0, len(found) - len(start)) / len(found)
         half_width = float(np.quantile(np.abs(np.log(predicted / times_us)), 0.9)) / left + 0.01
-        kernel = {"torch": "PyTorch's softmax"}.get(library, "softmax")
+        kernel = "PyTorch's softmax" if library == "torch" else "softmax"
         note = f"{kernel} on {device.name}: fitted on {len(found)} measured shapes"
-        return cls(device, tuple(float(p) for p in solved.x), half_width, len(found), note, library)
+        return cls(device, tuple(solved.x.tolist()), half_width, len(found), note, library)
 
     def predict(self, works: Iterable[Softmax], *, fused: bool = True) -> Estimates:
-        """Predicts the times of `works`. fused: whether one fused kernel runs them, or the
-        fallback's kernels.
-        """
+        """Predicts the times of `works`, run by one fused kernel or by the fallback's kernels."""
         found = list(works)
         if not found:
             raise InputError(_WHO, "no shapes", "at least one Softmax")
@@ -192,29 +184,47 @@ class SoftmaxModel:
             found, self.parameters, fused
         )
         nothing = np.zeros(len(found))
-        below = above = np.full(len(found), self.half_width or 0.0)
+        below = np.full(len(found), self.half_width or 0.0)
+        above = below
         if not self.rows:
-            fast, slow = (self._times(found, of, fused)[0] for of in self.extremes)
-            below, above = below + np.log(latency_us / fast), above + np.log(slow / latency_us)
+            fast, slow = self.extremes
+            below = below + np.log(latency_us / self._times(found, fast, fused)[0])
+            above = above + np.log(self._times(found, slow, fused)[0] / latency_us)
         bound = name_bound(launch_us + waves_us, nothing, memory_us)
         return Estimates(*bounded(latency_us, below, above, nothing), waves, bound, note=self.note)
 
     @property
-    def extremes(self) -> list[list[float]]:
+    def extremes(self) -> list[tuple[float, ...]]:
         """Optimistic and pessimistic parameters, but for those that were measured: the interval
         without rows.
         """
-        measured = _SHARED if self.half_width is not None else ()
-        both = (_FAST, _SLOW)
-        return [
-            [self.parameters[i] if name in measured else of[i] for name, i in _INDEX.items()]
-            for of in both
-        ]
+        if self.half_width is None:
+            return [_FAST, _SLOW]
+        return [self._sharing(_FAST), self._sharing(_SLOW)]
+
+    def _sharing(self, parameters: Iterable[float]) -> tuple[float, ...]:
+        """Returns parameters with this model's where PyTorch's and Megatron's share them."""
+        shared = list(parameters)
+        for name in _SHARED:
+            shared[_INDEX[name]] = self.parameters[_INDEX[name]]
+        return tuple(shared)
 
     def _times(
         self, works: list[Softmax], parameters: Iterable[float], fused: bool
     ) -> tuple[FloatArray, ...]:
-        return _times(self.device, works, parameters, fused, self.library)
+        """Returns the latency and its launch, memory and wave parts in µs, and the number of waves;
+        all (n,).
+        """
+        one_kernel = fused or self.library == "torch"
+        of_kernel = [work.min_bytes if one_kernel else fallback_bytes(work) for work in works]
+        moved = np.array(of_kernel, dtype=float)
+        sizes = [(work.batch * work.rows, work.cols) for work in works]
+        rows, columns = np.array(sizes, dtype=float).T
+        kernels = 1.0 if one_kernel else float(_FALLBACK_KERNELS)
+        latency_us, launch_us, *others = softmax_times(
+            self.device, moved, rows, columns, parameters, kernels, self.library
+        )
+        return latency_us, np.full(len(works), launch_us), *others
 
     def to_json(self) -> dict[str, Any]:
         """Returns the model as a JSON object; the device is stored by its slug."""
@@ -254,27 +264,10 @@ def fallback_bytes(work: Softmax) -> int:
     width = element_bytes(work.dtype)
     if work.direction == "backward":
         return elements * (4 + 4 + 4 + 4 + width)
-    mask = (
-        0 if work.mask == "none" else elements * (4 + 4) + work.mask_batch * work.rows * work.cols
-    )
+    mask = 0
+    if work.mask != "none":
+        mask = elements * (4 + 4) + work.mask_batch * work.rows * work.cols
     return elements * (width + 4 + 4 + 4 + 4 + width) + mask
-
-
-def _times(
-    device: DeviceSpec, works: list[Softmax], parameters: Iterable[float], fused: bool, library: str
-) -> tuple[FloatArray, ...]:
-    """Returns the latency and its launch, memory and wave parts in µs, and the number of waves; all
-    (n,).
-    """
-    one_kernel = fused or library == "torch"
-    moved = np.array([w.min_bytes if one_kernel else fallback_bytes(w) for w in works], dtype=float)
-    rows = np.array([w.batch * w.rows for w in works], dtype=float)
-    columns = np.array([w.cols for w in works], dtype=float)
-    kernels = 1.0 if one_kernel else float(_FALLBACK_KERNELS)
-    latency_us, launch_us, *others = softmax_times(
-        device, moved, rows, columns, parameters, kernels, library
-    )
-    return latency_us, np.full(len(works), launch_us), *others
 
 
 def softmax_times(
@@ -297,14 +290,14 @@ def softmax_times(
     # A row of more than 1024 columns counts as several.
     per_block = np.maximum(_ROWS_PER_BLOCK / np.maximum(columns / 1024.0, 1.0), 1.0)
     waves = np.ceil(rows / per_block / (device.sm_count * _BLOCKS_PER_SM))
-    launch_us, host_us = kernels * float(np.exp(log_launch)), kernels * float(np.exp(log_host))
+    launch_us = kernels * float(np.exp(log_launch))
+    host_us = kernels * float(np.exp(log_host))
     bytes_per_us = device.memory_gb_per_s * 1e3
     memory_us = moved / (bytes_per_us * np.exp(log_efficiency))
     if library == "torch":
         cached_us = np.exp(log_cached) * np.minimum(moved, device.l2_bytes) / bytes_per_us
-        memory_us = np.where(
-            columns > _WIDEST_IN_REGISTERS, np.exp(log_wide) * memory_us + cached_us, memory_us
-        )
+        wide_us = np.exp(log_wide) * memory_us + cached_us
+        memory_us = np.where(columns > _WIDEST_IN_REGISTERS, wide_us, memory_us)
     waves_us = kernels * waves * np.exp(log_wave)
     busy_us = (memory_us**3 + waves_us**3) ** (1.0 / 3.0)
     latency_us = ((launch_us + busy_us) ** _HOST_NORM + host_us**_HOST_NORM) ** (1.0 / _HOST_NORM)

@@ -13,15 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantbench.advice import Advice, Space, advise
-from quantbench.advice.cost import WIDER, ShapeCost, cost_of, latency_per_run, ratio_factor
+from quantbench.advice.cost import WIDER, cost_of, ratio_factor
 from quantbench.advice.space import DIMENSIONS, shapes_near
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
-from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.model_times import ModelTimes
-from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes, peak_share
+from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.workload import Gemm, Softmax, TransformerShape
 from quantbench.workload.kinds import Compute
@@ -129,12 +128,6 @@ def test_a_softmax_that_is_not_fused_takes_as_long_as_its_bytes() -> None:
     )
 
 
-def test_one_run_of_several_ops_together() -> None:
-    cost = cost_of(SMALL, answers_of(SimpleTimes()))
-    own = [o for o in cost.by_name["qkv"] if o.op.phase != "forward"]
-    assert latency_per_run(own).latency_us == pytest.approx(sum(o.latency.latency_us for o in own))
-
-
 def sums(*parts: tuple[Compute, float, float]) -> dict[Compute, tuple[float, Estimate]]:
     return {work: (share, Estimate(1.0, 1 / factor, factor)) for work, share, factor in parts}
 
@@ -220,13 +213,6 @@ def test_what_is_kept_stays(base: TransformerShape, keep: set[str]) -> None:
         assert all(getattr(shape, name) == getattr(base, name) for name in keep)
 
 
-def test_key_value_heads_are_whole_on_each_gpu() -> None:
-    base = TransformerShape(
-        hidden=4096, heads=32, kv_heads=16, layers=32, ffn=14336, gated=True, vocab=128256, tp=16
-    )
-    assert {s.kv_heads % 16 for s in together(base, Space())} == {0}
-
-
 def test_heads_that_do_not_make_up_the_hidden_size_stay() -> None:
     gemma = TransformerShape(
         hidden=3072, heads=16, head_dim=256, ffn=24576, gated=True, layers=28, vocab=256000
@@ -286,11 +272,6 @@ def test_no_micro_batch_has_more_rows_than_are_predicted(modelled: ModelTimes) -
     assert advise(long, modelled).tried > 0
 
 
-def test_none_are_looked_for_when_none_are_wanted() -> None:
-    found = advise(SMALL, SimpleTimes(), top=0)
-    assert (found.neighbours, found.singles, found.tried) == ((), (), 0)
-
-
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(
         InputError, match=r"advise: dtype = 'fp8' on a100-sxm4-80gb; expected one of bf16"
@@ -307,13 +288,6 @@ def test_what_cannot_be_is_refused() -> None:
         match=r"advise: tolerance = 0.9; expected a share of the parameters from 0 to 0.5",
     ):
         Space(tolerance=0.9)
-
-
-def test_any_source_of_times_will_do() -> None:
-    found = advise(replace(SMALL, hidden=1200, heads=8, kv_heads=8, head_dim=150), SimpleTimes())
-    assert "made up" in found.note
-    assert found.cost.ops[0].launch is None
-    assert found.cost.ops[0].quantization is not None
 
 
 @pytest.fixture(scope="module")
@@ -355,15 +329,6 @@ def test_the_sizes_that_the_search_ended_with_are_near_the_top(wide: Advice) -> 
     assert {"mlp_up n 7200 → 6912 = 54 × 128", "mlp_down n 14400 → 13824 = 108 × 128"} & set(
         other.found.reasons
     )
-
-
-def test_the_usual_head_widths_end_where_bloom_did(modelled: ModelTimes) -> None:
-    best = advise(WIDE, modelled).better[0].found.shape
-    assert (best.hidden, best.heads, best.head_dim) in {
-        (14336, 112, 128),
-        (14336, 56, 256),
-        (13312, 104, 128),
-    }
 
 
 def test_a_shape_that_none_surely_beats_is_kept(modelled: ModelTimes) -> None:
@@ -445,34 +410,12 @@ def test_what_misaligned_heads_cost_a_measured_training_run(modelled: ModelTimes
 def test_times_of_models_come_with_their_kernels(modelled: ModelTimes) -> None:
     product = Gemm(2048, 14400, 1800, layout="nt")
     launch = RememberedTimes(modelled).launch(product)
-    assert launch is not None
     assert launch.tile is not None
     assert launch.blocks_per_sm is not None
     assert RememberedTimes(modelled).launch(Softmax(8, 512, 512)) is None
     assert RememberedTimes(SimpleTimes()).launch(product) is None
     assert RememberedTimes(SimpleTimes(), kernels=modelled).launch(product) == launch
     assert "products on a100-sxm4-80gb: fitted on" in modelled.note
-
-
-def test_waves_are_part_of_the_advice_only_where_they_are_known() -> None:
-    shape = TransformerShape(
-        hidden=5120, heads=40, ffn=13824, gated=True, seq=4096, vocab=32000, layers=40
-    )
-
-    def costs(gpu: str) -> ShapeCost:
-        return cost_of(shape, answers_of(ModelTimes(lookup(gpu))))
-
-    for gpu in ("a100-sxm4-80gb", "h100-sxm5-80gb", "b200-sxm-180gb"):
-        found = costs(gpu)
-        waves = [op for op in found.ops if op.quantization is not None]
-        assert bool(waves) == (gpu == "a100-sxm4-80gb")
-        for op in waves:
-            share = peak_share(op.op.workload, op.latency.latency_us, lookup(gpu))
-            assert share is not None
-            assert op.quantization is not None
-            assert share <= op.quantization.efficiency
-        kinds = {finding.edge.kind for op in found.ops for finding in op.findings}
-        assert gpu == "a100-sxm4-80gb" or "wave edge" not in kinds
 
 
 def test_unaligned_batches_run_at_the_fitted_rate(modelled: ModelTimes) -> None:
@@ -484,48 +427,12 @@ def test_unaligned_batches_run_at_the_fitted_rate(modelled: ModelTimes) -> None:
     assert "unaligned rows: at a rate fitted to whole iterations" in times.note
 
 
-def test_batches_beyond_what_the_models_know_grow_in_proportion(modelled: ModelTimes) -> None:
-    most = LARGEST_SIDE // 2048
-    known, twice = modelled.estimates([Gemm(2048, 2048, 128, batch=b) for b in (most, 2 * most)])
-    assert twice.latency_us == pytest.approx(2 * known.latency_us)
-
-
 def test_a_gpu_that_was_not_measured_says_so_and_is_less_sure() -> None:
     unmeasured = ModelTimes(lookup("v100s-pcie-32gb"))
     found = advise(replace(WIDE, dtype="fp16"), unmeasured)
     assert unmeasured.common_error == UNMEASURED_COMMON
     assert "nobody measured fp16 on v100s-pcie-32gb" in found.note
     assert next(iter(found.cost.by_name)) in ("scores", "context")
-
-
-def test_attention_of_an_fp8_model_runs_in_its_own_format() -> None:
-    h100 = lookup("h100-sxm5-80gb")
-    eager = TransformerShape(
-        hidden=4096, heads=32, layers=4, vocab=51200, dtype="fp8", attention="unfused"
-    )
-    wide, narrow = (
-        cost_of(replace(eager, dtype=dtype), answers_of(ModelTimes(h100)))
-        for dtype in ("bf16", "fp8")
-    )
-    for name in ("scores", "softmax", "context"):
-        assert [o.latency for o in wide.by_name[name]] == [o.latency for o in narrow.by_name[name]]
-    assert (
-        narrow.by_name["mlp_up"][0].latency.latency_us
-        < 0.8 * wide.by_name["mlp_up"][0].latency.latency_us
-    )
-    assert (
-        cost_of(replace(eager, dtype="int8"), answers_of(ModelTimes(h100))).latency.latency_us > 0
-    )
-
-
-def test_flash_attention_pays_less_for_its_heads(modelled: ModelTimes) -> None:
-    found = advise(
-        replace(WIDE, attention="flash"), modelled, space=Space(head_dims=(64, 128, 216, 256))
-    )
-    kinds = {f.edge.kind for o in found.cost.by_name["attention"] for f in o.findings}
-    assert "alignment" in kinds
-    assert found.cost.waste_share < 0.1
-    assert 13824 in [n.found.shape.hidden for n in found.neighbours[:3]]
 
 
 @dataclass
@@ -557,11 +464,3 @@ def test_a_profile_is_believed_where_it_was_measured() -> None:
     assert times.note == (
         "profile of a made-up GPU; batched products of unaligned rows: at a rate fitted to whole iterations on A100s"
     )
-
-
-def test_advice_from_a_profile() -> None:
-    found = advise(WIDE, MadeProfile())
-    assert set(list(found.cost.by_name)[:2]) == {"scores", "context"}
-    assert "unaligned rows" in found.note
-    assert found.neighbours
-    assert all(n.found.shape.head_dim % 8 == 0 for n in found.neighbours)

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from quantbench.advice.edges import KINDS, NEAR, edges
+from quantbench.advice.edges import edges
 from quantbench.alignment_rules import misaligned_sides, side_names
-from quantbench.analysis import neighbours
 from quantbench.device import lookup
 from quantbench.latency.model_times import ModelTimes
 from quantbench.launch import Launch, Tile
@@ -67,10 +66,6 @@ def test_waves_are_looked_for_no_further_than_one_would_move() -> None:
         "wave edge"
     ]
     assert edges(op(Gemm(m=2048, n=4096, k=4096)), A100, LARGE) == ()
-
-
-def test_near_is_as_near_as_in_measured_runs() -> None:
-    assert NEAR == neighbours.NEAR
 
 
 def test_without_a_known_launch_the_assumed_tile_is_said() -> None:
@@ -130,11 +125,6 @@ def test_misaligned_heads_are_named_and_cut_down_to_whole_vectors() -> None:
     assert [e.kind for e in edges(by_label["qkv"], A100, LARGE)].count("alignment") == 0
 
 
-def test_heads_narrower_than_a_vector_are_widened() -> None:
-    (found,) = edges(op(Gemm(128, 256, 4, batch=8, layout="nt"), "scores"), A100, LARGE)
-    assert found.before == Gemm(128, 256, 8, batch=8, layout="nt")
-
-
 def test_fused_attention_is_past_a_vector_and_a_padding() -> None:
     found = edges(op(Attention(1, 12, 2048, 2048, 150), "attention"), A100)
     assert [(e.kind, e.before.head_dim) for e in found if isinstance(e.before, Attention)] == [
@@ -182,13 +172,3 @@ def test_every_side_of_every_product_has_the_name_of_its_size() -> None:
     for product in products:
         named = {side: sizes[name] for side, name in side_names(product).items()}
         assert named == {side: getattr(product.workload, side) for side in "mnk"}, product.label
-
-
-def test_kinds_are_all_that_is_found() -> None:
-    found = {
-        edge.kind
-        for o in replace(SHAPE, heads=72, kv_heads=72, head_dim=150).ops()
-        for edge in edges(o, A100)
-    }
-    assert found <= set(KINDS)
-    assert {"alignment", "fused softmax", "wave edge"} <= found

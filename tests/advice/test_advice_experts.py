@@ -7,12 +7,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
+from commands import run
 
 from quantbench.advice.advise import advise
 from quantbench.advice.edges import edges
 from quantbench.advice.space import Space, least_ep, shapes_near, weights_bytes
-from quantbench.cli.app import app
 from quantbench.device import lookup
 from quantbench.latency.model_times import ModelTimes
 from quantbench.workload import TransformerShape
@@ -90,11 +89,7 @@ def test_more_gpus_that_exchange_tokens_are_never_surely_faster() -> None:
         for one in back.compared
         if one.found.shape.ep <= more.shape.ep
     )
-    said = (
-        CliRunner()
-        .invoke(app, ["advise", "--gpu", "b200-sxm-180gb", "--model", "gpt-oss-120b"])
-        .stdout
-    )
+    said = run("advise --gpu b200-sxm-180gb --model gpt-oss-120b")
     assert "without the exchange between more GPUs, which is not priced" in " ".join(said.split())
     assert "surely faster, by" not in said
 

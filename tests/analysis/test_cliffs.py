@@ -27,9 +27,9 @@ from quantbench.workload import Gemm
 
 pytestmark = pytest.mark.slow  # most of its tests share simulated sweeps of many devices
 
-CASES = 60
+CASES = 40
 # At 3 % noise.
-NOISY_CASES = 40
+NOISY_CASES = 25
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def recall_and_false_share(found: tuple[Outcome, ...]) -> tuple[float, float]:
             cliff.ratio < 1 for cliff in one.cliffs
         )
         claimed += len(one.cliffs)
-    assert true > 150
+    assert true > 100
     return hit / true, false / claimed
 
 
@@ -138,14 +138,14 @@ def test_single_figures_with_three_percent_noise_are_unclear_rather_than_wrong()
 
 def test_no_steps_no_cliffs() -> None:
     false = 0
-    for seed in range(100):
+    for seed in range(60):
         rng = np.random.default_rng(seed)
         size = np.arange(16, 116) * 64.0
         form = (10 + size / 100, 5 + (size / 2000) ** 2 * 20, np.full_like(size, 20.0))[seed % 3]
         log_time = np.log(form) + rng.normal(0, 0.004, size.size)
         (fit,) = describe(find_pieces(np.log(size), log_time[None], np.full((1, size.size), 0.004)))
         false += sum(abs(b.log_jump) > max(np.log(1.03), 4 * b.standard_error) for b in fit.breaks)
-    assert false < 0.05 * 100
+    assert false < 0.05 * 60
 
 
 def test_a_point_beside_another_is_enough_when_the_jump_is_large() -> None:
@@ -163,16 +163,6 @@ def test_a_point_beside_another_is_enough_when_the_jump_is_large() -> None:
         < gpu.time_us(Gemm(257, 10240, 4096)) / gpu.time_us(Gemm(256, 10240, 4096))
         < cliff.high
     )
-
-
-def test_sizes_far_apart_are_not_judged() -> None:
-    gpu = SimulatedGpu(108, Tile(128, 256))
-    records = records_of(
-        gpu, along("n", (256, 512, 1024, 2048, 4096), Gemm(4096, 1, 4096)), noise=0.01, seed=0
-    )
-    fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
-    assert find_cliffs(jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), ())) == ()
-    assert find_periods(fitted, gpu.spec()) == ()
 
 
 def test_the_same_staircase_is_listed() -> None:
@@ -221,10 +211,8 @@ def test_many_curves_of_single_figures_tell_what_one_cannot() -> None:
     at = {common.at: common for common in found}
     rising = [g for g in held if gpu.waves(replace(g, m=257)) > gpu.waves(replace(g, m=256))]
     assert at[256].num_curves == len(held)
-    assert at[256].stepping is not None
     assert at[256].stepping[1] == len(rising)
     assert at[256].stepping[0] > 1.3
-    assert at[256].level is not None
     assert at[256].level[0] == pytest.approx(1.0, abs=0.03)
     assert 255 not in at
 

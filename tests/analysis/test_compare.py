@@ -50,20 +50,12 @@ def test_the_rank_test_on_samples_that_do_not_overlap() -> None:
     test = rank_test(a, b, 0.01)
     assert test.p == pytest.approx(2 / 924)
     assert test.ratio == pytest.approx(1.2, rel=0.002)
-    assert test.low is not None
-    assert test.high is not None
     assert test.low < test.ratio < test.high
     back = rank_test(b, a, 0.01)
     assert back.p == test.p
     assert back.ratio == pytest.approx(1 / test.ratio)
     # Within the tolerance nothing is claimed, however sure the difference is.
     assert rank_test(a, b, 0.25).p == 1.0
-
-
-def test_three_samples_have_no_interval() -> None:
-    test = rank_test((1.0, 1.1, 1.2), (2.0, 2.1, 2.2), 0.01)
-    assert (test.low, test.high, test.p) == (None, None, 1.0)
-    assert test.ratio == pytest.approx(2.1 / 1.1)
 
 
 def test_equal_quantised_samples_are_no_change() -> None:
@@ -78,8 +70,6 @@ def test_thousands_of_samples_are_thinned_without_moving_the_interval() -> None:
     # Two normal samples of 2 %: the shift is known to 1.96 · 2 % · √(2 / 1500) · √(π / 3) = 0.147
     # %.
     assert test.ratio == pytest.approx(1.015, abs=0.002)
-    assert test.low is not None
-    assert test.high is not None
     assert (test.high - test.low) / 2 == pytest.approx(0.00147, rel=0.1)
 
 
@@ -90,8 +80,6 @@ def test_a_rank_interval_covers_the_truth_as_often_as_it_says() -> None:
         a = samples(100.0, noise=0.01, count=15, seed=2 * seed)
         b = samples(103.0, noise=0.01, count=15, seed=2 * seed + 1)
         test = rank_test(a, b, 0.01)
-        assert test.low is not None
-        assert test.high is not None
         covered += test.low <= 1.03 <= test.high
     assert 0.93 <= covered / 400 <= 0.98
 
@@ -111,15 +99,15 @@ def test_known_shifts_are_found_and_nothing_else() -> None:
 
 @pytest.mark.slow
 def test_false_regressions_stay_below_the_stated_rate() -> None:
-    # Margin 0 is the hardest case: 200 pairs of runs of 20 points without any change. 5 % of the
-    # pairs may show one false claim of either kind; binomially at most 17 of 200 with 97.5 %.
+    # Margin 0 is the hardest case: 100 pairs of runs of 10 points without any change. 5 % of the
+    # pairs may show one false claim of either kind; binomially at most 10 of 100 with 98.9 %.
     false = 0
-    for seed in range(200):
-        a = run(points([1.0] * 20, seed=10_000 + 100 * seed, count=12))
-        b = run(points([1.0] * 20, seed=1_000_000 + 100 * seed, count=12))
+    for seed in range(100):
+        a = run(points([1.0] * 10, seed=10_000 + 100 * seed, count=12))
+        b = run(points([1.0] * 10, seed=1_000_000 + 100 * seed, count=12))
         found = verdicts(a, b, margin=0.0).values()
         false += any(verdict in ("slower", "faster") for verdict in found)
-    assert false <= 17
+    assert false <= 10
 
 
 def test_points_come_in_the_order_of_verdicts_with_the_largest_change_first() -> None:
@@ -321,12 +309,3 @@ def test_runs_timed_differently_say_so_unless_matched_by_workload() -> None:
     assert "they are timed differently: cache cold → hot" in refused(a, run(b, options=hot)).value
     other = run([record(Gemm(8, 8, 8), (1.0,), {"n": 8})], options=hot)
     assert "no workload is in both" in refused(a, other, by="workload").value
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("margin", -0.1), ("margin", 1.0), ("margin", float("nan"))]
-)
-def test_shares_are_checked(name: str, value: float) -> None:
-    with pytest.raises(InputError) as caught:
-        CompareOptions(**{name: value})
-    assert caught.value.value == f"--{name} {value!r}"

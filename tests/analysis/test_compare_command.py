@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from click.testing import Result
-from made_runs import record, run, samples, write
-from typer.testing import CliRunner
+from commands import refused, run, run_json
+from made_runs import record, samples, write
+from made_runs import run as made_run
 
-from quantbench.cli.app import app
-from quantbench.errors import QuantbenchError
 from quantbench.launch import Launch
 from quantbench.store.record import Failed, Record
 from quantbench.workload import Gemm
@@ -32,31 +29,30 @@ def points(shifts: list[float], seed: int) -> list[Record]:
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     """results/a100-test/ with runs a, same, slower, fails."""
-    write(tmp_path, run(points([1.0] * 6, 0), "a"))
-    write(tmp_path, run(points([1.0] * 6, 50), "same", software={"torch": "2.13.0"}))
-    write(tmp_path, run(points([1.0, 1.0, 1.2, 1.0, 1.0, 0.8], 50), "slower"))
+    write(tmp_path, made_run(points([1.0] * 6, 0), "a"))
+    write(tmp_path, made_run(points([1.0] * 6, 50), "same", software={"torch": "2.13.0"}))
+    write(tmp_path, made_run(points([1.0, 1.0, 1.2, 1.0, 1.0, 0.8], 50), "slower"))
     fails = points([1.0] * 6, 50)
     fails[2] = replace(fails[2], outcome=Failed("crash", HOSTILE))
-    write(tmp_path, run(fails, "fails"))
+    write(tmp_path, made_run(fails, "fails"))
     return tmp_path / "a100-test"
 
 
-def compare(folder: Path, *words: str) -> Result:
-    names = [str(folder / word) if index < 2 else word for index, word in enumerate(words)]
-    return CliRunner().invoke(app, ["compare", *names], catch_exceptions=False)
+@pytest.fixture(autouse=True)
+def _there(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
 
 
 def test_a_run_that_was_killed_is_said_to_be(runs: Path) -> None:
-    write(runs.parent, run(points([1.0] * 6, 0), "killed", how_ended="running"))
-    assert compare(runs, "a", "killed").stdout.count("running, not complete") == 1
+    write(runs.parent, made_run(points([1.0] * 6, 0), "killed", how_ended="running"))
+    assert run("compare a killed").count("running, not complete") == 1
 
 
 def test_no_regression_is_exit_code_0(runs: Path) -> None:
-    done = compare(runs, "a", "same")
-    assert done.exit_code == 0
-    lines = done.stdout.splitlines()
+    said = run("compare a same")
+    lines = said.splitlines()
     assert lines[0].startswith("a100-test: 108 SMs")
-    assert "SIMULATED DATA" in done.stdout
+    assert "SIMULATED DATA" in said
     counts = next(
         i
         for i, line in enumerate(lines)
@@ -66,33 +62,28 @@ def test_no_regression_is_exit_code_0(runs: Path) -> None:
 
 
 def test_a_regression_is_exit_code_1_and_stands_first(runs: Path) -> None:
-    done = compare(runs, "a", "slower", "--junit", str(runs / "out" / "junit.xml"))
-    assert done.exit_code == 1
-    assert "6 points: 1 slower, 1 faster, 4 same, 0 unclear" in done.stdout
-    assert done.stdout.index("gemm n=192") < done.stdout.index("gemm n=384")
-    assert "\x1b" not in done.stdout
+    said = run("compare a slower --junit out/junit.xml", code=1)
+    assert "6 points: 1 slower, 1 faster, 4 same, 0 unclear" in said
+    assert said.index("gemm n=192") < said.index("gemm n=384")
+    assert "\x1b" not in said
     suite = ElementTree.parse(runs / "out" / "junit.xml").getroot()[0]
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("6", "1", "0")
     (failed,) = [case for case in suite.iter("testcase") if case.find("failure") is not None]
     assert failed.get("name") == "gemm n=192"
     failure = failed.find("failure")
-    assert failure is not None
     assert "slower: 99.9 µs → 120 µs, ratio 1.2" in (failure.text or "")
     assert "k<script>&?" in (failure.text or "")
 
 
 def test_a_point_that_fails_now_is_exit_code_1(runs: Path) -> None:
-    done = compare(runs, "a", "fails", "--junit", str(runs / "junit.xml"))
-    assert done.exit_code == 1
-    assert "measured in A and failing in B: 1" in done.stdout
+    said = run("compare a fails --junit junit.xml", code=1)
+    assert "measured in A and failing in B: 1" in said
     suite = ElementTree.parse(runs / "junit.xml").getroot()[0]
     assert (suite.get("tests"), suite.get("failures")) == ("6", "1")
 
 
 def test_json_has_every_point(runs: Path) -> None:
-    done = compare(runs, "a", "slower", "--json")
-    assert done.exit_code == 1
-    found = json.loads(done.stdout)
+    found = run_json("compare a slower", code=1)
     assert found["counts"] == {"slower": 1, "faster": 1, "same": 4, "unclear": 0}
     assert found["regressions"] == 1
     assert (found["options"]["margin"], found["tolerance"]) == (0.01, 0.01)
@@ -105,18 +96,12 @@ def test_json_has_every_point(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "operation", "value"),
     [
-        (("a", "nowhere"), "read run", "a100-test/nowhere"),
-        (("a", "."), "read run", "a100-test holds 4 runs"),
-        (("a", "same", "--margin", "much"), "--margin", "'much'"),
-        (("a", "same", "--margin", "150%"), "--margin", "'150%'"),
-        (("a", "same", "--by", "name"), "compare", "by = 'name'"),
-        (("a", "same", "--junit", "/dev/null/x"), "write JUnit", "/dev/null/x (File exists)"),
+        ("a nowhere", "read run", "nowhere"),
+        ("a same --margin 150%", "--margin", "'150%'"),
+        ("a same --by name", "compare", "by = 'name'"),
+        ("a same --junit /dev/null/x", "write JUnit", "/dev/null/x (File exists)"),
     ],
 )
-def test_wrong_use_names_the_value(
-    runs: Path, words: tuple[str, ...], operation: str, value: str
-) -> None:
-    with pytest.raises(QuantbenchError) as caught:
-        compare(runs, *words)
-    assert caught.value.operation == operation
-    assert caught.value.value.removeprefix(f"{runs.parent}/") == value
+def test_wrong_use_names_the_value(words: str, operation: str, value: str) -> None:
+    error = refused(f"compare {words}")
+    assert (error.operation, error.value) == (operation, value)

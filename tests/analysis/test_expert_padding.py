@@ -52,7 +52,6 @@ def test_a_kernel_with_tiles_pads_and_its_steps_are_wave_edges() -> None:
         assert cliff.cause.kind == "wave edge"
         assert cliff.at % 128 == 0  # tokens per expert that fill their tiles
     section = steps_section(found)
-    assert section is not None
     assert section.lines[0] == found.padding[0]
 
 

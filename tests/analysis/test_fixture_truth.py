@@ -1,7 +1,5 @@
 """The comparison of fixture and sweep: turns until a ratio is known, and its table in a page."""
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,27 +45,3 @@ def test_only_sizes_that_are_not_known_get_more_turns(
     }  # type: ignore[arg-type]
     assert rows[256]["low"] == pytest.approx(1.01)
     assert rows[256]["high"] == pytest.approx(1.313)
-
-
-def test_a_file_that_exists_becomes_the_table_of_a_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    row = {
-        "n": 512,
-        "fixture_us": [101.0, 103.0, 99.0],
-        "sweep_us": [100.0] * 3,
-        "ratio": 1.01,
-        "low": 0.99,
-        "high": 1.03,
-    }
-    file, page = tmp_path / "agreement.json", tmp_path / "page.md"
-    file.write_text(json.dumps({"device": "h200-sxm-141gb", "dtype": "bf16", "rows": [row]}))
-    page.write_text(
-        "before\n\n<!-- agreement:begin -->\nof last year\n<!-- agreement:end -->\nafter\n"
-    )
-    monkeypatch.setattr(sys, "argv", ["fixture_truth", str(file), str(page)])
-    fixture_truth.main()
-    line = "| 512 | 101.00 | 100.00 | 1.010 | 0.990 to 1.030 | 3 |\n"
-    assert capsys.readouterr().out.endswith(line)
-    assert line + "<!-- agreement:end -->\nafter\n" in page.read_text()
-    assert "of last year" not in page.read_text()

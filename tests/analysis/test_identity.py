@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from made_devices import CPU
 
-from quantbench.device.spec import DeviceSpec
+from quantbench.device import lookup
 from quantbench.launch import Launch, Tile
 from quantbench.providers.identity import (
     KernelEvent,
@@ -23,11 +23,7 @@ from quantbench.providers.identity import (
 from quantbench.providers.kernel_names import parse
 from quantbench.workload import Attention, Gemm, Softmax, Workload
 
-H100 = DeviceSpec(
-    name="h100-sxm5-80gb", kind="cuda", sm_count=132, sm_clock_mhz=1830, l2_bytes=50 * 2**20,
-    smem_per_sm_bytes=228 * 1024, memory_bytes=80 * 2**30, memory_gb_per_s=3350, peak_tflops={"bf16": 989.4},
-    compute_capability=(9, 0),
-)  # fmt: skip
+H100 = lookup("h100-sxm5-80gb")
 
 NVJET = "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT"
 REDUCE = "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16, false>"
@@ -111,7 +107,6 @@ def test_residency_is_the_profilers_or_computed(
     known = {"registers per thread": registers, "shared memory": 16_384, **told}
     events = [kernel("volta_sgemm_128x64_nn", 3.0, [8, 8, 1], [128, 1, 1], **known)]
     launch = launch_of(kernel_events(events), Gemm(64, 64, 64), H100)
-    assert launch is not None
     assert launch.blocks_per_sm == blocks_per_sm
 
 
@@ -138,7 +133,6 @@ def test_which_of_several(workload: Workload, names: list[tuple[str, float]], ch
     launch = launch_of(
         [KernelEvent(name, duration_us) for name, duration_us in names], workload, H100
     )
-    assert launch is not None
     assert launch.kernel == chosen
 
 
@@ -209,7 +203,6 @@ def test_split_k_from_the_grid(
 def test_a_tile_whose_split_is_not_known_is_not_told() -> None:
     events = [KernelEvent(NVJET, 8.9, (132, 1, 1), (384, 1, 1)), KernelEvent(REDUCE, 1.0)]
     launch = launch_of(events, SKINNY, H100)
-    assert launch is not None
     assert (launch.kernel, launch.tile) == (NVJET, None)
     assert launch_of([], SKINNY, H100) is None
 
@@ -222,7 +215,6 @@ def test_identify_runs_once_under_the_given_profiler() -> None:
         return trace()
 
     launch = identify(lambda: runs.append("run"), SKINNY, H100, trace=profiled)
-    assert launch is not None
     assert (launch.kernel, runs) == (NVJET, ["run"])
 
 
@@ -259,7 +251,6 @@ def test_a_real_product_is_identified(m: int, n: int) -> None:
     launch = identify(
         lambda: torch.mm(a, b, out=c), Gemm(m, n, 1024, dtype="fp16", layout="nt"), spec
     )
-    assert launch is not None
     assert parse(launch.kernel).role == "gemm"
     assert launch.grid is not None
     assert launch.registers
@@ -270,7 +261,6 @@ def test_a_real_product_is_identified(m: int, n: int) -> None:
     cluster_m, cluster_n = name.cluster or (1, 1)
     tiles_m = -(-m // name.tile.block_m // cluster_m) * cluster_m
     tiles_n = -(-n // name.tile.block_n // cluster_n) * cluster_n
-    assert launch.num_blocks is not None
     if name.persistent and launch.num_blocks > 0.8 * spec.sm_count:
         pytest.skip("the grid may be cut to what is resident")
     assert launch.num_blocks % (tiles_m * tiles_n) == 0

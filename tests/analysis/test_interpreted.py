@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import made_runs
 import pytest
+from commands import run, run_json
 from made_devices import A100
 from sweep_doubles import HELD, Bench, measured
-from typer.testing import CliRunner
 
-from quantbench.cli.app import app
 from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.plan import build_plan
 from quantbench.timing.options import TimingOptions
@@ -32,23 +29,17 @@ def folder(tmp_path: Path) -> Path:
     return made_runs.write(tmp_path, made_runs.run(bench.records))
 
 
-def call(*words: object) -> str:
-    done = CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
-    assert done.exit_code == 0
-    return done.stdout
-
-
 def test_check_counts_none_of_them(folder: Path) -> None:
-    said = call("check", folder).splitlines()
+    said = run(f"check {folder}").splitlines()
     assert any(line.startswith("17 measured points, 1 curve") for line in said)
     assert LEFT_OUT in said
-    found: dict[str, Any] = json.loads(call("check", folder, "--json"))
+    found = run_json(f"check {folder}")
     assert (found["num_points"], found["left_out"]) == (17, [LEFT_OUT])
 
 
 def test_a_profile_holds_none_of_them(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "profile.json"
-    said = call("profile", "export", folder, "-o", target, "--no-fit")
+    said = run(f"profile export {folder} -o {target} --no-fit")
     assert "rows: 17 of gemm" in said
     assert LEFT_OUT in said
     assert "triton" not in target.read_text()

@@ -17,16 +17,14 @@ from quantbench.analysis.curves import repeatability
 from quantbench.analysis.jumps import find_gaps, jumps_of
 from quantbench.analysis.summary import points_of
 from quantbench.cli.sweep_print import refine_of
-from quantbench.errors import InputError
 from quantbench.launch import Tile
 from quantbench.measurement import Grade
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured, Record
 from quantbench.sweep.axes import Held
 from quantbench.sweep.options import SweepOptions, plan_sweep
-from quantbench.sweep.refine import Edge, Gap, PlacedGap, Refine, bisect
+from quantbench.sweep.refine import AxisGap, Edge, Gap, Refine, bisect
 from quantbench.sweep.session import SweepSession
-from quantbench.workload import Gemm
 
 
 class Measure:
@@ -88,12 +86,6 @@ def test_only_multiples_of_the_grain_are_asked_for() -> None:
     assert all(size % 8 == 0 for size in measure.asked)
 
 
-def test_a_step_down_is_found_as_well() -> None:
-    measure = Measure({600: 0.8})
-    (edge,) = find_edges(measure.gap(512, 768), measure)
-    assert (edge.low, edge.high) == (600, 601)
-
-
 def test_one_percent_noise_misplaces_no_edge_of_ten_percent_in_two_hundred_searches() -> None:
     wrong = 0
     for seed in range(200):
@@ -138,7 +130,7 @@ def test_a_size_that_is_impossible_does_not_end_the_search() -> None:
     spec = GPU.spec()
     axes, _ = plan_sweep(replace(options), spec)
     refine = Refine(
-        options, axes, spec, lambda records: [PlacedGap(gap, "hidden", {}, "qkv", "torch.mm")]
+        options, axes, spec, lambda records: [AxisGap(gap, "hidden", {}, "qkv", "torch.mm")]
     )
     asked: list[int] = []
     records: list[Record] = []
@@ -202,15 +194,3 @@ def test_gaps_of_a_coarse_pass_come_largest_first(tmp_path: Path) -> None:
     gaps = find_gaps(jumps_of(fit_all(points_of(coarse, run.info.device), repeatability(coarse))))
     assert [placed.gap.low for placed in gaps] == [768, 1280, 1664]
     assert {placed.gap.grain for placed in gaps} == {8}
-
-
-def test_refine_needs_an_axis_and_all_of_its_points() -> None:
-    with pytest.raises(
-        InputError, match=r"^sweep: --refine with --shapes; expected --refine along --dim"
-    ):
-        SweepOptions((), shapes=((1, 1, 1, 1),), refine=True)
-
-
-def test_the_simulated_edges_are_those_of_the_arithmetic() -> None:
-    waves = {n: GPU.waves(Gemm(m=4096, n=n, k=4096)) for n in range(128, 2049, 128)}
-    assert [n for n in waves if waves.get(n + 128, waves[n]) > waves[n]] == sorted(EDGES)

@@ -46,11 +46,6 @@ def test_a_step_is_reported_with_its_place_its_height_and_its_error() -> None:
     assert fit.trend.shape == (15,)
 
 
-def test_a_step_down_is_negative() -> None:
-    (fit,) = fit_pieces(sizes(16), stairs((8, 1.3), (8, 1.0)), np.full((1, 16), SIGMA))
-    assert [one.log_jump for one in fit.breaks] == pytest.approx([-0.3], abs=0.01)
-
-
 def test_a_step_is_found_from_two_and_a_quarter_standard_errors_on() -> None:
     """Between two levels of eight points each; smaller ones would be seen in noise."""
     found = {

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import run as run_command
 from simulator import RUN_ID, SimulatedGpu, along, records_of, write_simulated
-from typer.testing import CliRunner
 
 from quantbench.analysis.check import check_run, fit_all
 from quantbench.analysis.compare import compare_runs
@@ -20,12 +20,11 @@ from quantbench.analysis.jumps import find_gaps, jumps_of
 from quantbench.analysis.neighbours import bad_sizes_on, curves_of_rows
 from quantbench.analysis.rules import RULES
 from quantbench.analysis.summary import floor_lines, points_of, rows_of
-from quantbench.cli.app import app
 from quantbench.cli.sweep_print import result
 from quantbench.launch import Tile
 from quantbench.report.page import write_report
 from quantbench.store.folder import read_run
-from quantbench.store.record import Measured, Record
+from quantbench.store.record import Record
 from quantbench.sweep.options import SweepOptions, options_to_json
 from quantbench.sweep.runner import Finished
 from quantbench.workload import Gemm
@@ -41,7 +40,6 @@ OFFSET_US = 2.0
 def timed_as(
     record: Record, mode: str, *, offset_us: float = 0.0, floor_us: float | None = None
 ) -> Record:
-    assert isinstance(record.outcome, Measured)
     measurement = record.outcome.measurement
     samples_us = tuple(us + offset_us for us in measurement.samples_us)
     changed = replace(measurement, samples_us=samples_us, mode=mode, floor_us=floor_us)
@@ -136,9 +134,8 @@ def test_the_floor_stands_in_the_outputs_of_all_commands_that_show_times(tmp_pat
     folder = write_simulated(tmp_path, GPU, records)
     other = write_simulated(tmp_path, GPU, records, f"{RUN_ID}-b")
     line = "times under 50 µs include a floor of 1.80 µs (empty kernel, events)"
-    for words in (["check", str(folder)], ["compare", str(folder), str(other)]):
-        done = CliRunner().invoke(app, words)
-        assert line in " ".join(done.output.split()), done.output
+    for words in (f"check {folder}", f"compare {folder} {other}"):
+        assert line in " ".join(run_command(words).split())
     run = read_run(folder)
     info = replace(run.info, options=options_to_json(SweepOptions(("n=1024:9216:128",))))
     lines, answer = result(replace(run, info=info), Finished("complete"), 1.0)
@@ -146,14 +143,6 @@ def test_the_floor_stands_in_the_outputs_of_all_commands_that_show_times(tmp_pat
     assert {row["floor_us"] for row in answer["rows"]} == {1.8}
     page = write_report(run, tmp_path / "page").page.read_text()
     assert page.count(line) == 2  # below the first picture and at the table of all sizes
-
-
-def test_the_floor_is_kept_in_records(tmp_path: Path) -> None:
-    records = [
-        timed_as(r, "events", floor_us=1.8) for r in records_of(GPU, GEMMS[:2], noise=0.003, seed=5)
-    ]
-    folder = write_simulated(tmp_path, GPU, records)
-    assert [p.floor_us for p in points_of(read_run(folder).records, GPU.spec())] == [1.8, 1.8]
 
 
 def test_times_of_different_modes_are_not_called_slower(tmp_path: Path) -> None:

@@ -47,18 +47,6 @@ def test_limits_and_required_fields_are_kept() -> None:
     assert CliRunner().invoke(app, ["a.csv"]).exit_code == 2
 
 
-def test_the_help_lists_every_field() -> None:
-    said = CliRunner().invoke(app, ["--help"]).output
-    assert all(
-        words in said
-        for words in ("--node", "--rows", "--exact", "--count", "Name of the node.", "Print what")
-    )
-
-
-def test_a_flag_has_no_negative_form() -> None:
-    assert CliRunner().invoke(app, ["a.csv", "--rows", "1", "--no-exact"]).exit_code == 2
-
-
 def test_given_options_are_repeated_in_the_order_asked_for() -> None:
     assert typed_words(Size(rows=4, node="a b", exact=True), ("node", "exact", "rows")) == [
         "--node 'a b'", "--exact", "--rows 4",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from rich.table import Table
@@ -77,12 +76,3 @@ def test_a_line_stays_one_line() -> None:
     console = SafeConsole(file=file, width=20, color_system=None)
     say(console, "\nkept in a\nb/", (" WARN", "red"), " [x]")
     assert file.getvalue() == "\nkept in a\\nb/ WARN [x]\n"
-
-
-def test_no_module_reads_markup() -> None:
-    """A text that is escaped for markup would show its backslashes on a console that reads none."""
-    package = Path(__file__).resolve().parents[2] / "quantbench"
-    found = [
-        path for path in package.rglob("*.py") if "rich.markup" in path.read_text(encoding="utf-8")
-    ]
-    assert found == []

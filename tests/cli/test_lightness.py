@@ -6,66 +6,52 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "quantbench"
 # Layers that run work on a device; every other one must import without torch and triton.
 HEAVY_LAYERS = ("providers", "timing")
-HEAVY = ("torch", "triton")
+CODE = """
+import importlib
+import sys
+from quantbench.__main__ import main
+
+def show_loaded(names):
+    print([name for name in names.split() if name in sys.modules], file=sys.stderr)
+
+def end(words):
+    sys.argv = ["quantbench", *words.split()]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code
+
+end("--help")
+show_loaded("numpy scipy pandas matplotlib seaborn sklearn pyarrow torch triton")
+from quantbench.cli.app import COMMANDS, load
+for name in COMMANDS:
+    load(name)
+show_loaded("numpy scipy pandas matplotlib seaborn sklearn pyarrow torch triton")
+end("advise --gpu a100 --model bloom-176b --tp 8")
+end("predict --gpu a100 --dim hidden=2048")
+show_loaded("scipy pandas matplotlib seaborn sklearn pyarrow torch triton")
+for name in sys.stdin.read().split():
+    importlib.import_module(name)
+show_loaded("torch triton")
+"""
 
 
 def light_modules() -> list[str]:
-    names = []
-    for path in sorted(PACKAGE.rglob("*.py")):
+    names = ["quantbench.providers.catalog", "quantbench.providers.base", "quantbench.timing.grade"]
+    for path in sorted((ROOT / "quantbench").rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        if parts[1] in HEAVY_LAYERS or path.stem == "__main__":
-            continue
-        names.append(".".join(parts[:-1] if path.stem == "__init__" else parts))
+        if parts[1] not in HEAVY_LAYERS and path.stem != "__main__":
+            names.append(".".join(parts[:-1] if path.stem == "__init__" else parts))
     return names
 
 
-@pytest.mark.slow
-def test_everything_but_providers_and_timing_imports_without_torch() -> None:
-    code = (
-        "import sys, importlib\n"
-        f"for name in {light_modules()!r}: importlib.import_module(name)\n"
-        "import quantbench.providers, quantbench.providers.catalog, quantbench.providers.base\n"
-        "import quantbench.timing, quantbench.timing.options, quantbench.timing.grade\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules])"
-    )
+def test_each_command_loads_what_it_needs() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
-
-
-def test_help_loads_nothing_that_computes() -> None:
-    code = (
-        "import sys\n"
-        "sys.argv = ['quantbench', '--help']\n"
-        "from quantbench.__main__ import main\n"
-        "try:\n    main()\nexcept SystemExit: pass\n"
-        "heavy = ('torch', 'triton', 'numpy', 'scipy', 'pandas', 'matplotlib', 'seaborn', 'sklearn')\n"
-        "print([name for name in heavy if name in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.stderr.strip() == "[]"
+        [sys.executable, "-c", CODE],
+        input=" ".join(light_modules()), cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr.splitlines() == ["[]"] * 4
     assert "sweep" in done.stdout
-
-
-def test_no_command_computes_before_it_is_called() -> None:
-    code = (
-        "import sys\n"
-        "from quantbench.cli.app import COMMANDS, load\n"
-        "for name in COMMANDS: load(name)\n"
-        "heavy = ('torch', 'triton', 'numpy', 'scipy', 'pandas', 'matplotlib', 'seaborn', 'sklearn', 'pyarrow')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"

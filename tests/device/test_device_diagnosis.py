@@ -4,15 +4,14 @@ made up.
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from quantbench.device import diagnosis, wheels
-from quantbench.device.diagnosis import Machine, findings, has_code, look, opens, refusal
+from quantbench.device import wheels
+from quantbench.device.diagnosis import Machine, findings, has_code, look, refusal
 
 CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 NO_CARDS = "No CUDA GPUs are available"
@@ -70,7 +69,6 @@ def machine(tmp_path: Path) -> Any:
 
 def text(machine: Machine) -> str:
     error = refusal(machine)
-    assert error is not None
     assert "\n" not in str(error)
     assert "QUANTBENCH_DEVICE=cpu measures the CPU" in error.expected
     return str(error)
@@ -183,11 +181,6 @@ def test_launches_that_wait_are_not_timed(machine: Any, value: str) -> None:
     assert f"CUDA_LAUNCH_BLOCKING={value!r} makes every launch wait" in text(shown)
 
 
-@pytest.mark.parametrize("value", ["0", "00", ""])
-def test_launches_that_do_not_wait_are_timed(machine: Any, value: str) -> None:
-    assert refusal(machine(Torch(None, CARD), 0, CUDA_LAUNCH_BLOCKING=value)) is None
-
-
 @pytest.mark.parametrize(
     ("architecture", "capability", "runs"),
     [
@@ -199,13 +192,3 @@ def test_launches_that_do_not_wait_are_timed(machine: Any, value: str) -> None:
 )  # fmt: skip
 def test_which_code_runs_where(architecture: str, capability: tuple[int, int], runs: bool) -> None:
     assert has_code((architecture,), capability) is runs
-
-
-def test_files_are_opened_to_see_whether_they_may_be(tmp_path: Path) -> None:
-    (tmp_path / "nvidia0").touch()
-    assert opens(tmp_path / "nvidia0")
-    assert not opens(tmp_path / "nvidia1")
-
-
-def test_examples() -> None:
-    assert doctest.testmod(diagnosis).failed == 0

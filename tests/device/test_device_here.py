@@ -1,6 +1,5 @@
 """Choosing the device at hand, with a torch that has as many GPUs as told."""
 
-import subprocess
 import sys
 import warnings
 from functools import partial
@@ -212,29 +211,6 @@ def test_monitor_without_nvml_says_so(gpus: Any) -> None:
     gpus(H200)
     state = device.monitor(device.current())
     assert state() == DeviceState(note="NVML does not start: no driver")
-
-
-def test_monitor_of_a_processor(gpus: Any) -> None:
-    gpus()
-    assert device.monitor(device.current())().load_per_core is not None
-
-
-@pytest.mark.parametrize(
-    ("slug", "dtype"), [("v100-sxm2-32gb", "fp16"), ("t4-16gb", "fp16"), ("h200-sxm-141gb", "bf16")]
-)
-def test_default_dtype_of_gpus(slug: str, dtype: str) -> None:
-    assert device.default_dtype(device.lookup(slug)) == dtype
-
-
-def test_the_package_imports_without_torch() -> None:
-    code = (
-        "import sys, quantbench.device, quantbench.workload.presets,"
-        " quantbench.workload.huggingface, quantbench.cli.devices\n"
-        "from quantbench.device import lookup; lookup('h200-sxm-141gb')\n"
-        "print([m for m in ('torch', 'triton', 'numpy', 'pynvml', 'psutil') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.gpu

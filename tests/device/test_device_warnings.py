@@ -1,10 +1,7 @@
 """Sentences about what spoils timings, and silence where nothing does."""
 
-import doctest
-
 import pytest
 
-from quantbench.device import here
 from quantbench.device.cpu import CpuInfo, cpu_spec
 from quantbench.device.here import warnings_for
 from quantbench.device.matching import Properties, match
@@ -94,13 +91,6 @@ def test_a_default_clock_below_the_highest_is_no_lowered_clock(
     assert warnings_for(lookup(slug), DeviceState(), limits) == ()
 
 
-def test_without_the_default_clock_nothing_is_said_of_the_clock() -> None:
-    assert (
-        warnings_for(A100, DeviceState(), Limits(application_sm_mhz=1095, max_sm_clock_mhz=1410))
-        == ()
-    )
-
-
 @pytest.mark.parametrize("reason", sorted(HARMFUL_REASONS))
 def test_every_harmful_reason_has_words(reason: str) -> None:
     (sentence,) = warnings_for(A100, DeviceState(throttle_reasons=(reason,)))
@@ -121,7 +111,3 @@ def test_a_busy_processor() -> None:
         "This machine is busy: a load of 0.9 per core over the last minute, where at most 0.5 leaves a pinned thread"
         " alone. Timings will scatter."
     )
-
-
-def test_examples() -> None:
-    assert doctest.testmod(here).failed == 0

@@ -14,26 +14,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import refused, run_json
 from known_profile import gemm_row, known_profile, table
 from made_runs import HOSTILE
 from PIL import Image
-from typer.testing import CliRunner
 
-from quantbench.cli.app import app
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.explore.javascript import Script, module
-from quantbench.explore.page import fitted_models, left_out, shelf_devices, write_explorer
+from quantbench.explore.page import fitted_models, left_out, write_explorer
 from quantbench.explore.trace import Node, call, in_order, inputs
 from quantbench.profile import Profile
 from quantbench.workload.presets import preset
-from tools.guide.explorer import SHOTS, shows_curve
+from tools.guide.explorer import SHOTS, shelf_devices, shows_curve
 
 
 def content(page: Path) -> dict[str, Any]:
     """The JSON that a page holds."""
     packed = re.search(r'id="data">([^<]*)<', page.read_text(encoding="utf-8"))
-    assert packed is not None
     whole = zlib.decompress(base64.b64decode(packed[1]))
     found: dict[str, Any] = json.loads(whole[8 : 8 + int.from_bytes(whole[:4], "little")])
     return found
@@ -41,10 +39,8 @@ def content(page: Path) -> dict[str, Any]:
 
 def test_the_command_writes_a_page_that_loads_nothing(tmp_path: Path) -> None:
     page = tmp_path / "new folder" / "explore.html"
-    words = ["explore", "--gpu", "v100-sxm2-16gb", "--model", "gpt2-xl", "-o", str(page), "--json"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["bytes"] == page.stat().st_size < 5e6
+    made = run_json(f"explore --gpu v100-sxm2-16gb --model gpt2-xl -o '{page}'")
+    assert made["bytes"] == page.stat().st_size < 5e6
     found = content(page)
     assert [gpu["name"] for gpu in found["gpus"]] == ["v100-sxm2-16gb"]
     assert found["gpus"][0]["entries"][0]["dtype"] == "fp16"
@@ -56,24 +52,14 @@ def test_the_command_writes_a_page_that_loads_nothing(tmp_path: Path) -> None:
 
 
 def test_a_processor_and_another_suffix_are_refused(tmp_path: Path) -> None:
-    for words in (
-        ["--gpu", "h100", "-o", str(tmp_path / "x.htm")],
-        ["--gpu", " , ", "-o", str(tmp_path / "x.html")],
-    ):
-        done = CliRunner().invoke(app, ["explore", *words])
-        assert isinstance(done.exception, InputError)
-
-
-def test_the_profile_of_a_processor_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "x.html"
+    assert refused(f"explore --gpu h100 -o {tmp_path / 'x.htm'}")
+    assert refused(f"explore --gpu ' , ' -o {page}")
     made = known_profile({})
     core = replace(made.device, name="cpu-made-up", kind="cpu", compute_capability=None)
     replace(made, device=core, cliffs=()).save(tmp_path / "cpu.json")
-    done = CliRunner().invoke(
-        app, ["explore", "--profile", str(tmp_path / "cpu.json"), "-o", str(tmp_path / "x.html")]
-    )
-    assert str(done.exception).startswith(
-        f"explore: --profile {tmp_path / 'cpu.json'} of cpu-made-up; expected the pr"
-    )
+    error = refused(f"explore --profile {tmp_path / 'cpu.json'} -o {page}")
+    assert error.expected == "the profile of a GPU"
 
 
 def test_what_a_page_leaves_out_is_said() -> None:

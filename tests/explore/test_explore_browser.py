@@ -1,6 +1,6 @@
 """The explorer in real browsers: its figures are those of `predict` and `advise`, every control
 changes what it should, it asks nothing of the network, complains of nothing and stays accessible.
-Skipped without Chromium, and one test without Firefox. QUANTBENCH_EXHAUSTIVE=1: 10,000 products on
+Skipped without Chromium. QUANTBENCH_EXHAUSTIVE=1: 10,000 products on
 each GPU, 200 settings."""
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,19 +18,17 @@ from urllib.parse import parse_qsl, urlencode
 import numpy as np
 import pytest
 from browser import Browser, Tab, browser, find_browser
-from firefox import find_firefox, firefox
+from commands import refused, run, run_json
 from made_runs import HOSTILE
-from typer.testing import CliRunner
 
 from quantbench.advice.cost import cost_of
 from quantbench.advice.search import Search
 from quantbench.advice.space import Space, shapes_near
 from quantbench.analysis.blocks import idle_reasons, tile_in_use
 from quantbench.analysis.forecast import forecast
-from quantbench.cli.app import app
-from quantbench.device import default_dtype, lookup
+from quantbench.device import lookup
 from quantbench.errors import InputError
-from quantbench.explore.page import FittedModel, shelf_devices, write_explorer
+from quantbench.explore.page import FittedModel, write_explorer
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.model_times import ModelTimes, best_gemm_model
 from quantbench.latency.op_times import (
@@ -42,11 +39,12 @@ from quantbench.latency.op_times import (
     total,
 )
 from quantbench.sweep.axes import Held, parse_axis, with_defaults
-from quantbench.units import latency, percent
-from quantbench.workload import MoE, TransformerShape
+from quantbench.units import latency
+from quantbench.workload import TransformerShape
 from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.parameters import parameters
 from quantbench.workload.presets import preset
+from tools.guide.explorer import shelf_devices
 
 pytestmark = [
     pytest.mark.slow,
@@ -130,16 +128,6 @@ def check_products(tab: Tab, count: int) -> None:
 
 def test_products_take_the_time_that_python_predicts(tab: Tab) -> None:
     check_products(tab, 100)
-
-
-@pytest.mark.skipif(not EXHAUSTIVE, reason="takes six minutes (QUANTBENCH_EXHAUSTIVE=1)")
-def test_products_on_all_gpus_take_the_time_that_python_predicts(
-    opened: Browser, tmp_path: Path
-) -> None:
-    write_explorer(tmp_path / "explore.html", shelf_devices(), preset("llama-3-8b"))
-    with opened.tab(tmp_path / "explore.html", 1280) as tab:
-        tab.evaluate(IDLE)
-        check_products(tab, 10_000)
 
 
 def settings(count: int) -> list[dict[str, Any]]:
@@ -255,17 +243,6 @@ def test_settings_cost_what_predict_and_advise_print(tab: Tab, gpu: str, dtype: 
     check_settings(tab, gpu, dtype, 20)
 
 
-@pytest.mark.skipif(not EXHAUSTIVE, reason="takes ten minutes (QUANTBENCH_EXHAUSTIVE=1)")
-@pytest.mark.parametrize("gpu", [device.name for device in shelf_devices()])
-def test_settings_on_all_gpus_cost_what_predict_and_advise_print(
-    opened: Browser, tmp_path: Path, gpu: str
-) -> None:
-    write_explorer(tmp_path / "explore.html", [lookup(gpu)], preset("llama-3-8b"))
-    with opened.tab(tmp_path / "explore.html", 1280) as tab:
-        tab.evaluate(IDLE)
-        check_settings(tab, gpu, default_dtype(lookup(gpu)), 200)
-
-
 def test_what_is_impossible_is_said_in_the_words_of_python(tab: Tab) -> None:
     draw, said = Random(3), set()
     of_all = ["heads", "kv_heads", "ffn", "vocab", "tp"]
@@ -281,27 +258,6 @@ def test_what_is_impossible_is_said_in_the_words_of_python(tab: Tab) -> None:
         assert tab.evaluate(f"objection({json.dumps(changed)})") == expected, changed
         said.add(expected.partition("; expected")[2][:12])
     assert len(said) >= 6
-
-
-def test_experts_get_the_tokens_that_python_draws(tab: Tab) -> None:
-    for tokens, experts, top_k, ep in (
-        (512, 8, 2, 4),
-        (8192, 64, 6, 8),
-        (100, 128, 1, 2),
-        (4097, 256, 8, 1),
-    ):
-        for skew in ("balanced", "power_law_1.01", "power_law_1.2"):
-            layer = MoE(tokens, 1024, 512, experts, top_k, ep=ep, distribution=skew)
-            asked = {
-                "tokens": tokens,
-                "num_experts": experts,
-                "top_k": top_k,
-                "ep": ep,
-                "distribution": skew,
-            }
-            assert tab.evaluate(f"tokensPerExpert({json.dumps(asked)}, page.draws)") == list(
-                layer.tokens_per_expert
-            )
 
 
 def type_in(tab: Tab, name: str, value: object, event: str = "change") -> None:
@@ -395,50 +351,6 @@ def test_every_control_changes_what_it_should(tab: Tab, opened: Browser, page: P
     assert seen(tab)["wrong"] == ""
 
 
-def test_the_first_lines_say_what_is_near_what_skew_costs_and_whose_experts_they_are(
-    tab: Tab,
-) -> None:
-    tab.evaluate("choose(page.gpus[1].entries[0].id)")
-    tab.evaluate(IDLE)
-    for name, value in {
-        "tp": 8,
-        "heads": 40,
-        "kv_heads": 40,
-        "head_dim": 125,
-        "ffn": 20000,
-        "hidden": 5000,
-    }.items():
-        type_in(tab, f"n-{name}", value)
-    # Hidden size and better shapes have one answer with one interval: that of the first row.
-    best = "document.getElementById('best').textContent"
-    change, gain, interval = tab.evaluate(
-        "[...document.querySelectorAll('#better tr:first-child td')].map(c => c.textContent)"
-    )[:3]
-    assert change.startswith("hidden 5000 → 5120, head_dim 125 → 128")
-    assert f"Better near it: {change}: {gain} ({interval}) tokens per second" in tab.evaluate(best)
-    assert "hidden 5000 against 4992 (with ffn 19968): " in seen(tab)["compared"]
-    tab.evaluate("document.querySelector('#best button').click()")
-    tab.evaluate(IDLE)
-    assert tab.evaluate("[state.hidden, state.heads, state.head_dim]") == [5120, 40, 128]
-    type_in(tab, "n-mbs", 16)
-    assert "No shape near it is surely faster" in tab.evaluate(best)
-    type_in(tab, "preset", "qwen3-30b-a3b")
-    type_in(tab, "n-tp", 1)
-    type_in(tab, "routing", "power_law_1.2")
-    said = seen(tab)["compared"]
-    assert "exceed the memory" not in said
-    assert "The times of experts are trtllm's." in said
-    even, skewed = tab.evaluate(
-        "['balanced', state.routing].map(r => models.get(active).layer({...state, routing: r}).us)"
-    )
-    assert f"Against balanced routing: +{percent(skewed / even - 1)} time." in said
-    type_in(tab, "preset", "deepseek-v3")
-    assert "The weights alone exceed the memory of a GPU" in seen(tab)["compared"]
-    type_in(tab, "preset", "gpt-oss-120b")
-    assert "The sliding window of 128 is not priced" in seen(tab)["compared"]
-    assert "sliding_window=128" in tab.evaluate("location.hash")
-
-
 def test_the_curve_over_hidden_is_that_of_its_products(tab: Tab) -> None:
     type_in(tab, "n-hidden", 4100)
     type_in(tab, "preset", "llama-3-8b")
@@ -472,42 +384,6 @@ def test_heads_follow_hidden_at_their_width_unless_they_are_kept(tab: Tab) -> No
     tab.evaluate("document.getElementById('lock-heads').click()")
     type_in(tab, "n-hidden", 5120)
     assert tab.evaluate("[state.heads, state.kv_heads, state.head_dim]") == [32, 8, 160]
-
-
-def test_the_curve_over_the_vocabulary_is_that_of_the_logits(tab: Tab) -> None:
-    tab.evaluate("choose(page.gpus[0].entries[0].id)")
-    type_in(tab, "axis", "vocab")
-    type_in(tab, "n-vocab", 50257)
-    times = RememberedTimes(ModelTimes(lookup(GPUS[0])), softmax="megatron")
-    now, then = (
-        times.estimate(
-            next(
-                op.workload
-                for op in replace(preset("llama-3-8b"), vocab=vocab).ops()
-                if op.name == "logits"
-            )
-        )
-        for vocab in (50257, 50240)
-    )
-    slower = percent(now.latency_us / then.latency_us - 1)
-    assert (
-        f"vocab 50257 against 50240: +{slower} time for +0.0 % arithmetic of the logits."
-        in seen(tab)["compared"]
-    )
-    assert tab.evaluate("draw.curves.get(active).get(50257).us") == pytest.approx(
-        now.latency_us, rel=1e-5
-    )
-    assert "vocab 50257 → 50304" in tab.evaluate("document.getElementById('best').textContent")
-
-
-def test_experts_are_gated_as_in_predict(tab: Tab) -> None:
-    type_in(tab, "preset", "gpt2-xl")
-    assert tab.evaluate("[state.gated, document.getElementById('gated').disabled]") == [
-        False,
-        False,
-    ]
-    type_in(tab, "n-experts", 8)
-    assert tab.evaluate("[state.gated, document.getElementById('gated').disabled]") == [True, True]
 
 
 def test_a_better_shape_is_taken_over_by_a_click(tab: Tab) -> None:
@@ -550,25 +426,6 @@ def test_what_a_link_says_that_the_page_does_not_know_is_named(opened: Browser, 
         assert tab.shown.problems == []
 
 
-def test_on_a_phone_the_plot_precedes_the_form_and_each_op_has_its_interval(
-    opened: Browser, page: Path
-) -> None:
-    with opened.tab(page, 400) as tab:
-        tab.evaluate(IDLE)
-        top = "(id => document.getElementById(id).getBoundingClientRect().top)"
-        assert tab.evaluate(
-            f"{top}('chart') < {top}('controls') && {top}('controls') < {top}('ops')"
-        )
-        intervals = tab.evaluate(
-            "ops(state).map(op => { const one = models.get(active).estimate(op);"
-            "return `${latency(one.low)} – ${latency(one.high)}`; })"
-        )
-        shown = tab.evaluate(
-            "[...document.querySelectorAll('#ops .interval')].map(e => e.innerText)"
-        )
-        assert shown == intervals
-
-
 @pytest.mark.parametrize(
     ("width", "dark", "text", "fragment"),
     [
@@ -596,32 +453,6 @@ def test_it_fits_asks_nothing_of_the_network_and_complains_of_nothing(
         if AXE.is_file():
             found = violations(tab)
             assert found == []
-
-
-@pytest.mark.skipif(find_firefox() is None, reason="no Firefox here (apt-get install firefox-esr)")
-def test_firefox_shows_the_same_figures_without_complaints(
-    tab: Tab, page: Path, tmp_path: Path
-) -> None:
-    bad = tmp_path / "bad.html"
-    bad.write_text("<!doctype html><script>setTimeout(() => missing())</script>", encoding="utf-8")
-    path = find_firefox()
-    assert path is not None
-    figures = (
-        "[...document.querySelectorAll('#answer, #ops td.num, #better td')].map(e => e.textContent)"
-    )
-    with firefox(path, tmp_path) as other:
-        other.open(page.as_uri())
-        other.evaluate(IDLE)
-        assert other.evaluate(figures) == tab.evaluate(figures)
-        assert other.evaluate("performance.getEntriesByType('resource').length") == 0
-        # Messages arrive late, but in order: once those of a bad page are there, they are all.
-        other.open(bad.as_uri())
-        for _ in range(100):
-            if found := other.problems():
-                break
-            other.evaluate("new Promise(done => setTimeout(done, 100))")
-        assert found == ["ReferenceError: missing is not defined"]
-        assert "console." not in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -704,23 +535,25 @@ def test_the_copied_commands_run_and_say_the_same(tab: Tab, change: str) -> None
     assert {
         name: value for name, value in parse_qsl(change) if name != "keep"
     }.items() <= taken.items()
-    lines = {name: shlex.split(seen(tab)[f"c-{name}"]) for name in ("predict", "advise", "sweep")}
-    done = CliRunner().invoke(app, [*lines["predict"][1:], "--json"])
-    assert done.exit_code == 0, done.output
+    names = ("predict", "advise", "sweep")
+    lines = {name: seen(tab)[f"c-{name}"].removeprefix("quantbench ") for name in names}
+    said = run_json(lines["predict"])
     assert " # " not in seen(tab)["c-predict"]
     listed = "[...layerOf(state), ...ops(state).filter(op => op.name === 'logits')]"
     ops = tab.evaluate(f"{listed}.map(op => [op.label, models.get(active).estimate(op).us])")
-    found = json.loads(done.stdout)["rows"][0]["ops"]
+    found = said["rows"][0]["ops"]
     assert [(one["op"], pytest.approx(one["latency_us"], rel=1e-5)) for one in found] == [
         tuple(one) for one in ops
     ]
     # The page leaves logits out that are too wide for a prediction, and says so; `advise` refuses
     # them.
     wide = "Logits of" in seen(tab)["compared"]
-    assert CliRunner().invoke(app, [*lines["advise"][1:], "--json"]).exit_code == int(wide)
+    if wide:
+        assert refused(lines["advise"])
+    else:
+        run(lines["advise"])
     # A sweep would measure; that its grid has points is what the page can promise.
-    grid = CliRunner().invoke(app, [*lines["sweep"][1:], "--dry-run", "--gpu", GPUS[0]])
-    assert grid.exit_code == 0, grid.output
+    run(f"{lines['sweep']} --dry-run --gpu {GPUS[0]}")
 
 
 def violations(tab: Tab) -> list[str]:

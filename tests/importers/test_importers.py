@@ -9,21 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from quantbench.device.spec import DeviceSpec
+from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.importers import aiconfigurator, csv_table
 from quantbench.importers.disagreement import disagreements
-from quantbench.importers.runs import Origin, Row, Rows, dtype_name, summary_lines, write_run
+from quantbench.importers.runs import Origin, Row, Rows, summary_lines, write_run
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured, Place, Skipped
 from quantbench.workload import Attention, Collective, Gemm, MoE
 
-A100 = DeviceSpec(
-    name="a100-sxm4-80gb", kind="cuda", sm_count=108, sm_clock_mhz=1410, l2_bytes=40 * 2**20,
-    smem_per_sm_bytes=164 * 1024, memory_bytes=80 * 2**30, memory_gb_per_s=2039,
-    peak_tflops={"bf16": 312.0, "fp16": 312.0}, compute_capability=(8, 0),
-)  # fmt: skip
+A100 = lookup("a100-sxm4-80gb")
 ORIGIN = Origin("t", "table of nobody", {"x": "1"}, {"importer": "test", "sha256": "0"})
 
 needs_package = pytest.mark.skipif(
@@ -44,30 +40,14 @@ def test_rows_become_records_that_read_back(tmp_path: Path) -> None:
     summary = write_run(tmp_path, A100, ORIGIN, found)
     assert (summary.rows, summary.records, summary.rejected, summary.no_time) == (6, 2, 0, 0)
     run = read_run(tmp_path / "a100-sxm4-80gb" / "t")
-    assert (run.info.origin, run.info.source, run.info.how_ended) == (
-        "imported",
-        "table of nobody",
-        "complete",
-    )
+    assert (run.info.origin, run.info.source) == ("imported", "table of nobody")
     assert run.info.axes == {"m": [128, 256]}
     assert run.info.options["left_out"] == {"a sliding window": 3}
     first, second = run.records
-    assert isinstance(first.outcome, Measured)
-    assert first.outcome.measurement.samples_us == (
-        40.0,
-        44.0,
-    )  # repeats of a shape are samples of one record
-    assert (first.outcome.measurement.stopped_by, first.outcome.measurement.cache) == (
-        "imported",
-        "unknown",
-    )
-    assert (first.origin, first.source, first.outcome.grade.letter) == (
-        "imported",
-        "table of nobody",
-        "C",
-    )
+    # Repeats of a shape are samples of one record.
+    assert first.outcome.measurement.samples_us == (40.0, 44.0)
+    assert (first.source, first.outcome.grade.letter) == ("table of nobody", "C")
     assert first.launch is None
-    assert second.launch is not None
     assert second.launch.kernel == "ampere_gemm"
 
 
@@ -118,11 +98,6 @@ def test_times_of_a_processor_are_not_those_of_a_gpu(tmp_path: Path) -> None:
         InputError, match=r"large products take 83 times what they should on a100-sxm4-80gb"
     ):
         write_run(tmp_path, A100, ORIGIN, Rows(rows))
-
-
-def test_slow_times_are_kept_where_the_unit_is_said_to_be_right(tmp_path: Path) -> None:
-    summary = write_run(tmp_path, A100, ORIGIN, Rows([row(128, 40e3)]), units_are_right=True)
-    assert (summary.records, summary.rejected) == (1, 0)
 
 
 def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:
@@ -214,11 +189,6 @@ def test_a_region_that_is_slower_as_a_whole_is_named() -> None:
     rows = [Row(work, us, "vllm", Place({}, "gemm")) for work, us in zip(works, slow, strict=True)]
     (line,) = disagreements(model.device, rows)
     assert "fp8_block products with m <= 64: their median is 18 times" in line
-
-
-def test_dtype_names() -> None:
-    names = ["bfloat16", "torch.float16", "half", "fp8", "nvfp4"]
-    assert [dtype_name(t) for t in names] == ["bf16", "fp16", "fp16", "fp8", "nvfp4"]
 
 
 # --- csv ---------------------------------------------------------------------------------------------------------
@@ -314,25 +284,6 @@ def test_csv_file_errors(tmp_path: Path, content: str, message: str) -> None:
             tmp_path / "t.csv", csv_table.parse_map("m=M,n=N,k=K,latency=time:ms"), dtype="bf16"
         )
     assert message in str(error.value)
-
-
-def test_csv_unreadable_files(tmp_path: Path) -> None:
-    mapped = csv_table.parse_map("m=M,n=N,k=K,latency=time:ms")
-    with pytest.raises(
-        StoreError, match=r"gone.csv \(No such file or directory\); expected a readable CSV file"
-    ):
-        csv_table.read_rows(tmp_path / "gone.csv", mapped, dtype="bf16")
-    (tmp_path / "t.csv").write_bytes(b"\xff\xfeM,N")
-    with pytest.raises(StoreError, match=r"expected a readable CSV file in UTF-8"):
-        csv_table.read_rows(tmp_path / "t.csv", mapped, dtype="bf16")
-    (tmp_path / "t.csv.xz").write_bytes(b"no xz")
-    with pytest.raises(StoreError, match=r"expected a readable CSV file in UTF-8"):
-        csv_table.read_rows(tmp_path / "t.csv.xz", mapped, dtype="bf16")
-    (tmp_path / "u.csv").write_text("M,N,K,time\n1,2,3,4\n")
-    with pytest.raises(
-        InputError, match=r"no dtype; expected --dtype bf16, or dtype=column in --map"
-    ):
-        csv_table.read_rows(tmp_path / "u.csv", mapped)
 
 
 # --- aiconfigurator ----------------------------------------------------------------------------------------------

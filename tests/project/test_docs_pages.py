@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run
 
 from quantbench.cli.app import COMMANDS, load
 from quantbench.store.folder import read_run
@@ -143,16 +144,9 @@ def test_a_kernel_of_ones_own_is_timed_as_the_page_says(tmp_path: Path) -> None:
     first, second, _ = blocks(DOCS / "own-kernels.md", "python")
     assert len([line for line in first.splitlines() if line.strip()]) <= 5
     (tmp_path / "test_mine.py").write_text(first + "\n" + second)
-    words = (
-        "--benchmark-only",
-        "--benchmark-json=out.json",
-        "--device-max-time",
-        "50ms",
-        "--device-cache",
-        "hot",
-    )
+    words = "--benchmark-only --benchmark-json=out.json --device-max-time=50ms --device-cache=hot"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words.split()],
         cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -162,27 +156,16 @@ def test_a_kernel_of_ones_own_is_timed_as_the_page_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_provider_of_ones_own_is_swept_as_the_page_says(tmp_path: Path) -> None:
+def test_a_provider_of_ones_own_is_swept_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mine.py").write_text(blocks(DOCS / "own-kernels.md", "python")[2])
-    words = (
-        "--dim",
-        "n=64,96",
-        "-m",
-        "64",
-        "-k",
-        "64",
-        "--dtype",
-        "fp32",
-        "--provider",
-        "mine:MyGemm,torch",
-    )
-    quick = ("--precision", "20%", "--cache", "hot")
-    done = subprocess.run(
-        [sys.executable, "-m", "quantbench", "sweep", *words, *quick],
-        cwd=tmp_path, env={**ENVIRONMENT, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+    quick = "--precision 20% --cache hot --dtype fp32"
+    run(f"sweep --dim n=64,96 -m 64 -k 64 {quick} --provider mine:MyGemm,torch")
     (folder,) = tmp_path.glob("results/*/*")
     points = [r for r in read_run(folder).records if r.role == "point"]
     assert {(r.provider, r.workload.n) for r in points} == {  # type: ignore[union-attr]

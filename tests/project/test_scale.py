@@ -10,19 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from simulator import SimulatedGpu, along, records_of
 
 from quantbench.analysis import curves as curve_fits
 from quantbench.analysis.curves import LEAST_ERROR, curves_of, fit_curves
 from quantbench.analysis.periods import find_periods
 from quantbench.analysis.step_detection import find_pieces
-from quantbench.analysis.summary import points_of, rows_of
+from quantbench.analysis.summary import points_of
 from quantbench.latency.gemm.training import Effort
 from quantbench.launch import Tile
 from quantbench.profile import fit as profile_fit
 from quantbench.profile.table import Table
-from quantbench.report.overview import draw_heat_map
 from quantbench.store.record import record_from_json, record_to_json
 from quantbench.workload import Gemm
 
@@ -55,18 +53,6 @@ def test_curves_with_sizes_of_their_own_are_fitted_together(
     assert numbers[40][1] == 2 * numbers[20][1]
 
 
-def test_curves_fitted_together_are_fitted_as_if_alone() -> None:
-    rng = np.random.default_rng(0)
-    sizes = np.log(np.sort(rng.choice(np.arange(64, 4096), (6, 40), replace=False), axis=1))
-    times = np.floor(np.exp(sizes) / 512) * 0.2 + rng.normal(0, 0.004, sizes.shape)
-    sigma = np.full(sizes.shape, 0.004)
-    together = find_pieces(sizes, times, sigma)
-    for i in range(len(sizes)):
-        alone = find_pieces(sizes[i], times[i : i + 1], sigma[i : i + 1])
-        assert together.starts[i].tolist() == alone.starts[0].tolist()
-        assert together.cost[i] == pytest.approx(alone.cost[0])
-
-
 @pytest.mark.slow
 def test_a_curve_of_thousands_of_sizes_is_fitted_in_parts() -> None:
     sizes = range(32, 32 * 1601, 32)
@@ -95,21 +81,6 @@ def test_equal_states_and_grades_of_a_file_are_kept_once(tmp_path: Path) -> None
     assert [first, second] == list(records)
     assert first.outcome.measurement.state_before is second.outcome.measurement.state_before  # type: ignore[union-attr]
     assert first.outcome.grade is second.outcome.grade  # type: ignore[union-attr]
-
-
-def test_a_heat_map_of_hundreds_of_sizes_has_few_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = [Gemm(m=32 * (i + 1), n=n, k=64) for i in range(300) for n in (1024, 4096)]
-    records = records_of(
-        GPU, [({"m": shape.m, "n": shape.n}, shape) for shape in shapes], noise=0.0, seed=0
-    )
-    drawn: list[Any] = []
-    monkeypatch.setattr(
-        Figure, "savefig", lambda drawing, *_, **__: drawn.extend(drawing.axes[0].get_xticklabels())
-    )
-    rows = rows_of(points_of(records, GPU.spec()))
-    draw_heat_map(rows, "m", "n", title="", caption="")
-    assert 10 <= len(drawn) <= 14
-    assert [label.get_text() for label in drawn[:2]] == ["32", str(32 * 23)]
 
 
 def test_the_model_of_a_large_table_is_fitted_to_a_bounded_number_of_its_rows(

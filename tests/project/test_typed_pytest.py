@@ -21,16 +21,8 @@ BENCHMARKS = "tests/benchmarks"
 def collected(*paths: str, python_path: str = "") -> str:
     """What the typed command says of these paths; it must end without an error."""
     # hypothesis's own plugin is no part of what is tried, and fails without hypothesis.
-    words = [
-        str(SCRIPT),
-        "-p",
-        "no:hypothesispytest",
-        "--benchmark-only",
-        "--collect-only",
-        "-q",
-        "-rs",
-        *paths,
-    ]
+    options = "-p no:hypothesispytest --benchmark-only --collect-only -q -rs"
+    words = [str(SCRIPT), *options.split(), *paths]
     environment = {**os.environ, "PYTHONPATH": python_path}
     done = subprocess.run(
         words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -40,16 +32,12 @@ def collected(*paths: str, python_path: str = "") -> str:
 
 
 @pytest.mark.slow
-def test_the_typed_command_finds_the_checkouts_tools() -> None:
-    assert f"{WITH_TOOLS}::" in collected(WITH_TOOLS, BENCHMARKS)
-
-
-@pytest.mark.slow
 def test_a_module_that_needs_the_extra_dev_is_skipped_with_the_reason(tmp_path: Path) -> None:
     absent = "raise ModuleNotFoundError(\"No module named 'hypothesis'\", name='hypothesis')"
     (tmp_path / "hypothesis.py").write_text(absent)
-    said = collected(WITH_HYPOTHESIS, BENCHMARKS, python_path=str(tmp_path))
+    said = collected(WITH_HYPOTHESIS, WITH_TOOLS, BENCHMARKS, python_path=str(tmp_path))
     assert f"{BENCHMARKS}/test_edge_pairs.py::test_gemm" in said
+    assert f"{WITH_TOOLS}::" in said
     assert "hypothesis, of the extra quantbench[dev], is not installed" in said
 
 

@@ -184,39 +184,19 @@ def test_coarse_products_of_the_process_do_not_reach_the_checks() -> None:
         torch.set_float32_matmul_precision("highest")
 
 
-def zero_tile(found: Tensors) -> None:
-    found[0][..., 96:128, 64:96] = 0
-
-
-def zero_last_row(found: Tensors) -> None:
-    found[0][..., -1, :] = 0
-
-
-def wrong_column(found: Tensors) -> None:
-    found[0][..., 7] = found[0][..., 8]
-
-
-def one_large_element(found: Tensors) -> None:
-    found[0][..., 5, 7] += 100
-
-
-def scaled(found: Tensors) -> None:
-    found[0].mul_(1.01)
-
-
-def one_nan(found: Tensors) -> None:
-    found[0].view(-1)[77] = torch.nan
-
-
-def one_infinity(found: Tensors) -> None:
-    found[0].view(-1)[77] = torch.inf
+DAMAGE: dict[str, Damage] = {
+    "zero tile": lambda found: found[0][..., 96:128, 64:96].zero_(),
+    "zero last row": lambda found: found[0][..., -1, :].zero_(),
+    "wrong column": lambda found: found[0][..., 7].copy_(found[0][..., 8]),
+    "one large element": lambda found: found[0][..., 5, 7].add_(100),
+    "scaled": lambda found: found[0].mul_(1.01),
+    "a NaN": lambda found: found[0].view(-1)[77].fill_(torch.nan),
+    "an infinity": lambda found: found[0].view(-1)[77].fill_(torch.inf),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "damage",
-    [zero_tile, zero_last_row, wrong_column, one_large_element, scaled, one_nan, one_infinity],
-)
+@pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize(
     "work",
     [
@@ -234,16 +214,12 @@ def one_infinity(found: Tensors) -> None:
     ],
     ids=str,
 )
-def test_a_wrong_result_is_found(work: Workload, damage: Damage) -> None:
+def test_a_wrong_result_is_found(work: Workload, damage: str) -> None:
+    lost = damage in ("a NaN", "an infinity")
+    words = "1 of .* elements not written or not a number" if lost else "relative error"
     for seed in range(3):
         given, found = case(work)
-        damage(found)
-        words = (
-            "1 of .* elements not written or not a number"
-            if "one_" in damage.__name__[:4]
-            else "relative error"
-        )
-        words = words if damage is not one_large_element else "relative error"
+        DAMAGE[damage](found)
         with pytest.raises(MeasurementError, match=f"^check: {words}"):
             error_of(work, given, found, seed)
 
@@ -321,15 +297,6 @@ def test_random_corruption_over_twice_the_tolerance_is_found(
         error_of(work, given, (disturbed,))
 
 
-def test_the_message_names_error_and_bound() -> None:
-    work = Gemm(64, 64, 32)
-    given, (found,) = case(work)
-    with pytest.raises(MeasurementError) as caught:
-        error_of(work, given, (torch.zeros_like(found),))
-    assert str(caught.value).startswith("check: relative error ")
-    assert "; expected at most 0.005 (bf16 results: 8 bits" in str(caught.value)
-
-
 def test_tolerances_tell_formats_apart() -> None:
     """Those of fp32 follow k, and lie far below one rounding to tf32."""
     bounds = [
@@ -342,42 +309,19 @@ def test_tolerances_tell_formats_apart() -> None:
         correctness.tolerance(Collective("all_reduce", 2**20, 2))  # type: ignore[arg-type]
 
 
-def test_the_error_of_a_zero_reference_is_absolute() -> None:
-    assert relative_error(torch.zeros(3), torch.zeros(3)) == 0
-    assert relative_error(torch.full((4,), 0.5), torch.zeros(4)) == 1
-
-
 @pytest.mark.parametrize(
     ("provider_id", "workload"),
     [
         ("torch.mm", Gemm(500, 417, 820, layout="nt")),
-        ("torch.mm", Gemm(50, 41, 82, batch=12, dtype="fp16", layout="tn")),
-        ("torch.mm", Gemm(500, 409, 820, dtype="int8")),
-        pytest.param(
-            "torch.mm",
-            Gemm(64, 48, 32, dtype="fp8", layout="nt"),
-            marks=pytest.mark.skipif(
-                not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm.out", "CPU"),
-                reason="this torch has no fp8 product on a CPU",
-            ),
-        ),
-        *(
-            ("torch.grouped_loop", GroupedGemm((90, 0, 3, 64), 41, 82, *of))
-            for of in EXPERT_FORMATS
-        ),
-        *(("torch.permute", Permute(90, 41, 3, "bf16", direction)) for direction in PERMUTATIONS),
-        ("torch.eager", Softmax(24, 96, 96, mask="full", mask_batch=4)),
+        ("torch.grouped_loop", GroupedGemm((90, 0, 3, 64), 41, 82)),
+        ("torch.permute", Permute(90, 41, 3)),
         ("torch.eager", Softmax(24, 96, 96, mask="full", mask_batch=4, direction="backward")),
-        ("torch.eager", Softmax(24, 96, 96, dtype="fp16", direction="backward")),
         ("torch.flash", Attention(2, 8, 192, 192, 128, kv_heads=2, direction="backward")),
-        ("torch.flash", Attention(2, 8, 192, 192, 64, kv_heads=2)),
-        ("torch.math", Attention(2, 4, 192, 192, 128, dtype="fp32")),
     ],
     ids=str,
 )
 def test_torchs_providers_pass(provider_id: str, workload: Workload) -> None:
     found = check(catalog.make(provider_id), workload, CPU)
-    assert found is not None
     assert 0 <= found.relative_error <= found.tolerance
 
 
@@ -440,19 +384,6 @@ def test_copies_that_are_timed_in_turn_are_checked() -> None:
     second.outputs()[0][3] = 0
     with pytest.raises(MeasurementError, match="after timing: relative error"):
         audit.after_sampling(run)
-
-
-@pytest.mark.parametrize(
-    ("name", "what"), [("os:path", "a module"), ("os:getcwd", "a builtin_function_or_method")]
-)
-def test_a_name_that_means_no_class_is_no_provider(name: str, what: str) -> None:
-    with pytest.raises(InputError, match=f"{name}.*{what}.*class with unsupported, prepare"):
-        catalog.make(name)
-
-
-def test_a_class_of_something_else_is_no_provider() -> None:
-    with pytest.raises(InputError, match=r"pathlib:Path.*without unsupported, prepare"):
-        catalog.make("pathlib:Path")
 
 
 def test_gqa_gradients_are_summed_over_the_heads_of_a_group() -> None:

@@ -194,7 +194,6 @@ def test_a_product_and_its_tile(
 ) -> None:
     read = parse(name)
     assert (read.family, read.role) == (family, "gemm")
-    assert read.tile is not None
     assert (read.tile.block_m, read.tile.block_n, read.tile.block_k, read.tile.stages) == tile
     assert read.tile.split_k == 1
     assert not read.split_k_unknown
@@ -265,7 +264,6 @@ def test_split_k_without_a_number_is_said(name: str, tile: Tile) -> None:
 )
 def test_split_k_of_amd_kernels(name: str, split_k: int, unknown: bool) -> None:
     read = parse(name)
-    assert read.tile is not None
     assert (read.tile.split_k, read.split_k_unknown) == (split_k, unknown)
     work = Gemm(4096, 4096, 4096)
     tiles = (cdiv(4096, read.tile.block_n), cdiv(4096, read.tile.block_m), 1)
@@ -284,7 +282,6 @@ def test_tensile_prints_our_n_first() -> None:
     # y = x·Wᵀ with 512 rows, n = 768, k = 3072 on an MI300X: MT64x48x128 ran 264 workgroups in a
     # split of two.
     tile = parse("Cijk_Alik_Bljk_BBS_BH_MT64x48x128_MI16x16x1_GSU2_ISA942_WS64_WG16_4_4").tile
-    assert tile is not None
     assert cdiv(768, tile.block_n) * cdiv(512, tile.block_m) * tile.split_k == 264
 
 
@@ -319,7 +316,6 @@ def _sampled() -> Iterator[dict[str, Any]]:
 def _grid_is_told(row: dict[str, Any]) -> bool:
     kernel, work, grid, reduced = _launches(row)
     name = parse(kernel)
-    assert name.tile is not None
     across, down = cdiv(work.n, name.tile.block_n), cdiv(work.m, name.tile.block_m)
     split = split_k_of(grid, name, work, splitting=reduced)
     if name.family == "cublas":  # spreads its tiles over x, y and z alike
@@ -374,7 +370,6 @@ def test_a_pair_of_sms_shares_the_printed_tile_in_cutlass() -> None:
         "cutlass3x_sm100_tensorop_h256x256x16gemm_f16_f16_f16_f16_f16_256x256x64_0_nnn_align8_2sm"
     )
     tile = parse(name).tile
-    assert tile is not None
     assert cdiv(4096, tile.block_m) * cdiv(4096, tile.block_n) == 16 * 32
     clustered = "cutlass3x_sm100_tensorop_gemm_bf16_bf16_f32_void_bf16_256x256x64_2x2x1_0_ttn_align8_stream_k_2sm"
     assert parse(clustered).tile == Tile(256, 128, block_k=64)
@@ -404,8 +399,6 @@ def test_nvjet_prints_our_n_first_whatever_the_last_letter(
     name: str, m: int, n: int, blocks: int
 ) -> None:
     read = parse(name)
-    assert read.tile is not None
-    assert read.cluster is not None
     tiles_m = cdiv(cdiv(m, read.tile.block_m), read.cluster[0]) * read.cluster[0]
     tiles_n = cdiv(cdiv(n, read.tile.block_n), read.cluster[1]) * read.cluster[1]
     assert tiles_m * tiles_n == blocks
@@ -418,7 +411,6 @@ def test_cutlass_prints_our_n_first(m: int, grid_x: int) -> None:
     # y = x·Wᵀ with W 6144×6144 in bf16 on a GA102, Nsight Systems: grids of (…, 3), rasterised 8
     # tiles of n deep.
     tile = parse("cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8").tile
-    assert tile is not None
     assert cdiv(6144, tile.block_n) == 8 * 3
     assert cdiv(m, tile.block_m) * 8 == grid_x
 

@@ -52,16 +52,24 @@ def test_narrow_formats_fill_their_range_and_stay_in_it() -> None:
     assert (int8.min().item(), int8.max().item()) == (-127, 127)
 
 
-def test_narrow_formats_are_drawn_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs_module, "_CHUNK_ELEMENTS", 100)
-    drawn: list[int] = []
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many numbers are drawn, one entry a call."""
+    counts: list[int] = []
     fill = Inputs._fill
 
     def counted(self: Inputs, out: torch.Tensor) -> torch.Tensor:
-        drawn.append(out.numel())
+        counts.append(out.numel())
         return fill(self, out)
 
     monkeypatch.setattr(Inputs, "_fill", counted)
+    return counts
+
+
+def test_narrow_formats_are_drawn_in_chunks(
+    drawn: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs_module, "_CHUNK_ELEMENTS", 100)
     values = Inputs(CPU, "normal").tensor(25, 10, dtype="int8")
     assert drawn == [100, 100, 50]
     assert all(part.float().std().item() > 10 for part in values.flatten().split(100))
@@ -69,20 +77,10 @@ def test_narrow_formats_are_drawn_in_chunks(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "fp8", "int8"])
 @pytest.mark.parametrize("distribution", ["normal", "uniform", "integers"])
-def test_a_large_tensor_is_made_of_pieces(
-    dtype: str, distribution: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_tensor_is_made_of_pieces(dtype: str, distribution: str, drawn: list[int]) -> None:
     """Few numbers are drawn, none is left out, the distribution is that of the drawn ones, and rows
     are not alike.
     """
-    drawn: list[int] = []
-    fill = Inputs._fill
-
-    def counted(self: Inputs, out: torch.Tensor) -> torch.Tensor:
-        drawn.append(out.numel())
-        return fill(self, out)
-
-    monkeypatch.setattr(Inputs, "_fill", counted)
     tensors = []
     for seed in (3, 3, 4):
         tensor = torch.zeros(601, 601, dtype=TORCH_DTYPES[dtype])

@@ -100,29 +100,20 @@ def test_a_product_with_a_tile_of_its_own_passes_the_check(schedule: str) -> Non
     ("provider_id", "workload", "device", "reason"),
     [
         ("triton.split_k", Gemm(64, 64, 64), H200, None),
-        ("triton.split_k", Gemm(64, 64, 64, dtype="fp8"), H200, None),
         ("triton.split_k", Gemm(64, 64, 64, dtype="fp8"), A100, "fp8 needs compute capability 8.9, not 8.0"),
         ("triton.split_k", Gemm(64, 64, 64, dtype="int8"), A100, "triton.split_k does not take int8"),
         ("triton.split_k", Gemm(64, 64, 64), CPU, f"triton.split_k {NO_GPU}"),
         ("triton.split_k", Softmax(2, 16, 16), H200, "triton.split_k runs matrix products, not softmax"),
-        ("triton.grouped", GroupedGemm((8, 0), 64, 64, "fp8", "nt"), H200, None),
-        ("triton.grouped", GroupedGemm((8, 0), 64, 64, "fp8", "nt"), A100, "fp8 needs compute capability 8.9, not 8.0"),
         ("triton.grouped", GroupedGemm((8, 0), 64, 64, "int8"), A100, "triton.grouped does not take int8"),
-        ("triton.flash", Attention(1, 2, 8, 8, 64), H200, None),
         ("triton.flash", Attention(1, 2, 8, 8, 75, direction="backward"), H200, None),
         ("triton.flash", Attention(1, 2, 8, 8, 64, dtype="fp32"), A100, None),
         ("triton.flash", Attention(1, 2, 8, 8, 512), H200, "triton.flash takes head_dim from 8 to 256, not 512"),
         ("triton.flash", Attention(1, 2, 8, 8, 64, dtype="fp16"), V100, "triton compiles no attention for sm_70"),
-        ("triton.flash", Attention(1, 2, 8, 8, 64), CPU, f"triton.flash {NO_GPU}"),
-        ("triton.flash", Gemm(8, 8, 8), H200, "triton.flash runs attention, not gemm"),
-        ("triton.fused", Softmax(2, 8, 8), H200, None),
         ("triton.fused", Softmax(2, 8, 8, direction="backward"), H200, None),
         ("triton.fused", Softmax(2, 8, 16384, mask="full"), H200, None),
         ("triton.fused", Softmax(2, 8, 16385, mask="full"), H200,
          "triton.fused takes rows of up to 16384 columns, not 16385"),
-        ("triton.fused", Softmax(2, 8, 8), CPU, f"triton.fused {NO_GPU}"),
         ("triton.fused", Softmax(2, 8, 8), AMD, f"triton.fused {NO_GPU}"),
-        ("triton.fused", Gemm(8, 8, 8), H200, "triton.fused runs softmax, not gemm"),
     ],
 )  # fmt: skip
 def test_what_is_refused(
@@ -208,9 +199,9 @@ def test_the_check_sees_a_lost_reduction_step(monkeypatch: pytest.MonkeyPatch) -
     """k is told as half of what it is."""
     from quantbench.kernels.gemm import host as gemm
 
-    sizes = gemm._sizes
+    sizes = gemm.sizes
     monkeypatch.setattr(
-        gemm, "_sizes", lambda operands: {**sizes(operands), "k": operands.gemm.k // 2}
+        gemm, "sizes", lambda operands: {**sizes(operands), "k": operands.gemm.k // 2}
     )
     with pytest.raises(MeasurementError, match="relative error"):
         check(catalog.make("triton.data_parallel@32x32x16"), Gemm(40, 40, 64, dtype="fp16"), CPU)
@@ -285,5 +276,4 @@ def test_a_users_tile_is_used(
         "softmax": ("triton.fused@2x64", Softmax(4, 40, 40, dtype="fp16")),
     }[kind]
     launch = catalog.make(provider_id).prepare(work, CPU).launch()
-    assert launch is not None
     assert launch.grid == grid

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import pytest
 import torch
 from fixture_truth import plugin_words
 from made_runs import SPEC, measurement
+from pytest_benchmark.session import PerformanceRegression
 
 from quantbench.errors import InputError
 from quantbench.measurement import Measurement
@@ -23,7 +21,7 @@ from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
 
 ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {**os.environ, "QUANTBENCH_DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
+Suite = Callable[[str], tuple[int, str]]
 SUITE = """
 import pytest, torch
 
@@ -41,20 +39,29 @@ def test_plain():
 """
 
 
-def pytest_run(folder: Path, *words: str, device: str = "cpu") -> subprocess.CompletedProcess[str]:
-    (folder / "test_suite.py").write_text(SUITE)
-    plugin = plugin_words()
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *plugin, "-q", "--device-max-time", "50ms", "--device-cache", "hot", *words],
-        cwd=folder, env={**ENVIRONMENT, "QUANTBENCH_DEVICE": device}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+@pytest.fixture
+def suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Suite:
+    """Runs SUITE in this process with the words given: the exit code, and what is said."""
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test_suite.py").write_text(SUITE)
+
+    def call(words: str) -> tuple[int, str]:
+        usual = "-q --import-mode=importlib --capture=sys -p no:cacheprovider"
+        quick = "--device-max-time=50ms --device-cache=hot"
+        code = pytest.main([*plugin_words(), *shlex.split(f"{usual} {quick} {words}")])
+        return int(code), "".join(capsys.readouterr())
+
+    return call
 
 
 @pytest.mark.slow
-def test_the_table_and_the_json_hold_device_time(tmp_path: Path) -> None:
-    done = pytest_run(tmp_path, "--benchmark-only", "--benchmark-json=out.json", "-k", "my_kernel")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"benchmark 'mine': 2 tests", done.stdout)
+def test_the_table_and_the_json_hold_device_time(suite: Suite, tmp_path: Path) -> None:
+    code, said = suite("--benchmark-only --benchmark-json=out.json -k my_kernel")
+    assert code == 0
+    assert "benchmark 'mine': 2 tests" in said
     found = {
         b["params"]["size"]: b
         for b in json.loads((tmp_path / "out.json").read_text())["benchmarks"]
@@ -71,64 +78,58 @@ def test_the_table_and_the_json_hold_device_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_device_that_cannot_be_measured_is_one_line(tmp_path: Path) -> None:
-    done = pytest_run(tmp_path, "-k", "my_kernel or plain", device="abacus")
+def test_a_device_that_cannot_be_measured_is_one_line(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "abacus")
+    _, said = suite("-k 'my_kernel or plain'")
     error = "\nQUANTBENCH_DEVICE: 'abacus'; expected cpu, cuda or cuda:<number>\n"
-    assert done.stdout.count(error) == 2  # of two tests, without a traceback
-    assert "here.py" not in done.stdout
-    assert "1 passed" in done.stdout  # the test that asks for no device
+    assert said.count(error) == 2  # of two tests, without a traceback
+    assert "here.py" not in said
+    assert "1 passed" in said  # the test that asks for no device
 
 
 @pytest.mark.slow
-def test_a_comparison_fails_on_a_regression(tmp_path: Path) -> None:
-    only = ("--benchmark-only", "-k", "my_kernel")
-    assert pytest_run(tmp_path, *only, "--benchmark-save=base").returncode == 0
+def test_a_comparison_fails_on_a_regression(suite: Suite, tmp_path: Path) -> None:
+    only = "--benchmark-only -k my_kernel"
+    assert suite(f"{only} --benchmark-save=base")[0] == 0
     (saved,) = tmp_path.glob(".benchmarks/*/*.json")
     data = json.loads(saved.read_text())
     for each in data["benchmarks"]:
         each["stats"]["median"] /= 100  # as if it had been a hundred times faster
     saved.write_text(json.dumps(data))
-    again = pytest_run(
-        tmp_path, *only, "--benchmark-compare=0001", "--benchmark-compare-fail=median:5%"
-    )
-    assert again.returncode != 0
-    assert "Performance has regressed" in again.stdout + again.stderr
+    with pytest.raises(PerformanceRegression):
+        suite(f"{only} --benchmark-compare=0001 --benchmark-compare-fail=median:5%")
 
 
 @pytest.mark.slow
-def test_a_figure_above_the_peak_fails(tmp_path: Path) -> None:
-    done = pytest_run(tmp_path, "-k", "impossible")
-    assert done.returncode == 1
-    assert "faster than the hardware's peak" in done.stdout
+def test_a_figure_above_the_peak_fails(suite: Suite) -> None:
+    code, said = suite("-k impossible")
+    assert code == 1
+    assert "faster than the hardware's peak" in said
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "outcome"),
     [
-        (("--benchmark-skip",), "1 passed, 3 skipped"),
-        (("--benchmark-disable", "-k", "not impossible"), "3 passed"),
+        ("--benchmark-skip", "1 passed, 3 skipped"),
+        ("--benchmark-disable -k 'not impossible'", "3 passed"),
     ],
 )
-def test_the_switches_of_pytest_benchmark_work(
-    tmp_path: Path, words: tuple[str, ...], outcome: str
-) -> None:
-    done = pytest_run(tmp_path, *words)
-    assert outcome in done.stdout, done.stdout
+def test_the_switches_of_pytest_benchmark_work(suite: Suite, words: str, outcome: str) -> None:
+    assert outcome in suite(words)[1]
 
 
-def test_a_wrong_option_is_said_in_one_line(tmp_path: Path) -> None:
-    done = pytest_run(tmp_path, "--device-max-time", "soon", "-k", "my_kernel")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert done.stderr.startswith("ERROR: --device-max-time: 'soon'; expected a time such as 90s")
+def test_a_wrong_option_is_said_in_one_line(suite: Suite) -> None:
+    code, said = suite("--device-max-time=soon -k my_kernel")
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: --device-max-time: 'soon'; expected a time such as 90s" in said
 
 
-def test_histograms_show_device_time(tmp_path: Path) -> None:
+def test_histograms_show_device_time(suite: Suite, tmp_path: Path) -> None:
     pytest.importorskip("pygal", reason="needs pygal: pip install 'pytest-benchmark[histogram]'")
-    done = pytest_run(
-        tmp_path, "--benchmark-only", "--benchmark-histogram=times", "-k", "my_kernel"
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert suite("--benchmark-only --benchmark-histogram=times -k my_kernel")[0] == 0
     (picture,) = tmp_path.glob("times*.svg")
     assert "test_my_kernel[128]" in picture.read_text()
 

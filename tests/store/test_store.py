@@ -72,6 +72,13 @@ def record(n: int, outcome: object = None, **changes: object) -> Record:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
+def written(results: Path, *records: Record, info: RunInfo = INFO) -> Path:
+    """The folder of a run of these records."""
+    with RunWriter.create(results, info) as writer:
+        writer.extend(records)
+    return writer.folder
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -134,34 +141,30 @@ def test_each_record_is_on_disk_before_the_next(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_last_line_torn_at_any_byte_costs_that_record_alone(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path, INFO) as writer:
-        writer.append(record(8))
-        writer.append(record(16))
-    path = writer.folder / "records.jsonl"
+    folder = written(tmp_path, record(8), record(16))
+    path = folder / "records.jsonl"
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
     for end in range(first + 1, len(whole) - 1):
         path.write_bytes(whole[:end])
-        run = read_run(writer.folder)
+        run = read_run(folder)
         assert [r.workload.n for r in run.records] == [8]  # type: ignore[union-attr]
         assert len(run.warnings) == 1
         assert "last line is torn" in run.warnings[0]
     path.write_bytes(whole[:-1])  # only the newline is missing: the record is whole
-    assert len(read_run(writer.folder).records) == 2
+    assert len(read_run(folder).records) == 2
 
 
 def test_resuming_after_a_torn_line_leaves_whole_lines_only(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path, INFO) as writer:
-        writer.append(record(8))
-        writer.append(record(16))
-    path = writer.folder / "records.jsonl"
+    folder = written(tmp_path, record(8), record(16))
+    path = folder / "records.jsonl"
     whole = path.read_bytes()
     for end in (len(whole) - 30, len(whole) - 1):
         path.write_bytes(whole[:end])
-        writer, run = RunWriter.resume(writer.folder)
+        writer, run = RunWriter.resume(folder)
         with writer:
             writer.append(record(24))
-        assert [r.workload.n for r in read_run(writer.folder).records] == [  # type: ignore[union-attr]
+        assert [r.workload.n for r in read_run(folder).records] == [  # type: ignore[union-attr]
             *(r.workload.n for r in run.records),  # type: ignore[union-attr]
             24,
         ]
@@ -197,7 +200,6 @@ def test_several_kernels_of_one_workload_in_a_foreign_table_are_no_repeats(tmp_p
 
 def test_the_same_measurement_with_another_grade_replaces_the_first(tmp_path: Path) -> None:
     first = record(1)
-    assert isinstance(first.outcome, Measured)
     lower = replace(
         first, outcome=replace(first.outcome, grade=Grade("B", ("the device changed",)))
     )
@@ -276,15 +278,13 @@ def test_an_empty_new_run_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_broken_line_in_the_middle_is_refused_by_its_number(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path, INFO) as writer:
-        writer.append(record(8))
-        writer.append(record(16))
-    path = writer.folder / "records.jsonl"
+    folder = written(tmp_path, record(8), record(16))
+    path = folder / "records.jsonl"
     path.write_bytes(b'{"version": 1, "key\n' + path.read_bytes())
     with pytest.raises(
         StoreError, match=r"^read run: .*records\.jsonl:1 \(.*; expected one record a line$"
     ):
-        read_run(writer.folder)
+        read_run(folder)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """What of the surroundings is kept with every run and plan."""
 
 from quantbench.store.environment import (
-    PREFIXES,
-    VARIABLES,
     installed_versions,
     relevant_environment,
 )
@@ -16,11 +14,6 @@ def test_variables_that_matter_are_kept_and_others_are_not() -> None:
     assert list(relevant_environment(given)) == [
         "CUDA_LAUNCH_BLOCKING", "NCCL_SOCKET_IFNAME", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     ]  # fmt: skip
-
-
-def test_names_stand_once() -> None:
-    assert len(set(VARIABLES)) == len(VARIABLES)
-    assert not [name for name in VARIABLES if name.startswith(PREFIXES)]
 
 
 def test_versions_are_known_without_importing_anything() -> None:

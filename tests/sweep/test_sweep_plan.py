@@ -45,7 +45,6 @@ def test_the_reference_of_experts_is_of_a_provider_that_runs_anywhere() -> None:
         ("torch.grouped_loop", "torch.grouped_mm"),
     )
     made = build_plan((parse_axis("experts=8,16"),), held, providers, TimingOptions(), A100)
-    assert made.reference is not None
     assert made.reference.provider == "torch.grouped_loop"
 
 
@@ -75,7 +74,6 @@ def test_the_reference_is_a_product_of_the_plan_and_counts_into_its_time() -> No
     assert made.reference in made.points
     alone = sum(p.estimate_s for p in made.points)
     repeats = 1 + len(made.points) // made.reference_every
-    assert made.reference is not None
     assert made.estimate_s == pytest.approx(alone + repeats * made.reference.estimate_s)
 
 
@@ -235,8 +233,6 @@ def test_what_is_measured_already_takes_nothing_of_the_budget() -> None:
     ("jumps", "expected"),
     [
         ([], [[0]]),
-        ([0.0], [[0], [1]]),
-        ([0.0, 0.0], [[0], [1], [2]]),
         ([0.0, 0.0, 0.0], [[0], [1, 2], [3]]),
         ([0.0, 0.0, 0.5, 0.0], [[0], [1], [2, 3], [4]]),
         ([0.5, 0.4, 0.0, 0.0], [[0, 1, 2], [3], [4]]),

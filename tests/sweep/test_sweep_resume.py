@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_runs import record as made_record
@@ -18,7 +19,7 @@ from rich.console import Console
 from sweep_doubles import A100, OPTIONS, Bench, QuietWorker, measured
 
 from quantbench.cli.output import show
-from quantbench.cli.sweep_print import left_out, plan_lines, result
+from quantbench.cli.sweep_print import plan_lines, result
 from quantbench.cli.sweep_run import measure
 from quantbench.errors import StoreError, UnsupportedError
 from quantbench.store.folder import RunWriter, read_run
@@ -32,7 +33,7 @@ from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm, Workload
 
 
-def answer_or_stop(chance: random.Random, share: float) -> object:
+def answer_or_stop(chance: random.Random, share: float) -> Any:
     """Answers; now and then the user presses Ctrl-C, or the worker dies, instead."""
 
     def answer(request: Request) -> Reply:
@@ -45,7 +46,13 @@ def answer_or_stop(chance: random.Random, share: float) -> object:
     return answer
 
 
-def connect_with(bench: Bench) -> object:
+def steady() -> Bench:
+    """A bench for sessions, which make their own plans."""
+    nothing: Any = None
+    return Bench(nothing, lambda request: measured(100.0))
+
+
+def connect_with(bench: Bench) -> Any:
     def connect() -> QuietWorker:
         worker = QuietWorker(bench.answer, bench.clock)
         bench.workers.append(worker)
@@ -56,15 +63,15 @@ def connect_with(bench: Bench) -> object:
 
 @pytest.mark.slow
 def test_fifty_interruptions_change_nothing(tmp_path: Path) -> None:
-    whole = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
-    with SweepSession.new(lambda spec: OPTIONS, tmp_path / "whole", connect_with(whole)) as session:  # type: ignore[arg-type]
+    whole = steady()
+    with SweepSession.new(lambda spec: OPTIONS, tmp_path / "whole", connect_with(whole)) as session:
         session.run(lambda progress: None, clock=whole.clock)
     expected = {r.key for r in read_run(session.folder).records if r.role == "point"}
 
     chance = random.Random(7)
-    broken = Bench(None, answer_or_stop(chance, 0.3))  # type: ignore[arg-type]
+    broken = Bench(None, answer_or_stop(chance, 0.3))
     connect = connect_with(broken)
-    session = SweepSession.new(lambda spec: OPTIONS, tmp_path / "broken", connect)  # type: ignore[arg-type]
+    session = SweepSession.new(lambda spec: OPTIONS, tmp_path / "broken", connect)
     stops = 0
     while True:
         with session:
@@ -80,7 +87,7 @@ def test_fifty_interruptions_change_nothing(tmp_path: Path) -> None:
         if stops % 2:
             with (session.folder / "records.jsonl").open("ab") as file:
                 file.write(b'{"version": 1, "run_id": "')
-        session = SweepSession.resume(session.folder, connect)  # type: ignore[arg-type]
+        session = SweepSession.resume(session.folder, connect)
     assert finished.how == "complete"
     assert stops >= 10
     keys = [r.key for r in read_run(session.folder).records if r.role == "point"]
@@ -90,14 +97,13 @@ def test_fifty_interruptions_change_nothing(tmp_path: Path) -> None:
 
 
 def test_resuming_on_another_device_is_refused(tmp_path: Path) -> None:
-    bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
-    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:  # type: ignore[arg-type]
+    bench = steady()
+    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:
         session.run(lambda progress: None, clock=bench.clock)
 
     def connect() -> QuietWorker:
-        worker = QuietWorker(bench.answer, bench.clock)
+        worker: QuietWorker = connect_with(bench)()
         worker.hello = replace(worker.hello, device=replace(worker.hello.device, name="b200-test"))
-        bench.workers.append(worker)
         return worker
 
     with pytest.raises(
@@ -118,14 +124,14 @@ def measured_in(folder: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_resuming_finishes_all_of_the_plan_or_takes_a_budget(tmp_path: Path) -> None:
-    bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
+    bench = steady()
     connect = connect_with(bench)
-    with SweepSession.new(lambda spec: LAYERS, tmp_path, connect) as session:  # type: ignore[arg-type]
+    with SweepSession.new(lambda spec: LAYERS, tmp_path, connect) as session:
         assert session.run(lambda progress: None, clock=bench.clock).how == "budget"
     first = measured_in(session.folder)
     every = {p.key for p in whole_plan(LAYERS, session.hello.device)[1].points}
     assert 0 < len(first) < 0.2 * len(every)
-    with SweepSession.resume(session.folder, connect, budget_s=60.0) as more:  # type: ignore[arg-type]
+    with SweepSession.resume(session.folder, connect, budget_s=60.0) as more:
         assert len(more.plan.points) + len(
             {p.key for g in more.plan.left_out for p in g.points}
         ) <= len(every)
@@ -135,7 +141,7 @@ def test_resuming_finishes_all_of_the_plan_or_takes_a_budget(tmp_path: Path) -> 
         assert 30.0 <= bench.clock.now_s - start_s <= 1.2 * 60.0
     second = measured_in(session.folder)
     assert first < second < every
-    with SweepSession.resume(session.folder, connect) as rest:  # type: ignore[arg-type]
+    with SweepSession.resume(session.folder, connect) as rest:
         assert {p.key for p in rest.plan.points} == every - second
         assert rest.run(lambda progress: None, clock=bench.clock).how == "complete"
     run = read_run(session.folder)
@@ -154,11 +160,11 @@ def test_a_point_that_failed_is_tried_once_more_and_then_no_more(tmp_path: Path)
             raise WorkerLostError("crash", "killed by SIGSEGV")
         return measured(100.0)
 
-    bench = Bench(None, answer)  # type: ignore[arg-type]
+    bench = Bench(None, answer)
     connect = connect_with(bench)
-    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect) as session:  # type: ignore[arg-type]
+    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect) as session:
         assert session.run(lambda progress: None, clock=bench.clock).how == "complete"
-    with SweepSession.resume(session.folder, connect) as again:  # type: ignore[arg-type]
+    with SweepSession.resume(session.folder, connect) as again:
         assert {p.workload for p in again.plan.points} == {once, twice}
         console = Console(width=300, record=True, file=StringIO())
         measure(console, again)
@@ -167,7 +173,7 @@ def test_a_point_that_failed_is_tried_once_more_and_then_no_more(tmp_path: Path)
     failed = [r.workload for r in run.records if isinstance(r.outcome, Failed)]
     assert (failed, run.warnings) == ([twice], ())
     assert {r.key for r in run.records} == {p.key for p in plan.points}
-    with SweepSession.resume(session.folder, connect) as third:  # type: ignore[arg-type]
+    with SweepSession.resume(session.folder, connect) as third:
         assert third.plan.points == ()
     assert sorted(map(str, lost)) == sorted(map(str, (once, twice, twice)))
 
@@ -184,23 +190,6 @@ def test_parts_are_the_same_with_a_budget_and_without() -> None:
         }
     every = {p.key for p in whole_plan(options, A100)[1].points}
     assert set().union(*({p.key for p in plan.points} for plan in again)) == every
-
-
-def test_a_worker_is_begun_once_and_before_the_plan_is_run(tmp_path: Path) -> None:
-    begun: list[object] = []
-
-    class Beginning(QuietWorker):
-        def begin(self, timing: object) -> None:
-            begun.append(timing)
-
-    bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
-    session = SweepSession.new(
-        lambda spec: OPTIONS, tmp_path, lambda: Beginning(bench.answer, bench.clock)
-    )
-    assert begun == [OPTIONS.timing]
-    with session:
-        session.run(lambda progress: None, clock=bench.clock)
-    assert begun == [OPTIONS.timing]
 
 
 @pytest.mark.parametrize(
@@ -233,9 +222,9 @@ def test_a_start_that_fails_leaves_no_run(tmp_path: Path) -> None:
     def stop(request: Request) -> Reply:
         raise KeyboardInterrupt
 
-    bench = Bench(None, stop)  # type: ignore[arg-type]
+    bench = Bench(None, stop)
     results = tmp_path / "results"
-    session = SweepSession.new(lambda spec: OPTIONS, results, connect_with(bench))  # type: ignore[arg-type]
+    session = SweepSession.new(lambda spec: OPTIONS, results, connect_with(bench))
     with pytest.raises(KeyboardInterrupt), session:
         session.run(lambda progress: None, clock=bench.clock)
     assert list(tmp_path.iterdir()) == []
@@ -247,19 +236,19 @@ def test_a_timing_mode_that_the_device_has_not_is_refused_before_there_is_a_run(
     options = replace(OPTIONS, timing=TimingOptions(mode="graph"))
 
     def connect() -> QuietWorker:
-        worker = QuietWorker(lambda request: measured(100.0), lambda: 0.0)  # type: ignore[arg-type]
+        worker = QuietWorker(lambda request: measured(100.0), lambda: 0.0)
         worker.hello = replace(worker.hello, device=replace(worker.hello.device, kind="cpu"))
         return worker
 
     with pytest.raises(UnsupportedError, match="mode = 'graph' on a processor"):
-        SweepSession.new(lambda spec: options, tmp_path, connect)  # type: ignore[arg-type]
+        SweepSession.new(lambda spec: options, tmp_path, connect)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_after_a_full_disk_it_is_said_where_the_run_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
+    bench = steady()
 
     def full(*_: object) -> None:
         raise StoreError(
@@ -269,7 +258,7 @@ def test_after_a_full_disk_it_is_said_where_the_run_lies(
         )
 
     console = Console(width=300, record=True, file=StringIO())
-    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:  # type: ignore[arg-type]
+    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:
         monkeypatch.setattr(
             RunWriter, "update", full
         )  # every point is measured: only run.json finds no room
@@ -291,7 +280,7 @@ def test_after_a_full_disk_it_is_said_where_the_run_lies(
         append(self, record)
 
     monkeypatch.setattr(RunWriter, "append", full_after_ten)
-    session = SweepSession.new(lambda spec: OPTIONS, tmp_path / "b", connect_with(bench))  # type: ignore[arg-type]
+    session = SweepSession.new(lambda spec: OPTIONS, tmp_path / "b", connect_with(bench))
     with pytest.raises(StoreError, match="No space left on device"), session:
         measure(console, session)
     said = console.export_text()
@@ -311,8 +300,8 @@ def test_a_picture_that_finds_no_room_takes_nothing_of_the_run_away(
         )
 
     monkeypatch.setattr("quantbench.report.sweep_result.figure", full)
-    bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
-    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:  # type: ignore[arg-type]
+    bench = steady()
+    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:
         finished = session.run(lambda progress: None, clock=bench.clock)
     console = Console(width=300, record=True, file=StringIO())
     show(console, result(read_run(session.folder), finished, 1.0)[0])
@@ -332,17 +321,3 @@ def test_the_plan_says_what_a_budget_leaves_out() -> None:
     assert re.search(r"\d+ sizes within hidden \d+\.\.\d+ of mlp_down, mlp_up, proj, qkv", rest)
     assert "hidden 1024..4096 of mlp_down.dgrad, mlp_down.wgrad, " in rest
     assert whole.startswith(f"{plan.total:,} points, about ")
-
-
-def test_of_a_list_of_shapes_the_number_that_is_left_out_is_told() -> None:
-    chance = random.Random(0)
-    shapes = tuple(
-        (chance.randrange(64, 9000), 8 * chance.randrange(8, 1000), 4096, 1) for _ in range(300)
-    )
-    _, plan = plan_sweep(
-        SweepOptions(dims=(), shapes=shapes, providers=("torch.mm",), budget_s=20.0), A100
-    )
-    (part,) = left_out(plan)
-    assert not part.whole
-    assert 0 < part.sizes == 300 - len(plan.points)
-    assert str(part).startswith(f"{part.sizes} sizes within m ")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from sweep_doubles import A100, HELD, Bench, FakeWorker, measured, plan_of
@@ -12,12 +12,11 @@ from sweep_doubles import A100, HELD, Bench, FakeWorker, measured, plan_of
 from quantbench.errors import MeasurementError
 from quantbench.latency.op_times import roofline_us
 from quantbench.measurement import Grade
-from quantbench.store.record import Failed, Measured, Record, Skipped
-from quantbench.store.typed import encode
+from quantbench.store.record import Failed, Measured, Record
 from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.child import WorkerLostError
 from quantbench.sweep.edges import parse_grid, predicted_edges
-from quantbench.sweep.messages import Reply, Request, reply_from_json
+from quantbench.sweep.messages import Reply, Request
 from quantbench.sweep.plan import Plan, PlanPoint, build_plan
 from quantbench.sweep.session import first_reference
 from quantbench.timing.options import TimingOptions
@@ -71,20 +70,22 @@ def test_only_what_the_interpreter_ran_is_marked(provider: str, letter: str) -> 
     assert {r.outcome.grade.letter for r in bench.of_role("point")} == {letter}  # type: ignore[union-attr]
 
 
-def test_drift_of_the_reference_lowers_the_trust() -> None:
-    # The device slows down by 20 % after the second repetition of the reference.
-    plan = plan_of(25)
+def slower_after(requests: int) -> Callable[[Request], Reply]:
+    """A device that slows down by 20 % before that many requests."""
     seen = []
 
     def answer(request: Request) -> Reply:
         seen.append(request)
-        return measured(100.0 if len(seen) < 12 else 120.0)
+        return measured(100.0 if len(seen) < requests else 120.0)
 
-    bench = Bench(plan, answer)
+    return answer
+
+
+def test_drift_of_the_reference_lowers_the_trust() -> None:
+    # The device slows down by 20 % after the second repetition of the reference.
+    bench = Bench(plan_of(25), slower_after(12))
     bench.sweep().run()
     before, after = bench.of_role("point")[0].outcome, bench.of_role("point")[-1].outcome
-    assert isinstance(before, Measured)
-    assert isinstance(after, Measured)
     assert before.grade.letter == "A"
     assert after.grade.letter != "A"
     assert any("drift" in reason or "reference" in reason for reason in after.grade.reasons)
@@ -92,37 +93,13 @@ def test_drift_of_the_reference_lowers_the_trust() -> None:
 
 def test_points_since_the_last_reference_are_graded_again() -> None:
     # The device slows down by 20 % in the middle between two repetitions of the reference.
-    plan = plan_of(25)
-    seen = []
-
-    def answer(request: Request) -> Reply:
-        seen.append(request)
-        return measured(100.0 if len(seen) < 15 else 120.0)
-
-    bench = Bench(plan, answer)
+    bench = Bench(plan_of(25), slower_after(15))
     sweep = bench.sweep()
     sweep.run()
     final = {record.key: record for record in sweep.records if record.role == "point"}
-    letters = [final[point.key].outcome.grade.letter for point in plan.points]  # type: ignore[union-attr]
+    letters = [final[point.key].outcome.grade.letter for point in bench.plan.points]  # type: ignore[union-attr]
     assert letters == ["A"] * 8 + ["C"] * 17  # the references are the requests 0, 9, 18 and 27
     assert len(bench.of_role("point")) == 25 + 8  # those of the second block are stored twice
-
-
-def test_a_lost_worker_costs_its_point_and_a_fresh_one_goes_on() -> None:
-    plan = plan_of(6)
-    index = next(i for i, p in enumerate(plan.points) if p != plan.reference)
-
-    def answer(request: Request) -> Reply:
-        if request.workload == plan.points[index].workload:
-            raise WorkerLostError("crash", "killed by SIGSEGV")
-        return measured(100.0)
-
-    bench = Bench(plan, answer)
-    assert bench.sweep().run().how == "complete"
-    outcomes = [r.outcome for r in bench.of_role("point")]
-    assert outcomes[index] == Failed("crash", "killed by SIGSEGV")
-    assert all(isinstance(o, Measured) for i, o in enumerate(outcomes) if i != index)
-    assert len(bench.workers) == 2
 
 
 def test_a_worker_whose_context_is_lost_is_replaced() -> None:
@@ -143,15 +120,10 @@ def test_a_worker_whose_context_is_lost_is_replaced() -> None:
 
 
 def test_workers_that_never_start_end_the_sweep_with_what_was_recorded() -> None:
-    plan = plan_of(20)
-    bench = Bench(plan, lambda request: measured(100.0))
+    bench = Bench(plan_of(20), lambda request: measured(100.0))
 
-    def refuse() -> FakeWorker:
-        raise WorkerLostError("crash", "no driver")
-
-    sweep = bench.sweep()
-    sweep.connect = refuse
-    finished = sweep.run()
+    refuse = Mock(side_effect=WorkerLostError("crash", "no driver"))
+    finished = bench.sweep(connect=refuse).run()
     assert finished.how == "failed"
     assert finished.reason == "5 workers in a row were lost, the last no driver"
     assert len(bench.of_role("point")) < 20
@@ -160,33 +132,11 @@ def test_workers_that_never_start_end_the_sweep_with_what_was_recorded() -> None
 def test_a_device_that_refuses_ends_the_sweep_at_once() -> None:
     bench = Bench(plan_of(20), lambda request: measured(100.0))
 
-    def refuse() -> FakeWorker:
-        raise MeasurementError(
-            "worker", "the GPU fell off the bus", "a device that can be measured"
-        )
-
-    sweep = bench.sweep()
-    sweep.connect = refuse
-    finished = sweep.run()
+    error = MeasurementError("worker", "the GPU fell off the bus", "a device that can be measured")
+    finished = bench.sweep(connect=Mock(side_effect=error)).run()
     assert finished.how == "failed"
     assert "the GPU fell off the bus" in finished.reason
     assert bench.records == []  # no point is at fault: --resume measures them
-
-
-def test_a_worker_that_cannot_use_its_device_ends_the_sweep_at_once() -> None:
-    def answer(request: Request) -> Reply:
-        raise MeasurementError(
-            "worker", "CUDA error: no kernel image", "a device that can be measured"
-        )
-
-    bench = Bench(plan_of(20), answer)
-    finished = bench.sweep().run()
-    assert (finished.how, len(bench.workers), bench.workers[0].closed) == ("failed", 1, True)
-    assert (
-        finished.reason
-        == "worker: CUDA error: no kernel image; expected a device that can be measured"
-    )
-    assert bench.records == []
 
 
 def test_a_wrong_result_fails_its_own_point_alone() -> None:
@@ -208,7 +158,6 @@ def test_resuming_measures_what_is_missing_and_keeps_the_first_reference() -> No
     bench.sweep(done=done, first_reference=measured(100.0).measurement).run()
     assert [r.key for r in bench.of_role("point")] == [p.key for p in plan.points[7:]]
     outcome = bench.of_role("point")[0].outcome
-    assert isinstance(outcome, Measured)
     assert outcome.grade.letter != "A"  # twice as slow as when the run began
 
 
@@ -392,12 +341,6 @@ def test_a_budget_leaves_time_for_the_points_that_follow() -> None:
     assert bench.clock.now_s <= 31.0
 
 
-def test_with_no_time_at_all_one_group_is_measured() -> None:
-    bench = Bench(plan_of(25), lambda request: measured(100.0))
-    assert bench.sweep(budget_s=0.9).run().how == "budget"
-    assert len(bench.of_role("point")) == 1
-
-
 def test_the_reference_of_another_plan_tells_no_drift() -> None:
     records = [
         Record("run", key, Gemm(64, 64, 64), "torch.mm", measured_outcome(us), role="reference")
@@ -408,7 +351,6 @@ def test_the_reference_of_another_plan_tells_no_drift() -> None:
     found = first_reference(
         tuple(records), replace(plan, reference=replace(plan.reference, key="1" * 16))
     )
-    assert found is not None
     assert found.stated.latency_us == 100.0
     assert first_reference(tuple(records), plan) is None
 
@@ -426,31 +368,3 @@ def test_ctrl_c_ends_the_worker_and_is_raised_on() -> None:
         bench.sweep().run()
     assert bench.workers[0].closed
     assert len(bench.records) == 3
-
-
-def test_the_time_left_is_told_and_ends_at_zero() -> None:
-    bench = Bench(plan_of(12), lambda request: measured(100.0))
-    bench.sweep().run()
-    assert bench.progress[-1].left_s == pytest.approx(0.0, abs=1e-9)
-    assert bench.progress[-1].done == bench.progress[-1].total == bench.progress[-1].measured == 12
-    assert all(p.left_s is not None and p.left_s >= 0 for p in bench.progress)
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        measured(12.5),
-        Reply(skipped="no fp8"),
-        Reply(failed=("error", "why"), broken=True, phases_s={"check": 1.0}),
-    ],
-)
-def test_replies_survive_the_pipe(reply: Reply) -> None:
-    assert reply_from_json(json.loads(json.dumps(encode(reply)))) == reply
-
-
-def test_skips_are_kept_with_their_reason() -> None:
-    bench = Bench(plan_of(3), lambda request: Reply(skipped="fp8 needs compute capability 8.9"))
-    bench.sweep().run()
-    assert {r.outcome for r in bench.of_role("point")} == {
-        Skipped("fp8 needs compute capability 8.9")
-    }

@@ -5,15 +5,13 @@ a sweep of one.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run, run_json
 
 from quantbench.analysis.curves import axes_of
 from quantbench.analysis.summary import Point
@@ -25,7 +23,6 @@ from quantbench.report.page import write_report
 from quantbench.report.shape_comparison import (
     compare_shapes,
     comparison_lines,
-    comparison_section,
     comparison_sentence,
     comparison_table,
 )
@@ -36,9 +33,6 @@ from quantbench.workload import TransformerShape
 from quantbench.workload.parameters import parameters
 
 H100 = lookup("h100-sxm5-80gb")
-ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {**os.environ, "QUANTBENCH_DEVICE": "cpu", "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
-QUICK = ("--precision", "50%", "--cache", "hot")
 BASE = TransformerShape(
     hidden=96,
     heads=4,
@@ -72,7 +66,7 @@ def test_what_is_written_is_read(file: Path) -> None:
 
 
 def test_the_file_of_the_docs_is_one(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "advising.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "advising.md").read_text(encoding="utf-8")
     path = tmp_path / "own.json"
     path.write_text(page.split("```json\n")[1].split("```")[0], encoding="utf-8")
     assert [one.shape.ffn for one in read_shape_file(path)] == [11008, 11264]
@@ -86,59 +80,26 @@ def edited(file: Path, change: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "value"),
     [
-        (
-            lambda d: d.update(format="other"),
-            "of format 'other'; expected a JSON file of format 'quantbench-shapes'",
-        ),
-        (lambda d: d.update(version=2), "of version 2; expected version 1"),
-        (lambda d: d.update(shapes=[]), "expected a list of 1 to 100 shapes"),
-        (lambda d: d.update(shapes=d["shapes"] * 40), "expected a list of 1 to 100 shapes"),
-        (
-            lambda d: d["shapes"].append(d["shapes"][0]),
-            "name 'as it is' twice; expected names that differ",
-        ),
-        (lambda d: d["shapes"].append(7), "shape 4: 7; expected a JSON object"),
-        (
-            lambda d: d["shapes"][1].update(name="two\nlines"),
-            "expected 1 to 200 printable characters",
-        ),
-        (lambda d: d["shapes"][1].pop("shape"), "shape 2: None; expected a JSON object"),
-        (
-            lambda d: d["shapes"][1]["shape"].update(heads="4"),
-            "shape 2: heads = '4'; expected an integer",
-        ),
-        (lambda d: d["shapes"][1]["shape"].update(heads=3), "expected a divisor of heads"),
-        (lambda d: d["shapes"][1]["shape"].update(wings=2), "shape 2: field 'wings' is unknown"),
-        (
-            lambda d: d["shapes"][1]["predicted"].update(low="x"),
-            "shape 2 predicted: low = 'x'; expected a finite",
-        ),
+        (lambda d: d.update(format="other"), "of format 'other'"),
+        (lambda d: d.update(version=2), "of version 2"),
+        (lambda d: d.update(shapes=[]), "shapes: []"),
+        (lambda d: d.update(shapes=d["shapes"] * 40), "shapes: ["),
+        (lambda d: d["shapes"].append(d["shapes"][0]), "name 'as it is' twice"),
+        (lambda d: d["shapes"].append(7), "shape 4: 7"),
+        (lambda d: d["shapes"][1].update(name="two\nlines"), "two"),
+        (lambda d: d["shapes"][1].pop("shape"), "shape 2: None"),
+        (lambda d: d["shapes"][1]["shape"].update(heads="4"), "heads = '4'"),
+        (lambda d: d["shapes"][1]["shape"].update(heads=3), "kv_heads = 2"),
+        (lambda d: d["shapes"][1]["shape"].update(wings=2), "field 'wings'"),
+        (lambda d: d["shapes"][1]["predicted"].update(low="x"), "low = 'x'"),
     ],
 )
-def test_anything_else_is_refused_in_one_line(file: Path, change: Any, message: str) -> None:
+def test_anything_else_is_refused(file: Path, change: Any, value: str) -> None:
     with pytest.raises(InputError) as error:
         read_shape_file(edited(file, change))
-    assert message in str(error.value)
-    assert str(error.value).startswith("--shapes: ")
-    assert "\n" not in str(error.value)
-
-
-def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.json"
-    for text in ("{", "[]", "7", "\0"):
-        broken.write_text(text, encoding="utf-8")
-        with pytest.raises(
-            InputError, match=r"--shapes: .*broken.json .*; expected a JSON file of"
-        ):
-            read_shape_file(broken)
-    broken.write_bytes(b" " * (2**20 + 1))
-    with pytest.raises(InputError, match=r"more than the 1.0 MiB that are read"):
-        read_shape_file(broken)
-    for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(InputError, match=r"expected a JSON file of shapes that can be read"):
-            read_shape_file(path)
+    assert value in error.value.value
 
 
 def test_every_op_of_every_shape_is_planned_once() -> None:
@@ -207,7 +168,6 @@ def test_shapes_are_compared_at_equal_parameters() -> None:
         sum(p.latency_us * p.count for p in made if p.axes["shape"] == number) for number in (1, 2)
     ]
     expected = times[0] / times[1] * parameters(SHAPES[1].shape) / parameters(BASE)
-    assert wider.gain is not None
     assert wider.gain.mid == pytest.approx(expected - 1)
     assert wider.gain.low < wider.gain.mid < wider.gain.high
     assert wider.verdict == "outside the predicted interval"
@@ -217,7 +177,6 @@ def test_shapes_are_compared_at_equal_parameters() -> None:
     slow = compare_shapes(points({1: 1.0, 2: 9.0, 3: 9.0}), SHAPES)
     assert comparison_sentence(slow) == "none of 2 other shapes is surely faster than as it is"
     # All but the logits is the same work, whose error is the same in both.
-    assert padded.gain is not None
     assert -0.05 < padded.gain.mid < 0
     narrow, wide = (log((1 + gain.mid) / (1 + gain.low)) for gain in (padded.gain, wider.gain))
     assert narrow < 0.25 * wide
@@ -225,7 +184,6 @@ def test_shapes_are_compared_at_equal_parameters() -> None:
 
 def test_a_gain_within_the_prediction_says_so() -> None:
     at_par = compare_shapes(points({1: 1.0, 2: 1.0, 3: 1.0}), SHAPES)[1].gain
-    assert at_par is not None
     rate = (1 + at_par.mid) / 1.1  # so that the second gains the predicted 10 %
     assert compare_shapes(points({1: 1.0, 2: rate, 3: 1.0}), SHAPES)[1].verdict == "as predicted"
 
@@ -253,13 +211,6 @@ def test_libraries_are_compared_apart_and_the_fastest_kernel_of_one_counts() -> 
     other = points({1: 1.0, 2: 1.0, 3: 1.0}, provider="mine.kernels:Gemm")
     comparison = compare_shapes([*made, *other], SHAPES)
     assert [one.library for one in comparison] == ["torch"] * 3 + ["mine.kernels:Gemm"] * 3
-    table = comparison_section(comparison).table
-    assert table is not None
-    assert [column for column in table.head if not column.startswith(">")] == [
-        "shape",
-        "library",
-        "",
-    ]
     assert comparison_table(comparison).row_count == 6
 
 
@@ -267,34 +218,25 @@ def test_the_number_of_a_shape_is_no_size_to_look_for_cliffs_along() -> None:
     assert axes_of(points({1: 2.0, 2: 1.0, 3: 2.0})) == ()
 
 
-def sweep(*words: str, cwd: Path) -> str:
-    command = [sys.executable, "-m", "quantbench", "sweep", *words]
-    done = subprocess.run(
-        command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def places_in(folder: Path) -> set[tuple[int, str]]:
+    points = [one for one in read_run(folder).records if one.role == "point"]
+    return {(place.axes["shape"], place.op) for one in points for place in one.places}
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("on_the_cpu")
 def test_a_sweep_of_shapes_measures_compares_and_resumes(file: Path, tmp_path: Path) -> None:
-    words = ("--shapes", str(file), *QUICK, "--budget", "none", "--provider", "torch.mm,torch.math")
-    data = json.loads(sweep(*words, "--json", cwd=tmp_path))
+    timing = "--precision 50% --cache hot --budget none"
+    data = run_json(f"sweep --shapes {file} {timing} --provider torch.mm,torch.math")
     assert data["how_ended"] == "complete"
     assert [one["name"] for one in data["shapes"]] == [one.name for one in SHAPES]
     assert all(one["layer_us"] > 0 and one["logits_us"] > 0 for one in data["shapes"])
     assert data["shapes"][0]["gain"]["mid"] == 0
     assert data["cliffs"] == []
     folder = tmp_path / data["run"]
-    places = {
-        (p.axes["shape"], p.op)
-        for r in read_run(folder).records
-        if r.role == "point"
-        for p in r.places
-    }
+    places = places_in(folder)
     assert places == {(n, op.label) for n, one in enumerate(SHAPES, 1) for op in one.shape.ops()}
     written = write_report(read_run(folder), tmp_path / "report")
-    assert written.lead is not None
     assert "faster than as it is" in written.lead.sentence
     page = written.page.read_text(encoding="utf-8")
     assert "Shapes side by side" in page
@@ -303,13 +245,7 @@ def test_a_sweep_of_shapes_measures_compares_and_resumes(file: Path, tmp_path: P
     file.unlink()
     lines = (folder / "records.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (folder / "records.jsonl").write_text("".join(lines[: len(lines) // 2]), encoding="utf-8")
-    said = sweep("--resume", str(folder), cwd=tmp_path)
+    said = run(f"sweep --resume {folder}")
     assert "as it is" in said
     assert "gain: measured tokens per second at equal parameters against the first shape" in said
-    resumed = {
-        (p.axes["shape"], p.op)
-        for r in read_run(folder).records
-        if r.role == "point"
-        for p in r.places
-    }
-    assert resumed == places
+    assert places_in(folder) == places

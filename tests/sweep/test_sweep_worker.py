@@ -65,7 +65,6 @@ def test_it_says_on_what_it_runs(worker: WorkerProcess) -> None:
 
 def test_a_point_is_checked_and_timed(worker: WorkerProcess) -> None:
     reply = ask(worker, "Good", 64)
-    assert reply.measurement is not None
     assert len(reply.measurement.samples_us) >= 3
     assert {"check", "inputs", "warm-up", "measuring"} <= reply.phases_s.keys()
 
@@ -83,14 +82,12 @@ def test_what_a_provider_does_not_do_is_skipped_with_its_reason(
 def test_what_cannot_fit_into_the_memory_is_not_tried(worker: WorkerProcess) -> None:
     huge = Gemm(2**20, 2**20, 2**10, dtype="fp32")
     reply = worker.ask(Request(huge, "torch.mm"), 60.0, lambda: None)
-    assert reply.skipped is not None
     assert reply.skipped.startswith("needs at least 4.0 TiB, and cpu-")
 
 
 def test_a_wrong_result_is_not_timed(worker: WorkerProcess) -> None:
     reply = ask(worker, "Wrong", 64)
     assert reply.measurement is None
-    assert reply.failed is not None
     assert reply.failed[0] == "wrong_result"
     assert "Wrong" in reply.failed[1]
 
@@ -117,17 +114,6 @@ def test_whatever_a_provider_raises_fails_its_point_alone(
 ) -> None:
     assert ask(worker, provider, 63).failed == ("error", message)
     assert ask(worker, provider, 64).measurement is not None
-
-
-def test_a_worker_that_can_make_no_timer_refuses_with_cudas_reason() -> None:
-    with WorkerProcess(["tests.fake_providers:NoKernelImage"]) as process:
-        process.begin(QUICK)
-        with pytest.raises(MeasurementError) as caught:
-            ask(process, "Good", 64)
-    assert str(caught.value) == (
-        "worker: CUDA error: no kernel image is available for execution on the device; "
-        "expected a device that can be measured"
-    )
 
 
 def test_a_worker_without_a_context_refuses_with_cudas_reason() -> None:
@@ -219,7 +205,6 @@ def test_a_hang_ends_at_its_limit(doomed: WorkerProcess) -> None:
 
 def test_a_provider_that_does_not_exist_is_named(worker: WorkerProcess) -> None:
     reply = ask(worker, "NoSuchClass", 64)
-    assert reply.failed is not None
     assert "tests.fake_providers:NoSuchClass" in reply.failed[1]
     assert "expected a class that can be imported" in reply.failed[1]
 

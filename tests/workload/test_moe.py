@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import prod
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantbench.errors import InputError
@@ -15,6 +15,7 @@ from quantbench.workload import Gemm, GroupedGemm, MoE
 MIXTRAL = MoE(tokens=1000, hidden=4096, expert_ffn=14336, num_experts=8, top_k=2)
 
 
+@settings(deadline=None)
 @given(
     tokens=st.integers(1, 3000),
     ranks=st.sampled_from([1, 2, 8]),

@@ -84,7 +84,7 @@ function powerLaw(shares, exponent, tokens, rows) {
   return weights.map(weight => Math.min(roundEven(weight * scale), tokens));
 }
 
-// Rows, experts with rows, most and median rows of an expert, and tiles along the rows of each size, on the
+// Rows, experts with rows, rows of the fullest and of the median expert, and tiles along the rows of each size, on the
 // GPU with the most rows (latency.moe_features.ExpertLoads): means over draws of a power law.
 function expertLoads({tokens, num_experts: experts, top_k, ep, distribution}, tiles, draws) {
   const all = tokens * top_k, exponent = exponentOf(distribution), local = experts / ep, every = [];

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from quantbench.latency.autodiff import FloatArray
 from quantbench.latency.forest import chunks
 from quantbench.latency.gemm.cost_model import (
     LEAST_K,
-    Array,
-    FloatArray,
     IndexArray,
     Machine,
     Menu,
     Shapes,
+    Sizes,
     keep_freed_memory,
 )
-from quantbench.latency.gemm.member import Member, watched_columns
+from quantbench.latency.gemm.member import Member
 
 
 @dataclass(frozen=True)
@@ -53,82 +53,59 @@ class Ensemble:
     members: tuple[Member, ...]
     reference: Ensemble | None = None
 
-    def raw(
-        self,
-        m: FloatArray,
-        n: FloatArray,
-        k: FloatArray,
-        batch: FloatArray | None = None,
-        layout: FloatArray | None = None,
-    ) -> RawPrediction:
-        """Predicts rows, (rows,) each. layout: index in `LAYOUTS`, -1 (the default) if unknown."""
-        batch = np.ones(len(m)) if batch is None else batch
-        layout = np.full(len(m), -1.0) if layout is None else layout
+    def shapes(self, sizes: Sizes) -> Shapes:
+        """Returns the terms of the members' cost models."""
+        return Shapes.of(self.machine, self.menu, sizes)
+
+    def raw(self, sizes: Sizes) -> RawPrediction:
+        """Predicts rows."""
         keep_freed_memory()
         # At least one chunk, so that no rows give empty columns.
-        parts = chunks(len(m)) or [slice(0)]
-        found = [
-            vars(self._chunk(*(x[part] for x in (m, n, k, batch, layout)))).values()
-            for part in parts
-        ]
-        return RawPrediction(*(np.concatenate(column) for column in zip(*found, strict=True)))
+        parts = [self._chunk(sizes.take(rows)) for rows in chunks(len(sizes)) or [slice(0)]]
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return RawPrediction(*map(np.concatenate, columns))
 
-    def _chunk(
-        self, m: FloatArray, n: FloatArray, k: FloatArray, *others: FloatArray
-    ) -> RawPrediction:
-        if (
-            len(m) == 1
-        ):  # numpy sums a single column in another order; batching must not change a prediction
-            twice = self._chunk(*(np.repeat(x, 2) for x in (m, n, k, *others)))
-            return RawPrediction(*(x[:1] for x in vars(twice).values()))
-        deep = np.maximum(k, LEAST_K)
-        shapes = Shapes(self.machine, self.menu, m, n, deep, *others)
-        reference = (
-            None if self.reference is None else self.reference.correction(m, n, deep, *others)
-        )
-        watched = watched_columns(shapes)
-        log_us: list[Array] = []
-        within: list[Array] = []
-        costs: list[Array] = []
-        for member in self.members:
-            cost, parts = member.physics(shapes)
-            if not costs:
-                kernel = parts.log_time.argmin(axis=0)
-                fastest = kernel, np.arange(len(m))
-                waves = shapes.waves[fastest]
-                fixed_us = np.broadcast_to(parts.fixed, parts.log_time.shape)[fastest]
-            costs.append(cost)
+    def _chunk(self, sizes: Sizes) -> RawPrediction:
+        if len(sizes) == 1:
+            # numpy sums a single column in another order, and batching must not change predictions.
+            twice = self._chunk(sizes.take(np.zeros(2, dtype=np.intp)))
+            return RawPrediction(*(column[:1] for column in vars(twice).values()))
+        deep = replace(sizes, k=np.maximum(sizes.k, LEAST_K))
+        shapes = self.shapes(deep)
+        reference = None if self.reference is None else self.reference.correction(deep)
+        costs = [member.physics(shapes) for member in self.members]
+        log_us = []
+        within = []
+        for member, (cost, parts) in zip(self.members, costs, strict=True):
             x = None
             if member.forest is not None:
-                x = member.features(self.menu, shapes, cost, parts, watched, reference)
+                x = member.features(shapes, cost, parts, reference)
             correction, spread = member.correction(x, reference)
             log_us.append(cost + correction)
             within.append(spread)
         # For a log-normal time the expected relative error |predicted / true - 1| is least below
-        # the median by the
-        # variance: predicting twice the time costs 100 %, half of it 50 %.
+        # the median by the variance: predicting twice the time costs 100 %, half of it 50 %.
         variance = np.var(log_us, axis=0) + np.mean(within, axis=0)
         middle = np.mean(log_us, axis=0) - variance
-        physics = np.mean(costs, axis=0)
-        short = k < LEAST_K
+        physics = np.mean([cost for cost, _ in costs], axis=0)
+        short = sizes.k < LEAST_K
         if short.any():
-            shallow = self._physics(*(x[short] for x in (m, n, k, *others)))
+            shallow = self.physics(sizes.take(short))
             middle[short] += shallow - physics[short]
             physics[short] = shallow
+        first = costs[0][1]
+        kernel = first.log_time.argmin(axis=0)
+        fastest = kernel, np.arange(len(sizes))
+        fixed_us = np.broadcast_to(first.fixed, first.log_time.shape)[fastest]
+        waves = shapes.waves.count[fastest]
         return RawPrediction(middle, variance, physics, kernel, waves, fixed_us)
 
-    def physics(self, *sizes: FloatArray) -> FloatArray:
-        """Returns the mean log µs of the members' cost models, without trees, (rows,). sizes: as
-        `raw`.
-        """
-        found = [self._physics(*(x[part] for x in sizes)) for part in chunks(len(sizes[0]))]
-        return np.concatenate(found) if found else np.zeros(0)
-
-    def _physics(self, *sizes: FloatArray) -> FloatArray:
-        shapes = Shapes(self.machine, self.menu, *sizes)
+    def physics(self, sizes: Sizes) -> FloatArray:
+        """Returns the mean log µs of the members' cost models, without trees, (rows,)."""
+        shapes = self.shapes(sizes)
         return np.asarray(np.mean([member.physics(shapes)[0] for member in self.members], axis=0))
 
-    def correction(self, *sizes: FloatArray) -> FloatArray:
-        """Returns the trees' correction of the cost model, (rows,), log time. sizes: as `raw`."""
-        found = self.raw(*sizes)
+    def correction(self, sizes: Sizes) -> FloatArray:
+        """Returns the trees' correction of the cost model, (rows,), log time."""
+        found = self.raw(sizes)
         return found.log_us - found.physics

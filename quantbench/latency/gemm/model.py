@@ -22,6 +22,7 @@ from quantbench.device.registry import lookup, same_chip
 from quantbench.device.spec import PEAK_MARGIN, DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, require_choice
 from quantbench.files import read_bytes, reason, write_file
+from quantbench.latency.autodiff import FloatArray
 from quantbench.latency.estimate import (
     Estimate,
     Estimates,
@@ -33,13 +34,13 @@ from quantbench.latency.families import family, unit
 from quantbench.latency.gemm import files
 from quantbench.latency.gemm.cost_model import Machine, Menu, runs_in_waves
 from quantbench.latency.gemm.ensemble import Ensemble
-from quantbench.latency.gemm.inputs import k_as_stored, layout_indices, machine_of, whole_sizes
+from quantbench.latency.gemm.inputs import machine_of, product_sizes, without_layout
 from quantbench.latency.gemm.member import Member, TrainingRows
 from quantbench.latency.gemm.training import (
     FEWEST_FOR_TREES,
     FEWEST_ROWS,
     Effort,
-    Known,
+    MeasuredGpu,
     Prior,
     choose,
     near,
@@ -112,41 +113,37 @@ class GemmModel:
         Returns the prior, with a note, for fewer than 20 rows. Raises InputError for invalid sizes
         or times, UnsupportedError for a dtype that the device lacks.
         """
+        who = "GemmModel.fit"
         spec = _device(device)
-        require_choice("GemmModel.fit", "library", library, LIBRARIES)
+        require_choice(who, "library", library, LIBRARIES)
         machine = machine_of(spec, dtype)
-        m = np.atleast_1d(np.asarray(m))
-        sizes = whole_sizes(
-            "GemmModel.fit",
-            m,
-            n,
-            k,
-            np.broadcast_to(batch, m.shape) if np.ndim(batch) == 0 else batch,
-        )
-        times = measured_times("GemmModel.fit", latency_us, len(sizes[0]))
-        menu = Menu.of(unit(spec, dtype))
-        layouts = layout_indices("GemmModel.fit", layout, len(times))
-        rows = TrainingRows(sizes[0], sizes[1], sizes[2], sizes[3], layouts, np.log(times))
+        if np.ndim(batch) == 0:
+            batch = np.full(np.size(m), batch)
+        sizes = product_sizes(who, layout, m, n, k, batch)
+        times = measured_times(who, latency_us, len(sizes))
+        rows = TrainingRows(sizes, np.log(times))
         if not rows.layouts:
-            rows = replace(
-                rows, k=k_as_stored(machine, sizes, layouts), layout=np.full(len(rows), -1.0)
-            )
-        possible = 2.0 * np.prod(sizes, axis=0) <= PEAK_MARGIN * machine.flop_per_us * times
+            rows = replace(rows, sizes=without_layout(machine, sizes))
+        possible = sizes.flop <= PEAK_MARGIN * machine.flop_per_us * times  # (rows,)
         rows = rows.take(np.flatnonzero(possible))
-        start, blind, reference = _start(spec, dtype, prior, library)
+        start = _start(spec, dtype, prior, library)
         if len(rows) < FEWEST_ROWS:
-            bare = _unfitted(spec, dtype, machine, start, blind, library)
-            few = f"{len(rows)} rows are too few to fit ({FEWEST_ROWS} are needed): the prior as it stands. "
-            return replace(bare, note=few + bare.note)
-        ensemble, interval = train(
-            machine, menu, rows, start, reference, effort or Effort.of(len(rows)), seed
-        )
+            bare = _unfitted(spec, dtype, machine, start, library)
+            few = f"{len(rows)} rows are too few to fit ({FEWEST_ROWS} are needed)"
+            return replace(bare, note=f"{few}: the prior as it stands. {bare.note}")
+        effort = effort or Effort.of(len(rows))
+        menu = Menu.of(unit(spec, dtype))
+        ensemble, interval = train(machine, menu, rows, start.prior, start.reference, effort, seed)
         note = ""
         if len(rows) < FEWEST_FOR_TREES:
-            note = f"{len(rows)} rows: the cost model was fitted, no trees were grown ({FEWEST_FOR_TREES} are needed)"
-        told = {} if possible.all() else {"above_peak": int((~possible).sum())}
+            note = f"{len(rows)} rows: the cost model was fitted, no trees were grown"
+            note += f" ({FEWEST_FOR_TREES} are needed)"
+        provenance = {}
+        if not possible.all():
+            provenance["above_peak"] = int((~possible).sum())
+        source = start.prior.source
         return cls(
-            spec, dtype, ensemble, interval, len(rows), start.source, note, told, library=library
+            spec, dtype, ensemble, interval, len(rows), source, note, provenance, library=library
         )
 
     @classmethod
@@ -166,8 +163,8 @@ class GemmModel:
         spec = _device(device)
         library = resolve_library(spec.name, dtype, library, "GemmModel.prior")
         machine = machine_of(spec, dtype)
-        start, blind = choose(spec, dtype, shipped_pool(), family_out=family_out)
-        return _unfitted(spec, dtype, machine, start, blind, library)
+        start = _Start(*choose(spec, dtype, shipped_pool(), family_out=family_out))
+        return _unfitted(spec, dtype, machine, start, library)
 
     @classmethod
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> GemmModel:
@@ -184,11 +181,12 @@ class GemmModel:
         prior = cls.prior(spec, dtype=dtype, library=library)
         if library not in libraries_of(spec.name, dtype):
             return prior
-        why = f"no model of {library}'s {dtype} products on {spec.name} is shipped: quantbench import aiconfigurator "
-        why += "reads its table, profile export fits it, and --profile predicts with it"
-        return replace(
-            prior, note=f"{why}; expected from {prior.prior_source}, the interval is wide"
+        note = (
+            f"no model of {library}'s {dtype} products on {spec.name} is shipped: "
+            "quantbench import aiconfigurator reads its table, profile export fits it, and "
+            f"--profile predicts with it; expected from {prior.prior_source}, the interval is wide"
         )
+        return replace(prior, note=note)
 
     def predict(
         self,
@@ -207,34 +205,31 @@ class GemmModel:
 
         No prediction is below the time at the device's peak.
         """
-        wide = np.broadcast_arrays(np.asarray(m), np.asarray(n), np.asarray(k), np.asarray(batch))
-        sizes = whole_sizes("GemmModel.predict", *(w.ravel() for w in wide))
-        layouts = layout_indices("GemmModel.predict", layout, len(sizes[0]))
+        wide = np.broadcast_arrays(m, n, k, batch)
+        shape = wide[0].shape
+        flat = [column.ravel() for column in wide]
+        sizes = product_sizes("GemmModel.predict", layout, *flat)
+        machine = self.ensemble.machine
         if not self.layouts:
-            m, n, _, batch = sizes
-            sizes = (m, n, k_as_stored(self.ensemble.machine, sizes, layouts), batch)
-            layouts = np.full(len(layouts), -1.0)
-        answer = self.ensemble.raw(sizes[0], sizes[1], sizes[2], sizes[3], layouts)
-        peak_us = 2.0 * np.prod(sizes, axis=0) / self.ensemble.machine.flop_per_us
+            sizes = without_layout(machine, sizes)
+        answer = self.ensemble.raw(sizes)
+        peak_us = sizes.flop / machine.flop_per_us
         latency_us = np.maximum(np.exp(answer.log_us), peak_us)
         factor = np.exp(self.interval.half_width(answer.variance))
-        machine = self.ensemble.machine
-        rows_m, rows_n, rows_k, batches = sizes
-        read = machine.element_bytes * (rows_m + rows_n) * rows_k
-        memory_us = batches * (read + machine.output_bytes * rows_m * rows_n) / machine.bytes_per_us
-        asked, each = wide[0].shape, self.ensemble.menu.each
-        columns = (
-            column[answer.kernel, 0] for column in (each.block_m, each.block_n, each.split_k)
-        )
+        read = machine.element_bytes * (sizes.m + sizes.n) * sizes.k
+        written = machine.output_bytes * sizes.m * sizes.n
+        memory_us = sizes.batch * (read + written) / machine.bytes_per_us
+        each = self.ensemble.menu.each
+        tiles = np.concatenate([each.block_m, each.block_n, each.split_k], axis=1)  # (kernels, 3)
         return Estimates(
-            latency_us=latency_us.reshape(asked),
-            low_us=np.maximum(latency_us / factor, peak_us).reshape(asked),
-            high_us=(latency_us * factor).reshape(asked),
-            waves=answer.waves.astype(np.int64).reshape(asked),
-            bound=name_bound(answer.fixed_us, peak_us, memory_us).reshape(asked),
+            latency_us=latency_us.reshape(shape),
+            low_us=np.maximum(latency_us / factor, peak_us).reshape(shape),
+            high_us=(latency_us * factor).reshape(shape),
+            waves=answer.waves.astype(np.int64).reshape(shape),
+            bound=name_bound(answer.fixed_us, peak_us, memory_us).reshape(shape),
             note=self.note,
-            tiles=np.stack(list(columns), axis=-1).astype(np.int64).reshape(*asked, 3),
-            beyond=(latency_us / np.exp(answer.physics) - 1).reshape(asked),
+            tiles=tiles[answer.kernel].astype(np.int64).reshape(*shape, 3),
+            beyond=(latency_us / np.exp(answer.physics) - 1).reshape(shape),
         )
 
     @property
@@ -244,38 +239,38 @@ class GemmModel:
 
     @property
     def layouts(self) -> bool:
-        """Whether products of several layouts were among the fitted rows; otherwise it matters for
-        alignment only.
+        """Whether products of several layouts were fitted. If not, the layout matters
+        for alignment only.
         """
         return any(member.layouts for member in self.ensemble.members)
 
     @property
     def in_waves(self) -> bool:
-        """Whether, by the fitted parameters, GEMMs run in waves, so that a partial last wave leaves
+        """Whether GEMMs run in waves by the fitted parameters, so that a partial last wave leaves
         SMs idle.
         """
-        return runs_in_waves([member.parameters for member in self.ensemble.members])
+        return runs_in_waves(self._vectors)
+
+    @property
+    def _vectors(self) -> list[FloatArray]:
+        return [member.parameters for member in self.ensemble.members]
 
     def predict_gemms(self, gemms: Sequence[Gemm]) -> list[Estimate]:
         """Predicts GEMMs of the model's dtype, in order."""
         for gemm in gemms:
             if gemm.dtype != self.dtype:
-                raise InputError(
-                    "predict_gemms",
-                    f"{gemm}",
-                    f"products of {self.dtype}, which the model was fitted to",
-                )
-        found = self.predict(
-            *([getattr(g, size) for g in gemms] for size in "mnk"),
-            batch=[g.batch for g in gemms],
-            layout=[g.layout for g in gemms],
-        )
-        return list(found)
+                expected = f"products of {self.dtype}, which the model was fitted to"
+                raise InputError("predict_gemms", f"{gemm}", expected)
+        columns: dict[str, Any] = {}
+        for name in ("m", "n", "k", "batch", "layout"):
+            columns[name] = [getattr(gemm, name) for gemm in gemms]
+        return list(self.predict(**columns))
 
-    def known(self) -> Known:
+    def measured_gpu(self) -> MeasuredGpu:
         """Returns the mean cost model parameters, as input to the priors of other GPUs."""
-        vector = np.mean([member.parameters for member in self.ensemble.members], axis=0)
-        return Known(self.device.name, family(self.device), self.dtype, vector, self.rows, "", 0.0)
+        mean = np.mean(self._vectors, axis=0)
+        of = family(self.device)
+        return MeasuredGpu(self.device.name, of, self.dtype, mean, self.rows, "", 0.0)
 
     def to_bytes(self) -> bytes:
         """Returns the content of the model's file."""
@@ -293,8 +288,9 @@ class GemmModel:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> GemmModel:
-        """Inverse of `to_bytes`. Raises InputError for another format or version, StoreError for a
-        broken model.
+        """Inverse of `to_bytes`.
+
+        Raises InputError for another format or version, StoreError for a broken model.
         """
         who = "GemmModel.load"
         data, arrays = unpack(who, content, MODEL_FORMAT, MODEL_VERSION)
@@ -303,9 +299,7 @@ class GemmModel:
                 device=device_from_json(data["device"]),
                 dtype=require_choice(who, "dtype", data["dtype"], GEMM_DTYPES),
                 ensemble=files.ensemble_from_parts(data["ensemble"], arrays),
-                interval=IntervalCalibration(
-                    float(data["interval"]["factor"]), float(data["interval"]["floor"])
-                ),
+                interval=IntervalCalibration.from_json(data["interval"]),
                 rows=int(data["rows"]),
                 prior_source=str(data["prior_source"]),
                 note=str(data["note"]),
@@ -319,9 +313,8 @@ class GemmModel:
         except BROKEN as error:
             raise StoreError(who, f"a broken part ({error!r})"[:160], "a whole model") from error
         if not (0 < us.low_us[0] <= us.latency_us[0] <= us.high_us[0] < np.inf):
-            raise StoreError(
-                who, f"a time of {us.latency_us[0]} µs", "a finite one within its interval"
-            )
+            what = f"a time of {us.latency_us[0]} µs"
+            raise StoreError(who, what, "a finite one within its interval")
         return made
 
     def save(self, path: str | Path) -> None:
@@ -334,9 +327,8 @@ class GemmModel:
         try:
             content = read_bytes(path)
         except OSError as error:
-            raise StoreError(
-                "GemmModel.load", f"{path} ({reason(error)})", "a file that GemmModel.save wrote"
-            ) from error
+            what = f"{path} ({reason(error)})"
+            raise StoreError("GemmModel.load", what, "a file that GemmModel.save wrote") from error
         return cls.from_bytes(content)
 
 
@@ -355,86 +347,95 @@ def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
 
     A card with the chip of a measured one has its model, with the rate of its own memory.
     """
-    return _shipped_model(slug, dtype, library or default_library(slug, dtype))
+    return _shipped(slug, dtype, library or default_library(slug, dtype))
 
 
 @cache
-def _shipped_model(slug: str, dtype: str, library: str) -> GemmModel | None:
-    file = FOLDER / file_name(slug, dtype, library)
-    if file.is_file():
-        return GemmModel.load(file)
-    twins = (one for one in same_chip(slug) if (FOLDER / file_name(one, dtype, library)).is_file())
-    twin = next(twins, None)
-    if twin is None:
-        return None
-    measured = _shipped_model(twin, dtype, library)
-    assert measured is not None
-    device = lookup(slug)
-    ensemble = replace(measured.ensemble, machine=machine_of(device, dtype))
-    note = f"products on {slug}: as measured on {twin}, the same chip"
-    return replace(measured, device=device, ensemble=ensemble, note=note)
+def _shipped(slug: str, dtype: str, library: str) -> GemmModel | None:
+    for name in same_chip(slug):
+        file = FOLDER / file_name(name, dtype, library)
+        if file.is_file():
+            model = GemmModel.load(file)
+            return model if name == slug else _of_same_chip(model, lookup(slug))
+    return None
+
+
+def _of_same_chip(model: GemmModel, device: DeviceSpec) -> GemmModel:
+    ensemble = replace(model.ensemble, machine=machine_of(device, model.dtype))
+    note = f"products on {device.name}: as measured on {model.device.name}, the same chip"
+    return replace(model, device=device, ensemble=ensemble, note=note)
 
 
 def _device(device: DeviceSpec | str) -> DeviceSpec:
     return lookup(device) if isinstance(device, str) else device
 
 
+@dataclass(frozen=True)
+class _Start:
+    """What a fit starts from.
+
+    blind: half-width of the interval of the prior, log time.
+    reference: model whose residual is an input of the trees.
+    """
+
+    prior: Prior
+    blind: float
+    reference: Ensemble | None = None
+
+
 def _start(
     device: DeviceSpec, dtype: str, prior: str | GemmModel | Sequence[GemmModel], library: str
-) -> tuple[Prior, float, Ensemble | None]:
-    """Returns the requested prior, the half-width of its interval (log time) and a reference
-    model.
-    """
+) -> _Start:
+    """Returns what the prior asks for. prior: as in `GemmModel.fit`."""
+    who = "GemmModel.fit"
     if isinstance(prior, GemmModel):
         _, blind = choose(device, dtype, shipped_pool(), family_out=True)
-        return near([prior.known()], same_gpu=False), blind, prior.ensemble
+        return _Start(near([prior.measured_gpu()], same_gpu=False), blind, prior.ensemble)
     if not isinstance(prior, str):
         if not prior or not all(isinstance(model, GemmModel) for model in prior):
-            raise InputError(
-                "GemmModel.fit", f"prior = {prior!r}", "GemmModels, or auto, family-out or none"
-            )
-        known = [model.known() for model in prior]
-        kin = [k for k in known if k.family == family(device)]
+            raise InputError(who, f"prior = {prior!r}", "GemmModels, or auto, family-out or none")
         _, blind = choose(device, dtype, shipped_pool(), family_out=True)
-        return (
-            (near(kin, same_gpu=False) if kin else pooled(known, spec_sheet(device, dtype))),
-            blind,
-            None,
-        )
-    require_choice("GemmModel.fit", "prior", prior, ("auto", "family-out", "none"))
-    if prior == "none":
-        start, blind = choose(device, dtype, (), family_out=True)
-        return start, blind, None
-    start, blind = choose(device, dtype, shipped_pool(), family_out=prior == "family-out")
-    if prior == "family-out":
-        return start, blind, None
+        gpus = [model.measured_gpu() for model in prior]
+        kin = [gpu for gpu in gpus if gpu.family == family(device)]
+        if kin:
+            return _Start(near(kin, same_gpu=False), blind)
+        return _Start(pooled(gpus, spec_sheet(device, dtype)), blind)
+    require_choice(who, "prior", prior, ("auto", "family-out", "none"))
+    pool = () if prior == "none" else shipped_pool()
+    start = _Start(*choose(device, dtype, pool, family_out=prior != "auto"))
+    if prior != "auto":
+        return start
     # A GPU's products in another format, or by another library, say little about these; a like
     # GPU's say much.
     shipped = shipped_model(device.name, dtype, resolve_library(device.name, dtype, library))
-    if shipped is None and (shipped := shipped_kin(device, dtype, library)) is not None:
-        start = near([shipped.known()], same_gpu=False)
+    if shipped is None:
+        shipped = shipped_kin(device, dtype, library)
+        if shipped is not None:
+            start = replace(start, prior=near([shipped.measured_gpu()], same_gpu=False))
     shipped = shipped or shipped_model(device.name, dtype)
-    return start, blind, None if shipped is None else shipped.ensemble
+    return start if shipped is None else replace(start, reference=shipped.ensemble)
 
 
 def shipped_kin(device: DeviceSpec, dtype: str, library: str) -> GemmModel | None:
     """Returns the shipped model of another GPU of the family, that with the nearest number of SMs;
     None without one.
     """
-    others = [d for d in known_devices() if family(d) == family(device) and d.name != device.name]
-    for other in sorted(others, key=lambda d: abs(d.sm_count - device.sm_count)):
-        shipped = shipped_model(other.name, dtype, resolve_library(other.name, dtype, library))
-        if shipped is not None:
-            return shipped
+    kin = [gpu for gpu in known_devices() if family(gpu) == family(device)]
+    for gpu in sorted(kin, key=lambda gpu: abs(gpu.sm_count - device.sm_count)):
+        if gpu.name != device.name:
+            shipped = shipped_model(gpu.name, dtype, resolve_library(gpu.name, dtype, library))
+            if shipped is not None:
+                return shipped
     return None
 
 
 def _unfitted(
-    device: DeviceSpec, dtype: str, machine: Machine, start: Prior, blind: float, library: str
+    device: DeviceSpec, dtype: str, machine: Machine, start: _Start, library: str
 ) -> GemmModel:
-    member = Member(start.mean, None)
-    ensemble = Ensemble(machine, Menu.of(), (member,))
+    source = start.prior.source
+    ensemble = Ensemble(machine, Menu.of(), (Member(start.prior.mean, None),))
     whose = f" with {library}" if libraries_of(device.name, dtype) else ""
-    note = f"nobody measured {dtype}{whose} on {device.name}: expected from {start.source}; the interval is wide"
-    interval = IntervalCalibration(1.0, blind)
-    return GemmModel(device, dtype, ensemble, interval, 0, start.source, note, library=library)
+    note = f"nobody measured {dtype}{whose} on {device.name}: expected from {source}"
+    note += "; the interval is wide"
+    interval = IntervalCalibration(1.0, start.blind)
+    return GemmModel(device, dtype, ensemble, interval, 0, source, note, library=library)

@@ -16,16 +16,16 @@ import numpy as np
 from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
-from quantbench.latency.autodiff import Variable, gradient
+from quantbench.latency.autodiff import FloatArray, Variable, gradient
 from quantbench.latency.estimate import IntervalCalibration
 from quantbench.latency.families import family, generation, unit
 from quantbench.latency.gemm.cost_model import (
     INDEX,
     UNVARIED,
-    FloatArray,
     Machine,
     Menu,
     Shapes,
+    Sizes,
     Values,
     hand_prior,
     keep_freed_memory,
@@ -40,7 +40,9 @@ POOL_VERSION = 1
 # Prior deviations as shares of the hand prior's: between two tables of one GPU, between two GPUs of
 # one family, and the least between families. Tuned on the five public tables that `tools.accuracy`
 # evaluates.
-_SAME_GPU, _SAME_FAMILY, _OTHER_FAMILY = 0.4, 0.5, 0.6
+_SAME_GPU = 0.4
+_SAME_FAMILY = 0.5
+_OTHER_FAMILY = 0.6
 # Half-width (log time) if no table of the dtype was measured on the same unit. It covers 90 % of
 # the rows of the fp8 tables of aiconfigurator-core 0.12.0 (vLLM 0.24.0) of H100, H200, B200, L40S
 # and RTX PRO 6000, GPUs weighted equally.
@@ -63,7 +65,7 @@ class Prior:
 
 
 @dataclass(frozen=True)
-class Known:
+class MeasuredGpu:
     """Parameters of one measured GPU, fitted from the hand prior.
 
     blind_90: 90th percentile of |log time error| on its table of the prior pooled from the other
@@ -80,54 +82,53 @@ class Known:
 
 
 @cache
-def shipped_pool() -> tuple[Known, ...]:
+def shipped_pool() -> tuple[MeasuredGpu, ...]:
     """Reads the packaged parameters of measured GPUs."""
     text = (files("quantbench.latency") / "models" / "pool.json").read_text(encoding="utf-8")
     data = json.loads(text)
     if data.get("format") != POOL_FORMAT or data.get("version") != POOL_VERSION:
-        raise StoreError(
-            "shipped_pool",
-            f"format {data.get('format')!r} version {data.get('version')!r}",
-            POOL_FORMAT,
-        )
-    return tuple(Known(**{**k, "parameters": np.array(k["parameters"])}) for k in data["known"])
+        what = f"format {data.get('format')!r} version {data.get('version')!r}"
+        raise StoreError("shipped_pool", what, POOL_FORMAT)
+    return tuple(
+        MeasuredGpu(**{**gpu, "parameters": np.array(gpu["parameters"])}) for gpu in data["known"]
+    )
 
 
-def pooled(known: Sequence[Known], base: Prior) -> Prior:
+def pooled(gpus: Sequence[MeasuredGpu], base: Prior) -> Prior:
     """Builds the prior from the families' mean parameters and `base`, with the spread between
     families.
     """
-    if not known:
+    if not gpus:
         return base
     by_family: dict[str, list[FloatArray]] = defaultdict(list)
-    for k in known:
-        by_family[k.family].append(k.parameters)
+    for gpu in gpus:
+        by_family[gpu.family].append(gpu.parameters)
     centres = np.array([np.mean(group, axis=0) for group in by_family.values()])
-    count = len(centres)
-    pool = (centres.sum(axis=0) + base.mean) / (count + 1.0)
-    variance = (((centres - pool) ** 2).sum(axis=0) + 2.0 * (_OTHER_FAMILY * base.sd) ** 2) / (
-        count + 1.0
-    )
-    return _without_host(Prior(pool, np.sqrt(variance), "pooled over " + _names(known)))
+    count = len(centres) + 1.0
+    pool = (centres.sum(axis=0) + base.mean) / count
+    squares = ((centres - pool) ** 2).sum(axis=0) + 2.0 * (_OTHER_FAMILY * base.sd) ** 2
+    return _without_host(Prior(pool, np.sqrt(squares / count), "pooled over " + _names(gpus)))
 
 
-def near(known: Sequence[Known], *, same_gpu: bool) -> Prior:
+def near(gpus: Sequence[MeasuredGpu], *, same_gpu: bool) -> Prior:
     """Builds the prior around the mean of entries of the same GPU or of GPUs of its family."""
     _, sd = hand_prior()
-    mean = np.mean([k.parameters for k in known], axis=0)
+    mean = np.mean([gpu.parameters for gpu in gpus], axis=0)
     if same_gpu:
-        return Prior(mean, _SAME_GPU * sd, _names(known))
-    return _without_host(Prior(mean, _SAME_FAMILY * sd, _names(known)))
+        return Prior(mean, _SAME_GPU * sd, _names(gpus))
+    return _without_host(Prior(mean, _SAME_FAMILY * sd, _names(gpus)))
 
 
-def _names(known: Sequence[Known]) -> str:
-    return ", ".join(sorted({k.device for k in known}))
+def _names(gpus: Sequence[MeasuredGpu]) -> str:
+    return ", ".join(sorted({gpu.device for gpu in gpus}))
 
 
 def _without_host(prior: Prior) -> Prior:
     """Resets the host's work in a time to the hand prior: it belongs to a table, not to a GPU."""
-    at, (hand, sd) = INDEX["host"], hand_prior()
-    prior.mean[at], prior.sd[at] = hand[at], sd[at]
+    host = INDEX["host"]
+    mean, sd = hand_prior()
+    prior.mean[host] = mean[host]
+    prior.sd[host] = sd[host]
     return prior
 
 
@@ -141,7 +142,8 @@ def spec_sheet(device: DeviceSpec, dtype: str) -> Prior:
     """
     mean, sd = hand_prior()
     which = unit(device, dtype)
-    peak, other = device.peak(dtype), device.peak("fp16") or device.peak("bf16")
+    peak = device.peak(dtype)
+    other = device.peak("fp16") or device.peak("bf16")
     if which == "CUDA cores":
         mean[INDEX["misaligned"]] = 0.0
         if peak is not None and other is not None and unit(device, "fp16") == "tensor cores":
@@ -158,19 +160,26 @@ def known_in_waves(device: DeviceSpec, dtype: str) -> bool:
 
 @cache
 def _known_in_waves(device: str, family_name: str, which: str, dtype: str) -> bool:
-    usable = [k for k in shipped_pool() if _teaches(k, which, dtype)]
-    known = [k for k in usable if k.device == device] or [
-        k for k in usable if k.family == family_name
-    ]
-    return bool(known) and runs_in_waves([k.parameters for k in known])
+    related = _related(_applicable(shipped_pool(), which, dtype), device, family_name)
+    return bool(related) and runs_in_waves([gpu.parameters for gpu in related])
 
 
-def _teaches(known: Known, which: str, dtype: str) -> bool:
-    """Returns whether an entry applies to a dtype on a unit. fp16 learns from bf16 too: it runs at
-    the same rate.
+def _related(gpus: Sequence[MeasuredGpu], device: str, family_name: str) -> list[MeasuredGpu]:
+    """Returns the entries of a GPU, or else those of its family."""
+    same = [gpu for gpu in gpus if gpu.device == device]
+    return same or [gpu for gpu in gpus if gpu.family == family_name]
+
+
+def _applicable(gpus: Sequence[MeasuredGpu], which: str, dtype: str) -> list[MeasuredGpu]:
+    """Returns the entries of a dtype on a unit. fp16 takes those of bf16 too: it runs at the same
+    rate.
     """
-    same = known.dtype == dtype or (dtype == "fp16" and known.dtype == "bf16")
-    return same and unit(lookup(known.device), known.dtype) == which
+    dtypes = {dtype, "bf16"} if dtype == "fp16" else {dtype}
+
+    def applies(gpu: MeasuredGpu) -> bool:
+        return gpu.dtype in dtypes and unit(lookup(gpu.device), gpu.dtype) == which
+
+    return list(filter(applies, gpus))
 
 
 # This card, made in 7 nm, runs fp32 at its peak within its power: less power a TFLOP/s than any
@@ -179,8 +188,9 @@ _LEAST_POWER = "a100-pcie-40gb"
 
 
 def _powered(device: DeviceSpec, dtype: str) -> float:
-    """Returns the log share of its peak that a card's power allows, at most 0; 0 but for CUDA cores
-    up to 7 nm.
+    """Returns the log share of its peak that a card's power allows, at most 0.
+
+    It is 0 but for CUDA cores made in 7 nm or earlier.
     """
     newer = device.compute_capability is None or device.compute_capability > (8, 0)
     if newer or not device.board_power_w or unit(device, dtype) != "CUDA cores":
@@ -191,38 +201,35 @@ def _powered(device: DeviceSpec, dtype: str) -> float:
 
 
 def choose(
-    device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out: bool
+    device: DeviceSpec, dtype: str, gpus: Sequence[MeasuredGpu], *, family_out: bool
 ) -> tuple[Prior, float]:
     """Returns the prior for a device and the half-width (log time) of a 90 % interval around its
     unfitted prediction.
 
-    known: entries of measured GPUs. Those of the same unit and dtype apply (`_teaches`); without
-        any, the prior is
-    `spec_sheet`. family_out: whether to exclude all GPUs of the device's generation, itself
-    included.
+    gpus: measured GPUs, of which those of the same unit and dtype apply; without any, the prior is
+        `spec_sheet`.
+    family_out: whether to exclude all GPUs of the device's generation, itself included.
     """
     base = spec_sheet(device, dtype)
-    usable = [k for k in known if _teaches(k, unit(device, dtype), dtype)]
-    others = [k for k in usable if generation(k.family) != generation(family(device))]
-    blind = _BEYOND * max((k.blind_90 for k in others), default=_UNKNOWN / _BEYOND)
+    usable = _applicable(gpus, unit(device, dtype), dtype)
+    others = [gpu for gpu in usable if generation(gpu.family) != generation(family(device))]
+    blind = _UNKNOWN
+    if others:
+        blind = _BEYOND * max(gpu.blind_90 for gpu in others)
     if not family_out:
-        own = [k for k in usable if k.device == device.name]
-        if own:
-            return near(own, same_gpu=True), blind / 2
-        kin = [k for k in usable if k.family == family(device)]
-        if kin:
-            return near(kin, same_gpu=False), blind
+        related = _related(usable, device.name, family(device))
+        if related:
+            same_gpu = related[0].device == device.name
+            return near(related, same_gpu=same_gpu), blind / 2 if same_gpu else blind
         others = usable
-    efficiency = np.eye(len(base.mean))[INDEX["efficiency"]]  # relative to what the power allows
-    start = pooled(
-        [
-            replace(k, parameters=k.parameters - _powered(lookup(k.device), k.dtype) * efficiency)
-            for k in others
-        ],
-        base,
-    )
+    efficiency = np.eye(len(base.mean))[INDEX["efficiency"]]
+    relative = []  # with an efficiency relative to what the power allows
+    for gpu in others:
+        powered = _powered(lookup(gpu.device), gpu.dtype)
+        relative.append(replace(gpu, parameters=gpu.parameters - powered * efficiency))
+    start = pooled(relative, base)
     start = replace(start, mean=start.mean + _powered(device, dtype) * efficiency)
-    return start, blind if others else _UNKNOWN
+    return start, blind
 
 
 _DELTA = 0.05  # log error at which the loss turns from quadratic to linear
@@ -244,7 +251,8 @@ _FOLD_EXCESS = 1.04
 # Noise added to the prior (share of its deviation) and the rows (log time) of members after the
 # first, so that members differ in what the rows do not determine. The prior of the parameters in
 # UNVARIED is left as it is.
-_SHAKEN_PRIOR, _SHAKEN_ROWS = 0.7, 0.08
+_SHAKEN_PRIOR = 0.7
+_SHAKEN_ROWS = 0.08
 _UNLIKELY = 0.04
 
 
@@ -261,8 +269,8 @@ class Effort:
 
     @classmethod
     def of(cls, rows: int) -> Effort:
-        """Returns the default for this many rows. Below 150 a fit varies with single rows: more are
-        averaged.
+        """Returns the default for this many rows. Below 150, fits vary with single rows, so four
+        are averaged.
         """
         return cls(members=4) if rows < 150 else cls()
 
@@ -290,31 +298,31 @@ def fit_parameters(
     from scipy.optimize import minimize
 
     keep_freed_memory()
-    shapes = Shapes(machine, menu, *rows.sizes)
+    shapes = Shapes.of(machine, menu, rows.sizes)
 
     def objective(u: FloatArray) -> tuple[float, FloatArray]:
         source = Variable(prior.mean + prior.sd * u)
-        values = Values(source)
-        predicted = log_latency(values, shapes)[0]
+        predicted = log_latency(Values(source), shapes)[0]
         loss, slope = _pseudo_huber(predicted.value - rows.log_us)
         grad = gradient(predicted, source, slope)
         return loss + 0.5 * float(u @ u), grad * prior.sd + u
 
-    first = np.zeros(len(prior.mean)) if start is None else (start - prior.mean) / prior.sd
-    options = {"maxiter": max_iterations, "maxcor": 20}
+    first = np.zeros(len(prior.mean))
+    if start is not None:
+        first = (start - prior.mean) / prior.sd
     found = minimize(
         objective,
         first,
         jac=True,
         method="L-BFGS-B",
-        options=options,
+        options={"maxiter": max_iterations, "maxcor": 20},
         bounds=[(-6.0, 6.0)] * len(first),
     )
     return np.asarray(prior.mean + prior.sd * found.x)
 
 
 def _pseudo_huber(error: FloatArray) -> tuple[float, FloatArray]:
-    """Returns the summed loss and its slope by row."""
+    """Returns the summed loss and its slope by row. error: (rows,)."""
     bend = np.sqrt(1.0 + (error / _DELTA) ** 2)
     return float((_DELTA**2 * (bend - 1.0)).sum()) / _NOISE**2, error / bend / _NOISE**2
 
@@ -332,10 +340,9 @@ def train(
     rng = np.random.default_rng(seed)
     vectors = _member_parameters(machine, menu, rows, prior, effort, rng)
     menu = _likely(machine, menu, rows, vectors)
-    residual = None if reference is None else reference.correction(*rows.sizes)
-    ensemble = Ensemble(
-        machine, menu, _members(machine, menu, rows, vectors, residual, effort, seed), reference
-    )
+    residual = None if reference is None else reference.correction(rows.sizes)
+    members = _members(machine, menu, rows, vectors, residual, effort, seed)
+    ensemble = Ensemble(machine, menu, members, reference)
     return ensemble, _calibrate(ensemble, rows, prior, residual, effort, seed)
 
 
@@ -344,16 +351,19 @@ def _members(
     menu: Menu,
     rows: TrainingRows,
     vectors: Sequence[FloatArray],
-    known: FloatArray | None,
+    residual: FloatArray | None,
     effort: Effort,
     seed: int,
 ) -> tuple[Member, ...]:
-    if len(rows) < FEWEST_FOR_TREES:
-        return tuple(Member(vector, None) for vector in vectors)
-    return tuple(
-        train_member(machine, menu, vector, rows, known, effort.growth, seed=1000 * seed + i)
-        for i, vector in enumerate(vectors)
-    )
+    """Returns a member of each parameter vector. residual: (rows,) of the reference."""
+    members = []
+    for i, vector in enumerate(vectors):
+        member = Member(vector, None)
+        if len(rows) >= FEWEST_FOR_TREES:
+            growth = effort.growth
+            member = train_member(machine, menu, vector, rows, residual, growth, 1000 * seed + i)
+        members.append(member)
+    return tuple(members)
 
 
 def _member_parameters(
@@ -384,20 +394,18 @@ def _likely(
     """
     rng = np.random.default_rng(0)
     count = 1000
-    m = np.concatenate([np.floor(2 ** rng.uniform(0, 15, count)), rows.m[:count]])
-    n, k = (
-        np.concatenate([8 * np.floor(2 ** rng.uniform(2, 13, count)), own[:count]])
-        for own in (rows.n, rows.k)
-    )
-    batch = np.concatenate(
-        [np.ones(count), rows.batch[:count]]
-    )  # the layout does not matter to the kernels' times
-    shapes = Shapes(machine, menu, m, n, k, batch)
+    m = np.floor(2 ** rng.uniform(0, 15, count))
+    n = 8 * np.floor(2 ** rng.uniform(2, 13, count))
+    k = 8 * np.floor(2 ** rng.uniform(2, 13, count))
+    near_rows = rows.sizes.take(slice(count))
+    # The layout does not matter to the kernels' times.
+    given = Sizes.of(near_rows.m, near_rows.n, near_rows.k, near_rows.batch)
+    shapes = [Shapes.of(machine, menu, sizes) for sizes in (Sizes.of(m, n, k), given)]
     likely = np.zeros(len(menu))
     for vector in vectors:
         member = Member(vector, None)
-        weights = member.weights(member.physics(shapes)[1])
-        likely = np.maximum(likely, np.quantile(weights, 0.98, axis=1))
+        weights = [member.weights(member.physics(part)[1]) for part in shapes]
+        likely = np.maximum(likely, np.quantile(np.concatenate(weights, axis=1), 0.98, axis=1))
     return menu.subset(np.flatnonzero(likely > _UNLIKELY))
 
 
@@ -405,21 +413,25 @@ def _calibrate(
     ensemble: Ensemble,
     rows: TrainingRows,
     prior: Prior,
-    known: FloatArray | None,
+    residual: FloatArray | None,
     effort: Effort,
     seed: int,
 ) -> IntervalCalibration:
     """Calibrates the interval on the errors of folds of (n, k) sites, each predicted by a fit
-    without it.
+    without it. residual: (rows,) of the reference.
     """
-    machine, menu = ensemble.machine, ensemble.menu
+    machine = ensemble.machine
+    menu = ensemble.menu
+    sizes = rows.sizes
     rng = np.random.default_rng(seed)
-    sites, site = np.unique(np.stack([rows.n, rows.k, rows.batch]), axis=1, return_inverse=True)
+    sites, site = np.unique(np.stack([sizes.n, sizes.k, sizes.batch]), axis=1, return_inverse=True)
     fold_of = (rng.permutation(sites.shape[1]) % _FOLDS)[site.ravel()]
-    error, variance = np.zeros(len(rows)), np.zeros(len(rows))
+    error = np.zeros(len(rows))
+    variance = np.zeros(len(rows))
     single = replace(effort, members=1, rows_first=effort.rows_other)
     for fold in range(_FOLDS):
-        inside, outside = np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)
+        inside = np.flatnonzero(fold_of == fold)
+        outside = np.flatnonzero(fold_of != fold)
         if not len(inside) or not len(outside):
             continue
         seen = rows.take(outside)
@@ -427,14 +439,14 @@ def _calibrate(
         vector = fit_parameters(
             machine, menu, few, prior, start=ensemble.members[0].parameters, max_iterations=80
         )
-        members = _members(
-            machine, menu, seen, [vector], None if known is None else known[outside], single, seed
-        )
+        shared = None if residual is None else residual[outside]
+        members = _members(machine, menu, seen, [vector], shared, single, seed)
         held = rows.take(inside)
-        answer = Ensemble(machine, menu, members, ensemble.reference).raw(*held.sizes)
-        error[inside], variance[inside] = np.abs(answer.log_us - held.log_us), answer.variance
+        answer = replace(ensemble, members=members).raw(held.sizes)
+        error[inside] = np.abs(answer.log_us - held.log_us)
+        variance[inside] = answer.variance
     # A fold has a single member, so the variance between members is added.
-    between = [member.physics(Shapes(machine, menu, *rows.sizes))[0] for member in ensemble.members]
-    variance += np.var(between, axis=0)
+    shapes = ensemble.shapes(sizes)
+    variance += np.var([member.physics(shapes)[0] for member in ensemble.members], axis=0)
     found = IntervalCalibration.of_held_out(error, variance, _TAILS)
     return replace(found, factor=found.factor / _FOLD_EXCESS)

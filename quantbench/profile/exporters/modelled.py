@@ -80,7 +80,7 @@ class GemmTimes:
 
         device = profile.device
         shipped = library if shipped_model(device.name, dtype, library) else ""
-        self._model, _ = best_gemm_model(device, dtype, shipped, known)
+        self._model, _ = best_gemm_model(device, dtype, shipped, preferred=known)
         rows = self._model.rows
         fitted = (
             f"fitted to {rows:,} shapes of {self._model.library}"

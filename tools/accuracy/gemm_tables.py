@@ -4,7 +4,6 @@ if they hold several dtypes, `gemm_dtype`.
 
 import csv
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import InputError, StoreError, require_choice
-from quantbench.files import open_text, read_bytes, reason
+from quantbench.files import open_text, reason
+from quantbench.importers.parquet import read_parquet
 from quantbench.workload.dtypes import GEMM_DTYPES
-
-#: most rows of a table
-MOST_ROWS = 5_000_000
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -108,33 +105,6 @@ def _merge(
         return m, n, k, latency_us[order]
     groups = np.split(latency_us[order], np.cumsum(counts)[:-1])
     return m, n, k, np.array([float(np.median(group)) for group in groups])
-
-
-def systems_folder() -> Path | None:
-    """Returns the folder of the systems in the installed aiconfigurator-core, None without that
-    package.
-    """
-    spec = find_spec("aiconfigurator_core")
-    found = spec.submodule_search_locations if spec is not None else None
-    return Path(next(iter(found))) / "systems" if found else None
-
-
-def read_parquet(operation: str, file: Path) -> Any:
-    """Reads a Parquet file as a pyarrow Table. Raises StoreError, naming `operation`, if unreadable
-    or too long.
-    """
-    import pyarrow as pa  # here: most commands read none
-    import pyarrow.parquet as pq
-
-    try:
-        found = pq.ParquetFile(pa.BufferReader(read_bytes(file)))
-        if found.metadata.num_rows <= MOST_ROWS:
-            return found.read()
-    except (pa.ArrowException, OSError) as error:
-        raise StoreError(operation, f"{file} ({reason(error)})", "a Parquet file") from None
-    raise StoreError(
-        operation, f"{file} has {found.metadata.num_rows:,} rows", f"at most {MOST_ROWS:,}"
-    )
 
 
 def _parquet_columns(file: Path) -> Columns:

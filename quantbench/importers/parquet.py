@@ -1,0 +1,28 @@
+"""Reads Parquet files of measured tables."""
+
+from pathlib import Path
+from typing import Any
+
+from quantbench.errors import StoreError
+from quantbench.files import read_bytes, reason
+
+#: most rows of a table
+MOST_ROWS = 5_000_000
+
+
+def read_parquet(operation: str, file: Path) -> Any:
+    """Reads a Parquet file as a pyarrow Table. Raises StoreError, naming `operation`, if unreadable
+    or too long.
+    """
+    import pyarrow as pa  # here: most commands read none
+    import pyarrow.parquet as pq
+
+    try:
+        found = pq.ParquetFile(pa.BufferReader(read_bytes(file)))
+        if found.metadata.num_rows <= MOST_ROWS:
+            return found.read()
+    except (pa.ArrowException, OSError) as error:
+        raise StoreError(operation, f"{file} ({reason(error)})", "a Parquet file") from None
+    raise StoreError(
+        operation, f"{file} has {found.metadata.num_rows:,} rows", f"at most {MOST_ROWS:,}"
+    )

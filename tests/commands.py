@@ -1,0 +1,34 @@
+"""Commands in this process, typed as in a shell: a line in, what was said out."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from quantbench.cli.app import app
+from quantbench.errors import QuantbenchError
+
+
+def run(line: str, code: int = 0) -> str:
+    """Returns what the command line prints; fails unless it ends with `code`."""
+    result = CliRunner().invoke(app, shlex.split(line), catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def run_json(line: str, code: int = 0) -> Any:
+    """Returns what the command line answers as JSON."""
+    result = CliRunner().invoke(app, shlex.split(f"{line} --json"), catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def refused(line: str) -> QuantbenchError:
+    """Returns the error that the command line ends with."""
+    with pytest.raises(QuantbenchError) as caught:
+        run(line)
+    return caught.value
