@@ -259,6 +259,8 @@ def lines(work: Path, seeds: Sequence[str]) -> Iterator[list[str]]:
     for name, by_seed in sorted(found.items()):
         errors = 100 * np.abs(np.array([by_seed[seed] for seed in seeds]) - 1)
         both = errors[:, ~np.isnan(errors).any(axis=0)]
+        if not both.size:
+            continue
         cells = [f"{np.median(one):.1f} / {np.percentile(one, 95):.1f}" for one in both]
         yield [name, *(f"{count}" for count in (~np.isnan(errors)).sum(axis=1)), *cells]
 
