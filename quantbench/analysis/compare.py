@@ -381,14 +381,13 @@ def _kernel_change(pair: Matched) -> str:
 
 
 def _why_none(a: Run, b: Run, options: CompareOptions) -> str:
-    for name, run in (("A", a), ("B", b)):
-        if not any(map(_counts, run.records)):
-            measured = any(isinstance(r.outcome, Measured) for r in run.records)
-            return (
-                f"every point of run {name} was rejected"
-                if measured
-                else f"run {name} has no measured point"
-            )
+    for name, run, provider in (("A", a, options.provider_a), ("B", b, options.provider_b)):
+        records = [r for r in run.records if r.provider == (provider or r.provider)]
+        if not any(map(_counts, records)):
+            of_provider = f" of {provider}" if provider else ""
+            if any(isinstance(r.outcome, Measured) for r in records):
+                return f"every point{of_provider} of run {name} was rejected"
+            return f"run {name} has no measured point{of_provider}"
     timing = [d for d in differences(a, b) if d.name.startswith("timing.")]
     if options.by == "key" and timing:
         return "they are timed differently: " + ", ".join(
