@@ -131,7 +131,7 @@ class TransformerShape:
                 raise InputError(
                     who,
                     f"hidden = {self.hidden} with heads = {self.heads}",
-                    "hidden divisible by heads",
+                    f"hidden divisible by heads: {_multiples_around(self.hidden, self.heads)}",
                 )
             object.__setattr__(self, "head_dim", self.hidden // self.heads)
         if self.kv_heads == 0 or self.kv_rank:
@@ -175,12 +175,10 @@ class TransformerShape:
         for name in ("heads", "ffn", "vocab", "shared_ffn"):
             size = getattr(self, name)
             if size % self.tp:
-                below = size // self.tp * self.tp
-                nearest = f"{below} or {below + self.tp}" if below else f"{self.tp}"
                 raise InputError(
                     who,
                     f"{name} = {size} with tp = {self.tp}",
-                    f"{name} divisible by tp: {nearest}",
+                    f"{name} divisible by tp: {_multiples_around(size, self.tp)}",
                 )
         if self.kv_heads % self.tp and self.tp % self.kv_heads:
             raise InputError(
@@ -451,6 +449,12 @@ class TransformerShape:
             layout="nn",
         )
         return [("scores", scores), ("softmax", softmax), ("context", context)]
+
+
+def _multiples_around(size: int, step: int) -> str:
+    """Names the multiples of `step` below and above a size."""
+    below = size // step * step
+    return f"{below} or {below + step}" if below else f"{step}"
 
 
 def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:
