@@ -24,12 +24,13 @@ from tools.accuracy.contests import (
     run_contests,
 )
 from tools.accuracy.gemm import Absent, engine, heuristics
-from tools.accuracy.page import markdown
+from tools.accuracy.page import conclusion, markdown
 from tools.accuracy.scoring import ErrorSummary, Line, Split, cells, over_seeds
 from tools.accuracy.tables import PackagedTable
 from tools.guide.markers import write_between
 
 A100 = lookup("a100-sxm4-80gb")
+PAGE = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
 
 
 def table(gpu: str = "nowhere") -> GemmTable:
@@ -239,3 +240,17 @@ def test_foreign_contestants_answer(make: Callable[[Contest], Contestant | Absen
         pytest.skip(contestant.reason)
     (found,) = list(run_contests([(real, [contestant])], (0,), lambda step: None))
     assert 0 < found.errors.median_pct < 200
+
+
+def test_the_page_begins_with_the_conclusion_from_its_tables() -> None:
+    head, _, rest = PAGE.partition("<!-- conclusion:begin -->\n")
+    assert head.count("\n") <= 3
+    assert rest.partition("<!-- conclusion:end -->")[0] == conclusion(PAGE)
+
+
+def test_the_conclusion_follows_from_the_tables() -> None:
+    worse = PAGE.replace("4.38 / 6.4 / 19.2", "9.99 / 9.9 / 99.9")
+    assert conclusion(worse) == conclusion(PAGE)  # a table that it does not sum up
+    lines = PAGE.partition("<!-- lines:begin -->")[2].partition("<!-- lines:end -->")[0]
+    slower = lines.replace(" / ", "9 / ")
+    assert conclusion(PAGE.replace(lines, slower)) != conclusion(PAGE)
