@@ -245,9 +245,9 @@ def benchmark_text(root: Path) -> str:
 def sweep_text(run: Run) -> str:
     """Returns the last rows of the table with which the stored sweep ended."""
     rows = rows_of(points_of(run.records, run.info.device))
-    console = SafeConsole(width=120, file=StringIO())
-    console.print(sweep_table(rows, check_run(run, rules=())))
-    head, *lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    shown_text = StringIO()
+    SafeConsole(width=120, file=shown_text).print(sweep_table(rows, check_run(run, rules=())))
+    head, *lines = [line.rstrip() for line in shown_text.getvalue().splitlines()]
     shown = [ops_line(rows), head, "…", *lines[-_SHOWN_ROWS:]]
     return _block("quantbench sweep --dim hidden", shown)
 
