@@ -1,3 +1,1 @@
-"""Triton kernels (GEMM, attention, softmax), imported as `quantbench.kernels`;
-`providers.triton_kernels` runs them.
-"""
+"""Triton kernels (GEMM, attention, softmax), imported as `quantbench.kernels`."""

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any, TypeVar
 
 import torch
@@ -49,7 +50,11 @@ MAX_REGISTERS = 255
 #: Options of every launch. a·b + c is one instruction: triton's default up to 3.9, and no longer
 #: from 3.10 on.
 OPTIONS = {"enable_fp_fusion": True}
-_AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
+#: Function of a compute capability that returns why it is not supported, or None.
+Reason = Callable[[tuple[int, int]], str | None]
+
+_AUTOTUNE_WARMUP_MS = 20
+_AUTOTUNE_MS = 80
 
 
 def unsupported_architecture(
@@ -70,11 +75,16 @@ def unsupported_architecture(
         return (
             f"{architecture} has no tensor cores; it needs a GPU of compute capability 7.0 or newer"
         )
-    volta = capability < (8, 0)
-    if version == (3, 2) if volta else version >= (3, 6):
+    if capability < (8, 0):
+        fits = version == (3, 2)
+        needs = "triton 3.2 (torch 2.6)"
+    else:
+        fits = version >= (3, 6)
+        needs = "triton 3.6 or newer (torch 2.10)"
+    if fits:
         return None
-    needs = "triton 3.2 (torch 2.6)" if volta else "triton 3.6 or newer (torch 2.10)"
-    return f"our kernels do not run on {architecture} with triton {version[0]}.{version[1]}; it needs {needs}"
+    found = f"triton {version[0]}.{version[1]}"
+    return f"our kernels do not run on {architecture} with {found}; it needs {needs}"
 
 
 def wrong_in_interpreter(dtype: str) -> str | None:
@@ -112,27 +122,35 @@ def require_support(
     name: str,
     x: torch.Tensor,
     dtype: str,
-    *reasons: Callable[[tuple[int, int]], str | None],
+    *reasons: Reason,
 ) -> None:
     """Raises UnsupportedError unless triton runs kernels where x is.
 
     dtype: of the kernel's products, "" for none.
-    reasons: functions of the compute capability that return why it is not supported, or None.
+    reasons: further conditions on the GPU.
     """
     if INTERPRETER:
         reason = wrong_in_interpreter(dtype)
     else:
         capability = _capability(who, name, x)
-        reason = next(
-            filter(None, (why(capability) for why in (*reasons, unsupported_architecture))), None
-        )
+        reason = first_reason(capability, *reasons)
     if reason is not None:
         found, _, needs = reason.partition("; it needs ")
         raise UnsupportedError(who, found, needs or "another dtype, GPU or version of triton")
 
 
+def first_reason(capability: tuple[int, int], *reasons: Reason) -> str | None:
+    """Returns the first reason, or that of `unsupported_architecture`, against a compute
+    capability; None if there is none.
+    """
+    for reason in (*reasons, unsupported_architecture):
+        if found := reason(capability):
+            return found
+    return None
+
+
 def _capability(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
-    """Return the compute capability of x's GPU. Raises UnsupportedError if x is not on a GPU."""
+    """Returns the compute capability of x's GPU. Raises UnsupportedError if x is not on a GPU."""
     if not x.is_cuda:
         raise UnsupportedError(
             who,
@@ -143,12 +161,13 @@ def _capability(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
 
 
 def widest(most: int, *sizes: int) -> int:
-    """Returns the largest power of two up to `most` that divides all sizes; ignores zeros.
+    """Returns the largest power of two up to `most`, itself one, that divides all sizes; ignores
+    zeros.
 
     >>> widest(16, 24, 0, 64), widest(8, 2049)
     (8, 1)
     """
-    return min([most, *(size & -size for size in sizes if size)])
+    return gcd(most, *sizes)
 
 
 def require_like(
@@ -166,6 +185,7 @@ def require_like(
 
 
 def require_contiguous(who: str, name: str, x: torch.Tensor) -> None:
+    """Raises InputError unless x is contiguous."""
     if not x.is_contiguous():
         raise InputError(who, f"{name} with strides {tuple(x.stride())}", "a contiguous tensor")
 
@@ -267,17 +287,24 @@ def describe(
             compiled._init_handles()  # loads the binary, which is when triton learns its registers
         except OutOfResources as error:
             raise InputError(who, f"tile {tile}: {error}", "a tile that fits on one SM") from None
-    metadata, registers = compiled.metadata, compiled.n_regs
+    metadata = compiled.metadata
     threads = WARP_THREADS * metadata.num_warps
     blocks = resident_blocks(
         torch.cuda.get_device_capability(device),
         threads=threads,
-        registers=registers,
+        registers=compiled.n_regs,
         shared_memory_bytes=metadata.shared,
         # A block that finds no free tensor memory waits for it: it is on the SM without running.
         tensor_memory_columns=getattr(metadata, "tmem_size", None) or 0,
     )
-    return Launch(metadata.name, None, (threads, 1, 1), registers, metadata.shared, blocks, tile)
+    return Launch(
+        kernel=metadata.name,
+        block=(threads, 1, 1),
+        registers=compiled.n_regs,
+        shared_memory_bytes=metadata.shared,
+        blocks_per_sm=blocks,
+        tile=tile,
+    )
 
 
 def enqueue(

@@ -1,14 +1,10 @@
 """Implements Megatron-LM's fused scale + mask + softmax in Triton, with gradients.
 
-Entry points: `plan_forward`, `plan_backward` and `MAX_COLS`, used by `providers.triton_kernels`;
-`scaled_causal_softmax`, `scaled_masked_softmax` and `scaled_softmax`, for users' Python code.
-
     y = scaled_causal_softmax(scores, 0.125)              # scores, y: [batch, heads, sq, sk]
     y = scaled_masked_softmax(scores, mask, 0.125)        # mask: [batch, 1, sq, sk], True drops
 
     work = plan_forward(scores, 0.125, causal=True)       # checked, compiled, allocated
-    work.run()                                            # the launch alone; may be captured into a
-    CUDA graph
+    work.run()                                            # the launch alone; fits a CUDA graph
 
 y = softmax(scale · x) over rows of `cols` scores; fp16, bf16 or fp32 in and out, fp32 inside.
 `quantbench.megatron` tells whether Megatron itself would use its fused kernel.
@@ -20,7 +16,7 @@ has a program of its own.
 The cliffs:
 - cols % ALIGN. A thread reads 16 bytes at a time only if every row starts at a multiple of 16
   bytes: 8 scores of 16 bits. With an odd number of columns it reads 2 bytes at a time, in several
-      times the instructions.
+  times the instructions.
 - A row takes the next power of two of registers: with 2049 columns the program holds, exponentiates
   and adds up 4096. The padding is not read, so this shows only where the arithmetic no longer hides
   behind the memory.
@@ -48,15 +44,14 @@ from quantbench.kernels.launching import (
 
 from quantbench.errors import InputError, require_int
 from quantbench.launch import Tile
-from quantbench.megatron import (
-    megatron_fused_available as megatron_fused_available,
-)  # offered from here too
+
+# Offered from here too.
+from quantbench.megatron import megatron_fused_available as megatron_fused_available
 from quantbench.quantization import VECTOR_BYTES, WARP_THREADS, cdiv
 from quantbench.workload.dtypes import dtype_name, missing_format
 
-_MAX_ROWS = (
-    2**31 - 4097
-)  # so that the row numbers of the last program, of up to 4096 rows, fit 32 bits
+# So that the row numbers of the last program, of up to 4096 rows, fit 32 bits.
+_MAX_ROWS = 2**31 - 4097
 
 #: Longest row: its 64 bytes of loads per thread fill the largest block of 1024 threads.
 MAX_COLS = 16_384
@@ -158,7 +153,7 @@ def softmax_backward(
 
 @triton.jit
 def _tile(cols, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """Return this program's first row, its rows (ROWS × 1), the columns (1 × BLOCK_COLS) and the
+    """Returns this program's first row, its rows (ROWS × 1), the columns (1 × BLOCK_COLS) and the
     row length.
     """
     first_row = tl.program_id(0) * ROWS
@@ -168,7 +163,7 @@ def _tile(cols, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexp
 
 @triton.jit
 def _columns(position, col, length, MASK: tl.constexpr, ALIGN: tl.constexpr):
-    """Return masks of the columns that are read (whole vectors of ALIGN) and of those that
+    """Returns masks of the columns that are read (whole vectors of ALIGN) and of those that
     count.
     """
     if MASK == "causal":
@@ -231,9 +226,8 @@ def plan_forward(
         require_contiguous(who, "mask", mask)
     out = result(who, "out", out, scores.shape, scores.dtype, scores.device)
     tile = tile or softmax_tile(scores.shape[-1], scores.element_size())
-    return _plan(
-        who, softmax_forward, forward_arguments(scores, mask, out, scale, causal, tile), out, tile
-    )
+    given = forward_arguments(scores, mask, out, scale, causal, tile)
+    return _plan(who, softmax_forward, given, out, tile)
 
 
 def plan_backward(
@@ -253,9 +247,8 @@ def plan_backward(
     result(who, "grad", grad, y.shape, y.dtype, y.device)
     out = result(who, "out", out, y.shape, y.dtype, y.device)
     tile = tile or softmax_tile(y.shape[-1], y.element_size(), "backward")
-    return _plan(
-        who, softmax_backward, backward_arguments(grad, y, out, scale, causal, tile), out, tile
-    )
+    given = backward_arguments(grad, y, out, scale, causal, tile)
+    return _plan(who, softmax_backward, given, out, tile)
 
 
 class _Softmax(torch.autograd.Function):
@@ -267,19 +260,16 @@ class _Softmax(torch.autograd.Function):
     ) -> torch.Tensor:
         y = _ran(plan_forward(scores, scale, causal=causal, mask=mask))
         ctx.save_for_backward(y)
-        ctx.scale, ctx.causal = scale, causal
+        ctx.scale = scale
+        ctx.causal = causal
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (y,) = ctx.saved_tensors
         # autograd may pass an expanded gradient, such as that of a sum; only those are copied.
-        return (
-            _ran(plan_backward(grad.contiguous(), y, ctx.scale, causal=ctx.causal)),
-            None,
-            None,
-            None,
-        )
+        dx = _ran(plan_backward(grad.contiguous(), y, ctx.scale, causal=ctx.causal))
+        return dx, None, None, None
 
 
 def _ran(work: Plan) -> torch.Tensor:
@@ -288,12 +278,10 @@ def _ran(work: Plan) -> torch.Tensor:
 
 
 def _plan(who: str, kernel: Any, arguments: dict[str, Any], out: torch.Tensor, tile: Tile) -> Plan:
+    """Compiles the kernel. Raises InputError if a row does not fit the tile."""
     cols = out.shape[-1]
-    if (
-        tile.block_n < cols
-        or tile.block_n & (tile.block_n - 1)
-        or tile.block_m & (tile.block_m - 1)
-    ):
+    odd_sides = tile.block_n & (tile.block_n - 1) or tile.block_m & (tile.block_m - 1)
+    if tile.block_n < cols or odd_sides:
         raise InputError(
             who, f"tile {tile}", f"powers of two, and a block_n of at least {cols} columns"
         )
@@ -309,28 +297,38 @@ def forward_arguments(
     causal: bool,
     tile: Tile,
 ) -> dict[str, Any]:
-    _, heads, sq, _ = x.shape
+    """Returns the arguments of the forward kernel."""
+    heads, sq = x.shape[1:3]
+    kind = "causal" if causal else "none"
+    dropped = None
+    mask_rows = 0
+    if mask is not None:
+        kind = "full"
+        dropped = mask.view(torch.uint8)
+        if mask.shape[0] > 1:
+            mask_rows = sq
     return {
         "x": x,
-        "mask": None if mask is None else mask.view(torch.uint8),
+        "mask": dropped,
         "y": out,
         "rows_per_sample": heads * sq,
-        "mask_rows_per_sample": 0 if mask is None or mask.shape[0] == 1 else sq,
+        "mask_rows_per_sample": mask_rows,
         "scale_log2e": scale * log2(e),
-    } | _shared_arguments(x, "causal" if causal else "none" if mask is None else "full", tile)
+    } | _shared_arguments(x, kind, tile)
 
 
 def backward_arguments(
     grad: torch.Tensor, y: torch.Tensor, out: torch.Tensor, scale: float, causal: bool, tile: Tile
 ) -> dict[str, Any]:
+    """Returns the arguments of the backward kernel."""
     shared = _shared_arguments(y, "causal" if causal else "none", tile)
     return {"dy": grad, "y": y, "dx": out, "scale": float(scale)} | shared
 
 
 def _shared_arguments(x: torch.Tensor, mask: str, tile: Tile) -> dict[str, Any]:
-    rows, cols = x.numel() // x.shape[-1], x.shape[-1]
+    cols = x.shape[-1]
     return {
-        "rows_in_all": rows,
+        "rows_in_all": x.numel() // cols,
         "rows_per_head": x.shape[-2],
         "cols": cols,
         "MASK": mask,
@@ -343,6 +341,7 @@ def _shared_arguments(x: torch.Tensor, mask: str, tile: Tile) -> dict[str, Any]:
 
 
 def _check(who: str, name: str, x: torch.Tensor, scale: float, causal: bool) -> None:
+    """Raises InputError or UnsupportedError for scores that the kernels cannot take."""
     shape = f"{name} of shape {tuple(x.shape)}"
     if x.dim() != 4 or 0 in x.shape:
         raise InputError(who, shape, "[batch, heads, sq, sk], each at least 1")
@@ -373,7 +372,9 @@ def softmax_tile(cols: int, element_bytes: int, direction: str = "forward") -> T
     """
     require_int("softmax", "cols", cols, high=MAX_COLS)
     block_cols = max(_MIN_BLOCK_COLS, 1 << (cols - 1).bit_length())
-    loaded_bytes = element_bytes * (1 if direction == "forward" else 2)
+    loaded_bytes = element_bytes
+    if direction == "backward":
+        loaded_bytes *= 2
     rows = max(1, _MIN_SCORES // block_cols)
     threads = rows * block_cols * loaded_bytes // _BYTES_PER_THREAD
     return Tile(rows, block_cols, num_warps=min(_MAX_WARPS, threads // WARP_THREADS))

@@ -5,6 +5,7 @@ Entry points: `percent`, `signed_percent`, `latency`, `size`, `duration`, `count
 """
 
 import re
+from collections.abc import Mapping
 from math import floor, log10
 
 from quantbench.errors import InputError
@@ -121,3 +122,17 @@ def size(count_bytes: float) -> str:
             return f"{count_bytes:.1f} {unit}"
         count_bytes /= 1024
     return f"{count_bytes:.1f} TiB"
+
+
+def dashed(axis: str) -> str:
+    """Returns the name of an axis as the command line spells it: `head-dim` for `head_dim`."""
+    return axis.replace("_", "-")
+
+
+def axis_words(axes: Mapping[str, int | str], equals: str = "=") -> list[str]:
+    """Formats each axis with its value.
+
+    >>> axis_words({"hidden": 4096, "head_dim": 128})
+    ['hidden=4096', 'head-dim=128']
+    """
+    return [f"{dashed(name)}{equals}{value}" for name, value in axes.items()]

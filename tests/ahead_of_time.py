@@ -6,8 +6,6 @@ which the triton wheel carries), warnings from ptxas. Works without a GPU, in a 
 TRITON_INTERPRET.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -34,11 +32,11 @@ from quantbench.kernels.attention.menu import Setting
 from quantbench.kernels.attention.operands import Checked
 from quantbench.kernels.gemm import host as gemm
 from quantbench.kernels.gemm.config import Config, Operands
-from quantbench.kernels.launching import INTERPRETER, OPTIONS, TORCH_DTYPES, TRITON, widest
+from quantbench.kernels.launching import OPTIONS, TORCH_DTYPES, TRITON, widest
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from quantbench.errors import InputError, UnsupportedError
+from quantbench.errors import UnsupportedError
 from quantbench.launch import Tile
 from quantbench.quantization import SM_LIMITS, WARP_THREADS
 from quantbench.workload import Attention
@@ -130,16 +128,6 @@ def compile_kernel(fn: Any, arguments: Mapping[str, Any], arch: int) -> KernelRe
     >>> compile_kernel(softmax_kernel, {"x": x, "cols": 4096, "BLOCK": 4096, "num_warps": 4, "num_stages": 3}, 90)
     ... # doctest: +SKIP
     """
-    if INTERPRETER:
-        raise UnsupportedError(
-            "compile_kernel", "TRITON_INTERPRET=1 is set", "a process without the interpreter"
-        )
-    missing = [name for name in (*fn.arg_names, "num_warps", "num_stages") if name not in arguments]
-    if missing:
-        expected = ", ".join([*fn.arg_names, "num_warps", "num_stages"])
-        raise InputError(
-            f"compile {fn.__name__}", f"no value for {missing[0]!r}", f"the parameters {expected}"
-        )
     options = OPTIONS | {
         name: value for name, value in arguments.items() if name not in fn.arg_names
     }
@@ -272,16 +260,11 @@ def compile_softmax(
     x = torch.empty(1, 1, cols, cols, dtype=TORCH_DTYPES[dtype], device="meta")
     tile, causal = softmax.softmax_tile(cols, x.element_size(), direction), mask == "causal"
     if direction == "forward":
-        dropped = torch.empty(x.shape, dtype=torch.bool, device="meta") if mask == "full" else None
-        kernel, arguments = (
-            softmax.softmax_forward,
-            softmax.forward_arguments(x, dropped, x, 1.0, causal, tile),
-        )
+        kernel, dropped = softmax.softmax_forward, x.bool() if mask == "full" else None
+        arguments = softmax.forward_arguments(x, dropped, x, 1.0, causal, tile)
     else:
-        kernel, arguments = (
-            softmax.softmax_backward,
-            softmax.backward_arguments(x, x, x, 1.0, causal, tile),
-        )
+        kernel = softmax.softmax_backward
+        arguments = softmax.backward_arguments(x, x, x, 1.0, causal, tile)
     # 3 is no multiple of 16: the code is that for any number of rows.
     return compile_kernel(kernel, arguments | {"rows_in_all": 3}, arch)
 
@@ -303,43 +286,21 @@ def compile_forward(
     return compile_kernel(attention_forward, given, arch)
 
 
-def compile_backward_kv(
-    tile: Tile,
-    head_dim: int,
-    arch: int,
-    *,
-    dtype: str = "bf16",
-    causal: bool = True,
-    descriptors: bool,
-) -> KernelResources:
-    """As `compile_forward`, for the kernel that keeps k and v."""
-    checked, q, k, lse = _sample(head_dim, dtype, causal)
+def compile_backward(
+    tiles: tuple[Tile, Tile], head_dim: int, arch: int, *, descriptors: bool
+) -> list[KernelResources]:
+    """As `compile_forward`, for the kernels that keep k and v, and q. tiles: of the two."""
+    checked, q, k, lse = _sample(head_dim, "bf16", causal=True)
     given = attention.backward_arguments(
-        q, k, k, q, lse, lse, (q, k, k), checked, tile, tile, descriptors
+        q, k, k, q, lse, lse, (q, k, k), checked, *tiles, descriptors
     )
-    return compile_kernel(attention_backward_kv, given[0], arch)
+    kernels = (attention_backward_kv, attention_backward_q)
+    return [compile_kernel(*pair, arch) for pair in zip(kernels, given, strict=True)]
 
 
-def compile_backward_q(
-    tile: Tile,
-    head_dim: int,
-    arch: int,
-    *,
-    dtype: str = "bf16",
-    causal: bool = True,
-    descriptors: bool,
-) -> KernelResources:
-    """As `compile_forward`, for the kernel that keeps q."""
-    checked, q, k, lse = _sample(head_dim, dtype, causal)
-    given = attention.backward_arguments(
-        q, k, k, q, lse, lse, (q, k, k), checked, tile, tile, descriptors
-    )
-    return compile_kernel(attention_backward_q, given[1], arch)
-
-
-def compile_delta(head_dim: int, arch: int, *, dtype: str = "bf16") -> KernelResources:
+def compile_delta(head_dim: int, arch: int) -> KernelResources:
     """As `compile_forward`, for the kernel that adds up o · do."""
-    checked, q, _, lse = _sample(head_dim, dtype, causal=True)
+    checked, q, _, lse = _sample(head_dim, "bf16", causal=True)
     return compile_kernel(attention_delta, attention.delta_arguments(q, q, lse, checked), arch)
 
 

@@ -34,7 +34,7 @@ _HOLD_TIMEOUT_US = 500_000.0
 FULL_MHZ, _IDLE_SHARE = 1980.0, 0.55
 # The clock climbs while the device works and falls while it does not.
 _WARM_US, _COOL_US = 30_000.0, 300_000.0
-_FLUSH_US, _STAMP_US, _SIGN_US, _NOISE = 66.0, 2.5, 2.0, 0.003
+_FLUSH_US, _STAMP_US, _NOISE = 66.0, 2.5, 0.003
 # The clock wanders as an Ornstein-Uhlenbeck process; heat and power are averages over these times.
 CLOCK_STEP_MHZ = 15.0
 _WANDER_US, _HEAT_US, _POWER_US = 50_000.0, 20_000_000.0, 20_000.0

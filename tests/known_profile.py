@@ -1,7 +1,5 @@
 """A profile of known figures, for the tests that load exports with their consumers' packages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 simulated.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import made_runs
@@ -64,27 +62,16 @@ def other_records() -> list[Record]:
     """Softmax, attention and collectives."""
     found = []
     for seq in (512, 1024, 2048):
-        soft, attended = Softmax(64, seq, seq), Attention(1, 32, seq, seq, 128)
-        reduced = Collective("all_reduce", seq * 1024, 8)
-        works = (
-            (
-                soft,
-                made_runs.samples(seq**2 / 8e3, noise=0.01, count=7, seed=seq),
-                "softmax",
-                "triton.fused",
-            ),
-            (
-                attended,
-                made_runs.samples(5 + seq**2 / 1.4e4, noise=0.01, count=7, seed=seq),
-                "attention",
-                "torch.flash",
-            ),
-            (reduced, (20.0 + seq / 100,), "all_reduce", "nccl"),
+        timed = (
+            (Softmax(64, seq, seq), seq**2 / 8e3, "triton.fused"),
+            (Attention(1, 32, seq, seq, 128), 5 + seq**2 / 1.4e4, "torch.flash"),
         )
-        found += [
-            made_runs.record(w, times, {"seq": seq}, op=op, provider=who)
-            for w, times, op, who in works
-        ]
+        for work, us, who in timed:
+            times = made_runs.samples(us, noise=0.01, count=7, seed=seq)
+            found.append(made_runs.record(work, times, {"seq": seq}, op=work.kind, provider=who))
+        work = Collective("all_reduce", seq * 1024, 8)
+        times = (20.0 + seq / 100,)
+        found.append(made_runs.record(work, times, {"seq": seq}, op=work.op, provider="nccl"))
     return found
 
 

@@ -2,8 +2,6 @@
 that stay put.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

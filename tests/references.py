@@ -2,8 +2,6 @@
 oracle of the tests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -6,7 +6,6 @@ aiconfigurator-core.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.errors import UnsupportedError
+from quantbench.importers.runs import digest
 from quantbench.latency.libraries import SYSTEMS
 
 _HALF_BYTES = 2
@@ -51,7 +51,7 @@ def main() -> None:
         if files:
             devices[slug] = {
                 "file": str(files[-1].relative_to(root)),
-                "sha256": hashlib.sha256(files[-1].read_bytes()).hexdigest(),
+                "sha256": digest(files[-1]),
                 "all_reduce": links_of(files[-1]),
             }
     data = {

@@ -4,10 +4,9 @@ docs`.
 First table: the BigScience documents, with the constants of their site, split by whether these were
 fitted to a row. Second table: published runs of other sites, each table predicted with factors
 fitted without it (`left out`) and with the shipped ones. Third table: Megatron-Bridge's runs, each
-model predicted with factors fitted without it. Fourth
-table: ranks of its layouts. Fifth table: what is picked among layouts that ran, what is said to
-    fit, and which ZeRO
-stages searches over all layouts pick. Run by maintainers after `tools.planner_fit`.
+model predicted with factors fitted without it. Fourth table: ranks of its layouts. Fifth table:
+what is picked among layouts that ran, what is said to fit, and which ZeRO stages searches over all
+layouts pick.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from math import inf, nan
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +23,10 @@ from scipy.stats import spearmanr
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations, shipped
-from quantbench.planner.fitting import log_errors, observe, op_spreads
+from quantbench.planner.fitting import Observed, log_errors, observe, op_spreads
 from quantbench.planner.layout import Layout
 from quantbench.planner.row_results import RowResult, predict_rows, summarize
+from quantbench.planner.rows import Case
 from quantbench.planner.search import LayoutSpace, search
 from tools.guide.markers import fill, table
 from tools.planner_bridge import PUBLISHED_LAYOUTS, RELEASE, STACK, bridge_runs
@@ -36,6 +37,7 @@ from tools.planner_fit import (
     LAST_DAY,
     PUBLISHED,
     SITE,
+    FloatArray,
     documents,
     left_out,
     published,
@@ -45,7 +47,8 @@ from tools.planner_fit import (
 PAGE = "planning.md"
 # Layouts of one job that make a sweep, and the share by which a pick may be slower than the
 # fastest.
-_SWEEP, _NEAR = 3, 0.05
+_SWEEP = 3
+_NEAR = 0.05
 _HEAD = [
     "rows",
     "number",
@@ -56,12 +59,24 @@ _HEAD = [
     "inside the interval",
 ]
 _LEFT_OUT_HEAD = [
-    "table", "stack", "runs", "mean error, left out", "bias, left out", "interval, either way", "inside", "mean error"
-]  # fmt: skip
+    "table",
+    "stack",
+    "runs",
+    "mean error, left out",
+    "bias, left out",
+    "interval, either way",
+    "inside",
+    "mean error",
+]
 _RANKS_HEAD = [
-    "model", "GPUs", "format", "published layout", "layouts that fit", "its rank, behind the first",
-    "of these degrees, any MBS and interleave"
-]  # fmt: skip
+    "model",
+    "GPUs",
+    "format",
+    "published layout",
+    "layouts that fit",
+    "its rank, behind the first",
+    "of these degrees, any MBS and interleave",
+]
 #: groups of the BigScience rows: (name, predicate of a result and the fitted row ids)
 _DOCUMENTS: tuple[tuple[str, Callable[[RowResult, set[str]], bool]], ...] = (
     ("documents, days fitted to", lambda r, fitted: r.row.row_id in fitted),
@@ -74,23 +89,21 @@ _DOCUMENTS: tuple[tuple[str, Callable[[RowResult, set[str]], bool]], ...] = (
 def documents_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
     """Formats the accuracy on the BigScience documents as a Markdown table."""
     results = predict_rows(read_documents(data / DOCUMENTS), times, calibrations)
-    fitted = {
-        row_id
-        for site in calibrations.sites.values()
-        for row_id in site.provenance.get("rows_fitted", ())
-    }
+    fitted = set()
+    for site in calibrations.sites.values():
+        fitted.update(site.provenance.get("rows_fitted", ()))
     rows = []
     for name, keep in _DOCUMENTS:
         counted = [r for r in results if keep(r, fitted) and r.error is not None]
-        spans = [
-            (r.prediction.iteration.sec, r.row.sec_per_it or 0) for r in counted if r.prediction
-        ]
-        inside = sum(span.low <= measured <= span.high for span, measured in spans) / max(
-            1, len(spans)
-        )
+        inside = []
+        for result in counted:
+            if result.prediction:
+                span = result.prediction.iteration.sec
+                inside.append(span.low <= (result.row.sec_per_it or 0) <= span.high)
         s = summarize(counted)
         errors = [f"{s.mape:.1f} %", f"{s.median:.1f} %", f"{s.bias:+.1f} %"]
-        rows.append([name, str(s.rows), *errors, f"{s.spearman:.2f}", f"{inside:.0%}"])
+        share = sum(inside) / max(1, len(inside))
+        rows.append([name, str(s.rows), *errors, f"{s.spearman:.2f}", f"{share:.0%}"])
     return table(_HEAD, rows)
 
 
@@ -98,70 +111,73 @@ def left_out_table(data: Path, times: TimesOf, calibrations: Calibrations) -> st
     """Formats the errors on published tables, each predicted with factors fitted without it, as a
     Markdown table.
     """
-    by_file = {name: published(data, times, calibrations, (name,)) for name in PUBLISHED}
-    observed = [one for runs in by_file.values() for one in runs]
+    observed: list[Observed] = []
+    files = {}
+    for file in PUBLISHED:
+        runs = published(data, times, calibrations, (file,))
+        files[file] = {one.table for one in runs}
+        observed += runs
     own = [(c, row.sec_per_it or 0.0, SITE) for row, c in documents(data / DOCUMENTS, LAST_DAY)]
-    errors = left_out(
-        [*observed, *observe(own, times)], rest_of(calibrations), lambda one: one.table
-    )[: len(observed)]
+    every = [*observed, *observe(own, times)]
+    errors = left_out(every, rest_of(calibrations), _table_of)[: len(observed)]
     stacks = {one.table: one.case.job.stack for one in observed} | {SITE: "deepspeed"}
     alike = Counter(stacks.values())
-    known, unknown = (calibrations.of_stack(stack, "").scatter for stack in ("megatron", ""))
-    extra = [known if alike[one.case.job.stack] > 1 else unknown for one in observed]
+    extra = []
+    shipped_off = []
+    for one in observed:
+        stack = one.case.job.stack
+        known = "megatron" if alike[stack] > 1 else ""
+        extra.append(calibrations.of_stack(known, "").scatter)
+        shipped_off.append(np.expm1(log_errors([one], calibrations.of_stack(stack, one.group[1]))))
     half = np.hypot(op_spreads(observed, errors), extra)
-    shipped_errors = np.array(
-        [log_errors([o], calibrations.of_stack(o.case.job.stack, o.group[1]))[0] for o in observed]
-    )
-    names = np.array([one.table for one in observed])
-    groups = [(name, stacks[name], names == name) for name in dict.fromkeys(names.tolist())]
-    groups += [
-        (f"all of {f}", "", np.isin(names, [o.table for o in runs])) for f, runs in by_file.items()
-    ]
+    off = np.expm1(errors)
+    names = np.array(list(map(_table_of, observed)))
+    groups = {name: names == name for name in dict.fromkeys(names.tolist())}
+    for file, tables in files.items():
+        groups[f"all of {file}"] = np.isin(names, list(tables))
     rows = []
-    for name, stack, keep in groups:
-        off, inside = np.expm1(errors[keep]), (np.abs(errors) <= half)[keep].mean()
-        cells = [f"{100 * np.abs(off).mean():.1f} %", f"{100 * off.mean():+.1f} %"]
-        cells += [f"{np.exp(np.median(half[keep])):.2f}", f"{inside:.0%}"]
-        rows.append(
-            [
-                name,
-                stack,
-                str(keep.sum()),
-                *cells,
-                f"{100 * np.abs(np.expm1(shipped_errors[keep])).mean():.1f} %",
-            ]
-        )
+    for name, keep in groups.items():
+        inside = (np.abs(errors) <= half)[keep].mean()
+        line = [name, stacks.get(name, ""), str(keep.sum()), _mean_error(off[keep])]
+        line += [f"{100 * off[keep].mean():+.1f} %", f"{np.exp(np.median(half[keep])):.2f}"]
+        line += [f"{inside:.0%}", _mean_error(np.concatenate(shipped_off)[keep])]
+        rows.append(line)
     return table(_LEFT_OUT_HEAD, rows)
+
+
+def _table_of(one: Observed) -> str:
+    return one.table
+
+
+def _mean_error(off: FloatArray) -> str:
+    return f"{100 * np.abs(off).mean():.1f} %"
 
 
 def bridge_table(path: Path, times: TimesOf, calibrations: Calibrations) -> str:
     """Formats the errors on Megatron-Bridge's runs, each model predicted with factors fitted
     without it, as a Markdown table, and says which runs cannot be expressed."""
     observed, refused = bridge_runs(path, times)
-    errors = left_out(observed, rest_of(calibrations), lambda one: one.table)
+    errors = left_out(observed, rest_of(calibrations), _table_of)
     half = np.hypot(op_spreads(observed, errors), calibrations.of_stack(STACK, "").scatter)
-    off, names = np.expm1(errors), np.array([one.table for one in observed])
+    off = np.expm1(errors)
+    names = np.array(list(map(_table_of, observed)))
+    groups = {name: names == name for name in dict.fromkeys(names.tolist())}
     experts = np.array([one.case.job.shape.experts > 0 for one in observed])
-    measured = np.array([one.measured_s for one in observed])
-    groups = [(name, names == name) for name in dict.fromkeys(names.tolist())]
+    groups |= {"all dense": ~experts, "all with experts": experts}
+    measured_s = np.array([one.measured_s for one in observed])
     rows = []
-    for name, keep in (*groups, ("all dense", ~experts), ("all with experts", experts)):
-        several = keep.sum() > 1
-        rank = (
-            f"{spearmanr(measured[keep], (measured * np.exp(errors))[keep]).statistic:.2f}"
-            if several
-            else "–"
-        )
+    for name, keep in groups.items():
+        rank = "–"
+        if keep.sum() > 1:
+            predicted_s = measured_s * np.exp(errors)
+            rank = f"{spearmanr(measured_s[keep], predicted_s[keep]).statistic:.2f}"
         inside = (np.abs(errors) <= half)[keep].mean()
-        cells = [
-            f"{100 * np.abs(off[keep]).mean():.1f} %",
-            f"{100 * np.median(np.abs(off[keep])):.1f} %",
-        ]
-        cells += [f"{100 * off[keep].mean():+.1f} %", rank, f"{inside:.0%}"]
-        rows.append([name, str(keep.sum()), *cells])
+        line = [name, str(keep.sum()), _mean_error(off[keep])]
+        line += [f"{100 * np.median(np.abs(off[keep])):.1f} %", f"{100 * off[keep].mean():+.1f} %"]
+        rows.append([*line, rank, f"{inside:.0%}"])
     left = "; ".join(f"{count} of {why}" for why, count in sorted(refused.items()))
-    said = f"Factors of release {RELEASE}. Not expressible: {left}."
-    return f"{table(_HEAD, rows)}\n\n{said}"
+    note = f"Factors of release {RELEASE}. Not expressible: {left}."
+    return f"{table(_HEAD, rows)}\n\n{note}"
 
 
 def ranks_table(times: TimesOf, calibrations: Calibrations) -> str:
@@ -176,77 +192,60 @@ def ranks_table(times: TimesOf, calibrations: Calibrations) -> str:
         wanted = one.layout
         degrees = f"TP{wanted.tp} PP{wanted.pp} CP{wanted.cp} EP{wanted.ep}"
         layout = f"{degrees}, MBS {wanted.mbs}, interleave {wanted.interleave}"
-        rows.append(
-            [
-                one.model,
-                f"{one.gpus} × {one.gpu}",
-                one.recipe or "bf16",
-                layout,
-                f"{len(ranked):,}",
-                *found,
-            ]
-        )
+        gpus = f"{one.gpus} × {one.gpu}"
+        rows.append([one.model, gpus, one.recipe or "bf16", layout, f"{len(ranked):,}", *found])
     return table(_RANKS_HEAD, rows)
 
 
 def picks_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
     """Formats how well layouts that ran are ranked and said to fit, and which ZeRO stages a search
     picks for their jobs, as a Markdown table."""
-    results = [
-        r
-        for name in (DOCUMENTS, *PUBLISHED)
-        for r in predict_rows(read_documents(data / name), times, calibrations)
-    ]
-    sweeps: dict[tuple[object, ...], dict[Layout, list[RowResult]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    for r in results:
-        if r.error is not None and r.case is not None:
-            sweeps[r.case.job.key][r.case.layout].append(r)
-    losses = [_loss(layouts) for layouts in sweeps.values() if len(layouts) >= _SWEEP]
-    fits = [
-        r.prediction.fits
-        for r in results
-        if r.prediction and r.row.status != "fail" and r.row.sec_per_it
-    ]
-    ran_out = [not r.prediction.fits for r in results if r.prediction and r.row.status == "oom"]
-    jobs = {
-        (r.case.job.key, r.case.layout.cp): r.case
-        for r in results
-        if r.case is not None and r.prediction is not None
-    }
+    results: list[RowResult] = []
+    for name in (DOCUMENTS, *PUBLISHED):
+        results += predict_rows(read_documents(data / name), times, calibrations)
+    sweeps: dict[object, dict[Layout, list[RowResult]]] = defaultdict(lambda: defaultdict(list))
+    jobs: dict[object, Case] = {}
+    fits = []
+    ran_out = []
+    for one in results:
+        row = one.row
+        case = one.case
+        if one.error is not None and case is not None:
+            sweeps[case.job.key][case.layout].append(one)
+        if one.prediction is None:
+            continue
+        if row.status != "fail" and row.sec_per_it:
+            fits.append(one.prediction.fits)
+        if row.status == "oom":
+            ran_out.append(not one.prediction.fits)
+        if case is not None:
+            jobs[case.job.key, case.layout.cp] = case
+    near = [_loss(layouts) <= _NEAR for layouts in sweeps.values() if len(layouts) >= _SWEEP]
     picked: dict[str, list[float]] = defaultdict(list)
     for case in jobs.values():
         job = case.job
         constants = calibrations.of(job.cluster, job.stack)
-        found = search(
-            job, times(job.cluster.device), constants, LayoutSpace(cp=(case.layout.cp,))
-        ).ranked
+        space = LayoutSpace(cp=(case.layout.cp,))
+        found = search(job, times(job.cluster.device), constants, space).ranked
         if not found:
             continue
         best = found[0]
-        where = (
-            "in one node"
-            if best.layout.replicas * best.layout.tp <= job.cluster.gpus_per_node
-            else "over nodes"
-        )
-        lower = next((p.sec_per_it for p in found if p.layout.zero <= 1), float("nan"))
-        picked[f"ZeRO-{best.layout.zero} {where}" if best.layout.zero > 1 else "other"].append(
-            100 * (lower / best.sec_per_it - 1)
-        )
-    searched, near = sum(map(len, picked.values())), [loss <= _NEAR for loss in losses]
-    rows = [
-        [f"the fastest of {_SWEEP} or more layouts that ran, within 5 %", str(len(losses)), str(sum(near))],
-        ["runs out of memory, predicted to be", str(len(ran_out)), str(sum(ran_out))],
-        ["runs that fit, predicted to", str(len(fits)), str(sum(fits))],
-        *(
-            [
-                f"searches that pick {name}; gain over ZeRO-0 and 1 {np.nanmin(gains):.1f} to {np.nanmax(gains):.1f} %",
-                str(searched), str(len(gains)),
-            ]
-            for name, gains in sorted(picked.items()) if name != "other"
-        ),
-    ]  # fmt: skip
+        inside = best.layout.replicas * best.layout.tp <= job.cluster.gpus_per_node
+        pick = f"ZeRO-{best.layout.zero} {'in one node' if inside else 'over nodes'}"
+        lower = next((p.sec_per_it for p in found if p.layout.zero <= 1), nan)
+        gain = 100 * (lower / best.sec_per_it - 1)
+        picked[pick if best.layout.zero > 1 else "other"].append(gain)
+    checks = {
+        f"the fastest of {_SWEEP} or more layouts that ran, within 5 %": near,
+        "runs out of memory, predicted to be": ran_out,
+        "runs that fit, predicted to": fits,
+    }
+    rows = [[check, str(len(right)), str(sum(right))] for check, right in checks.items()]
+    searched = str(sum(map(len, picked.values())))
+    picked.pop("other", None)
+    for name, gains in sorted(picked.items()):
+        words = f"gain over ZeRO-0 and 1 {np.nanmin(gains):.1f} to {np.nanmax(gains):.1f} %"
+        rows.append([f"searches that pick {name}; {words}", searched, str(len(gains))])
     return table(["check", "of", "found"], rows)
 
 
@@ -254,14 +253,17 @@ def _loss(layouts: dict[Layout, list[RowResult]]) -> float:
     """Returns the share by which the layout with the shortest predicted time was slower than the
     fastest that ran.
     """
-    measured = {
-        layout: float(np.mean([r.row.sec_per_it or 0 for r in runs]))
-        for layout, runs in layouts.items()
-    }
-    pick = min(
-        layouts, key=lambda layout: p.sec_per_it if (p := layouts[layout][0].prediction) else np.inf
-    )
-    return measured[pick] / min(measured.values()) - 1
+    shortest = inf
+    picked_s = nan
+    measured = []
+    for runs in layouts.values():
+        measured.append(float(np.mean([one.row.sec_per_it or 0 for one in runs])))
+        prediction = runs[0].prediction
+        predicted = prediction.sec_per_it if prediction else inf
+        if len(measured) == 1 or predicted < shortest:
+            shortest = predicted
+            picked_s = measured[-1]
+    return picked_s / min(measured) - 1
 
 
 def main() -> None:
@@ -272,7 +274,8 @@ def main() -> None:
     )
     parser.add_argument("docs", type=Path, help=f"folder with {PAGE}")
     arguments = parser.parse_args()
-    page, times = arguments.docs / PAGE, BestTimes()
+    page = arguments.docs / PAGE
+    times = BestTimes()
     found = {
         "accuracy": documents_table(arguments.data, times, shipped()),
         "left-out": left_out_table(arguments.data, times, shipped()),

@@ -1,7 +1,4 @@
-"""Reads Megatron-Bridge's published runs, `bridge_runs`, and ranks its layouts among all,
-`Published.rank`.
-
-Used by `tools.planner_fit`, `tools.planner_accuracy` and a test of the search.
+"""Reads Megatron-Bridge's published runs, and ranks its layouts among all.
 
 What the table does not say is taken as in Megatron-Bridge's recipes for these runs: no
 recomputation, sequence parallelism with tensor parallelism, distributed optimizer, ZeRO-3 where it
@@ -12,7 +9,8 @@ tensor (fp8cs in the names of the recipes).
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from quantbench.device import lookup
@@ -31,15 +29,16 @@ from quantbench.quantization import divisors
 from quantbench.workload.presets import preset
 from quantbench.workload.recipes import RECIPES
 
-RELEASE, STACK = "26.04.01", "megatron-bridge"
+RELEASE = "26.04.01"
+STACK = "megatron-bridge"
 _GPUS = {
     "DGX-H100": "h100-sxm5-80gb", "DGX-B200": "b200-sxm-180gb", "DGX-B300": "b300-sxm-270gb",
     "DGX-GB200": "gb200-186gb", "DGX-GB300": "gb300-279gb",
 }  # fmt: skip
 _MODELS = {
-    "LLAMA3_70B": "llama-3-70b", "LLAMA3.1_405B": "llama-3.1-405b", "Qwen3_30B_a3B": "qwen3-30b-a3b",
-    "Qwen3_235B_a22B": "qwen3-235b-a22b", "GPT OSS 120B": "gpt-oss-120b", "DeepSeekV3": "deepseek-v3",
-    "Kimi_K2": "kimi-k2",
+    "LLAMA3_70B": "llama-3-70b", "LLAMA3.1_405B": "llama-3.1-405b",
+    "Qwen3_30B_a3B": "qwen3-30b-a3b", "Qwen3_235B_a22B": "qwen3-235b-a22b",
+    "GPT OSS 120B": "gpt-oss-120b", "DeepSeekV3": "deepseek-v3", "Kimi_K2": "kimi-k2",
 }  # fmt: skip
 _NOT_EXPRESSIBLE = {
     "Nemotron_3_Nano": "state-space layers",
@@ -47,8 +46,9 @@ _NOT_EXPRESSIBLE = {
 }
 _RECIPES = {"BF16": "", "FP8": "tensorwise", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 _SHAPE = (
-    "hidden", "heads", "kv_heads", "head_dim", "layers", "ffn", "gated", "vocab", "tied", "experts", "top_k", "moe_ffn",
-    "shared_ffn", "dense_layers", "expert_groups", "top_groups", "q_rank", "kv_rank", "rope_dim", "value_dim",
+    "hidden", "heads", "kv_heads", "head_dim", "layers", "ffn", "gated", "vocab", "tied", "experts",
+    "top_k", "moe_ffn", "shared_ffn", "dense_layers", "expert_groups", "top_groups", "q_rank",
+    "kv_rank", "rope_dim", "value_dim",
 )  # fmt: skip
 
 
@@ -57,25 +57,43 @@ def row_of(row: CsvRow) -> TableRow:
     expressed.
     """
     model = row.text("model")
-    if model in _NOT_EXPRESSIBLE or model not in _MODELS:
-        raise InputError(
-            model, _NOT_EXPRESSIBLE.get(model, "unknown layers"), "attention with an MLP or experts"
-        )
-    shape = {
-        name: value for name, value in asdict(preset(_MODELS[model])).items() if name in _SHAPE
-    }
+    if model not in _MODELS:
+        layers = _NOT_EXPRESSIBLE.get(model, "unknown layers")
+        raise InputError(model, layers, "attention with an MLP or experts")
+    known = preset(_MODELS[model])
+    shape = {name: getattr(known, name) for name in _SHAPE}
 
     def degree(name: str) -> int:
         return 1 if row.text(name) == "n/a" else int(row.text(name))
 
-    gpus, tp, gbs, seq = (int(row.text(name)) for name in ("gpus", "tp", "gbs", "sequence_length"))
+    gpus = degree("gpus")
+    tp = degree("tp")
+    gbs = degree("gbs")
+    seq = degree("sequence_length")
     return TableRow(
-        model, gpu=_GPUS[row.text("system")], gpus=gpus, gbs=gbs, mbs=degree("mbs"), seq=seq, tp=tp, pp=degree("pp"),
-        cp=degree("cp"), interleave=degree("vp"), ep=degree("ep"), recompute="none", sequence_parallel=tp > 1,
-        zero=3 if row.text("fsdp") not in ("0", "n/a") else 1, stack=STACK, precision="bf16",
-        fp8_recipe=_RECIPES[row.text("precision")], table=model, dropout=False, attention="flash",
-        sec_per_it=gbs * seq / (gpus * float(row.text("tokens_per_sec_per_gpu"))), **shape,
-    )  # fmt: skip
+        model,
+        gpu=_GPUS[row.text("system")],
+        gpus=gpus,
+        gbs=gbs,
+        mbs=degree("mbs"),
+        seq=seq,
+        tp=tp,
+        pp=degree("pp"),
+        cp=degree("cp"),
+        interleave=degree("vp"),
+        ep=degree("ep"),
+        recompute="none",
+        sequence_parallel=tp > 1,
+        zero=3 if row.text("fsdp") not in ("0", "n/a") else 1,
+        stack=STACK,
+        precision="bf16",
+        fp8_recipe=_RECIPES[row.text("precision")],
+        table=model,
+        dropout=False,
+        attention="flash",
+        sec_per_it=gbs * seq / (gpus * float(row.text("tokens_per_sec_per_gpu"))),
+        **shape,
+    )
 
 
 def bridge_runs(
@@ -84,7 +102,8 @@ def bridge_runs(
     """Returns the runs of a release that the planner can express, and why others cannot be, with
     their number.
     """
-    runs, refused = [], Counter[str]()
+    runs = []
+    refused = Counter[str]()
     for row in CsvFile("planner_bridge", path).rows():
         if row.text("release") != release:
             continue
@@ -95,10 +114,8 @@ def bridge_runs(
             refused[str(error)] += 1
             continue
         if not is_possible(case.job, case.layout):
-            broken = ", ".join(
-                rule.constraint.name for rule in strict_violations(case.job, case.layout)
-            )
-            refused[f"{found.row_id}: layout that breaks {broken}"] += 1
+            broken = [one.constraint.name for one in strict_violations(case.job, case.layout)]
+            refused[f"{found.row_id}: layout that breaks {', '.join(broken)}"] += 1
             continue
         runs.append((case, found.sec_per_it or 0.0, found.table))
     return observe(runs, times), refused
@@ -121,30 +138,18 @@ class Published:
         """Searches all layouts of the job; returns their ranking, and those of it with the
         published parallel degrees, of which the one with the published micro-batch and chunks is
         first."""
-        base, where = preset(self.model), reference_cluster(lookup(self.gpu))
         dtype = RECIPES[self.recipe].forward if self.recipe else "bf16"
-        job = Job(
-            replace(base, dtype=dtype, fp8_recipe=self.recipe),
-            where,
-            self.gpus,
-            self.gbs,
-            dp_overlap=1.0,
-            stack=STACK,
-        )
-        space = LayoutSpace(
-            cp=tuple({1, self.layout.cp}), ep=tuple(divisors(base.experts or 1)), uneven=True
-        )
+        shape = replace(preset(self.model), dtype=dtype, fp8_recipe=self.recipe)
+        where = reference_cluster(lookup(self.gpu))
+        job = Job(shape, where, self.gpus, self.gbs, dp_overlap=1.0, stack=STACK)
+        cp = tuple({1, self.layout.cp})
+        space = LayoutSpace(cp=cp, ep=tuple(divisors(shape.experts or 1)), uneven=True)
         found = search(job, times(where.device), calibrations.of(where, STACK), space).ranked
-
-        def degrees(layout: Layout) -> tuple[int, ...]:
-            return layout.tp, layout.pp, layout.cp, layout.ep
-
-        wanted = self.layout
-        alike = [p for p in found if degrees(p.layout) == degrees(wanted)]
-        exact = (wanted.mbs, wanted.interleave)
-        return list(found), sorted(
-            alike, key=lambda p: (p.layout.mbs, p.layout.interleave) != exact
-        )
+        degrees = attrgetter("tp", "pp", "cp", "ep")
+        rest = attrgetter("mbs", "interleave")
+        alike = [one for one in found if degrees(one.layout) == degrees(self.layout)]
+        alike.sort(key=lambda one: rest(one.layout) != rest(self.layout))
+        return list(found), alike
 
 
 #: Megatron-Bridge's table of 26.04.01; DeepSeek-V3 on H100: its

@@ -2,21 +2,20 @@
 tools.planner_fit tests/data`.
 
 Stacks: `planner_pooling.fit_pooled` over all published tables; their intervals come from predicting
-    each table, and
-each stack, without itself. Site: the rows of Jean Zay dated before `LAST_DAY` fit the factors that
-BigScience's documents can tell apart; memory over the rows of those days with a stated memory that
-is not noted as wrong. Later rows are not used. docs/planning.md explains why GEMM times have no
-factor there.
+each table, and each stack, without itself. Site: the rows of Jean Zay dated before `LAST_DAY` fit
+the factors that BigScience's documents can tell apart; memory over the rows of those days with a
+stated memory that is not noted as wrong. docs/planning.md explains why GEMM times have no factor
+there.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 import quantbench.planner
+from quantbench.importers.runs import digest
 from quantbench.latency.interconnect import same_site
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import TimesOf
@@ -46,11 +46,14 @@ from tools.planner_pooling import Pooled, fit_pooled
 FloatArray = npt.NDArray[np.float64]
 
 #: tables of published runs in the data folder
-DOCUMENTS, PUBLISHED = "bloom_tables.csv", ("published_training.csv", "published_layouts.csv")
+DOCUMENTS = "bloom_tables.csv"
+PUBLISHED = ("published_training.csv", "published_layouts.csv")
 BRIDGE = "megatron_bridge.csv"
 SITE_FACTORS = {
-    "tensor_factor": (1.0, 10.0), "layer_overhead_ms": (0.0, 50.0), "data_parallel_share": (0.01, 1.0),
-}  # fmt: skip
+    "tensor_factor": (1.0, 10.0),
+    "layer_overhead_ms": (0.0, 50.0),
+    "data_parallel_share": (0.01, 1.0),
+}
 # Repeated runs of one layout differ by this share (rows of the documents that were run twice).
 _NOISE = 0.005
 #: start of the site's fit: 5 ms are about 300 launches of 15 µs; half of the network
@@ -72,13 +75,11 @@ def published(
 
     constants: choose unknown micro-batches, the fastest that fit.
     """
-    rows = [row for name in names for row in read_documents(data / name)]
-    found = [
-        r
-        for r in predict_rows(rows, times, constants)
-        if r.error is not None and r.case is not None
-    ]
-    runs = [(r.case, r.row.sec_per_it or 0.0, table_of(r.row)) for r in found if r.case is not None]
+    rows = [*chain.from_iterable(read_documents(data / name) for name in names)]
+    runs = []
+    for one in predict_rows(rows, times, constants):
+        if one.error is not None and one.case is not None:
+            runs.append((one.case, one.row.sec_per_it or 0.0, table_of(one.row)))
     return observe(runs, times)
 
 
@@ -86,17 +87,16 @@ def documents(path: Path, before: str) -> list[tuple[TableRow, Case]]:
     """Returns the timed A100 rows of the BigScience documents dated before a day, with their
     cases.
     """
-    rows = [
-        row
-        for row in read_documents(path)
-        if row.date and row.date < before and row.gpu in ("", "A100-80GB")
-    ]
-    cases = [
-        (row, case_of(row))
-        for row in rows
-        if row.sec_per_it is not None and row.duplicate_of_line is None
-    ]
-    return [(row, case) for row, case in cases if is_possible(case.job, case.layout)]
+    found = []
+    for row in read_documents(path):
+        if not row.date or row.date >= before or row.gpu not in ("", "A100-80GB"):
+            continue
+        if row.sec_per_it is None or row.duplicate_of_line is not None:
+            continue
+        case = case_of(row)
+        if is_possible(case.job, case.layout):
+            found.append((row, case))
+    return found
 
 
 def left_out(
@@ -106,15 +106,14 @@ def left_out(
     same `key`.
     """
     errors = np.empty(len(observed))
-    for name in sorted({key(one) for one in observed}):
-        kept = [one for one in observed if key(one) != name]
-        pooled = fit_pooled(kept, rest)
+    keys = list(map(key, observed))
+    for name in sorted(set(keys)):
+        pooled = fit_pooled([one for one in observed if key(one) != name], rest)
         for i, one in enumerate(observed):
-            if key(one) == name:
+            if keys[i] == name:
                 job = one.case.job
-                errors[i] = log_errors(
-                    [one], pooled.of(job.stack, architecture(job.cluster.device))
-                )[0]
+                factors = pooled.of(job.stack, architecture(job.cluster.device))
+                errors[i] = log_errors([one], factors)[0]
     return errors
 
 
@@ -122,10 +121,10 @@ def fit_stacks(observed: Sequence[Observed], rest: dict[str, float]) -> Pooled:
     """Fits the effects, and the intervals of known and of unknown stacks."""
     pooled = fit_pooled(observed, rest)
     outside = [one for one in observed if one.table != SITE]
-    known = scatter_beyond(outside, left_out(observed, rest, lambda one: one.table)[: len(outside)])
-    unknown = scatter_beyond(
-        outside, left_out(observed, rest, lambda one: one.case.job.stack)[: len(outside)]
-    )
+    by_table = left_out(observed, rest, lambda one: one.table)
+    by_stack = left_out(observed, rest, lambda one: one.case.job.stack)
+    known = scatter_beyond(outside, by_table[: len(outside)])
+    unknown = scatter_beyond(outside, by_stack[: len(outside)])
     return replace(pooled, scatter=known, unknown_scatter=max(known, unknown))
 
 
@@ -136,9 +135,11 @@ def fit_bridge(path: Path, times: TimesOf, rest: dict[str, float]) -> Pooled:
     observed, _ = bridge_runs(path, times)
     scatter = scatter_beyond(observed, left_out(observed, rest, lambda one: one.table))
     provenance = {
-        "release": RELEASE, "tables": sorted({one.table for one in observed}), "runs": len(observed),
+        "release": RELEASE,
+        "tables": sorted({one.table for one in observed}),
+        "runs": len(observed),
         "files": dict(_digests([path])),
-    }  # fmt: skip
+    }
     return replace(
         fit_pooled(observed, rest), scatter=scatter, unknown_scatter=scatter, provenance=provenance
     )
@@ -158,23 +159,30 @@ def fit_site(
         return log_errors(observed, found)
 
     found = _least(errors, _START, SITE_FACTORS)
-    stated = [
-        (row, case) for row, case in cases if row.mem_gb and not row.source_error.startswith("Mem")
-    ]
+    stated = []
+    stated_gb = []
+    for row, case in cases:
+        if row.mem_gb and not row.source_error.startswith("Mem"):
+            stated.append(case)
+            stated_gb.append(row.mem_gb)
 
     def memory_errors(found: Calibration) -> FloatArray:
-        predicted = [memory(case.job, case.layout, found).total_gib for _, case in stated]
-        return np.asarray(np.log(predicted) - np.log([row.mem_gb or np.nan for row, _ in stated]))
+        predicted = [memory(case.job, case.layout, found).total_gib for case in stated]
+        return np.asarray(np.log(predicted) - np.log(stated_gb))
 
     found = _least(memory_errors, found, MEMORY_RANGES)
     scatter = float(np.quantile(np.abs(log_errors(observed, found)), 0.9))
     return replace(
-        found, scatter=scatter, memory_scatter=float(np.quantile(np.abs(memory_errors(found)), 0.9)),
+        found,
+        scatter=scatter,
+        memory_scatter=float(np.quantile(np.abs(memory_errors(found)), 0.9)),
         provenance={
-            "documents": sorted({document_of(row, folder) for row, _ in cases}), "stack": "deepspeed",
-            "fitted": [*SITE_FACTORS, *MEMORY_RANGES], "rows_fitted": [row.row_id for row, _ in cases],
+            "documents": sorted({document_of(row, folder) for row, _ in cases}),
+            "stack": "deepspeed",
+            "fitted": [*SITE_FACTORS, *MEMORY_RANGES],
+            "rows_fitted": [row.row_id for row, _ in cases],
         },
-    )  # fmt: skip
+    )
 
 
 def _least(
@@ -186,9 +194,8 @@ def _least(
     from scipy.optimize import least_squares
 
     def with_constants(x: FloatArray) -> Calibration:
-        values = zip(ranges.items(), np.exp(x), strict=True)
-        clipped = {name: float(np.clip(value, low, high)) for (name, (low, high)), value in values}
-        return replace(start, **clipped)  # type: ignore[arg-type]
+        clipped = np.clip(np.exp(x), *np.transpose(list(ranges.values()))).tolist()
+        return replace(start, **dict(zip(ranges, clipped, strict=True)))
 
     first = np.log([getattr(start, name) for name in ranges])
     found = least_squares(
@@ -210,21 +217,20 @@ def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibra
         fit_stacks(observed, rest),
         provenance={
             "script": f"python -m tools.planner_fit {data}",
-            "tables": sorted({one.table for one in observed}), "runs": len(observed),
+            "tables": sorted({one.table for one in observed}),
+            "runs": len(observed),
             "files": dict(_digests(data / name for name in (DOCUMENTS, *PUBLISHED))),
         },
-    )  # fmt: skip
+    )
     rule = f"as at {SITE}: the same centre and software, nothing fitted to its own rows"
-    kin = {
-        name: replace(site, scatter=pooled.unknown_scatter, provenance={"rule": rule})
-        for name in same_site(SITE)
-    }
+    kin = replace(site, scatter=pooled.unknown_scatter, provenance={"rule": rule})
     bridge = fit_bridge(data / BRIDGE, times, rest)
     stacks = dict.fromkeys(("", *STACKS, *sorted(stack for stack, _ in pooled.groups)))
     return Calibrations(
-        {SITE: site, **kin}, {**pooled.of_every(stacks), **bridge.of_every([STACK])},
+        {SITE: site, **dict.fromkeys(same_site(SITE), kin)},
+        {**pooled.of_every(stacks), **bridge.of_every([STACK])},
         {"": pooled.provenance, STACK: bridge.provenance},
-    )  # fmt: skip
+    )
 
 
 def rest_of(constants: Calibrations) -> dict[str, float]:
@@ -241,7 +247,7 @@ def memory_of_others() -> dict[str, float]:
 
 
 def _digests(paths: Iterable[Path]) -> Iterable[tuple[str, str]]:
-    return ((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths)
+    return ((path.name, digest(path)) for path in paths)
 
 
 def write(found: dict[str, Any]) -> Path:

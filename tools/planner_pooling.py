@@ -1,6 +1,5 @@
 """Fits the planner's factors to measured iterations of many stacks and GPUs with partial pooling.
 
-Entry points: `fit_pooled`, which returns a `Pooled`. Used by `planner_fit` and `planner_accuracy`.
 
 A factor of a stack on a GPU is the product of a prior mean and of effects: of all runs, of the
 stack's kind of kernels, of the stack, of the GPU's architecture and of both together. Effects have
@@ -42,18 +41,12 @@ class Pooled:
 
     def of(self, stack: str, architecture: str) -> Calibration:
         """Returns the factors of a stack ("": unknown) on a GPU architecture ("": unknown)."""
-        values: dict[str, Any] = {
-            factor: _composed(
-                factor,
-                (self.effects.get(t, 0.0) for t in _terms(factor, stack, architecture)),
-                stack,
-            )
-            for factor in PRIORS
-        }
-        seen = any(stack == known for known, _ in self.groups) if stack else False
-        return Calibration(
-            **values, **self.rest, scatter=self.scatter if seen else self.unknown_scatter
-        )
+        values: dict[str, Any] = dict(self.rest)
+        for factor in PRIORS:
+            terms = _terms(factor, stack, architecture)
+            values[factor] = _composed(factor, self.effects, terms, stack)
+        seen = stack != "" and any(stack == known for known, _ in self.groups)
+        return Calibration(**values, scatter=self.scatter if seen else self.unknown_scatter)
 
     def of_every(self, stacks: Iterable[str]) -> dict[str, dict[str, Calibration]]:
         """Returns the factors of stacks by architecture, as `Calibrations.stacks` holds them."""
@@ -70,12 +63,17 @@ def fit_pooled(observed: Sequence[Observed], rest: Mapping[str, float]) -> Poole
         stack, gpu, table = group
         found = {Term(TIME, table): _TABLE_SPREAD}
         for factor, prior in PRIORS.items():
-            by_kernels = len(prior.means) > 1
+            common = _kernels_of(stack) if len(prior.means) > 1 else ""
             of_keys = {
-                "": 0.0 if by_kernels else prior.common, _kernels_of(stack): prior.common if by_kernels else 0.0,
-                stack: prior.stack, gpu: prior.gpu, f"{stack}@{gpu}": prior.both, f"site {table}": prior.site,
-            }  # fmt: skip
-            found.update({Term(factor, key): spread for key, spread in of_keys.items() if spread})
+                common: prior.common,
+                stack: prior.stack,
+                gpu: prior.gpu,
+                f"{stack}@{gpu}": prior.both,
+                f"site {table}": prior.site,
+            }
+            for key, spread in of_keys.items():
+                if spread:
+                    found[Term(factor, key)] = spread
         return found
 
     start = start_from(rest)
@@ -84,8 +82,8 @@ def fit_pooled(observed: Sequence[Observed], rest: Mapping[str, float]) -> Poole
         stack, gpu, table = group
         values = {}
         for factor in PRIORS:
-            every = (*_terms(factor, stack, gpu), Term(factor, f"site {table}"))
-            values[factor] = _composed(factor, (effects.get(t, 0.0) for t in every), stack)
+            terms = (*_terms(factor, stack, gpu), Term(factor, f"site {table}"))
+            values[factor] = _composed(factor, effects, terms, stack)
         return replace(start, **values)  # type: ignore[arg-type]
 
     effects, _ = solve(observed, spreads, constants)
@@ -104,9 +102,12 @@ def _terms(factor: str, stack: str, architecture: str) -> tuple[Term, ...]:
     return tuple(Term(factor, key) for key in dict.fromkeys(keys))
 
 
-def _composed(factor: str, effects: Iterable[float], stack: str) -> float:
-    """Returns a factor: its prior mean times exp(sum of effects), within its limits."""
+def _composed(
+    factor: str, effects: Mapping[Term, float], terms: Iterable[Term], stack: str
+) -> float:
+    """Returns a factor: its prior mean times exp(sum of its terms' effects), within its limits."""
     means = PRIORS[factor].means
     mean = means.get(_kernels_of(stack), means.get("", 1.0))
     low, high = RANGES[factor]
-    return min(max(mean * math.exp(sum(effects)), low), high)
+    total = sum(effects.get(term, 0.0) for term in terms)
+    return min(max(mean * math.exp(total), low), high)

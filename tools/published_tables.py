@@ -11,6 +11,7 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -98,12 +99,9 @@ def read_aiter(rows: Iterable[Cells], spec: DeviceSpec) -> Iterator[Row]:
         if row["dtype"] == "mxfp4" and re.search(r"a8w8|_F8_F8_", kernel):
             continue
         work = Gemm(row["m"], row["n"], row["k"], dtype=row["dtype"], layout="nt")
-        launch = None
-        if kernel not in _NOT_KERNELS:
-            launch = _aiter_launch(kernel, row["split_k"])
-        yield Row(
-            work, row["latency_us"], "aiter", _place(work, "gemm", "m", "n", "k"), launch=launch
-        )
+        launch = None if kernel in _NOT_KERNELS else _aiter_launch(kernel, row["split_k"])
+        place = _place(work, "gemm", "m", "n", "k")
+        yield Row(work, row["latency_us"], "aiter", place, launch=launch)
 
 
 def _aiter_launch(kernel: str, split: int) -> Launch:
@@ -154,22 +152,32 @@ class Published:
         else:
             with self.path.open(encoding="utf-8") as stream:
                 cells = list(csv.DictReader(stream))
-        names = {name for name in {row["gpu"] for row in cells} if lookup(name) == spec}
-        return Rows(list(self.read((row for row in cells if row["gpu"] in names), spec)))
+        is_own = cache(lambda name: lookup(name) == spec)
+        return Rows(list(self.read((row for row in cells if is_own(row["gpu"])), spec)))
 
     def origin(self, gpu: str) -> Origin:
         """Describes a run of the rows of one GPU."""
         return file_origin(
-            self.path, self.name.lower(), gpu, None, f"{self.name}, {gpu}, ", mode=self.mode,
-            software={self.library: "not stated"}, caveats=(f"imported: {self.caveat}",),
-        )  # fmt: skip
+            self.path,
+            self.name.lower(),
+            gpu,
+            None,
+            f"{self.name}, {gpu}, ",
+            mode=self.mode,
+            software={self.library: "not stated"},
+            caveats=(f"imported: {self.caveat}",),
+        )
 
     def provenance(self, gpu: str) -> dict[str, Any]:
         """Describes the table as a model stores it."""
         return {
-            "table": self.file, "sha256": digest(self.path), "package": self.source, "framework": self.framework,
-            "framework_version": self.version, "measured_on": gpu,
-        }  # fmt: skip
+            "table": self.file,
+            "sha256": digest(self.path),
+            "package": self.source,
+            "framework": self.framework,
+            "framework_version": self.version,
+            "measured_on": gpu,
+        }
 
 
 NEUSIGHT = Published(
@@ -219,6 +227,11 @@ PUBLISHED = {
 SOFTMAX_GPUS = tuple(gpu for (gpu, _), table in PUBLISHED.items() if table is NEUSIGHT)
 
 
+IntArray = npt.NDArray[np.int64]
+# Columns that are arguments of `GemmModel.fit` and `.predict`.
+_ARGUMENTS = ("m", "n", "k", "batch", "layout")
+
+
 @dataclass(frozen=True)
 class PublishedTable:
     """Measured products of one GPU and dtype, sorted by (m, n, k, batch). provenance: as stored in
@@ -227,10 +240,10 @@ class PublishedTable:
 
     gpu: str
     dtype: str
-    m: npt.NDArray[np.int64]
-    n: npt.NDArray[np.int64]
-    k: npt.NDArray[np.int64]
-    batch: npt.NDArray[np.int64]
+    m: IntArray
+    n: IntArray
+    k: IntArray
+    batch: IntArray
     layout: npt.NDArray[np.str_]
     latency_us: npt.NDArray[np.float64]
     provenance: dict[str, Any]
@@ -240,17 +253,12 @@ class PublishedTable:
 
     def take(self, rows: npt.NDArray[np.intp]) -> dict[str, Any]:
         """Returns these rows as the arguments that `GemmModel.fit` and `.predict` share."""
-        return {
-            "m": self.m[rows], "n": self.n[rows], "k": self.k[rows], "batch": self.batch[rows],
-            "layout": self.layout[rows].tolist(),
-        }  # fmt: skip
+        arguments: dict[str, Any] = {name: getattr(self, name)[rows] for name in _ARGUMENTS}
+        return arguments | {"layout": arguments["layout"].tolist()}
 
     def where(self, kept: npt.NDArray[np.bool_]) -> PublishedTable:
         """Returns the table of the rows where `kept`, (rows,), is true."""
-        arrays = {
-            name: getattr(self, name)[kept]
-            for name in ("m", "n", "k", "batch", "layout", "latency_us")
-        }
+        arrays = {name: getattr(self, name)[kept] for name in (*_ARGUMENTS, "latency_us")}
         return replace(self, **arrays)
 
 
@@ -262,18 +270,14 @@ def read_published(gpu: str, dtype: str) -> PublishedTable:
     best: dict[tuple[int, int, int, int, str], float] = {}
     for row in table.rows(gpu).rows:
         work = row.workload
-        if (
-            isinstance(work, Gemm)
-            and work.dtype == dtype
-            and row.has_time
-            and row.latency_us > table.least_us
-        ):
+        if not isinstance(work, Gemm) or work.dtype != dtype:
+            continue
+        if row.has_time and row.latency_us > table.least_us:
             key = (work.m, work.n, work.k, work.batch, work.layout)
             best[key] = min(row.latency_us, best.get(key, inf))
     keys = sorted(best)
-    m, n, k, batch = (np.array([key[i] for key in keys], dtype=np.int64) for i in range(4))
-    layout = np.array([key[4] for key in keys])
-    latency_us = np.array([best[key] for key in keys])
+    latency_us = np.array(list(map(best.__getitem__, keys)))
+    m, n, k, batch, layout = map(np.array, zip(*keys, strict=True))
     return PublishedTable(gpu, dtype, m, n, k, batch, layout, latency_us, table.provenance(gpu))
 
 
@@ -292,17 +296,16 @@ class SoftmaxTable:
 
     def take(self, rows: npt.NDArray[np.intp]) -> SoftmaxTable:
         """Returns the table of these rows."""
-        return replace(
-            self, works=tuple(self.works[i] for i in rows), latency_us=self.latency_us[rows]
-        )
+        works = tuple(map(self.works.__getitem__, rows))
+        return replace(self, works=works, latency_us=self.latency_us[rows])
 
 
 def read_softmax(gpu: str) -> SoftmaxTable:
     """Reads a GPU of SOFTMAX_GPUS."""
-    rows = [
-        (row.workload, row.latency_us)
-        for row in NEUSIGHT.rows(gpu).rows
-        if isinstance(row.workload, Softmax) and row.has_time
-    ]
-    works, latency_us = zip(*rows, strict=True)
-    return SoftmaxTable(works, np.array(latency_us), NEUSIGHT.provenance(gpu))
+    works = []
+    times_us = []
+    for row in NEUSIGHT.rows(gpu).rows:
+        if isinstance(row.workload, Softmax) and row.has_time:
+            works.append(row.workload)
+            times_us.append(row.latency_us)
+    return SoftmaxTable(tuple(works), np.array(times_us), NEUSIGHT.provenance(gpu))

@@ -1,9 +1,8 @@
 """Writes profiles of the GPUs that public tables cover, with models, cliffs and verdicts but
 without measured rows.
 
-Entry point: `main`, or `python -m tools.shelf` (extra `tables`; the files of
-`tools.published_tables`, without which their GPUs are left out). The `provenance` of a profile
-names where the rows are.
+`python -m tools.shelf` needs the extra `tables`, and the files of `tools.published_tables`, without
+which their GPUs are left out. The `provenance` of a profile names where the rows are.
 """
 
 from __future__ import annotations
@@ -51,18 +50,13 @@ def public_runs(slug: str, folder: Path) -> tuple[list[Run], Source]:
     their package.
     """
     tables, _ = find_tables(slug, kinds=_KINDS)
-    runs = [
-        read_run(
-            write_run(
-                folder, lookup(slug), origin_of(table), read_rows(table, dtypes=("bf16",))
-            ).folder
-        )
-        for table in tables
-    ]
+    runs = []
+    for table in tables:
+        rows = read_rows(table, dtypes=("bf16",))
+        runs.append(read_run(write_run(folder, lookup(slug), origin_of(table), rows).folder))
+    runs.sort(key=lambda run: run.info.run_id)
     again = f"quantbench import aiconfigurator --system {tables[0].system}"
-    return sorted(runs, key=lambda run: run.info.run_id), Source(
-        ("bf16",), tables[0].package, again
-    )
+    return runs, Source(("bf16",), tables[0].package, again)
 
 
 def published_runs(slug: str, folder: Path) -> tuple[list[Run], Source]:
@@ -80,7 +74,8 @@ def shelf_profile(slug: str, runs: list[Run], source: Source) -> Profile:
     device = lookup(slug)
     checks = [check_run(run) for run in runs]
     cliffs, num_cliffs = cliffs_of(checks, keep=_MOST_CLIFFS)
-    note = f"models and findings only: the measured rows stay in {source.words} and are not redistributed"
+    note = f"models and findings only: the measured rows stay in {source.words}"
+    note += " and are not redistributed"
     if source.again:
         note += f"; {source.again} makes runs of them"
     attention = AttentionModel.best(device) if device.peak("fp16") else None
@@ -108,15 +103,13 @@ def main(results: Path = Path("results")) -> None:
             print(f"{slug} is left out: no {DATA}")
             continue
         with TemporaryDirectory() as folder:
-            made = shelf_profile(
-                slug, *(published_runs if published else public_runs)(slug, Path(folder))
-            )
+            read_runs = published_runs if published else public_runs
+            made = shelf_profile(slug, *read_runs(slug, Path(folder)))
         target = results / slug / "profile.json"
         target.parent.mkdir(parents=True, exist_ok=True)
         made.save(target)
-        print(
-            f"{target}: {len(made.cliffs)} of {made.provenance.num_cliffs} cliffs, {len(made.findings)} verdicts"
-        )
+        cliffs = f"{len(made.cliffs)} of {made.provenance.num_cliffs} cliffs"
+        print(f"{target}: {cliffs}, {len(made.findings)} verdicts")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,8 @@ def ship_attention(folder: Path) -> list[str]:
 
 
 def _fit(slug: str, table: AttentionTable) -> AttentionModel:
-    device, decode = lookup(slug), read_decode(slug)
+    device = lookup(slug)
+    decode = read_decode(slug)
     train, test = held_out(table.shapes, TRAIN_ROWS, _SEED)
     model = AttentionModel.fit(
         device,
@@ -91,13 +92,7 @@ def _errors(
     predicted = model.predict(table.shapes[test], cache_write=table.cache_write[test])
     errors = summarize(predicted.latency_us, table.latency_us[test])
     covered = coverage(table.latency_us[test], predicted.low_us, predicted.high_us)
-    return {
-        "rows": errors.rows,
-        "median_pct": round(errors.median_pct, 2),
-        "mean_pct": round(errors.mean_pct, 2),
-        "p95_pct": round(errors.p95_pct, 2),
-        "coverage": round(covered, 3),
-    }
+    return {**errors.rounded(), "coverage": round(covered, 3)}
 
 
 def _transfer(slug: str, table: AttentionTable) -> dict[str, float]:

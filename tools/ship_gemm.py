@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -74,9 +75,13 @@ def _pool_entry(table: Table) -> Known:
     rows = random_split(len(table), min(POOL_ROWS, len(table) - 1), seed=77).train
     one_model = Effort(members=1, rows_first=POOL_ROWS, growth=Growth(trees=1))
     model = GemmModel.fit(
-        device, **_arguments(table, rows), latency_us=table.latency_us[rows], dtype=table.dtype, prior="none",
+        device,
+        **_arguments(table, rows),
+        latency_us=table.latency_us[rows],
+        dtype=table.dtype,
+        prior="none",
         effort=one_model,
-    )  # fmt: skip
+    )
     vector = model.ensemble.members[0].parameters[: len(hand_prior()[0])]
     return Known(
         table.gpu, family(device), table.dtype, vector, len(rows), _provenance(table)["table"], 0.0
@@ -89,31 +94,36 @@ def _blind_90(known: Known, pool: list[Known], table: Table) -> float:
     start, _ = choose(device, known.dtype, pool, family_out=True)
     ensemble = Ensemble(Machine.of(device, known.dtype), Menu.of(), (Member(start.mean, None),))
     rows = random_split(len(table), min(_BLIND_ROWS, len(table) - 1), seed=78).train
-    sizes = [
-        np.asarray(x, dtype=float)
-        for name, x in _arguments(table, rows).items()
-        if name != "layout"
-    ]
-    return float(
-        np.quantile(np.abs(ensemble.physics(*sizes) - np.log(table.latency_us[rows])), 0.90)
-    )
+    arguments = _arguments(table, rows)
+    arguments.pop("layout", None)
+    log_us = ensemble.physics(*np.array(list(arguments.values()), dtype=float))
+    return float(np.quantile(np.abs(log_us - np.log(table.latency_us[rows])), 0.90))
 
 
 def _provenance(table: Table) -> dict[str, Any]:
     if isinstance(table, PublishedTable):
         return table.provenance
     return {
-        "table": table.file, "sha256": table.sha256, "package": table.package, "framework": table.framework,
-        "framework_version": table.version, "measured_on": table.device,
-    }  # fmt: skip
+        "table": table.file,
+        "sha256": table.sha256,
+        "package": table.package,
+        "framework": table.framework,
+        "framework_version": table.version,
+        "measured_on": table.device,
+    }
 
 
 def _fit(table: Table, rows: npt.NDArray[np.intp]) -> GemmModel:
     library = default_library(table.gpu, table.dtype)
     return GemmModel.fit(
-        table.gpu, **_arguments(table, rows), latency_us=table.latency_us[rows], dtype=table.dtype,
-        prior="none", effort=TABLE_EFFORT, library=library,
-    )  # fmt: skip
+        table.gpu,
+        **_arguments(table, rows),
+        latency_us=table.latency_us[rows],
+        dtype=table.dtype,
+        prior="none",
+        effort=TABLE_EFFORT,
+        library=library,
+    )
 
 
 def _model(table: Table) -> GemmModel:
@@ -124,22 +134,23 @@ def _model(table: Table) -> GemmModel:
     split = random_split(len(table), 2 * len(table) // 3 if few else TABLE_ROWS, seed=0)
     judged = _fit(table, split.train)
     model = _fit(table, np.arange(len(table))) if few else judged
-    told = {
+    provenance = {
+        **model.provenance,
+        **_provenance(table),
         "rows_fitted": model.rows,
         "held_out": _held_out(judged, table, split.test[:_BLIND_ROWS]),
     }
-    return replace(model, provenance={**model.provenance, **_provenance(table), **told})
+    return replace(model, provenance=provenance)
 
 
 def _held_out(model: GemmModel, table: Table, rows: npt.NDArray[np.intp]) -> dict[str, Any]:
     """Returns the errors on rows that the model was not fitted to."""
-    found, measured_us = model.predict(**_arguments(table, rows)), table.latency_us[rows]
-    errors = summarize(found.latency_us, measured_us)
-    return {
-        "protocol": f"random rows, {len(rows)} not fitted", "median_pct": round(errors.median_pct, 2),
-        "mean_pct": round(errors.mean_pct, 2), "p95_pct": round(errors.p95_pct, 2),
-        "interval_coverage": round(coverage(measured_us, found.low_us, found.high_us), 4),
-    }  # fmt: skip
+    found = model.predict(**_arguments(table, rows))
+    measured_us = table.latency_us[rows]
+    errors = summarize(found.latency_us, measured_us).rounded()
+    words = f"random rows, {errors.pop('rows')} not fitted"
+    covered = round(coverage(measured_us, found.low_us, found.high_us), 4)
+    return {"protocol": words, **errors, "interval_coverage": covered}
 
 
 def _done(file: Path, sha256: str) -> bool:
@@ -164,40 +175,29 @@ def main() -> None:
     if asked.pool:
         tables: list[Table] = [read_packaged(slug, dtype=dtype) for slug, dtype in POOLED]
         tables += [read_published(*pair) for pair in PUBLISHED]
-        pool = [_pool_entry(table) for table in tables]
-        pairs = zip(pool, tables, strict=True)
-        pool = [
-            replace(known, blind_90=round(_blind_90(known, pool, table), 4))
-            for known, table in pairs
-        ]
-        known = [
-            {**vars(k), "parameters": [round(float(z), 5) for z in k.parameters]} for k in pool
-        ]
-        text = json.dumps(
-            {"format": POOL_FORMAT, "version": POOL_VERSION, "known": known}, indent=1
-        )
-        (FOLDER / "pool.json").write_text(text + "\n", encoding="utf-8")
+        pool = list(map(_pool_entry, tables))
+        entries = []
+        for known, of in zip(pool, tables, strict=True):
+            blind_90 = round(_blind_90(known, pool, of), 4)
+            parameters = [round(float(one), 5) for one in known.parameters]
+            entries.append({**vars(known), "parameters": parameters, "blind_90": blind_90})
+        data = {"format": POOL_FORMAT, "version": POOL_VERSION, "known": entries}
+        (FOLDER / "pool.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     wanted = [tuple(name.split(":")) for name in asked.model]
     if not wanted and not asked.pool:
-        wanted = [
-            (slug, dtype) for slug in SYSTEMS for dtype in GEMM_DTYPES if libraries_of(slug, dtype)
-        ]
+        wanted = [pair for pair in product(SYSTEMS, GEMM_DTYPES) if libraries_of(*pair)]
         wanted += [pair for pair in PUBLISHED if pair not in wanted]
     for slug, dtype in wanted:
-        pair = slug, dtype
-        table: Table = (
-            read_published(*pair) if pair in PUBLISHED else read_packaged(slug, dtype=dtype)
-        )
+        pair = (slug, dtype)
+        packaged = pair not in PUBLISHED
+        table = read_packaged(slug, dtype=dtype) if packaged else read_published(*pair)
         file = FOLDER / file_name(slug, dtype, default_library(slug, dtype))
         if asked.force or not _done(file, _provenance(table)["sha256"]):
             start = perf_counter()
             model = _model(table)
             model.save(file)
-            held_out = model.provenance["held_out"]
-            print(
-                f"{file.name}: {file.stat().st_size} bytes, {perf_counter() - start:.0f} s, {held_out}",
-                flush=True,
-            )
+            size = f"{file.stat().st_size} bytes, {perf_counter() - start:.0f} s"
+            print(f"{file.name}: {size}, {model.provenance['held_out']}", flush=True)
 
 
 if __name__ == "__main__":

@@ -38,13 +38,11 @@ def ship_moe(folder: Path, dtypes: Sequence[str] = DTYPES) -> Iterator[str]:
                     few = table.take(rng.permutation(len(table.works))[:_ROWS])
                     tables[dtype].append(replace(few, rows=len(table.works)))
     for dtype, measured in tables.items():
-        models = [_fit(table) for table in measured]
-        told = [
-            replace(
-                model, provenance={**model.provenance, "transfer": _transfer(model, table, models)}
-            )
-            for model, table in zip(models, measured, strict=True)
-        ]
+        models = list(map(_fit, measured))
+        told = []
+        for model, table in zip(models, measured, strict=True):
+            transfer = _transfer(model, table, models)
+            told.append(replace(model, provenance={**model.provenance, "transfer": transfer}))
         save_models(folder / f"{dtype}.moe", told)
         yield from (
             f"{one.note}; prior within a factor of {np.exp(one.provenance['transfer']):.2f}"
@@ -53,11 +51,13 @@ def ship_moe(folder: Path, dtypes: Sequence[str] = DTYPES) -> Iterator[str]:
 
 
 def _fit(table: MoETable) -> MoEModel:
-    works, library = table.works, table.library
+    works = table.works
+    library = table.library
     model = MoEModel.fit(
         table.gpu, works, table.latency_us, library=library, prior="none", growth=_GROWTH
     )
-    note = f"experts of {library} {table.version} on {table.gpu}: fitted to {len(works)} of {table.rows} rows"
+    fitted = f"fitted to {len(works)} of {table.rows} rows"
+    note = f"experts of {library} {table.version} on {table.gpu}: {fitted}"
     provenance = {
         "table": table.file,
         "package": table.package,

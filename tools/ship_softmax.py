@@ -19,14 +19,11 @@ from tools.published_tables import SOFTMAX_GPUS, SoftmaxTable, read_softmax
 def _shipped(gpu: str, table: SoftmaxTable) -> dict[str, Any]:
     device = lookup(gpu)
     split = random_split(len(table), len(table) // 2, seed=0)
-    half, test = table.take(split.train), table.take(split.test)
+    half = table.take(split.train)
+    test = table.take(split.test)
     judged = SoftmaxModel.fit(device, half.works, half.latency_us, library="torch")
-    errors = summarize(judged.predict(test.works).latency_us, test.latency_us)
-    held_out = {
-        "rows": errors.rows,
-        "median_pct": round(errors.median_pct, 2),
-        "p95_pct": round(errors.p95_pct, 2),
-    }
+    held_out = summarize(judged.predict(test.works).latency_us, test.latency_us).rounded()
+    del held_out["mean_pct"]
     whole = SoftmaxModel.fit(device, table.works, table.latency_us, library="torch")
     return {**whole.to_json(), "provenance": {**table.provenance, "held_out": held_out}}
 

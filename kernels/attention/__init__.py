@@ -1,8 +1,4 @@
-"""Runs flash attention in Triton, forward and backward.
-
-Entry points: `attention`, `plan_forward`, `plan_backward`, `AttentionPlan`, `heads_side_by_side`.
-Used by `providers.triton_kernels`.
-"""
+"""Runs flash attention in Triton, forward and backward."""
 
 from quantbench.kernels.attention.host import (
     AttentionPlan,

@@ -1,8 +1,5 @@
 """Computes dq, dk and dv of flash attention from q, k, v, o, do and the row statistics of forward.
 
-Entry points: the kernels `attention_delta`, `attention_backward_kv` and `attention_backward_q`.
-Used by `host`.
-
 With p = softmax(scale · q·kᵀ) the gradients are dv = pᵀ·do, dp = do·vᵀ, ds = p ∘ (dp - delta) with
 delta = Σ do ∘ o per row, dq = scale · ds·k and dk = scale · dsᵀ·q. p is computed anew from q, k and
 the stored log₂ of the row sums (Dao, "FlashAttention-2", 2023, section 2.2).
@@ -59,8 +56,10 @@ def attention_delta(
     · batch · heads.
     """
     row_blocks = tl.cdiv(seq_q, BLOCK_M)
-    first_row, batch_head = tl.program_id(0) % row_blocks * BLOCK_M, tl.program_id(0) // row_blocks
-    batch, head = batch_head // heads, batch_head % heads
+    first_row = tl.program_id(0) % row_blocks * BLOCK_M
+    batch_head = tl.program_id(0) // row_blocks
+    batch = batch_head // heads
+    head = batch_head % heads
     o += head_offset(batch, head, o_batch_stride, o_head_stride, ALIGN)
     do += head_offset(batch, head, do_batch_stride, do_head_stride, ALIGN)
     o_rows, o_rest = load_rows(
@@ -70,13 +69,13 @@ def attention_delta(
         head,
         first_row,
         seq_q,
-        O_ROW_STRIDE,
-        BLOCK_M,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
-        False,
-        True,
+        ROW_STRIDE=O_ROW_STRIDE,
+        ROWS=BLOCK_M,
+        MAIN=MAIN,
+        TAIL=TAIL,
+        HEAD_DIM=HEAD_DIM,
+        DESCRIPTORS=False,
+        BOUNDED=True,
     )
     do_rows, do_rest = load_rows(
         do,
@@ -85,13 +84,13 @@ def attention_delta(
         head,
         first_row,
         seq_q,
-        DO_ROW_STRIDE,
-        BLOCK_M,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
-        False,
-        True,
+        ROW_STRIDE=DO_ROW_STRIDE,
+        ROWS=BLOCK_M,
+        MAIN=MAIN,
+        TAIL=TAIL,
+        HEAD_DIM=HEAD_DIM,
+        DESCRIPTORS=False,
+        BOUNDED=True,
     )
     total = tl.sum(o_rows.to(tl.float32) * do_rows.to(tl.float32), 1)
     if TAIL > 0:
@@ -152,11 +151,10 @@ def attention_backward_kv(
     The first programs have the most rows to walk over under a causal mask.
     """
     col_blocks = tl.cdiv(seq_k, BLOCK_N)
-    first_col, batch_kv_head = (
-        tl.program_id(0) % col_blocks * BLOCK_N,
-        tl.program_id(0) // col_blocks,
-    )
-    batch, kv_head = batch_kv_head // kv_heads, batch_kv_head % kv_heads
+    first_col = tl.program_id(0) % col_blocks * BLOCK_N
+    batch_kv_head = tl.program_id(0) // col_blocks
+    batch = batch_kv_head // kv_heads
+    kv_head = batch_kv_head % kv_heads
     if not DESCRIPTORS:
         k += head_offset(batch, kv_head, k_batch_stride, k_head_stride, ALIGN)
         v += head_offset(batch, kv_head, v_batch_stride, v_head_stride, ALIGN)
@@ -167,13 +165,13 @@ def attention_backward_kv(
         kv_head,
         first_col,
         seq_k,
-        K_ROW_STRIDE,
-        BLOCK_N,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
-        DESCRIPTORS,
-        True,
+        ROW_STRIDE=K_ROW_STRIDE,
+        ROWS=BLOCK_N,
+        MAIN=MAIN,
+        TAIL=TAIL,
+        HEAD_DIM=HEAD_DIM,
+        DESCRIPTORS=DESCRIPTORS,
+        BOUNDED=True,
     )
     v_rows, v_rest = load_rows(
         v,
@@ -182,13 +180,13 @@ def attention_backward_kv(
         kv_head,
         first_col,
         seq_k,
-        V_ROW_STRIDE,
-        BLOCK_N,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
-        DESCRIPTORS,
-        True,
+        ROW_STRIDE=V_ROW_STRIDE,
+        ROWS=BLOCK_N,
+        MAIN=MAIN,
+        TAIL=TAIL,
+        HEAD_DIM=HEAD_DIM,
+        DESCRIPTORS=DESCRIPTORS,
+        BOUNDED=True,
     )
     cols = first_col + tl.arange(0, BLOCK_N)
     dk_main = tl.zeros((BLOCK_N, MAIN), tl.float32)
@@ -197,13 +195,15 @@ def attention_backward_kv(
     dv_rest = tl.zeros((BLOCK_N, TAIL if TAIL > 0 else 16), tl.float32)
 
     # Rows [edge, whole) of q are cut by the diagonal, [whole, seq_q) see all of these columns.
-    edge, whole = 0, 0
+    edge = 0
+    whole = 0
     if CAUSAL:
         edge = first_col // BLOCK_M * BLOCK_M
         whole = tl.minimum(tl.cdiv(first_col + BLOCK_N, BLOCK_M) * BLOCK_M, seq_q)
     for member in range(kv_group):
         head = kv_head * kv_group + member
-        q_head, do_head = q, do
+        q_head = q
+        do_head = do
         if not DESCRIPTORS:
             q_head += head_offset(batch, head, q_batch_stride, q_head_stride, ALIGN)
             do_head += head_offset(batch, head, do_batch_stride, do_head_stride, ALIGN)
@@ -231,16 +231,16 @@ def attention_backward_kv(
                 whole,
                 seq_q,
                 scale_log2e,
-                Q_ROW_STRIDE,
-                DO_ROW_STRIDE,
-                MAIN,
-                TAIL,
-                HEAD_DIM,
-                DESCRIPTORS,
-                PRECISION,
-                True,
-                not EVEN_Q,
-                BLOCK_M,
+                Q_ROW_STRIDE=Q_ROW_STRIDE,
+                DO_ROW_STRIDE=DO_ROW_STRIDE,
+                MAIN=MAIN,
+                TAIL=TAIL,
+                HEAD_DIM=HEAD_DIM,
+                DESCRIPTORS=DESCRIPTORS,
+                PRECISION=PRECISION,
+                EDGE=True,
+                BOUNDED=not EVEN_Q,
+                BLOCK_M=BLOCK_M,
             )
         dk_main, dk_rest, dv_main, dv_rest = _walk_rows(
             dk_main,
@@ -264,16 +264,16 @@ def attention_backward_kv(
             seq_q,
             seq_q,
             scale_log2e,
-            Q_ROW_STRIDE,
-            DO_ROW_STRIDE,
-            MAIN,
-            TAIL,
-            HEAD_DIM,
-            DESCRIPTORS,
-            PRECISION,
-            False,
-            not EVEN_Q,
-            BLOCK_M,
+            Q_ROW_STRIDE=Q_ROW_STRIDE,
+            DO_ROW_STRIDE=DO_ROW_STRIDE,
+            MAIN=MAIN,
+            TAIL=TAIL,
+            HEAD_DIM=HEAD_DIM,
+            DESCRIPTORS=DESCRIPTORS,
+            PRECISION=PRECISION,
+            EDGE=False,
+            BOUNDED=not EVEN_Q,
+            BLOCK_M=BLOCK_M,
         )
 
     out = batch_kv_head.to(tl.int64) * seq_k * HEAD_DIM
@@ -283,14 +283,17 @@ def attention_backward_kv(
         dk_rest * scale,
         first_col,
         seq_k,
-        HEAD_DIM,
-        BLOCK_N,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
+        ROW_STRIDE=HEAD_DIM,
+        HEAD_DIM=HEAD_DIM,
     )
     store_rows(
-        dv + out, dv_main, dv_rest, first_col, seq_k, HEAD_DIM, BLOCK_N, MAIN, TAIL, HEAD_DIM
+        dv + out,
+        dv_main,
+        dv_rest,
+        first_col,
+        seq_k,
+        ROW_STRIDE=HEAD_DIM,
+        HEAD_DIM=HEAD_DIM,
     )
 
 
@@ -339,13 +342,13 @@ def _walk_rows(
             head,
             first_row,
             seq_q,
-            Q_ROW_STRIDE,
-            BLOCK_M,
-            MAIN,
-            TAIL,
-            HEAD_DIM,
-            DESCRIPTORS,
-            BOUNDED,
+            ROW_STRIDE=Q_ROW_STRIDE,
+            ROWS=BLOCK_M,
+            MAIN=MAIN,
+            TAIL=TAIL,
+            HEAD_DIM=HEAD_DIM,
+            DESCRIPTORS=DESCRIPTORS,
+            BOUNDED=BOUNDED,
         )
         rows = first_row + tl.arange(0, BLOCK_M)
         # Rows past the end have an infinite sum: their p is 0.
@@ -361,13 +364,13 @@ def _walk_rows(
             head,
             first_row,
             seq_q,
-            DO_ROW_STRIDE,
-            BLOCK_M,
-            MAIN,
-            TAIL,
-            HEAD_DIM,
-            DESCRIPTORS,
-            BOUNDED,
+            ROW_STRIDE=DO_ROW_STRIDE,
+            ROWS=BLOCK_M,
+            MAIN=MAIN,
+            TAIL=TAIL,
+            HEAD_DIM=HEAD_DIM,
+            DESCRIPTORS=DESCRIPTORS,
+            BOUNDED=BOUNDED,
         )
         p_low = p.to(do_rows.dtype)
         dv = tl.dot(p_low, do_rows, dv, input_precision=PRECISION)
@@ -433,7 +436,8 @@ def attention_backward_q(
     row_blocks = tl.cdiv(seq_q, BLOCK_M)
     batch_head = tl.program_id(0) // row_blocks
     first_row = (row_blocks - 1 - tl.program_id(0) % row_blocks) * BLOCK_M
-    batch, head = batch_head // heads, batch_head % heads
+    batch = batch_head // heads
+    head = batch_head % heads
     kv_head = head // kv_group
     if not DESCRIPTORS:
         q += head_offset(batch, head, q_batch_stride, q_head_stride, ALIGN)
@@ -447,13 +451,13 @@ def attention_backward_q(
         head,
         first_row,
         seq_q,
-        Q_ROW_STRIDE,
-        BLOCK_M,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
-        DESCRIPTORS,
-        True,
+        ROW_STRIDE=Q_ROW_STRIDE,
+        ROWS=BLOCK_M,
+        MAIN=MAIN,
+        TAIL=TAIL,
+        HEAD_DIM=HEAD_DIM,
+        DESCRIPTORS=DESCRIPTORS,
+        BOUNDED=True,
     )
     do_rows, do_rest = load_rows(
         do,
@@ -462,13 +466,13 @@ def attention_backward_q(
         head,
         first_row,
         seq_q,
-        DO_ROW_STRIDE,
-        BLOCK_M,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
-        DESCRIPTORS,
-        True,
+        ROW_STRIDE=DO_ROW_STRIDE,
+        ROWS=BLOCK_M,
+        MAIN=MAIN,
+        TAIL=TAIL,
+        HEAD_DIM=HEAD_DIM,
+        DESCRIPTORS=DESCRIPTORS,
+        BOUNDED=True,
     )
     rows = first_row + tl.arange(0, BLOCK_M)
     statistics = batch_head.to(tl.int64) * seq_q + rows
@@ -480,9 +484,11 @@ def attention_backward_q(
     # As in forward: every row attends to all of [0, edge); the diagonal or the end of the keys cuts
     # [edge, end).
     if CAUSAL:
-        edge, end = first_row // BLOCK_N * BLOCK_N, tl.minimum(first_row + BLOCK_M, seq_k)
+        edge = first_row // BLOCK_N * BLOCK_N
+        end = tl.minimum(first_row + BLOCK_M, seq_k)
     else:
-        edge, end = seq_k // BLOCK_N * BLOCK_N, seq_k
+        edge = seq_k // BLOCK_N * BLOCK_N
+        end = seq_k
     if not CAUSAL and not EVEN_K:
         dq_main, dq_rest = _add_columns(
             dq_main,
@@ -503,16 +509,16 @@ def attention_backward_q(
             edge,
             seq_k,
             scale_log2e,
-            K_ROW_STRIDE,
-            V_ROW_STRIDE,
-            MAIN,
-            TAIL,
-            HEAD_DIM,
-            DESCRIPTORS,
-            CAUSAL,
-            PRECISION,
-            True,
-            BLOCK_N,
+            K_ROW_STRIDE=K_ROW_STRIDE,
+            V_ROW_STRIDE=V_ROW_STRIDE,
+            MAIN=MAIN,
+            TAIL=TAIL,
+            HEAD_DIM=HEAD_DIM,
+            DESCRIPTORS=DESCRIPTORS,
+            CAUSAL=CAUSAL,
+            PRECISION=PRECISION,
+            EDGE=True,
+            BLOCK_N=BLOCK_N,
         )
     for n in range(0, edge, BLOCK_N):
         dq_main, dq_rest = _add_columns(
@@ -534,16 +540,16 @@ def attention_backward_q(
             n,
             seq_k,
             scale_log2e,
-            K_ROW_STRIDE,
-            V_ROW_STRIDE,
-            MAIN,
-            TAIL,
-            HEAD_DIM,
-            DESCRIPTORS,
-            CAUSAL,
-            PRECISION,
-            False,
-            BLOCK_N,
+            K_ROW_STRIDE=K_ROW_STRIDE,
+            V_ROW_STRIDE=V_ROW_STRIDE,
+            MAIN=MAIN,
+            TAIL=TAIL,
+            HEAD_DIM=HEAD_DIM,
+            DESCRIPTORS=DESCRIPTORS,
+            CAUSAL=CAUSAL,
+            PRECISION=PRECISION,
+            EDGE=False,
+            BLOCK_N=BLOCK_N,
         )
     if CAUSAL:
         for n in range(edge, end, BLOCK_N):
@@ -566,16 +572,16 @@ def attention_backward_q(
                 n,
                 seq_k,
                 scale_log2e,
-                K_ROW_STRIDE,
-                V_ROW_STRIDE,
-                MAIN,
-                TAIL,
-                HEAD_DIM,
-                DESCRIPTORS,
-                CAUSAL,
-                PRECISION,
-                True,
-                BLOCK_N,
+                K_ROW_STRIDE=K_ROW_STRIDE,
+                V_ROW_STRIDE=V_ROW_STRIDE,
+                MAIN=MAIN,
+                TAIL=TAIL,
+                HEAD_DIM=HEAD_DIM,
+                DESCRIPTORS=DESCRIPTORS,
+                CAUSAL=CAUSAL,
+                PRECISION=PRECISION,
+                EDGE=True,
+                BLOCK_N=BLOCK_N,
             )
     store_rows(
         dq + batch_head.to(tl.int64) * seq_q * HEAD_DIM,
@@ -583,11 +589,8 @@ def attention_backward_q(
         dq_rest * scale,
         first_row,
         seq_q,
-        HEAD_DIM,
-        BLOCK_M,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
+        ROW_STRIDE=HEAD_DIM,
+        HEAD_DIM=HEAD_DIM,
     )
 
 
@@ -630,13 +633,13 @@ def _add_columns(
         kv_head,
         n,
         seq_k,
-        K_ROW_STRIDE,
-        BLOCK_N,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
-        DESCRIPTORS,
-        EDGE,
+        ROW_STRIDE=K_ROW_STRIDE,
+        ROWS=BLOCK_N,
+        MAIN=MAIN,
+        TAIL=TAIL,
+        HEAD_DIM=HEAD_DIM,
+        DESCRIPTORS=DESCRIPTORS,
+        BOUNDED=EDGE,
     )
     v_rows, v_rest = load_rows(
         v,
@@ -645,17 +648,17 @@ def _add_columns(
         kv_head,
         n,
         seq_k,
-        V_ROW_STRIDE,
-        BLOCK_N,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
-        DESCRIPTORS,
-        EDGE,
+        ROW_STRIDE=V_ROW_STRIDE,
+        ROWS=BLOCK_N,
+        MAIN=MAIN,
+        TAIL=TAIL,
+        HEAD_DIM=HEAD_DIM,
+        DESCRIPTORS=DESCRIPTORS,
+        BOUNDED=EDGE,
     )
     s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
     if EDGE:
-        s = drop(s, rows, n, seq_k, CAUSAL, BLOCK_N)
+        s = drop(s, rows, n, seq_k, CAUSAL)
     p = tl.exp2(s * scale_log2e - row_lse[:, None])
     dp = multiply_transposed(do, do_rest, v_rows, v_rest, TAIL, PRECISION)
     ds = (p * (dp - row_delta[:, None])).to(k_rows.dtype)

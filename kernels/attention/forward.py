@@ -1,7 +1,5 @@
 """Computes o = softmax(q·kᵀ · scale)·v without writing the seq_q × seq_k matrix to memory.
 
-Entry point: the kernel `attention_forward`. Used by `host`.
-
 Tiling is over the rows of q. A *program* (one thread block) keeps BLOCK_M rows of one head and
 walks over k and v in blocks of BLOCK_N rows. For each block it computes s = q·kᵀ (BLOCK_M ×
 BLOCK_N), turns it into p = exp(s - m) with the running row maximum m, and adds p·v to the output
@@ -26,8 +24,8 @@ ptxas recognise this. The menu's defaults for Hopper overlap up to a head_dim of
 Exponentials are of base 2, one instruction each, with log₂e folded into the scale.
 """
 
-# ruff: noqa: N803, N806, E741  (compile-time parameters are written in capitals, as in triton's own
-# kernels; l is the papers' row sum)
+# ruff: noqa: N803, N806, E741  (compile-time parameters are written in capitals, as in triton's
+# own kernels; l is the papers' row sum)
 
 import triton
 import triton.language as tl
@@ -104,7 +102,8 @@ def attention_forward(
     in_group = min(side_by_side, all_heads - group * side_by_side)
     batch_head = group * side_by_side + within % in_group
     first_row = (row_blocks - 1 - within // in_group) * BLOCK_M
-    batch, head = batch_head // heads, batch_head % heads
+    batch = batch_head // heads
+    head = batch_head % heads
     kv_head = head // kv_group
     if not DESCRIPTORS:
         q += head_offset(batch, head, q_batch_stride, q_head_stride, ALIGN)
@@ -118,13 +117,13 @@ def attention_forward(
         head,
         first_row,
         seq_q,
-        Q_ROW_STRIDE,
-        BLOCK_M,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
-        DESCRIPTORS,
-        True,
+        ROW_STRIDE=Q_ROW_STRIDE,
+        ROWS=BLOCK_M,
+        MAIN=MAIN,
+        TAIL=TAIL,
+        HEAD_DIM=HEAD_DIM,
+        DESCRIPTORS=DESCRIPTORS,
+        BOUNDED=True,
     )
     rows = first_row + tl.arange(0, BLOCK_M)
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -134,9 +133,11 @@ def attention_forward(
 
     # Every row attends to all of [0, edge); the diagonal or the end of the keys cuts [edge, end).
     if CAUSAL:
-        edge, end = first_row // BLOCK_N * BLOCK_N, min(first_row + BLOCK_M, seq_k)
+        edge = first_row // BLOCK_N * BLOCK_N
+        end = min(first_row + BLOCK_M, seq_k)
     else:
-        edge, end = seq_k // BLOCK_N * BLOCK_N, seq_k
+        edge = seq_k // BLOCK_N * BLOCK_N
+        end = seq_k
     if OVERLAP:
         acc, acc_rest, m, l = _overlapped(
             acc,
@@ -156,16 +157,16 @@ def attention_forward(
             end,
             seq_k,
             scale_log2e,
-            K_ROW_STRIDE,
-            V_ROW_STRIDE,
-            MAIN,
-            TAIL,
-            HEAD_DIM,
-            DESCRIPTORS,
-            CAUSAL,
-            PRECISION,
-            BLOCK_M,
-            BLOCK_N,
+            K_ROW_STRIDE=K_ROW_STRIDE,
+            V_ROW_STRIDE=V_ROW_STRIDE,
+            MAIN=MAIN,
+            TAIL=TAIL,
+            HEAD_DIM=HEAD_DIM,
+            DESCRIPTORS=DESCRIPTORS,
+            CAUSAL=CAUSAL,
+            PRECISION=PRECISION,
+            BLOCK_M=BLOCK_M,
+            BLOCK_N=BLOCK_N,
         )
     else:
         # A last block that is cut by the end of the keys comes first where it is loaded by
@@ -189,16 +190,16 @@ def attention_forward(
                 edge,
                 seq_k,
                 scale_log2e,
-                K_ROW_STRIDE,
-                V_ROW_STRIDE,
-                MAIN,
-                TAIL,
-                HEAD_DIM,
-                DESCRIPTORS,
-                CAUSAL,
-                PRECISION,
-                True,
-                BLOCK_N,
+                K_ROW_STRIDE=K_ROW_STRIDE,
+                V_ROW_STRIDE=V_ROW_STRIDE,
+                MAIN=MAIN,
+                TAIL=TAIL,
+                HEAD_DIM=HEAD_DIM,
+                DESCRIPTORS=DESCRIPTORS,
+                CAUSAL=CAUSAL,
+                PRECISION=PRECISION,
+                EDGE=True,
+                BLOCK_N=BLOCK_N,
             )
         for n in range(0, edge, BLOCK_N):
             acc, acc_rest, m, l = _block(
@@ -218,16 +219,16 @@ def attention_forward(
                 n,
                 seq_k,
                 scale_log2e,
-                K_ROW_STRIDE,
-                V_ROW_STRIDE,
-                MAIN,
-                TAIL,
-                HEAD_DIM,
-                DESCRIPTORS,
-                CAUSAL,
-                PRECISION,
-                False,
-                BLOCK_N,
+                K_ROW_STRIDE=K_ROW_STRIDE,
+                V_ROW_STRIDE=V_ROW_STRIDE,
+                MAIN=MAIN,
+                TAIL=TAIL,
+                HEAD_DIM=HEAD_DIM,
+                DESCRIPTORS=DESCRIPTORS,
+                CAUSAL=CAUSAL,
+                PRECISION=PRECISION,
+                EDGE=False,
+                BLOCK_N=BLOCK_N,
             )
         if CAUSAL or (not EVEN_K and DESCRIPTORS):
             for n in range(edge, end, BLOCK_N):
@@ -248,16 +249,16 @@ def attention_forward(
                     n,
                     seq_k,
                     scale_log2e,
-                    K_ROW_STRIDE,
-                    V_ROW_STRIDE,
-                    MAIN,
-                    TAIL,
-                    HEAD_DIM,
-                    DESCRIPTORS,
-                    CAUSAL,
-                    PRECISION,
-                    True,
-                    BLOCK_N,
+                    K_ROW_STRIDE=K_ROW_STRIDE,
+                    V_ROW_STRIDE=V_ROW_STRIDE,
+                    MAIN=MAIN,
+                    TAIL=TAIL,
+                    HEAD_DIM=HEAD_DIM,
+                    DESCRIPTORS=DESCRIPTORS,
+                    CAUSAL=CAUSAL,
+                    PRECISION=PRECISION,
+                    EDGE=True,
+                    BLOCK_N=BLOCK_N,
                 )
 
     inverse = 1.0 / l
@@ -268,11 +269,8 @@ def attention_forward(
         acc_rest * inverse[:, None],
         first_row,
         seq_q,
-        O_ROW_STRIDE,
-        BLOCK_M,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
+        ROW_STRIDE=O_ROW_STRIDE,
+        HEAD_DIM=HEAD_DIM,
     )
     tl.store(
         lse + batch_head.to(tl.int64) * seq_q + rows,
@@ -318,17 +316,17 @@ def _block(
         kv_head,
         n,
         seq_k,
-        K_ROW_STRIDE,
-        BLOCK_N,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
-        DESCRIPTORS,
-        EDGE,
+        ROW_STRIDE=K_ROW_STRIDE,
+        ROWS=BLOCK_N,
+        MAIN=MAIN,
+        TAIL=TAIL,
+        HEAD_DIM=HEAD_DIM,
+        DESCRIPTORS=DESCRIPTORS,
+        BOUNDED=EDGE,
     )
     s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
     if EDGE:
-        s = drop(s, rows, n, seq_k, CAUSAL, BLOCK_N)
+        s = drop(s, rows, n, seq_k, CAUSAL)
     p, shrink, m, l = _softmax(s, m, l, scale_log2e)
     acc *= shrink[:, None]
     acc_rest *= shrink[:, None]
@@ -339,13 +337,13 @@ def _block(
         kv_head,
         n,
         seq_k,
-        V_ROW_STRIDE,
-        BLOCK_N,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
-        DESCRIPTORS,
-        EDGE,
+        ROW_STRIDE=V_ROW_STRIDE,
+        ROWS=BLOCK_N,
+        MAIN=MAIN,
+        TAIL=TAIL,
+        HEAD_DIM=HEAD_DIM,
+        DESCRIPTORS=DESCRIPTORS,
+        BOUNDED=EDGE,
     )
     acc, acc_rest = _add_product(acc, acc_rest, p.to(v_rows.dtype), v_rows, v_rest, TAIL, PRECISION)
     return acc, acc_rest, m, l
@@ -409,22 +407,16 @@ def _overlapped(
             kv_head,
             n,
             seq_k,
-            K_ROW_STRIDE,
-            BLOCK_N,
-            MAIN,
-            TAIL,
-            HEAD_DIM,
-            DESCRIPTORS,
-            True,
+            ROW_STRIDE=K_ROW_STRIDE,
+            ROWS=BLOCK_N,
+            MAIN=MAIN,
+            TAIL=TAIL,
+            HEAD_DIM=HEAD_DIM,
+            DESCRIPTORS=DESCRIPTORS,
+            BOUNDED=True,
         )
-        s = drop(
-            multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION),
-            rows,
-            n,
-            seq_k,
-            CAUSAL,
-            BLOCK_N,
-        )
+        s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
+        s = drop(s, rows, n, seq_k, CAUSAL)
         p, shrink, m, l = _softmax(s, m, l, scale_log2e)
         acc *= shrink[:, None]
         acc_rest *= shrink[:, None]
@@ -436,13 +428,13 @@ def _overlapped(
                 kv_head,
                 n,
                 seq_k,
-                V_ROW_STRIDE,
-                BLOCK_N,
-                MAIN,
-                TAIL,
-                HEAD_DIM,
-                DESCRIPTORS,
-                True,
+                ROW_STRIDE=V_ROW_STRIDE,
+                ROWS=BLOCK_N,
+                MAIN=MAIN,
+                TAIL=TAIL,
+                HEAD_DIM=HEAD_DIM,
+                DESCRIPTORS=DESCRIPTORS,
+                BOUNDED=True,
             )
             acc, acc_rest = _add_product(
                 acc, acc_rest, p.to(q.dtype), v_rows, v_rest, TAIL, PRECISION
@@ -456,13 +448,13 @@ def _overlapped(
         kv_head,
         0,
         seq_k,
-        K_ROW_STRIDE,
-        BLOCK_N,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
-        DESCRIPTORS,
-        False,
+        ROW_STRIDE=K_ROW_STRIDE,
+        ROWS=BLOCK_N,
+        MAIN=MAIN,
+        TAIL=TAIL,
+        HEAD_DIM=HEAD_DIM,
+        DESCRIPTORS=DESCRIPTORS,
+        BOUNDED=False,
     )
     s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
     for n in range(0, edge - BLOCK_N, BLOCK_N):
@@ -474,13 +466,13 @@ def _overlapped(
             kv_head,
             before,
             seq_k,
-            V_ROW_STRIDE,
-            BLOCK_N,
-            MAIN,
-            TAIL,
-            HEAD_DIM,
-            DESCRIPTORS,
-            True,
+            ROW_STRIDE=V_ROW_STRIDE,
+            ROWS=BLOCK_N,
+            MAIN=MAIN,
+            TAIL=TAIL,
+            HEAD_DIM=HEAD_DIM,
+            DESCRIPTORS=DESCRIPTORS,
+            BOUNDED=True,
         )
         acc, acc_rest = _add_product(
             acc, acc_rest, bits.to(q.dtype, bitcast=True), v_rows, v_rest, TAIL, PRECISION
@@ -493,13 +485,13 @@ def _overlapped(
             kv_head,
             n + BLOCK_N,
             seq_k,
-            K_ROW_STRIDE,
-            BLOCK_N,
-            MAIN,
-            TAIL,
-            HEAD_DIM,
-            DESCRIPTORS,
-            False,
+            ROW_STRIDE=K_ROW_STRIDE,
+            ROWS=BLOCK_N,
+            MAIN=MAIN,
+            TAIL=TAIL,
+            HEAD_DIM=HEAD_DIM,
+            DESCRIPTORS=DESCRIPTORS,
+            BOUNDED=False,
         )
         s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
         p, shrink, m, l = _softmax_of_difference(x, m, l, scale_log2e)
@@ -517,13 +509,13 @@ def _overlapped(
         kv_head,
         before,
         seq_k,
-        V_ROW_STRIDE,
-        BLOCK_N,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
-        DESCRIPTORS,
-        True,
+        ROW_STRIDE=V_ROW_STRIDE,
+        ROWS=BLOCK_N,
+        MAIN=MAIN,
+        TAIL=TAIL,
+        HEAD_DIM=HEAD_DIM,
+        DESCRIPTORS=DESCRIPTORS,
+        BOUNDED=True,
     )
     acc, acc_rest = _add_product(
         acc, acc_rest, bits.to(q.dtype, bitcast=True), v_rows, v_rest, TAIL, PRECISION
@@ -539,13 +531,13 @@ def _overlapped(
         kv_head,
         tl.maximum(edge - BLOCK_N, 0),
         seq_k,
-        V_ROW_STRIDE,
-        BLOCK_N,
-        MAIN,
-        TAIL,
-        HEAD_DIM,
-        DESCRIPTORS,
-        True,
+        ROW_STRIDE=V_ROW_STRIDE,
+        ROWS=BLOCK_N,
+        MAIN=MAIN,
+        TAIL=TAIL,
+        HEAD_DIM=HEAD_DIM,
+        DESCRIPTORS=DESCRIPTORS,
+        BOUNDED=True,
     )
     acc, acc_rest = _add_product(acc, acc_rest, p.to(q.dtype), v_rows, v_rest, TAIL, PRECISION)
     return acc, acc_rest, m, l

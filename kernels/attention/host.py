@@ -1,16 +1,12 @@
 """Runs flash attention, forward and backward, with a user-defined tile and reports the exact
 launch.
 
-Entry points: `attention`, `plan_forward` and `plan_backward`, which return an `AttentionPlan`,
-`heads_side_by_side`. Used by `providers.triton_kernels`.
-
     o = attention(q, k, v, causal=True)                     # differentiable
     work = plan_forward(q, k, v, tile=Tile(128, 128, stages=2, num_warps=8), schedule="overlapped")
 
 q: [batch, heads, seq_q, head_dim]; k, v: [batch, kv_heads, seq_k, head_dim], kv_heads a divisor of
-    heads (grouped-query
-attention). fp16 and bf16 use tensor cores, fp32 does not; sums are in fp32. head_dim is any number
-from 8 to 256.
+heads (grouped-query attention). fp16 and bf16 use tensor cores, fp32 does not; sums are in fp32.
+head_dim is any number from 8 to 256.
 """
 
 from __future__ import annotations
@@ -92,7 +88,8 @@ def attention(
     autotune: bool = False,
 ) -> torch.Tensor:
     """Computes softmax(q·kᵀ · scale)·v, differentiable. scale defaults to 1/√head_dim; arguments:
-    see `plan_forward`."""
+    see `plan_forward`.
+    """
     return _Attention.apply(q, k, v, causal, scale, tile, schedule, autotune)
 
 
@@ -138,11 +135,8 @@ def plan_forward(
     def build(setting: Setting) -> AttentionPlan:
         given = forward_arguments(q, k, v, out, lse, checked, setting, descriptors, gpu.l2_bytes)
         grid = cdiv(work.seq_q, setting.tile.block_m) * work.batch * work.heads
-        return AttentionPlan(
-            (out, lse),
-            (step(WHO, attention_forward, grid, given, q.device, setting.tile),),
-            setting,
-        )
+        only = step(WHO, attention_forward, grid, given, q.device, setting.tile)
+        return AttentionPlan((out, lse), (only,), setting)
 
     if tile is not None or schedule is not None:
         return build(_completed(tile, schedule, menu, descriptors, work.dtype))
@@ -183,29 +177,28 @@ def plan_backward(
         checked.loads(descriptors),
         fp32=work.dtype == "fp32",
     )
-    kv_tile, q_tile = kv_tile or defaults[0], q_tile or defaults[1]
-    delta = torch.empty_like(lse)
+    kv_tile = kv_tile or defaults[0]
+    q_tile = q_tile or defaults[1]
+    delta = torch.empty_like(lse)  # [batch, heads, seq_q]
     gradients = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    given = backward_arguments(
+    for_delta = delta_arguments(o, grad, delta, checked)
+    for_kv, for_q = backward_arguments(
         q, k, v, grad, lse, delta, gradients, checked, kv_tile, q_tile, descriptors
     )
-    row_heads, col_heads = work.batch * work.heads, work.batch * work.kv_heads
-    launches = (
-        (
-            attention_delta,
-            cdiv(work.seq_q, _DELTA_TILE.block_m) * row_heads,
-            delta_arguments(o, grad, delta, checked),
-            _DELTA_TILE,
-        ),
-        (attention_backward_kv, cdiv(work.seq_k, kv_tile.block_n) * col_heads, given[0], kv_tile),
-        (attention_backward_q, cdiv(work.seq_q, q_tile.block_m) * row_heads, given[1], q_tile),
+    delta_blocks = cdiv(work.seq_q, _DELTA_TILE.block_m) * work.batch * work.heads
+    kv_blocks = cdiv(work.seq_k, kv_tile.block_n) * work.batch * work.kv_heads
+    q_blocks = cdiv(work.seq_q, q_tile.block_m) * work.batch * work.heads
+    steps = (
+        step(WHO, attention_delta, delta_blocks, for_delta, q.device, _DELTA_TILE),
+        step(WHO, attention_backward_kv, kv_blocks, for_kv, q.device, kv_tile),
+        step(WHO, attention_backward_q, q_blocks, for_q, q.device, q_tile),
     )
-    return AttentionPlan(
-        gradients, tuple(step(WHO, kernel, n, args, q.device, t) for kernel, n, args, t in launches)
-    )
+    return AttentionPlan(gradients, steps)
 
 
 class _Attention(torch.autograd.Function):
+    """Autograd function that computes the scores anew for the gradients."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -224,7 +217,8 @@ class _Attention(torch.autograd.Function):
         work.run()
         o, lse = work.outputs
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.causal, ctx.scale = causal, scale
+        ctx.causal = causal
+        ctx.scale = scale
         return o
 
     @staticmethod
@@ -238,12 +232,12 @@ class _Attention(torch.autograd.Function):
 
 def heads_side_by_side(checked: Checked, l2_bytes: int) -> int:
     """Returns how many query heads run together: as many as keep their k and v in half of the L2
-    cache, at least those of one kv head. The other half is for q, o and other data."""
+    cache, at least those of one kv head. The other half is for q, o and other data.
+    """
     work = checked.work
     kv_bytes = 2 * work.seq_k * work.head_dim * DTYPES[work.dtype].element_bytes
-    return min(
-        work.batch * work.heads, max(1, l2_bytes // 2 // kv_bytes) * (work.heads // work.kv_heads)
-    )
+    kv_heads = max(1, l2_bytes // 2 // kv_bytes)
+    return min(work.batch * work.heads, kv_heads * (work.heads // work.kv_heads))
 
 
 def forward_arguments(
@@ -257,9 +251,10 @@ def forward_arguments(
     descriptors: bool,
     l2_bytes: int,
 ) -> dict[str, Any]:
-    work, tile = checked.work, setting.tile
+    """Returns the arguments of the forward kernel."""
+    work = checked.work
     return (
-        arguments({"q": q, "k": k, "v": v}, checked, tile, descriptors)
+        arguments({"q": q, "k": k, "v": v}, checked, setting.tile, descriptors)
         | strides("o", out, False)
         | {
             "o": out,
@@ -269,7 +264,7 @@ def forward_arguments(
             "kv_group": work.heads // work.kv_heads,
             "side_by_side": heads_side_by_side(checked, l2_bytes),
             "scale_log2e": checked.scale * log2(e),
-            "EVEN_K": work.seq_k % tile.block_n == 0,
+            "EVEN_K": work.seq_k % setting.tile.block_n == 0,
             "OVERLAP": setting.schedule == "overlapped",
         }
     )
@@ -278,6 +273,7 @@ def forward_arguments(
 def delta_arguments(
     o: torch.Tensor, grad: torch.Tensor, delta: torch.Tensor, checked: Checked
 ) -> dict[str, Any]:
+    """Returns the arguments of the kernel for delta."""
     work = checked.work
     return (
         {
@@ -309,7 +305,8 @@ def backward_arguments(
     descriptors: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the arguments of the kernel for dk and dv, and of the kernel for dq."""
-    work, tensors = checked.work, {"q": q, "k": k, "v": v, "do": grad}
+    work = checked.work
+    tensors = {"q": q, "k": k, "v": v, "do": grad}
     shared = {
         "lse": lse,
         "delta": delta,
@@ -363,12 +360,11 @@ def _completed(
                 f"tile {tile} with {name} = {size}",
                 f"a power of two, at least {_SMALLEST_BLOCK}",
             )
-    nearest = min(
-        fitting,
-        key=lambda entry: (
-            abs(entry.tile.block_m - tile.block_m) + abs(entry.tile.block_n - tile.block_n)
-        ),
-    )
+
+    def distance(entry: Setting) -> int:
+        return abs(entry.tile.block_m - tile.block_m) + abs(entry.tile.block_n - tile.block_n)
+
+    nearest = min(fitting, key=distance)
     completed = replace(
         tile,
         stages=tile.stages or nearest.tile.stages,
@@ -378,6 +374,7 @@ def _completed(
 
 
 def _by_descriptors(checked: Checked, capability: tuple[int, int], operands: str) -> bool:
+    """Returns whether TMA descriptors load the operands. Raises InputError if they cannot."""
     require_choice(WHO, "operands", operands, ("auto", "pointers", "descriptors"))
     if operands == "descriptors" and not checked.descriptors:
         raise InputError(

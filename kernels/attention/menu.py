@@ -1,10 +1,5 @@
 """Lists the attention tiles for each GPU architecture.
 
-Entry points: `forward_menu` and `backward_tiles`, which return `Setting` objects of an
-`architecture`; `Loads`, `split_head_dim`, `SCHEDULES`, `WITH_DESCRIPTORS`, and the supported
-head_dim, `MIN_HEAD_DIM` to `MAX_HEAD_DIM`. Used by `host`, `operands` and
-`providers.triton_kernels`.
-
 Every entry compiles for its architecture without spills and within the shared memory of one block
 (the tests compile all of them). The first of each menu is the default. The sets follow
 FlashAttention-3 on Hopper (overlapped up to a head_dim of 192), and FlashAttention-2 on Ampere,
@@ -25,7 +20,8 @@ from quantbench.quantization import VECTOR_BYTES
 #: (needs descriptors).
 SCHEDULES = ("plain", "overlapped")
 #: Supported head dimensions; a program holds at most 256 columns.
-MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 256
+MIN_HEAD_DIM = 8
+MAX_HEAD_DIM = 256
 
 _SMALLEST_PART = 16  # minimum of a matrix instruction
 _ELEMENT_BYTES = 2
@@ -53,10 +49,18 @@ def split_head_dim(head_dim: int) -> tuple[int, int]:
     >>> split_head_dim(128), split_head_dim(96), split_head_dim(72), split_head_dim(100)
     ((128, 0), (64, 32), (64, 16), (128, 0))
     """
-    whole = max(_SMALLEST_PART, 1 << (head_dim - 1).bit_length())
+    whole = _power_of_two(head_dim)
     main = whole // 2
-    tail = max(_SMALLEST_PART, 1 << (head_dim - main - 1).bit_length()) if head_dim > main else 0
-    return (main, tail) if 0 < tail < main else (whole, 0)
+    if head_dim > main:
+        tail = _power_of_two(head_dim - main)
+        if tail < main:
+            return main, tail
+    return whole, 0
+
+
+def _power_of_two(columns: int) -> int:
+    """Returns the width of a part that holds this many columns."""
+    return max(_SMALLEST_PART, 1 << (columns - 1).bit_length())
 
 
 def held_columns(head_dim: int) -> int:
@@ -74,10 +78,12 @@ def _tile(block_m: int, block_n: int, num_warps: int, stages: int) -> Tile:
 
 
 def _plain(*blocks: tuple[int, int, int, int], schedule: str = "plain") -> tuple[Setting, ...]:
+    """Settings from (block_m, block_n, warps, stages)."""
     return tuple(Setting(_tile(*block), schedule) for block in blocks)
 
 
 def _pairs(blocks: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[Tile, Tile]]:
+    """Backward's tiles by columns, from the four numbers of each of the two kernels."""
     return {columns: (_tile(*both[:4]), _tile(*both[4:])) for columns, both in blocks.items()}
 
 
@@ -130,40 +136,46 @@ _ODD = {
     192: _plain((64, 16, 8, 2)),
     256: _plain((32, 32, 8, 2)),
 }
-# fp32 is multiplied without tensor cores and unrolled whole: small blocks. To check with, not to be
-# fast.
+# fp32 is multiplied without tensor cores and unrolled whole: small blocks, for checks and not for
+# speed.
 _SCALAR = {64: _plain((32, 32, 4, 1)), 256: _plain((16, 16, 4, 1))}
 
 # Backward: blocks of the kernel for dk and dv, then those of the kernel for dq, as above.
 _BACKWARD_AMPERE = _pairs({
-    64: (16, 128, 8, 2, 128, 64, 8, 2), 96: (16, 64, 8, 2, 128, 32, 8, 2), 128: (32, 64, 8, 2, 64, 64, 8, 2),
-    192: (32, 32, 8, 2, 64, 32, 8, 2), 256: (32, 32, 8, 2, 64, 32, 8, 2),
+    64: (16, 128, 8, 2, 128, 64, 8, 2), 96: (16, 64, 8, 2, 128, 32, 8, 2),
+    128: (32, 64, 8, 2, 64, 64, 8, 2), 192: (32, 32, 8, 2, 64, 32, 8, 2),
+    256: (32, 32, 8, 2, 64, 32, 8, 2),
 })  # fmt: skip
 _BACKWARD_ADA = _BACKWARD_AMPERE | _pairs({
     128: (32, 64, 8, 2, 64, 32, 8, 2), 256: (32, 32, 8, 2, 32, 32, 8, 2),
 })  # fmt: skip
 _BACKWARD_HOPPER = _pairs({
-    64: (64, 128, 8, 2, 128, 64, 8, 2), 128: (32, 128, 8, 2, 128, 64, 8, 2), 256: (32, 64, 8, 2, 64, 64, 4, 2),
+    64: (64, 128, 8, 2, 128, 64, 8, 2), 128: (32, 128, 8, 2, 128, 64, 8, 2),
+    256: (32, 64, 8, 2, 64, 64, 4, 2),
 })  # fmt: skip
 _BACKWARD_BLACKWELL = _pairs({
-    64: (64, 64, 8, 2, 128, 64, 8, 2), 96: (32, 64, 8, 2, 128, 64, 8, 2), 128: (64, 64, 8, 1, 128, 64, 8, 2),
-    192: (32, 64, 8, 1, 64, 64, 8, 2), 256: (32, 64, 8, 1, 64, 32, 8, 2),
+    64: (64, 64, 8, 2, 128, 64, 8, 2), 96: (32, 64, 8, 2, 128, 64, 8, 2),
+    128: (64, 64, 8, 1, 128, 64, 8, 2), 192: (32, 64, 8, 1, 64, 64, 8, 2),
+    256: (32, 64, 8, 1, 64, 32, 8, 2),
 })  # fmt: skip
 _BACKWARD_AMPERE_NARROW = _pairs({
-    64: (32, 32, 8, 2, 64, 64, 8, 2), 96: (16, 16, 8, 2, 64, 32, 8, 2), 128: (32, 32, 8, 2, 64, 32, 8, 2),
-    192: (16, 16, 8, 2, 32, 32, 8, 2), 256: (16, 32, 8, 2, 32, 32, 8, 2),
+    64: (32, 32, 8, 2, 64, 64, 8, 2), 96: (16, 16, 8, 2, 64, 32, 8, 2),
+    128: (32, 32, 8, 2, 64, 32, 8, 2), 192: (16, 16, 8, 2, 32, 32, 8, 2),
+    256: (16, 32, 8, 2, 32, 32, 8, 2),
 })  # fmt: skip
 _BACKWARD_HOPPER_BY_POINTERS = _pairs({
-    96: (32, 64, 8, 2, 64, 64, 8, 2), 128: (32, 32, 8, 2, 64, 64, 8, 2), 192: (16, 64, 8, 2, 64, 32, 8, 2),
-    256: (16, 16, 8, 2, 64, 32, 8, 2),
+    96: (32, 64, 8, 2, 64, 64, 8, 2), 128: (32, 32, 8, 2, 64, 64, 8, 2),
+    192: (16, 64, 8, 2, 64, 32, 8, 2), 256: (16, 16, 8, 2, 64, 32, 8, 2),
 })  # fmt: skip
 _BACKWARD_BLACKWELL_BY_POINTERS = _pairs({
-    64: (32, 64, 8, 2, 64, 64, 8, 2), 96: (16, 16, 8, 2, 64, 64, 8, 2), 128: (16, 32, 8, 2, 64, 64, 8, 2),
-    192: (16, 16, 8, 2, 64, 64, 8, 2), 256: (16, 16, 8, 2, 64, 32, 8, 2),
+    64: (32, 64, 8, 2, 64, 64, 8, 2), 96: (16, 16, 8, 2, 64, 64, 8, 2),
+    128: (16, 32, 8, 2, 64, 64, 8, 2), 192: (16, 16, 8, 2, 64, 64, 8, 2),
+    256: (16, 16, 8, 2, 64, 32, 8, 2),
 })  # fmt: skip
 _BACKWARD_ODD = _pairs({
-    64: (32, 32, 8, 2, 64, 32, 8, 2), 96: (16, 16, 8, 2, 64, 32, 8, 2), 128: (32, 32, 8, 2, 32, 32, 8, 2),
-    192: (16, 16, 8, 2, 32, 32, 8, 2), 256: (32, 32, 8, 2, 32, 32, 8, 2),
+    64: (32, 32, 8, 2, 64, 32, 8, 2), 96: (16, 16, 8, 2, 64, 32, 8, 2),
+    128: (32, 32, 8, 2, 32, 32, 8, 2), 192: (16, 16, 8, 2, 32, 32, 8, 2),
+    256: (32, 32, 8, 2, 32, 32, 8, 2),
 })  # fmt: skip
 _BACKWARD_SCALAR = _pairs({
     64: (32, 16, 8, 1, 32, 16, 8, 1), 256: (16, 16, 4, 1, 16, 16, 4, 1),
@@ -238,11 +250,12 @@ def _entry(
     fp32: bool,
 ) -> _T:
     """Look up the smallest entry that head_dim fits in, in the table for these loads."""
-    usual, narrow = tables
     if fp32:
         menu = scalar
     elif loads.descriptors or (loads.bytes == VECTOR_BYTES and arch not in WITH_DESCRIPTORS):
-        menu = usual
+        menu = tables[0]
+    elif loads.bytes > _ELEMENT_BYTES:
+        menu = tables[1]
     else:
-        menu = narrow if loads.bytes > _ELEMENT_BYTES else odd
+        menu = odd
     return menu[min(limit for limit in menu if held_columns(head_dim) <= limit)]

@@ -1,9 +1,5 @@
 """Validates the operands of attention and builds the kernels' arguments.
 
-Entry points: `check`, which returns a `Checked`; `arguments`, `strides`, `parts`,
-`backend_options`; `WHO`, the operation that errors name. Used by `host`; `providers.triton_kernels`
-uses `too_old`.
-
 Any strides are allowed as long as the elements of a row (head_dim) are contiguous: [batch, heads,
 seq, head_dim], or [batch, seq, heads, head_dim] transposed to it. Other storage is refused: reading
 it fast needs a copy, and an implicit copy would be timed.
@@ -59,14 +55,16 @@ def check(
 ) -> Checked:
     """Validates q[batch, heads, seq_q, head_dim] and k, v[batch, kv_heads, seq_k, head_dim].
 
-    others: other loaded tensors of q's shape, by name. Raises InputError for incompatible tensors
-        and UnsupportedError
-    for a dtype, GPU or triton without support. Sibling: `gemm.host.check`.
+    others: other loaded tensors of q's shape, by name.
+
+    Raises InputError for incompatible tensors and UnsupportedError for a dtype, GPU or triton
+    without support.
     """
     work = _work(q, k, v, causal)
     tensors = {"q": q, "k": k, "v": v} | others
     for name, x in tensors.items():
-        require_like(WHO, name, x, q.shape if name in others else x.shape, q.dtype, q.device)
+        shape = q.shape if name in others else x.shape
+        require_like(WHO, name, x, shape, q.dtype, q.device)
         if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise InputError(
                 WHO,
@@ -78,26 +76,23 @@ def check(
     if not isfinite(scale) or scale <= 0:
         raise InputError(WHO, f"scale = {scale!r}", "a finite number above 0")
     launching.require_support(WHO, "q", q, work.dtype, too_old)
-    strides = [stride for x in tensors.values() for stride in _strides(x)]
-    return Checked(
-        work=work,
-        scale=float(scale),
-        align=widest(VECTOR_BYTES // DTYPES[work.dtype].element_bytes, work.head_dim, *strides),
-        descriptors=launching.HAS_TENSOR_DESCRIPTOR
-        and work.dtype != "fp32"
-        and all(map(_describable, tensors.values())),
-    )
+    align = widest(VECTOR_BYTES // DTYPES[work.dtype].element_bytes, work.head_dim)
+    descriptors = launching.HAS_TENSOR_DESCRIPTOR and work.dtype != "fp32"
+    for x in tensors.values():
+        align = widest(align, *_strides(x))
+        descriptors = descriptors and _describable(x)
+    return Checked(work, float(scale), align, descriptors)
 
 
 def strides(name: str, x: torch.Tensor, descriptors: bool) -> dict[str, int]:
     """Returns the kernels' stride arguments for a tensor. Descriptors use none, so the compiled-in
-    row stride is then 0 and one kernel serves all strides."""
+    row stride is then 0 and one kernel serves all strides.
+    """
     batch, head, row = _strides(x)
-    row_stride = 0 if descriptors else row
     return {
         f"{name}_batch_stride": batch,
         f"{name}_head_stride": head,
-        f"{name.upper()}_ROW_STRIDE": row_stride,
+        f"{name.upper()}_ROW_STRIDE": 0 if descriptors else row,
     }
 
 
@@ -111,28 +106,24 @@ def arguments(
         tile's rows.
     """
     work = checked.work
-    given = (
-        {
-            "seq_q": work.seq_q,
-            "seq_k": work.seq_k,
-            "CAUSAL": work.causal,
-            "DESCRIPTORS": descriptors,
-            "PRECISION": "ieee"
-            if work.dtype == "fp32"
-            else "tf32",  # fp32 products without tensor cores
-            "BLOCK_M": tile.block_m,
-            "BLOCK_N": tile.block_n,
-        }
-        | parts(checked)
-        | backend_options(tile, work.dtype, checked.align, work.causal)
-    )
+    given: dict[str, Any] = {
+        "seq_q": work.seq_q,
+        "seq_k": work.seq_k,
+        "CAUSAL": work.causal,
+        "DESCRIPTORS": descriptors,
+        # fp32 products without tensor cores
+        "PRECISION": "ieee" if work.dtype == "fp32" else "tf32",
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+    }
+    given |= parts(checked) | backend_options(tile, work.dtype, checked.align, work.causal)
     for name, x in tensors.items():
-        rows = tile.block_n if name in ("k", "v") else tile.block_m
-        given |= strides(name, x, descriptors)
-        given[name] = _descriptor(x, rows, given["MAIN"]) if descriptors else x
-        given[f"{name}_tail"] = (
-            _descriptor(x, rows, given["TAIL"]) if descriptors and given["TAIL"] else None
-        )
+        given |= strides(name, x, descriptors) | {name: x, f"{name}_tail": None}
+        if descriptors:
+            rows = tile.block_n if name in ("k", "v") else tile.block_m
+            given[name] = _descriptor(x, rows, given["MAIN"])
+            if given["TAIL"]:
+                given[f"{name}_tail"] = _descriptor(x, rows, given["TAIL"])
     return given
 
 
@@ -147,15 +138,17 @@ def backend_options(
 ) -> dict[str, int]:
     """Returns num_warps and num_stages, and for non-causal attention with loads under 16 bytes and
     up to 8 warps also the hardware's register limit: without it ptxas halves the limit and spills
-    to fit a second block. In other cases an explicit limit makes the code slower."""
+    to fit a second block. In other cases an explicit limit makes the code slower.
+    """
     options = {"num_warps": tile.num_warps or 4, "num_stages": tile.stages or 2}
     narrow = align * DTYPES[dtype].element_bytes < VECTOR_BYTES
-    return options | (
-        {"maxnreg": MAX_REGISTERS} if narrow and not causal and options["num_warps"] <= 8 else {}
-    )
+    if narrow and not causal and options["num_warps"] <= 8:
+        options["maxnreg"] = MAX_REGISTERS
+    return options
 
 
 def _work(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Attention:
+    """Returns the size of the problem. Raises InputError for incompatible tensors."""
     shapes = f"q of shape {tuple(q.shape)}, k of {tuple(k.shape)}, v of {tuple(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4:
         raise InputError(
@@ -186,9 +179,10 @@ def _work(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> At
 
 
 def too_old(capability: tuple[int, int]) -> str | None:
-    """Returns why a GPU of this compute capability has no attention kernel, or None. Found by
-    compiling: triton 3.2, the last with tensor-core code for sm_70 and sm_75, aborts on the two
-        products in a row.
+    """Returns why a GPU of this compute capability has no attention kernel, or None.
+
+    Found by compiling: triton 3.2, the last with tensor-core code for sm_70 and sm_75, aborts on
+    the two products in a row.
 
     >>> too_old((7, 0))
     'triton compiles no attention for sm_70'
@@ -199,23 +193,25 @@ def too_old(capability: tuple[int, int]) -> str | None:
 
 
 def _strides(x: torch.Tensor) -> list[int]:
-    """Return the strides of batch, head and row. A dimension of size 1 gets head_dim, because
-    triton would compile an argument of 1 as a constant."""
-    head_dim = x.shape[-1]
-    return [
-        stride if size > 1 else head_dim
-        for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)
-    ]
+    """Returns the strides of batch, head and row. A dimension of size 1 gets head_dim, because
+    triton would compile an argument of 1 as a constant.
+    """
+    strides = list(x.stride()[:3])
+    for dimension in range(3):
+        if x.shape[dimension] == 1:
+            strides[dimension] = x.shape[-1]
+    return strides
 
 
 def _describable(x: torch.Tensor) -> bool:
-    steps = [stride * x.element_size() for stride in _strides(x)]
-    return x.data_ptr() % launching.TMA_ALIGN_BYTES == 0 and all(
-        step > 0 and step % launching.TMA_ALIGN_BYTES == 0 for step in steps
-    )
+    """Returns whether a TMA descriptor can address x."""
+    strides = _strides(x)
+    bytes_apart = [x.data_ptr(), *(stride * x.element_size() for stride in strides)]
+    return min(strides) > 0 and not any(n % launching.TMA_ALIGN_BYTES for n in bytes_apart)
 
 
 def _descriptor(x: torch.Tensor, rows: int, columns: int) -> Any:
+    """Returns the TMA descriptor of boxes of rows × columns of one head."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(x, list(x.shape), [*_strides(x), 1], [1, 1, rows, columns])

@@ -1,17 +1,13 @@
 """Loads and stores blocks of rows of q, k and v of any head_dim, for the attention kernels.
 
-Entry points: `load_rows`, `store_rows`, `multiply_transposed`, `drop`, `head_offset`. Used by
-`forward` and `backward`.
-
 Triton's tensors have power-of-two sizes, head_dim need not. A row is held in two parts, MAIN and
 TAIL columns, the first a power of two and the second a power of two or 0: 96 = 64 + 32, 72 = 64 + 8
 (held in 16, the least of a matrix instruction). Columns past head_dim are zeros that cost as much
 as the others: *tile quantization* in head_dim.
 
 Tensor descriptors (Hopper and newer) need rows that start at multiples of 16 bytes. Pointers take
-any strides; the widest load is the largest power of two that divides every stride and head_dim, and
-here is the cliff of misaligned
-head_dim: 108 and 100 load 8 bytes at a time, 150 loads 4.
+any strides; the widest load is the largest power of two that divides every stride and head_dim.
+This is the cliff of a misaligned head_dim: 108 and 100 load 8 bytes at a time, 150 loads 4.
 """
 
 # ruff: noqa: N803  (compile-time parameters are written in capitals, as in triton's own kernels)
@@ -57,14 +53,29 @@ def load_rows(
         if TAIL > 0:
             rest = tail.load([batch, head, row, MAIN]).reshape(ROWS, TAIL)
     else:
-        first = source + row * tl.full(
-            (), ROW_STRIDE, tl.int64
-        )  # 64 bits up to the block's first row, 32 within
-        main = _load_part(first, rows_end - row, ROW_STRIDE, 0, ROWS, MAIN, HEAD_DIM, BOUNDED)
+        # 64 bits up to the block's first row, 32 within the block.
+        first = source + row * tl.full((), ROW_STRIDE, tl.int64)
+        main = _load_part(
+            first,
+            rows_end - row,
+            ROW_STRIDE=ROW_STRIDE,
+            FIRST=0,
+            ROWS=ROWS,
+            WIDTH=MAIN,
+            HEAD_DIM=HEAD_DIM,
+            BOUNDED=BOUNDED,
+        )
         rest = main
         if TAIL > 0:
             rest = _load_part(
-                first, rows_end - row, ROW_STRIDE, MAIN, ROWS, TAIL, HEAD_DIM, BOUNDED
+                first,
+                rows_end - row,
+                ROW_STRIDE=ROW_STRIDE,
+                FIRST=MAIN,
+                ROWS=ROWS,
+                WIDTH=TAIL,
+                HEAD_DIM=HEAD_DIM,
+                BOUNDED=BOUNDED,
             )
     return main, rest
 
@@ -80,7 +91,9 @@ def _load_part(
     HEAD_DIM: tl.constexpr,
     BOUNDED: tl.constexpr,
 ):
-    rows, cols = tl.arange(0, ROWS), FIRST + tl.arange(0, WIDTH)
+    """Returns ROWS × WIDTH elements from column FIRST on, zeros past HEAD_DIM."""
+    rows = tl.arange(0, ROWS)
+    cols = FIRST + tl.arange(0, WIDTH)
     at = first + rows[:, None] * ROW_STRIDE + cols[None, :]
     if BOUNDED and FIRST + WIDTH > HEAD_DIM:
         part = tl.load(at, mask=(rows[:, None] < rows_left) & (cols[None, :] < HEAD_DIM), other=0.0)
@@ -101,18 +114,22 @@ def store_rows(
     row,
     rows_end,
     ROW_STRIDE: tl.constexpr,
-    ROWS: tl.constexpr,
-    MAIN: tl.constexpr,
-    TAIL: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
-    """Writes ROWS × (MAIN + TAIL) values to the rows from `row` on of one head, as far as they lie
-    inside.
+    """Writes main (rows × MAIN) and rest (rows × TAIL) to the rows of one head from `row` on, as
+    far as they lie inside.
     """
     first = target + row * tl.full((), ROW_STRIDE, tl.int64)
-    _store_part(first, main, rows_end - row, ROW_STRIDE, 0, ROWS, MAIN, HEAD_DIM)
-    if TAIL > 0:
-        _store_part(first, rest, rows_end - row, ROW_STRIDE, MAIN, ROWS, TAIL, HEAD_DIM)
+    _store_part(first, main, rows_end - row, ROW_STRIDE=ROW_STRIDE, FIRST=0, HEAD_DIM=HEAD_DIM)
+    if main.shape[1] < HEAD_DIM:
+        _store_part(
+            first,
+            rest,
+            rows_end - row,
+            ROW_STRIDE=ROW_STRIDE,
+            FIRST=main.shape[1],
+            HEAD_DIM=HEAD_DIM,
+        )
 
 
 @triton.jit
@@ -122,14 +139,14 @@ def _store_part(
     rows_left,
     ROW_STRIDE: tl.constexpr,
     FIRST: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
-    rows, cols = tl.arange(0, ROWS), FIRST + tl.arange(0, WIDTH)
+    """Writes values (rows × columns) to the columns from FIRST on."""
+    rows = tl.arange(0, values.shape[0])
+    cols = FIRST + tl.arange(0, values.shape[1])
     at = first + rows[:, None] * ROW_STRIDE + cols[None, :]
     inside = rows[:, None] < rows_left
-    if FIRST + WIDTH > HEAD_DIM:
+    if FIRST + values.shape[1] > HEAD_DIM:
         inside = inside & (cols[None, :] < HEAD_DIM)
     tl.store(at, values.to(first.dtype.element_ty), mask=inside)
 
@@ -148,11 +165,11 @@ def multiply_transposed(a, a_tail, b, b_tail, TAIL: tl.constexpr, PRECISION: tl.
 
 
 @triton.jit
-def drop(s, rows, n, seq_k, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr):
+def drop(s, rows, n, seq_k, CAUSAL: tl.constexpr):
     """Returns s with -inf for columns past the end of the keys, and past the row under a causal
     mask.
     """
-    cols = n + tl.arange(0, BLOCK_N)
+    cols = n + tl.arange(0, s.shape[1])
     counts = cols[None, :] < seq_k
     if CAUSAL:
         counts = counts & (cols[None, :] <= rows[:, None])

@@ -1,7 +1,4 @@
-"""Runs GEMMs in Triton with a chosen tile and schedule.
-
-Entry points: `matmul`, `plan`, `GemmPlan`. Used by `providers.triton_kernels`.
-"""
+"""Runs GEMMs in Triton with a chosen tile and schedule."""
 
 from quantbench.kernels.gemm.host import GemmPlan, matmul, plan
 

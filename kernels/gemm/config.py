@@ -1,17 +1,13 @@
 """Describes how GEMM operands are stored, and derives the configuration of the kernel from that.
 
-Entry points: `Operands`, each a `Matrix` from `matrix`; `configure`, which returns a `Config`;
-`constexprs`, `backend_options`, `box_shapes`, `streamed_tiles`, `padded`, `align_bytes`; `WHO`, the
-operation named in errors. Used by `host` and `grouped`.
-
-Needs neither a GPU nor tensors, so it is shared by launches (`host.py`) and by ahead-of-time
-compilation (in the tests). A matrix is stored row-major or transposed (column-major), with a
-leading dimension in elements, as in BLAS.
+It needs neither a GPU nor tensors, so kernels can be launched or compiled ahead of time with it. A
+matrix is stored row-major or transposed (column-major), with a leading dimension in elements, as in
+BLAS.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quantbench.kernels.gemm.menu import SCHEDULES, architecture, tiles
@@ -84,7 +80,7 @@ def padded(size: int) -> int:
     """Rounds up to a multiple of 16; a placeholder leading dimension for single-row or
     single-column operands.
     """
-    return -(-size // _MAX_ALIGN) * _MAX_ALIGN
+    return cdiv(size, _MAX_ALIGN) * _MAX_ALIGN
 
 
 def matrix(
@@ -147,23 +143,18 @@ def configure(
     _check_tile(tile, operands.gemm, schedule)
     load = _load_by_descriptors(operands, capability, path)
     longest = max(operands.a.leading, operands.b.leading)
-    if (
-        not load and longest > _LARGEST_LEADING
-    ):  # by pointers, offsets inside a tile are 32 bits wide
+    # By pointers, offsets inside a tile are 32 bits wide.
+    if not load and longest > _LARGEST_LEADING:
         raise InputError(
             WHO, f"a leading dimension of {longest} elements", f"at most {_LARGEST_LEADING}"
         )
-    in_parts = schedule == "split_k" and tile.split_k > 1  # the parts are fp32 and go by pointers
-    store = load and operands.c.descriptor and not in_parts
+    # The parts of split-k are fp32 and stored by pointers.
+    store = load and operands.c.descriptor and tile.split_k == 1
     large = tile.elements >= _SUBTILE_ELEMENTS
     narrow = operands.gemm.dtype != "tf32"  # tf32 needs the shared memory for transposed copies
-    specialize = (
-        schedule == "persistent"
-        and load
-        and capability[0] == 10
-        and (tile.num_warps or 0) >= 4
-        and narrow
-    )
+    warps = tile.num_warps or 0
+    persistent = schedule == "persistent" and load
+    specialize = persistent and capability[0] == 10 and warps >= 4 and narrow
     # If sums and fragments, or two partial tiles, are in registers, ptxas spills two registers to
     # keep another block per SM, unless it has an explicit limit. With fragments in shared memory no
     # limit is needed.
@@ -174,9 +165,9 @@ def configure(
         load_descriptors=load,
         store_descriptors=store,
         subtiles=2 if schedule == "stream_k" or (store and large) else 1,
-        flatten=schedule == "persistent" and load and (large or specialize),
+        flatten=persistent and (large or specialize),
         warp_specialize=specialize,
-        max_registers=MAX_REGISTERS if crowded and (tile.num_warps or 0) <= 8 else None,
+        max_registers=MAX_REGISTERS if crowded and warps <= 8 else None,
     )
 
 
@@ -185,21 +176,23 @@ def complete(
 ) -> Tile:
     """Fills in missing tile fields from the tile in `menu.tiles` of the same or the nearest output
     size.
+
+    aligned: alignment of the operands' rows, bytes.
     """
-    menu = tiles(architecture(capability), dtype, schedule, aligned)
-    sides = (tile.block_m, tile.block_n)
-    nearest = min(
-        menu, key=lambda t: (abs(t.elements - tile.elements), (t.block_m, t.block_n) != sides)
-    )
-    missing = {
-        f.name: getattr(nearest, f.name) for f in fields(tile) if getattr(tile, f.name) is None
-    }
-    return replace(tile, **missing)
+
+    def distance(other: Tile) -> tuple[int, bool]:
+        same_sides = (other.block_m, other.block_n) == (tile.block_m, tile.block_n)
+        return abs(other.elements - tile.elements), not same_sides
+
+    nearest = min(tiles(architecture(capability), dtype, schedule, aligned), key=distance)
+    missing = [name for name, value in vars(tile).items() if value is None]
+    return replace(tile, **{name: getattr(nearest, name) for name in missing})
 
 
 def constexprs(operands: Operands, config: Config) -> dict[str, Any]:
     """Returns the kernel's compile-time arguments."""
-    tile, gemm = config.tile, operands.gemm
+    tile = config.tile
+    gemm = operands.gemm
     values: dict[str, Any] = {
         "A_TRANSPOSED": operands.a.transposed,
         "B_TRANSPOSED": operands.b.transposed,
@@ -254,21 +247,24 @@ def streamed_tiles(tiles_in_all: int, programs: int) -> int:
     wave before it, so that each program gets one to two tiles of work; the other tiles form whole
     waves ("two-tile stream-k", Osama et al. 2023).
 
-    >>> streamed_tiles(300, programs=132), streamed_tiles(264, programs=132), streamed_tiles(100, programs=132)
-    (168, 0, 100)
+    >>> streamed_tiles(300, programs=132), streamed_tiles(264, programs=132)
+    (168, 0)
+    >>> streamed_tiles(100, programs=132)
+    100
     """
     rest = tiles_in_all % programs
-    if rest == 0:
-        return 0
-    return rest + (programs if tiles_in_all > programs else 0)
+    if rest == 0 or tiles_in_all < programs:
+        return rest
+    return rest + programs
 
 
 def _check_tile(tile: Tile, gemm: Gemm, schedule: str) -> None:
+    """Raises InputError for a tile that the kernel cannot run."""
     for name in ("block_m", "block_n", "block_k"):
         value = getattr(tile, name)
-        low = (
-            _FP8_SMALLEST_BLOCK_K if name == "block_k" and gemm.dtype == "fp8" else _SMALLEST_BLOCK
-        )
+        low = _SMALLEST_BLOCK
+        if name == "block_k" and gemm.dtype == "fp8":
+            low = _FP8_SMALLEST_BLOCK_K
         if value < low or value & (value - 1):
             raise InputError(
                 WHO, f"tile {tile} with {name} = {value}", f"a power of two of at least {low}"
@@ -290,6 +286,7 @@ def _check_tile(tile: Tile, gemm: Gemm, schedule: str) -> None:
 
 
 def _load_by_descriptors(operands: Operands, capability: tuple[int, int], path: str) -> bool:
+    """Returns whether TMA descriptors load the operands. Raises InputError if they cannot."""
     possible = HAS_TENSOR_DESCRIPTOR and operands.a.descriptor and operands.b.descriptor
     if path == "descriptors":
         if not possible:

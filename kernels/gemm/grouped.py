@@ -1,7 +1,5 @@
 """Multiplies the rows of each expert by its own weights, in one launch for all experts.
 
-Entry points: `grouped_matmul`; `plan`, which returns a `Plan`. Used by `providers.triton_kernels`.
-
 Rows are sorted by expert; tokens_per_expert says how many each has. a[rows, k] and b[experts, k, n]
 give c[rows, n], forward and for the gradient of the rows. a[k, rows] and b[rows, n] give c[experts,
 k, n], the gradient of the weights, whose reduction is the expert's rows. Tiles are those of
@@ -62,7 +60,6 @@ def _tile(
     c,
     ends,
     tile_rows,
-    experts,
     tiles_m,
     m,
     n,
@@ -103,113 +100,98 @@ def _tile(
         tile_m = tl.load(tile_rows + 2 * tile_row + 1)
     start = tl.load(ends + expert)
     rows = tl.load(ends + expert + 1) - start
+    # A product of `height` rows and a reduction of `depth`. Tensors of all experts' rows begin at
+    # this expert's, so they have no stride from expert to expert.
     if OF_WEIGHTS:
+        height = m
+        depth = rows
+        b_stride = 0
+        c_stride = batch_stride_c
         a += start.to(tl.int64) * known_multiple(lda, ALIGN_A)
         b += start.to(tl.int64) * known_multiple(ldb, ALIGN_B)
-        # At least one step, of zeros for an expert without rows: see `gemm_data_parallel`.
+    else:
+        height = rows
+        depth = k
+        b_stride = batch_stride_b
+        c_stride = 0
+    # At least one step, of zeros for an expert without rows: see `gemm_data_parallel`.
+    steps = tl.maximum(tl.cdiv(depth, BLOCK_K), 1)
+    if LOAD_DESCRIPTORS:
+        # The rows of a box after the expert's last one are another expert's; what they yield is
+        # never stored.
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        row = start + tile_m * BLOCK_M
+        col = tile_n * BLOCK_N
+        for step in range(steps):
+            at = step * BLOCK_K
+            a_block = load_box(
+                a,
+                0,
+                row,
+                at,
+                TRANSPOSED=A_TRANSPOSED,
+                BATCHED=False,
+                ROWS=BLOCK_M,
+                COLS=BLOCK_K,
+            )
+            b_block = load_box(
+                b,
+                expert,
+                at,
+                col,
+                TRANSPOSED=B_TRANSPOSED,
+                BATCHED=True,
+                ROWS=BLOCK_K,
+                COLS=BLOCK_N,
+            )
+            acc = tl.dot(a_block, b_block, acc, input_precision=PRECISION)
+    else:
+        if not OF_WEIGHTS:
+            a += start.to(tl.int64) * known_multiple(lda, ALIGN_A)
         acc = accumulate(
             a,
             b,
-            0 * expert,
-            tile_m,
-            tile_n,
-            0,
-            tl.maximum(tl.cdiv(rows, BLOCK_K), 1),
-            m,
-            n,
-            rows,
-            lda,
-            ldb,
-            0,
-            0,
-            A_TRANSPOSED,
-            B_TRANSPOSED,
-            ALIGN_A,
-            ALIGN_B,
-            False,
-            False,
-            False,
-            PRECISION,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-        )
-        store_tile(
-            c,
-            acc,
             expert,
             tile_m,
             tile_n,
-            m,
-            n,
-            ldc,
-            batch_stride_c,
-            ALIGN_C,
-            False,
-            True,
-            1,
-            BLOCK_M,
-            BLOCK_N,
-        )
-    else:
-        steps = tl.maximum(tl.cdiv(k, BLOCK_K), 1)
-        if LOAD_DESCRIPTORS:
-            # The rows of a box after the expert's last one are another expert's; what they yield is
-            # never stored.
-            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-            row, col = start + tile_m * BLOCK_M, tile_n * BLOCK_N
-            for step in range(steps):
-                at = step * BLOCK_K
-                a_block = load_box(a, 0, row, at, A_TRANSPOSED, False, BLOCK_M, BLOCK_K)
-                b_block = load_box(b, expert, at, col, B_TRANSPOSED, True, BLOCK_K, BLOCK_N)
-                acc = tl.dot(a_block, b_block, acc, input_precision=PRECISION)
-        else:
-            first = a + start.to(tl.int64) * known_multiple(lda, ALIGN_A)
-            acc = accumulate(
-                first,
-                b,
-                expert,
-                tile_m,
-                tile_n,
-                0,
-                steps,
-                rows,
-                n,
-                k,
-                lda,
-                ldb,
-                0,
-                batch_stride_b,
-                A_TRANSPOSED,
-                B_TRANSPOSED,
-                ALIGN_A,
-                ALIGN_B,
-                False,
-                False,
-                EVEN_K,
-                PRECISION,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK_K,
-            )
-        out = c + start.to(tl.int64) * known_multiple(ldc, ALIGN_C)
-        store_tile(
-            out,
-            acc,
-            0 * expert,
-            tile_m,
-            tile_n,
-            rows,
-            n,
-            ldc,
             0,
-            ALIGN_C,
-            False,
-            False,
-            1,
-            BLOCK_M,
-            BLOCK_N,
+            steps,
+            height,
+            n,
+            depth,
+            lda,
+            ldb,
+            0,
+            b_stride,
+            A_TRANSPOSED=A_TRANSPOSED,
+            B_TRANSPOSED=B_TRANSPOSED,
+            ALIGN_A=ALIGN_A,
+            ALIGN_B=ALIGN_B,
+            DESCRIPTORS=False,
+            BATCHED=False,
+            EVEN_K=EVEN_K and not OF_WEIGHTS,
+            PRECISION=PRECISION,
+            BLOCK_M=BLOCK_M,
+            BLOCK_N=BLOCK_N,
+            BLOCK_K=BLOCK_K,
         )
+    if not OF_WEIGHTS:
+        c += start.to(tl.int64) * known_multiple(ldc, ALIGN_C)
+    store_tile(
+        c,
+        acc,
+        expert,
+        tile_m,
+        tile_n,
+        height,
+        n,
+        ldc,
+        c_stride,
+        ALIGN_C=ALIGN_C,
+        DESCRIPTORS=False,
+        BATCHED=False,
+        SUBTILES=1,
+    )
 
 
 @triton.jit(do_not_specialize=["experts", "tiles_m"])
@@ -251,7 +233,6 @@ def grouped_data_parallel(
         c,
         ends,
         tile_rows,
-        experts,
         tiles_m,
         m,
         n,
@@ -261,19 +242,19 @@ def grouped_data_parallel(
         ldc,
         batch_stride_b,
         batch_stride_c,
-        A_TRANSPOSED,
-        B_TRANSPOSED,
-        ALIGN_A,
-        ALIGN_B,
-        ALIGN_C,
-        LOAD_DESCRIPTORS,
-        EVEN_K,
-        PRECISION,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-        GROUP_M,
-        OF_WEIGHTS,
+        A_TRANSPOSED=A_TRANSPOSED,
+        B_TRANSPOSED=B_TRANSPOSED,
+        ALIGN_A=ALIGN_A,
+        ALIGN_B=ALIGN_B,
+        ALIGN_C=ALIGN_C,
+        LOAD_DESCRIPTORS=LOAD_DESCRIPTORS,
+        EVEN_K=EVEN_K,
+        PRECISION=PRECISION,
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N,
+        BLOCK_K=BLOCK_K,
+        GROUP_M=GROUP_M,
+        OF_WEIGHTS=OF_WEIGHTS,
     )
 
 
@@ -322,7 +303,6 @@ def grouped_persistent(
             c,
             ends,
             tile_rows,
-            experts,
             tiles_m,
             m,
             n,
@@ -332,19 +312,19 @@ def grouped_persistent(
             ldc,
             batch_stride_b,
             batch_stride_c,
-            A_TRANSPOSED,
-            B_TRANSPOSED,
-            ALIGN_A,
-            ALIGN_B,
-            ALIGN_C,
-            LOAD_DESCRIPTORS,
-            EVEN_K,
-            PRECISION,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-            GROUP_M,
-            OF_WEIGHTS,
+            A_TRANSPOSED=A_TRANSPOSED,
+            B_TRANSPOSED=B_TRANSPOSED,
+            ALIGN_A=ALIGN_A,
+            ALIGN_B=ALIGN_B,
+            ALIGN_C=ALIGN_C,
+            LOAD_DESCRIPTORS=LOAD_DESCRIPTORS,
+            EVEN_K=EVEN_K,
+            PRECISION=PRECISION,
+            BLOCK_M=BLOCK_M,
+            BLOCK_N=BLOCK_N,
+            BLOCK_K=BLOCK_K,
+            GROUP_M=GROUP_M,
+            OF_WEIGHTS=OF_WEIGHTS,
         )
 
 
@@ -423,44 +403,37 @@ def kernel_arguments(
     tokens_per_expert: Sequence[int],
 ) -> tuple[dict[str, object], int]:
     """Returns all arguments of a kernel, and the number of tiles of all experts."""
-    gemm, tile = operands.gemm, config.tile
+    gemm = operands.gemm
+    tile = config.tile
     of_weights = b.dim() == 2
-    ends = (0, *running_sums(tokens_per_expert))
-    rows = [
-        (e, t)
-        for e, count in enumerate(tokens_per_expert)
-        for t in range(cdiv(count, tile.block_m))
-    ]
-    tiles_m = cdiv(gemm.m, tile.block_m) if of_weights else len(rows)
-    tensors: dict[str, object] = {
+    experts = len(tokens_per_expert)
+    tile_rows: list[tuple[int, int]] = []
+    for expert, count in enumerate(tokens_per_expert):
+        tile_rows += [(expert, index) for index in range(cdiv(count, tile.block_m))]
+    if of_weights:
+        tiles_m = cdiv(gemm.m, tile.block_m)
+        rows_of_tiles = tiles_m * experts
+    else:
+        tiles_m = rows_of_tiles = len(tile_rows)
+    given = {
         "a": a,
         "b": b,
         "c": c,
-        "ends": torch.tensor(ends, dtype=torch.int32, device=a.device),
-        "tile_rows": torch.tensor(rows, dtype=torch.int32, device=a.device),
+        "ends": torch.tensor(
+            (0, *running_sums(tokens_per_expert)), dtype=torch.int32, device=a.device
+        ),
+        "tile_rows": torch.tensor(tile_rows, dtype=torch.int32, device=a.device),
+        "experts": experts,
+        "tiles_m": tiles_m,
+        "OF_WEIGHTS": of_weights,
     }
     if config.load_descriptors:
         boxes = box_shapes(replace(operands, gemm=replace(gemm, batch=1)), config)
-        tensors["a"] = host.descriptor(a, operands.a, boxes["a"])
-        tensors["b"] = host.descriptor(b, operands.b, [1, *boxes["b"]])
-    sizes = {
-        "experts": len(tokens_per_expert),
-        "tiles_m": tiles_m,
-        "m": gemm.m,
-        "n": gemm.n,
-        "k": gemm.k,
-        "lda": operands.a.leading,
-        "ldb": operands.b.leading,
-        "ldc": operands.c.leading,
-        "batch_stride_b": operands.b.batch_stride,
-        "batch_stride_c": operands.c.batch_stride,
-    }
-    kernel = KERNELS[config.schedule]
-    constants = {
-        name: v for name, v in constexprs(operands, config).items() if name in kernel.arg_names
-    }
-    tiles = tiles_m * cdiv(gemm.n, tile.block_n) * (len(tokens_per_expert) if of_weights else 1)
-    return tensors | sizes | constants | {"OF_WEIGHTS": of_weights} | backend_options(config), tiles
+        given["a"] = host.descriptor(a, operands.a, boxes["a"])
+        given["b"] = host.descriptor(b, operands.b, [1, *boxes["b"]])
+    shared = host.sizes(operands) | constexprs(operands, config)
+    given |= host.accepted(KERNELS[config.schedule], shared) | backend_options(config)
+    return given, rows_of_tiles * cdiv(gemm.n, tile.block_n)
 
 
 def _checked(
@@ -472,7 +445,8 @@ def _checked(
     if a.dim() != 2 or b.dim() not in (2, 3):
         shapes = f"a of shape {tuple(a.shape)} and b of shape {tuple(b.shape)}"
         raise InputError(WHO, shapes, "[rows, k] and [experts, k, n], or [k, rows] and [rows, n]")
-    of_weights, experts = b.dim() == 2, len(tokens_per_expert)
+    of_weights = b.dim() == 2
+    experts = len(tokens_per_expert)
     rows = a.shape[1 if of_weights else 0]
     if min(tokens_per_expert, default=-1) < 0 or sum(tokens_per_expert) != rows:
         value = f"tokens_per_expert of {experts} experts, {sum(tokens_per_expert)} in all"

@@ -1,14 +1,10 @@
 """Runs GEMMs with a user-defined tile and schedule and reports the exact launch.
 
-Entry points: `matmul`; `plan`, which returns a `GemmPlan`; `check`, `stored`, `stored_in_rows`,
-`descriptor` and `INTERPRETED`. Used by `providers.triton_kernels` and `grouped`.
-
     c = matmul(a, b, tile=Tile(128, 256), schedule="stream_k")
 
     work = plan(a, b, schedule="persistent")   # checked, compiled, allocated
-    work.launch                                # Launch: tile, grid, block, registers, shared
-    memory, blocks per SM work.run()                                 # the launch alone; may be
-    captured into a CUDA graph
+    work.launch                                # tile, grid, registers, blocks per SM, …
+    work.run()                                 # the launch alone; may be captured into a CUDA graph
 
 Operands are stored by rows or by columns, with any leading dimension. Other storage (an inner
 stride of 2, overlapping rows) is refused: it would need a copy, which would be timed.
@@ -126,15 +122,15 @@ def plan(
     if programs is not None:
         require_int(WHO, "programs", programs)
     gpu = launching.gpu_of(a, INTERPRETED)
-    capability, sm_count = gpu.capability, gpu.sm_count
+    capability = gpu.capability
 
     def build(tile: Tile) -> GemmPlan:
         config = configure(checked, schedule, tile, capability, path=operands)
-        return _build(a, b, out, checked, config, sm_count, programs)
+        return _build(a, b, out, checked, config, gpu.sm_count, programs)
 
     if tile is not None:
         return build(tile)
-    picked = pick(checked.gemm, schedule, capability, sm_count, align_bytes(checked))
+    picked = pick(checked.gemm, schedule, capability, gpu.sm_count, align_bytes(checked))
     if not autotune:
         return build(picked)
     menu = tiles(architecture(capability), checked.gemm.dtype, schedule, align_bytes(checked))
@@ -154,9 +150,12 @@ def _build(
     sm_count: int,
     programs: int | None,
 ) -> GemmPlan:
-    gemm, tile = operands.gemm, config.tile
-    split = config.schedule == "split_k" and tile.split_k > 1
-    c, written = out, operands
+    """Compiles the kernel of `config` and allocates what it needs beside a, b and out."""
+    gemm = operands.gemm
+    tile = config.tile
+    split = tile.split_k > 1
+    c = out
+    written = operands
     if split:  # contiguous fp32 parts, one after the other
         c = out.new_empty((tile.split_k * gemm.batch, gemm.m, gemm.n), dtype=torch.float32)
         written = replace(
@@ -194,25 +193,22 @@ def kernel_arguments(
 
     a, b and c are passed as tensors (pointers) or as descriptors, created here once.
     """
-    tensors: dict[str, Any] = {"a": a, "b": b, "c": c}
+    given: dict[str, Any] = {"a": a, "b": b, "c": c}
     boxes = box_shapes(operands, config)
-    for name in "abc":
-        if config.store_descriptors if name == "c" else config.load_descriptors:
-            tensors[name] = descriptor(tensors[name], getattr(operands, name), boxes[name])
-    streamed = _stream_k_arguments(c, config.tile, 0, 0) if config.schedule == "stream_k" else {}
-    return (
-        tensors
-        | streamed
-        | _sizes(operands)
-        | constexprs(operands, config)
-        | backend_options(config)
-    )
+    if config.load_descriptors:
+        given["a"] = descriptor(a, operands.a, boxes["a"])
+        given["b"] = descriptor(b, operands.b, boxes["b"])
+    if config.store_descriptors:
+        given["c"] = descriptor(c, operands.c, boxes["c"])
+    if config.schedule == "stream_k":
+        given |= _stream_k_arguments(c, config.tile, 0, 0)
+    return given | sizes(operands) | constexprs(operands, config) | backend_options(config)
 
 
 def _stream_k_arguments(
     out: torch.Tensor, tile: Tile, programs: int, streamed: int
 ) -> dict[str, Any]:
-    """Allocate a partial tile and a flag for each program. Flags are 0, and every run resets them
+    """Allocates a partial tile and a flag for each program. Flags are 0, and every run resets them
     to 0.
     """
     return {
@@ -222,7 +218,8 @@ def _stream_k_arguments(
     }
 
 
-def _sizes(operands: Operands) -> dict[str, int]:
+def sizes(operands: Operands) -> dict[str, int]:
+    """Returns the run-time sizes and strides of a kernel, elements."""
     gemm = operands.gemm
     return {
         "batches": gemm.batch,
@@ -239,27 +236,23 @@ def _sizes(operands: Operands) -> dict[str, int]:
 
 
 def descriptor(x: torch.Tensor, matrix: Matrix, box: list[int]) -> Any:
+    """Returns the TMA descriptor of a matrix, or of a batch of them for a box with 3 dimensions."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    rows, cols = x.shape[-2:]
-    shape, strides = [cols, rows] if matrix.transposed else [rows, cols], [matrix.leading, 1]
-    if len(box) == 3:
-        shape, strides = [x.shape[0], *shape], [matrix.batch_stride, *strides]
-    return TensorDescriptor(x, shape, strides, box)
+    stored = x.mT if matrix.transposed else x
+    strides = [matrix.batch_stride, matrix.leading, 1]
+    return TensorDescriptor(x, list(stored.shape[-len(box) :]), strides[-len(box) :], box)
 
 
 def _add_parts(
     parts: torch.Tensor, out: torch.Tensor, operands: Operands, split_k: int
 ) -> launching.Step:
-    gemm, (rows, cols) = operands.gemm, _ADD_BLOCK
-    arguments = {
+    """Prepares the kernel that adds up the parts of split-k."""
+    gemm = operands.gemm
+    rows, cols = _ADD_BLOCK
+    arguments = accepted(gemm_kernels.gemm_add_parts, sizes(operands)) | {
         "parts": parts,
         "c": out,
-        "batches": gemm.batch,
-        "m": gemm.m,
-        "n": gemm.n,
-        "ldc": operands.c.leading,
-        "batch_stride_c": operands.c.batch_stride,
         "ALIGN_C": operands.c.align,
         "SPLIT_K": split_k,
         "BLOCK_M": rows,
@@ -270,20 +263,26 @@ def _add_parts(
     return launching.step(WHO, gemm_kernels.gemm_add_parts, blocks, arguments, out.device)
 
 
+def accepted(kernel: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Returns those of the values that are parameters of the kernel."""
+    return {name: value for name, value in values.items() if name in kernel.arg_names}
+
+
 def check(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool
 ) -> tuple[Operands, torch.Tensor]:
     """Validates a·b; returns its operands and the result tensor (`out`, or a new one).
 
-    a: [m, k] or [batch, m, k], b: [k, n] or [batch, k, n], same dtype and device. Raises InputError
-        for incompatible
-    tensors or dtypes, UnsupportedError for a device, or a dtype that it lacks. Sibling:
-    `attention.operands.check`.
+    a: [m, k] or [batch, m, k], b: [k, n] or [batch, k, n], same dtype and device.
+
+    Raises InputError for incompatible tensors or dtypes, UnsupportedError for a device, or a dtype
+    that it lacks.
     """
     gemm = _gemm(a, b, tf32)
     launching.require_like(WHO, "b", b, b.shape, a.dtype, a.device)
-    stored_a, stored_b = stored("a", a), stored("b", b)
-    layout = "".join("t" if x.transposed else "n" for x in (stored_a, stored_b))
+    stored_a = stored("a", a)
+    stored_b = stored("b", b)
+    layout = "nt"[stored_a.transposed] + "nt"[stored_b.transposed]
     if layout != "tt":  # `Gemm` has no such layout; the kernels take it
         gemm = replace(gemm, layout=layout)
     shape = (*a.shape[:-1], gemm.n)
@@ -300,6 +299,7 @@ def check(
 
 
 def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
+    """Returns the size and dtype of a·b. Raises InputError for incompatible tensors."""
     shapes = f"a of shape {tuple(a.shape)} and b of shape {tuple(b.shape)}"
     if a.dim() != b.dim() or a.dim() not in (2, 3):
         raise InputError(WHO, shapes, "[m, k] and [k, n], or [batch, m, k] and [batch, k, n]")
@@ -324,6 +324,9 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
 
 
 def stored(name: str, x: torch.Tensor) -> Matrix:
+    """Returns the storage of an operand. Raises InputError if neither rows nor columns are
+    contiguous.
+    """
     rows, cols = x.shape[-2:]
     row_stride, col_stride = x.stride()[-2:]
     # The stride of a dimension of size 1 is arbitrary. A leading dimension of 1 is avoided, because
@@ -342,10 +345,17 @@ def stored(name: str, x: torch.Tensor) -> Matrix:
 
 
 def stored_in_rows(x: torch.Tensor) -> Matrix:
+    """Returns the storage of a result. Raises InputError unless it is row-major without
+    overlaps.
+    """
     rows, cols = x.shape[-2:]
     row_stride, col_stride = x.stride()[-2:]
     in_rows = (cols == 1 or col_stride == 1) and (rows == 1 or row_stride >= cols)
-    batches, batch_stride = (x.shape[0], x.stride(0)) if x.dim() == 3 else (1, 0)
+    batches = 1
+    batch_stride = 0
+    if x.dim() == 3:
+        batches = x.shape[0]
+        batch_stride = x.stride(0)
     one_after_another = batch_stride >= (rows - 1) * row_stride + cols
     interleaved = batch_stride >= cols and row_stride >= (batches - 1) * batch_stride + cols
     if not in_rows or not (batches == 1 or one_after_another or interleaved):
@@ -356,11 +366,11 @@ def stored_in_rows(x: torch.Tensor) -> Matrix:
 
 
 def _matrix(x: torch.Tensor, transposed: bool, length: int, leading: int) -> Matrix:
+    """Builds the `Matrix` of a tensor. length: elements per stored row."""
     batched = x.dim() == 3 and x.shape[0] > 1
     batch_stride = x.stride(0) if batched else 0
-    addressable = x.data_ptr() % launching.TMA_ALIGN_BYTES == 0 and (
-        batch_stride > 0 or not batched
-    )
+    aligned = x.data_ptr() % launching.TMA_ALIGN_BYTES == 0
+    addressable = aligned and (batch_stride > 0 or not batched)
     return matrix(
         transposed, length, leading, batch_stride, x.element_size(), addressable=addressable
     )

@@ -1,9 +1,5 @@
 """Defines the GEMM kernels: one way to compute a tile, three ways to assign tiles to SMs.
 
-Entry points: the kernels `gemm_data_parallel`, `gemm_add_parts`, `gemm_persistent`,
-`gemm_stream_k`; the functions of one tile `tile_position`, `known_multiple`, `accumulate`,
-`load_box`, `store_tile`. Used by `host` and `grouped`.
-
 c[m, n] = sum over k of a[m, k] · b[k, n], for `batch` independent products, summed in fp32. c is
 cut into tiles of BLOCK_M × BLOCK_N; a *program* (one thread block) computes a tile in steps of
 BLOCK_K along the reduction. A tile that hangs over m or n takes as long as a full one: *tile
@@ -27,8 +23,7 @@ or by tensor descriptors on Hopper and newer, where the TMA unit copies whole bo
 memory in the layout that wgmma reads.
 """
 
-# ruff: noqa: N803, N806  (compile-time parameters are written in capitals, as in triton's own
-# kernels)
+# ruff: noqa: N803, N806  (compile-time values are written in capitals, as in triton's own kernels)
 
 import triton
 import triton.language as tl
@@ -94,19 +89,42 @@ def accumulate(
     if DESCRIPTORS:
         # The TMA unit fills what lies outside the matrix with zeros: no masks and no address
         # arithmetic here.
-        row, col = tile_m * BLOCK_M, tile_n * BLOCK_N
+        row = tile_m * BLOCK_M
+        col = tile_n * BLOCK_N
         for step in range(first_step, last_step):
             at = step * BLOCK_K
-            a_block = load_box(a, batch, row, at, A_TRANSPOSED, BATCHED, BLOCK_M, BLOCK_K)
-            b_block = load_box(b, batch, at, col, B_TRANSPOSED, BATCHED, BLOCK_K, BLOCK_N)
+            a_block = load_box(
+                a,
+                batch,
+                row,
+                at,
+                TRANSPOSED=A_TRANSPOSED,
+                BATCHED=BATCHED,
+                ROWS=BLOCK_M,
+                COLS=BLOCK_K,
+            )
+            b_block = load_box(
+                b,
+                batch,
+                at,
+                col,
+                TRANSPOSED=B_TRANSPOSED,
+                BATCHED=BATCHED,
+                ROWS=BLOCK_K,
+                COLS=BLOCK_N,
+            )
             acc = tl.dot(a_block, b_block, acc, input_precision=PRECISION)
     else:
         # A scalar pointer walks along the reduction; what a thread adds to it stays the same and
         # fits 32 bits.
-        lda, ldb = known_multiple(lda, ALIGN_A), known_multiple(ldb, ALIGN_B)
-        row, col, first = tile_m * BLOCK_M, tile_n * BLOCK_N, first_step * BLOCK_K
+        lda = known_multiple(lda, ALIGN_A)
+        ldb = known_multiple(ldb, ALIGN_B)
+        row = tile_m * BLOCK_M
+        col = tile_n * BLOCK_N
+        first = first_step * BLOCK_K
         ks = tl.arange(0, BLOCK_K)
-        k_a, k_b = k, k
+        k_a = k
+        k_b = k
         a += batch.to(tl.int64) * batch_stride_a
         b += batch.to(tl.int64) * batch_stride_b
         # Rows of a and columns of b past the edge are replaced by others of the same matrix; what
@@ -161,19 +179,14 @@ def load_box(
     """Returns ROWS × COLS elements of a matrix from (row, col) on, which may be stored
     transposed.
     """
-    if TRANSPOSED:
-        box = (
-            descriptor.load([batch, col, row]).reshape(COLS, ROWS)
-            if BATCHED
-            else descriptor.load([col, row])
-        )
-        box = box.T
+    if TRANSPOSED and BATCHED:
+        box = descriptor.load([batch, col, row]).reshape(COLS, ROWS).T
+    elif TRANSPOSED:
+        box = descriptor.load([col, row]).T
+    elif BATCHED:
+        box = descriptor.load([batch, row, col]).reshape(ROWS, COLS)
     else:
-        box = (
-            descriptor.load([batch, row, col]).reshape(ROWS, COLS)
-            if BATCHED
-            else descriptor.load([row, col])
-        )
+        box = descriptor.load([row, col])
     return box
 
 
@@ -192,65 +205,56 @@ def store_tile(
     DESCRIPTORS: tl.constexpr,
     BATCHED: tl.constexpr,
     SUBTILES: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
 ):
-    """Writes one tile of c.
+    """Writes one tile of c: acc, BLOCK_M × BLOCK_N.
 
     SUBTILES = 2 writes it in two halves of BLOCK_N / 2 columns, through half the shared memory; the
     rest holds another stage of the main loop.
     """
     if SUBTILES == 2:
-        left, right = halves(acc, BLOCK_M, BLOCK_N)
-        HALF: tl.constexpr = BLOCK_N // 2
+        left, right = halves(acc)
         store_block(
             c,
             left,
             batch,
-            tile_m * BLOCK_M,
-            tile_n * BLOCK_N,
+            tile_m * acc.shape[0],
+            tile_n * acc.shape[1],
             m,
             n,
             ldc,
             batch_stride_c,
-            ALIGN_C,
-            DESCRIPTORS,
-            BATCHED,
-            BLOCK_M,
-            HALF,
+            ALIGN_C=ALIGN_C,
+            DESCRIPTORS=DESCRIPTORS,
+            BATCHED=BATCHED,
         )
         store_block(
             c,
             right,
             batch,
-            tile_m * BLOCK_M,
-            tile_n * BLOCK_N + HALF,
+            tile_m * acc.shape[0],
+            tile_n * acc.shape[1] + acc.shape[1] // 2,
             m,
             n,
             ldc,
             batch_stride_c,
-            ALIGN_C,
-            DESCRIPTORS,
-            BATCHED,
-            BLOCK_M,
-            HALF,
+            ALIGN_C=ALIGN_C,
+            DESCRIPTORS=DESCRIPTORS,
+            BATCHED=BATCHED,
         )
     else:
         store_block(
             c,
             acc,
             batch,
-            tile_m * BLOCK_M,
-            tile_n * BLOCK_N,
+            tile_m * acc.shape[0],
+            tile_n * acc.shape[1],
             m,
             n,
             ldc,
             batch_stride_c,
-            ALIGN_C,
-            DESCRIPTORS,
-            BATCHED,
-            BLOCK_M,
-            BLOCK_N,
+            ALIGN_C=ALIGN_C,
+            DESCRIPTORS=DESCRIPTORS,
+            BATCHED=BATCHED,
         )
 
 
@@ -268,33 +272,28 @@ def store_block(
     ALIGN_C: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
     BATCHED: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
 ):
-    """Writes ROWS × COLS values from (row, col) on, as far as they lie inside m × n."""
+    """Writes a block of values from (row, col) on, as far as they lie inside m × n."""
     if DESCRIPTORS:
+        values = values.to(c.dtype)
         if BATCHED:
-            c.store([batch, row, col], values.to(c.dtype).reshape(1, ROWS, COLS))
+            c.store([batch, row, col], values.reshape(1, values.shape[0], values.shape[1]))
         else:
-            c.store([row, col], values.to(c.dtype))
+            c.store([row, col], values)
     else:
-        n, ldc = known_multiple(n, ALIGN_C), known_multiple(ldc, ALIGN_C)
-        rows, cols = row + tl.arange(0, ROWS), col + tl.arange(0, COLS)
-        at = (
-            c
-            + batch.to(tl.int64) * batch_stride_c
-            + rows[:, None].to(tl.int64) * ldc
-            + cols[None, :]
-        )
+        n = known_multiple(n, ALIGN_C)
+        ldc = known_multiple(ldc, ALIGN_C)
+        rows = row + tl.arange(0, values.shape[0])
+        cols = col + tl.arange(0, values.shape[1])
+        start = c + batch.to(tl.int64) * batch_stride_c
+        at = start + rows[:, None].to(tl.int64) * ldc + cols[None, :]
         tl.store(at, values.to(c.dtype.element_ty), mask=(rows[:, None] < m) & (cols[None, :] < n))
 
 
 @triton.jit
-def halves(x, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Returns the left and the right half of the columns of a ROWS × COLS block; no data move
-    between threads.
-    """
-    return tl.split(tl.permute(tl.reshape(x, (ROWS, 2, COLS // 2)), (0, 2, 1)))
+def halves(x):
+    """Returns the left and the right half of the columns of x; no data move between threads."""
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
 
 
 @triton.jit
@@ -335,7 +334,8 @@ def gemm_data_parallel(
     With SPLIT_K > 1, c is fp32 of SPLIT_K · batches × m × n, the parts one after the other;
     `gemm_add_parts` adds them.
     """
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles_m = tl.cdiv(m, BLOCK_M)
+    tiles_n = tl.cdiv(n, BLOCK_N)
     tiles = tiles_m * tiles_n
     batch = tl.program_id(0) // tiles
     tile_m, tile_n = tile_position(tl.program_id(0) % tiles, tiles_m, tiles_n, GROUP_M)
@@ -343,7 +343,9 @@ def gemm_data_parallel(
     # instructions (C7515).
     steps = tl.maximum(tl.cdiv(k, BLOCK_K), 1)
     if SPLIT_K == 1:
-        first_step, last_step, out = 0, steps, batch
+        first_step = 0
+        last_step = steps
+        out = batch
     else:
         part = tl.program_id(1)
         first_step = part * steps // SPLIT_K
@@ -364,17 +366,17 @@ def gemm_data_parallel(
         ldb,
         batch_stride_a,
         batch_stride_b,
-        A_TRANSPOSED,
-        B_TRANSPOSED,
-        ALIGN_A,
-        ALIGN_B,
-        LOAD_DESCRIPTORS,
-        BATCHED,
-        EVEN_K,
-        PRECISION,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
+        A_TRANSPOSED=A_TRANSPOSED,
+        B_TRANSPOSED=B_TRANSPOSED,
+        ALIGN_A=ALIGN_A,
+        ALIGN_B=ALIGN_B,
+        DESCRIPTORS=LOAD_DESCRIPTORS,
+        BATCHED=BATCHED,
+        EVEN_K=EVEN_K,
+        PRECISION=PRECISION,
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N,
+        BLOCK_K=BLOCK_K,
     )
     store_tile(
         c,
@@ -386,12 +388,10 @@ def gemm_data_parallel(
         n,
         ldc,
         batch_stride_c,
-        ALIGN_C,
-        STORE_DESCRIPTORS,
-        BATCHED,
-        SUBTILES,
-        BLOCK_M,
-        BLOCK_N,
+        ALIGN_C=ALIGN_C,
+        DESCRIPTORS=STORE_DESCRIPTORS,
+        BATCHED=BATCHED,
+        SUBTILES=SUBTILES,
     )
 
 
@@ -420,7 +420,8 @@ def gemm_add_parts(
     within = tl.program_id(0) % blocks
     rows = within // blocks_n * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = within % blocks_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    ldc, row_length = known_multiple(ldc, ALIGN_C), known_multiple(n, ALIGN_C)
+    ldc = known_multiple(ldc, ALIGN_C)
+    row_length = known_multiple(n, ALIGN_C)
     inside = (rows[:, None] < m) & (cols[None, :] < row_length)
     at = rows[:, None].to(tl.int64) * row_length + cols[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -472,7 +473,8 @@ def gemm_persistent(
     before is still being written. WARP_SPECIALIZE (Blackwell) gives loading, multiplying and
     writing to warps of their own.
     """
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles_m = tl.cdiv(m, BLOCK_M)
+    tiles_n = tl.cdiv(n, BLOCK_N)
     tiles = tiles_m * tiles_n
     steps = tl.cdiv(k, BLOCK_K)
     programs = tl.num_programs(0)
@@ -503,17 +505,17 @@ def gemm_persistent(
                 ldb,
                 batch_stride_a,
                 batch_stride_b,
-                A_TRANSPOSED,
-                B_TRANSPOSED,
-                ALIGN_A,
-                ALIGN_B,
-                LOAD_DESCRIPTORS,
-                BATCHED,
-                EVEN_K,
-                PRECISION,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK_K,
+                A_TRANSPOSED=A_TRANSPOSED,
+                B_TRANSPOSED=B_TRANSPOSED,
+                ALIGN_A=ALIGN_A,
+                ALIGN_B=ALIGN_B,
+                DESCRIPTORS=LOAD_DESCRIPTORS,
+                BATCHED=BATCHED,
+                EVEN_K=EVEN_K,
+                PRECISION=PRECISION,
+                BLOCK_M=BLOCK_M,
+                BLOCK_N=BLOCK_N,
+                BLOCK_K=BLOCK_K,
             )
             written += programs
             out_m, out_n = tile_position(written % tiles, tiles_m, tiles_n, GROUP_M)
@@ -527,12 +529,10 @@ def gemm_persistent(
                 n,
                 ldc,
                 batch_stride_c,
-                ALIGN_C,
-                STORE_DESCRIPTORS,
-                BATCHED,
-                SUBTILES,
-                BLOCK_M,
-                BLOCK_N,
+                ALIGN_C=ALIGN_C,
+                DESCRIPTORS=STORE_DESCRIPTORS,
+                BATCHED=BATCHED,
+                SUBTILES=SUBTILES,
             )
     else:
         for index in range(tl.program_id(0), tiles * batches, programs):
@@ -552,17 +552,17 @@ def gemm_persistent(
                 ldb,
                 batch_stride_a,
                 batch_stride_b,
-                A_TRANSPOSED,
-                B_TRANSPOSED,
-                ALIGN_A,
-                ALIGN_B,
-                LOAD_DESCRIPTORS,
-                BATCHED,
-                EVEN_K,
-                PRECISION,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK_K,
+                A_TRANSPOSED=A_TRANSPOSED,
+                B_TRANSPOSED=B_TRANSPOSED,
+                ALIGN_A=ALIGN_A,
+                ALIGN_B=ALIGN_B,
+                DESCRIPTORS=LOAD_DESCRIPTORS,
+                BATCHED=BATCHED,
+                EVEN_K=EVEN_K,
+                PRECISION=PRECISION,
+                BLOCK_M=BLOCK_M,
+                BLOCK_N=BLOCK_N,
+                BLOCK_K=BLOCK_K,
             )
             store_tile(
                 c,
@@ -574,12 +574,10 @@ def gemm_persistent(
                 n,
                 ldc,
                 batch_stride_c,
-                ALIGN_C,
-                STORE_DESCRIPTORS,
-                BATCHED,
-                SUBTILES,
-                BLOCK_M,
-                BLOCK_N,
+                ALIGN_C=ALIGN_C,
+                DESCRIPTORS=STORE_DESCRIPTORS,
+                BATCHED=BATCHED,
+                SUBTILES=SUBTILES,
             )
 
 
@@ -634,7 +632,8 @@ def gemm_stream_k(
     sees to it), and an owner waits only for programs that were started before it: p counts down
     from the end of the grid.
     """
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles_m = tl.cdiv(m, BLOCK_M)
+    tiles_n = tl.cdiv(n, BLOCK_N)
     tiles = tiles_m * tiles_n
     steps = tl.cdiv(k, BLOCK_K)
     programs = tl.num_programs(0)
@@ -664,24 +663,25 @@ def gemm_stream_k(
             ldb,
             batch_stride_a,
             batch_stride_b,
-            A_TRANSPOSED,
-            B_TRANSPOSED,
-            ALIGN_A,
-            ALIGN_B,
-            LOAD_DESCRIPTORS,
-            BATCHED,
-            EVEN_K,
-            PRECISION,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
+            A_TRANSPOSED=A_TRANSPOSED,
+            B_TRANSPOSED=B_TRANSPOSED,
+            ALIGN_A=ALIGN_A,
+            ALIGN_B=ALIGN_B,
+            DESCRIPTORS=LOAD_DESCRIPTORS,
+            BATCHED=BATCHED,
+            EVEN_K=EVEN_K,
+            PRECISION=PRECISION,
+            BLOCK_M=BLOCK_M,
+            BLOCK_N=BLOCK_N,
+            BLOCK_K=BLOCK_K,
         )
         if first_step > 0:
-            _store_partial(partials, p, acc, BLOCK_M, BLOCK_N)
-            tl.debug_barrier()  # every thread's part of the slot is written before one thread says so
+            _store_partial(partials, p, acc)
+            tl.debug_barrier()  # the whole slot is written before one thread sets the flag
             tl.atomic_xchg(ready + p, 1, sem="release")
         else:
-            last, covered = p, last_step
+            last = p
+            covered = last_step
             while covered < steps:
                 last += 1
                 while tl.atomic_cas(ready + last, 1, 0, sem="acquire") == 0:
@@ -689,8 +689,7 @@ def gemm_stream_k(
                 covered = _share_begin(last + 1, streamed_steps, programs) - index * steps
             tl.debug_barrier()  # no thread reads a slot before the one that saw its flag
             # Half a tile at a time, straight into c: two whole tiles do not fit into registers.
-            left, right = halves(acc, BLOCK_M, BLOCK_N)
-            HALF: tl.constexpr = BLOCK_N // 2
+            left, right = halves(acc)
             for other in range(p + 1, last + 1):
                 left += tl.load(_slot(partials, other, 0, BLOCK_M, BLOCK_N), cache_modifier=".cg")
             store_block(
@@ -703,11 +702,9 @@ def gemm_stream_k(
                 n,
                 ldc,
                 batch_stride_c,
-                ALIGN_C,
-                STORE_DESCRIPTORS,
-                BATCHED,
-                BLOCK_M,
-                HALF,
+                ALIGN_C=ALIGN_C,
+                DESCRIPTORS=STORE_DESCRIPTORS,
+                BATCHED=BATCHED,
             )
             for other in range(p + 1, last + 1):
                 right += tl.load(_slot(partials, other, 1, BLOCK_M, BLOCK_N), cache_modifier=".cg")
@@ -716,16 +713,14 @@ def gemm_stream_k(
                 right,
                 batch,
                 tile_m * BLOCK_M,
-                tile_n * BLOCK_N + HALF,
+                tile_n * BLOCK_N + BLOCK_N // 2,
                 m,
                 n,
                 ldc,
                 batch_stride_c,
-                ALIGN_C,
-                STORE_DESCRIPTORS,
-                BATCHED,
-                BLOCK_M,
-                HALF,
+                ALIGN_C=ALIGN_C,
+                DESCRIPTORS=STORE_DESCRIPTORS,
+                BATCHED=BATCHED,
             )
         begin = index * steps + last_step
 
@@ -747,17 +742,17 @@ def gemm_stream_k(
             ldb,
             batch_stride_a,
             batch_stride_b,
-            A_TRANSPOSED,
-            B_TRANSPOSED,
-            ALIGN_A,
-            ALIGN_B,
-            LOAD_DESCRIPTORS,
-            BATCHED,
-            EVEN_K,
-            PRECISION,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
+            A_TRANSPOSED=A_TRANSPOSED,
+            B_TRANSPOSED=B_TRANSPOSED,
+            ALIGN_A=ALIGN_A,
+            ALIGN_B=ALIGN_B,
+            DESCRIPTORS=LOAD_DESCRIPTORS,
+            BATCHED=BATCHED,
+            EVEN_K=EVEN_K,
+            PRECISION=PRECISION,
+            BLOCK_M=BLOCK_M,
+            BLOCK_N=BLOCK_N,
+            BLOCK_K=BLOCK_K,
         )
         store_tile(
             c,
@@ -769,12 +764,10 @@ def gemm_stream_k(
             n,
             ldc,
             batch_stride_c,
-            ALIGN_C,
-            STORE_DESCRIPTORS,
-            BATCHED,
-            SUBTILES,
-            BLOCK_M,
-            BLOCK_N,
+            ALIGN_C=ALIGN_C,
+            DESCRIPTORS=STORE_DESCRIPTORS,
+            BATCHED=BATCHED,
+            SUBTILES=SUBTILES,
         )
 
 
@@ -788,17 +781,18 @@ def _share_begin(p, steps, programs):
 
 @triton.jit
 def _slot(partials, p, half, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Pointers to one half of program p's partial tile: BLOCK_M × BLOCK_N / 2."""
+    """Returns pointers to one half of program p's partial tile, BLOCK_M × BLOCK_N / 2."""
     WIDTH: tl.constexpr = BLOCK_N // 2
-    rows, cols = tl.arange(0, BLOCK_M), tl.arange(0, WIDTH)
+    rows = tl.arange(0, BLOCK_M)
+    cols = tl.arange(0, WIDTH)
     return partials + (2 * p + half) * (BLOCK_M * WIDTH) + rows[:, None] * WIDTH + cols[None, :]
 
 
 @triton.jit
-def _store_partial(partials, p, acc, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Leave a partial tile in program p's slot, past the L1 cache, which the reader does not
+def _store_partial(partials, p, acc):
+    """Writes a partial tile to program p's slot, past the L1 cache, which the reader does not
     share.
     """
-    left, right = halves(acc, BLOCK_M, BLOCK_N)
-    tl.store(_slot(partials, p, 0, BLOCK_M, BLOCK_N), left, cache_modifier=".cg")
-    tl.store(_slot(partials, p, 1, BLOCK_M, BLOCK_N), right, cache_modifier=".cg")
+    left, right = halves(acc)
+    tl.store(_slot(partials, p, 0, acc.shape[0], acc.shape[1]), left, cache_modifier=".cg")
+    tl.store(_slot(partials, p, 1, acc.shape[0], acc.shape[1]), right, cache_modifier=".cg")

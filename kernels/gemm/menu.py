@@ -1,7 +1,5 @@
 """Lists the GEMM tiles for each GPU architecture and selects one.
 
-Entry points: `tiles`, `pick`, `architecture`, `SCHEDULES`. Used by `config`, `host` and `grouped`.
-
 Each tile of a menu compiles for its architecture with every schedule and layout without spills and
 within the shared memory of one block (the tests compile all of them). The sets follow triton's
 matmul tutorials: on Ampere 128×256×32 and 128×128×32, on Hopper and Blackwell 128×256×64 with 8
@@ -11,6 +9,7 @@ warps, and smaller tiles for GEMMs that would not fill the device.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from math import hypot
 
 from quantbench.launch import Tile
@@ -114,14 +113,15 @@ def tiles(
     # A step covers as many bytes of the reduction as for 16-bit operands. tf32 has a stage less,
     # since its result is twice as wide and takes its place in shared memory.
     element_bytes = DTYPES[dtype].element_bytes
-    return tuple(
-        replace(
-            tile,
-            block_k=2 * (tile.block_k or 0) // element_bytes,
-            stages=(tile.stages or 0) - (dtype == "tf32" and (tile.stages or 0) > 2),
+    scaled = []
+    for tile in fitting:
+        stages = tile.stages or 0
+        if dtype == "tf32" and stages > 2:
+            stages -= 1
+        scaled.append(
+            replace(tile, block_k=2 * (tile.block_k or 0) // element_bytes, stages=stages)
         )
-        for tile in fitting
-    )
+    return tuple(scaled)
 
 
 def pick(
@@ -136,13 +136,10 @@ def pick(
     >>> str(pick(Gemm(128, 128, 8192), "split_k", (9, 0), sm_count=132))
     '64x64x64 split-k 32'
     """
-    splits = _SPLITS if schedule == "split_k" else (1,)
-    choices = [
-        replace(tile, split_k=split)
-        for tile in tiles(architecture(capability), gemm.dtype, schedule, align_bytes)
-        for split in splits
-        if split == 1 or split * (tile.block_k or 1) <= gemm.k
-    ]
+    choices = list(tiles(architecture(capability), gemm.dtype, schedule, align_bytes))
+    if schedule == "split_k":
+        choices = [replace(tile, split_k=split) for tile, split in product(choices, _SPLITS)]
+        choices = [t for t in choices if t.split_k == 1 or t.split_k * (t.block_k or 1) <= gemm.k]
     return min(
         choices, key=lambda tile: estimated_clocks(gemm, tile, schedule, capability, sm_count)
     )
@@ -158,12 +155,15 @@ def estimated_clocks(
     """
     machine = ARCHITECTURES[architecture(capability)]
     element_bytes = DTYPES[gemm.dtype].element_bytes
-    rate = 256.0 if gemm.dtype == "fp32" else machine.flops_per_clock * 2.0 / element_bytes
+    output_bytes = DTYPES[gemm.output_dtype].element_bytes
+    rate = machine.flops_per_clock * 2.0 / element_bytes
+    if gemm.dtype == "fp32":
+        rate = 256.0
     steps = cdiv(gemm.k, (tile.block_k or 1) * tile.split_k)
     padded_k = steps * (tile.block_k or 1)
     multiply = 2.0 * tile.elements * padded_k / rate
     load = (tile.block_m + tile.block_n) * padded_k * element_bytes / machine.l2_bytes_per_clock
-    write_bytes = 4 if tile.split_k > 1 else DTYPES[gemm.output_dtype].element_bytes
+    write_bytes = 4 if tile.split_k > 1 else output_bytes
     # The two overlap only in part: the result lies between their maximum and their sum.
     busy = hypot(multiply, load) + tile.elements * write_bytes / machine.l2_bytes_per_clock
     per_sm = estimated_blocks_per_sm(tile, gemm.dtype, capability)
@@ -177,12 +177,7 @@ def estimated_clocks(
     elif rest:
         clocks += cdiv(rest, sm_count) * busy + _LATENCY_CLOCKS
     if tile.split_k > 1:
-        moved = (
-            gemm.batch
-            * gemm.m
-            * gemm.n
-            * (4 * tile.split_k + DTYPES[gemm.output_dtype].element_bytes)
-        )
+        moved = gemm.batch * gemm.m * gemm.n * (4 * tile.split_k + output_bytes)
         clocks += moved / (sm_count * machine.l2_bytes_per_clock) + 2 * _LATENCY_CLOCKS
     return clocks
 
@@ -199,4 +194,5 @@ def estimated_blocks_per_sm(tile: Tile, dtype: str, capability: tuple[int, int])
         registers=min(255, tile.elements // threads + _REGISTERS_BESIDE_SUMS),
         shared_memory_bytes=(tile.stages or 2) * stage_bytes,
     )
-    return resident or 1  # 0: the estimate does not fit; None: unknown device
+    # 0: the estimate does not fit; None: unknown device.
+    return resident or 1

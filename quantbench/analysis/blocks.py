@@ -56,23 +56,19 @@ def tile_in_use(spec: DeviceSpec, dtype: str, launch: Launch | None) -> TileInUs
     dtype: data type of the GEMM. The assumed tile runs in waves only if measurements of this GPU or
         its family show it.
     """
-    one_core = spec.kind == "cpu"
-    sm_count = 1 if one_core else spec.sm_count
+    if spec.kind == "cpu":
+        if launch is None or launch.tile is None:
+            assumed = assumed_tile(spec)
+            return TileInUse(assumed, 1, "assumed", f"{assumed} tile (assumed)", waves=False)
+        return TileInUse(launch.tile, 1, "launch", tile_words(launch.tile, 1, 1), waves=False)
     if launch is None or launch.tile is None:
         assumed = assumed_tile(spec)
-        words = f"{assumed} tile (assumed)" + ("" if one_core else f" on {sm_count} SMs")
-        waves = not one_core and known_in_waves(spec, dtype)
-        return TileInUse(assumed, sm_count, "assumed", words, waves, 1 if waves else None)
-    resident = 1 if one_core else sm_count * (launch.blocks_per_sm or 1)
-    words = tile_words(launch.tile, resident, sm_count)
-    return TileInUse(
-        launch.tile,
-        resident,
-        "launch",
-        words,
-        not one_core,
-        None if one_core else launch.blocks_per_sm,
-    )
+        words = f"{assumed} tile (assumed) on {spec.sm_count} SMs"
+        waves = known_in_waves(spec, dtype)
+        return TileInUse(assumed, spec.sm_count, "assumed", words, waves, 1 if waves else None)
+    resident = spec.sm_count * (launch.blocks_per_sm or 1)
+    words = tile_words(launch.tile, resident, spec.sm_count)
+    return TileInUse(launch.tile, resident, "launch", words, blocks_per_sm=launch.blocks_per_sm)
 
 
 def tile_words(tile: Tile, resident_blocks: int, sm_count: int) -> str:
@@ -84,19 +80,17 @@ def tile_words(tile: Tile, resident_blocks: int, sm_count: int) -> str:
     >>> tile_words(Tile(128, 256), 97, 108)
     '128x256 tile, 97 blocks at a time'
     """
-    words = f"{tile.block_m}x{tile.block_n} tile" + (
-        f", split-k {tile.split_k}," if tile.split_k > 1 else ""
-    )
+    words = f"{tile.block_m}x{tile.block_n} tile"
+    if tile.split_k > 1:
+        words += f", split-k {tile.split_k},"
     if sm_count == 1:
         return words
-    if resident_blocks % sm_count:
+    if resident_blocks == sm_count:
+        return f"{words} on {sm_count} SMs"
+    per_sm, rest = divmod(resident_blocks, sm_count)
+    if rest:
         return f"{words}, {resident_blocks} blocks at a time"
-    per_sm = resident_blocks // sm_count
-    return (
-        f"{words} on {sm_count} SMs"
-        if per_sm == 1
-        else f"{words}, {per_sm} blocks on each of {sm_count} SMs"
-    )
+    return f"{words}, {per_sm} blocks on each of {sm_count} SMs"
 
 
 def num_blocks(workload: Workload, tile: Tile) -> int | None:
@@ -118,14 +112,20 @@ def num_blocks(workload: Workload, tile: Tile) -> int | None:
             return None
 
 
-def parts_to_fill(blocks: int, resident_blocks: int) -> int:
+def num_waves(workload: Workload, tile: Tile, resident_blocks: int) -> int | None:
+    """Returns the number of waves of a workload; None for those without blocks (`num_blocks`)."""
+    blocks = num_blocks(workload, tile)
+    return None if blocks is None else cdiv(blocks, resident_blocks)
+
+
+def largest_split(blocks: int, resident_blocks: int) -> int:
     """Returns the largest power of two by which a library can split each block without exceeding
     one wave.
 
     Libraries split blocks (narrower tiles, split-k) when there are at most half as many as fit in a
     wave.
 
-    >>> parts_to_fill(24, 108), parts_to_fill(60, 108)
+    >>> largest_split(24, 108), largest_split(60, 108)
     (4, 1)
     """
     return int(1 << max(0, (resident_blocks // max(1, blocks)).bit_length() - 1))
@@ -158,12 +158,8 @@ def padded(workload: Workload) -> tuple[str, int, int] | None:
     ('columns', 96, 128)
     """
     match workload:
-        case Attention():
-            return (
-                "head_dim",
-                workload.head_dim,
-                cdiv(workload.head_dim, _HEAD_DIM_STEP) * _HEAD_DIM_STEP,
-            )
+        case Attention(head_dim=size):
+            return "head_dim", size, cdiv(size, _HEAD_DIM_STEP) * _HEAD_DIM_STEP
         case Softmax():
             return "columns", workload.cols, 1 << (workload.cols - 1).bit_length()
         case _:
@@ -179,13 +175,19 @@ def compute_bound(workload: Workload, spec: DeviceSpec) -> bool:
 
 
 # Smaller idle shares are not reported.
-_WORTH_SAYING = 0.01
+_SMALLEST_IDLE = 0.01
 
-
+#: kinds of cause
 KINDS = (
-    "throttling", "kernel change", "alignment", "wave edge", "tile edge", "fewer blocks than SMs", "memory boundary",
+    "throttling",
+    "kernel change",
+    "alignment",
+    "wave edge",
+    "tile edge",
+    "fewer blocks than SMs",
+    "memory boundary",
     "unexplained",
-)  # fmt: skip
+)
 EVIDENCE = ("identity", "arithmetic", "clock")
 
 
@@ -219,23 +221,19 @@ def idle_reasons(
     if isinstance(workload, Attention):
         if workload.head_dim % 8 == 0:  # 16-byte loads in fp16 and bf16
             return ()
-        return (
-            Cause(
-                "alignment", f"head_dim = {workload.head_dim} is not a multiple of 8", "arithmetic"
-            ),
-        )
+        words = f"head_dim = {workload.head_dim} is not a multiple of 8"
+        return (Cause("alignment", words, "arithmetic"),)
     if not isinstance(workload, Gemm | GroupedGemm):
         return ()
-    said = []
+    causes = []
     if used is not None:
         by = f" ({used.tile} assumed)" if used.source == "assumed" else ""
         evidence = "identity" if used.identified else "arithmetic"
         for idle in idle_shares(workload, used.tile, spec.sm_count, used.blocks_per_sm, peak_share):
-            if idle.share >= _WORTH_SAYING:
-                said.append(
-                    Cause(idle.kind, f"{idle.words}: {percent(idle.share)} idle{by}", evidence)
-                )
+            if idle.share >= _SMALLEST_IDLE:
+                words = f"{idle.words}: {percent(idle.share)} idle{by}"
+                causes.append(Cause(idle.kind, words, evidence))
     aligned = gemm_alignment_bytes(workload)
     if aligned < 16:
-        said.append(Cause("alignment", alignment_words(aligned, verb="are"), "arithmetic"))
-    return tuple(said)
+        causes.append(Cause("alignment", alignment_words(aligned, verb="are"), "arithmetic"))
+    return tuple(causes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from quantbench.analysis.neighbours import BadSize
 from quantbench.analysis.periods import Period, TileOf, find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material
 from quantbench.analysis.rules import RULES, RuleOfThumb, judge_all
-from quantbench.analysis.summary import Point, points_of
+from quantbench.analysis.summary import Point, held_of, points_of
 from quantbench.rules import Verdict
 from quantbench.stats import median
 from quantbench.store.folder import Run
@@ -63,28 +64,31 @@ class RunCheck:
     def _by_curve(self) -> dict[tuple[object, ...], list[Cliff]]:
         found: dict[tuple[object, ...], list[Cliff]] = {}
         for cliff in self.cliffs:
-            found.setdefault(
-                (cliff.axis, cliff.op, cliff.provider, frozenset(cliff.held.items())), []
-            ).append(cliff)
+            key = _curve_key(cliff.after, cliff.axis)
+            found.setdefault(key, []).append(cliff)
         return found
 
     def explain(self, bad: BadSize) -> Cause:
         """Returns why a size loses: the largest cliff between it and the better one, unless it
         rests on an assumed tile, else the cause of the loss (`explain.cause_of_loss`)."""
-        slow, better = bad.culprit, bad.culprit_at_better
-        held = frozenset((name, value) for name, value in slow.axes.items() if name != bad.axis)
-        there = self._by_curve.get((bad.axis, slow.op, slow.provider, held), ())
+        slow = bad.culprit
+        better = bad.culprit_at_better
         low, high = sorted((better.axes[bad.axis], bad.size))
-        between = [
-            c for c in there if low <= c.at < high and c.after.workload.dtype == slow.workload.dtype
-        ]
-        if between:
-            largest = max(between, key=lambda cliff: cliff.ratio)
-            cause = largest.cause
-            computed = cause.kind in ("tile edge", "wave edge") and cause.evidence == "arithmetic"
-            if not computed or known(self.tile_of(largest.after)):
+        # The largest cliff of a curve comes first.
+        for cliff in self._by_curve.get(_curve_key(slow, bad.axis), ()):
+            if low <= cliff.at < high:
+                cause = cliff.cause
+                edge = cause.kind in ("tile edge", "wave edge")
+                if edge and cause.evidence == "arithmetic" and not known(self.tile_of(cliff.after)):
+                    break
                 return cause
         return cause_of_loss(slow, better, self.run.info.device, self.tile_of)
+
+
+def _curve_key(point: Point, axis: str) -> tuple[object, ...]:
+    """Returns what points of one curve along `axis` have in common, in any order of the axes."""
+    held = frozenset(held_of(point.axes, axis))
+    return (axis, point.op, point.provider, point.workload.dtype, held)
 
 
 def check_run(
@@ -96,7 +100,7 @@ def check_run(
     spec = run.info.device
     points = points_of(run.records, spec) if points is None else points
     curves = {axis: curves_of(points, axis) for axis in axes_of(points)}
-    fitted = fit_all(points, repeatability(run.records))
+    fitted = fit_curves(list(chain(*curves.values())), repeatability(run.records))
     periods = find_periods(fitted, spec)
     explained_by = {period.family: period.chosen for period in periods if period.chosen is not None}
     tile_of = tile_finder(spec, periods)
@@ -123,6 +127,5 @@ def fit_all(points: Sequence[Point], between: float) -> tuple[FittedCurve, ...]:
     """Fits every curve along every axis. between: scatter between points, log time (see
     `curves.fit_curves`).
     """
-    return fit_curves(
-        [curve for axis in axes_of(points) for curve in curves_of(points, axis)], between
-    )
+    curves = [curves_of(points, axis) for axis in axes_of(points)]
+    return fit_curves(list(chain(*curves)), between)

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import repeat
 from math import hypot
 from typing import Any
 
 from quantbench.analysis.significance import RatioTest, Wander, holm, rank_test, wander
+from quantbench.analysis.summary import flattened, is_accepted
 from quantbench.errors import InputError, require_choice
 from quantbench.measurement import Measurement
 from quantbench.quantization import kernel_change_words
@@ -55,32 +57,29 @@ class Difference:
 
 def differences(a: Run, b: Run) -> tuple[Difference, ...]:
     """Returns all metadata differences that may explain a change, device first."""
-    one, two = _metadata(a), _metadata(b)
+    of_a = _metadata(a)
+    of_b = _metadata(b)
     if a.info.device.name != b.info.device.name:  # its constants then differ anyway
-        one["device"], two["device"] = ({"device": run.info.device.name} for run in (a, b))
-    return tuple(
-        Difference(kind, name, _text(one[kind], name), _text(two[kind], name))
-        for kind in one
-        for name in {**one[kind], **two[kind]}
-        if one[kind].get(name) != two[kind].get(name) or (name in one[kind]) != (name in two[kind])
-    )
+        of_a["device"] = {"device": a.info.device.name}
+        of_b["device"] = {"device": b.info.device.name}
+    found = []
+    for kind, values in of_a.items():
+        others = of_b[kind]
+        for name in {**values, **others}:
+            if name not in values or name not in others or values[name] != others[name]:
+                found.append(Difference(kind, name, _text(values, name), _text(others, name)))
+    return tuple(found)
 
 
 def _metadata(run: Run) -> dict[str, dict[str, Any]]:
     """Returns what is recorded about a run, by kind and name, as in `Difference`."""
     info = run.info
-    options: dict[str, Any] = {"seed": info.seed}
-    for name, value in info.options.items():
-        if name not in _NOT_OPTIONS:
-            nested = isinstance(value, dict)
-            options |= (
-                {f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}
-            )
+    options = {name: value for name, value in info.options.items() if name not in _NOT_OPTIONS}
     return {
         "device": {name: getattr(info.device, name) for name in _CONSTANTS},
         "origin": {"origin": _origins(run), "source": info.source},
         "software": dict(info.software),
-        "options": options,
+        "options": flattened({"seed": info.seed, **options}),
         "environment": dict(info.environment),
         "state": {name: getattr(info.state, name) for name in _STATE},
     }
@@ -141,43 +140,43 @@ def _matched_points(
     ours, theirs = _same_kernels_apart(
         _side(a, options.by, options.provider_a, "A"), _side(b, options.by, options.provider_b, "B")
     )
-    measured = [(record, theirs.get(key)) for key, record in ours.items() if _counts(record)]
-    pairs = tuple(
-        _matched_pair(record, other)
-        for record, other in measured
-        if other is not None and _counts(other)
-    )
-    failed = (
-        (record, other) for record, other in measured if other and isinstance(other.outcome, Failed)
-    )
-    lost = tuple(_matched_pair(*pair) for pair in failed)
-    there = sum(map(_counts, theirs.values()))
-    return pairs, lost, len(measured) - len(pairs) - len(lost), there - len(pairs)
+    pairs = []
+    lost = []
+    only_a = 0
+    for key, record in ours.items():
+        other = theirs.get(key)
+        if not _counts(record):
+            continue
+        if other is not None and _counts(other):
+            pairs.append(_matched_pair(record, other))
+        elif other is not None and isinstance(other.outcome, Failed):
+            lost.append(_matched_pair(record, other))
+        else:
+            only_a += 1
+    only_b = sum(map(_counts, theirs.values())) - len(pairs)
+    return tuple(pairs), tuple(lost), only_a, only_b
 
 
 def _counts(record: Record) -> bool:
-    return isinstance(record.outcome, Measured) and record.outcome.grade.letter != "rejected"
+    return is_accepted(record.outcome)
 
 
 def _side(run: Run, by: str, provider: str, name: str) -> dict[_Key, list[Record]]:
-    points = [
-        r for r in run.records if r.role == "point" and (not provider or r.provider == provider)
-    ]
-    if provider and not points:
-        there = ", ".join(sorted({r.provider for r in run.records})) or "nothing"
-        raise InputError(
-            "compare", f"--provider-{name.lower()} {provider}", f"one of run {name}'s: {there}"
-        )
+    option = f"--provider-{name.lower()}"
     found: dict[_Key, list[Record]] = defaultdict(list)
-    for record in points:
-        key = record.key if by == "key" else record.workload
-        found[(key,)].append(record)
+    for record in run.records:
+        if record.role == "point" and provider in ("", record.provider):
+            found[(record.key if by == "key" else record.workload,)].append(record)
+    if provider and not found:
+        there = ", ".join(sorted({record.provider for record in run.records})) or "nothing"
+        raise InputError("compare", f"{option} {provider}", f"one of run {name}'s: {there}")
     for records in found.values() if by == "workload" else ():
         # A provider that skipped the workload does not count.
-        providers = sorted({r.provider for r in records if not isinstance(r.outcome, Skipped)})
+        providers = {one.provider for one in records if not isinstance(one.outcome, Skipped)}
         if len(providers) > 1:
-            what = f"run {name} has {', '.join(providers)} for {records[0].workload}"
-            raise InputError("compare", what, f"--provider-{name.lower()} with one of them")
+            several = ", ".join(sorted(providers))
+            what = f"run {name} has {several} for {records[0].workload}"
+            raise InputError("compare", what, f"{option} with one of them")
     return found
 
 
@@ -186,23 +185,27 @@ def _same_kernels_apart(
 ) -> tuple[dict[_Key, Record], dict[_Key, Record]]:
     """Returns one record per key; keys with several records (imported tables) are extended by the
     kernel name. Records without a usable measurement count only where there is no other."""
-    preferred = [
-        {key: [*filter(_counts, all_of)] or all_of[:1] for key, all_of in side.items()}
-        for side in (a, b)
-    ]
-    several = {key for side in preferred for key, records in side.items() if len(records) > 1}
-    found: tuple[dict[_Key, Record], dict[_Key, Record]] = ({}, {})
-    for own, side in zip(found, preferred, strict=True):
-        for key, record in ((key, record) for key, records in side.items() for record in records):
-            kernel = (record.launch.kernel if record.launch else "",) if key in several else ()
-            own.setdefault((*key, *kernel), record)
+    several = set()
+    for key, records in (*a.items(), *b.items()):
+        if sum(map(_counts, records)) > 1:
+            several.add(key)
+    return _one_each(a, several), _one_each(b, several)
+
+
+def _one_each(side: dict[_Key, list[Record]], several: set[_Key]) -> dict[_Key, Record]:
+    """Returns the first record per key, or per key and kernel for the keys in `several`."""
+    found: dict[_Key, Record] = {}
+    for key, records in side.items():
+        for record in [*filter(_counts, records)] or records[:1]:
+            kernel = record.launch.kernel if record.launch else ""
+            found.setdefault((*key, kernel) if key in several else key, record)
     return found
 
 
 CHANGES = ("slower", "faster", "same", "unclear")
 METHOD = (
-    "Mann-Whitney rank test on the raw samples, Holm's correction over all points at 5 %; intervals are the same "
-    "test's, each at 95 %"
+    "Mann-Whitney rank test on the raw samples, Holm's correction over all points at 5 %; "
+    "intervals are the same test's, each at 95 %"
 )
 
 # Limit of a kernel name's length in `why`.
@@ -318,15 +321,15 @@ def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Compa
         )
     pairs, lost, only_a, only_b = _matched_points(a, b, options)
     if not pairs and not lost:
-        expected = "runs of the same workloads" + (
-            ", provider and timing, or --by workload" * (options.by == "key")
-        )
+        expected = "runs of the same workloads"
+        if options.by == "key":
+            expected += ", provider and timing, or --by workload"
         raise InputError("compare", f"no point in common ({_why_none(a, b, options)})", expected)
     moved = wander(a, b, len(pairs))
     tolerance = max(options.margin, moved.allowance)
     tests = [_test(pair, tolerance) for pair in pairs]
     adjusted = holm([test.p for test in tests])
-    points = [_compared(*one, options.margin) for one in zip(pairs, tests, adjusted, strict=True)]
+    points = map(_compared, pairs, tests, adjusted, repeat(options.margin))
     return Comparison(
         a,
         b,
@@ -348,29 +351,35 @@ def _measurement(record: Record) -> Measurement:
 
 
 def _test(pair: Matched, tolerance: float) -> RatioTest:
-    one = _measurement(pair.a).stated
-    two = _measurement(pair.b).stated
-    if min(len(one.times_us), len(two.times_us)) > 1:
-        return rank_test(one.times_us, two.times_us, tolerance, unsure=hypot(one.clock, two.clock))
-    return RatioTest(two.latency_us / one.latency_us, None, None, 1.0)
+    a = _measurement(pair.a).stated
+    b = _measurement(pair.b).stated
+    if min(len(a.times_us), len(b.times_us)) > 1:
+        return rank_test(a.times_us, b.times_us, tolerance, unsure=hypot(a.clock, b.clock))
+    return RatioTest(b.latency_us / a.latency_us, None, None, 1.0)
 
 
 def _compared(pair: Matched, test: RatioTest, p: float, margin: float) -> Compared:
-    one, two = _measurement(pair.a), _measurement(pair.b)
-    a, b = one.stated.latency_us, two.stated.latency_us
-    samples = len(one.samples_us), len(two.samples_us)
+    a = _measurement(pair.a)
+    b = _measurement(pair.b)
+    change = "unclear"
     why = _kernel_change(pair)
-    if one.mode != two.mode and "unknown" not in (one.mode, two.mode):
-        change, why = "unclear", _MODES.format(one.mode, two.mode)
+    if a.mode != b.mode and "unknown" not in (a.mode, b.mode):
+        why = _MODES.format(a.mode, b.mode)
     elif test.low is None or test.high is None:
-        change, why = "unclear", _SINGLE if min(samples) == 1 else _FEW.format(*samples)
+        samples = (len(a.samples_us), len(b.samples_us))
+        why = _SINGLE if min(samples) == 1 else _FEW.format(*samples)
     elif p < 1 - CONFIDENCE:
         change = "slower" if test.ratio > 1 else "faster"
     elif 1 / (1 + margin) <= test.low and test.high <= 1 + margin:
         change = "same"
-    else:
-        change = "unclear"
-    return Compared(**vars(pair), a_us=a, b_us=b, **vars(test) | {"p": p}, change=change, why=why)
+    return Compared(
+        **vars(pair),
+        a_us=a.stated.latency_us,
+        b_us=b.stated.latency_us,
+        **vars(replace(test, p=p)),
+        change=change,
+        why=why,
+    )
 
 
 def _kernel_change(pair: Matched) -> str:
@@ -383,14 +392,16 @@ def _kernel_change(pair: Matched) -> str:
 def _why_none(a: Run, b: Run, options: CompareOptions) -> str:
     for name, run, provider in (("A", a, options.provider_a), ("B", b, options.provider_b)):
         records = [r for r in run.records if r.provider == (provider or r.provider)]
-        if not any(map(_counts, records)):
-            of_provider = f" of {provider}" if provider else ""
-            if any(isinstance(r.outcome, Measured) for r in records):
-                return f"every point{of_provider} of run {name} was rejected"
-            return f"run {name} has no measured point{of_provider}"
-    timing = [d for d in differences(a, b) if d.name.startswith("timing.")]
-    if options.by == "key" and timing:
-        return "they are timed differently: " + ", ".join(
-            f"{d.name[7:]} {d.a} → {d.b}" for d in timing
-        )
+        if any(map(_counts, records)):
+            continue
+        of_provider = f" of {provider}" if provider else ""
+        if any(isinstance(record.outcome, Measured) for record in records):
+            return f"every point{of_provider} of run {name} was rejected"
+        return f"run {name} has no measured point{of_provider}"
+    timing = []
+    for one in differences(a, b):
+        if options.by == "key" and one.name.startswith("timing."):
+            timing.append(f"{one.name.removeprefix('timing.')} {one.a} → {one.b}")
+    if timing:
+        return f"they are timed differently: {', '.join(timing)}"
     return "no workload is in both"

@@ -28,7 +28,7 @@ from quantbench.analysis.step_detection import (
     find_pieces,
     join,
 )
-from quantbench.analysis.summary import Point
+from quantbench.analysis.summary import Point, held_of
 from quantbench.quantization import cdiv
 from quantbench.store.record import Record
 from quantbench.sweep.axes import SHAPE_DIM
@@ -44,10 +44,9 @@ _VARIANTS = ("dtype", "layout", "mask", "causal", "direction", "op", "distributi
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Points of one op and provider along `axis`, by ascending size without duplicates.
+class OfFamily:
+    """What belongs to the curves of one family along `axis`.
 
-    held: (axis, value) of the other axes.
     variant: kind of the workloads and their fields that are not sizes (`gemm bf16 nt`).
     """
 
@@ -55,13 +54,22 @@ class Curve:
     op: str
     provider: str
     variant: str
-    held: tuple[tuple[str, int], ...]
-    points: tuple[Point, ...]
 
     @property
     def family(self) -> Family:
         """Op, provider and variant. Curves of one family are fitted and explained together."""
         return (self.op, self.provider, self.variant)
+
+
+@dataclass(frozen=True)
+class Curve(OfFamily):
+    """Points of one op and provider along `axis`, by ascending size without duplicates.
+
+    held: (axis, value) of the other axes.
+    """
+
+    held: tuple[tuple[str, int], ...]
+    points: tuple[Point, ...]
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -80,7 +88,12 @@ class Curve:
     @cached_property
     def log_time(self) -> Floats:
         """Natural logarithm of the medians in microseconds (points,)."""
-        return np.log([point.latency_us for point in self.points])
+        return np.log(_column(self.points, "latency_us"))
+
+
+def _column(points: Iterable[Point], name: str) -> Floats:
+    """Returns a field of each point (points,)."""
+    return np.array(list(map(attrgetter(name), points)), dtype=np.float64)
 
 
 @cache
@@ -103,20 +116,21 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
     The points of a curve have one timing mode: between modes times differ by 1-2.5 µs, which is no
     cliff. Of several records at one place (a table with a row per kernel) the fastest counts.
     """
-    groups: dict[tuple[object, ...], dict[int, Point]] = {}
+    groups: dict[tuple[Any, ...], dict[int, Point]] = {}
     for point in points:
         size = point.axes.get(axis)
         if size is None:
             continue
-        held = tuple([item for item in point.axes.items() if item[0] != axis])
-        group = groups.setdefault((*curve_family(point), held, point.mode), {})
+        key = (*curve_family(point), held_of(point.axes, axis), point.mode)
+        group = groups.setdefault(key, {})
         if size not in group or point.latency_us < group[size].latency_us:
             group[size] = point
-    return tuple(
-        Curve(axis, op, provider, variant, held, tuple(point for _, point in sorted(group.items())))  # type: ignore[arg-type]
-        for (op, provider, variant, held, _), group in groups.items()
-        if len(group) >= fewest
-    )
+    curves = []
+    for (op, provider, variant, held, _), group in groups.items():
+        if len(group) >= fewest:
+            by_size = tuple(map(group.__getitem__, sorted(group)))
+            curves.append(Curve(axis, op, provider, variant, held, by_size))
+    return tuple(curves)
 
 
 def axes_of(points: Sequence[Point]) -> tuple[str, ...]:
@@ -169,15 +183,13 @@ def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
     """Returns the standard errors of a curve's log times (points,). figure_error: that of points of
     a single sample.
     """
-    if all(point.num_samples == 1 for point in curve.points):  # most imported tables
-        return np.full(len(curve.points), sqrt(between**2 + figure_error**2))
-    count = np.array([point.num_samples for point in curve.points], dtype=np.float64)
-    factors = [
-        _FEW_SAMPLES.get(p.num_samples, p.num_samples / (p.num_samples - 0.8)) for p in curve.points
-    ]
-    own = np.array(
-        [point.noise * factor for point, factor in zip(curve.points, factors, strict=True)]
-    )
+    count = _column(curve.points, "num_samples")
+    if count.max() == 1:  # most imported tables
+        return np.full(len(count), sqrt(between**2 + figure_error**2))
+    factors = count / (count - 0.8)
+    for few, factor in _FEW_SAMPLES.items():
+        factors[count == few] = factor
+    own = _column(curve.points, "noise") * factors
     several = count >= 3
     shared = float(np.mean(own[several])) if several.any() else 0.0
     known = np.minimum(count, _OWN_SAMPLES) / _OWN_SAMPLES
@@ -186,31 +198,23 @@ def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
     return errors if several.any() else np.sqrt(errors**2 + figure_error**2 / count)
 
 
-def _errors_of_figures(curves: Sequence[Curve]) -> dict[Family, float]:
-    """Estimates, by family, the standard error of a single time from pairs of close sizes.
+def _error_of_figures(curves: Sequence[Curve]) -> float:
+    """Estimates the standard error of a single time of a family from pairs of close sizes.
 
     Steps go up, so a larger size that took less time shows noise, which is symmetric. If a slope
     leaves too few such pairs, the lower quartile of all pairs is used, which tolerates steps in
     half of them.
     """
-    families: dict[Family, list[Curve]] = defaultdict(list)
+    rises = []
     for curve in curves:
-        families[curve.family].append(curve)
-    found = {}
-    for family, members in families.items():
-        close = np.diff(np.concatenate([curve.log_size for curve in members])) < _CLOSE
-        close[np.cumsum([len(curve.points) for curve in members])[:-1] - 1] = (
-            False  # pairs across two curves
-        )
-        pooled = np.diff(np.concatenate([curve.log_time for curve in members]))[close]
-        falls = pooled[pooled < 0]
-        if len(falls) >= _FEWEST_CLOSE:
-            found[family] = float(np.median(-falls)) / _MEDIAN_PER_SIGMA
-        elif len(pooled) >= _FEWEST_CLOSE:
-            found[family] = float(np.quantile(np.abs(pooled), 0.25)) / _QUARTILE_PER_SIGMA
-        else:
-            found[family] = _UNKNOWN_ERROR
-    return found
+        rises.append(np.diff(curve.log_time)[np.diff(curve.log_size) < _CLOSE])
+    pooled = np.concatenate(rises)
+    falls = pooled[pooled < 0]
+    if len(falls) >= _FEWEST_CLOSE:
+        return float(np.median(-falls)) / _MEDIAN_PER_SIGMA
+    if len(pooled) >= _FEWEST_CLOSE:
+        return float(np.quantile(np.abs(pooled), 0.25)) / _QUARTILE_PER_SIGMA
+    return _UNKNOWN_ERROR
 
 
 # Standard errors are scaled up if the fits scatter more than this many times as expected.
@@ -236,20 +240,16 @@ class FittedCurve:
 
     def part(self, start: int, stop: int) -> FittedCurve:
         """Returns points start … stop − 1 with their part of the fit."""
-        breaks = tuple(
-            replace(
-                b,
-                index=b.index - start,
-                first=max(b.first, start) - start,
-                last=min(b.last, stop - 2) - start,
-            )
-            for b in self.fit.breaks
-            if start <= b.index < stop - 1
-        )
-        fit = PiecewiseFit(breaks, self.fit.levels[start:stop], self.fit.trend[start : stop - 1])
-        return FittedCurve(
-            replace(self.curve, points=self.curve.points[start:stop]), self.sigma[start:stop], fit
-        )
+        breaks = []
+        for one in self.fit.breaks:
+            if start <= one.index < stop - 1:
+                first = max(one.first, start) - start
+                last = min(one.last, stop - 2) - start
+                breaks.append(replace(one, index=one.index - start, first=first, last=last))
+        levels = self.fit.levels[start:stop]
+        fit = PiecewiseFit(tuple(breaks), levels, self.fit.trend[start : stop - 1])
+        curve = replace(self.curve, points=self.curve.points[start:stop])
+        return FittedCurve(curve, self.sigma[start:stop], fit)
 
 
 def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ...]:
@@ -257,20 +257,20 @@ def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ..
 
     between: scatter between points beyond their samples, log time (see `repeatability`).
     """
-    figures = _errors_of_figures(curves)
-    sigmas = [_errors(curve, between, figures[curve.family]) for curve in curves]
     families: dict[Family, list[int]] = defaultdict(list)
     for i, curve in enumerate(curves):
         families[curve.family].append(i)
     found: dict[int, FittedCurve] = {}
     for members in families.values():
-        fitted = _fit_family([curves[i] for i in members], [sigmas[i] for i in members], between)
+        fitted = _fit_family([curves[i] for i in members], between)
         found.update(zip(members, fitted, strict=True))
-    return tuple(found[i] for i in range(len(curves)))
+    return tuple(map(found.__getitem__, range(len(curves))))
 
 
-def _fit_family(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> list[FittedCurve]:
-    if all(point.num_samples < 3 for curve in curves for point in curve.points):
+def _fit_family(curves: Sequence[Curve], between: float) -> list[FittedCurve]:
+    figure_error = _error_of_figures(curves)
+    sigmas = [_errors(curve, between, figure_error) for curve in curves]
+    if all(_column(curve.points, "num_samples").max() < 3 for curve in curves):
         grids = _best_of_figures(curves, sigmas, between)
     else:
         grids = _find(curves, sigmas)
@@ -282,7 +282,7 @@ def _fit_family(curves: Sequence[Curve], sigmas: list[Floats], between: float) -
     for members, pieces in grids:
         for i, sigma, fit in zip(members, pieces.sigma, describe(pieces), strict=True):
             found[i] = FittedCurve(curves[i], sigma, fit)
-    return [found[i] for i in range(len(curves))]
+    return list(map(found.__getitem__, range(len(curves))))
 
 
 # For each batch of curves fitted together: their indices in the family, and their pieces.
@@ -291,7 +291,8 @@ _Grids = list[tuple[list[int], Pieces]]
 
 # A longer curve is fitted in parts of at most _PART points, because time grows with the square of
 # the points.
-_LONGEST, _PART = 1024, 256
+_LONGEST = 1024
+_PART = 256
 # Curves of equal length are fitted together up to this many curves × points², to bound the memory.
 _MOST_TOGETHER = 1_000_000
 
@@ -301,26 +302,34 @@ def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
     spans: list[tuple[int, int, int]] = []
     for i, curve in enumerate(curves):
         points = len(curve.points)
-        number = 1 if points <= _LONGEST else cdiv(points, _PART)
-        spans += [
-            (i, *ends) for ends in pairwise(points * part // number for part in range(number + 1))
-        ]
+        longest = _LONGEST if points <= _LONGEST else _PART
+        spans += [(i, *ends) for ends in even_parts(points, longest)]
     found: _Grids = []
     parts: dict[int, list[tuple[int, Pieces, int]]] = {}
     for own in _batches(spans):
-        sizes = np.stack([curves[i].log_size[start:stop] for i, start, stop in own])
-        times = np.stack([curves[i].log_time[start:stop] for i, start, stop in own])
-        errors = np.stack([sigmas[i][start:stop] for i, start, stop in own])
-        pieces = find_pieces(sizes, times, errors)
+        rows = []
+        for i, start, stop in own:
+            of_curve = np.stack([curves[i].log_size, curves[i].log_time, sigmas[i]])
+            rows.append(of_curve[:, start:stop])
+        pieces = find_pieces(*np.stack(rows, axis=1))
         if all(stop - start == len(curves[i].points) for i, start, stop in own):
             found.append(([i for i, _, _ in own], pieces))
         else:
             for row, (i, start, _) in enumerate(own):
                 parts.setdefault(i, []).append((start, pieces, row))
-    for i, of_curve in parts.items():
-        ordered = [(pieces, row) for _, pieces, row in sorted(of_curve, key=lambda part: part[0])]
+    for i, cut in parts.items():
+        cut.sort(key=lambda part: part[0])
+        ordered = [(pieces, row) for _, pieces, row in cut]
         found.append(([i], join(ordered, curves[i].log_size, curves[i].log_time, sigmas[i])))
     return found
+
+
+def even_parts(points: int, longest: int) -> Iterator[tuple[int, int]]:
+    """Cuts a number of points into as few equal parts of at most `longest` as possible; yields the
+    first point and the end of each.
+    """
+    number = cdiv(points, longest)
+    return pairwise(points * part // number for part in range(number + 1))
 
 
 def _batches(spans: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
@@ -345,8 +354,11 @@ def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: flo
         grids = _find(curves, scaled)
         cost = sum(float(pieces.cost.sum() + 2 * np.log(pieces.sigma).sum()) for _, pieces in grids)
         free = sum(float(pieces.freedom.sum()) for _, pieces in grids)
-        if not best or (cost < best_cost and free >= _ENOUGH_SHARE * points):
-            best, best_cost = grids, cost if free >= _ENOUGH_SHARE * points else np.inf
+        if free < _ENOUGH_SHARE * points:
+            cost = np.inf
+        if not best or cost < best_cost:
+            best = grids
+            best_cost = cost
     return best
 
 

@@ -7,12 +7,14 @@ products pads none.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import starmap
 
 from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import Point
 from quantbench.providers.catalog import UNPADDED
 from quantbench.quantization import padded_rows
-from quantbench.units import percent
+from quantbench.units import axis_words, percent
 from quantbench.workload import GroupedGemm, MoE
 
 
@@ -39,43 +41,50 @@ def padding_lines(points: Iterable[Point], tile_of: TileOf) -> tuple[str, ...]:
     tile_of: function from a point to its tile (`check.RunCheck.tile_of`); assumed tiles do not
         count.
     """
-    by_provider: dict[str, list[tuple[Point, GroupedGemm]]] = {}
+    by_provider: dict[str, list[_Padding]] = {}
     for point in points:
-        if isinstance(point.workload, GroupedGemm) and point.workload.layout != "tn":
-            by_provider.setdefault(point.provider, []).append((point, point.workload))
-    return tuple(_line(provider, group, tile_of) for provider, group in by_provider.items())
+        work = point.workload
+        if not isinstance(work, GroupedGemm) or work.layout == "tn":
+            continue
+        known = by_provider.setdefault(point.provider, [])
+        used = tile_of(point)
+        if point.provider in UNPADDED:
+            known.append(_Padding(point.axes, work, _USUAL_BLOCK_M))
+        elif used is not None and used.source != "assumed":
+            known.append(_Padding(point.axes, work, used.tile.block_m))
+    return tuple(starmap(_line, by_provider.items()))
 
 
-def _line(provider: str, group: list[tuple[Point, GroupedGemm]], tile_of: TileOf) -> str:
-    who = f"{provider} multiplies each expert's"
-    if provider in UNPADDED:
-        point, work = max(
-            group, key=lambda pair: padded_rows(pair[1], _USUAL_BLOCK_M) / pair[1].rows
-        )
-        added = _added(point, work, _USUAL_BLOCK_M)
-        return (
-            f"{who} rows as they are and pads none: its steps are those of single products and of their number; a "
-            f"kernel with tiles of {_USUAL_BLOCK_M} rows would pad {added}"
-        )
-    tiles = [(point, work, tile_of(point)) for point, work in group]
-    known = [
-        (point, work, used.tile.block_m)
-        for point, work, used in tiles
-        if used and used.source != "assumed"
-    ]
+@dataclass(frozen=True)
+class _Padding:
+    """Grouped products at a place, and the rows of the tile that they are padded to."""
+
+    axes: dict[str, int]
+    work: GroupedGemm
+    block_m: int
+
+    @property
+    def factor(self) -> float:
+        """Rows with padding over rows without."""
+        return padded_rows(self.work, self.block_m) / self.work.rows
+
+    def __str__(self) -> str:
+        """Formats the padding: `512 rows to 4,096 (+700 %) at experts = 32`."""
+        padded = padded_rows(self.work, self.block_m)
+        words = f"{self.work.rows:,} rows to {padded:,} (+{percent(self.factor - 1)})"
+        if self.axes:
+            words += f" at {', '.join(axis_words(self.axes, ' = '))}"
+        return words
+
+
+def _line(provider: str, known: list[_Padding]) -> str:
+    kernel = f"{provider} multiplies each expert's rows"
     if not known:
-        return (
-            f"{who} rows by a kernel whose tile is not known: whether it pads them cannot be told"
-        )
-    added = _added(*max(known, key=lambda one: padded_rows(one[1], one[2]) / one[1].rows))
-    blocks = " or ".join(map(str, sorted({block_m for *_, block_m in known})))
-    return f"{who} rows padded to tiles of {blocks} rows: at most {added}"
-
-
-def _added(point: Point, work: GroupedGemm, block_m: int) -> str:
-    """Formats the padding of one point: `512 rows to 4,096 (+700 %) at experts = 32`."""
-    padded = padded_rows(work, block_m)
-    at = ", ".join(f"{name.replace('_', '-')} = {value}" for name, value in point.axes.items())
-    return f"{work.rows:,} rows to {padded:,} (+{percent(padded / work.rows - 1)})" + (
-        f" at {at}" if at else ""
-    )
+        return f"{kernel} by a kernel whose tile is not known: whether it pads them cannot be told"
+    worst = max(known, key=lambda one: one.factor)
+    if provider in UNPADDED:
+        steps = "its steps are those of single products and of their number"
+        other = f"a kernel with tiles of {_USUAL_BLOCK_M} rows would pad {worst}"
+        return f"{kernel} as they are and pads none: {steps}; {other}"
+    blocks = " or ".join(map(str, sorted({one.block_m for one in known})))
+    return f"{kernel} padded to tiles of {blocks} rows: at most {worst}"

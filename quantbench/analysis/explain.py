@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log
+from operator import attrgetter
 
 from quantbench.analysis.blocks import (
     Cause,
     TileInUse,
     idle_reasons,
+    largest_split,
     num_blocks,
+    num_waves,
     padded,
-    parts_to_fill,
     row_alignment_bytes,
 )
 from quantbench.analysis.periods import TileOf
@@ -31,12 +33,15 @@ from quantbench.units import percent, size
 from quantbench.workload import Softmax
 
 # An effect must explain this share of the log jump to be its cause.
-_ENOUGH = 0.5
+_SMALLEST_SHARE = 0.5
+# What makes two tiles of a kernel the same work.
+_SIDES_AND_SPLIT = attrgetter("block_m", "block_n", "split_k")
 # The slowdown begins a little before the working set exceeds the cache and ends a little after.
 _CACHE_EDGE = 1.15
 # Number of later points checked for a return of the time once the alignment is restored, and the
 # most work they may do relative to the point before the step.
-_LOOK_AHEAD, _LITTLE_MORE_WORK = 8, 1.1
+_LOOK_AHEAD = 8
+_LITTLE_MORE_WORK = 1.1
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,12 @@ class CurveStep:
     @property
     def after(self) -> Point:
         return self.points[self.index + 1]
+
+    def follows(self, before: float, after: float) -> bool:
+        """Returns whether the growth of a quantity that the time is proportional to explains at
+        least half of the step.
+        """
+        return log(after / before) / self.log_jump >= _SMALLEST_SHARE
 
 
 def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
@@ -94,60 +105,63 @@ def _tiles(step: CurveStep, tile_of: TileOf) -> tuple[TileInUse | None, TileInUs
     next recorded kernel beyond it is that one. Blocks of two different tiles must not be compared:
     their numbers differ anywhere.
     """
-    old, new = tile_of(step.before), tile_of(step.after)
+    old = tile_of(step.before)
+    new = tile_of(step.after)
     if old is None or new is None or old.identified == new.identified:
         return old, new
-    beyond = step.points[step.index + 2 :] if old.identified else step.points[: step.index][::-1]
-    named = step.before if old.identified else step.after
+    if old.identified:
+        beyond = step.points[step.index + 2 :]
+        named = step.before
+    else:
+        beyond = step.points[: step.index][::-1]
+        named = step.after
     other = next((point.launch for point in beyond if point.launch is not None), None)
-    if (
-        named.launch is None
-        or other is None
-        or (named.launch.kernel, _work_of(named.launch)) != (other.kernel, _work_of(other))
-    ):
+    if named.launch is None or other is None or not _same_kernel(named.launch, other):
         return None, None
-    return (
-        (old, replace(old, source="assumed"))
-        if old.identified
-        else (replace(new, source="assumed"), new)
-    )
+    if old.identified:
+        return old, replace(old, source="assumed")
+    return replace(new, source="assumed"), new
 
 
 def _throttling(step: CurveStep) -> Cause | None:
-    old, new = step.before.clock_mhz, step.after.clock_mhz
-    if not old or not new or log(old / new) / step.log_jump < _ENOUGH:
+    old = step.before.clock_mhz
+    new = step.after.clock_mhz
+    if not old or not new or not step.follows(new, old):
         return None
     return Cause("throttling", f"the SM clock went from {old:.0f} to {new:.0f} MHz", "clock")
 
 
 def _kernel_change(step: CurveStep) -> Cause | None:
-    old, new = step.before.launch, step.after.launch
-    if old is None or new is None or (old.kernel, _work_of(old)) == (new.kernel, _work_of(new)):
+    old = step.before.launch
+    new = step.after.launch
+    if old is None or new is None or _same_kernel(old, new):
         return None
     words = kernel_change_words(old, new)
-    misaligned = _misaligned(
-        step, (16,)
-    )  # below 16 bytes libraries must change kernel; below 128 they need not
-    return Cause(
-        "kernel change", f"{words}, as {misaligned[1]}" if misaligned else words, "identity"
-    )
+    # Below 16 bytes libraries must change kernel; below 128 they need not.
+    misaligned = _misaligned(step, (16,))
+    if misaligned is not None:
+        words += f", as {misaligned[1]}"
+    return Cause("kernel change", words, "identity")
 
 
-def _work_of(launch: Launch) -> tuple[int, int, int] | None:
-    tile = launch.tile
-    return None if tile is None else (tile.block_m, tile.block_n, tile.split_k)
+def _same_kernel(old: Launch, new: Launch) -> bool:
+    """Returns whether two launches run one kernel on equal tiles, split alike."""
+    if old.kernel != new.kernel or old.tile is None or new.tile is None:
+        return old.kernel == new.kernel and old.tile is new.tile
+    return _SIDES_AND_SPLIT(old.tile) == _SIDES_AND_SPLIT(new.tile)
 
 
 def _misaligned(step: CurveStep, limits: Sequence[int] = (16, 128)) -> tuple[int, str] | None:
     """Returns the first of `limits` (bytes) that row alignment falls below at a step up, or rises
     to at a step down, with a description."""
-    aligned, other = (step.before, step.after) if step.log_jump > 0 else (step.after, step.before)
-    whole, broken = row_alignment_bytes(aligned.workload), row_alignment_bytes(other.workload)
-    if whole is None or broken is None or broken >= whole:
-        return None
+    verb = "are"
+    whole = row_alignment_bytes(step.before.workload) or 0
+    broken = row_alignment_bytes(step.after.workload) or 0
+    if step.log_jump <= 0:
+        verb = "were"
+        whole, broken = broken, whole
     for needed in limits:
-        if broken < needed <= whole:
-            verb = "are" if step.log_jump > 0 else "were"
+        if broken and broken < needed <= whole:
             return needed, alignment_words(broken, needed, verb=verb)
     return None
 
@@ -156,19 +170,21 @@ def _alignment(step: CurveStep, tile_of: TileOf) -> Cause | None:
     misaligned = _misaligned(step)
     if misaligned is None:
         return None
-    back = _came_back(step, tile_of)
-    if back is None:  # no later point to compare: 16 bytes matter to every kernel, 128 to few
-        back = misaligned[0] == 16
-    return Cause("alignment", misaligned[1], "arithmetic") if back else None
+    needed, words = misaligned
+    drops = _drops_back(step, tile_of)
+    if drops is None:  # no later point to compare: 16 bytes matter to every kernel, 128 to few
+        drops = needed == 16
+    return Cause("alignment", words, "arithmetic") if drops else None
 
 
-def _came_back(step: CurveStep, tile_of: TileOf) -> bool | None:
+def _drops_back(step: CurveStep, tile_of: TileOf) -> bool | None:
     """Returns whether the time drops back at a near point with restored alignment and as many
     waves; None without.
     """
     if step.log_jump < 0:
         return None
-    whole, waves = row_alignment_bytes(step.before.workload), _waves(step.after, tile_of)
+    whole = row_alignment_bytes(step.before.workload)
+    waves = _waves(step.after, tile_of)
     most_flops = step.before.workload.flops * _LITTLE_MORE_WORK
     for point in step.points[step.index + 2 : step.index + 2 + _LOOK_AHEAD]:
         if point.workload.flops > most_flops:
@@ -180,80 +196,74 @@ def _came_back(step: CurveStep, tile_of: TileOf) -> bool | None:
 
 def _waves(point: Point, tile_of: TileOf) -> int | None:
     used = tile_of(point)
-    blocks = None if used is None else num_blocks(point.workload, used.tile)
-    return None if used is None or blocks is None else cdiv(blocks, used.resident_blocks)
+    return None if used is None else num_waves(point.workload, used.tile, used.resident_blocks)
 
 
 def _more_blocks(step: CurveStep, old: TileInUse, new: TileInUse, evidence: str) -> Cause | None:
-    before, after = (
-        num_blocks(step.before.workload, old.tile),
-        num_blocks(step.after.workload, new.tile),
-    )
+    before = num_blocks(step.before.workload, old.tile)
+    after = num_blocks(step.after.workload, new.tile)
     if before is None or after is None or (before < after) != (step.log_jump > 0):
         return None
-    waves = cdiv(before, old.resident_blocks), cdiv(after, new.resident_blocks)
-    if new.waves and waves[0] != waves[1] and log(waves[1] / waves[0]) / step.log_jump >= _ENOUGH:
-        last = after - (waves[1] - 1) * new.resident_blocks
-        words = f"{new.words}: {waves[0]} to {waves[1]} waves, the last {percent(last / new.resident_blocks)} full"
+    waves_before = cdiv(before, old.resident_blocks)
+    waves = cdiv(after, new.resident_blocks)
+    if new.waves and step.follows(waves_before, waves):
+        last = (after - (waves - 1) * new.resident_blocks) / new.resident_blocks
+        words = f"{new.words}: {waves_before} to {waves} waves, the last {percent(last)} full"
         return Cause("wave edge", words, evidence)
-    found = _cut_to_fill(step, before, after, new) if waves == (1, 1) else None
+    one_wave = waves_before == waves == 1
+    found = _split_blocks(step, before, after, new) if one_wave else None
     if found is not None:
         return found
     # More tiles in the same number of waves cost nothing, except within one wave, where they share
     # the memory.
-    if (not new.waves or waves[0] == waves[1] == 1) and log(
-        after / before
-    ) / step.log_jump >= _ENOUGH:
+    if (one_wave or not new.waves) and step.follows(before, after):
         where = " within one wave" if new.waves else ""
         return Cause("tile edge", f"{new.words}: {before} to {after} tiles{where}", evidence)
     return None
 
 
-def _cut_to_fill(step: CurveStep, before: int, after: int, used: TileInUse) -> Cause | None:
+def _split_blocks(step: CurveStep, before: int, after: int, used: TileInUse) -> Cause | None:
     """Returns the wave edge of split tiles: below half a wave libraries split tiles to use more
     SMs. The parts may need a second wave where whole tiles would not. docs/choosing-shapes.md shows
     measured steps."""
-    parts = parts_to_fill(min(before, after), used.resident_blocks)
+    parts = largest_split(min(before, after), used.resident_blocks)
     if used.source != "steps" or not used.waves or parts == 1:
         return None
-    waves = [cdiv(blocks * parts, used.resident_blocks) for blocks in (before, after)]
-    if waves[0] == waves[1] or log(waves[1] / waves[0]) / step.log_jump < _ENOUGH:
+    before *= parts
+    after *= parts
+    waves_before = cdiv(before, used.resident_blocks)
+    waves = cdiv(after, used.resident_blocks)
+    if not step.follows(waves_before, waves):
         return None
-    cut = f"{used.words}, each split into {parts} to use all SMs (narrower tiles or split-k)"
-    words = f"{cut}: {before * parts} to {after * parts} blocks, {waves[0]} to {waves[1]} waves"
+    split = f"{used.words}, each split into {parts} to use all SMs (narrower tiles or split-k)"
+    words = f"{split}: {before} to {after} blocks, {waves_before} to {waves} waves"
     return Cause("wave edge", words, "arithmetic")
 
 
 def _padding(step: CurveStep) -> Cause | None:
-    old, new = padded(step.before.workload), padded(step.after.workload)
-    if (
-        old is None
-        or new is None
-        or old[2] == new[2]
-        or log(new[2] / old[2]) / step.log_jump < _ENOUGH
-    ):
+    old = padded(step.before.workload)
+    new = padded(step.after.workload)
+    if old is None or new is None:
         return None
-    name, needed, padded_to = new
-    return Cause(
-        "tile edge", f"{padding_words(name, needed, padded_to)}, {old[1]} to {old[2]}", "arithmetic"
-    )
+    _, size_before, padded_before = old
+    name, size_after, padded_after = new
+    if not step.follows(padded_before, padded_after):
+        return None
+    words = padding_words(name, size_after, padded_after)
+    return Cause("tile edge", f"{words}, {size_before} to {padded_before}", "arithmetic")
 
 
 def _memory(step: CurveStep, spec: DeviceSpec) -> Cause | None:
-    small, large = sorted((step.before.workload.min_bytes, step.after.workload.min_bytes))
-    grows = step.after.workload.min_bytes >= step.before.workload.min_bytes
-    if (
-        small >= spec.l2_bytes * _CACHE_EDGE
-        or large <= spec.l2_bytes / _CACHE_EDGE
-        or small == large
-    ):
+    small = step.before.workload.min_bytes
+    large = step.after.workload.min_bytes
+    if step.log_jump < 0:
+        small, large = large, small
+    fits = small < spec.l2_bytes * _CACHE_EDGE
+    if small >= large or not fits or large <= spec.l2_bytes / _CACHE_EDGE:
         return None
-    if grows != (step.log_jump > 0):
-        return None
-    words = (
-        f"the working set passes {size(large)}, the last-level cache holds {size(spec.l2_bytes)}"
-    )
-    return Cause("memory boundary", words, "arithmetic")
+    words = f"the working set passes {size(large)}"
+    holds = f"the last-level cache holds {size(spec.l2_bytes)}"
+    return Cause("memory boundary", f"{words}, {holds}", "arithmetic")
 
 
 def idle_at(point: Point, spec: DeviceSpec, tile_of: TileOf) -> tuple[Cause, ...]:
@@ -271,7 +281,7 @@ def cause_of_loss(slow: Point, better: Point, spec: DeviceSpec, tile_of: TileOf)
     changed = _kernel_change(CurveStep((better, slow), 0, 1.0))
     if changed is not None:
         return changed
-    if all(known(used) for used in (tile_of(slow), tile_of(better))):
+    if known(tile_of(slow)) and known(tile_of(better)):
         there = idle_at(better, spec, tile_of)
         for cause in idle_at(slow, spec, tile_of):
             if cause not in there:

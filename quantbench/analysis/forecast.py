@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import attrgetter
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from quantbench.latency.op_times import OpEstimate, RememberedTimes, peak_share,
 from quantbench.launch import Tile
 from quantbench.sweep.axes import Axis, Held, places_of
 from quantbench.workload import Gemm
+
+_SIDES = attrgetter("m", "n", "k")
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ class Forecast:
 
     @property
     def ops(self) -> tuple[OpEstimate, ...]:
-        return tuple(op.estimate for row in self.rows for op in row.ops)
+        ops = chain.from_iterable(row.ops for row in self.rows)
+        return tuple(map(attrgetter("estimate"), ops))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -110,31 +115,35 @@ def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes) -> Foreca
     times: source of op times for the device.
     Raises InputError if no place is left.
     """
-    found, impossible = places_of(axes, held, "predict", modelled=True)
-    places = [(at, ops) for at, ops in found if ops]
-    if not places:
+    places, impossible = places_of(axes, held, "predict", modelled=True)
+    asked = [op.workload for op in chain.from_iterable(ops for _, ops in places)]
+    if not asked:
         why = f" ({impossible[0].removeprefix('predict: ')})" if impossible else ""
-        raise InputError(
-            "predict",
-            f"no place is left to predict{why}",
-            "axes and ops that have places in common",
-        )
-    times.ask(op.workload for _, ops in places for op in ops)
+        expected = "axes and ops that have places in common"
+        raise InputError("predict", f"no place is left to predict{why}", expected)
+    times.ask(asked)
     correlation = op_times.correlation_of(times)
-    estimates = (
-        (at, [OpEstimate(op, times.estimate(op.workload)) for op in ops]) for at, ops in places
-    )
-    return Forecast(
-        tuple(_row(at, ops, times.device, correlation) for at, ops in estimates), impossible
-    )
+    rows = []
+    for at, ops in places:
+        if ops:
+            estimates = [OpEstimate(op, times.estimate(op.workload)) for op in ops]
+            rows.append(_row(at, estimates, times.device, correlation))
+    return Forecast(tuple(rows), impossible)
 
 
 def _row(
     axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correlation: float
 ) -> PredictedPlace:
-    ops = [_op(one, spec) for one in found]
-    logits = [one for one in ops if one.estimate.op.name == "logits"]
-    layer = [one for one in ops if one not in logits] or logits
+    layer: list[PredictedOp] = []
+    logits: list[PredictedOp] = []
+    for estimate in found:
+        part = logits if estimate.op.name == "logits" else layer
+        part.append(_op(estimate, spec))
+    logits_us = None
+    if layer and logits:
+        logits_us = sum(one.estimate.total_us for one in logits)
+    ops = tuple(layer + logits)
+    layer = layer or logits
     summed = tuple(one.estimate for one in layer)
     whole = total(summed, correlation)
     known = [one.peak_share * one.estimate.total_us for one in layer if one.peak_share is not None]
@@ -148,13 +157,11 @@ def _row(
         low_us=whole.low_us,
         high_us=whole.high_us,
         tflops=whole.tflops,
-        logits_us=sum(one.estimate.total_us for one in logits)
-        if logits and layer is not logits
-        else None,
+        logits_us=logits_us,
         peak_share=sum(known) / whole.latency_us if len(known) == len(layer) else None,
         worst_op=worst.op,
         reasons=tuple(reason.words for reason in reasons),
-        ops=tuple(layer if layer is logits else layer + logits),
+        ops=ops,
         summed=summed,
         worst=worst.estimate,
     )
@@ -163,30 +170,28 @@ def _row(
 def _op(found: OpEstimate, spec: DeviceSpec) -> PredictedOp:
     one = found.estimate
     return PredictedOp(
-        found.op.label,
-        found.op.count,
-        str(found.op.workload),
-        one.latency_us,
-        one.low_us,
-        one.high_us,
-        one.source,
-        one.bound,
-        one.waves,
-        peak_share(found.op.workload, one.latency_us, spec),
-        None if one.launch is None else one.launch.tile,
-        found,
+        op=found.op.label,
+        count=found.op.count,
+        workload=str(found.op.workload),
+        latency_us=one.latency_us,
+        low_us=one.low_us,
+        high_us=one.high_us,
+        source=one.source,
+        bound=one.bound,
+        waves=one.waves,
+        peak_share=peak_share(found.op.workload, one.latency_us, spec),
+        tile=None if one.launch is None else one.launch.tile,
+        estimate=found,
     )
 
 
 def with_cliffs(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[PredictedPlace, ...]:
     """Returns the rows with what the model knows of cliffs near them."""
-    more = zip(
-        rows, rises_at_next_m(rows, model), slower_than_best_kernel(rows, model), strict=True
-    )
-    return tuple(
-        replace(row, rise_at_next_m=rise, slower_than_best_kernel=share)
-        for row, rise, share in more
-    )
+    found = []
+    rises = rises_at_next_m(rows, model)
+    for row, rise, share in zip(rows, rises, slower_than_best_kernel(rows, model), strict=True):
+        found.append(replace(row, rise_at_next_m=rise, slower_than_best_kernel=share))
+    return tuple(found)
 
 
 def rises_at_next_m(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[Rise | None, ...]:
@@ -197,21 +202,26 @@ def rises_at_next_m(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[R
     None for rows other than a single unbatched GEMM along m, and for all rows if the model has no
     training rows.
     """
-    asked = [
-        (i, work)
-        for i, row in enumerate(rows)
-        if model.rows and (work := _along_m(row)) is not None
-    ]
+    asked: dict[int, Gemm] = {}
+    for i, row in enumerate(rows):
+        work = _along_m(row)
+        if work is not None and model.rows:
+            asked[i] = work
     found: list[Rise | None] = [None] * len(rows)
     if not asked:
         return tuple(found)
-    m, n, k = (np.array([getattr(work, side) for _, work in asked]) for side in "mnk")
-    layouts = [work.layout for _, work in asked]
-    before, after = (model.predict(size, n, k, layout=layouts) for size in (m, m + 1))
+    m, n, k = np.array(list(map(_SIDES, asked.values()))).T
+    layouts = [work.layout for work in asked.values()]
+    before = model.predict(m, n, k, layout=layouts)
+    after = model.predict(m + 1, n, k, layout=layouts)
     ratio = after.latency_us / before.latency_us
-    factor = np.exp(np.hypot(*(np.log(one.high_us / one.latency_us) for one in (before, after))))
-    for (i, _), *ratios in zip(asked, ratio, ratio / factor, ratio * factor, strict=True):
-        found[i] = Rise(*(float(one) - 1.0 for one in ratios))
+    log_width = np.hypot(
+        np.log(before.high_us / before.latency_us), np.log(after.high_us / after.latency_us)
+    )
+    factor = np.exp(log_width)
+    rises = np.stack([ratio, ratio / factor, ratio * factor], axis=1) - 1.0
+    for i, rise in zip(asked, rises.tolist(), strict=True):
+        found[i] = Rise(*rise)
     return tuple(found)
 
 
@@ -220,13 +230,15 @@ def slower_than_best_kernel(rows: Sequence[PredictedPlace], model: GemmModel) ->
     such products were slower than the fastest kernel of its cost model, as another kernel or a
     lower clock makes them; 0 for other rows.
     """
-    works = [row.ops[0].estimate.op.workload for row in rows if len(row.ops) == 1 and model.rows]
-    gemms = [work for work in works if isinstance(work, Gemm)]
-    if len(gemms) < len(rows):  # the ops of a grid's places are the same
-        return (0.0,) * len(rows)
-    sizes = ([getattr(one, side) for one in gemms] for side in "mnk")
+    gemms = []
+    for row in rows:
+        work = row.ops[0].estimate.op.workload
+        if len(row.ops) != 1 or not isinstance(work, Gemm) or not model.rows:
+            return (0.0,) * len(rows)  # the ops of a grid's places are the same
+        gemms.append(work)
     batch = [min(one.batch, LARGEST_SIDE // one.m) for one in gemms]
-    found = model.predict(*sizes, batch=batch, layout=[one.layout for one in gemms])
+    layouts = [one.layout for one in gemms]
+    found = model.predict(*zip(*map(_SIDES, gemms), strict=True), batch=batch, layout=layouts)
     assert found.beyond is not None
     return tuple(found.beyond.clip(0.0).tolist())
 

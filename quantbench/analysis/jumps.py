@@ -14,18 +14,18 @@ from math import exp, log, sqrt
 
 import numpy as np
 
-from quantbench.analysis.blocks import Cause, compute_bound, num_blocks
-from quantbench.analysis.curves import Family, FittedCurve
+from quantbench.analysis.blocks import Cause, compute_bound, num_waves
+from quantbench.analysis.curves import Family, FittedCurve, OfFamily
 from quantbench.analysis.explain import CurveStep, cause_of
 from quantbench.analysis.periods import TileOf
 from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.step_detection import Break
 from quantbench.analysis.summary import Point, useful_work
 from quantbench.device.spec import DeviceSpec
-from quantbench.quantization import cdiv
 from quantbench.stats import median_interval
 from quantbench.sweep.refine import Gap, PlacedGap
 from quantbench.sweep.sizes import grain_of
+from quantbench.units import dashed
 
 # Smallest jump (log time) that is called a cliff, at any noise.
 SMALLEST_CLIFF = log(1.03)
@@ -68,15 +68,13 @@ class Jump:
         """The step, if it is a cliff: large, significant, between close sizes, and steeper than the
         work grows.
         """
-        step, levels = self.step, self.fitted.fit.levels
-        if (
-            step is None
-            or not self.close
-            or abs(step.log_jump) < max(SMALLEST_CLIFF, _SURE * step.standard_error)
-        ):
+        step = self.step
+        if step is None or not self.close:
             return None
-        grows = levels[self.index + 1] - levels[self.index] > self.log_growth
-        return step if step.log_jump < 0 or grows else None
+        if abs(step.log_jump) < max(SMALLEST_CLIFF, _SURE * step.standard_error):
+            return None
+        before, after = self.fitted.fit.levels[self.index : self.index + 2]
+        return step if step.log_jump < 0 or after - before > self.log_growth else None
 
     @property
     def log_height(self) -> float:
@@ -106,10 +104,10 @@ def _jumps(one: FittedCurve) -> Iterator[Jump]:
 
 
 @dataclass(frozen=True)
-class Cliff:
+class Cliff(OfFamily):
     """A jump of the time between two neighbours of a curve, beyond the trend.
 
-    axis, op, provider, variant, held: the curve (see `curves.Curve`).
+    held: values of the other axes.
     at, next: the last size before the jump and the first measured after it.
     keys: of the records on both sides.
     ratio, low, high: time after / before without the trend, with 95 % interval; below 1 the time
@@ -118,10 +116,6 @@ class Cliff:
     rate_ratio: useful work per second, after / before, trend included.
     """
 
-    axis: str
-    op: str
-    provider: str
-    variant: str
     held: Mapping[str, int]
     at: int
     next: int
@@ -136,10 +130,6 @@ class Cliff:
     before: Point = field(repr=False)
     after: Point = field(repr=False)
 
-    @property
-    def family(self) -> Family:
-        return (self.op, self.provider, self.variant)
-
 
 def find_cliffs(jumps: Iterable[Jump], spec: DeviceSpec, tile_of: TileOf) -> tuple[Cliff, ...]:
     """Finds the significant jumps, largest first: rises that lower the rate of useful work, and
@@ -147,7 +137,11 @@ def find_cliffs(jumps: Iterable[Jump], spec: DeviceSpec, tile_of: TileOf) -> tup
 
     tile_of: maps a point to its tile (see `periods.tile_finder`).
     """
-    found = [_cliff(jump, jump.cliff, spec, tile_of) for jump in jumps if jump.cliff is not None]
+    found = []
+    for jump in jumps:
+        step = jump.cliff
+        if step is not None:
+            found.append(_cliff(jump, step, spec, tile_of))
     return tuple(sorted(found, key=lambda cliff: -abs(log(cliff.ratio))))
 
 
@@ -177,15 +171,15 @@ def _cliff(jump: Jump, step: Break, spec: DeviceSpec, tile_of: TileOf) -> Cliff:
 
 # Fewest curves that have a common cliff.
 _FEWEST_CURVES = 8
-# Most kinds of cause listed for one size.
-_CAUSES_SAID = 2
+# Most kinds of cause named for one size.
+_CAUSES_NAMED = 2
 
 #: axis, op, provider, variant, and the sizes on both sides
 _Key = tuple[str, str, str, str, int, int]
 
 
 @dataclass(frozen=True)
-class CommonCliff:
+class CommonCliff(OfFamily):
     """A jump of the median time over many curves of one family, between sizes `at` and `next` of
     `axis`.
 
@@ -196,10 +190,6 @@ class CommonCliff:
         that do not; None if there are none, or no tile explains the family's steps.
     """
 
-    axis: str
-    op: str
-    provider: str
-    variant: str
     at: int
     next: int
     num_curves: int
@@ -221,8 +211,8 @@ class CommonCliff:
         """The two most costly kinds of cause with their number of curves: `wave edge 71, tile edge
         64`.
         """
-        said = [f"{kind} {number}" for kind, number in self.causes.items()]
-        return ", ".join(said[:_CAUSES_SAID]) or "unexplained"
+        words = [f"{kind} {number}" for kind, number in self.causes.items()]
+        return ", ".join(words[:_CAUSES_NAMED]) or "unexplained"
 
 
 def common_cliffs(
@@ -240,30 +230,32 @@ def common_cliffs(
     rises: dict[_Key, list[tuple[float, bool | None]]] = {}
     counted: set[tuple[_Key, str]] = set()
     for jump in jumps:
-        curve, sizes = jump.fitted.curve, jump.fitted.curve.sizes
+        curve = jump.fitted.curve
         if jump.close and compute_bound(jump.after.workload, spec):
-            key: _Key = (curve.axis, *curve.family, sizes[jump.index], sizes[jump.index + 1])
+            at, following = curve.sizes[jump.index : jump.index + 2]
+            key: _Key = (curve.axis, *curve.family, at, following)
             explanation = explained_by.get(curve.family)
             steps = None if explanation is None else _more_waves(jump, explanation)
             rises.setdefault(key, []).append((jump.log_rise, steps))
             counted.add((key, jump.before.key))
     heights: dict[_Key, dict[str, list[float]]] = {}
     for cliff in cliffs:
-        at = (cliff.axis, *cliff.family, cliff.at, cliff.next)
-        if cliff.ratio > 1 and (at, cliff.before.key) in counted:
-            heights.setdefault(at, {}).setdefault(cliff.cause.kind, []).append(log(cliff.ratio))
-    found = [_common(key, of_key, heights.get(key, {})) for key, of_key in rises.items()]
-    return tuple(sorted((c for c in found if c is not None), key=lambda c: -c.ratio))
+        key = (cliff.axis, *cliff.family, cliff.at, cliff.next)
+        if cliff.ratio > 1 and (key, cliff.before.key) in counted:
+            heights.setdefault(key, {}).setdefault(cliff.cause.kind, []).append(log(cliff.ratio))
+    found = []
+    for key, of_key in rises.items():
+        common = _common(key, of_key, heights.get(key, {}))
+        if common is not None:
+            found.append(common)
+    return tuple(sorted(found, key=lambda common: -common.ratio))
 
 
 def _more_waves(jump: Jump, explanation: Explanation) -> bool | None:
     """Returns whether the point after the gap needs more waves than the one before it."""
-    before, after = (
-        num_blocks(point.workload, explanation.tile) for point in (jump.before, jump.after)
-    )
-    if before is None or after is None:
-        return None
-    return cdiv(after, explanation.resident_blocks) > cdiv(before, explanation.resident_blocks)
+    before = num_waves(jump.before.workload, explanation.tile, explanation.resident_blocks)
+    after = num_waves(jump.after.workload, explanation.tile, explanation.resident_blocks)
+    return None if before is None or after is None else after > before
 
 
 def _common(
@@ -276,25 +268,18 @@ def _common(
     interval = median_interval(rises)
     if middle < SMALLEST_CLIFF or interval.low <= 0:
         return None
-    axis, op, provider, variant, at, following = key
-    causes = {
-        kind: len(heights[kind]) for kind in sorted(heights, key=lambda kind: -sum(heights[kind]))
-    }
+    kinds = sorted(heights, key=lambda kind: -sum(heights[kind]))
+    causes = {kind: len(heights[kind]) for kind in kinds}
     return CommonCliff(
-        axis,
-        op,
-        provider,
-        variant,
-        at,
-        following,
-        len(jumps),
-        exp(middle),
-        exp(interval.low),
-        exp(interval.high),
-        sum(causes.values()),
-        causes,
-        _median_ratio([rise for rise, steps in jumps if steps]),
-        _median_ratio([rise for rise, steps in jumps if steps is False]),
+        *key,
+        num_curves=len(jumps),
+        ratio=exp(middle),
+        low=exp(interval.low),
+        high=exp(interval.high),
+        num_cliffs=sum(causes.values()),
+        causes=causes,
+        stepping=_median_ratio([rise for rise, steps in jumps if steps]),
+        level=_median_ratio([rise for rise, steps in jumps if steps is False]),
     )
 
 
@@ -309,22 +294,26 @@ _MOST_GAPS = 32
 
 def find_gaps(jumps: Iterable[Jump]) -> tuple[PlacedGap, ...]:
     """Returns up to 32 gaps with a jump of 5 % or more, largest first."""
-    heights = [(jump.log_height, jump) for jump in jumps]
-    large = sorted(
-        (pair for pair in heights if pair[0] >= _SMALLEST_GAP), key=lambda pair: -pair[0]
-    )
-    return tuple(_gap(jump) for _, jump in large[:_MOST_GAPS])
+    large = []
+    for jump in jumps:
+        height = jump.log_height
+        if height >= _SMALLEST_GAP:
+            large.append((height, _gap(jump)))
+    large.sort(key=lambda pair: -pair[0])
+    return tuple(gap for _, gap in large[:_MOST_GAPS])
 
 
 def _gap(jump: Jump) -> PlacedGap:
-    curve, i = jump.fitted.curve, jump.index
+    fitted = jump.fitted
+    curve = fitted.curve
+    i = jump.index
     gap = Gap(
         curve.sizes[i],
         curve.sizes[i + 1],
         jump.before.latency_us,
         jump.after.latency_us,
-        float(jump.fitted.fit.trend[i]),
-        float(max(jump.fitted.sigma[i : i + 2])),
-        grain_of(curve.axis.replace("_", "-")),
+        float(fitted.fit.trend[i]),
+        float(max(fitted.sigma[i : i + 2])),
+        grain_of(dashed(curve.axis)),
     )
     return PlacedGap(gap, curve.axis, dict(curve.held), curve.op, curve.provider)

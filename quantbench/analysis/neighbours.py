@@ -5,14 +5,14 @@ two.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain
 
 import numpy as np
 
-from quantbench.analysis.summary import LayerRow, Point, rows_of, useful_work
+from quantbench.analysis.summary import LayerRow, Point, held_of, rows_of, useful_work
 
 #: relative distance within which a user may change a size
 NEAR = 0.10
@@ -20,9 +20,10 @@ NEAR = 0.10
 DOUBLE = 2
 # Smallest loss that is reported: larger for single times without samples, whose repetitions differ
 # by a few per cent.
-_SMALLEST_LOSS, _SMALLEST_LOSS_OF_FIGURES = 0.03, 0.08
+_SMALLEST_LOSS = 0.03
+_SMALLEST_LOSS_OF_FIGURES = 0.08
 # A larger size that takes at most this much longer counts as free.
-_FOR_NOTHING = 0.01
+_FREE = 0.01
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,10 @@ def rows_by_dtype(points: Sequence[Point]) -> tuple[LayerRow, ...]:
     """Returns the rows of `rows_of` separately for each dtype, because a table may hold one shape
     in several.
     """
-    found: list[LayerRow] = []
-    by_dtype = sorted(points, key=lambda p: p.workload.dtype)
-    for _, group in groupby(by_dtype, key=lambda p: p.workload.dtype):
-        found += rows_of(list(group))
-    return tuple(found)
+    by_dtype: dict[str, list[Point]] = defaultdict(list)
+    for point in points:
+        by_dtype[point.workload.dtype].append(point)
+    return tuple(chain.from_iterable(rows_of(by_dtype[dtype]) for dtype in sorted(by_dtype)))
 
 
 def curves_of_rows(rows: Iterable[LayerRow], axis: str) -> tuple[tuple[LayerRow, ...], ...]:
@@ -72,22 +72,20 @@ def curves_of_rows(rows: Iterable[LayerRow], axis: str) -> tuple[tuple[LayerRow,
     curves: dict[tuple[object, ...], list[LayerRow]] = {}
     for row in rows:
         if axis in row.axes:
-            held = tuple([item for item in row.axes.items() if item[0] != axis])
-            curves.setdefault((row.provider, row.points[0].workload.dtype, held), []).append(row)
-    return tuple(
-        (curve[0],)
-        if len(curve) == 1
-        else _of_usual_ops(sorted(curve, key=lambda row: row.axes[axis]))
-        for curve in curves.values()
-    )
+            key = (row.provider, row.points[0].workload.dtype, held_of(row.axes, axis))
+            curves.setdefault(key, []).append(row)
+    found = []
+    for curve in curves.values():
+        curve.sort(key=lambda row: row.axes[axis])
+        usual, number = Counter(map(_ops_and_modes, curve)).most_common(1)[0]
+        if number < len(curve):
+            curve = [row for row in curve if _ops_and_modes(row) == usual]
+        found.append(tuple(curve))
+    return tuple(found)
 
 
-def _of_usual_ops(curve: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
-    ops = [tuple([(point.op, point.mode) for point in row.points]) for row in curve]
-    if len(set(ops)) == 1:
-        return tuple(curve)
-    usual = Counter(ops).most_common(1)[0][0]
-    return tuple(row for row, own in zip(curve, ops, strict=True) if own == usual)
+def _ops_and_modes(row: LayerRow) -> tuple[tuple[str, str], ...]:
+    return tuple([(point.op, point.mode) for point in row.points])
 
 
 def bad_sizes_on(
@@ -98,9 +96,9 @@ def bad_sizes_on(
     doubles: whether to compare with sizes within a factor of DOUBLE (tp = 1, 2, 4, 8) instead of
         smaller ones within NEAR; `up_to` is then None.
     """
-    found = [
-        bad for curve in curves if len(curve) > 1 for bad in _of_curve(curve, axis, doubles=doubles)
-    ]
+    found: list[BadSize] = []
+    for curve in curves:
+        found += _of_curve(curve, axis, doubles=doubles)
     return tuple(sorted(found, key=lambda bad: -bad.loss))
 
 
@@ -108,17 +106,23 @@ def _of_curve(curve: Sequence[LayerRow], axis: str, *, doubles: bool) -> Iterabl
     sizes = [row.axes[axis] for row in curve]
     times_us = np.array([row.latency_us for row in curve])
     rates = np.array([row.work for row in curve]) / times_us
-    for i, (row, size) in enumerate(zip(curve, sizes, strict=True)):
-        first = bisect_left(sizes, size / DOUBLE if doubles else size * (1 - NEAR))
-        others = rates[first : bisect_right(sizes, DOUBLE * size) if doubles else i]
+    for i, row in enumerate(curve):
+        size = sizes[i]
+        if doubles:
+            first = bisect_left(sizes, size / DOUBLE)
+            stop = bisect_right(sizes, DOUBLE * size)
+        else:
+            first = bisect_left(sizes, size * (1 - NEAR))
+            stop = i
+        others = rates[first:stop]
         if not len(others) or others.max() <= rates[i]:
             continue
-        better, up_to = curve[first + int(np.argmax(others))], None
+        up_to = None
         if not doubles:
             above = times_us[i + 1 : bisect_right(sizes, size * (1 + NEAR))]
-            free = np.flatnonzero(above <= row.latency_us * (1 + _FOR_NOTHING))
+            free = np.flatnonzero(above <= row.latency_us * (1 + _FREE))
             up_to = sizes[i + 1 + int(free[-1])] if free.size else None
-        bad = _against(row, better, axis, up_to)
+        bad = _against(row, curve[first + int(np.argmax(others))], axis, up_to)
         if bad is not None:
             yield bad
 
@@ -126,25 +130,18 @@ def _of_curve(curve: Sequence[LayerRow], axis: str, *, doubles: bool) -> Iterabl
 def _against(row: LayerRow, better: LayerRow, axis: str, up_to: int | None) -> BadSize | None:
     """Returns the loss of one row against another; None if it is small or not significant."""
     ratio = (row.work / row.latency_us) / (better.work / better.latency_us)
-    loss, width = 1 - ratio, row.half_width + better.half_width
-    measured = has_spread(row) and has_spread(better)
-    smallest = loss - ratio * width
-    if (smallest if measured else loss) < (
-        _SMALLEST_LOSS if measured else _SMALLEST_LOSS_OF_FIGURES
-    ):
+    loss = 1 - ratio
+    low = None
+    high = None
+    if has_spread(row) and has_spread(better):
+        width = row.half_width + better.half_width
+        low = loss - ratio * width
+        high = loss + ratio * width
+        if low < _SMALLEST_LOSS:
+            return None
+    elif loss < _SMALLEST_LOSS_OF_FIGURES:
         return None
-    culprit, counterpart = _culprit(row, better)
-    return BadSize(
-        axis,
-        row,
-        better,
-        loss,
-        smallest if measured else None,
-        loss + ratio * width if measured else None,
-        up_to,
-        culprit,
-        counterpart,
-    )
+    return BadSize(axis, row, better, loss, low, high, up_to, *_culprit(row, better))
 
 
 def has_spread(row: LayerRow) -> bool:
@@ -157,10 +154,11 @@ def _culprit(row: LayerRow, better: LayerRow) -> tuple[Point, Point]:
     there.
     """
     there = {point.op: point for point in better.points}
-    excess: list[tuple[float, Point]] = []
-    for point in row.points:
+
+    def excess_us(point: Point) -> float:
         other = there[point.op]
         growth = useful_work(point.workload) / useful_work(other.workload)
-        excess.append((point.count * (point.latency_us - other.latency_us * growth), point))
-    _, culprit = max(excess, key=lambda pair: pair[0])
+        return point.count * (point.latency_us - other.latency_us * growth)
+
+    culprit = max(row.points, key=excess_us)
     return culprit, there[culprit.op]

@@ -5,14 +5,20 @@ family's latency.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 
 from quantbench.analysis.blocks import TileInUse, compute_bound, tile_in_use, tile_words
-from quantbench.analysis.curves import Family, FittedCurve, curve_family
+from quantbench.analysis.curves import (
+    Curve,
+    Family,
+    FittedCurve,
+    OfFamily,
+    curve_family,
+    even_parts,
+)
 from quantbench.analysis.staircase import (
     BLOCK_SIDES,
     CPU_BLOCK_SIDES,
@@ -26,7 +32,6 @@ from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.op_times import assumed_tile
 from quantbench.providers.catalog import UNPADDED
-from quantbench.quantization import cdiv
 from quantbench.units import percent
 from quantbench.workload import Gemm
 
@@ -42,7 +47,7 @@ _FEWEST_POINTS = 6
 
 
 @dataclass(frozen=True)
-class Period:
+class Period(OfFamily):
     """Tile and waves inferred from the steps of one curve family (op, provider, variant) along
     `axis`.
 
@@ -53,20 +58,12 @@ class Period:
     chosen: the reported explanation; None if none is clear.
     """
 
-    axis: str
-    op: str
-    provider: str
-    variant: str
     recovered: Recovered
     sm_count: int
     num_curves: int
     spacing: float | None = None
     spacing_error: float | None = None
-    chosen: Explanation | None = field(default=None)
-
-    @property
-    def family(self) -> Family:
-        return (self.op, self.provider, self.variant)
+    chosen: Explanation | None = None
 
     @property
     def sure_words(self) -> str:
@@ -95,100 +92,93 @@ def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec) -> tuple[Perio
     """
     families: dict[Family, dict[str, list[FittedCurve]]] = {}
     for one in fitted:
-        if (
-            isinstance(one.curve.points[0].workload, Gemm)
-            and len(one.curve.close_gaps) >= _FEWEST_POINTS - 1
-        ):
-            families.setdefault(one.curve.family, {}).setdefault(one.curve.axis, []).append(one)
+        curve = one.curve
+        if isinstance(curve.points[0].workload, Gemm) and _num_close(one) >= _FEWEST_POINTS - 1:
+            families.setdefault(curve.family, {}).setdefault(curve.axis, []).append(one)
     found = []
     for by_axis in families.values():
-        axis = max(
-            by_axis, key=lambda name: sum(len(one.curve.close_gaps) for one in by_axis[name])
-        )
-        found.append(_period(by_axis[axis], spec))
+        most = max(by_axis.values(), key=lambda curves: sum(map(_num_close, curves)))
+        found.append(_period(most, spec))
     return tuple(found)
+
+
+def _num_close(one: FittedCurve) -> int:
+    return len(one.curve.close_gaps)
 
 
 def _period(curves: Sequence[FittedCurve], spec: DeviceSpec) -> Period:
     chosen = _choose(curves, spec)
     # One resident block stands for kernels without waves: on a CPU core, and persistent kernels
     # that divide the last tiles.
-    most_per_sm = 0 if spec.kind == "cpu" else MOST_BLOCKS_PER_SM
-    resident = [1, *(spec.sm_count * per_sm for per_sm in range(1, most_per_sm + 1))]
-    sides = CPU_BLOCK_SIDES if spec.kind == "cpu" else BLOCK_SIDES
-    products = [
-        [p.workload for p in one.curve.points if isinstance(p.workload, Gemm)] for one in chosen
-    ]
+    resident = [1]
+    sides: tuple[int, ...] = CPU_BLOCK_SIDES
+    if spec.kind != "cpu":
+        resident += range(spec.sm_count, spec.sm_count * MOST_BLOCKS_PER_SM + 1, spec.sm_count)
+        sides = BLOCK_SIDES
+    products = [_products(one.curve) for one in chosen]
     recovered = recover(chosen, candidates(products, sides, resident))
     curve = curves[0].curve
-    best = min(recovered.best, key=lambda e: _strangeness(e, spec))
     spacing, error = _spacing(curves)
+    best = None
+    if recovered.verdict == "CONFIRMED":
+        best = min(recovered.best, key=lambda explanation: _plausibility(explanation, spec))
     return Period(
-        curve.axis,
-        *curve.family,
-        recovered,
-        spec.sm_count,
-        len(chosen),
-        spacing,
-        error,
-        best if recovered.verdict == "CONFIRMED" else None,
+        curve.axis, *curve.family, recovered, spec.sm_count, len(chosen), spacing, error, best
     )
+
+
+def _products(curve: Curve) -> list[Gemm]:
+    return [point.workload for point in curve.points if isinstance(point.workload, Gemm)]
 
 
 def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec) -> list[FittedCurve]:
     """Selects evenly spaced compute-bound curves, because a memory bound hides the waves."""
-    parts = []  # of at most _LONGEST_CURVE points
+    parts = []
+    bound = []
     for one in curves:
-        points = len(one.curve.points)
-        number = cdiv(points, _LONGEST_CURVE)
-        ends = pairwise(points * i // number for i in range(number + 1))
-        parts += [one] if number == 1 else [one.part(*both) for both in ends]
-    middles = [one.curve.points[len(one.curve.points) // 2].workload for one in parts]
-    bound = [
-        one for one, middle in zip(parts, middles, strict=True) if compute_bound(middle, spec)
-    ] or parts
-    number = min(
-        len(bound),
-        _MOST_CURVES,
-        max(1, _MOST_POINTS // max(len(one.curve.points) for one in bound)),
-    )
+        for ends in even_parts(len(one.curve.points), _LONGEST_CURVE):
+            part = one.part(*ends)
+            parts.append(part)
+            points = part.curve.points
+            if compute_bound(points[len(points) // 2].workload, spec):
+                bound.append(part)
+    bound = bound or parts
+    longest = max(len(one.curve.points) for one in bound)
+    number = min(len(bound), _MOST_CURVES, max(1, _MOST_POINTS // longest))
     return [bound[i * len(bound) // number] for i in range(number)]
 
 
-def _strangeness(explanation: Explanation, spec: DeviceSpec) -> tuple[float, ...]:
+def _plausibility(explanation: Explanation, spec: DeviceSpec) -> tuple[float, ...]:
     """Returns a sort key that selects one of several equivalent explanations.
 
     Prefers, in this order: few blocks per SM, sides that are powers of two, an aspect ratio up to
     two, a size near the device's assumed tile.
     """
     assumed = assumed_tile(spec)
-    sides = (explanation.block_m, explanation.block_n)
-    odd = sum(side & (side - 1) != 0 for side in sides)
-    away = abs(np.log(sides[0] / assumed.block_m)) + abs(np.log(sides[1] / assumed.block_n))
+    m = explanation.block_m
+    n = explanation.block_n
+    odd = (m.bit_count() > 1) + (n.bit_count() > 1)
+    aspect = max(_USUAL_ASPECT, m / n, n / m)
+    away = abs(np.log(m / assumed.block_m)) + abs(np.log(n / assumed.block_n))
     per_sm = explanation.per_sm(spec.sm_count) or 99
-    return (per_sm, odd, max(_USUAL_ASPECT, max(sides) / min(sides)), float(away), *sides)
+    return (per_sm, odd, aspect, float(away), m, n)
 
 
 def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]:
     """Returns the mean distance between steps on the curve with the most steps, and its standard
     error. Allows for missed steps, which leave gaps of a whole number of distances."""
-    best: list[float] = []
+    best = np.zeros(0)
     for one in curves:
-        sizes = one.curve.sizes
-        rises = [b for b in one.fit.breaks if b.log_jump > 4 * b.standard_error]
-        places = [(sizes[b.index] + sizes[b.index + 1]) / 2 for b in rises]
+        middles = np.convolve(one.curve.sizes, [0.5, 0.5], "valid")
+        rises = [b.index for b in one.fit.breaks if b.log_jump > 4 * b.standard_error]
+        places = middles[np.array(rises, dtype=np.intp)]
         best = max(best, places, key=len)
     if len(best) < 3:
         return None, None
-    usual = float(np.median([b - a for a, b in pairwise(best)]))
-    number = np.array(
-        [0, *np.cumsum([max(1, round((b - a) / usual)) for a, b in pairwise(best)])],
-        dtype=np.float64,
-    )
+    apart = np.diff(best)
+    number = np.append(0.0, np.cumsum(np.maximum(1, np.round(apart / np.median(apart)))))
     slope, offset = np.polyfit(number, best, 1)
-    scatter = float(
-        np.std(np.array(best) - slope * number - offset, ddof=2 if len(best) > 2 else 1)
-    )
+    scatter = float(np.std(best - slope * number - offset, ddof=2))
     if scatter > slope / 2:
         return None, None
     return float(slope), scatter / float(np.sqrt(((number - number.mean()) ** 2).sum()))
@@ -212,19 +202,19 @@ def tile_finder(spec: DeviceSpec, periods: Iterable[Period]) -> TileOf:
     @cache
     def without_launch(family: Family, dtype: str) -> TileInUse | None:
         period = by_family.get(family)
-        if period is not None and period.chosen is not None:
-            chosen = period.chosen
-            waves = not one_core and chosen.resident_blocks > 1
-            per_sm = chosen.per_sm(spec.sm_count) if waves else None
-            return TileInUse(
-                chosen.tile, chosen.resident_blocks, "steps", period.tile_words, waves, per_sm
-            )
         used = tile_in_use(spec, dtype, None)
+        if period is None:
+            return used
+        chosen = period.chosen
+        if chosen is not None:
+            resident = chosen.resident_blocks
+            waves = not one_core and resident > 1
+            per_sm = chosen.per_sm(spec.sm_count) if waves else None
+            return TileInUse(chosen.tile, resident, "steps", period.tile_words, waves, per_sm)
         assumed = Explanation(used.tile.block_m, used.tile.block_n, used.resident_blocks)
-        may_be = period is None or (
-            period.recovered.verdict == "INCONCLUSIVE" and assumed in period.recovered.plausible
-        )
-        return used if may_be else None
+        recovered = period.recovered
+        plausible = recovered.verdict == "INCONCLUSIVE" and assumed in recovered.plausible
+        return used if plausible else None
 
     def tile_of(point: Point) -> TileInUse | None:
         if point.provider in UNPADDED:

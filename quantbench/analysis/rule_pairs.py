@@ -8,12 +8,13 @@ ratios of time per unit of useful work, broken / kept: above 1, the rule helps.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
-from math import hypot, log
+from math import hypot, log, sqrt
 from operator import attrgetter
+from statistics import fmean
 
 import numpy as np
 
@@ -21,16 +22,18 @@ from quantbench.analysis.blocks import (
     TileInUse,
     compute_bound,
     num_blocks,
+    num_waves,
     padded,
     row_alignment_bytes,
 )
 from quantbench.analysis.curves import COARSE, LEAST_ERROR, MEDIAN_FACTOR, FittedCurve
 from quantbench.analysis.periods import TileOf
-from quantbench.analysis.summary import Point, counted, useful_work
+from quantbench.analysis.summary import Point, counted, held_of, useful_work
 from quantbench.device.spec import DeviceSpec
 from quantbench.megatron import megatron_fused_available
 from quantbench.quantization import quantize
 from quantbench.sweep.sizes import LINEAR_OPS
+from quantbench.units import dashed
 from quantbench.workload import Gemm, Softmax
 
 # A size with a neighbour on one side only (end of a range) counts if they are this close, in log
@@ -75,11 +78,10 @@ class Material:
 
     @cached_property
     def _sigma(self) -> dict[int, float]:
-        return {
-            id(point): float(sigma)
-            for one in self.fitted
-            for point, sigma in zip(one.curve.points, one.sigma, strict=True)
-        }
+        found: dict[int, float] = {}
+        for one in self.fitted:
+            found.update(zip(map(id, one.curve.points), one.sigma.tolist(), strict=True))
+        return found
 
     def sigma(self, point: Point) -> float:
         """Returns the standard error of a point's log time; from its samples alone if it is on no
@@ -121,67 +123,74 @@ def multiples(
         the axis.
     """
     by = divisor if isinstance(divisor, int) else divisor(material.spec)
-    curves = [
-        one for one in material.along(axis) if not ops or one.curve.op.partition(".")[0] in ops
-    ]
-    if not curves:
-        return f"no curve along {axis.replace('_', '-')}" + (f" of {', '.join(ops)}" if ops else "")
-    found = (_around_multiples(one, by, alike, same_padding, material, size_of) for one in curves)
-    pairs = [pair for own in found for pair in own]
-    return (
-        pairs
-        or f"no neighbouring values of {axis.replace('_', '-')} with one a multiple of {by} and the other not"
-    )
-
-
-def _around_multiples(
-    one: FittedCurve,
-    by: int,
-    alike: Sequence[int],
-    same_padding: bool,
-    material: Material,
-    size_of: Callable[[Point], int] | None,
-) -> Iterable[RulePair]:
-    curve = one.curve
-    sizes = curve.sizes if size_of is None else tuple(map(size_of, curve.points))
-    if not all(sizes):
-        return
-    for i, size in enumerate(sizes):
-        if size % by:
+    reason = f"no curve along {dashed(axis)}"
+    if ops:
+        reason += f" of {', '.join(ops)}"
+    pairs = []
+    for one in material.along(axis):
+        points = one.curve.points
+        if ops and one.curve.op.partition(".")[0] not in ops:
             continue
-
-        def fits(j: int, size: int = size, i: int = i) -> bool:
-            if sizes[j] % by == 0 or any((sizes[j] % d == 0) != (size % d == 0) for d in alike):
-                return False
-            pads = [padded(curve.points[k].workload) for k in (i, j)]
-            return not same_padding or pads[0] is None or pads[0][2] == (pads[1] or pads[0])[2]
-
-        below = next((j for j in _near(sizes, range(i - 1, -1, -1), size) if fits(j)), None)
-        above = next((j for j in _near(sizes, range(i + 1, len(sizes)), size) if fits(j)), None)
-        sides = [j for j in (below, above) if j is not None]
-        if len(sides) == 2 or (sides and abs(log(sizes[sides[0]] / size)) <= _VERY_NEAR):
-            yield _pair([curve.points[i]], [curve.points[j] for j in sides], material)
-
-
-def _near(sizes: Sequence[int], order: range, size: int) -> Iterable[int]:
-    """Returns indices from `order` up to the first whose size is not within COARSE of `size`."""
-    return takewhile(lambda j: abs(log(sizes[j] / size)) <= COARSE, order)
+        sizes = one.curve.sizes if size_of is None else list(map(size_of, points))
+        reason = f"no neighbouring values of {dashed(axis)} with one a multiple of {by}"
+        reason += " and the other not"
+        sized = [_Sized(*pair) for pair in zip(sizes, points, strict=True)]
+        if not all(sizes):
+            continue
+        for i, kept in enumerate(sized):
+            if kept.size % by:
+                continue
+            below = _nearest(kept, sized[:i][::-1], by, alike, same_padding)
+            above = _nearest(kept, sized[i + 1 :], by, alike, same_padding)
+            sides = [side for side in (below, above) if side is not None]
+            if len(sides) == 2 or (sides and kept.away(sides[0]) <= _VERY_NEAR):
+                pairs.append(_pair(kept.point, [side.point for side in sides], material))
+    return pairs or reason
 
 
-def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material) -> RulePair:
-    """Compares the geometric mean of the points that break the rule with that of those that keep
+@dataclass(frozen=True)
+class _Sized:
+    """A point with the size that a rule on multiples is about."""
+
+    size: int
+    point: Point
+
+    def away(self, other: _Sized) -> float:
+        """Returns the distance between the sizes, log size."""
+        return abs(log(other.size / self.size))
+
+
+def _nearest(
+    kept: _Sized, others: Sequence[_Sized], by: int, alike: Sequence[int], same_padding: bool
+) -> _Sized | None:
+    """Returns the first of `others` within COARSE that breaks the rule and is otherwise like
+    `kept`. The arguments are those of `multiples`.
+    """
+    pads = padded(kept.point.workload) if same_padding else None
+    for other in takewhile(lambda one: kept.away(one) <= COARSE, others):
+        if other.size % by == 0:
+            continue
+        if any((other.size % one == 0) != (kept.size % one == 0) for one in alike):
+            continue
+        if pads is None or pads[2] == (padded(other.point.workload) or pads)[2]:
+            return other
+    return None
+
+
+def _pair(kept: Point, broken: Sequence[Point], material: Material) -> RulePair:
+    """Compares the geometric mean of the points that break the rule with the point that keeps
     it.
     """
-    effect = float(np.mean([log_cost(p) for p in bad]) - np.mean([log_cost(p) for p in good]))
-    errors = [
-        float(np.sqrt(sum(material.sigma(p) ** 2 for p in side))) / len(side)
-        for side in (good, bad)
-    ]
+    effect = float(np.mean(list(map(log_cost, broken))) - log_cost(kept))
+    error = sqrt(sum(material.sigma(point) ** 2 for point in broken)) / len(broken)
     predicted = None
-    logs = [[_log_slots(point, material.tile_of(point)) for point in side] for side in (good, bad)]
-    if all(value is not None for side in logs for value in side):
-        predicted = float(np.mean(logs[1]) - np.mean(logs[0]))  # type: ignore[arg-type]
-    return RulePair(tuple(p.key for p in (*good, *bad)), effect, hypot(*errors), predicted)
+    kept_slots = _log_slots(kept, material.tile_of(kept))
+    slots = [_log_slots(point, material.tile_of(point)) for point in broken]
+    known = [one for one in slots if one is not None]
+    if kept_slots is not None and len(known) == len(broken):
+        predicted = float(np.mean(known) - kept_slots)
+    keys = (kept.key, *(point.key for point in broken))
+    return RulePair(keys, effect, hypot(material.sigma(kept), error), predicted)
 
 
 def _log_slots(point: Point, used: TileInUse | None) -> float | None:
@@ -189,11 +198,8 @@ def _log_slots(point: Point, used: TileInUse | None) -> float | None:
     GEMM. None if its tile is unknown or only assumed."""
     if used is None or used.source == "assumed" or not isinstance(point.workload, Gemm):
         return None
-    return -log(
-        quantize(
-            point.workload, used.tile, max(1, used.resident_blocks if used.waves else 1)
-        ).efficiency
-    )
+    resident = max(1, used.resident_blocks) if used.waves else 1
+    return -log(quantize(point.workload, used.tile, resident).efficiency)
 
 
 def halves(material: Material, axis: str) -> PairsOrReason:
@@ -202,13 +208,11 @@ def halves(material: Material, axis: str) -> PairsOrReason:
     for one in material.along(axis):
         at = dict(zip(one.curve.sizes, one.curve.points, strict=True))
         for size, whole in at.items():
-            half = at.get(size // 2) if size % 2 == 0 else None
-            if (
-                half is not None
-                and isinstance(whole.workload, Gemm)
-                and compute_bound(half.workload, material.spec)
-            ):
-                pairs.append(_pair([whole], [half], material))
+            half = at.get(size // 2)
+            if half is None or size % 2 or not isinstance(whole.workload, Gemm):
+                continue
+            if compute_bound(half.workload, material.spec):
+                pairs.append(_pair(whole, [half], material))
     return pairs or f"no product measured at both a value of {axis} and half of it"
 
 
@@ -216,19 +220,17 @@ def whole_waves(material: Material) -> PairsOrReason:
     """Pairs neighbours with the same tile: a last wave at least 90 % full, and another wave
     begun.
     """
-    pairs, known = [], False
+    pairs = []
+    reason = "the tile is not known: no kernel was recorded, and the steps do not identify one"
     for one in material.fitted:
-        uses = [material.tile_of(point) for point in one.curve.points]
-        known = known or any(
-            used is not None and used.source != "assumed" and used.waves for used in uses
-        )
+        points = one.curve.points
+        uses = list(map(material.tile_of, points))
+        if any(used is not None and used.source != "assumed" and used.waves for used in uses):
+            reason = "no neighbouring sizes with a full last wave before and a new wave after"
         for i in one.curve.close_gaps:
-            before, after = one.curve.points[i], one.curve.points[i + 1]
-            if _ends_a_wave(before, uses[i], after, uses[i + 1]):
-                pairs.append(_pair([before], [after], material))
-    if not pairs and not known:
-        return "the tile is not known: no kernel was recorded, and the steps do not identify one"
-    return pairs or "no neighbouring sizes with a full last wave before and a new wave after"
+            if _ends_a_wave(points[i], uses[i], points[i + 1], uses[i + 1]):
+                pairs.append(_pair(points[i], [points[i + 1]], material))
+    return pairs or reason
 
 
 def _ends_a_wave(
@@ -238,19 +240,21 @@ def _ends_a_wave(
         return False
     if (used.tile, used.resident_blocks) != (used_after.tile, used_after.resident_blocks):
         return False
-    blocks = num_blocks(before.workload, used.tile), num_blocks(after.workload, used.tile)
-    if blocks[0] is None or blocks[1] is None:
+    blocks = num_blocks(before.workload, used.tile)
+    waves_after = num_waves(after.workload, used.tile, used.resident_blocks)
+    if blocks is None or waves_after is None:
         return False
-    (waves, last), (waves_after, _) = (
-        divmod(count - 1, used.resident_blocks) for count in blocks if count
-    )
-    # Rows aligned to less than 16 bytes use another kernel; cache lines matter less.
-    whole, whole_after = (
-        (row_alignment_bytes(point.workload) or 0) >= 16 for point in (before, after)
-    )
-    return (
-        waves_after > waves and whole == whole_after and last + 1 >= _WHOLE * used.resident_blocks
-    )
+    # Waves before the last one, and the index of the last block in it.
+    waves, last = divmod(blocks - 1, used.resident_blocks)
+    full = last + 1 >= _WHOLE * used.resident_blocks
+    return full and waves_after > waves + 1 and _loads_in_full(before) == _loads_in_full(after)
+
+
+def _loads_in_full(point: Point) -> bool:
+    """Returns whether rows are aligned to 16 bytes: other rows use another kernel; cache lines
+    matter less.
+    """
+    return (row_alignment_bytes(point.workload) or 0) >= 16
 
 
 def fallbacks(
@@ -262,25 +266,31 @@ def fallbacks(
     same: fields that must be equal.
     what: description of the sizes that break the rule.
     """
-    points = [(p, p.workload) for p in material.points if isinstance(p.workload, Softmax)]
-    if not points:
-        return "no softmax was measured"
-    good = [(p, work) for p, work in points if p.provider != FALLBACK and _fused(work)]
-    bad = [(p, work) for p, work in points if p.provider == FALLBACK and breaks(work)]
-    if not good or not bad:
-        missing = f"the fallback with {what}" if good else "a fused softmax where the rule is kept"
-        return f"not measured: {missing}"
-    pairs = []
+    # Points of fused softmaxes by what a pair has in common.
+    kept: dict[tuple[object, ...], list[tuple[Point, Softmax]]] = defaultdict(list)
+    broken: list[tuple[Point, Softmax]] = []
+    reason = "no softmax was measured"
     fixed = attrgetter(*same, "dtype", "mask", "direction")
-    for point, work in bad:
-        alike = [
-            (abs(log(w.live_elements / work.live_elements)), p)
-            for p, w in good
-            if p.mode == point.mode and fixed(w) == fixed(work)
-        ]
+    for point in material.points:
+        work = point.workload
+        if not isinstance(work, Softmax):
+            continue
+        reason = "not measured: a fused softmax where the rule is kept"
+        if point.provider != FALLBACK and _fused(work):
+            kept[point.mode, *fixed(work)].append((point, work))
+        elif point.provider == FALLBACK and breaks(work):
+            broken.append((point, work))
+    if kept and not broken:
+        return f"not measured: the fallback with {what}"
+    if not kept:
+        return reason
+    pairs = []
+    for point, work in broken:
+        alike = kept.get((point.mode, *fixed(work)))
         if alike:
-            _, nearest = min(alike, key=lambda pair: pair[0])
-            pairs.append(_pair([nearest], [point], material))
+            elements = work.live_elements
+            nearest, _ = min(alike, key=lambda one: abs(log(one[1].live_elements / elements)))
+            pairs.append(_pair(nearest, [point], material))
     return pairs or f"no pair of softmax with the same {', '.join(same)}, one fused and one {what}"
 
 
@@ -299,7 +309,7 @@ def _fused(work: Softmax) -> bool:
 def first_of(material: Material, finders: Sequence[PairFinder]) -> PairsOrReason:
     """Returns the pairs of the first finder with any, else the first finder's reason."""
     results = [finder(material) for finder in finders]
-    return next((found for found in results if not isinstance(found, str)), results[0])
+    return next(filter(lambda found: not isinstance(found, str), results), results[0])
 
 
 @dataclass(frozen=True)
@@ -320,60 +330,56 @@ def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
     groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = defaultdict(
         lambda: defaultdict(dict)
     )
-    for point in sorted(
-        material.points, key=lambda p: -p.latency_us
-    ):  # the fastest of each op comes last and stays
+    # The fastest of each op comes last and stays.
+    for point in sorted(material.points, key=lambda p: -p.latency_us):
         if axis in point.axes:
-            held = tuple((name, value) for name, value in point.axes.items() if name != axis)
-            groups[held, point.workload.dtype][point.axes[axis]][point.op] = point
+            key = (held_of(point.axes, axis), point.workload.dtype)
+            groups[key][point.axes[axis]][point.op] = point
     found = []
     for by_value in groups.values():
-        everywhere = set.intersection(*(set(ops) for ops in by_value.values()))
-        common = counted(
-            op for op in everywhere if len({ops[op].mode for ops in by_value.values()}) == 1
-        )
-        if any(name.partition(".")[0] in LINEAR_OPS for name in common):
-            found.append(
-                {v: _layer([ops[name] for name in common], material) for v, ops in by_value.items()}
-            )
+        everywhere = set.intersection(*map(set, by_value.values()))
+        in_one_mode = []
+        for op in everywhere:
+            if len({ops[op].mode for ops in by_value.values()}) == 1:
+                in_one_mode.append(op)
+        common = counted(in_one_mode)
+        if not any(name.partition(".")[0] in LINEAR_OPS for name in common):
+            continue
+        layers = {}
+        for value, ops in by_value.items():
+            layers[value] = _layer([ops[name] for name in common], material)
+        found.append(layers)
     return found
 
 
 def _layer(points: Sequence[Point], material: Material) -> _Layer:
-    times = [p.latency_us * p.count for p in points]
-    work = sum(useful_work(p.workload) * p.count for p in points)
-    error = float(
-        np.sqrt(sum((t * material.sigma(p)) ** 2 for t, p in zip(times, points, strict=True)))
-    ) / sum(times)
-    return _Layer(tuple(p.key for p in points), log(sum(times) / work), error)
+    total_us = sum(point.total_us for point in points)
+    work = sum(useful_work(point.workload) * point.count for point in points)
+    error = sqrt(sum((point.total_us * material.sigma(point)) ** 2 for point in points)) / total_us
+    return _Layer(tuple(point.key for point in points), log(total_us / work), error)
 
 
 def best_value(material: Material, axis: str, value: int) -> PairsOrReason:
     """Compares whole layers at `value` of `axis` with the fastest other value."""
-    groups = [layers for layers in _layers(material, axis) if value in layers and len(layers) > 1]
-    if not groups:
-        return f"no layer at {axis} = {value} with other values to compare"
     by_rival: dict[int, list[RulePair]] = defaultdict(list)
-    for layers in groups:
-        for rival in layers.keys() - {value}:
+    for layers in _layers(material, axis):
+        for rival in layers.keys() - {value} if value in layers else ():
             by_rival[rival].append(_between(layers[value], layers[rival]))
-    return min(
-        by_rival.values(), key=lambda pairs: float(np.mean([pair.log_effect for pair in pairs]))
-    )
+    if not by_rival:
+        return f"no layer at {axis} = {value} with other values to compare"
+    return min(by_rival.values(), key=lambda pairs: fmean(pair.log_effect for pair in pairs))
 
 
 def doublings(material: Material, axis: str) -> PairsOrReason:
     """Compares whole layers at each value of `axis` with twice that value."""
-    pairs = [
-        _between(layers[value], layers[2 * value])
-        for layers in _layers(material, axis)
-        for value in layers
-        if 2 * value in layers
-    ]
+    pairs = []
+    for layers in _layers(material, axis):
+        for value, layer in layers.items():
+            if 2 * value in layers:
+                pairs.append(_between(layer, layers[2 * value]))
     return pairs or f"no layer measured at both a value of {axis} and twice that"
 
 
-def _between(good: _Layer, bad: _Layer) -> RulePair:
-    return RulePair(
-        good.keys + bad.keys, bad.log_cost - good.log_cost, hypot(good.sigma, bad.sigma)
-    )
+def _between(kept: _Layer, broken: _Layer) -> RulePair:
+    error = hypot(kept.sigma, broken.sigma)
+    return RulePair(kept.keys + broken.keys, broken.log_cost - kept.log_cost, error)

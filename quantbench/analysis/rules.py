@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, product, starmap
 from math import exp, lcm, log, sqrt
+from operator import add, attrgetter
 
 import numpy as np
 
@@ -37,13 +39,15 @@ from quantbench.stats import CONFIDENCE, median_interval, normal_quantile
 from quantbench.sweep.axes import Held
 from quantbench.sweep.sizes import LINEAR_OPS
 from quantbench.units import counted
+from quantbench.workload import Softmax
 
 #: smallest relative effect for which a rule is worth following
 MARGIN = 0.01
+_SMALLEST_EFFECT = log(1 + MARGIN)
 # Fewest pairs whose median has a distribution-free interval.
 _MANY = 6
 # Pairs that scatter by more than this many times their standard errors are inconsistent.
-_AT_ODDS = 2.0
+_INCONSISTENT = 2.0
 # Most record keys kept as evidence, of possibly thousands.
 _MOST_EVIDENCE = 200
 
@@ -54,28 +58,32 @@ def verdict_on(rule: RuleOfThumb, found: PairsOrReason) -> Verdict:
     CONFIRMED if the whole interval of the effect is above 1 + MARGIN, REFUTED if it is below, else
     INCONCLUSIVE; NOT TESTED if `found` is a reason instead of pairs.
     """
-    about = (rule.id, rule.statement, rule.claim)
     if isinstance(found, str):
-        return Verdict(*about, "NOT TESTED", reason=found)
+        return Verdict(rule.id, rule.statement, rule.claim, "NOT TESTED", reason=found)
     middle, low, high = _interval(found)
-    least = log(1 + MARGIN)
-    verdict = "CONFIRMED" if low > least else "REFUTED" if high < least else "INCONCLUSIVE"
-    reason = (
-        "the interval holds both a gain worth having and none" if verdict == "INCONCLUSIVE" else ""
-    )
+    verdict = "INCONCLUSIVE"
+    reason = "the interval holds both a gain worth having and none"
+    if low > _SMALLEST_EFFECT or high < _SMALLEST_EFFECT:
+        verdict = "CONFIRMED" if low > _SMALLEST_EFFECT else "REFUTED"
+        reason = ""
+    predicted = None
     predictions = [pair.predicted for pair in found if pair.predicted is not None]
-    keys = tuple(dict.fromkeys(key for pair in found for key in pair.keys))
+    if len(predictions) == len(found):
+        predicted = exp(float(np.median(predictions)))
+    keys = tuple(dict.fromkeys(chain.from_iterable(pair.keys for pair in found)))
     return Verdict(
-        *about,
+        rule.id,
+        rule.statement,
+        rule.claim,
         verdict,
-        exp(middle),
-        exp(low),
-        exp(high),
-        len(found),
-        exp(float(np.median(predictions))) if len(predictions) == len(found) else None,
-        keys[:_MOST_EVIDENCE],
-        len(keys),
-        reason,
+        effect=exp(middle),
+        low=exp(low),
+        high=exp(high),
+        num_pairs=len(found),
+        predicted=predicted,
+        evidence=keys[:_MOST_EVIDENCE],
+        evidence_total=len(keys),
+        reason=reason,
     )
 
 
@@ -91,23 +99,22 @@ def _interval(pairs: Sequence[RulePair]) -> tuple[float, float, float]:
     width = normal_quantile()
     reach = width * sqrt(float((errors**2).sum())) / len(pairs)
     if len(pairs) >= _MANY:
-        interval, middle = median_interval(effects), float(np.median(effects))
+        interval = median_interval(effects)
+        middle = float(np.median(effects))
         # Order statistics of equal effects would have zero width.
         return middle, min(interval.low, middle - reach), max(interval.high, middle + reach)
     mean = float(effects.mean())
     if len(pairs) > 1:
         scatter = float(effects.std(ddof=1))
-        if scatter > _AT_ODDS * float(np.sqrt((errors**2).mean())):
-            lows, highs = effects - width * errors, effects + width * errors
-            if lows.min() > log(1 + MARGIN) or highs.max() < log(1 + MARGIN):
-                return mean, float(lows.min()), float(highs.max())
+        if scatter > _INCONSISTENT * float(np.sqrt((errors**2).mean())):
+            low = float((effects - width * errors).min())
+            high = float((effects + width * errors).max())
+            if low > _SMALLEST_EFFECT or high < _SMALLEST_EFFECT:
+                return mean, low, high
             from scipy import special
 
-            reach = (
-                float(special.stdtrit(len(pairs) - 1, (1 + CONFIDENCE) / 2))
-                * scatter
-                / sqrt(len(pairs))
-            )
+            quantile = float(special.stdtrit(len(pairs) - 1, (1 + CONFIDENCE) / 2))
+            reach = quantile * scatter / sqrt(len(pairs))
     return mean, mean - reach, mean + reach
 
 
@@ -162,7 +169,8 @@ class RuleOfThumb(Rule):
 
 def _around(bases: Sequence[int], offsets: Sequence[int]) -> str:
     """Formats all values base + offset: `1984,2048,2112`."""
-    return ",".join(str(v) for v in sorted({base + offset for base in bases for offset in offsets}))
+    values = set(starmap(add, product(bases, offsets)))
+    return ",".join(map(str, sorted(values)))
 
 
 def _linear(bases: Sequence[int], offsets: Sequence[int]) -> Experiment:
@@ -176,22 +184,18 @@ def _hidden_sm_count(spec: DeviceSpec) -> Experiment:
 
 
 def _k(offsets: Sequence[int]) -> Experiment:
-    return Experiment(
-        (f"k={_around((1024, 2048, 4096, 8192), offsets)}",), Held(m=4096, n=4096, layout="nt")
-    )
+    values = _around((1024, 2048, 4096, 8192), offsets)
+    return Experiment((f"k={values}",), Held(m=4096, n=4096, layout="nt"))
 
 
 def _head_dim(values: str) -> Experiment:
-    heads = 32
-    return Experiment(
-        (f"head-dim={values}",), Held(hidden=64 * heads, heads=heads, seq=2048, ops=("attention",))
-    )
+    held = Held(hidden=2048, heads=32, seq=2048, ops=("attention",))
+    return Experiment((f"head-dim={values}",), held)
 
 
 def _vocab(offsets: Sequence[int]) -> Experiment:
-    return Experiment(
-        (f"vocab={_around((32000, 50304, 128256), offsets)}",), Held(hidden=4096, seq=2048)
-    )
+    values = _around((32000, 50304, 128256), offsets)
+    return Experiment((f"vocab={values}",), Held(hidden=4096, seq=2048))
 
 
 def _softmax(*dims: str, heads: int = 0, seq: int = 0) -> Experiment:
@@ -201,8 +205,10 @@ def _softmax(*dims: str, heads: int = 0, seq: int = 0) -> Experiment:
 
 def _layer(spec: DeviceSpec, dim: str) -> Experiment:
     """Builds a layer experiment: large enough to time on a GPU, smaller on a CPU core."""
-    hidden, seq = (256, 128) if spec.kind == "cpu" else (4096, 2048)
-    return Experiment((dim,), Held(hidden=hidden, heads=32, seq=seq, ops=_LAYER_OPS))
+    held = Held(hidden=4096, heads=32, seq=2048, ops=_LAYER_OPS)
+    if spec.kind == "cpu":
+        held = replace(held, hidden=256, seq=128)
+    return Experiment((dim,), held)
 
 
 _GROUPED = ("experts_up", "experts_up_gate", "experts_down")
@@ -211,8 +217,20 @@ _EXPERTS = Held(hidden=2048, experts=8, top_k=2, moe_ffn=2048, vocab=32000, seq=
 
 def _expert_rows(offsets: Sequence[int]) -> Experiment:
     """Builds an experiment over rows per expert, a quarter of the tokens."""
-    rows = _around((128, 256, 512, 1024), offsets).split(",")
-    return Experiment((f"tokens={','.join(str(4 * int(one)) for one in rows)}",), _EXPERTS)
+    tokens = _around((512, 1024, 2048, 4096), [4 * offset for offset in offsets])
+    return Experiment((f"tokens={tokens}",), _EXPERTS)
+
+
+def _expert_widths(bases: Sequence[int], offsets: Sequence[int]) -> Experiment:
+    return Experiment((f"moe-ffn={_around(bases, offsets)}",), replace(_EXPERTS, seq=4096))
+
+
+# Finds pairs by the rows of the experts, which the tokens set.
+_multiples_of_rows = partial(multiples, axis="tokens", ops=(*_GROUPED, "moe"), size_of=rows_of)
+
+
+def _breaks_only_batches_per_block(work: Softmax) -> bool:
+    return work.batch % 4 == 0 and work.batch % batches_per_block(work.cols) != 0
 
 
 _BIGSCIENCE = "https://github.com/bigscience-workshop/bigscience/blob/master/train"
@@ -232,108 +250,174 @@ _GROUPED_GEMM = ("https://github.com/deepseek-ai/DeepGEMM/issues/15",)
 
 RULES: tuple[RuleOfThumb, ...] = (
     RuleOfThumb(
-        "hidden-128", "hidden % 128 == 0", "multiples of 128 fill whole tiles; other sizes are slower", _PREQUEL,
+        "hidden-128",
+        "hidden % 128 == 0",
+        "multiples of 128 fill whole tiles; other sizes are slower",
+        _PREQUEL,
         partial(multiples, axis="hidden", divisor=128, alike=(64,), ops=LINEAR_OPS),
         lambda _: _linear((1024, 2048, 3072, 4096, 6144), (-64, 0, 64)),
     ),
     RuleOfThumb(
-        "hidden-sm-count", "hidden % SM count == 0", "the tiles fill whole waves", _PREQUEL,
-        partial(multiples, axis="hidden", divisor=lambda spec: spec.sm_count, alike=(64, 128), ops=LINEAR_OPS),
+        "hidden-sm-count",
+        "hidden % SM count == 0",
+        "the tiles fill whole waves",
+        _PREQUEL,
+        partial(
+            multiples,
+            axis="hidden",
+            divisor=attrgetter("sm_count"),
+            alike=(64, 128),
+            ops=LINEAR_OPS,
+        ),
         _hidden_sm_count,
     ),
     RuleOfThumb(
-        "hidden-864", "hidden % 864 == 0",
-        "multiples of both 128 and 108 (BigScience; but 128 does not divide 864)", _PREQUEL,
+        "hidden-864",
+        "hidden % 864 == 0",
+        "multiples of both 128 and 108 (BigScience; but 128 does not divide 864)",
+        _PREQUEL,
         partial(multiples, axis="hidden", divisor=864, alike=(32, 64, 128), ops=LINEAR_OPS),
         lambda _: _linear((1728, 2592, 3456, 5184, 6912), (-128, 0, 128)),
     ),
     RuleOfThumb(
-        "k-8", "k % 8 == 0", "16-bit rows start at multiples of 16 bytes and are loaded in full", _MATRIX_GUIDE,
-        partial(multiples, axis="k", divisor=8), lambda _: _k((-4, -2, -1, 0, 1, 2, 4)),
+        "k-8",
+        "k % 8 == 0",
+        "16-bit rows start at multiples of 16 bytes and are loaded in full",
+        _MATRIX_GUIDE,
+        partial(multiples, axis="k", divisor=8),
+        lambda _: _k((-4, -2, -1, 0, 1, 2, 4)),
     ),
     RuleOfThumb(
-        "k-64", "k % 64 == 0", "rows start at cache lines, and the last step of the reduction is full", _MATRIX_GUIDE,
-        partial(multiples, axis="k", divisor=64, alike=(8,)), lambda _: _k((-32, -16, -8, 0, 8, 16, 32)),
+        "k-64",
+        "k % 64 == 0",
+        "rows start at cache lines, and the last step of the reduction is full",
+        _MATRIX_GUIDE,
+        partial(multiples, axis="k", divisor=64, alike=(8,)),
+        lambda _: _k((-32, -16, -8, 0, 8, 16, 32)),
     ),
     RuleOfThumb(
-        "head-dim-8", "head_dim % 8 == 0", "attention rows start at multiples of 16 bytes", _PREQUEL,
+        "head-dim-8",
+        "head_dim % 8 == 0",
+        "attention rows start at multiples of 16 bytes",
+        _PREQUEL,
         partial(multiples, axis="head_dim", divisor=8, same_padding=True, ops=_ATTENTION_OPS),
         lambda _: _head_dim("68,70,72,74,76,100,102,104,106,108,116,118,120,122,124"),
     ),
     RuleOfThumb(
-        "head-dim-64", "head_dim % 64 == 0", "attention pads to whole tiles of 64", _PREQUEL,
+        "head-dim-64",
+        "head_dim % 64 == 0",
+        "attention pads to whole tiles of 64",
+        _PREQUEL,
         partial(multiples, axis="head_dim", divisor=64, alike=(8,), ops=_ATTENTION_OPS),
         lambda _: _head_dim("56,64,72,112,120,128,136,184,192,200"),
     ),
     RuleOfThumb(
-        "vocab-8", "vocab % 8 == 0", "rows of the logits start at multiples of 16 bytes", _MATRIX_GUIDE,
-        partial(multiples, axis="vocab", divisor=8, ops=("logits",)), lambda _: _vocab((-4, -1, 0, 1, 4)),
+        "vocab-8",
+        "vocab % 8 == 0",
+        "rows of the logits start at multiples of 16 bytes",
+        _MATRIX_GUIDE,
+        partial(multiples, axis="vocab", divisor=8, ops=("logits",)),
+        lambda _: _vocab((-4, -1, 0, 1, 4)),
     ),
     RuleOfThumb(
-        "vocab-128", "vocab % 128 == 0",
-        "the logits fill their tiles (Megatron pads the vocabulary to it)", _VOCAB_PADDING,
+        "vocab-128",
+        "vocab % 128 == 0",
+        "the logits fill their tiles (Megatron pads the vocabulary to it)",
+        _VOCAB_PADDING,
         partial(multiples, axis="vocab", divisor=128, alike=(8,), ops=("logits",)),
         lambda _: _vocab((-64, -8, 0, 8, 64)),
     ),
     RuleOfThumb(
-        "heads-mbs-4", "heads / TP × MBS % 4 == 0",
-        "Megatron's fused softmax runs instead of its fallback", _FUSED_SOFTMAX,
+        "heads-mbs-4",
+        "heads / TP × MBS % 4 == 0",
+        "Megatron's fused softmax runs instead of its fallback",
+        _FUSED_SOFTMAX,
         partial(
-            fallbacks, breaks=lambda work: work.batch % 4 != 0, same=("rows", "cols"),
+            fallbacks,
+            breaks=lambda work: work.batch % 4 != 0,
+            same=("rows", "cols"),
             what="heads / TP × MBS no multiple of 4",
         ),
         lambda _: _softmax("heads=8,9,10,15,16,17,24,26,32,33", seq=2048),
     ),
     RuleOfThumb(
-        "batches-per-block", "heads / TP × MBS % batches_per_block == 0",
-        "the fused softmax runs: rows of up to 128 columns need a multiple of 8, not 4", _APEX_SOFTMAX,
+        "batches-per-block",
+        "heads / TP × MBS % batches_per_block == 0",
+        "the fused softmax runs: rows of up to 128 columns need a multiple of 8, not 4",
+        _APEX_SOFTMAX,
         partial(
-            fallbacks, breaks=lambda work: work.batch % 4 == 0 and work.batch % batches_per_block(work.cols) != 0,
-            same=("rows", "cols"), what="heads / TP × MBS a multiple of 4 and not of 8",
+            fallbacks,
+            breaks=_breaks_only_batches_per_block,
+            same=("rows", "cols"),
+            what="heads / TP × MBS a multiple of 4 and not of 8",
         ),
         lambda _: _softmax("heads=8,12,16,20,24,28,32,36,64,68", "seq=64,128"),
     ),
     RuleOfThumb(
-        "softmax-sk-2048", "16 < sk <= 2048", "the fused softmax of early Megatron versions runs", _APEX_SOFTMAX,
+        "softmax-sk-2048",
+        "16 < sk <= 2048",
+        "the fused softmax of early Megatron versions runs",
+        _APEX_SOFTMAX,
         partial(
-            fallbacks, breaks=lambda work: work.cols > 2048, same=("batch",), what="rows of more than 2048 columns"
+            fallbacks,
+            breaks=lambda work: work.cols > 2048,
+            same=("batch",),
+            what="rows of more than 2048 columns",
         ),
         lambda _: _softmax("seq=1024,1536,2048,2112,2560,3072,4096", heads=16),
     ),
     RuleOfThumb(
-        "mbs-2", "MBS == 2", "a micro-batch of two is the fastest per token", _PREQUEL,
-        partial(best_value, axis="mbs", value=2), lambda spec: _layer(spec, "mbs=1,2,4,8"), gpu_only=False,
+        "mbs-2",
+        "MBS == 2",
+        "a micro-batch of two is the fastest per token",
+        _PREQUEL,
+        partial(best_value, axis="mbs", value=2),
+        lambda spec: _layer(spec, "mbs=1,2,4,8"),
+        gpu_only=False,
     ),
     RuleOfThumb(
-        "tp-shrinks-n", "TP as small as memory allows", "each doubling of TP halves n and slows every GPU",
+        "tp-shrinks-n",
+        "TP as small as memory allows",
+        "each doubling of TP halves n and slows every GPU",
         _RULES_OF_THUMB,
         partial(first_of, finders=(partial(doublings, axis="tp"), partial(halves, axis="n"))),
-        lambda spec: _layer(spec, "tp=1,2,4,8"), gpu_only=False,
+        lambda spec: _layer(spec, "tp=1,2,4,8"),
+        gpu_only=False,
     ),
     RuleOfThumb(
-        "whole-waves", "tiles % (SM count × blocks per SM) == 0", "no wave runs nearly empty", _MATRIX_GUIDE,
+        "whole-waves",
+        "tiles % (SM count × blocks per SM) == 0",
+        "no wave runs nearly empty",
+        _MATRIX_GUIDE,
         whole_waves,
         # Small m and small steps of n: for any tile, some size fills the last wave to 90 % or more.
         lambda _: Experiment(("n=4096:16384:256@edges",), Held(m=512, k=4096, layout="nt")),
     ),
     RuleOfThumb(
-        "expert-rows-64", "tokens per expert % 64 == 0", "the rows of every expert fill tiles of 64", _GROUPED_GEMM,
-        partial(multiples, axis="tokens", divisor=64, ops=(*_GROUPED, "moe"), size_of=rows_of),
+        "expert-rows-64",
+        "tokens per expert % 64 == 0",
+        "the rows of every expert fill tiles of 64",
+        _GROUPED_GEMM,
+        partial(_multiples_of_rows, divisor=64),
         lambda _: _expert_rows((-32, -16, 0, 16, 32)),
     ),
     RuleOfThumb(
-        "expert-rows-128", "tokens per expert % 128 == 0", "the rows of every expert fill tiles of 128", _GROUPED_GEMM,
-        partial(multiples, axis="tokens", divisor=128, alike=(64,), ops=(*_GROUPED, "moe"), size_of=rows_of),
+        "expert-rows-128",
+        "tokens per expert % 128 == 0",
+        "the rows of every expert fill tiles of 128",
+        _GROUPED_GEMM,
+        partial(_multiples_of_rows, divisor=128, alike=(64,)),
         lambda _: _expert_rows((-64, 0, 64)),
     ),
     RuleOfThumb(
-        "expert-width-128", "expert_ffn / TP % 128 == 0",
-        "the columns of every expert fill tiles of 128", _GROUPED_GEMM,
+        "expert-width-128",
+        "expert_ffn / TP % 128 == 0",
+        "the columns of every expert fill tiles of 128",
+        _GROUPED_GEMM,
         partial(multiples, axis="moe_ffn", divisor=128, alike=(64,), ops=_GROUPED),
-        lambda _: Experiment((f"moe-ffn={_around((1024, 1536, 2048, 3072), (-64, 0, 64))}",),
-                             replace(_EXPERTS, seq=4096)),
+        lambda _: _expert_widths((1024, 1536, 2048, 3072), (-64, 0, 64)),
     ),
-)  # fmt: skip
+)
 
 
 def rule_named(name: str) -> RuleOfThumb:
@@ -346,27 +430,30 @@ def rule_named(name: str) -> RuleOfThumb:
 
 def judge_all(material: Material, rules: Sequence[RuleOfThumb] = RULES) -> tuple[Verdict, ...]:
     """Returns a verdict on each rule; rules about GPUs are NOT TESTED on a run of a CPU."""
-    return tuple(
-        verdict_on(rule, rule.find(material) if rule.applies_to(material.spec) else _ONLY_GPUS)
-        for rule in rules
-    )
+    verdicts = []
+    for rule in rules:
+        found = rule.find(material) if rule.applies_to(material.spec) else _ONLY_GPUS
+        verdicts.append(verdict_on(rule, found))
+    return tuple(verdicts)
 
 
 def untested_lines(verdicts: Sequence[Verdict], spec: DeviceSpec) -> list[str]:
     """Formats the untested rules in up to two lines: rules that this device could test, and GPU
     rules on a CPU.
     """
-    untested = [v for v in verdicts if v.verdict == "NOT TESTED"]
-    own = [v for v in untested if rule_named(v.rule).applies_to(spec)]
-    other = len(untested) - len(own)
+    own = {}
+    gpu_rules = 0
+    for one in verdicts:
+        if one.verdict == "NOT TESTED" and rule_named(one.rule).applies_to(spec):
+            own[one.rule] = one.reason
+        elif one.verdict == "NOT TESTED":
+            gpu_rules += 1
     lines = []
     if len(own) == 1:
-        lines.append(f"{own[0].rule} not tested: {own[0].reason}")
+        lines += [f"{rule} not tested: {reason}" for rule, reason in own.items()]
     elif own:
-        names = ", ".join(v.rule for v in own)
-        lines.append(
-            f"{len(own)} rules not tested: {names}; `quantbench check --experiment NAME` measures one"
-        )
-    if other:
-        lines.append(f"{counted(other, 'rule')} {_ONLY_GPUS}")
+        how = "`quantbench check --experiment NAME` measures one"
+        lines.append(f"{len(own)} rules not tested: {', '.join(own)}; {how}")
+    if gpu_rules:
+        lines.append(f"{counted(gpu_rules, 'rule')} {_ONLY_GPUS}")
     return lines

@@ -50,20 +50,22 @@ def rank_test(
     unsure: relative half-width of what all times of a or of b have in common, such as the error of
         their mean clock.
 
-    >>> test = rank_test([10.0, 10.1, 9.9, 10.2, 9.8, 10.05], [12.0, 12.1, 11.9, 12.2, 11.8, 12.05], 0.01)
+    >>> a_us = [10.0, 10.1, 9.9, 10.2, 9.8, 10.05]
+    >>> b_us = [12.0, 12.1, 11.9, 12.2, 11.8, 12.05]
+    >>> test = rank_test(a_us, b_us, 0.01)
     >>> round(test.ratio, 2), test.p < 0.01
     (1.2, True)
     """
-    a, b = untied(a_us), untied(b_us)
+    a = untied(a_us)
+    b = untied(b_us)
     ratio, low, high = _ratio_interval(a, b)
     if low is None or high is None:
         return RatioTest(ratio, None, None, 1.0)
     margin = (1 + tolerance) * (1 + unsure)
     slower = _p_greater(b, a * margin)
     faster = _p_greater(a, b * margin)
-    return RatioTest(
-        ratio, low / (1 + unsure), high * (1 + unsure), min(1.0, 2 * min(slower, faster))
-    )
+    p = min(1.0, 2 * min(slower, faster))
+    return RatioTest(ratio, low / (1 + unsure), high * (1 + unsure), p)
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
@@ -75,7 +77,7 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
     """
     adjusted = [1.0] * len(p_values)
     highest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         highest = max(highest, min(1.0, p_values[index] * (len(p_values) - rank)))
         adjusted[index] = highest
     return tuple(adjusted)
@@ -87,9 +89,8 @@ def _p_greater(large: FloatArray, small: FloatArray) -> float:
 
     both = np.concatenate((large, small))
     exact = both.size <= _EXACT_UP_TO and np.unique(both).size == both.size
-    result = mannwhitneyu(
-        large, small, alternative="greater", method="exact" if exact else "asymptotic"
-    )
+    method = "exact" if exact else "asymptotic"
+    result = mannwhitneyu(large, small, alternative="greater", method=method)
     # If all values are equal, the test returns nan, which is no evidence.
     return 1.0 if np.isnan(result.pvalue) else float(result.pvalue)
 
@@ -142,25 +143,28 @@ class Wander:
 
 def wander(a: Run, b: Run, points: int) -> Wander:
     """Computes the drift of the reference points in two runs. points: number of points compared."""
-    ours, theirs = reference_medians(a.records), reference_medians(b.records)
-    noise_a, noise_b = reference_noise(ours), reference_noise(theirs)
-    common = ours.keys() & theirs.keys()
+    of_a = reference_medians(a.records)
+    of_b = reference_medians(b.records)
+    noise_a = reference_noise(of_a)
+    noise_b = reference_noise(of_b)
     shift = None
+    common = of_a.keys() & of_b.keys()
     if common:  # runs of several devices have several references
-        shift = median([median(theirs[key]) / median(ours[key]) for key in common])
+        shift = median([median(of_b[key]) / median(of_a[key]) for key in common])
     # Bonferroni: quantile for the largest of all points; of few repeats, Student's, because they
     # barely tell the noise.
     confidence = 1 - (1 - CONFIDENCE) / max(points, 1)
     z = normal_quantile(confidence)
     if noise_a is None or noise_b is None:
-        pooled, freedom = pooled_noise((*ours.values(), *theirs.values()))
+        pooled, freedom = pooled_noise((*of_a.values(), *of_b.values()))
         if freedom:
             from scipy import special
 
             noise_a = noise_b = pooled
             z = float(special.stdtrit(freedom, (1 + confidence) / 2))
     allowance = exp(z * hypot(noise_a or 0.0, noise_b or 0.0)) - 1
-    repeats_a, repeats_b = (sum(map(len, side.values())) for side in (ours, theirs))
+    repeats_a = sum(map(len, of_a.values()))
+    repeats_b = sum(map(len, of_b.values()))
     return Wander(repeats_a, repeats_b, noise_a, noise_b, allowance, shift)
 
 
@@ -179,9 +183,12 @@ def pooled_noise(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
     """Returns (relative standard deviation around each group's mean, degrees of freedom); (0, 0) if
     none repeats.
     """
-    logs = [np.log(group) for group in groups]
-    freedom = sum(len(group) - 1 for group in logs)
-    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in logs)
+    freedom = 0
+    squares = 0.0
+    for group in groups:
+        logs = np.log(group)
+        freedom += len(logs) - 1
+        squares += float(((logs - logs.mean()) ** 2).sum())
     return (sqrt(squares / freedom) if freedom else 0.0), freedom
 
 
@@ -189,10 +196,9 @@ def reference_noise(medians_us: dict[str, list[float]]) -> float | None:
     """Returns the relative standard deviation of the medians around those of their reference; None
     for too few.
     """
-    ratios = [
-        1 + log(us / median(of_key))
-        for of_key in medians_us.values()
-        if len(of_key) > 1
-        for us in of_key
-    ]
+    ratios: list[float] = []
+    for of_key in medians_us.values():
+        if len(of_key) > 1:
+            middle_us = median(of_key)
+            ratios += [1 + log(us / middle_us) for us in of_key]
     return noise(ratios) if len(ratios) >= _FEWEST else None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
+from operator import attrgetter, itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -74,22 +75,22 @@ def candidates(
 
     >>> sizes = [[Gemm(m=4096, n=n, k=64) for n in range(256, 4096, 256)]]
     >>> found = candidates(sizes, (128, 256), (108, 216))
-    >>> [members for members in found.members if Explanation(128, 256, 108) in members]
-    [(Explanation(block_m=128, block_n=128, resident_blocks=216), Explanation(block_m=128,
-    block_n=256, \
-resident_blocks=108), Explanation(block_m=256, block_n=128, resident_blocks=108))]
+    >>> for members in found.members:
+    ...     if Explanation(128, 256, 108) in members:
+    ...         print(*members, sep="\\n")
+    Explanation(block_m=128, block_n=128, resident_blocks=216)
+    Explanation(block_m=128, block_n=256, resident_blocks=108)
+    Explanation(block_m=256, block_n=128, resident_blocks=108)
     """
-    tiles = [(m, n) for m, n in product(sides, sides) if m * n <= _LARGEST_TILE]
-    flat = [gemm for curve in products for gemm in curve]
-    m, n, batch = (
-        np.array([getattr(gemm, name) for gemm in flat], dtype=np.int64)
-        for name in ("m", "n", "batch")
-    )
-    ends = np.cumsum([len(curve) for curve in products])
+    sizes = map(attrgetter("m", "n", "batch"), chain.from_iterable(products))
+    m, n, batch = np.array(list(sizes), dtype=np.int64).T
+    ends = np.cumsum(list(map(len, products)))
     by_class: dict[bytes, list[Explanation]] = {}
     rows: list[Ints] = []
     at_a_time = np.array(sorted(resident), dtype=np.int64)
-    for block_m, block_n in tiles:
+    for block_m, block_n in product(sides, sides):
+        if block_m * block_n > _LARGEST_TILE:
+            continue
         num_tiles = batch * -(-m // block_m) * -(-n // block_n)
         waves = -(-num_tiles // at_a_time[:, None])
         waves = waves.astype(np.int32)
@@ -100,7 +101,7 @@ resident_blocks=108), Explanation(block_m=256, block_n=128, resident_blocks=108)
                 by_class[key] = []
                 rows.append(waves[i])
             by_class[key].append(Explanation(block_m, block_n, int(count)))
-    return Candidates(np.stack(rows), tuple(tuple(members) for members in by_class.values()))
+    return Candidates(np.stack(rows), tuple(map(tuple, by_class.values())))
 
 
 def _shape(waves: Ints, ends: Ints) -> npt.NDArray[np.float32]:
@@ -125,18 +126,23 @@ _MOST_SHARE = 1.05
 # Gaussian process of the trend: (amplitude in log time, length in log size) of large slow bends
 # (memory- to compute- bound) and of slight faster ones; wide priors for level and elasticity.
 _TREND_BENDS = ((0.5, 2.0), (0.05, 0.5))
-_TREND_LEVEL, _TREND_ELASTICITY = 10.0, 1.0
+_TREND_LEVEL = 10.0
+_TREND_ELASTICITY = 1.0
 # Smallest probability of the best class for a clear result.
 CONFIDENT = 0.95
 #: smallest explained share of the deviations from the trend for any tile, and for a clear result
-EXPLAINS_LITTLE, EXPLAINS_MUCH = 0.3, 0.4
+EXPLAINS_LITTLE = 0.3
+EXPLAINS_MUCH = 0.4
 # From this many curves on, confidence is at most the share of bootstrap resamples that the class
 # wins.
-_FEWEST_TO_RESAMPLE, _RESAMPLES, _RESAMPLE_SEED = 8, 200, 0
+_FEWEST_TO_RESAMPLE = 8
+_RESAMPLES = 200
+_RESAMPLE_SEED = 0
 # Smallest improvement of the fit (twice log likelihood) that is evidence for waves.
 _LEAST_IMPROVEMENT = 12.0
 # Smallest likelihood of a rival relative to the best class, and the largest number of rivals.
-_RIVAL, _MOST_RIVALS = 0.01, 5
+_RIVAL = 0.01
+_MOST_RIVALS = 5
 # "no waves" requires that the waves of three in four candidates would improve the fit by more than
 # this.
 _WOULD_SHOW = 100.0
@@ -182,24 +188,28 @@ def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
         confidence = min(confidence, _share_of_wins(misfit, best))
     gain = null.sum() - total[best]
     explained = float(np.clip(gain / max(null.sum() - freedom, 1e-9), 0.0, 1.0))
-    if gain / scale < _LEAST_IMPROVEMENT or found.waves[best].max() == found.waves[best].min():
-        rising = visible[found.waves.max(axis=1) > found.waves.min(axis=1)]
-        would_show = not rising.size or np.quantile(rising, 0.25) / scale > _WOULD_SHOW
-        verdict, reason = ("REFUTED", "no waves") if would_show else ("INCONCLUSIVE", "")
+    verdict = "INCONCLUSIVE"
+    reason = ""
+    rises = np.ptp(found.waves, axis=1) > 0
+    if gain / scale < _LEAST_IMPROVEMENT or not rises[best]:
+        rising = visible[rises]
+        if not rising.size or np.quantile(rising, 0.25) / scale > _WOULD_SHOW:
+            verdict = "REFUTED"
+            reason = "no waves"
     elif explained < EXPLAINS_LITTLE:
-        verdict, reason = "REFUTED", "no single tile"
-    else:
-        sure = confidence >= CONFIDENT and explained >= EXPLAINS_MUCH
-        verdict, reason = "CONFIRMED" if sure else "INCONCLUSIVE", ""
-    likely = [int(i) for i in order[1 : _MOST_RIVALS + 1] if weight[i] >= _RIVAL]
+        verdict = "REFUTED"
+        reason = "no single tile"
+    elif confidence >= CONFIDENT and explained >= EXPLAINS_MUCH:
+        verdict = "CONFIRMED"
+    rivals = [found.members[i] for i in order[1 : _MOST_RIVALS + 1] if weight[i] >= _RIVAL]
     return Recovered(
         verdict,
         reason,
         found.members[best],
         confidence,
         explained,
-        tuple(found.members[i][0] for i in likely),
-        frozenset(explanation for i in (best, *likely) for explanation in found.members[i]),
+        rivals=tuple(map(itemgetter(0), rivals)),
+        plausible=frozenset(found.members[best]).union(*rivals),
     )
 
 
@@ -223,7 +233,8 @@ def _misfits(curves: Sequence[FittedCurve], waves: Ints) -> tuple[Floats, Floats
         null[i] = y @ y
         for number, log_of in enumerate(logs):
             x = log_of[own] @ whiten.T
-            xx, xy = np.einsum("ij,ij->i", x, x), x @ y
+            xx = np.einsum("ij,ij->i", x, x)
+            xy = x @ y
             visible += xx if number == 0 else 0.0
             share = np.clip(xy / np.maximum(xx, 1e-12), 0.0, _MOST_SHARE)
             misfit[i] = np.minimum(misfit[i], null[i] - 2 * share * xy + share**2 * xx)

@@ -9,6 +9,7 @@ alternate from several initial trends, and the cheapest result is kept.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
@@ -104,16 +105,17 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
             sums = _Sums(log_size, log_time, sigma, trend)
             new_cost, new_starts = _partition(sums)
             for c in np.flatnonzero(new_cost < cost - 1e-9):
-                cost[c], starts[c], trends[c] = new_cost[c], new_starts[c], trend[c]
+                cost[c] = new_cost[c]
+                starts[c] = new_starts[c]
+                trends[c] = trend[c]
             trend = _trend(sums, _Flat.of(new_starts, points), trend, near)
     flat = _Flat.of(starts, points)
     per_piece = _Sums(log_size, log_time, sigma, trends).cost(flat.curve, flat.start, flat.stop)
     chi2 = np.bincount(flat.curve, per_piece, minlength=curves).astype(np.float64)
     # A piece of one point has no degree of freedom; the prior makes a slope count as half a
     # parameter.
-    spent = np.bincount(
-        flat.curve, np.where(flat.stop - flat.start > 1, 1.5, 1.0), minlength=curves
-    ).astype(np.float64)
+    parameters = np.where(flat.stop - flat.start > 1, 1.5, 1.0)
+    spent = np.bincount(flat.curve, parameters, minlength=curves).astype(np.float64)
     return Pieces(log_size, log_time, sigma, tuple(starts), trends, cost, points - spent, chi2)
 
 
@@ -125,23 +127,24 @@ def join(
     parts: for each part, its Pieces and its row in them.
     log_size, log_time, sigma: arrays of the whole curve (points,).
     """
-    starts, trends, first = [], [], 0
+    starts = []
+    trends = []
+    first = 0
+    totals = np.zeros((3, 1))  # cost, freedom and chi2 of the curve
     for pieces, row in parts:
-        starts.append(pieces.starts[row] + first)
         trend = pieces.trend[row]
-        trends += (
-            [trend[:1], trend] if first else [trend]
-        )  # the gap at the cut takes the trend of the next gap
+        starts.append(pieces.starts[row] + first)
+        # The gap at the cut takes the trend of the next gap.
+        trends.append(np.append(trend[:1], trend) if first else trend)
         first += pieces.log_time.shape[1]
+        totals[:, 0] += (pieces.cost[row], pieces.freedom[row], pieces.chi2[row])
     return Pieces(
         log_size[None],
         log_time[None],
         sigma[None],
         (np.concatenate(starts),),
         np.concatenate(trends)[None],
-        cost=np.array([sum(pieces.cost[row] for pieces, row in parts)]),
-        freedom=np.array([sum(pieces.freedom[row] for pieces, row in parts)]),
-        chi2=np.array([sum(pieces.chi2[row] for pieces, row in parts)]),
+        *totals,
     )
 
 
@@ -161,24 +164,28 @@ def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
     fitted = mean_z[piece] + slope[piece] * (sums.u - mean_u[piece])
     levels = fitted + sums.offset[:, None] + _integral(pieces.trend, pieces.log_size)
     (second,) = np.nonzero(flat.start > 0)  # pieces that follow a break
-    curve, split = flat.curve[second], flat.start[second]
+    curve = flat.curve[second]
+    split = flat.start[second]
     edge = (sums.u[curve, split - 1] + sums.u[curve, split]) / 2
-    (before, before_variance), (after, after_variance) = (
-        (
-            mean_z[side] + slope[side] * (edge - mean_u[side]),
-            1 / weight[side] + (edge - mean_u[side]) ** 2 / (suu[side] + sums.ridge),
-        )
-        for side in (second - 1, second)
-    )
-    jumps, errors = after - before, np.sqrt(before_variance + after_variance)
-    breaks: list[list[Break]] = [[] for _ in pieces.starts]
+
+    def at_edge(side: Ints) -> tuple[Floats, Floats]:
+        """Returns value and variance of the pieces `side` at the edges (breaks,)."""
+        away = edge - mean_u[side]
+        variance = 1 / weight[side] + away**2 / (suu[side] + sums.ridge)
+        return mean_z[side] + slope[side] * away, variance
+
+    before, before_variance = at_edge(second - 1)
+    after, after_variance = at_edge(second)
+    errors = np.sqrt(before_variance + after_variance)
     first, last = _places(sums, curve, flat.start[second - 1], split, flat.stop[second])
-    columns = (curve, split - 1, jumps, errors, first, last)
-    for c, *one in zip(*(column.tolist() for column in columns), strict=True):
+    columns = map(np.ndarray.tolist, (split - 1, after - before, errors, first, last))
+    breaks: dict[int, list[Break]] = defaultdict(list)
+    for c, *one in zip(curve.tolist(), *columns, strict=True):
         breaks[c].append(Break(*one))
-    return tuple(
-        PiecewiseFit(tuple(own), levels[c], pieces.trend[c]) for c, own in enumerate(breaks)
-    )
+    fits = []
+    for c in range(len(pieces.starts)):
+        fits.append(PiecewiseFit(tuple(breaks[c]), levels[c], pieces.trend[c]))
+    return tuple(fits)
 
 
 class _Sums:
@@ -222,15 +229,15 @@ class _Sums:
 
 def _moments(sums: Floats) -> tuple[Floats, ...]:
     w, wu, wz, wuu, wuz, wzz = sums
-    mean_u, mean_z = wu / w, wz / w
+    mean_u = wu / w
+    mean_z = wz / w
     return w, mean_u, mean_z, wuu - wu * mean_u, wuz - wu * mean_z, wzz - wz * mean_z
 
 
 def _cost(moments: tuple[Floats, ...]) -> Floats:
     _, _, _, suu, suz, szz = moments
-    cost: Floats = np.maximum(
-        szz - suz**2 / (suu + _Sums.ridge), 0.0
-    )  # rounding may make it negative
+    # Rounding may make it negative.
+    cost: Floats = np.maximum(szz - suz**2 / (suu + _Sums.ridge), 0.0)
     return cost
 
 
@@ -244,8 +251,8 @@ class _Flat:
 
     @classmethod
     def of(cls, starts: Sequence[Ints], points: int) -> _Flat:
-        counts = [len(own) for own in starts]
-        start = np.concatenate(list(starts))
+        counts = list(map(len, starts))
+        start = np.concatenate(starts)
         stop = np.append(start[1:], points)
         stop[np.cumsum(counts) - 1] = points
         return cls(np.repeat(np.arange(len(starts)), counts), start, stop)
@@ -279,7 +286,8 @@ def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
     distinct, which = np.unique(last, axis=0, return_inverse=True)
     found = []
     for previous in distinct.tolist():
-        starts, stop = [], points
+        starts = []
+        stop = points
         while stop > 0:
             stop = previous[stop]
             starts.append(stop)
@@ -295,7 +303,8 @@ def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
     gaps = (sums.u[:, 1:] + sums.u[:, :-1]) / 2
     at = np.clip((gaps[pieces.curve] < mean_u[:, None]).sum(axis=1), 0, gaps.shape[1] - 1)
     # Fitted slopes are relative to the previous trend, so it is added back.
-    weight, weighted_slope = np.zeros_like(trend), np.zeros_like(trend)
+    weight = np.zeros_like(trend)
+    weighted_slope = np.zeros_like(trend)
     np.add.at(weight, (pieces.curve, at), suu)
     np.add.at(weighted_slope, (pieces.curve, at), suz + suu * trend[pieces.curve, at])
     # A prior at the mean slope stabilises gaps without a long piece nearby.
@@ -303,9 +312,8 @@ def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
     mean_slope = np.divide(
         weighted_slope.sum(axis=1, keepdims=True), total, out=trend.copy(), where=total > 0
     )
-    around, slope_around = (
-        (values[:, None, :] @ near)[:, 0] for values in (weight, weighted_slope)
-    )
+    around = (weight[:, None, :] @ near)[:, 0]
+    slope_around = (weighted_slope[:, None, :] @ near)[:, 0]
     blend = (slope_around + sums.ridge * mean_slope) / (around + sums.ridge)
     clipped: Floats = np.clip(blend, *_TREND_RANGE)
     return clipped

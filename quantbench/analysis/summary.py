@@ -5,9 +5,11 @@ peak.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from operator import attrgetter
+from typing import Any, TypeGuard
 
 from quantbench import units
 from quantbench.device.spec import DeviceSpec
@@ -15,12 +17,13 @@ from quantbench.latency.op_times import peak_share
 from quantbench.launch import Launch
 from quantbench.measurement import GRADES, Grade, Measurement
 from quantbench.stats import median, noise
-from quantbench.store.record import Measured, Record
+from quantbench.store.record import Measured, Outcome, Record
 from quantbench.units import latency
 from quantbench.workload import Workload
 
 _OP_NAMES = (
-    "qkv", "scores", "softmax", "context", "attention", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down",
+    "qkv", "scores", "softmax", "context", "attention", "proj",
+    "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down",
     "permute", "experts_up", "experts_up_gate", "experts_down", "unpermute", "logits",
 )  # fmt: skip
 
@@ -60,6 +63,11 @@ class Point:
     mode: str = "unknown"
     floor_us: float | None = None
 
+    @property
+    def total_us(self) -> float:
+        """Time of all `count` runs of the workload."""
+        return self.latency_us * self.count
+
 
 @dataclass(frozen=True)
 class LayerRow:
@@ -88,6 +96,11 @@ class LayerRow:
     logits: tuple[Point, ...] = ()
     missing: tuple[str, ...] = ()
 
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """Names of the ops summed."""
+        return tuple(map(attrgetter("op"), self.points))
+
     @cached_property
     def work(self) -> float:
         """Floating-point operations of all ops, or bytes if there are none (collectives)."""
@@ -97,7 +110,7 @@ class LayerRow:
     @property
     def logits_us(self) -> float | None:
         """Time of `logits`, which `latency_us` excludes; None if there are none."""
-        return sum(p.latency_us * p.count for p in self.logits) if self.logits else None
+        return sum(map(attrgetter("total_us"), self.logits)) if self.logits else None
 
     @property
     def floor_us(self) -> float | None:
@@ -118,6 +131,31 @@ def useful_work(workload: Workload) -> int:
     return workload.flops or workload.min_bytes
 
 
+def held_of(axes: Mapping[str, int], axis: str) -> tuple[tuple[str, int], ...]:
+    """Returns (name, value) of all axes but `axis`."""
+    return tuple([item for item in axes.items() if item[0] != axis])
+
+
+def values_along(rows: Iterable[LayerRow], axis: str) -> set[int | None]:
+    """Returns the values of an axis; None stands for the rows without it."""
+    return {row.axes.get(axis) for row in rows}
+
+
+def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values with those of nested mappings under dotted names.
+
+    >>> flattened({"seed": 0, "timing": {"mode": "graph"}})
+    {'seed': 0, 'timing.mode': 'graph'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{inner}": one for inner, one in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
 def op_order(label: str) -> tuple[int, str]:
     """Returns a sort key for op labels: in layer order, each forward op before its gradients,
     unknown ops last.
@@ -135,67 +173,61 @@ def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
 
     Leaves out repetitions of the reference points, and measurements rejected as impossible.
     """
-    found = []
+    found: list[Point] = []
     for record in records:
-        outcome = record.outcome
-        if (
-            record.role == "point"
-            and isinstance(outcome, Measured)
-            and outcome.grade.letter != "rejected"
-        ):
-            found += list(_points(record, outcome, spec))
+        if record.role == "point" and is_accepted(record.outcome):
+            found += _points(record, record.outcome, spec)
     return tuple(sorted(found, key=lambda p: (tuple(p.axes.values()), p.provider, op_order(p.op))))
+
+
+def is_accepted(outcome: Outcome) -> TypeGuard[Measured]:
+    """Returns whether a point was measured, and the measurement not rejected as impossible."""
+    return isinstance(outcome, Measured) and outcome.grade.letter != "rejected"
 
 
 def rejected_lines(records: Iterable[Record]) -> list[str]:
     """Returns how many times `points_of` leaves out because they were rejected, a line for each
     kind of reason.
     """
-    kinds = Counter(
-        record.outcome.grade.reasons[0].partition(":")[0]
-        for record in records
-        if record.role == "point"
-        and isinstance(record.outcome, Measured)
-        and record.outcome.grade.letter == "rejected"
-    )
-    return [
-        f"{units.counted(number, 'time')} left out: {kind}" for kind, number in kinds.most_common()
-    ]
+    kinds: Counter[str] = Counter()
+    for record in records:
+        outcome = record.outcome
+        if record.role == "point" and isinstance(outcome, Measured) and not is_accepted(outcome):
+            kinds[outcome.grade.reasons[0].partition(":")[0]] += 1
+    lines = []
+    for kind, number in kinds.most_common():
+        lines.append(f"{units.counted(number, 'time')} left out: {kind}")
+    return lines
 
 
 def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Point]:
     measurement = outcome.measurement
     stated = measurement.stated
-    latency_us, interval = stated.latency_us, stated.interval
-    num_samples = len(measurement.samples_us)
-    spread = 0.0 if num_samples == 1 else noise(stated.times_us)
     work = record.workload
-    tflops = work.flops / latency_us / 1e6
-    gb_per_s = work.min_bytes / latency_us / 1e3
-    clocks_mhz = measurement.clocks_mhz
-    clock_mhz = median(clocks_mhz) if clocks_mhz else None
+    num_samples = len(measurement.samples_us)
+    first = Point(
+        key=record.key,
+        axes={},
+        op="",
+        count=1,
+        provider=record.provider,
+        workload=work,
+        launch=record.launch,
+        latency_us=stated.latency_us,
+        low_us=stated.interval.low,
+        high_us=stated.interval.high,
+        tflops=work.flops / stated.latency_us / 1e6,
+        gb_per_s=work.min_bytes / stated.latency_us / 1e3,
+        peak_share=peak_share(work, stated.latency_us, spec),
+        grade=outcome.grade,
+        num_samples=num_samples,
+        noise=0.0 if num_samples == 1 else noise(stated.times_us),
+        clock_mhz=median(measurement.clocks_mhz) if measurement.clocks_mhz else None,
+        mode=measurement.mode,
+        floor_us=measurement.floor_us,
+    )
     for place in record.places:
-        yield Point(
-            record.key,
-            place.axes,
-            place.op,
-            place.count,
-            record.provider,
-            work,
-            record.launch,
-            latency_us,
-            interval.low,
-            interval.high,
-            tflops,
-            gb_per_s,
-            peak_share(work, latency_us, spec),
-            outcome.grade,
-            num_samples,
-            spread,
-            clock_mhz,
-            measurement.mode,
-            measurement.floor_us,
-        )
+        yield replace(first, axes=place.axes, op=place.op, count=place.count)
 
 
 # Times below this are published with their floor, which is 2 % or more of them.
@@ -212,16 +244,13 @@ def floor_lines(times: Iterable[tuple[float, Point | Measurement]]) -> list[str]
     for latency_us, of in times:
         if latency_us < _FLOOR_BELOW_US and of.floor_us is not None:
             floors[of.mode].append(of.floor_us)
-    ends = {
-        mode: dict.fromkeys((latency(min(found)), latency(max(found))))
-        for mode, found in floors.items()
-    }
-    said = [f"{' to '.join(both)} (empty kernel, {mode})" for mode, both in ends.items()]
-    return (
-        [f"times under {_FLOOR_BELOW_US:.0f} µs include a floor of {' or '.join(said)}"]
-        if said
-        else []
-    )
+    words = []
+    for mode, found in floors.items():
+        ends = dict.fromkeys((latency(min(found)), latency(max(found))))
+        words.append(f"{' to '.join(ends)} (empty kernel, {mode})")
+    if not words:
+        return []
+    return [f"times under {_FLOOR_BELOW_US:.0f} µs include a floor of {' or '.join(words)}"]
 
 
 def rows_of(points: Sequence[Point]) -> tuple[LayerRow, ...]:
@@ -241,10 +270,13 @@ def rows_of(points: Sequence[Point]) -> tuple[LayerRow, ...]:
 
 def _row(points: tuple[Point, ...], ops: Collection[str]) -> LayerRow:
     whole = row_of(points, ops)
-    logits = tuple([p for p in points if p.op.startswith("logits")])
-    if not logits or len(logits) == len(points):
+    parts: dict[bool, list[Point]] = {False: [], True: []}
+    for point in points:
+        parts[point.op.startswith("logits")].append(point)
+    if not parts[False] or not parts[True]:
         return whole
-    layer = tuple(p for p in points if p not in logits)
+    layer = tuple(parts[False])
+    logits = tuple(parts[True])
     return replace(row_of(layer), logits=logits, grade=whole.grade, missing=whole.missing)
 
 
@@ -252,10 +284,10 @@ def row_of(points: tuple[Point, ...], ops: Collection[str] = ()) -> LayerRow:
     """Sums the points of one place under the provider of the first. ops: names of all ops of a
     complete row.
     """
-    latency_us = sum([p.latency_us * p.count for p in points])
+    latency_us = sum([p.total_us for p in points])
     # Independent errors: the squares of the half-widths add.
     width_us = sum([((p.high_us - p.low_us) / 2 * p.count) ** 2 for p in points]) ** 0.5
-    known = [p.peak_share * (p.latency_us * p.count) for p in points if p.peak_share is not None]
+    known = [p.peak_share * p.total_us for p in points if p.peak_share is not None]
     return LayerRow(
         axes=points[0].axes,
         provider=points[0].provider,
@@ -291,17 +323,15 @@ def layer_rows(points: Sequence[Point]) -> tuple[LayerRow, ...]:
     and place.
     """
     places: dict[tuple[str, tuple[int, ...]], dict[str, Point]] = defaultdict(dict)
-    for point in sorted(
-        points, key=lambda p: -p.latency_us
-    ):  # the fastest of each op comes last and stays
+    # The fastest of each op comes last and stays.
+    for point in sorted(points, key=lambda p: -p.latency_us):
         places[point.workload.dtype, tuple(point.axes.values())][point.op] = point
-    whole = set(counted({name for ops in places.values() for name in ops}))
+    whole = set(counted(set().union(*places.values())))
     rows = []
     for _, ops in sorted(places.items()):
-        needed = whole - {"attention"} if set(_UNFUSED) <= set(ops) else whole
-        rows.append(
-            replace(row_of(tuple(ops[name] for name in counted(ops)), needed), provider=FASTEST)
-        )
+        needed = whole - {"attention"} if ops.keys() >= set(_UNFUSED) else whole
+        fastest = tuple(map(ops.__getitem__, counted(ops)))
+        rows.append(replace(row_of(fastest, needed), provider=FASTEST))
     return tuple(rows)
 
 
@@ -313,6 +343,6 @@ def counted(ops: Iterable[str]) -> tuple[str, ...]:
     ('qkv', 'attention')
     """
     names = set(ops)
-    fused = "attention" in names
-    kept = [name for name in names if not (fused and name.partition(".")[0] in _UNFUSED)]
-    return tuple(sorted(kept, key=op_order))
+    if "attention" in names:
+        names = {name for name in names if name.partition(".")[0] not in _UNFUSED}
+    return tuple(sorted(names, key=op_order))

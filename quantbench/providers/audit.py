@@ -8,7 +8,7 @@
 3. After the last sample: its outputs are checked against the current inputs, which must be
    unchanged since the harness wrote them. Some of the rotated copies are checked too.
 4. Then new random inputs and poisoned outputs, one more sample with the same sampler, and the same
-  checks.
+   checks.
 
 The seeds come from the operating system. A provider runs in the harness's process and can change
 the harness itself, which is not found.
@@ -89,7 +89,8 @@ class Audit:
 
     def add(self, task: Task) -> Callable[[], None]:
         """Watches a task or a copy of it; returns the callable to time. The callable also calls
-        `outputs`, so that outputs computed on demand are timed."""
+        `outputs`, so that outputs computed on demand are timed.
+        """
         if callable(getattr(task, "inputs", None)):
             watched = _Watched(self._who, self.workload, task)
             self._watched.append(watched)
@@ -116,11 +117,13 @@ class Audit:
         if not self._watched:
             return
         with self._spend():
-            watched, zeros = self._watched[0], self._distribution == "zeros"
+            watched = self._watched[0]
+            zeros = self._distribution == "zeros"
             watched.fill(self._inputs("normal" if zeros else self._distribution))
             if watched.on_cuda or not watched.task.outputs():
-                watched.task.run()  # what it loads and allocates, it keeps
-            self.before_sample()  # loads what it launches, which must not happen behind a held stream
+                watched.task.run()  # loads and allocates what it needs
+            # The first change of inputs loads its kernels, which must not happen behind a hold.
+            self.before_sample()
             if watched.on_cuda:
                 torch.cuda.synchronize()
                 torch.cuda._sleep(_HOLD_CYCLES)
@@ -194,10 +197,13 @@ class _Watched:
         # the gradient alone.
         backward = getattr(workload, "direction", "forward") == "backward"
         last = len(self._inputs) - 1
-        self._changing = (
-            (0, 1) if isinstance(workload, Gemm | GroupedGemm) else (last,) if backward else (0,)
-        )
-        self._refilled = range(last if backward else 0, last + 1)
+        self._changing: tuple[int, ...] = (0,)
+        self._refilled = range(last + 1)
+        if isinstance(workload, Gemm | GroupedGemm):
+            self._changing = (0, 1)
+        elif backward:
+            self._changing = (last,)
+            self._refilled = range(last, last + 1)
         self._changes: dict[int, _Changes] = {}
         self._vectors: list[torch.Tensor] = []
         self._prints: list[torch.Tensor] = []
@@ -224,10 +230,10 @@ class _Watched:
         """Fills the outputs with NaN, or integer outputs with the largest number."""
         with torch.no_grad():
             for output in self.task.outputs():
-                no_number = (
-                    torch.nan if output.dtype.is_floating_point else torch.iinfo(output.dtype).max
-                )
-                output.fill_(no_number)
+                if output.dtype.is_floating_point:
+                    output.fill_(torch.nan)
+                else:
+                    output.fill_(torch.iinfo(output.dtype).max)
 
     def verify(self, when: str, generator: torch.Generator) -> float:
         """Checks the outputs of the last run and returns their relative error."""
@@ -237,15 +243,14 @@ class _Watched:
         _require_alike(who, "output", outputs, output_templates(self._workload), strides=strides)
         _require_apart(who, self._inputs, outputs)
         if self.on_cuda:
-            # Read at once and in the order of this stream: what another stream has yet to write is
-            # not waited for.
-            with suppress(
-                torch.OutOfMemoryError
-            ):  # then they are read where they are, a little later
+            # Copied at once and in the order of this stream, without waiting for what another
+            # stream has yet to write. Without memory for copies they are read a little later.
+            with suppress(torch.OutOfMemoryError):
                 outputs = tuple(output.detach().clone() for output in outputs)
         must_see: list[tuple[int, ...]] = []
         if isinstance(self._workload, Attention):
-            must_see = [at for changes in self._changes.values() for at in changes.last_rows()]
+            for changes in self._changes.values():
+                must_see += changes.last_rows()
         error = correctness.check(
             who, self._workload, self._inputs, outputs, generator, must_see=must_see
         )
@@ -263,19 +268,17 @@ class _Watched:
         for number in numbers:
             rows = self._rows(number)
             if number in self._changing:
-                share = (
-                    _CHANGE_OVER_TOLERANCE * correctness.tolerance(self._workload).relative_norm
-                ) ** 2 / 2
+                bound = correctness.tolerance(self._workload).relative_norm
+                share = (_CHANGE_OVER_TOLERANCE * bound) ** 2 / 2
                 count = max(rows.shape[-1], ceil(share * rows.numel()))
                 self._changes[number] = _Changes(
                     self._inputs[number].detach(), min(count, rows.numel()), inputs
                 )
-            generator = torch.Generator(device=rows.device).manual_seed(secrets.randbits(62))
-            # Of size 1 to 2, so that no element counts for little.
-            vector = torch.rand(rows.shape[-1], generator=generator, device=rows.device) + 1
-            vector *= (
-                torch.randint(2, vector.shape, generator=generator, device=rows.device) * 2 - 1
-            )
+            device = rows.device
+            generator = torch.Generator(device=device).manual_seed(secrets.randbits(62))
+            # Of size 1 to 2, so that every element has weight.
+            vector = torch.rand(rows.shape[-1], generator=generator, device=device) + 1
+            vector *= torch.randint(2, vector.shape, generator=generator, device=device) * 2 - 1
             if number == len(self._vectors):
                 self._vectors.append(vector)
                 self._prints.append(vector)
@@ -292,9 +295,9 @@ class _Watched:
 
     def _rows(self, number: int) -> torch.Tensor:
         tensor = self._inputs[number].detach()
-        return (
-            tensor.mT if isinstance(self._workload, Gemm | GroupedGemm) and number == 1 else tensor
-        )
+        if isinstance(self._workload, Gemm | GroupedGemm) and number == 1:
+            return tensor.mT
+        return tensor
 
 
 class _Changes:
@@ -304,9 +307,10 @@ class _Changes:
     count: elements that one change replaces.
     inputs: source of the positions and of the new numbers.
 
-    _positions: of all changes, distinct places in the operand's memory in random order.
-    _numbers, _first: as many new numbers, and the operand's own at those places, as bits.
-    _made: of each change, where its positions and its numbers begin.
+    _positions: (positions,) distinct places in the operand's memory, in random order.
+    _numbers: (positions,) new numbers, as bits.
+    _first: (positions,) the operand's own numbers at those places, as bits.
+    _made: where the positions and the numbers of each change begin.
     """
 
     def __init__(self, operand: torch.Tensor, count: int, inputs: Inputs) -> None:
@@ -315,12 +319,11 @@ class _Changes:
         stored = operand if operand.is_contiguous() else operand.mT
         self._elements = stored.view(-1).view(bits)
         where = operand.device
+        chance = inputs.generator
         drawn = torch.randint(
-            operand.numel(), (count * _CHANGES_DRAWN,), generator=inputs.generator, device=where
+            operand.numel(), (count * _CHANGES_DRAWN,), generator=chance, device=where
         ).unique()
-        self._positions = drawn[
-            torch.randperm(len(drawn), generator=inputs.generator, device=where)
-        ]
+        self._positions = drawn[torch.randperm(len(drawn), generator=chance, device=where)]
         self._count = min(count, len(drawn))
         numbers = torch.empty(len(drawn), dtype=operand.dtype, device=where)
         inputs.fill(numbers)
@@ -355,10 +358,9 @@ class _Changes:
         if not self._made:
             return []
         low = self._made[-1][0]
-        found = torch.unravel_index(
-            self._positions[low : low + min(_MUST_SEE, self._count)], self._shape
-        )
-        return list(zip(*(index.tolist() for index in found[:-1]), strict=True))
+        positions = self._positions[low : low + min(_MUST_SEE, self._count)]
+        *rows, _ = torch.unravel_index(positions, self._shape)
+        return [tuple(row) for row in torch.stack(rows, dim=1).tolist()]
 
 
 def _require_alike(
@@ -379,19 +381,19 @@ def _require_alike(
             raise MeasurementError(
                 who, f"{what} {number} is a {type(tensor).__name__}", "a plain torch.Tensor"
             )
-        found, need = _describe(tensor), _describe(wanted)
+        found = _describe(tensor)
+        need = _describe(wanted)
         if found != need:
             raise MeasurementError(who, f"{what} {number} is {found}", need)
-        apart = _steps(tensor) == _steps(wanted) if strides else _dense(tensor)
-        if not apart:
-            words = (
-                f"strides {tuple(wanted.stride())}"
-                if strides
-                else "strides of a tensor without overlap"
-            )
-            raise MeasurementError(
-                who, f"{what} {number} has strides {tuple(tensor.stride())}", words
-            )
+        if strides:
+            right = _steps(tensor) == _steps(wanted)
+            words = f"strides {tuple(wanted.stride())}"
+        else:
+            right = _dense(tensor)
+            words = "strides of a tensor without overlap"
+        if not right:
+            found = f"{what} {number} has strides {tuple(tensor.stride())}"
+            raise MeasurementError(who, found, words)
 
 
 def _describe(tensor: torch.Tensor) -> str:
@@ -406,9 +408,7 @@ def _steps(tensor: torch.Tensor) -> list[int]:
 def _dense(tensor: torch.Tensor) -> bool:
     """Returns whether no two elements share memory."""
     reach = 1
-    for stride, size in sorted(
-        (stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    ):
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride < reach:
             return False
         reach = max(reach, stride * size)
@@ -418,11 +418,10 @@ def _dense(tensor: torch.Tensor) -> bool:
 def _require_apart(
     who: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> None:
-    named = [
-        *((f"input {i}", t) for i, t in enumerate(inputs)),
-        *((f"output {i}", t) for i, t in enumerate(outputs)),
-    ]
-    spans = sorted((*_span(tensor), name) for name, tensor in named)
+    """Raises unless every tensor has memory of its own."""
+    spans = [(*_span(tensor), f"input {number}") for number, tensor in enumerate(inputs)]
+    spans += [(*_span(tensor), f"output {number}") for number, tensor in enumerate(outputs)]
+    spans.sort()
     for (_, end, first), (start, _, second) in pairwise(spans):
         if start < end:
             raise MeasurementError(
@@ -431,8 +430,8 @@ def _require_apart(
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    reach = (
-        sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        + 1
-    )
+    """Returns the addresses of the first byte and of the byte behind the last."""
+    reach = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        reach += (size - 1) * stride
     return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()

@@ -1,8 +1,5 @@
 """Defines the interface of providers: a `Provider` prepares a `Task`, which the harness times.
 
-Entry points: `Provider`, `Task`, `Tolerance`. Used by the rest of this package, by `sweep.worker`
-and by users' own providers.
-
 A provider is stateless and cheap to create. Its id is `library.variant` (`torch.mm`, `torch.flash`,
 `triton.stream_k`), and each record holds it; `catalog` lists the ids. A provider is not trusted:
 the harness writes the inputs and checks the results against its own references (`correctness`).

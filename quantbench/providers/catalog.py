@@ -1,9 +1,5 @@
 """Lists the providers by id, and creates a provider from its id.
 
-Entry points: `expand`, which turns names into ids; `make`, which creates a provider; `runs_kind`;
-`gemm_tiles`; `require_found`; `UNPADDED`. Used by `sweep`, `analysis`, the command `sweep`,
-`pytest_plugin` and tools.
-
 Only `make` imports torch or triton. A library's name alone stands for the variants that a sweep
 measures by default. A Triton kernel of ours runs with the tile behind its name, if there is one:
 `triton.persistent@128x256x64`. A user's own provider is named `package.module:Class`; the class
@@ -68,11 +64,8 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         base, tile = _split(name)
         if tile and not base.startswith("triton."):
-            raise InputError(
-                "provider",
-                repr(name),
-                "a tile for one of our kernels, as triton.persistent@128x256",
-            )
+            expected = "a tile for one of our kernels, as triton.persistent@128x256"
+            raise InputError("provider", repr(name), expected)
         if base not in _CATALOG and name not in _DEFAULTS and ":" not in name:
             known = ", ".join([*_DEFAULTS, *_CATALOG])
             raise InputError(
@@ -81,11 +74,10 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
                 f"package.module:Class or one of {known} (cuBLAS's products are torch.mm)",
             )
         if tile and "gemm" not in _CATALOG[base][0] and (tile.block_k or tile.split_k > 1):
-            raise InputError(
-                "provider", repr(name), "a tile without block_k and parts, which only products have"
-            )
-        ids += [i for i in _DEFAULTS.get(name, (name,)) if i not in ids]
-    return tuple(ids)
+            expected = "a tile without block_k and parts, which only products have"
+            raise InputError("provider", repr(name), expected)
+        ids += _DEFAULTS.get(name, (name,))
+    return tuple(dict.fromkeys(ids))
 
 
 def _split(provider_id: str) -> tuple[str, Tile | None]:
@@ -100,32 +92,32 @@ def gemm_tiles(provider_ids: Sequence[str]) -> tuple[Tile | None, ...]:
     """Returns the tiles that the ids name for products, without repeats; None for ids that leave
     the tile open.
     """
-    products = (
-        name for name in provider_ids if runs_kind(name, "gemm") or runs_kind(name, "grouped_gemm")
-    )
-    return tuple(dict.fromkeys(_split(name)[1] for name in products))
+    tiles = []
+    for name in provider_ids:
+        if runs_kind(name, "gemm") or runs_kind(name, "grouped_gemm"):
+            tiles.append(_split(name)[1])
+    return tuple(dict.fromkeys(tiles))
 
 
 def runs_kind(provider_id: str, kind: str) -> bool:
     """Returns whether a provider runs workloads of this kind. True for any user-defined provider
-    (`package.module:Class`), which is not imported here and refuses other kinds later."""
+    (`package.module:Class`), which is not imported here and refuses other kinds later.
+    """
     return ":" in provider_id or _CATALOG[_split(provider_id)[0]][0] == kind
 
 
 def require_found(names: Sequence[str]) -> None:
     """Raises InputError for a user-defined provider whose package is neither installed nor in the
-    working directory, where the worker looks first. Nothing is imported."""
+    working directory, where the worker looks first. Nothing is imported.
+    """
     for name in names:
         module, colon, within = name.partition(":")
         if colon and not (module and within):
             raise InputError("provider", repr(name), "package.module:Class")
         package = module.partition(".")[0]
         if colon and PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
-            raise InputError(
-                "provider",
-                f"{name!r} (no module named {package!r})",
-                "a class that can be imported",
-            )
+            found = f"{name!r} (no module named {package!r})"
+            raise InputError("provider", found, "a class that can be imported")
 
 
 def make(provider_id: str) -> Provider:
@@ -137,27 +129,25 @@ def make(provider_id: str) -> Provider:
     if ":" in provider_id:
         module, name = provider_id.split(":", 1)
     else:
-        module, name = f"quantbench.providers.{_CATALOG[base][1]}", _CATALOG[base][2]
+        _, module, name = _CATALOG[base]
+        module = f"quantbench.providers.{module}"
     try:
         maker = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise InputError(
-            "provider", f"{provider_id!r} ({error})", "a class that can be imported"
-        ) from error
+        found = f"{provider_id!r} ({error})"
+        raise InputError("provider", found, "a class that can be imported") from error
+    lacks = ""
     missing = [method for method in _METHODS if not callable(getattr(maker, method, None))]
-    if not isinstance(maker, type) or missing:
-        lacks = (
-            f"a class without {', '.join(missing)}"
-            if isinstance(maker, type)
-            else f"a {type(maker).__name__}"
-        )
-        raise InputError(
-            "provider", f"{provider_id!r} ({lacks})", f"a class with {', '.join(_METHODS)}"
-        )
+    if not isinstance(maker, type):
+        lacks = f"a {type(maker).__name__}"
+    elif missing:
+        lacks = f"a class without {', '.join(missing)}"
+    if lacks:
+        found = f"{provider_id!r} ({lacks})"
+        raise InputError("provider", found, f"a class with {', '.join(_METHODS)}")
     try:
         provider: Provider = maker() if ":" in provider_id else maker(provider_id, tile)
     except TypeError as error:
-        raise InputError(
-            "provider", f"{provider_id!r} ({error})", "a class that is made without arguments"
-        ) from error
+        found = f"{provider_id!r} ({error})"
+        raise InputError("provider", found, "a class that is made without arguments") from error
     return provider

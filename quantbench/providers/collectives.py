@@ -1,7 +1,4 @@
-"""Runs collectives with torch.distributed: NCCL between GPUs, gloo between CPU processes.
-
-Entry points: `TorchRanks`, the group of processes that torchrun started, one per rank; `TorchWork`,
-one rank's part of a collective; `topology`, `backend_here`. Used by the command `comm`. Commands
+"""Runs collectives with torch.distributed: NCCL between GPUs, gloo between CPU processes. Commands
 and results use a separate gloo group, so that only the collective itself runs on the links while it
 is timed.
 """
@@ -51,9 +48,8 @@ def backend_here() -> str:
         found = f"{counted(ranks, 'rank')} on this node, each of which sees {counted(gpus, 'GPU')}"
         raise UnsupportedError("comm", found, f"a GPU for each, or {expected}")
     if not dist.is_nccl_available():
-        raise UnsupportedError(
-            "comm", "this torch is built without NCCL", f"another torch, or {expected}"
-        )
+        found = "this torch is built without NCCL"
+        raise UnsupportedError("comm", found, f"another torch, or {expected}")
     return "nccl"
 
 
@@ -65,28 +61,23 @@ class TorchRanks:
     def __init__(self, backend: str) -> None:
         missing = [name for name in _TORCHRUN if name not in os.environ]
         if missing:
-            raise InputError(
-                "comm",
-                f"{missing[0]} is not set",
-                "torchrun --nproc-per-node=N -m quantbench comm …, on every node",
-            )
+            expected = "torchrun --nproc-per-node=N -m quantbench comm …, on every node"
+            raise InputError("comm", f"{missing[0]} is not set", expected)
         self.world_size = int(os.environ["WORLD_SIZE"])
         if self.world_size < 2:
-            raise InputError(
-                "comm", "a single rank", "at least two: torchrun --nproc-per-node=2 or more"
-            )
-        self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+            expected = "at least two: torchrun --nproc-per-node=2 or more"
+            raise InputError("comm", "a single rank", expected)
+        self.rank = int(os.environ["RANK"])
+        self.local_rank = int(os.environ["LOCAL_RANK"])
         per_node = int(os.environ["LOCAL_WORLD_SIZE"])
         if self.world_size % per_node:
-            raise UnsupportedError(
-                "comm", f"{self.world_size} ranks, {per_node} on this node", "as many on every node"
-            )
+            found = f"{self.world_size} ranks, {per_node} on this node"
+            raise UnsupportedError("comm", found, "as many on every node")
         self.num_nodes = self.world_size // per_node
         self.backend = backend
-        self.device = (
-            torch.device("cuda", self.local_rank) if backend == "nccl" else torch.device("cpu")
-        )
+        self.device = torch.device("cpu")
         if backend == "nccl":
+            self.device = torch.device("cuda", self.local_rank)
             torch.cuda.set_device(self.device)
         else:
             torch.set_num_threads(1)
@@ -100,12 +91,14 @@ class TorchRanks:
         dist.destroy_process_group()
 
     def broadcast(self, command: Command | None) -> Command | None:
-        told = [command]
-        dist.broadcast_object_list(told, src=0, group=self._control)
-        return told[0]
+        commands = [command]
+        dist.broadcast_object_list(commands, src=0, group=self._control)
+        return commands[0]
 
     def gather(self, value: object) -> list[object] | None:
-        gathered: list[object] | None = [None] * self.world_size if self.rank == 0 else None
+        gathered: list[object] | None = None
+        if self.rank == 0:
+            gathered = [None] * self.world_size
         dist.gather_object(value, gathered, dst=0, group=self._control)
         return gathered
 
@@ -126,6 +119,7 @@ class TorchWork:
         self._release()
 
     def _release(self) -> None:
+        """Frees the buffers of the last collective."""
         self._output = torch.zeros(0)
         self._run: Callable[[], object] = lambda: None
         self._fill: Callable[[], object] = lambda: None
@@ -147,8 +141,10 @@ class TorchWork:
         return ""
 
     def _make(self, collective: Collective, dtype: torch.dtype) -> None:
-        ranks, device = self._ranks, self._ranks.device
-        world, rank = ranks.world_size, ranks.rank
+        """Allocates the buffers of a collective and defines how it runs and what it must yield."""
+        device = self._ranks.device
+        world = self._ranks.world_size
+        rank = self._ranks.rank
         count = collective.message_bytes // dtype.itemsize
         share = count // world
         op = collective.op
@@ -187,7 +183,8 @@ class TorchWork:
                 self._run = lambda: dist.all_to_all_single(out, mine)
                 self._expected = lambda at: _pattern(at // share, rank * share + at % share)
             else:
-                ahead, behind = (rank + 1) % world, (rank - 1) % world
+                ahead = (rank + 1) % world
+                behind = (rank - 1) % world
                 self._run = lambda: _exchange(mine, out, ahead, behind)
                 self._expected = lambda at: _pattern(behind, at)
 
@@ -206,16 +203,19 @@ class TorchWork:
             lacking = isinstance(error, NotImplementedError) or "support" in text.lower()
             if isinstance(error, dist.DistError) or not lacking:
                 raise
-            return f"not supported by {self._ranks.backend}: {text.splitlines()[0][:200] if text else 'it says no more'}"
+            why = text.partition("\n")[0][:200] or "it says no more"
+            return f"not supported by {self._ranks.backend}: {why}"
         output = self._output
-        # Beyond 256 bf16 counts in twos: sums over many ranks are right to their format's last bit.
+        # Above 256 bf16 has even numbers only: sums over many ranks are right to the last bit.
         precision = torch.finfo(output.dtype).eps if output.is_floating_point() else 0.0
         wrong = 0
         for at, found in _chunks(output):
             expected = self._expected(at).double()
             right = (found.double() - expected).abs() <= precision * expected.abs()  # not of NaN
             wrong += int((~right).sum())
-        return f"{wrong} of {output.numel()} elements are wrong" if wrong else ""
+        if wrong:
+            return f"{wrong} of {output.numel()} elements are wrong"
+        return ""
 
     def sample(self, count: int, runs: int) -> RankBatch:
         """Takes `count` samples of `runs` runs each. All ranks begin together."""
@@ -231,17 +231,18 @@ class TorchWork:
         return RankBatch(tuple(times))
 
     def _event_samples(self, count: int, runs: int) -> RankBatch:
-        """Time between two events on the current stream, which torch synchronises with NCCL's
-        stream.
+        """Takes the times between two events on the current stream, which torch synchronises with
+        NCCL's stream.
 
-        Nothing holds the stream: where a run takes the device less than the host takes to launch
+        Nothing holds the stream: if the host needs longer to launch a run than the device to run
         it, the time is that of launching. The least time of launching counts, since the host waits
         for the device once the queue is full.
         """
         pairs = []
         launches_us = []
         for _ in range(count):
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start = torch.cuda.Event(enable_timing=True)
+            stop = torch.cuda.Event(enable_timing=True)
             start.record()
             start_ns = time.perf_counter_ns()
             for _ in range(runs):
@@ -267,14 +268,14 @@ def topology(ranks: TorchRanks) -> dict[str, object]:
         found["gpu"] = properties.name
         found["pci_bus_id"] = getattr(properties, "pci_bus_id", None)
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        mine = ranks.device.index or 0
         others = [d for d in range(torch.cuda.device_count()) if d != ranks.device.index]
-        found["peer_access"] = [
-            d for d in others if torch.cuda.can_device_access_peer(ranks.device.index or 0, d)
-        ]
+        found["peer_access"] = [d for d in others if torch.cuda.can_device_access_peer(mine, d)]
     return found
 
 
 def _exchange(sent: torch.Tensor, received: torch.Tensor, ahead: int, behind: int) -> None:
+    """Sends to the rank ahead and receives from the rank behind."""
     works = dist.batch_isend_irecv(
         [dist.P2POp(dist.isend, sent, ahead), dist.P2POp(dist.irecv, received, behind)]
     )

@@ -1,36 +1,32 @@
 """Computes the error of a result from its inputs and outputs alone, at a small share of the
-workload's cost.
-
-Entry points: `check`, `tolerance`, `project`, `fast_format`. Used by `audit` for every measured
-point; `torch_attention` uses `causal_mask`. Shares no code with our kernels.
+workload's cost, and shares no code with our kernels.
 
 Errors are compared with a tolerance over a whole output (‖out − ref‖ / ‖ref‖), and row by row with
 3.2 times the tolerance.
 
 GEMM: Freivalds' check. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for 8 random normal
-    vectors x and y:
-O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, and
-in float64 elsewhere (fp32 and int8 products). For a row whose error is e, each residual is normal
-with standard deviation ‖e‖, so the mean square over 8 vectors is ‖e‖² · χ²(8) / 8: a correct row
-fails with probability 2e-14, and a row or column whose error is over 32 times the tolerance passes
-with probability 1e-7, over 13 times with 1e-4. Errors in many rows or columns add
-up: an error over 1.5 times the tolerance in the whole output is found, and so is a tile of 128×128
-    that was left out of
-a 16384×16384 product. Each expert of a grouped GEMM is checked in this way.
+vectors x and y: O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is
+1e-3 or more, and in float64 elsewhere (fp32 and int8 products). For a row whose error is e, each
+residual is normal with standard deviation ‖e‖, so the mean square over 8 vectors is
+‖e‖² · χ²(8) / 8: a correct row fails with probability 2e-14, and a row or column whose error is
+over 32 times the tolerance passes with probability 1e-7, over 13 times with 1e-4. Errors in many
+rows or columns add up: an error over 1.5 times the tolerance in the whole output is found, and so
+is a tile of 128×128 that was left out of a 16384×16384 product. Each expert of a grouped GEMM is
+checked in this way.
 
 Permutation and softmax: every row, recomputed in chunks; copies are exact.
 
 Attention: one random query row of every TILE rows of every head, recomputed in full; all rows if
-    the problem is small.
-A wrong, aligned block of TILE rows is always found; errors in a share s of the rows are missed with
-probability (1 − s)^rows checked. Backward: the same rows of the gradient of q, and as many rows of
-those of k and v.
+the problem is small. A wrong, aligned block of TILE rows is always found; errors in a share s of
+the rows are missed with probability (1 − s)^rows checked. Backward: the same rows of the gradient
+of q, and as many rows of those of k and v.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import isfinite, sqrt
 
 import torch
@@ -106,8 +102,9 @@ def tolerance(workload: Workload) -> Tolerance:
     if isinstance(workload, GroupedGemm):
         return tolerance(workload.gemm(max(workload.tokens_per_expert)))
     if isinstance(workload, Permute):
-        exact = workload.direction == "permute"
-        return Tolerance(0.0, "copies are exact") if exact else Tolerance(*_SUMS[workload.dtype])
+        if workload.direction == "permute":
+            return Tolerance(0.0, "copies are exact")
+        return Tolerance(*_SUMS[workload.dtype])
     if isinstance(workload, Gemm):
         if workload.dtype == "fp32":
             # Rounding errors of a sum in any order grow as √k: 0.35 · 2⁻²⁴ · √k measured, and tf32
@@ -118,11 +115,8 @@ def tolerance(workload: Workload) -> Tolerance:
     if isinstance(workload, Softmax):
         return Tolerance(*_SOFTMAX[workload.dtype])
     if isinstance(workload, Attention):
-        return Tolerance(
-            *(_ATTENTION if workload.direction == "forward" else _ATTENTION_BACKWARD)[
-                workload.dtype
-            ]
-        )
+        bounds = _ATTENTION if workload.direction == "forward" else _ATTENTION_BACKWARD
+        return Tolerance(*bounds[workload.dtype])
     raise InputError("tolerance", f"a workload of kind {workload.kind}", "one that runs on one GPU")
 
 
@@ -135,19 +129,21 @@ class Rows:
     """
 
     what: str
-    error: torch.Tensor
-    norm: torch.Tensor
+    error: torch.Tensor  # (rows,)
+    norm: torch.Tensor  # (rows,)
 
 
-def _joined(parts: Sequence[Sequence[Rows]]) -> list[Rows]:
-    return [
-        Rows(
-            same[0].what,
-            torch.cat([rows.error for rows in same]),
-            torch.cat([rows.norm for rows in same]),
-        )
-        for same in zip(*parts, strict=True)
-    ]
+def _joined(parts: Sequence[Rows]) -> Rows:
+    return Rows(
+        parts[0].what,
+        torch.cat([rows.error for rows in parts]),
+        torch.cat([rows.norm for rows in parts]),
+    )
+
+
+def _joined_outputs(parts: Sequence[Sequence[Rows]]) -> list[Rows]:
+    """Joins the parts of each output."""
+    return [_joined(same) for same in zip(*parts, strict=True)]
 
 
 def check(
@@ -168,7 +164,8 @@ def check(
 
     `audit.check` runs the workload first.
     """
-    inputs, outputs = ([tensor.detach() for tensor in tensors] for tensors in (inputs, outputs))
+    inputs = [tensor.detach() for tensor in inputs]
+    outputs = [tensor.detach() for tensor in outputs]
     bound = tolerance(workload)
     if isinstance(workload, Gemm):
         found = _product(workload, inputs, outputs[0], generator)
@@ -188,22 +185,22 @@ def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tenso
     """Returns the relative error over all rows. Raises if it exceeds the bound, or a row 3.2 times
     the bound.
     """
-    whole = _relative(rows.error.sum(), rows.norm.sum())
-    worst = _relative(rows.error, rows.norm).max()
-    if bool(whole <= bound.relative_norm) and bool(worst <= _ROW_FACTOR * bound.relative_norm):
-        return float(whole)
-    if not isfinite(float(whole)) or not isfinite(float(worst)):
+    whole = float(_relative(rows.error.sum(), rows.norm.sum()))
+    worst = float(_relative(rows.error, rows.norm).max())
+    limit = bound.relative_norm
+    if whole <= limit and worst <= _ROW_FACTOR * limit:
+        return whole
+    if not isfinite(whole) or not isfinite(worst):
         unwritten = sum(_not_finite(output) for output in outputs)
         if unwritten:
             total = sum(output.numel() for output in outputs)
-            raise MeasurementError(
-                who, f"{unwritten} of {total} elements not written or not a number", "every element"
-            )
-    found = f"relative error {float(whole):.3g}"
-    if bool(whole <= bound.relative_norm):
-        found = f"relative error {float(worst):.3g} in one of the {rows.what}"
-        bound = Tolerance(_ROW_FACTOR * bound.relative_norm, bound.source)
-    raise MeasurementError(who, found, f"at most {bound.relative_norm:.3g} ({bound.source})")
+            found = f"{unwritten} of {total} elements not written or not a number"
+            raise MeasurementError(who, found, "every element")
+    found = f"relative error {whole:.3g}"
+    if whole <= limit:
+        found = f"relative error {worst:.3g} in one of the {rows.what}"
+        limit *= _ROW_FACTOR
+    raise MeasurementError(who, found, f"at most {limit:.3g} ({bound.source})")
 
 
 def _relative(error: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
@@ -212,12 +209,11 @@ def _relative(error: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
 
 
 def _not_finite(output: torch.Tensor) -> int:
-    if not output.dtype.is_floating_point:
-        return 0
-    return sum(
-        int((~part.isfinite()).sum())
-        for _, part in row_chunks(output.reshape(1, -1, output.shape[-1]))
-    )
+    found = 0
+    if output.dtype.is_floating_point:
+        for _, part in row_chunks(output.reshape(1, -1, output.shape[-1])):
+            found += int((~part.isfinite()).sum())
+    return found
 
 
 def fast_format() -> torch.dtype:
@@ -239,7 +235,7 @@ def row_chunks(matrices: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         yield part, matrices[:, part]
 
 
-# --- products -------------------------------------------------------------------------------------------------------
+# --- products -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -270,20 +266,23 @@ def project(
     Each chunk of the matrices is read and converted once, in the order it is stored.
     """
     group, rows, cols = matrices.shape
-    left = matrices.new_empty(group, 0, rows, dtype=compute) if left is None else left
-    right = matrices.new_empty(group, cols, 0, dtype=compute) if right is None else right
+    if left is None:
+        left = matrices.new_empty(group, 0, rows, dtype=compute)
+    if right is None:
+        right = matrices.new_empty(group, cols, 0, dtype=compute)
     if matrices.stride(-1) > matrices.stride(-2):
         turned = project(matrices.mT, compute, right.mT, left.mT, square=square)
         return Projections(turned.right.mT, turned.left.mT, turned.square)
     lefts = left.new_zeros(group, left.shape[1], cols)
-    right_rows = (
-        right.mT.contiguous()
-    )  # a product with few rows is faster than one with few columns
-    rights, squares = [], [left.new_zeros(())]
+    # A product with few rows is faster than one with few columns.
+    right_rows = right.mT.contiguous()
+    rights = []
+    squares = [left.new_zeros(())]
     buffer = left.new_empty(0)
     for part, chunk in row_chunks(matrices):
         # One buffer for all chunks: on a CPU new memory costs more than the conversion.
-        buffer = buffer if buffer.numel() >= chunk.numel() else buffer.new_empty(chunk.numel())
+        if buffer.numel() < chunk.numel():
+            buffer = buffer.new_empty(chunk.numel())
         converted = buffer[: chunk.numel()].view(chunk.shape).copy_(chunk)
         if square:
             squares.append(torch.dot(converted.view(-1), converted.view(-1)))
@@ -291,22 +290,23 @@ def project(
             lefts.baddbmm_(left[:, :, part], converted)
         if right.shape[2]:
             rights.append(right_rows @ converted.mT)
-    return Projections(
-        lefts, torch.cat(rights, dim=2).mT if rights else right, torch.stack(squares).double().sum()
-    )
+    if rights:
+        right = torch.cat(rights, dim=2).mT
+    return Projections(lefts, right, torch.stack(squares).double().sum())
 
 
 def _product(
     work: Gemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.Generator
 ) -> list[Rows]:
-    a, b = (tensor if tensor.dim() == 3 else tensor.unsqueeze(0) for tensor in inputs)
-    c = c if c.dim() == 3 else c.unsqueeze(0)
+    matrices = [*inputs, c]
+    if c.dim() == 2:
+        matrices = [matrix[None] for matrix in matrices]
+    # So many products that a chunk holds 64 rows of each.
+    longest = max(work.m, work.n, work.k)
+    together = max(1, _CHUNK_ELEMENTS[c.device.type] // (64 * longest))
+    chunks = zip(*(matrix.split(together) for matrix in matrices), strict=True)
     compute = _precision(work)
-    _, m, k = a.shape
-    # So many that a chunk holds 64 rows of each.
-    together = max(1, _CHUNK_ELEMENTS[a.device.type] // (64 * max(m, k, c.shape[-1])))
-    parts = zip(a.split(together), b.split(together), c.split(together), strict=True)
-    return _joined([_freivalds(*part, generator, compute) for part in parts])
+    return _joined_outputs([_freivalds(a, b, c, generator, compute) for a, b, c in chunks])
 
 
 def _grouped(
@@ -314,18 +314,21 @@ def _grouped(
 ) -> list[Rows]:
     a, b = inputs
     compute = _precision(work)
-    parts, idle, end = [], [], 0
+    parts = []
+    idle = []
+    start = 0
     for expert, rows in enumerate(work.tokens_per_expert):
-        start, end = end, end + rows
+        at = slice(start, start + rows)
+        start += rows
         if not rows:
             idle.append(expert)
             continue
         if work.layout == "tn":
-            one = (a[None, :, start:end], b[None, start:end], c[None, expert])
+            one = (a[None, :, at], b[None, at], c[None, expert])
         else:
-            one = (a[None, start:end], b[None, expert], c[None, start:end])
+            one = (a[None, at], b[None, expert], c[None, at])
         parts.append(_freivalds(*one, generator, compute))
-    found = _joined(parts)
+    found = _joined_outputs(parts)
     if idle and work.layout == "tn":
         zeros = _square(c[idle].to(compute))
         found.append(Rows("rows of experts without tokens", zeros, torch.zeros_like(zeros)))
@@ -333,21 +336,20 @@ def _grouped(
 
 
 def _permuted(work: Permute, inputs: Sequence[torch.Tensor], y: torch.Tensor) -> Rows:
-    x, order = inputs[0], inputs[-1]
+    x = inputs[0]
+    order = inputs[-1]
     compute = _precision(work)
-    errors, norms = [], []
+    parts = []
     for part, chunk in row_chunks(y[None]):
-        at = (
-            order.view(-1, work.top_k)[part]
-            if work.direction == "unpermute"
-            else order[part, None] // work.top_k
-        )
-        terms = x[at].to(compute)
         if work.direction == "unpermute":
-            terms = terms * inputs[1][part, :, None].to(compute)
-        errors.append(_square(chunk[0].to(compute) - terms.sum(1)))
-        norms.append(_square(terms).view(len(at), -1).sum(1))
-    return Rows("rows", torch.cat(errors), torch.cat(norms))
+            at = order.view(-1, work.top_k)[part]
+            terms = x[at].to(compute) * inputs[1][part, :, None].to(compute)
+        else:
+            at = order[part, None] // work.top_k
+            terms = x[at].to(compute)
+        error = _square(chunk[0].to(compute) - terms.sum(1))
+        parts.append(Rows("rows", error, _square(terms).view(len(at), -1).sum(1)))
+    return _joined(parts)
 
 
 def _freivalds(
@@ -362,28 +364,28 @@ def _freivalds(
     Norms are the expected ones of a·b for random a and b, or c's own norm through the same vectors
     if that is larger.
     """
-    (group, m, n), k = c.shape, a.shape[-1]
-    x = torch.randn(n, _VECTORS, generator=generator, device=a.device, dtype=compute).expand(
-        group, -1, -1
-    )
-    y = torch.randn(_VECTORS, m, generator=generator, device=a.device, dtype=compute).expand(
-        group, -1, -1
-    )
+    group, m, n = c.shape
+    k = a.shape[-1]
+
+    def vectors(*shape: int) -> torch.Tensor:
+        drawn = torch.randn(*shape, generator=generator, device=a.device, dtype=compute)
+        return drawn.expand(group, -1, -1)
+
+    x = vectors(n, _VECTORS)
+    y = vectors(_VECTORS, m)
     of_a = project(a, compute, left=y, square=True)
     of_b = project(b, compute, left=of_a.left, right=x, square=True)
     of_c = project(c, compute, left=y, right=x)
     expected_x = project(a, compute, right=of_b.right).right
     expected_y = of_b.left
-    element = (
-        of_a.square * of_b.square / (group**2 * m * k * n)
-    )  # the mean square of an element of a·b
+    # The mean square of an element of a·b.
+    element = of_a.square * of_b.square / (group**2 * m * k * n)
 
     def rows(
         what: str, found: torch.Tensor, expected: torch.Tensor, dim: int, norm: torch.Tensor
     ) -> Rows:
-        error, own = (
-            values.double().square_().mean(dim).flatten() for values in (found - expected, found)
-        )
+        error = (found - expected).double().square_().mean(dim).flatten()
+        own = found.double().square_().mean(dim).flatten()
         return Rows(what, error, torch.maximum(own, norm))
 
     return [
@@ -392,12 +394,13 @@ def _freivalds(
     ]
 
 
-# --- softmax --------------------------------------------------------------------------------------------------------
+# --- softmax --------------------------------------------------------------------------------------
 
 
 def causal_mask(rows: int, cols: int, device: torch.device, first_row: int = 0) -> torch.Tensor:
     """Returns a boolean mask[rows, cols], True above the diagonal (masked). first_row: index of the
-    first row in the whole matrix."""
+    first row in the whole matrix.
+    """
     return torch.ones(rows, cols, dtype=torch.bool, device=device).triu(diagonal=1 + first_row)
 
 
@@ -429,35 +432,30 @@ def _softmax(
     chunk = _CHUNK_ELEMENTS[x.device.type]
     rows_at_once = max(1, min(rows, chunk // cols))
     heads_at_once = max(1, chunk // (rows_at_once * cols))
-    errors, norms = [], []
-    for sample in range(samples):
-        for head in range(0, heads, heads_at_once):
-            for row in range(0, rows, rows_at_once):
-                at = (sample, slice(head, head + heads_at_once), slice(row, row + rows_at_once))
-                scores = x[at].to(compute)
-                dropped = None
-                if work.mask == "causal":
-                    dropped = causal_mask(scores.shape[1], cols, x.device, row)
-                elif work.mask == "full":
-                    dropped = inputs[1][sample, :, at[2]]
-                expected = softmax(scores, work.scale, dropped)
-                size = expected
-                if work.direction == "backward":
-                    gradient = inputs[-1][at].to(compute)
-                    # Without the cancellation between the two terms, which right results lose
-                    # digits to.
-                    size = (
-                        work.scale
-                        * expected
-                        * (gradient.abs() + (gradient * expected).abs_().sum(-1, keepdim=True))
-                    )
-                    expected = softmax_backward(expected, gradient, work.scale)
-                norms.append(_square(size) + floor)
-                errors.append(_square(output[at].to(compute).sub_(expected)))
-    return Rows("rows", torch.cat(errors), torch.cat(norms))
+    starts = product(range(samples), range(0, heads, heads_at_once), range(0, rows, rows_at_once))
+    parts = []
+    for sample, head, row in starts:
+        at = (sample, slice(head, head + heads_at_once), slice(row, row + rows_at_once))
+        scores = x[at].to(compute)
+        dropped = None
+        if work.mask == "causal":
+            dropped = causal_mask(scores.shape[1], cols, x.device, row)
+        elif work.mask == "full":
+            dropped = inputs[1][sample, :, at[2]]
+        expected = softmax(scores, work.scale, dropped)
+        size = expected
+        if work.direction == "backward":
+            gradient = inputs[-1][at].to(compute)
+            # Without the cancellation between the two terms, by which correct results lose digits.
+            mean = (gradient * expected).abs_().sum(-1, keepdim=True)
+            size = work.scale * expected * (gradient.abs() + mean)
+            expected = softmax_backward(expected, gradient, work.scale)
+        error = _square(output[at].to(compute).sub_(expected))
+        parts.append(Rows("rows", error, _square(size) + floor))
+    return _joined(parts)
 
 
-# --- attention ------------------------------------------------------------------------------------------------------
+# --- attention ------------------------------------------------------------------------------------
 
 
 def _attention(
@@ -468,26 +466,29 @@ def _attention(
     must_see: Sequence[tuple[int, ...]],
 ) -> list[Rows]:
     """Checks rows of o, or of the gradients of q, k and v, in one pass for each sample and key
-    head, with all its query heads."""
+    head, with all its query heads.
+    """
     tile = 1 if work.batch * work.heads * work.seq_q * work.seq_k <= _WHOLE_PAIRS else TILE
     group = work.heads // work.kv_heads
-    one = _attention_rows if work.direction == "forward" else _attention_gradients
     parts = []
-    for sample in range(work.batch):
-        for head in range(work.kv_heads):
-            heads = slice(head * group, (head + 1) * group)
-            queries = _one_of_each(work.seq_q, tile, generator)
-            for in_sample, in_head, row in must_see:
-                if in_sample == sample and heads.start <= in_head < heads.stop:
-                    queries[row // tile] = row
-            keys = _one_of_each(work.seq_k, tile, generator)
-            q, k, v = inputs[0][sample, heads], inputs[1][sample, head], inputs[2][sample, head]
-            gradient = inputs[3][sample, heads] if len(inputs) == 4 else q
-            results = [
-                output[sample, heads if i == 0 else head] for i, output in enumerate(outputs)
-            ]
-            parts.append(one(work, q, k, v, gradient, results, queries, keys))
-    return _joined(parts)
+    for sample, head in product(range(work.batch), range(work.kv_heads)):
+        heads = slice(head * group, (head + 1) * group)
+        queries = _one_of_each(work.seq_q, tile, generator)
+        for in_sample, in_head, row in must_see:
+            if in_sample == sample and heads.start <= in_head < heads.stop:
+                queries[row // tile] = row
+        keys = _one_of_each(work.seq_k, tile, generator)
+        q = inputs[0][sample, heads]
+        k = inputs[1][sample, head]
+        v = inputs[2][sample, head]
+        of_q = outputs[0][sample, heads]
+        if work.direction == "forward":
+            parts.append([_attention_rows(work, q, k, v, of_q, queries)])
+        else:
+            results = [of_q, outputs[1][sample, head], outputs[2][sample, head]]
+            gradient = inputs[3][sample, heads]
+            parts.append(_attention_gradients(work, q, k, v, gradient, results, queries, keys))
+    return _joined_outputs(parts)
 
 
 def _one_of_each(size: int, tile: int, generator: torch.Generator) -> torch.Tensor:
@@ -502,24 +503,23 @@ def _attention_rows(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    gradient: torch.Tensor,
-    results: Sequence[torch.Tensor],
+    o: torch.Tensor,
     queries: torch.Tensor,
-    keys: torch.Tensor,
-) -> list[Rows]:
+) -> Rows:
+    """Checks rows `queries` of o."""
     compute = _precision(work)
-    k, v = k.to(compute), v.to(compute)
+    k = k.to(compute)
+    v = v.to(compute)
     v_norm = v.square().sum(-1)
-    errors, norms = [], []
+    parts = []
     step = max(1, _CHUNK_ELEMENTS[q.device.type] // (len(q) * work.seq_k))
     for picked in queries.split(step):
         p = _attend(work, q[:, picked].to(compute), k, picked)
         expected = p @ v
-        errors.append(_square(results[0][:, picked].to(compute) - expected))
-        norms.append(
-            torch.maximum(p.square() @ v_norm, expected.square().sum(-1)).double().flatten()
-        )
-    return [Rows("rows of o", torch.cat(errors), torch.cat(norms))]
+        error = _square(o[:, picked].to(compute) - expected)
+        norm = torch.maximum(p.square() @ v_norm, expected.square().sum(-1))
+        parts.append(Rows("rows of o", error, norm.double().flatten()))
+    return _joined(parts)
 
 
 def _attention_gradients(
@@ -539,19 +539,19 @@ def _attention_gradients(
     """
     compute = _precision(work)
     scale = work.head_dim**-0.5
-    k, v = k.to(compute), v.to(compute)
-    k_norm, v_square = k.square().sum(-1), v.square()
-    dk, dv = (
-        torch.zeros(len(keys), work.head_dim, dtype=torch.float64, device=q.device)
-        for _ in range(2)
-    )
-    dk_norm, dv_norm = (
-        torch.zeros(len(keys), dtype=torch.float64, device=q.device) for _ in range(2)
-    )
-    errors, norms = [], []
+    k = k.to(compute)
+    v = v.to(compute)
+    k_norm = k.square().sum(-1)
+    v_square = v.square()
+    dk = torch.zeros(len(keys), work.head_dim, dtype=torch.float64, device=q.device)
+    dv = torch.zeros_like(dk)
+    dk_norm = torch.zeros(len(keys), dtype=torch.float64, device=q.device)
+    dv_norm = torch.zeros_like(dk_norm)
+    parts = []
     step = max(1, _CHUNK_ELEMENTS[q.device.type] // (len(q) * work.seq_k))
     for part in torch.arange(work.seq_q, device=q.device).split(step):
-        q_part, do = q[:, part].to(compute), gradient[:, part].to(compute)
+        q_part = q[:, part].to(compute)
+        do = gradient[:, part].to(compute)
         p = _attend(work, q_part, k, part)
         dp = do @ v.T
         delta = (p * dp).sum(-1, keepdim=True)
@@ -562,15 +562,16 @@ def _attention_gradients(
         size = p.square() * (dp_square + delta.square_()) * scale**2
         picked = queries[(queries >= part[0]) & (queries <= part[-1])]
         local = picked - part[0]
-        errors.append(_square(results[0][:, picked].to(compute) - ds[:, local] @ k))
-        norms.append((size[:, local] @ k_norm).double().flatten())
+        error = _square(results[0][:, picked].to(compute) - ds[:, local] @ k)
+        norm = (size[:, local] @ k_norm).double().flatten()
+        parts.append(Rows("rows of the gradient of q", error, norm))
         columns = p[..., keys]
         dv += torch.einsum("hij,hid->jd", columns, do).double()
         dk += torch.einsum("hij,hid->jd", ds[..., keys], q_part).double()
         dv_norm += torch.einsum("hij,hi->j", columns.square(), do.square().sum(-1)).double()
         dk_norm += torch.einsum("hij,hi->j", size[..., keys], q_part.square().sum(-1)).double()
     return [
-        Rows("rows of the gradient of q", torch.cat(errors), torch.cat(norms)),
+        _joined(parts),
         Rows("rows of the gradient of k", _square(results[1][keys].double() - dk), dk_norm),
         Rows("rows of the gradient of v", _square(results[2][keys].double() - dv), dv_norm),
     ]

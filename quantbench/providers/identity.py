@@ -1,8 +1,5 @@
 """Identifies the kernel that a workload ran, with torch.profiler, and the installed software
-versions.
-
-Entry points: `identify`, `versions`; tools use `trace_events`, `kernel_events`, `KernelEvent` and
-`launch_of` too. Each point is profiled once, in a process that times nothing.
+versions. Each point is profiled once, in a process that times nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +48,8 @@ class KernelEvent:
 
     @property
     def threads(self) -> int | None:
-        return None if self.block is None else self.block[0] * self.block[1] * self.block[2]
+        """Threads of a block."""
+        return self.block and prod(self.block)
 
 
 def identify(
@@ -99,19 +98,16 @@ def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
 
 def read_trace(path: Path) -> list[TraceEvent]:
     """Reads the events of a Chrome trace, replacing invalid bytes in kernel names."""
-    return list(
-        json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)["traceEvents"]
-    )
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return list(json.loads(text, strict=False)["traceEvents"])
 
 
 def kernel_events(events: Sequence[TraceEvent]) -> tuple[KernelEvent, ...]:
     """Returns the kernels among a trace's events, by start time, without copies and fills."""
     kernels = [event for event in events if str(event.get("cat", "")).lower() == "kernel"]
     # A trace is written as CUPTI's buffers come back, in no fixed order.
-    return tuple(
-        _kernel_event(event)
-        for event in sorted(kernels, key=lambda event: float(event.get("ts", 0.0)))
-    )
+    kernels.sort(key=lambda event: float(event.get("ts", 0.0)))
+    return tuple(map(_kernel_event, kernels))
 
 
 def _kernel_event(event: TraceEvent) -> KernelEvent:
@@ -132,7 +128,11 @@ def _kernel_event(event: TraceEvent) -> KernelEvent:
 
 
 def _three(value: Any) -> tuple[int, int, int] | None:
-    return None if value is None else (int(value[0]), int(value[1]), int(value[2]))
+    """Returns the three numbers of a grid or block; None if the trace has none."""
+    if value is None:
+        return None
+    x, y, z = map(int, value)
+    return x, y, z
 
 
 def launch_of(
@@ -169,12 +169,9 @@ def blocks_per_sm(kernel: KernelEvent, device: DeviceSpec) -> int | None:
     """
     if kernel.active_blocks is not None:
         return kernel.active_blocks
-    if (
-        device.kind != "cuda"
-        or device.compute_capability is None
-        or kernel.threads is None
-        or kernel.registers is None
-    ):
+    if device.kind != "cuda" or device.compute_capability is None:
+        return None
+    if kernel.threads is None or kernel.registers is None:
         return None
     blocks = resident_blocks(
         device.compute_capability,
@@ -182,12 +179,16 @@ def blocks_per_sm(kernel: KernelEvent, device: DeviceSpec) -> int | None:
         registers=kernel.registers,
         shared_memory_bytes=kernel.shared_memory_bytes or 0,
     )
-    return blocks or None  # it ran, so 0 would only mean that the limits do not fit this device
+    # It ran, so 0 would only mean that the limits do not fit this device.
+    return blocks or None
 
 
 def _tile(
     kernel: KernelEvent, name: KernelName, workload: Workload, warp_threads: int, *, splitting: bool
 ) -> Tile | None:
+    """Returns the tile that the kernel's name states, with its split of the reduction; None if one
+    of the two is unknown.
+    """
     tile = name.tile
     if tile is None:
         return None
@@ -207,12 +208,12 @@ def split_k_of(
     """Returns how many blocks share an output tile along the reduction; None if name and grid do
     not determine it.
 
-    splitting: whether a reduction kernel also ran. A split in the name is taken; Tensile's grids
-        are not read, because
-    some profilers count them in threads. Kernels that launch a block per tile count batch · split_k
-    in grid z, beside an x·y that may be padded by the rasterisation. A persistent kernel's whole
-    grid is tiles · batch · split_k, as long as that is resident at once; tiles are rounded up to
-    whole clusters.
+    splitting: whether a reduction kernel also ran.
+
+    A split in the name is taken; Tensile's grids are not read, because some profilers count them in
+    threads. Kernels that launch a block per tile count batch · split_k in grid z, beside an x·y
+    that may be padded by the rasterisation. A persistent kernel's whole grid is tiles · batch ·
+    split_k, as long as that is resident at once; tiles are rounded up to whole clusters.
 
     >>> name = parse("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT")
     >>> split_k_of((80, 1, 1), name, Gemm(m=8, n=2560, k=4096, layout="nt"), splitting=True)
@@ -223,9 +224,8 @@ def split_k_of(
     if name.tile.split_k > 1 or name.family == "tensile":
         return None if name.split_k_unknown else name.tile.split_k
     split = splitting or name.split_k_unknown
-    whole_grid = (
-        name.persistent or name.family == "cublas"
-    )  # sgemm_32x32x32 spreads its tiles over x, y and z alike
+    # cuBLAS's sgemm_32x32x32 spreads its tiles over x, y and z alike.
+    whole_grid = name.persistent or name.family == "cublas"
     if not whole_grid:
         if grid[2] % gemm.batch == 0 and (grid[2] > gemm.batch or not split):
             return grid[2] // gemm.batch
@@ -234,7 +234,7 @@ def split_k_of(
     cluster_m, cluster_n = name.cluster or (1, 1)
     tiles_m = cdiv(cdiv(gemm.m, name.tile.block_m), cluster_m) * cluster_m
     tiles_n = cdiv(cdiv(gemm.n, name.tile.block_n), cluster_n) * cluster_n
-    parts, rest = divmod(grid[0] * grid[1] * grid[2], tiles_m * tiles_n * gemm.batch)
+    parts, rest = divmod(prod(grid), tiles_m * tiles_n * gemm.batch)
     if rest == 0 and parts >= 1 and (parts > 1 or not split):
         return parts
     return None if split else 1

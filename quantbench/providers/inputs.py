@@ -1,8 +1,5 @@
-"""Creates random inputs of workloads on the device.
-
-Entry points: `Inputs`; `input_templates`, `output_templates`, `torch_device`,
-`TORCH_DTYPES`. Used by the other modules of this package and by tools. The same seed gives the same
-tensors on devices of one kind.
+"""Creates random inputs of workloads on the device. The same seed gives the same tensors on devices
+of one kind.
 
 Distributions (recorded with every run, because the power a GPU draws depends on the data):
   normal    mean 0, standard deviation 1
@@ -76,9 +73,8 @@ class Inputs:
 
     def __init__(self, device: DeviceSpec, distribution: str = "normal", seed: int = 0) -> None:
         if distribution not in ("normal", "uniform", "integers", "zeros"):
-            raise InputError(
-                "inputs", f"distribution = {distribution!r}", "normal, uniform, integers or zeros"
-            )
+            known = "normal, uniform, integers or zeros"
+            raise InputError("inputs", f"distribution = {distribution!r}", known)
         self.device = torch_device(device)
         self.distribution = distribution
         self.generator = torch.Generator(device=self.device).manual_seed(seed)
@@ -96,13 +92,12 @@ class Inputs:
         About half of a padding mask is True (masked), never a whole row. Indices are a random
         permutation.
         """
-        found = []
-        for like in input_templates(workload):
-            found.append(
-                torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=self.device)
-            )
-            self.fill(found[-1])
-        return tuple(found)
+        found = tuple(
+            torch.empty_like(template, device=self.device) for template in input_templates(workload)
+        )
+        for tensor in found:
+            self.fill(tensor)
+        return found
 
     def gemm_operands(self, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
         """Creates a and b of a GEMM, for users' own providers."""
@@ -111,12 +106,13 @@ class Inputs:
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Writes new values into a tensor stored like those of `operands`; a boolean tensor is a
-        padding mask, and one of 64-bit integers holds indices."""
+        padding mask, and one of 64-bit integers holds indices.
+        """
         if tensor.dtype == torch.int64:
             torch.randperm(tensor.numel(), generator=self.generator, device=self.device, out=tensor)
             return
         with torch.no_grad():
-            stored = tensor if tensor.is_contiguous() else tensor.transpose(-1, -2)
+            stored = tensor if tensor.is_contiguous() else tensor.mT
             if self.distribution == "zeros" and tensor.dtype != torch.bool:
                 stored.zero_()
             elif self.device.type == "cpu" and tensor.numel() > _POOL_ELEMENTS:
@@ -128,11 +124,10 @@ class Inputs:
 
     def _copy_pieces(self, flat: torch.Tensor) -> None:
         """Fills a vector with pieces of the numbers drawn for its format."""
-        pool = self._pools.get(flat.dtype)
-        if pool is None:
-            pool = self._pools[flat.dtype] = torch.empty(_POOL_ELEMENTS, dtype=flat.dtype)
-            self._draw(pool)
-        pieces = pool.unfold(0, _PIECE_ELEMENTS, 1)
+        if flat.dtype not in self._pools:
+            self._pools[flat.dtype] = torch.empty(_POOL_ELEMENTS, dtype=flat.dtype)
+            self._draw(self._pools[flat.dtype])
+        pieces = self._pools[flat.dtype].unfold(0, _PIECE_ELEMENTS, 1)
         whole, rest = divmod(flat.numel(), _PIECE_ELEMENTS)
         starts = torch.randint(len(pieces), (whole + 1,), generator=self.generator)
         body = flat[: whole * _PIECE_ELEMENTS].view(whole, _PIECE_ELEMENTS)
@@ -140,6 +135,7 @@ class Inputs:
         flat[whole * _PIECE_ELEMENTS :] = pieces[starts[whole], :rest]
 
     def _draw(self, out: torch.Tensor) -> None:
+        """Draws every element of a contiguous tensor."""
         if out.dtype == torch.bool:
             out.random_(generator=self.generator)
         elif out.dtype == TORCH_DTYPES["fp8"]:
@@ -150,6 +146,7 @@ class Inputs:
             self._fill(out)
 
     def _fill(self, out: torch.Tensor) -> torch.Tensor:
+        """Draws in place, from the distribution as it is."""
         if self.distribution == "normal":
             return out.normal_(generator=self.generator)
         if self.distribution == "uniform":
@@ -157,14 +154,16 @@ class Inputs:
         return out.random_(-_INTEGER_LIMIT, _INTEGER_LIMIT + 1, generator=self.generator)
 
     def _quantised(self, out: torch.Tensor, dtype: str) -> None:
-        """Narrow formats, drawn in fp32 a chunk at a time."""
+        """Draws narrow formats in fp32, a chunk at a time."""
         flat = out.view(-1)
         largest = _LARGEST[dtype]
         for start in range(0, flat.numel(), _CHUNK_ELEMENTS):
             part = flat[start : start + _CHUNK_ELEMENTS]
             drawn = self._fill(torch.empty(part.shape, dtype=torch.float32, device=self.device))
             drawn.div_(quantum(dtype, self.distribution)).clamp_(-largest, largest)
-            part.copy_(drawn.round_() if dtype == "int8" else drawn)
+            if dtype == "int8":
+                drawn.round_()
+            part.copy_(drawn)
 
 
 def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
@@ -180,78 +179,76 @@ def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
     """
     if isinstance(workload, Gemm):
         batch = (workload.batch,) if workload.batch > 1 else ()
-        a_transposed, b_transposed = (letter == "t" for letter in workload.layout)
-        a = _template(*batch, workload.m, workload.k, dtype=workload.dtype, transposed=a_transposed)
-        return a, _template(
-            *batch, workload.k, workload.n, dtype=workload.dtype, transposed=b_transposed
+        a = _template(
+            workload, *batch, workload.m, workload.k, transposed=workload.layout[0] == "t"
         )
+        b = _template(
+            workload, *batch, workload.k, workload.n, transposed=workload.layout[1] == "t"
+        )
+        return a, b
     if isinstance(workload, GroupedGemm):
-        rows, dtype, depth, n = workload.rows, workload.dtype, workload.k, workload.n
+        rows, n, k = workload.rows, workload.n, workload.k
         if workload.layout == "tn":
-            return _template(depth, rows, dtype=dtype, transposed=True), _template(
-                rows, n, dtype=dtype
-            )
+            return _template(workload, k, rows, transposed=True), _template(workload, rows, n)
         weights = _template(
-            workload.num_experts, depth, n, dtype=dtype, transposed=workload.layout == "nt"
+            workload, workload.num_experts, k, n, transposed=workload.layout == "nt"
         )
-        return _template(rows, depth, dtype=dtype), weights
+        return _template(workload, rows, k), weights
     if isinstance(workload, Permute):
         order = torch.empty(workload.rows, dtype=torch.int64, device="meta")
-        tokens, hidden, dtype = workload.tokens, workload.hidden, workload.dtype
         if workload.direction == "permute":
-            return _template(tokens, hidden, dtype=dtype), order
-        return (
-            _template(workload.rows, hidden, dtype=dtype),
-            _template(tokens, workload.top_k, dtype=dtype),
-            order,
-        )
+            return _template(workload, workload.tokens, workload.hidden), order
+        x = _template(workload, workload.rows, workload.hidden)
+        return x, _template(workload, workload.tokens, workload.top_k), order
     if isinstance(workload, Softmax):
-        heads = workload.batch // workload.mask_batch
-        x = _template(
-            workload.mask_batch, heads, workload.rows, workload.cols, dtype=workload.dtype
-        )
-        mask = x.new_empty(workload.mask_batch, 1, workload.rows, workload.cols, dtype=torch.bool)
-        masks = (mask,) if workload.mask == "full" else ()
-        return (x, *masks) if workload.direction == "forward" else (x, *masks, x)
-    if isinstance(workload, Attention):
-        q = _template(
-            workload.batch, workload.heads, workload.seq_q, workload.head_dim, dtype=workload.dtype
-        )
-        k = _template(
-            workload.batch,
-            workload.kv_heads,
-            workload.seq_k,
-            workload.head_dim,
-            dtype=workload.dtype,
-        )
-        return (q, k, k) if workload.direction == "forward" else (q, k, k, q)
-    raise InputError("inputs", f"a workload of kind {workload.kind}", "one that runs on one GPU")
+        samples = workload.mask_batch
+        x = _template(workload, samples, workload.batch // samples, workload.rows, workload.cols)
+        found = [x]
+        if workload.mask == "full":
+            shape = samples, 1, workload.rows, workload.cols
+            found.append(x.new_empty(shape, dtype=torch.bool))
+    elif isinstance(workload, Attention):
+        queries = workload.heads, workload.seq_q
+        keys = workload.kv_heads, workload.seq_k
+        x = _template(workload, workload.batch, *queries, workload.head_dim)
+        like_keys = _template(workload, workload.batch, *keys, workload.head_dim)
+        found = [x, like_keys, like_keys]
+    else:
+        expected = "one that runs on one GPU"
+        raise InputError("inputs", f"a workload of kind {workload.kind}", expected)
+    if workload.direction == "backward":
+        found.append(x)
+    return tuple(found)
 
 
 def output_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
     """Returns templates of `Task.outputs` on the meta device. Only outputs of GEMMs, grouped or
-    not, must have these
-    strides: attention kernels may order heads differently."""
+    not, must have these strides: attention kernels may order heads differently.
+    """
+    inputs = input_templates(workload)
     if isinstance(workload, Gemm):
-        batch = (workload.batch,) if workload.batch > 1 else ()
-        return (_template(*batch, workload.m, workload.n, dtype=workload.output_dtype),)
+        dtype = TORCH_DTYPES[workload.output_dtype]
+        return (inputs[0].new_empty(*inputs[0].shape[:-1], workload.n, dtype=dtype),)
     if isinstance(workload, GroupedGemm):
-        experts, k, rows = workload.num_experts, workload.k, workload.rows
-        stored = (experts, k, workload.n) if workload.layout == "tn" else (rows, workload.n)
-        return (_template(*stored, dtype=workload.output_dtype),)
+        dtype = TORCH_DTYPES[workload.output_dtype]
+        shape: tuple[int, ...] = workload.rows, workload.n
+        if workload.layout == "tn":
+            shape = workload.num_experts, workload.k, workload.n
+        return (inputs[0].new_empty(shape, dtype=dtype),)
     if isinstance(workload, Permute):
         rows = workload.rows if workload.direction == "permute" else workload.tokens
-        return (_template(rows, workload.hidden, dtype=workload.dtype),)
-    inputs = input_templates(workload)
-    return (
-        inputs[:3]
-        if isinstance(workload, Attention) and workload.direction == "backward"
-        else inputs[:1]
-    )
+        return (_template(workload, rows, workload.hidden),)
+    if isinstance(workload, Attention) and workload.direction == "backward":
+        return inputs[:3]
+    return inputs[:1]
 
 
-def _template(*shape: int, dtype: str, transposed: bool = False) -> torch.Tensor:
+def _template(workload: Workload, *shape: int, transposed: bool = False) -> torch.Tensor:
+    """Returns a tensor without memory in the workload's dtype, with its last dimensions stored in
+    this order or transposed.
+    """
+    dtype = TORCH_DTYPES[workload.dtype]
+    if not transposed:
+        return torch.empty(shape, dtype=dtype, device="meta")
     *batch, rows, cols = shape
-    stored = (*batch, cols, rows) if transposed else shape
-    tensor = torch.empty(stored, dtype=TORCH_DTYPES[dtype], device="meta")
-    return tensor.transpose(-1, -2) if transposed else tensor
+    return torch.empty(*batch, cols, rows, dtype=dtype, device="meta").mT

@@ -1,12 +1,11 @@
 """Parses a GPU kernel's name into its library, role and tile.
 
-Entry points: `parse`, and its result `KernelName`. Used by `identity` and `importers.runs`.
 quantbench's own kernels state their tile themselves and are not parsed.
 
 Names of library kernels are not documented. The grammars here were derived from names seen in
 practice and checked against the grids that were launched with them;
-tests/providers/test_kernel_names.py holds both, with their sources. From a name that no grammar
-fits nothing is guessed.
+tests/providers/test_kernel_names.py holds both, with their sources. A name that no grammar fits has
+no tile.
 
 Orientation of the tile. The libraries are column-major. torch passes them row-major tensors as the
 transposed problem cᵀ = bᵀ·aᵀ, so the library's m is our n: names print `block_n` first and
@@ -14,8 +13,9 @@ transposed problem cᵀ = bᵀ·aᵀ, so the library's m is our n: names print `
   - nvjet, H100, 128 rows of x·Wᵀ with W 12352×2560: `nvjet_sm90_tst_96x128_64x7_2x1_v_bz_TNN` ran
     130 blocks. That is ⌈12352/96⌉ = 129 rounded up to a cluster of 2 along n, times ⌈128/128⌉; the
     other order would give 194.
-  - CUTLASS, sm_86, m rows by n = 6144: `cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8` ran
-    grids of 256×3 for m = 4096 and 264×3 for m = 4107: ⌈m/128⌉·8 and 6144/256 = 8·3.
+  - CUTLASS, sm_86, m rows by n = 6144:
+    `cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8` ran grids of 256×3 for
+    m = 4096 and 264×3 for m = 4107: ⌈m/128⌉·8 and 6144/256 = 8·3.
 AMD. Tensile (rocBLAS, hipBLASLt) is column-major too: MI300X, 512 rows, n = 768, k = 3072,
 `Cijk_…_MT64x48x128_…` ran 264 blocks: ⌈768/64⌉·⌈512/48⌉·2, a split-k of two. Composable Kernel, CK
 Tile, FlyDSL and aiter's assembly are row-major and print block_m first: aiter's instance lists name
@@ -87,12 +87,13 @@ def _read(family: str, role: str, match: re.Match[str]) -> KernelName:
     """
     stated = {group: text for group, text in match.groupdict().items() if text is not None}
     options = stated.get("options", "")
-    if in_options := re.search(
-        r"_stages_(?P<k>\d+)x(?P<stages>\d+)", options
-    ):  # cuBLAS's own kernels
+    # cuBLAS's own kernels
+    if in_options := re.search(r"_stages_(?P<k>\d+)x(?P<stages>\d+)", options):
         stated |= in_options.groupdict()
     sizes = {group: int(text) for group, text in stated.items() if text.isdigit()}
-    warps = sizes["threads"] // _WAVEFRONT if "threads" in sizes else None
+    warps = None
+    if "threads" in sizes:
+        warps = sizes["threads"] // _WAVEFRONT
     if "warps" in stated:
         warps = prod(map(int, stated["warps"].split("x")))
     tile = Tile(
@@ -107,15 +108,14 @@ def _read(family: str, role: str, match: re.Match[str]) -> KernelName:
     # `sliced1x4` is no split-k: four warps of one block share the reduction and add up in shared
     # memory.
     splits = re.search(r"splitk|stream_k|segment_k_on", options, re.IGNORECASE) is not None
-    along_m, along_n = (
-        sizes.get("cluster_m", 0),
-        sizes.get("cluster_n", 0),
-    )  # 0x0: chosen when launched
+    cluster = None
+    if sizes.get("cluster_n"):  # 0x0: chosen when launched
+        cluster = sizes["cluster_m"], sizes["cluster_n"]
     return KernelName(
         stated.get("family", family),
         role,
         tile,
-        (along_m, along_n) if along_n else None,
+        cluster,
         split_k_unknown=splits,
         persistent=family == "nvjet" or "persistent" in options,
     )
@@ -124,20 +124,23 @@ def _read(family: str, role: str, match: re.Match[str]) -> KernelName:
 def _with_options(name: KernelName, tile: Tile, options: str) -> KernelName:
     """Adds what Tensile states in options of its own: `_GSU2`, `_WG16_4_4`."""
 
-    def option(letters: str) -> tuple[int, ...]:
+    def option(letters: str) -> list[int]:
         found = re.search(rf"_{letters}(\d+(?:_\d+)*)(?=_|$)", options)
-        return () if found is None else tuple(map(int, found[1].split("_")))
+        if found is None:
+            return [0]
+        return [int(number) for number in found[1].split("_")]
 
     # Global split-u is the split-k. hipBLASLt's kernels with user arguments get it at launch;
     # stream-k (SK > 0) divides tiles among a fixed number of blocks.
-    split, group, wave = sum(option("GSU")[:1]), option("WG"), option("WS")
-    tile = replace(
-        tile,
-        split_k=max(1, split),
-        num_warps=prod(group[:3]) // wave[0] if group and wave else None,
-    )
+    split = option("GSU")[0]
+    wave = option("WS")[0]
+    threads = prod(option("WG")[:3])
+    warps = threads // wave if threads and wave else None
     return replace(
-        name, tile=tile, split_k_unknown=split == 0, persistent=sum(option("SK")[:1]) > 0
+        name,
+        tile=replace(tile, split_k=max(1, split), num_warps=warps),
+        split_k_unknown=split == 0,
+        persistent=option("SK")[0] > 0,
     )
 
 
@@ -154,9 +157,10 @@ _KINDS: tuple[tuple[str, ...], ...] = (
         # stages of 16 bits fits the shared memory only when each block of the pair stages half of
         # the 256.
         "nvjet", "gemm", r"^nvjet_",
-        _NVJET + r"(?P<n>\d+)x(?P<m>\d+)_(?P<k>\d+)x(?P<stages>\d+)_(?P<cluster_n>\d+)x(?P<cluster_m>\d+)"
-        r"_(?P<options>\w+)_[NT]{3}$",
-        _NVJET + r"mma_(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)_(?P<stages>\d+)_\d+x\d+x\d+_(?P<options>\w+)_[NT]{4}$",
+        _NVJET + r"(?P<n>\d+)x(?P<m>\d+)_(?P<k>\d+)x(?P<stages>\d+)"
+        r"_(?P<cluster_n>\d+)x(?P<cluster_m>\d+)_(?P<options>\w+)_[NT]{3}$",
+        _NVJET + r"mma_(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)_(?P<stages>\d+)_\d+x\d+x\d+"
+        r"_(?P<options>\w+)_[NT]{4}$",
     ),
     # The backward pass is not known to print its tile.
     (
@@ -165,8 +169,8 @@ _KINDS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "flash", "attention", r"flash_(?:fwd|bwd)\w*_kernel|flash_bwd|FlashAttn(?:Fwd|Bwd)",
-        r"Flash_(?:fwd|bwd)_kernel_traits<(?:\(int\))?\d+, ?(?:\(int\))?(?P<m>\d+), ?(?:\(int\))?(?P<n>\d+)"
-        r", ?(?:\(int\))?(?P<warps>\d+)",
+        r"Flash_(?:fwd|bwd)_kernel_traits<(?:\(int\))?\d+, ?(?:\(int\))?(?P<m>\d+)"
+        r", ?(?:\(int\))?(?P<n>\d+), ?(?:\(int\))?(?P<warps>\d+)",
     ),
     (
         "efficient", "attention", r"fmha_cutlass|PyTorchMemEffAttention",
@@ -186,28 +190,32 @@ _KINDS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "xmma", "gemm", r"^sm\d+_xmma_.*gemm",
-        r"^sm\d+_xmma_gemm_[a-z0-9]+_[a-z0-9]+_[a-z0-9]+_[nt]{2}_[nt]_tilesize(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)"
-        r"(?:_stage(?P<stages>\d+))?(?:_warpsize(?P<warps>\d+x\d+x\d+))?(?P<options>\w*)$",
+        r"^sm\d+_xmma_gemm_[a-z0-9]+_[a-z0-9]+_[a-z0-9]+_[nt]{2}_[nt]"
+        r"_tilesize(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)(?:_stage(?P<stages>\d+))?"
+        r"(?:_warpsize(?P<warps>\d+x\d+x\d+))?(?P<options>\w*)$",
     ),
     # cuBLAS's own kernels, most of one architecture: `ampere_…gemm_…_128x256_…_stages_64x3_nn`.
     ("cublas", "gemm", "", r"(?i)^[sdch]gemm_(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)_[NT]{2}(?:_vec)?$"),
     (
         "cublas", "gemm", "",
-        r"^(?P<family>maxwell|pascal|volta|turing|ampere)_(?:[a-z]+\d*_)?[a-z]{1,2}\d*(?:tf32)?gemm_(?:[a-z]+\d+_)?"
-        r"(?P<n>\d+)x(?P<m>\d+)(?P<options>(?:_\w+?)*?)_[nt]{2}(?:_v\d+)?$",
+        r"^(?P<family>maxwell|pascal|volta|turing|ampere)_(?:[a-z]+\d*_)?"
+        r"[a-z]{1,2}\d*(?:tf32)?gemm_(?:[a-z]+\d+_)?(?P<n>\d+)x(?P<m>\d+)"
+        r"(?P<options>(?:_\w+?)*?)_[nt]{2}(?:_v\d+)?$",
     ),
     (
         "tensile", "gemm", r"Cijk_A",
-        r"^(?:Custom\d*_)?C[a-z]{3}_A[a-z]{3}_B[a-z]{3}_\w*?_?MT(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)(?P<options>\w*)",
+        r"^(?:Custom\d*_)?C[a-z]{3}_A[a-z]{3}_B[a-z]{3}_\w*?_?MT"
+        r"(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)(?P<options>\w*)",
     ),
     # AMD's row-major kernels. Composable Kernel as aiter names it: threads per block, then the
     # tile. CK Tile: the tile, then wavefronts along m, n, k (csrc/ck_gemm_a8w8_blockscale,
     # gemm_a8w8_blockscale_instance.py and …_cktile_instance.py).
     (
         "ck", "gemm", "",
-        r"^a\dw\d_(?:rowwise|bpreshuffle|blockscale)_(?:bpreshuffle_)?(?:1x128x128_)?(?P<threads>\d+)x" + _SIZES
-        + r"_\w+_v\d+$",
-        r"^a\dw\d_\w+_cktile_(?:\d(?:x\d)+_)?" + _SIZES + r"_(?P<warps>\d+x\d+x\d+)_\d+x\d+x\d+_\w+$",
+        r"^a\dw\d_(?:rowwise|bpreshuffle|blockscale)_(?:bpreshuffle_)?(?:1x128x128_)?"
+        r"(?P<threads>\d+)x" + _SIZES + r"_\w+_v\d+$",
+        r"^a\dw\d_\w+_cktile_(?:\d(?:x\d)+_)?" + _SIZES
+        + r"_(?P<warps>\d+x\d+x\d+)_\d+x\d+x\d+_\w+$",
     ),
     # Kernels written for aiter: assembly, FlyDSL, opus.
     (

@@ -1,8 +1,5 @@
 """Provides the base class of quantbench's own providers and the tasks they create.
 
-Entry points: `BuiltInProvider`, `LaunchTask`, `ForwardTask`, `BackwardTask`. Used by `torch_gemm`,
-`torch_attention`, `torch_moe` and `triton_kernels`.
-
 `LaunchTask` runs kernels that write into given tensors. `ForwardTask` and `BackwardTask` run torch
 operations that return new tensors: each run first releases the previous results, so that torch's
 caching allocator returns the same memory again.
@@ -26,6 +23,8 @@ if TYPE_CHECKING:
     from quantbench.workload import Workload
 
 _W = TypeVar("_W")
+# Words for kinds of workloads.
+_KINDS = {"gemm": "matrix products", "grouped_gemm": "grouped products"}
 
 
 class BuiltInProvider(Generic[_W]):
@@ -39,14 +38,13 @@ class BuiltInProvider(Generic[_W]):
     kind: str
 
     def __init__(self, provider_id: str, tile: Tile | None = None) -> None:
-        self.id, self.tile = provider_id, tile
+        self.id = provider_id
+        self.tile = tile
         self.variant = provider_id.partition("@")[0].partition(".")[2]
 
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
         if workload.kind != self.kind:
-            runs = {"gemm": "matrix products", "grouped_gemm": "grouped products"}.get(
-                self.kind, self.kind
-            )
+            runs = _KINDS.get(self.kind, self.kind)
             return f"{self.id} runs {runs}, not {workload.kind}"
         return self.refusal(cast("_W", workload), device)
 
@@ -103,7 +101,9 @@ class LaunchTask(_Task):
         before: Callable[[], object] | None = None,
     ) -> None:
         super().__init__(inputs, outputs)
-        self._call, self._before, self._launch = call, before, launch
+        self._call = call
+        self._before = before
+        self._launch = launch
 
     def run(self) -> None:
         if self._before is not None:
@@ -157,7 +157,8 @@ class BackwardTask(_Task):
         self._leaves = tuple(tensor.requires_grad_() for tensor in inputs)
         self._gradient = gradient
         self._results: dict[int, torch.Tensor] = {}  # by stream
-        super().__init__((*self._leaves, *(() if mask is None else (mask,)), gradient))
+        masks = () if mask is None else (mask,)
+        super().__init__((*self._leaves, *masks, gradient))
 
     def run(self) -> None:
         result = self._result()
@@ -165,6 +166,7 @@ class BackwardTask(_Task):
         self._outputs = torch.autograd.grad(result, self._leaves, self._gradient, retain_graph=True)
 
     def _result(self) -> torch.Tensor:
+        """Returns forward's result on the current stream."""
         cuda = self._gradient.is_cuda
         stream = torch.cuda.current_stream().cuda_stream if cuda else 0
         result = self._results.get(stream)

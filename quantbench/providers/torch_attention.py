@@ -1,12 +1,9 @@
 """Provides attention and softmax with torch.
 
-Entry points: `TorchAttention`, with the `BACKENDS` by variant, and `TorchEagerSoftmax`, imported by
-`catalog` by name.
-
 Attention is `scaled_dot_product_attention` with one backend pinned, so that backends are measured
 separately: without that, torch prefers FlashAttention-2 where cuDNN's kernel is up to twice as
-    fast. Softmax is what Megatron-LM computes
-without its fused kernel: one torch operation after another.
+fast. Softmax is what Megatron-LM computes without its fused kernel: one torch operation after
+another.
 """
 
 from __future__ import annotations
@@ -61,22 +58,25 @@ class TorchAttention(BuiltInProvider[Attention]):
     def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
         """Returns torch's own reason for refusing this workload, without launching anything."""
         if device.kind == "cpu":
-            return None if self.variant in _ON_CPU else f"{self.id} needs a CUDA device"
+            if self.variant in _ON_CPU:
+                return None
+            return f"{self.id} needs a CUDA device"
         return self._heads(work, device)[1]
 
     def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> Task:
         q, k, v, *gradient = inputs.operands(work)
         repeats = work.heads // work.kv_heads if self._heads(work, device)[0] else 1
         grouped = work.kv_heads < work.heads and repeats == 1
-        backend, _ = BACKENDS[self.variant]
+        backend = BACKENDS[self.variant][0]
 
         def forward() -> torch.Tensor:
-            keys, values = k, v
+            keys = k
+            values = v
             if repeats > 1:
-                keys, values = (tensor.repeat_interleave(repeats, dim=1) for tensor in (k, v))
-            with sdpa_kernel(
-                backend
-            ):  # 8 µs on the host, behind which a GPU's queue does not run dry
+                keys = k.repeat_interleave(repeats, dim=1)
+                values = v.repeat_interleave(repeats, dim=1)
+            # 8 µs on the host, behind which a GPU's queue does not run dry.
+            with sdpa_kernel(backend):
                 return scaled_dot_product_attention(
                     q, keys, values, is_causal=work.causal, enable_gqa=grouped
                 )
@@ -86,6 +86,7 @@ class TorchAttention(BuiltInProvider[Attention]):
         return BackwardTask(forward, (q, k, v), gradient[0])
 
     def _heads(self, work: Attention, device: DeviceSpec) -> tuple[bool, str | None]:
+        """Like `choose_heads`, with what torch's kernels for CPUs take."""
         if device.kind == "cpu":
             grouped = work.kv_heads < work.heads
             return grouped and self.variant == "flash" and not _cpu_flash_takes_groups(), None
@@ -128,25 +129,29 @@ def _refusal(
     provider_id: str, can_use: Callable[..., bool], work: Attention, device: torch.device
 ) -> str | None:
     """Returns torch's reason for refusing `work`, or None. Checks one sample and one group of heads
-    to save memory; torch's conditions do not depend on either count."""
-    group = work.heads // work.kv_heads
-    dtype, training = TORCH_DTYPES[work.dtype], work.direction == "backward"
-    q, k, v = (
-        torch.empty(
-            1, heads, seq, work.head_dim, dtype=dtype, device=device, requires_grad=training
+    to save memory; torch's conditions do not depend on either count.
+    """
+
+    def empty(heads: int, seq: int) -> torch.Tensor:
+        made = torch.empty(
+            1, heads, seq, work.head_dim, dtype=TORCH_DTYPES[work.dtype], device=device
         )
-        for heads, seq in ((group, work.seq_q), (1, work.seq_k), (1, work.seq_k))
-    )
+        return made.requires_grad_(work.direction == "backward")
+
+    group = work.heads // work.kv_heads
+    q = empty(group, work.seq_q)
+    k = empty(1, work.seq_k)
+    v = empty(1, work.seq_k)
     params = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, work.causal, group > 1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if can_use(params, True):  # True: say why not, as warnings
             return None
-    said = [
-        " ".join(str(warning.message).split("(Triggered")[0].split()).rstrip(" .")
-        for warning in caught
-    ]
-    return f"{provider_id} does not take {work}: {'; '.join(said) or 'torch does not say why'}"
+    reasons = []
+    for warning in caught:
+        text = str(warning.message).split("(Triggered")[0]
+        reasons.append(" ".join(text.split()).rstrip(" ."))
+    return f"{provider_id} does not take {work}: {'; '.join(reasons) or 'torch does not say why'}"
 
 
 class TorchEagerSoftmax(BuiltInProvider[Softmax]):
@@ -154,8 +159,8 @@ class TorchEagerSoftmax(BuiltInProvider[Softmax]):
     casts back.
 
     Source: Megatron-LM, megatron/core/fusions/fused_softmax.py, `forward_torch_softmax` with
-        softmax_in_fp32. The
-    causal mask is made once and kept, as there. Backward is autograd's through the same operations.
+    softmax_in_fp32. The causal mask is made once and kept, as there. Backward is autograd's through
+    the same operations.
     """
 
     kind = "softmax"
@@ -165,8 +170,11 @@ class TorchEagerSoftmax(BuiltInProvider[Softmax]):
 
     def task(self, work: Softmax, device: DeviceSpec, inputs: Inputs) -> Task:
         given = inputs.operands(work)
-        x, mask = given[0], given[1] if work.mask == "full" else None
-        dropped = causal_mask(work.rows, work.cols, x.device) if work.mask == "causal" else mask
+        x = given[0]
+        mask = given[1] if work.mask == "full" else None
+        dropped = mask
+        if work.mask == "causal":
+            dropped = causal_mask(work.rows, work.cols, x.device)
 
         def forward() -> torch.Tensor:
             return megatron_fallback(x, work.scale, dropped)
@@ -184,9 +192,7 @@ def megatron_fallback(x: torch.Tensor, scale: float, dropped: torch.Tensor | Non
     >>> megatron_fallback(torch.zeros(1, 2), 1.0, torch.tensor([[False, True]]))
     tensor([[1., 0.]])
     """
-    half = x.dtype in (TORCH_DTYPES["fp16"], TORCH_DTYPES["bf16"])
-    scores = (x.float() if half else x) * scale
+    scores = x.float() * scale
     if dropped is not None:
         scores.masked_fill_(dropped, _MASKED)
-    probabilities = torch.softmax(scores, dim=-1)
-    return probabilities.to(x.dtype) if half else probabilities
+    return torch.softmax(scores, dim=-1).to(x.dtype)

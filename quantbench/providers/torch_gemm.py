@@ -1,8 +1,4 @@
-"""Provides GEMMs with torch, which calls cuBLAS or cuBLASLt (oneDNN or MKL on a CPU).
-
-Entry points: `TorchMm`, imported by `catalog` by name; `product_call`, `no_product` and
-`with_tf32`, used by `torch_moe`.
-"""
+"""Provides GEMMs with torch, which calls cuBLAS or cuBLASLt (oneDNN or MKL on a CPU)."""
 
 from __future__ import annotations
 
@@ -20,6 +16,10 @@ from quantbench.workload.dtypes import MEASURED_DTYPES, missing_format
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
+
+
+# torch's functions for narrow formats, and what n and k must be multiples of.
+_NARROW = {"fp8": ("torch._scaled_mm", 16), "int8": ("torch._int_mm", 8)}
 
 
 class TorchMm(BuiltInProvider[Gemm]):
@@ -51,9 +51,9 @@ def product_call(
         one = torch.ones((), dtype=torch.float32, device=a.device)
         call = partial(torch._scaled_mm, a, b, scale_a=one, scale_b=one, out_dtype=c.dtype, out=c)
     else:
-        multiply = (
-            torch._int_mm if work.dtype == "int8" else torch.bmm if work.batch > 1 else torch.mm
-        )
+        multiply: Callable[..., object] = torch.bmm if work.batch > 1 else torch.mm
+        if work.dtype == "int8":
+            multiply = torch._int_mm
         call = partial(multiply, a, b, out=c)
     return with_tf32(call, _tf32(work, c))
 
@@ -98,20 +98,22 @@ def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
 
 
 def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
+    """Returns why the device or torch has no products in the format."""
     if gemm.dtype not in MEASURED_DTYPES:
         return f"{gemm.dtype} products are imported, not measured"
     capability = device.compute_capability
-    if device.kind != "cuda" or capability is None:
-        return (
-            f"{gemm.dtype} products need a CUDA device" if gemm.dtype in ("tf32", "fp8") else None
-        )
-    return missing_format(gemm.dtype, capability)
+    if device.kind == "cuda" and capability is not None:
+        return missing_format(gemm.dtype, capability)
+    if gemm.dtype in ("tf32", "fp8"):
+        return f"{gemm.dtype} products need a CUDA device"
+    return None
 
 
 def _no_narrow(gemm: Gemm, device: DeviceSpec) -> str | None:
-    if gemm.dtype not in ("fp8", "int8"):
+    """Returns why torch's function for a narrow format does not take the product."""
+    if gemm.dtype not in _NARROW:
         return None
-    function, step = ("torch._scaled_mm", 16) if gemm.dtype == "fp8" else ("torch._int_mm", 8)
+    function, step = _NARROW[gemm.dtype]
     if gemm.batch > 1:
         return f"{function} takes single products, and this is a batch of {gemm.batch}"
     if device.kind != "cuda":
@@ -121,7 +123,6 @@ def _no_narrow(gemm: Gemm, device: DeviceSpec) -> str | None:
     if gemm.dtype == "int8" and gemm.m <= 16:
         return f"{function} needs more than 16 rows on CUDA, not m = {gemm.m}"
     if gemm.n % step or gemm.k % step:
-        return (
-            f"{function} needs n and k divisible by {step} on CUDA, not n = {gemm.n}, k = {gemm.k}"
-        )
+        needs = f"n and k divisible by {step} on CUDA"
+        return f"{function} needs {needs}, not n = {gemm.n}, k = {gemm.k}"
     return None

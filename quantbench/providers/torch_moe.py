@@ -1,8 +1,4 @@
-"""Provides the grouped GEMMs and permutations of experts with torch.
-
-Entry points: `TorchGroupedLoop`, `TorchGroupedMm` and `TorchPermute`, imported by `catalog` by
-name.
-"""
+"""Provides the grouped GEMMs and permutations of experts with torch."""
 
 from __future__ import annotations
 
@@ -38,9 +34,10 @@ class TorchGroupedLoop(BuiltInProvider[GroupedGemm]):
     kind = "grouped_gemm"
 
     def refusal(self, work: GroupedGemm, device: DeviceSpec) -> str | None:
-        return next(
-            filter(None, (no_product(gemm, device) for gemm in dict.fromkeys(work.gemms))), None
-        )
+        for gemm in dict.fromkeys(work.gemms):
+            if reason := no_product(gemm, device):
+                return reason
+        return None
 
     def task(self, work: GroupedGemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         a, b = inputs.operands(work)
@@ -48,17 +45,16 @@ class TorchGroupedLoop(BuiltInProvider[GroupedGemm]):
         calls: list[Callable[[], object]] = []
         start = 0
         for expert, rows in enumerate(work.tokens_per_expert):
-            at, start = slice(start, start + rows), start + rows
-            if rows:
-                gemm = work.gemm(rows)
-                parts = (
-                    (a[:, at], b[at], c[expert])
-                    if work.layout == "tn"
-                    else (a[at], b[expert], c[at])
-                )
-                calls.append(product_call(gemm, *parts))
-            elif work.layout == "tn":
+            at = slice(start, start + rows)
+            start += rows
+            if work.layout != "tn":
+                parts = a[at], b[expert], c[at]
+            elif rows:
+                parts = a[:, at], b[at], c[expert]
+            else:
                 calls.append(c[expert].zero_)
+            if rows:
+                calls.append(product_call(work.gemm(rows), *parts))
 
         def run() -> None:
             for call in calls:
@@ -78,28 +74,27 @@ class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
 
     def refusal(self, work: GroupedGemm, device: DeviceSpec) -> str | None:
         if _grouped_mm() is None:
-            return f"torch {torch.__version__} has neither torch.nn.functional.grouped_mm nor torch._grouped_mm"
+            names = "torch.nn.functional.grouped_mm nor torch._grouped_mm"
+            return f"torch {torch.__version__} has neither {names}"
         if device.kind == "cpu":
             return f"{self.id} is a loop of products on a CPU, as torch.grouped_loop is"
         if work.dtype != "bf16":
             return f"{self.id} takes bf16, not {work.dtype}"
-        if device.compute_capability is not None and (
-            old := missing_format("bf16", device.compute_capability)
-        ):
-            return old
-        if (
-            device.compute_capability is not None
-            and device.compute_capability[0] not in _GROUPED_MM_MAJORS
-        ):
+        if device.compute_capability is not None:
+            if old := missing_format("bf16", device.compute_capability):
+                return old
             major, minor = device.compute_capability
-            return (
-                f"{self.id} has kernels for compute capabilities 9.x and 10.x; on {major}.{minor} it is a loop of "
-                "products that waits for the host, as torch.grouped_loop is without the wait"
-            )
+            if major not in _GROUPED_MM_MAJORS:
+                return (
+                    f"{self.id} has kernels for compute capabilities 9.x and 10.x; on "
+                    f"{major}.{minor} it is a loop of products that waits for the host, as "
+                    "torch.grouped_loop is without the wait"
+                )
+        divisible = f"divisible by {_GROUPED_MM_ALIGN}"
         if work.n % _GROUPED_MM_ALIGN or work.k % _GROUPED_MM_ALIGN:
-            return f"{self.id} needs n and k divisible by {_GROUPED_MM_ALIGN}, not n = {work.n}, k = {work.k}"
+            return f"{self.id} needs n and k {divisible}, not n = {work.n}, k = {work.k}"
         if work.layout == "tn" and any(rows % _GROUPED_MM_ALIGN for rows in work.tokens_per_expert):
-            return f"{self.id} needs rows of each expert divisible by {_GROUPED_MM_ALIGN} to reduce over them"
+            return f"{self.id} needs rows of each expert {divisible} to reduce over them"
         return None
 
     def task(self, work: GroupedGemm, device: DeviceSpec, inputs: Inputs) -> ForwardTask:
@@ -124,7 +119,8 @@ class TorchPermute(BuiltInProvider[Permute]):
 
     def task(self, work: Permute, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         given = inputs.operands(work)
-        x, order = given[0], given[-1]
+        x = given[0]
+        order = given[-1]
         y = torch.empty_like(output_templates(work)[0], device=x.device)
         if work.direction == "permute":
             return LaunchTask(

@@ -6,7 +6,6 @@ so tasks then report no launch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from quantbench.kernels import attention, gemm, softmax
@@ -17,7 +16,8 @@ from quantbench.kernels.launching import (
     INTERPRETER,
     TORCH_DTYPES,
     Plan,
-    unsupported_architecture,
+    Reason,
+    first_reason,
     wrong_in_interpreter,
 )
 from quantbench.providers.inputs import Inputs
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
 _W = TypeVar("_W", Attention, Gemm, GroupedGemm, Softmax)
-Reason = Callable[[tuple[int, int]], str | None]
 
 
 class _TritonProvider(BuiltInProvider[_W]):
@@ -45,11 +44,10 @@ class _TritonProvider(BuiltInProvider[_W]):
             return interpreter
         capability = device.compute_capability
         if device.kind != "cuda" or capability is None:
-            return f"{self.id} needs a CUDA GPU, or TRITON_INTERPRET=1 set to run in triton's interpreter"
-        return next(
-            filter(None, (reason(capability) for reason in (*reasons, unsupported_architecture))),
-            None,
-        )
+            needs = "a CUDA GPU, or TRITON_INTERPRET=1 set to run in triton's interpreter"
+            return f"{self.id} needs {needs}"
+        refusal: str | None = first_reason(capability, *reasons)
+        return refusal
 
     def _no_product(self, dtype: str, device: DeviceSpec) -> str | None:
         """Like `_no_gpu`, for products in a dtype."""
@@ -65,8 +63,13 @@ def _task(
     """Builds a task. forward: plan whose result a backward plan needs. outputs: maximum number of
     results.
     """
-    launch, before = None if INTERPRETER else work.launch, None if forward is None else forward.run
-    return LaunchTask(work.run, inputs, work.outputs[:outputs], launch=launch, before=before)
+    return LaunchTask(
+        work.run,
+        inputs,
+        work.outputs[:outputs],
+        launch=None if INTERPRETER else work.launch,
+        before=forward and forward.run,
+    )
 
 
 class TritonGemm(_TritonProvider[Gemm]):
@@ -74,8 +77,8 @@ class TritonGemm(_TritonProvider[Gemm]):
     effect of wave quantization; `split_k` several along the reduction, and a second kernel that
     adds up their parts; `stream_k` one wave of blocks that share the last tiles evenly by reduction
     steps; `persistent` one wave of blocks that compute tile after tile. fp8 operands have no scale,
-    and on Hopper their sums keep 14 bits over the whole reduction, as with torch's
-    use_fast_accum."""
+    and on Hopper their sums keep 14 bits over the whole reduction, as with torch's use_fast_accum.
+    """
 
     kind = "gemm"
 
@@ -83,9 +86,10 @@ class TritonGemm(_TritonProvider[Gemm]):
         return self._no_product(work.dtype, device)
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        a, b = inputs.operands(work)
+        operands = inputs.operands(work)
         tf32 = work.dtype == "tf32"
-        return _task(gemm.plan(a, b, tile=self.tile, schedule=self.variant, tf32=tf32), (a, b))
+        plan = gemm.plan(*operands, tile=self.tile, schedule=self.variant, tf32=tf32)
+        return _task(plan, operands)
 
 
 class TritonGrouped(_TritonProvider[GroupedGemm]):
@@ -101,20 +105,21 @@ class TritonGrouped(_TritonProvider[GroupedGemm]):
         return self._no_product(work.dtype, device)
 
     def task(self, work: GroupedGemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        a, b = inputs.operands(work)
-        schedule = "persistent" if self.variant == "grouped_persistent" else "data_parallel"
-        tf32 = work.dtype == "tf32"
-        return _task(
-            grouped.plan(
-                a, b, work.tokens_per_expert, tile=self.tile, schedule=schedule, tf32=tf32
-            ),
-            (a, b),
+        operands = inputs.operands(work)
+        plan = grouped.plan(
+            *operands,
+            work.tokens_per_expert,
+            tile=self.tile,
+            schedule="persistent" if self.variant == "grouped_persistent" else "data_parallel",
+            tf32=work.dtype == "tf32",
         )
+        return _task(plan, operands)
 
 
 class TritonFusedSoftmax(_TritonProvider[Softmax]):
     """`triton.fused`: scale, mask and softmax in one pass, with Megatron-LM's semantics and none of
-    its conditions on shapes."""
+    its conditions on shapes.
+    """
 
     kind = "softmax"
 
@@ -126,7 +131,8 @@ class TritonFusedSoftmax(_TritonProvider[Softmax]):
 
     def task(self, work: Softmax, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         given = inputs.operands(work)
-        causal, backward = work.mask == "causal", work.direction == "backward"
+        causal = work.mask == "causal"
+        backward = work.direction == "backward"
         forward = softmax.plan_forward(
             given[0],
             work.scale,
@@ -152,7 +158,8 @@ class TritonFlash(_TritonProvider[Attention]):
 
     def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
         if not MIN_HEAD_DIM <= work.head_dim <= MAX_HEAD_DIM:
-            return f"{self.id} takes head_dim from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {work.head_dim}"
+            taken = f"head_dim from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
+            return f"{self.id} takes {taken}, not {work.head_dim}"
         return self._no_gpu(device, wrong_in_interpreter(work.dtype), too_old)
 
     def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
@@ -161,8 +168,5 @@ class TritonFlash(_TritonProvider[Attention]):
         forward = attention.plan_forward(q, k, v, causal=work.causal, tile=self.tile)
         if work.direction == "forward":
             return _task(forward, given, outputs=1)
-        return _task(
-            attention.plan_backward(q, k, v, *forward.outputs, given[3], causal=work.causal),
-            given,
-            forward,
-        )
+        plan = attention.plan_backward(q, k, v, *forward.outputs, given[3], causal=work.causal)
+        return _task(plan, given, forward)

@@ -12,10 +12,10 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from quantbench.analysis.curves import Curve
-from quantbench.analysis.summary import LayerRow, Point
+from quantbench.analysis.summary import LayerRow, Point, useful_work
 from quantbench.errors import StoreError, printable
 from quantbench.report.content import PALETTE
-from quantbench.report.source import dashed
+from quantbench.units import axis_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,9 @@ _STYLE = {"grid.color": "#ebebeb", "axes.edgecolor": "#999999"}
 CLIFF_COLOUR = "#c1272d"
 MARKERS = ("o", "s", "^", "D", "v", "P")
 # Characters per inch of a heading and of a legend; maximum number of legend entries side by side.
-_LETTERS_PER_IN, _LEGEND_LETTERS_PER_IN, _MOST_BESIDE = 14, 16, 4
+_LETTERS_PER_IN = 14
+_LEGEND_LETTERS_PER_IN = 16
+_MOST_BESIDE = 4
 # Non-Latin characters that all of matplotlib's fonts have.
 _MORE_SIGNS = "–…×·µμ→≥≤±°▼"
 
@@ -93,9 +95,8 @@ def _legend_below(figure: Figure, panels: Iterable[Axes]) -> None:
     if entries:
         width = int(_LEGEND_LETTERS_PER_IN * figure.get_figwidth())
         beside = max(1, min(_MOST_BESIDE, width // (max(map(len, entries)) + 8)))
-        handles = list(entries.values())
         figure.legend(
-            handles,
+            list(entries.values()),
             list(entries),
             loc="outside lower left",
             ncols=beside,
@@ -140,9 +141,7 @@ def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
         return list(curves)
     longest = max(len(curve.points) for curve in curves)
     full = [curve for curve in curves if len(curve.points) >= 0.9 * longest]
-    full.sort(
-        key=lambda curve: curve.points[-1].workload.flops or curve.points[-1].workload.min_bytes
-    )
+    full.sort(key=lambda curve: useful_work(curve.points[-1].workload))
     if len(full) <= most:
         return full
     last = len(full) - 1
@@ -157,11 +156,13 @@ def curve_names(curves: Sequence[Curve]) -> list[str]:
     provider.
     """
     names = []
+    variants = {curve.variant for curve in curves}
+    providers = {curve.provider for curve in curves}
     for curve in curves:
-        parts = [f"{dashed(name)}={value}" for name, value in curve.held]
-        if len({c.variant for c in curves}) > 1:
+        parts = axis_words(dict(curve.held))
+        if len(variants) > 1:
             parts.insert(0, curve.variant)
-        if len({c.provider for c in curves}) > 1:
+        if len(providers) > 1:
             parts.insert(0, curve.provider)
         names.append(" ".join(parts) or curve.provider)
     return names

@@ -4,20 +4,19 @@ XML.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.compare import CHANGES, METHOD, Comparison, Matched
+from quantbench.analysis.compare import METHOD, Compared, Comparison, Matched
 from quantbench.analysis.summary import floor_lines
 from quantbench.errors import printable
 from quantbench.junit import Case, write_suite
-from quantbench.report.source import dashed
-from quantbench.report.terminal import plain_table
+from quantbench.measurement import Measurement
+from quantbench.report.terminal import filled, plain_table, shown
 from quantbench.store.record import Failed, Place
-from quantbench.units import latency, percent
+from quantbench.units import axis_words, latency, percent
 
 _STYLE = {"slower": "bold red", "faster": "green", "same": "", "unclear": "yellow"}
 # Maximum number of rows per kind of change; --json has them all.
@@ -29,15 +28,14 @@ def differences_lines(comparison: Comparison) -> list[str]:
     """Lists the differences between the two runs besides the times, obstacles to a comparison
     first.
     """
-    origins = {run.info.origin for run in (comparison.a, comparison.b)} - {"measured"}
-    lines = [
-        f"{origin.upper()} DATA: nothing here was measured on this machine"
-        for origin in sorted(origins)
-    ]
-    lines += [f"compared although they should not be: {text}" for text in comparison.obstacles]
-    if not comparison.differences:
-        return [*lines, "device, versions, options and environment are the same"]
-    return [*lines, *(str(difference) for difference in comparison.differences)]
+    origins = {comparison.a.info.origin, comparison.b.info.origin}
+    lines = []
+    for origin in sorted(origins - {"measured"}):
+        lines.append(f"{origin.upper()} DATA: nothing here was measured on this machine")
+    for obstacle in comparison.obstacles:
+        lines.append(f"compared although they should not be: {obstacle}")
+    same = ("device, versions, options and environment are the same",)
+    return [*lines, *map(str, comparison.differences or same)]
 
 
 def method_lines(comparison: Comparison) -> list[str]:
@@ -45,14 +43,14 @@ def method_lines(comparison: Comparison) -> list[str]:
     moved = comparison.wander
     lines = [METHOD]
     margin = f"changes within {percent(comparison.tolerance)} do not count"
-    noises = " and ".join(
-        "unknown" if n is None else percent(n) for n in (moved.noise_a, moved.noise_b)
-    )
-    wandered = f"the reference point wandered by {noises} ({moved.repeats_a} and {moved.repeats_b} repeats)"
+    noise_a = shown(moved.noise_a, percent, "unknown")
+    noise_b = shown(moved.noise_b, percent, "unknown")
+    noises = f"{noise_a} and {noise_b}"
+    repeats = f"{moved.repeats_a} and {moved.repeats_b} repeats"
+    wandered = f"the reference point wandered by {noises} ({repeats})"
     if moved.noise_a is None and moved.noise_b is None:
-        lines.append(
-            f"{margin} (--margin); how far the runs wander by themselves is not known: no repeated reference"
-        )
+        unknown = "how far the runs wander by themselves is not known: no repeated reference"
+        lines.append(f"{margin} (--margin); {unknown}")
     elif comparison.tolerance > comparison.options.margin:
         worst = f"the worst of {len(comparison.points)} points may by chance reach that"
         lines.append(f"{margin}: {wandered}, and {worst}")
@@ -67,17 +65,18 @@ def result_lines(comparison: Comparison) -> list[str]:
     """Formats the counts, the median ratio, the floor of short times, and the points that could not
     be compared.
     """
-    lines = floor_lines(time for point in comparison.points for time in point.times)
+    times: list[tuple[float, Measurement]] = []
+    for point in comparison.points:
+        times += point.times
+    lines = floor_lines(times)
     if comparison.points:
         counted = ", ".join(f"{number} {verdict}" for verdict, number in comparison.counts.items())
         middle = _ratio_words(comparison.median_ratio)
         lines.append(f"{len(comparison.points)} points: {counted}; median {middle}")
     if comparison.lost:
         lines.append(f"measured in A and failing in B: {len(comparison.lost)}")
-        lines += [
-            f"  {place_words(lost.place)}: {printable(_failure(lost))}"
-            for lost in comparison.lost[:_MOST_LOST_SHOWN]
-        ]
+        for lost in comparison.lost[:_MOST_LOST_SHOWN]:
+            lines.append(f"  {place_words(lost.place)}: {printable(_failure(lost))}")
     for number, there, elsewhere in ((comparison.only_a, "A", "B"), (comparison.only_b, "B", "A")):
         if number:
             lines.append(f"of {there}, without a partner in {elsewhere}: {number}")
@@ -99,42 +98,48 @@ def _ratio_words(ratio: float) -> str:
 
 def place_words(place: Place) -> str:
     """Formats a place: `qkv hidden=4096 tp=8`."""
-    return " ".join([place.op, *(f"{dashed(name)}={value}" for name, value in place.axes.items())])
+    return " ".join([place.op, *axis_words(place.axes)])
 
 
 def comparison_table(comparison: Comparison) -> Table | None:
     """Builds the terminal table of the points that changed, worst first; None if there is nothing
     to show.
     """
-    by_change = {change: [p for p in comparison.points if p.change == change] for change in CHANGES}
-    shown = [point for change, own in by_change.items() for point in own[: _MOST_SHOWN[change]]]
+    shown = []
+    left = []
+    for change, most in _MOST_SHOWN.items():
+        own = [point for point in comparison.points if point.change == change]
+        shown += own[:most]
+        if 0 < most < len(own):
+            left.append(f"{len(own) - most} more {change}")
     if not shown:
         return None
-    several = any(point.a.provider != point.b.provider for point in shown)
-    providers = [Text(printable(f"{point.a.provider} → {point.b.provider}")) for point in shown]
-    columns: dict[str, Sequence[str | Text]] = {
-        "point": [Text(printable(place_words(point.place))) for point in shown],
-        **({"providers": providers} if several else {}),
-        ">A": [latency(point.a_us) for point in shown],
-        ">B": [latency(point.b_us) for point in shown],
-        ">B / A": [f"{point.ratio:.3f}" for point in shown],
-        ">95 % interval": [
-            "–" if p.low is None or p.high is None else f"{p.low:.3f} … {p.high:.3f}" for p in shown
-        ],
-        "change": [Text(point.change, style=_STYLE[point.change]) for point in shown],
-        "why": [Text(printable(point.why)) for point in shown],
-    }
-    table = plain_table(columns, fold=("point", "providers"))
-    more = {
-        change: len(own) - _MOST_SHOWN[change]
-        for change, own in by_change.items()
-        if _MOST_SHOWN[change]
-    }
-    left = [f"{number} more {change}" for change, number in more.items() if number > 0]
+    lines = list(map(_cells, shown))
+    if not any(len(set(point.providers)) > 1 for point in shown):
+        for cells in lines:
+            del cells["providers"]
+    table = plain_table(*filled(lines), fold=("point", "providers"))
     if left:
         table.caption_justify = "left"
         table.caption = Text("… and " + ", ".join(left) + " (--json has all)")
     return table
+
+
+def _cells(point: Compared) -> dict[str, str | Text]:
+    """Returns the cells of one line of the terminal table."""
+    interval = "–"
+    if point.low is not None and point.high is not None:
+        interval = f"{point.low:.3f} … {point.high:.3f}"
+    return {
+        "point": Text(printable(place_words(point.place))),
+        "providers": Text(printable(" → ".join(point.providers))),
+        ">A": latency(point.a_us),
+        ">B": latency(point.b_us),
+        ">B / A": f"{point.ratio:.3f}",
+        ">95 % interval": interval,
+        "change": Text(point.change, style=_STYLE[point.change]),
+        "why": Text(printable(point.why)),
+    }
 
 
 def write_junit(comparison: Comparison, path: Path) -> None:
@@ -145,29 +150,32 @@ def write_junit(comparison: Comparison, path: Path) -> None:
     """
     cases = []
     for point in comparison.points:
-        interval = (
-            "no interval"
-            if point.low is None
-            else f"95 % interval {point.low:.4f} to {point.high:.4f}"
+        times = f"{latency(point.a_us)} → {latency(point.b_us)}, ratio {point.ratio:.4f}"
+        interval = "no interval"
+        if point.low is not None:
+            interval = f"95 % interval {point.low:.4f} to {point.high:.4f}"
+        text = f"{point.change}: {times}, {interval}"
+        if point.why:
+            text += f"; {point.why}"
+        case = Case(
+            f"quantbench.{point.b.provider}",
+            place_words(point.place),
+            text,
+            point.b_us / 1e6,
+            failure="slower" if point.change == "slower" else "",
+            skipped=point.change == "unclear",
         )
-        text = f"{point.change}: {latency(point.a_us)} → {latency(point.b_us)}, ratio {point.ratio:.4f}, {interval}"
-        text = f"{text}; {point.why}" if point.why else text
-        failure, skipped = "slower" if point.change == "slower" else "", point.change == "unclear"
-        provider, name = f"quantbench.{point.b.provider}", place_words(point.place)
-        cases.append(Case(provider, name, text, point.b_us / 1e6, failure, skipped))
+        cases.append(case)
     for lost in comparison.lost:
         text = f"measured before, fails now: {_failure(lost)}"
-        provider, name = f"quantbench.{lost.b.provider}", place_words(lost.place)
-        cases.append(Case(provider, name, text, failure="lost"))
-    properties = [
+        provider = f"quantbench.{lost.b.provider}"
+        cases.append(Case(provider, place_words(lost.place), text, failure="lost"))
+    properties: list[tuple[str, object]] = [
         ("a", comparison.a.folder),
         ("b", comparison.b.folder),
         ("tolerance", comparison.tolerance),
     ]
-    differences = [("difference", difference) for difference in comparison.differences]
-    write_suite(
-        path,
-        f"quantbench compare {comparison.b.info.device.name}",
-        cases,
-        [*properties, *differences],
-    )
+    for difference in comparison.differences:
+        properties.append(("difference", difference))
+    suite = f"quantbench compare {comparison.b.info.device.name}"
+    write_suite(path, suite, cases, properties)

@@ -7,15 +7,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import chain, pairwise, starmap
 from statistics import median
 
 from quantbench.analysis.check import RunCheck
 from quantbench.analysis.neighbours import NEAR, BadSize, bad_sizes_on, curves_of_rows
-from quantbench.analysis.summary import LayerRow
+from quantbench.analysis.summary import LayerRow, held_of, values_along
 from quantbench.errors import printable
-from quantbench.report.source import dashed
-from quantbench.units import latency, percent
+from quantbench.units import dashed, latency, percent
 
 # Maximum number of rows in the table of the first screen; the table of all sizes has the rest.
 _MOST_ROWS = 12
@@ -70,54 +69,62 @@ def lead_of(rows: Sequence[LayerRow], axes: Sequence[str], check: RunCheck) -> L
 
     axes: axes of the run; the one with the largest total loss is shown.
     """
-    curves_by_axis = {
-        axis: curves_of_rows(rows, axis) for axis in axes if any(axis in row.axes for row in rows)
-    }
-    by_axis = {axis: bad_sizes_on(curves, axis) for axis, curves in curves_by_axis.items()}
-    axis = max(
-        by_axis,
-        key=lambda a: (sum(bad.loss for bad in by_axis[a]), len({row.axes.get(a) for row in rows})),
-    )
-    bad, curves = by_axis[axis], curves_by_axis[axis]
+    axis = ""
+    bad: tuple[BadSize, ...] = ()
+    curves: tuple[tuple[LayerRow, ...], ...] = ()
+    most = (-1.0, 0)
+    for name in axes:
+        curves_along = curves_of_rows(rows, name)
+        bad_along = bad_sizes_on(curves_along, name)
+        total = (sum(one.loss for one in bad_along), len(values_along(rows, name)))
+        if curves_along and total > most:
+            most = total
+            axis = name
+            bad = bad_along
+            curves = curves_along
     name = dashed(axis)
-    sizes = sorted({row.axes[axis] for curve in curves for row in curve})
-    near = bool(bad) or any(
-        all(b.axes[name] * (1 - NEAR) <= value for name, value in a.axes.items())
-        for curve in curves
-        for a, b in pairwise(curve)
-    )
+    sizes = sorted({row.axes[axis] for row in chain(*curves)})
+    near = bool(bad) or any(map(_has_neighbours, curves))
     if not near and len(sizes) == 1:
         return Lead(axis, f"{name}: only {sizes[0]} was measured; a comparison needs a second size")
     if not near:
-        bad = bad_sizes_on(curves_of_rows(rows, axis), axis, doubles=True)
-    if not bad and not near:
-        return Lead(
-            axis, f"{name}: the {len(sizes)} sizes do not differ by more than their intervals"
-        )
+        bad = bad_sizes_on(curves, axis, doubles=True)
     if not bad:
-        nothing = f"{name}: none of {len(sizes)} sizes between {sizes[0]} and {sizes[-1]} loses against a smaller one"
-        return Lead(axis, f"{nothing} within {percent(NEAR)}")
+        same = f"the {len(sizes)} sizes do not differ by more than their intervals"
+        between = f"{len(sizes)} sizes between {sizes[0]} and {sizes[-1]}"
+        none = f"none of {between} loses against a smaller one within {percent(NEAR)}"
+        return Lead(axis, f"{name}: {none if near else same}")
     if len(curves) >= _MANY_CURVES:
         return _over_shapes(axis, bad, len(curves), check)
-    worst, loss, better = bad[0].size, percent(bad[0].loss), bad[0].better.axes[axis]
+    worst = bad[0].size
+    against = f"loses {percent(bad[0].loss)} against {bad[0].better.axes[axis]}"
     if near:
         stretches = sorted(_stretches(bad, curves), key=lambda s: -max(b.loss for b in s))
-        sentence = (
-            f"{name}: {len({b.size for b in bad})} of {len(sizes)} sizes lose against a smaller size within "
-            f"{percent(NEAR)}; the worst, {worst}, loses {loss} against {better}"
-        )
+        losing = f"{len({b.size for b in bad})} of {len(sizes)} sizes lose"
+        smaller = f"against a smaller size within {percent(NEAR)}"
+        sentence = f"{name}: {losing} {smaller}; the worst, {worst}, {against}"
     else:
         stretches = [[one] for one in bad]
+        compared = "compared with half and twice the size"
         sentence = (
-            f"{name}: {worst} is the worst of {len(sizes)} sizes: it loses {loss} against {better} "
-            f"(no two sizes are within {percent(NEAR)}; compared with half and twice the size)"
+            f"{name}: {worst} is the worst of {len(sizes)} sizes: it {against} "
+            f"(no two sizes are within {percent(NEAR)}; {compared})"
         )
     shown = sorted(stretches[:_MOST_ROWS], key=lambda s: s[0].size)
-    others = {name for row in rows for name in row.axes} - {axis}
-    varied = {name for name in others if len({row.axes.get(name) for row in rows}) > 1}
+    others = set().union(*(row.axes for row in rows)) - {axis}
+    varied = {name for name in others if len(values_along(rows, name)) > 1}
     several_providers = len({row.provider for row in rows}) > 1
     lines = tuple(_row(s, check, varied, several_providers, bad[0].loss) for s in shown)
     return Lead(axis, sentence, lines, len(stretches) - len(shown), bad=bad)
+
+
+def _has_neighbours(curve: Sequence[LayerRow]) -> bool:
+    """Returns whether two neighbours of a curve are within NEAR."""
+    return any(starmap(_are_near, pairwise(curve)))
+
+
+def _are_near(smaller: LayerRow, larger: LayerRow) -> bool:
+    return all(larger.axes[name] * (1 - NEAR) <= value for name, value in smaller.axes.items())
 
 
 def _stretches(
@@ -127,11 +134,14 @@ def _stretches(
     of_row = {id(one.row): one for one in bad}
     found: list[list[BadSize]] = []
     for curve in curves:
-        for better, same in groupby(
-            map(of_row.get, map(id, curve)), key=lambda one: one and id(one.better)
-        ):
-            if better is not None:
-                found.append([one for one in same if one is not None])
+        better: LayerRow | None = None
+        for row in curve:
+            one = of_row.get(id(row))
+            if one is not None and one.better is better:
+                found[-1].append(one)
+            elif one is not None:
+                found.append([one])
+            better = None if one is None else one.better
     return found
 
 
@@ -148,8 +158,15 @@ def _row(
     most: the largest loss of the table.
     """
     worst = max(stretch, key=lambda b: b.loss)
-    first, last = stretch[0], stretch[-1]
+    first = stretch[0]
+    last = stretch[-1]
     cause = check.explain(worst).words
+    if len(worst.row.points) > 1:
+        cause = f"{worst.culprit.op}: {cause}"
+    details = [worst.row.provider] if several_providers else []
+    for name, value in worst.row.axes.items():
+        if name in varied:
+            details.append(f"{dashed(name)} = {value}")
     interval = ""
     if worst.low is not None and worst.high is not None:
         interval = f"{percent(max(worst.low, 0.0))} to {percent(worst.high)}"
@@ -158,16 +175,15 @@ def _row(
     instead = str(worst.better.axes[worst.axis])
     if last.up_to is not None:
         instead += f", or {last.up_to} for the same {latency(last.row.latency_us)}"
-    held = [f"{dashed(name)} = {value}" for name, value in worst.row.axes.items() if name in varied]
     return SlowSize(
         size=str(first.size) if first is last else f"{first.size} … {last.size}",
         loses=percent(worst.loss),
         interval=interval,
         bar=worst.loss / most,
         instead=instead,
-        why=printable(f"{worst.culprit.op}: {cause}" if len(worst.row.points) > 1 else cause),
+        why=printable(cause),
         trust=max(max(b.row.grade.letter, b.better.grade.letter) for b in stretch),
-        details=", ".join([*([worst.row.provider] if several_providers else []), *held]),
+        details=", ".join(details),
     )
 
 
@@ -176,40 +192,44 @@ def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, check: RunCheck
     loss.
     """
     by_size: dict[int, list[BadSize]] = {}
+    dtypes = set()
     for one in bad:
         by_size.setdefault(one.size, []).append(one)
+        dtypes.add(one.culprit.workload.dtype)
     ranked = sorted(by_size, key=lambda size: -sum(b.loss for b in by_size[size]))
     shown = sorted(ranked[:_MOST_ROWS])
     medians = {size: median(b.loss for b in by_size[size]) for size in shown}
-    several_dtypes = len({b.culprit.workload.dtype for b in bad}) > 1
     rows = []
     for size in shown:
         own = by_size[size]
         worst = max(own, key=lambda b: b.loss)
-        held = " ".join(f"{name}={value}" for name, value in worst.row.axes.items() if name != axis)
-        if several_dtypes:
+        held = " ".join(f"{name}={value}" for name, value in held_of(worst.row.axes, axis))
+        if len(dtypes) > 1:
             held += f" in {worst.culprit.workload.dtype}"
-        kinds = Counter(check.explain(b).kind for b in own).most_common(2)
-        cause, times = kinds[0]
+        kinds: Counter[str] = Counter()
+        better: Counter[int] = Counter()
+        for one in own:
+            kinds[check.explain(one).kind] += 1
+            better[one.better.axes[axis]] += 1
+        cause, times = kinds.most_common(1)[0]
+        if times <= _COMMON_CAUSE * len(own):
+            cause = ", ".join(f"{kind} in {number}" for kind, number in kinds.most_common(2))
         row = SlowSize(
             size=str(size),
             loses=percent(medians[size]),
             interval="",
             bar=medians[size] / max(medians.values()),
-            instead=str(Counter(b.better.axes[axis] for b in own).most_common(1)[0][0]),
-            why=printable(
-                cause
-                if times > _COMMON_CAUSE * len(own)
-                else ", ".join(f"{c} in {n}" for c, n in kinds)
-            ),
-            trust=max(b.row.grade.letter for b in own),
+            instead=str(better.most_common(1)[0][0]),
+            why=printable(cause),
+            trust=max(one.row.grade.letter for one in own),
             details=f"{len(own)} of {curves} shapes; worst {percent(worst.loss)} at {held}",
         )
         rows.append(row)
+    worst_size = ranked[0]
+    losing = f"{len(by_size[worst_size])} of {curves} shapes lose there"
     sentence = (
-        f"{dashed(axis)}: the worst size is {ranked[0]}: {len(by_size[ranked[0]])} of {curves} shapes lose there, "
-        f"median {percent(medians[ranked[0]])}"
+        f"{dashed(axis)}: the worst size is {worst_size}: {losing}, "
+        f"median {percent(medians[worst_size])}"
     )
-    return Lead(
-        axis, sentence, tuple(rows), len(by_size) - len(shown), several=True, bad=tuple(bad)
-    )
+    more = len(by_size) - len(shown)
+    return Lead(axis, sentence, tuple(rows), more, several=True, bad=tuple(bad))

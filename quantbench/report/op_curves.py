@@ -8,14 +8,15 @@ out.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from quantbench.analysis.check import RunCheck
 from quantbench.analysis.curves import Curve
 from quantbench.analysis.jumps import Cliff, CommonCliff
 from quantbench.analysis.neighbours import BadSize, curves_of_rows
-from quantbench.analysis.summary import LayerRow, Point, op_order
+from quantbench.analysis.summary import LayerRow, Point, held_of, op_order
 from quantbench.errors import printable
+from quantbench.launch import Tile
 from quantbench.report.canvas import curve_names, rate, rate_unit, typical
 from quantbench.report.content import (
     Caption,
@@ -28,11 +29,10 @@ from quantbench.report.content import (
     Table,
     file_name,
 )
-from quantbench.report.source import dashed
-from quantbench.units import latency, percent
+from quantbench.units import axis_words, dashed, latency, percent
 
 # Evidence for a cause, as shown in the table.
-_TOLD_BY = {
+_EVIDENCE_WORDS = {
     "identity": "by the kernel that ran",
     "arithmetic": "by arithmetic",
     "clock": "by the clock",
@@ -57,33 +57,34 @@ def axis_section(
     """
     if not every:
         return None
-    curves, still = _that_vary(every)
+    by_op, still = _that_vary(every)
     spent: dict[str, float] = defaultdict(float)
-    for curve in curves:
-        spent[curve.op] += sum(p.latency_us * p.count for p in curve.points)
+    for op, curves in by_op.items():
+        for curve in curves:
+            spent[op] += sum(point.total_us for point in curve.points)
     ops = sorted(sorted(spent, key=lambda op: -spent[op])[:_MOST_OPS], key=op_order)
     notes = []
     if len(spent) > len(ops):
         notes.append(f"the {len(ops)} of {len(spent)} ops that take most time")
     if still:
         notes.append(f"{', '.join(still)}: the same product at every {dashed(axis)}")
-    cards = [_op_card(op, [c for c in curves if c.op == op], check, caption) for op in ops]
-    return Section(
-        f"axis-{file_name(axis)}", f"Efficiency over {dashed(axis)}", "; ".join(notes), tuple(cards)
-    )
+    cards = tuple(_op_card(op, by_op[op], check, caption) for op in ops)
+    title = f"Efficiency over {dashed(axis)}"
+    return Section(f"axis-{file_name(axis)}", title, "; ".join(notes), cards)
 
 
-def _that_vary(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
-    """Returns the curves along which the workload changes, without duplicates, and the ops that
-    have none.
+def _that_vary(curves: Sequence[Curve]) -> tuple[dict[str, list[Curve]], list[str]]:
+    """Returns the curves along which the workload changes, by op and without duplicates, and the
+    ops that have none.
     """
-    found: dict[tuple[str, ...], Curve] = {}
+    found: dict[str, list[Curve]] = {}
+    known: set[tuple[str, ...]] = set()
     for curve in curves:
-        keys = tuple(point.key for point in curve.points)
-        if len(set(keys)) > 1:
-            found.setdefault((curve.op, *keys), curve)
-    vary = {curve.op for curve in found.values()}
-    return list(found.values()), sorted({curve.op for curve in curves} - vary, key=op_order)
+        keys = (curve.op, *(point.key for point in curve.points))
+        if keys not in known and len(set(keys[1:])) > 1:
+            found.setdefault(curve.op, []).append(curve)
+        known.add(keys)
+    return found, sorted({curve.op for curve in curves} - found.keys(), key=op_order)
 
 
 def _op_card(op: str, curves: Sequence[Curve], check: RunCheck, caption: Caption) -> Card:
@@ -92,41 +93,49 @@ def _op_card(op: str, curves: Sequence[Curve], check: RunCheck, caption: Caption
     """
     axis = curves[0].axis
     drawn = typical(curves, _MOST_CURVES)
-    points = [point for curve in drawn for point in curve.points]
+    points: list[Point] = []
+    lines = []
+    for curve, name in zip(drawn, curve_names(drawn), strict=True):
+        points += curve.points
+        lines.append(_line(name, curve.points, axis))
     there = set(map(_place_key, points))
-    own = sorted(
-        (c for c in check.cliffs if c.axis == axis and _place_key(c.after) in there),
-        key=lambda c: -c.ratio,
-    )
+    # check.cliffs has the largest first.
+    own = [c for c in check.cliffs if c.axis == axis and _place_key(c.after) in there]
+    marks = []
+    rows = []
     numbered = sorted(own[:_MOST_NUMBERED], key=lambda cliff: cliff.next)
-    marks = [
-        Mark(cliff.next, rate(cliff.after), str(number))
-        for number, cliff in enumerate(numbered, start=1)
-    ]
-    lines = [
-        Line(printable(name, 80), tuple(_dot(point, axis) for point in curve.points))
-        for curve, name in zip(drawn, curve_names(drawn), strict=True)
-    ]
+    for number, cliff in enumerate(numbered, start=1):
+        marks.append(Mark(cliff.next, rate(cliff.after), str(number)))
+        sizes = (f"{name}={value}" for name, value in cliff.held.items())
+        place = " ".join([f"{cliff.at} → {cliff.next}", *sizes])
+        cause = f"{cliff.cause.words} ({_EVIDENCE_WORDS[cliff.cause.evidence]})"
+        rows.append((str(number), place, cost_words(cliff), printable(cause)))
     notes = []
     if len(drawn) < len(curves):
         notes.append(f"{len(drawn)} of {len(curves)} curves, from smaller to larger work")
     if len(own) > len(numbered):
         notes.append(f"the {len(numbered)} largest of {len(own)} cliffs are numbered")
-    launches = {p.launch.kernel: p.launch for p in points if p.launch is not None}
-    kernels = [
-        (printable(str(launch.tile or name), 40), printable(name, 120))
-        for name, launch in list(launches.items())[:_MOST_KERNELS]
-    ]
-    if len(launches) > _MOST_KERNELS:
-        notes.append(f"{len(launches) - _MOST_KERNELS} more kernels ran")
+    tiles: dict[str, Tile | None] = {}
+    for point in points:
+        if point.launch is not None:
+            tiles[point.launch.kernel] = point.launch.tile
+    kernels = []
+    for name, tile in list(tiles.items())[:_MOST_KERNELS]:
+        kernels.append((printable(str(tile or name), 40), printable(name, 120)))
+    if len(tiles) > _MOST_KERNELS:
+        notes.append(f"{len(tiles) - _MOST_KERNELS} more kernels ran")
     return Card(
         title=f"{op} over {dashed(axis)}",
         caption=caption(points),
         chart=Chart(dashed(axis), rate_unit(points[0]), tuple(lines), tuple(marks)),
         note="; ".join(notes),
-        table=_cliffs_table(numbered, axis),
+        table=Table(("#", dashed(axis), "time", "cause"), tuple(rows)) if rows else None,
         kernels=tuple(kernels),
     )
+
+
+def _line(name: str, measured: Sequence[Point | LayerRow], axis: str) -> Line:
+    return Line(printable(name, 80), tuple(_dot(one, axis) for one in measured))
 
 
 def _dot(measured: Point | LayerRow, axis: str) -> Dot:
@@ -135,41 +144,28 @@ def _dot(measured: Point | LayerRow, axis: str) -> Dot:
     """
     size = measured.axes[axis]
     height = rate(measured)
-    said = [
+    words = [
         f"{dashed(axis)} {size}",
         latency(measured.latency_us),
         f"{height:.1f} {rate_unit(measured)}",
     ]
     if isinstance(measured, Point):
-        said[0] += f": {measured.workload}"
-        said.append(measured.launch.kernel if measured.launch else "kernel unknown")
+        words[0] += f": {measured.workload}"
+        words.append(measured.launch.kernel if measured.launch else "kernel unknown")
         low = height * measured.latency_us / measured.high_us
         high = height * measured.latency_us / measured.low_us
     else:
         low = height / (1 + measured.half_width)
         high = height * (1 + measured.half_width)
     grade = measured.grade
-    said.append(f"grade {grade.letter}" + (f" ({grade.reasons[0]})" if grade.reasons else ""))
-    return Dot(size, height, low, high, printable(", ".join(said), 300))
+    because = f" ({grade.reasons[0]})" if grade.reasons else ""
+    words.append(f"grade {grade.letter}{because}")
+    return Dot(size, height, low, high, printable(", ".join(words), 300))
 
 
 def _place_key(point: Point) -> tuple[object, ...]:
     """Returns a key of the point that is the same whenever the run is read."""
     return (point.key, point.op, *point.axes.items())
-
-
-def _cliffs_table(numbered: Sequence[Cliff], axis: str) -> Table | None:
-    rows = []
-    for number, cliff in enumerate(numbered, start=1):
-        place = " ".join(
-            [
-                f"{cliff.at} → {cliff.next}",
-                *(f"{name}={value}" for name, value in cliff.held.items()),
-            ]
-        )
-        cause = f"{cliff.cause.words} ({_TOLD_BY[cliff.cause.evidence]})"
-        rows.append((str(number), place, cost_words(cliff), printable(cause)))
-    return Table(("#", dashed(axis), "time", "cause"), tuple(rows)) if rows else None
 
 
 def cost_words(cliff: Cliff | CommonCliff) -> str:
@@ -187,43 +183,39 @@ def losses_card(
     """
     losses = {id(one.row): one for one in sorted(bad, key=lambda one: one.loss)}
     curves = [curve for curve in curves_of_rows(rows, axis) if len(curve) > 1]
-    curves.sort(key=lambda curve: -sum(losses[id(row)].loss for row in curve if id(row) in losses))
     if not curves:
         return None
+    curves.sort(key=lambda curve: -sum(losses[id(row)].loss for row in curve if id(row) in losses))
     drawn = curves[:_MOST_CURVES]
-    slow = [losses[id(row)] for curve in drawn for row in curve if id(row) in losses]
-    ops = ", ".join(dict.fromkeys(point.op for point in drawn[0][0].points))
+    slow: list[BadSize] = []
+    lines = []
+    for curve in drawn:
+        slow += [losses[id(row)] for row in curve if id(row) in losses]
+        first = curve[0]
+        name = " ".join([first.provider, *axis_words(dict(held_of(first.axes, axis)))])
+        lines.append(_line(name, curve, axis))
+    first = drawn[0][0]
+    ops = ", ".join(dict.fromkeys(first.ops))
     return Card(
         title=f"{ops}, together" if "," in ops else ops,
         caption=caption,
-        chart=Chart(
-            dashed(axis),
-            rate_unit(drawn[0][0]),
-            tuple(
-                Line(_row_name(curve[0], axis), tuple(_dot(row, axis) for row in curve))
-                for curve in drawn
-            ),
-            _loss_marks(slow),
-        ),
+        chart=Chart(dashed(axis), rate_unit(first), tuple(lines), _loss_marks(slow)),
     )
-
-
-def _row_name(row: LayerRow, axis: str) -> str:
-    held = (f"{dashed(name)}={value}" for name, value in row.axes.items() if name != axis)
-    return printable(" ".join([row.provider, *held]), 80)
 
 
 def _loss_marks(slow: Sequence[BadSize]) -> tuple[Mark, ...]:
     """Marks every size that loses; labels the largest losses, one of those against the same better
     size.
     """
-    worst: Mapping[int, BadSize] = {
-        id(one.better): one for one in sorted(slow, key=lambda one: one.loss)
-    }
-    labelled = {
-        id(one) for one in sorted(worst.values(), key=lambda one: -one.loss)[:_MOST_NUMBERED]
-    }
-    return tuple(
-        Mark(one.size, rate(one.row), f"−{percent(one.loss)}" if id(one) in labelled else "")
-        for one in slow
-    )
+    worst: dict[int, BadSize] = {}
+    for one in slow:
+        against = id(one.better)
+        if against not in worst or one.loss >= worst[against].loss:
+            worst[against] = one
+    largest = sorted(worst.values(), key=lambda one: -one.loss)[:_MOST_NUMBERED]
+    labelled = set(map(id, largest))
+    marks = []
+    for one in slow:
+        label = f"−{percent(one.loss)}" if id(one) in labelled else ""
+        marks.append(Mark(one.size, rate(one.row), label))
+    return tuple(marks)

@@ -9,12 +9,12 @@ from itertools import combinations
 
 import numpy as np
 
-from quantbench.analysis.summary import LayerRow
+from quantbench.analysis.summary import LayerRow, Point, values_along
 from quantbench.report.canvas import figure, plain
 from quantbench.report.content import Caption, Card, Chart, Dot, Line, Section, embedded
-from quantbench.report.source import dashed
 from quantbench.stats import median
 from quantbench.store.record import Measured, Record
+from quantbench.units import axis_words, dashed
 
 # Pairs of axes (x, y) that are shown first if the run has them.
 _FIRST = (("hidden", "mbs"), ("heads", "tp"), ("n", "m"), ("k", "n"))
@@ -32,44 +32,23 @@ def maps_section(rows: Sequence[LayerRow], axes: Sequence[str], caption: Caption
     A map has one provider and one value of each other axis: of the choices with which about as many
     places as possible were measured, the one of median time.
     """
-    values = {axis: len({row.axes.get(axis) for row in rows}) for axis in axes}
+    values = {axis: len(values_along(rows, axis)) for axis in axes}
     varied = [axis for axis in axes if values[axis] > 1]
     pairs = [pair for pair in _FIRST if set(pair) <= set(varied)]
-    pairs += [
-        pair for pair in combinations(varied, 2) if pair not in pairs and pair[::-1] not in pairs
-    ]
+    for pair in combinations(varied, 2):
+        if pair not in pairs and pair[::-1] not in pairs:
+            pairs.append(pair)
     cards: list[Card] = []
     for pair in pairs:
-        x_axis, y_axis = sorted(
-            pair, key=lambda axis: -values[axis]
-        )  # the axis with more values is drawn along x
-        slices: dict[tuple[str, ...], list[LayerRow]] = defaultdict(list)
-        for row in rows:
-            if (
-                row.peak_share is not None
-                and not row.missing
-                and x_axis in row.axes
-                and y_axis in row.axes
-            ):
-                held = (
-                    f"{dashed(name)} = {size}"
-                    for name, size in row.axes.items()
-                    if name not in pair
-                )
-                slices[row.provider, *held].append(row)
-        fullest = max(map(len, slices.values()), default=0)
-        full = sorted(
-            (sum(row.latency_us for row in own), words)
-            for words, own in slices.items()
-            if len(own) >= _FULL * fullest
-        )
-        words = full[len(full) // 2][1] if full else ()
-        own = slices[words]
-        if len(cards) == _MOST_MAPS or any(
-            len({row.axes[axis] for row in own}) < 2 for axis in pair
-        ):
+        # The axis with more values is drawn along x.
+        x_axis, y_axis = sorted(pair, key=lambda axis: -values[axis])
+        words, own = _middle_slice(rows, x_axis, y_axis)
+        several = min(len(values_along(own, axis)) for axis in pair) > 1
+        if len(cards) == _MOST_MAPS or not several:
             continue
-        points = [point for row in own for point in row.points]
+        points: list[Point] = []
+        for row in own:
+            points += row.points
         ops = ", ".join(dict.fromkeys(point.op for point in points))
         title = f"Share of peak of {ops} over {dashed(x_axis)} and {dashed(y_axis)}"
         picture = draw_heat_map(
@@ -77,6 +56,30 @@ def maps_section(rows: Sequence[LayerRow], axes: Sequence[str], caption: Caption
         )
         cards.append(Card(title, "", picture=embedded(picture)))
     return Section("maps", "Heat maps over two sizes", cards=tuple(cards)) if cards else None
+
+
+def _middle_slice(
+    rows: Sequence[LayerRow], x_axis: str, y_axis: str
+) -> tuple[tuple[str, ...], list[LayerRow]]:
+    """Returns the rows of one provider and one value of each other axis, and their words: of the
+    slices with about as many places as possible, the one of median time.
+    """
+    slices: dict[tuple[str, ...], list[LayerRow]] = defaultdict(list)
+    for row in rows:
+        if row.peak_share is None or row.missing or not {x_axis, y_axis} <= row.axes.keys():
+            continue
+        held = dict(row.axes)
+        del held[x_axis], held[y_axis]
+        slices[row.provider, *axis_words(held, " = ")].append(row)
+    fullest = max(map(len, slices.values()), default=0)
+    full = []
+    for words, own in slices.items():
+        if len(own) >= _FULL * fullest:
+            full.append((sum(row.latency_us for row in own), words))
+    if not full:
+        return (), []
+    _, words = sorted(full)[len(full) // 2]
+    return words, slices[words]
 
 
 def draw_heat_map(
@@ -91,10 +94,9 @@ def draw_heat_map(
     x = sorted({row.axes[x_axis] for row in rows})
     y = sorted({row.axes[y_axis] for row in rows}, reverse=True)
     cells = np.full((len(y), len(x)), np.nan)
-    column_of, line_of = ({size: i for i, size in enumerate(sizes)} for sizes in (x, y))
     for row in rows:
         assert row.peak_share is not None
-        cells[line_of[row.axes[y_axis]], column_of[row.axes[x_axis]]] = 100 * row.peak_share
+        cells[y.index(row.axes[y_axis]), x.index(row.axes[x_axis])] = 100 * row.peak_share
     height_in = min(6.5, 1.6 + 0.26 * len(y) + (0.6 if len(y) < 6 else 0.0))
     drawn = BytesIO()
     with figure(drawn, (6.8, height_in), title=title, caption=caption) as panels:
@@ -123,9 +125,8 @@ def draw_heat_map(
 def _ticks(values: Sequence[int], most: int) -> tuple[list[float], list[str]]:
     """Returns the centres of at most `most` evenly spaced cells, and their labels."""
     every = -(-len(values) // most)
-    return [i + 0.5 for i in range(0, len(values), every)], [
-        str(value) for value in values[::every]
-    ]
+    centres = np.arange(0.5, len(values), every)
+    return centres.tolist(), list(map(str, values[::every]))
 
 
 _REFERENCE = ("reference point", "% against its first time")
@@ -152,7 +153,8 @@ def _tracks(records: Sequence[Record]) -> dict[tuple[str, str], list[_Sample]]:
             us = measurement.stated.latency_us
             values[_REFERENCE] = [100 * (us / first_us.setdefault(record.key, us) - 1)]
         for name, every in values.items():
-            if known := [value for value in every if value is not None]:
+            known = [value for value in every if value is not None]
+            if known:
                 found[name].append((record.elapsed_s / 60, median(known), min(known), max(known)))
     if len(found[_REFERENCE]) < 2:
         del found[_REFERENCE]
@@ -161,9 +163,13 @@ def _tracks(records: Sequence[Record]) -> dict[tuple[str, str], list[_Sample]]:
 
 def _range_words(name: str, unit: str, samples: Sequence[_Sample]) -> str:
     """Formats `SM clock 1410 to 1980 MHz`."""
-    extremes = (min(low for _, _, low, _ in samples), max(high for *_, high in samples))
-    least, most = (f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}" for value in extremes)
-    return f"{name} {most} {unit}" if least == most else f"{name} {least} to {most} {unit}"
+    _, _, lows, highs = zip(*samples, strict=True)
+    extremes = dict.fromkeys((_figure(min(lows)), _figure(max(highs))))
+    return f"{name} {' to '.join(extremes)} {unit}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def state_section(records: Sequence[Record], origin: str, caption: str) -> Section:
@@ -173,27 +179,19 @@ def state_section(records: Sequence[Record], origin: str, caption: str) -> Secti
     title = "The device during the run"
     tracks = _tracks(records)
     if not tracks:
-        why = (
-            "imported figures come without it"
-            if origin == "imported"
-            else "this device does not tell"
-        )
+        why = "this device does not tell"
+        if origin == "imported":
+            why = "imported figures come without it"
         return Section("state", title, f"Clock, temperature, power and drift are not known: {why}.")
-    words = "; ".join(_range_words(*name, samples) for name, samples in tracks.items())
-    several = {
-        name: samples
-        for name, samples in tracks.items()
-        if len({minute for minute, *_ in samples}) > 1
-    }
-    cards = (_track_card(*name, samples, caption) for name, samples in several.items())
-    return Section("state", title, words, tuple(cards))
-
-
-def _track_card(name: str, unit: str, samples: Sequence[_Sample], caption: str) -> Card:
-    dots = [
-        Dot(minute, middle, low, high, f"{name} {middle:.4g} {unit} at {minute:.1f} minutes")
-        for minute, middle, low, high in samples
-    ]
-    return Card(
-        name, caption, Chart("minutes since the run began", unit, (Line(name, tuple(dots)),))
-    )
+    words = []
+    cards = []
+    for (name, unit), samples in tracks.items():
+        words.append(_range_words(name, unit, samples))
+        dots = []
+        for minute, middle, low, high in samples:
+            label = f"{name} {middle:.4g} {unit} at {minute:.1f} minutes"
+            dots.append(Dot(minute, middle, low, high, label))
+        if len({dot.x for dot in dots}) > 1:
+            line = Line(name, tuple(dots))
+            cards.append(Card(name, caption, Chart("minutes since the run began", unit, (line,))))
+    return Section("state", title, "; ".join(words), tuple(cards))

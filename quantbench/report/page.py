@@ -43,11 +43,12 @@ from quantbench.report.shape_comparison import (
     comparison_section,
     comparison_sentence,
 )
-from quantbench.report.source import dashed, picture_caption, points_where
+from quantbench.report.source import picture_caption, points_where
 from quantbench.report.sweep_result import ops_line
 from quantbench.store.folder import Run
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.options import options_from_json
+from quantbench.units import axis_words, dashed
 
 PAGE = "report.html"
 # Families of curves whose steps are explained on the first screen; the section on steps explains
@@ -117,41 +118,35 @@ def write_page(output: Path, page: Page) -> Written:
 
 def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> Page:
     """Builds the page for some points of a run, selected by `where`."""
-    info, spec = run.info, run.info.device
+    info = run.info
     caption = partial(picture_caption, info)
-    axes = list(
-        dict.fromkeys(
-            name for point in points for name in point.axes if name not in (*where, SHAPE_DIM)
-        )
-    )
+    axes_of_points: dict[str, None] = {}
+    for point in points:
+        axes_of_points |= dict.fromkeys(point.axes)
+    axes = [name for name in axes_of_points if name not in (*where, SHAPE_DIM)]
     rows = rows_by_dtype(points)
     layers = layer_rows(points) if are_parts(points) else rows
     sections: list[Section | None] = []
-    models = options_from_json(info.options).models if info.options.get("models") else ()
-    lead, lead_card = None, None
-    if models and points:
-        comparison = compare_shapes(points, models)
+    lead = None
+    lead_card = None
+    if info.options.get("models") and points:
+        comparison = compare_shapes(points, options_from_json(info.options).models)
         lead = Lead(SHAPE_DIM, comparison_sentence(comparison))
         sections.append(comparison_section(comparison))
-    explanation, all_sizes = "", None
+    explanation: list[str] = []
+    all_sizes = None
     if points and axes:
         check = check_run(run, points=None if where else points)
         lead = replace(lead_of(layers, axes, check), ops=ops_line(layers))
-        explanation = ". ".join(
-            [
-                *map(period_words, check.periods[:_MOST_EXPLAINED]),
-                *floor_lines((p.latency_us, p) for p in points),
-            ]
-        )
-        curves = {
-            axis: curves_of(points, axis) if where else check.curves.get(axis, ()) for axis in axes
-        }
-        ordered = sorted(axes, key=lambda axis: axis != lead.axis)
-        sections += [axis_section(axis, curves[axis], check, caption) for axis in ordered]
+        explanation += map(period_words, check.periods[:_MOST_EXPLAINED])
+        explanation += floor_lines((point.latency_us, point) for point in points)
+        for axis in sorted(axes, key=lambda axis: axis != lead.axis):
+            curves = curves_of(points, axis) if where else check.curves.get(axis, ())
+            sections.append(axis_section(axis, curves, check, caption))
         sections += [
             steps_section(check),
             maps_section(layers, axes, caption),
-            rules_section(check.rules, spec),
+            rules_section(check.rules, info.device),
         ]
         if not lead.several:  # the table is of one shape or a few
             lead_card = losses_card(layers, lead.bad, lead.axis, caption(points))
@@ -160,68 +155,68 @@ def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> P
         state_section(run.records, info.origin, caption(points)),
         trust_section(run),
         all_sizes,
+        how_section(run),
     ]
-    sections.append(how_section(run))
-    title = ", ".join(map(dashed, axes)) or "shapes side by side" if points else "no point measured"
-    held = ", ".join(f"{dashed(name)} = {value}" for name, value in where.items())
+    title = "no point measured"
+    if points:
+        title = ", ".join(map(dashed, axes)) or "shapes side by side"
+    if where:
+        title += f" at {', '.join(axis_words(where, ' = '))}"
     return Page(
-        title=f"{spec.name}: {title}" + (f" at {held}" if held else ""),
+        title=f"{info.device.name}: {title}",
         subtitle=_subtitle(run, rows),
         banners=_banners(run, points),
         facts=facts_of(run),
         lead=lead,
         lead_card=lead_card,
-        explanation=explanation,
-        sections=[section for section in sections if section is not None],
+        explanation=". ".join(explanation),
+        sections=list(filter(None, sections)),
         origin=f" from {printable(str(run.folder))}",
     )
 
 
 def _subtitle(run: Run, rows: Sequence[LayerRow]) -> str:
     info = run.info
-    words = {
-        "measured": "measured on this device",
-        "imported": "imported",
-        "simulated": "simulated",
-    }[info.origin]
-    providers = ", ".join(dict.fromkeys(row.provider for row in rows))
-    dtypes = ", ".join(dict.fromkeys(row.points[0].workload.dtype for row in rows))
-    parts = [info.run_id, words, providers, dtypes, info.started]
-    return printable(" · ".join(part for part in parts if part), 300)
+    origin = "measured on this device" if info.origin == "measured" else info.origin
+    providers: dict[str, None] = {}
+    dtypes: dict[str, None] = {}
+    for row in rows:
+        providers[row.provider] = None
+        dtypes[row.points[0].workload.dtype] = None
+    parts = [info.run_id, origin, ", ".join(providers), ", ".join(dtypes), info.started]
+    return printable(" · ".join(filter(None, parts)), 300)
 
 
 def _banners(run: Run, points: Sequence[Point]) -> list[tuple[str, str, str]]:
     """Returns the warnings for the top of the page, as (kind, title, text)."""
     info = run.info
-    origins = {info.origin, *(record.origin for record in run.records)}
+    origins = {info.origin}
+    source = info.source
+    for record in run.records:
+        origins.add(record.origin)
+        source = source or record.source
     found = []
     if "simulated" in origins:
-        found.append(
-            ("simulated", "SIMULATED", "These figures come from a simulation, not from a device.")
-        )
+        text = "These figures come from a simulation, not from a device."
+        found.append(("simulated", "SIMULATED", text))
     if "imported" in origins:
-        source = printable(
-            info.source or next((r.source for r in run.records if r.source), ""), 240
-        )
-        found.append(("imported", "IMPORTED", f"Measured by others, not on this machine: {source}"))
+        text = f"Measured by others, not on this machine: {printable(source, 240)}"
+        found.append(("imported", "IMPORTED", text))
     if info.how_ended == "budget":
-        left = "Points that it did not reach are missing, and places without all of their ops are not weighed"
-        found.append(
-            ("warning", "STOPPED BY ITS BUDGET", f"{left}: sweep --resume measures the rest.")
+        text = (
+            "Points that it did not reach are missing, and places without all of their ops are "
+            "not weighed: sweep --resume measures the rest."
         )
+        found.append(("warning", "STOPPED BY ITS BUDGET", text))
     elif info.how_ended != "complete":
-        found.append(
-            ("warning", "NOT FINISHED", f"This run is {info.how_ended}; what it has is shown.")
-        )
+        text = f"This run is {info.how_ended}; what it has is shown."
+        found.append(("warning", "NOT FINISHED", text))
     if not points:
-        found.append(
-            (
-                "warning",
-                "NOTHING MEASURED",
-                "No point of this run has a figure; the reasons are below.",
-            )
-        )
-    return found + [("warning", "NOTE", printable(warning)) for warning in run.warnings]
+        text = "No point of this run has a figure; the reasons are below."
+        found.append(("warning", "NOTHING MEASURED", text))
+    for warning in run.warnings:
+        found.append(("warning", "NOTE", printable(warning)))
+    return found
 
 
 def render(page: Page) -> str:

@@ -5,7 +5,7 @@ and method.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,18 +13,18 @@ from quantbench.analysis.check import RunCheck
 from quantbench.analysis.jumps import CommonCliff
 from quantbench.analysis.periods import Period
 from quantbench.analysis.rules import untested_lines
-from quantbench.analysis.summary import LayerRow, floor_lines
+from quantbench.analysis.summary import LayerRow, Point, flattened, floor_lines
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
-from quantbench.measurement import GRADES, Grade
+from quantbench.measurement import GRADES
 from quantbench.report.content import Section, Table
 from quantbench.report.op_curves import cost_words
-from quantbench.report.source import dashed
 from quantbench.report.sweep_result import ops_line, sizes_table
+from quantbench.report.terminal import filled
 from quantbench.rules import VERDICTS, Verdict
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
-from quantbench.units import duration, percent, signed_percent
+from quantbench.units import dashed, duration, percent, signed_percent
 
 # Maximum number of equivalent explanations named in one line, and of rows in the table of common
 # steps.
@@ -36,29 +36,25 @@ def steps_section(check: RunCheck) -> Section | None:
     """Builds the section on the causes of the steps and the steps that many shapes share; None
     without either.
     """
-    lines = [*check.padding, *(period_words(period) for period in check.periods)]
+    lines = [*check.padding, *map(period_words, check.periods)]
     if check.falls:
         places = f"at {len(check.falls)} places the time falls where the size grows"
         lines.append(f"{places}: another kernel is better there")
     table = _common_table(check.common)
     if not lines and table is None:
         return None
-    note = (
-        ""
-        if table is None
-        else "Sizes after which the time jumps: median over many shapes, with its 95 % interval."
-    )
+    note = ""
+    if table is not None:
+        note = "Sizes after which the time jumps: median over many shapes, with its 95 % interval."
     return Section("steps", "Causes of the steps", note, table=table, lines=tuple(lines))
 
 
 def period_words(period: Period) -> str:
     """Formats `m, gemm bf16 nt by torch.mm: 128x256 tile on 108 SMs explains the steps (…)`."""
     recovered = period.recovered
-    what = (
-        period.variant
-        if period.variant.startswith(f"{period.op} ")
-        else f"{period.op} ({period.variant})"
-    )
+    what = period.variant
+    if not what.startswith(f"{period.op} "):
+        what = f"{period.op} ({what})"
     where = printable(f"{dashed(period.axis)}, {what} by {period.provider}")
     accounts = f"explains {percent(recovered.explained)} of the variation around the trend"
     if recovered.reason == "no waves":
@@ -82,35 +78,28 @@ def period_words(period: Period) -> str:
 def _common_table(common: Sequence[CommonCliff]) -> Table | None:
     """Builds the table of the steps that many shapes share, largest first; None without any."""
     several = len({(one.provider, one.variant) for one in common}) > 1
-    rows = []
+    lines = []
     for one in common[:_MOST_COMMON]:
-        groups = [
-            "–" if group is None else f"{signed_percent(group[0] - 1)} ({group[1]})"
-            for group in (one.stepping, one.level)
-        ]
-        cause = one.cause_words + (f" of {one.provider} {one.variant}" if several else "")
-        rows.append(
-            (
-                one.op,
-                dashed(one.axis),
-                f"{one.at} → {one.next}",
-                str(one.num_curves),
-                cost_words(one),
-                *groups,
-                printable(cause),
-            )
-        )
-    head = (
-        "op",
-        "axis",
-        "between",
-        ">shapes",
-        "time",
-        "with a new wave",
-        "without",
-        "significant cliffs by cause",
-    )
-    return Table(head, tuple(rows)) if rows else None
+        cause = one.cause_words
+        if several:
+            cause += f" of {one.provider} {one.variant}"
+        cells = {
+            "op": one.op,
+            "axis": dashed(one.axis),
+            "between": f"{one.at} → {one.next}",
+            ">shapes": str(one.num_curves),
+            "time": cost_words(one),
+            "with a new wave": _group_words(one.stepping),
+            "without": _group_words(one.level),
+            "significant cliffs by cause": printable(cause),
+        }
+        lines.append(cells)
+    return Table(*filled(lines)) if lines else None
+
+
+def _group_words(group: tuple[float, int] | None) -> str:
+    """Formats the median ratio of a group of curves, and their number."""
+    return "–" if group is None else f"{signed_percent(group[0] - 1)} ({group[1]})"
 
 
 def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | None:
@@ -119,28 +108,30 @@ def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | No
     """
     if not verdicts:
         return None
-    tested = sorted((v for v in verdicts if v.num_pairs), key=lambda v: VERDICTS.index(v.verdict))
-    rows = tuple(
-        (v.predicate, v.verdict, _effect(v), str(v.num_pairs), v.reason or v.claim) for v in tested
-    )
-    head = ("rule", "verdict", "breaking it costs", ">pairs", "claim, or why there is no verdict")
-    table = Table(head, rows, whole=frozenset({1})) if rows else None
-    note = "From pairs of points that differ only in the rule's condition; cost in time per unit of work."
+    rows = []
+    for one in sorted(verdicts, key=lambda one: VERDICTS.index(one.verdict)):
+        if one.num_pairs:
+            pairs = str(one.num_pairs)
+            rows.append((one.predicate, one.verdict, _effect(one), pairs, one.reason or one.claim))
+    table = None
+    note = ""
+    if rows:
+        cost = "breaking it costs"
+        head = ("rule", "verdict", cost, ">pairs", "claim, or why there is no verdict")
+        table = Table(head, tuple(rows), whole=frozenset({1}))
+        note = "From pairs of points that differ only in the rule's condition"
+        note += "; cost in time per unit of work."
     lines = tuple(untested_lines(verdicts, spec))
-    return Section(
-        "rules", "Rules of thumb, tested", note if rows else "", table=table, lines=lines
-    )
+    return Section("rules", "Rules of thumb, tested", note, table=table, lines=lines)
 
 
 def _effect(verdict: Verdict) -> str:
     if verdict.effect is None or verdict.low is None or verdict.high is None:
         return "–"
     text = f"{_change(verdict.effect)} ({_change(verdict.low)} to {_change(verdict.high)})"
-    return (
-        text
-        if verdict.predicted is None
-        else f"{text}; tiles and waves alone: {_change(verdict.predicted)}"
-    )
+    if verdict.predicted is not None:
+        text += f"; tiles and waves alone: {_change(verdict.predicted)}"
+    return text
 
 
 def _change(ratio: float) -> str:
@@ -168,7 +159,8 @@ def trust_section(run: Run) -> Section:
     """Builds the section of trust grades with their most frequent reasons, and of skipped and
     failed points.
     """
-    grades: dict[str, list[Grade]] = {letter: [] for letter in GRADES}
+    points: Counter[str] = Counter()
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
     examples: dict[str, str] = {}
     other: Counter[str] = Counter()
     for record in run.records:
@@ -176,23 +168,22 @@ def trust_section(run: Run) -> Section:
             continue
         match record.outcome:
             case Measured(_, grade):
-                grades[grade.letter].append(grade)
-                examples |= {_FIGURE.sub("#", reason): reason for reason in grade.reasons}
+                points[grade.letter] += 1
+                for reason in grade.reasons:
+                    kind = _FIGURE.sub("#", reason)
+                    reasons[grade.letter][kind] += 1
+                    examples[kind] = printable(reason)
             case Skipped(reason):
                 other[f"skipped, {record.provider}: {printable(reason)}"] += 1
             case Failed(kind, message):
                 other[f"failed, {record.provider}: {kind}: {printable(message)}"] += 1
     rows = []
-    for letter, alike in grades.items():
-        kinds = Counter(_FIGURE.sub("#", reason) for grade in alike for reason in grade.reasons)
-        usual = [
-            (printable(examples[kind]), times) for kind, times in kinds.most_common(_MOST_KINDS)
-        ]
-        why = "; ".join(
-            f"{reason} ({times} points)" if times > 1 else reason for reason, times in usual
-        )
-        if alike:
-            rows.append((letter, str(len(alike)), _GRADE_WORDS[letter], why))
+    for letter in GRADES:
+        usual = []
+        for kind, times in reasons[letter].most_common(_MOST_KINDS):
+            usual.append(examples[kind] + (f" ({times} points)" if times > 1 else ""))
+        if points[letter]:
+            rows.append((letter, str(points[letter]), _GRADE_WORDS[letter], "; ".join(usual)))
     lines = [f"{number} × {reason}" for reason, number in other.most_common(_MOST_REASONS)]
     if len(other) > _MOST_REASONS:
         lines.append(f"{len(other) - _MOST_REASONS} more reasons are in records.jsonl")
@@ -202,62 +193,58 @@ def trust_section(run: Run) -> Section:
 
 def sizes_section(rows: Sequence[LayerRow], check: RunCheck) -> Section:
     """Builds the folded section with one row per place and provider (at most 400)."""
-    notes = [
-        ops_line(rows),
-        *floor_lines((point.latency_us, point) for row in rows for point in row.points),
-    ]
+    points: list[Point] = []
+    for row in rows:
+        points += row.points
+    notes = [ops_line(rows), *floor_lines((point.latency_us, point) for point in points)]
     if len(rows) > _MOST_ROWS:
-        notes.append(
-            f"the first {_MOST_ROWS} of {len(rows)} sizes; all of them are in records.jsonl"
-        )
-    return Section(
-        "sizes",
-        "All sizes",
-        "; ".join(notes),
-        table=sizes_table(rows[:_MOST_ROWS], check),
-        folded=True,
-    )
+        shown = f"the first {_MOST_ROWS} of {len(rows)} sizes"
+        notes.append(f"{shown}; all of them are in records.jsonl")
+    table = sizes_table(rows[:_MOST_ROWS], check)
+    return Section("sizes", "All sizes", "; ".join(notes), table=table, folded=True)
 
 
 def how_section(run: Run) -> Section:
     """Builds the folded section with options, versions and device constants, so that the run can be
     repeated.
     """
-    info, device = run.info, run.info.device
-    rows: list[tuple[str, Any]] = [
-        ("folder", run.folder),
-        ("run", info.run_id),
-        ("started", info.started),
-    ]
-    rows.append(("ended", f"{info.ended or 'not yet'} ({info.how_ended})"))
+    info = run.info
+    device = info.device
+    items: dict[str, Any] = {
+        "folder": run.folder,
+        "run": info.run_id,
+        "started": info.started,
+        "ended": f"{info.ended or 'not yet'} ({info.how_ended})",
+    }
     if info.source:
-        rows.append(("source", info.source))
-    rows += [(f"version of {name}", value) for name, value in info.software.items()]
-    rows += [(f"environment {name}", value) for name, value in info.environment.items()]
-    for name, value in info.options.items():
-        inner = (
-            {f"{name}.{key}": v for key, v in value.items()}
-            if isinstance(value, dict)
-            else {name: value}
-        )
-        rows += [(f"option {option}", v) for option, v in inner.items()]
-    rows += [(f"seconds of {name}", f"{seconds:.1f}") for name, seconds in info.phases_s.items()]
+        items["source"] = info.source
+    for name, version in info.software.items():
+        items[f"version of {name}"] = version
+    for name, value in info.environment.items():
+        items[f"environment {name}"] = value
+    for name, value in flattened(info.options).items():
+        items[f"option {name}"] = value
+    for name, seconds in info.phases_s.items():
+        items[f"seconds of {name}"] = f"{seconds:.1f}"
     constants: dict[str, Any] = {name: getattr(device, name) for name in _CONSTANTS}
-    constants |= {f"peak_tflops.{dtype}": peak for dtype, peak in device.peak_tflops.items()}
-    for name, value in constants.items():
+    for name, value in {**constants, **flattened({"peak_tflops": device.peak_tflops})}.items():
         source = device.source.get(name) or device.source.get(name.partition(".")[0])
-        rows.append((f"device {name}", value if source is None else f"{value} ({source})"))
-    shown = tuple((printable(name), printable(str(value), 300)) for name, value in rows)
-    return Section("how", "How it was measured", table=Table(("item", "value"), shown), folded=True)
+        items[f"device {name}"] = value if source is None else f"{value} ({source})"
+    rows = tuple((printable(name), printable(str(value), 300)) for name, value in items.items())
+    return Section("how", "How it was measured", table=Table(("item", "value"), rows), folded=True)
 
 
 def facts_of(run: Run) -> tuple[tuple[str, str], ...]:
     """Returns (name, value) pairs for the foot of the page: points and duration; `how_section` has
     all else.
     """
-    points = [r for r in run.records if r.role == "point"]
-    kinds = Counter(type(r.outcome).__name__.lower() for r in points)
+    kinds: Counter[str] = Counter()
+    elapsed_s = 0.0
+    for record in run.records:
+        kinds[type(record.outcome).__name__.lower()] += record.role == "point"
+        elapsed_s = max(elapsed_s, record.elapsed_s)
     counts = ", ".join(f"{kinds[k]} {k}" for k in ("measured", "skipped", "failed") if kinds[k])
-    elapsed_s = max((r.elapsed_s for r in run.records), default=0.0)
-    took = (("took", duration(elapsed_s)),) if elapsed_s > 0 else ()
-    return ("points", counts or "none"), *took
+    facts = [("points", counts or "none")]
+    if elapsed_s > 0:
+        facts.append(("took", duration(elapsed_s)))
+    return tuple(facts)

@@ -5,23 +5,22 @@ first's.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import exp, log, sqrt
+from operator import attrgetter
 
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from quantbench.analysis.summary import Point, op_order
 from quantbench.report.content import Section, Table
-from quantbench.report.terminal import plain_table
+from quantbench.report.terminal import filled, plain_table, shown
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.units import latency
 from quantbench.workload import TransformerShape
 from quantbench.workload.parameters import useful_parameters
-
-_LOGITS = "logits"
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,13 @@ class MeasuredShape:
     number: int
     name: str
     library: str
-    layer_us: float | None
-    logits_us: float | None
-    missing: tuple[str, ...]
-    gain: Gain | None
-    predicted: Gain | None
-    verdict: str
-    left_out: tuple[str, ...]
+    layer_us: float | None = None
+    logits_us: float | None = None
+    missing: tuple[str, ...] = ()
+    gain: Gain | None = None
+    predicted: Gain | None = None
+    verdict: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 def compare_shapes(
@@ -74,92 +73,107 @@ def compare_shapes(
         for number, model in enumerate(models, start=1):
             ops = by_number.get(number, {})
             missing = tuple(sorted(first.keys() - ops.keys(), key=op_order))
-            layer_us, logits_us, gain, verdict = None, None, None, ""
-            if first and not missing:
-                own = [ops[label] for label in first]
-                layer_us = sum(
-                    point.latency_us for point in own if not point.op.startswith(_LOGITS)
-                )
-                logits_us = sum(point.latency_us for point in own if point.op.startswith(_LOGITS))
-                gain = _gain(list(first.values()), own, models[0].shape, model.shape)
-                # A prediction covers all ops, so it is not compared with a subset of them.
-                if model.predicted is not None and number > 1 and not left_out:
-                    apart = gain.high < model.predicted.low or gain.low > model.predicted.high
-                    verdict = "outside the predicted interval" if apart else "as predicted"
-            shapes.append(
-                MeasuredShape(
-                    number,
-                    model.name,
-                    library,
-                    layer_us,
-                    logits_us,
-                    missing,
-                    gain,
-                    model.predicted,
-                    verdict,
-                    left_out,
-                )
+            one = MeasuredShape(
+                number,
+                model.name,
+                library,
+                missing=missing,
+                predicted=model.predicted,
+                left_out=left_out,
             )
+            if first and not missing:
+                times_us = {op: ops[op].latency_us for op in first}
+                gain = _gain(list(first.values()), ops, models[0].shape, model.shape)
+                one = replace(
+                    one,
+                    layer_us=sum(us for op, us in times_us.items() if not op.startswith("logits")),
+                    logits_us=sum(us for op, us in times_us.items() if op.startswith("logits")),
+                    gain=gain,
+                    verdict=_verdict(one, gain),
+                )
+            shapes.append(one)
     return tuple(shapes)
 
 
+def _verdict(shape: MeasuredShape, gain: Gain) -> str:
+    """Compares a gain with its prediction; "" if there is none, or ops that it covers are left
+    out.
+    """
+    predicted = shape.predicted
+    if predicted is None or shape.number == 1 or shape.left_out:
+        return ""
+    if gain.high < predicted.low or gain.low > predicted.high:
+        return "outside the predicted interval"
+    return "as predicted"
+
+
 def _gain(
-    first: Sequence[Point], own: Sequence[Point], asked: TransformerShape, shape: TransformerShape
+    first: Sequence[Point],
+    ops: Mapping[str, Point],
+    asked: TransformerShape,
+    shape: TransformerShape,
 ) -> Gain:
-    """Computes the gain from the summed times of both shapes' ops, each weighted by its count."""
+    """Computes the gain from the summed times of both shapes' ops, each weighted by its count.
+
+    first: ops of the shape `asked`. ops: those of `shape` by label, and others.
+    """
     shares: dict[str, float] = defaultdict(float)
     width: dict[str, float] = {}
     sums = []
-    for sign, points in ((1, first), (-1, own)):
-        total_us = sum(point.latency_us * point.count for point in points)
+    for sign, points in ((1, first), (-1, [ops[point.op] for point in first])):
+        total_us = sum(point.total_us for point in points)
         sums.append(total_us)
         for point in points:
             shares[point.key] += sign * point.latency_us * point.count / total_us
             width[point.key] = log(point.high_us / point.low_us) / 2
-    half_width = sqrt(
-        sum((share * width[key]) ** 2 for key, share in shares.items())
-    )  # of the logarithm
+    # of the logarithm
+    half_width = sqrt(sum((share * width[key]) ** 2 for key, share in shares.items()))
     weight = useful_parameters(shape, asked.vocab) / useful_parameters(asked, asked.vocab)
     faster = sums[0] / sums[1] * weight * shape.tokens / asked.tokens
     return Gain(faster - 1, faster * exp(-half_width) - 1, faster * exp(half_width) - 1)
 
 
-def _columns(shapes: Sequence[MeasuredShape]) -> dict[str, list[str]]:
-    """Returns the cells of the table by column name, as of `plain_table`."""
-    columns = {
-        "shape": [one.name for one in shapes],
-        "library": [one.library for one in shapes],
-        ">one layer": ["" if one.layer_us is None else latency(one.layer_us) for one in shapes],
-        ">logits": ["" if not one.logits_us else latency(one.logits_us) for one in shapes],
-        ">gain": ["" if one.gain is None or one.number == 1 else one.gain.words for one in shapes],
-        ">predicted": ["" if one.predicted is None else one.predicted.words for one in shapes],
-        "": [
-            f"not measured: {', '.join(one.missing)}" if one.missing else one.verdict
-            for one in shapes
-        ],
-    }
-    if len(set(columns["library"])) == 1:
-        del columns["library"]
-    if not any(columns[">predicted"]):
-        del columns[">predicted"]
-    return columns
+_words = attrgetter("words")
+
+
+def _table(shapes: Sequence[MeasuredShape]) -> Table:
+    """Builds the table, one line per shape and library; names a library only if there are
+    several.
+    """
+    several = len({one.library for one in shapes}) > 1
+    lines = []
+    for one in shapes:
+        lacks = f"not measured: {', '.join(one.missing)}"
+        cells = {
+            "shape": one.name,
+            "library": one.library if several else "",
+            ">one layer": shown(one.layer_us, latency),
+            ">logits": shown(one.logits_us or None, latency),
+            ">gain": shown(one.gain, _words) if one.number > 1 else "",
+            ">predicted": shown(one.predicted, _words),
+            "": lacks if one.missing else one.verdict,
+        }
+        lines.append(cells)
+    return Table(*filled(lines, optional=("library", ">predicted")))
 
 
 def comparison_table(shapes: Sequence[MeasuredShape]) -> RichTable:
     """Builds the table for the terminal; significant gains are green, significant losses red."""
-    columns = {name: [Text(cell) for cell in cells] for name, cells in _columns(shapes).items()}
-    for cell, one in zip(columns[">gain"], shapes, strict=True):
-        if one.gain is not None and (one.gain.low > 0 or one.gain.high < 0):
-            cell.stylize("bold green" if one.gain.low > 0 else "bold red")
-    return plain_table(columns, fold=("shape", "library"))
+    table = _table(shapes)
+    lines = []
+    for one, cells in zip(shapes, table.rows, strict=True):
+        line = dict(zip(table.head, map(Text, cells), strict=True))
+        if one.gain is not None and one.gain.low > 0:
+            line[">gain"].stylize("bold green")
+        elif one.gain is not None and one.gain.high < 0:
+            line[">gain"].stylize("bold red")
+        lines.append(list(line.values()))
+    return plain_table(table.head, lines, fold=("shape", "library"))
 
 
 def comparison_section(shapes: Sequence[MeasuredShape]) -> Section:
-    columns = _columns(shapes)
-    table = Table(tuple(columns), tuple(zip(*columns.values(), strict=True)))
-    return Section(
-        "shapes", "Shapes side by side", table=table, lines=tuple(comparison_lines(shapes))
-    )
+    lines = tuple(comparison_lines(shapes))
+    return Section("shapes", "Shapes side by side", table=_table(shapes), lines=lines)
 
 
 def comparison_sentence(shapes: Sequence[MeasuredShape]) -> str:
@@ -178,12 +192,13 @@ def comparison_sentence(shapes: Sequence[MeasuredShape]) -> str:
 
 def comparison_lines(shapes: Sequence[MeasuredShape]) -> list[str]:
     """Returns the legend of the table and the ops that are left out."""
-    said = [
-        "one layer: its ops forward and backward; logits: of the model. gain: measured tokens per second at equal "
-        "parameters against the first shape, with the 95 % interval."
-    ]
-    for library, ops in {one.library: one.left_out for one in shapes if one.left_out}.items():
-        said.append(
-            f"{library}: {', '.join(ops)} of the first shape not measured: left out everywhere, predictions not judged"
-        )
-    return said
+    said = {
+        "": "one layer: its ops forward and backward; logits: of the model. gain: measured tokens "
+        "per second at equal parameters against the first shape, with the 95 % interval."
+    }
+    for one in shapes:
+        if one.left_out:
+            lacks = f"{', '.join(one.left_out)} of the first shape not measured"
+            left_out = "left out everywhere, predictions not judged"
+            said[one.library] = f"{one.library}: {lacks}: {left_out}"
+    return list(said.values())

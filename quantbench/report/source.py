@@ -11,6 +11,7 @@ from quantbench.analysis.summary import Point
 from quantbench.errors import InputError, printable
 from quantbench.store.record import Record
 from quantbench.store.run import RunInfo
+from quantbench.units import dashed
 
 # Recorded software that contains no kernels.
 _NO_LIBRARIES = ("quantbench", "python", "os", "numpy", "aiconfigurator")
@@ -20,17 +21,15 @@ def picture_caption(info: RunInfo, points: Iterable[Point | Record]) -> str:
     """Formats the caption of a plot: `a100-sxm4-80gb · bf16 · sglang 0.5.10 · imported from
     aiconfigurator-core`.
     """
-    shown = list(points)
-    dtypes = ", ".join(dict.fromkeys(point.workload.dtype for point in shown))
+    dtypes: dict[str, None] = {}
+    providers = set()
+    for point in points:
+        dtypes[point.workload.dtype] = None
+        providers.add(point.provider)
     origin = info.origin
     if origin == "imported" and info.source:
         origin += f" from {info.source.partition(':')[0]}"
-    parts = (
-        info.device.name,
-        dtypes,
-        _libraries(info, {point.provider for point in shown}),
-        origin,
-    )
+    parts = (info.device.name, ", ".join(dtypes), _libraries(info, providers), origin)
     return " · ".join(printable(part, 90) for part in parts if part)
 
 
@@ -38,17 +37,16 @@ def _libraries(info: RunInfo, providers: set[str]) -> str:
     """Returns name and version of each library whose kernels ran, and the names of other
     providers.
     """
+    unused = {*_NO_LIBRARIES}
+    if not any(provider.startswith("triton") for provider in providers):
+        unused.add("triton")
     found = []
     for name, version in info.software.items():
-        needed = (
-            any(provider.startswith("triton") for provider in providers)
-            if name == "triton"
-            else "nccl" not in name
-        )
-        if needed and name not in _NO_LIBRARIES:
+        if name not in unused and "nccl" not in name:
             found.append(f"{'cuBLAS' if name.startswith('nvidia-cublas') else name} {version}")
-    own = [name for name in sorted(providers) if not name.startswith(("torch", "triton"))]
-    return ", ".join(found if info.origin == "imported" and found else [*found, *own])
+    if not found or info.origin != "imported":
+        found += [name for name in sorted(providers) if not name.startswith(("torch", "triton"))]
+    return ", ".join(found)
 
 
 # Values that an error names if the run does not have the requested one.
@@ -78,22 +76,13 @@ def points_where(points: Sequence[Point], where: Mapping[str, int]) -> tuple[Poi
     for name, wanted in where.items():
         values = {point.axes[name] for point in left if name in point.axes}
         if wanted not in values:
-            there = sorted(
-                sorted(values, key=lambda value: abs(value - wanted))[:_MOST_VALUES_NAMED]
+            near = sorted(values, key=lambda value: abs(value - wanted))[:_MOST_VALUES_NAMED]
+            axes = set().union(*(point.axes for point in points))
+            expected = (
+                f"an axis of the run: {', '.join(sorted(map(dashed, axes))) or 'it has none'}"
             )
-            axes = sorted({dashed(axis) for point in points for axis in point.axes})
-            known = (
-                ", ".join(map(str, there))
-                if there
-                else f"an axis of the run: {', '.join(axes) or 'it has none'}"
-            )
-            raise InputError(
-                "--where", f"{dashed(name)}={wanted}", f"one of {known}" if there else known
-            )
+            if near:
+                expected = f"one of {', '.join(map(str, sorted(near)))}"
+            raise InputError("--where", f"{dashed(name)}={wanted}", expected)
         left = tuple(point for point in left if point.axes.get(name) == wanted)
     return left
-
-
-def dashed(axis: str) -> str:
-    """Returns the name of an axis as the command line spells it: `head-dim` for `head_dim`."""
-    return axis.replace("_", "-")

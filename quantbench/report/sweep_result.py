@@ -5,9 +5,11 @@ picture.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +21,16 @@ from quantbench.analysis.check import RunCheck
 from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.explain import idle_at
 from quantbench.analysis.periods import TileOf
-from quantbench.analysis.summary import LayerRow, op_order, points_of
+from quantbench.analysis.summary import LayerRow, Point, op_order, points_of
 from quantbench.errors import printable
 from quantbench.measurement import Grade
 from quantbench.quantization import cdiv, credible_waves, quantize
 from quantbench.report.canvas import MARKERS, curve_names, figure, plain, rate, rate_unit
 from quantbench.report.content import PALETTE, Table
-from quantbench.report.source import dashed, picture_caption
-from quantbench.report.terminal import plain_table, share_cell
+from quantbench.report.source import picture_caption
+from quantbench.report.terminal import filled, plain_table, share_cell, shown
 from quantbench.store.folder import Run
-from quantbench.units import latency, percent, with_interval
+from quantbench.units import dashed, latency, percent, with_interval
 from quantbench.workload import Gemm
 
 if TYPE_CHECKING:
@@ -36,10 +38,12 @@ if TYPE_CHECKING:
 
 
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
-_OF_PEAK, _TRUST = ">of peak", "trust"
+_OF_PEAK = ">of peak"
+_TRUST = "trust"
 # Largest cliffs shown for one row; `check` shows all of them.
-_MOST_CLIFFS_SAID = 2
+_MOST_CLIFFS_NAMED = 2
 _FIGURES = re.compile(r"[±]?\d")
+# Reasons are stored; older runs have "36%" for "36 %".
 _TIGHT_PERCENT = re.compile(r"(?<=[0-9])%")
 
 
@@ -47,25 +51,27 @@ def sizes_table(rows: Sequence[LayerRow], check: RunCheck) -> Table:
     """Builds the table of rows, one line per place and provider: rates, share of peak, trust, and
     causes of losses.
     """
-    axes = list(dict.fromkeys(name for row in rows for name in row.axes))
-    columns: dict[str, Sequence[str]] = {
-        f">{dashed(axis)}": [str(row.axes.get(axis, "")) for row in rows] for axis in axes
-    }
-    if len({row.provider for row in rows}) > 1:
-        columns["provider"] = [row.provider for row in rows]
-    columns[">ops"], columns[">time"], tflops, gb_per_s, shares = zip(
-        *map(row_figures, rows), strict=True
-    )
-    if any(row.logits for row in rows):
-        columns[">logits"] = [
-            "" if row.logits_us is None else latency(row.logits_us) for row in rows
-        ]
-    columns |= {">TFLOP/s": tflops, ">GB/s": gb_per_s, _OF_PEAK: shares}
-    columns[_TRUST] = [row.grade.letter for row in rows]
-    columns["cliffs, or what the worst op loses"] = [
-        printable(row_words(row, check), 400) for row in rows
-    ]
-    return Table(tuple(columns), tuple(zip(*columns.values(), strict=True)))
+    several = len({row.provider for row in rows}) > 1
+    axes: dict[str, str] = {}
+    for row in rows:
+        axes |= dict.fromkeys(row.axes, "")
+    lines = []
+    for row in rows:
+        ops, time, tflops, gb_per_s, share = row_figures(row)
+        cells = {f">{dashed(name)}": str(value) for name, value in {**axes, **row.axes}.items()}
+        cells |= {
+            "provider": row.provider if several else "",
+            ">ops": ops,
+            ">time": time,
+            ">logits": shown(row.logits_us, latency),
+            ">TFLOP/s": tflops,
+            ">GB/s": gb_per_s,
+            _OF_PEAK: share,
+            _TRUST: row.grade.letter,
+            "cliffs, or what the worst op loses": printable(row_words(row, check), 400),
+        }
+        lines.append(cells)
+    return Table(*filled(lines, optional=("provider", ">logits")))
 
 
 def sweep_table(rows: Sequence[LayerRow], check: RunCheck) -> RichTable:
@@ -96,22 +102,27 @@ def row_figures(row: LayerRow) -> tuple[str, str, str, str, str]:
         latency(row.latency_us),
         with_interval(row.tflops, row.tflops * row.half_width),
         with_interval(row.gb_per_s, row.gb_per_s * row.half_width),
-        "?" if row.peak_share is None else percent(row.peak_share),
+        shown(row.peak_share, percent, "?"),
     )
 
 
 def ops_line(rows: Sequence[LayerRow]) -> str:
     """Returns a message listing the ops that a row of the table sums, by provider."""
     found: dict[str, dict[str, None]] = {}
+    layers = 1
+    apart = ""
     for row in rows:
-        found.setdefault(row.provider, {}).update(dict.fromkeys(point.op for point in row.points))
+        found.setdefault(row.provider, {}).update(dict.fromkeys(row.ops))
+        layers = max(layers, *map(attrgetter("count"), row.points))
+        if row.logits:
+            apart = "; logits, once per model, are not in it"
     summed = "; ".join(f"{' + '.join(ops)} ({provider})" for provider, ops in found.items())
-    if all(ops.keys() == {"gemm"} for ops in found.values()):
+    every = set().union(*found.values())
+    if every == {"gemm"}:
         return f"a row is one product: {summed}"
-    layers = max(point.count for row in rows for point in row.points)
-    only_logits = all(op.startswith("logits") for ops in found.values() for op in ops)
-    whole = "the model" if only_logits else "one layer" if layers == 1 else f"{layers} layers"
-    apart = "; logits, once per model, are not in it" if any(row.logits for row in rows) else ""
+    whole = "one layer" if layers == 1 else f"{layers} layers"
+    if all(op.startswith("logits") for op in every):
+        whole = "the model"
     return f"a row sums, of {whole}, {summed}{apart}"
 
 
@@ -124,11 +135,12 @@ def trust_lines(rows: Sequence[LayerRow]) -> list[str]:
     for row in rows:
         if row.grade.letter not in ("A", "B"):
             kinds.setdefault(_FIGURES.split(row.grade.reasons[0])[0], []).append(row.grade)
-    return [
-        # Reasons are stored; older runs have "36%" for "36 %".
-        f"trust {alike[0].letter}, {len(alike)} of {len(rows)} rows: {_TIGHT_PERCENT.sub(' %', alike[0].reasons[0])}"
-        for alike in sorted(kinds.values(), key=len, reverse=True)
-    ]
+    lines = []
+    for alike in sorted(kinds.values(), key=len, reverse=True):
+        first = alike[0]
+        reason = _TIGHT_PERCENT.sub(" %", first.reasons[0])
+        lines.append(f"trust {first.letter}, {len(alike)} of {len(rows)} rows: {reason}")
+    return lines
 
 
 def row_words(row: LayerRow, check: RunCheck) -> str:
@@ -137,20 +149,23 @@ def row_words(row: LayerRow, check: RunCheck) -> str:
 
     Without a cliff, it gives the main reason why the worst op runs below peak.
     """
-    said = [
-        f"▼ +{percent(cliff.ratio - 1)} time in {cliff.op}: {cliff.cause.words}"
-        for cliff in check.cliffs
-        if cliff.after.axes == row.axes and cliff.provider == row.provider
-    ]
-    if not said:
+    words = []
+    if row.missing:
+        words.append(f"no sum, not measured here: {', '.join(row.missing)}")
+    cliffs = []
+    for cliff in check.cliffs:
+        if cliff.after.axes == row.axes and cliff.provider == row.provider:
+            slower = f"▼ +{percent(cliff.ratio - 1)} time in {cliff.op}"
+            cliffs.append(f"{slower}: {cliff.cause.words}")
+    words += cliffs[:_MOST_CLIFFS_NAMED]
+    if len(cliffs) > _MOST_CLIFFS_NAMED:
+        words.append(f"{len(cliffs) - _MOST_CLIFFS_NAMED} more")
+    if not cliffs:
         # The tile that ran or was recovered from the steps; the assumed one only if no steps
         # contradict it.
-        reasons = idle_at(row.worst, check.run.info.device, check.tile_of)
-        said = [f"{row.worst.op}: {reason.words}" for reason in reasons[:1]]
-    if len(said) > _MOST_CLIFFS_SAID:
-        said = [*said[:_MOST_CLIFFS_SAID], f"{len(said) - _MOST_CLIFFS_SAID} more"]
-    lacks = [f"no sum, not measured here: {', '.join(row.missing)}"] if row.missing else []
-    return "; ".join(lacks + said)
+        for reason in idle_at(row.worst, check.run.info.device, check.tile_of)[:1]:
+            words.append(f"{row.worst.op}: {reason.words}")
+    return "; ".join(words)
 
 
 # Of a whole row.
@@ -161,27 +176,31 @@ def rows_to_json(rows: Sequence[LayerRow], check: RunCheck) -> list[dict[str, An
     """Converts the table to JSON objects, with units in the names. A row with missing_ops has null
     times and rates.
     """
-    return [
-        {
+    objects = []
+    for row in rows:
+        answer: dict[str, Any] = {
             "axes": row.axes,
             "provider": row.provider,
-            "ops": [point.op for point in row.points],
+            "ops": list(row.ops),
             "missing_ops": list(row.missing),
             "logits_us": row.logits_us,
             "relative_half_width": None if row.missing else row.half_width,
-            **{name: None if row.missing else getattr(row, name) for name in _SUMS},
-            "grade": asdict(row.grade),
-            "words": row_words(row, check),
         }
-        for row in rows
-    ]
+        for name in _SUMS:
+            answer[name] = None if row.missing else getattr(row, name)
+        objects.append(answer | {"grade": asdict(row.grade), "words": row_words(row, check)})
+    return objects
 
 
 # Maximum number of wave edges per curve (the first ones are the large steps), and of curves drawn
 # with edges, because the edges of more curves cannot be told apart.
-_MOST_WAVE_EDGES, _MOST_WITH_EDGES = 40, 2
+_MOST_WAVE_EDGES = 40
+_MOST_WITH_EDGES = 2
+# Panels side by side, and the size of one.
 _COLUMNS = 2
-_WIDTH_IN, _HEIGHT_IN, _TITLE_IN = 6.4, 3.4, 0.9
+_WIDTH_IN = 6.4
+_HEIGHT_IN = 3.4
+_TITLE_IN = 0.9
 
 
 def draw_run(run: Run, check: RunCheck, axis: str) -> Path:
@@ -194,18 +213,18 @@ def draw_run(run: Run, check: RunCheck, axis: str) -> Path:
     points = points_of(run.records, run.info.device)
     path = run.folder / f"efficiency-{dashed(axis)}.png"
     title = f"efficiency over {dashed(axis)}: {run.info.run_id}"
-    names = sorted({point.op for point in points}, key=op_order)
-    columns = min(_COLUMNS, len(names))
-    lines = cdiv(len(names), columns)
+    caption = picture_caption(run.info, points)
+    by_op: dict[str, list[Point]] = defaultdict(list)
+    for point in points:
+        by_op[point.op].append(point)
+    columns = min(_COLUMNS, len(by_op))
+    lines = cdiv(len(by_op), columns)
     size_in = (_WIDTH_IN * columns, _HEIGHT_IN * lines + _TITLE_IN)
-    with figure(
-        path, size_in, lines, columns, title=title, caption=picture_caption(run.info, points)
-    ) as panels:
-        for panel in panels.flat[len(names) :]:
+    with figure(path, size_in, lines, columns, title=title, caption=caption) as panels:
+        for panel in panels.flat[len(by_op) :]:
             panel.set_axis_off()
-        for panel, name in zip(panels.flat, names, strict=False):
-            curves = curves_of([point for point in points if point.op == name], axis, fewest=1)
-            _draw_op(panel, curves, check.tile_of)
+        for panel, name in zip(panels.flat, sorted(by_op, key=op_order), strict=False):
+            _draw_op(panel, curves_of(by_op[name], axis, fewest=1), check.tile_of)
             panel.set_title(name, loc="left", fontweight="bold")
             panel.set_xlabel(dashed(axis))
     return path
@@ -216,10 +235,9 @@ def _draw_op(panel: Axes, curves: Sequence[Curve], tile_of: TileOf) -> None:
         colour = PALETTE[i % len(PALETTE)]
         marker = MARKERS[i % len(MARKERS)]
         label = plain(name, 44)
-        heights = np.array([rate(point) for point in curve.points])
-        us, low_us, high_us = np.array(
-            [(p.latency_us, p.low_us, p.high_us) for p in curve.points]
-        ).T
+        heights = np.array(list(map(rate, curve.points)))
+        times_us = attrgetter("latency_us", "low_us", "high_us")
+        us, low_us, high_us = np.array(list(map(times_us, curve.points))).T
         panel.plot(
             curve.sizes,
             heights,
@@ -238,14 +256,20 @@ def _draw_op(panel: Axes, curves: Sequence[Curve], tile_of: TileOf) -> None:
             linewidth=0.9,
             zorder=4,
         )
-        edges = (
-            wave_edges(curve, tile_of)[:_MOST_WAVE_EDGES] if len(curves) <= _MOST_WITH_EDGES else ()
-        )
-        for number, edge in enumerate(edges):
-            said = f"wave edge, {label}" if number == 0 else None
+        if len(curves) > _MOST_WITH_EDGES:
+            continue
+        legend: str | None = f"wave edge, {label}"
+        for edge in wave_edges(curve, tile_of)[:_MOST_WAVE_EDGES]:
             panel.axvline(
-                edge, color=colour, linestyle="--", linewidth=0.8, alpha=0.7, zorder=0, label=said
+                edge,
+                color=colour,
+                linestyle="--",
+                linewidth=0.8,
+                alpha=0.7,
+                zorder=0,
+                label=legend,
             )
+            legend = None
     panel.set_ylim(bottom=0)
     panel.set_ylabel(rate_unit(curves[0].points[0]))
 
@@ -267,10 +291,7 @@ def wave_edges(curve: Curve, tile_of: TileOf) -> list[int]:
         waves = credible_waves(
             after.workload, used.tile, used.resident_blocks, used.blocks_per_sm, after.peak_share
         )
-        if (
-            waves is not None
-            and quantize(before.workload, used.tile, used.resident_blocks).num_waves
-            < waves.num_waves
-        ):
+        fewer = quantize(before.workload, used.tile, used.resident_blocks)
+        if waves is not None and fewer.num_waves < waves.num_waves:
             found.append(size)
     return found

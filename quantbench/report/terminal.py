@@ -4,13 +4,14 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.units import percent
+from quantbench.units import axis_words, percent
 
 if TYPE_CHECKING:
     from quantbench.analysis.jumps import Cliff
@@ -21,8 +22,32 @@ if TYPE_CHECKING:
 _STANDS_OUT = 0.8
 
 
+Cell = TypeVar("Cell")
+Value = TypeVar("Value")
+
+
+def shown(value: Value | None, form: Callable[[Value], str] = str, unknown: str = "") -> str:
+    """Formats a value, or returns `unknown` if it is None."""
+    return unknown if value is None else form(value)
+
+
+def filled(
+    lines: Sequence[Mapping[str, Cell]], optional: Collection[str] = ()
+) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...]]:
+    """Returns the column names and the rows of a table.
+
+    lines: cells by column name, one mapping per row, all with the same names.
+    optional: columns that are left out if they are empty in every row.
+    """
+    names = []
+    for name in lines[0]:
+        if name not in optional or any(map(itemgetter(name), lines)):
+            names.append(name)
+    return tuple(names), tuple(map(itemgetter(*names), lines))
+
+
 def plain_table(
-    columns: Iterable[str] | Mapping[str, Sequence[str | Text]],
+    names: Sequence[str],
     rows: Iterable[Sequence[str | Text]] = (),
     *,
     title: str = "",
@@ -32,11 +57,9 @@ def plain_table(
 ) -> Table:
     """Returns a table without a frame.
 
-    columns: column names, or a mapping from them to cells in place of `rows`; a name that begins
-        with `>` is aligned to the right.
+    names: column names; a name that begins with `>` is aligned to the right.
     fold: columns whose text may be folded, besides the last one, down to `narrowest` characters.
     """
-    *_, last = names = list(columns)
     table = Table(
         title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False
     )
@@ -45,11 +68,11 @@ def plain_table(
         if name.startswith(">"):
             table.add_column(name[1:], justify="right", no_wrap=True)
         else:
-            folds = name == last or name in fold
+            folds = name == names[-1] or name in fold
             table.add_column(
                 name, no_wrap=not folds, overflow="fold", min_width=narrowest if folds else None
             )
-    for row in zip(*columns.values(), strict=True) if isinstance(columns, Mapping) else rows:
+    for row in rows:
         table.add_row(*row)
     return table
 
@@ -61,10 +84,10 @@ def section_lines(section: Section, styles: Mapping[str, str]) -> Iterator[str |
     if section.table is None:
         yield section.title
     else:
-        rows = [
-            [Text(cell, style=styles.get(cell, "")) for cell in row] for row in section.table.rows
-        ]
-        yield plain_table(section.table.head, rows, title=section.title)
+        table = plain_table(section.table.head, title=section.title)
+        for row in section.table.rows:
+            table.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
+        yield table
     yield from filter(None, (section.note, *section.lines))
 
 
@@ -72,11 +95,9 @@ def cliffs_table(cliffs: Iterable[tuple[Cliff | KnownCliff, str]], title: str) -
     """Tabulates cliffs, each given with the text on its cause."""
     table = plain_table((">size", ">time", "op", "why"), title=title)
     for cliff, why in cliffs:
-        held = "".join(
-            f", {name.replace('_', '-')} = {value}" for name, value in cliff.held.items()
-        )
+        there = axis_words({cliff.axis: f"{cliff.at} to {cliff.next}", **cliff.held}, " = ")
         table.add_row(
-            f"{cliff.axis.replace('_', '-')} = {cliff.at} to {cliff.next}{held}",
+            ", ".join(there),
             f"{cliff.ratio:.2f}x ({cliff.low:.2f} to {cliff.high:.2f})",
             f"{cliff.op} {cliff.provider}",
             why,
@@ -89,4 +110,4 @@ def share_cell(share: float | None, best: float) -> Text:
     the table.
     """
     low = share is not None and share < _STANDS_OUT * best
-    return Text("?" if share is None else percent(share), style="bold red" if low else "")
+    return Text(shown(share, percent, "?"), style="bold red" if low else "")

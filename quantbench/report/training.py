@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 from rich.table import Table as RichTable
@@ -11,43 +12,42 @@ from quantbench.errors import printable
 from quantbench.importers.training_run import TrainingSummary, read_training
 from quantbench.report.content import Section, Table
 from quantbench.report.page import Page, Written, write_page
-from quantbench.report.terminal import plain_table
+from quantbench.report.terminal import filled, plain_table, shown
 from quantbench.units import with_interval
 
 
-def _cells(summaries: Sequence[TrainingSummary]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Returns the column names of the table, as of `plain_table`, and its rows."""
-    rows = []
-    for s in summaries:
-        tokens = "–"
-        if (
-            s.tokens_per_s is not None
-            and s.tokens_per_s_low is not None
-            and s.tokens_per_s_high is not None
-        ):
-            tokens = with_interval(s.tokens_per_s, (s.tokens_per_s_high - s.tokens_per_s_low) / 2)
-        loss = "–" if s.last_loss is None else f"{s.first_loss:.3g} → {s.last_loss:.3g}"
-        cells: dict[str, object] = {
-            "log": s.name,
-            ">GPUs": s.gpus,
-            ">TP": s.tp,
-            ">PP": s.pp,
-            ">MBS": s.mbs,
-            ">GBS": s.gbs,
-            ">iterations": s.iterations,
-            ">restarts": s.restarts,
-            ">sec/it": f"{s.sec_per_it:.4g}",
-            ">tokens/s": tokens,
-            ">hardware TFLOP/s": None if s.tflops is None else f"{s.tflops:.1f}",
-            ">loss": loss + (f" ({s.nan_losses} nan)" if s.nan_losses else ""),
-        }
-        rows.append(tuple("–" if cell is None else str(cell) for cell in cells.values()))
-    return tuple(cells), rows
+def _cells(log: TrainingSummary) -> dict[str, str]:
+    """Returns the cells of one log by column name; `–` is what is not known."""
+    tokens = None
+    low = log.tokens_per_s_low
+    high = log.tokens_per_s_high
+    if log.tokens_per_s is not None and low is not None and high is not None:
+        tokens = with_interval(log.tokens_per_s, (high - low) / 2)
+    loss = "–"
+    if log.last_loss is not None:
+        loss = f"{log.first_loss:.3g} → {log.last_loss:.3g}"
+    if log.nan_losses:
+        loss += f" ({log.nan_losses} nan)"
+    cells = {
+        "log": log.name,
+        ">GPUs": log.gpus,
+        ">TP": log.tp,
+        ">PP": log.pp,
+        ">MBS": log.mbs,
+        ">GBS": log.gbs,
+        ">iterations": log.iterations,
+        ">restarts": log.restarts,
+        ">sec/it": f"{log.sec_per_it:.4g}",
+        ">tokens/s": tokens,
+        ">hardware TFLOP/s": shown(log.tflops, "{:.1f}".format, "–"),
+        ">loss": loss,
+    }
+    return {name: shown(cell, unknown="–") for name, cell in cells.items()}
 
 
 def training_table(summaries: Sequence[TrainingSummary]) -> RichTable:
     """Builds the table for the terminal, one line per log."""
-    return plain_table(*_cells(summaries))
+    return plain_table(*filled(list(map(_cells, summaries))))
 
 
 def write_training_report(folders: Sequence[Path], output: Path) -> Written:
@@ -66,24 +66,25 @@ def fastest(summaries: Sequence[TrainingSummary]) -> str:
     """Returns a message on the layout with most tokens per second per GPU; empty if none is
     known.
     """
-    known = [
-        (s.tokens_per_s / s.gpus, s) for s in summaries if s.tokens_per_s is not None and s.gpus
-    ]
-    if not known:
-        return ""
-    rate, best = max(known, key=lambda pair: pair[0])
-    mbs = "" if best.mbs is None else f", MBS {best.mbs}"
-    return f"most tokens per GPU: {rate:.0f} a second with {best.layout}{mbs}, GBS {best.gbs} on {best.gpus} GPUs"
+    highest = -inf
+    words = ""
+    for one in summaries:
+        if one.tokens_per_s is None or not one.gpus or one.tokens_per_s / one.gpus <= highest:
+            continue
+        highest = one.tokens_per_s / one.gpus
+        mbs = "" if one.mbs is None else f", MBS {one.mbs}"
+        layout = f"{one.layout}{mbs}, GBS {one.gbs} on {one.gpus} GPUs"
+        words = f"most tokens per GPU: {highest:.0f} a second with {layout}"
+    return words
 
 
 def _page(summaries: Sequence[TrainingSummary], folders: Sequence[Path]) -> Page:
-    head, rows = _cells(summaries)
+    head, rows = filled(list(map(_cells, summaries)))
     table = Table(head, tuple(tuple(map(printable, row)) for row in rows), whole=frozenset({0}))
-    left_out = [
-        printable(f"{s.name}: {count} lines left out: {reason}", 300)
-        for s in summaries
-        for reason, count in s.left_out.items()
-    ]
+    left_out = []
+    for log in summaries:
+        for reason, count in log.left_out.items():
+            left_out.append(printable(f"{log.name}: {count} lines left out: {reason}", 300))
     note = "Medians with their 95 % intervals, without the first iteration after each start."
     best = fastest(summaries)
     logs = Section(
@@ -93,9 +94,9 @@ def _page(summaries: Sequence[TrainingSummary], folders: Sequence[Path]) -> Page
         table=table,
         lines=tuple(left_out),
     )
-    names = ", ".join(printable(folder.name) for folder in folders[:3]) + (
-        "" if len(folders) <= 3 else " and more"
-    )
+    names = ", ".join(printable(folder.name) for folder in folders[:3])
+    if len(folders) > 3:
+        names += " and more"
     return Page(
         title="Training throughput by layout",
         subtitle=f"{len(summaries)} training logs: {names}",

@@ -1,7 +1,4 @@
-"""Times runs on a GPU or a CPU.
-
-Entry point: `make_timer`. Used by `sweep.worker`, `pytest_plugin` and `tools.measure`.
-"""
+"""Times runs on a GPU or a CPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Times runs on a CPU with the wall clock, on one pinned thread.
 
-Entry point: `CpuTimer`, created by `make_timer` for devices of kind cpu. On a machine with two
-shared cores, times of two threads scatter by 20-26 %, those of one pinned thread by about 1.3 %.
+On a machine with two shared cores, times of two threads scatter by 20-26 %, those of one pinned
+thread by about 1.3 %.
 """
 
 import os
@@ -19,7 +19,14 @@ from quantbench.errors import InputError
 from quantbench.measurement import Measurement
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run
-from quantbench.timing.session import OTHER_THREADS, PREEMPTED, Audit, Batch, Timer
+from quantbench.timing.session import (
+    OTHER_THREADS,
+    PREEMPTED,
+    Audit,
+    Batch,
+    Timer,
+    before_sample,
+)
 
 if sys.platform == "linux":
     import resource
@@ -61,7 +68,7 @@ class CpuClocks:
     thread_ns: CPU time of this thread.
     preemptions: how often it has lost its core.
     nap: function that sleeps for a number of seconds.
-    process_ns: CPU time of all threads of the process; None: other threads are ignored.
+    process_ns: CPU time of all threads of the process; by default 0: other threads are ignored.
     """
 
     wall_ns: Callable[[], int] = time.perf_counter_ns
@@ -101,6 +108,7 @@ class CpuSampler:
         return Batch(tuple(time_us for time_us, _ in taken), invalid=tuple(why for _, why in taken))
 
     def _sample(self) -> tuple[float, str]:
+        """Times one run. Returns its time, µs, and the reason why it is invalid or ""."""
         clocks = self._clocks
         self._before()
         if self._lines is not None:
@@ -117,18 +125,16 @@ class CpuSampler:
         process_stop_ns = clocks.process_ns() if clocks.process_ns else 0
         lost = clocks.preemptions() - before
         self._crowded = lost > 0
-        others_ns = process_stop_ns - process_start_ns - (thread_stop_ns - thread_start_ns)
-        if others_ns > _HELP_SHARE * (stop_ns - start_ns) + _HELP_NS:
-            share = others_ns / max(1, stop_ns - start_ns)
-            return (
-                stop_ns - start_ns
-            ) / 1e3, f"{OTHER_THREADS}: they ran for {share:.0%} of its time"
+        run_ns = stop_ns - start_ns
+        thread_ns = thread_stop_ns - thread_start_ns
+        others_ns = process_stop_ns - process_start_ns - thread_ns
+        if others_ns > _HELP_SHARE * run_ns + _HELP_NS:
+            share = others_ns / max(1, run_ns)
+            return run_ns / 1e3, f"{OTHER_THREADS}: they ran for {share:.0%} of its time"
         if not lost:
-            return (stop_ns - start_ns) / 1e3, ""
+            return run_ns / 1e3, ""
         times = "once" if lost == 1 else f"{lost} times"
-        return (
-            thread_stop_ns - thread_start_ns
-        ) / 1e3, f"{PREEMPTED}: the core went to others {times}"
+        return thread_ns / 1e3, f"{PREEMPTED}: the core went to others {times}"
 
 
 class CpuTimer(Timer):
@@ -178,8 +184,7 @@ class CpuTimer(Timer):
             start_s = self._now()
             before = self._state()
             run()  # the first call may pack weights, build a primitive, touch fresh pages
-            before_sample = (lambda: None) if audit is None else audit.before_sample
-            sampler = CpuSampler(run, self._buffer, self._clocks, before_sample)
+            sampler = CpuSampler(run, self._buffer, self._clocks, before_sample(audit))
             warm = self._warm_up(sampler)
             measurement = self._sample(sampler, warm, audit, start_s, "cpu", 1, _TICK_US)
             return replace(measurement, state_before=before, state_after=self._state())
@@ -187,15 +192,16 @@ class CpuTimer(Timer):
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Pin the calling thread to one core (the last allowed one: interrupts favour the first), torch
-    to one thread.
+    """Pins the calling thread to one core (the last allowed one: interrupts favour the first) and
+    torch to one thread.
     """
     torch = sys.modules.get("torch")  # if nobody has imported it, it has no threads
-    threads = torch.get_num_threads() if torch else 0
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set()
     if torch:
+        threads = torch.get_num_threads()
         torch.set_num_threads(1)
-    if cores:
+    cores: set[int] = set()
+    if hasattr(os, "sched_setaffinity"):
+        cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {max(cores)})
     try:
         yield

@@ -1,9 +1,5 @@
 """Times runs on a CUDA device with one of two methods.
 
-Entry points: `CudaTimer`, created by `make_timer`, and `runs_in_graph`, which sets what a graph
-holds. `cuda_samplers` defines the order of launches of each method, `cuda_device` makes the CUDA
-calls.
-
 - events (modes `auto` and `events`): one run between two events behind a held stream, after a flush
   if the cache is cold. The time includes 1-2.5 µs between events and kernel; `floor_us` of each
   measurement is that of an empty kernel.
@@ -35,7 +31,7 @@ from quantbench.timing.cuda_samplers import EventSampler, replay_sampler, sample
 from quantbench.timing.mean_clock import MeanClocks
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run, cold_copies
-from quantbench.timing.session import MAX_QUEUED, Audit, Timer
+from quantbench.timing.session import MAX_QUEUED, Audit, Timer, before_sample
 
 if TYPE_CHECKING:
     from quantbench.timing.cuda_device import TorchCuda
@@ -111,9 +107,8 @@ class CudaTimer(Timer):
         self._spec = spec
         self._ops = ops
         self._mode = "graph" if options.mode == "graph" else "events"
-        self._held_limits: dict[
-            int, int
-        ] = {}  # by the number of a run's operations, of earlier points
+        # Limits of earlier points, by the number of a run's operations.
+        self._held_limits: dict[int, int] = {}
         ops.empty()
         ops.synchronize()
         sampler = self._events(ops.empty)
@@ -138,16 +133,19 @@ class CudaTimer(Timer):
         run()
         operations = _count_operations(run)
         self._ops.synchronize()
-        before = (lambda: None) if audit is None else audit.before_sample
+        before = before_sample(audit)
         limit = self._held_limits.get(operations) or samples_that_fit(operations)
         sampler = self._events(run, before, limit)
         if self._mode == "graph":
             run_us = max(_EVENT_TICK_US, typical_us(sampler.sample(MAX_QUEUED).samples_us))
-            known = None if copy is None else min_bytes
+            if copy is None:
+                min_bytes = None
             copies, runs = runs_in_graph(
-                self._options, run_us, min_bytes=known, l2_bytes=self._spec.l2_bytes
+                self._options, run_us, min_bytes=min_bytes, l2_bytes=self._spec.l2_bytes
             )
-            turn = [run, *(copy(number) for number in range(copies) if copy is not None)]
+            turn = [run]
+            if copy is not None:
+                turn += map(copy, range(copies))
             sampler = replay_sampler(self._ops, turn * (runs // len(turn)), before)
         if self._mean_clocks is None:
             self._mean_clocks = self._heat(sampler)

@@ -1,7 +1,5 @@
 """Implements the samplers' CUDA calls with torch and the Triton kernels of `probes` (hold, SM
 clocks).
-
-Entry point: `TorchCuda`, used by `cuda` and `cuda_samplers`.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from quantbench.timing.session import MAX_QUEUED
 # NVML takes milliseconds to read a whole state, and no disturbance of timings is shorter than this.
 _STATE_PERIOD_S = 0.02
 
-# triton 3.9 warns where nothing is said of fused products, though the probes have none.
+# triton 3.9 warns if this option is not set, though the probes have no products.
 _ONE_WARP = {"num_warps": 1, "enable_fp_fusion": True}
 
 # A thousand times the time to queue a batch, and short enough to wait for in a deadlock.
@@ -51,11 +49,10 @@ class HostFlagHold:
     """Stream hold by a kernel that spins on a flag in pinned host memory.
 
     Use: `hold()`, queue the work to be timed, `release()`, synchronise, then ask `was_held()`. The
-        kernel ends after
-    half a second in any case; then `was_held()` is False and the batch does not count. That happens
-    if queued work waits for the device: a synchronisation or a copy to pageable memory in the run
-    itself; the first launch of a kernel; cudaFree, so an exhausted allocator too; more than about
-    1024 launches (`MAX_QUEUED` samples fit); profilers that serialise launches.
+    kernel ends after half a second in any case; then `was_held()` is False and the batch does not
+    count. That happens if queued work waits for the device: a synchronisation or a copy to pageable
+    memory in the run itself; the first launch of a kernel; cudaFree, so an exhausted allocator too;
+    more than about 1024 launches (`MAX_QUEUED` samples fit); profilers that serialise launches.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -186,7 +183,8 @@ class TorchCuda:
 
     def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
         """Returns the SM clocks between the first `stamps` stamps of this batch, MHz; empty if
-        unknown. Call after `synchronize`."""
+        unknown. Call after `synchronize`.
+        """
         if self._stamp_kernel is None:
             return ()
         rows = self._stamps[:stamps].cpu().numpy()
@@ -198,7 +196,7 @@ class TorchCuda:
         """
         if monotonic() - self._state_at_s >= _STATE_PERIOD_S:
             state = self._ask_state()
-            self._state = replace(state, note="; ".join(n for n in (state.note, self._note) if n))
+            self._state = replace(state, note="; ".join(filter(None, (state.note, self._note))))
             self._state_at_s = monotonic()
         return self._state
 
@@ -222,7 +220,7 @@ class TorchCuda:
         return graph.replay
 
     def _load_probes(self) -> str:
-        """Build and run the two kernels. Returns "", or the reason why they are missing."""
+        """Builds and runs the two kernels. Returns "", or the reason why they are missing."""
         if os.environ.get("TRITON_INTERPRET") == "1":
             return "no counters of the SM clock: TRITON_INTERPRET is set"
         try:
@@ -235,9 +233,9 @@ class TorchCuda:
                 held.release()
                 probes.stamp[(self._stamp_blocks,)](self._stamp_rows[0], _MAX_SMS, **_ONE_WARP)
                 torch.cuda.synchronize()
-        except Exception as error:  # noqa: BLE001 - triton's errors of compilation are no RuntimeErrors
-            # No Triton, a GPU that it does not know, or no C compiler for its launcher. torch still
-            # works.
+        except Exception as error:  # noqa: BLE001
+            # No Triton, a GPU that it does not know, or no C compiler for its launcher. Triton's
+            # errors of compilation are no RuntimeErrors. torch still works.
             return f"no counters of the SM clock: {reason_line(error)}"
         self._hold = held
         self._stamp_kernel = probes.stamp
@@ -249,9 +247,10 @@ def clocks_from_stamps(stamps: npt.NDArray[np.int64]) -> tuple[float, ...]:
     stamp has no SM.
 
     stamps: (stamps, SMs, 2), globaltimer in ns and clock64 in cycles, both 0 if no block ran on
-        that SM. Gaps shorter
-    than half a millisecond are joined with their neighbours: the timer's tick would show, and the
-    clock does not change faster than that.
+        that SM.
+
+    Gaps shorter than half a millisecond are joined with their neighbours: the timer's tick would
+    show, and the clock does not change faster than that.
 
     >>> one_sm = np.array([[[1_000, 500]], [[1_001_000, 1_980_500]]], dtype=np.int64)
     >>> clocks_from_stamps(one_sm)
@@ -264,9 +263,11 @@ def clocks_from_stamps(stamps: npt.NDArray[np.int64]) -> tuple[float, ...]:
     at_ns = np.array([np.median(row[row > 0]) for row in stamps[:, :, 0]])
     clocks = []
     for gap in range(count):
-        low, high = gap, gap + 1
+        low = gap
+        high = gap + 1
         while at_ns[high] - at_ns[low] < _WINDOW_NS and (low > 0 or high < count):
-            low, high = max(low - 1, 0), min(high + 1, count)
+            low = max(low - 1, 0)
+            high = min(high + 1, count)
         mhz = _mhz(stamps[low], stamps[high])
         if mhz is None:
             return ()
@@ -275,6 +276,7 @@ def clocks_from_stamps(stamps: npt.NDArray[np.int64]) -> tuple[float, ...]:
 
 
 def _mhz(before: npt.NDArray[np.int64], after: npt.NDArray[np.int64]) -> float | None:
+    """Returns the SM clock between two stamps, both (SMs, 2); None if no SM has both."""
     both = (before[:, 0] > 0) & (after[:, 0] > before[:, 0]) & (after[:, 1] > before[:, 1])
     if not both.any():
         return None

@@ -1,7 +1,6 @@
 """Orders the launches in a batch of samples.
 
-Entry points: `EventSampler`, `replay_sampler` and `samples_that_fit`, used by `cuda`. The CUDA
-calls of `cuda_device` are injected. A batch has one synchronisation:
+The CUDA calls are injected. A batch has one synchronisation:
 
     hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count ·
     release · wait
@@ -120,8 +119,8 @@ def replay_sampler(ops: TorchCuda, runs: Sequence[Run], before: Run = lambda: No
     """Returns a sampler whose run is a graph of `runs`; a sample is their mean.
 
     runs: the same run repeated for a hot cache; copies in turn (see `rotation`) for a cold one,
-        which need no flush: in
-    the steady state each run also pays for writing back the output of an earlier one.
+        which need no flush: in the steady state each run also pays for writing back the output of
+        an earlier one.
     """
 
     def body() -> None:

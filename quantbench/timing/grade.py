@@ -1,8 +1,5 @@
 """Grades the quality of a measurement from A to D, or rejected, with reasons.
 
-Entry points: `grade`; `Drift` and `NO_CHECK`, which callers pass to it; `drift_of`. Used by
-`sweep.runner`, `comm.session` and `pytest_plugin` for each point.
-
 Every reason has a weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is
 D. A rate above the hardware's peak and a time of Triton's interpreter are rejected.
 """
@@ -29,11 +26,18 @@ NO_CHECK = "its results were not checked: its task has no inputs()"
 #: Reason for rejecting a time of Triton's interpreter.
 INTERPRETED = "it ran in triton's interpreter: the time of no kernel"
 
-_NOTE, _OFF, _BAD, _WORTHLESS = 0, 1, 2, 4
+# Weights of a reason.
+_NOTE = 0
+_OFF = 1
+_BAD = 2
+_WORTHLESS = 4
+
+# Limits are pairs: a value above the first is off, above the second bad.
+
 
 # 10 %-90 % spread. A quiet GPU kernel has 1-2 %, a pinned CPU thread 3-4 %. At 10 % something else
 # is running or the samples have two modes; at 30 % the samples of one point hide a 10 % cliff.
-_SPREAD_OFF, _SPREAD_BAD = 0.10, 0.30
+_SPREAD = (0.10, 0.30)
 # Four times the target half-width is the size of the effects that a sweep looks for.
 _HALF_WIDTH_BAD_FACTOR = 4.0
 _STOPPED = {"noise_floor": "the noise stopped falling", "clock": "the SM clock wanders"}
@@ -48,17 +52,18 @@ _FEWEST_OUTLIERS = 2
 _TREND_OFF = 0.02
 # Change of the reference point since its first time, at equal clock. Quiet machines repeat within
 # 0.5 % (GPU) and 1.5 % (CPU); the smaller cliffs are 5 %.
-_DRIFT_OFF, _DRIFT_BAD = 0.02, 0.05
+_DRIFT = (0.02, 0.05)
 # Change of its clock. Heat takes 2 or 3 % of it in the first minutes.
-_CLOCK_DRIFT_OFF, _CLOCK_DRIFT_BAD = 0.05, 0.10
+_CLOCK_DRIFT = (0.05, 0.10)
 # 10 %-90 % spread of the SM clock. Steps of 15 MHz are under 1 %; compute-bound times follow the
 # clock one to one.
-_CLOCK_SPREAD_OFF, _CLOCK_SPREAD_BAD = 0.03, 0.10
+_CLOCK_SPREAD = (0.03, 0.10)
 # Median clock over the clock of the stated peaks. Large GEMMs under the power limit run at 75-85 %
 # (H100, H200); below that, and not because of the power limit, the card was idle, hot or locked.
-_CLOCK_LOW_OFF, _CLOCK_LOW_BAD = 0.75, 0.50
+_CLOCK_LOW_OFF = 0.75
+_CLOCK_LOW_BAD = 0.50
 # Share of discarded samples.
-_DISCARDED_OFF, _DISCARDED_BAD = 0.10, 0.50
+_DISCARDED = (0.10, 0.50)
 
 # Words for the reason, and its largest weight: a throttled card is still hot in the samples that
 # count, while a thread that has its core back runs as before.
@@ -84,7 +89,7 @@ class Drift:
     @property
     def off(self) -> bool:
         """Whether the device is no longer what it was."""
-        return any(True for _ in _drift(self))
+        return bool(list(_drift(self)))
 
 
 def drift_of(first: Measurement, now: Measurement) -> Drift:
@@ -138,23 +143,24 @@ def grade(
     ]
     if unchecked:
         found.insert(0, (_WORTHLESS, unchecked))
-    weight = sum(w for w, _ in found)
-    letter = "A" if weight == 0 else "B" if weight == 1 else "C" if weight <= 3 else "D"
-    return Grade(letter, tuple(reason for _, reason in sorted(found, key=lambda f: -f[0])))
+    found.sort(key=lambda reason: -reason[0])
+    weight = min(4, sum(weight for weight, _ in found))
+    return Grade("ABCCD"[weight], tuple(reason for _, reason in found))
 
 
-def _step(value: float, off: float, bad: float) -> int:
-    return _BAD if value > bad else _OFF if value > off else _NOTE
+def _step(value: float, limits: tuple[float, float]) -> int:
+    """Returns the weight of a value by its limits."""
+    off, bad = limits
+    if value > bad:
+        return _BAD
+    return _OFF if value > off else _NOTE
 
 
 def best_clock_mhz(measurement: Measurement) -> float | None:
     """Returns the highest SM clock of the point, MHz; None if unknown."""
     states = (measurement.state_before, measurement.state_after)
-    seen = [
-        *measurement.clocks_mhz,
-        *(s.sm_clock_mhz for s in states if s.sm_clock_mhz is not None),
-    ]
-    return max(seen, default=None)
+    seen = [*measurement.clocks_mhz, *(state.sm_clock_mhz for state in states)]
+    return max((mhz for mhz in seen if mhz is not None), default=None)
 
 
 def _impossible(
@@ -164,27 +170,30 @@ def _impossible(
     time_s = m.stated.latency_us * 1e-6
     # Not a CPU's clock: it is read between runs, where it differs, and a CPU's peaks are upper
     # bounds already.
-    clock = best_clock_mhz(m) if spec.kind != "cpu" else None
+    clock = None
+    if spec.kind != "cpu":
+        clock = best_clock_mhz(m)
     highest, which = _ceiling(spec, dtype, clock)
+    faster = "faster than the hardware's peak:"
     tflops = flops / time_s / 1e12
     if tflops > highest * PEAK_MARGIN:
         at = f"the {clock:.0f} MHz seen" if clock else "its highest clock"
         yield (
-            f"faster than the hardware's peak: {tflops:.4g} TFLOP/s, where {spec.name} reaches at most "
-            f"{highest:.4g} TFLOP/s in {which} at {at}"
+            f"{faster} {tflops:.4g} TFLOP/s, where {spec.name} reaches at most {highest:.4g} "
+            f"TFLOP/s in {which} at {at}"
         )
     # Not all of min_bytes: up to a whole cache of it may be there before the run or be written back
     # after it.
     gb_per_s = max(0.0, min_bytes - spec.l2_bytes) / time_s / 1e9
     if gb_per_s > spec.memory_gb_per_s * PEAK_MARGIN:
         yield (
-            f"faster than the hardware's peak: at least {gb_per_s:.4g} GB/s through memory, where "
+            f"{faster} at least {gb_per_s:.4g} GB/s through memory, where "
             f"{spec.name} reaches at most {spec.memory_gb_per_s:.4g} GB/s"
         )
     cached_gb_per_s = min_bytes / time_s / 1e9
     if cached_gb_per_s > spec.memory_gb_per_s * CACHE_OVER_MEMORY:
         yield (
-            f"faster than the hardware's peak: {cached_gb_per_s:.4g} GB/s, over {CACHE_OVER_MEMORY} times the "
+            f"{faster} {cached_gb_per_s:.4g} GB/s, over {CACHE_OVER_MEMORY} times the "
             f"{spec.memory_gb_per_s:.4g} GB/s of {spec.name}'s memory, which no cache reaches"
         )
 
@@ -193,25 +202,25 @@ def _ceiling(spec: DeviceSpec, dtype: str | None, clock_mhz: float | None) -> tu
     """Returns the peak TFLOP/s and its dtype: `dtype`, or the fastest one if its peak is
     unknown.
     """
-    known = {
-        name: ceiling
-        for name in spec.peak_tflops
-        if (ceiling := spec.ceiling(name, clock_mhz)) is not None
-    }
-    if dtype in known:
-        return known[dtype], str(dtype)
-    fastest = max(known, key=lambda name: known[name], default=None)
-    return (
-        (float("inf"), "any format")
-        if fastest is None
-        else (known[fastest], f"{fastest}, its fastest format")
-    )
+    highest = float("inf")
+    fastest = ""
+    for name in spec.peak_tflops:
+        ceiling = spec.ceiling(name, clock_mhz)
+        if ceiling is None:
+            continue
+        if name == dtype:
+            return ceiling, dtype
+        if not fastest or ceiling > highest:
+            highest = ceiling
+            fastest = f"{name}, its fastest format"
+    return highest, fastest or "any format"
 
 
 _Reasons = Iterator[tuple[int, str]]  # weight, message
 
 
 def _precision(m: Measurement, options: TimingOptions) -> _Reasons:
+    """Yields what is wrong with the number of samples and the interval."""
     count = len(m.samples_us)
     if count < options.min_samples:
         few = f"{count} sample{'s' if count > 1 else ''}"
@@ -222,37 +231,37 @@ def _precision(m: Measurement, options: TimingOptions) -> _Reasons:
     width = m.stated.relative_half_width
     if options.half_width < width < float("inf"):
         why = _STOPPED.get(m.stopped_by, f"stopped by {m.stopped_by}")
-        reason = f"the median is known to ±{width:.2%}, not to the ±{options.half_width:.2%} asked for ({why})"
-        far = width > _HALF_WIDTH_BAD_FACTOR * options.half_width
-        if m.stopped_by == "clock":  # the samples do what was asked for
-            yield _OFF if far else _NOTE, reason
-        else:
-            yield _BAD if far else _OFF, reason
+        asked = f"the ±{options.half_width:.2%} asked for"
+        weight = _NOTE if m.stopped_by == "clock" else _OFF  # clock: the samples are precise enough
+        if width > _HALF_WIDTH_BAD_FACTOR * options.half_width:
+            weight += 1
+        yield weight, f"the median is known to ±{width:.2%}, not to {asked} ({why})"
 
 
 def _samples(m: Measurement) -> _Reasons:
+    """Yields what is wrong with the distribution of the samples."""
     times_us = m.stated.times_us
     wide = spread(times_us)
-    if wide > _SPREAD_OFF:
-        reason = f"samples spread by {wide:.0%} (10 % to 90 %; noise {noise(times_us):.1%})"
-        yield _step(wide, _SPREAD_OFF, _SPREAD_BAD), reason
+    if weight := _step(wide, _SPREAD):
+        yield weight, f"samples spread by {wide:.0%} (10 % to 90 %; noise {noise(times_us):.1%})"
     outliers = outlier_share(times_us)
     if outliers > _OUTLIERS_OFF and outliers * len(times_us) > _FEWEST_OUTLIERS - 0.5:
         yield _OFF, f"{outliers:.0%} of the samples are far out"
     half = len(times_us) // 2
     if half >= _FEWEST:
-        first, second = times_us[:half], times_us[-half:]
+        first = times_us[:half]
+        second = times_us[-half:]
         trend = typical_us(second) / typical_us(first) - 1
-        one, two = typical_interval(first), typical_interval(second)
-        apart = one.high < two.low or two.high < one.low
+        early = typical_interval(first)
+        late = typical_interval(second)
+        apart = early.high < late.low or late.high < early.low
         if abs(trend) > _TREND_OFF and apart:
-            yield (
-                _OFF,
-                f"times went {'up' if trend > 0 else 'down'} by {abs(trend):.1%} while sampling",
-            )
+            way = "up" if trend > 0 else "down"
+            yield _OFF, f"times went {way} by {abs(trend):.1%} while sampling"
 
 
 def _discards(m: Measurement) -> _Reasons:
+    """Yields why samples were discarded."""
     total = len(m.samples_us) + len(m.discarded)
     for kind, (words, worst) in _DISCARDED_KINDS.items():
         of_kind = [d for d in m.discarded if d.reason.startswith(kind)]
@@ -261,7 +270,7 @@ def _discards(m: Measurement) -> _Reasons:
             why = kept[0].reason.removesuffix(KEPT).removeprefix(f"{kind}: ")
             yield _WORTHLESS, f"every sample was {words} ({why})"
         elif of_kind:
-            weight = min(worst, _step(len(of_kind) / total, _DISCARDED_OFF, _DISCARDED_BAD))
+            weight = min(worst, _step(len(of_kind) / total, _DISCARDED))
             yield weight, f"{len(of_kind)} of {total} samples {words} and discarded"
     broken = [d for d in m.discarded if d.reason.startswith(NOT_A_TIME)]
     if broken:
@@ -271,6 +280,7 @@ def _discards(m: Measurement) -> _Reasons:
 
 
 def _clock(m: Measurement, spec: DeviceSpec) -> _Reasons:
+    """Yields what is wrong with the SM clock."""
     if spec.kind == "cpu":
         return  # a CPU's clock is not recorded, which is not the point's fault
     if not m.clocks_mhz:
@@ -278,45 +288,42 @@ def _clock(m: Measurement, spec: DeviceSpec) -> _Reasons:
         yield _OFF, "the SM clock is not known" + (f" ({note})" if note else "")
         return
     low, middle, high = quantiles(m.clocks_mhz, (0.1, 0.5, 0.9))
-    unsteady = (high - low) / middle
-    if unsteady > _CLOCK_SPREAD_OFF:
-        reason = f"the SM clock moved between {low:.0f} and {high:.0f} MHz"
-        yield _step(unsteady, _CLOCK_SPREAD_OFF, _CLOCK_SPREAD_BAD), reason
-    if middle < _CLOCK_LOW_OFF * spec.sm_clock_mhz:
-        limited = any(
-            "sw_power_cap" in state.throttle_reasons for state in (m.state_before, m.state_after)
-        )
-        weight = _NOTE if limited else _BAD if middle < _CLOCK_LOW_BAD * spec.sm_clock_mhz else _OFF
-        why = ", held down by the power limit" if limited else ""
-        share = f"{middle / spec.sm_clock_mhz:.0%} of the {spec.sm_clock_mhz:.0f} MHz that the peak is stated at"
+    if weight := _step((high - low) / middle, _CLOCK_SPREAD):
+        yield weight, f"the SM clock moved between {low:.0f} and {high:.0f} MHz"
+    peak_mhz = spec.sm_clock_mhz
+    if middle < _CLOCK_LOW_OFF * peak_mhz:
+        weight = _BAD if middle < _CLOCK_LOW_BAD * peak_mhz else _OFF
+        why = ""
+        if "sw_power_cap" in m.state_before.throttle_reasons + m.state_after.throttle_reasons:
+            weight = _NOTE
+            why = ", held down by the power limit"
+        share = f"{middle / peak_mhz:.0%} of the {peak_mhz:.0f} MHz that the peak is stated at"
         yield weight, f"the SM clock was {middle:.0f} MHz, {share}{why}"
 
 
 def _drift(drift: Drift | None) -> _Reasons:
+    """Yields how the reference point has changed."""
     if drift is None:
         return
-    if not abs(drift.time_ratio - 1) <= _DRIFT_OFF:
+    change = abs(drift.time_ratio - 1)
+    if not change <= _DRIFT[0]:
         slower = "slower" if drift.time_ratio > 1 else "faster"
-        weight = _step(abs(drift.time_ratio - 1), _DRIFT_OFF, _DRIFT_BAD) or _BAD
-        yield (
-            weight,
-            f"the reference point had become {abs(drift.time_ratio - 1):.1%} {slower} than at first",
-        )
-    if drift.clock_ratio is not None and abs(drift.clock_ratio - 1) > _CLOCK_DRIFT_OFF:
+        weight = _step(change, _DRIFT) or _BAD  # NaN is bad
+        yield weight, f"the reference point had become {change:.1%} {slower} than at first"
+    if drift.clock_ratio is not None:
+        change = abs(drift.clock_ratio - 1)
         lower = "lower" if drift.clock_ratio < 1 else "higher"
-        weight = _step(abs(drift.clock_ratio - 1), _CLOCK_DRIFT_OFF, _CLOCK_DRIFT_BAD)
-        yield (
-            weight,
-            f"the SM clock of the reference point had become {abs(drift.clock_ratio - 1):.1%} {lower}",
-        )
+        if weight := _step(change, _CLOCK_DRIFT):
+            yield weight, f"the SM clock of the reference point had become {change:.1%} {lower}"
 
 
 def _surroundings(m: Measurement, options: TimingOptions) -> _Reasons:
+    """Yields what else was wrong with the device."""
     if m.cache != options.cache:
         yield _BAD, f"measured with a {m.cache} cache, {options.cache} was asked for"
-    others = max(s.other_processes or 0 for s in (m.state_before, m.state_after))
+    others = max(m.state_before.other_processes or 0, m.state_after.other_processes or 0)
     if others:
         yield _OFF, f"{others} other process{'es' if others > 1 else ''} on the card"
-    hard = sorted({r for r in m.state_after.throttle_reasons if r in HARD_THROTTLES})
+    hard = sorted(HARD_THROTTLES.intersection(m.state_after.throttle_reasons))
     if hard:
         yield _OFF, f"the card was protecting itself in the end ({', '.join(hard)})"

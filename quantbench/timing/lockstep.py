@@ -1,9 +1,5 @@
 """Times a collective on all ranks at once: rank 0 leads, the others follow its commands.
 
-Entry points: `Leader` and `LeaderSampler`, used on rank 0 by `comm.session`; `follow`, used on the
-other ranks by the command `comm`. `providers.collectives` implements the protocols `Ranks` and
-`Work`, and uses `Command`, `RankBatch` and `OUT_OF_MEMORY`.
-
 Only rank 0 warms up, stops and discards. It broadcasts each command and gathers the results. A
 sample is the time of the slowest rank, and its clock the lowest of any rank.
 """
@@ -80,18 +76,22 @@ class Leader:
     """Rank 0, which sends commands to all ranks and gathers their results."""
 
     def __init__(self, ranks: Ranks, work: Work) -> None:
-        self._ranks, self._work = ranks, work
+        self._ranks = ranks
+        self._work = work
 
     def begin(self, collective: Collective) -> Refused | None:
         """Allocates and checks one point on every rank. Returns None or the reason for not
         measuring it.
         """
-        if trouble := _first(self._do("allocate", collective)):
-            memory = trouble.startswith(OUT_OF_MEMORY)
-            return Refused("out_of_memory" if memory else "unsupported", trouble)
-        if trouble := _first(self._do("check")):
-            return Refused("unsupported" if "not supported" in trouble else "wrong_result", trouble)
-        return None
+        kind = "unsupported"
+        trouble = _first(self._do("allocate", collective))
+        if trouble.startswith(OUT_OF_MEMORY):
+            kind = "out_of_memory"
+        if not trouble:
+            trouble = _first(self._do("check"))
+            if "not supported" not in trouble:
+                kind = "wrong_result"
+        return Refused(kind, trouble) if trouble else None
 
     def sample(self, count: int, runs: int) -> RankBatch:
         """Returns `count` samples of the point begun last, each the time of the slowest rank.
@@ -100,16 +100,12 @@ class Leader:
             reasons of all.
         """
         batches = [each for each in self._do("sample", count, runs) if isinstance(each, RankBatch)]
-        if len(batches) != self._ranks.world_size or any(
-            len(each.samples_us) != count for each in batches
-        ):
-            raise MeasurementError(
-                "comm", f"{len(batches)} ranks answered", f"{count} samples from each rank"
-            )
+        samples_us = [each.samples_us for each in batches]
+        if [len(times) for times in samples_us] != [count] * self._ranks.world_size:
+            found = f"{len(batches)} ranks answered"
+            raise MeasurementError("comm", found, f"{count} samples from each rank")
         return RankBatch(
-            samples_us=tuple(
-                max(column) for column in zip(*(each.samples_us for each in batches), strict=True)
-            ),
+            samples_us=tuple(map(max, zip(*samples_us, strict=True))),
             launch_us=max(each.launch_us for each in batches),
             state=_worst([each.state for each in batches]),
         )
@@ -132,20 +128,22 @@ def follow(ranks: Ranks, work: Work) -> None:
 
 
 def _first(troubles: Sequence[object]) -> str:
-    """The error of the lowest rank that has one, or ""."""
+    """Returns the error of the lowest rank that has one, or ""."""
     for rank, text in enumerate(troubles):
+        if text and rank:
+            return f"{text} (rank {rank})"
         if text:
-            return str(text) if rank == 0 else f"{text} (rank {rank})"
+            return str(text)
     return ""
 
 
 def _worst(states: Sequence[DeviceState]) -> DeviceState:
-    clocks = [state.sm_clock_mhz for state in states]
-    known = [clock for clock in clocks if clock is not None]
-    reasons = {reason for state in states for reason in state.throttle_reasons}
+    """Returns the first state with the lowest clock, None if one is unknown, and all reasons."""
+    clocks = [state.sm_clock_mhz for state in states if state.sm_clock_mhz is not None]
+    reasons = set().union(*(state.throttle_reasons for state in states))
     return replace(
         states[0],
-        sm_clock_mhz=min(known) if len(known) == len(clocks) else None,
+        sm_clock_mhz=min(clocks) if len(clocks) == len(states) else None,
         throttle_reasons=tuple(sorted(reasons)),
     )
 

@@ -24,11 +24,11 @@ _BLOCK_S = 0.25
 # card gets hot.
 _MOST_BLOCKS = 24
 _FEWEST_BLOCKS = 4
-# A mean further from this one than 1 % and than this many standard deviations of single clocks is
-# another clock's.
+# A mean that differs by more than 1 %, and by more than this many standard deviations of single
+# clocks, is that of another clock.
 _FAR = 3.0
 _FAR_SHARE = 0.01
-# Parts of a point whose own clocks have to tell its mean.
+# Parts of a point whose scatter gives the error of its mean.
 _PARTS = 3
 
 

@@ -1,8 +1,4 @@
-"""Defines and validates the timing options, which are part of each record's key.
-
-Entry point: `TimingOptions`. Used by the other modules of `timing`, by `sweep`, `comm`, `cluster`,
-`store.record`, `importers.runs`, `pytest_plugin`, tools and the commands `sweep` and `comm`.
-"""
+"""Defines and validates the timing options, which are part of each record's key."""
 
 from dataclasses import dataclass
 

@@ -2,9 +2,6 @@
 """Defines two small Triton kernels: `hold` holds a stream until the host releases it, `stamp` reads
 SM counters.
 
-Entry points: `hold` and `stamp`. Used by `cuda_device`, which works without them if Triton is
-missing.
-
 They are in Triton because it needs no CUDA compiler on the machine. mypy does not check these
 bodies, which Triton's compiler reads.
 """
@@ -29,7 +26,7 @@ def cycles():
 
 @triton.jit
 def sm():
-    """Number of the SM that this block runs on."""
+    """Returns the number of the SM that this block runs on."""
     return tl.inline_asm_elementwise(
         "mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -37,7 +34,7 @@ def sm():
 
 @triton.jit
 def hold(release_ptr, timed_out_ptr, timeout_ns):
-    """Hold the stream: return when *release_ptr is no longer 0, or after timeout_ns with
+    """Holds the stream: returns when *release_ptr is no longer 0, or after timeout_ns with
     *timed_out_ptr set to 1.
 
     Both pointers are to pinned host memory. The loads must be volatile, or the compiler keeps the
@@ -54,7 +51,7 @@ def hold(release_ptr, timed_out_ptr, timeout_ns):
 
 @triton.jit
 def stamp(stamps_ptr, max_sms):
-    """Write (global timer in ns, clock64 in cycles) of this block's SM to row smid of int64
+    """Writes (global timer in ns, clock64 in cycles) of this block's SM to row smid of int64
     stamps[max_sms, 2].
 
     Launch twice as many blocks as there are SMs, so that every SM gets one. It does not matter

@@ -1,9 +1,6 @@
 """Provides copies of the same work that run in turn, so that each finds its inputs evicted from the
 cache.
 
-Entry points: `cold_copies` (how many, from `COLD_L2_MULTIPLE`), `Run`. Used by the other modules of
-`timing`, by `sweep.worker`, `sweep.plan` and tools.
-
 In a graph, a flush would be timed too, and replaying one run is warm from the second on (flashinfer
 issue 4468 is a "cold" graph that was warm). Copies with inputs and outputs of their own, together
 several times the cache, stay cold.

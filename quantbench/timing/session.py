@@ -1,10 +1,5 @@
 """Samples a point: warms up until times are steady, then takes batches until the stopping rule is
-satisfied.
-
-Entry points: `Timer`, the base of `CpuTimer` and `CudaTimer`; `warm_up` and `sample_point`, also
-used by `comm.session`; `Batch` and `Audit`; why a sample was discarded: `LAUNCH_GAP`, `PREEMPTED`,
-`OTHER_THREADS`, `THROTTLED`, `NOT_A_TIME`; `KEPT`, `HARD_THROTTLES`. Used by the other modules of
-`timing`, by `sweep.worker`, `pytest_plugin` and tools. Device, clock and sleep are injected.
+satisfied. Device, clock and sleep are injected.
 """
 
 import gc
@@ -160,7 +155,7 @@ def warm_up(
     batches = []
     while True:
         batch = sampler.sample(count)
-        times = [t for t in batch.samples_us if _is_time(t)]
+        times = list(filter(_is_time, batch.samples_us))
         at_s = now()
         batches.append((at_s, batch))
         elapsed_s = max(0.0, at_s - start_s)
@@ -174,39 +169,37 @@ def warm_up(
         raise MeasurementError(
             "warm-up", f"samples of {batch.samples_us[:3]}", "finite times above 0"
         )
-    last = () if not steadiness.steady else _last(batches, steadiness.counted_s)
     return WarmUp(
-        steadiness.typical_us,
-        steadiness.clock_mhz,
-        steadiness.steady,
-        batch.state,
-        steadiness.light,
-        last,
+        typical_us=steadiness.typical_us,
+        clock_mhz=steadiness.clock_mhz,
+        steady=steadiness.steady,
+        state=batch.state,
+        light=steadiness.light,
+        batches=_last(batches, steadiness.counted_s) if steadiness.steady else (),
     )
 
 
 def _last(batches: list[tuple[float, Batch]], seconds: float) -> tuple[tuple[float, Batch], ...]:
-    """Returns the batches of the last seconds without a jump of the clock; every second, third, …
-    one if many.
+    """Returns the batches of the last seconds since a jump of the clock; every second, third, … one
+    if they are many.
     """
     end_s, end = batches[-1]
-    recent = [(at_s, batch) for at_s, batch in batches if end_s - at_s < seconds]
-    jumps = [
-        place
-        for place, (_, batch) in enumerate(recent)
-        if _jumped(batch.clocks_mhz, end.clocks_mhz)
-    ]
-    if jumps:
-        recent = recent[jumps[-1] + 1 :]
-    many = sum(len(batch.samples_us) for _, batch in recent)
+    recent = []
+    many = 0
+    for at_s, batch in reversed(batches):
+        if end_s - at_s >= seconds or _jumped(batch.clocks_mhz, end.clocks_mhz):
+            break
+        recent.append((at_s, batch))
+        many += len(batch.samples_us)
+    recent.reverse()
     return tuple(recent[:: max(1, -(-many // _MOST_REUSED))])
 
 
 def _jumped(before_mhz: Sequence[float], after_mhz: Sequence[float]) -> bool:
-    """Returns whether two clocks differ by more than one wanders."""
-    return (
-        bool(before_mhz and after_mhz) and abs(median(before_mhz) / median(after_mhz) - 1) > _JUMP
-    )
+    """Returns whether two clocks differ by more than a clock wanders."""
+    if not before_mhz or not after_mhz:
+        return False
+    return abs(median(before_mhz) / median(after_mhz) - 1) > _JUMP
 
 
 def sample_point(
@@ -224,8 +217,8 @@ def sample_point(
 ) -> Measurement:
     """Samples a warmed-up point until the stopping rule of `options` is satisfied, or too many
     batches are bad (stopped by `discards`). Discards throttled samples and pauses after them. With
-    `clocks`, the steady samples of the warm-up
-    count: they show more of the clock than one batch does.
+    `clocks`, the steady samples of the warm-up count: they show more of the clock than one batch
+    does.
 
     mode, runs_per_sample: stored in the `Measurement`.
     batch_limit: maximum samples in a batch.
@@ -241,15 +234,14 @@ def sample_point(
     bad: list[Discarded] = []
     seen: list[tuple[float, Batch]] = []
 
-    def mean_clock() -> MeanClock | None:
-        own_mhz = [s.clock_mhz for s in good if s.clock_mhz is not None]
+    def mean_clock(own_mhz: Sequence[float]) -> MeanClock | None:
         if clocks is None or not own_mhz:
             return None
         return clocks.of(now(), own_mhz, limited=_limited(seen))
 
     def widths(samples_us: Sequence[float]) -> tuple[float, float]:
-        own_mhz = [s.clock_mhz for s in good if s.clock_mhz is not None]
-        found = stated(samples_us, own_mhz, mean_clock(), tick_us)
+        own_mhz = _clocks_mhz(good)
+        found = stated(samples_us, own_mhz, mean_clock(own_mhz), tick_us)
         return found.relative_half_width, found.sampling
 
     rule = StoppingRule(
@@ -262,7 +254,7 @@ def sample_point(
     )
     if clocks is not None:
         for at_s, batch in warm.batches:
-            accepted = [s for s in _judge(batch, warm.clock_mhz) if not s.reason]
+            accepted, _ = _judge(batch, warm.clock_mhz)
             if len(good) + len(accepted) < options.max_samples:
                 good += accepted
                 seen.append((at_s, batch))
@@ -276,52 +268,52 @@ def sample_point(
             wanted = min(rule.missing, batch_size(warm.typical_us, batch_limit))
             batch = sampler.sample(wanted)
             seen.append((now(), batch))
-            samples = _judge(batch, warm.clock_mhz)
-            accepted = [s for s in samples if not s.reason]
+            accepted, rejected = _judge(batch, warm.clock_mhz)
             good += accepted
-            bad += [s for s in samples if s.reason]
+            bad += rejected
             for s in accepted:
                 rule.add(s.sample_us)
+            kinds = {s.reason.partition(":")[0] for s in rejected}
             if accepted:
                 bad_batches = 0
-            elif not all(s.reason.startswith(PREEMPTED) for s in samples):
+            elif kinds - {PREEMPTED}:
                 bad_batches += 1
+            given_up = bad_batches >= _MAX_BAD_BATCHES or len(bad) >= rule.max_samples
             stopped_by = rule.finished()
-            if stopped_by is None and (
-                bad_batches >= _MAX_BAD_BATCHES or len(bad) >= rule.max_samples
-            ):
+            if stopped_by is None and given_up:
                 stopped_by = "discards"
             if stopped_by is None and not good and len(bad) > 1 and rule.out_of_time:
                 stopped_by = "max_time"  # the rule waits for a first good sample
-            if stopped_by is None and any(s.reason.startswith(THROTTLED) for s in samples):
+            if stopped_by is None and THROTTLED in kinds:
                 pause(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
                 pause_s = _FIRST_PAUSE_S
     if not good:
         good, bad = _keep(bad)
-    mean = mean_clock()
-    clocks_mhz = tuple(s.clock_mhz for s in good if s.clock_mhz is not None)
+    clocks_mhz = _clocks_mhz(good)
+    mean = mean_clock(clocks_mhz)
     if clocks is not None and clocks_mhz and not _limited(seen):
         end_s = seen[-1][0]
-        last = [
-            (at_s, batch.clocks_mhz)
-            for at_s, batch in seen
-            if end_s - at_s <= _SETTLED_S and batch.clocks_mhz
-        ]
-        clocks.learn(clocks_mhz, last)
+        last = [(at_s, batch.clocks_mhz) for at_s, batch in seen if end_s - at_s <= _SETTLED_S]
+        clocks.learn(clocks_mhz, [each for each in last if each[1]])
     return Measurement(
-        tuple(s.sample_us for s in good),
-        clocks_mhz if len(clocks_mhz) == len(good) else (),
-        tuple(bad),
-        stopped_by,
-        mode,
-        options.cache,
+        samples_us=tuple(s.sample_us for s in good),
+        clocks_mhz=clocks_mhz if len(clocks_mhz) == len(good) else (),
+        discarded=tuple(bad),
+        stopped_by=stopped_by,
+        mode=mode,
+        cache=options.cache,
         state_before=warm.state,
         state_after=batch.state,
         kernels_per_sample=runs_per_sample,
         mean_clock=mean,
     )
+
+
+def _clocks_mhz(samples: Sequence[Discarded]) -> tuple[float, ...]:
+    """Returns the clocks of the samples that have one."""
+    return tuple(s.clock_mhz for s in samples if s.clock_mhz is not None)
 
 
 def _limited(batches: Sequence[tuple[float, Batch]]) -> bool:
@@ -331,8 +323,8 @@ def _limited(batches: Sequence[tuple[float, Batch]]) -> bool:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Disable Python's garbage collector, as timeit does: it takes milliseconds, and freeing device
-    memory waits.
+    """Disables Python's garbage collector, as timeit does: it takes milliseconds, and freeing
+    device memory waits.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -347,9 +339,9 @@ class Timer:
     """Base of `CpuTimer` and `CudaTimer`, which time runs on one device. Create one per process
     with `make_timer`, since creating it allocates and compiles.
 
-    warmup_s, measuring_s: wall time spent so far on warm-up and on sampling, s. Subclasses for GPUs
-        set _floor_us, the
-    time of an empty kernel, and _mean_clocks.
+    warmup_s, measuring_s: wall time spent so far on warm-up and on sampling, s.
+
+    Subclasses for GPUs set _floor_us, the time of an empty kernel, and _mean_clocks.
     """
 
     _batch_limit: int
@@ -362,9 +354,8 @@ class Timer:
         self._options = options
         self._now = now
         self._pause = pause
-        self._known_mhz: float | None = (
-            None  # clock at which light work was last steady over whole windows
-        )
+        # Clock at which light work was last steady over whole windows.
+        self._known_mhz: float | None = None
         self._mean_clocks: MeanClocks | None = None
         self._floor_us: float | None = None
         self.warmup_s = 0.0
@@ -403,12 +394,8 @@ class Timer:
         )
         # Only whole windows change the known clock, by more than 1 %: it cannot creep along with a
         # slow ramp.
-        if (
-            warm.steady
-            and warm.light
-            and warm.clock_mhz
-            and not same_clock(warm.clock_mhz, self._known_mhz)
-        ):
+        moved = warm.clock_mhz and not same_clock(warm.clock_mhz, self._known_mhz)
+        if warm.steady and warm.light and moved:
             self._known_mhz = warm.clock_mhz
         return warm
 
@@ -422,7 +409,7 @@ class Timer:
         runs: int,
         tick_us: float,
     ) -> Measurement:
-        """Sample the warm point and audit it. start_s: when warming up began. runs: runs per
+        """Samples the warm point and audits it. start_s: when warming up began. runs: runs per
         sample.
         """
         warm_s = self._now()
@@ -451,33 +438,43 @@ def _is_time(value: float) -> bool:
     return isfinite(value) and value > 0
 
 
-def _judge(batch: Batch, steady_mhz: float | None) -> list[Discarded]:
-    """Returns each sample with the reason for discarding it, or "" if it counts."""
+def before_sample(audit: Audit | None) -> Run:
+    """Returns what to call before each sample."""
+    if audit is None:
+        return lambda: None
+    return audit.before_sample
+
+
+def _judge(batch: Batch, steady_mhz: float | None) -> tuple[list[Discarded], list[Discarded]]:
+    """Returns the samples that count, with "" as reason, and the others, with the reason for
+    discarding them.
+    """
     clocks: Sequence[float | None] = batch.clocks_mhz or [None] * len(batch.samples_us)
     hard = ", ".join(r for r in batch.state.throttle_reasons if r in HARD_THROTTLES)
     invalid = batch.invalid or [""] * len(batch.samples_us)
-    judged = []
+    good: list[Discarded] = []
+    bad: list[Discarded] = []
     for time_us, clock_mhz, why in zip(batch.samples_us, clocks, invalid, strict=True):
         if not _is_time(time_us):
             # Stored as 0, since JSON has no NaN; the reason keeps the value.
-            time_us, why = 0.0, f"{NOT_A_TIME}: {time_us!r} µs"
+            why = f"{NOT_A_TIME}: {time_us!r} µs"
+            time_us = 0.0
         elif not why and hard:
             why = f"{THROTTLED}: {hard}"
-        elif (
-            not why
-            and clock_mhz is not None
-            and steady_mhz
-            and clock_mhz < _THROTTLE_SHARE * steady_mhz
-        ):
-            share = f"{clock_mhz:.0f} MHz is {clock_mhz / steady_mhz:.0%} of the steady {steady_mhz:.0f} MHz"
-            why = f"{THROTTLED}: {share}"
-        judged.append(Discarded(time_us, why, clock_mhz))
-    return judged
+        elif not why and clock_mhz is not None and steady_mhz:
+            share = clock_mhz / steady_mhz
+            if clock_mhz < _THROTTLE_SHARE * steady_mhz:
+                steady = f"the steady {steady_mhz:.0f} MHz"
+                why = f"{THROTTLED}: {clock_mhz:.0f} MHz is {share:.0%} of {steady}"
+        kind = bad if why else good
+        kind.append(Discarded(time_us, why, clock_mhz))
+    return good, bad
 
 
 def _keep(bad: list[Discarded]) -> tuple[list[Discarded], list[Discarded]]:
-    """Split samples that were all bad into kept and discarded ones; the reason of one discarded
-    sample ends with KEPT."""
+    """Splits samples that were all bad into kept and discarded ones; the reason of one discarded
+    sample ends with KEPT.
+    """
     times = [s for s in bad if _is_time(s.sample_us)]
     if len(times) < 2:
         raise MeasurementError(

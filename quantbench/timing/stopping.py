@@ -1,8 +1,5 @@
 """Decides when to end the warm-up and the sampling, from numbers and a clock alone.
 
-Entry points: `Steadiness` (end of the warm-up), `StoppingRule` (end of the sampling), `same_clock`.
-Used by `session`.
-
 Reasons to stop sampling, strongest first:
 - precision: the relative half-width of the median's 95 % confidence interval is at or below the
   target. On a coarse clock it narrows with the samples too (`stats.typical_interval`);
@@ -74,10 +71,10 @@ class Steadiness:
 
     The work is steady if the median times agree within 1 % plus noise, and the median clocks, if
     known, within 1 %.
+
     known_mhz: clock at which earlier light work was steady. Light work needs only windows of 5 ms
-        that end at this
-        clock: a clock that climbs from idle passes it only in the end, and work at the power limit
-            settles elsewhere.
+        that end at this clock: a clock that climbs from idle passes it only in the end, and work at
+        the power limit settles elsewhere.
 
     >>> steadiness = Steadiness(window_s=0.1)
     >>> for at_s in (0.05, 0.10, 0.15, 0.20):
@@ -99,11 +96,9 @@ class Steadiness:
         """
         self._batches.append((at_s, _Window(list(samples_us), list(clocks_mhz))))
         recent = len(self._batches) - 2 * _MIN_WINDOW_SAMPLES
-        self._batches = [
-            b
-            for i, b in enumerate(self._batches)
-            if at_s - b[0] < 2 * self._window_s or i >= recent
-        ]
+        while recent > 0 and at_s - self._batches[0][0] >= 2 * self._window_s:
+            del self._batches[0]
+            recent -= 1
         self._sampled_us += sum(samples_us)
         self.rounds += 1
 
@@ -163,7 +158,8 @@ class Steadiness:
 
     def _windows(self, window_s: float) -> tuple[_Window, _Window]:
         """Returns the last window of window_s seconds but one and the last."""
-        old, new = _Window(), _Window()
+        old = _Window()
+        new = _Window()
         end_s = self._batches[-1][0]
         for at_s, batch in reversed(self._batches):
             if old.full and end_s - at_s >= 2 * window_s:
@@ -176,6 +172,7 @@ class Steadiness:
 
 
 def _clock_mhz(window: _Window) -> float | None:
+    """Returns the median clock, None if unknown."""
     return median(window.clocks_mhz) if window.clocks_mhz else None
 
 
@@ -194,7 +191,9 @@ class StoppingRule:
     widths: function from the samples to the relative half-width of the time's interval, and to the
         part of it that more samples narrow; default: that of the median, twice.
 
-    >>> rule = StoppingRule(half_width=0.005, min_samples=10, max_samples=100, max_time_s=1.0, now=lambda: 0.0)
+    >>> rule = StoppingRule(
+    ...     half_width=0.005, min_samples=10, max_samples=100, max_time_s=1.0, now=lambda: 0.0
+    ... )
     >>> for _ in range(10):
     ...     rule.add(25.0)
     >>> rule.finished()
@@ -271,8 +270,11 @@ class StoppingRule:
         return "noise_floor" if self._flat() else None
 
     def _flat(self) -> bool:
+        """Returns whether the interval has not narrowed in the last checks."""
         count, width = self._widths[-1]
         earlier = [w for n, w in self._widths if n * _FLOOR_SPAN <= count]
-        flat = count >= _FLOOR_MIN_SAMPLES and bool(earlier) and width > _FLOOR_SHARE * earlier[-1]
-        self._flat_checks = self._flat_checks + 1 if flat else 0
+        if count >= _FLOOR_MIN_SAMPLES and earlier and width > _FLOOR_SHARE * earlier[-1]:
+            self._flat_checks += 1
+        else:
+            self._flat_checks = 0
         return self._flat_checks >= _FLOOR_CHECKS

@@ -1,21 +1,15 @@
 """Time and memory of `import`, `check`, `report` and `profile export` over the number of imported
 rows.
 
-    python tests/benchmarks/large_import.py [--rows 25000,50000,100000] [--layout
-    curves,grid,random] [--keep FOLDER]
-
 Each command runs in a process of its own. The table shows its CPU seconds (user and system), which
 a busy machine changes little, and its peak memory.
 """
 
-from __future__ import annotations
-
-import argparse
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import product
 from math import ceil
 from pathlib import Path
 
@@ -24,28 +18,18 @@ import numpy as np
 GPU = "a100-sxm4-80gb"
 _TILE_M, _TILE_N, _SM_COUNT = 128, 256, 108
 _PEAK_TFLOPS, _GB_PER_S, _OVERHEAD_US, _NOISE = 260.0, 1500.0, 6.0, 0.01
-_LAYOUTS = ("curves", "grid", "random")
 
 
-def shapes(layout: str, rows: int, rng: np.random.Generator) -> Iterator[tuple[int, int, int]]:
-    """Sizes (m, n, k) of a table. curves: 25 long curves over m; grid: all combinations of sizes,
-    as tuners measure them; random: any sizes, so that hardly two curves share their sizes."""
-    if layout == "curves":
-        for n, k in [
-            (n, k) for n in (1024, 2304, 4096, 5120, 12288) for k in (512, 1024, 4096, 8192, 11008)
-        ]:
-            yield from ((32 * (i + 1), n, k) for i in range(rows // 25))
-    elif layout == "grid":
-        ms, ns, ks = (_octaves(count) for count in (rows // 1000, 40, 25))
-        yield from ((m, n, k) for k in ks for n in ns for m in ms)
-    else:
-        sizes = np.array(_octaves(200))
-        seen: set[tuple[int, ...]] = set()
-        while len(seen) < rows:
-            shape = tuple(int(size) for size in rng.choice(sizes, 3))
-            if shape not in seen:
-                seen.add(shape)
-                yield shape  # type: ignore[misc]
+def shapes(layout: str, rows: int, rng: np.random.Generator) -> Iterator[tuple[int, ...]]:
+    """Sizes (m, n, k) of a table. grid: all combinations of sizes, as tuners measure them; random:
+    any sizes, so that hardly two curves share their sizes."""
+    if layout == "grid":
+        yield from product(_octaves(rows // 1000), _octaves(40), _octaves(25))
+        return
+    sizes = _octaves(200)
+    flat = rng.choice(len(sizes) ** 3, rows, replace=False)
+    for place in np.transpose(np.unravel_index(flat, (len(sizes),) * 3)):
+        yield tuple(sizes[index] for index in place)
 
 
 def _octaves(count: int) -> list[int]:
@@ -74,16 +58,10 @@ def write_table(path: Path, layout: str, rows: int, seed: int = 0) -> None:
             file.write(f"{m},{n},{k},{time_us(m, n, k, rng):.3f}\n")
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What one command took."""
-
-    cpu_s: float
-    peak_mb: float
-
-
-def run(arguments: Sequence[str]) -> Cost:
-    """Run `quantbench` with these arguments. Raises RuntimeError where it fails."""
+def run(arguments: Sequence[str]) -> tuple[float, float]:
+    """Runs `quantbench` with these arguments. Returns CPU seconds and peak memory in MB. Raises
+    RuntimeError where it fails.
+    """
     pid = os.posix_spawn(
         sys.executable,
         [sys.executable, "-m", "quantbench", *arguments],
@@ -92,53 +70,31 @@ def run(arguments: Sequence[str]) -> Cost:
     )
     _, status, usage = os.wait4(pid, 0)
     if status:
-        raise RuntimeError(
-            f"quantbench {' '.join(arguments)} ended with status {os.waitstatus_to_exitcode(status)}"
-        )
-    return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+        raise RuntimeError(f"quantbench {' '.join(arguments)} ended with wait status {status}")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
-def measure(folder: Path, layout: str, rows: int) -> Iterator[tuple[str, Cost]]:
-    """The cost of each command on one table."""
-    table, results, name = folder / f"{layout}-{rows}.csv", folder / "results", f"{layout}-{rows}"
+def measure(folder: Path, layout: str, rows: int) -> Iterator[tuple[str, tuple[float, float]]]:
+    """CPU seconds and peak MB of each command on one table."""
+    name = f"{layout}-{rows}"
+    table, results, profile = folder / f"{name}.csv", folder / "results", folder / f"{name}.json"
     write_table(table, layout, rows)
-    run_folder = results / GPU / name
     mapping = "m=m,n=n,k=k,latency=time_us:us"
+    run_folder = str(results / GPU / name)
     yield "import", run(["import", "csv", str(table), "--map", mapping, "--gpu", GPU, "--dtype", "bf16", "--results",
                          str(results), "--run-id", name])  # fmt: skip
-    yield "check", run(["check", str(run_folder)])
-    yield "report", run(["report", str(run_folder)])
-    yield (
-        "profile export",
-        run(["profile", "export", str(run_folder), "-o", str(folder / f"{name}.json")]),
-    )
+    yield "check", run(["check", run_folder])
+    yield "report", run(["report", run_folder])
+    yield "profile export", run(["profile", "export", run_folder, "-o", str(profile)])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", default="25000,50000,100000")
-    parser.add_argument("--layout", default=",".join(_LAYOUTS))
-    parser.add_argument(
-        "--keep", type=Path, help="folder for the tables and runs; a temporary one otherwise"
-    )
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = asked.keep or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        print(
-            f"{'layout':8} {'command':15} {'rows':>8} {'CPU s':>7} {'ms/row':>7} {'peak MB':>8}",
-            flush=True,
-        )
-        for layout in asked.layout.split(","):
-            for rows in map(int, asked.rows.split(",")):
-                for command, cost in measure(folder, layout, rows):
-                    per_row_ms = 1e3 * cost.cpu_s / rows
-                    print(
-                        f"{layout:8} {command:15} {rows:8,} {cost.cpu_s:7.1f} {per_row_ms:7.3f} {cost.peak_mb:8.0f}",
-                        flush=True,
-                    )
+    print(f"{'layout':8} {'command':15} {'rows':>8} {'CPU s':>7} {'ms/row':>7} {'peak MB':>8}")
+    with tempfile.TemporaryDirectory() as folder:
+        for layout, rows in product(("grid", "random"), (25_000, 50_000, 100_000)):
+            for command, (cpu_s, peak_mb) in measure(Path(folder), layout, rows):
+                line = f"{layout:8} {command:15} {rows:8,} {cpu_s:7.1f} {1e3 * cpu_s / rows:7.3f} {peak_mb:8.0f}"
+                print(line, flush=True)
 
 
 if __name__ == "__main__":

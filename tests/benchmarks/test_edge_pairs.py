@@ -2,8 +2,6 @@
 use.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from quantbench.device.spec import DeviceSpec

@@ -1,16 +1,13 @@
 """Coverage, cost and grades of the timer on the device double, whose clock wanders and whose truth
 is known.
 
-    python tests/benchmarks/timer_on_double.py [--seeds 20] [PAGE.md]
+    python tests/benchmarks/timer_on_double.py PAGE.md
 
-Prints the tables, or writes them between the markers of a page. All clocks are simulated, so the
+Writes the tables between the markers of a page. All clocks are simulated, so the
 figures depend on the seeds alone. The truth of a point is the median of its times at the mean
 clock.
 """
 
-from __future__ import annotations
-
-import argparse
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +20,6 @@ import numpy as np
 sys.path[:0] = [str(folder) for folder in Path(__file__).parents[1:3]]
 
 from device_double import CLOCK_STEP_MHZ, EVENTS_US, FULL_MHZ, Gpu, Kernel, Ops, Pair, kernel_of  # noqa: E402
-from scipy import special  # noqa: E402
 
 from quantbench.device import lookup  # noqa: E402
 from quantbench.measurement import Check  # noqa: E402
@@ -35,7 +31,6 @@ from quantbench.sweep.plan import build_plan  # noqa: E402
 from quantbench.sweep.runner import Sweep, SweepJob  # noqa: E402
 from quantbench.timing.cuda import CudaTimer  # noqa: E402
 from quantbench.timing.options import TimingOptions  # noqa: E402
-from quantbench.timing.session import batch_size, warm_up  # noqa: E402
 from tools.guide.markers import fill, table  # noqa: E402
 from tools.measure.figures import MAMF_SHAPES, MAMF_START_S  # noqa: E402
 
@@ -123,27 +118,6 @@ def one_batch(gpu: Gpu) -> Method:
         samples_us = timer.measure(run).samples_us
         interval = typical_interval(samples_us)
         return typical_us(samples_us), interval.low, interval.high
-
-    return method
-
-
-def spread_batches(gpu: Gpu, batches: int = 3, seconds: float = 0.1) -> Method:
-    """At least three batches over at least 100 ms, and Student's interval of their medians."""
-    timer = timer_of(gpu)
-
-    def method(run: Callable[[], None]) -> Timed:
-        sampler = timer._events(run)
-        warm = warm_up(sampler, window_s=0.05, limit_s=1.0, batch_limit=16, now=gpu.now_s)
-        count = batch_size(warm.typical_us, 16)
-        start_s = gpu.now_s()
-        medians: list[float] = []
-        while len(medians) < batches or gpu.now_s() - start_s < seconds:
-            medians.append(typical_us(sampler.sample(count).samples_us))
-        parts = [float(part.mean()) for part in np.array_split(np.array(medians), batches)]
-        middle = float(np.mean(parts))
-        quantile = float(special.stdtrit(batches - 1, 0.975))
-        half = quantile * float(np.std(parts, ddof=1)) / batches**0.5
-        return middle, middle - half, middle + half
 
     return method
 
@@ -256,7 +230,6 @@ def grades(condition: str, seed: int, count: int) -> list[str]:
 _NAMES: dict[str, Callable[[Gpu], Method]] = {
     "at the mean clock (quantbench)": ours,
     "ten samples of one batch": one_batch,
-    "three batches over 100 ms": spread_batches,
     "mamf-finder": mamf,
 }
 # Seconds that a method heats the card for, once for MAMF_SHAPES points.
@@ -316,20 +289,11 @@ def grade_table(seeds: Sequence[int], count: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--points", type=int, default=135, help="points of a sweep that is graded")
-    parser.add_argument("page", type=Path, nargs="?")
-    asked = parser.parse_args()
-    seeds = range(FIRST_SEED, FIRST_SEED + asked.seeds)
+    seeds = range(FIRST_SEED, FIRST_SEED + 20)
     intervals, costs = timer_table(seeds)
-    found = {"intervals": intervals, "costs": costs, "grades": grade_table(seeds[:2], asked.points)}
-    if asked.page is None:
-        print(*found.values(), sep="\n")
-    else:
-        asked.page.write_text(fill(asked.page.read_text(encoding="utf-8"), found), encoding="utf-8")
+    found = {"intervals": intervals, "costs": costs, "grades": grade_table(seeds[:2], count=135)}
+    page = Path(sys.argv[1])
+    page.write_text(fill(page.read_text(encoding="utf-8"), found), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -80,7 +80,6 @@ def test_a_point_is_prepared_checked_and_timed_on_one_device(
     task.run()
     assert {tensor.device for tensor in (*task.inputs(), *task.outputs())} == {CUDA}
     reply = measure(provider, work, H100, timer(), TimingOptions())
-    assert reply.measurement is not None
     assert set(reply.measurement.samples_us) == {1000 * EVENT_MS}
     assert reply.checked is not None
 
@@ -100,7 +99,6 @@ def test_every_provider_runs_one_of_the_workloads() -> None:
 @pytest.mark.parametrize("provider_id", ["torch.mm", "triton.split_k"])
 def test_a_graph_is_captured_and_replayed(provider_id: str) -> None:
     reply = measure(catalog.make(provider_id), GEMM, H100, timer("graph"), TimingOptions())
-    assert reply.measurement is not None
     assert reply.measurement.mode == "graph"
     assert torch.cuda.CUDAGraph.return_value.replay.called
 
@@ -111,18 +109,6 @@ def test_the_timers_kernels_are_launched_with_what_they_take(h100: Launches) -> 
     held = next(arguments for name, arguments in h100.made if name == "hold")
     assert held["release_ptr"].pinned
     assert held["release_ptr"].dtype == torch.int32
-
-
-def test_every_kernel_of_triton_asks_for_fused_multiply_add(
-    h100: Launches,
-) -> None:
-    for provider_id, work in CASES:
-        if provider_id.startswith("triton.") and not catalog.make(provider_id).unsupported(
-            work, H100
-        ):
-            catalog.make(provider_id).prepare(work, H100).run()
-    timer()
-    assert {options.get("enable_fp_fusion") for options in h100.options} == {True}
 
 
 # ---- what a machine with a GPU runs besides
@@ -189,7 +175,6 @@ def test_nvml_has_every_function_that_is_asked() -> None:
     library.nvmlDeviceGetCurrentClocksEventReasons.return_value = 0x4
     library.nvmlDeviceGetComputeRunningProcesses.return_value = []
     nvml = Nvml.open(uuid="01234567-89ab-cdef-0123-456789abcdef", library=library)
-    assert isinstance(nvml, Nvml)
     assert nvml.state().note == ""
     assert nvml.limits().note == ""
 
@@ -216,7 +201,6 @@ FAULTS: dict[str, Callable[..., Callable[[], object]]] = {
     "a result without memory": lambda a, b, c: partial(
         torch.mm, a, b, out=output_templates(GEMM)[0]
     ),
-    "a factor on the CPU": lambda a, b, c: lambda: torch.mm(a, b, out=c).addmm_(a, b.cpu()),
     "a number on the CPU": lambda a, b, c: lambda: torch.stack((a.sum(), torch.zeros(()))),
     "an index on the GPU of a tensor on the CPU": lambda a, b, c: (
         lambda: torch.zeros(9)[c[0].long()]
@@ -233,12 +217,6 @@ def test_a_provider_that_mixes_devices_is_found(fault: str) -> None:
 
 
 @pytest.mark.usefixtures("h100")
-def test_a_provider_without_fault_passes() -> None:
-    provider = Faulty(lambda a, b, c: partial(torch.mm, a, b, out=c))
-    assert measure(provider, GEMM, H100, timer(), TimingOptions()).checked is not None
-
-
-@pytest.mark.usefixtures("h100")
 def test_a_kernel_of_triton_given_a_cpu_tensor_or_an_unknown_option_is_found() -> None:
     from quantbench.timing.probes import stamp
 
@@ -248,11 +226,3 @@ def test_a_kernel_of_triton_given_a_cpu_tensor_or_an_unknown_option_is_found() -
         stamp[(1,)](torch.zeros(4, device="cuda"), 2, warps=1)
     with pytest.raises(TypeError, match="max_sms"):
         stamp[(1,)](torch.zeros(4, device="cuda"), num_warps=1)
-
-
-@pytest.mark.usefixtures("h100")
-def test_a_wrong_keyword_of_torch_cuda_is_found() -> None:
-    with pytest.raises(TypeError, match="timing"):
-        torch.cuda.Event(timing=True)
-    with pytest.raises(AttributeError, match="synchronise"):
-        torch.cuda.Event().synchronise()

@@ -2,8 +2,6 @@
 expects.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -27,28 +25,13 @@ def bytes_damaged(draw: st.DrawFn, seed: bytes) -> bytes:
     data = seed
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data)))
-        length = draw(st.integers(0, min(40, len(data) - at)))
-        match draw(st.sampled_from(("cut", "end", "put", "turn", "double"))):
-            case "cut":
-                data = data[:at] + data[at + length :]
-            case "end":
-                data = data[:at]
-            case "put":
-                data = (
-                    data[:at] + draw(st.sampled_from(ODD_BYTES) | st.binary(max_size=8)) + data[at:]
-                )
-            case "turn":
-                data = (
-                    data[:at]
-                    + draw(st.binary(min_size=length, max_size=length))
-                    + data[at + length :]
-                )
-            case "double":
-                data = (
-                    data[:at]
-                    + data[at : at + length] * draw(st.integers(2, 5))
-                    + data[at + length :]
-                )
+        end = at + draw(st.integers(0, min(40, len(data) - at)))
+        odd = draw(st.sampled_from(ODD_BYTES) | st.binary(max_size=8))
+        turned = draw(st.binary(min_size=end - at, max_size=end - at))
+        here = data[at:end]
+        ways = (b"", None, odd + here, turned, here * draw(st.integers(2, 5)))
+        way = draw(st.sampled_from(ways))
+        data = data[:at] if way is None else data[:at] + way + data[end:]
     return data
 
 

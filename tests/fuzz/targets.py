@@ -4,8 +4,6 @@ from.
 A loader must end in a valid object or in one of quantbench's own errors, whatever the bytes are.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -36,6 +34,7 @@ from quantbench.profile import file as profile_file
 from quantbench.profile.profile import Profile
 from quantbench.store.folder import read_run
 from quantbench.store.record import Failed, Skipped, record_to_json
+from quantbench.store.run import write_run_info
 from quantbench.store.schema import schema
 from quantbench.store.typed import encode
 from quantbench.sweep.axes import Held
@@ -95,8 +94,6 @@ def _load_run(info: bytes, records: bytes, folder: Path) -> object:
     for record in read.records:
         written = json.loads(json.dumps(record_to_json(record), allow_nan=False))
         _validator("record").validate(written)
-    from quantbench.store.run import write_run_info
-
     write_run_info(folder, read.info)
     _validator("run").validate(json.loads((folder / "run.json").read_text()))
     return read
@@ -172,15 +169,10 @@ def _profile() -> bytes:
     ]
     spec = replace(made_runs.SPEC, name="a100-test", source={})
     with TemporaryDirectory() as folder:
-        run = made_runs.run(records, device=spec)
+        written = made_runs.write(Path(folder), made_runs.run(records, device=spec))
         path = Path(folder) / "profile.json"
-        Profile.from_runs([made_runs_on_disk(Path(folder), run)], fit=False).save(path)
+        Profile.from_runs([read_run(written)], fit=False).save(path)
         return path.read_bytes()
-
-
-def made_runs_on_disk(folder: Path, run: made_runs.Run) -> made_runs.Run:
-    """The same run as it is read back."""
-    return read_run(made_runs.write(folder, run))
 
 
 def _sealed_profile(data: Any) -> Any:

@@ -2,14 +2,11 @@
 of a block.
 """
 
-from __future__ import annotations
-
 import pytest
 from ahead_of_time import (
     SHARED_MEMORY_LIMIT_BYTES,
     KernelResources,
-    compile_backward_kv,
-    compile_backward_q,
+    compile_backward,
     compile_delta,
     compile_forward,
     few,
@@ -77,19 +74,18 @@ def test_the_menu_of_forward(arch: int, head_dim: int, setting: Setting) -> None
 )
 def test_backward(arch: int, head_dim: int) -> None:
     loads = loads_of(arch, head_dim)
-    kv_tile, q_tile = backward_tiles(arch, head_dim, loads)
     # Blocks of 32 rows are too short for sm_100's tensor memory, and take the older instruction.
-    kv_code = compile_backward_kv(kv_tile, head_dim, arch, descriptors=loads.descriptors)
-    is_well_compiled(kv_code)
-    is_well_compiled(compile_backward_q(q_tile, head_dim, arch, descriptors=loads.descriptors))
+    tiles = backward_tiles(arch, head_dim, loads)
+    for code in compile_backward(tiles, head_dim, arch, descriptors=loads.descriptors):
+        is_well_compiled(code)
 
 
 @in_test_aot
 def test_delta_and_rows_that_no_descriptor_can_address() -> None:
     assert compile_delta(100, 90).spills == 0
-    kv_tile, q_tile = backward_tiles(90, 150, Loads(4))
-    is_well_compiled(compile_backward_kv(kv_tile, 150, 90, descriptors=False))
-    is_well_compiled(compile_backward_q(q_tile, 150, 90, descriptors=False))
+    tiles = backward_tiles(90, 150, Loads(4))
+    for code in compile_backward(tiles, 150, 90, descriptors=False):
+        is_well_compiled(code)
 
 
 @in_test_aot

@@ -6,8 +6,6 @@ layouts take turns, so that all of them occur for every architecture. QUANTBENCH
 compiles every combination instead (800 kernels).
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from dataclasses import dataclass, replace
@@ -30,7 +28,6 @@ from quantbench.kernels.gemm.config import Operands, align_bytes, configure
 from quantbench.kernels.gemm.menu import tiles
 from quantbench.kernels.launching import TRITON
 
-from quantbench.errors import InputError
 from quantbench.launch import Tile
 from quantbench.providers.inputs import input_templates, output_templates
 from quantbench.quantization import TENSOR_MEMORY_COLUMNS
@@ -111,7 +108,7 @@ SCALAR = [case for arch in ARCHS for case in menu_cases(arch, ("fp32",), ALIGNED
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", few(TENSOR_CORE, 4), ids=str)
+@pytest.mark.parametrize("case", few(TENSOR_CORE, 3), ids=str)
 def test_menu_tiles_run_on_tensor_cores_without_spills(case: Case) -> None:
     built = compiled(case)
     check_fits(built)
@@ -213,16 +210,13 @@ def test_a_persistent_kernel_prefetches_the_next_tile() -> None:
 
 def stored(work: GroupedGemm) -> Operands:
     """Storage of newly allocated operands."""
-    m, k = (work.k, work.rows) if work.layout == "tn" else (work.rows, work.k)
+    of_weights = work.layout == "tn"
+    m, k = (work.k, work.rows) if of_weights else (work.rows, work.k)
     one, batched = (
         contiguous(Gemm(m, work.n, k, batch, work.dtype, work.layout))
         for batch in (1, work.num_experts)
     )
-    return (
-        Operands(one.gemm, one.a, one.b, batched.c)
-        if work.layout == "tn"
-        else replace(one, b=batched.b)
-    )
+    return replace(one, c=batched.c) if of_weights else replace(one, b=batched.b)
 
 
 def grouped_cases() -> list[tuple[int, GroupedGemm, str, Tile]]:
@@ -256,11 +250,3 @@ def test_tiles_of_grouped_products(case: tuple[int, GroupedGemm, str, Tile]) -> 
     built = compile_kernel(grouped.KERNELS[schedule], arguments, arch)
     check_fits(built)
     assert built.count(OPCODES[arch][work.dtype]) > 0
-
-
-def test_a_missing_parameter_is_named() -> None:
-    with pytest.raises(
-        InputError,
-        match="compile gemm_add_parts: no value for 'c'; expected the parameters parts, c",
-    ):
-        compile_kernel(gemm_kernels.gemm_add_parts, {"parts": None}, 80)

@@ -2,24 +2,17 @@
 architecture.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest
 from ahead_of_time import KernelResources, compile_softmax, few, in_test_aot
 from quantbench.kernels.softmax import MAX_COLS, softmax_tile
 
-from quantbench.errors import InputError
-
 DIRECTIONS = ("forward", "backward")
 # Backward knows no difference between full and none.
 MASKS = [
-    ("forward", "causal"),
-    ("forward", "full"),
-    ("forward", "none"),
-    ("backward", "causal"),
-    ("backward", "none"),
+    *product(["forward"], ["causal", "full", "none"]),
+    *product(["backward"], ["causal", "none"]),
 ]
 CASES = list(product((80, 90, 100), MASKS, (128, 2048, MAX_COLS)))
 
@@ -33,7 +26,7 @@ def loads(code: KernelResources, kind: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arch", "mask", "cols"), few(CASES, 2))
+@pytest.mark.parametrize(("arch", "mask", "cols"), few(CASES, 1))
 def test_rows_in_eights_move_16_bytes_at_a_time(
     arch: int, mask: tuple[str, str], cols: int
 ) -> None:
@@ -88,10 +81,3 @@ def test_a_tile_holds_whole_rows_and_enough_of_them(
     assert tile.block_n < max(2 * cols, 17)
     assert tile.elements >= 4096
     assert 1 <= (tile.num_warps or 0) <= 32
-
-
-def test_rows_that_no_program_holds_are_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"^softmax: cols = 16385; expected an integer from 1 to 16384$"
-    ):
-        softmax_tile(MAX_COLS + 1, 2)

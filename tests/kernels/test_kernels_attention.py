@@ -3,8 +3,6 @@
 Tolerances: ‖out − ref‖ / ‖ref‖, as for every provider (quantbench.providers.correctness).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from math import e, log2
@@ -36,12 +34,11 @@ from quantbench.kernels.attention.menu import (
 from quantbench.kernels.attention.operands import Checked, too_old
 from references import relative_error
 
-from quantbench.errors import InputError, UnsupportedError
+from quantbench.errors import InputError, QuantbenchError, UnsupportedError
 from quantbench.launch import Tile
 from quantbench.providers import correctness
 from quantbench.providers.correctness import tolerance
 from quantbench.workload import Attention
-from quantbench.workload.dtypes import DTYPES
 
 NAN = float("nan")
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -111,12 +108,12 @@ def exact_lse(work: Attention, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor
 
 @st.composite
 def workloads(draw: st.DrawFn) -> Attention:
-    kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     causal = draw(st.booleans())
-    seq_q = draw(st.integers(1, 100))
+    seq_q = draw(st.integers(1, 70))
     return Attention(
         batch=draw(st.integers(1, 2)), heads=kv_heads * group, kv_heads=kv_heads, seq_q=seq_q,
-        seq_k=seq_q if causal else draw(st.integers(1, 100)), head_dim=draw(st.integers(8, 80)),
+        seq_k=seq_q if causal else draw(st.integers(1, 70)), head_dim=draw(st.integers(8, 80)),
         dtype=draw(st.sampled_from(["fp16", "fp32"])), causal=causal,
     )  # fmt: skip
 
@@ -129,10 +126,9 @@ def test_any_shape(work: Attention) -> None:
     check_both_ways(work, operands_of(work))
 
 
-# Not powers of two (40, 72, 80, 96, 192), not multiples of 16 (40, 72, 100, 108, 150), not of 8
-# (100, 108, 150).
+# Not powers of two (40, 96, 192), not multiples of 16 (40, 100, 150), not of 8 (100, 150).
 @in_interpreter
-@pytest.mark.parametrize("head_dim", [32, 40, 64, 72, 80, 96, 100, 108, 128, 150, 192, 256])
+@pytest.mark.parametrize("head_dim", [40, 96, 100, 128, 150, 192, 256])
 def test_head_dims(head_dim: int) -> None:
     work = Attention(1, 2, 37, 37, head_dim, kv_heads=1, dtype="fp16")
     check_both_ways(work, operands_of(work))
@@ -141,9 +137,7 @@ def test_head_dims(head_dim: int) -> None:
 @in_interpreter
 @pytest.mark.parametrize("schedule", ["plain", "overlapped"])
 @pytest.mark.parametrize(("block_m", "block_n"), [(32, 32), (64, 16), (16, 64)])
-@pytest.mark.parametrize(
-    ("seq_q", "seq_k", "causal"), [(96, 96, True), (97, 97, True), (40, 97, False), (33, 64, False)]
-)
+@pytest.mark.parametrize(("seq_q", "seq_k", "causal"), [(70, 70, True), (40, 70, False)])
 def test_blocks_and_schedules(
     schedule: str, block_m: int, block_n: int, seq_q: int, seq_k: int, causal: bool
 ) -> None:
@@ -156,33 +150,24 @@ def test_blocks_and_schedules(
 @pytest.mark.parametrize("path", ["pointers", "descriptors"])
 @pytest.mark.parametrize("swapped", [False, True])
 def test_nothing_is_read_beside_the_operands(path: str, swapped: bool) -> None:
-    work = Attention(2, 4, 40, 40, 40, kv_heads=2, dtype="fp16")
+    work = Attention(2, 2, 40, 40, 40, kv_heads=1, dtype="fp16")
     operands = operands_of(work, beside=3, swapped=swapped)
     check_both_ways(work, operands, operands=path, tile=SMALL, schedule="plain")
 
 
 @in_interpreter
-def test_gradients_through_autograd() -> None:
-    work = Attention(1, 4, 50, 50, 32, kv_heads=2, dtype="fp32")
+@pytest.mark.parametrize("expanded", [False, True])
+def test_gradients_through_autograd(expanded: bool) -> None:
+    work = Attention(1, 2, 40, 40, 16, kv_heads=1, dtype="fp32")
     q, k, v, do = operands_of(work)
+    if expanded:
+        do = torch.ones(()).expand_as(q)
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    (attention(q, k, v) * do).sum().backward()
+    attention(q, k, v).backward(do)
     expected = references.attention_backward(work, *(x.detach() for x in inputs), do)
     for x, gradient in zip(inputs, expected, strict=True):
         assert x.grad is not None
         assert relative_error(x.grad, gradient) < 2e-4
-
-
-@in_interpreter
-def test_expanded_gradients_are_taken() -> None:
-    work = Attention(1, 1, 20, 20, 16, dtype="fp32")
-    q, k, v, _ = (x.requires_grad_() for x in operands_of(work))
-    attention(q, k, v).sum().backward()  # hands on one number, expanded
-    expected = references.attention_backward(
-        work, q.detach(), k.detach(), v.detach(), torch.ones(1, 1, 20, 16)
-    )
-    assert v.grad is not None
-    assert relative_error(v.grad, expected[2]) < 2e-4
 
 
 @in_interpreter
@@ -205,49 +190,42 @@ def test_large_scores_neither_overflow_nor_vanish() -> None:
 def test_a_plan_tells_its_launches_and_runs_again() -> None:
     work = Attention(2, 4, 100, 100, 64, kv_heads=2, dtype="fp16")
     q, k, v, do = operands_of(work)
-    plan = plan_forward(q, k, v, tile=Tile(32, 64, num_warps=4, stages=3), schedule="plain")
-    assert plan.launch.kernel == "attention_forward"
-    assert plan.launch.grid == (4 * 8, 1, 1)
-    assert plan.launch.tile == Tile(32, 64, num_warps=4, stages=3)
-    assert plan.setting == Setting(Tile(32, 64, num_warps=4, stages=3), "plain")
+    out, lse = torch.empty_like(q), torch.empty(2, 4, 100)
+    tile = Tile(32, 64, num_warps=4, stages=3)
+    plan = plan_forward(q, k, v, tile=tile, schedule="plain", out=out, lse=lse)
+    assert plan.outputs[0] is out
+    assert plan.outputs[1] is lse
+    assert (plan.launch.kernel, plan.launch.grid) == ("attention_forward", (4 * 8, 1, 1))
+    assert plan.launch.tile == tile
+    assert plan.setting == Setting(tile, "plain")
     plan.run()
-    first = plan.outputs[0].clone()
+    first = out.clone()
     poisoned(plan).run()
-    assert torch.equal(plan.outputs[0], first)
-    backward = plan_backward(q, k, v, *plan.outputs, do, kv_tile=Tile(32, 64), q_tile=Tile(16, 32))
-    assert [launch.kernel for launch in backward.launches] == [
-        "attention_delta", "attention_backward_kv", "attention_backward_q",
-    ]  # fmt: skip
-    assert [launch.grid for launch in backward.launches] == [
-        (16, 1, 1),
-        (2 * 4, 1, 1),
-        (7 * 8, 1, 1),
+    assert torch.equal(out, first)
+    backward = plan_backward(q, k, v, out, lse, do, kv_tile=Tile(32, 64), q_tile=Tile(16, 32))
+    assert [(launch.kernel, launch.grid) for launch in backward.launches] == [
+        ("attention_delta", (16, 1, 1)),
+        ("attention_backward_kv", (2 * 4, 1, 1)),
+        ("attention_backward_q", (7 * 8, 1, 1)),
     ]
     assert backward.launch.kernel == "attention_backward_kv"
 
 
 @in_interpreter
-def test_results_go_where_they_are_asked_to() -> None:
-    q, k, v, _ = operands_of(Attention(1, 2, 20, 20, 16, dtype="fp16"))
-    out, lse = torch.empty_like(q), torch.empty(1, 2, 20)
-    plan = plan_forward(q, k, v, out=out, lse=lse)
-    assert plan.outputs[0] is out
-    assert plan.outputs[1] is lse
-
-
-@in_interpreter
-def test_what_a_tile_leaves_open_comes_from_the_menu() -> None:
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, Setting(Tile(128, 128, stages=2, num_warps=8), "overlapped")),
+        ({"schedule": "plain"}, Setting(Tile(128, 128, stages=2, num_warps=8), "plain")),
+        ({"tile": Tile(64, 32)}, Setting(Tile(64, 32, stages=2, num_warps=4), "overlapped")),
+    ],
+)
+def test_what_a_tile_leaves_open_comes_from_the_menu(
+    options: dict[str, Any], expected: Setting
+) -> None:
     q, k, v, _ = operands_of(Attention(1, 1, 20, 20, 128, dtype="fp16"))
-    assert plan_forward(q, k, v).setting == Setting(
-        Tile(128, 128, stages=2, num_warps=8), "overlapped"
-    )
-    assert plan_forward(q, k, v, schedule="plain").setting == Setting(
-        Tile(128, 128, stages=2, num_warps=8), "plain"
-    )
-    near = plan_forward(q, k, v, tile=Tile(64, 32)).setting
-    assert near == Setting(Tile(64, 32, stages=2, num_warps=4), "overlapped")
+    assert plan_forward(q, k, v, **options).setting == expected
     by_pointers = plan_forward(q, k, v, operands="pointers").setting
-    assert by_pointers is not None
     assert by_pointers.schedule == "plain"
 
 
@@ -258,122 +236,38 @@ LSE = torch.zeros(1, 4, 20)
 
 @in_interpreter
 @pytest.mark.parametrize(
-    ("call", "text"),
+    ("call", "value"),
     [
-        (
-            lambda: attention(Q[0], K, V),
-            "attention: q of shape (4, 20, 32), k of (1, 2, 20, 32), v of (1, 2, 20, 32); expected [batch, heads,",
-        ),
-        (
-            lambda: attention(Q[:0], K[:0], V[:0]),
-            "attention: q of shape (0, 4, 20, 32), k of (0, 2, 20, 32), v of (0, 2",
-        ),
-        (
-            lambda: attention(Q, K, V[:, :, :9]),
-            "attention: q of shape (1, 4, 20, 32), k of (1, 2, 20, 32), v of (1, 2, 9",
-        ),
-        (
-            lambda: attention(Q[..., :16], K, V),
-            "attention: q of shape (1, 4, 20, 16), k of (1, 2, 20, 32), v of (1, 2, 20, 32); "
-            "expected the same batch and",
-        ),
-        (
-            lambda: attention(Q[:, :3], K, V),
-            "Attention: kv_heads = 2; expected a divisor of heads = 3",
-        ),
-        (
-            lambda: attention(Q[:, :, :9], K, V),
-            "Attention: causal with seq_q = 9, seq_k = 20; expected seq_q equal to seq_k",
-        ),
-        (
-            lambda: attention(*(torch.zeros(1, 1, 4, 257) for _ in range(3))),
-            "attention: head_dim = 257; expected from 8 to 256",
-        ),
-        (
-            lambda: attention(*(x.double() for x in (Q, K, V))),
-            "attention: q in float64; expected float16, bfloat16 or",
-        ),
-        (
-            lambda: attention(Q, K.float(), V),
-            "attention: k of shape (1, 2, 20, 32) in float32 on cpu; expected (1, 2, 20, 32) in float16",
-        ),
-        (
-            lambda: attention(Q.mT.contiguous().mT, K, V),
-            "attention: q with strides (2560, 640, 1, 20); expected the elements of a row side by side",
-        ),
-        (
-            lambda: attention(Q, K, V, scale=-1.0),
-            "attention: scale = -1.0; expected a finite number above 0",
-        ),
-        (
-            lambda: attention(Q, K, V, schedule="fast"),
-            "attention: schedule = 'fast'; expected one of plain, overlapped",
-        ),
-        (
-            lambda: attention(Q, K, V, tile=Tile(48, 32)),
-            "attention: tile 48x32 with block_m = 48; expected a power of two, at least 16",
-        ),
-        (
-            lambda: plan_forward(Q, K, V, operands="pointers", schedule="overlapped"),
-            "attention: schedule = 'overlapped' by pointers; expected descriptors, which Hopper and newer have",
-        ),
-        (
-            lambda: plan_forward(Q.float(), K.float(), V.float(), operands="descriptors"),
-            "attention: operands = 'descriptors'; expected triton 3.6 or newer, 16-bit "
-            "numbers, and rows at multiples of",
-        ),
-        (
-            lambda: plan_forward(Q, K, V, out=Q[:, :2]),
-            "attention: out of shape (1, 2, 20, 32) in float16 on cpu; expected (1, 4, 20, 32) in float16 on cpu",
-        ),
-        (
-            lambda: plan_forward(
-                Q, K, V, out=torch.empty(1, 20, 4, 32, dtype=torch.float16).transpose(1, 2)
-            ),
-            "attention: out with strides (2560, 32, 128, 1); expected a contiguous tensor",
-        ),
-        (
-            lambda: plan_backward(Q, K, V, Q, LSE, DO[:, :2]),
-            "attention: grad of shape (1, 2, 20, 32) in float16 on cpu; expected (1, 4, 20, 32) in float16",
-        ),
-        (
-            lambda: plan_backward(Q, K, V, Q, LSE.double(), DO),
-            "attention: lse of shape (1, 4, 20) in float64 on cpu; expected (1, 4, 20) in float32 on cpu",
-        ),
+        (lambda: attention(Q[0], K, V), "q of shape (4, 20, 32), k of (1, 2, 20, 32), v of (1, 2, 20, 32)"),
+        (lambda: attention(Q, K, V[:, :, :9]), "q of shape (1, 4, 20, 32), k of (1, 2, 20, 32), v of (1, 2, 9, 32)"),
+        (lambda: attention(*(torch.zeros(1, 1, 4, 257) for _ in range(3))), "head_dim = 257"),
+        (lambda: attention(*(x.double() for x in (Q, K, V))), "q in float64"),
+        (lambda: attention(*(x.bfloat16() for x in (Q, K, V))), "triton's interpreter multiplies the bit patterns"),
+        (lambda: attention(Q, K.float(), V), "k of shape (1, 2, 20, 32) in float32 on cpu"),
+        (lambda: attention(Q.mT.contiguous().mT, K, V), "q with strides (2560, 640, 1, 20)"),
+        (lambda: attention(Q, K, V, scale=-1.0), "scale = -1.0"),
+        (lambda: attention(Q, K, V, schedule="fast"), "schedule = 'fast'"),
+        (lambda: attention(Q, K, V, tile=Tile(48, 32)), "tile 48x32 with block_m = 48"),
+        (lambda: attention(Q, K, V, autotune=True), "autotune in the interpreter"),
+        (lambda: plan_forward(Q, K, V, operands="pointers", schedule="overlapped"), "schedule = 'overlapped' by pointers"),
+        (lambda: plan_forward(Q.float(), K.float(), V.float(), operands="descriptors"), "operands = 'descriptors'"),
+        (lambda: plan_forward(Q, K, V, out=Q[:, :2]), "out of shape (1, 2, 20, 32) in float16 on cpu"),
+        (lambda: plan_forward(Q, K, V, out=Q.mT.contiguous().mT), "out with strides (2560, 640, 1, 20)"),
+        (lambda: plan_backward(Q, K, V, Q, LSE, DO[:, :2]), "grad of shape (1, 2, 20, 32) in float16 on cpu"),
+        (lambda: plan_backward(Q, K, V, Q, LSE.double(), DO), "lse of shape (1, 4, 20) in float64 on cpu"),
     ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(call: Callable[[], Any], text: str) -> None:
-    with pytest.raises(InputError) as told:
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(call: Callable[[], Any], value: str) -> None:
+    with pytest.raises(QuantbenchError) as told:
         call()
-    assert str(told.value).startswith(text)
-    assert "\n" not in str(told.value)
-
-
-@in_interpreter
-def test_bf16_is_refused_in_the_interpreter() -> None:
-    with pytest.raises(UnsupportedError) as told:
-        attention(Q.bfloat16(), K.bfloat16(), V.bfloat16())
-    assert str(told.value).startswith(
-        "attention: triton's interpreter multiplies the bit patterns of bf16"
-    )
-
-
-@in_interpreter
-def test_autotuning_needs_a_clock() -> None:
-    with pytest.raises(
-        UnsupportedError,
-        match=r"^attention: autotune in the interpreter; expected a GPU to time on$",
-    ):
-        attention(Q, K, V, autotune=True)
+    assert (told.value.operation, told.value.value[: len(value)]) == ("attention", value)
 
 
 @pytest.mark.skipif(ACTIVE, reason="the interpreter plays the GPU")
 def test_a_cpu_tensor_needs_the_interpreter() -> None:
     with pytest.raises(UnsupportedError) as told:
         attention(Q, K, V)
-    assert str(told.value) == (
-        "attention: q on cpu; expected CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported"
-    )
+    assert told.value.value == "q on cpu"
 
 
 def test_attention_begins_with_ampere() -> None:
@@ -385,12 +279,10 @@ def test_attention_begins_with_ampere() -> None:
         architecture((7, 5))
 
 
-# head_dim: parts, and what is wasted of them.
 @pytest.mark.parametrize(
     ("head_dim", "parts"),
-    [(8, (16, 0)), (16, (16, 0)), (33, (32, 16)), (40, (32, 16)), (48, (32, 16)), (49, (64, 0)), (72, (64, 16)),
-     (80, (64, 16)), (81, (64, 32)), (96, (64, 32)), (97, (128, 0)), (108, (128, 0)), (129, (128, 16)),
-     (150, (128, 32)), (192, (128, 64)), (193, (256, 0)), (256, (256, 0))],
+    [(8, (16, 0)), (33, (32, 16)), (48, (32, 16)), (49, (64, 0)), (80, (64, 16)), (96, (64, 32)), (97, (128, 0)),
+     (129, (128, 16)), (192, (128, 64)), (193, (256, 0)), (256, (256, 0))],
 )  # fmt: skip
 def test_parts_of_head_dim(head_dim: int, parts: tuple[int, int]) -> None:
     assert split_head_dim(head_dim) == parts
@@ -412,20 +304,13 @@ def test_every_head_dim_has_a_menu(arch: int, loads: Loads, fp32: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "seq", "l2_mib", "together"),
-    [
-        (32, 4096, 50, 12),
-        (8, 4096, 50, 32),
-        (32, 65536, 50, 1),
-        (8, 65536, 50, 4),
-        (32, 128, 50, 32),
-    ],
+    ("kv_heads", "seq", "together"),
+    [(32, 4096, 12), (8, 4096, 32), (32, 65536, 1), (8, 65536, 4), (32, 128, 32)],
 )
-def test_heads_that_share_the_l2_cache(kv_heads: int, seq: int, l2_mib: int, together: int) -> None:
+def test_heads_that_share_the_l2_cache(kv_heads: int, seq: int, together: int) -> None:
     # k and v of one kv head: 2 · 4096 · 128 · 2 bytes = 2 MiB; 12 of them fill half of 50 MiB.
     work = Attention(1, 32, seq, seq, 128, kv_heads=kv_heads)
-    assert DTYPES[work.dtype].element_bytes == 2
-    assert heads_side_by_side(Checked(work, 1.0, 8, True), l2_mib * 2**20) == together
+    assert heads_side_by_side(Checked(work, 1.0, 8, True), 50 * 2**20) == together
 
 
 GPU_WORK = [
@@ -434,10 +319,7 @@ GPU_WORK = [
     Attention(1, 2, 1, 1, 128),
     Attention(2, 2, 300, 777, 128, causal=False),
     Attention(1, 8, 512, 512, 256, kv_heads=1),
-    *(
-        Attention(1, 2, 257, 257, head_dim)
-        for head_dim in (32, 40, 72, 80, 96, 100, 108, 150, 192, 75)
-    ),
+    *(Attention(1, 2, 257, 257, head_dim) for head_dim in (40, 72, 96, 100, 150, 192, 75)),
 ]
 
 
@@ -450,6 +332,12 @@ def test_on_the_gpu(work: Attention, dtype: str) -> None:
 
 
 @pytest.mark.gpu
+def test_fp32_on_the_gpu() -> None:
+    work = Attention(1, 2, 130, 130, 96, dtype="fp32")
+    check_both_ways(work, operands_of(work, device="cuda"))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 def test_the_whole_menu_on_the_gpu(head_dim: int, causal: bool) -> None:
@@ -458,12 +346,6 @@ def test_the_whole_menu_on_the_gpu(head_dim: int, causal: bool) -> None:
     operands = operands_of(work, device="cuda")
     for setting in forward_menu(arch, head_dim, Loads(descriptors=arch in WITH_DESCRIPTORS)):
         check_both_ways(work, operands, tile=setting.tile, schedule=setting.schedule)
-
-
-@pytest.mark.gpu
-def test_fp32_on_the_gpu() -> None:
-    work = Attention(1, 2, 130, 130, 96, dtype="fp32")
-    check_both_ways(work, operands_of(work, device="cuda"))
 
 
 @pytest.mark.gpu

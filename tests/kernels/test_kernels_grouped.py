@@ -4,9 +4,8 @@ Tolerances: see `test_kernels_gemm`. Outputs are filled with NaN first, so that 
     not written shows.
 """
 
-from __future__ import annotations
-
 import pytest
+import references
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,44 +32,26 @@ def operands(work: GroupedGemm) -> tuple[torch.Tensor, torch.Tensor]:
     return a, b
 
 
-def loop(work: GroupedGemm, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The products of the experts one after the other in float64."""
-    parts, start = [], 0
-    for expert, rows in enumerate(work.tokens_per_expert):
-        at, start = slice(start, start + rows), start + rows
-        of_weights = work.layout == "tn"
-        parts.append(
-            a[:, at].double() @ b[at].double()
-            if of_weights
-            else a[at].double() @ b[expert].double()
-        )
-    return torch.stack(parts) if work.layout == "tn" else torch.cat(parts)
-
-
 def check(work: GroupedGemm, tile: Tile = SMALL, **options: object) -> None:
     a, b = operands(work)
     plan = grouped.plan(a, b, work.tokens_per_expert, tile=tile, **options)  # type: ignore[arg-type]
     plan.out.fill_(torch.nan)
     plan.run()
-    reference = loop(work, a, b)
+    reference = references.grouped(work, a.double(), b.double())
     assert plan.out.dtype == output_templates(work)[0].dtype
     assert plan.out.shape == reference.shape
-    norm = torch.linalg.vector_norm(reference)
-    assert torch.linalg.vector_norm(plan.out.double() - reference) <= TOLERANCE[work.dtype] * norm
+    assert references.relative_error(plan.out, reference) <= TOLERANCE[work.dtype]
 
 
 @in_interpreter
 @pytest.mark.parametrize("path", ["pointers", "descriptors"])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
 @pytest.mark.parametrize("schedule", grouped.SCHEDULES)
-@pytest.mark.parametrize("counts", [SKEWED, (0, 70, 0)])
-def test_forward_and_both_gradients(
-    counts: tuple[int, ...], schedule: str, layout: str, path: str
-) -> None:
+def test_forward_and_both_gradients(schedule: str, layout: str, path: str) -> None:
     """Empty experts, one expert with all tokens, rows that are no multiple of the tile."""
-    check(
-        GroupedGemm(counts, n=40, k=56, dtype="fp16", layout=layout), schedule=schedule, path=path
-    )
+    for counts in (SKEWED, (0, 70, 0)):
+        work = GroupedGemm(counts, n=24, k=40, dtype="fp16", layout=layout)
+        check(work, schedule=schedule, path=path)
 
 
 @in_interpreter
@@ -104,19 +85,18 @@ def test_there_is_a_block_for_each_tile_of_each_expert() -> None:
 
 @in_interpreter
 @pytest.mark.parametrize(
-    ("shapes", "counts", "named"),
+    ("shape", "weights", "counts", "named"),
     [
-        (((8, 16), (2, 16, 8)), (4, 5), "9 in all"),
-        (((8, 16), (2, 16, 8)), (9, -1), "counts of at least 0"),
-        (((8, 16), (2, 16, 8)), (4, 3, 1), "b of 2 experts"),
-        (((8, 16), (2, 8, 8)), (4, 4), "k = 16"),
-        (((2, 8, 16), (2, 16, 8)), (4, 4), "a of shape"),
+        ((8, 16), (2, 16, 8), (4, 5), "9 in all"),
+        ((8, 16), (2, 16, 8), (9, -1), "counts of at least 0"),
+        ((8, 16), (2, 16, 8), (4, 3, 1), "b of 2 experts"),
+        ((8, 16), (2, 8, 8), (4, 4), "k = 16"),
+        ((2, 8, 16), (2, 16, 8), (4, 4), "a of shape"),
     ],
 )
 def test_operands_that_do_not_fit(
-    shapes: tuple[tuple[int, ...], ...], counts: tuple[int, ...], named: str
+    shape: tuple[int, ...], weights: tuple[int, ...], counts: tuple[int, ...], named: str
 ) -> None:
-    a, b = (torch.zeros(shape, dtype=torch.float16) for shape in shapes)
-    with pytest.raises(InputError, match="matmul") as raised:
+    a, b = torch.zeros(shape).half(), torch.zeros(weights).half()
+    with pytest.raises(InputError, match=named):
         grouped.grouped_matmul(a, b, counts)
-    assert named in str(raised.value)

@@ -4,8 +4,6 @@ Tolerances: ‖out − ref‖ / ‖ref‖ of one rounding to the format, as for 
     (quantbench.providers.correctness).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from interpreter import EXAMPLES, in_interpreter
-from quantbench.kernels import launching
-from quantbench.kernels import softmax as kernels
+from interpreter import ACTIVE, EXAMPLES, in_interpreter
 from quantbench.kernels.softmax import (
     plan_backward,
     plan_forward,
@@ -27,7 +23,6 @@ from references import relative_error
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile
-from quantbench.megatron import megatron_fused_available
 from quantbench.providers import correctness
 
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 5e-3, torch.float32: 1e-5}
@@ -153,38 +148,21 @@ def test_large_scores_neither_overflow_nor_vanish() -> None:
 
 
 @in_interpreter
+@pytest.mark.parametrize("expanded", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
-def test_gradients_through_autograd(causal: bool) -> None:
+def test_gradients_through_autograd(causal: bool, expanded: bool) -> None:
     scores = scores_of((2, 2, 20, 20), torch.float32).requires_grad_()
     mask = mask_of(2, 20, 20)
     y = scaled_causal_softmax(scores, 0.3) if causal else scaled_masked_softmax(scores, mask, 0.3)
-    weights = scores_of((2, 2, 20, 20), torch.float32, seed=7)
-    (y * weights).sum().backward()
+    grad = scores_of((2, 2, 20, 20), torch.float32, seed=7)
+    if expanded:
+        grad = grad[:, :1].expand_as(y)
+    y.backward(grad)
     exact = scores.detach().double().requires_grad_()
-    dropped = upper(20) if causal else mask
-    (correctness.softmax(exact, 0.3, dropped) * weights.double()).sum().backward()
+    correctness.softmax(exact, 0.3, upper(20) if causal else mask).backward(grad.double())
     assert scores.grad is not None
     assert exact.grad is not None
     assert relative_error(scores.grad, exact.grad) < 1e-5
-
-
-@in_interpreter
-def test_expanded_gradients_are_taken() -> None:
-    scores = scores_of((1, 1, 9, 9), torch.float32).requires_grad_()
-    scaled_causal_softmax(scores, 1.0).sum().backward()  # hands on one number, expanded
-    assert scores.grad is not None
-    assert float(scores.grad.abs().max()) < 1e-6  # rows add up to 1 whatever the scores
-
-
-@in_interpreter
-def test_backward_by_itself() -> None:
-    y = scaled_causal_softmax(scores_of((1, 2, 16, 16), torch.float32), 0.5)
-    grad = scores_of((1, 2, 16, 16), torch.float32, seed=3)
-    expected = correctness.softmax_backward(y.double(), grad.double(), 0.5)
-    for causal in (True, False):
-        work = plan_backward(grad, y, 0.5, causal=causal)
-        work.run()
-        assert relative_error(work.out, expected) < 1e-5
 
 
 @in_interpreter
@@ -208,97 +186,34 @@ MASK = mask_of(2, 8, 8)
 
 @in_interpreter
 @pytest.mark.parametrize(
-    ("call", "text"),
+    ("call", "value"),
     [
-        (
-            lambda: scaled_softmax(SQUARE[0], 1.0),
-            "softmax: scores of shape (2, 8, 8); expected [batch, heads, sq, sk]",
-        ),
-        (
-            lambda: scaled_softmax(SQUARE[:0], 1.0),
-            "softmax: scores of shape (0, 2, 8, 8); expected [batch, heads, sq",
-        ),
-        (
-            lambda: scaled_softmax(SQUARE.double(), 1.0),
-            "softmax: scores in float64; expected float16, bfloat16 or",
-        ),
-        (
-            lambda: scaled_softmax(SQUARE.mT, 1.0),
-            "softmax: scores with strides (128, 64, 1, 8); expected a contiguous",
-        ),
-        (
-            lambda: scaled_softmax(SQUARE, 0.0),
-            "softmax: scale = 0.0; expected a finite number above 0",
-        ),
-        (
-            lambda: scaled_softmax(SQUARE, NAN),
-            "softmax: scale = nan; expected a finite number above 0",
-        ),
-        (
-            lambda: scaled_softmax(torch.zeros(1, 1, 1, 16385), 1.0),
-            "softmax: scores of shape (1, 1, 1, 16385); expected at most 16384 columns, which a program holds",
-        ),
-        (
-            lambda: scaled_causal_softmax(SQUARE[:, :, :4].contiguous(), 1.0),
-            "softmax: causal with scores of shape (2, 2, 4, 8); expected sq equal to sk",
-        ),
-        (
-            lambda: scaled_masked_softmax(SQUARE, MASK[:, :, :4].contiguous(), 1.0),
-            "softmax: mask of shape (2, 1, 4, 8) in bool on cpu; expected (2, 1, 8, 8) in bool",
-        ),
-        (
-            lambda: scaled_masked_softmax(SQUARE, MASK.to(torch.int8), 1.0),
-            "softmax: mask of shape (2, 1, 8, 8) in int8 on cpu; expected (2, 1, 8, 8) in bool",
-        ),
-        (
-            lambda: scaled_masked_softmax(SQUARE, MASK.mT, 1.0),
-            "softmax: mask with strides (64, 64, 1, 8); expected a",
-        ),
-        (
-            lambda: plan_forward(SQUARE, 1.0, causal=True, mask=MASK),
-            "softmax: causal = True with a mask; expected one",
-        ),
-        (
-            lambda: plan_forward(SQUARE, 1.0, out=SQUARE[:1]),
-            "softmax: out of shape (1, 2, 8, 8) in float16 on cpu; expected (2, 2, 8, 8)",
-        ),
-        (
-            lambda: plan_forward(SQUARE, 1.0, out=SQUARE.float()),
-            "softmax: out of shape (2, 2, 8, 8) in float32 on cpu; expected (2, 2, 8, 8) in float16",
-        ),
-        (
-            lambda: plan_forward(SQUARE, 1.0, tile=Tile(1, 4)),
-            "softmax: tile 1x4; expected powers of two, and a block_n of at least 8 columns",
-        ),
-        (
-            lambda: plan_backward(SQUARE.float(), SQUARE, 1.0),
-            "softmax backward: grad of shape (2, 2, 8, 8) in float32 on cpu; expected (2, 2, 8, 8) in float16",
-        ),
-        (
-            lambda: plan_backward(SQUARE[:1], SQUARE, 1.0),
-            "softmax backward: grad of shape (1, 2, 8, 8) in float16 on cpu; expected (2, 2, 8, 8)",
-        ),
+        (lambda: scaled_softmax(SQUARE[0], 1.0), "scores of shape (2, 8, 8)"),
+        (lambda: scaled_softmax(SQUARE[:0], 1.0), "scores of shape (0, 2, 8, 8)"),
+        (lambda: scaled_softmax(SQUARE.double(), 1.0), "scores in float64"),
+        (lambda: scaled_softmax(SQUARE.mT, 1.0), "scores with strides (128, 64, 1, 8)"),
+        (lambda: scaled_softmax(SQUARE, NAN), "scale = nan"),
+        (lambda: scaled_softmax(torch.zeros(1, 1, 1, 16385), 1.0), "scores of shape (1, 1, 1, 16385)"),
+        (lambda: scaled_causal_softmax(SQUARE[:, :, :4].contiguous(), 1.0), "causal with scores of shape (2, 2, 4, 8)"),
+        (lambda: scaled_masked_softmax(SQUARE, MASK.to(torch.int8), 1.0), "mask of shape (2, 1, 8, 8) in int8 on cpu"),
+        (lambda: scaled_masked_softmax(SQUARE, MASK.mT, 1.0), "mask with strides (64, 64, 1, 8)"),
+        (lambda: plan_forward(SQUARE, 1.0, causal=True, mask=MASK), "causal = True with a mask"),
+        (lambda: plan_forward(SQUARE, 1.0, out=SQUARE[:1]), "out of shape (1, 2, 8, 8) in float16 on cpu"),
+        (lambda: plan_forward(SQUARE, 1.0, tile=Tile(1, 4)), "tile 1x4"),
+        (lambda: plan_backward(SQUARE.float(), SQUARE, 1.0), "grad of shape (2, 2, 8, 8) in float32 on cpu"),
     ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(call: Callable[[], Any], text: str) -> None:
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(call: Callable[[], Any], value: str) -> None:
     with pytest.raises(InputError) as told:
         call()
-    assert str(told.value).startswith(text)
-    assert "\n" not in str(told.value)
+    assert told.value.value == value
 
 
+@pytest.mark.skipif(ACTIVE, reason="the interpreter plays the GPU")
 def test_a_cpu_tensor_needs_the_interpreter() -> None:
-    if launching.INTERPRETER:
-        pytest.skip("this is the interpreter")
     with pytest.raises(UnsupportedError) as told:
         scaled_causal_softmax(SQUARE, 1.0)
-    assert str(told.value) == (
-        "softmax: scores on cpu; expected CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported"
-    )
-
-
-def test_megatrons_rule_is_at_hand_beside_the_kernels() -> None:
-    assert kernels.megatron_fused_available is megatron_fused_available
+    assert told.value.value == "scores on cpu"
 
 
 GPU_SHAPES = [
@@ -306,7 +221,6 @@ GPU_SHAPES = [
     (2, 3, 17),
     (1, 4, 127),
     (2, 2, 130),
-    (1, 2, 1000),
     (1, 1, 2048),
     (1, 2, 2052),
     (1, 1, 4099),
@@ -339,24 +253,3 @@ def test_offsets_past_two_to_the_31() -> None:
     y = scaled_causal_softmax(scores, 1.0)
     expected = correctness.softmax(scores[:, -1:, -1:].double(), 1.0, None)
     assert relative_error(y[:, -1:, -1:], expected) < TOLERANCE[torch.float16]
-
-
-@pytest.mark.gpu
-def test_a_plan_in_a_cuda_graph() -> None:
-    scores = scores_of((2, 4, 256, 256), torch.bfloat16, device="cuda")
-    work = plan_forward(scores, 0.125, causal=True)
-    assert work.launch.registers is not None
-    assert work.launch.blocks_per_sm is not None
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())  # which makes the scores
-    with torch.cuda.stream(side):
-        work.run()
-    side.synchronize()
-    expected = work.out.clone()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        work.run()
-    work.out.fill_(NAN)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(work.out, expected)

@@ -6,7 +6,6 @@ import pytest
 from quantbench.errors import InputError
 from tools.accuracy.scoring import (
     cliff_pairs,
-    compute_rows,
     coverage,
     held_out_sites,
     random_split,
@@ -23,55 +22,45 @@ def grid(ms: list[int], sites: list[tuple[int, int]]) -> tuple[np.ndarray, np.nd
 
 
 def test_random_split_divides_the_rows() -> None:
-    split = random_split(100, 30, seed=1)
+    split, again, other = (random_split(100, 30, seed=seed) for seed in (1, 1, 2))
     assert sorted([*split.train, *split.test]) == list(range(100))
     assert len(split.train) == 30
-    assert (random_split(100, 30, seed=1).train == split.train).all()
-    assert set(random_split(100, 30, seed=2).train) != set(split.train)
+    assert (again.train == split.train).all()
+    assert set(other.train) != set(split.train)
 
 
 def test_held_out_sites_share_no_site_and_do_not_move_with_the_seed() -> None:
     m, n, k = grid([1, 2, 64, 65], [(n, k) for n in (32, 64, 96) for k in (32, 64, 96)])
-    splits = [held_out_sites(n, k, 7, seed) for seed in (0, 1)]
-    sites = [{(n[i], k[i]) for i in part} for part in (splits[0].train, splits[0].test)]
-    assert not sites[0] & sites[1]
-    assert len(sites[1]) == 9 // 2
-    assert (splits[0].test == splits[1].test).all()
-    assert set(splits[0].train) != set(splits[1].train)
-    assert len(held_out_sites(n, k, None, 0).train) == len(m) - len(splits[0].test)
+    split, other = (held_out_sites(n, k, 7, seed) for seed in (0, 1))
+    train, test = ({(n[i], k[i]) for i in part} for part in (split.train, split.test))
+    assert not train & test
+    assert len(test) == 9 // 2
+    assert (split.test == other.test).all()
+    assert set(split.train) != set(other.train)
+    assert len(held_out_sites(n, k, None, 0).train) == len(m) - len(split.test)
     with pytest.raises(InputError, match=r"train = 99 of 21 rows"):
         held_out_sites(n, k, 99, 0)
 
 
 def test_summary_figures() -> None:
-    measured = np.array([10.0, 10.0, 10.0, 10.0])
-    error = summarize(np.array([10.0, 11.0, 8.0, 13.0]), measured)
+    measured = np.full(4, 10.0)
+    predicted = np.array([10.0, 11.0, 8.0, 13.0])
+    error = summarize(predicted, measured)
     assert (error.median_pct, error.mean_pct) == pytest.approx((15.0, 15.0))
     assert error.p95_pct == pytest.approx(np.percentile([0, 10, 20, 30], 95))
-    assert summarize(measured, measured, np.array([True, False, False, False])).rows == 1
+    assert summarize(measured, measured, predicted == 10).rows == 1
+    assert coverage(measured, predicted, predicted + 0.5) == 0.25
     with pytest.raises(InputError, match=r"no rows"):
-        summarize(measured, measured, np.zeros(4, dtype=bool))
-
-
-def test_row_groups() -> None:
-    m, n, k = np.array([64, 256, 256]), np.array([512, 512, 256]), np.array([512, 512, 512])
-    assert compute_rows(m, n, k).tolist() == [False, True, False]
-
-
-def test_coverage_counts_both_ends() -> None:
-    measured = np.array([1.0, 2.0, 3.0, 4.0])
-    assert coverage(measured, np.array([1.0, 2.5, 0.0, 0.0]), np.array([2.0, 3.0, 3.0, 1.0])) == 0.5
+        summarize(measured, measured, predicted == 0)
 
 
 def test_cliffs_are_scored_on_neighbouring_m() -> None:
     m, n, k = grid([64, 65, 128, 129, 256, 257], [(1024, 1024), (512, 1024)])
-    pairs = cliff_pairs(m, n, k)
-    assert [(m[a], m[b], n[a]) for a, b in zip(*pairs, strict=True)] == [
-        (128, 129, 1024),
-        (256, 257, 1024),
-    ]
-    measured = np.where((m == 129) & (n == 1024), 1.2, 1.0)
+    before, after = pairs = cliff_pairs(m, n, k)
+    assert (m[before].tolist(), m[after].tolist()) == ([128, 256], [129, 257])
+    assert n[before].tolist() == [1024, 1024]
+    measured = rises(np.where((m == 129) & (n == 1024), 1.2, 1.0), pairs)
     forecast = rises(np.where(m >= 257, 2.0, np.where(m == 129, 1.11, 1.0)), pairs)
-    assert rises(measured, pairs).tolist() == [True, False]
-    assert recall_and_precision(forecast, rises(measured, pairs)) == (1.0, 0.5)
-    assert np.isnan(recall_and_precision(np.zeros(2, dtype=bool), rises(measured, pairs))[1])
+    assert measured.tolist() == [True, False]
+    assert recall_and_precision(forecast, measured) == (1.0, 0.5)
+    assert np.isnan(recall_and_precision(np.zeros(2, dtype=bool), measured)[1])

@@ -2,20 +2,15 @@
 length.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
-from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel, shipped_model
-from quantbench.latency.model_times import ModelTimes, predict_within_reach, require_reach
+from quantbench.latency.model_times import predict_within_reach, require_reach
 from quantbench.workload import Gemm
-
-BEYOND = f"expected at most {LARGEST_SIDE}: no time is predicted of larger products"
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +21,14 @@ def model() -> GemmModel:
 
 
 @pytest.mark.parametrize("side", ["m", "n", "k"])
-def test_a_side_beyond_the_models_is_refused_in_one_line(model: GemmModel, side: str) -> None:
+def test_a_side_beyond_the_models_is_refused(model: GemmModel, side: str) -> None:
     sizes = {"m": 64, "n": 64, "k": 64, side: LARGEST_SIDE}
     require_reach(**sizes)
     assert predict_within_reach(model, [Gemm(**sizes)])[0].latency_us > 0
     sizes[side] += 1
-    with pytest.raises(
-        InputError, match=rf"^product [0-9]+×[0-9]+×[0-9]+: {side} = {LARGEST_SIDE + 1}; {BEYOND}$"
-    ):
+    with pytest.raises(InputError) as caught:
         predict_within_reach(model, [Gemm(64, 64, 64), Gemm(**sizes)])
+    assert caught.value.value == f"{side} = {LARGEST_SIDE + 1}"
 
 
 def test_a_batch_beyond_the_models_grows_in_proportion(model: GemmModel) -> None:
@@ -55,13 +49,3 @@ def test_other_formats_are_asked_for_as_if_they_were_of_the_models_own(model: Ge
         model, [replace(gemm, dtype=dtype, accumulate="") for dtype in ("bf16", "int8")]
     )
     assert found[0] == found[1]
-
-
-def test_the_planner_plans_with_batches_beyond_the_models() -> None:
-    known, beyond = ModelTimes(lookup("a100-sxm4-80gb")).estimates(
-        [
-            Gemm(2048, 2048, 128, batch=batch)
-            for batch in (LARGEST_SIDE // 2048, 2 * (LARGEST_SIDE // 2048))
-        ]
-    )
-    assert beyond.latency_us == pytest.approx(2 * known.latency_us)

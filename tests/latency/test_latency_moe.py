@@ -2,13 +2,15 @@
 references.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from quantbench.device import lookup
+from quantbench.device import DeviceSpec, lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.latency.estimate import IntervalCalibration
 from quantbench.latency.model_times import ModelTimes
@@ -42,13 +44,12 @@ def test_loads_are_those_of_the_busiest_rank() -> None:
         MoE(3, 64, 64, 8, 1, ep=8),
     ]
     loads = ExpertLoads.of(works)
-    for i, work in enumerate(works):
-        held = np.array(work.experts_of(work.busiest_rank))
-        assert loads.rows[i] == held.sum()
-        assert loads.active[i] == (held > 0).sum()
-        assert loads.most[i] == held.max()
-        for tile, tiles in zip(TILES, loads.tiles[:, i], strict=True):
-            assert tiles == np.ceil(held / tile).sum()
+    held = [np.array(work.experts_of(work.busiest_rank)) for work in works]
+    assert loads.rows.tolist() == [rows.sum() for rows in held]
+    assert loads.active.tolist() == [(rows > 0).sum() for rows in held]
+    assert loads.most.tolist() == [rows.max() for rows in held]
+    tiles = [[np.ceil(rows / tile).sum() for rows in held] for tile in TILES]
+    assert loads.tiles.tolist() == tiles
 
 
 @pytest.mark.parametrize("tokens", [4, 64, 4096])
@@ -64,73 +65,69 @@ def test_loads_of_a_power_law_are_near_the_mean_of_its_draws(tokens: int) -> Non
 
 
 def test_roofline_knows_padding_and_expert_weights() -> None:
-    few, many = (MoE(16, 4096, 2048, experts, 1) for experts in (2, 16))
-    times = np.exp(Layers.of([few, many]).roofline(H100))
-    assert times[1] > 3 * times[0]  # sixteen experts' weights are read instead of two's
+    few, many = np.exp(Layers.of([MoE(16, 4096, 2048, of, 1) for of in (2, 16)]).roofline(H100))
+    assert many > 3 * few  # sixteen experts' weights are read instead of two's
     edge = Layers.of([MoE(tokens, 4096, 2048, 8, 2) for tokens in (8 * 64 * 16, 8 * 64 * 16 + 8)])
     assert np.diff(edge.loads.tiles[1])[0] == 8  # each expert starts another tile of 64 rows
     assert edge.features(H100).shape == (2, NUM_FEATURES)
+
+
+def fit(
+    works: Sequence[MoE], times: np.ndarray, device: DeviceSpec = H100, library: str = "vllm", **options: Any
+) -> MoEModel:  # fmt: skip
+    options = {"prior": "none", "growth": _QUICK, **options}
+    return MoEModel.fit(device, works, times, library=library, **options)
+
+
+def errors(model: MoEModel, works: Sequence[MoE], truth: np.ndarray) -> float:
+    return float(np.median(np.abs(model.predict(works).latency_us / truth - 1)))
 
 
 def test_fit_recovers_a_truth_that_the_terms_explain() -> None:
     works = layers(600)
     known = Layers.of(works)
     truth = np.exp(known.roofline(H100) + 0.3 + 0.1 * np.log(known.loads.active))
-    train, test = np.arange(400), np.arange(400, 600)
-    model = MoEModel.fit(
-        H100, works[:400], truth[train], library="vllm", prior="none", growth=_QUICK
-    )
-    found = model.predict([works[i] for i in test])
-    assert np.median(np.abs(found.latency_us / truth[test] - 1)) < 0.03
+    model, again = (fit(works[:400], truth[:400]) for _ in range(2))
+    assert errors(model, works[400:], truth[400:]) < 0.03
+    found = model.predict(works[400:])
     assert (found.low_us < found.latency_us).all()
     assert (found.latency_us < found.high_us).all()
     assert model.rows == 400
     assert "without models" in model.note
-    again = MoEModel.fit(
-        H100, works[:400], truth[train], library="vllm", prior="none", growth=_QUICK
-    )
-    np.testing.assert_array_equal(
-        again.predict(works[:9]).latency_us, model.predict(works[:9]).latency_us
-    )
+    assert np.array_equal(again.predict(works[400:]).latency_us, found.latency_us)
 
 
 def test_a_reference_teaches_shapes_that_were_not_measured() -> None:
-    works = layers(600, seed=1)
+    works = sorted(layers(600, seed=1), key=lambda work: work.hidden)
     known = Layers.of(works)
     # What a width costs is not a matter of the terms, and the same on both GPUs; the widest is not
     # in the fit.
     odd = np.select([known.hidden == width for width in (4096, 5120, 7168)], [0.4, 0.2, 0.8])
-    other = MoEModel.fit(
-        H200, works, np.exp(known.roofline(H200) + odd), library="vllm", prior="none", growth=_QUICK
-    )
+    other = fit(works, np.exp(known.roofline(H200) + odd), H200)
     truth = np.exp(known.roofline(H100) + odd + 0.1)
-    seen, unseen = np.flatnonzero(known.hidden != 7168), np.flatnonzero(known.hidden == 7168)
-    errors = []
-    for prior in ([], [other]):
-        model = MoEModel.fit(
-            H100, [works[i] for i in seen], truth[seen], library="vllm", prior=prior, growth=_QUICK
-        )  # fmt: skip
-        found = model.predict([works[i] for i in unseen])
-        errors.append(float(np.median(np.abs(found.latency_us / truth[unseen] - 1))))
-    assert errors[1] < 0.6 * errors[0]
+    seen = int((known.hidden != 7168).sum())
+    alone, taught = (
+        errors(fit(works[:seen], truth[:seen], prior=prior), works[seen:], truth[seen:])
+        for prior in ([], [other])
+    )
+    assert taught < 0.6 * alone
 
 
 def test_files_keep_models_and_their_references(tmp_path: Path) -> None:
-    works = layers(200)
+    works, file = layers(200), tmp_path / "model.moe"
     times = np.exp(Layers.of(works).roofline(H100))
-    other = MoEModel.fit(H200, works, times, library="sglang", prior="none", growth=_QUICK)
-    model = MoEModel.fit(H100, works, 0.8 * times, library="vllm", prior=[other], growth=_QUICK)
-    model.save(tmp_path / "model.moe")
-    read = MoEModel.load(tmp_path / "model.moe")
+    model = fit(works, 0.8 * times, prior=[fit(works, times, H200, "sglang")])
+    model.save(file)
+    read = MoEModel.load(file)
     assert (read.device, read.library, read.rows, read.note) == (H100, "vllm", 200, model.note)
     assert read.references[0].library == "sglang"
-    assert len(load_models(tmp_path / "model.moe")) == 2
-    np.testing.assert_allclose(
-        read.predict(works).latency_us, model.predict(works).latency_us, rtol=0.01
+    assert len(load_models(file)) == 2
+    assert read.predict(works).latency_us == pytest.approx(
+        model.predict(works).latency_us, rel=0.01
     )
-    (tmp_path / "broken.moe").write_bytes((tmp_path / "model.moe").read_bytes()[:-200])
-    with pytest.raises(StoreError, match="broken"):
-        MoEModel.load(tmp_path / "broken.moe")
+    file.write_bytes(file.read_bytes()[:-200])
+    with pytest.raises(StoreError, match="a file of quantbench-moe-model"):
+        MoEModel.load(file)
 
 
 def test_a_prior_excludes_the_gpu_itself_and_says_what_it_rests_on() -> None:
@@ -160,19 +157,25 @@ def test_op_times_of_experts_and_products() -> None:
     assert unknown.high_us > 2 * unknown.low_us
 
 
-def test_wrong_input_is_named() -> None:
-    works = layers(30)
-    with pytest.raises(InputError, match=r"shape \(29,\) for 30 shapes"):
-        MoEModel.fit(H100, works, np.ones(29), library="vllm")
-    with pytest.raises(InputError, match="bf16, fp8"):
-        MoEModel.fit(H100, [*works, replace(works[0], dtype="fp8")], np.ones(31), library="vllm")
-    with pytest.raises(InputError, match="library"):
-        MoEModel.fit(H100, works, np.ones(30), library="cublas")
+@pytest.mark.parametrize(
+    ("works", "count", "library", "said"),
+    [
+        (layers(30), 29, "vllm", r"shape \(29,\) for 30 shapes"),
+        ([*layers(1), replace(*layers(1), dtype="fp8")], 2, "vllm", "bf16, fp8"),
+        (layers(30), 30, "cublas", "library"),
+    ],
+)
+def test_wrong_input_is_named(works: list[MoE], count: int, library: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        fit(works, np.ones(count), library=library)
+
+
+def test_other_kinds_and_formats_are_refused() -> None:
     with pytest.raises(UnsupportedError):
         MoEModel.prior(replace(H100, kind="cpu"), library="vllm")
     model = MoEModel(H100, "bf16", "vllm", (), (), IntervalCalibration(1.0, 0.5))
     with pytest.raises(InputError, match="fp8"):
-        model.predict([replace(works[0], dtype="fp8")])
+        model.predict([replace(*layers(1), dtype="fp8")])
 
 
 @pytest.mark.parametrize("gpu", ["a100-sxm4-80gb", "h100-sxm5-80gb", "b200-sxm-180gb"])
@@ -193,12 +196,9 @@ def test_the_default_times_have_no_masked_rows_of_other_gpus(gpu: str) -> None:
     ("gpu", "dtype"), [("h100-sxm5-80gb", "bf16"), ("b200-sxm-180gb", "nvfp4")]
 )
 def test_more_gpus_with_as_many_rows_each_do_not_take_longer(gpu: str, dtype: str) -> None:
-    model = MoEModel.best(gpu, dtype=dtype)
-    times = model.predict(
-        [MoE(4096 * ep, 2048, 768, 128, 8, dtype, ep=ep) for ep in (4, 8, 16, 32, 64)]
-    ).latency_us
+    works = [MoE(4096 * ep, 2048, 768, 128, 8, dtype, ep=ep) for ep in (4, 8, 16, 32, 64)]
+    times = MoEModel.best(gpu, dtype=dtype).predict(works).latency_us
     assert times.max() < 1.5 * times.min()
     # Beyond the tables: the same layer as on fewer GPUs, whose rows and experts are as many each.
-    assert [fewer_gpus(*layer) for layer in ((16384, 64), (16385, 64), (65536, 8), (100_000, 6), (10**6, 4))] == [
-        1, 2, 4, 6, 4,
-    ]  # fmt: skip
+    layers = ((16384, 64), (16385, 64), (65536, 8), (100_000, 6), (10**6, 4))
+    assert [fewer_gpus(*layer) for layer in layers] == [1, 2, 4, 6, 4]

@@ -3,6 +3,7 @@ admit ignorance.
 """
 
 import json
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,14 +17,18 @@ A100, V100 = lookup("a100-sxm4-80gb"), lookup("v100-sxm2-32gb")
 WORKS = [Softmax(batch, seq, seq) for batch in (1, 8, 64) for seq in (64, 256, 1024, 2048)]
 
 
-def test_bytes_of_the_fallback_by_hand() -> None:
-    # 8 elements of bf16: scale reads 2 and writes 4, softmax reads and writes 4, the cast back
-    # reads 4 and writes 2.
-    assert fallback_bytes(Softmax(1, 2, 4, mask="none")) == 8 * (2 + 4 + 4 + 4 + 4 + 2)
-    assert fallback_bytes(Softmax(1, 2, 4, mask="full")) == 8 * (2 + 4 + 4 + 4 + 4 + 2) + 8 * 8 + 8
-    assert fallback_bytes(Softmax(1, 2, 4, mask="none", direction="backward")) == 8 * (
-        4 + 4 + 4 + 4 + 2
-    )
+@pytest.mark.parametrize(
+    ("options", "bytes_moved"),
+    [
+        # 8 elements of bf16: scale reads 2 and writes 4, softmax reads and writes 4, the cast back
+        # reads 4 and writes 2.
+        ({"mask": "none"}, 8 * (2 + 4 + 4 + 4 + 4 + 2)),
+        ({"mask": "full"}, 8 * (2 + 4 + 4 + 4 + 4 + 2) + 8 * 8 + 8),
+        ({"mask": "none", "direction": "backward"}, 8 * (4 + 4 + 4 + 4 + 2)),
+    ],
+)
+def test_bytes_of_the_fallback_by_hand(options: dict[str, str], bytes_moved: int) -> None:
+    assert fallback_bytes(Softmax(1, 2, 4, **options)) == bytes_moved  # type: ignore[arg-type]
 
 
 def test_prior_is_wide_and_says_so() -> None:
@@ -42,16 +47,14 @@ def test_prior_is_wide_and_says_so() -> None:
 
 
 def test_the_fallback_takes_several_times_as_long() -> None:
-    model = SoftmaxModel.prior(A100)
-    work = [Softmax(64, 2048, 2048)]
-    ratio = model.predict(work, fused=False).latency_us / model.predict(work).latency_us
-    assert 4 < ratio[0] < 10
+    model, work = SoftmaxModel.prior(A100), [Softmax(64, 2048, 2048)]
+    slow_us, us = (model.predict(work, fused=fused).latency_us[0] for fused in (False, True))
+    assert 4 < slow_us / us < 10
 
 
 def test_fit_recovers_a_device() -> None:
     rng = np.random.default_rng(0)
-    parameters = (np.log(2.4), np.log(0.9), np.log(0.5), np.log(0.1), 0.0, 0.0)
-    truth = SoftmaxModel(A100, parameters, 0.0, 0, "")
+    truth = SoftmaxModel(A100, (*np.log([2.4, 0.9, 0.5, 0.1]), 0.0, 0.0), 0.0, 0, "")
     times = truth.predict(WORKS).latency_us * np.exp(rng.normal(0, 0.02, len(WORKS)))
     model = SoftmaxModel.fit(A100, WORKS, times)
     unseen = [Softmax(16, 1536, 1536), Softmax(32, 512, 512)]
@@ -67,60 +70,48 @@ def test_fit_recovers_a_device() -> None:
 def test_a_time_from_python_holds_the_launch_and_wide_rows_cost_more() -> None:
     parameters = (np.log(20.0), np.log(0.8), np.log(0.7), np.log(40.0), np.log(1.5), np.log(0.5))
     truth = SoftmaxModel(V100, parameters, 0.0, 0, "", "torch")
-    works = [Softmax(1, rows, cols, dtype="fp32", mask="none") for rows in (64, 1024, 8192, 16384) for cols in (
-        64, 512, 1000, 1100, 2048, 4096
-    )]  # fmt: skip
-    times = truth.predict(works).latency_us
+
+    def works(rows: tuple[int, ...], cols: tuple[int, ...]) -> list[Softmax]:
+        return [Softmax(1, *size, dtype="fp32", mask="none") for size in product(rows, cols)]
+
+    measured = works((64, 1024, 8192, 16384), (64, 512, 1000, 1100, 2048, 4096))
+    times = truth.predict(measured).latency_us
     assert 40.0 <= times.min() < 41.0
-    model = SoftmaxModel.fit(V100, works, times, library="torch")
-    unseen = [
-        Softmax(1, 12000, cols, dtype="fp32", mask="none") for cols in (700, 1024, 1025, 3000)
-    ]
-    assert model.predict(unseen).latency_us == pytest.approx(
-        truth.predict(unseen).latency_us, rel=0.05
-    )
-    registers, wide = model.predict(
-        [Softmax(1, 16384, cols, dtype="fp32", mask="none") for cols in (1024, 1025)]
-    )
-    assert wide.latency_us > 1.2 * registers.latency_us
+    model = SoftmaxModel.fit(V100, measured, times, library="torch")
+    unseen = works((12000,), (700, 1024, 1025, 3000))
+    found = model.predict(unseen).latency_us
+    assert found == pytest.approx(truth.predict(unseen).latency_us, rel=0.05)
+    assert found[2] > 1.2 * found[1]
     assert "PyTorch's softmax" in model.note
-    again = SoftmaxModel.from_json(json.loads(json.dumps(model.to_json())), V100)
-    assert again == model
+    assert SoftmaxModel.from_json(json.loads(json.dumps(model.to_json())), V100) == model
     with pytest.raises(InputError, match=r"library = 'jax'; expected one of"):
         SoftmaxModel.prior(V100, library="jax")
 
 
 def test_megatrons_kernel_takes_the_bandwidth_of_pytorchs_where_that_was_measured() -> None:
     device = lookup("v100-pcie-32gb")
-    torch, megatron, prior = (
-        SoftmaxModel.best(device, library="torch"), SoftmaxModel.best(device), SoftmaxModel.prior(device),
-    )  # fmt: skip
-    assert torch.rows > 1000
-    assert megatron.rows == 0
+    torch, megatron = (SoftmaxModel.best(device, library=of) for of in ("torch", "megatron"))
+    assert (torch.rows > 1000, megatron.rows) == (True, 0)
     assert "PyTorch's" in megatron.note
-    large, small = [Softmax(64, 2048, 2048, dtype="fp16")], [Softmax(1, 64, 64, dtype="fp16")]
-    found, guess = megatron.predict(large), prior.predict(large)
+    large, small = (
+        Softmax(batch, size, size, dtype="fp16") for batch, size in ((64, 2048), (1, 64))
+    )
+    found, guess = (of.predict([large])[0] for of in (megatron, SoftmaxModel.prior(device)))
     share = np.exp(torch.to_json()["parameters"]["log_memory_efficiency"])
-    bytes_us = large[0].min_bytes / (device.memory_gb_per_s * 1e3)
+    bytes_us = large.min_bytes / (device.memory_gb_per_s * 1e3)
     assert found.latency_us == pytest.approx(bytes_us / share, rel=0.05)
-    assert (found.high_us / found.low_us - 1 < 0.5 * (guess.high_us / guess.low_us - 1)).all()
+    assert found.high_us / found.low_us - 1 < 0.5 * (guess.high_us / guess.low_us - 1)
     # The launch from Python in the measured times, tens of µs, is no part of the kernel's.
-    assert megatron.predict(small).latency_us < 10 < torch.predict(small).latency_us
-    again = SoftmaxModel.from_json(json.loads(json.dumps(megatron.to_json())), device)
-    assert again.predict(small).high_us == megatron.predict(small).high_us
+    assert megatron.predict([small])[0].latency_us < 10 < torch.predict([small])[0].latency_us
     assert SoftmaxModel.best(A100) == SoftmaxModel.prior(A100)
 
 
 def test_errors() -> None:
     with pytest.raises(InputError, match=r"latency_us = .*; expected finite times above 0"):
         SoftmaxModel.fit(A100, WORKS, [-1.0] * 12)
-    assert (
-        "2 rows are fewer than the 6 that a fit needs"
-        in SoftmaxModel.fit(A100, WORKS[:2], [5.0, 6.0]).note
-    )
-    with pytest.raises(InputError, match=r"no shapes; expected at least one Softmax"):
-        SoftmaxModel.prior(A100).predict([])
-    with pytest.raises(
-        InputError, match=r"a model of a100-sxm4-80gb; expected one of v100-sxm2-32gb"
-    ):
-        SoftmaxModel.from_json(SoftmaxModel.prior(A100).to_json(), V100)
+    few = SoftmaxModel.fit(A100, WORKS[:2], [5.0, 6.0])
+    assert "2 rows are fewer than the 6 that a fit needs" in few.note
+    with pytest.raises(InputError, match="no shapes; expected at least one Softmax"):
+        few.predict([])
+    with pytest.raises(InputError, match="a model of a100-sxm4-80gb; expected one of v100"):
+        SoftmaxModel.from_json(few.to_json(), V100)

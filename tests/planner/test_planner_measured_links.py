@@ -1,16 +1,13 @@
 """Links of a cluster from collectives that were measured on it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
-import typer
 from known_profile import COLLECTIVES, known_profile
 from typer.testing import CliRunner
 
-from quantbench.cli.plan import plan
+from quantbench.cli.app import app
 from quantbench.latency.interconnect import cluster
 from quantbench.planner.calibration import with_measured_links
 from quantbench.workload import Collective, Gemm
@@ -59,30 +56,11 @@ def test_a_plan_takes_the_links_of_its_profile(tmp_path: Path) -> None:
     profile = known_profile()
     file = tmp_path / "p.json"
     profile.save(file)
-    app = typer.Typer()
-    app.command()(plan)
-    words = [
-        "--profile",
-        str(file),
-        "--model",
-        "bloom-176b",
-        "--gpus",
-        "64",
-        "--gbs",
-        "64",
-        "--json",
-        "--check",
-    ]
-    words += ["--tp", "8", "--pp", "8", "--gpu", profile.device.name]
-    done = CliRunner().invoke(app, words)
-    topology = json.loads(done.output)["job"]["topology"]
+    typed = "plan --model bloom-176b --gpus 64 --gbs 64 --json --check --tp 8 --pp 8"
+    words = [*typed.split(), "--profile", str(file), "--gpu", profile.device.name]
+    topology = json.loads(CliRunner().invoke(app, words).stdout)["job"]["topology"]
     work = all_reduce(2**28, gpus=16, nodes=2)
-    assert topology["node_gb_per_s"] == pytest.approx(
-        work.bus_bytes / COLLECTIVES[_key(work)] / 1e3
-    )
+    measured_us = COLLECTIVES["all_reduce", 2**28, 16, "bf16", 2]
+    assert topology["node_gb_per_s"] == pytest.approx(work.bus_bytes / measured_us / 1e3)
     # Of 8 GPUs one size was measured, which is no curve; of 2 there are two.
     assert f"all-reduce over 2 GPUs of a node and between nodes from {file}" in topology["source"]
-
-
-def _key(work: Collective) -> tuple[str, int, int, str, int]:
-    return (work.op, work.message_bytes, work.num_gpus, work.dtype, work.num_nodes)

@@ -1,31 +1,25 @@
 """Memory of a stage, worked out by hand and held against the tables."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 from planner_doubles import PLAIN, bloom_like, job
 
-from quantbench.planner.calibration import shipped
 from quantbench.planner.layout import Layout, StageKind
 from quantbench.planner.memory import (
     GIB,
     embedding_parameters,
     in_flight,
-    limit_bytes,
     memory,
     stage_parameters,
 )
-from quantbench.planner.rows import case_of
 from quantbench.workload import TransformerShape
-from tools.planner_documents import read_documents
 
-ROWS = read_documents(Path(__file__).parents[1] / "data" / "bloom_tables.csv")
 SMALL = TransformerShape(
     hidden=1024, heads=16, layers=4, vocab=51200, seq=512, attention="unfused", dropout=True
 )
+SCORES = 5 * 16 * 512 / 1024
 
 
 def test_parameters_of_a_stage() -> None:
@@ -45,20 +39,17 @@ def test_parameters_of_a_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zero", "weights", "gradients", "states"),
-    [(0, 2, 2, 16), (1, 2, 2, 2), (2, 2, 0.25, 2), (3, 0.25, 0.25, 2)],
+    ("zero", "each"),
+    [(0, (2, 2, 16)), (1, (2, 2, 2)), (2, (2, 0.25, 2)), (3, (0.25, 0.25, 2))],
 )
 def test_zero_shards_states_then_gradients_then_weights(
-    zero: int, weights: float, gradients: float, states: float
+    zero: int, each: tuple[float, float, float]
 ) -> None:
-    of = job(gpus=8, gbs=8, shape=SMALL)
-    count, _ = stage_parameters(of, Layout(8, 1, 1, 1), StageKind(4, 1, first=True, last=True))
-    found = memory(of, Layout(8, 1, 1, 1, zero=zero), PLAIN)
-    assert (found.weights, found.gradients, found.optimizer) == (
-        weights * count,
-        gradients * count,
-        states * count,
-    )
+    of, layout = job(gpus=8, gbs=8, shape=SMALL), Layout(8, 1, 1, 1, zero=zero)
+    count, _ = stage_parameters(of, layout, StageKind(4, 1, first=True, last=True))
+    found = memory(of, layout, PLAIN)
+    parts = (found.weights, found.gradients, found.optimizer)
+    assert parts == tuple(count * bytes_each for bytes_each in each)
 
 
 @pytest.mark.parametrize(
@@ -70,26 +61,23 @@ def test_optimizers(optimizer: str, states: int) -> None:
     assert found.optimizer == states * found.weights / 2
 
 
-def test_activations_of_a_gpt_layer_as_published() -> None:
+@pytest.mark.parametrize(
+    ("tp", "options", "per_element"),
+    [
+        (1, {"recompute": "none"}, 34 + SCORES),
+        (4, {"recompute": "none"}, 10 + (24 + SCORES) / 4),
+        (4, {"recompute": "none", "sequence_parallel": True}, (34 + SCORES) / 4),
+        (4, {"recompute": "selective"}, 10 + 24 / 4),
+        (4, {}, 2),
+    ],
+)
+def test_activations_of_a_gpt_layer_as_published(
+    tp: int, options: dict[str, Any], per_element: float
+) -> None:
     # Korthikanti et al., equations 1 and 2: s·b·h·(34 + 5·a·s/h) alone, s·b·h·(10 + 24/t +
     # 5·a·s/(h·t)) over t GPUs.
-    s, b, h, a, layers = 512, 2, 1024, 16, 4
-    alone = memory(job(gpus=1, gbs=8, shape=SMALL), Layout(1, 1, 1, b, recompute="none"), PLAIN)
-    assert alone.activations == layers * s * b * h * (34 + 5 * a * s / h)
-    four = memory(job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b, recompute="none"), PLAIN)
-    assert four.activations == layers * s * b * h * (10 + 24 / 4 + 5 * a * s / (h * 4))
-    parallel = memory(
-        job(gpus=4, gbs=8, shape=SMALL),
-        Layout(1, 4, 1, b, recompute="none", sequence_parallel=True),
-        PLAIN,
-    )
-    assert parallel.activations == layers * s * b * h * (34 + 5 * a * s / h) / 4
-    selective = memory(
-        job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b, recompute="selective"), PLAIN
-    )
-    assert selective.activations == layers * s * b * h * (10 + 24 / 4)
-    full = memory(job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b), PLAIN)
-    assert full.activations == layers * s * b * h * 2
+    found = memory(job(gpus=tp, gbs=8, shape=SMALL), Layout(1, tp, 1, 2, **options), PLAIN)
+    assert found.activations == 4 * 512 * 2 * 1024 * per_element
 
 
 def test_flash_attention_keeps_no_probabilities() -> None:
@@ -118,34 +106,3 @@ def test_slack_and_base_are_added() -> None:
     assert found.base == 2 * GIB
     assert found.slack == 0.5 * (found.activations + found.working)
     assert found.total_gib == pytest.approx(found.total / GIB)
-
-
-def test_every_row_that_ran_out_of_memory_is_predicted_to() -> None:
-    rows = [row for row in ROWS if row.status == "oom"]
-    assert len(rows) == 4
-    for row in rows:
-        case = case_of(row)
-        needed = memory(case.job, case.layout, shipped().of(case.job.cluster))
-        assert needed.total > limit_bytes(case.job), row.place
-
-
-def test_memory_of_the_tables() -> None:
-    errors = []
-    for row in ROWS:
-        usable = (
-            row.mem_gb is not None
-            and row.tp
-            and row.pp
-            and row.status == "ok"
-            and row.duplicate_of_line is None
-        )
-        if not usable or row.gbs is None or row.source_error.startswith("Mem"):
-            continue
-        case = case_of(row)
-        if row.line in (18, 34):  # 32 layers over 64 stages: no such run can be
-            continue
-        needed = memory(case.job, case.layout, shipped().of(case.job.cluster))
-        assert needed.total < 1.1 * limit_bytes(case.job), row.place
-        errors.append(abs(needed.total_gib / (row.mem_gb or 1) - 1))
-    assert len(errors) > 70
-    assert sum(errors) / len(errors) < 0.05

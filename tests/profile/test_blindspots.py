@@ -1,7 +1,5 @@
 """Blind spots: a planner's straight lines, and the fewest rows that mend them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import combinations
@@ -15,14 +13,13 @@ from known_profile import gemm_row, known_profile, table
 from typer.testing import CliRunner
 
 from quantbench.cli.profile import profile as command
-from quantbench.errors import InputError, StoreError
+from quantbench.errors import InputError
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.profile.blindspots import find
 from quantbench.profile.exporters.modelled import GemmTimes
 from quantbench.profile.linear_interpolation import (
     Site,
     fewest_between,
-    interpolated_us,
     places_between,
     through_rows,
 )
@@ -46,10 +43,6 @@ def site_of(places: np.ndarray, rows: np.ndarray, n: int = 4096, k: int = 4096) 
 POWERS = 2 ** np.arange(15)
 
 
-def test_nothing_is_said_beyond_the_rows() -> None:
-    assert np.isnan(interpolated_us(np.array([1, 5]), np.array([2, 4]), np.array([1.0, 2.0]))).all()
-
-
 def test_a_line_across_a_cliff_is_as_wrong_as_arithmetic_says() -> None:
     # One wave up to m = 384 (3 × 32 tiles of 108), two from 385 on: 69 and 133 µs.
     site = site_of(np.array([256, 384, 385, 512]), np.array([256, 512]))
@@ -62,8 +55,8 @@ def test_a_line_across_a_cliff_is_as_wrong_as_arithmetic_says() -> None:
 def test_both_sides_of_the_cliff_are_the_fewest_rows() -> None:
     m = np.array([256, 320, 384, 385, 448, 512])
     us = np.array([69.0, 69.0, 69.0, 133.0, 133.0, 133.0])
-    assert fewest_between(m, us, 0.01) == [2, 3]
     # A loose bound needs one side only, a very loose one none.
+    assert fewest_between(m, us, 0.01) == [2, 3]
     assert len(fewest_between(m, us, 0.4)) == 1
     assert fewest_between(m, us, 0.6) == []
 
@@ -113,13 +106,6 @@ def test_the_bound_is_kept_after_the_choice(bound: float) -> None:
         assert not (added & site.in_table).any()
 
 
-def test_a_straight_table_needs_nothing() -> None:
-    m = np.arange(1, 65)
-    site = Site(512, 512, m, 2.0 + m / 3.0, np.isin(m, [1, 64]))
-    assert not site.rows_to_add(0.01).any()
-    assert np.abs(site.errors()).max() < 1e-12
-
-
 def stair_rows() -> list[tuple[int, int, int, float]]:
     """A made table of cliffs: powers of two, and one past the edges between them."""
     m = np.unique(np.concatenate([POWERS, 128 * np.arange(1, 33), 128 * np.arange(1, 33) + 1]))
@@ -167,18 +153,9 @@ def test_the_command_finds_the_cliffs_and_writes_rows_that_sweep_reads(stairs_fi
     assert f"with {len(listed):,} more rows" in plain
 
 
-def test_a_profile_without_products_is_one_clear_line(tmp_path: Path) -> None:
-    known_profile({}).save(tmp_path / "empty.json")
-    with pytest.raises(
-        InputError, match=r"no \(n, k\) with two sizes of m; expected measured products"
-    ):
-        CliRunner().invoke(
-            command, ["blindspots", str(tmp_path / "empty.json")], catch_exceptions=False
-        )
-    with pytest.raises(StoreError):
-        CliRunner().invoke(
-            command, ["blindspots", str(tmp_path / "absent")], catch_exceptions=False
-        )
+def test_a_profile_without_products_is_one_clear_line() -> None:
+    with pytest.raises(InputError, match=r"no \(n, k\) with two sizes of m"):
+        find(known_profile({}))
 
 
 def test_a_profile_s_own_model_is_asked_where_it_has_one() -> None:

@@ -2,19 +2,15 @@
 rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from known_profile import gemm_row, known_profile, table
-from test_blindspots import POWERS, stair_rows, staircase_us
+from test_blindspots import stair_rows
 
 from quantbench.errors import InputError
 from quantbench.profile.linear_interpolation import interpolated_us
-from tools.accuracy import held_out_lines
 from tools.accuracy.aiconfigurator_engine import engine, engine_missing
 from tools.accuracy.held_out_lines import Products, held_out, measured_products, straight_lines
 
@@ -24,19 +20,14 @@ def test_lines_are_the_engine_s_own() -> None:
     missing = engine_missing()
     if missing is not None:
         pytest.skip(missing)
-    rows_m = np.array([1, 2, 128, 129, 1000, 4096])
-    rows_us = np.array([26.5, 26.25, 37.0, 40.5, 201.0, 549.0])
-    asked = np.array([1, 2, 3, 64, 127, 128, 129, 130, 999, 1001, 2500, 4095, 4096])
-    four = np.full(len(asked), 4096)
-    rows = {
-        "m": rows_m.tolist(),
-        "n": [4096] * 6,
-        "k": [4096] * 6,
-        "latency_ms": (rows_us / 1e3).tolist(),
-    }
+    m, us = np.array([1, 2, 128, 129, 4096]), np.array([26.5, 26.25, 37.0, 40.5, 549.0])
+    asked = np.array([1, 2, 3, 127, 128, 129, 130, 2500, 4095, 4096])
+    same = [4096] * len(m)
+    rows = {"m": m.tolist(), "n": same, "k": same, "latency_ms": (us / 1e3).tolist()}
     where = {"system": "a100_sxm", "backend": "vllm", "version": "quantbench"}
+    four = np.full(len(asked), 4096)
     answer = engine(where, rows, asked, four, four)
-    assert interpolated_us(asked, rows_m, rows_us) == pytest.approx(answer.latency_us, rel=1e-9)
+    assert interpolated_us(asked, m, us) == pytest.approx(answer.latency_us, rel=1e-9)
 
 
 def measured(noise: float) -> Products:
@@ -87,33 +78,3 @@ def test_a_table_of_powers_of_two_alone_cannot_be_held_out() -> None:
         InputError, match=r"rows on powers of two in m; expected some on and some off"
     ):
         held_out(thin, thin.latency_us, straight_lines)
-
-
-def test_the_experiment_is_written_between_the_markers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Stairs:
-        """In the place of a fitted model, which takes seconds."""
-
-        rows = 123
-        latency_us = staircase_us(np.array([1]), 1, 1)
-
-        def predict(self, m: np.ndarray, n: np.ndarray, k: np.ndarray) -> Stairs:
-            times = [staircase_us(np.array([a]), b, c)[0] for a, b, c in zip(m, n, k, strict=True)]
-            self.latency_us = np.array(times)
-            return self
-
-    monkeypatch.setattr(held_out_lines, "thin_model", lambda *_: Stairs())
-    monkeypatch.setattr(held_out_lines, "engine_missing", lambda: "not asked here")
-    profile = known_profile({"gemm": table("gemm", [gemm_row(*row) for row in stair_rows()])})
-    profile.save(tmp_path / "profile.json")
-    page = tmp_path / "exporting.md"
-    page.write_text("before\n<!-- blindspots:begin -->\nold\n<!-- blindspots:end -->\nafter\n")
-    held_out_lines.main(tmp_path / "profile.json", page)
-    text = page.read_text()
-    assert text.startswith("before\n<!-- blindspots:begin -->\n| rows of the table | rows |")
-    assert text.endswith("<!-- blindspots:end -->\nafter\n")
-    assert "old" not in text
-    assert f"| powers of two in m | {8 * len(POWERS)} |" in text
-    assert "rows chosen |" in text
-    assert "- Interpolated by straight lines in m" in text

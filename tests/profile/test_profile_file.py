@@ -2,9 +2,8 @@
 one line.
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,6 +22,8 @@ from quantbench.profile.file import digest
 from quantbench.profile.models import Models, models_from_json, models_to_json
 from quantbench.profile.schema import schema
 
+A_TIME = repr(float(made.profile().tables["gemm"]["latency_us"][3]))
+
 
 def saved(folder: Path, profile: Profile | None = None) -> Path:
     path = folder / "profile.json"
@@ -36,22 +37,16 @@ def large() -> Profile:
     return Profile.from_runs([made.run(made.rows_beyond(2100))], fit=False)
 
 
-def change(path: Path, how: Any, *, sign: bool) -> None:
-    """Change the document; sign: give it the digest of what it now holds, as a forger would."""
+def change(path: Path, how: Any) -> None:
+    """Changes the document and gives it the digest of what it now holds, as a forger would."""
     data = json.loads(path.read_text())
     how(data)
-    if sign:
-        data["sha256"] = digest(data)
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(data | {"sha256": digest(data)}))
 
 
 def same(a: Profile, b: Profile) -> bool:
-    equal = (
-        a.device == b.device
-        and a.provenance == b.provenance
-        and a.cliffs == b.cliffs
-        and a.findings == b.findings
-    )
+    parts = ("device", "provenance", "cliffs", "findings")
+    equal = all(getattr(a, name) == getattr(b, name) for name in parts)
     tables = all(
         np.array_equal(a.tables[kind][name], b.tables[kind][name])
         for kind in a.tables for name in a.tables[kind].columns
@@ -91,85 +86,39 @@ def test_large_tables_stand_beside_it_and_their_bytes_are_the_same(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_parquet_files_are_what_others_read(tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    profile = large()
-    saved(tmp_path, profile)
-    table = pq.read_table(tmp_path / "profile.gemm.parquet")
-    assert table.column("latency_us").to_pylist() == profile.tables["gemm"]["latency_us"].tolist()
-    assert set(table.column("provider").to_pylist()) == {"torch.linear"}
-
-
-@pytest.mark.slow
 def test_it_holds_to_its_published_schema(tmp_path: Path) -> None:
     jsonschema.Draft202012Validator.check_schema(schema())
     data = json.loads(saved(tmp_path).read_text())
     jsonschema.validate(data, schema())
-    odd: tuple[dict[str, Any], ...] = (
-        {"device": {**data["device"], "sm_count": "108"}},
-        {"provenance": {}},
-        {"version": 1},
-        {"tables": {**data["tables"], "gemm": {"columns": [], "rows": {}}}},
-        {"another": 1},
-    )
-    for part in odd:
+    for part in ({"provenance": {}}, {"version": 1}, {"another": 1}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(data | part, schema())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("version", "message"),
+    ("how", "said"),
     [
-        (3, "version = 3; expected 2 (another quantbench may have written it)"),
-        (1, "version = 1; expected 2 (another quantbench may have written it)"),
-        ("2", "version = '2'; expected 2 (another quantbench may have written it)"),
-        (None, "version = None; expected 2 (another quantbench may have written it)"),
+        (lambda text: text[: len(text) // 2], "expected a whole JSON file"),
+        (lambda text: '{"format": "quantbench-run"}', "with format 'quantbench-run'"),
+        (lambda text: "[" * 100_000, "expected a whole JSON file"),
+        (lambda text: text.replace('"version": 2', '"version": 3'), "version = 3; expected 2"),
+        (lambda text: text.replace('"version": 2', '"version": "2"'), "version = '2'; expected 2"),
+        (lambda text: text.replace(A_TIME, f"1{A_TIME}"), "its sha256 is not that of its content"),
+        (lambda text: text.replace(A_TIME, "NaN"), "."),
+        (lambda text: text.replace(A_TIME, "1e999"), "."),
     ],
 )
-@pytest.mark.parametrize("sign", [True, False])
-def test_other_versions_are_refused(
-    tmp_path: Path, version: object, message: str, sign: bool
+def test_truncated_foreign_and_changed_files(
+    tmp_path: Path, how: Callable[[str], str], said: str
 ) -> None:
     path = saved(tmp_path)
-    change(path, lambda data: data.update(version=version), sign=sign)
-    with pytest.raises(InputError) as error:
-        Profile.load(path)
-    assert str(error.value) == f"profile {path}: read profile: {message}"
-
-
-def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
-    path = saved(tmp_path)
     text = path.read_text()
-    us = float(made.profile().tables["gemm"]["latency_us"][3])
-    assert repr(us) in text
-    path.write_text(text.replace(repr(us), repr(np.nextafter(us, np.inf).item())))
-    with pytest.raises(
-        StoreError, match="was changed or damaged: its sha256 is not that of its content"
-    ):
-        Profile.load(path)
-
-
-def test_spaces_and_the_order_of_names_are_no_change(tmp_path: Path) -> None:
-    path = saved(tmp_path)
-    path.write_text(json.dumps(json.loads(path.read_text()), indent=4, sort_keys=True))
+    # Spaces and the order of names are no change.
+    path.write_text(json.dumps(json.loads(text), indent=4, sort_keys=True))
     assert same(Profile.load(path), made.profile())
-
-
-def test_truncated_files_foreign_files_and_missing_ones(tmp_path: Path) -> None:
-    path = saved(tmp_path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(StoreError, match=r"profile\.json \(.*\); expected a whole JSON file"):
-        Profile.load(path)
-    path.write_text('{"format": "quantbench-run"}')
-    with pytest.raises(
-        StoreError, match="with format 'quantbench-run'; expected format \"quantbench-profile\""
-    ):
-        Profile.load(path)
-    path.write_text("[" * 100_000)
-    with pytest.raises(StoreError, match="expected a whole JSON file"):
+    path.write_text(how(text))
+    assert path.read_text() != text
+    with pytest.raises((InputError, StoreError), match=said):
         Profile.load(path)
     with pytest.raises(StoreError, match="No such file"):
         Profile.load(tmp_path / "other.json")
@@ -179,21 +128,20 @@ def test_parquet_damaged_missing_or_swapped(tmp_path: Path) -> None:
     path = saved(tmp_path, large())
     beside = tmp_path / "profile.gemm.parquet"
     content = beside.read_bytes()
+
+    def refused(said: str) -> None:
+        with pytest.raises((InputError, StoreError), match=said):
+            Profile.load(path)
+
     beside.write_bytes(content[:-1])
-    with pytest.raises(StoreError, match=r"sha256 is not what profile\.json says"):
-        Profile.load(path)
+    refused(r"sha256 is not what profile\.json says")
     beside.unlink()
-    with pytest.raises(StoreError, match=r"expected the Parquet file beside profile\.json"):
-        Profile.load(path)
+    refused(r"expected the Parquet file beside profile\.json")
     beside.write_bytes(content)
-    change(path, lambda data: data["tables"]["gemm"].update(num_rows=3), sign=True)
-    with pytest.raises(InputError, match=r"2100 rows in profile\.gemm\.parquet; expected 3 rows"):
-        Profile.load(path)
-    change(
-        path, lambda data: data["tables"]["gemm"].update(file="../profile.gemm.parquet"), sign=True
-    )
-    with pytest.raises(InputError, match="expected the name of a file beside the profile"):
-        Profile.load(path)
+    change(path, lambda data: data["tables"]["gemm"].update(num_rows=3))
+    refused(r"2100 rows in profile\.gemm\.parquet; expected 3 rows")
+    change(path, lambda data: data["tables"]["gemm"].update(file="../profile.gemm.parquet"))
+    refused("expected the name of a file beside the profile")
 
 
 def set_row(kind: str, column: str, value: object) -> Any:
@@ -208,12 +156,8 @@ def set_row(kind: str, column: str, value: object) -> Any:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (
-            set_row("gemm", "latency_us", -3.0),
-            r"row 0: .* around -3 µs; expected finite times above 0",
-        ),
+        (set_row("gemm", "latency_us", -3.0), r"row 0: .* around -3 µs; expected finite times above 0"),
         (set_row("gemm", "latency_us", "3"), r"latency_us = '3'; expected float values"),
-        (set_row("gemm", "latency_us", None), r"latency_us = None; expected float values"),
         (set_row("gemm", "m", True), r"m = True; expected int values"),
         (set_row("gemm", "m", 10**40), r"m of .* type object; expected a list of int values"),
         (set_row("gemm", "m", 0), r"row 0: m = 0; expected an integer from 1 to 2147483647"),
@@ -221,72 +165,25 @@ def set_row(kind: str, column: str, value: object) -> Any:
         (set_row("gemm", "dtype", "bf17"), r"row 0: dtype = 'bf17'; expected one of fp16"),
         (set_row("gemm", "grade", "rejected"), r"grade 'rejected'; expected one of A, B, C, D"),
         (set_row("gemm", "provider", ""), r"provider ''; expected a provider"),
-        (
-            set_row("attention", "seq_q", 100),
-            r"causal with seq_q = 100, seq_k = 512; expected seq_q equal to seq_k",
-        ),
         (set_row("attention", "kv_heads", 5), r"kv_heads = 5; expected a divisor of heads = 32"),
         (set_row("collective", "num_nodes", 3), r"num_nodes = 3; expected a divisor of num_gpus"),
-        (
-            lambda data: data["device"].update(sm_count=0),
-            r"sm_count = 0; expected a number from 1 to 1024",
-        ),
+        (lambda data: data["device"].update(sm_count=0), r"sm_count = 0; expected a number from 1 to 1024"),
         (lambda data: data["device"].pop("l2_bytes"), r"field 'l2_bytes' is missing"),
-        (
-            lambda data: data["device"].update(name="h100-sxm5-80gb"),
-            r"products on h100-sxm5-80gb; expected a model that",
-        ),
-        (
-            lambda data: data["provenance"].update(runs=5),
-            r"Provenance: runs = 5; expected a list of objects",
-        ),
-        (
-            lambda data: data["software"].update(torch=2.11),
-            r"software = .*2\.11.*; expected an object of texts",
-        ),
-        (
-            lambda data: data.pop("cliffs"),
-            r"field 'cliffs' is missing; expected all of format, version",
-        ),
-        (
-            lambda data: data["tables"].pop("softmax"),
-            r"tables of other kinds; expected gemm, softmax",
-        ),
-        (
-            lambda data: data["findings"][0].update(effect="big"),
-            r"Verdict: effect = 'big'; expected a finite",
-        ),
-        (
-            lambda data: data["models"]["gemm"][0].update(rows=5),
-            r"profile model of products: a model of bf16",
-        ),
+        (lambda data: data["device"].update(name="h100-sxm5-80gb"), r"products on h100-sxm5-80gb; expected a model"),
+        (lambda data: data["provenance"].update(runs=5), r"Provenance: runs = 5; expected a list of objects"),
+        (lambda data: data["software"].update(torch=2.11), r"software = .*2\.11.*; expected an object of texts"),
+        (lambda data: data["tables"].pop("softmax"), r"tables of other kinds; expected gemm, softmax"),
+        (lambda data: data["findings"][0].update(effect="big"), r"Verdict: effect = 'big'; expected a finite"),
+        (lambda data: data["models"]["gemm"][0].update(rows=5), r"profile model of products: a model of bf16"),
         (lambda data: data["models"]["gemm"][0].update(model="AAAA"), r"damaged"),
-        (
-            lambda data: data["models"]["gemm"][0].update(model=7),
-            r"profile model of products: a broken part",
-        ),
-        (
-            lambda data: data["models"]["attention"][0]["prefill"].update(family="fa9"),
-            r"broken model",
-        ),
+        (lambda data: data["models"]["attention"][0]["prefill"].update(family="fa9"), r"broken model"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused_even_when_signed(tmp_path: Path, how: Any, message: str) -> None:
     path = saved(tmp_path)
-    change(path, how, sign=True)
-    with pytest.raises((InputError, StoreError), match=message) as error:
+    change(path, how)
+    with pytest.raises((InputError, StoreError), match=message):
         Profile.load(path)
-    assert "\n" not in str(error.value)
-
-
-def test_infinite_numbers_do_not_pass(tmp_path: Path) -> None:
-    for number in ("NaN", "Infinity", "1e999"):
-        path = saved(tmp_path)
-        text = path.read_text()
-        us = repr(float(made.profile().tables["gemm"]["latency_us"][3]))
-        path.write_text(text.replace(us, number))
-        with pytest.raises((InputError, StoreError)):
-            Profile.load(path)
 
 
 def test_a_number_that_is_not_finite_is_not_written(tmp_path: Path) -> None:

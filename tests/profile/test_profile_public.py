@@ -2,8 +2,6 @@
 lines.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 
@@ -15,7 +13,7 @@ pytest.importorskip("aiconfigurator_core", reason="needs the extra `tables`")
 
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.tables import GemmTable
-from quantbench.profile import Profile, ProfileEstimates, Table
+from quantbench.profile import Profile, Table
 from quantbench.profile.models import Models
 from tools.accuracy.tables import read_packaged
 
@@ -40,33 +38,21 @@ def profile() -> Profile:
     families' prior.
     """
     table, rows, _ = public()
+    few = np.random.default_rng(0).permutation(rows)[:ROWS]
+    sizes = [column[few] for column in (table.m, table.n, table.k, table.latency_us)]
+    model = GemmModel.fit(made.A100, *sizes, prior="family-out")
     columns = {name: np.repeat(text, len(rows)) for name, text in made.IMPORTED.items()}
     columns |= {name: getattr(table, name)[rows] for name in ("m", "n", "k", "latency_us")}
-    columns |= {"low_us": columns["latency_us"], "high_us": columns["latency_us"]}
-    columns |= {"batch": np.ones(len(rows), dtype=int)}
-    columns |= {name: np.zeros(len(rows), dtype=int) for name in ("block_m", "block_n", "split_k")}
-    few = np.random.default_rng(0).permutation(rows)[:ROWS]
-    model = GemmModel.fit(
-        made.A100,
-        table.m[few],
-        table.n[few],
-        table.k[few],
-        table.latency_us[few],
-        prior="family-out",
-    )
-    return replace(
-        made.profile(),
-        tables={"gemm": Table.of("gemm", columns)},
-        models=Models((model,)),
-        cliffs=(),
-    )
+    columns |= dict.fromkeys(("low_us", "high_us"), columns["latency_us"])
+    columns |= dict.fromkeys(("block_m", "block_n", "split_k"), np.zeros(len(rows), dtype=int))
+    tables = {"gemm": Table.of("gemm", {**columns, "batch": np.ones(len(rows), dtype=int)})}
+    return replace(made.profile(), tables=tables, models=Models((model,)), cliffs=())
 
 
 @pytest.mark.slow
 def test_between_powers_of_two_it_is_closer_than_straight_lines_and_its_interval_holds() -> None:
     table, rows, held = public()
     found = profile().gemm(table.m[held], table.n[held], table.k[held])
-    assert isinstance(found, ProfileEstimates)
     between = found.source == "interpolated"
     assert between.mean() > 0.95
     true = table.latency_us[held]
@@ -84,20 +70,3 @@ def test_between_powers_of_two_it_is_closer_than_straight_lines_and_its_interval
     assert np.quantile(error, 0.9) < 0.75 * np.quantile(line_error, 0.9)
     inside = (found.low_us <= true) & (true <= found.high_us)
     assert 0.8 < inside[between].mean() < 0.97
-
-
-@pytest.mark.slow
-def test_across_the_cliff_at_256_the_estimate_steps() -> None:
-    """One wave of 128x256 tiles ends at m = 256 for n = 12288: the table's time doubles to m =
-    257.
-    """
-    table, _, _ = public()
-    at = [
-        int(np.flatnonzero((table.m == m) & (table.n == 12288) & (table.k == 4096))[0])
-        for m in (256, 257)
-    ]
-    true = table.latency_us[at[1]] / table.latency_us[at[0]]
-    found = profile().gemm([255, 257], 12288, 4096)
-    assert isinstance(found, ProfileEstimates)
-    assert true > 1.8
-    assert found.latency_us[1] / found.latency_us[0] > 1.4

@@ -2,8 +2,7 @@
 refused.
 """
 
-from __future__ import annotations
-
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -67,19 +66,11 @@ def test_the_roofline_s_arithmetic_and_bytes_are_those_of_the_workload(
 
 def test_launches_grades_and_origins_are_kept() -> None:
     row = next(made.profile().tables["gemm"].rows())
-    assert (row["kernel"], row["block_m"], row["block_n"], row["split_k"]) == (
-        "made_128x256",
-        128,
-        256,
-        1,
-    )
-    assert (row["grade"], row["origin"]) == ("A", "simulated")
+    launch = {"kernel": "made_128x256", "block_m": 128, "block_n": 256, "split_k": 1}
+    assert row.items() >= {**launch, "grade": "A", "origin": "simulated"}.items()
     assert row["low_us"] < row["latency_us"] < row["high_us"]
-
-
-def test_single_figures_have_an_interval_of_no_width() -> None:
-    row = next(made.profile().tables["collective"].rows())
-    assert row["low_us"] == row["latency_us"] == row["high_us"]
+    single = next(made.profile().tables["collective"].rows())
+    assert single["low_us"] == single["latency_us"] == single["high_us"]
 
 
 def graded(work: Workload, us: float, letter: str, **changes: Any) -> Record:
@@ -137,32 +128,21 @@ def cold(run_id: str, cache: str = "cold", **changes: Any) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("runs", "message"),
+    ("runs", "value"),
     [
-        ([], "profile export: no runs; expected at least one"),
-        ([cold("a"), cold("a")], "profile export: run a is given twice; expected each run once"),
-        (
-            [cold("a"), cold("b", device=replace(made.A100, name="h100-sxm5-80gb"))],
-            "profile export: run a is of name a100-sxm4-80gb, run b of h100-sxm5-80gb; expected runs of one device",
-        ),
-        (
-            [cold("a"), cold("b", device=replace(made.A100, sm_count=98))],
-            "profile export: run a is of sm_count 108, run b of 98; expected runs of one device",
-        ),
-        (
-            [cold("a"), cold("b", origin="measured")],
-            "profile export: simulated runs beside measured ones; expected one or the other",
-        ),
-        (
-            [cold("a"), cold("b", "hot")],
-            "profile export: runs timed with cold and with hot caches; expected runs timed alike (--cache)",
-        ),
+        ([], "no runs"),
+        ([cold("a"), cold("a")], "run a is given twice"),
+        ([cold("a"), cold("b", device=replace(made.A100, name="h100"))],
+         "run a is of name a100-sxm4-80gb, run b of h100"),
+        ([cold("a"), cold("b", device=replace(made.A100, sm_count=98))], "run a is of sm_count 108, run b of 98"),
+        ([cold("a"), cold("b", origin="measured")], "simulated runs beside measured ones"),
+        ([cold("a"), cold("b", "hot")], "runs timed with cold and with hot caches"),
     ],
-)
-def test_runs_that_do_not_belong_together_are_refused(runs: list[Run], message: str) -> None:
+)  # fmt: skip
+def test_runs_that_do_not_belong_together_are_refused(runs: list[Run], value: str) -> None:
     with pytest.raises(InputError) as error:
         Profile.from_runs(runs)
-    assert str(error.value) == message
+    assert error.value.value == value
 
 
 @pytest.mark.parametrize(
@@ -180,21 +160,18 @@ def test_times_in_another_unit_are_noticed(work: Workload, us: float, message: s
     assert message in str(error.value)
 
 
-def test_a_profile_takes_every_rate_that_grading_takes() -> None:
+@pytest.mark.parametrize("share", [1.04, 1.06])
+def test_a_profile_takes_every_rate_that_grading_takes(share: float) -> None:
     work = Gemm(8192, 8192, 8192, dtype="bf16")
     device = made.run([]).info.device
-    peak_us = work.flops / (device.ceiling("bf16") or 0.0) / 1e6
-    for share in (1.04, 1.06):
-        samples_us = [peak_us / share] * 20
-        run = made.run([made_runs.record(work, tuple(samples_us), {"m": 1})])
-        found = made_runs.measurement(samples_us)
-        judged = grade(found, flops=work.flops, min_bytes=work.min_bytes, spec=device, dtype="bf16")
-        if judged.letter == "rejected":
-            with pytest.raises(InputError, match="expected a time at the peak"):
-                Profile.from_runs([run], fit=False)
-        else:
-            assert len(Profile.from_runs([run], fit=False).tables["gemm"]) == 1
-        assert (judged.letter == "rejected") == (share > PEAK_MARGIN)
+    us = work.flops / (device.ceiling("bf16") or 0.0) / 1e6 / share
+    run = made.run([made_runs.record(work, (us,) * 20, {"m": 1})])
+    found = made_runs.measurement([us] * 20)
+    judged = grade(found, flops=work.flops, min_bytes=work.min_bytes, spec=device, dtype="bf16")
+    rejected = share > PEAK_MARGIN
+    assert (judged.letter == "rejected") == rejected
+    with pytest.raises(InputError, match="a time at the peak") if rejected else nullcontext():
+        assert len(Profile.from_runs([run], fit=False).tables["gemm"]) == 1
 
 
 def test_tables_are_sorted_and_have_each_key_once() -> None:
@@ -219,9 +196,8 @@ def test_cliffs_and_verdicts_come_with_their_evidence() -> None:
     records = []
     for n in range(1024, 2049, 32):
         middle = 100 * (n / 1024) ** 0.2 * (1.3 if n > 1536 else 1.0)
-        gemm = Gemm(2048, n, 4096)
         times = made_runs.samples(middle, noise=0.002, count=15, seed=n)
-        records.append(made_runs.record(gemm, times, {"n": n}))
+        records.append(made_runs.record(Gemm(2048, n, 4096), times, {"n": n}))
     profile = Profile.from_runs([made.run(records)], fit=False)
     worst = profile.cliffs[0]
     assert (worst.axis, worst.at, worst.next) == ("n", 1536, 1568)
@@ -229,12 +205,6 @@ def test_cliffs_and_verdicts_come_with_their_evidence() -> None:
     assert (worst.before, worst.after) == (Gemm(2048, 1536, 4096), Gemm(2048, 1568, 4096))
     assert set(worst.keys) <= {record.key for record in records}
     assert profile.provenance.num_cliffs == len(profile.cliffs)
-    assert {finding.verdict for finding in profile.findings} <= {
-        "CONFIRMED",
-        "REFUTED",
-        "INCONCLUSIVE",
-        "NOT TESTED",
-    }
     assert len({finding.rule for finding in profile.findings}) == len(profile.findings) > 10
 
 
@@ -254,18 +224,13 @@ def test_provenance_names_runs_and_digests_their_records() -> None:
 def test_models_are_fitted_to_the_rows() -> None:
     """A device twice as slow as any A100: only a fit can know."""
     rng = np.random.default_rng(3)
-    records = []
-    for _ in range(80):
-        m, n, k = (int(64 * rng.integers(4, 64)) for _ in range(3))
-        gemm = Gemm(m, n, k, layout="nt")
-        records.append(made_runs.record(gemm, (2 * made.true_us(gemm),), {"m": m}))
-    fitted, bare = (Profile.from_runs([made.run(records)], fit=fit) for fit in (True, False))
+    gemms = [Gemm(*(64 * rng.integers(4, 64, 3)).tolist(), layout="nt") for _ in range(80)]
+    run = made.run([made_runs.record(g, (2 * made.true_us(g),), {"m": g.m}) for g in gemms])
+    fitted, bare = (Profile.from_runs([run], fit=fit) for fit in (True, False))
     assert (fitted.models.gemm[0].rows, fitted.models.gemm[0].dtype) == (80, "bf16")
-    m, n, k = 3000, 3000, 3000
-    true = 2 * made.true_us(Gemm(m, n, k))
-    found = fitted.models.gemm[0].predict(m, n, k).latency_us
-    assert found == pytest.approx(true, rel=0.15)
-    assert bare.models.gemm[0].predict(m, n, k).latency_us < 0.7 * true
+    true = 2 * made.true_us(Gemm(3000, 3000, 3000))
+    known, blind = (of.models.gemm[0].predict(3000, 3000, 3000).latency_us for of in (fitted, bare))
+    assert known == pytest.approx(true, rel=0.15)
+    assert blind < 0.7 * true
     # What the rows say of the model's level corrects even one that was not fitted.
-    answer = bare.gemm(m, n, k)
-    assert answer.latency_us == pytest.approx(true, rel=0.1)
+    assert bare.gemm(3000, 3000, 3000).latency_us == pytest.approx(true, rel=0.1)

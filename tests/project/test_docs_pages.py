@@ -24,6 +24,7 @@ from quantbench.device.spec import PEAK_MARGIN
 from quantbench.latency.gemm.training import Effort
 from quantbench.store.folder import read_run
 from quantbench.store.schema import schema
+from tools.accuracy.page import conclusion
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -223,6 +224,16 @@ def test_the_layers_of_contributing_are_those_that_are_enforced() -> None:
 def test_pages_state_the_constants_of_the_code(page: str, sentence: str) -> None:
     text = " ".join((DOCS / page).read_text(encoding="utf-8").split())
     assert sentence.replace("%", " %") in text
+
+
+def test_the_accuracy_page_begins_with_the_conclusion_from_its_tables() -> None:
+    page = (DOCS / "accuracy.md").read_text(encoding="utf-8")
+    head, _, rest = page.partition("<!-- conclusion:begin -->\n")
+    assert head.count("\n") <= 3
+    assert rest.partition("<!-- conclusion:end -->")[0] == conclusion(page)
+    lines = page.partition("<!-- lines:begin -->")[2].partition("<!-- lines:end -->")[0]
+    worse = re.sub(r"\| ([\d.]+) / ", r"| 9\1 / ", lines)
+    assert conclusion(page.replace(lines, worse)) != conclusion(page)
 
 
 # --- the site ----------------------------------------------------------------------------------------------------

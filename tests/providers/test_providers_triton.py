@@ -208,9 +208,9 @@ def test_the_check_sees_a_lost_reduction_step(monkeypatch: pytest.MonkeyPatch) -
     """k is told as half of what it is."""
     from quantbench.kernels.gemm import host as gemm
 
-    sizes = gemm._sizes
+    sizes = gemm.sizes
     monkeypatch.setattr(
-        gemm, "_sizes", lambda operands: {**sizes(operands), "k": operands.gemm.k // 2}
+        gemm, "sizes", lambda operands: {**sizes(operands), "k": operands.gemm.k // 2}
     )
     with pytest.raises(MeasurementError, match="relative error"):
         check(catalog.make("triton.data_parallel@32x32x16"), Gemm(40, 40, 64, dtype="fp16"), CPU)

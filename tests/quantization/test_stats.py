@@ -1,9 +1,6 @@
 """Statistics against published tables and hand-worked examples."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,22 +15,9 @@ from quantbench.errors import InputError
 # coursehero.com/file/5646626: n = 2 to 20, all rank pairs); the row taken is the narrowest with at
 # least 95 %.
 PUBLISHED_RANKS = [
-    (6, 1, 6, 96.9),
-    (7, 1, 7, 98.4),
-    (8, 1, 8, 99.2),
-    (9, 2, 8, 96.1),
-    (10, 2, 9, 97.9),
-    (11, 2, 10, 98.8),
-    (12, 3, 10, 96.1),
-    (13, 3, 11, 97.8),
-    (14, 3, 12, 98.7),
-    (15, 4, 12, 96.5),
-    (16, 4, 13, 97.9),
-    (17, 5, 13, 95.1),
-    (18, 5, 14, 96.9),
-    (19, 5, 15, 98.1),
-    (20, 6, 15, 95.9),
-]
+    (5, 1, 5, 93.8), (6, 1, 6, 96.9), (8, 1, 8, 99.2), (9, 2, 8, 96.1), (11, 2, 10, 98.8), (12, 3, 10, 96.1),
+    (14, 3, 12, 98.7), (15, 4, 12, 96.5), (16, 4, 13, 97.9), (17, 5, 13, 95.1), (20, 6, 15, 95.9),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("count", "low", "high", "percent"), PUBLISHED_RANKS)
@@ -42,12 +26,6 @@ def test_ranks_as_in_the_published_table(count: int, low: int, high: int, percen
     assert (got_low, got_high) == (low, high)
     # The table's confidence levels are rounded, some of them downwards.
     assert coverage * 100 == pytest.approx(percent, abs=0.11)
-
-
-@pytest.mark.parametrize(("count", "percent"), [(2, 50.0), (3, 75.0), (4, 87.5), (5, 93.75)])
-def test_too_few_samples_say_what_confidence_they_have(count: int, percent: float) -> None:
-    # 100·(1 − 2^(1−n)) for the whole range; the same table prints 50, 75, 87.5 and 93.8.
-    assert stats.median_ranks(count) == (1, count, percent / 100)
 
 
 @given(st.integers(6, 3000), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
@@ -73,18 +51,6 @@ def test_coverage_holds_in_simulation() -> None:
     assert hits / 2000 == pytest.approx(0.9567, abs=0.014)
 
 
-def test_interval_of_ten() -> None:
-    interval = stats.median_interval([12.0, 10.0, 11.0, 19.0, 10.5, 11.5, 10.2, 13.0, 10.8, 11.2])
-    # sorted: 10 10.2 10.5 10.8 11 11.2 11.5 12 13 19; second and ninth
-    assert (interval.low, interval.high) == (10.2, 13.0)
-    assert interval.half_width == pytest.approx(1.4)
-
-
-def test_relative_half_width_by_hand() -> None:
-    samples = [98.0, 99.0, 99.1, 99.7, 99.9, 100.1, 100.2, 100.9, 101.0, 102.0]
-    assert stats.relative_half_width(samples) == pytest.approx(0.01)  # (101 − 99) / 2 / 100
-
-
 # ---- times of a clock that ticks
 
 
@@ -96,8 +62,8 @@ def ticked(
     return (np.floor(stop_us / tick_us) * tick_us).tolist()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("tick_us", [0.032, 0.5, 1.024])
-@pytest.mark.parametrize("noise", [0.0, 0.1, 0.5, 3.0])
+@pytest.mark.parametrize("tick_us", [0.032, 1.024])
+@pytest.mark.parametrize("noise", [0.0, 0.1, 3.0])
 def test_ticked_times_are_unbiased_and_their_interval_covers_the_truth(
     tick_us: float, noise: float
 ) -> None:
@@ -115,23 +81,14 @@ def test_ticked_times_are_unbiased_and_their_interval_covers_the_truth(
     assert hits / turns > 0.92
 
 
-def test_more_ticked_samples_are_more_precise() -> None:
-    rng = np.random.default_rng(12)
-    widths = [stats.relative_half_width(ticked(rng, 12.2, 0.5, count)) for count in (25, 100, 400)]
-    assert widths[0] / widths[1] == pytest.approx(2, rel=0.3)
-    assert widths[1] / widths[2] == pytest.approx(2, rel=0.3)
-
-
 def test_equal_times_are_known_the_better_the_more_there_are() -> None:
     # One of n samples elsewhere would move the time by 1/n of a tick; z²/√2 = 2.72 of them are
     # allowed for.
-    assert stats.relative_half_width([10.0] * 20, tick_us=1.0) == pytest.approx(
-        2.72 / 20 / 10, rel=0.01
-    )
-    assert stats.relative_half_width([10.0] * 200, tick_us=1.0) == pytest.approx(
-        2.72 / 200 / 10, rel=0.01
-    )
-    assert stats.relative_half_width([10.0] * 200) == 0.0
+    for count in (20, 200):
+        width = stats.relative_half_width([10.0] * count, tick_us=1.0)
+        assert width == pytest.approx(2.72 / count / 10, rel=0.01)
+    assert stats.relative_half_width([10.0] * 6) == 0.0
+    assert stats.relative_half_width([10.0] * 5) == float("inf")
 
 
 def test_an_outlier_is_no_tick() -> None:
@@ -162,36 +119,10 @@ def test_an_outlier_does_not_tie_other_times() -> None:
     assert stats.typical_us(times) == stats.median(times) == 510.324
 
 
-def test_neighbouring_nanoseconds_are_no_ties() -> None:
-    rng = np.random.default_rng(15)
-    for _ in range(1000):
-        levels = 10 ** rng.uniform(4, 7, rng.integers(1, 4))
-        nanoseconds = rng.choice(levels, 40).astype(int) + rng.integers(0, 100, 40)
-        times = np.unique(nanoseconds) / 1e3
-        assert stats.typical_us(times) == stats.median(times)
-        assert stats.typical_interval(times) == stats.median_interval(times)
-
-
-def test_ticks_are_no_spread() -> None:
-    rng = np.random.default_rng(13)
-    assert stats.spread(ticked(rng, 5.2, 0.5, 200)) == 0.0
-    assert stats.spread(ticked(rng, 5.2, 0.5, 200, noise_us=2.0)) > 0.5
-
-
-def test_noise_of_ticked_times_is_that_of_the_ticks() -> None:
-    # Nine in ten on one tick: the median absolute deviation is 0.
-    assert stats.noise([10.0] * 90 + [10.5] * 10) == pytest.approx(0.5 * 0.1**0.5 / 10)
-
-
 def test_untied_times_show_a_shift_of_less_than_a_tick() -> None:
     rng = np.random.default_rng(14)
     one, other = (stats.untied(ticked(rng, us, 0.5, 400)) for us in (12.1, 12.3))
     assert np.median(other) - np.median(one) == pytest.approx(0.2, abs=0.05)
-
-
-def test_relative_half_width_of_too_few_is_infinite() -> None:
-    assert stats.relative_half_width([10.0] * 5) == float("inf")
-    assert stats.relative_half_width([10.0] * 6) == 0.0
 
 
 def test_a_confidence_that_is_reached_exactly_is_reached() -> None:
@@ -208,55 +139,37 @@ def test_times_around_zero_have_no_relative_figures() -> None:
         assert stats.spread(samples) == float("inf")
 
 
-@pytest.mark.parametrize(
-    ("confidence", "quantile"), [(0.6827, 1.0), (0.9, 1.645), (0.95, 1.96), (0.99, 2.576)]
-)
-def test_normal_quantiles_as_in_the_tables(confidence: float, quantile: float) -> None:
-    assert stats.normal_quantile(confidence) == pytest.approx(quantile, abs=5e-4)
-
-
 def test_quantiles_spread_and_median_by_hand() -> None:
     samples = [100.0 + i for i in range(11)]  # 100 … 110
     assert stats.median(samples) == 105.0
-    assert stats.quantiles(samples, (0.0, 0.1, 0.5, 0.9, 1.0)) == (
-        100.0,
-        101.0,
-        105.0,
-        109.0,
-        110.0,
-    )
+    assert stats.quantiles(samples, (0.0, 0.1, 0.9)) == (100.0, 101.0, 109.0)
     assert stats.spread(samples) == pytest.approx(8 / 105)
+    assert stats.relative_half_width(samples) == pytest.approx(4 / 105)  # ranks 2 and 10
 
 
-def test_outliers_are_what_lies_three_interquartile_ranges_away() -> None:
-    # quartiles 2 and 4 → fences at −4 and 10
-    assert stats.outlier_share([1.0, 2.0, 3.0, 4.0, 5.0]) == 0.0
-    assert stats.outlier_share([2.0, 2.0, 3.0, 4.0, 4.0, 9.9, 2.0, 3.0]) == 0.0
-    assert stats.outlier_share([2.0, 2.0, 3.0, 4.0, 4.0, 3.0, 2.0, 50.0]) == 0.125
-    usual = [
-        10.0,
-        10.2,
-        10.4,
-        10.5,
-        10.6,
-        10.8,
-        11.0,
-    ]  # with a small time: fences at 8.65 and 12.15
-    assert [stats.outlier_share([*usual, small]) for small in (8.7, 8.6)] == [0.0, 0.125]
-    # with a large one: at 8.85 and 12.35
-    assert [stats.outlier_share([*usual, large]) for large in (12.3, 12.4)] == [0.0, 0.125]
+@pytest.mark.parametrize(
+    ("samples", "far", "near"),
+    [
+        ([2.0, 2.0, 3.0, 4.0, 4.0, 2.0, 3.0], 50.0, 9.9),  # quartiles 2 and 4: fences at −4 and 10
+        ([10.0, 10.2, 10.4, 10.5, 10.6, 10.8, 11.0], 8.6, 8.7),  # at 8.65 and 12.15
+        ([10.0, 10.2, 10.4, 10.5, 10.6, 10.8, 11.0], 12.4, 12.3),  # at 8.85 and 12.35
+    ],
+)
+def test_outliers_are_what_lies_three_interquartile_ranges_away(
+    samples: list[float], far: float, near: float
+) -> None:
+    assert stats.outlier_share([*samples, near]) == 0.0
+    assert stats.outlier_share([*samples, far]) == 0.125
 
 
-def test_noise_of_normal_samples_is_their_standard_deviation() -> None:
-    rng = np.random.default_rng(1)
-    samples = rng.normal(100.0, 2.0, size=20_000)
+def test_noise_is_a_standard_deviation_that_stands_a_third_of_disturbed_samples() -> None:
+    samples = np.random.default_rng(1).normal(100.0, 2.0, size=20_000)
     assert stats.noise(samples) == pytest.approx(0.02, rel=0.03)
-
-
-def test_noise_stands_a_third_of_disturbed_samples() -> None:
     # The median is 10.1; distances from it 0 0 .1 .1 .2 .3 4.9 4.9 4.9, their median .2.
     samples = [10.0, 10.0, 10.1, 9.9, 10.1, 9.8, 15.0, 15.0, 15.0]
     assert stats.noise(samples) == pytest.approx(1.4826 * 0.2 / 10.1, rel=1e-3)
+    # Nine in ten on one tick: the noise is that of the ticks.
+    assert stats.noise([10.0] * 90 + [10.5] * 10) == pytest.approx(0.5 * 0.1**0.5 / 10)
 
 
 @pytest.mark.parametrize(
@@ -274,34 +187,16 @@ def test_tick_is_the_smallest_step(samples: list[float], tick: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "text"),
+    ("call", "value"),
     [
-        (
-            lambda: stats.median([]),
-            "median: samples of shape (0,); expected a one-dimensional array of at least one sample",
-        ),
-        (
-            lambda: stats.noise([1.0, float("nan")]),
-            "noise: a sample of nan; expected finite numbers",
-        ),
-        (
-            lambda: stats.quantiles([1.0], [1.5]),
-            "quantiles: shares = (1.5,); expected shares between 0 and 1",
-        ),
-        (
-            lambda: stats.median_ranks(5, 95.0),
-            "median_ranks: confidence = 95.0; expected a share between 0 and 1",
-        ),
-        (lambda: stats.median_ranks(0), "median_ranks: count = 0; expected at least one sample"),
+        (lambda: stats.median([]), "samples of shape (0,)"),
+        (lambda: stats.noise([1.0, float("nan")]), "a sample of nan"),
+        (lambda: stats.quantiles([1.0], [1.5]), "shares = (1.5,)"),
+        (lambda: stats.median_ranks(5, 95.0), "confidence = 95.0"),
+        (lambda: stats.median_ranks(0), "count = 0"),
     ],
 )
-def test_errors_name_the_value(call: object, text: str) -> None:
+def test_errors_name_the_value(call: Callable[[], object], value: str) -> None:
     with pytest.raises(InputError) as caught:
-        call()  # type: ignore[operator]
-    assert str(caught.value) == text
-
-
-def test_importing_stats_loads_neither_torch_nor_scipy_stats() -> None:
-    code = "import sys, quantbench.stats; print([m for m in ('torch', 'scipy.stats', 'pandas') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]"
+        call()
+    assert caught.value.value == value

@@ -1,7 +1,5 @@
 """SM clocks from stamps of literal counters."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -25,9 +23,21 @@ def stamps(
     return made
 
 
-def test_one_clock_per_gap() -> None:
-    got = clocks_from_stamps(stamps([5_000, 1_005_000, 2_005_000], [1980.0, 1500.0]))
-    assert got == pytest.approx((1980.0, 1500.0))
+@pytest.mark.parametrize(
+    ("made", "clocks"),
+    [
+        (stamps([5_000, 1_005_000, 2_005_000], [1980.0, 1500.0]), [1980.0, 1500.0]),
+        # The whole batch is short: all gaps together.
+        (stamps([1_000, 101_000, 201_000], [1000.0, 2000.0]), [1500.0, 1500.0]),
+        # Sleeping SMs do not pull the clock down.
+        (stamps([1_000, 1_001_000], [1980.0], sms=8, sm_mhz={0: 300.0, 5: 900.0}), [1980.0]),
+        (np.zeros((3, 4, 2), dtype=np.int64), []),  # nothing ran
+        (stamps([1_000], []), []),  # one stamp has no gap
+        (stamps([1_000, 1_000], [1410.0]), []),  # no time went by
+    ],
+)
+def test_clocks_between_stamps(made: np.ndarray, clocks: list[float]) -> None:
+    assert clocks_from_stamps(made) == pytest.approx(tuple(clocks))
 
 
 def test_short_gaps_borrow_from_their_neighbours() -> None:
@@ -39,38 +49,9 @@ def test_short_gaps_borrow_from_their_neighbours() -> None:
     assert got[2] == pytest.approx((1000 * 3 + 2000 * 2) / 5)  # all five
 
 
-def test_all_gaps_together_when_the_whole_batch_is_short() -> None:
-    got = clocks_from_stamps(stamps([1_000, 101_000, 201_000], [1000.0, 2000.0]))
-    assert got == pytest.approx((1500.0, 1500.0))
-
-
-def test_sleeping_sms_do_not_pull_the_clock_down() -> None:
-    got = clocks_from_stamps(
-        stamps([1_000, 1_001_000], [1980.0], sms=8, sm_mhz={0: 300.0, 5: 900.0})
-    )
-    assert got == pytest.approx((1980.0,))
-
-
-def test_sms_that_were_not_stamped_are_left_out() -> None:
+def test_counters_that_were_not_stamped_or_went_back_are_left_out() -> None:
     made = stamps([1_000, 1_001_000], [1410.0], sms=4)
     made[1, 0] = 0
     made[0, 3] = 0
+    made[1, 1, 1] = 5
     assert clocks_from_stamps(made) == pytest.approx((1410.0,))
-
-
-def test_a_counter_that_went_back_is_left_out() -> None:
-    made = stamps([1_000, 1_001_000], [1410.0], sms=2)
-    made[1, 0, 1] = 5
-    assert clocks_from_stamps(made) == pytest.approx((1410.0,))
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        np.zeros((3, 4, 2), dtype=np.int64),  # nothing ran
-        stamps([1_000], []),  # one stamp has no gap
-        stamps([1_000, 1_000], [1410.0]),  # no time went by
-    ],
-)
-def test_no_clock_where_none_can_be_told(made: np.ndarray) -> None:
-    assert clocks_from_stamps(made) == ()

@@ -2,18 +2,18 @@
 it takes.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+import torch
+from made_devices import A100
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.timing import make_timer
-from quantbench.timing.cpu import CpuClocks, CpuSampler, CpuTimer, thread_preemptions
+from quantbench.timing.cpu import CpuClocks, CpuSampler, CpuTimer
 from quantbench.timing.options import TimingOptions
 
 MIB = 2**20
@@ -49,21 +49,11 @@ class Fake:
         )
 
 
-def test_samples_are_wall_times_in_microseconds() -> None:
-    fake = Fake(run_us=123.5)
-    got = CpuSampler(fake.run, None, fake.clocks()).sample(3)
-    assert got.samples_us == (123.5,) * 3
-    assert got.invalid == ("", "", "")
-    assert fake.naps == []
-
-
 def test_a_preempted_run_is_marked_and_has_the_threads_own_time() -> None:
     fake = Fake(lost=[0, 1, 2])
     got = CpuSampler(fake.run, None, fake.clocks()).sample(4)
     assert got.samples_us == (100.0,) * 4
-    assert got.invalid == (
-        "", "preempted: the core went to others once", "preempted: the core went to others 2 times", "",
-    )  # fmt: skip
+    assert [word[:9] for word in got.invalid] == ["", "preempted", "preempted", ""]
     assert fake.naps == [0.0001, 0.0001]  # before the third and the fourth
 
 
@@ -109,138 +99,50 @@ def timer(fake: Fake, **options: object) -> CpuTimer:
     )
 
 
-def test_a_point_from_beginning_to_end() -> None:
+@pytest.mark.parametrize("cache", ["cold", "hot"])
+def test_a_point_from_beginning_to_end(cache: str) -> None:
     fake = Fake(run_us=250.0)
-    made = timer(fake)
+    made = timer(fake, cache=cache)
     got = made.measure(fake.run)
-    assert (got.mode, got.cache, got.kernels_per_sample, got.stopped_by) == (
-        "cpu",
-        "cold",
-        1,
-        "precision",
-    )
+    assert (got.mode, got.cache, got.stopped_by) == ("cpu", cache, "precision")
+    assert (got.kernels_per_sample, got.clocks_mhz) == (1, ())
     assert got.samples_us == (250.0,) * 10
-    assert got.clocks_mhz == ()
     assert got.state_before == got.state_after == STATE
     assert made.warmup_s == pytest.approx(0.02, rel=0.2)  # two windows of 10 ms
     assert made.measuring_s == pytest.approx(10 * 250e-6)
 
 
-def test_preempted_samples_are_discarded_with_their_reason() -> None:
-    fake = Fake(run_us=1000.0)
-
-    def run() -> None:
-        if fake.wall_us > 30_000:
-            fake.lost = [1] if int(fake.wall_us) % 5 == 0 and not fake.naps else []
-        fake.run()
-
-    got = timer(fake, min_samples=20).measure(run)
-    assert set(got.samples_us) == {1000.0}
-    assert {d.reason for d in got.discarded} <= {"preempted: the core went to others once"}
-    assert len(got.samples_us) >= 20
-
-
-def test_hot_is_recorded_as_hot() -> None:
-    fake = Fake()
-    assert timer(fake, cache="hot").measure(fake.run).cache == "hot"
-
-
-def test_a_graph_cannot_be_had_on_a_processor() -> None:
-    with pytest.raises(UnsupportedError) as caught:
+def test_graphs_and_gpus_are_none_of_a_processor() -> None:
+    with pytest.raises(UnsupportedError, match="mode = 'graph' on a processor"):
         timer(Fake(), mode="graph")
-    assert str(caught.value) == (
-        "timing: mode = 'graph' on a processor; expected a CUDA device, or mode = 'auto'"
-    )
+    with pytest.raises(InputError, match="a device of kind 'cuda'; expected a processor"):
+        CpuTimer(TimingOptions(), A100, lambda: STATE)
 
 
-def test_a_gpu_is_no_processor() -> None:
-    gpu = DeviceSpec("a100", "cuda", 108, 1410, 40 * MIB, 0, 80 * 2**30, 2039, {}, (8, 0))
-    with pytest.raises(InputError) as caught:
-        CpuTimer(TimingOptions(), gpu, lambda: STATE)
-    assert str(caught.value) == "CpuTimer: a device of kind 'cuda'; expected a processor"
-
-
-needs_affinity = pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity"), reason="this system pins no threads"
-)
-
-
-@needs_affinity
-def test_the_thread_is_pinned_while_measuring_and_free_again_after() -> None:
-    before = os.sched_getaffinity(0)
-    seen: set[frozenset[int]] = set()
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no threads")
+@pytest.mark.parametrize("fails", [False, True])
+def test_one_pinned_thread_while_measuring_and_free_again_after(fails: bool) -> None:
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    seen: set[tuple[frozenset[int], int]] = set()
     fake = Fake()
 
     def run() -> None:
-        seen.add(frozenset(os.sched_getaffinity(0)))
+        seen.add((frozenset(os.sched_getaffinity(0)), torch.get_num_threads()))
         fake.run()
+        if fails:
+            raise RuntimeError
 
-    timer(fake).measure(run)
-    assert seen == {frozenset({max(before)})}
-    assert os.sched_getaffinity(0) == before
-
-
-@needs_affinity
-def test_the_thread_is_free_again_after_a_failure() -> None:
-    before = os.sched_getaffinity(0)
-
-    def run() -> None:
-        raise RuntimeError("out of luck")
-
-    with pytest.raises(RuntimeError, match="out of luck"):
-        timer(Fake()).measure(run)
-    assert os.sched_getaffinity(0) == before
-
-
-def test_torch_runs_on_one_thread_and_gets_its_threads_back() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    before = torch.get_num_threads()
-    fake = Fake()
-    seen: set[int] = set()
-
-    def run() -> None:
-        seen.add(torch.get_num_threads())
-        fake.run()
-
-    timer(fake).measure(run)
-    assert seen == {1}
-    assert torch.get_num_threads() == before
-
-
-def test_preemptions_are_counted_upwards() -> None:
-    first = thread_preemptions()
-    assert first >= 0
-    assert thread_preemptions() >= first
-
-
-def real_task() -> Callable[[], None]:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    a, b, out = torch.randn(128, 128), torch.randn(128, 128), torch.empty(128, 128)
-    return lambda: torch.mm(a, b, out=out)
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        timer(fake).measure(run)
+    assert seen == {(frozenset({max(cores)}), 1)}
+    assert (os.sched_getaffinity(0), torch.get_num_threads()) == (cores, threads)
 
 
 def test_a_real_product_is_timed() -> None:
-    made = make_timer(CPU, TimingOptions(max_time_s=0.2), state=lambda: STATE)
-    got = made.measure(real_task())
+    a, b, out = torch.randn(128, 128), torch.randn(128, 128), torch.empty(128, 128)
+    made = make_timer(CPU, TimingOptions(max_time_s=0.2))
+    got = made.measure(lambda: torch.mm(a, b, out=out))
     assert got.samples_us
     assert got.stopped_by in ("precision", "noise_floor", "max_time", "max_samples", "discards")
-    assert (got.mode, got.cache) == ("cpu", "cold")
-    assert made.warmup_s > 0
-    assert made.measuring_s > 0
-
-
-def test_the_state_is_the_devices_own_by_default() -> None:
-    got = make_timer(CPU, TimingOptions(max_time_s=0.05, min_samples=3)).measure(real_task())
+    assert min(made.warmup_s, made.measuring_s) > 0
     assert got.state_before.note  # a processor always has something that it cannot tell
-
-
-def test_importing_timing_loads_no_torch() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, quantbench.timing, quantbench.timing.cpu, quantbench.timing.cuda, quantbench.timing.grade;"
-        "print([m for m in ('torch', 'triton', 'scipy.stats') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]"

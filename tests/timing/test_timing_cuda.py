@@ -5,14 +5,13 @@ literals.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 import pytest
 import torch
 from made_devices import A100
 
-from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.timing import cuda_device
 from quantbench.timing.cuda import CudaTimer, runs_in_graph
@@ -40,6 +39,7 @@ class FakeGpu:
     capturing: bool = False
     polls: int = 0
     queue: int = 10_000  # launches that fit behind a hold
+    held_from: int = 0  # place in the log behind the last hold
     expired: int = 0  # holds that ended because more were queued
 
     def now(self) -> float:
@@ -67,13 +67,13 @@ class FakeGpu:
     def hold(self) -> None:
         self.now_s += 100e-6  # what the host takes to queue a batch
         self.note("hold")
+        self.held_from = len(self.log)
 
     def release(self) -> None:
         self.note("release")
 
     def was_held(self) -> bool:
-        last_hold = len(self.log) - self.log[::-1].index("hold")
-        if self.log.index("release", last_hold) - last_hold > self.queue:
+        if self.log.index("release", self.held_from) - self.held_from > self.queue:
             self.expired += 1
             return False
         return self.held.pop(0) if self.held else True
@@ -148,23 +148,16 @@ def test_cold_runs_rotate_over_copies_that_outgrow_the_cache() -> None:
 
 def test_more_copies_than_are_made_are_refused() -> None:
     assert in_graph(10.0, min_bytes=28 * 1024) == (5852, 5853)
-    with pytest.raises(UnsupportedError) as caught:
+    with pytest.raises(UnsupportedError, match=r"6069 copies .*; expected .* at most 6000"):
         in_graph(10.0, min_bytes=27 * 1024)
-    assert str(caught.value) == (
-        "timing: mode = 'graph' with a cold cache and 6069 copies to rotate over; "
-        "expected min_bytes and copies, at most 6000, or mode = 'auto'"
-    )
 
 
 def test_a_graph_without_copies_is_not_called_cold() -> None:
     # The "cold" graph that was silently warm (flashinfer 4468) cannot come about.
-    with pytest.raises(
-        UnsupportedError, match="0 copies to rotate over; expected min_bytes and copies"
-    ):
-        in_graph(10.0)
     gpu = FakeGpu(run_us=5.0)
-    with pytest.raises(UnsupportedError, match="expected min_bytes and copies"):
-        timer(gpu, mode="graph").measure(gpu.run, min_bytes=2 * MIB)
+    for min_bytes in (None, 2 * MIB):
+        with pytest.raises(UnsupportedError, match="0 copies to rotate over"):
+            timer(gpu, mode="graph").measure(gpu.run, min_bytes=min_bytes)
 
 
 # ---- the order of launches
@@ -182,18 +175,6 @@ def test_cold_events_flush_before_the_start_event_and_release_once_everything_is
     assert got.samples_us == pytest.approx((100.0, 100.0))  # the flush is not in it
     assert got.clocks_mhz == (1410.0, 1410.0)
     assert got.invalid == ()
-
-
-def test_hot_events_do_not_flush() -> None:
-    gpu = FakeGpu()
-    EventSampler(gpu, gpu.run, flush=False).sample(3)
-    assert "flush" not in gpu.log
-    assert gpu.log.count("run") == 3
-
-
-def test_no_more_is_queued_than_the_driver_takes() -> None:
-    gpu = FakeGpu()
-    assert len(EventSampler(gpu, gpu.run, flush=True).sample(1000).samples_us) == MAX_QUEUED
 
 
 def test_the_stream_is_let_go_when_a_run_fails() -> None:
@@ -217,20 +198,17 @@ def test_a_hold_that_ran_out_marks_the_batch_and_the_next_is_half_as_long() -> N
     assert (len(third.samples_us), third.invalid) == (4, ())
 
 
-def test_without_counters_the_clock_is_nvmls() -> None:
+def test_without_counters_the_clock_is_nvmls_and_hot_events_do_not_flush() -> None:
     gpu = FakeGpu(mhz=())
-    assert EventSampler(gpu, gpu.run, flush=True).sample(3).clocks_mhz == (1400.0,) * 3
+    assert EventSampler(gpu, gpu.run, flush=False).sample(3).clocks_mhz == (1400.0,) * 3
+    assert "flush" not in gpu.log
 
 
 def test_a_replay_is_divided_by_its_runs() -> None:
     gpu = FakeGpu(run_us=4.0)
-    runs = [gpu.run] * 10
-    sampler = replay_sampler(gpu, runs)
-    assert gpu.log == [
-        "rehearse and capture",
-        "replay",
-        "synchronize",
-    ]  # the first replay uploads, nothing is held
+    sampler = replay_sampler(gpu, [gpu.run] * 10)
+    # The first replay uploads, nothing is held.
+    assert gpu.log == ["rehearse and capture", "replay", "synchronize"]
     gpu.log.clear()
     got = sampler.sample(2)
     assert gpu.log == [
@@ -269,15 +247,9 @@ def test_a_cold_point_from_beginning_to_end() -> None:
     gpu = FakeGpu()
     made = timer(gpu)
     got = made.measure(gpu.run)
-    assert (got.mode, got.cache, got.kernels_per_sample, got.stopped_by) == (
-        "events",
-        "cold",
-        1,
-        "precision",
-    )
+    assert got.stopped_by == "precision"
     assert got.samples_us == pytest.approx((100.0,) * len(got.samples_us))
     assert got.clocks_mhz == (1410.0,) * len(got.samples_us)
-    assert got.mean_clock is not None
     assert got.mean_clock.mhz == pytest.approx(1410.0)
     assert got.mean_clock.half_width_mhz < 1e-3
     assert 40 <= len(got.samples_us) <= 80  # the steady ones of the warm-up count
@@ -286,6 +258,10 @@ def test_a_cold_point_from_beginning_to_end() -> None:
     assert gpu.log[:3] == ["run", "run", "synchronize"]  # before anything is held
     assert made.warmup_s >= 2.1  # the first point heats the card, then two windows of 50 ms
     assert made.measuring_s == pytest.approx(150e-6 + 100e-6)
+    heated_s = made.warmup_s
+    made.measure(gpu.run)
+    assert heated_s == pytest.approx(2 + made.warmup_s - heated_s, rel=0.1)
+    assert made.measuring_s == pytest.approx(2 * (150e-6 + 100e-6))
 
 
 def most_samples_behind_a_hold(gpu: FakeGpu) -> int:
@@ -301,7 +277,7 @@ def test_a_run_of_many_launches_never_fills_the_queue() -> None:
             torch.zeros(1)
             gpu.note("product")
             gpu.note("sum of its parts")
-        gpu.now_s += 100e-6
+        gpu.now_s += 1e-3
 
     got = timer(gpu).measure(run)
     assert gpu.expired == 0
@@ -314,7 +290,7 @@ def test_what_fits_is_learnt_once_where_launches_cannot_be_counted() -> None:
 
     def run() -> None:
         gpu.log += ["kernel of another library"] * 200
-        gpu.now_s += 100e-6
+        gpu.now_s += 500e-6
 
     made = timer(gpu)
     made.measure(run)
@@ -335,20 +311,8 @@ def test_a_hold_that_ends_for_another_reason_teaches_nothing() -> None:
     assert most_samples_behind_a_hold(gpu) == MAX_QUEUED
 
 
-def test_phases_add_up_over_points() -> None:
-    gpu = FakeGpu()
-    made = timer(gpu)
-    phases = [(made.warmup_s, made.measuring_s)]
-    for _ in range(3):
-        made.measure(gpu.run)
-        phases.append((made.warmup_s, made.measuring_s))
-    heated, second, third = np.diff(phases, axis=0)
-    assert heated[0] == pytest.approx(2 + second[0], rel=0.1)
-    assert third == pytest.approx(second, rel=0.1)
-
-
 @pytest.mark.parametrize("cache", ["cold", "hot"])
-@pytest.mark.parametrize("run_us", [1.0, 19.9, 20.1, 5000.0])
+@pytest.mark.parametrize("run_us", [19.9, 5000.0])
 def test_the_method_does_not_depend_on_the_time(run_us: float, cache: str) -> None:
     gpu = FakeGpu(run_us=run_us)
     got = timer(gpu, cache=cache).measure(
@@ -357,13 +321,6 @@ def test_the_method_does_not_depend_on_the_time(run_us: float, cache: str) -> No
     assert (got.mode, got.cache, got.kernels_per_sample) == ("events", cache, 1)
     assert got.samples_us[0] == pytest.approx(run_us)
     assert got.stopped_by == "precision"
-
-
-def test_a_graph_is_replayed_where_it_is_asked_for() -> None:
-    gpu = FakeGpu(run_us=5.0)
-    got = timer(gpu, mode="graph", cache="hot").measure(gpu.run)
-    assert (got.mode, got.cache, got.kernels_per_sample) == ("graph", "hot", 100)
-    assert got.samples_us[0] == pytest.approx(5.0)
 
 
 def test_a_cold_graph_rotates_over_as_many_copies_as_it_takes() -> None:
@@ -405,10 +362,8 @@ def test_phases_are_counted_when_a_run_fails_while_sampling() -> None:
 
 
 def test_a_processor_is_no_cuda_device() -> None:
-    cpu = DeviceSpec("cpu-x", "cpu", 1, 3000, 32 * MIB, 0, 2**34, 100, {})
-    with pytest.raises(InputError) as caught:
-        CudaTimer(TimingOptions(), cpu, DeviceState, ops=FakeGpu())
-    assert str(caught.value) == "CudaTimer: a device of kind 'cpu'; expected a cuda device"
+    with pytest.raises(InputError, match="a device of kind 'cpu'; expected a cuda device"):
+        CudaTimer(TimingOptions(), replace(A100, kind="cpu"), DeviceState, ops=FakeGpu())
 
 
 def test_probes_that_do_not_compile_leave_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

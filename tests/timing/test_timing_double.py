@@ -1,11 +1,10 @@
 """The double of a GPU with two clocks, and the timer on it."""
 
 import pytest
+from benchmarks.timer_on_double import timer_of
 from device_double import QUEUE_LIMIT, Gpu, Kernel, Ops
 
-from quantbench.device import lookup
 from quantbench.stats import median
-from quantbench.timing.cuda import CudaTimer
 from quantbench.timing.cuda_samplers import EventSampler
 from quantbench.timing.options import TimingOptions
 
@@ -46,17 +45,11 @@ def test_a_host_that_takes_half_a_second_loses_its_hold() -> None:
     assert EventSampler(Ops(gpu), slow, flush=True).sample(1).invalid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["cold", "hot"])
 def test_the_timer_measures_the_double_to_its_offset(cache: str) -> None:
     gpu = Gpu()
-    ops = Ops(gpu)
-    timer = CudaTimer(
-        TimingOptions(cache=cache),
-        lookup("h200-sxm-141gb"),
-        ops.state,
-        ops=ops,
-        now=gpu.now_s,
-        pause=gpu.pause,
+    measured = timer_of(gpu, options=TimingOptions(cache=cache)).measure(
+        lambda: gpu.queue(Kernel("k", 300.0))
     )
-    measured = timer.measure(lambda: gpu.queue(Kernel("k", 300.0)))
     assert 300 <= median(measured.samples_us) <= 304

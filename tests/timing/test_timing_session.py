@@ -1,18 +1,14 @@
 """Warming up, discarding, backing off and giving up, with a device made of literals."""
 
-from __future__ import annotations
-
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
-from made_devices import A100
 from made_devices import STATE as OK
 
 from quantbench.device.spec import DeviceState
 from quantbench.errors import MeasurementError
 from quantbench.measurement import Measurement
-from quantbench.timing.grade import grade
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import KEPT, Batch, WarmUp, batch_size, sample_point, warm_up
 
@@ -24,8 +20,9 @@ BATCH_S = 1 / 128  # sums of it are exact
 class Clock:
     """Stands still unless somebody sleeps or samples."""
 
+    now_s = 0.0
+
     def __init__(self) -> None:
-        self.now_s = 0.0
         self.slept: list[float] = []
 
     def __call__(self) -> float:
@@ -140,33 +137,14 @@ def test_a_clock_that_stands_still_ends_warming_up() -> None:
     assert len(script.counts) == 2000
 
 
-def test_a_clock_that_goes_back_does_not_confuse_warming_up() -> None:
-    seconds = iter([10.0, 3.0, 2.0, *[10.0 + 0.01 * i for i in range(1, 40)]])
-    warm = warm_up(
-        Script(Clock(), [batch(5.0, 5.0)]),
-        window_s=0.05,
-        limit_s=1.0,
-        batch_limit=16,
-        now=lambda: next(seconds),
-    )
-    assert warm.steady
-
-
-def test_warming_up_on_nan_says_so() -> None:
-    with pytest.raises(MeasurementError) as caught:
+def test_nothing_but_nan_is_an_error() -> None:
+    with pytest.raises(MeasurementError, match="warm-up: samples of"):
         warmed([batch(NAN, NAN)], Clock())
-    assert str(caught.value) == "warm-up: samples of (nan, nan); expected finite times above 0"
+    with pytest.raises(MeasurementError, match="collect: 10 samples, none usable"):
+        collected([Batch((NAN, NAN))])
 
 
 # ---- sampling
-
-
-def test_good_samples_are_kept_in_order() -> None:
-    got = collected([batch(*[100.0, 100.1] * 5)])
-    assert got.samples_us == (100.0, 100.1) * 5
-    assert got.clocks_mhz == (1410.0,) * 10
-    assert got.discarded == ()
-    assert got.stopped_by == "precision"
 
 
 def test_samples_below_three_quarters_of_the_steady_clock_are_discarded() -> None:
@@ -175,7 +153,7 @@ def test_samples_below_three_quarters_of_the_steady_clock_are_discarded() -> Non
     got = collected([mixed, batch(*[100.0] * 10)], clock=clock)
     assert [(d.sample_us, d.clock_mhz) for d in got.discarded] == [(140.0, 1050.0)]
     assert got.discarded[0].reason == "throttled: 1050 MHz is 74% of the steady 1410 MHz"
-    assert len(got.samples_us) == 12
+    assert (len(got.samples_us), got.stopped_by) == (12, "precision")
     assert clock.slept == [0.05]
 
 
@@ -216,21 +194,6 @@ def test_when_everything_is_throttled_the_figure_is_kept_and_says_so() -> None:
     assert got.discarded[0].reason == "throttled: 890 MHz is 63% of the steady 1410 MHz" + KEPT
 
 
-def test_what_was_kept_though_throttled_is_graded_d() -> None:
-    clock = Clock()
-    measurement = sample_point(
-        Script(clock, [Batch((150.0, 152.0), (900.0, 890.0), OK)]),
-        TimingOptions(),
-        WarmUp(1000.0, 1410.0, True, OK),
-        mode="events", runs_per_sample=1, batch_limit=16, tick_us=0.5, now=clock, pause=clock.sleep,
-    )  # fmt: skip
-    verdict = grade(measurement, flops=1e9, min_bytes=1e6, spec=A100, dtype="bf16")
-    assert verdict.letter == "D"
-    assert (
-        verdict.reasons[0] == "every sample was throttled (890 MHz is 63% of the steady 1410 MHz)"
-    )
-
-
 def test_a_few_good_samples_win_over_many_throttled_ones() -> None:
     got = collected([batch(100.0, 101.0), batch(150.0, 150.0, mhz=900.0)])
     assert got.samples_us == (100.0, 101.0)
@@ -239,72 +202,39 @@ def test_a_few_good_samples_win_over_many_throttled_ones() -> None:
     assert not any(d.reason.endswith(KEPT) for d in got.discarded)
 
 
-def test_a_launch_gap_discards_the_batch() -> None:
-    got = collected(
-        [
-            batch(900.0, invalid="launch gap: the device had to wait for the host"),
-            batch(*[100.0] * 10),
-        ]
-    )
-    assert got.samples_us == (100.0,) * 10
-    assert [d.reason for d in got.discarded] == ["launch gap: the device had to wait for the host"]
-
-
 def test_nan_and_negative_samples_are_discarded_as_no_times() -> None:
     got = collected([Batch((NAN, -3.0, 100.0, 0.0)), batch(*[100.0] * 10, mhz=None)])
     assert got.samples_us == (100.0,) * 11
-    assert [d.reason for d in got.discarded] == [
-        "not a time: nan µs",
-        "not a time: -3.0 µs",
-        "not a time: 0.0 µs",
-    ]
+    assert [d.reason for d in got.discarded] == [f"not a time: {us} µs" for us in (NAN, -3.0, 0.0)]
     assert {d.sample_us for d in got.discarded} == {0.0}  # a record is JSON and holds no NaN
     assert got.clocks_mhz == ()
 
 
-def test_nothing_but_nan_is_an_error() -> None:
-    with pytest.raises(MeasurementError) as caught:
-        collected([Batch((NAN, NAN))])
-    assert str(caught.value) == (
-        "collect: 10 samples, none usable (not a time: nan µs); expected finite times above 0"
-    )
+CROWDED = Batch((5.0, 6.0), invalid=("preempted: the core went to others once",) * 2)
 
 
 def test_preempted_batches_do_not_end_sampling_early() -> None:
-    crowded = Batch((5.0,) * 4, invalid=("preempted: the core went to others once",) * 4)
-    got = collected([*[crowded] * 20, batch(*[4.0] * 10, mhz=None)])
+    got = collected([*[CROWDED] * 40, batch(*[4.0] * 10, mhz=None)])
     assert got.samples_us == (4.0,) * 10
     assert len(got.discarded) == 80
     assert got.stopped_by == "precision"
 
 
-def test_nothing_but_preempted_samples_end_with_the_time_and_are_kept() -> None:
+@pytest.mark.parametrize(
+    ("takes_s", "stopped_by", "kept"), [(BATCH_S, "max_time", 127), (0.0, "discards", 499)]
+)
+def test_nothing_but_preempted_samples_end_and_are_kept(
+    takes_s: float, stopped_by: str, kept: int
+) -> None:
+    """With the time after 64 batches; after 500 samples where the clock stands still. One of them
+    speaks for the others."""
     clock = Clock()
-    crowded = Batch((5.0, 6.0), invalid=("preempted: the core went to others once",) * 2)
-    got = collected([crowded], clock=clock, max_time_s=0.5)
-    assert got.stopped_by == "max_time"
-    assert clock.slept == []
-    assert len(got.samples_us) == 127  # 64 batches of two, less the one that speaks for them
-    assert got.discarded[0].reason == "preempted: the core went to others once" + KEPT
-
-
-def test_discards_are_bounded_when_the_clock_stands_still() -> None:
-    clock = Clock()
-    crowded = Batch((5.0,) * 5, invalid=("preempted: the core went to others once",) * 5)
     warm = WarmUp(5.0, None, True, OK)
-    got = sampled(
-        Script(clock, [crowded], takes_s=0.0), clock, warm, max_samples=50, max_time_s=1.0
-    )
-    assert got.stopped_by == "discards"
-    assert len(got.samples_us) == 49
-
-
-def test_sampling_stops_in_time() -> None:
-    clock = Clock()
-    samples = [batch(100.0, 130.0, 160.0)]
-    got = collected(samples, clock=clock, max_time_s=0.125)
-    assert got.stopped_by == "max_time"
-    assert clock.now_s == 0.125
+    script = Script(clock, [CROWDED], takes_s)
+    got = sampled(script, clock, warm, max_samples=500, max_time_s=0.5)
+    assert (got.stopped_by, len(got.samples_us)) == (stopped_by, kept)
+    assert clock.slept == []
+    assert got.discarded[0].reason == "preempted: the core went to others once" + KEPT
 
 
 def test_one_long_run_is_a_measurement() -> None:
@@ -329,17 +259,12 @@ def test_batches_fit_what_the_rule_still_misses() -> None:
 def test_the_garbage_collector_is_held_back_and_let_go() -> None:
     seen: list[bool] = []
 
-    class Watching:
+    class Watching(Script):
         def sample(self, count: int) -> Batch:
             seen.append(gc.isenabled())
-            return batch(*[100.0] * 10)
+            return super().sample(count)
 
-    def point(sampler: object) -> Callable[[], object]:
-        return lambda: sample_point(
-            sampler, TimingOptions(), WarmUp(100.0, None, True, OK),  # type: ignore[arg-type]
-            mode="cpu", runs_per_sample=1, batch_limit=16, tick_us=0.0, now=lambda: 0.0, pause=lambda s: None,
-        )  # fmt: skip
-
-    point(Watching())()
+    clock = Clock()
+    sampled(Watching(clock, [batch(*[100.0] * 10)]), clock, WarmUp(100.0, None, True, OK))
     assert seen == [False]
     assert gc.isenabled()

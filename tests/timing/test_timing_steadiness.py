@@ -1,58 +1,54 @@
 """When a device counts as settled."""
 
-from __future__ import annotations
+import pytest
 
 from quantbench.timing.stopping import Steadiness
 
+Batches = list[tuple[float, list[float], list[float]]]
 
-def fed(batches: list[tuple[float, list[float], list[float]]], window_s: float = 0.1) -> Steadiness:
-    steadiness = Steadiness(window_s)
+
+def fed(batches: Batches) -> Steadiness:
+    steadiness = Steadiness(0.1)
     for at_s, times, clocks in batches:
         steadiness.add(at_s, times, clocks)
     return steadiness
 
 
-def test_nothing_seen_is_not_steady() -> None:
-    assert not Steadiness(0.1).steady
+def windows(old: list[float], new: list[float], factor: float = 1.0) -> Batches:
+    """Five batches of the same times in each of two windows, the clock of the second by a factor
+    faster."""
+    first = [(0.02 * i, old, [1400.0] * 4) for i in range(1, 6)]
+    return first + [(0.1 + 0.02 * i, new, [1400.0 * factor] * 4) for i in range(1, 6)]
 
 
-def test_equal_times_are_steady_once_two_windows_are_full() -> None:
-    batches = [(at / 100, [50.0, 50.1, 50.0], []) for at in range(1, 21)]
-    assert not fed(batches[:19]).steady  # 0.19 s
-    assert fed(batches).steady
+EQUAL = [(at / 100, [50.0, 50.1, 50.0], []) for at in range(1, 21)]
+# Memory-bound work does not show the clock in its time.
+CLIMBING = [(at / 100, [50.0] * 3, [600.0 + 40 * at] * 3) for at in range(1, 31)]
+SLOW = [(0.5 * i, [5e5], [1400.0]) for i in range(1, 7)]  # slower than the window
 
 
-def test_a_falling_time_is_not_steady() -> None:
-    # A clock that climbs from idle: 2 % faster with every batch.
-    batches = [(at / 100, [100.0 * 0.98**at] * 3, []) for at in range(1, 31)]
-    assert not fed(batches).steady
-
-
-def test_a_rising_clock_is_not_steady_though_the_time_is() -> None:
-    # Memory-bound work does not show the clock in its time.
-    climbing = [(at / 100, [50.0] * 3, [600.0 + 40 * at] * 3) for at in range(1, 31)]
-    assert not fed(climbing).steady
-    settled = climbing + [(at / 100, [50.0] * 3, [1800.0] * 3) for at in range(31, 60)]
-    assert fed(settled).steady
-
-
-def test_noise_is_not_taken_for_a_trend() -> None:
-    # 5 % up and down; the medians of the windows differ by 2 %.
-    old = [(0.02 * i, [95.0, 100.0, 105.0, 99.0], []) for i in range(1, 6)]
-    new = [(0.1 + 0.02 * i, [97.0, 102.0, 107.0, 101.0], []) for i in range(1, 6)]
-    assert fed(old + new).steady
-
-
-def test_two_percent_without_noise_is_a_trend() -> None:
-    old = [(0.02 * i, [100.0] * 4, []) for i in range(1, 6)]
-    new = [(0.1 + 0.02 * i, [102.0] * 4, []) for i in range(1, 6)]
-    assert not fed(old + new).steady
-
-
-def test_work_slower_than_the_window_needs_three_samples_in_each() -> None:
-    slow = [(0.5 * i, [5e5], [1400.0]) for i in range(1, 7)]
-    assert not fed(slow[:5]).steady
-    assert fed(slow).steady
+@pytest.mark.parametrize(
+    ("batches", "steady"),
+    [
+        ([], False),
+        (EQUAL[:19], False),  # two windows are not full
+        (EQUAL, True),
+        ([(at / 100, [100.0 * 0.98**at] * 3, []) for at in range(1, 31)], False),
+        (CLIMBING, False),
+        (CLIMBING + [(at / 100, [50.0] * 3, [1800.0] * 3) for at in range(31, 60)], True),
+        # 5 % up and down: that the medians differ by 2 % is noise.
+        (windows([95.0, 100.0, 105.0, 99.0], [97.0, 102.0, 107.0, 101.0]), True),
+        (windows([100.0] * 4, [102.0] * 4), False),
+        (SLOW[:5], False),
+        (SLOW, True),
+        (windows([100.0] * 4, [100.0] * 4, 1.008), True),
+        (windows([100.0] * 4, [100.0] * 4, 0.992), True),
+        (windows([100.0] * 4, [100.0] * 4, 1.02), False),
+        (windows([100.0] * 4, [100.0] * 4, 0.98), False),
+    ],
+)
+def test_when_a_device_is_settled(batches: Batches, steady: bool) -> None:
+    assert fed(batches).steady == steady
 
 
 def test_what_came_before_the_last_two_windows_is_forgotten() -> None:
@@ -68,13 +64,6 @@ def test_what_came_before_the_last_two_windows_is_forgotten() -> None:
     assert fed(quick).steady
 
 
-def test_a_faster_clock_is_as_unsteady_as_a_slower_one() -> None:
-    for factor, steady in ((1.0, True), (1.008, True), (0.992, True), (1.02, False), (0.98, False)):
-        old = [(0.02 * i, [100.0] * 4, [1400.0] * 4) for i in range(1, 6)]
-        new = [(0.1 + 0.02 * i, [100.0] * 4, [1400.0 * factor] * 4) for i in range(1, 6)]
-        assert fed(old + new).steady == steady
-
-
 def test_more_samples_make_the_noise_between_windows_smaller() -> None:
     # Times of 5 % noise that rise by 4 %: within what six samples scatter, beyond what sixty do.
     def rising(repeats: int) -> Steadiness:
@@ -86,19 +75,10 @@ def test_more_samples_make_the_noise_between_windows_smaller() -> None:
 
 
 def test_typical_time_and_clock_are_those_of_the_last_window() -> None:
-    steadiness = fed(
-        [
-            (0.05, [90.0] * 3, [1000.0] * 3),
-            (0.15, [59.0, 61.0, 62.0], [1500.0] * 3),
-            (0.2, [58.0, 60.0], [1515.0] * 2),
-        ]
-    )
-    assert steadiness.typical_us == 60.0
-    assert steadiness.clock_mhz == 1500.0
-    assert steadiness.rounds == 3
+    assert fed(EQUAL).clock_mhz is None
+    steadiness = fed([
+        (0.05, [90.0] * 3, [1000.0] * 3), (0.15, [59.0, 61.0, 62.0], [1500.0] * 3), (0.2, [58.0, 60.0], [1515.0] * 2)
+    ])  # fmt: skip
+    assert (steadiness.typical_us, steadiness.clock_mhz, steadiness.rounds) == (60.0, 1500.0, 3)
     steadiness.add(0.24, [70.0] * 5, [])
     assert steadiness.typical_us == 66.0  # all ten samples since 0.14 s
-
-
-def test_without_clocks_there_is_no_clock() -> None:
-    assert fed([(0.05, [90.0], [])]).clock_mhz is None

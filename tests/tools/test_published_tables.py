@@ -31,8 +31,6 @@ def test_neusight_folds_the_batch_of_a_linear_layer_and_tells_the_split() -> Non
         Softmax(1, 16384, 1024, dtype="fp32", mask="none"),
         500.0,
     )
-    assert linear.launch is not None
-    assert linear.launch.tile is not None
     assert linear.launch.tile.split_k == 2
     assert last.launch is None
 
@@ -50,37 +48,32 @@ def test_every_launch_of_neusight_is_as_many_blocks_as_tiles() -> None:
 @pytest.mark.parametrize(("a_t", "b_t"), ["NN", "TN", "NT"])
 def test_deepbench_layouts_are_those_of_the_same_memory(a_t: str, b_t: str) -> None:
     m, n, k = 4, 6, 5
-    cells = {
-        "M": m,
-        "N": n,
-        "K": k,
-        "a_transposed": a_t,
-        "b_transposed": b_t,
-        "dtype": "fp32",
-        "time_ms": "0.01",
-    }
+    sizes = {"M": m, "N": n, "K": k}
+    cells = {**sizes, "a_transposed": a_t, "b_transposed": b_t, "dtype": "fp32", "time_ms": "0.01"}
     (row,) = read_deepbench([cells], V100)
     work = row.workload
-    assert isinstance(work, Gemm)
     assert row.latency_us == pytest.approx(10.0)
     random = np.random.default_rng(0)
     a_memory, b_memory = random.normal(size=m * k), random.normal(size=k * n)
-    a = a_memory.reshape((k, m) if a_t == "T" else (m, k), order="F")
-    b = b_memory.reshape((n, k) if b_t == "T" else (k, n), order="F")
-    theirs = (a.T if a_t == "T" else a) @ (b.T if b_t == "T" else b)
+
+    def matrix(
+        memory: np.ndarray, rows: int, cols: int, transposed: bool, order: Any
+    ) -> np.ndarray:
+        stored = memory.reshape((cols, rows) if transposed else (rows, cols), order=order)
+        return stored.T if transposed else stored
+
+    theirs = matrix(a_memory, m, k, a_t == "T", "F") @ matrix(b_memory, k, n, b_t == "T", "F")
     # In ours, the first operand is the memory of their b, row by row.
-    first = b_memory.reshape((work.m, work.k) if work.layout[0] == "n" else (work.k, work.m))
-    second = a_memory.reshape((work.k, work.n) if work.layout[1] == "n" else (work.n, work.k))
-    ours = (first if work.layout[0] == "n" else first.T) @ (
-        second if work.layout[1] == "n" else second.T
-    )
-    assert np.allclose(ours.ravel(), theirs.ravel(order="F"))
+    first = matrix(b_memory, work.m, work.k, work.layout[0] == "t", "C")
+    second = matrix(a_memory, work.k, work.n, work.layout[1] == "t", "C")
+    assert np.allclose((first @ second).ravel(), theirs.ravel(order="F"))
 
 
 def test_aiter_writes_parts_in_assembly_and_their_logarithm_elsewhere() -> None:
     ck = "a8w8_blockscale_1x128x128_256x16x64x256_16x16_16x16_1x1_16x16x1_16x16x1_1x16x1x16_4_1x1_intrawave_v1"
     assembly = "_ZN5aiter39bf16gemm_fp32bf16_tn_64x64_splitk_cleanE"
     fp8 = "flydsl_bpreshuflle_32x64x512_F8_F8_B16_2x1x0x0x4_default"
+    same = {"m": 16, "n": 1536, "k": 7168, "latency_us": 18.5}
     table = [
         ("fp8_block", ck, 2),
         ("bf16", assembly, 13),
@@ -88,23 +81,13 @@ def test_aiter_writes_parts_in_assembly_and_their_logarithm_elsewhere() -> None:
         ("mxfp4", fp8, 0),
     ]
     rows = [
-        {
-            "dtype": dtype,
-            "m": 16,
-            "n": 1536,
-            "k": 7168,
-            "latency_us": 18.5,
-            "kernel": kernel,
-            "split_k": split,
-        }
+        {**same, "dtype": dtype, "kernel": kernel, "split_k": split}
         for dtype, kernel, split in table
     ]
-    first, second, third = read_aiter(
-        rows, lookup("mi300x")
-    )  # the kernel of the fourth denies its format
+    # The kernel of the fourth denies its format.
+    first, second, third = read_aiter(rows, lookup("mi300x"))
     assert first.workload == Gemm(16, 1536, 7168, dtype="fp8_block", layout="nt")
-    assert first.launch is not None
-    assert first.launch.tile == Tile(16, 64, block_k=256, split_k=4, num_warps=4)
-    assert second.launch is not None
-    assert second.launch.tile == Tile(64, 64, split_k=13)
-    assert third.launch is None
+    tiles = [row.launch.tile if row.launch else None for row in (first, second, third)]
+    assert tiles == [
+        Tile(16, 64, block_k=256, split_k=4, num_warps=4), Tile(64, 64, split_k=13), None
+    ]  # fmt: skip

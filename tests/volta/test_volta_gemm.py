@@ -3,8 +3,6 @@ of their menu compiles to HMMA without spills. `make test-volta` runs this in an
 own; elsewhere it is skipped.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest
@@ -12,7 +10,7 @@ from ahead_of_time import SHARED_MEMORY_LIMIT_BYTES, compile_gemm
 from made_operands import contiguous
 from quantbench.kernels.gemm.config import align_bytes, configure
 from quantbench.kernels.gemm.menu import tiles
-from quantbench.kernels.launching import TRITON, unsupported_architecture
+from quantbench.kernels.launching import TRITON
 
 from quantbench.launch import Tile
 from quantbench.workload import Gemm
@@ -50,8 +48,3 @@ def test_tiles_run_on_tensor_cores_without_spills(
     assert built.count(OPCODE[arch]) > 0
     assert (built.spills, built.stack_bytes) == (0, 0)
     assert built.shared_memory_bytes <= SHARED_MEMORY_LIMIT_BYTES[arch]
-
-
-def test_this_triton_is_not_refused() -> None:
-    assert unsupported_architecture((7, 0)) is None
-    assert unsupported_architecture((7, 5)) is None

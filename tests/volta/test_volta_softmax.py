@@ -2,8 +2,6 @@
 memory.
 """
 
-from __future__ import annotations
-
 import pytest
 from ahead_of_time import SHARED_MEMORY_LIMIT_BYTES, compile_softmax
 from quantbench.kernels.launching import TRITON

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -45,26 +46,29 @@ class ChildAnswer:
 
 def engine_missing() -> str | None:
     """Returns the reason why aiconfigurator's engine is not available, None if it is."""
-    return (
-        None
-        if find_spec("aiconfigurator_core")
-        else "the package aiconfigurator-core is not installed"
-    )
+    if find_spec("aiconfigurator_core"):
+        return None
+    return "the package aiconfigurator-core is not installed"
 
 
 def engine(
-    table: Mapping[str, str], rows: Mapping[str, Any], m: IntArray, n: IntArray, k: IntArray
+    table: Mapping[str, str],
+    m: IntArray,
+    n: IntArray,
+    k: IntArray,
+    latency_us: FloatArray,
+    asked: Sequence[IntArray],
 ) -> ChildAnswer:
-    """Returns the engine's times of GEMMs, with `rows` (lists m, n, k, latency_ms) as its whole
-    bf16 table.
+    """Returns the engine's times of the GEMMs `asked` (m, n, k), with these rows as its whole bf16
+    table.
 
     table: system, backend and version under which the engine stores its tables.
-    m, n, k: (rows,) GEMM sizes.
+    m, n, k, latency_us: (rows,) each.
     """
-    shapes = [m.tolist(), n.tolist(), k.tolist()]
-    return ask_child(
-        "tools.accuracy.aiconfigurator_engine", {**table, "rows": dict(rows), "shapes": shapes}
-    )
+    latency_ms = (latency_us / 1e3).tolist()
+    rows = {"m": m.tolist(), "n": n.tolist(), "k": k.tolist(), "latency": latency_ms}
+    request = {**table, "rows": rows, "shapes": np.stack(asked).tolist()}
+    return ask_child("tools.accuracy.aiconfigurator_engine", request)
 
 
 def ask_child(module: str, request: Mapping[str, Any]) -> ChildAnswer:
@@ -73,28 +77,40 @@ def ask_child(module: str, request: Mapping[str, Any]) -> ChildAnswer:
 
     Raises MeasurementError if the child fails or takes more than 900 s.
     """
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
+    path = os.pathsep.join(filter(None, sys.path))
     try:
         done = subprocess.run(
-            [sys.executable, "-m", module], input=json.dumps(request), capture_output=True, text=True,
-            timeout=_LIMIT_S, env=environment, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", module],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        raise MeasurementError(
-            "validate", f"{module} ran past {_LIMIT_S:.0f} s", "an answer"
-        ) from None
+        late = f"{module} ran past {_LIMIT_S:.0f} s"
+        raise MeasurementError("validate", late, "an answer") from None
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise MeasurementError(
-            "validate", f"{module} ended with {done.returncode}: {last[:200]}", "an answer"
-        )
+        failed = f"{module} ended with {done.returncode}: {last[:200]}"
+        raise MeasurementError("validate", failed, "an answer")
     answer = json.loads(done.stdout.strip().splitlines()[-1])
-    latency_us = np.array([np.nan if v is None else v for v in answer["latency_us"]], dtype=float)
-    return ChildAnswer(latency_us, answer["load_s"], answer["predict_s"], answer["version"])
+    # No answer is null, which becomes nan.
+    return ChildAnswer(**{**answer, "latency_us": np.array(answer["latency_us"], dtype=float)})
+
+
+def print_answer(
+    times_us: Sequence[float | None], start: float, loaded: float, package: str
+) -> None:
+    """Prints the child's answer. start, loaded: CPU seconds before and after loading the table."""
+    answer = {
+        "latency_us": times_us,
+        "load_s": loaded - start,
+        "predict_s": time.process_time() - loaded,
+        "version": version(package),
+    }
+    print("\n" + json.dumps(answer), flush=True)
 
 
 def _answer_as_child() -> None:
@@ -109,21 +125,25 @@ def _answer_as_child() -> None:
     assert spec is not None
     assert spec.submodule_search_locations is not None
     systems = Path(next(iter(spec.submodule_search_locations))) / "systems"
-    name, backend, framework_version = request["system"], request["backend"], request["version"]
-    rows = request["rows"]
-    count = len(rows["m"])
+    name = request["system"]
+    backend = request["backend"]
+    framework_version = request["version"]
+    same = {
+        "framework": backend,
+        "version": framework_version,
+        "device": name,
+        "op_name": "gemm",
+        "kernel_source": "table",
+        "gemm_dtype": "bfloat16",
+    }
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        (root / f"{name}.yaml").write_text(
-            (systems / f"{name}.yaml").read_text(encoding="utf-8"), encoding="utf-8"
-        )
+        shutil.copy(systems / f"{name}.yaml", root)
         data = root / "data" / name / "gemm" / backend / framework_version
         data.mkdir(parents=True)
-        columns = {
-            "framework": [backend] * count, "version": [framework_version] * count, "device": [name] * count,
-            "op_name": ["gemm"] * count, "kernel_source": ["table"] * count, "gemm_dtype": ["bfloat16"] * count,
-            "m": rows["m"], "n": rows["n"], "k": rows["k"], "latency": rows["latency_ms"],
-        }  # fmt: skip
+        columns = request["rows"]
+        for column, value in same.items():
+            columns[column] = [value] * len(columns["m"])
         pq.write_table(pa.table(columns), data / "gemm_perf.parquet")
         start = time.process_time()
         # Its own rows only: by default it would fill gaps from sibling tables of the package.
@@ -139,14 +159,7 @@ def _answer_as_child() -> None:
                 times_us.append(float(product._engine_query(database, x=m)) * 1e3)
             except PerfDataNotAvailableError:  # no row near enough
                 times_us.append(None)
-        done = time.process_time()
-    answer = {
-        "latency_us": times_us,
-        "load_s": loaded - start,
-        "predict_s": done - loaded,
-        "version": version("aiconfigurator-core"),
-    }
-    print("\n" + json.dumps(answer), flush=True)
+        print_answer(times_us, start, loaded, "aiconfigurator-core")
 
 
 if __name__ == "__main__":

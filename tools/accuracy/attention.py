@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +30,8 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 _SITE_SEED = 0
-#: kind of table → whether its times include writing keys and values into a cache
-KINDS = {"context_attention": True, "encoder_attention": False}
+# Kind of table whose times include writing keys and values into a cache.
+_WRITES_CACHE = "context_attention"
 
 
 @dataclass(frozen=True)
@@ -50,44 +49,41 @@ class AttentionTable:
         return len(self.latency_us)
 
 
-def read_attention(device: str, *, dtype: str = "bf16", root: Path | None = None) -> AttentionTable:
+def read_attention(device: str) -> AttentionTable:
     """Reads the default tables of a device (slug or aiconfigurator system): of each, the provider
     with most rows.
     """
-    tables, _ = aiconfigurator.find_tables(device, kinds=["context_attention"], root=root)
-    more, _ = aiconfigurator.find_tables(device, kinds=["gemm", "encoder_attention"], root=root)
-    tables += [table for table in more if table.kind == "encoder_attention"]
-    return _read(tables, [dtype], KINDS)
+    tables, _ = aiconfigurator.find_tables(device, kinds=["context_attention"])
+    more, _ = aiconfigurator.find_tables(device, kinds=["gemm", "encoder_attention"])
+    return _read([*tables, *(table for table in more if table.kind == "encoder_attention")])
 
 
-def _read(
-    tables: Sequence[aiconfigurator.TableFile], dtypes: Sequence[str], writes: Mapping[str, bool]
-) -> AttentionTable:
-    """Reads the rows of each table's most frequent provider, each shape once, at its median
+def _read(tables: Sequence[aiconfigurator.TableFile]) -> AttentionTable:
+    """Reads the bf16 rows of each table's most frequent provider, each shape once, at its median
     time.
     """
     times: dict[tuple[Attention, bool], list[float]] = defaultdict(list)
     sources: dict[str, dict[str, object]] = {}
     for table in tables:
-        rows = aiconfigurator.read_rows(table, dtypes=dtypes).rows
+        rows = aiconfigurator.read_rows(table, dtypes=["bf16"]).rows
         if not rows:
             continue
         provider = Counter(row.provider for row in rows).most_common(1)[0][0]
         kept = [row for row in rows if row.provider == provider]
         for row in kept:
             if isinstance(row.workload, Attention):
-                times[row.workload, writes[table.kind]].append(row.latency_us)
+                times[row.workload, table.kind == _WRITES_CACHE].append(row.latency_us)
         origin = aiconfigurator.origin_of(table)
         sources[origin.source] = {
             "provider": provider,
             "rows": len(kept),
             "sha256": origin.options["sha256"],
         }
-    shapes = AttentionShapes.of(work for work, _ in times)
+    works, cache_write = zip(*times, strict=True)
     return AttentionTable(
-        shapes,
-        np.array([np.median(us) for us in times.values()]),
-        np.array([writes for _, writes in times]),
+        AttentionShapes.of(works),
+        np.array(list(map(np.median, times.values()))),
+        np.array(cache_write),
         sources,
     )
 
@@ -96,21 +92,22 @@ def read_decode(device: str, library: str | None = None) -> AttentionTable:
     """Reads the newest table of decoding of a device and library (by default, the library with the
     largest table of products): of the provider with most rows."""
     tables, _ = aiconfigurator.find_tables(device, backend=library, kinds=["generation_attention"])
-    return _read(tables, ["bf16"], writes=dict.fromkeys(aiconfigurator.TABLES, False))
+    return _read(tables)
 
 
 def held_out_decode(table: AttentionTable, seed: int) -> tuple[IntArray, IntArray]:
     """Returns train and test rows: of the test are half of the sites in half of the batches, and
     training rows, in the order of the seed, are of the other sites in the other batches."""
     rng = np.random.default_rng(_SITE_SEED)
-    site, batch = table.shapes.sites, table.shapes.batch
-    sites, batches = rng.permutation(site.max() + 1), rng.permutation(np.unique(batch))
+    site = table.shapes.sites
+    batch = table.shapes.batch
+    sites = rng.permutation(site.max() + 1)
+    batches = rng.permutation(np.unique(batch))
     of_test_site = np.isin(site, sites[: len(sites) // 2])
     of_test_batch = np.isin(batch, batches[: len(batches) // 2])
     pool = np.flatnonzero(~of_test_site & ~of_test_batch)
-    return np.random.default_rng(seed).permutation(pool), np.flatnonzero(
-        of_test_site & of_test_batch
-    )
+    train = np.random.default_rng(seed).permutation(pool)
+    return train, np.flatnonzero(of_test_site & of_test_batch)
 
 
 def held_out(shapes: AttentionShapes, train: int, seed: int) -> tuple[IntArray, IntArray]:
@@ -124,32 +121,58 @@ def held_out(shapes: AttentionShapes, train: int, seed: int) -> tuple[IntArray, 
     return pool[:train], np.flatnonzero(is_test)
 
 
-#: function of (device, table, train rows, test rows, seed) to predictions for the test rows
-Contestant = Callable[[DeviceSpec, AttentionTable, IntArray, IntArray, int], Answer]
+@dataclass(frozen=True)
+class Task:
+    """What a contestant learns from and predicts. train, test: row indices of the table."""
+
+    device: DeviceSpec
+    table: AttentionTable
+    train: IntArray
+    test: IntArray
+    seed: int
+
+    @property
+    def known(self) -> AttentionShapes:
+        """Shapes of the train rows."""
+        return self.table.shapes[self.train]
+
+    @property
+    def known_us(self) -> FloatArray:
+        """Times of the train rows, (rows,)."""
+        return self.table.latency_us[self.train]
+
+    @property
+    def asked(self) -> AttentionShapes:
+        """Shapes of the test rows."""
+        return self.table.shapes[self.test]
+
+    def answer_of(self, model: AttentionModel, fit_s: float | None = None) -> Answer:
+        """Returns a model's predictions for the test rows. fit_s: CPU seconds that its fit took."""
+        start = time.process_time()
+        found = model.predict(self.asked, cache_write=self.table.cache_write[self.test])
+        predict_s = None if fit_s is None else time.process_time() - start
+        return Answer(found.latency_us, found.low_us, found.high_us, fit_s, predict_s)
 
 
-def _ours(
-    device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int
-) -> Answer:
+#: function that predicts the test rows of a task
+Contestant = Callable[[Task], Answer]
+
+
+def _ours(task: Task) -> Answer:
     start = time.process_time()
     model = AttentionModel.fit(
-        device, table.shapes[train], table.latency_us[train], cache_write=table.cache_write[train],
-        prior="family-out", seed=seed,
-    )  # fmt: skip
-    fitted = time.process_time()
-    predicted = model.predict(table.shapes[test], cache_write=table.cache_write[test])
-    done = time.process_time()
-    return Answer(
-        predicted.latency_us, predicted.low_us, predicted.high_us, fitted - start, done - fitted
+        task.device,
+        task.known,
+        task.known_us,
+        cache_write=task.table.cache_write[task.train],
+        prior="family-out",
+        seed=task.seed,
     )
+    return task.answer_of(model, time.process_time() - start)
 
 
-def _prior(
-    device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int
-) -> Answer:
-    model = AttentionModel.prior(device, prior="family-out")
-    predicted = model.predict(table.shapes[test], cache_write=table.cache_write[test])
-    return Answer(predicted.latency_us, predicted.low_us, predicted.high_us)
+def _prior(task: Task) -> Answer:
+    return task.answer_of(AttentionModel.prior(task.device, prior="family-out"))
 
 
 def _roofline_us(device: DeviceSpec, shapes: AttentionShapes) -> FloatArray:
@@ -157,41 +180,33 @@ def _roofline_us(device: DeviceSpec, shapes: AttentionShapes) -> FloatArray:
     return np.asarray(np.maximum(compute_us, shapes.min_bytes / (device.memory_gb_per_s * 1e3)))
 
 
-def _roofline(
-    device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int
-) -> Answer:
-    return Answer(_roofline_us(device, table.shapes[test]))
+def _roofline(task: Task) -> Answer:
+    return Answer(_roofline_us(task.device, task.asked))
 
 
-def _fitted_roofline(
-    device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int
-) -> Answer:
+def _fitted_roofline(task: Task) -> Answer:
     from scipy.optimize import least_squares
 
-    ideal, times = _roofline_us(device, table.shapes[train]), table.latency_us[train]
+    ideal_us = _roofline_us(task.device, task.known)
 
     def residuals(x: FloatArray) -> FloatArray:
-        return np.asarray(np.log((np.exp(x[0]) + ideal * np.exp(x[1])) / times))
+        return np.asarray(np.log((np.exp(x[0]) + ideal_us * np.exp(x[1])) / task.known_us))
 
-    launch, stretch = np.exp(
-        least_squares(residuals, np.array([2.0, 0.3]), loss="soft_l1", f_scale=0.05).x
-    )
-    return Answer(launch + stretch * _roofline_us(device, table.shapes[test]))
+    found = least_squares(residuals, np.array([2.0, 0.3]), loss="soft_l1", f_scale=0.05)
+    launch_us, stretch = np.exp(found.x)
+    return Answer(launch_us + stretch * _roofline_us(task.device, task.asked))
 
 
 def _logs(shapes: AttentionShapes) -> FloatArray:
     sizes = [shapes.batch, shapes.heads, shapes.kv_heads, shapes.seq_q, shapes.head_dim]
-    return np.column_stack([*(np.log(size) for size in sizes), shapes.causal])
+    return np.column_stack([*map(np.log, sizes), shapes.causal])
 
 
-def _gaussian_process(
-    device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int
-) -> Answer:
-    shapes, unseen = table.shapes[train], table.shapes[test]
-    learner = GaussianProcess.fit(
-        _logs(shapes), np.log(_roofline_us(device, shapes) / table.latency_us[train]), seed=seed
-    )
-    return Answer(_roofline_us(device, unseen) / np.exp(learner.predict(_logs(unseen))[0]))
+def _gaussian_process(task: Task) -> Answer:
+    efficiency = _roofline_us(task.device, task.known) / task.known_us
+    learner = GaussianProcess.fit(_logs(task.known), np.log(efficiency), seed=task.seed)
+    predicted = np.exp(learner.predict(_logs(task.asked))[0])
+    return Answer(_roofline_us(task.device, task.asked) / predicted)
 
 
 CONTESTANTS: dict[str, Contestant] = {
@@ -211,21 +226,28 @@ def attention_lines(
     total = float(len(gpus) * len(CONTESTANTS))
     done = 0.0
     for gpu in gpus:
-        device, table = lookup(gpu), read_attention(gpu)
+        device = lookup(gpu)
+        table = read_attention(gpu)
         for name, contestant in CONTESTANTS.items():
             progress(Step(f"{gpu}, attention: {name}", done, total))
             fitted = name not in _UNFITTED
-            rows = train_rows if fitted else None
             lines = []
             for seed in seeds if fitted else seeds[:1]:
-                train, test = held_out(table.shapes, train_rows, seed)
-                answer = contestant(device, table, train, test, seed)
-                measured = table.latency_us[test]
-                lines.append(Line(
-                    gpu, "heads", name, rows, 1, summarize(answer.latency_us, measured),
-                    coverage=answer.covers(measured), fit_s=answer.fit_s,
-                    shapes_per_s=None if answer.predict_s is None else len(test) / answer.predict_s,
-                ))  # fmt: skip
+                task = Task(device, table, *held_out(table.shapes, train_rows, seed), seed)
+                answer = contestant(task)
+                measured_us = table.latency_us[task.test]
+                line = Line(
+                    gpu=gpu,
+                    protocol="heads",
+                    model=name,
+                    train_rows=train_rows if fitted else None,
+                    seeds=1,
+                    errors=summarize(answer.latency_us, measured_us),
+                    coverage=answer.covers(measured_us),
+                    fit_s=answer.fit_s,
+                    shapes_per_s=answer.shapes_per_s,
+                )
+                lines.append(line)
             yield over_seeds(lines)
             done += 1
 
@@ -253,11 +275,9 @@ def decode_table(report: Callable[[str], None]) -> str:
         for library in TABLES.get(system, ()):
             table = read_decode(gpu, library)
             few = np.mean([_decoded(gpu, table, _FEW, seed) for seed in _DECODE_SEEDS], axis=0)
-            every = _decoded(gpu, table, None, 0)
+            errors, covers = _words(_decoded(gpu, table, None, 0))
             count = len(held_out_decode(table, 0)[0])
-            lines.append(
-                (gpu, library, *_words(few), _words(every)[0], f"{count:,}", _words(every)[1])
-            )
+            lines.append((gpu, library, *_words(few), errors, f"{count:,}", covers))
             report(" | ".join(lines[-1]))
     return markdown(header, lines, words=2)
 
@@ -272,8 +292,8 @@ def _decoded(gpu: str, table: AttentionTable, rows: int | None, seed: int) -> Fl
     rows.
     """
     train, test = held_out_decode(table, seed)
-    answer = _ours(lookup(gpu), table, train[:rows], test, seed)
-    errors = summarize(answer.latency_us, table.latency_us[test])
-    return np.array(
-        [errors.median_pct, errors.mean_pct, errors.p95_pct, answer.covers(table.latency_us[test])]
-    )
+    answer = _ours(Task(lookup(gpu), table, train[:rows], test, seed))
+    measured_us = table.latency_us[test]
+    errors = summarize(answer.latency_us, measured_us)
+    covered = answer.covers(measured_us)
+    return np.array([errors.median_pct, errors.mean_pct, errors.p95_pct, covered])

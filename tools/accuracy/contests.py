@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +78,11 @@ class Answer:
     predict_s: float | None = None
     note: str = ""
 
+    @property
+    def shapes_per_s(self) -> float | None:
+        """Predictions per CPU second; None if not timed."""
+        return len(self.latency_us) / self.predict_s if self.predict_s else None
+
     def covers(self, measured_us: FloatArray) -> float | None:
         """Returns the share of the measurements inside the interval, None if it gives no
         interval.
@@ -146,13 +152,12 @@ def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
     split = contest.split(1 if contestant.train_rows == 0 else contestant.train_rows, seed)
     answer = contestant.answer(contest, split, seed)
     measured = contest.table.latency_us[split.test]
-    shapes = m, n, k = contest.shapes(split.test)
+    shapes = contest.shapes(split.test)
     answered = np.isfinite(answer.latency_us)
     if not answered.any():
-        raise InputError(
-            "validate", f"{contestant.name} answered none of {len(measured)} rows", "at least one"
-        )
-    large = compute_rows(m, n, k) & answered
+        none = f"{contestant.name} answered none of {len(measured)} rows"
+        raise InputError("validate", none, "at least one")
+    large = compute_rows(*shapes) & answered
     found = Line(
         gpu=contest.device.name,
         protocol=contest.protocol,
@@ -164,28 +169,31 @@ def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
         unanswered=float(1.0 - answered.mean()),
         coverage=answer.covers(measured),
         fit_s=answer.fit_s,
-        shapes_per_s=len(measured) / answer.predict_s if answer.predict_s else None,
+        shapes_per_s=answer.shapes_per_s,
         note=answer.note,
     )
     pairs = cliff_pairs(*shapes)
     cliffs = rises(measured, pairs)
-    if cliffs.sum() < _FEWEST_CLIFFS:
-        return found
-    if answered.all():
+    if cliffs.sum() >= _FEWEST_CLIFFS and answered.all():
         recall, precision = recall_and_precision(rises(answer.latency_us, pairs), cliffs)
         found = replace(found, cliff_recall=recall, cliff_precision=precision)
     return found
 
 
-def fit(contest: Contest, rows: IntArray, seed: int) -> GemmModel:
-    """Fits a GEMM model to rows of a contest. Its prior is `family-out`: the shipped parameters
-    have seen the table.
-    """
+def fit(contest: Contest, rows: IntArray, seed: int, prior: Any) -> GemmModel:
+    """Fits a GEMM model to rows of a contest. prior: of `GemmModel.fit`."""
     m, n, k = contest.shapes(rows)
     return GemmModel.fit(
-        contest.device, m, n, k, contest.table.latency_us[rows], dtype=contest.table.dtype,
-        library=contest.table.library, prior="family-out", seed=seed,
-    )  # fmt: skip
+        contest.device,
+        m,
+        n,
+        k,
+        contest.table.latency_us[rows],
+        dtype=contest.table.dtype,
+        library=contest.table.library,
+        prior=prior,
+        seed=seed,
+    )
 
 
 def answer_of(model: GemmModel, contest: Contest, rows: IntArray, *, fit_s: float) -> Answer:
@@ -198,15 +206,20 @@ def answer_of(model: GemmModel, contest: Contest, rows: IntArray, *, fit_s: floa
     return Answer(predicted.latency_us, predicted.low_us, predicted.high_us, fit_s, taken_s)
 
 
-def ours(train_rows: int) -> Contestant:
-    """Returns our model as a contestant."""
+def fitted(name: str, train_rows: int, prior_of: Callable[[Contest], Any]) -> Contestant:
+    """Returns our model as a contestant. prior_of: function from a contest to the fit's prior."""
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         start = time.process_time()
-        model = fit(contest, split.train, seed)
+        model = fit(contest, split.train, seed, prior_of(contest))
         return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
 
-    return Contestant("ours", train_rows, answer, weight=OUR_WEIGHT)
+    return Contestant(name, train_rows, answer, weight=OUR_WEIGHT)
+
+
+def ours(train_rows: int) -> Contestant:
+    """Returns our model with the prior `family-out`: the shipped parameters have seen the table."""
+    return fitted("ours", train_rows, lambda contest: "family-out")
 
 
 def ideal_us(device: DeviceSpec, dtype: str, m: IntArray, n: IntArray, k: IntArray) -> FloatArray:
@@ -215,16 +228,14 @@ def ideal_us(device: DeviceSpec, dtype: str, m: IntArray, n: IntArray, k: IntArr
     """
     peak = device.peak(dtype)
     if peak is None:
-        raise UnsupportedError(
-            "roofline", f"{dtype} on {device.name}", "one of " + ", ".join(device.peak_tflops)
-        )
-    kind, output = DTYPES[dtype], DTYPES[DTYPES[dtype].output].element_bytes
-    a, b, c = m.astype(float), n.astype(float), k.astype(float)
-    compute_us = 2.0 * a * b * c / (peak * 1e6)
-    memory_us = (kind.a_bytes * a * c + kind.b_bytes * c * b + output * a * b) / (
-        device.memory_gb_per_s * 1e3
-    )
-    return np.asarray(np.maximum(compute_us, memory_us))
+        known = f"one of {', '.join(device.peak_tflops)}"
+        raise UnsupportedError("roofline", f"{dtype} on {device.name}", known)
+    kind = DTYPES[dtype]
+    output_bytes = DTYPES[kind.output].element_bytes
+    m, n, k = np.stack([m, n, k]).astype(float)
+    compute_us = 2.0 * m * n * k / (peak * 1e6)
+    moved_bytes = kind.a_bytes * m * k + kind.b_bytes * k * n + output_bytes * m * n
+    return np.asarray(np.maximum(compute_us, moved_bytes / (device.memory_gb_per_s * 1e3)))
 
 
 #: function of log m, n, k, (rows, 3), log efficiency, (rows,), and a seed to a predictor of log
@@ -238,15 +249,16 @@ def baseline(name: str, train_rows: int, learn: Learner, weight: float = 1.0) ->
     """
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
-        device, dtype = contest.device, contest.table.dtype
+        dtype = contest.table.dtype
         start = time.process_time()
         known = contest.shapes(split.train)
-        efficiency = ideal_us(device, dtype, *known) / contest.table.latency_us[split.train]
+        ideal = ideal_us(contest.device, dtype, *known)
+        efficiency = ideal / contest.table.latency_us[split.train]
         predict = learn(np.log(np.column_stack(known).astype(float)), np.log(efficiency), seed)
         fitted = time.process_time()
         asked = contest.shapes(split.test)
         log_efficiency = predict(np.log(np.column_stack(asked).astype(float)))
-        latency_us = ideal_us(device, dtype, *asked) / np.exp(log_efficiency)
+        latency_us = ideal_us(contest.device, dtype, *asked) / np.exp(log_efficiency)
         return Answer(latency_us, fit_s=fitted - start, predict_s=time.process_time() - fitted)
 
     return Contestant(name, train_rows, answer, weight)
@@ -264,10 +276,8 @@ def _interpolated(
     """Interpolates linearly; outside the convex hull, takes the nearest row."""
     from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 
-    inside, outside = (
-        LinearNDInterpolator(at, log_efficiency),
-        NearestNDInterpolator(at, log_efficiency),
-    )
+    inside = LinearNDInterpolator(at, log_efficiency)
+    outside = NearestNDInterpolator(at, log_efficiency)
 
     def predict(asked: FloatArray) -> FloatArray:
         found = inside(asked)

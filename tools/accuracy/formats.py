@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -15,11 +15,11 @@ from quantbench.latency.libraries import SYSTEMS, TABLES, libraries_of
 from quantbench.units import percent
 from quantbench.workload.dtypes import GEMM_DTYPES
 from tools.accuracy.contests import (
-    OUR_WEIGHT,
     Answer,
     Contest,
     Contestant,
     answer_of,
+    fitted,
     ours,
     run_contests,
 )
@@ -29,14 +29,17 @@ from tools.guide.markers import table
 
 #: (device slug, dtype, library)
 Key = tuple[str, str, str]
+
+
+def _keys() -> Iterator[Key]:
+    for slug, system in SYSTEMS.items():
+        for dtype in GEMM_DTYPES if system in TABLES else ():
+            for library in libraries_of(slug, dtype):
+                yield slug, dtype, library
+
+
 #: all tables, each GPU's and dtype's default library first
-KEYS: tuple[Key, ...] = tuple(
-    (slug, dtype, library)
-    for slug, system in SYSTEMS.items()
-    if system in TABLES
-    for dtype in GEMM_DTYPES
-    for library in libraries_of(slug, dtype)
-)
+KEYS: tuple[Key, ...] = tuple(_keys())
 #: tables judged with more seeds and rows, and with what the other tables know
 CLOSER: tuple[Key, ...] = (
     ("h100-sxm5-80gb", "fp8", "vllm"),
@@ -45,7 +48,8 @@ CLOSER: tuple[Key, ...] = (
     ("b200-sxm-180gb", "nvfp4", "vllm"),
 )
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
-_ROWS, _MANY = 200, 1000
+_ROWS = 200
+_MANY_ROWS = 1000
 _CLOSER_SEEDS = (0, 1, 2)
 
 
@@ -64,20 +68,15 @@ def others_known(train_rows: int) -> Contestant:
     without it.
     """
 
-    def answer(contest: Contest, split: Split, seed: int) -> Answer:
-        start, measured = time.process_time(), contest.table
-        m, n, k = contest.shapes(split.train)
-        model = GemmModel.fit(
-            contest.device, m, n, k, measured.latency_us[split.train], dtype=measured.dtype, library=measured.library,
-            prior=shipped_kin(contest.device, measured.dtype, measured.library) or "auto", seed=seed,
-        )  # fmt: skip
-        return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
+    def prior(contest: Contest) -> object:
+        measured = contest.table
+        return shipped_kin(contest.device, measured.dtype, measured.library) or "auto"
 
-    return Contestant("other tables known", train_rows, answer, weight=OUR_WEIGHT)
+    return fitted("other tables known", train_rows, prior)
 
 
 _WIDE = (unfitted(), ours(_ROWS))
-_CLOSE = (_WIDE[1], ours(_MANY), others_known(_ROWS))
+_CLOSE = (_WIDE[1], ours(_MANY_ROWS), others_known(_ROWS))
 
 
 def judge(work: Path, keys: Sequence[Key], report: Callable[[str], None]) -> None:
@@ -87,27 +86,19 @@ def judge(work: Path, keys: Sequence[Key], report: Callable[[str], None]) -> Non
     done = _scores(work) if work.exists() else {}
     read = cache(lambda key: read_packaged(key[0], dtype=key[1], library=key[2]))
     defaults_first = sorted(keys, key=lambda key: libraries_of(*key[:2])[0] != key[2])
-    asked = [(key, one, 0) for key in defaults_first for one in _WIDE]
-    asked += [
-        (key, one, seed)
-        for key in CLOSER
-        if key in keys
-        for one in _CLOSE
-        for seed in _CLOSER_SEEDS
-    ]
+    closer = [key for key in CLOSER if key in keys]
+    asked = [*product(defaults_first, _WIDE, (0,)), *product(closer, _CLOSE, _CLOSER_SEEDS)]
     for key, contestant, seed in dict.fromkeys(asked):
         if (*key, contestant.name, contestant.train_rows, seed) in done:
             continue
         measured: PackagedTable = read(key)
         plan = [(Contest(lookup(key[0]), measured, "sites"), [contestant])]
         (line,) = run_contests(plan, [seed], lambda step: None)
-        entry = {
-            "key": [*key, contestant.name, contestant.train_rows, seed],
-            "version": measured.version,
-        }
+        name = [*key, contestant.name, contestant.train_rows, seed]
+        entry = {"key": name, "version": measured.version, "line": line.to_json()}
         with work.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({**entry, "line": line.to_json()}) + "\n")
-        report(f"{entry['key']}: {line.errors}")
+            stream.write(json.dumps(entry) + "\n")
+        report(f"{name}: {line.errors}")
 
 
 def _scores(work: Path) -> dict[tuple[str | int | None, ...], tuple[Line, str]]:
@@ -115,31 +106,33 @@ def _scores(work: Path) -> dict[tuple[str | int | None, ...], tuple[Line, str]]:
     found = {}
     for text in work.read_text(encoding="utf-8").splitlines():
         entry = json.loads(text)
-        kept = {name: value for name, value in entry["line"].items() if name != "compute"}
-        line = Line(**{**kept, "errors": ErrorSummary(**kept["errors"])})
-        found[tuple(entry["key"])] = line, entry["version"]
+        errors = ErrorSummary(**entry["line"]["errors"])
+        line = Line(**{**entry["line"], "errors": errors, "compute": None})
+        found[tuple(entry["key"])] = (line, entry["version"])
     return found
 
 
 def lines_table(work: Path) -> str:
     """Returns the Markdown table of the tables in a work file, 200 rows and one seed each."""
     scores = _scores(work)
-    keys = [
-        key for key in KEYS if all((*key, one.name, one.train_rows, 0) in scores for one in _WIDE)
-    ]
     header = ["GPU", "format", "library", "unfitted", "fitted", "interval covers", "cliffs"]
-    rows, medians = [], []
-    for slug, dtype, library in keys:
-        (bare, version), (fit, _) = (
-            scores[slug, dtype, library, one.name, one.train_rows, 0] for one in _WIDE
-        )
+    rows = []
+    medians = []
+    for key in KEYS:
+        found = [scores.get((*key, one.name, one.train_rows, 0)) for one in _WIDE]
+        if None in found:
+            continue
+        (bare, version), (fit, _) = filter(None, found)
         medians.append((bare.errors.median_pct, fit.errors.median_pct))
-        default = library == libraries_of(slug, dtype)[0]
-        name = f"**{_NAMES[library]} {version}**" if default else f"{_NAMES[library]} {version}"
+        slug, dtype, library = key
+        name = f"{_NAMES[library]} {version}"
+        if library == libraries_of(slug, dtype)[0]:
+            name = f"**{name}**"
         rows.append((slug, dtype, name, f"{bare.errors.median_pct:.0f}", *_fitted(fit)))
-    bare_pct, fit_pct = (median(column) for column in zip(*medians, strict=True))
-    words = f"{len(keys)} tables; median of their medians: {bare_pct:.0f} % unfitted, {fit_pct:.1f} % fitted."
-    return f"{table(header, rows, words=3)}\n{words}\n"
+    bare_pct, fit_pct = map(median, zip(*medians, strict=True))
+    words = f"{bare_pct:.0f} % unfitted, {fit_pct:.1f} % fitted"
+    tables = f"{len(rows)} tables; median of their medians: {words}."
+    return f"{table(header, rows, words=3)}\n{tables}\n"
 
 
 def closer_table(work: Path) -> str:
@@ -147,17 +140,15 @@ def closer_table(work: Path) -> str:
     scores = _scores(work)
     header = ["table", "learned from", "rows", "seeds", "errors", "interval covers", "cliffs"]
     rows = []
-    for slug, dtype, library in CLOSER:
-        for one in _CLOSE:
-            names = [
-                (slug, dtype, library, one.name, one.train_rows, seed) for seed in _CLOSER_SEEDS
-            ]
-            line = over_seeds([scores[name][0] for name in names if name in scores])
-            known = (
-                "its rows" if one.name == "ours" else f"its rows and {_known(slug, dtype, library)}"
-            )
-            counts = row_count(one.train_rows), str(line.seeds)
-            rows.append((f"{slug}, {dtype}, {_NAMES[library]}", known, *counts, *_fitted(line)))
+    for key, one in product(CLOSER, _CLOSE):
+        slug, dtype, library = key
+        names = [(*key, one.name, one.train_rows, seed) for seed in _CLOSER_SEEDS]
+        line = over_seeds([scores[name][0] for name in names if name in scores])
+        known = "its rows"
+        if one.name != "ours":
+            known += f" and {_known(*key)}"
+        counts = (row_count(one.train_rows), str(line.seeds))
+        rows.append((f"{slug}, {dtype}, {_NAMES[library]}", known, *counts, *_fitted(line)))
     return table(header, rows, words=2)
 
 
@@ -169,8 +160,6 @@ def _fitted(line: Line) -> tuple[str, ...]:
 def _known(slug: str, dtype: str, library: str) -> str:
     """Returns the model that `others_known` starts from, in words."""
     kin = shipped_kin(lookup(slug), dtype, library)
-    return (
-        f"the model of {kin.device.name}"
-        if kin
-        else f"{_NAMES[libraries_of(slug, dtype)[0]]}'s model"
-    )
+    if kin:
+        return f"the model of {kin.device.name}"
+    return f"{_NAMES[libraries_of(slug, dtype)[0]]}'s model"

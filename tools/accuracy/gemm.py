@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quantbench.device import lookup
-from quantbench.errors import InputError
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.libraries import DEFAULT_TABLES, SYSTEMS, system_of
+from quantbench.latency.libraries import DEFAULT_TABLES, system_of
 from tools.accuracy.aiconfigurator_engine import engine as ask_engine
 from tools.accuracy.aiconfigurator_engine import engine_missing
 from tools.accuracy.contests import (
@@ -44,31 +43,22 @@ class Absent:
     reason: str
 
 
-def packaged_contests(gpus: Sequence[str], rows: int, dtype: str) -> tuple[Plan, list[Absent]]:
-    """Plans both protocols on each device's packaged table; returns also the contestants that
+def packaged_contests(gpus: Sequence[str], rows: int) -> tuple[Plan, list[Absent]]:
+    """Plans both protocols on each device's packaged bf16 table; returns also the contestants that
     cannot run.
     """
     plan: list[tuple[Contest, list[Contestant]]] = []
     absent: list[Absent] = []
     for gpu in gpus:
-        if SYSTEMS.get(gpu) not in DEFAULT_TABLES:
-            with_table = ", ".join(
-                slug for slug, system in SYSTEMS.items() if system in DEFAULT_TABLES
-            )
-            raise InputError(
-                "validate", f"--gpu {gpu}", f"one of {with_table}; --table for a table of yours"
-            )
-        table = read_packaged(gpu, dtype=dtype)
-        device = lookup(gpu)
-        sites, random = (Contest(device, table, protocol) for protocol in ("sites", "random"))
-        others = [heuristics(sites), engine(sites, rows), engine(sites, None)]
-        absent += [one for one in others if isinstance(one, Absent)]
-        contestants = [
-            *baselines(rows),
-            *(one for one in others if isinstance(one, Contestant)),
-            ours(rows),
-        ]
-        contestants += [ours(MANY_ROWS), ours(FEW_ROWS), few_shot(FEW_ROWS)]
+        sites = Contest(lookup(gpu), read_packaged(gpu), "sites")
+        random = replace(sites, protocol="random")
+        contestants = baselines(rows)
+        for one in (heuristics(sites), engine(sites, rows), engine(sites, None)):
+            if isinstance(one, Absent):
+                absent.append(one)
+            else:
+                contestants.append(one)
+        contestants += [ours(rows), ours(MANY_ROWS), ours(FEW_ROWS), few_shot(FEW_ROWS)]
         plan.append((sites, contestants))
         plan.append((random, [ours(rows), gaussian_process(rows), log_interpolation(rows)]))
     return plan, absent
@@ -82,14 +72,10 @@ def heuristics(contest: Contest) -> Contestant | Absent:
         return Absent(contest.device.name, name, missing)
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
-        found = ask_heuristics(
-            contest.device.name, contest.table.dtype, *contest.shapes(split.test)
-        )
-        return Answer(
-            found.latency_us,
-            predict_s=found.predict_s,
-            note=f"nvidia-matmul-heuristics {found.version}",
-        )
+        shapes = contest.shapes(split.test)
+        found = ask_heuristics(contest.device.name, contest.table.dtype, *shapes)
+        note = f"{name} {found.version}"
+        return Answer(found.latency_us, predict_s=found.predict_s, note=note)
 
     return Contestant(name, 0, answer, weight=3.0)
 
@@ -98,24 +84,18 @@ def engine(contest: Contest, train_rows: int | None) -> Contestant | Absent:
     """Returns aiconfigurator's engine as a contestant. train_rows: None for all of the training
     half.
     """
-    name, system = "aiconfigurator's engine", system_of(contest.table.gpu)
+    name = "aiconfigurator's engine"
+    system = system_of(contest.table.gpu)
     missing = engine_missing()
-    if missing is None and system not in DEFAULT_TABLES:
-        missing = f"aiconfigurator's engine knows no system {system}"
-    if missing is None and contest.table.dtype != "bf16":
-        missing = "aiconfigurator's engine was asked about bf16 only"
     if missing is not None:
         return Absent(contest.device.name, name, missing)
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         backend, version = DEFAULT_TABLES[system]
-        m, n, k = contest.shapes(split.train)
-        rows = {
-            "m": m.tolist(), "n": n.tolist(), "k": k.tolist(),
-            "latency_ms": (contest.table.latency_us[split.train] / 1e3).tolist(),
-        }  # fmt: skip
         place = {"system": system, "backend": backend, "version": version}
-        found = ask_engine(place, rows, *contest.shapes(split.test))
+        measured_us = contest.table.latency_us[split.train]
+        asked = contest.shapes(split.test)
+        found = ask_engine(place, *contest.shapes(split.train), measured_us, asked)
         note = f"aiconfigurator-core {found.version}"
         return Answer(found.latency_us, fit_s=found.load_s, predict_s=found.predict_s, note=note)
 
@@ -132,9 +112,15 @@ def few_shot(train_rows: int) -> Contestant:
         others = [GemmModel.best(slug) for slug in SHIPPED_GPUS if slug != contest.device.name]
         m, n, k = contest.shapes(split.train)
         model = GemmModel.fit(
-            contest.device, m, n, k, contest.table.latency_us[split.train], dtype=contest.table.dtype, prior=others,
+            contest.device,
+            m,
+            n,
+            k,
+            contest.table.latency_us[split.train],
+            dtype=contest.table.dtype,
+            prior=others,
             seed=seed,
-        )  # fmt: skip
+        )
         return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
 
     return Contestant("ours, from the other GPUs' models", train_rows, answer, weight=OUR_WEIGHT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -33,7 +33,7 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 BOUND = 0.05
-_WHO = "held-out lines"
+
 _MODEL_ROWS = 1000
 _FEWEST_MODEL_ROWS = 20
 _SEEDS = (0, 1, 2)
@@ -42,10 +42,12 @@ _SEEDS = (0, 1, 2)
 _CLIFF = 1.10
 _LARGE_M = 128
 _LARGE_NK = 1024
-_HEAD = (
-    "rows of the table", "rows", "rows in none of the tables", "of them m ≥ 128 and n, k ≥ 1024",
+#: parts of a table that errors are given for
+_PARTS = (
+    "rows in none of the tables",
+    "of them m ≥ 128 and n, k ≥ 1024",
     "both sides of measured cliffs",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -92,40 +94,29 @@ def consumer_of(device: str, dtype: str) -> tuple[Consumer, str]:
     another system's data cannot stand in."""
     system = system_of(device)
     if engine_missing() is not None or system == device or dtype not in ("bf16", "fp16"):
-        return (
-            straight_lines,
-            "straight lines in m at each (n, k), as aiconfigurator's engine draws them",
-        )
+        words = "straight lines in m at each (n, k), as aiconfigurator's engine draws them"
+        return straight_lines, words
 
     def ask(rows: Products, queries: Products) -> FloatArray:
-        given = {name: getattr(rows, name).tolist() for name in "mnk"}
-        given["latency_ms"] = (rows.latency_us / 1e3).tolist()
         where = {"system": system, "backend": "vllm", "version": "quantbench"}
-        return engine(where, given, queries.m, queries.n, queries.k).latency_us
+        asked = (queries.m, queries.n, queries.k)
+        return engine(where, rows.m, rows.n, rows.k, rows.latency_us, asked).latency_us
 
-    return (
-        ask,
-        f"aiconfigurator-core {version('aiconfigurator-core')}, asked through its own engine",
-    )
+    package = f"aiconfigurator-core {version('aiconfigurator-core')}"
+    return ask, f"{package}, asked through its own engine"
 
 
-def held_out(
-    table: Products, expected_us: FloatArray, consumer: Consumer, bound: float = BOUND
-) -> list[list[str]]:
+def held_out(table: Products, expected_us: FloatArray, consumer: Consumer) -> list[list[str]]:
     """Returns the rows of the page's table: one for each compared table of products.
 
     expected_us: (rows,) times of all rows by a model of the rows at powers of two.
     """
     thin = table.thin
     if thin.sum() < _FEWEST_MODEL_ROWS or thin.all():
-        raise InputError(
-            _WHO,
-            f"{int(thin.sum())} of {len(thin)} rows on powers of two in m",
-            "some on and some off",
-        )
-    inside = np.zeros(
-        len(thin), dtype=np.bool_
-    )  # between the first and the last thin row of their (n, k)
+        few = f"{int(thin.sum())} of {len(thin)} rows on powers of two in m"
+        raise InputError("held-out lines", few, "some on and some off")
+    # Rows between the first and the last thin row of their (n, k).
+    inside = np.zeros(len(thin), dtype=np.bool_)
     chosen = thin.copy()
     modelled_us = table.latency_us.copy()
     for rows in table.sites():
@@ -137,46 +128,45 @@ def held_out(
         m = table.m[rows]
         moved = through_rows(m, expected_us[rows], thin[rows], table.latency_us[rows][thin[rows]])
         site = Site(int(table.n[rows[0]]), int(table.k[rows[0]]), m, moved, thin[rows])
-        added = rows[site.rows_to_add(bound)]
+        added = rows[site.rows_to_add(BOUND)]
         chosen[added] = True
         modelled_us[added] = moved[np.isin(rows, added)]
     extra = int(chosen.sum() - thin.sum())
-    drawn = [thin.copy() for _ in _SEEDS]
-    for random, seed in zip(drawn, _SEEDS, strict=True):
-        random[
-            np.random.default_rng(seed).choice(np.flatnonzero(inside & ~thin), extra, replace=False)
-        ] = True
+    drawn = []
+    for seed in _SEEDS:
+        random = thin.copy()
+        others = np.flatnonzero(inside & ~thin)
+        random[np.random.default_rng(seed).choice(others, extra, replace=False)] = True
+        drawn.append(random)
 
     unseen = ~np.logical_or.reduce([thin, chosen, *drawn]) & inside
     large = (table.m >= _LARGE_M) & (table.n >= _LARGE_NK) & (table.k >= _LARGE_NK)
     same_site = (np.diff(table.n) == 0) & (np.diff(table.k) == 0)
-    steps = (
-        same_site
-        & (np.diff(table.m) == 1)
-        & (table.latency_us[1:] > _CLIFF * table.latency_us[:-1])
-    )
+    rises = table.latency_us[1:] > _CLIFF * table.latency_us[:-1]
+    steps = same_site & (np.diff(table.m) == 1) & rises
     at_cliffs = (np.append(False, steps) | np.append(steps, False)) & large & ~thin & inside
+    parts = dict(zip(_PARTS, (unseen, unseen & large, at_cliffs), strict=True))
 
     def line(
         name: str, rows_of: Sequence[BoolArray], times_us: FloatArray = table.latency_us
     ) -> list[str]:
         """Returns the mean errors of tables with these rows and times."""
-        timed = Products(table.m, table.n, table.k, times_us)
-        errors = [
-            np.abs(consumer(timed.where(rows), table) / table.latency_us - 1.0) for rows in rows_of
-        ]
-        cells = [
-            " / ".join(f"{100 * np.mean([np.percentile(e[part], q) for e in errors]):.1f}" for q in (50, 95))
-            if part.any() else "–"
-            for part in (unseen, unseen & large, at_cliffs)
-        ]  # fmt: skip
+        timed = replace(table, latency_us=times_us)
+        predicted_us = np.stack([consumer(timed.where(rows), table) for rows in rows_of])
+        errors = np.abs(predicted_us / table.latency_us - 1.0)
+        cells = []
+        for part in parts.values():
+            if not part.any():
+                cells.append("–")
+                continue
+            median, high = np.percentile(errors[:, part], (50, 95), axis=1).mean(axis=1)
+            cells.append(f"{100 * median:.1f} / {100 * high:.1f}")
         return [name, f"{int(rows_of[0].sum()):,}", *cells]
 
     name = f"and {extra:,} rows"
-    counts = (f"{column} ({int(part.sum()):,})" for column, part in zip(
-        _HEAD[2:], (unseen, unseen & large, at_cliffs), strict=True))  # fmt: skip
+    counts = [f"{words} ({int(part.sum()):,})" for words, part in parts.items()]
     return [
-        [*_HEAD[:2], *counts],
+        ["rows of the table", "rows", *counts],
         line("powers of two in m", [thin]),
         line(f"{name} at random", drawn),
         line(f"{name} chosen", [chosen]),
@@ -196,7 +186,8 @@ def thin_model(profile: Profile, table: Products, dtype: str) -> GemmModel:
     """Fits a model to the rows at powers of two, with a prior that excludes this GPU's family."""
     thin = np.flatnonzero(table.thin)
     if len(thin) > _MODEL_ROWS:
-        thin = thin[np.sort(np.random.default_rng(0).choice(len(thin), _MODEL_ROWS, replace=False))]
+        drawn = np.random.default_rng(0).choice(len(thin), _MODEL_ROWS, replace=False)
+        thin = thin[np.sort(drawn)]
     seen = table.where(thin)
     return GemmModel.fit(
         profile.device, seen.m, seen.n, seen.k, seen.latency_us, dtype=dtype, prior="family-out"
@@ -210,20 +201,15 @@ def main(run: Path, page: Path) -> None:
     consumer, who = consumer_of(profile.device.name, dtype)
     model = thin_model(profile, table, dtype)
     head, *rows = held_out(table, model.predict(table.m, table.n, table.k).latency_us, consumer)
-    fitted = (
-        f"model fitted to {model.rows:,} rows of the powers of two, started from other GPU families"
-    )
+    fitted = f"model fitted to {model.rows:,} rows of the powers of two"
     origins = "; ".join(run.source or run.run_id for run in profile.provenance.runs)
-    notes = (
-        f"Interpolated by {who}",
-        f"Bound for the expected error: {percent(BOUND)}; {fitted}",
-        f"{profile.device.name}: {len(table.m):,} products of {dtype} from {origins}",
-    )
-    write_between(
-        page,
-        "blindspots",
-        markdown_table(head, rows) + "\n" + "".join(f"- {note}.\n" for note in notes),
-    )
+    notes = [
+        f"- Interpolated by {who}.",
+        f"- Bound for the expected error: {percent(BOUND)}; {fitted}, started from other GPU "
+        "families.",
+        f"- {profile.device.name}: {len(table.m):,} products of {dtype} from {origins}.",
+    ]
+    write_between(page, "blindspots", "\n".join([markdown_table(head, rows), *notes, ""]))
 
 
 if __name__ == "__main__":

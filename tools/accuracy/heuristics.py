@@ -1,5 +1,4 @@
-"""Queries nvidia-matmul-heuristics in a child process. Entry point: `heuristics`. Used by
-`tools.accuracy.gemm`.
+"""Queries nvidia-matmul-heuristics in a child process.
 
 The child runs this module (`python -m tools.accuracy.heuristics`) and ends with os._exit, because
 destroying the package's handle crashes.
@@ -11,16 +10,16 @@ import json
 import os
 import sys
 import time
-from importlib.metadata import version
 from importlib.util import find_spec
 
-from tools.accuracy.aiconfigurator_engine import ChildAnswer, IntArray, ask_child
+from tools.accuracy.aiconfigurator_engine import ChildAnswer, IntArray, ask_child, print_answer
 
 #: device slug → name of the card in nvidia-matmul-heuristics
 HEURISTICS_GPUS = {
-    "a100-sxm4-80gb": "A100_SXM_80GB", "a100-pcie-80gb": "A100_PCIE_80GB", "a30-24gb": "A30_PCIE",
-    "l4-24gb": "L4", "l40s-48gb": "L40S", "h100-sxm5-80gb": "H100_SXM", "h100-pcie-80gb": "H100_PCIE",
-    "h100-nvl-94gb": "H100_NVL", "h200-sxm-141gb": "H200_SXM", "b200-sxm-180gb": "B200",
+    "a100-sxm4-80gb": "A100_SXM_80GB", "a100-pcie-80gb": "A100_PCIE_80GB",
+    "a30-24gb": "A30_PCIE", "l4-24gb": "L4", "l40s-48gb": "L40S", "h100-sxm5-80gb": "H100_SXM",
+    "h100-pcie-80gb": "H100_PCIE", "h100-nvl-94gb": "H100_NVL", "h200-sxm-141gb": "H200_SXM",
+    "b200-sxm-180gb": "B200",
     "gb200-186gb": "GB200_NVL", "gb300-279gb": "GB300_NVL", "rtx-pro-6000-96gb": "RTX_PRO_6000",
 }  # fmt: skip
 #: dtype → precision letters of the package: inputs, accumulation, output
@@ -69,20 +68,10 @@ def _answer_as_child() -> None:
     loaded = time.process_time()
     times_us = []
     for m, n, k in zip(*request["shapes"], strict=True):
-        found = library.get(
-            library.makeNvMatmulHeuristicsProblem(m, n, k, layout),
-            1,
-            precision=request["precision"],
-        )
+        problem = library.makeNvMatmulHeuristicsProblem(m, n, k, layout)
+        found = library.get(problem, 1, precision=request["precision"])
         times_us.append(found[0]["runtime"] * 1e6 if found else None)
-    done = time.process_time()
-    answer = {
-        "latency_us": times_us,
-        "load_s": loaded - start,
-        "predict_s": done - loaded,
-        "version": version("nvidia-matmul-heuristics"),
-    }
-    print("\n" + json.dumps(answer), flush=True)
+    print_answer(times_us, start, loaded, "nvidia-matmul-heuristics")
     os._exit(0)
 
 

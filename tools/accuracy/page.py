@@ -8,6 +8,7 @@ of minutes.
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -28,12 +29,15 @@ from tools.guide.markers import table as markdown_table
 from tools.guide.markers import write_between
 
 _PROTOCOLS = {
-    "sites": "held-out sites: half of the (n, k) pairs are the test, training rows come from the other half",
-    "random": "random split: training rows at random, all others are the test",
-    "heads": "held-out heads: half of the combinations of heads, key heads, head_dim and mask are the test",
+    "sites": "Held-out sites: half of the (n, k) pairs are the test, training rows come from the "
+    "other half",
+    "random": "Random split: training rows at random, all others are the test",
+    "heads": "Held-out heads: half of the combinations of heads, key heads, head_dim and mask are "
+    "the test",
 }
 #: rows to learn from, and seeds that draw them
-_ROWS, _SEEDS = 200, (0, 1, 2)
+_ROWS = 200
+_SEEDS = (0, 1, 2)
 _PACKAGES = ("quantbench", "numpy", "scipy", "scikit-learn")
 
 
@@ -50,10 +54,10 @@ def attention_origins(tables: Iterable[tuple[str, AttentionTable]]) -> list[str]
     """Describes each device's attention tables, and the versions and CPU used."""
     lines = []
     for gpu, table in tables:
-        parts = [
-            f"{source}, {of['rows']:,} rows of {of['provider']}, sha256 {str(of['sha256'])[:12]}"
-            for source, of in table.sources.items()
-        ]
+        parts = []
+        for source, of in table.sources.items():
+            rows = f"{of['rows']:,} rows of {of['provider']}"
+            parts.append(f"{source}, {rows}, sha256 {str(of['sha256'])[:12]}")
         lines.append(f"{gpu}: {'; '.join(parts)}")
     return [*lines, _made_with()]
 
@@ -69,23 +73,25 @@ def markdown(lines: Sequence[Line], absent: Sequence[Absent], origins: Sequence[
     """
     parts = []
     for protocol, meaning in _PROTOCOLS.items():
-        of_protocol = [entry for entry in lines if entry.protocol == protocol]
-        if not of_protocol:
-            continue
-        parts.append(f"**{meaning[0].upper()}{meaning[1:]}.**\n")
-        for gpu in dict.fromkeys(entry.gpu for entry in of_protocol):
-            parts.append(f"### {gpu}\n")
-            parts.append(_section([entry for entry in of_protocol if entry.gpu == gpu]))
-    parts += [f"- {a.gpu}: {a.model} is left out: {a.reason}." for a in absent]
+        by_gpu: dict[str, list[Line]] = defaultdict(list)
+        for entry in lines:
+            if entry.protocol == protocol:
+                by_gpu[entry.gpu].append(entry)
+        if by_gpu:
+            parts.append(f"**{meaning}.**\n")
+        for gpu, of_gpu in by_gpu.items():
+            parts += [f"### {gpu}\n", _section(of_gpu)]
+    for one in absent:
+        parts.append(f"- {one.gpu}: {one.model} is left out: {one.reason}.")
     parts += [f"- {origin}." for origin in origins]
     return "\n".join(parts).rstrip() + "\n"
 
 
 def _section(lines: Sequence[Line]) -> str:
-    rows = [cells(entry) for entry in lines]
-    # Omit empty columns.
-    kept = [i for i in range(len(COLUMNS)) if any(row[i] != "–" for row in rows)]
-    return markdown_table([COLUMNS[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    """Returns the table of a device, without empty columns."""
+    columns = zip(COLUMNS, *map(cells, lines), strict=True)
+    head, *rows = zip(*(column for column in columns if {*column[1:]} != {"–"}), strict=True)
+    return markdown_table(head, rows)
 
 
 def main() -> None:
@@ -115,7 +121,7 @@ def _formats(work: Path) -> Iterator[tuple[str, str]]:
 
 
 def _gemm(work: Path) -> Iterator[tuple[str, str]]:
-    plan, absent = packaged_contests(SHIPPED_GPUS, _ROWS, "bf16")
+    plan, absent = packaged_contests(SHIPPED_GPUS, _ROWS)
     lines = list(run_contests(plan, _SEEDS, _say))
     yield "gemm", markdown(lines, absent, gemm_origins(read_packaged(gpu) for gpu in SHIPPED_GPUS))
 
@@ -138,49 +144,50 @@ _SECTIONS: dict[str, Callable[[Path], Iterable[tuple[str, str]]]] = {
 
 def conclusion(page: str) -> str:
     """Returns the page's conclusion in words, from its tables."""
-    products = [(cells[3], cells[4], cells[5]) for cells in _rows(page, "lines")]
+    _, _, _, bare, fitted, covers, *_ = zip(*_rows(page, "lines"), strict=True)
+    covered = [float(cell.rstrip(" %")) for cell in covers]
+    half, most = _typical(fitted)
+    lines = [
+        f"- **Products**: from {_ROWS} measured rows of a GPU, format and library, half of the "
+        f"times of (n, k) that were never measured are within {half:.1f} % and 19 in 20 within "
+        f"{most:.0f} % (the median of {len(fitted)} tables). The 90 % intervals cover "
+        f"{min(covered):.0f} to {max(covered):.0f} %, in the median {median(covered):.0f} %. "
+        f"Without any row of the GPU's generation, half are within "
+        f"{median(map(float, bare)):.0f} %.",
+    ]
     attention = [cells[2] for cells in _rows(page, "attention") if cells[0] == "ours"]
     decoding = [cells[2] for cells in _rows(page, "decode")]
-    experts = [cells for cells in _rows(page, "moe") if cells[0] == "mean"]
-    covered = [float(covers.rstrip(" %")) for _, _, covers in products]
-    half, most = _typical([fitted for _, fitted, _ in products])
-    lines = [
-        f"**Products**: from {_ROWS} measured rows of a GPU, format and library, half of the times of (n, k) that were "
-        f"never measured are within {half:.1f} % and 19 in 20 within {most:.0f} % (the median of {len(products)} "
-        f"tables). The 90 % intervals cover {min(covered):.0f} to {max(covered):.0f} %, in the median "
-        f"{median(covered):.0f} %. Without any row of the GPU's generation, half are within "
-        f"{median(float(bare) for bare, _, _ in products):.0f} %.",
-    ]
     for name, found in (("Attention", attention), ("Decoding", decoding)):
         half, most = _typical(found)
+        within = f"{half:.1f} %, 19 in 20 within {most:.0f} % (the median of {len(found)} tables)"
         lines.append(
-            f"**{name}**: from {_ROWS} rows, half of the times with heads that were never measured are within "
-            f"{half:.1f} %, 19 in 20 within {most:.0f} % (the median of {len(found)} tables)."
+            f"- **{name}**: from {_ROWS} rows, half of the times with heads that were never "
+            f"measured are within {within}."
         )
-    words = [
-        f"{cells[3]} %, 19 in 20 within {cells[4]} %, from {cells[2]} rows" for cells in experts
-    ]
-    lines.append(
-        f"**Experts**: half of the layers of models that were never measured are within {'; '.join(words)}."
-    )
-    return "\n" + "\n".join(f"- {line}" for line in lines) + "\n"
+    words = []
+    for row in _rows(page, "moe"):
+        if row[0] == "mean":
+            words.append(f"{row[3]} %, 19 in 20 within {row[4]} %, from {row[2]} rows")
+    never = "half of the layers of models that were never measured"
+    lines.append(f"- **Experts**: {never} are within {'; '.join(words)}.")
+    return "\n".join(["", *lines, ""])
 
 
 def _rows(page: str, section: str) -> list[list[str]]:
     """Returns the cells of the tables' rows between the markers of a section."""
     text = page.partition(f"<!-- {section}:begin -->")[2].partition(f"<!-- {section}:end -->")[0]
-    rows = [
-        [cell.strip() for cell in line.strip("| ").split(" | ")]
-        for line in text.splitlines()
-        if line[:1] == "|"
-    ]
-    return [cells for cells in rows if not cells[0].startswith(("---", "GPU", "model", "table"))]
+    rows = []
+    for line in text.splitlines():
+        cells = line.strip("| ").split(" | ")
+        if line[:1] == "|" and not cells[0].startswith(("---", "GPU", "model", "table")):
+            rows.append(list(map(str.strip, cells)))
+    return rows
 
 
 def _typical(errors: Sequence[str]) -> tuple[float, float]:
     """Returns the medians of the first and the last of "median / mean / p95"."""
-    found = [[float(part.split()[0]) for part in text.split(" / ")] for text in errors]
-    return median(one[0] for one in found), median(one[2] for one in found)
+    medians, _, highs = zip(*(text.split(" / ") for text in errors), strict=True)
+    return median(map(float, medians)), median(float(high.split()[0]) for high in highs)
 
 
 def _print(text: str) -> None:

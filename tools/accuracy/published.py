@@ -31,7 +31,7 @@ FloatArray = npt.NDArray[np.float64]
 _LEAST_US = 200.0
 _MOST_TESTED = 2500
 #: median, mean and p95 error in percent, and coverage
-Judged = tuple[tuple[float, float, float], float]
+Judged = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,8 @@ def cases() -> Iterator[Case]:
             yield Case(table.where(long & (table.batch > 1)), "batched, above 200 µs", 400)
         elif table.provenance["framework"] == "aiter":
             yield Case(table, "held-out (n, k)", 200, sites=True)
-            yield Case(
-                table,
-                "held-out (n, k)",
-                held_out_sites(table.n, table.k, None, 0).train.size,
-                sites=True,
-            )
+            half = held_out_sites(table.n, table.k, None, 0).train.size
+            yield Case(table, "held-out (n, k)", half, sites=True)
         else:
             yield Case(table, "all", 100)
 
@@ -96,62 +92,43 @@ def published_table(seeds: Sequence[int], progress: Callable[[str], None]) -> st
         found: list[Judged],
     ) -> None:
         of = table.provenance
-        errors = " / ".join(f"{x:.1f}" for x in np.mean([errors for errors, _ in found], axis=0))
-        lines.append((
-            of["measured_on"], dtype, f"{of['framework']} {of['framework_version']}", what, f"{rows:,}",
-            f"{unfitted_pct:.0f}", errors, percent(float(np.mean([share for _, share in found]))),
-        ))  # fmt: skip
-        progress(" | ".join(lines[-1]))
+        library = f"{of['framework']} {of['framework_version']}"
+        *errors, covered = np.mean(found, axis=0)
+        words = " / ".join(f"{error:.1f}" for error in errors)
+        unfitted = f"{unfitted_pct:.0f}"
+        covers = percent(float(covered))
+        cells = (of["measured_on"], dtype, library, what, f"{rows:,}", unfitted, words, covers)
+        lines.append(cells)
+        progress(" | ".join(cells))
 
+    sources = {}
     for case in cases():
-        table, rows = case.table, case.split(0).test[:_MOST_TESTED]
+        table = case.table
+        rows = case.split(0).test[:_MOST_TESTED]
         prior = GemmModel.prior(table.gpu, dtype=table.dtype, family_out=True)
-        unfitted = summarize(
-            prior.predict(**table.take(rows)).latency_us, table.latency_us[rows]
-        ).median_pct
-        add(
-            table,
-            table.dtype,
-            case.what,
-            case.train_rows,
-            unfitted,
-            [_judge(case, seed) for seed in seeds],
-        )
+        predicted_us = prior.predict(**table.take(rows)).latency_us
+        unfitted = summarize(predicted_us, table.latency_us[rows]).median_pct
+        found = [_judge(case, seed) for seed in seeds]
+        add(table, table.dtype, case.what, case.train_rows, unfitted, found)
+        of = table.provenance
+        sources[of["table"]] = f"- {of['table']}: {of['package']}, sha256 {of['sha256'][:12]}."
     for gpu in SOFTMAX_GPUS:
-        softmax, bare = read_softmax(gpu), SoftmaxModel.prior(lookup(gpu), library="torch")
+        softmax = read_softmax(gpu)
+        bare = SoftmaxModel.prior(lookup(gpu), library="torch")
         for what, least_us in (("softmax", 0.0), (f"softmax, above {_LEAST_US:.0f} µs", _LEAST_US)):
             kept = softmax.take(np.flatnonzero(softmax.latency_us > least_us))
             unfitted = summarize(bare.predict(kept.works).latency_us, kept.latency_us).median_pct
-            add(
-                softmax,
-                "fp32",
-                what,
-                200,
-                unfitted,
-                [_judge_softmax(softmax, gpu, least_us, seed) for seed in seeds],
-            )
-    of = {
-        table.provenance["table"]: table.provenance
-        for table in (read_published(*pair) for pair in PUBLISHED)
-    }
-    sources = [
-        f"- {name}: {one['package']}, sha256 {one['sha256'][:12]}." for name, one in of.items()
-    ]
-    return (
-        "\n".join(
-            [markdown(head, lines, words=4), f"Seeds: {', '.join(map(str, seeds))}.", "", *sources]
-        )
-        + "\n"
-    )
+            found = [_judge_softmax(softmax, gpu, least_us, seed) for seed in seeds]
+            add(softmax, "fp32", what, 200, unfitted, found)
+    drawn = f"Seeds: {', '.join(map(str, seeds))}."
+    return "\n".join([markdown(head, lines, words=4), drawn, "", *sources.values(), ""])
 
 
 def _judge_softmax(table: SoftmaxTable, gpu: str, least_us: float, seed: int) -> Judged:
     """Fits 200 rows of any length, and judges the others above `least_us`."""
     split = random_split(len(table), 200, seed)
-    train, test = (
-        table.take(split.train),
-        table.take(split.test[table.latency_us[split.test] > least_us]),
-    )
+    train = table.take(split.train)
+    test = table.take(split.test[table.latency_us[split.test] > least_us])
     model = SoftmaxModel.fit(lookup(gpu), train.works, train.latency_us, library="torch")
     found = model.predict(test.works)
     return _scored(found.latency_us, found.low_us, found.high_us, test.latency_us)
@@ -161,18 +138,22 @@ def _scored(
     latency_us: FloatArray, low_us: FloatArray, high_us: FloatArray, measured_us: FloatArray
 ) -> Judged:
     errors = summarize(latency_us, measured_us)
-    return (errors.median_pct, errors.mean_pct, errors.p95_pct), coverage(
-        measured_us, low_us, high_us
-    )
+    covered = coverage(measured_us, low_us, high_us)
+    return errors.median_pct, errors.mean_pct, errors.p95_pct, covered
 
 
 def _judge(case: Case, seed: int) -> Judged:
-    table, split = case.table, case.split(seed)
+    table = case.table
+    split = case.split(seed)
     test = split.test[np.random.default_rng(seed).permutation(len(split.test))[:_MOST_TESTED]]
 
     model = GemmModel.fit(
-        table.gpu, **table.take(split.train), latency_us=table.latency_us[split.train], dtype=table.dtype,
-        prior="family-out", seed=seed,
-    )  # fmt: skip
+        table.gpu,
+        **table.take(split.train),
+        latency_us=table.latency_us[split.train],
+        dtype=table.dtype,
+        prior="family-out",
+        seed=seed,
+    )
     found = model.predict(**table.take(test))
     return _scored(found.latency_us, found.low_us, found.high_us, table.latency_us[test])

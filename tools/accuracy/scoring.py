@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import median
+from math import nan
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,10 @@ class ErrorSummary:
     def __str__(self) -> str:
         return f"{self.median_pct:.2f} / {self.mean_pct:.1f} / {self.p95_pct:.1f}"
 
+    def rounded(self) -> dict[str, float]:
+        """Returns the fields as a model's provenance has them."""
+        return {name: round(value, 2) for name, value in vars(self).items()}
+
 
 def summarize(
     predicted_us: FloatArray, measured_us: FloatArray, rows: BoolArray | None = None
@@ -90,27 +95,18 @@ def summarize(
     """Computes median, mean and 95th percentile of the relative error. rows: mask of the rows to
     use, default all.
     """
-    predicted_us, measured_us = (
-        np.asarray(predicted_us, dtype=float),
-        np.asarray(measured_us, dtype=float),
-    )
+    predicted_us = np.asarray(predicted_us, dtype=float)
+    measured_us = np.asarray(measured_us, dtype=float)
     if predicted_us.shape != measured_us.shape:
-        raise InputError(
-            "summarize",
-            f"{predicted_us.shape} predictions for {measured_us.shape} rows",
-            "one each",
-        )
+        what = f"{predicted_us.shape} predictions for {measured_us.shape} rows"
+        raise InputError("summarize", what, "one each")
     error = 100.0 * np.abs(predicted_us / measured_us - 1.0)
     if rows is not None:
         error = error[rows]
     if error.size == 0:
         raise InputError("summarize", "no rows", "at least one row")
-    return ErrorSummary(
-        int(error.size),
-        float(np.median(error)),
-        float(error.mean()),
-        float(np.percentile(error, 95.0)),
-    )
+    figures = np.median(error), error.mean(), np.percentile(error, 95.0)
+    return ErrorSummary(int(error.size), *map(float, figures))
 
 
 def compute_rows(m: IntArray, n: IntArray, k: IntArray) -> BoolArray:
@@ -127,11 +123,15 @@ def cliff_pairs(m: IntArray, n: IntArray, k: IntArray) -> tuple[IntArray, IntArr
     """Returns indices (low, high) of rows with equal n and k and adjacent m, for m >= 128 and n, k
     >= 1024.
     """
-    rows = np.flatnonzero((m >= 128) & (n >= 1024) & (k >= 1024))
-    at = {(int(m[i]), int(n[i]), int(k[i])): int(i) for i in rows}
-    found = [(i, at[key]) for (a, b, c), i in at.items() if (key := (a + 1, b, c)) in at]
-    pairs = np.array(found, dtype=np.int64).reshape(-1, 2)
-    return pairs[:, 0], pairs[:, 1]
+    rows = np.flatnonzero((m >= 128) & (n >= 1024) & (k >= 1024)).tolist()
+    shapes = zip(m[rows].tolist(), n[rows].tolist(), k[rows].tolist(), strict=True)
+    at = dict(zip(shapes, rows, strict=True))
+    found = []
+    for (size, n_of, k_of), row in at.items():
+        if (size + 1, n_of, k_of) in at:
+            found.append((row, at[size + 1, n_of, k_of]))
+    low, high = np.array(found, dtype=np.int64).reshape(-1, 2).T
+    return low, high
 
 
 def rises(latency_us: FloatArray, pairs: tuple[IntArray, IntArray]) -> BoolArray:
@@ -149,8 +149,9 @@ def recall_and_precision(forecast: BoolArray, measured: BoolArray) -> tuple[floa
     Masks are (pairs,).
     """
     hits = int((measured & forecast).sum())
-    recall = hits / int(measured.sum()) if measured.any() else float("nan")
-    return recall, hits / int(forecast.sum()) if forecast.any() else float("nan")
+    recall = hits / int(measured.sum()) if measured.any() else nan
+    precision = hits / int(forecast.sum()) if forecast.any() else nan
+    return recall, precision
 
 
 @dataclass(frozen=True)
@@ -189,56 +190,58 @@ def over_seeds(lines: Sequence[Line]) -> Line:
     """Averages lines of several seeds; for fit_s and shapes_per_s takes the median, which is robust
     to machine load.
     """
-    means = {name: _mean_of_known([getattr(one, name) for one in lines]) for name in _AVERAGED}
+    found: dict[str, Any] = {}
+    for names, average in ((_AVERAGED, np.mean), (("fit_s", "shapes_per_s"), np.median)):
+        for name in names:
+            values = map(attrgetter(name), lines)
+            known = [value for value in values if value is not None and not np.isnan(value)]
+            found[name] = float(average(known)) if known else None
     compute = [one.compute for one in lines if one.compute is not None]
-    times: dict[str, Any] = {}
-    for name in ("fit_s", "shapes_per_s"):
-        known = [value for one in lines if (value := getattr(one, name)) is not None]
-        times[name] = median(known) if known else None
     return replace(
         lines[0],
         seeds=len(lines),
         errors=_mean_errors([one.errors for one in lines]),
         compute=_mean_errors(compute) if compute else None,
-        note=next((one.note for one in lines if one.note), ""),
-        **times,
-        **means,  # type: ignore[arg-type]
+        note=next(filter(None, (one.note for one in lines)), ""),
+        **found,
     )
 
 
-def _mean_of_known(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and not np.isnan(value)]
-    return float(np.mean(known)) if known else None
-
-
 def _mean_errors(parts: Sequence[ErrorSummary]) -> ErrorSummary:
-    median_pct, mean_pct, p95_pct = np.mean(
-        [(p.median_pct, p.mean_pct, p.p95_pct) for p in parts], axis=0
-    ).tolist()
-    return ErrorSummary(sum(p.rows for p in parts), median_pct, mean_pct, p95_pct)
+    percents = map(attrgetter("median_pct", "mean_pct", "p95_pct"), parts)
+    means = np.mean(list(percents), axis=0).tolist()
+    return ErrorSummary(sum(part.rows for part in parts), *means)
 
 
 #: headings of an accuracy table
 COLUMNS = (
-    "model", "rows learned from", "all rows", "compute rows", "90 % interval covers", "cliffs found / true", "fit, s",
+    "model",
+    "rows learned from",
+    "all rows",
+    "compute rows",
+    "90 % interval covers",
+    "cliffs found / true",
+    "fit, s",
     "shapes/s",
-)  # fmt: skip
+)
 
 
 def cells(entry: Line) -> tuple[str, ...]:
     """Formats a line as table cells, in the order of COLUMNS. Errors are median / mean / p95 in
     percent.
     """
+    errors = str(entry.errors)
+    if entry.unanswered:
+        errors += f" (no answer to {percent(entry.unanswered)})"
     rate = entry.shapes_per_s
     return (
         entry.model,
         row_count(entry.train_rows),
-        str(entry.errors)
-        + ("" if entry.unanswered == 0 else f" (no answer to {percent(entry.unanswered)})"),
-        "–" if entry.compute is None else str(entry.compute),
+        errors,
+        str(entry.compute or "–"),
         "–" if entry.coverage is None else percent(entry.coverage),
         shares(entry.cliff_recall, entry.cliff_precision),
-        "–" if not entry.fit_s or entry.fit_s < 5e-4 else f"{entry.fit_s:.2g}",
+        "–" if (entry.fit_s or 0.0) < 5e-4 else f"{entry.fit_s:.2g}",
         "–" if rate is None else f"{round(rate, -max(0, len(str(int(rate))) - 2)):,.0f}",
     )
 
@@ -248,4 +251,6 @@ def row_count(count: int | None) -> str:
 
 
 def shares(found: float | None, true: float | None) -> str:
-    return "–" if found is None else f"{found:.2f} / " + ("–" if true is None else f"{true:.2f}")
+    if found is None:
+        return "–"
+    return f"{found:.2f} / {'–' if true is None else f'{true:.2f}'}"

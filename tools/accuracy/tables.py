@@ -4,11 +4,10 @@ fitted to.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
-from quantbench.files import read_bytes
 from quantbench.importers.aiconfigurator import find_tables
+from quantbench.importers.runs import digest
 from quantbench.latency.libraries import default_library, libraries_of, slug_of, system_of
 from quantbench.latency.tables import GemmTable, read_columns, read_table
 
@@ -51,7 +50,12 @@ def read_packaged(system: str, *, dtype: str = "bf16", library: str = "") -> Pac
         return ", ".join(_SPELLED.get(name, name) for name in names)
 
     return PackagedTable(
-        **vars(table), file=found.shown, sha256=hashlib.sha256(read_bytes(found.path)).hexdigest(),
-        package=found.package, system=found.system, framework=text("framework"), version=text("version"),
+        **vars(table),
+        file=found.shown,
+        sha256=digest(found.path),
+        package=found.package,
+        system=found.system,
+        framework=text("framework"),
+        version=text("version"),
         device=text("device"),
-    )  # fmt: skip
+    )

@@ -1,8 +1,5 @@
 """Writes the explorer's screenshots for README and docs, and its page for the documentation site.
 
-Entry points: `screenshots`, `site_page` and `shows_curve`; `python -m tools.guide.explorer [SITE]`,
-run by `make docs`.
-
 Screenshots need Chromium; without it they stay as they are.
 """
 
@@ -32,13 +29,13 @@ _GPUS = ("a100-sxm4-80gb", "h100-sxm5-80gb")
 #: file name → (setting of the page, width and height in pixels)
 SHOTS: dict[str, tuple[dict[str, object], tuple[int, int]]] = {
     "docs/figures/explore.png": (
-        {"hidden": 5000, "heads": 40, "kv_heads": 40, "head_dim": 125, "ffn": 20000, "seq": 2048, "tp": 8,
-         "vocab": 50304, "gated": 0, "detail": "a100-sxm4-80gb/bf16/sglang"},
+        {"hidden": 5000, "heads": 40, "kv_heads": 40, "head_dim": 125, "ffn": 20000, "seq": 2048,
+         "tp": 8, "vocab": 50304, "gated": 0, "detail": "a100-sxm4-80gb/bf16/sglang"},
         (1280, 820),
     ),
     "docs/figures/explore-tiles.png": (
-        {"hidden": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "ffn": 16384, "seq": 257, "vocab": 50304,
-         "gated": 0, "axis": "seq", "detail": "a100-sxm4-80gb/bf16/sglang"},
+        {"hidden": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "ffn": 16384, "seq": 257,
+         "vocab": 50304, "gated": 0, "axis": "seq", "detail": "a100-sxm4-80gb/bf16/sglang"},
         (1280, 1860),
     ),
 }  # fmt: skip

@@ -7,12 +7,15 @@ import pty
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import metadata
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from textwrap import wrap
+from textwrap import fill as fill_lines
+
+import numpy as np
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.curves import Curve, curves_of, fit_curves, repeatability
@@ -33,7 +36,7 @@ from quantbench.report.sweep_result import ops_line, sweep_table
 from quantbench.stats import median
 from quantbench.store.folder import Run, read_run
 from quantbench.store.run import RunInfo
-from quantbench.units import percent
+from quantbench.units import counted, percent
 from quantbench.workload import Gemm
 from tools.guide.markers import fill
 
@@ -51,7 +54,9 @@ _SHOWN_BENCHMARKS = ("Name", "test_gemm[0-")
 # Sizes of the sweep that README shows.
 _SHOWN_ROWS = 3
 
-_GPU, _N, _K = "a100-sxm4-80gb", 4096, 4096
+_GPU = "a100-sxm4-80gb"
+_N = 4096
+_K = 4096
 # From half a wave of large tiles up to the last closely spaced size in the table.
 _SHOWN_M = range(256, 4354)
 # Terminal width for the sample.
@@ -77,12 +82,9 @@ class Staircase:
     @property
     def edge(self) -> tuple[Point, Point]:
         """The two neighbouring sizes between which the time grows most."""
-        pairs = [
-            (a, b)
-            for a, b in zip(self.curve.points, self.curve.points[1:], strict=False)
-            if b.axes["m"] == a.axes["m"] + 1
-        ]
-        return max(pairs, key=lambda pair: pair[1].latency_us / pair[0].latency_us)
+        pairs = pairwise(self.curve.points)
+        adjacent = [(a, b) for a, b in pairs if b.axes["m"] == a.axes["m"] + 1]
+        return max(adjacent, key=lambda pair: pair[1].latency_us / pair[0].latency_us)
 
     @property
     def columns(self) -> int:
@@ -109,10 +111,8 @@ def read_staircase() -> Staircase:
     points = points_of(run.records, run.info.device)
     curves = curves_of(points, "m")
     (period,) = find_periods(fit_curves(curves, repeatability(run.records)), run.info.device)
-    shown = [
-        p for p in points if (p.axes["n"], p.axes["k"]) == (_N, _K) and p.axes["m"] in _SHOWN_M
-    ]
-    (curve,) = curves_of(shown, "m")
+    (curve,) = [one for one in curves if one.held == (("n", _N), ("k", _K))]
+    curve = replace(curve, points=tuple(p for p in curve.points if p.axes["m"] in _SHOWN_M))
     if period.chosen is None:
         raise StoreError("front page", run.info.source, "a table whose steps one tile explains")
     return Staircase(run.info, curve, period.chosen, len(points))
@@ -122,30 +122,32 @@ def staircase_text(found: Staircase) -> str:
     """Formats the description of the plot as Markdown."""
     before, after = found.edge
     m = before.axes["m"]
-    tile, at_a_time, sms = found.tile, found.tile.resident_blocks, found.spec.sm_count
-    columns, waves = found.columns, [found.num_waves(m), found.num_waves(m + 1)]
-    tiles = [cdiv(size, tile.block_m) * columns for size in (m, m + 1)]
-    last = tiles[1] - (waves[1] - 1) * at_a_time
+    tile = found.tile
+    at_a_time = tile.resident_blocks
+    rows = cdiv(m, tile.block_m)
+    rows_after = cdiv(m + 1, tile.block_m)
+    tiles = rows * found.columns
+    tiles_after = rows_after * found.columns
+    waves = found.num_waves(m + 1)
+    last = tiles_after - (waves - 1) * at_a_time
     package, _, table = found.info.source.partition(": ")
     licence = metadata(package.split()[0])["License-Expression"]
     cause = (
-        f"One row more, m = {m + 1} instead of {m}, takes {after.latency_us / before.latency_us:.2f} times as long: "
-        f"the rate falls from {before.tflops:.0f} to {after.tflops:.0f} TFLOP/s. The steps of the whole table "
-        f"are those of {tile.block_m} × {tile.block_n} tiles, and the {sms} SMs of the A100 compute {at_a_time} tiles "
-        "at a time (a wave). "
-        f"At m = {m} there are {cdiv(m, tile.block_m)} × {columns} = {tiles[0]} tiles: {_waves(waves[0])}. At m = "
-        f"{m + 1} there are {cdiv(m + 1, tile.block_m)} × {columns} = {tiles[1]}: {_waves(waves[1])}, and the last one "
-        f"has {last} tile{'' if last == 1 else 's'} for {at_a_time} places. It takes as long as a full wave."
+        f"One row more, m = {m + 1} instead of {m}, takes "
+        f"{after.latency_us / before.latency_us:.2f} times as long: the rate falls from "
+        f"{before.tflops:.0f} to {after.tflops:.0f} TFLOP/s. The steps of the whole table are "
+        f"those of {tile.block_m} × {tile.block_n} tiles, and the {found.spec.sm_count} SMs of the "
+        f"A100 compute {at_a_time} tiles at a time (a wave). At m = {m} there are {rows} × "
+        f"{found.columns} = {tiles} tiles: {counted(found.num_waves(m), 'wave')}. At m = {m + 1} "
+        f"there are {rows_after} × {found.columns} = {tiles_after}: {counted(waves, 'wave')}, and "
+        f"the last one has {counted(last, 'tile')} for {at_a_time} places. It takes as long as a "
+        "full wave."
     )
     source = (
-        f"Imported data, not measured by us: {found.rows:,} bf16 products of {table}, in {package} ({licence}), read "
-        "with `quantbench import aiconfigurator --system a100_sxm --table gemm`."
+        f"Imported data, not measured by us: {found.rows:,} bf16 products of {table}, in {package} "
+        f"({licence}), read with `quantbench import aiconfigurator --system a100_sxm --table gemm`."
     )
-    return "\n\n".join("\n".join(wrap(text, 118)) for text in (cause, source)) + "\n"
-
-
-def _waves(number: int) -> str:
-    return f"{number} wave{'' if number == 1 else 's'}"
+    return "\n\n".join([fill_lines(cause, 118), fill_lines(source, 118)]) + "\n"
 
 
 def draw_staircase(found: Staircase, path: Path) -> None:
@@ -154,18 +156,23 @@ def draw_staircase(found: Staircase, path: Path) -> None:
     """
     sizes = found.curve.sizes
     before, after = found.edge
-    full_rate = median([p.tflops / found.busy_share(p.axes["m"]) for p in found.curve.points])
-    computed_m = range(sizes[0], sizes[-1] + 1)
-    rates = [full_rate * found.busy_share(m) for m in computed_m]
-    times_us = [2.0 * m * _N * _K / rate / 1e6 for m, rate in zip(computed_m, rates, strict=True)]
-    tile, sms = found.tile, found.spec.sm_count
-    computed = f"computed: {tile.block_m}x{tile.block_n} tiles in waves of {tile.resident_blocks}, on {sms} SMs"
+    measured_us = [point.latency_us for point in found.curve.points]
+    measured_rates = [point.tflops for point in found.curve.points]
+    full_rate = median(
+        [rate / found.busy_share(m) for m, rate in zip(sizes, measured_rates, strict=True)]
+    )
+    computed_m = np.arange(sizes[0], sizes[-1] + 1)
+    rates = full_rate * np.array(list(map(found.busy_share, computed_m.tolist())))
+    times_us = 2.0 * computed_m * _N * _K / rates / 1e6
+    tile = found.tile
+    waves = f"waves of {tile.resident_blocks}, on {found.spec.sm_count} SMs"
+    computed = f"computed: {tile.block_m}x{tile.block_n} tiles in {waves}"
     title = f"m × {_K} times {_K} × {_N} over m"
     caption = picture_caption(found.info, found.curve.points)
     with figure(path, (8.2, 6.2), 2, title=title, caption=caption, sharex=True) as panels:
         for panel, measured, line, unit in (
-            (panels[0][0], [p.latency_us for p in found.curve.points], times_us, "time, µs"),
-            (panels[1][0], [p.tflops for p in found.curve.points], rates, "TFLOP/s"),
+            (panels[0][0], measured_us, times_us, "time, µs"),
+            (panels[1][0], measured_rates, rates, "TFLOP/s"),
         ):
             panel.plot(computed_m, line, "--", color="0.4", linewidth=1.0, label=computed)
             panel.plot(
@@ -177,21 +184,34 @@ def draw_staircase(found: Staircase, path: Path) -> None:
                 linewidth=1.2,
                 label="measured (imported table)",
             )
-            edge = [(p.axes["m"], measured[sizes.index(p.axes["m"])]) for p in (before, after)]
-            panel.plot(*zip(*edge, strict=True), "-", color=CLIFF_COLOUR, linewidth=2.4, zorder=4)
+            edge = slice(sizes.index(before.axes["m"]), sizes.index(after.axes["m"]) + 1)
+            panel.plot(
+                sizes[edge], measured[edge], "-", color=CLIFF_COLOUR, linewidth=2.4, zorder=4
+            )
             panel.set_ylim(bottom=0)
             panel.set_ylabel(unit)
         slower = after.latency_us / before.latency_us
-        waves = [_waves(found.num_waves(point.axes["m"])) for point in (before, after)]
+        m = before.axes["m"]
+        waves = counted(found.num_waves(m), "wave")
+        waves_after = counted(found.num_waves(m + 1), "wave")
         panels[0][0].annotate(
-            f"m = {before.axes['m']} → {after.axes['m']}: {slower:.2f} times the time,\n{' → '.join(waves)} of tiles",
-            (after.axes["m"], after.latency_us), xytext=(10, -26), textcoords="offset points", fontsize=9,
-            color=CLIFF_COLOUR, va="top",
-        )  # fmt: skip
+            f"m = {m} → {m + 1}: {slower:.2f} times the time,\n{waves} → {waves_after} of tiles",
+            (after.axes["m"], after.latency_us),
+            xytext=(10, -26),
+            textcoords="offset points",
+            fontsize=9,
+            color=CLIFF_COLOUR,
+            va="top",
+        )
         panels[1][0].annotate(
-            f"−{percent(1 - after.tflops / before.tflops)}", (after.axes["m"], after.tflops), xytext=(6, -4),
-            textcoords="offset points", fontsize=9, color=CLIFF_COLOUR, fontweight="bold",
-        )  # fmt: skip
+            f"−{percent(1 - after.tflops / before.tflops)}",
+            (after.axes["m"], after.tflops),
+            xytext=(6, -4),
+            textcoords="offset points",
+            fontsize=9,
+            color=CLIFF_COLOUR,
+            fontweight="bold",
+        )
         panels[1][0].set_xlabel("m (rows of the product; tokens of a layer)")
 
 
@@ -260,13 +280,9 @@ def export_text(root: Path) -> str:
 
 
 def _block(command: str, lines: Sequence[str]) -> str:
-    folded = [part for line in lines for part in _folded(line)]
-    return "\n".join(["```text", f"$ {command}", *folded, "```"]) + "\n"
-
-
-def _folded(line: str) -> list[str]:
-    """Folds prose at spaces; leaves table rows whole."""
-    return wrap(line, _COLUMNS) if len(line) > _COLUMNS and "   " not in line else [line]
+    # Prose is folded at spaces; table rows stay whole.
+    folded = [line if "   " in line else fill_lines(line, _COLUMNS) for line in lines]
+    return "\n".join(["```text", f"$ {command}", *folded, "```", ""])
 
 
 def write_front(root: Path) -> list[Path]:

@@ -44,7 +44,8 @@ def write_between(path: Path, name: str, text: str) -> None:
     """Replaces what the file `path` has between the markers of `name`. Raises StoreError if it
     lacks them.
     """
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    begin = f"<!-- {name}:begin -->"
+    end = f"<!-- {name}:end -->"
     try:
         page = read_text(path)
     except (OSError, UnicodeDecodeError) as error:

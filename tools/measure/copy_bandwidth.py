@@ -34,9 +34,13 @@ def main() -> None:
     measured = timer.measure(copy, min_bytes=moved)
     time_us = measured.stated.latency_us
     figures = {
-        "device": spec.name, "bytes_moved": moved, "latency_us": time_us, "gb_per_s": moved / time_us / 1e3,
-        "relative_half_width": measured.stated.relative_half_width, "samples_us": list(measured.samples_us),
-    }  # fmt: skip
+        "device": spec.name,
+        "bytes_moved": moved,
+        "latency_us": time_us,
+        "gb_per_s": moved / time_us / 1e3,
+        "relative_half_width": measured.stated.relative_half_width,
+        "samples_us": list(measured.samples_us),
+    }
     write_json(out, figures)
     print(f"copy of {moved / 2**30:.1f} GiB moved: {figures['gb_per_s']:.0f} GB/s")
 

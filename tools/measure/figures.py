@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -38,57 +40,66 @@ def timer_lines(table: Table) -> list[str]:
     spread over repeats.
     """
     rows = table["rows"]
-    methods = list(dict.fromkeys(name for row in rows for name in row["medians_us"]))
+    methods = _methods(rows, "medians_us")
     lines = ["| kernel | " + " | ".join(methods) + " |", "|---|" + "---:|" * len(methods)]
     for row in rows:
         cells = [_median_text(row["medians_us"].get(name)) for name in methods]
         lines.append(f"| {row['workload']} | " + " | ".join(cells) + " |")
-    lines.append("")
-    lines.append("Medians of one repeat's median each; `–` where a method gave no figure.")
-    lines.append("")
-    for ours in (name for name in methods if name.startswith(_OURS)):
-        lines += [f"- {ours}: {sentence}" for sentence in _agreement(rows, ours, methods)]
+    note = "Medians of one repeat's median each; `–` where a method gave no figure."
+    lines += ["", note, ""]
+    for ours in methods:
+        if ours.startswith(_OURS):
+            lines += [f"- {ours}: {sentence}" for sentence in _agreement(rows, ours, methods)]
     return lines
 
 
+def _methods(rows: Sequence[Table], column: str) -> list[str]:
+    """Returns the names of the methods with figures in a column, in order of appearance."""
+    return list(dict.fromkeys(chain.from_iterable(row[column] for row in rows)))
+
+
 def _agreement(rows: Sequence[Table], ours: str, methods: Sequence[str]) -> list[str]:
-    said = []
+    sentences = []
     for other in methods:
         if other.startswith(_OURS):
             continue
-        pairs = [
-            (float(np.median(row["medians_us"][ours])), float(np.median(row["medians_us"][other])))
-            for row in rows
-            if row["medians_us"].get(ours) and row["medians_us"].get(other)
-        ]
-        long = [abs(mine / its - 1) for mine, its in pairs if its >= _SHORT_US]
-        short_us = [abs(mine - its) for mine, its in pairs if its < _SHORT_US]
+        long = []
+        short_us = []
+        for row in rows:
+            medians_us = row["medians_us"]
+            if not medians_us.get(ours) or not medians_us.get(other):
+                continue
+            our_us = float(np.median(medians_us[ours]))
+            other_us = float(np.median(medians_us[other]))
+            if other_us >= _SHORT_US:
+                long.append(abs(our_us / other_us - 1))
+            else:
+                short_us.append(abs(our_us - other_us))
         parts = []
         if long:
-            parts.append(
-                f"at most {_percent(max(long))} (median {_percent(float(np.median(long)))}) from {_SHORT_US:g} µs on"
-            )
+            parts.append(f"{_most_and_median(long)} from {_SHORT_US:g} µs on")
         if short_us:
             parts.append(f"at most {max(short_us):.2f} µs below")
         if parts:
-            said.append(f"differs from {other} by " + ", ".join(parts))
-    spreads = [
-        _spread(row["medians_us"][ours]) for row in rows if len(row["medians_us"].get(ours, ())) > 1
-    ]
+            sentences.append(f"differs from {other} by {', '.join(parts)}")
+    spreads = _spreads(rows, ours)
     if spreads:
-        said.append(
-            f"repeats spread by at most {_percent(max(spreads))} (median {_percent(float(np.median(spreads)))})"
-        )
-    return said
+        sentences.append(f"repeats spread by {_most_and_median(spreads)}")
+    return sentences
+
+
+def _most_and_median(shares: Sequence[float]) -> str:
+    return f"at most {_percent(max(shares))} (median {_percent(float(np.median(shares)))})"
 
 
 def cost_lines(table: Table) -> list[str]:
     """Formats seconds on the device and in total per point and the spread over the repeats for each
     method, then whether the target for the cost is met."""
     rows = table["rows"]
-    methods = list(dict.fromkeys(name for row in rows for name in row["wall_s"]))
+    methods = _methods(rows, "wall_s")
     lines = [
-        "| method | device held, s a point | in all, s a point | spread of repeats, median | 95 % of points under |",
+        "| method | device held, s a point | in all, s a point | spread of repeats, median "
+        "| 95 % of points under |",
         "|---|---:|---:|---:|---:|",
     ]
     prepare_s = float(np.mean([row["prepare_s"] for row in rows]))
@@ -96,31 +107,25 @@ def cost_lines(table: Table) -> list[str]:
     middle: dict[str, float] = {}
     for name in methods:
         held_s[name] = float(np.mean([np.mean(row["wall_s"][name]) for row in rows]))
-        spreads = [
-            _spread(row["medians_us"][name])
-            for row in rows
-            if len(row["medians_us"].get(name, ())) > 1
-        ]
-        middle[name], high = (
-            np.quantile(spreads, (0.5, 0.95)).tolist() if spreads else (np.nan, np.nan)
-        )
-        cells = f"{held_s[name]:.3f} | {held_s[name] + prepare_s:.3f} | {_percent(middle[name])} | {_percent(high)}"
-        lines.append(f"| {name} | {cells} |")
-    lines += [
-        "",
-        f"{len(rows)} shapes, {table['repeats']} repeats each; making the inputs is the same for all.",
-    ]
+        spreads = _spreads(rows, name) or [np.nan]
+        middle[name], high = np.quantile(spreads, (0.5, 0.95)).tolist()
+        seconds = f"{held_s[name]:.3f} | {held_s[name] + prepare_s:.3f}"
+        lines.append(f"| {name} | {seconds} | {_percent(middle[name])} | {_percent(high)} |")
+    shapes = f"{len(rows)} shapes, {table['repeats']} repeats each"
+    lines += ["", f"{shapes}; making the inputs is the same for all."]
     if "mamf" in methods and _OURS in methods:
-        its_s = held_s["mamf"] + MAMF_START_S / MAMF_SHAPES
-        ratio = its_s / held_s[_OURS]
+        start_s = MAMF_START_S / MAMF_SHAPES
+        mamf_s = held_s["mamf"] + start_s
+        ratio = mamf_s / held_s[_OURS]
         met = ratio >= _TIMES_CHEAPER and middle[_OURS] <= middle["mamf"]
+        spread = f"{_percent(middle[_OURS])} against {_percent(middle['mamf'])}"
         lines += [
             "",
             f"mamf-finder also heats the card for {MAMF_START_S:g} s first, which is not run here: "
-            f"{MAMF_START_S / MAMF_SHAPES:.2f} s for each of {MAMF_SHAPES} points. With it, a point takes "
-            f"{its_s:.3f} s, and {held_s[_OURS]:.3f} s with our timer: {ratio:.1f} times cheaper, at a spread of "
-            f"{_percent(middle[_OURS])} against {_percent(middle['mamf'])}. "
-            f"Target, {_TIMES_CHEAPER:g} times cheaper at no larger a spread: {'met' if met else 'missed'}.",
+            f"{start_s:.2f} s for each of {MAMF_SHAPES} points. With it, a point takes "
+            f"{mamf_s:.3f} s, and {held_s[_OURS]:.3f} s with our timer: {ratio:.1f} times cheaper, "
+            f"at a spread of {spread}. Target, {_TIMES_CHEAPER:g} times cheaper at no larger a "
+            f"spread: {'met' if met else 'missed'}.",
         ]
     return lines
 
@@ -132,9 +137,14 @@ def _percent(share: float) -> str:
     return "–" if np.isnan(share) else f"{100 * share:.2f} %"
 
 
-def _spread(medians_us: Sequence[float]) -> float:
-    """Returns the largest over the smallest repeat, minus 1."""
-    return max(medians_us) / min(medians_us) - 1
+def _spreads(rows: Sequence[Table], method: str) -> list[float]:
+    """Returns the largest over the smallest repeat, minus 1, of each row with several."""
+    spreads = []
+    for row in rows:
+        repeats_us = row["medians_us"].get(method, ())
+        if len(repeats_us) > 1:
+            spreads.append(max(repeats_us) / min(repeats_us) - 1)
+    return spreads
 
 
 def _median_text(medians_us: Sequence[float] | None) -> str:
@@ -149,36 +159,32 @@ def prediction_lines(run: Run) -> list[str]:
     model of their device, and by a model fitted to the first FITTED_ROWS of them, which were
     measured in random order."""
     device = run.info.device
-    points = points_of(run.records, device)
-    works = [point.workload for point in points if isinstance(point.workload, Gemm)]
-    if len(works) < 2 * FITTED_ROWS:
-        raise InputError(
-            "figures", f"{len(works)} products in {run.folder}", f"at least {2 * FITTED_ROWS}"
-        )
-    dtype = works[0].dtype
-    m, n, k = np.array([(work.m, work.n, work.k) for work in works], dtype=float).T
-    measured_us = np.array(
-        [point.latency_us for point in points if isinstance(point.workload, Gemm)]
-    )
+    points = [p for p in points_of(run.records, device) if isinstance(p.workload, Gemm)]
+    if len(points) < 2 * FITTED_ROWS:
+        few = f"{len(points)} products in {run.folder}"
+        raise InputError("figures", few, f"at least {2 * FITTED_ROWS}")
+    dtype = points[0].workload.dtype
+    figures = attrgetter("workload.m", "workload.n", "workload.k", "latency_us")
+    m, n, k, measured_us = np.array(list(map(figures, points)), dtype=float).T
     first = slice(FITTED_ROWS)
     rest = slice(FITTED_ROWS, None)
     fitted = GemmModel.fit(
         device, m[first], n[first], k[first], measured_us[first], dtype=dtype, prior="family-out"
     )
-    lines = []
-    for name, model in (
-        ("shipped", GemmModel.best(device, dtype=dtype)),
-        (f"fitted to {FITTED_ROWS}", fitted),
-    ):
+    lines = [
+        "| model | products | error, median | error, 95th percentile |",
+        "|---|---:|---:|---:|",
+    ]
+    models = {
+        "shipped": GemmModel.best(device, dtype=dtype),
+        f"fitted to {FITTED_ROWS}": fitted,
+    }
+    for name, model in models.items():
         predicted_us = model.predict(m[rest], n[rest], k[rest]).latency_us
         errors = np.abs(predicted_us / measured_us[rest] - 1)
         median, high = np.quantile(errors, (0.5, 0.95))
         lines.append(f"| {name} | {len(errors)} | {_percent(median)} | {_percent(high)} |")
-    return [
-        "| model | products | error, median | error, 95th percentile |",
-        "|---|---:|---:|---:|",
-        *lines,
-    ]
+    return lines
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Times square GEMMs with NVBench's Python bindings (`cuda-bench`), for comparison with our timer.
 
-Entry points: `python -m tools.measure.nvbench FILE.json SIZE…`, one state per size, and
-`merge_nvbench`. Run by `timer_truth` in a separate process, because NVBench keeps its benchmarks
-for the whole process. Each sample is one cold run, as with our timer.
+`python -m tools.measure.nvbench FILE.json SIZE…` runs one state per size. `timer_truth` runs it in
+a separate process, because NVBench keeps its benchmarks for the whole process. Each sample is one
+cold run, as with our timer.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from quantbench.stats import typical_us
 from quantbench.workload import Gemm
 from tools.measure.side_by_side import write_json
 
-_NAME, _AXIS = "product", "Size"
+_NAME = "product"
+_AXIS = "Size"
 # Sampling time per state. The default of 0.5 s would take most of the step, and the median is
 # steady long before.
-_MIN_TIME_S, _TIMEOUT_S = "0.1", "4"
+_MIN_TIME_S = "0.1"
+_TIMEOUT_S = "4"
 
 
 def main() -> None:
@@ -28,28 +30,21 @@ def main() -> None:
     from cuda import bench
     from cuda.bench.results import BenchmarkResult
 
-    out, sizes = Path(sys.argv[1]), [int(word) for word in sys.argv[2:]]
+    out = Path(sys.argv[1])
+    sizes = list(map(int, sys.argv[2:]))
     registered = bench.register(_product)
     registered.set_name(_NAME)
     registered.add_int64_axis(_AXIS, sizes)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "nvbench.json"
-        words = [
-            "--jsonbin",
-            str(path),
-            "--devices",
-            "0",
-            "--min-time",
-            _MIN_TIME_S,
-            "--timeout",
-            _TIMEOUT_S,
-        ]
+        words = ["--jsonbin", str(path), "--devices", "0"]
+        words += ["--min-time", _MIN_TIME_S, "--timeout", _TIMEOUT_S]
         bench.run_all_benchmarks([_NAME, *words])
         result = BenchmarkResult.from_json(path)
-        samples_us = {
-            int(state.point[_AXIS]): [1e6 * float(seconds) for seconds in state.samples or ()]
-            for state in result[_NAME]
-        }
+        samples_us = {}
+        for state in result[_NAME]:
+            samples = [1e6 * float(seconds) for seconds in state.samples or ()]
+            samples_us[int(state.point[_AXIS])] = samples
     write_json(out, samples_us)
 
 

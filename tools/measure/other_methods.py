@@ -1,7 +1,6 @@
 """Times a kernel by other methods, for comparison with our timer. Each returns samples in
 microseconds.
 
-Entry point: `METHODS`. Used by `cost` and `timer_truth`.
 
 - do_bench: `triton.testing.do_bench`, events around launches; the cache is cleared by writing a
   buffer.
@@ -18,7 +17,9 @@ from collections.abc import Callable
 from quantbench.device.spec import DeviceSpec
 
 Run = Callable[[], object]
-_MAMF_WARM_UP, _MAMF_RUNS, _MAMF_CLEAR_BYTES = 50, 100, 256 * 2**20
+_MAMF_WARM_UP = 50
+_MAMF_RUNS = 100
+_MAMF_CLEAR_BYTES = 256 * 2**20
 _PROFILED_RUNS = 20
 
 
@@ -65,17 +66,15 @@ def mamf(run: Run, spec: DeviceSpec) -> list[float]:
     clear = torch.empty(_MAMF_CLEAR_BYTES // 4, dtype=torch.int32, device="cuda")
     for _ in range(_MAMF_WARM_UP):
         run()
-    pairs = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-        for _ in range(_MAMF_RUNS)
-    ]
-    for start, stop in pairs:
+    starts = [torch.cuda.Event(enable_timing=True) for _ in range(_MAMF_RUNS)]
+    stops = [torch.cuda.Event(enable_timing=True) for _ in range(_MAMF_RUNS)]
+    for start, stop in zip(starts, stops, strict=True):
         clear.zero_()
         start.record()
         run()
         stop.record()
     torch.cuda.synchronize()
-    return [float(start.elapsed_time(stop)) * 1e3 for start, stop in pairs]
+    return [1e3 * start.elapsed_time(stop) for start, stop in zip(starts, stops, strict=True)]
 
 
 def graph6(run: Run, spec: DeviceSpec) -> list[float]:
@@ -91,7 +90,8 @@ def graph6(run: Run, spec: DeviceSpec) -> list[float]:
         for _ in range(6):
             run()
     graph.replay()
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start = torch.cuda.Event(enable_timing=True)
+    stop = torch.cuda.Event(enable_timing=True)
     start.record()
     graph.replay()
     stop.record()
@@ -101,5 +101,8 @@ def graph6(run: Run, spec: DeviceSpec) -> list[float]:
 
 #: methods to compare with, on a GPU
 METHODS: dict[str, Callable[[Run, DeviceSpec], list[float]]] = {
-    "do_bench": do_bench, "profiler": profiler, "mamf": mamf, "graph6": graph6,
-}  # fmt: skip
+    "do_bench": do_bench,
+    "profiler": profiler,
+    "mamf": mamf,
+    "graph6": graph6,
+}

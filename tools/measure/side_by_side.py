@@ -1,8 +1,5 @@
 """Times the same GEMMs by several methods, repeated in turn, and stores medians and the seconds
 spent.
-
-Entry points: `measure_rows`, `add_method` and `write_table`, used by `cost` and `timer_truth`;
-`write_json`, used by all that write a file which may be cut off at any moment.
 """
 
 from __future__ import annotations
@@ -49,18 +46,21 @@ def measure_row(
             start_s = time.perf_counter()
             copy = copier(provider, gemm, spec, TimingOptions())
             found = medians.setdefault(name, [])
-            with suppress(
-                UnsupportedError
-            ):  # a graph with a cold cache and too many copies to rotate over
+            # A graph with a cold cache may need too many copies to rotate over.
+            with suppress(UnsupportedError):
                 measured = timer.measure(task.run, copy=copy, min_bytes=gemm.min_bytes)
                 found.append(measured.stated.latency_us)
             wall_s.setdefault(name, []).append(time.perf_counter() - start_s)
         for name, method in methods.items():
             _once(method, task.run, spec, medians.setdefault(name, []), wall_s.setdefault(name, []))
     return {
-        "workload": str(gemm), "sizes": [gemm.m, gemm.n, gemm.k], "flops": gemm.flops, "medians_us": medians,
-        "wall_s": wall_s, "prepare_s": prepare_s,
-    }  # fmt: skip
+        "workload": str(gemm),
+        "sizes": [gemm.m, gemm.n, gemm.k],
+        "flops": gemm.flops,
+        "medians_us": medians,
+        "wall_s": wall_s,
+        "prepare_s": prepare_s,
+    }
 
 
 def _once(
@@ -86,9 +86,8 @@ def measure_rows(
     """
     known: dict[str, dict[str, Any]] = {}
     if out.exists():
-        known = {
-            row["workload"]: row for row in json.loads(out.read_text(encoding="utf-8"))["rows"]
-        }
+        table = json.loads(out.read_text(encoding="utf-8"))
+        known = {row["workload"]: row for row in table["rows"]}
     rows = []
     for gemm in gemms:
         rows.append(known.get(str(gemm)) or measure_row(gemm, spec, timers, methods))
@@ -111,9 +110,12 @@ def add_method(
         if len(row["wall_s"].get(name, ())) >= REPEATS:
             continue
         run = catalog.make("torch.mm").prepare(gemm, spec).run
-        row["medians_us"][name], row["wall_s"][name] = [], []
+        medians_us: list[float] = []
+        wall_s: list[float] = []
+        row["medians_us"][name] = medians_us
+        row["wall_s"][name] = wall_s
         for _ in range(REPEATS):
-            _once(method, run, spec, row["medians_us"][name], row["wall_s"][name])
+            _once(method, run, spec, medians_us, wall_s)
         write_table(out, spec, rows)
 
 

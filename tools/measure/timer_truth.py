@@ -1,9 +1,8 @@
 """Times the same GEMMs with our timer and with other methods, and writes one table of medians.
 
-Entry point: `python -m tools.measure.timer_truth FILE.json [--nvbench]`. The
-profiler comes last, because it stays attached to the process and slows down later launches. With
---nvbench the other method is NVBench alone, in processes of its own; it needs `cuda-bench`
-(README.md).
+`python -m tools.measure.timer_truth FILE.json [--nvbench]`: the profiler comes last, because it
+stays attached to the process and slows down later launches. With --nvbench the other method is
+NVBench alone, in processes of its own; it needs `cuda-bench` (README.md).
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ def main() -> None:
         rows = measure_rows(out, spec, gemms, timers, {})
         _add_nvbench(rows, out, spec)
     else:
-        rows = measure_rows(
-            out, spec, gemms, timers, {name: METHODS[name] for name in METHODS if name != _LAST}
-        )
-        add_method(out, spec, gemms, rows, _LAST, METHODS[_LAST])
+        methods = dict(METHODS)
+        last = methods.pop(_LAST)
+        rows = measure_rows(out, spec, gemms, timers, methods)
+        add_method(out, spec, gemms, rows, _LAST, last)
     for row in rows:
         medians = ", ".join(f"{name} {us[0]:.2f}" for name, us in row["medians_us"].items() if us)
         print(f"{row['workload']}: {medians} µs")
