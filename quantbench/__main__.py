@@ -1,7 +1,4 @@
-"""Runs the `quantbench` command, also as `python -m quantbench`, and converts errors to exit codes.
-
-Entry point: `main`, the console script that pyproject.toml names. It calls `cli.app`.
-"""
+"""Runs the command `quantbench` or `python -m quantbench`; converts errors to exit codes."""
 
 import codecs
 import gc
@@ -20,7 +17,8 @@ _NO_READER = 128 + 13
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 # ASCII replacements, for terminals without Unicode, of the characters that quantbench prints.
 _IN_ASCII = {
-    "µ": "u", "×": "x", "±": "+-", "≤": "<=", "≥": ">=", "–": "-", "−": "-", "·": "-", "…": "...", "→": "->",
+    "µ": "u", "×": "x", "±": "+-", "≤": "<=", "≥": ">=", "–": "-", "−": "-", "·": "-", "…": "...",
+    "→": "->",
     "°": "deg ", "●": "*", "²": "^2", "³": "^3", "⌈": "ceil(", "⌉": ")",
 }  # fmt: skip
 # Number of new objects after which the garbage collector looks for cycles. A run of 100,000 records

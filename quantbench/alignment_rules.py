@@ -1,13 +1,8 @@
 """Lists the sizes that number formats and libraries require to be multiples, and finds the rules
 that a shape breaks.
 
-Effects. `crashes`: the library raises an error. `falls back`: it runs another, slower kernel,
-mostly without a message.
-`wastes`: it pads. Every rule names the threads, documentation or source files that state it; all
-    were read in 2026-11.
+Every rule names the threads, documentation or source files that state it; all were read in 2026-11.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,8 +11,10 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.quantization import VECTOR_BYTES, cdiv
 from quantbench.rules import Rule
 from quantbench.workload import Attention, Gemm, GroupedGemm, Op, TransformerShape
-from quantbench.workload.dtypes import DTYPES
+from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES
 
+# `crashes`: the library raises an error. `falls back`: it runs another, slower kernel, mostly
+# without a message. `wastes`: it pads.
 EFFECTS = ("crashes", "falls back", "wastes")
 # Rows of an expert that break no rule, to look at its weights alone.
 _WHOLE_ROWS = 128
@@ -80,9 +77,8 @@ class AlignmentRule(Rule):
         if device is not None and (device.compute_capability or (0, 0)) < self.capability:
             return False
         named = not library or not self.libraries or library in self.libraries
-        return (
-            dtype in self.dtypes and named and tp >= self.min_tp and (training or not self.training)
-        )
+        in_use = tp >= self.min_tp and (training or not self.training)
+        return named and in_use and dtype in self.dtypes
 
     def allowed(self, size: int) -> int:
         """Returns the smallest size of at least `size` that the rule allows; itself if it exceeds
@@ -111,15 +107,14 @@ class Broken:
         768`.
         """
         multiple = self.rule.multiple
-        what = (
-            f"no multiple of {multiple}"
-            if isinstance(multiple, int)
-            else "between a kernel's widths"
-        )
+        what = "between a kernel's widths"
+        if isinstance(multiple, int):
+            what = f"no multiple of {multiple}"
         effect = f"{self.rule.effect} in {self.rule.whose} ({self.rule.claim})"
         return f"{self.name} = {self.size} is {what}: {effect}; next: {self.to}"
 
 
+_FLASH_ATTENTION = "https://github.com/Dao-AILab/flash-attention"
 _VLLM = "https://github.com/vllm-project/vllm"
 _TE = "https://github.com/NVIDIA/TransformerEngine"
 _SERVING = ("vllm", "sglang")
@@ -129,13 +124,13 @@ _FLASH = (8, 0)
 _TRAINING = ("torch",)
 
 #: all rules; 16-byte rows first, because they concern every library
-RULES: tuple[AlignmentRule, ...] = (
+RULES = (
     AlignmentRule(
         "rows-16-bytes", "rows start at multiples of 16 bytes",
         "tensor cores run slower or not at all, and TMA cannot load such rows",
         ("https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/",
         "https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TENSOR__MEMORY.html"),
-        tuple(name for name in DTYPES if name != "int32"), ("rows",), VECTOR_BYTES, "falls back", "every library",
+        GEMM_DTYPES, ("rows",), VECTOR_BYTES, "falls back", "every library",
     ),
     AlignmentRule(
         "fp8-n-k-16-torch", "n % 16 == 0 and k % 16 == 0", "both sides of the weight are checked",
@@ -145,37 +140,45 @@ RULES: tuple[AlignmentRule, ...] = (
     AlignmentRule(
         "fp8-m-8-te", "m % 8 == 0", "rows are checked before an fp8 product",
         (f"{_TE}/issues/1422", f"{_TE}/pull/317"),
-        ("fp8",), ("m",), 8, "crashes", "Transformer Engine", _TRAINING, ("forward", "dgrad"), training=True,
+        ("fp8",), ("m",), 8, "crashes", "Transformer Engine", _TRAINING, ("forward", "dgrad"),
+        training=True,
     ),
     AlignmentRule(
-        "fp8-n-k-16-cutlass", "n % 16 == 0 and k % 16 == 0", "weights are padded once, a or c in each call",
+        "fp8-n-k-16-cutlass", "n % 16 == 0 and k % 16 == 0",
+        "weights are padded once, a or c in each call",
         (f"{_VLLM}/pull/48588",),
         ("fp8",), ("n", "k"), 16, "wastes", "vLLM's CUTLASS kernel", _SERVING, ("forward",),
     ),
     AlignmentRule(
         "fp8-block-n-k-128-serving", "n % 128 == 0 and k % 128 == 0",
         "tp cuts a block of scales: weights do not load",
-        (f"{_VLLM}/issues/42384", f"{_VLLM}/issues/52997", "https://github.com/sgl-project/sglang/issues/3345"),
-        ("fp8_block",), ("n", "k"), 128, "crashes", "vLLM and SGLang", _SERVING, ("forward",), min_tp=2,
+        (f"{_VLLM}/issues/42384", f"{_VLLM}/issues/52997",
+        "https://github.com/sgl-project/sglang/issues/3345"),
+        ("fp8_block",), ("n", "k"), 128, "crashes", "vLLM and SGLang", _SERVING, ("forward",),
+        min_tp=2,
     ),
     AlignmentRule(
         "fp8-block-n-64-vllm", "n % 64 == 0", "DeepGEMM is left for CUTLASS or Triton",
         (f"{_VLLM}/blob/main/vllm/utils/deep_gemm.py",),
-        ("fp8_block",), ("n",), 64, "falls back", "vLLM", ("vllm",), ("forward",), capability=_DEEPGEMM,
+        ("fp8_block",), ("n",), 64, "falls back", "vLLM", ("vllm",), ("forward",),
+        capability=_DEEPGEMM,
     ),
     AlignmentRule(
         "fp8-block-k-128-vllm", "k % 128 == 0", "DeepGEMM is left for CUTLASS or Triton",
         (f"{_VLLM}/blob/main/vllm/utils/deep_gemm.py",),
-        ("fp8_block",), ("k",), 128, "falls back", "vLLM", ("vllm",), ("forward",), capability=_DEEPGEMM,
+        ("fp8_block",), ("k",), 128, "falls back", "vLLM", ("vllm",), ("forward",),
+        capability=_DEEPGEMM,
     ),
     AlignmentRule(
         "fp8-block-expert-rows-128-deepgemm", "rows of an expert % 128 == 0",
         "the contiguous layout pads every expert",
-        ("https://github.com/deepseek-ai/DeepGEMM/issues/15", "https://github.com/deepseek-ai/DeepGEMM/issues/98"),
+        ("https://github.com/deepseek-ai/DeepGEMM/issues/15",
+        "https://github.com/deepseek-ai/DeepGEMM/issues/98"),
         ("fp8_block",), ("rows of an expert",), 128, "wastes", "DeepGEMM", capability=_DEEPGEMM,
     ),
     AlignmentRule(
-        "mxfp8-n-k-32-te", "n % 32 == 0 and k % 32 == 0", "the quantizer needs whole blocks both ways",
+        "mxfp8-n-k-32-te", "n % 32 == 0 and k % 32 == 0",
+        "the quantizer needs whole blocks both ways",
         (f"{_TE}/issues/2966",),
         ("mxfp8",), ("n", "k"), 32, "crashes", "Transformer Engine", _TRAINING,
     ),
@@ -187,16 +190,19 @@ RULES: tuple[AlignmentRule, ...] = (
     AlignmentRule(
         "mxfp8-tokens-32-te", "tokens / tp % 32 == 0", "each GPU quantizes its part of the tokens",
         ("https://github.com/modelscope/ms-swift/pull/9722",),
-        ("mxfp8",), ("tokens / tp",), 32, "crashes", "Transformer Engine with sequence parallelism", _TRAINING,
+        ("mxfp8",), ("tokens / tp",), 32, "crashes",
+        "Transformer Engine with sequence parallelism", _TRAINING,
         min_tp=2, training=True,
     ),
     AlignmentRule(
-        "mxfp8-expert-rows-32-te", "rows of an expert % 32 == 0", "each expert's rows are quantized",
+        "mxfp8-expert-rows-32-te", "rows of an expert % 32 == 0",
+        "each expert's rows are quantized",
         (f"{_TE}/issues/2966",),
         ("mxfp8",), ("rows of an expert",), 32, "crashes", "Transformer Engine", _TRAINING,
     ),
     AlignmentRule(
-        "nvfp4-n-k-16-te", "n % 16 == 0 and k % 16 == 0", "the quantizer needs whole blocks both ways",
+        "nvfp4-n-k-16-te", "n % 16 == 0 and k % 16 == 0",
+        "the quantizer needs whole blocks both ways",
         (f"{_TE}/blob/main/transformer_engine/pytorch/csrc/quantizer.cpp",),
         ("nvfp4",), ("n", "k"), 16, "crashes", "Transformer Engine", _TRAINING,
     ),
@@ -206,21 +212,23 @@ RULES: tuple[AlignmentRule, ...] = (
         ("nvfp4",), ("m",), 16, "crashes", "Transformer Engine", _TRAINING, training=True,
     ),
     AlignmentRule(
-        "nvfp4-n-k-32-serving", "n % 32 == 0 and k % 32 == 0", "weights are padded once, a in each call if k is",
+        "nvfp4-n-k-32-serving", "n % 32 == 0 and k % 32 == 0",
+        "weights are padded once, a in each call if k is",
         (f"{_VLLM}/pull/31099", "https://github.com/sgl-project/sglang/pull/17300"),
         ("nvfp4",), ("n", "k"), 32, "wastes", "vLLM and SGLang", _SERVING, ("forward",),
     ),
     AlignmentRule(
         "fp16-head-dim-8-flash", "head_dim % 8 == 0", "q, k and v are copied to padded tensors",
-        ("https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/flash_attn_interface.py",),
+        (f"{_FLASH_ATTENTION}/blob/main/flash_attn/flash_attn_interface.py",),
         ("fp16", "bf16"), ("head_dim",), 8, "wastes", "FlashAttention", capability=_FLASH,
     ),
     AlignmentRule(
         "fp16-head-dim-widths-flash", "head_dim in (32, 64, 96, 128, 192, 256)",
         "its kernels exist for these widths only",
-        ("https://github.com/Dao-AILab/flash-attention/issues/1141",
-        "https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/src/static_switch.h"),
-        ("fp16", "bf16"), ("head_dim",), (32, 64, 96, 128, 192, 256), "wastes", "FlashAttention", capability=_FLASH,
+        (f"{_FLASH_ATTENTION}/issues/1141",
+        f"{_FLASH_ATTENTION}/blob/main/csrc/flash_attn/src/static_switch.h"),
+        ("fp16", "bf16"), ("head_dim",), (32, 64, 96, 128, 192, 256), "wastes", "FlashAttention",
+        capability=_FLASH,
     ),
 )  # fmt: skip
 
@@ -242,16 +250,16 @@ def broken_rules(
     training: whether the workload is part of a training step.
     device: the GPU; None for the rules of every GPU.
 
-    >>> [broken.to for broken in broken_rules(Gemm(4096, 4096, 688, dtype="fp8_block"), library="vllm", tp=8)]
+    >>> gemm = Gemm(4096, 4096, 688, dtype="fp8_block")
+    >>> [broken.to for broken in broken_rules(gemm, library="vllm", tp=8)]
     [768, 768]
     """
-    concerned = (
-        rule
-        for rule in RULES
-        if rule.concerns(work.dtype, library, tp, training=training, device=device)
-    )
-    in_phase = (rule for rule in concerned if phase in (rule.phases or (phase,)))
-    return tuple(broken for rule in in_phase for broken in _broken(rule, work))
+    found: list[Broken] = []
+    for rule in RULES:
+        concerned = rule.concerns(work.dtype, library, tp, training=training, device=device)
+        if concerned and phase in (rule.phases or (phase,)):
+            found += _broken(rule, work)
+    return tuple(found)
 
 
 def _broken(rule: AlignmentRule, work: Gemm | GroupedGemm | Attention) -> Iterator[Broken]:
@@ -263,11 +271,11 @@ def _broken(rule: AlignmentRule, work: Gemm | GroupedGemm | Attention) -> Iterat
     if "rows of an expert" in rule.sides and isinstance(work, GroupedGemm):
         padded = sum(rule.allowed(rows) for rows in work.tokens_per_expert if rows)
         if padded != work.rows:
-            yield Broken(
-                rule, f"rows of {work.num_experts} experts, one or more", work.rows, padded
-            )
-    for side in (side for side in rule.sides if side in ("m", "n", "k", "head_dim")):
-        size = getattr(work, side, None)  # a grouped GEMM has no m, attention only head_dim
+            name = f"rows of {work.num_experts} experts, one or more"
+            yield Broken(rule, name, work.rows, padded)
+    for side in rule.sides:
+        # A grouped GEMM has no m, attention only head_dim.
+        size = getattr(work, side, None) if side in ("m", "n", "k", "head_dim") else None
         if size is not None and rule.allowed(size) != size:
             yield Broken(rule, side, size, rule.allowed(size))
 
@@ -294,9 +302,8 @@ def broken_by_shape(
             continue
         if op.name == "logits" and isinstance(work, Gemm):
             work = replace(work, dtype=shape.attention_dtype, accumulate="")
-        if isinstance(
-            work, Attention
-        ):  # of latent attention it has the mean width of keys and values
+        # Of latent attention it has the mean width of keys and values.
+        if isinstance(work, Attention):
             work = replace(work, head_dim=shape.head_dim)
         names = side_names(op)
         broken = broken_rules(
@@ -306,7 +313,9 @@ def broken_by_shape(
             key = (one.rule, names.get(one.name, one.name), one.size, one.to)
             found.setdefault(key, []).append(op.label)
     part = shape.tokens // shape.tp
-    for rule in (rule for rule in RULES if "tokens / tp" in rule.sides):
+    for rule in RULES:
+        if "tokens / tp" not in rule.sides:
+            continue
         concerned = rule.concerns(shape.dtype, library, shape.tp, training=backward, device=device)
         if concerned and shape.tokens % (rule.allowed(1) * shape.tp):
             found[rule, "tokens / tp", part, rule.allowed(part + 1)] = ["all"]

@@ -1,9 +1,5 @@
 """Defines quantbench's exceptions, and checks of argument values that raise them.
 
-Entry points: `QuantbenchError` and its subclasses `InputError`, `UnsupportedError`, `StoreError`
-and `MeasurementError`; `require_choice`, `require_int`; `printable`, `one_line` and `shortened` for
-texts. Used by all packages.
-
 Each message is one line that names the operation, the value and what was expected. The command line
 prints it and exits with `exit_code`.
 
@@ -12,6 +8,10 @@ Gemm: m = 0; expected an integer of at least 1
 """
 
 import unicodedata
+from collections.abc import Sequence
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 # Largest number of characters of a value in an error message; longer values are cut in the middle.
 _MOST_SHOWN = 600
@@ -56,8 +56,10 @@ class QuantbenchError(Exception):
     exit_code = 2
 
     def __init__(self, operation: str, value: str, expected: str) -> None:
-        half = _MOST_SHOWN // 2
-        shown = value if len(value) <= _MOST_SHOWN else f"{value[:half]} … {value[-half:]}"
+        shown = value
+        if len(value) > _MOST_SHOWN:
+            half = _MOST_SHOWN // 2
+            shown = f"{value[:half]} … {value[-half:]}"
         super().__init__(one_line(f"{operation}: {shown}; expected {expected}"))
         self.operation = operation
         self.value = value
@@ -89,6 +91,41 @@ def require_int(
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InputError(operation, f"{name} = {value!r}", f"an integer from {low} to {high}")
     return value
+
+
+def first_repeated(items: Sequence[_T]) -> _T | None:
+    """Returns the first item that is there more than once; None without one."""
+    return next((item for item in items if items.count(item) > 1), None)
+
+
+def require_ints(value: object, *names: str, low: int = 1) -> None:
+    """Raises InputError unless these fields of a dataclass are integers of at least `low`."""
+    for name in names:
+        require_int(type(value).__name__, name, getattr(value, name), low=low)
+
+
+def require_bools(value: object, *names: str) -> None:
+    """Raises InputError unless these fields of a dataclass are booleans."""
+    for name in names:
+        flag = getattr(value, name)
+        if not isinstance(flag, bool):
+            raise InputError(type(value).__name__, f"{name} = {flag!r}"[:80], "True or False")
+
+
+def require_choices(value: object, **choices: tuple[str, ...]) -> None:
+    """Raises InputError unless each named field of a dataclass is one of its choices."""
+    for name, allowed in choices.items():
+        require_choice(type(value).__name__, name, getattr(value, name), allowed)
+
+
+def require_divisor(value: object, name: str, whole: str) -> None:
+    """Raises InputError unless the field `name` of a dataclass divides the field `whole`."""
+    divisor = getattr(value, name)
+    dividend = getattr(value, whole)
+    if dividend % divisor:
+        raise InputError(
+            type(value).__name__, f"{name} = {divisor}", f"a divisor of {whole} = {dividend}"
+        )
 
 
 def require_choice(operation: str, name: str, value: object, choices: tuple[str, ...]) -> str:

@@ -1,16 +1,9 @@
 """Reads files named by a user, if they are regular and below a size limit, unpacking .gz and .xz;
 writes files.
 
-Entry points: `read_text`, `read_bytes`, `read_json`, `open_text`, `open_binary`, `open_unpacked`,
-`folders_with`; `reason`, which says why a file could not be opened; `write_file`. Used by `store`,
-`importers`, `latency`, `profile`, `sweep`, `workload`, `planner.calibration`, `report`, `explore`,
-`junit`, `cli.model_options`, the commands `import`, `plan` and `profile`, and tools.
-
 A pipe could block forever, a device never ends, and a file of the wrong kind may exceed the memory.
 Such files raise OSError with the reason in `strerror`.
 """
-
-from __future__ import annotations
 
 import errno
 import gzip
@@ -19,6 +12,7 @@ import json
 import lzma
 import os
 import stat
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -28,6 +22,8 @@ from quantbench.units import size
 
 #: default size limit, for configurations, run.json, profiles, models and tables
 _LARGEST_BYTES = 2**29
+#: what reading a file, packed or not, may raise
+UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 
 def open_binary(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> BinaryIO:
@@ -37,9 +33,8 @@ def open_binary(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTE
     pipe, a device, a larger file or a name with a NUL byte.
     """
     try:
-        handle = os.open(
-            path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        )  # O_NONBLOCK: a pipe opens at once
+        # O_NONBLOCK: a pipe opens at once
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
         raise OSError(errno.EINVAL, str(error), os.fspath(path)) from None
     try:
@@ -51,23 +46,22 @@ def open_binary(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTE
             kind = kinds.get(stat.S_IFMT(found.st_mode), "a device")
             raise OSError(errno.EINVAL, f"{kind}, not a regular file", os.fspath(path))
         if found.st_size > most_bytes:
-            reason = f"{size(found.st_size)}, more than the {size(most_bytes)} that are read"
-            raise OSError(errno.EFBIG, reason, os.fspath(path))
+            raise OSError(
+                errno.EFBIG,
+                f"{size(found.st_size)}, more than the {size(most_bytes)} that are read",
+                os.fspath(path),
+            )
         return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
         raise
 
 
-def open_text(
-    path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES, encoding: str = "utf-8"
-) -> TextIO:
+def open_text(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> TextIO:
     """Opens a file as `open_unpacked` does, as text with unchanged line ends (the csv module needs
     them).
     """
-    return io.TextIOWrapper(
-        open_unpacked(path, most_bytes=most_bytes), encoding=encoding, newline=""
-    )
+    return io.TextIOWrapper(open_unpacked(path), encoding=encoding, newline="")
 
 
 def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> BinaryIO:
@@ -75,11 +69,14 @@ def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BY
     raises OSError.
     """
     file = open_binary(path, most_bytes=most_bytes)
-    suffix = Path(path).suffix
-    if suffix not in (".gz", ".xz"):
-        return file
-    content = gzip.GzipFile(fileobj=file) if suffix == ".gz" else lzma.LZMAFile(file)  # noqa: SIM115 - closed by _Unpacked
-    return io.BufferedReader(_Unpacked(file, content, most_bytes), 2**16)
+    match Path(path).suffix:
+        case ".gz":
+            unpacked = _Unpacked(file, gzip.GzipFile(fileobj=file), most_bytes)
+        case ".xz":
+            unpacked = _Unpacked(file, lzma.LZMAFile(file), most_bytes)  # noqa: SIM115
+        case _:
+            return file
+    return io.BufferedReader(unpacked, 2**16)
 
 
 class _Unpacked(io.RawIOBase):
@@ -88,12 +85,10 @@ class _Unpacked(io.RawIOBase):
     def __init__(
         self, packed: BinaryIO, content: gzip.GzipFile | lzma.LZMAFile, most_bytes: int
     ) -> None:
-        self._packed, self._content, self._most_bytes, self._read_bytes = (
-            packed,
-            content,
-            most_bytes,
-            0,
-        )
+        self._packed = packed
+        self._content = content
+        self._most_bytes = most_bytes
+        self._read_bytes = 0
 
     def readable(self) -> bool:
         return True
@@ -156,7 +151,9 @@ def folders_with(folder: Path, pattern: str) -> list[Path]:
     """Returns the sorted folders below `folder` with a file of this pattern (`*/run.json`); skips
     unreadable ones.
     """
-    return sorted(found.parent for found in folder.glob(pattern)) if os.path.isdir(folder) else []
+    if not os.path.isdir(folder):
+        return []
+    return sorted(found.parent for found in folder.glob(pattern))
 
 
 def write_file(
@@ -174,9 +171,11 @@ def write_file(
     target = path.resolve()
     special = os.path.exists(target) and not os.path.isfile(target)  # such as /dev/stdout
     temporary = target if special else target.with_name(f"{target.name}.new")
+    if isinstance(content, str):
+        content = content.encode()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.write_bytes(content)
         if not special:
             os.replace(temporary, target)
     except OSError as error:

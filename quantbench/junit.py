@@ -1,7 +1,5 @@
 """Writes JUnit XML files for continuous integration."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,19 +37,15 @@ def write_suite(
     properties: (name, value) pairs of the suite.
     Raises StoreError if the file cannot be written.
     """
-    failures, skipped = (
-        sum(bool(case.failure) for case in cases),
-        sum(case.skipped for case in cases),
-    )
     root = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(
         root,
         "testsuite",
         name=_clean(name),
         tests=str(len(cases)),
-        failures=str(failures),
+        failures=str(sum(bool(case.failure) for case in cases)),
         errors="0",
-        skipped=str(skipped),
+        skipped=str(sum(case.skipped for case in cases)),
         time="0",
     )
     pairs = list(properties)

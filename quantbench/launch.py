@@ -1,11 +1,8 @@
 """Describes a kernel launch by its grid and resources, and the tile of the output that each block
 computes.
 
-Entry points: `Launch`, `Tile`. Used by `providers`, `kernels`, `store`, `quantization`, `latency`,
-`analysis`, `advice`, `importers`, `profile`, `report`, `sweep` and tools.
-
 quantbench's own kernels fill every field; for library kernels some come from the name and the
-profiler. None means unknown, never a default.
+profiler. None means unknown.
 """
 
 import re
@@ -60,9 +57,7 @@ class Tile:
             raise InputError(
                 "Tile", repr(text), "128x256, 128x256x64 or 128x256x64-stages3-warps8-split2"
             )
-        m, n, k, stages, warps, split = (
-            None if size is None else int(size) for size in found.groups()
-        )
+        m, n, k, stages, warps, split = map(_size, found.groups())
         return cls(m or 0, n or 0, k, 1 if split is None else split, stages, warps)
 
     @property
@@ -70,8 +65,16 @@ class Tile:
         return self.block_m * self.block_n
 
     def __str__(self) -> str:
-        split = f" split-k {self.split_k}" if self.split_k > 1 else ""
-        return f"{self.block_m}x{self.block_n}{'' if self.block_k is None else f'x{self.block_k}'}{split}"
+        text = f"{self.block_m}x{self.block_n}"
+        if self.block_k is not None:
+            text += f"x{self.block_k}"
+        if self.split_k > 1:
+            text += f" split-k {self.split_k}"
+        return text
+
+
+def _size(text: str | None) -> int | None:
+    return None if text is None else int(text)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,7 @@
 """Defines the result of timing one point: its samples, the check of its output and the grade of its
 quality.
 
-Entry points: `Measurement`, `MeanClock`, `Check`, `Grade`, `GRADES`, `Discarded`. Used by `timing`,
-`store`, `sweep`, `importers`, `analysis`, `report`, `cluster`, `comm`, `profile`, `providers` and
-`pytest_plugin`. Only raw samples are stored; `stated` computes statistics on read.
+Only raw samples are stored; statistics are computed when they are read.
 """
 
 from __future__ import annotations
@@ -14,12 +12,14 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from quantbench.device.spec import DeviceState
-from quantbench.errors import InputError, require_choice, require_int
+from quantbench.errors import InputError, require_choices, require_ints
 
 if TYPE_CHECKING:
     from quantbench.stated import Stated
 
 GRADES = ("A", "B", "C", "D", "rejected")
+MODES = ("events", "graph", "cpu", "unknown")
+CACHES = ("cold", "hot", "unknown")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Grade:
     reasons: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        require_choice("Grade", "letter", self.letter, GRADES)
+        require_choices(self, letter=GRADES)
         if self.letter != "A" and not self.reasons:
             raise InputError(
                 "Grade", f"letter = {self.letter!r} without a reason", "a reason in words"
@@ -125,24 +125,26 @@ class Measurement:
         return stated(self.samples_us, self.clocks_mhz, self.mean_clock)
 
     def __post_init__(self) -> None:
-        require_int("Measurement", "kernels_per_sample", self.kernels_per_sample)
+        require_ints(self, "kernels_per_sample")
         if not self.samples_us:
             raise InputError("Measurement", "no samples", "at least one accepted sample")
-        bad = next((s for s in self.samples_us if not 0 < s < float("inf")), None)
+        bad = next((s for s in self.samples_us if not 0 < s < inf), None)
         if bad is not None:
             raise InputError("Measurement", f"sample {bad!r} µs", "a finite time above 0")
         if self.clocks_mhz and len(self.clocks_mhz) != len(self.samples_us):
-            what = f"{len(self.clocks_mhz)} clocks for {len(self.samples_us)} samples"
-            raise InputError("Measurement", what, "one each")
+            raise InputError(
+                "Measurement",
+                f"{len(self.clocks_mhz)} clocks for {len(self.samples_us)} samples",
+                "one each",
+            )
         if self.mean_clock is not None and not all(0 < mhz < inf for mhz in self.clocks_mhz):
             raise InputError(
                 "Measurement",
                 "a clock that is not above 0 beside a mean clock",
                 "clocks above 0 MHz",
             )
-        if self.floor_us is not None and not 0 < self.floor_us < float("inf"):
+        if self.floor_us is not None and not 0 < self.floor_us < inf:
             raise InputError(
                 "Measurement", f"floor_us = {self.floor_us!r}", "a finite time above 0, or None"
             )
-        require_choice("Measurement", "mode", self.mode, ("events", "graph", "cpu", "unknown"))
-        require_choice("Measurement", "cache", self.cache, ("cold", "hot", "unknown"))
+        require_choices(self, mode=MODES, cache=CACHES)

@@ -1,26 +1,8 @@
 """Checks whether Megatron-LM computes scale, mask and softmax in its fused CUDA kernel or falls
 back to torch.
 
-Entry points: `megatron_fused_available`, used by `analysis.rule_pairs` and `kernels.softmax`;
-`softmax_objections`, used by `latency.op_times`, `advice.edges` and `planner.constraints`;
-`batches_per_block`, used by `analysis.rules`.
-
-The fallback reads and writes the scores several times in fp32, in every layer. With a causal mask,
-a block of 128 threads takes the same row of `batches_per_block` attention matrices, so heads · mbs
-must be a multiple of it; with other masks it takes rows of one matrix, so sq must be. The kernels
-do not check for rows beyond the last.
-
-Sources, read in the repositories:
-- generation "2048": NVIDIA/apex, apex/transformer/functional/fused_softmax.py,
-  `is_kernel_available` (sk up to 2048, a mask), with `get_batch_per_block` and the limits in
-  csrc/megatron/scaled_masked_softmax.h; Megatron-LM of 2021 too.
-- generation "4096": NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py: sk up to 4096, sk %
-  4 == 0, and no mask needed.
-- generation "16384": the same, with the limit of the current kernels in NVIDIA/apex:
-  csrc/megatron/*_softmax.h.
+The fallback reads and writes the scores several times in fp32, in every layer.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -46,7 +28,13 @@ class Generation:
     sk_multiple: int
 
 
-GENERATIONS: dict[str, Generation] = {
+# Sources, read in the repositories. "2048": NVIDIA/apex,
+# apex/transformer/functional/fused_softmax.py, `is_kernel_available` (sk up to 2048, a mask), with
+# `get_batch_per_block` and the limits in csrc/megatron/scaled_masked_softmax.h; Megatron-LM of 2021
+# too. "4096": NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py (sk up to 4096, sk % 4 ==
+# 0, no mask needed). "16384": the same, with the limit of the current kernels in NVIDIA/apex,
+# csrc/megatron/*_softmax.h.
+GENERATIONS = {
     "2048": Generation(2048, needs_mask=True, sk_multiple=1),
     "4096": Generation(4096, needs_mask=False, sk_multiple=_VECTOR),
     "16384": Generation(16384, needs_mask=False, sk_multiple=_VECTOR),
@@ -117,10 +105,8 @@ def megatron_fused_available(
     per_block = batches_per_block(sk)
     # A causal block takes one row of each of `per_block` attention matrices; other blocks take rows
     # of one matrix.
-    matrices_multiple, sq_multiple = (
-        (per_block, _VECTOR) if mask == "causal" else (_VECTOR, per_block)
-    )
-
+    matrices_multiple = per_block if mask == "causal" else _VECTOR
+    sq_multiple = _VECTOR if mask == "causal" else per_block
     reasons = []
     if not fusion_on:
         reasons.append("fusion is switched off")
@@ -135,9 +121,8 @@ def megatron_fused_available(
     if sq % sq_multiple:
         reasons.append(f"sq = {sq} is not a multiple of {sq_multiple}")
     if matrices % matrices_multiple:
-        reasons.append(
-            f"heads per GPU {heads_per_gpu} · MBS {mbs} = {matrices} is not a multiple of {matrices_multiple}"
-        )
+        product = f"heads per GPU {heads_per_gpu} · MBS {mbs} = {matrices}"
+        reasons.append(f"{product} is not a multiple of {matrices_multiple}")
     return Availability(tuple(reasons))
 
 

@@ -5,12 +5,10 @@ pytest-benchmark.
         a, b = torch.randn(2, 4096, 4096, device="cuda", dtype=torch.bfloat16)
         device_benchmark(lambda: torch.mm(a, b), flops=2 * 4096**3, dtype="bf16")
 
-Entry point: `device_benchmark`, and the options `--device-*`. pytest loads this module in every
-environment with quantbench installed, so it must not import torch.
-
 The fixture replaces pytest-benchmark's clock by one that advances by device time only, and replays
-the samples of quantbench's timer to it, one per round, through `benchmark.pedantic`. So all of its
-options use device time.
+the samples of quantbench's timer to it, one per round, so all of its options use device time.
+pytest loads this module in every environment with quantbench installed, so it must not import
+torch.
 """
 
 from __future__ import annotations

@@ -1,23 +1,10 @@
 """Computes the tile and wave quantization of a GEMM or grouped GEMM and the occupancy of its
 kernel.
 
-Entry points: `quantize`, which returns a `Quantization`; `padded_rows`; `credible_waves`,
-`idle_shares`, `alignment_bytes`, `gemm_alignment_bytes`, `resident_blocks`, `cdiv`, `WARP_THREADS`,
-`VECTOR_BYTES`; the `*_words` functions, which format the text of an edge. Used by `latency`,
-`analysis`, `advice`, `report`, `sweep`, `providers`, `planner`, `comm`, `kernels`,
-`alignment_rules` and tools.
-
 A GEMM is padded to whole tiles of block_m × block_n (tile quantization). Tiles, times split_k, run
 in waves of sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full one
-(wave quantization). A grouped GEMM pads each expert's rows, and the tiles of all experts share the
-waves. The terms are those of NVIDIA's "Matrix Multiplication Background User's Guide" and of
-DeepGEMM.
-
-Sources of the occupancy rule: CUDA C++ Programming Guide 13.0, "Technical Specifications per
-Compute Capability"; `cuda_occupancy.h` of the CUDA toolkit 12.6 (registers are allocated per warp
-in units of 256, in four partitions; shared memory in units of 128 or 256 bytes, with 1 KiB per
-block reserved from 8.0 on). Barriers and clusters are ignored, because a profiler does not report
-them.
+(wave quantization); the terms are those of NVIDIA's "Matrix Multiplication Background User's Guide"
+and of DeepGEMM.
 """
 
 from collections import Counter
@@ -40,6 +27,11 @@ ALIGNED_ELEMENTS = VECTOR_BYTES // 2
 # Rows of an expert that are aligned in every format, to look at its weights alone.
 _ALIGNED_ROWS = 256
 _KIB = 1024
+# Sources of the occupancy rule: CUDA C++ Programming Guide 13.0, "Technical Specifications per
+# Compute Capability"; `cuda_occupancy.h` of the CUDA toolkit 12.6 (registers are allocated per warp
+# in units of 256, in four partitions; shared memory in units of 128 or 256 bytes, with 1 KiB per
+# block reserved from 8.0 on). Barriers and clusters are ignored, because a profiler does not report
+# them.
 _REGISTERS_PER_SM = 65_536  # every compute capability from 7.0 on
 _REGISTER_UNIT_PER_WARP = 256
 _PARTITIONS = 4
@@ -59,7 +51,7 @@ class SmLimits:
 
 
 #: SM limits by compute capability, from the CUDA C++ Programming Guide
-SM_LIMITS: dict[tuple[int, int], SmLimits] = {
+SM_LIMITS = {
     (7, 0): SmLimits(64, 32, 96 * _KIB),
     (7, 5): SmLimits(32, 16, 64 * _KIB),
     (8, 0): SmLimits(64, 32, 164 * _KIB),
@@ -146,16 +138,18 @@ def quantize(
     require_int("quantize", "sm_count", sm_count)
     require_int("quantize", "blocks_per_sm", blocks_per_sm)
     gemms = Counter(gemm.gemms if isinstance(gemm, GroupedGemm) else (gemm,))
-    tiles = sum(
-        c * g.batch * cdiv(g.m, tile.block_m) * cdiv(g.n, tile.block_n) for g, c in gemms.items()
-    )
+    tiles = 0
+    elements = 0
+    for one, count in gemms.items():
+        rows_of_tiles = cdiv(one.m, tile.block_m)
+        tiles += count * one.batch * rows_of_tiles * cdiv(one.n, tile.block_n)
+        elements += count * one.batch * one.m * one.n
     num_tiles = tiles * tile.split_k
     resident = sm_count * blocks_per_sm
     num_waves = cdiv(num_tiles, resident)
     return Quantization(
         num_tiles=num_tiles,
-        tile_efficiency=sum(c * g.batch * g.m * g.n for g, c in gemms.items())
-        / (tiles * tile.block_m * tile.block_n),
+        tile_efficiency=elements / (tiles * tile.elements),
         num_waves=num_waves,
         last_wave_tiles=num_tiles - (num_waves - 1) * resident,
         wave_efficiency=num_tiles / (num_waves * resident),
@@ -207,9 +201,10 @@ def idle_shares(
 
     The busy shares multiply to at least peak_share. Arguments: see `credible_waves`.
 
-    >>> [idle.words for idle in idle_shares(Gemm(m=2305, n=3072, k=4096), Tile(128, 256), 108, 1, peak_share=0.6)]
+    >>> gemm = Gemm(m=2305, n=3072, k=4096)
+    >>> [idle.words for idle in idle_shares(gemm, Tile(128, 256), 108, 1, peak_share=0.6)]
     ['wave 3 of 3 is 11 % full', 'm = 2305 pads to 2432']
-    >>> idle_shares(Gemm(m=2305, n=3072, k=4096), Tile(128, 256), 108, 1, peak_share=0.97)
+    >>> idle_shares(gemm, Tile(128, 256), 108, 1, peak_share=0.97)
     ()
     """
     if isinstance(gemm, GroupedGemm) and gemm.layout != "tn":
@@ -259,15 +254,16 @@ def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
     """
     if old.tile is not None and new.tile is not None and str(old.tile) != str(new.tile):
         return f"the library changed from {old.tile} to {new.tile}"
-    return f"the library changed from {shortened(old.kernel, longest)} to {shortened(new.kernel, longest)}"
+    before = shortened(old.kernel, longest)
+    return f"the library changed from {before} to {shortened(new.kernel, longest)}"
 
 
 def _leaves_room(used: float, peak_share: float | None) -> bool:
     return peak_share is None or peak_share <= used
 
 
-def alignment_bytes(row_length: int, dtype: str, limit: int = 128) -> int:
-    """Returns the largest power of two up to `limit` that divides the length of a row of row_length
+def alignment_bytes(row_length: int, dtype: str) -> int:
+    """Returns the largest power of two up to 128 that divides the length of a row of row_length
     elements, in bytes.
 
     Loads of 16 bytes need 16; loads of whole cache lines need 128.
@@ -276,7 +272,7 @@ def alignment_bytes(row_length: int, dtype: str, limit: int = 128) -> int:
     (4, 128)
     """
     row_bytes = DTYPES[dtype].row_bytes(row_length)
-    return min(limit, row_bytes & -row_bytes)
+    return min(128, row_bytes & -row_bytes)
 
 
 def gemm_alignment_bytes(gemm: Gemm | GroupedGemm) -> int:

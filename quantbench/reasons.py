@@ -1,6 +1,6 @@
-"""Says in one line why an exception of another library, or the death of a process, happened."""
-
-from __future__ import annotations
+"""Extracts from another library's exception, or from the output of a dead process, the line that
+states the cause.
+"""
 
 import os
 import re
@@ -27,16 +27,16 @@ _STDERR_BYTES = 65_536
 
 
 def reason_line(error: BaseException) -> str:
-    """Returns the line of an exception's text that says why, of at most 300 characters.
+    """Returns the line of an exception's text that states the cause, at most 300 characters.
 
     The line is the same each time that the same thing goes wrong: it names no temporary files.
 
-    >>> reason_line(RuntimeError("CUDA error: no kernel image is available\\nCompile with `TORCH_USE_CUDA_DSA`"))
-    'CUDA error: no kernel image is available'
+    >>> reason_line(RuntimeError("CUDA error: no kernel image\\nCompile with `TORCH_USE_CUDA_DSA`"))
+    'CUDA error: no kernel image'
     >>> reason_line(KeyError("block_m"))
     "KeyError: 'block_m'"
     """
-    lines = _telling_lines(str(error))
+    lines = _informative_lines(str(error))
     from_ptxas = [line for line in lines if line.startswith("ptxas ")]
     if isinstance(error, CalledProcessError):
         reason = _failed_command(error)
@@ -54,18 +54,18 @@ def reason_line(error: BaseException) -> str:
 
 
 def reason_in_output(text: str) -> str:
-    """Returns the line of a dead process's output that says why, or "".
+    """Returns the line of a dead process's output that states the cause, or "".
 
     That is the last traceback's exception; without a traceback, the last line.
     """
     _, traceback, after = text.rpartition(_TRACEBACK)
-    lines = _telling_lines(after)
+    lines = _informative_lines(after)
     if traceback:
         lines = [line for line in lines if not line[0].isspace()][:1]
     return _shown(lines[-1]) if lines else ""
 
 
-def _telling_lines(text: str) -> list[str]:
+def _informative_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip() and not _BOILERPLATE.search(line)]
 
 
@@ -77,8 +77,8 @@ def _shown(reason: str) -> str:
 def _failed_command(error: CalledProcessError) -> str:
     command = error.cmd if isinstance(error.cmd, str) else str(error.cmd[0])
     reason = f"{Path(command).name} ended with exit status {error.returncode}"
-    told = _last_compiler_error()
-    return f"{reason}: {told}" if told else reason
+    compiler_error = _last_compiler_error()
+    return f"{reason}: {compiler_error}" if compiler_error else reason
 
 
 def _last_compiler_error() -> str:

@@ -2,8 +2,6 @@
 profile.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from quantbench.errors import InputError, require_choice

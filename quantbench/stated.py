@@ -1,10 +1,8 @@
 """States the time of a point at its mean SM clock, from its samples and their clocks, with an
 interval.
 
-A clock wanders, and the samples of a point show a moment of it.
+The clock varies, and the samples of a point show only a moment of it.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,7 +73,7 @@ def stated(
     mean: Mean | None,
     tick_us: float = 0.0,
 ) -> Stated:
-    """Returns the time that the samples say at the mean clock.
+    """Returns the time at the mean clock, estimated from the samples.
 
     A time is proportional to clock^-e: e is 1 for work that waits for the SMs, 0 for work that
     waits for memory. Within these bounds, the samples and their clocks give the interval of e, by
@@ -122,8 +120,8 @@ def _exponent(times_us: Times, log_clocks: Times) -> tuple[float, float]:
 
 
 def _scaled(times_us: Times, logs: Times) -> Times:
-    """Returns times times exp(logs): one by one, or all alike where they lie on ticks, whose shares
-    tell the time.
+    """Returns times · exp(logs). Samples on ticks of the clock are all scaled by the mean, to keep
+    the share of samples on each tick.
     """
     if float(np.ptp(logs) * times_us.mean()) < tick(times_us):
         logs = logs.mean()

@@ -1,23 +1,18 @@
 """Computes order statistics of timing samples: median and its interval, quantiles, noise, outliers.
 
-Entry points: `typical_us`, `typical_interval`, `median`, `median_interval`, `quantiles`, `noise`,
-`spread`, `relative_half_width`, `outlier_share`, `normal_quantile`, `untied`, the type `Interval`
-and the constant `CONFIDENCE`. Used by `timing`, `sweep`, `analysis`, `cluster`, `comm`,
-`importers`, `profile`, `report`, tools and the command `comm`. scipy.stats is avoided: it takes 0.8
-s to import.
-
 Clocks tick: a kernel of 12.2 µs between events of 0.5 µs reads 12.0 or 12.5, and the median of such
 samples moves in steps of 4 %. A sample starts at a random moment between two ticks, so the share of
-each reading tells the time between them, and `typical_us`, `typical_interval` and `noise` use it.
-Samples without ties are not affected.
+each reading tells the time between them.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 from statistics import NormalDist
 
+# scipy.stats takes 0.8 s to import, so it is not used.
 import numpy as np
 import numpy.typing as npt
 
@@ -67,11 +62,8 @@ class Interval:
 def _array(samples: Samples, who: str) -> npt.NDArray[np.float64]:
     values = np.asarray(samples, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:
-        raise InputError(
-            who,
-            f"samples of shape {values.shape}",
-            "a one-dimensional array of at least one sample",
-        )
+        expected = "a one-dimensional array of at least one sample"
+        raise InputError(who, f"samples of shape {values.shape}", expected)
     if not np.isfinite(values).all():
         raise InputError(who, f"a sample of {values[~np.isfinite(values)][0]}", "finite numbers")
     return values
@@ -106,9 +98,10 @@ def median_ranks(count: int, confidence: float = CONFIDENCE) -> tuple[int, int, 
     if not 0 < confidence < 1:
         raise InputError("median_ranks", f"confidence = {confidence!r}", "a share between 0 and 1")
     # The coverage falls with the rank, to 0 from the middle on.
-    rank = max(
-        1, bisect_left(range(1, count), True, key=lambda r: _coverage(count, r) < confidence)
+    first_below = bisect_left(
+        range(1, count), True, key=lambda rank: _coverage(count, rank) < confidence
     )
+    rank = max(1, first_below)
     return rank, count + 1 - rank, _coverage(count, rank)
 
 
@@ -156,7 +149,8 @@ def typical_us(samples_us: Samples) -> float:
     if not step or not excess:
         return middle
     toward = step if excess > 0 else -step
-    tied = sum(np.count_nonzero(np.abs(values - at) <= near) for at in (middle, middle + toward))
+    on_middle = np.count_nonzero(np.abs(values - middle) <= near)
+    tied = on_middle + np.count_nonzero(np.abs(values - (middle + toward)) <= near)
     return float(middle + toward * abs(excess) / tied)
 
 
@@ -170,10 +164,8 @@ def untied(samples_us: Samples) -> npt.NDArray[np.float64]:
     [11.75, 12.25, 12.5]
     """
     ordered = np.sort(_array(samples_us, "untied"))
-    first, end = (
-        np.searchsorted(ordered, ordered, "left"),
-        np.searchsorted(ordered, ordered, "right"),
-    )
+    first = np.searchsorted(ordered, ordered, "left")
+    end = np.searchsorted(ordered, ordered, "right")
     rank = np.arange(ordered.size) - first
     return np.asarray(ordered + _fine_tick(ordered) * ((2 * rank + 1) / (end - first) - 1))
 
@@ -199,17 +191,18 @@ def typical_interval(
     values = _array(samples_us, "typical_interval")
     interval = median_interval(values, confidence)
     low, high, _ = median_ranks(values.size, confidence)
-    step, width = tick(values) or tick_us, interval.high - interval.low
+    step = tick(values) or tick_us
+    width = interval.high - interval.low
     if not step or not _on_ticks(width, step, high - low):
         return interval
-    middle, half = typical_us(values), max(width, step) / 2
+    middle = typical_us(values)
+    half = max(width, step) / 2
     if step <= _COARSEST_TICK_US:
         limited = np.clip((values - middle) / step, -1, 1)
         within = max(1, int(np.count_nonzero(np.abs(values - middle) < step)))
         z = normal_quantile(confidence)
-        half = min(
-            width / 2 + step, step * z * float(np.sum(limited**2) + z**2 / 2) ** 0.5 / within
-        )
+        squares = float(np.sum(limited**2) + z**2 / 2)
+        half = min(width / 2 + step, step * z * squares**0.5 / within)
     return Interval(middle - half, middle + half, interval.coverage)
 
 
@@ -236,7 +229,7 @@ def relative_half_width(
     interval = typical_interval(values, confidence, tick_us)
     middle = typical_us(values)
     if interval.coverage < confidence or middle <= 0:
-        return float("inf")
+        return inf
     return interval.half_width / middle
 
 
@@ -256,10 +249,11 @@ def spread(samples: Samples) -> float:
     tied samples.
     """
     low, middle, high = quantiles(samples, (0.1, 0.5, 0.9))
-    width, step = high - low, _fine_tick(samples)
+    width = high - low
+    step = _fine_tick(samples)
     if _on_ticks(width, step, 0.8 * (len(samples) - 1)):
         width = max(0.0, width - step)
-    return width / middle if middle > 0 else float("inf")
+    return width / middle if middle > 0 else inf
 
 
 def outlier_share(samples: Samples) -> float:
@@ -287,9 +281,10 @@ def noise(samples: Samples) -> float:
     0.1483
     """
     values = _array(samples, "noise")
-    middle, step = float(np.median(values)), _fine_tick(values)
+    middle = float(np.median(values))
+    step = _fine_tick(values)
     if middle <= 0:
-        return float("inf")
+        return inf
     deviations = np.abs(values - middle)
     limited = float(np.sqrt(np.mean(np.minimum(deviations, step) ** 2)))
     return max(_SIGMA_PER_MAD * float(np.median(deviations)), limited) / middle

@@ -1,11 +1,7 @@
-"""Formats quantities with their units, and parses durations.
-
-Entry points: `percent`, `signed_percent`, `latency`, `size`, `duration`, `counted`, `billions`,
-`with_interval`, `parse_duration_s`. Used by all packages that print.
-"""
+"""Formats quantities with their units, and parses durations."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import floor, log10
 
 from quantbench.errors import InputError
@@ -23,7 +19,7 @@ def parse_duration_s(option: str, text: str) -> float:
     """
     parts = _DURATION.findall(text)
     total_s = sum(float(number) * _SECONDS[unit] for number, unit in parts)
-    if "".join(number + unit for number, unit in parts) != text or total_s <= 0:
+    if "".join(map("".join, parts)) != text or total_s <= 0:
         raise InputError(option, repr(text), "a time such as 90s, 8m or 1h")
     return total_s
 
@@ -48,7 +44,20 @@ def counted(number: int, what: str) -> str:
     >>> counted(1, "point"), counted(2000, "point")
     ('1 point', '2,000 points')
     """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {what}{plural}"
+
+
+def listed(items: Sequence[object], most: int, separator: str = ", ") -> str:
+    """Joins the first items; an ellipsis stands for those beyond `most`.
+
+    >>> listed([1, 2, 3], most=2)
+    '1, 2, …'
+    """
+    shown = [str(item) for item in items[:most]]
+    if len(items) > most:
+        shown.append("…")
+    return separator.join(shown)
 
 
 def billions(count: float) -> str:
@@ -73,7 +82,9 @@ def latency(us: float) -> str:
 
 
 def _three_digits(value: float) -> str:
-    decimals = max(0, 2 - floor(log10(value))) if value > 0 else 0
+    if value <= 0:
+        return f"{value:.0f}"
+    decimals = max(0, 2 - floor(log10(value)))
     return f"{value:.{decimals}f}"
 
 
@@ -99,7 +110,8 @@ def percent(share: float) -> str:
     ('4.3 %', '62 %')
     """
     value = 100 * share
-    return f"{value:.0f} %" if abs(value) >= 9.95 else f"{value:.1f} %"
+    decimals = 0 if abs(value) >= 9.95 else 1
+    return f"{value:.{decimals}f} %"
 
 
 def signed_percent(share: float) -> str:
@@ -108,7 +120,8 @@ def signed_percent(share: float) -> str:
     >>> signed_percent(0.0433), signed_percent(-0.62)
     ('+4.3 %', '−62 %')
     """
-    return f"{'−' if share < 0 else '+'}{percent(abs(share))}"
+    sign = "−" if share < 0 else "+"
+    return sign + percent(abs(share))
 
 
 def size(count_bytes: float) -> str:

@@ -23,7 +23,7 @@ from quantbench.analysis.step_detection import Break
 from quantbench.analysis.summary import Point, useful_work
 from quantbench.device.spec import DeviceSpec
 from quantbench.stats import median_interval
-from quantbench.sweep.refine import Gap, PlacedGap
+from quantbench.sweep.refine import AxisGap, Gap
 from quantbench.sweep.sizes import grain_of
 from quantbench.units import dashed
 
@@ -292,7 +292,7 @@ _SMALLEST_GAP = log(1.05)
 _MOST_GAPS = 32
 
 
-def find_gaps(jumps: Iterable[Jump]) -> tuple[PlacedGap, ...]:
+def find_gaps(jumps: Iterable[Jump]) -> tuple[AxisGap, ...]:
     """Returns up to 32 gaps with a jump of 5 % or more, largest first."""
     large = []
     for jump in jumps:
@@ -303,7 +303,7 @@ def find_gaps(jumps: Iterable[Jump]) -> tuple[PlacedGap, ...]:
     return tuple(gap for _, gap in large[:_MOST_GAPS])
 
 
-def _gap(jump: Jump) -> PlacedGap:
+def _gap(jump: Jump) -> AxisGap:
     fitted = jump.fitted
     curve = fitted.curve
     i = jump.index
@@ -316,4 +316,4 @@ def _gap(jump: Jump) -> PlacedGap:
         float(max(fitted.sigma[i : i + 2])),
         grain_of(dashed(curve.axis)),
     )
-    return PlacedGap(gap, curve.axis, dict(curve.held), curve.op, curve.provider)
+    return AxisGap(gap, curve.axis, dict(curve.held), curve.op, curve.provider)

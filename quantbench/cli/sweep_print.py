@@ -38,7 +38,7 @@ from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.store.run import RunInfo
 from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
 from quantbench.sweep.plan import Plan
-from quantbench.sweep.refine import Edge, PlacedGap, Refine
+from quantbench.sweep.refine import AxisGap, Edge, Refine
 from quantbench.sweep.runner import Finished, Progress
 from quantbench.units import counted, duration, percent
 
@@ -217,7 +217,7 @@ def result(
 def refine_of(options: SweepOptions, spec: DeviceSpec) -> Refine:
     """Builds the refinement step of a sweep with --refine."""
 
-    def find(records: Sequence[Record]) -> tuple[PlacedGap, ...]:
+    def find(records: Sequence[Record]) -> tuple[AxisGap, ...]:
         return find_gaps(jumps_of(fit_all(points_of(records, spec), repeatability(records))))
 
     axes, _ = plan_sweep(options, spec)
@@ -240,7 +240,7 @@ def _not_measured_lines(run: Run) -> list[str]:
     return [f"{number} × {reason}" for reason, number in reasons.most_common()]
 
 
-def _edge_line(placed: PlacedGap, edge: Edge) -> str:
+def _edge_line(placed: AxisGap, edge: Edge) -> str:
     """Formats an edge: `edge in gemm (torch.mm): n = 3328 to 3336, 1.34 times the time`."""
     held = "".join(f", {name.replace('_', '-')} = {value}" for name, value in placed.held.items())
     return (

@@ -1,12 +1,6 @@
 """Compares the devices of a run by the reference workloads that every device measures, and finds
 slow ones.
-
-Entry points: `reference_set`, which selects the reference workloads, used by `lane`;
-`compare_cards`, which returns a `Card` per device, and `card_lines`, used by the commands `sweep`
-(`--on ray`) and `merge`. The field `source` of a record names its device.
 """
-
-from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -25,7 +19,7 @@ from quantbench.workload import Gemm
 _SLOW = 0.03
 # Number of standard errors that the difference must exceed as well. A median's is √(π/2) times a
 # mean's; √2 because the median device's time has an error too.
-_SURE = 3.0
+_SURE_ERRORS = 3.0
 _ERROR_FACTOR = sqrt(pi / 2) * sqrt(2)
 
 
@@ -50,13 +44,15 @@ class Card:
     @property
     def slow(self) -> bool:
         """Whether the slowdown exceeds both 3 % and three standard errors."""
-        return self.slowdown > max(_SLOW, _SURE * self.error)
+        return self.slowdown > max(_SLOW, _SURE_ERRORS * self.error)
 
     def __str__(self) -> str:
-        text = f"{self.label} is {self.slowdown:.0%} slower".replace("%", " %")
+        text = f"{self.label} is {100 * self.slowdown:.0f} % slower"
         if self.clock_mhz is not None and self.usual_clock_mhz is not None:
             text += f", clock {self.clock_mhz:.0f} of {self.usual_clock_mhz:.0f} MHz"
-        return text + (f" ({', '.join(self.throttled)})" if self.throttled else "")
+        if self.throttled:
+            text += f" ({', '.join(self.throttled)})"
+        return text
 
 
 def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
@@ -68,11 +64,10 @@ def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
     if plan.reference is None:
         return ()
     products = [point for point in plan.points if isinstance(point.workload, Gemm)]
-    largest = max(products, key=lambda p: (p.workload.flops, p.key), default=plan.reference)
+    products = products or [plan.reference]
+    largest = max(products, key=lambda point: (point.workload.flops, point.key))
     thinnest = min(
-        products,
-        key=lambda p: (p.workload.flops / p.workload.min_bytes, p.key),
-        default=plan.reference,
+        products, key=lambda point: (point.workload.flops / point.workload.min_bytes, point.key)
     )
     found = {point.key: point for point in (largest, thinnest) if point.key != plan.reference.key}
     return tuple(found.values())
@@ -86,11 +81,8 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
     clocks: dict[str, list[float]] = defaultdict(list)
     reasons: dict[str, set[str]] = defaultdict(set)
     for record in records:
-        if (
-            record.role == "reference"
-            and record.origin != "imported"
-            and isinstance(record.outcome, Measured)
-        ):
+        is_reference = record.role == "reference" and record.origin != "imported"
+        if is_reference and isinstance(record.outcome, Measured):
             measurement = record.outcome.measurement
             times[record.source][record.key].append(measurement.stated.latency_us)
             clocks[record.source].extend(measurement.clocks_mhz)
@@ -98,29 +90,39 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
     if len(times) < 2:
         return ()
     # The usual device is the median one; of two, the faster one.
-    keys = {key for of_card in times.values() for key in of_card}
-    usual_us = {
-        key: median_low([median(of[key]) for of in times.values() if key in of]) for key in keys
-    }
+    own_us: dict[str, list[float]] = defaultdict(list)
+    for of_card in times.values():
+        for key, repeated in of_card.items():
+            own_us[key].append(median(repeated))
+    usual_us = {key: median_low(medians) for key, medians in own_us.items()}
     own_clock = {label: median(values) for label, values in clocks.items() if values}
     usual_clock = median_high(own_clock.values()) if own_clock else None
     # Relative standard deviation of repeated references on one device, pooled over all. Each
     # group's median uses up one degree of freedom.
-    groups = [
-        repeats for of_card in times.values() for repeats in of_card.values() if len(repeats) > 1
-    ]
-    ratios = [us / median(repeats) for repeats in groups for us in repeats]
-    scatter = noise(ratios) * sqrt(len(ratios) / (len(ratios) - len(groups))) if ratios else 0.0
+    groups = 0
+    ratios: list[float] = []
+    for of_card in times.values():
+        for repeated in of_card.values():
+            if len(repeated) > 1:
+                groups += 1
+                ratios += [us / median(repeated) for us in repeated]
+    scatter = 0.0
+    if ratios:
+        scatter = noise(ratios) * sqrt(len(ratios) / (len(ratios) - groups))
     cards = []
     for label, of_card in times.items():
-        slowdown = (
-            median([median(repeated) / usual_us[key] for key, repeated in of_card.items()]) - 1
-        )
+        slower = [median(repeated) / usual_us[key] for key, repeated in of_card.items()]
         repeats = sum(map(len, of_card.values()))
-        error = _ERROR_FACTOR * scatter / sqrt(repeats)
-        throttled = tuple(sorted(reasons[label]))
         cards.append(
-            Card(label, slowdown, error, repeats, own_clock.get(label), usual_clock, throttled)
+            Card(
+                label,
+                median(slower) - 1,
+                _ERROR_FACTOR * scatter / sqrt(repeats),
+                repeats,
+                own_clock.get(label),
+                usual_clock,
+                tuple(sorted(reasons[label])),
+            )
         )
     return tuple(sorted(cards, key=lambda card: -card.slowdown))
 
@@ -132,7 +134,5 @@ def card_lines(cards: Sequence[Card]) -> tuple[str, ...]:
     if not cards:
         return ()
     slow = tuple(str(card) for card in cards if card.slow)
-    alike = (
-        f"{len(cards)} devices agree: the slowest is {percent(max(0.0, cards[0].slowdown))} behind the usual one",
-    )
-    return slow or alike
+    behind = percent(max(0.0, cards[0].slowdown))
+    return slow or (f"{len(cards)} devices agree: the slowest is {behind} behind the usual one",)

@@ -1,18 +1,13 @@
-"""Merges runs of one device into one run: every point once, every repetition of a reference kept.
+"""Merges runs of one device: every point once, every repetition of a reference kept."""
 
-Entry points: `merge_runs`, which returns a `Merged`, and `write_merged`. Used by the command
-`merge`.
-"""
-
-from __future__ import annotations
-
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from quantbench.errors import InputError, StoreError
+from quantbench.errors import InputError, StoreError, first_repeated
 from quantbench.measurement import GRADES
 from quantbench.store.folder import Run, RunWriter
 from quantbench.store.record import Failed, Measured, Record, Skipped
@@ -48,19 +43,22 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
     if len(runs) < 2:
         raise InputError("merge", counted(len(runs), "run"), "two or more")
     folders = [run.folder.resolve() for run in runs]
-    twice = next((run.folder for run in runs if folders.count(run.folder.resolve()) > 1), None)
+    twice = first_repeated(folders)
     if twice is not None:
-        raise InputError("merge", f"{twice} twice", "each run once")
+        named = runs[folders.index(twice)].folder
+        raise InputError("merge", f"{named} twice", "each run once")
     runs, copies = _without_copies(runs)
     if len(runs) == 1:
         raise InputError("merge", copies[0], "two or more different runs")
     first = runs[0].info
-    differences = [text for run in runs[1:] for text in _differences(first, run.info)]
+    differences: list[str] = []
+    for run in runs[1:]:
+        differences += _differences(first, run.info)
     if differences and not force:
-        more = f" (and {len(differences) - 1} more differences)" if len(differences) > 1 else ""
-        raise InputError(
-            "merge", differences[0] + more, "runs of one device with one software, or --force"
-        )
+        what = differences[0]
+        if len(differences) > 1:
+            what += f" (and {len(differences) - 1} more differences)"
+        raise InputError("merge", what, "runs of one device with one software, or --force")
     run_id = run_id or f"{first.run_id}-merged"
     points: dict[tuple[str, str], Record] = {}
     others: list[Record] = []
@@ -68,47 +66,56 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
     for run, label in zip(runs, _labels(runs), strict=True):
         later_s = _seconds_between(first.started, run.info.started)
         for record in run.records:
-            source = record.source or label
             record = replace(
-                record, run_id=run_id, source=source, elapsed_s=record.elapsed_s + later_s
+                record,
+                run_id=run_id,
+                source=record.source or label,
+                elapsed_s=record.elapsed_s + later_s,
             )
             # Imported tables hold several kernels for one workload, each a point.
-            kernel = (
-                record.launch.kernel
-                if record.launch is not None and record.origin == "imported"
-                else ""
-            )
+            kernel = ""
+            if record.launch is not None and record.origin == "imported":
+                kernel = record.launch.kernel
+            name = (record.key, kernel)
             if record.role != "point":
                 others.append(record)
-            elif (name := (record.key, kernel)) in points:
+            elif name in points:
                 repeated += 1
-                both = (points[name], record)
-                places = {(p.op, *sorted(p.axes.items())): p for one in both for p in one.places}
-                points[name] = replace(min(both, key=_rank), places=tuple(places.values()))
+                points[name] = _better(points[name], record)
             else:
                 points[name] = record
     infos = [run.info for run in runs]
     options, missing = _options(infos)
+    how_ended = "complete"
     endings = {info.how_ended for info in infos} - {"complete"}
-    whole = "complete" if not missing else "interrupted"
-    phases = sorted({name for info in infos for name in info.phases_s})
+    if endings or missing:
+        how_ended = "budget" if endings == {"budget"} else "interrupted"
+    phases_s: Counter[str] = Counter()
+    axes: dict[str, list[int]] = {}
+    for info in infos:
+        phases_s.update(info.phases_s)
+        for dim, values in info.axes.items():
+            axes[dim] = sorted({*axes.get(dim, ()), *values})
     info = replace(
         first,
         run_id=run_id,
-        axes={
-            name: sorted({v for i in infos for v in i.axes.get(name, ())})
-            for i in infos
-            for name in i.axes
-        },
+        axes=axes,
         options=options,
         ended=max((info.ended for info in infos if info.ended), default=None),
-        how_ended=("budget" if endings == {"budget"} else "interrupted") if endings else whole,
-        phases_s={name: sum(info.phases_s.get(name, 0.0) for info in infos) for name in phases},
+        how_ended=how_ended,
+        phases_s=dict(sorted(phases_s.items())),
     )
     records = sorted([*points.values(), *others], key=lambda record: record.elapsed_s)
-    return Merged(
-        info, tuple(records), repeated, (*copies, *differences, *missing, *_tolerated(runs))
-    )
+    notes = (*copies, *differences, *missing, *_tolerated(runs))
+    return Merged(info, tuple(records), repeated, notes)
+
+
+def _better(one: Record, other: Record) -> Record:
+    """Returns the better record of a point, with the places of both."""
+    places = {}
+    for place in (*one.places, *other.places):
+        places[place.op, *sorted(place.axes.items())] = place
+    return replace(min(one, other, key=_rank), places=tuple(places.values()))
 
 
 def _without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
@@ -116,9 +123,7 @@ def _without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     left. Returns the runs in order of their start, and notes on the copies."""
     kept: list[Run] = []
     notes = []
-    for run in sorted(
-        sorted(runs, key=lambda run: run.info.started), key=lambda run: -len(run.records)
-    ):
+    for run in sorted(runs, key=lambda run: (-len(run.records), run.info.started)):
         own = run.records
         for other in kept:
             if (other.info.run_id, other.info.started) != (run.info.run_id, run.info.started):
@@ -126,9 +131,8 @@ def _without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
             theirs = {(r.role, r.key, r.elapsed_s): r for r in other.records}
             left = tuple(r for r in own if theirs.get((r.role, r.key, r.elapsed_s)) != r)
             if len(left) < len(own) or not own:
-                notes.append(
-                    f"{run.folder} is a copy of {other.folder}: {len(own) - len(left)} records count once"
-                )
+                copies = f"{len(own) - len(left)} records count once"
+                notes.append(f"{run.folder} is a copy of {other.folder}: {copies}")
                 own = left
         if own:
             kept.append(replace(run, records=own))
@@ -144,20 +148,17 @@ def write_merged(results: Path, merged: Merged) -> Path:
 
 def _differences(first: RunInfo, other: RunInfo) -> list[str]:
     found = []
-    if first.device.name != other.device.name:
-        found.append(
-            f"{other.run_id} is of {other.device.name}, {first.run_id} of {first.device.name}"
-        )
+    device = first.device.name
+    if device != other.device.name:
+        found.append(f"{other.run_id} is of {other.device.name}, {first.run_id} of {device}")
     elif first.device != other.device:
-        found.append(
-            f"{other.run_id} has other constants of {first.device.name} than {first.run_id}"
-        )
+        found.append(f"{other.run_id} has other constants of {device} than {first.run_id}")
     if first.origin != other.origin:
         found.append(f"{other.run_id} is {other.origin}, {first.run_id} {first.origin}")
-    for name in sorted(
-        (first.software.keys() | other.software.keys()) - {"os"}
-    ):  # does not affect times
-        ours, theirs = first.software.get(name, "none"), other.software.get(name, "none")
+    # The operating system does not affect times.
+    for name in sorted((first.software.keys() | other.software.keys()) - {"os"}):
+        ours = first.software.get(name, "none")
+        theirs = other.software.get(name, "none")
         if ours != theirs:
             found.append(f"{other.run_id} has {name} {theirs}, {first.run_id} {ours}")
     return found
@@ -169,11 +170,13 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     """
     labels = []
     for run in runs:
-        shard = _shard(run.info)
-        labels.append(
-            f"run {run.info.run_id}" if shard is None else f"part {shard[0]} of {shard[1]}"
-        )
-    return labels if len(set(labels)) == len(labels) else [str(run.folder) for run in runs]
+        label = f"run {run.info.run_id}"
+        if shard := _shard(run.info):
+            label = "part {} of {}".format(*shard)
+        labels.append(label)
+    if first_repeated(labels) is not None:
+        return [str(run.folder) for run in runs]
+    return labels
 
 
 def _shard(info: RunInfo) -> tuple[int, int] | None:
@@ -198,9 +201,9 @@ def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
     """Returns the options of the merged run, and notes on missing parts. Parts of one plan get the
     options of the whole plan. For runs with different options only their ids are stored, because
     there is no plan to resume."""
-    bare = [
-        {name: value for name, value in info.options.items() if name != "shard"} for info in infos
-    ]
+    bare = [dict(info.options) for info in infos]
+    for options in bare:
+        options.pop("shard", None)
     if any(options != bare[0] for options in bare):
         return {"merged": [info.run_id for info in infos]}, []
     shards = [shard for shard in map(_shard, infos) if shard is not None]
@@ -208,30 +211,27 @@ def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
         return dict(infos[0].options), []
     parts = shards[0][1]
     missing = sorted(set(range(1, parts + 1)) - {part for part, _ in shards})
-    budget_s = bare[0].get("budget_s")
     notes = [f"part {part} of {parts} is missing" for part in missing]
-    return {
-        **bare[0],
-        "shard": [],
-        "budget_s": budget_s * parts if isinstance(budget_s, int | float) else None,
-    }, notes
+    budget_s = bare[0].get("budget_s")
+    if isinstance(budget_s, int | float):
+        budget_s *= parts
+    return bare[0] | {"shard": [], "budget_s": budget_s}, notes
 
 
 def _tolerated(runs: Sequence[Run]) -> list[str]:
-    notes = [warning for run in runs for warning in run.warnings]
+    notes: list[str] = []
+    for run in runs:
+        notes += run.warnings
     first = runs[0].info
     for run in runs[1:]:
-        if run.info.environment != first.environment:
-            names = sorted(dict(first.environment.items() ^ run.info.environment.items()))
-            notes.append(
-                f"{run.info.run_id} ran with other variables than {first.run_id}: {', '.join(names)}"
-            )
-    unfinished = [
-        f"{run.info.run_id} is {run.info.how_ended}"
-        for run in runs
-        if run.info.how_ended != "complete"
-    ]
-    return notes + unfinished
+        differing = first.environment.items() ^ run.info.environment.items()
+        if differing:
+            names = ", ".join(sorted({name for name, _ in differing}))
+            notes.append(f"{run.info.run_id} ran with other variables than {first.run_id}: {names}")
+    for run in runs:
+        if run.info.how_ended != "complete":
+            notes.append(f"{run.info.run_id} is {run.info.how_ended}")
+    return notes
 
 
 def _seconds_between(start: str, later: str) -> float:

@@ -1,20 +1,19 @@
 """Runs a sweep on every GPU of a Ray cluster: an actor for each GPU measures one part of the plan
 as an ordinary sweep.
 
-Ray restarts an actor whose process or node is gone on a free GPU, and runs its part again. One
-writer beside the driver has stored each record before the next point begins, so that only points
-under way are measured again.
+If a process or node is lost, Ray restarts its actor on a free GPU and runs the part again. One
+writer beside the driver stores each record before the next point begins, so that only points in
+progress are measured again.
 """
-
-from __future__ import annotations
 
 import os
 import socket
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,18 @@ from quantbench.store.environment import relevant_environment
 from quantbench.store.folder import RunWriter, read_run
 from quantbench.store.record import Record
 from quantbench.store.run import read_run_info
-from quantbench.sweep.child import Asked, WorkerProcess
+from quantbench.sweep.child import WorkerClient, WorkerProcess
 from quantbench.sweep.messages import Hello
 from quantbench.sweep.options import SweepOptions, plan_sweep, whole_plan
 from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished, Progress, Sweep, SweepJob
-from quantbench.sweep.session import begun, records_to_keep, resumed_options
+from quantbench.sweep.session import (
+    interpreter_runs,
+    new_run_info,
+    point_keys,
+    records_to_keep,
+    resumed_options,
+)
 
 _VARIABLE = "QUANTBENCH_DEVICE"
 # Restarts of a device's actor, and so of its part: a point that ends this many devices is the
@@ -48,7 +53,8 @@ _START_LIMIT_S = 300.0
 _WATCH_S = 0.25
 _PROBE_S = 3.0
 
-Kind = tuple[str, tuple[tuple[str, str], ...]]
+# Actor, label and introduction of a device.
+Member = tuple[Any, str, Hello]
 
 
 @dataclass(frozen=True)
@@ -65,42 +71,45 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """Answer of the writer to another attempt at a part. done: keys of measured points. left_s: of
+class Attempt:
+    """Attempt at a part, as the writer answers its start. done: keys of measured points. left_s: of
     the budget.
     """
 
-    attempt: int
+    number: int
     done: frozenset[str]
     left_s: float | None
 
 
 class Writer:
-    """The one writer of a run. A part that was begun again stores nothing for its earlier attempt.
+    """The one writer of a run. After a part is started again, it refuses records of the earlier
+    attempt.
 
     budget_s: wall seconds for the run from now; None for no limit.
     """
 
     def __init__(self, folder: Path, budget_s: float | None = None) -> None:
         self._writer, run = RunWriter.resume(folder)
-        self._outcomes = {r.key: "" for r in records_to_keep(run) if r.role == "point"}
+        self._outcomes = dict.fromkeys(point_keys(records_to_keep(run)), "")
         self._attempts: Counter[int] = Counter()
         self._phases_s: Counter[str] = Counter()
         self._notes: list[str] = []
         self._budget_s = budget_s
         self._start_s = time.monotonic()
 
-    def begin(self, number: int, label: str) -> Begun:
+    def begin(self, number: int, label: str) -> Attempt:
         """Begins a part again, or for the first time, on the device `label`."""
         self._attempts[number] += 1
         if self._attempts[number] > 1:
-            self._notes.append(
-                f"the device of part {number} was lost; {label} measures what is left of it"
-            )
-        left_s = (
-            None if self._budget_s is None else self._budget_s - (time.monotonic() - self._start_s)
-        )
-        return Begun(self._attempts[number], frozenset(self._outcomes), left_s)
+            lost = f"the device of part {number} was lost"
+            self._notes.append(f"{lost}; {label} measures what is left of it")
+        left_s = None
+        if self._budget_s is not None:
+            left_s = self._budget_s - self._elapsed_s()
+        return Attempt(self._attempts[number], frozenset(self._outcomes), left_s)
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._start_s
 
     def append(self, number: int, attempt: int, record: Record) -> None:
         """Stores a record. Raises StoreError for an earlier attempt at the part."""
@@ -108,19 +117,18 @@ class Writer:
             raise StoreError(
                 "write record", f"attempt {attempt} at part {number}", "the last attempt at it"
             )
-        self._writer.append(replace(record, elapsed_s=time.monotonic() - self._start_s))
+        self._writer.append(replace(record, elapsed_s=self._elapsed_s()))
         self._phases_s.update(record.phases_s)
         if record.role == "point":
             self._outcomes[record.key] = type(record.outcome).__name__
 
     def progress(self) -> tuple[float, Counter[str], list[str]]:
-        """Returns seconds and outcomes since the start, and what there is to say since the last
-        call.
-        """
+        """Returns seconds and outcomes since the start, and the messages since the last call."""
         counts = Counter(self._outcomes.values())
         del counts[""]
-        notes, self._notes = self._notes, []
-        return time.monotonic() - self._start_s, counts, notes
+        notes = list(self._notes)
+        self._notes.clear()
+        return self._elapsed_s(), counts, notes
 
     def end(self, how: str) -> None:
         with self._writer:
@@ -130,8 +138,8 @@ class Writer:
 def measure_part(
     part: Part,
     label: str,
-    connect: Callable[[], Asked],
-    begin: Callable[[int, str], Begun],
+    connect: Callable[[], WorkerClient],
+    begin: Callable[[int, str], Attempt],
     append: Callable[[int, int, Record], None],
 ) -> Finished:
     """Measures what is missing of a part by an ordinary sweep. begin, append: those of the run's
@@ -140,7 +148,7 @@ def measure_part(
     first = connect()
     workers = [first]
 
-    def worker() -> Asked:
+    def worker() -> WorkerClient:
         found = workers.pop() if workers else connect()
         found.begin(part.options.timing)
         return found
@@ -149,26 +157,26 @@ def measure_part(
         device = first.hello.device
         if device.name != part.device:  # the part was moved to another node
             return Finished("failed", f"{label} is a {device.name}, not a {part.device}")
-        begun_at = begin(part.number, label)
-        if begun_at.left_s is not None and begun_at.left_s <= 0:
+        attempt = begin(part.number, label)
+        if attempt.left_s is not None and attempt.left_s <= 0:
             return Finished("budget")
         _, whole = plan_sweep(replace(part.options, budget_s=None), device)
-        options = replace(part.options, shard=(part.number, part.parts), budget_s=begun_at.left_s)
-        _, plan = plan_sweep(options, device, begun_at.done)
+        options = replace(part.options, shard=(part.number, part.parts), budget_s=attempt.left_s)
+        _, plan = plan_sweep(options, device, attempt.done)
         job = SweepJob(
             plan,
             part.run_id,
             device,
             options.timing,
-            begun_at.done,
-            begun_at.left_s,
-            options.limit_s,
-            interpreter=relevant_environment().get("TRITON_INTERPRET") == "1",
+            done=attempt.done,
+            budget_s=attempt.left_s,
+            limit_s=options.limit_s,
+            interpreter=interpreter_runs(),
             more_references=reference_set(whole),
         )
 
         def store(record: Record) -> None:
-            append(part.number, begun_at.attempt, replace(record, source=label))
+            append(part.number, attempt.number, replace(record, source=label))
 
         return Sweep(job, worker, store, time.monotonic).run()
     finally:
@@ -188,7 +196,7 @@ class DeviceActor:
         self._core = core
 
     def introduce(self) -> tuple[str, Hello]:
-        """Returns the label of the device and what its worker says of it."""
+        """Returns the label of the device and its worker's introduction."""
         worker = WorkerProcess()
         worker.close()
         return self._label(), worker.hello
@@ -196,8 +204,8 @@ class DeviceActor:
     def measure(self, part: Part, writer: Any) -> Finished:
         import ray
 
-        def begin(*arguments: Any) -> Begun:
-            answer: Begun = ray.get(writer.begin.remote(*arguments))
+        def begin(*arguments: Any) -> Attempt:
+            answer: Attempt = ray.get(writer.begin.remote(*arguments))
             return answer
 
         def append(*arguments: Any) -> None:
@@ -208,7 +216,9 @@ class DeviceActor:
     def _label(self) -> str:
         import ray
 
-        name = f"CPU {self._core}" if self._core is not None else f"GPU {ray.get_gpu_ids()[0]}"
+        name = f"CPU {self._core}"
+        if self._core is None:
+            name = f"GPU {ray.get_gpu_ids()[0]}"
         return f"{name} on {socket.gethostname()}"
 
 
@@ -229,11 +239,11 @@ class ClusterRun:
     @property
     def finished(self) -> Finished:
         """Returns the worst ending of a part."""
-        return max(
-            self.endings, key=lambda ending: ("complete", "budget", "failed").index(ending.how)
-        )
+        order = ("complete", "budget", "failed")
+        return max(self.endings, key=lambda ending: order.index(ending.how))
 
 
+@dataclass
 class ClusterSweep:
     """One sweep over all devices of a cluster.
 
@@ -243,21 +253,14 @@ class ClusterSweep:
     note: function called with a message when a device is lost or takes no part.
     """
 
-    def __init__(
-        self,
-        ray: Any,
-        make_options: Callable[[DeviceSpec], SweepOptions],
-        results: Path,
-        *,
-        resume: Path | None = None,
-        resume_budget_s: float | None = None,
-        note: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self._ray = ray
-        self._make_options = make_options
-        self._results = results
-        self._resume, self._resume_budget_s = resume, resume_budget_s
-        self._note = note
+    ray: Any
+    make_options: Callable[[DeviceSpec], SweepOptions]
+    results: Path
+    resume: Path | None = None
+    resume_budget_s: float | None = None
+    note: Callable[[str], None] = lambda text: None
+
+    def __post_init__(self) -> None:
         self._actors: list[Any] = []
         self._resource = "CPU" if os.environ.get(_VARIABLE, "") == "cpu" else "GPU"
         self.runs: list[ClusterRun] = []
@@ -266,31 +269,30 @@ class ClusterSweep:
         """Starts an actor for each device and the parts of a run for each kind. Raises
         MeasurementError without any.
         """
-        count = device_count(self._ray.nodes(), self._ray.available_resources(), self._resource)
+        count = device_count(self.ray.nodes(), self.ray.available_resources(), self._resource)
         introductions = {}
         for core in range(count):
             actor = self._device_actor(core if self._resource == "CPU" else None)
             self._actors.append(actor)
             introductions[actor.introduce.remote()] = actor
-        kinds: dict[Kind, list[tuple[Any, str, Hello]]] = {}
-        answered, silent = self._ray.wait(
+        kinds: dict[object, list[Member]] = defaultdict(list)
+        answered, silent = self.ray.wait(
             list(introductions), num_returns=count, timeout=_START_LIMIT_S
         )
-        reasons = [f"{len(silent)} devices do not answer"] if silent else []
+        reasons = []
+        if silent:
+            reasons.append(f"{len(silent)} devices do not answer")
         for reply in answered:
             try:
-                label, hello = self._ray.get(reply)
-            except self._ray.exceptions.RayError as error:
+                label, hello = self.ray.get(reply)
+            except self.ray.exceptions.RayError as error:
                 reasons.append(_reason(error))
                 continue
-            software = tuple(
-                sorted((name, text) for name, text in hello.software.items() if name != "os")
-            )
-            kinds.setdefault((hello.device.name, software), []).append(
-                (introductions[reply], label, hello)
-            )
+            software = hello.software.items() - {("os", hello.software.get("os"))}
+            kind = (hello.device.name, frozenset(software))
+            kinds[kind].append((introductions[reply], label, hello))
         for reason in reasons:
-            self._note(f"a device takes no part: {reason}")
+            self.note(f"a device takes no part: {reason}")
         for members in kinds.values():
             self._open(members)
         if not self.runs:
@@ -299,17 +301,17 @@ class ClusterSweep:
             )
         return self.runs
 
-    def _open(self, members: Sequence[tuple[Any, str, Hello]]) -> None:
+    def _open(self, members: Sequence[Member]) -> None:
         """Opens the run of devices of one kind, and starts its parts."""
         _, first, hello = members[0]
         device = hello.device
-        if self._resume is None:
-            options = self._make_options(device)
+        if self.resume is None:
+            options = self.make_options(device)
         else:
-            options = resumed_options(self._resume, self._resume_budget_s)
-            wanted = read_run_info(self._resume).device.name
+            options = resumed_options(self.resume, self.resume_budget_s)
+            wanted = read_run_info(self.resume).device.name
             if wanted != device.name or self.runs:
-                self._note(f"{first} takes no part: it is a {device.name}, the run is of {wanted}")
+                self.note(f"{first} takes no part: it is a {device.name}, the run is of {wanted}")
                 return
         if options.refine or options.shard:
             raise InputError(
@@ -319,17 +321,13 @@ class ClusterSweep:
             )
         axes, plan = whole_plan(options, device)
         members = members[: len(plan.groups)]
-        if self._resume is None:
-            with RunWriter.create(
-                self._results, begun(hello, options, axes, self._results)
-            ) as writer:
+        folder = self.resume
+        if folder is None:
+            info = new_run_info(hello, options, axes, self.results)
+            with RunWriter.create(self.results, info) as writer:
                 folder = writer.folder
-        else:
-            folder = self._resume
-        done = {
-            record.key for record in records_to_keep(read_run(folder)) if record.role == "point"
-        }
-        together_s = None if options.budget_s is None else options.budget_s * len(members)
+        done = point_keys(records_to_keep(read_run(folder)))
+        together_s = options.budget_s and options.budget_s * len(members)
         plan = plan_sweep(replace(options, budget_s=together_s), device, done)[1]
         run_writer = self._writer(folder, options.budget_s)
         labels = tuple(label for _, label, _ in members)
@@ -346,66 +344,70 @@ class ClusterSweep:
         how = "interrupted"
         try:
             while any(run.parts for run in self.runs):
-                waiting = [result for run in self.runs for result in run.parts]
-                ended, _ = self._ray.wait(waiting, timeout=_WATCH_S)
+                waiting = list(chain.from_iterable(run.parts for run in self.runs))
+                ended, _ = self.ray.wait(waiting, timeout=_WATCH_S)
                 for result in ended:
                     self._end_part(result)
-                if not ended and not _present(self._ray.nodes(), self._resource):
+                if not ended and not _present(self.ray.nodes(), self._resource):
+                    lost = Finished("failed", f"no {self._resource} is left")
                     for run in self.runs:
-                        run.endings += [Finished("failed", f"no {self._resource} is left")] * len(
-                            run.parts
-                        )
+                        run.endings += [lost] * len(run.parts)
                         run.parts.clear()
                 show(self._progress())
             how = ""
         finally:
             for actor in self._actors:
-                self._ray.kill(actor)
+                self.ray.kill(actor)
             for run in self.runs:
-                self._ray.get(run.writer.end.remote(how or run.finished.how))
+                self.ray.get(run.writer.end.remote(how or run.finished.how))
 
     def _end_part(self, result: Any) -> None:
         run = next(run for run in self.runs if result in run.parts)
         actor = run.parts.pop(result)
         try:
-            run.endings.append(self._ray.get(result))
-        except self._ray.exceptions.RayTaskError as error:
-            raise (error.cause if isinstance(error.cause, QuantbenchError) else error) from None
-        except self._ray.exceptions.RayError as error:
+            run.endings.append(self.ray.get(result))
+        except self.ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, QuantbenchError):
+                raise error.cause from None
+            raise
+        except self.ray.exceptions.RayError as error:
             run.endings.append(Finished("failed", _reason(error)))
-            self._note(f"a device was lost: {_reason(error)}")
-        self._ray.kill(actor)  # frees the device for a part whose own is gone
+            self.note(f"a device was lost: {_reason(error)}")
+        self.ray.kill(actor)  # frees the device for a part whose own is gone
 
     def _progress(self) -> Progress:
         """Returns the progress of all runs, with the time left at the pace so far."""
         counts: Counter[str] = Counter()
         elapsed_s = 0.0
         for run in self.runs:
-            of_run_s, of_run, notes = self._ray.get(run.writer.progress.remote())
+            of_run_s, of_run, notes = self.ray.get(run.writer.progress.remote())
             elapsed_s = max(elapsed_s, of_run_s)
             counts += of_run
             for text in notes:
-                self._note(text)
+                self.note(text)
         done = counts.total()
         total = max(done, sum(len(run.plan.points) for run in self.runs))
+        left_s = None
+        if done:
+            left_s = elapsed_s / done * (total - done)
         return Progress(
             total,
             done,
             f"{sum(len(run.parts) for run in self.runs)} devices",
             elapsed_s,
-            elapsed_s / done * (total - done) if done else None,
+            left_s,
             counts["Measured"],
             counts["Skipped"],
             counts["Failed"],
         )
 
     def _device_actor(self, core: int | None) -> Any:
-        variables = relevant_environment() | {
-            k: v for k, v in os.environ.items() if k == "PYTHONPATH"
-        }
+        variables = relevant_environment()
+        if "PYTHONPATH" in os.environ:
+            variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
         for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):  # Ray sets them
             variables.pop(name, None)
-        kind = self._ray.remote(DeviceActor).options(
+        kind = self.ray.remote(DeviceActor).options(
             num_cpus=int(core is not None),
             num_gpus=int(core is None),
             runtime_env={"env_vars": variables},
@@ -420,9 +422,9 @@ class ClusterSweep:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(
-            self._ray.get_runtime_context().get_node_id(), soft=False
+            self.ray.get_runtime_context().get_node_id(), soft=False
         )
-        writer = self._ray.remote(Writer).options(num_cpus=0, scheduling_strategy=here)
+        writer = self.ray.remote(Writer).options(num_cpus=0, scheduling_strategy=here)
         return writer.remote(folder.resolve(), budget_s)
 
 
@@ -430,8 +432,12 @@ def _present(nodes: Sequence[dict[str, Any]], resource: str) -> int:
     """Returns how many devices the nodes that are alive have; of CPUs one per node, since cores
     share caches.
     """
-    counts = [int(node["Resources"].get(resource, 0)) for node in nodes if node["Alive"]]
-    return sum(min(count, 1) if resource == "CPU" else count for count in counts)
+    total = 0
+    for node in nodes:
+        if node["Alive"]:
+            count = int(node["Resources"].get(resource, 0))
+            total += min(count, 1) if resource == "CPU" else count
+    return total
 
 
 def device_count(nodes: Sequence[dict[str, Any]], free: dict[str, float], resource: str) -> int:
@@ -441,11 +447,9 @@ def device_count(nodes: Sequence[dict[str, Any]], free: dict[str, float], resour
     """
     present = _present(nodes, resource)
     if not present:
-        expected = (
-            "processors in it"
-            if resource == "CPU"
-            else f"GPUs in it, or {_VARIABLE}=cpu to measure processors"
-        )
+        expected = "processors in it"
+        if resource == "GPU":
+            expected = f"GPUs in it, or {_VARIABLE}=cpu to measure processors"
         raise UnsupportedError(
             "--on ray", f"the cluster has no {resource} (nodes: {len(nodes)})", expected
         )
@@ -475,8 +479,10 @@ def connected() -> Iterator[Any]:
         raise InputError(
             "--on ray", "ray is not installed", "pip install '.[ray]' in quantbench's checkout"
         ) from None
+    text = ""
     recorded = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
-    text = recorded.read_text(encoding="utf-8") if recorded.is_file() else ""
+    if recorded.is_file():
+        text = recorded.read_text(encoding="utf-8")
     address = cluster_address(os.environ.get("RAY_ADDRESS", ""), text.strip())
     try:
         ray.init(
@@ -495,7 +501,7 @@ def connected() -> Iterator[Any]:
 def _reason(error: Exception) -> str:
     r"""Extracts the cause from one of Ray's long error messages.
 
-    >>> _reason(RuntimeError("The actor died.\n  The actor died because its node has died. Node Id: 93f5"))
+    >>> _reason(RuntimeError("The actor died.\n  It died because its node has died. Node Id: 93f5"))
     'its node has died'
     """
     cause = getattr(error, "cause", None)

@@ -1,13 +1,8 @@
-"""Detects other traffic on the network, from idle traffic and run-to-run spread.
-
-Entry points: `idle_traffic_mb_per_s` measures (`traffic_counters` reads its counters);
-`traffic_warnings`, `repeat_line` and `spread_warnings` format messages. Used by the command `comm`.
-"""
-
-from __future__ import annotations
+"""Detects other traffic on the network, from idle traffic and run-to-run spread."""
 
 import time
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from quantbench.stats import median, spread
@@ -18,9 +13,8 @@ _TRAFFIC_MB_PER_S = 1.0
 _SPREAD = 0.10
 _DRIFT = 0.05
 _QUIET_S = 0.5
-_INFINIBAND_WORD_BYTES = (
-    4  # port_rcv_data and port_xmit_data count words of four bytes (InfiniBand spec, PMA)
-)
+# port_rcv_data and port_xmit_data count words of four bytes (InfiniBand spec, PMA).
+_INFINIBAND_WORD_BYTES = 4
 
 
 def traffic_counters(root: Path = Path("/sys/class")) -> dict[str, int]:
@@ -31,10 +25,10 @@ def traffic_counters(root: Path = Path("/sys/class")) -> dict[str, int]:
     for device in sorted((root / "net").glob("*/statistics")):
         name = device.parent.name
         if name != "lo":
-            counters[name] = sum(_read(device / f"{way}_bytes") for way in ("rx", "tx"))
+            counters[name] = _read(device / "rx_bytes") + _read(device / "tx_bytes")
     for port in sorted((root / "infiniband").glob("*/ports/*/counters")):
         name = f"{port.parts[-4]}:{port.parts[-2]}"
-        words = sum(_read(port / f"port_{way}_data") for way in ("rcv", "xmit"))
+        words = _read(port / "port_rcv_data") + _read(port / "port_xmit_data")
         counters[name] = words * _INFINIBAND_WORD_BYTES
     return counters
 
@@ -55,28 +49,31 @@ def idle_traffic_mb_per_s(
     """Measures the traffic over each interface for half a second while this job is idle, in 1e6
     bytes per second.
     """
-    before, start_s = counters(), now()
+    before = counters()
+    start_s = now()
     sleep(_QUIET_S)
-    after, stop_s = counters(), now()
-    elapsed_s = max(stop_s - start_s, 1e-9)
-    return {
-        name: max(0, after[name] - before[name]) / elapsed_s / 1e6
-        for name in before
-        if name in after
-    }
+    after = counters()
+    elapsed_s = max(now() - start_s, 1e-9)
+    found = {}
+    for name in filter(after.__contains__, before):
+        found[name] = max(0, after[name] - before[name]) / elapsed_s / 1e6
+    return found
 
 
 def traffic_warnings(idle: Sequence[dict[str, float]]) -> list[str]:
     """Formats a message per interface with over 1 MB/s. idle: MB/s by interface, one dictionary per
     node.
     """
-    return [
-        f"{mb_per_s:.0f} MB/s go over {name} of node {node} while this job sends nothing: somebody else uses the "
-        "network, and figures will differ from run to run. Tune on a network of your own."
-        for node, interfaces in enumerate(idle)
-        for name, mb_per_s in interfaces.items()
-        if mb_per_s > _TRAFFIC_MB_PER_S
-    ]
+    found = []
+    for node, interfaces in enumerate(idle):
+        for name, mb_per_s in interfaces.items():
+            if mb_per_s > _TRAFFIC_MB_PER_S:
+                found.append(
+                    f"{mb_per_s:.0f} MB/s go over {name} of node {node} while this job sends "
+                    "nothing: somebody else uses the network, and figures will differ from run to "
+                    "run. Tune on a network of your own."
+                )
+    return found
 
 
 def repeat_line(name: str, medians_us: Sequence[float]) -> str:
@@ -85,8 +82,9 @@ def repeat_line(name: str, medians_us: Sequence[float]) -> str:
     """
     if len(medians_us) < 2:
         return f"{name}: measured once, nothing to compare"
-    apart = max(medians_us) / min(medians_us) - 1
-    return f"{name}, {len(medians_us)} times: {median(medians_us):.1f} µs, {percent(apart)} between slowest and fastest"
+    apart = percent(max(medians_us) / min(medians_us) - 1)
+    times = f"{name}, {len(medians_us)} times: {median(medians_us):.1f} µs"
+    return f"{times}, {apart} between slowest and fastest"
 
 
 def spread_warnings(
@@ -98,22 +96,19 @@ def spread_warnings(
     points: (name, samples) pairs; any unit of time.
     medians_us: median of each repetition of the reference, µs.
     """
-    wide = [
-        (name, spread(samples))
-        for name, samples in points
-        if len(samples) > 5 and spread(samples) > _SPREAD
-    ]
+    spreads = [(spread(samples), name) for name, samples in points if len(samples) > 5]
+    wide = [(width, name) for width, name in spreads if width > _SPREAD]
     found = []
     if wide:
-        name, worst = max(wide, key=lambda point: point[1])
+        worst, name = max(wide, key=itemgetter(0))
         found.append(
-            f"{len(wide)} of {len(points)} points scatter by more than {percent(_SPREAD)}, the worst by "
-            f"{percent(worst)} ({name}): the network or the hosts are shared."
+            f"{len(wide)} of {len(points)} points scatter by more than {percent(_SPREAD)}, the "
+            f"worst by {percent(worst)} ({name}): the network or the hosts are shared."
         )
     apart = max(medians_us, default=1.0) / min(medians_us, default=1.0) - 1
     if apart > _DRIFT:
         found.append(
-            f"The repeated point took {percent(apart)} longer at one time than at another: differences below that "
-            "between two settings mean nothing here."
+            f"The repeated point took {percent(apart)} longer at one time than at another: "
+            "differences below that between two settings mean nothing here."
         )
     return found

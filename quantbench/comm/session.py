@@ -1,17 +1,10 @@
-"""Plans and measures collectives between ranks, and computes their bandwidths.
-
-Entry points: `parse_sizes` and `points`, which make the plan, by default of `DEFAULT_OPS` and
-`DEFAULT_SIZES`; `CommSession`, whose `run` measures on rank 0, in lockstep with the other ranks;
-`figures`, which computes bandwidths. Used by the command `comm`.
-"""
-
-from __future__ import annotations
+"""Plans and measures collectives between ranks, and computes their bandwidths."""
 
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import count, groupby, takewhile
+from dataclasses import dataclass, field, replace
+from itertools import count, groupby, product, takewhile
 from math import ceil
 from operator import attrgetter
 
@@ -60,7 +53,8 @@ def parse_sizes(text: str) -> tuple[int, ...]:
             "--sizes", repr(text), "from:to:xN with N of at least 2, such as 4KiB:1GiB:x2"
         )
     step = int(factor[1:])
-    low, high = _bytes(first, text), _bytes(rest[0], text)
+    low = _bytes(first, text)
+    high = _bytes(rest[0], text)
     if low > high:
         raise InputError("--sizes", repr(text), "the smaller size first")
     return tuple(takewhile(lambda size: size <= high, (low * step**i for i in count())))
@@ -86,12 +80,11 @@ def points(
     for op in ops:
         require_choice("comm", "op", op, COLLECTIVE_OPS)
     unit = num_gpus * element_bytes(dtype)
-    found = [
-        Collective(op, cdiv(size, unit) * unit, num_gpus, dtype, num_nodes)
-        for op in ops
-        for size in sizes
-    ]
-    return tuple(dict.fromkeys(found))
+    whole = dict.fromkeys(cdiv(size, unit) * unit for size in sizes)
+    return tuple(
+        Collective(op, size, num_gpus, dtype, num_nodes)
+        for op, size in product(dict.fromkeys(ops), whole)
+    )
 
 
 def reference_point(backend: str, like: Collective) -> Collective:
@@ -133,13 +126,11 @@ def figures(collective: Collective, latency_us: float) -> Figures:
     >>> figures(Collective("all_reduce", 10**9, 8), 1e6).bus_gb_per_s
     1.75
     """
-    return Figures(
-        latency_us,
-        collective.message_bytes / latency_us / 1e3,
-        collective.bus_bytes / latency_us / 1e3,
-    )
+    algorithm_gb_per_s = collective.message_bytes / latency_us / 1e3
+    return Figures(latency_us, algorithm_gb_per_s, collective.bus_bytes / latency_us / 1e3)
 
 
+@dataclass
 class CommSession:
     """Rank 0's side of a measurement of collectives.
 
@@ -149,30 +140,25 @@ class CommSession:
     reference_us: median of each repetition of the reference point, in order.
     """
 
-    def __init__(
-        self,
-        leader: Leader,
-        *,
-        backend: str,
-        run_id: str,
-        spec: DeviceSpec,
-        state: Callable[[], DeviceState],
-        options: TimingOptions,
-        on_record: Callable[[Record], None],
-        now: Callable[[], float] = time.perf_counter,
-        pause: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._leader, self._backend, self._run_id = leader, backend, run_id
-        self._spec, self._state, self._options = spec, state, options
-        self._on_record, self._now, self._pause = on_record, now, pause
-        self._start_s = now()
-        self.reference_us: list[float] = []
+    leader: Leader
+    backend: str
+    run_id: str
+    spec: DeviceSpec
+    state: Callable[[], DeviceState]
+    options: TimingOptions
+    on_record: Callable[[Record], None]
+    now: Callable[[], float] = time.perf_counter
+    pause: Callable[[float], None] = time.sleep
+    reference_us: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._start_s = self.now()
 
     def run(self, plan: Sequence[Collective]) -> None:
         """Measures every point, and the reference point before the first operation and after each
         operation.
         """
-        reference = reference_point(self._backend, plan[0])
+        reference = reference_point(self.backend, plan[0])
         self._measure(reference, role="reference")
         for _, of_op in groupby(plan, key=attrgetter("op")):
             for collective in of_op:
@@ -181,72 +167,74 @@ class CommSession:
 
     def _measure(self, collective: Collective, role: str) -> None:
         outcome = self._outcome(collective)
-        provider = f"torch.{self._backend}"
+        provider = f"torch.{self.backend}"
         if role == "reference" and isinstance(outcome, Measured):
             self.reference_us.append(typical_us(outcome.measurement.samples_us))
         record = Record(
-            self._run_id,
-            record_key(collective, provider, self._options),
+            self.run_id,
+            record_key(collective, provider, self.options),
             collective,
             provider,
             outcome,
             places=(Place({"message_bytes": collective.message_bytes}, collective.op),),
             role=role,
-            elapsed_s=self._now() - self._start_s,
+            elapsed_s=self.now() - self._start_s,
         )
-        self._on_record(record)
+        self.on_record(record)
 
     def _outcome(self, collective: Collective) -> Outcome:
-        refused = self._leader.begin(collective)
+        refused = self.leader.begin(collective)
         if refused is not None:
             if refused.kind == "unsupported":
                 return Skipped(refused.message)
             return Failed(refused.kind, refused.message)
-        sampler = LeaderSampler(self._leader)
+        sampler = LeaderSampler(self.leader)
         try:
             measurement = self._sample(sampler)
         except MeasurementError as error:
             return Failed("error", str(error))
-        drift = Drift(self.reference_us[-1] / self.reference_us[0]) if self.reference_us else None
+        drift = None
+        if self.reference_us:
+            drift = Drift(self.reference_us[-1] / self.reference_us[0])
         # No check against a peak: link speeds are not registered.
         graded = grade(
             measurement,
             flops=0,
             min_bytes=0,
-            spec=self._spec,
+            spec=self.spec,
             dtype=collective.dtype,
             drift=drift,
-            options=self._options,
+            options=self.options,
         )
         latency_us = typical_us(measurement.samples_us)
         if sampler.launch_us > _LAUNCH_BOUND * latency_us:
-            note = f"launching takes the host {sampler.launch_us:.3g} µs of it: it is no time of the links"
+            launching = f"launching takes the host {sampler.launch_us:.3g} µs of it"
+            note = f"{launching}: it is no time of the links"
             graded = replace(graded, reasons=(*graded.reasons, note))
         return Measured(measurement, graded)
 
     def _sample(self, sampler: LeaderSampler) -> Measurement:
-        before = self._state()
+        before = self.state()
         warm = warm_up(
             sampler,
             window_s=_WARM_UP_WINDOW_S,
-            limit_s=min(_WARM_UP_LIMIT_S, self._options.max_time_s),
+            limit_s=min(_WARM_UP_LIMIT_S, self.options.max_time_s),
             batch_limit=_BATCH_LIMIT,
-            now=self._now,
+            now=self.now,
         )
-        sampler.runs = runs = min(
-            _MOST_RUNS, max(1, ceil(_SAMPLE_US[self._backend] / warm.typical_us))
-        )
+        runs = min(_MOST_RUNS, max(1, ceil(_SAMPLE_US[self.backend] / warm.typical_us)))
+        sampler.runs = runs
         measured = sample_point(
             sampler,
-            self._options,
+            self.options,
             warm,
-            mode="events" if self._backend == "nccl" else "cpu",
+            mode="events" if self.backend == "nccl" else "cpu",
             runs_per_sample=runs,
             batch_limit=_BATCH_LIMIT,
-            tick_us=_TICK_US[self._backend] / runs,
-            now=self._now,
-            pause=self._pause,
+            tick_us=_TICK_US[self.backend] / runs,
+            now=self.now,
+            pause=self.pause,
         )
-        if self._backend == "nccl":  # each rank has sent its GPU's state with its samples
+        if self.backend == "nccl":  # each rank has sent its GPU's state with its samples
             return measured
-        return replace(measured, state_before=before, state_after=self._state())
+        return replace(measured, state_before=before, state_after=self.state())

@@ -1,10 +1,4 @@
-"""Describes devices: registered GPUs, the device in use, its state and warnings.
-
-Entry points: `lookup` and `known` (registered GPUs); `current`, `monitor`, `open_nvml`,
-`warnings_for`, `default_dtype` and `default_attention` (the device in use); `match`; the types
-`DeviceSpec`, `DeviceState`, `Properties`, `Nvml`, `Absent` and `Limits`; the constant
-`HARMFUL_REASONS`. Used by nearly all packages and by users' Python code.
-"""
+"""Describes devices: registered GPUs, the device in use, its state and warnings."""
 
 from quantbench.device.here import (
     current,
@@ -22,7 +16,9 @@ from quantbench.device.registry import known, lookup
 from quantbench.device.spec import DeviceSpec, DeviceState
 
 __all__ = [
-    "HARMFUL_REASONS", "Absent", "DeviceSpec", "DeviceState", "Limits", "Nvml", "Properties", "current",
-    "default_attention", "default_dtype", "gpu_index", "inspect_machine", "known", "lookup", "match", "monitor",
+    "HARMFUL_REASONS", "Absent", "DeviceSpec", "DeviceState", "Limits", "Nvml", "Properties",
+    "current",
+    "default_attention", "default_dtype", "gpu_index", "inspect_machine", "known", "lookup",
+    "match", "monitor",
     "open_nvml", "warnings_for",
 ]  # fmt: skip

@@ -1,11 +1,9 @@
 """Derives the spec of one CPU core from the processor data that the operating system reports.
 
-Entry points: `cpu_info`, `cpu_spec`, `cpu_state`. Used by `here` and by tools.
-
-The reported data are incomplete, above all in virtual machines: the clock is often the base clock,
-and the core runs up to 2× faster. So the spec holds upper bounds, not estimates: the widest
-multiply-add of the instruction set, at the highest issue rate of any core with it, at the highest
-clock of any processor of the model.
+The reported clock is often the base clock, above all in virtual machines, and the core runs up to
+2× faster. So the spec holds upper bounds, not estimates: the widest multiply-add of the instruction
+set, at the highest issue rate of any core with it, at the highest clock of any processor of the
+model.
 """
 
 import os
@@ -28,6 +26,7 @@ _ARM_CORES = {
     "0xac3": "Ampere-1",
 }
 _MIB = 2**20
+_UNITS = {"K": 2**10, "M": _MIB, "G": 2**30}
 # (flag, operations per cycle and core by dtype, reason); a multiply-add counts as two. x86: two
 # vector units that each issue a multiply-add per cycle (Intel Optimization Reference Manual
 # 248966-049; AMD Zen 5 Software Optimization Guide 58455, 2024). Each row is an upper bound for
@@ -65,7 +64,7 @@ _APPLE = (
 )
 
 # Highest clock of any processor of these models: (vendor, family, models, MHz, source).
-_HIGHEST_MHZ: tuple[tuple[str, int, tuple[int, ...], float, str], ...] = (
+_HIGHEST_MHZ = (
     (
         "AuthenticAMD",
         26,
@@ -164,53 +163,57 @@ def parse_cpuinfo(
     """Parses the first processor of /proc/cpuinfo. max_mhz, exact_clock: cpufreq's clock, whether
     it includes turbo.
     """
-    lines = [line.partition(":") for line in text.split("\n\n")[0].splitlines()]
-    values = {key.strip(): value.strip() for key, _, value in lines}
-    mhz = [m for m in (max_mhz, _number(values.get("cpu MHz", ""))) if m]
+    values: dict[str, str] = {}
+    for line in text.split("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        values[key.strip()] = value.strip()
     return CpuInfo(
         name=values.get("model name")
         or _ARM_CORES.get(values.get("CPU part", ""))
         or os.uname().machine,
         vendor=values.get("vendor_id", ""),
-        family=int(_number(values.get("cpu family", "")) or 0),
-        model=int(_number(values.get("model", "")) or 0),
+        family=int(_number(values.get("cpu family", ""))),
+        model=int(_number(values.get("model", ""))),
         flags=frozenset((values.get("flags") or values.get("Features") or "").split()),
         last_cache_bytes=last_cache_bytes,
         memory_bytes=memory_bytes,
-        reported_mhz=max(mhz, default=None),
+        reported_mhz=max(max_mhz or 0, _number(values.get("cpu MHz", ""))) or None,
         exact_clock=exact_clock,
     )
 
 
 def _last_cache(sysfs: Path) -> int | None:
-    found = []
+    """Returns the bytes of the cache of the highest level; None if none is listed."""
+    highest: tuple[int, int | None] = (0, None)
     for index in (sysfs / "cache").glob("index*"):
-        level, size = _read(index / "level"), _read(index / "size")
-        if level and size and size[-1] in "KMG":
-            found.append(
-                (int(level), int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]])
-            )
-    return max(found)[1] if found else None
+        level = _read(index / "level")
+        size = _read(index / "size")
+        if level and size and size[-1] in _UNITS:
+            highest = max(highest, (int(level), int(size[:-1]) * _UNITS[size[-1]]))
+    return highest[1]
 
 
 def _cpufreq(sysfs: Path) -> tuple[float | None, bool]:
-    khz = _read(sysfs / "cpufreq" / "cpuinfo_max_freq")
-    driver = _read(sysfs / "cpufreq" / "scaling_driver") or ""
+    """Returns the maximum clock in MHz, and whether it includes turbo."""
+    khz = _number(_read(sysfs / "cpufreq" / "cpuinfo_max_freq"))
+    driver = _read(sysfs / "cpufreq" / "scaling_driver")
     exact = driver.startswith(
         ("intel_pstate", "intel_cpufreq", "amd-pstate", "amd_pstate", "apple-cpufreq")
     )
-    return (int(khz) / 1000 if khz else None), exact
+    return khz / 1000 or None, exact
 
 
-def _read(path: Path) -> str | None:
+def _read(path: Path) -> str:
+    """Returns the file's text, stripped; empty if it cannot be read."""
     try:
-        return path.read_text(encoding="ascii").strip() or None
+        return path.read_text(encoding="ascii").strip()
     except OSError:
-        return None
+        return ""
 
 
-def _number(text: str) -> float | None:
-    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
+def _number(text: str) -> float:
+    """Reads a number; 0 for any other text."""
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else 0.0
 
 
 def _darwin_info(memory_bytes: int) -> CpuInfo:
@@ -220,27 +223,26 @@ def _darwin_info(memory_bytes: int) -> CpuInfo:
         "hw.l3cachesize",
         "hw.optional.arm.FEAT_BF16",
     )
-    found = {}
+    found = dict.fromkeys(names, "")
     for name in names:
         done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
-        found[name] = done.stdout.strip() if done.returncode == 0 else ""
-    flags = (
-        {"asimd", "apple"}
-        if os.uname().machine == "arm64"
-        else {"sse2", "avx", "fma", "avx2", "avx512f"}
-    )
+        if done.returncode == 0:
+            found[name] = done.stdout.strip()
+    vendor = "GenuineIntel"
+    flags = {"sse2", "avx", "fma", "avx2", "avx512f"}
+    if os.uname().machine == "arm64":
+        vendor = "Apple"
+        flags = {"asimd", "apple"}
     if found["hw.optional.arm.FEAT_BF16"] == "1":
         flags.add("bf16")
-    cache_bytes = max(
-        int(_number(found[n]) or 0) for n in ("hw.perflevel0.l2cachesize", "hw.l3cachesize")
-    )
+    l2_bytes = _number(found["hw.perflevel0.l2cachesize"])
     return CpuInfo(
         found["machdep.cpu.brand_string"] or os.uname().machine,
-        "Apple" if "apple" in flags else "GenuineIntel",
+        vendor,
         family=0,
         model=0,
         flags=frozenset(flags),
-        last_cache_bytes=cache_bytes or None,
+        last_cache_bytes=int(max(l2_bytes, _number(found["hw.l3cachesize"]))) or None,
         memory_bytes=memory_bytes,
         reported_mhz=None,
     )
@@ -248,12 +250,12 @@ def _darwin_info(memory_bytes: int) -> CpuInfo:
 
 def cpu_spec(info: CpuInfo) -> DeviceSpec:
     """Builds the spec of one core. All peaks are upper bounds, as stated in their sources."""
-    rates, reasons = _rates(info)
+    rates = _rates(info)
     clock_mhz, clock_source = _clock(info)
     bound = f"estimated upper bound for one core at {clock_mhz:g} MHz"
-    memory_gb_per_s, memory_source = (
-        _ONE_APPLE_CORE_GB_PER_S if "apple" in info.flags else _ONE_CORE_GB_PER_S
-    )
+    memory_gb_per_s, memory_source = _ONE_CORE_GB_PER_S
+    if "apple" in info.flags:
+        memory_gb_per_s, memory_source = _ONE_APPLE_CORE_GB_PER_S
     cache_source = "the last-level cache as the operating system reports it"
     if not info.last_cache_bytes:
         cache_source = "assumed, not reported"
@@ -266,8 +268,8 @@ def cpu_spec(info: CpuInfo) -> DeviceSpec:
         "memory_gb_per_s": f"estimated upper bound for one core: {memory_source}",
         "peak_tflops": bound,
     }
-    for dtype, reason in reasons.items():
-        source[f"peak_tflops.{dtype}"] = f"{bound}: {rates[dtype]} operations per cycle, {reason}"
+    for dtype, (rate, reason) in rates.items():
+        source[f"peak_tflops.{dtype}"] = f"{bound}: {rate} operations per cycle, {reason}"
     return DeviceSpec(
         name=cpu_slug(info.name),
         kind="cpu",
@@ -277,25 +279,25 @@ def cpu_spec(info: CpuInfo) -> DeviceSpec:
         smem_per_sm_bytes=0,
         memory_bytes=info.memory_bytes,
         memory_gb_per_s=memory_gb_per_s,
-        peak_tflops={dtype: rate * clock_mhz * 1e-6 for dtype, rate in rates.items()},
+        peak_tflops={dtype: rate * clock_mhz * 1e-6 for dtype, (rate, _) in rates.items()},
         source=source,
         registered=False,
     )
 
 
-def _rates(info: CpuInfo) -> tuple[dict[str, int], dict[str, str]]:
-    """Returns operations per cycle by dtype, and the reasons. fp16 and bf16 run as fp32 if they are
-    not native.
+def _rates(info: CpuInfo) -> dict[str, tuple[int, str]]:
+    """Returns operations per cycle with their reason, by dtype. fp16 and bf16 run as fp32 if they
+    are not native.
     """
-    rates, reasons = {"fp32": 2}, {"fp32": "one multiply-add"}
+    rates = {"fp32": (2, "one multiply-add")}
     for flag, gains, reason in (*_X86, *_ARM, *_APPLE):
         for dtype, rate in gains.items():
-            if flag in info.flags and rate > rates.get(dtype, 0):
-                rates[dtype], reasons[dtype] = rate, reason
+            if flag in info.flags and rate > rates.get(dtype, (0,))[0]:
+                rates[dtype] = (rate, reason)
+    fp32_rate, fp32_reason = rates["fp32"]
     for dtype in ("fp16", "bf16"):
-        if dtype not in rates:
-            rates[dtype], reasons[dtype] = rates["fp32"], "computed as fp32, " + reasons["fp32"]
-    return rates, reasons
+        rates.setdefault(dtype, (fp32_rate, f"computed as fp32, {fp32_reason}"))
+    return rates
 
 
 def _clock(info: CpuInfo) -> tuple[float, str]:
@@ -304,10 +306,11 @@ def _clock(info: CpuInfo) -> tuple[float, str]:
     """
     if info.exact_clock and info.reported_mhz:
         return info.reported_mhz, "cpufreq's maximum, turbo included"
-    highest_mhz, source = _HIGHEST_OF_ARM if "asimd" in info.flags else _HIGHEST_OF_ALL
+    highest = _HIGHEST_OF_ARM if "asimd" in info.flags else _HIGHEST_OF_ALL
     for vendor, family, models, mhz, model_source in _HIGHEST_MHZ:
         if (vendor, family) == (info.vendor, info.family) and info.model in models:
-            highest_mhz, source = mhz, model_source
+            highest = (mhz, model_source)
+    highest_mhz, source = highest
     if info.reported_mhz and info.reported_mhz > highest_mhz:
         return info.reported_mhz, "reported by the operating system"
     return highest_mhz, f"estimated upper bound, turbo is not reported: {source}"
@@ -333,12 +336,12 @@ def cpu_state() -> DeviceState:
     """Returns the load, and the clock unless a virtual machine hides it."""
     import psutil
 
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    load = os.getloadavg()[0]
+    cores = os.cpu_count() or 1
     note = f"load average {load:.2f} over {cores} logical cores"
+    clock_mhz = None
     if "hypervisor" in cpu_info().flags:  # it would report the base clock, not the core's clock
-        return DeviceState(
-            note=f"{note}; the virtual machine hides the clock", load_per_core=load / cores
-        )
-    frequency = psutil.cpu_freq()
-    clock_mhz = (frequency.current or None) if frequency else None
+        note += "; the virtual machine hides the clock"
+    elif frequency := psutil.cpu_freq():
+        clock_mhz = frequency.current or None
     return DeviceState(sm_clock_mhz=clock_mhz, note=note, load_per_core=load / cores)

@@ -1,9 +1,7 @@
-"""Finds out why torch cannot use the NVIDIA card of this machine, and what mends it.
+"""Finds out why torch cannot use the NVIDIA card of this machine, and what fixes it.
 
-`look` reads once what device files, the driver and torch show; `findings` judges it line by line.
+The device files, the driver and torch are read once, then judged line by line.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -57,8 +55,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the diagnosis. problem: why it keeps torch from the card, and remedy: what
-    mends it; both are empty if the line is in order."""
+    """One line of the diagnosis. problem: why torch cannot use the card. remedy: what
+    fixes that. Both are empty if the line is in order."""
 
     what: str
     found: str
@@ -84,7 +82,7 @@ def look(
     environ: Mapping[str, str] = os.environ,
     may_open: Callable[[Path], bool] = opens,
 ) -> Machine:
-    """Reads what shows of the machine's card.
+    """Reads what device files, the driver and torch state about the machine's card.
 
     torch: the module. index: its number of the card in use, None if it has none.
     root, ask_driver (for driver and capability), environ, may_open: replaced by tests.
@@ -120,8 +118,8 @@ def look(
 
 
 def refusal(machine: Machine) -> UnsupportedError | None:
-    """Returns the error of one line that ends a measurement; None if the card can be measured, and
-    if there is none."""
+    """Returns the error, one line, that ends a measurement; None if the card can be measured or
+    there is no card."""
     problems = [finding for finding in findings(machine) if finding.problem]
     if not machine.card or not problems:
         return None

@@ -1,9 +1,5 @@
 """Selects the device in use, a GPU or one CPU core, and provides its spec, state and warnings.
 
-Entry points: `current`, `monitor`, `open_nvml`, `warnings_for`, `default_dtype`,
-`default_attention`. Used through `quantbench.device` by the commands, `sweep`, `timing`, `planner`,
-`explore`, `pytest_plugin` and tools.
-
 QUANTBENCH_DEVICE selects the device: `cpu`, `cuda` or `cuda:<number>`. Without it, torch's current
 GPU is used, or the CPU if the machine shows no NVIDIA card.
 """
@@ -38,8 +34,8 @@ _HOT_MARGIN_C = 8.0
 # °C.
 _HOT_C = 80.0
 # Clock and power settings above this share of the maximum have no visible effect.
-_NEARLY = 0.99
-_WHAT_HOLDS = {
+_UNNOTICEABLE_SHARE = 0.99
+_THROTTLE_CAUSES = {
     "sw_power_cap": "its power limit",
     "hw_slowdown": "the hardware slowdown signal (heat, power or supply)",
     "sw_thermal": "its temperature",
@@ -96,8 +92,8 @@ def default_dtype(spec: DeviceSpec) -> str:
     bf16 counts as native if its peak exceeds that of fp32 (`cpu_spec` sets them equal without bf16
     instructions).
     """
-    bf16, fp32 = spec.peak("bf16"), spec.peak("fp32")
-    if bf16 is not None and (fp32 is None or bf16 > fp32):
+    bf16_tflops = spec.peak("bf16")
+    if bf16_tflops is not None and bf16_tflops > (spec.peak("fp32") or 0):
         return "bf16"
     return "fp32" if spec.kind == "cpu" else "fp16"
 
@@ -116,28 +112,26 @@ def default_attention(spec: DeviceSpec) -> str:
 def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Absent) -> Properties:
     """Reads a GPU's properties from torch and NVML; fields that neither reports are None."""
     limits = Limits() if isinstance(nvml, Absent) else nvml.limits()
-    clock_khz, memory_clock_khz = (
-        _has(properties, "clock_rate"),
-        _has(properties, "memory_clock_rate"),
-    )
+    clock_khz = _property(properties, "clock_rate")
+    memory_clock_khz = _property(properties, "memory_clock_rate")
     return Properties(
         name=properties.name,
         compute_capability=(properties.major, properties.minor),
         sm_count=properties.multi_processor_count,
         memory_bytes=properties.total_memory,
-        l2_bytes=_has(properties, "L2_cache_size"),
-        smem_per_sm_bytes=_has(properties, "shared_memory_per_multiprocessor"),
-        smem_per_block_bytes=_has(properties, "shared_memory_per_block_optin"),
+        l2_bytes=_property(properties, "L2_cache_size"),
+        smem_per_sm_bytes=_property(properties, "shared_memory_per_multiprocessor"),
+        smem_per_block_bytes=_property(properties, "shared_memory_per_block_optin"),
         max_sm_clock_mhz=limits.max_sm_clock_mhz or (clock_khz and clock_khz / 1000),
         max_memory_clock_mhz=limits.max_memory_clock_mhz
         or (memory_clock_khz and memory_clock_khz / 1000),
-        memory_bus_bits=limits.memory_bus_bits or _has(properties, "memory_bus_width"),
+        memory_bus_bits=limits.memory_bus_bits or _property(properties, "memory_bus_width"),
     )
 
 
 def inspect_machine() -> Machine | None:
-    """Reads what the machine and torch show of NVIDIA's card; None if QUANTBENCH_DEVICE selects the
-    CPU.
+    """Reads what the machine and torch report about NVIDIA's card; None if QUANTBENCH_DEVICE
+    selects the CPU.
 
     Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for a torch
     for AMD GPUs.
@@ -151,12 +145,15 @@ def inspect_machine() -> Machine | None:
     import torch
 
     if torch.version.hip is not None:
-        found = f"torch {torch.__version__} for ROCm: measuring on AMD GPUs is not supported"
-        expected = f"predictions and imported tables, which are supported, or {VARIABLE}=cpu to measure the CPU"
-        raise UnsupportedError("device", found, expected)
+        raise UnsupportedError(
+            "device",
+            f"torch {torch.__version__} for ROCm: measuring on AMD GPUs is not supported",
+            "predictions and imported tables, which are supported, "
+            f"or {VARIABLE}=cpu to measure the CPU",
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's reasons are in the diagnosis
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        count = torch.cuda.is_available() and torch.cuda.device_count()
         if not count:
             return look(torch, None)
         index = int(chosen[1] or 0) if wish else torch.cuda.current_device()
@@ -168,8 +165,8 @@ def inspect_machine() -> Machine | None:
 def gpu_index() -> int | None:
     """Returns torch's number of the GPU in use; None on a CPU.
 
-    Raises as `inspect_machine` does, and UnsupportedError, with what mends it, if there is an
-    NVIDIA card that cannot be measured.
+    Raises as `inspect_machine` does, and UnsupportedError, with the remedy, if there is an NVIDIA
+    card that cannot be measured.
     """
     machine = inspect_machine()
     if machine is None:
@@ -184,18 +181,17 @@ def gpu_index() -> int | None:
 
 
 def _open_nvml(properties: Any) -> Nvml | Absent:
-    uuid, bus = getattr(properties, "uuid", None), getattr(properties, "pci_bus_id", None)
+    bus = getattr(properties, "pci_bus_id", None)
     pci_bus_id = None
     if bus is not None:
-        domain, device = (
-            getattr(properties, "pci_domain_id", 0),
-            getattr(properties, "pci_device_id", 0),
-        )
+        domain = getattr(properties, "pci_domain_id", 0)
+        device = getattr(properties, "pci_device_id", 0)
         pci_bus_id = f"{domain:08X}:{bus:02X}:{device:02X}.0"
-    return Nvml.open(uuid=None if uuid is None else str(uuid), pci_bus_id=pci_bus_id)
+    uuid = getattr(properties, "uuid", None)
+    return Nvml.open(uuid=uuid and str(uuid), pci_bus_id=pci_bus_id)
 
 
-def _has(properties: Any, name: str) -> Any:
+def _property(properties: Any, name: str) -> Any:
     """Returns a property, or None if this version of torch lacks it or it is 0."""
     return getattr(properties, name, None) or None
 
@@ -208,7 +204,8 @@ def warnings_for(
 
     Each message states the condition, its effect on timings and, if possible, a remedy.
 
-    >>> warnings_for(DeviceSpec("x", "cuda", 1, 1000, 2**20, 0, 2**30, 100, {}, (8, 0)), DeviceState(other_processes=2))
+    >>> spec = DeviceSpec("x", "cuda", 1, 1000, 2**20, 0, 2**30, 100, {}, (8, 0))
+    >>> warnings_for(spec, DeviceState(other_processes=2))  # doctest: +NORMALIZE_WHITESPACE
     ('2 other processes compute on this GPU: their work lands in the timings. End them or take
     another GPU.',)
     """
@@ -217,51 +214,71 @@ def warnings_for(
     load = state.load_per_core
     if load is None or load <= _BUSY_LOAD_PER_CORE:
         return ()
-    text = (
-        f"This machine is busy: a load of {load:.1f} per core over the last minute, where at most"
+    return (
+        f"This machine is busy: a load of {load:.1f} per core over the last minute, where at most "
+        f"{_BUSY_LOAD_PER_CORE:g} leaves a pinned thread alone. Timings will scatter.",
     )
-    return (f"{text} {_BUSY_LOAD_PER_CORE:g} leaves a pinned thread alone. Timings will scatter.",)
 
 
 def _state_warnings(state: DeviceState, limits: Limits | None) -> Iterator[str]:
     others = state.other_processes
-    if others:
-        verb, whose, them = (
-            ("processes compute", "their", "them")
-            if others > 1
-            else ("process computes", "its", "it")
+    if others == 1:
+        yield (
+            "1 other process computes on this GPU: its work lands in the timings. "
+            "End it or take another GPU."
         )
-        yield f"{others} other {verb} on this GPU: {whose} work lands in the timings. End {them} or take another GPU."
+    elif others:
+        yield (
+            f"{others} other processes compute on this GPU: their work lands in the timings. "
+            "End them or take another GPU."
+        )
     held = [reason for reason in state.throttle_reasons if reason in HARMFUL_REASONS]
     if held:
-        what = " and ".join(_WHAT_HOLDS[reason] for reason in held)
-        yield f"The clock is held down at this moment by {what} ({', '.join(held)}): kernels run slower."
-    slowdown_c = limits.slowdown_c if limits else None
-    hot_c = slowdown_c - _HOT_MARGIN_C if slowdown_c else _HOT_C
-    if state.temperature_c is not None and state.temperature_c >= hot_c:
-        known = (
-            f", {slowdown_c - state.temperature_c:.0f} °C below where it slows down"
-            if slowdown_c
-            else ""
+        what = " and ".join(_THROTTLE_CAUSES[reason] for reason in held)
+        yield (
+            f"The clock is held down at this moment by {what} ({', '.join(held)}): "
+            "kernels run slower."
         )
-        yield f"The GPU is hot: {state.temperature_c:.0f} °C{known}. Let it cool, or expect the clock to fall."
+    hot_c = _HOT_C
+    margin = ""
+    if limits and limits.slowdown_c and state.temperature_c is not None:
+        hot_c = limits.slowdown_c - _HOT_MARGIN_C
+        below_c = limits.slowdown_c - state.temperature_c
+        margin = f", {below_c:.0f} °C below where it slows down"
+    if state.temperature_c is not None and state.temperature_c >= hot_c:
+        yield (
+            f"The GPU is hot: {state.temperature_c:.0f} °C{margin}. "
+            "Let it cool, or expect the clock to fall."
+        )
 
 
 def _setting_warnings(spec: DeviceSpec, limits: Limits) -> Iterator[str]:
     set_mhz = limits.application_sm_mhz
     default_mhz = limits.default_application_sm_mhz
-    if set_mhz and default_mhz and set_mhz < _NEARLY * default_mhz:
-        text = f"Its SM clock is set to {set_mhz:.0f} MHz instead of {default_mhz:.0f} MHz: kernels will run slower"
-        yield f"{text} than published figures. An administrator resets it with nvidia-smi -rac."
-    now_w, default_w = limits.power_limit_w, limits.default_power_limit_w
-    if now_w and default_w and now_w < _NEARLY * default_w:
-        text = f"Its power is capped at {now_w:.0f} W instead of {default_w:.0f} W: long kernels will run slower than"
-        yield f"{text} published figures."
+    if set_mhz and default_mhz and set_mhz < _UNNOTICEABLE_SHARE * default_mhz:
+        yield (
+            f"Its SM clock is set to {set_mhz:.0f} MHz instead of {default_mhz:.0f} MHz: kernels "
+            "will run slower than published figures. "
+            "An administrator resets it with nvidia-smi -rac."
+        )
+    now_w = limits.power_limit_w
+    default_w = limits.default_power_limit_w
+    if now_w and default_w and now_w < _UNNOTICEABLE_SHARE * default_w:
+        yield (
+            f"Its power is capped at {now_w:.0f} W instead of {default_w:.0f} W: "
+            "long kernels will run slower than published figures."
+        )
     if limits.persistence is False:
-        text = "Persistence mode is off: the driver unloads between programs, so starts are slow and clocks cold."
-        yield f"{text} An administrator turns it on with nvidia-smi -pm 1."
+        yield (
+            "Persistence mode is off: the driver unloads between programs, so starts are slow and "
+            "clocks cold. An administrator turns it on with nvidia-smi -pm 1."
+        )
     if limits.exclusive:
-        text = "Only one process may use this GPU (compute mode EXCLUSIVE_PROCESS): kernels are named only with"
-        yield f"{text} QUANTBENCH_KERNEL_NAMES=here, which slows later timings, or after nvidia-smi -c DEFAULT."
+        yield (
+            "Only one process may use this GPU (compute mode EXCLUSIVE_PROCESS): kernels are named "
+            "only with QUANTBENCH_KERNEL_NAMES=here, which slows later timings, or after "
+            "nvidia-smi -c DEFAULT."
+        )
     if not spec.registered:
-        yield f"This GPU is not in the registry as it stands; its peaks are {spec.source['peak_tflops']}."
+        peaks = spec.source["peak_tflops"]
+        yield f"This GPU is not in the registry as it stands; its peaks are {peaks}."

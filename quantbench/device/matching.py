@@ -1,9 +1,8 @@
 """Derives a GPU's spec from the properties it reports, also for parts of a known card and for
 unknown cards.
 
-Entry points: `match`, and its argument `Properties`. Used by `here`. A card is the registered one
-only if name, compute capability, SM count and memory size all agree, so that a MIG slice, a vGPU or
-a card with disabled SMs does not get the full card's peaks.
+A card is the registered one only if name, compute capability, SM count and memory size all agree,
+so that a MIG slice, a vGPU or a card with disabled SMs does not get the full card's peaks.
 """
 
 import re
@@ -15,7 +14,8 @@ from quantbench.device.spec import DeviceSpec, sm_name
 from quantbench.errors import UnsupportedError
 
 # CUDA reports less than the nominal memory: ECC on GDDR6 takes 6 %, the driver up to 3 %.
-_MEMORY_SHARE = (0.88, 1.01)
+_LEAST_MEMORY = 0.88
+_MOST_MEMORY = 1.01
 _MIG = re.compile(r"^(?P<card>.+?) MIG (?P<profile>\S+)$")
 # Rates of older architectures are not in the registry.
 _OLDEST = (7, 0)
@@ -67,11 +67,15 @@ def match(properties: Properties) -> DeviceSpec:
                 "device", found, "7.0 (Volta) or later, or a Tesla P100-PCIE-16GB"
             )
         return _unknown(properties, capability)
-    least, most = (share * entry.spec.memory_bytes for share in _MEMORY_SHARE)
-    whole = properties.sm_count == entry.spec.sm_count and least <= properties.memory_bytes <= most
-    if mig is None and whole:
+    card_bytes = entry.spec.memory_bytes
+    whole_memory = (
+        _LEAST_MEMORY * card_bytes <= properties.memory_bytes <= _MOST_MEMORY * card_bytes
+    )
+    if mig:
+        return _part_of(entry, properties, mig["profile"])
+    if whole_memory and properties.sm_count == entry.spec.sm_count:
         return _with_reported_clock(entry.spec, properties)
-    return _part_of(entry, properties, None if mig is None else mig["profile"])
+    return _part_of(entry, properties)
 
 
 def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec:
@@ -86,7 +90,7 @@ def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec
     )
 
 
-def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> DeviceSpec:
+def _part_of(entry: Entry, properties: Properties, mig_profile: str = "") -> DeviceSpec:
     """Scales the peaks of a registered card by the share of SMs, and for MIG bandwidth and L2 by
     that of memory.
     """
@@ -95,17 +99,20 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> D
     # A MIG slice has its own memory channels and cache banks, in eighths of the card's (NVIDIA MIG
     # User Guide), and reports slightly less than its share of the memory. Other variants use all
     # channels and banks.
-    eighths = max(1, round(8 * properties.memory_bytes / card.memory_bytes))
-    memory_share = min(1.0, eighths / 8) if mig_profile else 1.0
+    memory_share = 1.0
     if mig_profile:
-        what, suffix = f"MIG slice {mig_profile}", f"mig-{mig_profile}"
+        eighths = max(1, round(8 * properties.memory_bytes / card.memory_bytes))
+        memory_share = min(1.0, eighths / 8)
+        what = f"MIG slice {mig_profile}"
+        suffix = f"mig-{mig_profile}"
     elif properties.sm_count != card.sm_count:
-        what, suffix = f"{properties.sm_count} of {card.sm_count} SMs", f"{properties.sm_count}sm"
+        what = f"{properties.sm_count} of {card.sm_count} SMs"
+        suffix = f"{properties.sm_count}sm"
     else:
         size_gib = round(properties.memory_bytes / _GIB)
-        what, suffix = f"{size_gib} GiB of {card.memory_bytes // _GIB}", f"with-{size_gib}gb"
+        what = f"{size_gib} GiB of {card.memory_bytes // _GIB}"
+        suffix = f"with-{size_gib}gb"
     share = f"estimated: {what} of {card.name}"
-    reported, shared = ("sm_count", "memory_bytes"), ("l2_bytes", "memory_gb_per_s", "peak_tflops")
     part = replace(
         card,
         name=f"{card.name}-{suffix}".replace(".", "-"),
@@ -116,8 +123,8 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> D
         peak_tflops={dtype: peak * sm_share for dtype, peak in card.peak_tflops.items()},
         source={
             **card.source,
-            **dict.fromkeys(reported, _REPORTED),
-            **dict.fromkeys(shared, share),
+            **dict.fromkeys(("sm_count", "memory_bytes"), _REPORTED),
+            **dict.fromkeys(("l2_bytes", "memory_gb_per_s", "peak_tflops"), share),
         },
         registered=False,
     )
@@ -132,10 +139,10 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
     of = architecture.name
     kin = [e.spec for e in entries() if e.spec.architecture == of]
     unreported = f"estimated: the highest of {of}, not reported by the card"
-    smem = architecture.source["smem"]
+    smem = architecture.smem_source
     clock = (properties.max_sm_clock_mhz, max(s.max_sm_clock_mhz for s in kin), unreported)
     # As reported, else as estimated from the architecture.
-    found: dict[str, tuple[Any, Any, str]] = {
+    known: dict[str, tuple[Any, Any, str]] = {
         "sm_clock_mhz": clock,
         "max_sm_clock_mhz": clock,
         "l2_bytes": (properties.l2_bytes, max(s.l2_bytes for s in kin), unreported),
@@ -146,7 +153,11 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
             smem,
         ),
     }
-    values = {name: reported or estimated for name, (reported, estimated, _) in found.items()}
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(("compute_capability", "sm_count", "memory_bytes"), _REPORTED)
+    for name, (reported, estimated, source) in known.items():
+        values[name] = reported or estimated
+        sources[name] = _REPORTED if reported else source
     if properties.max_memory_clock_mhz and properties.memory_bus_bits:
         memory_gb_per_s = (
             2e6 * properties.max_memory_clock_mhz * properties.memory_bus_bits / 8 / 1e9
@@ -155,13 +166,13 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
     else:
         memory_gb_per_s = max(s.memory_gb_per_s for s in kin)
         memory_source = unreported
-    geforce = "geforce" in properties.name.casefold()
-    rate = {
-        dtype: ops / 2 if geforce and dtype in _GEFORCE_HALF else ops
-        for dtype, ops in architecture.rate.items()
-    }
+    rate: dict[str, float] = dict(architecture.rate)
+    halved = ""
+    if "geforce" in properties.name.casefold():
+        halved = ", half for fp32 accumulation on a GeForce"
+        for dtype in rate.keys() & set(_GEFORCE_HALF):
+            rate[dtype] /= 2
     per_tflops = properties.sm_count * values["sm_clock_mhz"] * 1e-6
-    halved = ", half for fp32 accumulation on a GeForce" if geforce else ""
     return DeviceSpec(
         name=slug_of(properties.name, properties.memory_bytes),
         kind="cuda",
@@ -172,8 +183,7 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
         peak_tflops={dtype: ops * per_tflops for dtype, ops in rate.items()},
         compute_capability=capability,
         source={
-            **dict.fromkeys(("compute_capability", "sm_count", "memory_bytes"), _REPORTED),
-            **{name: _REPORTED if reported else why for name, (reported, _, why) in found.items()},
+            **sources,
             "memory_gb_per_s": memory_source,
             "peak_tflops": f"estimated: SMs × the rate of {of}{remark} × clock{halved}",
         },
@@ -182,13 +192,12 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
 
 
 def _nearest_architecture(capability: tuple[int, int]) -> tuple[Architecture, str]:
-    known = {
-        a.compute_capability: a for name, a in architectures().items() if name.startswith("sm_")
-    }
-    if capability in known:
-        return known[capability], ""
-    same_major = [a for (major, _), a in known.items() if major == capability[0]]
-    fastest = max(same_major or known.values(), key=lambda a: a.rate["fp16"])
+    known = [one for name, one in architectures().items() if name.startswith("sm_")]
+    for one in known:
+        if one.compute_capability == capability:
+            return one, ""
+    same_major = [one for one in known if one.compute_capability[0] == capability[0]]
+    fastest = max(same_major or known, key=lambda one: one.rate["fp16"])
     return fastest, f" (nothing is known of {sm_name(capability)})"
 
 

@@ -1,9 +1,7 @@
 """Reads a GPU's state and limits from NVML. If NVML is absent or a query fails, the values are None
 with a note.
 
-Entry points: `Nvml`, created by `Nvml.open`; `Absent`, its stand-in without NVML; `Limits`;
-`HARMFUL_REASONS`. Used by `here`, `timing.session` and the command `devices`. Bit values and names
-follow nvml.h (NVIDIA Management Library API Reference, driver 580).
+Bit values and names follow nvml.h (NVIDIA Management Library API Reference, driver 580).
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ class Limits:
     """Current limits of a card; None if NVML does not report a value.
 
     application_sm_mhz: SM clock set for applications.
-    default_application_sm_mhz: what it is if nobody sets it, often below the highest clock (V100:
+    default_application_sm_mhz: that clock by default, often below the highest clock (V100:
         1312 of 1530 MHz).
     slowdown_c: temperature at which the hardware slows down.
     persistence: whether the driver stays loaded between programs.
@@ -93,7 +91,9 @@ class Nvml:
         own_pids: Callable[[], frozenset[int]],
         pid_exists: Callable[[int], bool],
     ) -> None:
-        self._nvml, self._own_pids, self._pid_exists = library, own_pids, pid_exists
+        self._nvml = library
+        self._own_pids = own_pids
+        self._pid_exists = pid_exists
         # Cache: process ids last judged, number of those of others, and a note.
         self._judged: tuple[set[int], int | None, str] = (set(), 0, "")
         # A MIG slice reports its own processes, but clocks and temperature are those of its card.
@@ -127,13 +127,11 @@ class Nvml:
             library.nvmlInit()
         except library.NVMLError as error:
             return Absent(f"NVML does not start: {error}")
-        names = (
-            [uuid]
-            if uuid and uuid.startswith(("GPU-", "MIG-"))
-            else [f"GPU-{uuid}", f"MIG-{uuid}"]
-            if uuid
-            else []
-        )
+        names: list[str] = []
+        if uuid and uuid.startswith(("GPU-", "MIG-")):
+            names = [uuid]
+        elif uuid:
+            names = [f"GPU-{uuid}", f"MIG-{uuid}"]
         ways = [(library.nvmlDeviceGetHandleByUUID, name) for name in names]
         if pci_bus_id:
             ways.append((library.nvmlDeviceGetHandleByPciBusId, pci_bus_id))
@@ -167,55 +165,71 @@ class Nvml:
         )
 
     def limits(self) -> Limits:
+        """Reads the settings of the card."""
         notes: list[str] = []
         number = partial(self._number, notes)
-        power_w = self._watts(notes, "power limit", "nvmlDeviceGetEnforcedPowerLimit")
-        default_w = self._watts(
-            notes, "default power limit", "nvmlDeviceGetPowerManagementDefaultLimit"
-        )
-        persistence = number("persistence mode", "nvmlDeviceGetPersistenceMode")
-        driver_version = self._ask(notes, "driver version", "nvmlSystemGetDriverVersion")
-        max_sm_mhz = number("highest SM clock", "nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
-        max_memory_mhz = number("highest memory clock", "nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY)
-        application_mhz = number("applications clock", "nvmlDeviceGetApplicationsClock", _CLOCK_SM)
-        default_mhz = number(
-            "default applications clock", "nvmlDeviceGetDefaultApplicationsClock", _CLOCK_SM
-        )
-        bus_bits = number("memory bus width", "nvmlDeviceGetMemoryBusWidth")
-        slowdown_c = number(
-            "slowdown temperature", "nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN
-        )
-        compute_mode = number("compute mode", "nvmlDeviceGetComputeMode")
         return Limits(
-            driver_version=None if driver_version is None else str(driver_version),
-            max_sm_clock_mhz=max_sm_mhz,
-            max_memory_clock_mhz=max_memory_mhz,
-            application_sm_mhz=application_mhz,
-            default_application_sm_mhz=default_mhz,
-            memory_bus_bits=None if bus_bits is None else int(bus_bits),
-            power_limit_w=power_w,
-            default_power_limit_w=default_w,
-            slowdown_c=slowdown_c,
-            persistence=None if persistence is None else bool(persistence),
-            exclusive=None if compute_mode is None else compute_mode == _COMPUTE_EXCLUSIVE_PROCESS,
+            power_limit_w=self._watts(notes, "power limit", "nvmlDeviceGetEnforcedPowerLimit"),
+            default_power_limit_w=self._watts(
+                notes, "default power limit", "nvmlDeviceGetPowerManagementDefaultLimit"
+            ),
+            persistence=number("persistence mode", "nvmlDeviceGetPersistenceMode", kind=bool),
+            driver_version=self._ask(
+                notes, "driver version", "nvmlSystemGetDriverVersion", kind=str
+            ),
+            max_sm_clock_mhz=number("highest SM clock", "nvmlDeviceGetMaxClockInfo", _CLOCK_SM),
+            max_memory_clock_mhz=number(
+                "highest memory clock", "nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY
+            ),
+            application_sm_mhz=number(
+                "applications clock", "nvmlDeviceGetApplicationsClock", _CLOCK_SM
+            ),
+            default_application_sm_mhz=number(
+                "default applications clock", "nvmlDeviceGetDefaultApplicationsClock", _CLOCK_SM
+            ),
+            memory_bus_bits=number("memory bus width", "nvmlDeviceGetMemoryBusWidth", kind=int),
+            slowdown_c=number(
+                "slowdown temperature", "nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN
+            ),
+            exclusive=number("compute mode", "nvmlDeviceGetComputeMode", kind=_is_exclusive),
             note="; ".join(notes),
         )
 
-    def _ask(self, notes: list[str], what: str, function: str, *arguments: Any) -> Any:
-        """Calls an NVML function. Returns None and adds the reason to `notes` if it fails or does
-        not exist.
+    def _ask(
+        self,
+        notes: list[str],
+        what: str,
+        function: str,
+        *arguments: Any,
+        kind: Callable[[Any], Any] = lambda answer: answer,
+    ) -> Any:
+        """Calls an NVML function and converts its answer by `kind`. Returns None and adds the
+        reason to `notes` if it fails or does not exist.
         """
         try:
-            return getattr(self._nvml, function)(*arguments)
+            return kind(getattr(self._nvml, function)(*arguments))
         except (self._nvml.NVMLError, AttributeError) as error:
             notes.append(f"no {what}: {error}")
             return None
 
-    def _number(self, notes: list[str], what: str, function: str, *arguments: Any) -> float | None:
-        answer = self._ask(notes, what, function, self._handle, *arguments)
+    def _number(
+        self,
+        notes: list[str],
+        what: str,
+        function: str,
+        *arguments: Any,
+        kind: Callable[[Any], Any] = float,
+    ) -> Any:
         # nvidia-ml-py returns a ctypes object in place of a number from nvmlDeviceIsMigDeviceHandle
         # (12.535 to 13.615).
-        return None if answer is None else float(getattr(answer, "value", answer))
+        return self._ask(
+            notes,
+            what,
+            function,
+            self._handle,
+            *arguments,
+            kind=lambda answer: kind(getattr(answer, "value", answer)),
+        )
 
     def _watts(self, notes: list[str], what: str, function: str) -> float | None:
         milliwatts = self._number(notes, what, function)
@@ -238,12 +252,12 @@ class Nvml:
         pids = {int(process.pid) for process in running}
         if pids <= {os.getpid()}:  # the usual case, without walking the process tree (milliseconds)
             return 0
-        if (
-            pids != self._judged[0]
-        ):  # cached, because this runs about 50 times a second during sampling
+        # Cached, because this runs about 50 times a second during sampling.
+        if pids != self._judged[0]:
             self._judged = (pids, *self._judge(pids))
         _, others, note = self._judged
-        notes += [note] if note else []
+        if note:
+            notes.append(note)
         return others
 
     def _judge(self, pids: set[int]) -> tuple[int | None, str]:
@@ -251,11 +265,11 @@ class Nvml:
         unknown.
         """
         own = self._own_pids()
-        strangers = {pid for pid in pids - own if not self._pid_exists(pid)}
-        if strangers and not pids & own:
+        unknown = any(not self._pid_exists(pid) for pid in pids - own)
+        if unknown and not pids & own:
             # One of them may be this process under its id on the host.
-            note = f"NVML reports {len(pids)} process ids of another PID namespace, perhaps including this process"
-            return None, note
+            reported = f"NVML reports {len(pids)} process ids of another PID namespace"
+            return None, f"{reported}, perhaps including this process"
         return len(pids - own), ""
 
 
@@ -265,8 +279,12 @@ def decode_reasons(mask: int) -> tuple[str, ...]:
     >>> decode_reasons(0x24)
     ('sw_power_cap', 'sw_thermal')
     """
-    bits = [1 << i for i in range(mask.bit_length()) if mask >> i & 1]
-    return tuple(_REASONS.get(bit, f"unknown_{bit:#x}") for bit in bits)
+    bits = (1 << i for i in range(mask.bit_length()))
+    return tuple(_REASONS.get(bit, f"unknown_{bit:#x}") for bit in bits if mask & bit)
+
+
+def _is_exclusive(compute_mode: int) -> bool:
+    return compute_mode == _COMPUTE_EXCLUSIVE_PROCESS
 
 
 def _own_pids() -> frozenset[int]:

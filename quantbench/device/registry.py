@@ -1,9 +1,4 @@
-"""Reads the registry of known GPUs from registry.toml and looks GPUs up by name.
-
-Entry points: `lookup`, `known`; `entries`, which returns `Entry` objects; `architectures`, which
-returns `Architecture` objects. Used by `matching`, and through `quantbench.device` by `latency`,
-`planner`, `profile`, `importers`, `explore`, tools and the commands that take a GPU's name.
-"""
+"""Reads the registry of known GPUs from registry.toml and looks GPUs up by name."""
 
 import re
 import tomllib
@@ -24,11 +19,12 @@ _GIB = 2**30
 # Words of CUDA's names that slugs omit, and parts of a slug that are not the model.
 _MAKERS = ("nvidia", "tesla", "geforce", "amd", "instinct")
 _MEMORY_SIZE = re.compile(r"^(\d+)g(?:i?b)?$")
-_FORM_FACTOR = re.compile(r"^(sxm\d*|pcie|nvl)$")
+_NOT_MODEL = re.compile(r"^(sxm\d*|pcie|nvl|\d+g(i?b)?)$")
 
 #: fields of a spec with a source for every registered GPU
 SOURCED = (
-    "compute_capability", "sm_count", "sm_clock_mhz", "max_sm_clock_mhz", "l2_bytes", "smem_per_sm_bytes",
+    "compute_capability", "sm_count", "sm_clock_mhz", "max_sm_clock_mhz", "l2_bytes",
+    "smem_per_sm_bytes",
     "smem_per_block_bytes", "memory_bytes", "memory_gb_per_s", "peak_tflops",
 )  # fmt: skip
 
@@ -39,7 +35,7 @@ class Architecture:
 
     name: as `DeviceSpec.architecture` gives it.
     rate: dense operations per SM and clock by dtype, at full rate.
-    source: sources, by `smem` and `rate`.
+    smem_source: source of the sizes of shared memory.
     """
 
     name: str
@@ -47,7 +43,7 @@ class Architecture:
     rate: Mapping[str, int]
     smem_per_sm_bytes: int
     smem_per_block_bytes: int
-    source: Mapping[str, str]
+    smem_source: str
 
 
 @dataclass(frozen=True)
@@ -76,15 +72,15 @@ def lookup(name: str) -> DeviceSpec:
     >>> lookup("a100").name, lookup("V100").name
     ('a100-sxm4-80gb', 'v100-sxm2-16gb')
     """
-    by_slug = {entry.spec.name: entry.spec for entry in entries()}
-    by_cuda_name = {own.casefold(): entry.spec for entry in entries() for own in entry.names}
-    exact = by_slug.get(name) or by_cuda_name.get(name.casefold())
-    if exact is not None:
-        return exact
+    by_slug = {spec.name: spec for spec in known()}
+    if name in by_slug:
+        return by_slug[name]
+    for entry in entries():
+        if name.casefold() in map(str.casefold, entry.names):
+            return entry.spec
     words = _words_of(name)
     model = _model_of("-".join(words))
-    parts = {slug: {*slug.split("-"), *(["sxm"] if "-sxm" in slug else [])} for slug in by_slug}
-    found = [slug for slug in by_slug if words and parts[slug].issuperset(words)]
+    found = [slug for slug in by_slug if words and _parts(slug).issuperset(words)]
     candidates = [slug for slug in found if _model_of(slug) == model] or found
     if len({_model_of(slug) for slug in candidates}) == 1:
         return by_slug[max(candidates, key=lambda slug: "-sxm" in slug)]
@@ -92,10 +88,20 @@ def lookup(name: str) -> DeviceSpec:
     if not near:
         models = get_close_matches(model, map(_model_of, by_slug), n=3, cutoff=0.5)
         near = [slug for slug in by_slug if _model_of(slug) in models]
-    expected = "one of " + ", ".join(near) if near else "a known GPU"
+    expected = "a known GPU"
+    if near:
+        expected = "one of " + ", ".join(near)
     raise InputError(
         "device", repr(name), f"{expected} (`quantbench devices` lists all {len(by_slug)})"
     )
+
+
+def _parts(slug: str) -> set[str]:
+    """Returns the words that find a GPU; `sxm` stands for each version of it."""
+    parts = set(slug.split("-"))
+    if "-sxm" in slug:
+        parts.add("sxm")
+    return parts
 
 
 def same_chip(slug: str) -> tuple[str, ...]:
@@ -104,11 +110,9 @@ def same_chip(slug: str) -> tuple[str, ...]:
     >>> same_chip("v100-sxm2-32gb"), same_chip("h100-pcie-80gb")
     (('v100-sxm2-32gb', 'v100-sxm2-16gb'), ('h100-pcie-80gb',))
     """
-    by_slug = {spec.name: spec for spec in known()}
-    if slug not in by_slug:
-        return (slug,)
-    chip = _chip(by_slug[slug])
-    return (slug, *(spec.name for spec in known() if spec.name != slug and _chip(spec) == chip))
+    chips = {spec.name: _chip(spec) for spec in known()}
+    chip = chips.pop(slug, None)
+    return (slug, *(other for other in chips if chips[other] == chip))
 
 
 def _chip(spec: DeviceSpec) -> tuple[object, ...]:
@@ -124,10 +128,7 @@ def _words_of(name: str) -> list[str]:
 
 def _model_of(slug: str) -> str:
     """Returns the slug without form factor and memory: rtx-pro-6000 for `rtx-pro-6000-96gb`."""
-    parts = slug.split("-")
-    return "-".join(
-        part for part in parts if not _MEMORY_SIZE.match(part) and not _FORM_FACTOR.match(part)
-    )
+    return "-".join(part for part in slug.split("-") if not _NOT_MODEL.match(part))
 
 
 def known() -> tuple[DeviceSpec, ...]:
@@ -145,21 +146,17 @@ def entries() -> tuple[Entry, ...]:
 def architectures() -> Mapping[str, Architecture]:
     """Returns the known architectures by `DeviceSpec.architecture` (`sm_80`, `gfx942`)."""
     data = _data()
-    return {
-        name: Architecture(
+    found = {}
+    for name, values in data["architecture"].items():
+        found[name] = Architecture(
             name=name,
-            compute_capability=_capability(
-                values["gfx_ip"] if "gfx_ip" in values else name.removeprefix("sm_")
-            ),
+            compute_capability=_capability(values.get("gfx_ip", name.removeprefix("sm_"))),
             rate=values["rate"],
             smem_per_sm_bytes=values["smem_per_sm_kib"] * _KIB,
             smem_per_block_bytes=values["smem_per_block_kib"] * _KIB,
-            source={
-                name: _cite(cited, data["documents"]) for name, cited in values["source"].items()
-            },
+            smem_source=_cite(values["source"]["smem"], data["documents"]),
         )
-        for name, values in data["architecture"].items()
-    }
+    return found
 
 
 @cache
@@ -172,16 +169,16 @@ def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entr
     amd = architecture.name.startswith("gfx")
     cited = values["source"] if amd else {"compute_capability": "cuda", **values["source"]}
     source = {name: _cite(cited.get(name, cited["default"]), documents) for name in SOURCED}
-    source["smem_per_sm_bytes"] = source["smem_per_block_bytes"] = architecture.source["smem"]
+    source["smem_per_sm_bytes"] = source["smem_per_block_bytes"] = architecture.smem_source
     if "max_sm_clock_mhz" not in values:
         source["max_sm_clock_mhz"] = source["sm_clock_mhz"]
     spec = DeviceSpec(
         name=slug,
         kind="rocm" if amd else "cuda",
-        **{
-            name: values[name]
-            for name in ("sm_count", "sm_clock_mhz", "memory_gb_per_s", "peak_tflops")
-        },
+        sm_count=values["sm_count"],
+        sm_clock_mhz=values["sm_clock_mhz"],
+        memory_gb_per_s=values["memory_gb_per_s"],
+        peak_tflops=values["peak_tflops"],
         max_sm_clock_mhz=values.get("max_sm_clock_mhz", 0),
         l2_bytes=int(values["l2_mib"] * _MIB),
         smem_per_sm_bytes=architecture.smem_per_sm_bytes,
@@ -192,20 +189,19 @@ def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entr
         compute_capability=architecture.compute_capability,
         source=source,
     )
-    half_rate = tuple(values.get("half_rate", ()))
     return Entry(
         spec,
         tuple(values["names"]),
         values["memory_clock_mhz"],
         values["memory_bus_bits"],
-        half_rate,
+        half_rate=tuple(values.get("half_rate", ())),
     )
 
 
 def _cite(text: str, documents: dict[str, str]) -> str:
     """Replaces the key in `key: remark` by the document's title."""
-    key, _, remark = text.partition(":")
-    return documents[key] + (f":{remark}" if remark else "")
+    key, colon, remark = text.partition(":")
+    return documents[key] + colon + remark
 
 
 def _capability(digits: str) -> tuple[int, int]:

@@ -1,8 +1,5 @@
 """Defines a device's constants for the arithmetic of tiles, waves and rooflines, and its state at
 one moment.
-
-Entry points: `DeviceSpec`, `DeviceState`, `DEVICE_KINDS`, `PEAK_MARGIN`, `CACHE_OVER_MEMORY`,
-`sm_name`. Used by nearly all packages, mostly through `quantbench.device`.
 """
 
 import re
@@ -129,13 +126,14 @@ class DeviceSpec:
     @property
     def dtypes(self) -> str:
         """Names the dtypes that have a peak, comma separated."""
-        return ", ".join(
-            sorted(d for d in {*self.peak_tflops, *_SAME_PEAK} if self.peak(d) is not None)
-        )
+        named = {*self.peak_tflops, *_SAME_PEAK}
+        return ", ".join(sorted(dtype for dtype in named if self.peak(dtype) is not None))
 
     def _rated(self, dtype: str) -> str:
         """Returns the dtype whose peak is stated for `dtype`."""
-        return dtype if dtype in self.peak_tflops else _SAME_PEAK.get(dtype, dtype)
+        if dtype in self.peak_tflops:
+            return dtype
+        return _SAME_PEAK.get(dtype, dtype)
 
     def ceiling(self, dtype: str, clock_mhz: float | None = None) -> float | None:
         """Returns the stated peak in TFLOP/s scaled to `clock_mhz` (default: the maximum clock);
@@ -161,11 +159,9 @@ class DeviceSpec:
         """
         if self.compute_capability is None:
             return self.kind
-        return (
-            _GFX[self.compute_capability]
-            if self.kind == "rocm"
-            else sm_name(self.compute_capability)
-        )
+        if self.kind == "rocm":
+            return _GFX[self.compute_capability]
+        return sm_name(self.compute_capability)
 
     @property
     def warp_threads(self) -> int:

@@ -4,8 +4,6 @@ Uses only the standard library and nothing of this package: `make install` runs 
 bare Python.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import re
@@ -27,7 +25,7 @@ _MATRIX = "https://github.com/pytorch/pytorch/pull/175253"
 class Wheels:
     """One line of the table.
 
-    name: of the line, and of the extra of this package that asks for the same.
+    name: name of the line, and of this package's extra with the same requirements.
     requirements: what pip is asked for. torch requires a triton itself, so only another is named.
     cuda: version of CUDA that this torch comes with; empty for the CPU build.
     driver: lowest major version of NVIDIA's driver.
@@ -82,7 +80,7 @@ class Choice:
     requirements: what pip is asked for; empty if nothing serves the machine.
     index: package index where torch is looked for first; None: pip's own.
     reason: one clause, what was found and what follows.
-    command: command that mends an environment with another torch, or what to do instead.
+    command: command that repairs an environment with another torch, or what to do instead.
     """
 
     name: str
@@ -156,7 +154,7 @@ def _ask_nvml(nvml: Any) -> tuple[str | None, Capability | None]:
 
 
 def install_line(driver: str | None, capability: Capability | None) -> str:
-    """Returns the command that mends an environment whose torch does not fit; see `choose`."""
+    """Returns the command that repairs an environment whose torch does not fit; see `choose`."""
     return choose(driver, capability).command
 
 

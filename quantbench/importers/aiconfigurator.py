@@ -1,14 +1,8 @@
 """Reads the measured tables of aiconfigurator-core, from the installed package or a systems folder.
 
-Entry points: `find_tables`, which returns `TableFile` objects; `read_rows`, `origin_of`; the names
-of its tables: `TABLES`, `COLLECTIVES`, `DEFAULT_KINDS`. Used by the command `import` and by tools;
-the exporter `profile.exporters.aiconfigurator` uses the names.
-
 A root has `<system>.yaml`, whose `data_dir` has `<family>/<backend>/<version>/<table>.parquet`.
 Each row has one shape and its mean time in ms.
 """
-
-from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
@@ -26,7 +20,7 @@ from quantbench.latency.libraries import TABLES as NEWEST
 from quantbench.latency.tables import read_parquet, systems_folder
 from quantbench.store.record import Place
 from quantbench.workload import Attention, Collective, Gemm, MoE, Workload
-from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
+from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES, element_bytes
 
 _WHO = "import aiconfigurator"
 _INSTALL = "pip install '.[tables]' in quantbench's checkout"
@@ -43,7 +37,9 @@ _NOT_KERNELS = {
 # CUDA graphs of the call timed by events (collector/helper.py); whether the cache is cold depends
 # on the shape.
 _MODE = "graph"
-_CAVEATS = ("imported: one mean of a few runs, its spread, clock and cache state not recorded",)
+_CAVEATS: tuple[str, ...] = (
+    "imported: one mean of a few runs, its spread, clock and cache state not recorded",
+)
 
 #: names of collectives: the package's, and quantbench's
 COLLECTIVES = {
@@ -101,25 +97,30 @@ def _attention(row: dict[str, Any], kind: str) -> Attention | str:
     if kind == "context" and row["step"] != 0:
         return "a prefix that is cached already"
     # One new token attends to `step` cached ones and itself, as in the package's own loader.
-    seq_k = row["isl"] + row["step"] if kind == "generation" else row["isl"]
-    kv_heads = 0 if kind == "encoder" else row["num_key_value_heads"]
+    seq_k = row["isl"]
+    if kind == "generation":
+        seq_k += row["step"]
     return Attention(
         row["batch_size"],
         row["num_heads"],
         row["isl"],
         seq_k,
         row["head_dim"],
-        kv_heads,
-        dtype,
-        kind == "context",
+        kv_heads=0 if kind == "encoder" else row["num_key_value_heads"],
+        dtype=dtype,
+        causal=kind == "context",
     )
 
 
 # Models whose experts have no gate (hidden, expert_ffn, top_k, num_experts): only TRT-LLM's tables
 # mark them, by their kernel_source, moe_torch_flow_nongated; the same models are in all tables.
 _UNGATED = {
-    (h, f, 22, 512) for h, f in ((1024, 2688), (2048, 5120), (4096, 2688), (8192, 5120))
-} | {(2688, 1856, 6, 128)}
+    (1024, 2688, 22, 512),
+    (2048, 5120, 22, 512),
+    (2688, 1856, 6, 128),
+    (4096, 2688, 22, 512),
+    (8192, 5120, 22, 512),
+}
 # Of the formats named by weights and activations, only this one multiplies in a format of
 # quantbench.
 _MOE_DTYPES = {"w4a8_mxfp4_mxfp8": "mxfp4"}
@@ -129,57 +130,54 @@ def _moe(row: dict[str, Any]) -> MoE | str:
     dtype = _MOE_DTYPES.get(row["moe_dtype"], dtype_name(row["moe_dtype"]))
     if dtype not in GEMM_DTYPES:
         return f"moe_dtype {row['moe_dtype']}: no such matrix product here"
-    shape = (row["hidden_size"], row["inter_size"], row["topk"], row["num_experts"])
+    hidden = row["hidden_size"]
+    expert_ffn = row["inter_size"]
+    top_k = row["topk"]
+    num_experts = row["num_experts"]
     return MoE(
         row["num_tokens"],
-        row["hidden_size"],
-        row["inter_size"],
-        row["num_experts"],
-        row["topk"],
+        hidden,
+        expert_ffn,
+        num_experts,
+        top_k,
         dtype,
-        row["moe_tp_size"],
-        row["moe_ep_size"],
-        shape not in _UNGATED,
-        row["distribution"],
+        tp=row["moe_tp_size"],
+        ep=row["moe_ep_size"],
+        gated=(hidden, expert_ffn, top_k, num_experts) not in _UNGATED,
+        distribution=row["distribution"],
     )
 
 
 def _collective(row: dict[str, Any]) -> Collective | str:
-    op, dtype = COLLECTIVES.get(row["op_name"]), dtype_name(row["nccl_dtype"])
+    op = COLLECTIVES.get(row["op_name"])
+    dtype = dtype_name(row["nccl_dtype"])
     if op is None:
         return f"op_name {row['op_name']}: no such collective here"
     # The table counts elements; nccl-tests was run with sizes in bytes (collector/collect_nccl.py).
-    return Collective(
-        op, row["message_size"] * DTYPES[dtype].element_bytes, row["num_gpus"], dtype=dtype
-    )
+    message_bytes = row["message_size"] * element_bytes(dtype)
+    return Collective(op, message_bytes, row["num_gpus"], dtype=dtype)
 
 
-# Axis by the field of a workload that its table varies.
-_AXES: dict[type, dict[str, str]] = {
-    Attention: {
-        "mbs": "batch",
-        "seq": "seq_k",
-        "heads": "heads",
-        "kv_heads": "kv_heads",
-        "head_dim": "head_dim",
-    },
-    Collective: {name: name for name in ("message_bytes", "num_gpus")},
-    MoE: {
-        name: name
-        for name in ("tokens", "hidden", "expert_ffn", "top_k", "num_experts", "tp", "ep")
-    },
-    Gemm: {name: name for name in "mnk"},
+# Fields of a workload that its table varies; each is an axis.
+_VARIED: dict[type, tuple[str, ...]] = {
+    Attention: ("batch", "seq_k", "heads", "kv_heads", "head_dim"),
+    Collective: ("message_bytes", "num_gpus"),
+    MoE: ("tokens", "hidden", "expert_ffn", "top_k", "num_experts", "tp", "ep"),
+    Gemm: ("m", "n", "k"),
 }
+# Axes that are not called as the field.
+_AXES = {"batch": "mbs", "seq_k": "seq"}
 
 
 _ATTENTION_COLUMNS = ("batch_size", "isl", "num_heads", "head_dim", "attn_dtype", "latency")
 _MOE_COLUMNS = (
-    "moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size",
+    "moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size",
+    "moe_ep_size",
     "distribution", "latency",
 )  # fmt: skip
 _CACHED_COLUMNS = (*_ATTENTION_COLUMNS, "num_key_value_heads", "kv_cache_dtype", "step")
 
-TABLES: dict[str, _Kind] = {
+TABLES = {
     "gemm": _Kind("gemm", "gemm_perf", ("gemm_dtype", "m", "n", "k", "latency"), _gemm),
     "context_attention": _Kind(
         "attention", "context_attention_perf", _CACHED_COLUMNS, partial(_attention, kind="context")
@@ -230,22 +228,20 @@ def find_tables(
     data, nccl_version = _system_data(system, root)
     if backend is None and version is None:
         backend, version = DEFAULT_TABLES.get(system, (None, None))
-    package = (
-        f"aiconfigurator-core {installed_version('aiconfigurator-core')}"
-        if root is None
-        else str(root)
-    )
-    found, missing = [], []
+    package = str(root)
+    if root is None:
+        package = f"aiconfigurator-core {installed_version('aiconfigurator-core')}"
+    of = f" of {backend} {version}" if backend else ""
+    found = []
+    missing = []
     for kind in kinds:
-        path = _find(
-            data, TABLES[kind], backend, nccl_version if kind == "nccl" else version, system
-        )
+        wanted = nccl_version if kind == "nccl" else version
+        path = _find(data, TABLES[kind], backend, wanted, system)
         if path is None:
-            missing.append(
-                f"{system} has no {kind} table" + (f" of {backend} {version}" if backend else "")
-            )
+            missing.append(f"{system} has no {kind} table{of}")
         else:
-            found.append(TableFile(kind, path, system, path.parts[-3], path.parts[-2], package))
+            *_, its_backend, its_version, _ = path.parts
+            found.append(TableFile(kind, path, system, its_backend, its_version, package))
     if not found:
         raise InputError(_WHO, "; ".join(missing), f"a table below {data}")
     return found, missing
@@ -256,19 +252,17 @@ def _find(
 ) -> Path | None:
     known = sorted(data.glob(f"{kind.family}/*/*/{kind.stem}.parquet"))
     if kind.stem == "nccl_perf":
-        exact = [p for p in known if p.parts[-2] == version]
+        exact = [path for path in known if path.parts[-2] == version]
         return next(iter((*exact, *reversed(known))), None)
-    matching = [
-        p for p in known if backend in (None, p.parts[-3]) and version in (None, p.parts[-2])
-    ]
+    of_backend = [path for path in known if backend in (None, path.parts[-3])]
+    matching = [path for path in of_backend if version in (None, path.parts[-2])]
     if len(matching) > 1 and backend is not None:
-        matching = [
-            p for p in matching if p.parts[-2] == NEWEST.get(system, {}).get(backend)
-        ] or matching
+        newest = NEWEST.get(system, {}).get(backend)
+        matching = [path for path in matching if path.parts[-2] == newest] or matching
     if not known or (not matching and kind.stem != "gemm_perf"):
         return None
     if len(matching) != 1:
-        have = ", ".join(f"{p.parts[-3]} {p.parts[-2]}" for p in known)
+        have = ", ".join(f"{path.parts[-3]} {path.parts[-2]}" for path in known)
         given = f"--backend {backend} --version {version} for {system}"
         raise InputError(_WHO, given.replace(" None", " (not given)"), f"one of {have}")
     return matching[0]
@@ -286,9 +280,8 @@ def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
         root = root / "systems"
     description = root / f"{system}.yaml"
     if not os.path.isfile(description):
-        systems = ", ".join(
-            p.stem for p in sorted(root.glob("*.yaml")) if os.path.isdir(root / "data" / p.stem)
-        )
+        stems = [path.stem for path in sorted(root.glob("*.yaml"))]
+        systems = ", ".join(stem for stem in stems if os.path.isdir(root / "data" / stem))
         raise InputError(
             _WHO, f"--system {system}: no {description}", f"one of {systems or 'the systems there'}"
         )
@@ -304,8 +297,11 @@ def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
         raise StoreError(
             _WHO, f"{description} has no data_dir", "a text: the folder of the system's tables"
         )
+    data = root / content["data_dir"]
     misc = content.get("misc")
-    return root / content["data_dir"], misc.get("nccl_version") if isinstance(misc, dict) else None
+    if not isinstance(misc, dict):
+        return data, None
+    return data, misc.get("nccl_version")
 
 
 def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
@@ -321,8 +317,12 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
     content = read_parquet(_WHO, table.path)
     missing = next((name for name in kind.columns if name not in content.column_names), None)
     if missing is not None:
-        what = f"{table.path.name} has no column {missing!r} (it has {', '.join(content.column_names)})"
-        raise InputError(_WHO, what, ", ".join(kind.columns))
+        columns = ", ".join(content.column_names)
+        raise InputError(
+            _WHO,
+            f"{table.path.name} has no column {missing!r} (it has {columns})",
+            ", ".join(kind.columns),
+        )
     try:
         rows = content.to_pylist()
     except UnicodeDecodeError as error:
@@ -340,26 +340,31 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
             found.left_out[f"dtype {workload.dtype} was not asked for"] += 1
         else:
             source = str(raw.get("kernel_source", ""))
-            kernel = None if source.lower() in _NOT_KERNELS else source or None
+            kernel = None
+            if source and source.lower() not in _NOT_KERNELS:
+                kernel = source
             # The framework, with its variant if the table names one: `sglang`,
             # `vllm.flash_attn_fa3`.
+            provider = table.backend
             variant = source.lower().removeprefix(f"{table.backend}_")
-            provider = (
-                table.backend
-                if variant in _NOT_KERNELS or not variant
-                else f"{table.backend}.{variant}"
-            )
-            axes = {axis: getattr(workload, name) for axis, name in _AXES[type(workload)].items()}
+            if variant and variant not in _NOT_KERNELS:
+                provider += f".{variant}"
+            axes = {}
+            for name in _VARIED[type(workload)]:
+                axes[_AXES.get(name, name)] = getattr(workload, name)
             place = Place(axes, getattr(workload, "op", workload.kind))
-            found.rows.append(
-                Row(workload, raw["latency"] * 1e3, provider, place, kernel, f"row {number}")
-            )
+            latency_us = raw["latency"] * 1e3
+            row = Row(workload, latency_us, provider, place, kernel, f"row {number}")
+            found.rows.append(row)
     return found
 
 
 def origin_of(table: TableFile, *, run_id: str | None = None) -> Origin:
     """Returns what a run records about its source."""
     package = table.package.split("/")[-1].replace(" ", "-").replace("aiconfigurator-core", "aic")
+    caveats = _CAVEATS
+    if table.kind == "moe" and table.backend in MASKED_EXPERTS:
+        caveats += (MASKED_WORDS,)
     return Origin(
         run_id=run_id or f"{package}-{table.kind}-{table.backend}-{table.version}",
         source=f"{table.package}: {table.shown} ({table.backend} {table.version})",
@@ -371,8 +376,5 @@ def origin_of(table: TableFile, *, run_id: str | None = None) -> Origin:
             "sha256": digest(table.path),
         },
         mode="unknown" if table.kind == "nccl" else _MODE,
-        caveats=(
-            *_CAVEATS,
-            *((MASKED_WORDS,) if table.kind == "moe" and table.backend in MASKED_EXPERTS else ()),
-        ),
+        caveats=caveats,
     )

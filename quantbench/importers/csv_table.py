@@ -1,24 +1,18 @@
 """Reads CSV files (plain, .gz or .xz; Parquet too) and imports tables of times by the columns of
 `--map`.
 
-Entry points: `parse_map`, `read_rows` and `origin_of`, used by the command `import`; `CsvFile` and
-`CsvRow`, used by the other modules of this package that read files, by `planner.rows` and by
-`tools.planner_bridge`. Errors name the file, the line, the column and the value.
+Errors name the file, the line, the column and the value.
 """
 
-from __future__ import annotations
-
 import csv
-import lzma
 import math
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from quantbench.errors import InputError, StoreError
-from quantbench.files import open_text, reason
+from quantbench.errors import InputError, StoreError, first_repeated
+from quantbench.files import UNREADABLE, open_text, reason
 from quantbench.importers.runs import UNITS_US, Origin, Row, Rows, dtype_name, file_origin
 from quantbench.latency.tables import read_parquet
 from quantbench.store.record import Place
@@ -69,8 +63,11 @@ class CsvRow:
         try:
             return make(*args, **values)
         except InputError as error:
-            what = f"{self.file}, line {self.line}: {error.operation}: {error.value}"
-            raise InputError(self.operation, what, error.expected) from None
+            raise InputError(
+                self.operation,
+                f"{self.file}, line {self.line}: {error.operation}: {error.value}",
+                error.expected,
+            ) from None
 
     def error(self, column: str, expected: str) -> InputError:
         where = f"{self.file}, line {self.line}, column {column}"
@@ -83,14 +80,15 @@ class CsvFile:
     """
 
     def __init__(self, operation: str, path: Path) -> None:
-        self._operation, self.path = operation, path
+        self._operation = operation
+        self.path = path
         self.columns: tuple[str, ...] = ()
         for line, cells in self._lines():
             self.columns = tuple(cells)
             if line == 1 and not any(self.columns):
                 raise self._broken("it is empty")
             break
-        repeated = next((c for c in self.columns if self.columns.count(c) > 1), None)
+        repeated = first_repeated(self.columns)
         if repeated is not None:
             raise self._broken(f"column {repeated!r} appears twice")
 
@@ -98,10 +96,11 @@ class CsvFile:
         """Raises InputError for the first missing one of `columns`, naming the file's columns."""
         for column in columns:
             if column not in self.columns:
-                there = ", ".join(c for c in self.columns if c)
-                expected = f"one of {there}" if there else "a CSV file with a header line"
+                there = ", ".join(filter(None, self.columns))
                 raise InputError(
-                    self._operation, f"{self.path.name} has no column {column!r}", expected
+                    self._operation,
+                    f"{self.path.name} has no column {column!r}",
+                    f"one of {there}" if there else "a CSV file with a header line",
                 )
 
     def rows(self) -> Iterator[CsvRow]:
@@ -112,12 +111,10 @@ class CsvFile:
             if not cells:
                 continue
             if len(cells) != len(self.columns):
-                raise self._broken(
-                    f"line {line} has {len(cells)} cells for {len(self.columns)} columns"
-                )
-            yield CsvRow(
-                self._operation, self.path.name, line, dict(zip(self.columns, cells, strict=True))
-            )
+                problem = f"line {line} has {len(cells)} cells for {len(self.columns)} columns"
+                raise self._broken(problem)
+            by_column = dict(zip(self.columns, cells, strict=True))
+            yield CsvRow(self._operation, self.path.name, line, by_column)
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         if self.path.suffix == ".parquet":
@@ -132,21 +129,14 @@ class CsvFile:
                 reader = csv.reader(stream, strict=True)
                 for cells in reader:
                     yield reader.line_num, cells
-        except (
-            OSError,
-            UnicodeDecodeError,
-            csv.Error,
-            lzma.LZMAError,
-            zlib.error,
-            EOFError,
-        ) as error:
-            what = f"{self.path} ({reason(error)})"
-            raise StoreError(self._operation, what, "a readable CSV file in UTF-8") from None
+        except (*UNREADABLE, UnicodeDecodeError, csv.Error) as error:
+            raise StoreError(
+                self._operation, f"{self.path} ({reason(error)})", "a readable CSV file in UTF-8"
+            ) from None
 
     def _broken(self, problem: str) -> InputError:
-        return InputError(
-            self._operation, f"{self.path.name}: {problem}", "a header line and one cell per column"
-        )
+        expected = "a header line and one cell per column"
+        return InputError(self._operation, f"{self.path.name}: {problem}", expected)
 
 
 _WHO = "import csv"
@@ -164,6 +154,11 @@ class _Kind:
     make: type[Gemm] | type[Softmax] | type[Attention] | type[Collective]
     needed: tuple[str, ...]
     optional: tuple[str, ...]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """All fields, the required ones first."""
+        return (*self.needed, *self.optional)
 
 
 _KINDS = {
@@ -196,11 +191,15 @@ def parse_map(text: str) -> Mapped:
     columns: dict[str, str] = {}
     unit = ""
     for item in text.split(","):
-        name, equals, column = (part.strip() for part in item.partition("="))
+        name, equals, column = item.partition("=")
+        name = name.strip()
+        column = column.strip()
         if not equals or not column:
             raise InputError(_WHO, f"--map {item!r}", f"field=column, as in {_EXAMPLE}")
         if name == _TIME:
-            column, _, unit = (part.strip() for part in column.rpartition(":"))
+            column, _, unit = column.rpartition(":")
+            column = column.strip()
+            unit = unit.strip()
             if unit not in UNITS_US or not column:
                 raise InputError(
                     _WHO,
@@ -215,11 +214,9 @@ def parse_map(text: str) -> Mapped:
             _WHO, f"--map {text!r} without latency", f"latency=column:unit, as in {_EXAMPLE}"
         )
     for name, kind in _KINDS.items():
-        if set(kind.needed) <= columns.keys() <= {*kind.needed, *kind.optional, *_COMMON}:
+        if set(kind.needed) <= columns.keys() <= {*kind.fields, *_COMMON}:
             return Mapped(name, columns, unit)
-    options = "; ".join(
-        f"{name}: {', '.join((*kind.needed, *kind.optional))}" for name, kind in _KINDS.items()
-    )
+    options = "; ".join(f"{name}: {', '.join(kind.fields)}" for name, kind in _KINDS.items())
     raise InputError(
         _WHO, f"--map with {', '.join(columns)}", f"{', '.join(_COMMON)} and the sizes of {options}"
     )
@@ -237,19 +234,20 @@ def read_rows(
     if dtype is None and "dtype" not in columns:
         raise InputError(_WHO, "no dtype", "--dtype bf16, or dtype=column in --map")
     kind = _KINDS[mapped.kind]
-    sizes = [name for name in (*kind.needed, *kind.optional) if name not in (*_WORDS, "causal")]
+    sizes = [name for name in kind.fields if name not in (*_WORDS, "causal")]
     found = Rows()
     for row in file.rows():
-        own = (name for name in columns if name == "dtype" or name not in _COMMON)
-        values = {"dtype": dtype, **{name: _value(row, name, columns[name]) for name in own}}
+        values: dict[str, object] = {"dtype": dtype}
+        for name, column in columns.items():
+            if name == "dtype" or name not in _COMMON:
+                values[name] = _value(row, name, column)
         work = cast(Workload, row.made(kind.make, **values))
         who = row.text(columns["provider"]) if "provider" in columns else provider
-        kernel = row.text(columns["kernel"]) if "kernel" in columns else None
+        kernel = row.text(columns["kernel"]) if "kernel" in columns else ""
         latency_us = row.number(columns[_TIME]) * UNITS_US[mapped.unit]
-        at = Place({name: getattr(work, name) for name in sizes}, getattr(work, "op", work.kind))
-        found.rows.append(
-            Row(work, latency_us, who or provider, at, kernel or None, f"line {row.line}")
-        )
+        place = Place({name: getattr(work, name) for name in sizes}, getattr(work, "op", work.kind))
+        where = f"line {row.line}"
+        found.rows.append(Row(work, latency_us, who or provider, place, kernel or None, where))
     return found
 
 
@@ -258,12 +256,12 @@ def _value(row: CsvRow, name: str, column: str) -> object:
         return dtype_name(row.text(column))
     if name in _WORDS:
         return row.text(column).lower()
-    return row.flag(column) if name == "causal" else row.integer(column)
+    if name == "causal":
+        return row.flag(column)
+    return row.integer(column)
 
 
 def origin_of(path: Path, mapped: Mapped, *, run_id: str | None = None) -> Origin:
     """Describes the origin of a table: the file and the mapping of its columns."""
-    text = (
-        ",".join(f"{name}={column}" for name, column in mapped.columns.items()) + f":{mapped.unit}"
-    )
-    return file_origin(path, "csv", mapped.kind, run_id, columns=text)
+    pairs = ",".join(map("=".join, mapped.columns.items()))
+    return file_origin(path, "csv", mapped.kind, run_id, columns=f"{pairs}:{mapped.unit}")

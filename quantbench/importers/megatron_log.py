@@ -1,26 +1,11 @@
 """Reads the iterations (time, loss, TFLOPs, …) of training logs of Megatron-LM, Megatron-DeepSpeed
 and NeMo.
 
-Entry points: `read_log`, used by the command `import`; its result `Iterations`, the names `COLUMNS`
-and the limit `LARGEST_LOG_BYTES`, used by `training_run`, which summarizes.
-
-An iteration is a line of `|`-separated fields; the field order varies by release:
-
-`[default7]: iteration 2/ 250000 | consumed samples: 384 | … | elapsed time per iteration (ms):
-5350.0 | … |`
-
-NeMo's lines have the same form: `Training epoch 0, iteration 9/99 | … | train_step_timing in s:
-2.83 | … |`.
-
 Lines may be truncated, or contain interleaved output of two ranks. A field counts only if a `|`
 follows it, so truncated numbers are discarded.
 """
 
-from __future__ import annotations
-
-import lzma
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import InputError, StoreError
-from quantbench.files import open_unpacked, reason
+from quantbench.files import UNREADABLE, open_unpacked, reason
 from quantbench.units import size
 
 _WHO = "import training log"
@@ -40,6 +25,9 @@ _WHO = "import training log"
 LARGEST_LOG_BYTES = 2**38
 _LONGEST_LINE_BYTES = 2**24
 _BLOCK_BYTES = 2**19
+# An iteration is a line of `|`-separated fields, whose order varies by release: `[default7]:
+# iteration 2/ 250000 | consumed samples: 384 | … | elapsed time per iteration (ms): 5350.0 |`.
+# NeMo's lines: `Training epoch 0, iteration 9/99 | … | train_step_timing in s: 2.83 |`.
 _MARK = re.compile(rb"elapsed time per iteration|train_step_timing in s")
 _START = re.compile(rb"iteration +(\d+)/ *\d+ \|")
 # By name in the log: the column, and the divisor that converts the value to the column's unit.
@@ -63,17 +51,22 @@ _FIELDS = {
     b"tokens per gpu per second (tgs)": ("tokens_per_gpu_per_s", 1.0),
 }
 COLUMNS = (
-    "iteration", "elapsed_s", "consumed_samples", "consumed_tokens", "gbs", "loss", "seq", "skipped", "nan_iterations",
+    "iteration", "elapsed_s", "consumed_samples", "consumed_tokens", "gbs", "loss", "seq",
+    "skipped", "nan_iterations",
     "samples_per_s", "tflops", "tokens_per_gpu_per_s",
 )  # fmt: skip
 #: sizes among the arguments that Megatron prints at its start, `  micro_batch_size ....... 2`, with
 #: quantbench's names
 ARGUMENTS = {
-    "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "data_parallel_size": "dp",
-    "world_size": "gpus", "micro_batch_size": "mbs", "num_layers": "layers", "hidden_size": "hidden",
-    "num_attention_heads": "heads", "seq_length": "seq", "padded_vocab_size": "vocab", "ffn_hidden_size": "ffn",
+    "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp",
+    "data_parallel_size": "dp",
+    "world_size": "gpus", "micro_batch_size": "mbs", "num_layers": "layers",
+    "hidden_size": "hidden",
+    "num_attention_heads": "heads", "seq_length": "seq", "padded_vocab_size": "vocab",
+    "ffn_hidden_size": "ffn",
     "kv_channels": "head_dim", "num_query_groups": "kv_heads", "context_parallel_size": "cp",
-    "virtual_pipeline_model_parallel_size": "interleave", "num_experts": "experts", "moe_router_topk": "top_k",
+    "virtual_pipeline_model_parallel_size": "interleave", "num_experts": "experts",
+    "moe_router_topk": "top_k",
     "moe_ffn_hidden_size": "moe_ffn", "expert_model_parallel_size": "ep", "zero_stage": "zero",
 }  # fmt: skip
 #: settings among them: quantbench's name, and its value by the printed one
@@ -93,14 +86,15 @@ SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
     "hidden_dropout": ("dropout", {"0.0": False, "0.1": True}),
 }
 _ARGUMENT = re.compile(
-    rb"(?:^|[ \t])(" + b"|".join(a.encode() for a in (*ARGUMENTS, *SETTINGS, "group_query_attention"))
+    rb"(?:^|[ \t])(" + b"|".join(a.encode() for a in (*ARGUMENTS, *SETTINGS,
+    "group_query_attention"))
     + rb") \.{2,} ([\w.]{1,15})(?![\w.])", re.MULTILINE,
 )  # fmt: skip
 # Megatron's first line: "using world size: 384, data-parallel-size: 8, tensor-model-parallel size:
 # 4, pipeline-…: 12".
 _WORLD = re.compile(
-    rb"using world size: (\d{1,15}), data-parallel-size: (\d{1,15}), tensor-model-parallel size: (\d{1,15}), "
-    rb"pipeline-model-parallel size: (\d{1,15})\b"
+    rb"using world size: (\d{1,15}), data-parallel-size: (\d{1,15}), "
+    rb"tensor-model-parallel size: (\d{1,15}), pipeline-model-parallel size: (\d{1,15})\b"
 )
 
 # Most consecutive lines of one iteration, one printed by each rank of a node.
@@ -161,13 +155,13 @@ def read_log(path: Path) -> Iterations:
     try:
         with open_unpacked(path, most_bytes=LARGEST_LOG_BYTES) as stream:
             found = read_stream(stream)
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+    except UNREADABLE as error:
         raise StoreError(_WHO, f"{path} ({reason(error)})", "a log that can be read") from None
     if not len(found):
-        why = ", ".join(
-            f"{count} lines {reason}" for reason, count in found.left_out.most_common(2)
-        )
-        what = f"{path.name} holds no iteration{': ' + why if why else ''}"
+        what = f"{path.name} holds no iteration"
+        if found.left_out:
+            most = found.left_out.most_common(2)
+            what += ": " + ", ".join(f"{count} lines {why}" for why, count in most)
         raise InputError(_WHO, what, "lines with 'iteration N/ M | … | elapsed time per iteration'")
     return found
 
@@ -180,24 +174,16 @@ def read_stream(stream: BinaryIO) -> Iterations:
     for block in _blocks(stream):
         if b" ..." in block or b"world size: " in block:
             for match in _WORLD.finditer(block):
-                arguments.update(
-                    zip(("gpus", "dp", "tp", "pp"), map(int, match.groups()), strict=True)
-                )
-            arguments.update(
-                _job({name.decode(): value.decode() for name, value in _ARGUMENT.findall(block)})
-            )
+                arguments |= zip(("gpus", "dp", "tp", "pp"), map(int, match.groups()), strict=True)
+            printed = _ARGUMENT.findall(block)
+            arguments |= _job({name.decode(): value.decode() for name, value in printed})
         rows = list(_rows(block, left_out))
-        if rows:
-            chunks.append(np.array(rows))
-    table = np.concatenate(chunks) if chunks else np.empty((0, len(COLUMNS)))
+        chunks.append(np.array(rows).reshape(-1, len(COLUMNS)))
+    table = np.concatenate([np.empty((0, len(COLUMNS))), *chunks])  # (n, columns)
     values: dict[str, FloatArray] = dict(zip(COLUMNS, np.ascontiguousarray(table.T), strict=True))
     elapsed_s = values["elapsed_s"]
-    timed = (
-        np.isfinite(elapsed_s)
-        & (elapsed_s > 0)
-        & np.isfinite(values["gbs"])
-        & np.isfinite(values["iteration"])
-    )
+    timed = np.isfinite(elapsed_s) & (elapsed_s > 0)  # (n,)
+    timed &= np.isfinite(values["gbs"]) & np.isfinite(values["iteration"])
     if not timed.all():
         without_gbs = int((np.isnan(values["gbs"]) & np.isfinite(elapsed_s)).sum())
         left_out["cut short before the batch size"] += without_gbs
@@ -254,7 +240,8 @@ def _rows(block: bytes, left_out: Counter[str]) -> Iterator[list[float]]:
     while found := _MARK.search(block, position):
         first = block.rfind(b"\n", 0, found.start()) + 1
         position = block.find(b"\n", found.start())
-        position = len(block) if position < 0 else position
+        if position < 0:
+            position = len(block)
         # A line may hold interleaved output of two ranks, so every match of _START begins an
         # iteration.
         starts = list(_START.finditer(block, first, position))
@@ -286,7 +273,8 @@ def _echoes(values: dict[str, FloatArray]) -> npt.NDArray[np.bool_]:
     """Returns (n,) whether another rank printed a line with the same iteration, samples and time
     just before.
     """
-    iteration, samples = values["iteration"], values["consumed_samples"]
+    iteration = values["iteration"]
+    samples = values["consumed_samples"]
     same = np.zeros(len(iteration), dtype=bool)
     for back in range(1, min(_MOST_RANKS, len(iteration))):
         alike = (iteration[back:] == iteration[:-back]) & (samples[back:] == samples[:-back])

@@ -1,12 +1,4 @@
-"""Writes imported tables as runs, with one record per workload, provider and kernel.
-
-Entry points: `write_run`, and `summary_lines` for its result, used by the command `import` and by
-tools; `records_of`, used by tools; the types `Row`, `Rows` and `Origin`, the functions
-`dtype_name`, `file_origin`, `digest`, and `UNITS_US`, used by the readers of tables in this
-package.
-"""
-
-from __future__ import annotations
+"""Writes imported tables as runs, with one record per workload, provider and kernel."""
 
 import hashlib
 import os
@@ -15,9 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
 from math import isfinite
-from operator import add
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,18 +23,21 @@ from quantbench.store.folder import RunWriter
 from quantbench.store.record import Measured, Place, Record, Skipped, record_key
 from quantbench.store.run import RunInfo, now_text, read_run_info
 from quantbench.timing.options import TimingOptions
-from quantbench.units import counted, latency
+from quantbench.units import counted, latency, listed
 from quantbench.workload import Attention, Collective, Gemm, Workload
 
 # Bounds of a table's median of time / roofline. The packaged tables have 0.6 to 3.7, small shapes
 # in a cache down to 0.05; with a unit wrong by a factor of 1,000 they have less than 0.004 or more
 # than 500.
-_FASTEST, _SLOWEST = 1 / 30, 100.0
+_FASTEST = 1 / 30
+_SLOWEST = 100.0
 # In the public tables no product is faster than the peak, and the median of those that should take
 # 50 µs or more is 0.3 to 2.5 times the roofline. Other GPUs' times are neither. Only libraries that
 # are tuned are held to the latter.
 _MOST_REJECTED = 0.2
-_LONG_US, _SLOWEST_LONG, _FEWEST = 50.0, 4.0, 10
+_LONG_US = 50.0
+_SLOWEST_LONG = 4.0
+_FEWEST = 10
 _TUNED = ("aiter", "cublas", "torch")
 # Approximate number of rows for this median, and most rows that a note names.
 _MOST_JUDGED = 1000
@@ -55,8 +48,10 @@ UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 
 # Other tools' names of dtypes, and quantbench's.
 _DTYPES = {
-    "bfloat16": "bf16", "torch.bfloat16": "bf16", "float16": "fp16", "torch.float16": "fp16", "half": "fp16",
-    "float32": "fp32", "torch.float32": "fp32", "float": "fp32", "single": "fp32", "float8_e4m3fn": "fp8",
+    "bfloat16": "bf16", "torch.bfloat16": "bf16", "float16": "fp16", "torch.float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32", "torch.float32": "fp32", "float": "fp32", "single": "fp32",
+    "float8_e4m3fn": "fp8",
     "torch.float8_e4m3fn": "fp8", "fp8_e4m3": "fp8", "torch.int8": "int8",
 }  # fmt: skip
 
@@ -67,7 +62,8 @@ def dtype_name(text: str) -> str:
     >>> dtype_name("torch.bfloat16")
     'bf16'
     """
-    return _DTYPES.get(text.strip().lower(), text.strip().lower())
+    name = text.strip().lower()
+    return _DTYPES.get(name, name)
 
 
 @dataclass(frozen=True)
@@ -150,11 +146,14 @@ def file_origin(
     """
     sha256 = digest(path)
     options = {"importer": importer, "table": table, "file": path.name, "sha256": sha256}
+    if columns:
+        options["map"] = columns
+    more.setdefault("software", {})
     return Origin(
         run_id or f"{importer}-{table}-{sha256[:8]}",
         f"{path.name} ({what}sha256 {sha256[:8]})",
-        options=options | ({"map": columns} if columns else {}),
-        **{"software": {}, **more},
+        options=options,
+        **more,
     )
 
 
@@ -199,18 +198,16 @@ def write_run(
     unfinished import.
     """
     if not found.rows:
-        reason = ", ".join(
-            f"{reason} ({rows} rows)" for reason, rows in found.left_out.most_common(3)
-        )
+        reasons = found.left_out.most_common(3)
+        reason = ", ".join(f"{reason} ({rows} rows)" for reason, rows in reasons)
         raise InputError(
             "import", f"no row can be kept: {reason or 'the table is empty'}", "at least one row"
         )
-    for dtype in {
-        row.workload.dtype for row in found.rows if isinstance(row.workload, Gemm | Attention)
-    }:
-        if spec.peak(dtype) is None:
+    for row in found.rows:
+        dtype = row.workload.dtype
+        if isinstance(row.workload, Gemm | Attention) and spec.peak(dtype) is None:
             raise InputError("import", f"{dtype} on {spec.name}", f"one of {spec.dtypes}")
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     folder = results / spec.name / origin.run_id
     described = {
         **origin.options,
@@ -220,9 +217,9 @@ def write_run(
     if os.path.exists(folder):
         info = read_run_info(folder)
         # Older imports lack some of the options.
-        same = info.source == origin.source and all(
-            info.options.get(k, v) == v for k, v in described.items()
-        )
+        known = info.options
+        same = all(known.get(name, value) == value for name, value in described.items())
+        same = same and info.source == origin.source
         if not same or info.how_ended != "complete":
             what = "is an import that did not finish" if same else "holds another table"
             raise StoreError(
@@ -232,23 +229,26 @@ def write_run(
     if not units_are_right:
         _require_plausible(found.rows, spec)
     records = list(records_of(found.rows, origin, spec))
-    letters = Counter(
-        record.outcome.grade.letter for record in records if isinstance(record.outcome, Measured)
-    )
+    outcomes = [record.outcome for record in records]
+    letters = Counter(one.grade.letter for one in outcomes if isinstance(one, Measured))
     if not letters:
         raise InputError(
             "import", f"no row has a time above 0, such as {_times(found.rows[:1])}", "at least one"
         )
     most = _MOST_REJECTED if letters["rejected"] >= _FEWEST else 0.5
     if letters["rejected"] > most * letters.total():
-        share = "all" if letters["rejected"] == letters.total() else f"{letters['rejected']:,} of"
-        fastest = f"{share} {letters.total():,} figures are above the peak of {spec.name}"
+        share = f"{letters['rejected']:,} of"
+        if letters["rejected"] == letters.total():
+            share = "all"
         raise InputError(
-            "import", fastest, "times that it can reach: the right --gpu, dtype and unit"
+            "import",
+            f"{share} {letters.total():,} figures are above the peak of {spec.name}",
+            "times that it can reach: the right --gpu, dtype and unit",
         )
     axes: dict[str, set[int]] = defaultdict(set)
-    for name, value in chain.from_iterable(row.place.axes.items() for row in found.rows):
-        axes[name].add(value)
+    for row in found.rows:
+        for name, value in row.place.axes.items():
+            axes[name].add(value)
     info = RunInfo(
         origin.run_id,
         spec,
@@ -271,16 +271,16 @@ def write_run(
     return ImportSummary(
         folder,
         origin.source,
-        found.total,
-        len(records),
-        letters["rejected"],
-        letters["D"],
-        len(timeless),
-        len(repeated),
-        no_tile,
-        tuple(_notes(timeless, repeated, no_tile)),
-        dict(found.left_out),
-        seconds=time.perf_counter() - begun,
+        rows=found.total,
+        records=len(records),
+        rejected=letters["rejected"],
+        cached=letters["D"],
+        no_time=len(timeless),
+        repeated=len(repeated),
+        no_tile=no_tile,
+        notes=tuple(_notes(timeless, repeated, no_tile)),
+        left_out=dict(found.left_out),
+        seconds=time.perf_counter() - start_s,
     )
 
 
@@ -291,7 +291,9 @@ def records_of(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Re
     timing = TimingOptions()
     groups: dict[tuple[Workload, str, Launch | None], list[Row]] = defaultdict(list)
     for row in rows:
-        launch = row.launch or (None if row.kernel is None else _launch(row.kernel))
+        launch = row.launch
+        if launch is None and row.kernel is not None:
+            launch = _launch(row.kernel)
         groups[row.workload, row.provider, launch].append(row)
     for (workload, provider, launch), group in groups.items():
         samples = tuple(row.latency_us for row in group if row.has_time)
@@ -304,7 +306,7 @@ def records_of(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Re
             outcome = Measured(measurement, _grade(workload, median(samples), spec, origin))
         else:
             outcome = Skipped(f"the table gives no time: {group[0].latency_us:g} µs")
-        places = {(p.op, *p.axes.items()): p for p in (row.place for row in group)}
+        places = {(row.place.op, *row.place.axes.items()): row.place for row in group}
         yield Record(
             origin.run_id,
             record_key(workload, provider, timing),
@@ -342,26 +344,28 @@ def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
     ratios = [row.latency_us / roofline_us(row.workload, spec) for row in judged]
     ratio = median(ratios)
     if _FASTEST <= ratio <= _SLOWEST:
-        long = [
-            times
-            for times, row in zip(ratios, judged, strict=True)
-            if isinstance(row.workload, Gemm)
-            and row.provider.partition(".")[0] in _TUNED
-            and row.latency_us >= _LONG_US * times
-        ]
+        long = []
+        for times, row in zip(ratios, judged, strict=True):
+            tuned = isinstance(row.workload, Gemm) and row.provider.partition(".")[0] in _TUNED
+            if tuned and row.latency_us >= _LONG_US * times:
+                long.append(times)
         if len(long) >= _FEWEST and median(long) > _SLOWEST_LONG:
-            said = f"large products take {median(long):.0f} times what they should on {spec.name} (median)"
+            slow = f"large products take {median(long):.0f} times what they should"
             raise InputError(
-                "import", said, "the times of that GPU: the right --gpu, or --units-are-right"
+                "import",
+                f"{slow} on {spec.name} (median)",
+                "the times of that GPU: the right --gpu, or --units-are-right",
             )
         return
-    times = (
-        f"{float(f'{ratio:.2g}'):,.0f} times"
-        if ratio > 1
-        else f"1/{float(f'{1 / ratio:.2g}'):,.0f} of"
+    times_slower = f"1/{float(f'{1 / ratio:.2g}'):,.0f} of"
+    if ratio > 1:
+        times_slower = f"{float(f'{ratio:.2g}'):,.0f} times"
+    should = f"what {spec.name} should take, such as {_times(judged[:1])}"
+    raise InputError(
+        "import",
+        f"the median time is {times_slower} {should}",
+        "times in the unit that was stated, or --units-are-right",
     )
-    said = f"the median time is {times} what {spec.name} should take, such as {_times(judged[:1])}"
-    raise InputError("import", said, "times in the unit that was stated, or --units-are-right")
 
 
 def _repeated(rows: list[Row]) -> list[list[Row]]:
@@ -372,31 +376,34 @@ def _repeated(rows: list[Row]) -> list[list[Row]]:
     for row in rows:
         if row.has_time:
             groups[row.workload, row.provider].append(row)
-    found = [
-        sorted(group, key=lambda row: row.latency_us) for group in groups.values() if len(group) > 1
-    ]
-    found = [group for group in found if group[0].latency_us < group[-1].latency_us]
+    found = []
+    for group in groups.values():
+        group.sort(key=lambda row: row.latency_us)
+        if group[0].latency_us < group[-1].latency_us:
+            found.append(group)
     return sorted(found, key=lambda group: group[0].latency_us / group[-1].latency_us)
 
 
 def _times(rows: Sequence[Row]) -> str:
     """Formats rows of one workload: `4096×4096×4096: 600 µs (line 2), 700 µs (line 3)`."""
-    shown = (latency(row.latency_us) if row.has_time else f"{row.latency_us:g} µs" for row in rows)
-    places = (f" ({row.where})" if row.where else "" for row in rows)
-    return f"{rows[0].workload}: {', '.join(map(add, shown, places))}"
+    shown = []
+    for row in rows:
+        text = latency(row.latency_us) if row.has_time else f"{row.latency_us:g} µs"
+        if row.where:
+            text += f" ({row.where})"
+        shown.append(text)
+    return f"{rows[0].workload}: {', '.join(shown)}"
 
 
 def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int) -> Iterator[str]:
     """Yields one line about each kind of irregular row, with examples."""
     if timeless:
-        shown = "; ".join(_times([row]) for row in timeless[:_MOST_NAMED]) + (
-            "; …" * (len(timeless) > _MOST_NAMED)
-        )
+        shown = listed([_times([row]) for row in timeless], _MOST_NAMED, "; ")
         yield f"{counted(len(timeless), 'row')} without a time above 0: {shown}"
     if repeated:
-        worst = repeated[0]
-        times = f"{counted(len(repeated), 'shape')} more than once with different times, kept as samples; most apart: "
-        yield times + _times([worst[0], worst[-1]])
+        shapes = f"{counted(len(repeated), 'shape')} more than once with different times"
+        most_apart = _times([repeated[0][0], repeated[0][-1]])
+        yield f"{shapes}, kept as samples; most apart: {most_apart}"
     if no_tile:
         yield f"{counted(no_tile, 'record')} with a kernel name that has no tile"
 
@@ -409,31 +416,26 @@ def _grade(workload: Workload, latency_us: float, spec: DeviceSpec, origin: Orig
     peak_tflops = spec.peak(workload.dtype)
     tflops = workload.flops / latency_us / 1e6
     if peak_tflops is not None and tflops > peak_tflops:
-        return Grade(
-            "rejected",
-            (f"{tflops:.4g} TFLOP/s is above the peak of {peak_tflops:g}", *origin.caveats),
-        )
+        beyond = f"{tflops:.4g} TFLOP/s is above the peak of {peak_tflops:g}"
+        return Grade("rejected", (beyond, *origin.caveats))
     gb_per_s = workload.min_bytes / latency_us / 1e3
     if gb_per_s > spec.memory_gb_per_s:
-        beyond = f"{gb_per_s:.4g} GB/s is above the memory's {spec.memory_gb_per_s:g}: the inputs were in a cache"
-        return Grade("D", (beyond, *origin.caveats))
+        beyond = f"{gb_per_s:.4g} GB/s is above the memory's {spec.memory_gb_per_s:g}"
+        return Grade("D", (f"{beyond}: the inputs were in a cache", *origin.caveats))
     return Grade("C", origin.caveats)
 
 
 def summary_lines(summary: ImportSummary) -> list[str]:
     if summary.existed:
-        return [f"{summary.source}", f"  imported before, unchanged: {summary.folder}"]
-    lines = [
-        f"{summary.source}",
-        f"  {counted(summary.rows, 'row')} read, {counted(summary.records, 'record')} written in "
-        f"{summary.seconds:.1f} s",
-    ]
+        return [summary.source, f"  imported before, unchanged: {summary.folder}"]
+    read = counted(summary.rows, "row")
+    written = counted(summary.records, "record")
+    lines = [summary.source, f"  {read} read, {written} written in {summary.seconds:.1f} s"]
     if summary.rejected:
         lines.append(f"  {summary.rejected:,} of them rejected: faster than the device's peak")
     if summary.cached:
-        lines.append(
-            f"  {summary.cached:,} of them graded D: faster than the device's memory, so from a cache"
-        )
+        graded = f"  {summary.cached:,} of them graded D"
+        lines.append(f"{graded}: faster than the device's memory, so from a cache")
     lines += [f"  {note}" for note in summary.notes]
     for reason, rows in Counter(summary.left_out).most_common():
         lines.append(f"  {rows:,} rows left out: {reason}")

@@ -1,14 +1,8 @@
 """Summarizes training logs and stores the summaries.
 
-Entry points: `summarize`, `default_run_id` and `write_training`, used by the command `import`;
-`read_training`, `training_folders` and `TrainingSummary`, used by `report.training` and the command
-`report`.
-
 The folder `results/<device-slug>/<run-id>/` has `training.json` (`quantbench-training`, version 1:
 initial) and `iterations.csv`.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -32,6 +26,7 @@ from quantbench.store.typed import decode
 TRAINING_FORMAT = "quantbench-training"
 TRAINING_VERSION = 1
 _WHO = "import training log"
+_WRITABLE = "a folder that can be written"
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -73,11 +68,11 @@ class TrainingSummary:
     @property
     def layout(self) -> str:
         """Formats the known degrees: `TP=2, PP=4`."""
-        known = [
-            f"{name.upper()}={value}"
-            for name in ("tp", "pp")
-            if (value := getattr(self, name)) is not None
-        ]
+        known = []
+        if self.tp is not None:
+            known.append(f"TP={self.tp}")
+        if self.pp is not None:
+            known.append(f"PP={self.pp}")
         return ", ".join(known) or "layout not known"
 
 
@@ -92,25 +87,39 @@ def summarize(
     losses = found.values["loss"]
     numbers = _finite(losses)
     seq = _finite(found.seq)
-    interval = median_interval(tokens) if len(tokens) else None
+    low = high = last_seq = None
+    if len(tokens):
+        interval = median_interval(tokens)
+        low = interval.low
+        high = interval.high
+    if len(seq):
+        last_seq = round(float(seq[-1]))
     return TrainingSummary(
         name=name,
-        **{degree: degrees.get(degree) for degree in ("gpus", "tp", "pp", "dp", "mbs")},
+        gpus=degrees.get("gpus"),
+        tp=degrees.get("tp"),
+        pp=degrees.get("pp"),
+        dp=degrees.get("dp"),
+        mbs=degrees.get("mbs"),
         gbs=int(found.values["gbs"][-1]),
-        seq=round(float(seq[-1])) if len(seq) else None,
+        seq=last_seq,
         iterations=int(found.final.sum()),
         restarts=int(found.segment[-1]),
         skipped=int(np.nansum(found.values["skipped"])),
-        nan_losses=len(losses) - len(numbers) if len(numbers) else 0,
+        nan_losses=(len(losses) - len(numbers)) * bool(len(numbers)),
         sec_per_it=float(np.median(found.values["elapsed_s"][steady])),
-        tokens_per_s=float(np.median(tokens)) if len(tokens) else None,
-        tokens_per_s_low=None if interval is None else interval.low,
-        tokens_per_s_high=None if interval is None else interval.high,
-        tflops=float(np.median(tflops)) if len(tflops) else None,
-        first_loss=float(numbers[0]) if len(numbers) else None,
-        last_loss=float(numbers[-1]) if len(numbers) else None,
+        tokens_per_s=_median(tokens),
+        tokens_per_s_low=low,
+        tokens_per_s_high=high,
+        tflops=_median(tflops),
+        first_loss=_median(numbers[:1]),
+        last_loss=_median(numbers[-1:]),
         left_out=dict(found.left_out),
     )
+
+
+def _median(values: FloatArray) -> float | None:
+    return float(np.median(values)) if len(values) else None
 
 
 def _finite(values: FloatArray) -> FloatArray:
@@ -164,11 +173,9 @@ def write_training(
         folder.mkdir(parents=True)
         _write_iterations(folder / "iterations.csv", found)
     except OSError as error:
-        raise StoreError(
-            _WHO, f"{folder} ({error.strerror})", "a folder that can be written"
-        ) from None
+        raise StoreError(_WHO, f"{folder} ({error.strerror})", _WRITABLE) from None
     text = json.dumps(data, indent=1) + "\n"
-    write_file(_WHO, folder / "training.json", text, expected="a folder that can be written")
+    write_file(_WHO, folder / "training.json", text, expected=_WRITABLE)
     return folder
 
 
@@ -189,8 +196,10 @@ def training_folders(paths: Sequence[Path]) -> list[Path]:
     """
     found = []
     for path in paths:
-        own = [path] if os.path.isfile(path / "training.json") else []
-        found += own or folders_with(path, "*/training.json")
+        if os.path.isfile(path / "training.json"):
+            found.append(path)
+        else:
+            found += folders_with(path, "*/training.json")
     return found
 
 
@@ -200,12 +209,14 @@ def _load(folder: Path) -> dict[str, Any]:
         data = read_json(path)
     except (OSError, ValueError) as error:
         raise StoreError("read training", f"{path} ({reason(error)})", "a training.json") from None
-    found = (data.get("format"), data.get("version")) if isinstance(data, dict) else (None, None)
+    if not isinstance(data, dict):
+        data = {}
+    found = (data.get("format"), data.get("version"))
     if found != (TRAINING_FORMAT, TRAINING_VERSION):
         raise StoreError(
             "read training", f"{path} is {found}", f"{TRAINING_FORMAT} version {TRAINING_VERSION}"
         )
-    return dict(data)
+    return data
 
 
 def _write_iterations(path: Path, found: Iterations) -> None:

@@ -1,11 +1,6 @@
 """Collects the environment variables and package versions that affect timings, for run.json and
 JSON output.
-
-Entry points: `relevant_environment`, `installed_versions`. Used by `sweep`, `cluster`, `importers`,
-`planner` and the commands `comm` and `plan`.
 """
-
-from __future__ import annotations
 
 import os
 import platform
@@ -16,9 +11,12 @@ from quantbench import __version__
 
 #: environment variables that affect timings
 VARIABLES = (
-    "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING",
-    "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "GLOO_SOCKET_IFNAME",
-    "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
+    "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_ORDER",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE",
+    "GLOO_SOCKET_IFNAME",
+    "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING", "QUANTBENCH_DEVICE", "QUANTBENCH_KERNEL_NAMES",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TRITON_INTERPRET",
 )  # fmt: skip
@@ -42,12 +40,11 @@ def relevant_environment(environ: Mapping[str, str] | None = None) -> dict[str, 
     >>> relevant_environment({"NCCL_DEBUG": "INFO", "HOME": "/root", "CUDA_LAUNCH_BLOCKING": "1"})
     {'CUDA_LAUNCH_BLOCKING': '1', 'NCCL_DEBUG': 'INFO'}
     """
-    values = os.environ if environ is None else environ
-    return {
-        name: values[name]
-        for name in sorted(values)
-        if name in VARIABLES or name.startswith(PREFIXES)
-    }
+    found = {}
+    for name, value in sorted((os.environ if environ is None else environ).items()):
+        if name in VARIABLES or name.startswith(PREFIXES):
+            found[name] = value
+    return found
 
 
 def installed_versions() -> dict[str, str]:

@@ -1,13 +1,8 @@
 """Writes and reads the folder of a run: run.json and records.jsonl.
 
-Entry points: `RunWriter`, used by all that measure or import; `read_run`, which returns a `Run`;
-`find_runs`. Used by `sweep`, `cluster`, `importers`, `analysis`, `report`, `profile`, tools and the
-commands `check`, `comm` and `sweep`.
-
 Each record is one line, flushed to disk before the next point starts, so a crash loses at most the
-point in flight. `read_run` tolerates and reports an incomplete last line, missing lines and
-repeated lines. A second record replaces the first if the point had failed, or if it has the same
-measurement with another grade.
+point in progress. Reading tolerates and reports an incomplete last line, missing lines and repeated
+lines.
 """
 
 from __future__ import annotations
@@ -26,9 +21,11 @@ from quantbench.errors import InputError, StoreError
 from quantbench.files import folders_with, open_binary, reason
 from quantbench.store.record import Failed, Measured, Record, record_from_json, record_to_json
 from quantbench.store.run import RunInfo, now_text, read_run_info, require_name, write_run_info
+from quantbench.units import counted, listed
 
 _MOST_NAMED = 5
 _MOST_RUNS_NAMED = 3
+_WRITABLE = "a results folder that can be written"
 #: size limit of records.jsonl
 _LARGEST_RECORDS_BYTES = 2**32
 
@@ -55,15 +52,20 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Reads a run; skips a line that repeats another or measures again a point that did not fail.
 
+    A second record replaces the first if the point had failed, or if it has the same measurement
+    with another grade.
+
     Raises StoreError that names the file, and for a broken record the line.
     """
-    info, path = read_run_info(folder), folder / "records.jsonl"
+    info = read_run_info(folder)
+    path = folder / "records.jsonl"
     records: list[Record] = []
     points: dict[str, int] = {}  # index of each point's record
     digests: set[bytes] = set()
     retried: set[str] = set()
     regraded = 0
-    repeats, torn_bytes = [], 0
+    repeats = []
+    torn_bytes = 0
     for number, (line, record) in enumerate(_lines(path), start=1):
         if record is None:
             torn_bytes = len(line)
@@ -71,54 +73,50 @@ def read_run(folder: Path) -> Run:
         digest = sha256(line.strip()).digest()
         # Foreign tables hold several kernels for one workload, each with the same key.
         is_point = info.origin == "measured" and record.role == "point"
-        before = points.get(record.key) if is_point else None
-        failed = (
-            before is not None
-            and isinstance(records[before].outcome, Failed)
-            and record.key not in retried
-        )
-        graded_again = before is not None and _same_measurement(records[before], record)
-        if digest in digests or (before is not None and not failed and not graded_again):
+        place = points.get(record.key) if is_point else None
+        if digest in digests:
+            repeats.append(number)
+        elif place is None:
+            if is_point:
+                points[record.key] = len(records)
+            records.append(record)
+        elif _same_measurement(records[place], record):
+            regraded += 1
+            records[place] = record
+        elif isinstance(records[place].outcome, Failed) and record.key not in retried:
+            retried.add(record.key)
+            records[place] = record
+        else:
             repeats.append(number)
             continue
         digests.add(digest)
-        if before is not None:
-            records[before] = record
-            if graded_again:
-                regraded += 1
-            else:
-                retried.add(record.key)
-            continue
-        if is_point:
-            points[record.key] = len(records)
-        records.append(record)
-    said = []
+    warnings = []
     absent = not os.path.lexists(path)
     if absent:
-        said.append(f"{path} is missing, and with it every record")
+        warnings.append(f"{path} is missing, and with it every record")
     if torn_bytes:
-        said.append(f"{path}: the last line is torn ({torn_bytes} bytes); its point was not kept")
-    if repeats:
-        named = ", ".join(map(str, repeats[:_MOST_NAMED])) + (
-            ", …" if len(repeats) > _MOST_NAMED else ""
+        warnings.append(
+            f"{path}: the last line is torn ({torn_bytes} bytes); its point was not kept"
         )
-        said.append(f"{path}: records that repeat another count once (lines {named})")
+    if repeats:
+        lines = listed(repeats, _MOST_NAMED)
+        warnings.append(f"{path}: records that repeat another count once (lines {lines})")
     missing = (info.num_records or 0) - len(records) - len(retried) - regraded
     if missing > 0 and not absent:
-        said.append(f"{path}: {missing} of {info.num_records} records missing")
+        warnings.append(f"{path}: {missing} of {info.num_records} records missing")
     if info.origin == "measured" and (absent or torn_bytes or missing > 0):
-        said[-1] += f"; measure what is missing: quantbench sweep --resume {folder}"
-    return Run(folder, info, tuple(records), tuple(said), frozenset(retried), regraded, torn_bytes)
+        warnings[-1] += f"; measure what is missing: quantbench sweep --resume {folder}"
+    return Run(
+        folder, info, tuple(records), tuple(warnings), frozenset(retried), regraded, torn_bytes
+    )
 
 
 def _same_measurement(one: Record, other: Record) -> bool:
     """Returns whether two records of a point differ in the grade of one measurement."""
     if not isinstance(one.outcome, Measured) or not isinstance(other.outcome, Measured):
         return False
-    return (
-        one.outcome.measurement == other.outcome.measurement
-        and one.outcome.grade != other.outcome.grade
-    )
+    same = one.outcome.measurement == other.outcome.measurement
+    return same and one.outcome.grade != other.outcome.grade
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, Record | None]]:
@@ -169,8 +167,8 @@ class RunWriter:
         """Creates `results/<device-slug>/<run-id>/` and writes run.json. Raises StoreError if the
         run exists.
         """
-        for name in (info.device.name, info.run_id):
-            require_name("create run", name)
+        require_name("create run", info.device.name)
+        require_name("create run", info.run_id)
         folder = results / info.device.name / info.run_id
         made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
         info = replace(info, num_records=None)
@@ -181,9 +179,8 @@ class RunWriter:
                 "create run", f"{folder} exists", "a new run id, or --resume"
             ) from None
         except OSError as error:
-            what = f"{folder} ({error.strerror})"
-            raise StoreError("create run", what, "a results folder that can be written") from None
-        records = _open_alone(folder)
+            raise StoreError("create run", f"{folder} ({error.strerror})", _WRITABLE) from None
+        records = _open_locked(folder)
         try:
             write_run_info(folder, info)
         except StoreError:
@@ -195,18 +192,18 @@ class RunWriter:
     def resume(cls, folder: Path) -> tuple[RunWriter, Run]:
         """Opens an existing run to append records. Follows a symbolic link and removes an
         incomplete last line, whose point is then measured again."""
-        folder = folder.resolve() if folder.is_symlink() else folder
+        if folder.is_symlink():
+            folder = folder.resolve()
         read_run_info(folder)  # raises before a file is created in a folder without a run
-        records = _open_alone(folder)
+        records = _open_locked(folder)
         try:
             run = read_run(folder)
-            _end_at_a_line(folder / "records.jsonl", run.torn_bytes)
+            _trim_torn_line(folder / "records.jsonl", run.torn_bytes)
         except StoreError:
             records.close()
             raise
-        return cls(
-            folder, run.info, records, count=len(run.records) + len(run.retried) + run.regraded
-        ), run
+        count = len(run.records) + len(run.retried) + run.regraded
+        return cls(folder, run.info, records, count=count), run
 
     def append(self, record: Record) -> None:
         """Appends one record and flushes it to disk; on failure the file is left unchanged."""
@@ -221,11 +218,9 @@ class RunWriter:
         try:
             for record in records:
                 added += 1
-                line = (
-                    json.dumps(record_to_json(record), separators=(",", ":"), allow_nan=False)
-                    + "\n"
-                )
-                left = memoryview(line.encode())
+                data = record_to_json(record)
+                line = json.dumps(data, separators=(",", ":"), allow_nan=False)
+                left = memoryview(f"{line}\n".encode())
                 while left:
                     left = left[self._records.write(left) :]
             os.fsync(self._records.fileno())
@@ -269,22 +264,20 @@ class RunWriter:
         self.close()
 
 
-def _open_alone(folder: Path) -> FileIO:
+def _open_locked(folder: Path) -> FileIO:
     """Opens records.jsonl under an exclusive lock, which the kernel releases when the process
     ends.
     """
     import fcntl
 
+    path = folder / "records.jsonl"
     try:
-        # Unbuffered: every write reaches the operating system.
-        path = folder / "records.jsonl"  # if it is a pipe, opening it must not wait
+        # Unbuffered: every write reaches the operating system. O_NONBLOCK: a pipe opens at once.
         records = FileIO(
             path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666)
         )
     except OSError as error:
-        raise StoreError(
-            "write run", f"{folder} ({error.strerror})", "a results folder that can be written"
-        ) from None
+        raise StoreError("write run", f"{folder} ({error.strerror})", _WRITABLE) from None
     try:
         fcntl.flock(records, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -295,7 +288,7 @@ def _open_alone(folder: Path) -> FileIO:
     return records
 
 
-def _end_at_a_line(path: Path, torn: int) -> None:
+def _trim_torn_line(path: Path, torn: int) -> None:
     """Removes the `torn` bytes of an incomplete last line, or adds the newline to a complete
     one.
     """
@@ -305,7 +298,8 @@ def _end_at_a_line(path: Path, torn: int) -> None:
             file.truncate(size - torn)
         elif size:
             file.seek(-1, os.SEEK_END)
-            file.write(b"" if file.read(1) == b"\n" else b"\n")
+            if file.read(1) != b"\n":
+                file.write(b"\n")
 
 
 def read_one_run(folder: Path) -> Run:
@@ -317,20 +311,16 @@ def read_one_run(folder: Path) -> Run:
     if not os.path.exists(folder / "run.json"):
         below = [*find_runs(folder), *folders_with(folder, "*/run.json")]
         if below:
-            names = ", ".join(str(path) for path in below[:_MOST_RUNS_NAMED]) + (
-                ", …" if len(below) > _MOST_RUNS_NAMED else ""
-            )
-            raise StoreError(
-                "read run",
-                f"{folder} holds {len(below)} run{'s' if len(below) > 1 else ''}",
-                f"one of them: {names}",
-            )
+            holds = f"{folder} holds {counted(len(below), 'run')}"
+            names = listed(below, _MOST_RUNS_NAMED)
+            raise StoreError("read run", holds, f"one of them: {names}")
     run = read_run(folder)
     others = sorted({record.run_id for record in run.records} - {run.info.run_id})
     if others:
-        shown = ", ".join(others[:_MOST_RUNS_NAMED])
         raise StoreError(
-            "read run", f"{folder} has records of {shown}", f"records of {run.info.run_id} alone"
+            "read run",
+            f"{folder} has records of {', '.join(others[:_MOST_RUNS_NAMED])}",
+            f"records of {run.info.run_id} alone",
         )
     return run
 

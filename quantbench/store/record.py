@@ -9,7 +9,7 @@ from sys import intern
 from typing import TypeVar, cast
 
 from quantbench.device.spec import DeviceState
-from quantbench.errors import InputError, require_choice, require_int
+from quantbench.errors import InputError, require_choices, require_ints
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Check, Grade, Measurement
 from quantbench.store.typed import Json, decode, encode
@@ -38,7 +38,7 @@ class Place:
     count: int = 1
 
     def __post_init__(self) -> None:
-        require_int("Place", "count", self.count)
+        require_ints(self, "count")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Failed:
     message: str
 
     def __post_init__(self) -> None:
-        require_choice("Failed", "kind", self.kind, FAILURES)
+        require_choices(self, kind=FAILURES)
 
 
 Outcome = Measured | Skipped | Failed
@@ -100,8 +100,7 @@ class Record:
     phases_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_choice("Record", "origin", self.origin, ORIGINS)
-        require_choice("Record", "role", self.role, ROLES)
+        require_choices(self, origin=ORIGINS, role=ROLES)
         if self.origin == "imported" and not self.source:
             raise InputError(
                 "Record", "origin = 'imported' without a source", "where it comes from"
@@ -128,20 +127,22 @@ def _launch_from_json(data: object) -> Launch | None:
     if not isinstance(data, dict):
         raise InputError("launch", repr(data)[:80], "a JSON object or null")
     rest = {name: value for name, value in data.items() if name not in _TILE_FIELDS}
+    rest["tile"] = None
     known = {name: data[name] for name in _TILE_FIELDS if data.get(name) is not None}
-    return decode(Launch, {**rest, "tile": decode(Tile, known) if "block_m" in known else None})
+    if "block_m" in known:
+        rest["tile"] = decode(Tile, known)
+    return decode(Launch, rest)
 
 
 def _measurement_to_json(measurement: Measurement, grade: Grade) -> Json:
     """Encodes a measurement, with all samples and its grade, as a JSON object."""
     values = {one.name: getattr(measurement, one.name) for one in fields(measurement)}
-    return {
-        **values,
+    return values | {
         "discarded": encode(measurement.discarded),
         "state_before": _encode_once(measurement.state_before),
         "state_after": _encode_once(measurement.state_after),
         "mean_clock": encode(measurement.mean_clock),
-        "grade": {"letter": grade.letter, "reasons": grade.reasons},
+        "grade": encode(grade),
     }
 
 
@@ -190,7 +191,7 @@ def record_to_json(record: Record) -> Json:
         "origin": record.origin,
         "source": record.source,
         "elapsed_s": round(record.elapsed_s, 3),
-        "places": [{"axes": dict(p.axes), "op": p.op, "count": p.count} for p in record.places],
+        "places": encode(record.places),
         "workload": workload_to_json(record.workload),
         "provider": record.provider,
         "launch": _launch_to_json(record.launch),
@@ -214,21 +215,19 @@ def record_from_json(data: object) -> Record:
     if not isinstance(data, dict):
         raise InputError("record", repr(data)[:80], "a JSON object")
     if data.get("version") != RECORD_VERSION:
-        expected = f"{RECORD_VERSION} (another quantbench may have written it)"
-        raise InputError("record", f"version = {data.get('version')!r}", expected)
-    same = ("run_id", "key", "provider", "origin", "role", "source", "places", "elapsed_s", "check")
-    found = ((name, data.get(name)) for name in same)
-    values = {
-        name: intern(value) if isinstance(value, str) else value for name, value in found
-    }  # records share texts
-    values |= {
-        "workload": workload_from_json(data.get("workload")),
-        "outcome": _outcome_from_json(data),
-    }
-    values |= {
-        "launch": _launch_from_json(data.get("launch")),
-        "phases_s": data.get("phases_s", {}),
-    }
+        raise InputError(
+            "record",
+            f"version = {data.get('version')!r}",
+            f"{RECORD_VERSION} (another quantbench may have written it)",
+        )
+    values: Json = {name: data.get(name) for name in ("places", "elapsed_s", "check")}
+    for name in ("run_id", "key", "provider", "origin", "role", "source"):
+        value = data.get(name)
+        values[name] = intern(value) if isinstance(value, str) else value  # records share texts
+    values["workload"] = workload_from_json(data.get("workload"))
+    values["outcome"] = _outcome_from_json(data)
+    values["launch"] = _launch_from_json(data.get("launch"))
+    values["phases_s"] = data.get("phases_s", {})
     made = decode(Record, values, "record")
     if not _KEY.fullmatch(made.key):
         raise InputError("record", f"key = {made.key!r}"[:80], "16 hex digits")

@@ -31,8 +31,11 @@ def require_name(operation: str, name: str) -> str:
     otherwise.
     """
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
-        expected = f"letters, digits, '.', '_' and '-', at most {_LONGEST_NAME}"
-        raise StoreError(operation, f"name {name!r}"[:100], expected)
+        raise StoreError(
+            operation,
+            f"name {name!r}"[:100],
+            f"letters, digits, '.', '_' and '-', at most {_LONGEST_NAME}",
+        )
     return name
 
 
@@ -78,9 +81,8 @@ def write_run_info(folder: Path, info: RunInfo) -> None:
     """Writes run.json atomically, so that readers never see a partial file."""
     data = {"format": RUN_FORMAT, "version": RUN_VERSION, **encode(info)}
     text = json.dumps(data, indent=1) + "\n"
-    write_file(
-        "write run", folder / "run.json", text, expected="a results folder that can be written"
-    )
+    expected = "a results folder that can be written"
+    write_file("write run", folder / "run.json", text, expected=expected)
 
 
 def read_run_info(folder: Path) -> RunInfo:
@@ -89,7 +91,9 @@ def read_run_info(folder: Path) -> RunInfo:
     try:
         data = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
-        what = f"{folder} is a file" if os.path.isfile(folder) else str(folder)
+        what = str(folder)
+        if os.path.isfile(folder):
+            what += " is a file"
         raise StoreError("read run", what, "a folder with run.json in it") from None
     except (OSError, ValueError) as error:
         raise StoreError("read run", f"{path} ({reason(error)})", "a readable JSON file") from None

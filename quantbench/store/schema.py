@@ -1,6 +1,5 @@
-"""Builds the JSON Schemas of run.json and of a line of records.jsonl from the dataclasses.
-
-Entry point: `schema`, for users and tests; `python -m quantbench.store.schema run` prints one.
+"""Builds the JSON Schemas of run.json and of a line of records.jsonl from the dataclasses: `python
+-m quantbench.store.schema run` prints one.
 """
 
 import json
@@ -9,7 +8,7 @@ from dataclasses import fields
 
 from quantbench.device.spec import DEVICE_KINDS, DeviceSpec
 from quantbench.launch import Launch, Tile
-from quantbench.measurement import GRADES, Grade, MeanClock, Measurement
+from quantbench.measurement import CACHES, GRADES, MODES, Grade, MeanClock, Measurement
 from quantbench.store.record import (
     FAILURES,
     ORIGINS,
@@ -28,41 +27,49 @@ from quantbench.workload.ops import DIRECTIONS, LAYOUTS, MASKS
 
 _POSITIVE: Json = {"type": "number", "exclusiveMinimum": 0}
 _COUNT: Json = {"type": "integer", "minimum": 0}
+_COUNTS: Json = {"items": _COUNT, "minItems": 1}
+_NULL: Json = {"type": "null"}
 _GRID: Json = {
     "type": "array",
     "items": {"type": "integer", "minimum": 1},
     "minItems": 3,
     "maxItems": 3,
 }
+
+
+def _one_of(choices: tuple[str, ...]) -> Json:
+    return {"enum": list(choices)}
+
+
 # Limits that the classes check beyond the types of their fields.
 _LIMITS: dict[tuple[type, str], Json] = {
-    (DeviceSpec, "kind"): {"enum": list(DEVICE_KINDS)},
+    (DeviceSpec, "kind"): _one_of(DEVICE_KINDS),
     (DeviceSpec, "peak_tflops"): {"additionalProperties": _POSITIVE},
-    (RunInfo, "how_ended"): {"enum": list(ENDINGS)},
-    (RunInfo, "origin"): {"enum": list(ORIGINS)},
+    (RunInfo, "how_ended"): _one_of(ENDINGS),
+    (RunInfo, "origin"): _one_of(ORIGINS),
     (Record, "key"): {"pattern": "^[0-9a-f]{16}$"},
-    (Record, "role"): {"enum": list(ROLES)},
-    (Record, "origin"): {"enum": list(ORIGINS)},
+    (Record, "role"): _one_of(ROLES),
+    (Record, "origin"): _one_of(ORIGINS),
     (Place, "count"): {"minimum": 1},
-    (Gemm, "layout"): {"enum": list(LAYOUTS)},
-    (GroupedGemm, "layout"): {"enum": list(LAYOUTS)},
-    (GroupedGemm, "tokens_per_expert"): {"items": _COUNT, "minItems": 1},
-    (Permute, "direction"): {"enum": list(PERMUTATIONS)},
-    (MoE, "distribution"): {"anyOf": [{"type": "string"}, {"type": "array", "items": _COUNT, "minItems": 1}]},
-    (Softmax, "mask"): {"enum": list(MASKS)},
-    (Softmax, "direction"): {"enum": list(DIRECTIONS)},
-    (Attention, "direction"): {"enum": list(DIRECTIONS)},
+    (Gemm, "layout"): _one_of(LAYOUTS),
+    (GroupedGemm, "layout"): _one_of(LAYOUTS),
+    (GroupedGemm, "tokens_per_expert"): _COUNTS,
+    (Permute, "direction"): _one_of(PERMUTATIONS),
+    (MoE, "distribution"): {"anyOf": [{"type": "string"}, {"type": "array", **_COUNTS}]},
+    (Softmax, "mask"): _one_of(MASKS),
+    (Softmax, "direction"): _one_of(DIRECTIONS),
+    (Attention, "direction"): _one_of(DIRECTIONS),
     (Measurement, "samples_us"): {"items": _POSITIVE, "minItems": 1},
-    (Measurement, "mode"): {"enum": ["events", "graph", "cpu", "unknown"]},
-    (Measurement, "cache"): {"enum": ["cold", "hot", "unknown"]},
+    (Measurement, "mode"): _one_of(MODES),
+    (Measurement, "cache"): _one_of(CACHES),
     (Measurement, "kernels_per_sample"): {"minimum": 1},
     (MeanClock, "mhz"): _POSITIVE,
     (MeanClock, "half_width_mhz"): {"minimum": 0},
-    (Measurement, "floor_us"): {"anyOf": [_POSITIVE, {"type": "null"}]},
-    (Grade, "letter"): {"enum": list(GRADES)},
-    (Launch, "grid"): {"anyOf": [_GRID, {"type": "null"}]},
-    (Launch, "block"): {"anyOf": [_GRID, {"type": "null"}]},
-    (Failed, "kind"): {"enum": list(FAILURES)},
+    (Measurement, "floor_us"): {"anyOf": [_POSITIVE, _NULL]},
+    (Grade, "letter"): _one_of(GRADES),
+    (Launch, "grid"): {"anyOf": [_GRID, _NULL]},
+    (Launch, "block"): {"anyOf": [_GRID, _NULL]},
+    (Failed, "kind"): _one_of(FAILURES),
 }  # fmt: skip
 
 
@@ -77,24 +84,19 @@ def schema(name: str) -> Json:
 
 def _run() -> Json:
     head = {"format": {"const": RUN_FORMAT}, "version": {"const": RUN_VERSION}}
-    return _document(
-        f"quantbench-run-{RUN_VERSION}", f"run.json, version {RUN_VERSION}", head, _of(RunInfo)
-    )
+    title = f"run.json, version {RUN_VERSION}"
+    return _document(f"quantbench-run-{RUN_VERSION}", title, head, _of(RunInfo))
 
 
 def _record() -> Json:
     outcomes = {"measurement": _measurement(), "skipped": _of(Skipped), "failed": _of(Failed)}
     body = _of(Record)
-    properties = (
-        body["properties"] | outcomes | {"launch": {"anyOf": [_launch(), {"type": "null"}]}}
-    )
+    properties = body["properties"] | outcomes | {"launch": {"anyOf": [_launch(), _NULL]}}
     del properties["outcome"]
-    needed = [name for name in properties if name not in (*outcomes, "launch", "check", "phases_s")]
-    body |= {
-        "properties": properties,
-        "required": needed,
-        "oneOf": [{"required": [name]} for name in outcomes],
-    }
+    optional = (*outcomes, "launch", "check", "phases_s")
+    body["properties"] = properties
+    body["required"] = [name for name in properties if name not in optional]
+    body["oneOf"] = [{"required": [name]} for name in outcomes]
     head = {"version": {"const": RECORD_VERSION}}
     title = f"One line of records.jsonl, version {RECORD_VERSION}"
     return _document(f"quantbench-record-{RECORD_VERSION}", title, head, body)
@@ -117,18 +119,17 @@ def _of(kind: type) -> Json:
 
 def _measurement() -> Json:
     body = _of(Measurement)
-    return body | {
-        "properties": body["properties"] | {"grade": _of(Grade)},
-        "required": [*body["required"], "grade"],
-    }
+    body["properties"]["grade"] = _of(Grade)
+    body["required"].append("grade")
+    return body
 
 
 def _launch() -> Json:
     body = _of(Launch)
-    properties = {name: value for name, value in body["properties"].items() if name != "tile"}
-    return body | {
-        "properties": properties | {one.name: json_schema(int | None) for one in fields(Tile)}
-    }
+    del body["properties"]["tile"]
+    for one in fields(Tile):
+        body["properties"][one.name] = json_schema(int | None)
+    return body
 
 
 if __name__ == "__main__":

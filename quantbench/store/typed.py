@@ -1,12 +1,6 @@
 """Converts dataclasses to JSON objects and back, with field names and types checked against the
 dataclass.
-
-Entry points: `decode`, `encode`, `json_schema`, `is_number`, and the type `Json`. Used by the rest
-of `store`, by `profile`, by `importers.training_run`, by `sweep` (messages, options, shape files)
-and by `cluster`.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -22,7 +16,13 @@ _T = TypeVar("_T")
 # Converts a JSON value to the field's type; raises _WrongTypeError.
 _Convert = Callable[[Any], Any]
 
-_WORDS = {str: "a text", int: "an integer", float: "a finite number", bool: "true or false"}
+_WORDS = {
+    str: "a text",
+    int: "an integer",
+    float: "a finite number",
+    bool: "true or false",
+    NoneType: "null",
+}
 _PLURALS = {str: "texts", int: "integers", float: "finite numbers", bool: "booleans"}
 _SCHEMA_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 # Limit of integers in number fields: numpy stores larger ones as objects.
@@ -51,14 +51,17 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     instance is kept. Fields with a default may be missing unless `whole`, which applies to nested
     objects too. Raises InputError that names `who` (default: the name of `kind`) and the field.
     """
+    who = who or kind.__name__
     if not isinstance(data, dict):
-        raise InputError(who or kind.__name__, repr(data)[:80], "a JSON object")
+        raise InputError(who, repr(data)[:80], "a JSON object")
     by_name, needed = _fields(kind, whole)  # type: ignore[arg-type]
     if not needed <= data.keys() <= by_name.keys():
         name = min((data.keys() - by_name.keys()) | (needed - data.keys()))
-        problem, expected = ("unknown", "no field but") if name in data else ("missing", "all of")
-        what = f"field {name[:60]!r} is {problem}"
-        raise InputError(who or kind.__name__, what, f"{expected} {', '.join(by_name)}")
+        known = ", ".join(by_name)
+        field_name = f"field {name[:60]!r}"
+        if name in data:
+            raise InputError(who, f"{field_name} is unknown", f"no field but {known}")
+        raise InputError(who, f"{field_name} is missing", f"all of {known}")
     values = {}
     for name, value in data.items():
         field = by_name[name]
@@ -66,9 +69,7 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
             try:
                 value = field.convert(value)
             except _WrongTypeError:
-                raise InputError(
-                    who or kind.__name__, f"{name} = {value!r}"[:100], field.expected
-                ) from None
+                raise InputError(who, f"{name} = {value!r}"[:100], field.expected) from None
         values[name] = value
     return kind(**values)
 
@@ -80,11 +81,14 @@ def encode(value: Any) -> Any:
     A class with a constant `kind`, such as a workload, is encoded with it.
     """
     if is_dataclass(value):
-        kind = {} if _kind_of(type(value)) is None else {"kind": _kind_of(type(value))}
-        return kind | {one.name: encode(getattr(value, one.name)) for one in fields(value)}
+        kind = _kind_of(type(value))
+        tag = {} if kind is None else {"kind": kind}
+        return tag | {one.name: encode(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Mapping):
         return {key: encode(item) for key, item in value.items()}
-    return [encode(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return list(map(encode, value))
+    return value
 
 
 def _kind_of(option: Any) -> str | None:
@@ -102,22 +106,18 @@ def _fields(kind: Any, whole: bool = False) -> tuple[Mapping[str, _Field], froze
     """
     hints = get_type_hints(kind)
     by_name = {}
-    for name, hint in ((one.name, hints[one.name]) for one in fields(kind)):
-        exact = next(
-            (
-                one
-                for one in _options(hint)
-                if one in (str, int, bool, NoneType) or is_dataclass(one)
-            ),
-            None,
-        )
-        by_name[name] = _Field(exact, _converter(hint, whole), _words(hint))
-    bare = (
-        one.name
-        for one in fields(kind)
-        if one.default is MISSING and one.default_factory is MISSING
-    )
-    return by_name, frozenset(by_name if whole else bare)
+    needed = set()
+    for one in fields(kind):
+        hint = hints[one.name]
+        exact = next(filter(_is_exact, _options(hint)), None)
+        by_name[one.name] = _Field(exact, _converter(hint, whole), _words(hint))
+        if whole or (one.default is MISSING and one.default_factory is MISSING):
+            needed.add(one.name)
+    return by_name, frozenset(needed)
+
+
+def _is_exact(hint: Any) -> bool:
+    return hint in (str, int, bool, NoneType) or is_dataclass(hint)
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
@@ -136,10 +136,8 @@ def _converter(hint: Any, whole: bool) -> _Convert:
     if origin in (Union, UnionType):
         return _union(arguments, whole)
     if origin is list or (origin is tuple and arguments[-1] is Ellipsis):
-        of_item, a_list = (
-            _converter(arguments[0], whole),
-            _checked(lambda value: type(value) in (list, origin)),
-        )
+        of_item = _converter(arguments[0], whole)
+        a_list = _checked(lambda value: type(value) in (list, origin))
         return lambda value: origin(map(of_item, a_list(value)))
     if origin is tuple:
         items = [_converter(argument, whole) for argument in arguments]
@@ -148,11 +146,13 @@ def _converter(hint: Any, whole: bool) -> _Convert:
             item(one) for item, one in zip(items, as_many(value), strict=True)
         )
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        of_key, of_value = (_converter(argument, whole) for argument in arguments)
+        of_key = _converter(arguments[0], whole)
+        of_value = _converter(arguments[1], whole)
         a_mapping = _checked(lambda value: isinstance(value, Mapping))
         return lambda value: {of_key(k): of_value(v) for k, v in a_mapping(value).items()}
     if is_dataclass(hint):
-        return lambda value: value if isinstance(value, hint) else decode(hint, value, whole=whole)  # type: ignore[arg-type]
+        kind: Any = hint
+        return lambda value: value if isinstance(value, kind) else decode(kind, value, whole=whole)
     raise TypeError(f"no JSON form for {hint}")  # a field of a new type needs one
 
 
@@ -182,28 +182,24 @@ def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
     """Converts a union. Of several dataclasses, instances pass, and JSON objects that name the
     class by its `kind`.
     """
-    classes = [option for option in options if is_dataclass(option)]
-    by_kind = {_kind_of(option): option for option in classes if _kind_of(option) is not None}
+    classes: list[Any] = list(filter(is_dataclass, options))
+    by_kind = {_kind_of(option): option for option in classes}
     others = [_converter(option, whole) for option in options if not is_dataclass(option)]
 
     def convert(value: Any) -> Any:
-        for kind in classes:
-            if isinstance(value, kind):  # type: ignore[arg-type]
-                return value
+        if isinstance(value, tuple(classes)):
+            return value
         for other in others:
             try:
                 return other(value)
             except _WrongTypeError:
                 continue
         if len(classes) == 1 and isinstance(value, dict):
-            return decode(classes[0], value, whole=whole)  # type: ignore[arg-type]
-        if (
-            isinstance(value, dict)
-            and isinstance(value.get("kind"), str)
-            and value["kind"] in by_kind
-        ):
+            return decode(classes[0], value, whole=whole)
+        kind = value.get("kind") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind in by_kind:
             rest = {name: item for name, item in value.items() if name != "kind"}
-            return decode(by_kind[value["kind"]], rest, f"workload {value['kind']}")  # type: ignore[arg-type]
+            return decode(by_kind[kind], rest, f"workload {kind}")
         raise _WrongTypeError
 
     return convert
@@ -225,32 +221,31 @@ def json_schema(hint: Any, limits: Mapping[tuple[type, str], Json] | None = None
         return {"type": "array", "items": json_schema(arguments[0], limits)}
     if origin is tuple:
         items = [json_schema(argument, limits) for argument in arguments]
-        return {
-            "type": "array",
-            "prefixItems": items,
-            "minItems": len(items),
-            "maxItems": len(items),
-        }
+        count = len(items)
+        return {"type": "array", "prefixItems": items, "minItems": count, "maxItems": count}
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {"type": "object", "additionalProperties": json_schema(arguments[1], limits)}
-    hints, kind = get_type_hints(hint), _kind_of(hint)
-    tag = {} if kind is None else {"kind": {"const": kind}}
+    _, needed = _fields(hint)
+    properties = {}
+    required = []
+    if kind := _kind_of(hint):
+        properties["kind"] = {"const": kind}
+        required.append("kind")
+    for name, of in get_type_hints(hint).items():
+        if name in hint.__dataclass_fields__:
+            properties[name] = json_schema(of, limits) | (limits or {}).get((hint, name), {})
+            if name in needed:
+                required.append(name)
     return {
         "type": "object",
-        "properties": tag
-        | {
-            one.name: json_schema(hints[one.name], limits)
-            | (limits or {}).get((hint, one.name), {})
-            for one in fields(hint)
-        },
-        "required": [*tag, *(one.name for one in fields(hint) if one.name in _fields(hint)[1])],
+        "properties": properties,
+        "required": required,
         "additionalProperties": False,
     }
 
 
 def _words(hint: Any) -> str:
-    named = [_word(option) for option in _options(hint) if option is not NoneType]
-    return " or ".join(named) + (" or null" if NoneType in _options(hint) else "")
+    return " or ".join(map(_word, _options(hint)))
 
 
 def _word(hint: Any) -> str:
@@ -258,7 +253,8 @@ def _word(hint: Any) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (tuple, list):
         count = f"{len(arguments)} " if origin is tuple and Ellipsis not in arguments else ""
-        return f"a list of {count}{_PLURALS.get(arguments[0], 'objects' if is_dataclass(arguments[0]) else 'values')}"
+        items = "objects" if is_dataclass(arguments[0]) else "values"
+        return f"a list of {count}{_PLURALS.get(arguments[0], items)}"
     if origin is not None:
         return f"an object of {_PLURALS.get(arguments[-1], 'values')}"
     return str(_WORDS.get(hint) or hint.__name__)

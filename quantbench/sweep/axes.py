@@ -5,18 +5,17 @@ if the step reaches it), and `@edges` at the end to add both sides of every pred
 the smallest and the largest value.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
-from math import isqrt, lcm, prod
+from math import lcm, prod
 from typing import Any
 
 from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, require_choice
+from quantbench.errors import InputError, first_repeated, require_choice
+from quantbench.quantization import divisors
 from quantbench.sweep.sizes import (
     ATTENTION_OPS,
     DIMS,
@@ -82,7 +81,7 @@ def parse_axis(text: str, device_kind: str = "") -> Axis:
     if dim not in DIMS:
         raise InputError("--dim", repr(dim), "one of " + ", ".join(DIMS))
     if not given and device_kind:
-        text = SWEPT[dim].cpu if device_kind == "cpu" else SWEPT[dim].gpu
+        text = SWEPT[dim].usual_range(device_kind)
     body, at, suffix = text.strip().partition("@")
     if at and suffix != "edges":
         raise InputError(f"--dim {dim}", f"'@{suffix}'", "@edges or nothing after the values")
@@ -105,8 +104,9 @@ def _parse_item(dim: str, item: str) -> range:
     expected = f"start:stop[:step] or an integer, all from 1 to {LARGEST:,}"
     if len(parts) > 3 or not all(re.fullmatch("[0-9]{1,10}", part.strip()) for part in parts):
         raise InputError(f"--dim {dim}", repr(item)[:100], expected)
-    numbers = [int(part) for part in parts]
-    start, stop = numbers[0], numbers[min(1, len(numbers) - 1)]
+    numbers = list(map(int, parts))
+    start = numbers[0]
+    stop = numbers[min(1, len(numbers) - 1)]
     step = numbers[2] if len(numbers) == 3 else SWEPT[dim].step
     if start < 1 or step < 1 or stop > LARGEST:
         raise InputError(f"--dim {dim}", repr(item)[:100], expected)
@@ -122,19 +122,14 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
     if not axes:
         raise InputError(who, "no --dim", "at least one dimension to vary")
     dims = [axis.dim for axis in axes]
-    repeated = next((d for d in dims if dims.count(d) > 1), None)
+    typed = "--dim " + " --dim ".join(dims)
+    repeated = first_repeated(dims)
     if repeated:
         raise InputError(who, f"--dim {repeated} twice", "each dimension once")
     if "tokens" in dims and {"seq", "mbs"} & set(dims):
-        raise InputError(
-            who, "--dim " + " --dim ".join(dims), "tokens, or seq and mbs whose product they are"
-        )
-    if 0 < sum(d in GEMM_DIMS for d in dims) < len(dims):
-        raise InputError(
-            who,
-            "--dim " + " --dim ".join(dims),
-            "dimensions of a model, or m, n, k, batch: not both",
-        )
+        raise InputError(who, typed, "tokens, or seq and mbs whose product they are")
+    if set(GEMM_DIMS) & set(dims) and not set(GEMM_DIMS).issuperset(dims):
+        raise InputError(who, typed, "dimensions of a model, or m, n, k, batch: not both")
     places = prod(len(axis.values) for axis in axes)
     if places > MOST_VALUES:
         raise InputError(
@@ -216,40 +211,39 @@ def with_defaults(held: Held, spec: DeviceSpec, dims: Collection[str] = ()) -> H
     defaults = usual_sizes(spec.torch_kind, "model", "product")
     if held.experts or {dim.partition("=")[0] for dim in dims} & set(MOE_DIMS):
         defaults |= usual_sizes(spec.torch_kind, "experts")
-    missing: Mapping[str, Any] = {
-        name: v for name, v in defaults.items() if getattr(held, name) == 0
+    missing: dict[str, Any] = {
+        name: value for name, value in defaults.items() if getattr(held, name) == 0
     }
-    dtype, attention = held.dtype or default_dtype(spec), held.attention or default_attention(spec)
-    return replace(held, **missing, dtype=dtype, attention=attention)
+    missing["dtype"] = held.dtype or default_dtype(spec)
+    missing["attention"] = held.attention or default_attention(spec)
+    return replace(held, **missing)
 
 
-def ops_at(
-    axes: tuple[Axis, ...],
-    values: tuple[int, ...],
-    held: Held,
-    who: str = "sweep",
-    *,
-    modelled: bool = False,
-) -> tuple[Op, ...]:
+def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held) -> tuple[Op, ...]:
     """Returns the ops of one point.
 
     values: one value per axis.
     held: all other sizes, defaults filled in.
-    who: command named in errors.
-    modelled: whether to return the routed experts of a layer as one op, as they are modelled.
 
     Raises InputError for an impossible point (heads that do not divide hidden, …).
     """
-    return _ops_and_left_out(axes, values, held, who, modelled=modelled)[0]
+    return _ops_and_left_out(axes, _point(axes, values), held, "sweep", modelled=False)[0]
+
+
+def _point(axes: Sequence[Axis], values: Sequence[int]) -> dict[str, int]:
+    """Returns the values by the fields of their axes."""
+    return {axis.field: value for axis, value in zip(axes, values, strict=True)}
 
 
 def _ops_and_left_out(
-    axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str, *, modelled: bool
+    axes: Sequence[Axis], point: dict[str, int], held: Held, who: str, *, modelled: bool
 ) -> tuple[tuple[Op, ...], str]:
-    """Returns the ops of one point, and which wanted ops are left out and why ("" if none), as of
-    `ops_at`.
+    """Returns the ops of one point, and which wanted ops are left out and why ("" if none).
+
+    point: value of each axis by its field.
+    who: command named in errors.
+    modelled: whether to return the routed experts of a layer as one op, as they are modelled.
     """
-    point = {axis.field: value for axis, value in zip(axes, values, strict=True)}
     if axes[0].dim in GEMM_DIMS:
         sizes = {name: point.get(name, getattr(held, name)) for name in GEMM_DIMS}
         return (Op("gemm", "forward", Gemm(**sizes, dtype=held.dtype, layout=held.layout), 1),), ""
@@ -257,7 +251,7 @@ def _ops_and_left_out(
     shape = _shape({**point, **heads.sizes}, held, who)
     # By default the ops that the axes change most, with this kind of attention.
     other = UNFUSED_OPS if shape.attention == "flash" else ("attention",)
-    changed = {op for axis in axes for op in SWEPT[axis.dim].ops}.difference(other)
+    changed = set[str]().union(*(SWEPT[axis.dim].ops for axis in axes)).difference(other)
     wanted = held.ops or [op for op in MODEL_OPS if op in changed]
     missing = [op for op in wanted if op in heads.without]
     names = set(wanted).difference(missing)
@@ -271,7 +265,9 @@ def _ops_and_left_out(
         ops = shape.ops(backward=held.direction != "forward")
     if held.direction == "backward":
         ops = tuple(op for op in ops if op.phase != "forward")
-    left_out = f"{heads.objection}: without {', '.join(missing)}" if missing else ""
+    left_out = ""
+    if missing:
+        left_out = f"{heads.objection}: without {', '.join(missing)}"
     return tuple(op for op in ops if op.name in names), left_out
 
 
@@ -281,27 +277,33 @@ def places_of(
     """Returns the ops at each place of a grid, and why impossible places, or ops of a place, are
     left out.
 
-    Arguments are as of `ops_at`. Raises InputError if all places are impossible.
+    held, who, modelled: as of `_ops_and_left_out`. Raises InputError if all places are impossible.
     """
-    places, left_out, errors = [], [], []
+    places = []
+    left_out = []
+    errors = []
     for values in product(*(axis.values for axis in axes)):
+        point = _point(axes, values)
         try:
-            ops, without = _ops_and_left_out(tuple(axes), values, held, who, modelled=modelled)
+            ops, without = _ops_and_left_out(axes, point, held, who, modelled=modelled)
         except InputError as error:
             errors.append(error)
             left_out.append(str(error))
             continue
         if without:
             left_out.append(without)
-        places.append(({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops))
+        places.append((point, ops))
     if errors and not places:
         raise errors[0]
     return places, tuple(left_out)
 
 
+# Sizes that `Held` and a shape name alike.
+_SHARED = Held.__dataclass_fields__.keys() & TransformerShape.__dataclass_fields__.keys()
+
+
 def _shape(point: dict[str, int], held: Held, who: str) -> TransformerShape:
-    names = {f.name for f in fields(TransformerShape)} & {f.name for f in fields(Held)}
-    values: dict[str, Any] = {name: point.get(name, getattr(held, name)) for name in names}
+    values: dict[str, Any] = {name: point.get(name, getattr(held, name)) for name in _SHARED}
     if values["experts"]:
         values["gated"] = True  # as in all published models with experts
         if tokens := point.get("tokens", held.tokens):
@@ -336,29 +338,34 @@ class _Heads:
 def _heads_of(point: dict[str, int], held: Held, who: str) -> _Heads:
     """Returns heads that follow hidden at a fixed head_dim, unless their number is given. Products
     do not know heads: at sizes between, they are those of the heads whose head_dim is nearest."""
-    at = {
-        name: point.get(name, getattr(held, name))
-        for name in ("hidden", "heads", "head_dim", "kv_heads", "tp")
-    }
-    hidden, tp = at["hidden"], at["tp"]
-    if at["heads"]:
+
+    def size(name: str) -> int:
+        value: int = point.get(name, getattr(held, name))
+        return value
+
+    if size("heads"):
         return _Heads({})
+    hidden = size("hidden")
+    tp = size("tp")
+    kv_heads = size("kv_heads")
     if hidden % tp:
         raise InputError(who, f"hidden = {hidden} with tp = {tp}", "hidden divisible by tp")
-    ratio = 1 if at["kv_heads"] else held.heads_per_kv_head
-    head_dim = at["head_dim"] or _USUAL_HEAD_DIM * ("hidden" in point)
-    if not head_dim and at["kv_heads"]:
-        heads = _nearest_heads(hidden, lcm(tp, at["kv_heads"]), _USUAL_HEAD_DIM)
+    ratio = 1 if kv_heads else held.heads_per_kv_head
+    head_dim = size("head_dim")
+    if not head_dim and "hidden" in point:
+        head_dim = _USUAL_HEAD_DIM
+    if not head_dim and kv_heads:
+        heads = _nearest_heads(hidden, lcm(tp, kv_heads), _USUAL_HEAD_DIM)
         return _Heads({"heads": heads})
     if head_dim and hidden % head_dim == 0:
         heads = hidden // head_dim
-        kv_heads = at["kv_heads"] or max(1, heads // ratio)
-        split = kv_heads % tp == 0 or tp % kv_heads == 0
-        if split and heads % tp == 0 and heads % (kv_heads * ratio) == 0:
-            return _Heads({"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim})
+        kv = kv_heads or max(1, heads // ratio)
+        split = kv % tp == 0 or tp % kv == 0
+        if split and heads % tp == 0 and heads % (kv * ratio) == 0:
+            return _Heads({"heads": heads, "kv_heads": kv, "head_dim": head_dim})
     without: tuple[str, ...] = ATTENTION_OPS if head_dim else ()
     replicated = hidden < head_dim * tp * ratio  # key/value heads over tp
-    if hidden % (tp * ratio) or at["kv_heads"] or replicated:
+    if hidden % (tp * ratio) or kv_heads or replicated:
         without += ("qkv",)
         ratio = 1
     heads = _nearest_heads(hidden, tp * ratio, head_dim or _USUAL_HEAD_DIM)
@@ -370,6 +377,5 @@ def _heads_of(point: dict[str, int], held: Held, who: str) -> _Heads:
 def _nearest_heads(hidden: int, step: int, head_dim: int) -> int:
     """Returns the divisor of hidden and multiple of step whose head_dim is nearest."""
     rest = hidden // step
-    small = [d for d in range(1, isqrt(rest) + 1) if rest % d == 0]
-    divisors = [d * step for half in small for d in (half, rest // half)]
-    return min(divisors, key=lambda heads: (abs(hidden / heads - head_dim), heads))
+    candidates = (divisor * step for divisor in divisors(rest))
+    return min(candidates, key=lambda heads: (abs(hidden / heads - head_dim), heads))

@@ -1,12 +1,4 @@
-"""Runs Python modules as child processes that answer requests over pipes.
-
-Entry points: `WorkerProcess` in the parent, used by `cluster` and by the commands `sweep` and
-`check`; its base `ChildProcess`, its protocol `Asked` and `WorkerLostError`; `parent_pipe` and
-`context_lost` in the child; `refusal`. Used by `worker`, `naming`, `runner`, `session`, `cluster`
-and tools.
-"""
-
-from __future__ import annotations
+"""Runs Python modules as child processes that answer requests over pipes."""
 
 import json
 import os
@@ -35,7 +27,8 @@ _START_LIMIT_S = 300.0
 # "leave the process in an inconsistent state".
 _CONTEXT_LOST = (
     "device-side assert", "hardware stack error", "illegal instruction", "illegal memory access",
-    "invalid program counter", "launch timed out", "misaligned address", "shared address space", "uncorrectable",
+    "invalid program counter", "launch timed out", "misaligned address", "shared address space",
+    "uncorrectable",
     "unspecified launch failure",
 )  # fmt: skip
 
@@ -57,7 +50,7 @@ class WorkerLostError(MeasurementError):
         self.message = message
 
 
-class Asked(Protocol):
+class WorkerClient(Protocol):
     """Interface of a worker: a local process, a worker on another machine, or a test double."""
 
     hello: Hello
@@ -149,12 +142,12 @@ class ChildProcess:
         code = self._process.wait()
         self._errors.seek(0)
         reason = reason_in_output(self._errors.read().decode(errors="replace"))
-        how = (
-            f"killed by {signal.Signals(-code).name}"
-            if code < 0
-            else f"ended with exit code {code}"
-        )
-        return WorkerLostError("crash", f"{how}: {reason}" if reason else how)
+        message = f"ended with exit code {code}"
+        if code < 0:
+            message = f"killed by {signal.Signals(-code).name}"
+        if reason:
+            message += f": {reason}"
+        return WorkerLostError("crash", message)
 
 
 class WorkerProcess(ChildProcess):

@@ -1,10 +1,4 @@
-"""Adds both sides of predicted edges to a sweep's axes and groups neighbouring sizes.
-
-Entry points: `parse_grid`, used by `options` and the command `predict`; `predicted_jump`,
-`neighbour_groups` and `edge_indices`, used by `plan`.
-"""
-
-from __future__ import annotations
+"""Adds both sides of predicted edges to a sweep's axes and groups neighbouring sizes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,7 +16,7 @@ from quantbench.workload import Gemm, GroupedGemm, Op
 # A smaller step in the number of waves is below the noise of a measurement.
 _SMALLEST_STEP = 1.02
 # Most sizes of a group, where an edge follows the next.
-_LONGEST_STRETCH = 4
+_LARGEST_GROUP = 4
 
 
 def parse_grid(
@@ -40,19 +34,16 @@ def parse_grid(
     """
     axes = tuple(parse_axis(text, spec.torch_kind) for text in dims)
     check_axes(axes, who)
-    edged = axes
+    edged = list(axes)
     for i, axis in enumerate(axes):
         if axis.edges:
-            edges = predicted_edges(axes, i, held, spec, tiles)
-            both = {side for edge in edges for side in (edge, edge + grain_of(axis.dim))}
-            inside = {value for value in both if axis.values[0] <= value <= axis.values[-1]}
-            edged = (
-                *edged[:i],
-                replace(axis, values=tuple(sorted({*axis.values, *inside}))),
-                *edged[i + 1 :],
-            )
-    check_axes(edged, who)
-    return edged
+            values = set(axis.values)
+            for edge in predicted_edges(axes, i, held, spec, tiles):
+                values |= {edge, edge + grain_of(axis.dim)}
+            inside = filter(range(axis.values[0], axis.values[-1] + 1).__contains__, values)
+            edged[i] = replace(axis, values=tuple(sorted(inside)))
+    check_axes(tuple(edged), who)
+    return tuple(edged)
 
 
 def predicted_edges(
@@ -86,11 +77,11 @@ def predicted_edges(
         except InputError:
             continue
         waves = _waves(ops, spec, tiles)
-        if any(
-            waves[name] >= _SMALLEST_STEP * before[name] for name in waves.keys() & before.keys()
-        ):
+        both = waves.keys() & before.keys()
+        if any(waves[name] >= _SMALLEST_STEP * before[name] for name in both):
             edges.append(last)
-        before, last = waves, value
+        before = waves
+        last = value
     return edges
 
 
@@ -98,13 +89,14 @@ def _waves(
     ops: Iterable[Op], spec: DeviceSpec, tiles: Sequence[Tile | None]
 ) -> dict[tuple[str, Tile], int]:
     """Returns the number of waves of each GEMM with each tile, by op label and tile."""
-    assumed = assumed_tile(spec)
-    return {
-        (op.label, tile): quantize(op.workload, tile, spec.sm_count).num_waves
-        for op in ops
-        if isinstance(op.workload, Gemm | GroupedGemm)
-        for tile in {tile or assumed for tile in tiles}
-    }
+    named = {tile or assumed_tile(spec) for tile in tiles}
+    found = {}
+    for op in ops:
+        if isinstance(op.workload, Gemm | GroupedGemm):
+            for tile in named:
+                waves = quantize(op.workload, tile, spec.sm_count).num_waves
+                found[op.label, tile] = waves
+    return found
 
 
 def predicted_jump(
@@ -118,17 +110,15 @@ def predicted_jump(
 
     before, after: ops at two neighbouring points. tiles: as in `predicted_edges`.
     """
-    waves_before, waves_after = _waves(before, spec, tiles), _waves(after, spec, tiles)
-    work_before, work_after = (
-        {op.label: op.workload.flops for op in ops} for ops in (before, after)
-    )
-    return max(
-        (
-            log(waves_after[at] / waves_before[at]) - log(work_after[at[0]] / work_before[at[0]])
-            for at in waves_before.keys() & waves_after.keys()
-        ),
-        default=0.0,
-    )
+    waves_before = _waves(before, spec, tiles)
+    waves_after = _waves(after, spec, tiles)
+    work_before = {op.label: op.workload.flops for op in before}
+    work_after = {op.label: op.workload.flops for op in after}
+    jumps = []
+    for label, tile in waves_before.keys() & waves_after.keys():
+        more_waves = log(waves_after[label, tile] / waves_before[label, tile])
+        jumps.append(more_waves - log(work_after[label] / work_before[label]))
+    return max(jumps, default=0.0)
 
 
 def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
@@ -145,7 +135,7 @@ def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
     >>> neighbour_groups([0.0, 0.0, 0.3, 0.0, 0.0])
     [(range(0, 1), 0), (range(1, 2), 2), (range(2, 4), 1), (range(4, 5), 2), (range(5, 6), 0)]
     """
-    groups = _stretches(jumps)
+    groups = _joined_neighbours(jumps)
     heights = [max(jumps[group.start : group.stop - 1], default=-inf) for group in groups]
     ranks = [0] * len(groups)
     stretches = [(range(1, len(groups) - 1), 1)]
@@ -174,15 +164,11 @@ def edge_indices(jumps: Sequence[float]) -> set[int]:
     """
     # Beside the growth of the work, an edge may be a little below the step of the waves alone
     # (`predicted_edges`).
-    return {
-        side
-        for i, jump in enumerate(jumps)
-        if jump >= log(_SMALLEST_STEP) / 2
-        for side in (i, i + 1)
-    }
+    edges = [i for i, jump in enumerate(jumps) if jump >= log(_SMALLEST_STEP) / 2]
+    return {*edges, *(i + 1 for i in edges)}
 
 
-def _stretches(jumps: Sequence[float]) -> list[range]:
+def _joined_neighbours(jumps: Sequence[float]) -> list[range]:
     """Joins the indices, across larger jumps first: both sides of each edge, and pairs of other
     neighbours. The ends stay single, unless an edge is next to one."""
     last = len(jumps) - 1
@@ -190,7 +176,7 @@ def _stretches(jumps: Sequence[float]) -> list[range]:
     for i in sorted(range(len(jumps)), key=lambda i: -jumps[i]):
         edge = jumps[i] >= log(_SMALLEST_STEP)
         joined = range(found[i].start, found[i + 1].stop)
-        if len(joined) <= (_LONGEST_STRETCH if edge else 2) and (edge or 0 < i < last):
+        if len(joined) <= (_LARGEST_GROUP if edge else 2) and (edge or 0 < i < last):
             for index in joined:
                 found[index] = joined
     return list(dict.fromkeys(found))

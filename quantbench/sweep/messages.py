@@ -1,12 +1,8 @@
 """Defines the JSON messages between a sweep and its workers: `Hello`, then a `Reply` to each
 `Request`.
 
-Entry points: the types `Hello`, `Request` and `Reply`, which `store.typed` encodes and decodes;
-`reply_from_json`. Used by `child`, `worker`, `naming`, `runner`, `session` and `cluster`. JSON
-rather than pickle: the worst that a broken worker can send is a line that does not parse.
+JSON rather than pickle: the worst that a broken worker can send is a line that does not parse.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, field
 

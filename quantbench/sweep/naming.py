@@ -1,17 +1,7 @@
 """Identifies the kernel that a point ran, by default with torch.profiler in a second process.
 
-Entry points: `NamesApart`, `chosen_way` and `answer`, used by `worker`; `LIMIT_S`, used by
-`runner`; `main` of the second process, `python -m quantbench.sweep.naming FD`.
-
 QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart` (the second process), `here` (in
-the worker) or `off` (nowhere). The default is `apart`, and `off` if only one process may use the
-device (compute mode EXCLUSIVE_PROCESS). A point never fails because its kernel could not be
-identified.
-
-torch.profiler attaches CUPTI to its process for good, which slowed programs by 10 to 20 % after
-profiling had ended (pytorch/pytorch issue 144455), and detaching it crashed CUDA graphs before CUDA
-12.6 (pull request 112507). So the worker, which times and captures graphs, sends the request here
-and waits.
+the worker) or `off` (nowhere). A point never fails because its kernel could not be identified.
 """
 
 from __future__ import annotations
@@ -31,6 +21,10 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
 VARIABLE = "QUANTBENCH_KERNEL_NAMES"
+# torch.profiler attaches CUPTI to its process for good, which slowed programs by 10 to 20 % after
+# profiling had ended (pytorch/pytorch issue 144455), and detaching it crashed CUDA graphs before
+# CUDA 12.6 (pull request 112507). So the worker, which times and captures graphs, asks a second
+# process and waits.
 _WAYS = ("apart", "here", "off")
 
 #: Seconds to wait for a kernel's name; the first request also creates a context and starts CUPTI. A
@@ -48,10 +42,10 @@ def chosen_way(*, exclusive: bool = False) -> str:
     exclusive: whether only one process may use the device; names are left out then rather than
         times slowed.
     """
-    usual = "off" if exclusive else "apart"
-    return require_choice(
-        VARIABLE, "value", os.environ.get(VARIABLE, "").strip().lower() or usual, _WAYS
-    )
+    way = os.environ.get(VARIABLE, "").strip().lower()
+    if not way:
+        way = "off" if exclusive else "apart"
+    return require_choice(VARIABLE, "value", way, _WAYS)
 
 
 def start_server() -> ChildProcess:
@@ -113,7 +107,7 @@ def answer(request: Request, spec: DeviceSpec) -> Reply:
     """
     try:
         return Reply(launch=launch_of(request, spec))
-    except Exception as error:  # noqa: BLE001 - compilers and other people's providers raise anything
+    except Exception as error:  # noqa: BLE001 - other people's code
         return Reply(failed=("error", reason_line(error)), broken=context_lost(error))
 
 
@@ -128,10 +122,8 @@ def main() -> None:
         for request in requests:
             try:
                 spec = spec or current()
-            except (
-                QuantbenchError,
-                RuntimeError,
-            ) as error:  # such as a device that the worker has for itself
+            # Such as a device that the worker has for itself.
+            except (QuantbenchError, RuntimeError) as error:
                 send(encode(Reply(failed=("error", str(error)), broken=True)))
                 return
             reply = answer(decode(Request, request), spec)

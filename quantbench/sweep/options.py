@@ -1,11 +1,4 @@
-"""Defines the options of a sweep and builds its plan for a device.
-
-Entry points: `SweepOptions` (stored in run.json), `plan_sweep`, `whole_plan`, `options_to_json` and
-`options_from_json`. Used by `session`, `refine`, `cluster`, `analysis.check`, `report.page`, and by
-the commands `sweep` and `check`.
-"""
-
-from __future__ import annotations
+"""Defines the options of a sweep and builds its plan for a device."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +10,7 @@ from quantbench.providers.catalog import expand, gemm_tiles
 from quantbench.store.typed import decode
 from quantbench.sweep.axes import SHAPE_DIM, Axis, Held, with_defaults
 from quantbench.sweep.edges import parse_grid
-from quantbench.sweep.plan import Placed, Plan, build_plan, lay_out, num_fitting
+from quantbench.sweep.plan import GridPoint, Plan, build_plan, lay_out, num_fitting
 from quantbench.sweep.shape_file import NamedShape, named_shapes
 from quantbench.sweep.sizes import GEMM_DIMS
 from quantbench.timing.options import TimingOptions
@@ -99,9 +92,8 @@ def plan_sweep(
     axes, plan = whole_plan(options, spec)
     if options.points:
         # With `points` every place is its own group (`whole_plan`), in random order.
-        plan = replace(
-            plan, groups=plan.groups[: num_fitting(plan.groups, options.points, lambda point: 1)]
-        )
+        count = num_fitting(plan.groups, options.points, lambda point: 1)
+        plan = replace(plan, groups=plan.groups[:count])
     if options.shard:
         part, parts = options.shard
         if part > len(plan.groups):
@@ -123,25 +115,22 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
     """
     held = with_defaults(options.held, spec, options.dims)
     providers = expand(options.providers)
-    if options.shapes or options.models:
-        if options.shapes:
-            columns = zip(GEMM_DIMS, zip(*options.shapes, strict=True), strict=True)
-            axes = tuple(Axis(dim, tuple(sorted(set(sizes)))) for dim, sizes in columns)
-            gemms = [
-                Gemm(m, n, k, batch, held.dtype, held.layout) for m, n, k, batch in options.shapes
-            ]
-            placed = [
-                Placed(dict(zip(GEMM_DIMS, sizes, strict=True)), (Op("gemm", "forward", gemm, 1),))
-                for sizes, gemm in zip(options.shapes, gemms, strict=True)
-            ]
-        else:
-            axes = (Axis(SHAPE_DIM, tuple(range(1, len(options.models) + 1))),)
-            ops = [
-                [op for op in one.shape.ops() if op.workload.kind != "cast"]
-                for one in options.models
-            ]
-            placed = [Placed({SHAPE_DIM: i}, tuple(own)) for i, own in enumerate(ops, 1)]
-        return axes, lay_out(placed, providers, options.timing, spec)
+    if options.shapes:
+        columns = zip(GEMM_DIMS, zip(*options.shapes, strict=True), strict=True)
+        axes = tuple(Axis(dim, tuple(sorted(set(sizes)))) for dim, sizes in columns)
+        points = []
+        for m, n, k, batch in options.shapes:
+            gemm = Gemm(m, n, k, batch, held.dtype, held.layout)
+            sizes = {"m": m, "n": n, "k": k, "batch": batch}
+            points.append(GridPoint(sizes, (Op("gemm", "forward", gemm, 1),)))
+        return axes, lay_out(points, providers, options.timing, spec)
+    if options.models:
+        axes = (Axis(SHAPE_DIM, tuple(range(1, len(options.models) + 1))),)
+        points = []
+        for number, named in enumerate(options.models, 1):
+            ops = [op for op in named.shape.ops() if op.workload.kind != "cast"]
+            points.append(GridPoint({SHAPE_DIM: number}, tuple(ops)))
+        return axes, lay_out(points, providers, options.timing, spec)
     axes = parse_grid(options.dims, held, spec, tiles=gemm_tiles(providers))
     plan = build_plan(axes, held, providers, options.timing, spec, neighbours=not options.points)
     return axes, plan

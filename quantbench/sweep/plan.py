@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
@@ -25,7 +25,7 @@ from quantbench.sweep.axes import Axis, Held, check_axes, places_of
 from quantbench.sweep.edges import edge_indices, neighbour_groups, predicted_jump
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import COLD_L2_MULTIPLE
-from quantbench.workload import GroupedGemm, Op, Workload
+from quantbench.workload import Gemm, GroupedGemm, Op, Workload
 
 # Points between two repetitions of the reference point: a third of a short plan, so that with those
 # at its start and end there are the four from which the noise between repetitions is known.
@@ -136,9 +136,8 @@ class Plan:
 
     def without(self, done: Collection[str]) -> Plan:
         """Returns the plan without the points whose keys are in `done`."""
-        return replace(
-            self, groups=_without(self.groups, done), left_out=_without(self.left_out, done)
-        )
+        groups = _without(self.groups, done)
+        return replace(self, groups=groups, left_out=_without(self.left_out, done))
 
     def within(self, budget_s: float | None) -> Plan:
         """Returns the plan with the groups that fit into the budget; others become left_out. None:
@@ -147,9 +146,9 @@ class Plan:
         every = (*self.groups, *self.left_out)
         if budget_s is None:
             return replace(self, groups=every, left_out=())
-        reference_s = (
-            0.0 if self.reference is None else self.reference.estimate_s / self.reference_every
-        )
+        reference_s = 0.0
+        if self.reference is not None:
+            reference_s = self.reference.estimate_s / self.reference_every
         count = num_fitting(every, budget_s, lambda point: point.estimate_s + reference_s)
         return replace(self, groups=every[:count], left_out=every[count:])
 
@@ -162,15 +161,17 @@ def reference_every(points: int) -> int:
 
 
 def _points_in(groups: Iterable[Group]) -> tuple[PlanPoint, ...]:
-    return tuple({point.key: point for group in groups for point in group.points}.values())
+    points = chain.from_iterable(group.points for group in groups)
+    return tuple({point.key: point for point in points}.values())
 
 
 def _without(groups: Iterable[Group], done: Collection[str]) -> tuple[Group, ...]:
-    left = (
-        replace(group, points=tuple(p for p in group.points if p.key not in done))
-        for group in groups
-    )
-    return tuple(group for group in left if group.points)
+    found = []
+    for group in groups:
+        left = tuple(point for point in group.points if point.key not in done)
+        if left:
+            found.append(replace(group, points=left))
+    return tuple(found)
 
 
 def num_fitting(groups: Sequence[Group], budget: float, cost: Callable[[PlanPoint], float]) -> int:
@@ -186,7 +187,7 @@ def num_fitting(groups: Sequence[Group], budget: float, cost: Callable[[PlanPoin
 
 
 @dataclass(frozen=True)
-class Placed:
+class GridPoint:
     """Ops at one place on the axes, with the rank of their group.
 
     group: identifier of the places measured together; None for a group of its own.
@@ -220,30 +221,33 @@ def build_plan(
     """
     check_axes(axes)
     places, impossible = places_of(axes, held)
-    placed = [Placed(at, ops) for at, ops in places]
-    if neighbours and placed:
-        placed = _in_groups(placed, axes, spec, gemm_tiles(providers))
-    return lay_out(placed, providers, timing, spec, impossible=impossible)
+    points = [GridPoint(at, ops) for at, ops in places]
+    if neighbours and points:
+        points = _in_groups(points, axes, spec, gemm_tiles(providers))
+    return lay_out(points, providers, timing, spec, impossible=impossible)
 
 
 def _in_groups(
-    placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpec, tiles: Sequence[Tile | None]
-) -> list[Placed]:
+    grid: Sequence[GridPoint],
+    axes: tuple[Axis, ...],
+    spec: DeviceSpec,
+    tiles: Sequence[Tile | None],
+) -> list[GridPoint]:
     """Groups neighbouring places along the longest axis, in the same way at all values of the other
     axes, and separates forward from backward ops."""
     longest = max(axes, key=lambda axis: len(axis.values)).field
     # The first place at each value represents all places there.
-    ops_of = {place.axes[longest]: place.ops for place in reversed(placed)}
+    ops_of = {place.axes[longest]: place.ops for place in reversed(grid)}
     values = sorted(ops_of)
     jumps = [predicted_jump(ops_of[a], ops_of[b], spec, tiles) for a, b in pairwise(values)]
-    groups = neighbour_groups(jumps)
-    group_of = {
-        values[i]: (number, rank) for number, (indices, rank) in enumerate(groups) for i in indices
-    }
+    group_of = {}
+    for number, (indices, rank) in enumerate(neighbour_groups(jumps)):
+        for i in indices:
+            group_of[values[i]] = (number, rank)
     at_edges = edge_indices(jumps)
     named = {value for i, value in enumerate(values) if i % 2 == 0 or i in at_edges}
     found = []
-    for place in placed:
+    for place in grid:
         number, rank = group_of[place.axes[longest]]
         others = tuple((name, value) for name, value in place.axes.items() if name != longest)
         for backward in (False, True):
@@ -256,7 +260,7 @@ def _in_groups(
 
 
 def lay_out(
-    placed: Sequence[Placed],
+    grid: Sequence[GridPoint],
     providers: Sequence[str],
     timing: TimingOptions,
     spec: DeviceSpec,
@@ -269,15 +273,14 @@ def lay_out(
     points: dict[str, PlanPoint] = {}
     members: dict[Hashable, list[list[str]]] = {}
     ranks: dict[Hashable, int] = {}
-    for number, place in enumerate(placed):
+    for number, place in enumerate(grid):
         name: Hashable = ("place", number) if place.group is None else ("group", place.group)
         keys = []
         for point in _points_of(place, providers, timing, spec):
             seen = points.get(point.key)
             if seen is not None:
-                point = replace(
-                    seen, places=seen.places + point.places, named=seen.named or point.named
-                )
+                places = seen.places + point.places
+                point = replace(seen, places=places, named=seen.named or point.named)
             points[point.key] = point
             keys.append(point.key)
         if keys:
@@ -291,11 +294,11 @@ def lay_out(
         )
     chance = random.Random(timing.seed)
     groups = []
-    for name, places in members.items():
-        chance.shuffle(places)
-        for keys in places:
+    for name, at_places in members.items():
+        chance.shuffle(at_places)
+        for keys in at_places:
             chance.shuffle(keys)
-        ordered = dict.fromkeys(key for keys in places for key in keys)
+        ordered = dict.fromkeys(chain.from_iterable(at_places))
         groups.append(Group(tuple(points[key] for key in ordered), ranks[name]))
     chance.shuffle(groups)
     groups.sort(key=lambda group: group.rank)
@@ -303,7 +306,7 @@ def lay_out(
 
 
 def _points_of(
-    place: Placed, providers: Sequence[str], timing: TimingOptions, spec: DeviceSpec
+    place: GridPoint, providers: Sequence[str], timing: TimingOptions, spec: DeviceSpec
 ) -> Iterator[PlanPoint]:
     for op in place.ops:
         for provider in providers:
@@ -322,11 +325,10 @@ def _reference(points: Sequence[PlanPoint]) -> PlanPoint | None:
     """Returns the GEMM with the median expected time: long enough for little noise, short enough to
     repeat. Of grouped GEMMs, those of the first provider, since another may not run on the
     device."""
-    grouped = next((p.provider for p in points if isinstance(p.workload, GroupedGemm)), "")
-    fit = [
-        p
-        for p in points
-        if p.workload.kind == "gemm" or (p.workload.kind, p.provider) == ("grouped_gemm", grouped)
-    ]
-    gemms = sorted(fit, key=lambda p: (p.estimate_s, p.key))
-    return gemms[len(gemms) // 2] if len(gemms) > 1 else None
+    gemms = [point for point in points if isinstance(point.workload, Gemm)]
+    grouped = [point for point in points if isinstance(point.workload, GroupedGemm)]
+    gemms += [point for point in grouped if point.provider == grouped[0].provider]
+    if len(gemms) < 2:
+        return None
+    gemms.sort(key=lambda point: (point.estimate_s, point.key))
+    return gemms[len(gemms) // 2]

@@ -1,14 +1,8 @@
-"""Selects the points that a sweep measures after its plan: bisection to edges.
+"""Selects the points that a sweep measures after its plan, by bisecting each gap of the coarse pass
+to its edges.
 
-Entry points: `Refine`, used by `analysis.check`; the results `Edge`, `Gap` and `PlacedGap`. Used by
-the command `sweep` too.
-
-`Refine` is a function from all records so far to the points to measure next (`more` of
-`runner.Sweep`). It bisects each gap of the coarse pass (`bisect`), which takes log2(g) points for
-one edge in a gap of g sizes.
+An edge in a gap of g sizes takes log2(g) points.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +13,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.providers.catalog import expand
 from quantbench.stats import typical_us
-from quantbench.store.record import Measured, Record
+from quantbench.store.record import Measured, Place, Record
 from quantbench.sweep.axes import Axis, with_defaults
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.plan import PlanPoint, build_plan
@@ -27,9 +21,9 @@ from quantbench.sweep.plan import PlanPoint, build_plan
 # Smaller jumps are not searched, nor those below this many standard errors of the difference of two
 # points.
 _SMALLEST_JUMP = 0.02
-_SURE = 3.0
+_SURE_ERRORS = 3.0
 # The half with the smaller jump is searched too if it holds at least this share of the whole jump.
-_WORTH_FOLLOWING = 0.25
+_LEAST_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -55,12 +49,12 @@ class Gap:
         """Returns the multiple of the grain nearest to the middle of two sizes, strictly between;
         None without one.
         """
-        first, last = low // self.grain + 1, -(-high // self.grain) - 1
-        return (
-            None
-            if first > last
-            else self.grain * min(max(round((low + high) / 2 / self.grain), first), last)
-        )
+        first = low // self.grain + 1
+        last = -(-high // self.grain) - 1
+        if first > last:
+            return None
+        middle = round((low + high) / 2 / self.grain)
+        return self.grain * min(max(middle, first), last)
 
 
 @dataclass(frozen=True)
@@ -90,11 +84,15 @@ def bisect(gap: Gap, samples_of: SamplesOf) -> tuple[int | None, tuple[Edge, ...
         """Returns the rise of the log time from low to high beyond the growth without a step."""
         return log(times_us[high] / times_us[low]) - gap.elasticity * log(high / low)
 
-    wanted, left, found = None, [(gap.low, gap.high)], []
+    wanted = None
+    found = []
+    left = [(gap.low, gap.high)]
     while left:
         low, high = left[0]
         size = gap.middle(low, high)
-        samples_us = () if size is None else samples_of(size)
+        samples_us: Sequence[float] | None = ()
+        if size is not None:
+            samples_us = samples_of(size)
         if samples_us is None:
             wanted = size
             break
@@ -103,21 +101,25 @@ def bisect(gap: Gap, samples_of: SamplesOf) -> tuple[int | None, tuple[Edge, ...
             found.append((low, high))
             continue
         times_us[size] = typical_us(samples_us)
-        halves = [(low, size), (size, high)]
         # The jump may be up or down; count the parts in its direction.
         whole = jump(low, high)
-        parts = [jump(*half) if whole > 0 else -jump(*half) for half in halves]
-        least = max(_SMALLEST_JUMP, _SURE * sqrt(2) * gap.noise, _WORTH_FOLLOWING * abs(whole))
-        larger = 0 if parts[0] >= parts[1] else 1
-        left += [half for i, half in enumerate(halves) if i == larger or parts[i] >= least]
-    intervals = sorted([*found, *left])
-    return wanted, tuple(
-        Edge(*ends, exp(jump(*ends)), exact=gap.middle(*ends) is None) for ends in intervals
-    )
+        sign = 1 if whole > 0 else -1
+        lower = sign * jump(low, size)
+        upper = sign * jump(size, high)
+        least = max(_SMALLEST_JUMP, _SURE_ERRORS * sqrt(2) * gap.noise, _LEAST_SHARE * abs(whole))
+        if lower >= min(upper, least):
+            left.append((low, size))
+        if upper > lower or upper >= least:
+            left.append((size, high))
+    edges = []
+    for low, high in sorted([*found, *left]):
+        exact = gap.middle(low, high) is None
+        edges.append(Edge(low, high, exp(jump(low, high)), exact))
+    return wanted, tuple(edges)
 
 
 @dataclass(frozen=True)
-class PlacedGap:
+class AxisGap:
     """Gap of one op and provider along `axis` (named as in `Place`). held: values of the other
     axes.
     """
@@ -144,64 +146,66 @@ class Refine:
     options: SweepOptions
     axes: tuple[Axis, ...]
     spec: DeviceSpec
-    find: Callable[[Sequence[Record]], Sequence[PlacedGap]]
-    _gaps: tuple[PlacedGap, ...] | None = None
+    find: Callable[[Sequence[Record]], Sequence[AxisGap]]
+    _gaps: tuple[AxisGap, ...] | None = None
 
     def __call__(self, records: Sequence[Record]) -> Sequence[PlanPoint]:
         """Returns the next point of each gap in which edges are still searched."""
-        searches = [
-            (placed, wanted) for placed, wanted, _ in self._searches(records) if wanted is not None
-        ]
-        return [point for placed, wanted in searches if (point := self._point(placed, wanted))]
+        found = []
+        for gap, wanted, _ in self._searches(records):
+            if wanted is not None and (point := self._point(gap, wanted)):
+                found.append(point)
+        return found
 
-    def edges(self, records: Sequence[Record]) -> tuple[tuple[PlacedGap, Edge], ...]:
+    def edges(self, records: Sequence[Record]) -> tuple[tuple[AxisGap, Edge], ...]:
         """Returns every edge, as exact as the records allow."""
-        return tuple(
-            (placed, edge) for placed, _, edges in self._searches(records) for edge in edges
-        )
+        found = []
+        for gap, _, edges in self._searches(records):
+            found += [(gap, edge) for edge in edges]
+        return tuple(found)
 
     def _searches(
         self, records: Sequence[Record]
-    ) -> list[tuple[PlacedGap, int | None, tuple[Edge, ...]]]:
+    ) -> list[tuple[AxisGap, int | None, tuple[Edge, ...]]]:
         """Returns each gap with the size to measure next, and its edges so far."""
         if self._gaps is None:
-            self._gaps = tuple(self.find([record for record in records if self._is_coarse(record)]))
-        outcomes = {
-            (place.op, record.provider, *sorted(place.axes.items())): record.outcome
-            for record in records
-            if record.role == "point"
-            for place in record.places
-        }
+            self._gaps = tuple(self.find(list(filter(self._is_coarse, records))))
+        outcomes = {}
+        for record in records:
+            if record.role == "point":
+                for place in record.places:
+                    at = sorted(place.axes.items())
+                    outcomes[place.op, record.provider, *at] = record.outcome
 
-        def samples_of(size: int, placed: PlacedGap) -> Sequence[float] | None:
-            at = sorted({**placed.held, placed.axis: size}.items())
-            outcome = outcomes.get((placed.op, placed.provider, *at))
+        def samples_of(gap: AxisGap, size: int) -> Sequence[float] | None:
+            at = sorted({**gap.held, gap.axis: size}.items())
+            outcome = outcomes.get((gap.op, gap.provider, *at))
             if isinstance(outcome, Measured) and outcome.grade.letter != "rejected":
                 return outcome.measurement.stated.times_us
-            return None if outcome is None and self._point(placed, size) else ()
+            return None if outcome is None and self._point(gap, size) else ()
 
-        return [
-            (placed, *bisect(placed.gap, partial(samples_of, placed=placed)))
-            for placed in self._gaps
-        ]
+        return [(gap, *bisect(gap.gap, partial(samples_of, gap))) for gap in self._gaps]
 
     def _is_coarse(self, record: Record) -> bool:
+        """Returns whether a record is of the coarse pass, or of a reference."""
         values = {axis.field: axis.values for axis in self.axes}
-        return record.role != "point" or any(
-            all(value in values.get(name, ()) for name, value in place.axes.items())
-            for place in record.places
-        )
 
-    def _point(self, placed: PlacedGap, size: int) -> PlanPoint | None:
+        def inside(place: Place) -> bool:
+            return all(value in values.get(name, ()) for name, value in place.axes.items())
+
+        return record.role != "point" or any(map(inside, record.places))
+
+    def _point(self, gap: AxisGap, size: int) -> PlanPoint | None:
         """Returns the point of a gap at this size; None if it is impossible."""
         held = with_defaults(self.options.held, self.spec, self.options.dims)
-        providers = [name for name in expand(self.options.providers) if name == placed.provider]
-        at = {**placed.held, placed.axis: size}
+        providers = [name for name in expand(self.options.providers) if name == gap.provider]
+        at = {**gap.held, gap.axis: size}
         axes = tuple(Axis(axis.dim, (at[axis.field],)) for axis in self.axes)
         try:
             plan = build_plan(axes, held, providers, self.options.timing, self.spec)
         except InputError:
             return None
-        return next(
-            point for point in plan.points if any(place.op == placed.op for place in point.places)
-        )
+        for point in plan.points:
+            if any(place.op == gap.op for place in point.places):
+                return point
+        raise AssertionError(f"no point of {gap.op}")

@@ -1,14 +1,9 @@
 """Runs the loop of a sweep: sends each missing point to a worker, grades the reply and writes the
 record.
 
-Entry points: `Sweep`, with its method `run`; `More`, the type of its field `more`; `Progress` and
-`Finished`, which the commands print. Used by `session`, `cluster` and the command `sweep`.
-
 The loop repeats the reference point to measure drift and keeps the budget. Workers, writer, clock
 and progress are injected, so that resuming, drift, crashes and budgets are tested without a device.
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +16,7 @@ from quantbench.measurement import GRADES, Grade, Measurement
 from quantbench.stats import median
 from quantbench.store.record import Failed, Measured, Outcome, Record, Skipped
 from quantbench.sweep import naming
-from quantbench.sweep.child import Asked, WorkerLostError
+from quantbench.sweep.child import WorkerClient, WorkerLostError
 from quantbench.sweep.messages import Reply, Request
 from quantbench.sweep.plan import Group, Plan, PlanPoint
 from quantbench.timing.grade import NO_CHECK, Drift, drift_of, grade
@@ -74,7 +69,7 @@ class Finished:
 
 #: Function from all records of the run so far to the points to measure next, such as
 #: `refine.Refine`. When it returns none, the sweep continues with the rest of its plan.
-More = Callable[[Sequence[Record]], Sequence[PlanPoint]]
+NextPoints = Callable[[Sequence[Record]], Sequence[PlanPoint]]
 
 
 class _OutOfTimeError(Exception):
@@ -123,11 +118,11 @@ class Sweep:
     """
 
     job: SweepJob
-    connect: Callable[[], Asked]
+    connect: Callable[[], WorkerClient]
     append: Callable[[Record], None]
     clock: Callable[[], float]
     on_progress: Callable[[Progress], None] = lambda progress: None
-    more: More | None = None
+    more: NextPoints | None = None
     records: list[Record] = field(default_factory=list)
     phases_s: Counter[str] = field(default_factory=Counter)
 
@@ -136,17 +131,16 @@ class Sweep:
         self._ready = False
         self._seen = set(self.job.done)
         self._progress = Progress(total=0)
-        self._look_ahead(self.job.plan.points)
+        self._set_remaining(self.job.plan.points)
         self._expected_s = 0.0  # of what was measured, by its estimates
         self._begun = False
-        self._worker: Asked | None = None
+        self._worker: WorkerClient | None = None
         self._lost_in_a_row = 0
         self._naming_shares: list[float] = []
         self._first_reference = self.job.first_reference
         self._drift: Drift | None = None
-        self._since_reference: list[
-            int
-        ] = []  # points since the last reference, by their place in `records`
+        # Points since the last reference, by their index in `records`.
+        self._since_reference: list[int] = []
 
     def run(self) -> Finished:
         """Measures the missing points. Ends the worker in any case, including Ctrl-C."""
@@ -175,7 +169,7 @@ class Sweep:
         if self.more is None:
             return
         while fresh := [point for point in self.more(self.records) if point.key not in self._seen]:
-            self._look_ahead(fresh)
+            self._set_remaining(fresh)
             for point in fresh:
                 self._begin()
                 if self._expected_in_s((point,)) > self._left_s():
@@ -206,15 +200,13 @@ class Sweep:
 
     def _missing(self) -> list[Group]:
         """Returns the plan's groups with a missing point, in the order they run."""
-        every = (*self.job.plan.groups, *self.job.plan.left_out)
-        return [
-            group for group in every if any(point.key not in self._seen for point in group.points)
-        ]
+        plan = self.job.plan.without(self._seen)
+        return [*plan.groups, *plan.left_out]
 
-    def _look_ahead(self, points: Sequence[PlanPoint]) -> None:
+    def _set_remaining(self, points: Sequence[PlanPoint]) -> None:
         """Sets the points that progress counts as still to come."""
         ahead = {point.key: point.estimate_s for point in points if point.key not in self._seen}
-        self._ahead_s = sum(ahead.values())
+        self._remaining_s = sum(ahead.values())
         self._progress.total = self._progress.done + len(ahead)
 
     def _begin(self) -> None:
@@ -230,12 +222,9 @@ class Sweep:
 
     def _measure(self, point: PlanPoint) -> None:
         done = self._progress.done
-        if (
-            self.job.plan.reference is not None
-            and done
-            and done % self.job.plan.reference_every == 0
-        ):
-            self._measure_reference(self.job.plan.reference)
+        reference = self.job.plan.reference
+        if reference is not None and done and done % self.job.plan.reference_every == 0:
+            self._measure_reference(reference)
         self._progress.current = f"{point.provider} {point.workload}"
         self._tick()
         shares = self._naming_shares
@@ -250,13 +239,12 @@ class Sweep:
         progress.failed += isinstance(outcome, Failed)
         progress.done += 1
         progress.total = max(progress.total, progress.done)
-        self._ahead_s = max(0.0, self._ahead_s - point.estimate_s)
+        self._remaining_s = max(0.0, self._remaining_s - point.estimate_s)
         self._tick()
         if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
             assert isinstance(outcome, Failed)
-            raise _NoWorkerError(
-                f"{_MAX_LOST_IN_A_ROW} workers in a row were lost, the last {outcome.message}"
-            )
+            lost = f"{_MAX_LOST_IN_A_ROW} workers in a row were lost"
+            raise _NoWorkerError(f"{lost}, the last {outcome.message}")
 
     def _measure_reference(self, point: PlanPoint) -> None:
         """Measures a reference. The plan's, relative to its first, is the drift that grades use."""
@@ -273,19 +261,20 @@ class Sweep:
         then.
         """
         if self._drift is not None and self._drift.off:
-            for place in self._since_reference:
-                record = self.records[place]
-                if isinstance(record.outcome, Measured):
-                    self._lower_grade(place, record, record.outcome)
+            for index in self._since_reference:
+                self._lower_grade(index)
         self._since_reference.clear()
 
-    def _lower_grade(self, place: int, record: Record, outcome: Measured) -> None:
-        verdict = self._grade(
-            outcome.measurement, record.workload, record.provider, checked=record.check is not None
-        )
-        if GRADES.index(verdict.letter) > GRADES.index(outcome.grade.letter):
-            self.records[place] = replace(record, outcome=replace(outcome, grade=verdict))
-            self.append(self.records[place])
+    def _lower_grade(self, index: int) -> None:
+        record = self.records[index]
+        if not isinstance(record.outcome, Measured):
+            return
+        measurement = record.outcome.measurement
+        checked = record.check is not None
+        lower = self._grade(measurement, record.workload, record.provider, checked=checked)
+        if GRADES.index(lower.letter) > GRADES.index(record.outcome.grade.letter):
+            self.records[index] = replace(record, outcome=Measured(measurement, lower))
+            self.append(self.records[index])
 
     def _ask(self, point: PlanPoint, *, name: bool = False) -> Reply:
         """Sends a point to the worker, which is started if there is none. name: whether to identify
@@ -311,9 +300,8 @@ class Sweep:
                 raise _OutOfTimeError from None  # the point has no outcome and is left for --resume
             self._lost_in_a_row += 1
             return Reply(failed=(lost.kind, lost.message))
-        except (
-            MeasurementError
-        ) as refused:  # the worker cannot use the device: no fault of the point
+        # The worker cannot use the device: no fault of the point.
+        except MeasurementError as refused:
             raise _NoWorkerError(str(refused)) from None
         self._lost_in_a_row = 0
         if self._ready:
@@ -331,11 +319,10 @@ class Sweep:
 
     def _outcome(self, reply: Reply, point: PlanPoint) -> Outcome:
         if reply.measurement is not None:
+            measured = reply.measurement
             checked = reply.checked is not None
-            verdict = self._grade(
-                reply.measurement, point.workload, point.provider, checked=checked
-            )
-            return Measured(reply.measurement, verdict)
+            verdict = self._grade(measured, point.workload, point.provider, checked=checked)
+            return Measured(measured, verdict)
         if reply.skipped is not None:
             return Skipped(reply.skipped)
         kind, message = reply.failed or ("error", "the worker gave no outcome")
@@ -381,7 +368,7 @@ class Sweep:
         """
         progress = self._progress
         progress.elapsed_s = self._elapsed_s()
-        progress.left_s = min(self._pace * self._ahead_s, max(0.0, self._left_s()))
+        progress.left_s = min(self._pace * self._remaining_s, max(0.0, self._left_s()))
         self.on_progress(progress)
 
     def _elapsed_s(self) -> float:

@@ -1,16 +1,10 @@
-"""Runs a sweep on one device from start to end.
-
-Entry points: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run,
-`run` measures), used by the commands `sweep` and `check`; `resumed_options`, used by it and by
-`cluster`; `begun` (makes the run's `RunInfo`), `records_to_keep` and `first_reference`, used by
-`cluster`.
-"""
+"""Runs a sweep on one device from start to end, as a new run or as the rest of an old one."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,13 +19,13 @@ from quantbench.store.folder import Run, RunWriter
 from quantbench.store.record import Failed, Measured, Record
 from quantbench.store.run import RunInfo, now_text, read_run_info
 from quantbench.sweep.axes import Axis
-from quantbench.sweep.child import Asked
+from quantbench.sweep.child import WorkerClient
 from quantbench.sweep.messages import Hello
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
 from quantbench.sweep.plan import Plan
-from quantbench.sweep.runner import Finished, More, Progress, Sweep, SweepJob
+from quantbench.sweep.runner import Finished, NextPoints, Progress, Sweep, SweepJob
 
-Connect = Callable[[], Asked]
+Connect = Callable[[], WorkerClient]
 
 
 class SweepSession:
@@ -44,18 +38,22 @@ class SweepSession:
     """
 
     def __init__(
-        self, worker: Asked, connect: Connect, options: SweepOptions, plan: Plan, writer: RunWriter
+        self,
+        worker: WorkerClient,
+        connect: Connect,
+        options: SweepOptions,
+        plan: Plan,
+        writer: RunWriter,
     ) -> None:
-        self.hello, self.options, self.plan, self.folder = (
-            worker.hello,
-            options,
-            plan,
-            writer.folder,
-        )
+        self.hello = worker.hello
+        self.options = options
+        self.plan = plan
+        self.folder = writer.folder
         self.finished: Finished | None = None
         self.num_retried = 0
-        self._worker: Asked | None = worker
-        self._connect, self._writer = connect, writer
+        self._worker: WorkerClient | None = worker
+        self._connect = connect
+        self._writer = writer
         self._records: tuple[Record, ...] = ()
 
     @classmethod
@@ -75,7 +73,7 @@ class SweepSession:
             options.timing.require_device(device.kind)
             worker.begin(options.timing)  # it allocates the flush buffer while the plan is made
             axes, plan = plan_sweep(options, device)
-            info = begun(worker.hello, options, axes, results)
+            info = new_run_info(worker.hello, options, axes, results)
             return cls(worker, connect, options, plan, RunWriter.create(results, info))
         except BaseException:
             worker.close()
@@ -90,7 +88,7 @@ class SweepSession:
         """
         options = resumed_options(folder, budget_s)
         writer, run = RunWriter.resume(folder)
-        worker: Asked | None = None
+        worker: WorkerClient | None = None
         try:
             worker = connect()
             device = worker.hello.device
@@ -102,8 +100,7 @@ class SweepSession:
                 )
             worker.begin(options.timing)
             records = records_to_keep(run)
-            done = {record.key for record in records if record.role == "point"}
-            _, plan = plan_sweep(options, device, done)
+            _, plan = plan_sweep(options, device, point_keys(records))
             session = cls(worker, connect, options, plan, writer)
             session._records = records
             session.num_retried = len(run.records) - len(records)
@@ -119,10 +116,8 @@ class SweepSession:
         """Returns whether Triton's interpreter runs some of the points; its times are not those of
         a kernel.
         """
-        interpreter = relevant_environment().get("TRITON_INTERPRET") == "1"
-        return interpreter and any(
-            not point.provider.startswith("torch.") for point in self.plan.points
-        )
+        providers = {point.provider.partition(".")[0] for point in self.plan.points}
+        return interpreter_runs() and providers != {"torch"}
 
     @property
     def num_records(self) -> int:
@@ -131,13 +126,13 @@ class SweepSession:
 
     @property
     def done(self) -> frozenset[str]:
-        return frozenset(record.key for record in self._records if record.role == "point")
+        return point_keys(self._records)
 
     def run(
         self,
         on_progress: Callable[[Progress], None],
         clock: Callable[[], float] = time.monotonic,
-        more: More | None = None,
+        more: NextPoints | None = None,
     ) -> Finished:
         """Measures the missing points and records how the sweep ended, also after an error or
         Ctrl-C (re-raised).
@@ -149,11 +144,11 @@ class SweepSession:
             self._writer.info.run_id,
             self.hello.device,
             self.options.timing,
-            self.done,
-            self.options.budget_s,
-            self.options.limit_s,
-            first_reference(self._records, self.plan),
-            self.interpreted,
+            done=self.done,
+            budget_s=self.options.budget_s,
+            limit_s=self.options.limit_s,
+            first_reference=first_reference(self._records, self.plan),
+            interpreter=self.interpreted,
         )
         sweep = Sweep(
             job,
@@ -189,15 +184,28 @@ class SweepSession:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _next_worker(self) -> Asked:
-        worker, self._worker = self._worker, None
+    def _next_worker(self) -> WorkerClient:
+        worker = self._worker
+        self._worker = None
         if worker is None:
             worker = self._connect()
             worker.begin(self.options.timing)
         return worker
 
 
-def begun(hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: Path) -> RunInfo:
+def interpreter_runs() -> bool:
+    """Returns whether Triton's kernels run in its interpreter."""
+    return relevant_environment().get("TRITON_INTERPRET") == "1"
+
+
+def point_keys(records: Iterable[Record]) -> frozenset[str]:
+    """Returns the keys of the records that are points."""
+    return frozenset(record.key for record in records if record.role == "point")
+
+
+def new_run_info(
+    hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: Path
+) -> RunInfo:
     """Builds the `RunInfo` of a sweep that starts now, with an id such as
     `2026-11-20T134500-hidden`; a number follows if the folder of all runs, `results`, has a run of
     that name. axes: axes with the values to measure."""
@@ -223,10 +231,10 @@ def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
     without a plan: imported, simulated, or merged from runs of different plans."""
     info = read_run_info(folder)
     if info.origin != "measured":
-        source = f" from {info.source}" if info.source else ""
-        raise StoreError(
-            "resume", f"{folder} is {info.origin}{source}", "a run that `quantbench sweep` measured"
-        )
+        what = f"{folder} is {info.origin}"
+        if info.source:
+            what += f" from {info.source}"
+        raise StoreError("resume", what, "a run that `quantbench sweep` measured")
     if "merged" in info.options:
         raise StoreError(
             "resume", f"{folder} was merged from runs of different plans", "a run of one plan"
@@ -242,20 +250,20 @@ def records_to_keep(run: Run) -> tuple[Record, ...]:
     """Returns the records of a resumed run without those of the points that failed once, which are
     tried again.
     """
-    return tuple(
-        record
-        for record in run.records
-        if record.role != "point"
-        or not isinstance(record.outcome, Failed)
-        or record.key in run.retried
-    )
+
+    def keep(record: Record) -> bool:
+        failed = record.role == "point" and isinstance(record.outcome, Failed)
+        return not failed or record.key in run.retried
+
+    return tuple(filter(keep, run.records))
 
 
 def first_reference(records: tuple[Record, ...], plan: Plan) -> Measurement | None:
     """Returns the first measurement of the plan's reference; None if there is none."""
+    if plan.reference is None:
+        return None
     for record in records:
-        if plan.reference is None or (record.role, record.key) != ("reference", plan.reference.key):
-            continue
-        if isinstance(record.outcome, Measured):
+        is_reference = record.role == "reference" and record.key == plan.reference.key
+        if is_reference and isinstance(record.outcome, Measured):
             return record.outcome.measurement
     return None

@@ -1,22 +1,16 @@
-"""Reads and writes the files of `sweep --shapes`.
-
-Entry points: `read_shapes` (GEMM sizes in CSV, which `named_shapes` names) and `read_shape_file`
-(transformer shapes in JSON), used by the command `sweep`; `write_shape_file` and `SUFFIX`, used by
-the command `advise` (`--shapes-out`); `NamedShape` and `Gain`, used by `advice.report` and
-`report.shape_comparison`. `options` uses the names of shapes. Versions of the JSON format: 1:
-initial.
+"""Reads and writes the files of `sweep --shapes`: GEMM sizes in CSV, transformer shapes in JSON
+(version 1: initial).
 """
-
-from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quantbench.errors import InputError
+from quantbench.errors import InputError, first_repeated
 from quantbench.files import open_text, read_json, reason, write_file
 from quantbench.store.typed import decode
 from quantbench.units import signed_percent
@@ -29,8 +23,7 @@ SUFFIX = ".json"
 
 _WHO = "--shapes"
 _NEEDED = ("m", "n", "k")
-# Python's own error for integers of thousands of digits does not name the line.
-_MOST_DIGITS = 10
+_DEFAULTS = {"batch": "1"}
 _MOST_BYTES = 2**20
 _MOST_SHAPES = 100
 _MOST_NAME = 200
@@ -48,7 +41,8 @@ class Gain:
     @property
     def words(self) -> str:
         """Formats the gain: `+3.2 % (+1.5 % to +4.9 %)`."""
-        return f"{signed_percent(self.mid)} ({signed_percent(self.low)} to {signed_percent(self.high)})"
+        interval = f"{signed_percent(self.low)} to {signed_percent(self.high)}"
+        return f"{signed_percent(self.mid)} ({interval})"
 
 
 @dataclass(frozen=True)
@@ -86,16 +80,17 @@ def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
         raise InputError(
             _WHO, f"{path} ({reason(error)[:80]})", "a JSON file of shapes that can be read"
         ) from None
-    if not isinstance(data, dict) or data.get("format") != _SHAPES_FORMAT:
-        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+    found = data.get("format") if isinstance(data, dict) else type(data).__name__
+    if not isinstance(data, dict) or found != _SHAPES_FORMAT:
         raise InputError(
             _WHO,
             f"{path} of format {str(found)[:60]!r}",
             f"a JSON file of format {_SHAPES_FORMAT!r}",
         )
-    if data.get("version") != _SHAPES_VERSION:
+    version = data.get("version")
+    if version != _SHAPES_VERSION:
         raise InputError(
-            _WHO, f"{path} of version {str(data.get('version'))[:20]}", f"version {_SHAPES_VERSION}"
+            _WHO, f"{path} of version {str(version)[:20]}", f"version {_SHAPES_VERSION}"
         )
     try:
         return named_shapes(data.get("shapes"))
@@ -112,8 +107,7 @@ def named_shapes(data: object) -> tuple[NamedShape, ...]:
     if not isinstance(data, list | tuple) or not 1 <= len(data) <= _MOST_SHAPES:
         raise InputError("shapes", repr(data)[:60], f"a list of 1 to {_MOST_SHAPES} shapes")
     shapes = tuple(_named_shape(one, f"shape {number}") for number, one in enumerate(data, 1))
-    names = [shape.name for shape in shapes]
-    repeated = next((name for name in names if names.count(name) > 1), None)
+    repeated = first_repeated([shape.name for shape in shapes])
     if repeated is not None:
         raise InputError("shapes", f"name {repeated!r} twice", "names that differ")
     return shapes
@@ -137,9 +131,10 @@ def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
             reader = csv.DictReader(file)
             columns = reader.fieldnames or ()
             if not set(_NEEDED) <= set(columns):
-                found = f"{path} has {', '.join(columns) or 'nothing'}"
                 raise InputError(
-                    _WHO, found, "a CSV file with the columns m, n, k, or a .json file"
+                    _WHO,
+                    f"{path} has {', '.join(columns) or 'nothing'}",
+                    "a CSV file with the columns m, n, k, or a .json file",
                 )
             shapes = [_shape(path, reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -151,16 +146,13 @@ def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
 
 def _shape(path: Path, line: int, row: dict[str, str | None]) -> tuple[int, int, int, int]:
     values = []
-    for name in (*_NEEDED, "batch"):
-        text = (row.get(name) or ("1" if name == "batch" else "")).strip()
-        if not (
-            text.isascii()
-            and text.isdigit()
-            and len(text) <= _MOST_DIGITS
-            and 1 <= int(text) < 2**31
-        ):
+    for name in (*_NEEDED, *_DEFAULTS):
+        text = (row.get(name) or _DEFAULTS.get(name, "")).strip()
+        # Python's own error for integers of thousands of digits does not name the line.
+        if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) < 2**31:
             raise InputError(
                 _WHO, f"{path}:{line} {name} = {text[:40]!r}", f"an integer from 1 to {2**31 - 1:,}"
             )
         values.append(int(text))
-    return (values[0], values[1], values[2], values[3])
+    m, n, k, batch = values
+    return m, n, k, batch

@@ -1,8 +1,4 @@
-"""Lists the sizes that commands know: what each is, of what, its usual value, and how it is
-swept.
-"""
-
-from __future__ import annotations
+"""Lists the sizes that commands know, with meaning, usual value and how each is swept."""
 
 from dataclasses import dataclass
 
@@ -46,6 +42,10 @@ class Swept:
     ops: tuple[str, ...] = ()
     grain: int = 1
 
+    def usual_range(self, kind: str) -> str:
+        """Returns the default values on a kind of device, as typed."""
+        return self.cpu if kind == "cpu" else self.gpu
+
 
 @dataclass(frozen=True)
 class Size:
@@ -72,7 +72,8 @@ class Size:
 SIZES = {
     "hidden": Size(
         "Hidden size.", "model",
-        Swept(64, "1024:8192:64", "256:1024:16", (*LINEAR_OPS, *_OTHER_LINEAR, *EXPERT_OPS), grain=8), 4096, 768,
+        Swept(64, "1024:8192:64", "256:1024:16", (*LINEAR_OPS, *_OTHER_LINEAR, *EXPERT_OPS),
+        grain=8), 4096, 768,
     ),
     "heads": Size("Attention heads.", "model", Swept(1, "8:128:8", "4:24:4", ATTENTION_OPS)),
     "kv-heads": Size("Key/value heads (default: the model's, else as many as heads).", "model"),
@@ -86,12 +87,16 @@ SIZES = {
     ),
     "layers": Size("Layers (default: a usual depth for the hidden size).", "model", None, 1, 1),
     "seq": Size(
-        "Sequence length, tokens.", "model", Swept(128, "512:8192:256", "64:512:32", MODEL_OPS, grain=8), 2048, 256
+        "Sequence length, tokens.", "model",
+        Swept(128, "512:8192:256", "64:512:32", MODEL_OPS, grain=8), 2048, 256
     ),
-    "mbs": Size("Micro-batch size, sequences (default: 1).", "model", Swept(1, "1:8:1", "1:4:1", MODEL_OPS)),
-    "tp": Size("Tensor-parallel degree (default: 1).", "model", Swept(1, "1,2,4,8", "1,2,4", MODEL_OPS)),
+    "mbs": Size("Micro-batch size, sequences (default: 1).", "model",
+    Swept(1, "1:8:1", "1:4:1", MODEL_OPS)),
+    "tp": Size("Tensor-parallel degree (default: 1).", "model",
+    Swept(1, "1,2,4,8", "1,2,4", MODEL_OPS)),
     "vocab": Size(
-        "Vocabulary size.", "model", Swept(64, "49152:51200:64", "960:1536:32", ("logits",), grain=8), 50304, 1024
+        "Vocabulary size.", "model",
+        Swept(64, "49152:51200:64", "960:1536:32", ("logits",), grain=8), 50304, 1024
     ),
     "experts": Size(
         "Routed experts of a layer, in place of its MLP (default: the model's).", "experts",
@@ -99,7 +104,8 @@ SIZES = {
     ),
     "top-k": Size("Experts per token.", "experts", Swept(1, "1:8:1", "1:8:1", EXPERT_OPS), 8, 2),
     "moe-ffn": Size(
-        "Width of one expert.", "experts", Swept(64, "512:4096:64", "64:512:16", _GROUPED_OPS, grain=8), 2048, 256
+        "Width of one expert.", "experts",
+        Swept(64, "512:4096:64", "64:512:16", _GROUPED_OPS, grain=8), 2048, 256
     ),
     "tokens": Size(
         "Tokens of each GPU's micro-batch, in place of seq and mbs.", "experts",
@@ -109,14 +115,18 @@ SIZES = {
         "Expert-parallel degree; each GPU of it has its own tokens (default: 1).", "experts",
         Swept(1, "1,2,4,8", "1,2,4,8", EXPERT_OPS),
     ),
-    "m": Size("Rows of a plain product.", "product", Swept(64, "1024:4096:64", "64:512:16"), 4096, 512),
+    "m": Size("Rows of a plain product.", "product", Swept(64, "1024:4096:64", "64:512:16"), 4096,
+    512),
     "n": Size(
-        "Columns of a plain product.", "product", Swept(64, "1024:8192:64", "256:1024:16", grain=8), 4096, 512
+        "Columns of a plain product.", "product",
+        Swept(64, "1024:8192:64", "256:1024:16", grain=8), 4096, 512
     ),
     "k": Size(
-        "Inner dimension of a plain product.", "product", Swept(64, "1024:8192:64", "256:1024:32", grain=8), 4096, 512
+        "Inner dimension of a plain product.", "product",
+        Swept(64, "1024:8192:64", "256:1024:32", grain=8), 4096, 512
     ),
-    "batch": Size("Number of plain products in one batch (default: 1).", "product", Swept(1, "1:64:1", "1:16:1")),
+    "batch": Size("Number of plain products in one batch (default: 1).", "product",
+    Swept(1, "1:64:1", "1:16:1")),
 }  # fmt: skip
 
 #: how each size that may be an axis is swept
@@ -129,13 +139,15 @@ MODEL_DIMS = tuple(name for name in DIMS if name not in GEMM_DIMS)
 
 
 def usual_sizes(kind: str, *of: str) -> dict[str, int]:
-    """Returns the usual values of sizes on a kind of device, cuda or cpu. of: of what they are, as
-    in `Size.of`.
+    """Returns the usual values of sizes on a kind of device, cuda or cpu. of: kinds of size, as in
+    `Size.of`.
     """
-    chosen = {
-        name.replace("-", "_"): size.usual(kind) for name, size in SIZES.items() if size.of in of
-    }
-    return {name: value for name, value in chosen.items() if value}
+    found = {}
+    for name, size in SIZES.items():
+        value = size.usual(kind)
+        if size.of in of and value:
+            found[name.replace("-", "_")] = value
+    return found
 
 
 def grain_of(dim: str) -> int:

@@ -1,8 +1,5 @@
 """Measures points in a process of its own: `python -m quantbench.sweep.worker FD [PROVIDER…]`.
 
-Entry points: the process, started by `child`; `measure`, used by `pytest_plugin`; `copier`, used by
-`tools.measure`.
-
 Whatever torch, CUDA or a provider raises is the point's outcome. After a crash, a hang or a lost
 CUDA context the sweep starts a new process; a worker that cannot use its device says why and ends
 the sweep.
@@ -13,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from quantbench.errors import MeasurementError, QuantbenchError, UnsupportedError
@@ -35,50 +32,43 @@ if TYPE_CHECKING:
     from quantbench.timing.session import Timer
 
 
+@dataclass
 class Worker:
     """Runner of requests, one after another, with one timer. name: function that identifies the
     kernel of a point.
     """
 
-    def __init__(
-        self,
-        spec: DeviceSpec,
-        timer: Timer,
-        timing: TimingOptions,
-        name: Callable[[Request], Launch | None],
-    ) -> None:
-        self._spec, self._timer, self._timing, self._name = spec, timer, timing, name
-        self._phases_s: dict[str, float] = {}
+    spec: DeviceSpec
+    timer: Timer
+    timing: TimingOptions
+    name: Callable[[Request], Launch | None]
+    _phases_s: dict[str, float] = field(default_factory=dict)
 
     def run(self, request: Request) -> Reply:
         """Runs one point; an exception becomes its outcome."""
+        self._phases_s = {}
+        return replace(self._outcome(request), phases_s=self._phases_s)
+
+    def _outcome(self, request: Request) -> Reply:
         import torch
 
-        self._phases_s = {}
         try:
             return self._run(request)
         except UnsupportedError as error:
-            return Reply(skipped=str(error), phases_s=self._phases_s)
+            return Reply(skipped=str(error))
         except QuantbenchError as error:
             wrong = isinstance(error, MeasurementError) and error.operation.startswith("check")
-            return Reply(
-                failed=("wrong_result" if wrong else "error", str(error)), phases_s=self._phases_s
-            )
-        except Exception as error:  # noqa: BLE001 - compilers and other people's providers raise anything
+            return Reply(failed=("wrong_result" if wrong else "error", str(error)))
+        except Exception as error:  # noqa: BLE001 - other people's code
             message = reason_line(error)
             if context_lost(error):
-                return Reply(
-                    failed=("illegal_access", message), phases_s=self._phases_s, broken=True
-                )
+                return Reply(failed=("illegal_access", message), broken=True)
             out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
             if out_of_memory and torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            kind = (
-                "out_of_memory"
-                if out_of_memory or "can't allocate memory" in str(error)
-                else "error"
-            )
-            return Reply(failed=(kind, message), phases_s=self._phases_s)
+            if out_of_memory or "can't allocate memory" in str(error):
+                return Reply(failed=("out_of_memory", message))
+            return Reply(failed=("error", message))
 
     def _run(self, request: Request) -> Reply:
         import torch
@@ -86,23 +76,23 @@ class Worker:
         from quantbench.providers import catalog
 
         provider = catalog.make(request.provider)
-        reason = too_large(request.workload, self._spec) or provider.unsupported(
-            request.workload, self._spec
-        )
+        work = request.workload
+        reason = too_large(work, self.spec) or provider.unsupported(work, self.spec)
         if reason is not None:
             return Reply(skipped=reason)
-        warmup_before_s, measuring_before_s = self._timer.warmup_s, self._timer.measuring_s
-        reply = measure(provider, request.workload, self._spec, self._timer, self._timing)
+        warmup_before_s = self.timer.warmup_s
+        measuring_before_s = self.timer.measuring_s
+        reply = measure(provider, work, self.spec, self.timer, self.timing)
         self._phases_s |= reply.phases_s
-        self._phases_s["warm-up"] = self._timer.warmup_s - warmup_before_s
-        self._phases_s["measuring"] = self._timer.measuring_s - measuring_before_s
+        self._phases_s["warm-up"] = self.timer.warmup_s - warmup_before_s
+        self._phases_s["measuring"] = self.timer.measuring_s - measuring_before_s
         launch = reply.launch
-        if launch is None and request.name and self._spec.kind == "cuda":
+        if launch is None and request.name and self.spec.kind == "cuda":
             torch.cuda.empty_cache()
             start_s = time.perf_counter()
-            launch = self._name(request)
+            launch = self.name(request)
             self._phases_s["identify"] = time.perf_counter() - start_s
-        return replace(reply, launch=launch, phases_s=self._phases_s)
+        return replace(reply, launch=launch)
 
 
 def measure(
@@ -137,9 +127,8 @@ def copier(
     """
 
     def copy(number: int) -> Run:
-        task = provider.prepare(
-            workload, spec, distribution=timing.distribution, seed=timing.seed + 1 + number
-        )
+        seed = timing.seed + 1 + number
+        task = provider.prepare(workload, spec, distribution=timing.distribution, seed=seed)
         return task.run if audit is None else audit.add(task)
 
     return copy
@@ -149,9 +138,8 @@ def too_large(workload: Workload, spec: DeviceSpec) -> str | None:
     """Returns the reason if inputs and outputs alone exceed the device's memory, else None."""
     if workload.min_bytes <= spec.memory_bytes:
         return None
-    return (
-        f"needs at least {size(workload.min_bytes)}, and {spec.name} has {size(spec.memory_bytes)}"
-    )
+    has = f"{spec.name} has {size(spec.memory_bytes)}"
+    return f"needs at least {size(workload.min_bytes)}, and {has}"
 
 
 def main() -> None:
@@ -171,7 +159,7 @@ def main() -> None:
             way = naming.chosen_way(exclusive=limits is not None and limits.exclusive is True)
             state = device.monitor(spec)
             hello = Hello(spec, state(), versions(), limits)
-        except Exception as error:  # noqa: BLE001 - CUDA, NVML and other people's providers raise anything
+        except Exception as error:  # noqa: BLE001 - CUDA, NVML, other people's code
             send({"refused": _reason(error)})
             return
         send(encode(hello))

@@ -1,9 +1,5 @@
 """Defines workloads (GEMM, softmax, attention, collectives, experts) and the transformer shapes
 that consist of them.
-
-Entry points: `Gemm`, `Softmax`, `Attention`, `Collective`, `GroupedGemm`, `Permute`, `MoE`,
-`TransformerShape`, `Op`; `Workload` and `Compute`, any of them. Used by nearly all packages and by
-users' Python code.
 """
 
 from quantbench.workload.kinds import Compute, Workload, workload_from_json, workload_to_json

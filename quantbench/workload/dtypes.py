@@ -1,19 +1,4 @@
-"""Defines the dtypes: their widths, the output dtype of GEMMs, and which dtypes each op supports.
-
-Entry points: `DTYPES`, `GEMM_DTYPES`, `VECTOR_DTYPES`, `MEASURED_DTYPES`, `element_bytes`,
-`dtype_name`, `missing_format`. Used by the other modules of `workload`, by `kernels`, `latency`,
-`planner`, `profile`, `importers`, `providers`, `sweep`, `advice`, `comm`, `quantization`,
-`megatron`, `alignment_rules`, `explore`, `cli.model_options`, `tools.ship_gemm` and
-`pytest_plugin`.
-
-Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit
-    mantissa in the
-tensor core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in torch.float8_e4m3fn), OCP MX
-specification 1.0 2023 (mxfp8, mxfp4: one byte per 32 elements along k). fp8 has one scale per
-tensor; fp8_block has one fp32 scale per 1×128 elements of a and 128×128 of b, as in DeepSeek-V3
-(arXiv:2412.19437, section 3.3); nvfp4 has one e4m3 byte per 16 elements along k and one fp32 per
-tensor (NVIDIA, cuTile documentation, 2026, NVFP4 and MXFP8).
-"""
+"""Defines the dtypes: widths, the output dtype of GEMMs, and which dtypes each op supports."""
 
 from dataclasses import dataclass
 
@@ -51,6 +36,12 @@ class Dtype:
         return length * self.element_bytes // self.packed
 
 
+# Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit
+# mantissa in the tensor core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in
+# torch.float8_e4m3fn), OCP MX specification 1.0 2023 (mxfp8, mxfp4: one byte per 32 elements along
+# k). fp8 has one scale per tensor; fp8_block has one fp32 scale per 1×128 elements of a and 128×128
+# of b, as in DeepSeek-V3 (arXiv:2412.19437, section 3.3); nvfp4 has one e4m3 byte per 16 elements
+# along k and one fp32 per tensor (NVIDIA, cuTile documentation, 2026, NVFP4 and MXFP8).
 _ALL = (
     Dtype("fp16", 2, "fp16"),
     Dtype("bf16", 2, "bf16"),
@@ -65,21 +56,10 @@ _ALL = (
     Dtype("int32", 4, "int32"),
 )
 
-DTYPES: dict[str, Dtype] = {d.name: d for d in _ALL}
+DTYPES = {d.name: d for d in _ALL}
 
 #: dtypes of GEMM inputs (int32 is only an output)
-GEMM_DTYPES = (
-    "fp16",
-    "bf16",
-    "fp32",
-    "tf32",
-    "fp8",
-    "fp8_block",
-    "mxfp8",
-    "nvfp4",
-    "mxfp4",
-    "int8",
-)
+GEMM_DTYPES = tuple(name for name in DTYPES if name != "int32")
 #: those that can be measured here; the others come from imported tables
 MEASURED_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "int8")
 #: dtypes of softmax and attention
@@ -90,7 +70,8 @@ VECTOR_DTYPES = ("fp16", "bf16", "fp32")
 _FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
 #: torch's names of the same dtypes
 _ALIASES = {
-    "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "tfloat32": "tf32",
+    "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16",
+    "tfloat32": "tf32",
     "float8_e4m3fn": "fp8",
 }  # fmt: skip
 
@@ -106,9 +87,8 @@ def dtype_name(dtype: object, operation: str = "dtype") -> str:
     text = str(dtype).removeprefix("torch.")
     name = _ALIASES.get(text, text)
     if name not in GEMM_DTYPES:
-        raise InputError(
-            operation, f"dtype = {dtype!r}", f"one of {', '.join((*GEMM_DTYPES, *_ALIASES))}"
-        )
+        known = ", ".join((*GEMM_DTYPES, *_ALIASES))
+        raise InputError(operation, f"dtype = {dtype!r}", f"one of {known}")
     return name
 
 
@@ -119,8 +99,11 @@ def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
     'fp8 needs compute capability 8.9, not 8.0'
     """
     first = _FIRST_CAPABILITY.get(dtype, capability)
-    have, need = (f"{major}.{minor}" for major, minor in (capability, first))
-    return f"{dtype} needs compute capability {need}, not {have}" if capability < first else None
+    if capability >= first:
+        return None
+    have = "{}.{}".format(*capability)
+    need = "{}.{}".format(*first)
+    return f"{dtype} needs compute capability {need}, not {have}"
 
 
 def element_bytes(dtype: str) -> int:

@@ -1,11 +1,7 @@
 """Reads the shape of a model from its Hugging Face config.json.
 
-Entry point: `describe`, which returns a `Described`. Used by `cli.model_options`, for the commands
-with `--config`.
-
 Model families use different keys for the same dimension. Properties without a key (gated MLP, tied
-embeddings) are taken from the modelling code in Hugging Face transformers, by model_type. Models
-whose layers are not attention with an MLP or experts are refused.
+embeddings) are taken from the modelling code in Hugging Face transformers, by model_type.
 """
 
 import os
@@ -43,9 +39,12 @@ _DROPOUT = (
     "attention_dropout", "attn_pdrop", "hidden_dropout", "resid_pdrop", "resid_dropout", "dropout",
     "attn_config.attn_pdrop",
 )  # fmt: skip
+_LATENT = ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "v_head_dim")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_EXPERT_STEP = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 
+# Models whose layers are not attention with an MLP or experts are refused.
 # Keys of unsupported layers (not just attention and a dense MLP) and their meaning.
 _OTHER_LAYERS = {
     **dict.fromkeys(
@@ -61,8 +60,7 @@ _OTHER_LAYERS = {
     "hybrid_override_pattern": "layers of different kinds, mostly state-space ones",
     "linear_num_key_heads": "linear-attention layers",
 }
-
-
+_KNOWN_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
 _DENSE = "decoder layers of attention and an MLP or experts"
 
 
@@ -100,27 +98,31 @@ _GEMMA = {
 }
 _GEMMA2 = {**_GEMMA, "num_attention_heads": 8, "num_key_value_heads": 4}
 
-_FAMILIES: dict[str, _Family] = {
+_FAMILIES = {
     **dict.fromkeys(
         ("llama", "mistral", "ministral", "stablelm", "olmo", "olmo2", "olmo3", "granite",
-         "internlm2", "internlm3", "baichuan", "exaone4", "smollm3", "seed_oss", "deepseek_llm", "helium"),
+         "internlm2", "internlm3", "baichuan", "exaone4", "smollm3", "seed_oss", "deepseek_llm",
+         "helium"),
         _SWIGLU,
     ),
     # Their window applies only if use_sliding_window is true; its default is false.
     **dict.fromkeys(("qwen2", "qwen3"), _Family(gated=True, windowed=False)),
     **dict.fromkeys(
-        ("mixtral", "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe", "glm_moe_dsa", "gpt_oss",
+        ("mixtral", "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe",
+        "glm_moe_dsa", "gpt_oss",
          "llama4_text"),
         _Family(gated=True, experts=True),
     ),
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text"), _Family(gated=True, windowed=False, experts=True)),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text"),
+    _Family(gated=True, windowed=False, experts=True)),
     **dict.fromkeys(("cohere", "cohere2"), _Family(gated=True, tied=True)),
     **dict.fromkeys(("phi3", "glm", "glm4", "chatglm"), _Family(gated=True, gate_fused=True)),
     "gemma": _Family(gated=True, tied=True, defaults=_GEMMA),
     "gemma2": _Family(gated=True, tied=True, defaults=_GEMMA2),
     # Published multimodal configs omit most of these keys.
     "gemma3_text": _Family(
-        gated=True, tied=True, defaults={**_GEMMA2, "vocab_size": 262208, "max_position_embeddings": 131072}
+        gated=True, tied=True,
+        defaults={**_GEMMA2, "vocab_size": 262208, "max_position_embeddings": 131072}
     ),
     **dict.fromkeys(("gpt2", "gpt_neo", "gpt_bigcode", "mpt"), _GPT),
     # Megatron-DeepSpeed (in training) and transformers add ALiBi to scores in memory.
@@ -157,15 +159,17 @@ def describe(path: str | PathLike[str], *, seq: int | None = None) -> Described:
     config = _Config(file, _read(file))
     _refuse_other_layers(config)
     family = _family(config)
-    hidden, heads = config.integer(_HIDDEN), config.integer(_HEADS)
+    hidden = config.integer(_HIDDEN)
+    heads = config.integer(_HEADS)
     context = config.optional(_CONTEXT)
     assumed: dict[str, str] = {}
-    if seq is None:
-        seq = min(context, LONGEST_DEFAULT_SEQ) if context else TransformerShape.seq
-        if context is None:
-            assumed["seq"] = f"seq = {seq} (the config names no context)"
-        elif seq < context:
+    if seq is None and context is not None:
+        seq = min(context, LONGEST_DEFAULT_SEQ)
+        if seq < context:
             assumed["seq"] = f"seq = {seq} (cut from the config's context of {context})"
+    elif seq is None:
+        seq = TransformerShape.seq
+        assumed["seq"] = f"seq = {seq} (the config names no context)"
     dropout = _dropout(config)
     if dropout is None:
         assumed["dropout"] = "no dropout (the config names none)"
@@ -199,9 +203,11 @@ class _Config:
 
     def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
         self.who = f"config {file}"
+        self.values = values
         nested = values.get("text_config")
         # Configs of multimodal models have the decoder's shape in text_config.
-        self.values = nested if isinstance(nested, dict) and "hidden_size" not in values else values
+        if isinstance(nested, dict) and "hidden_size" not in values:
+            self.values = nested
         self.model_type = str(self.values.get("model_type", values.get("model_type", "")))
         self._defaults = _FAMILIES.get(self.model_type, _PLAIN).defaults or {}
 
@@ -209,7 +215,9 @@ class _Config:
         value: Any = self.values
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        return self._defaults.get(key) if value is None else value
+        if value is None:
+            return self._defaults.get(key)
+        return value
 
     def optional(self, keys: tuple[str, ...]) -> int | None:
         """Returns the value of the first key present, an integer of at least 1; None if no key is
@@ -227,8 +235,10 @@ class _Config:
     def integer(self, keys: tuple[str, ...]) -> int:
         value = self.optional(keys)
         if value is None:
-            others = f" (or {', '.join(keys[1:])})" if len(keys) > 1 else ""
-            raise InputError(self.who, f"no key {keys[0]!r}", f"an integer under {keys[0]}{others}")
+            expected = f"an integer under {keys[0]}"
+            if len(keys) > 1:
+                expected += f" (or {', '.join(keys[1:])})"
+            raise InputError(self.who, f"no key {keys[0]!r}", expected)
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -259,19 +269,18 @@ def _refuse_other_layers(config: _Config) -> None:
             raise UnsupportedError(config.who, f"{key}, {meaning}", _DENSE)
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
-        other = [
-            kind
-            for kind in kinds
-            if kind not in ("full_attention", "sliding_attention", "chunked_attention")
-        ]
-        if other:
-            raise UnsupportedError(config.who, f"layer_types with {other[0]!r}", _DENSE)
+        for kind in kinds:
+            if kind not in _KNOWN_LAYERS:
+                raise UnsupportedError(config.who, f"layer_types with {kind!r}", _DENSE)
     if config.flag("is_encoder_decoder", False):
         raise UnsupportedError(config.who, "is_encoder_decoder = true", "a decoder-only model")
     projected = config.optional(("word_embed_proj_dim",))
     if projected is not None and projected != config.optional(_HIDDEN):
-        what = f"word_embed_proj_dim = {projected}, embeddings narrower than the layers"
-        raise UnsupportedError(config.who, what, "word_embed_proj_dim equal to hidden_size")
+        raise UnsupportedError(
+            config.who,
+            f"word_embed_proj_dim = {projected}, embeddings narrower than the layers",
+            "word_embed_proj_dim equal to hidden_size",
+        )
 
 
 def _family(config: _Config) -> _Family:
@@ -287,10 +296,10 @@ def _family(config: _Config) -> _Family:
         # All known decoders with this activation have a gate (SwiGLU). Hugging Face's default of
         # tie_word_embeddings is true, and configs omit defaults.
         return _Family(gated=True, tied=True)
-    what = f"model_type = {config.model_type!r} with hidden_act = {activation!r}, of which it is not known whether"
     raise UnsupportedError(
         config.who,
-        f"{what} its MLP is gated",
+        f"model_type = {config.model_type!r} with hidden_act = {activation!r}, "
+        "of which it is not known whether its MLP is gated",
         "hidden_act silu, or one of " + ", ".join(sorted(_FAMILIES)),
     )
 
@@ -313,11 +322,16 @@ def _kv_heads(config: _Config, heads: int) -> int:
 
 
 def _dropout(config: _Config) -> bool | None:
-    rates = [(key, config.get(key)) for key in _DROPOUT if config.get(key) is not None]
-    for key, rate in rates:
+    """Returns whether a dropout rate is above 0; None if the config states none."""
+    found = None
+    for key in _DROPOUT:
+        rate = config.get(key)
+        if rate is None:
+            continue
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
             raise InputError(config.who, f"{key} = {rate!r}"[:120], "a share from 0 to 1")
-    return any(rate > 0 for _, rate in rates) if rates else None
+        found = found or rate > 0
+    return found
 
 
 def _sliding_window(config: _Config, family: _Family) -> int:
@@ -331,21 +345,16 @@ def _sliding_window(config: _Config, family: _Family) -> int:
 
 def _latent(config: _Config) -> dict[str, Any]:
     """Returns the sizes of the heads, and of latent attention if the model has it."""
-    if not any(
-        config.get(key) for key in ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "v_head_dim")
-    ):
+    if not any(config.get(key) for key in _LATENT):
         return {"head_dim": config.optional(_HEAD_DIM) or 0}
-    kv_rank, rope, nope, value = (
-        config.integer((key,))
-        for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-    )
-    q_rank = config.optional(("q_lora_rank",)) or 0
+    kv_rank = config.integer(("kv_lora_rank",))
+    rope_dim = config.integer(("qk_rope_head_dim",))
     return {
-        "head_dim": rope + nope,
-        "q_rank": q_rank,
+        "head_dim": rope_dim + config.integer(("qk_nope_head_dim",)),
+        "q_rank": config.optional(("q_lora_rank",)) or 0,
         "kv_rank": kv_rank,
-        "rope_dim": rope,
-        "value_dim": value,
+        "rope_dim": rope_dim,
+        "value_dim": config.integer(("v_head_dim",)),
     }
 
 
@@ -356,31 +365,20 @@ def _experts(config: _Config, family: _Family) -> dict[str, Any]:
         return {}
     if not family.experts:
         what = f"{experts} experts of model_type = {config.model_type!r}"
-        known = sorted(name for name, one in _FAMILIES.items() if one.experts)
-        raise UnsupportedError(
-            config.who, what, f"one of {', '.join(known)}, whose layers are known"
-        )
+        known = ", ".join(sorted(name for name in _FAMILIES if _FAMILIES[name].experts))
+        raise UnsupportedError(config.who, what, f"one of {known}, whose layers are known")
     layers = config.integer(_LAYERS)
     width = config.optional(("moe_intermediate_size",)) or config.integer(_FFN)
-    every = (
-        config.optional(("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")) or 1
-    )
-    first = config.get("first_k_dense_replace") or 0
-    none = {int(i) for i in config.get("mlp_only_layers") or ()}
-    # deepseek counts layers from 0, the others from 1
-    offset = 0 if config.get("moe_layer_freq") else 1
-    sparse = [
-        i for i in range(layers) if i >= first and (i + offset) % every == 0 and i not in none
-    ]
-    listed = config.get("moe_layers")
-    sparse = sorted(map(int, listed)) if isinstance(listed, list) else sparse
-    shared = config.get("shared_expert_intermediate_size") or width * (
-        config.get("n_shared_experts") or 0
-    )
+    sparse = _sparse_layers(config, layers)
+    shared = config.get("shared_expert_intermediate_size")
+    if not shared:
+        shared = width * (config.get("n_shared_experts") or 0)
     if config.model_type == "llama4_text":  # one expert of the same width runs for every token
         shared = width
     groups = config.optional(("n_group",)) or 1
-    top = config.integer(("topk_group",)) if groups > 1 else config.optional(("topk_group",)) or 1
+    top = config.optional(("topk_group",)) or 1
+    if groups > 1:
+        top = config.integer(("topk_group",))
     if top > groups:
         raise InputError(config.who, f"topk_group = {top}", f"at most n_group = {groups}")
     if top == groups:
@@ -397,24 +395,35 @@ def _experts(config: _Config, family: _Family) -> dict[str, Any]:
     }
 
 
+def _sparse_layers(config: _Config, layers: int) -> list[int]:
+    """Returns the indices of the layers with experts, ascending."""
+    listed = config.get("moe_layers")
+    if isinstance(listed, list):
+        return sorted(map(int, listed))
+    every = config.optional(_EXPERT_STEP) or 1
+    first = config.get("first_k_dense_replace") or 0
+    dense = {int(i) for i in config.get("mlp_only_layers") or ()}
+    # deepseek counts layers from 0, the others from 1
+    offset = 0 if config.get("moe_layer_freq") else 1
+    wanted = [i for i in range(layers) if i >= first and i not in dense]
+    return [i for i in wanted if (i + offset) % every == 0]
+
+
 def _ffn(config: _Config, family: _Family, hidden: int) -> int:
-    width = config.optional(
-        ("intermediate_size_mlp", *_FFN)
-    )  # llama4 has another width without experts
+    # llama4 has another width without experts
+    width = config.optional(("intermediate_size_mlp", *_FFN))
     if width is not None:
         return width
     ratio = config.get("expansion_ratio")
     if ratio is not None:
-        if (
-            isinstance(ratio, bool)
-            or not isinstance(ratio, int | float)
-            or ratio <= 0
-            or (ratio * hidden) % 1
-        ):
+        number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+        if not number or ratio <= 0 or (ratio * hidden) % 1:
             raise InputError(
                 config.who,
                 f"expansion_ratio = {ratio!r}"[:120],
                 "a ratio that gives a whole MLP width",
             )
         return int(ratio * hidden)
-    return 4 * hidden if family.default_ffn else config.integer(_FFN)
+    if family.default_ffn:
+        return 4 * hidden
+    return config.integer(_FFN)

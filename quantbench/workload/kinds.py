@@ -1,9 +1,4 @@
-"""Names the kinds of workload, and converts any workload to JSON and back.
-
-Entry points: `Workload`, any workload; `Compute`, any that one GPU runs op by op; `CLASSES`;
-`workload_to_json` and `workload_from_json`. Used by nearly all packages, mostly through
-`quantbench.workload`.
-"""
+"""Names the kinds of workload, and converts any workload to JSON and back."""
 
 from dataclasses import fields
 from sys import intern
@@ -13,7 +8,7 @@ from quantbench.errors import InputError
 from quantbench.workload.moe import GroupedGemm, MoE, Permute
 from quantbench.workload.ops import Attention, Cast, Collective, Gemm, Softmax
 
-#: workloads of one GPU; the experts of a whole layer are only imported and predicted
+#: workloads of one GPU; a whole layer's experts are imported and predicted, never measured
 Compute = Gemm | GroupedGemm | Permute | MoE | Softmax | Attention | Cast
 #: all workloads that a record can have
 Workload = Compute | Collective
@@ -28,10 +23,8 @@ _FIELDS = {name: tuple(f.name for f in fields(kind)) for name, kind in _KINDS.it
 
 def workload_to_json(workload: Workload) -> dict[str, Any]:
     """Returns the workload as a JSON object: its `kind`, then its fields in order."""
-    return {
-        "kind": workload.kind,
-        **{name: getattr(workload, name) for name in _FIELDS[workload.kind]},
-    }
+    values = {name: getattr(workload, name) for name in _FIELDS[workload.kind]}
+    return {"kind": workload.kind} | values
 
 
 def workload_from_json(data: object) -> Workload:
@@ -43,17 +36,15 @@ def workload_from_json(data: object) -> Workload:
         raise InputError(
             "workload", repr(data)[:120], "an object whose kind is " + ", ".join(_KINDS)
         )
-    kind = _KINDS[named]
-    # Strings are interned, because tables of 100,000 workloads repeat a few of them.
-    values: dict[str, Any] = {
-        name: intern(v) if type(v) is str else v for name, v in data.items() if name != "kind"
-    }
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        # Strings are interned, because tables of 100,000 workloads repeat a few of them.
+        values[name] = intern(value) if type(value) is str else value
+    del values["kind"]
     unknown = values.keys() - set(_FIELDS[named])
     if unknown:
-        raise InputError(
-            f"workload {named}", f"field {sorted(unknown)[0]!r}", "only its own fields"
-        )
+        raise InputError(f"workload {named}", f"field {min(unknown)!r}", "only its own fields")
     try:
-        return kind(**values)
+        return _KINDS[named](**values)
     except TypeError as error:
         raise InputError(f"workload {named}", str(error), "all of its fields") from None

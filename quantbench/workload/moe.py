@@ -1,30 +1,15 @@
 """Defines the workloads of a mixture-of-experts layer: grouped GEMMs, permutations, and the layer
 with its routing.
 
-Entry points: `GroupedGemm`, one GEMM per expert in one launch; `Permute`; `MoE`, whose
-`grouped_gemms` are those of one GPU; `require_distribution`; `PERMUTATIONS`. Used by nearly all
-packages, mostly through `quantbench.workload`.
-
-A router sends each token to top_k of num_experts experts. With expert parallelism `ep`, rank r
-holds the experts from r · num_experts / ep on. The rank with the most rows sets the pace:
-`MoE.flops` and `MoE.grouped_gemms` are that rank's.
-
-Routing. `balanced` gives every expert the same number of rows, to within one.
-`power_law_<exponent>` is the draw of aiconfigurator (ai-dynamo/aiconfigurator, collector/helper.py,
-`_generate_power_law_distribution`): the weight of each expert is drawn from x^-exponent on [1, 0.8
-· tokens] (on [0.01, 2] where no more rows than experts exist), weights are scaled to tokens · top_k
-rows and rounded, no expert gets more rows than there are tokens, and what rounding and this limit
-leave over goes to the smallest experts (is taken from the largest), one row per rank in turn.
-aiconfigurator measures the busiest rank. Its generator is torch's and this one is Python's, so one
-seed gives other rows of the same distribution. A histogram is scaled, rounded and limited in the
-same way.
+A router sends each token to top_k of num_experts experts. With expert parallelism, the rank with
+the most rows sets the pace, so FLOPs and products of a layer are that rank's.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 
-from quantbench.errors import InputError, require_choice, require_int
+from quantbench.errors import InputError, require_bools, require_choices, require_int, require_ints
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES, element_bytes
 from quantbench.workload.ops import LAYOUTS, Gemm
 
@@ -56,15 +41,11 @@ class GroupedGemm:
     kind = "grouped_gemm"
 
     def __post_init__(self) -> None:
-        who = "GroupedGemm"
         if isinstance(self.tokens_per_expert, list):  # as read from JSON
             object.__setattr__(self, "tokens_per_expert", tuple(self.tokens_per_expert))
-        _require_counts(who, "tokens_per_expert", self.tokens_per_expert)
-        for name in ("n", "k"):
-            require_int(who, name, getattr(self, name))
-        require_int(who, "rows", self.rows)
-        require_choice(who, "dtype", self.dtype, GEMM_DTYPES)
-        require_choice(who, "layout", self.layout, LAYOUTS)
+        _require_counts("GroupedGemm", "tokens_per_expert", self.tokens_per_expert)
+        require_ints(self, "n", "k", "rows")
+        require_choices(self, dtype=GEMM_DTYPES, layout=LAYOUTS)
 
     @property
     def num_experts(self) -> int:
@@ -77,8 +58,9 @@ class GroupedGemm:
 
     def gemm(self, rows: int) -> Gemm:
         """Returns the product of one expert with `rows` rows, at least 1."""
-        m, k = (self.k, rows) if self.layout == "tn" else (rows, self.k)
-        return Gemm(m, self.n, k, dtype=self.dtype, layout=self.layout)
+        if self.layout == "tn":
+            return Gemm(self.k, self.n, rows, dtype=self.dtype, layout="tn")
+        return Gemm(rows, self.n, self.k, dtype=self.dtype, layout=self.layout)
 
     @property
     def gemms(self) -> tuple[Gemm, ...]:
@@ -103,13 +85,15 @@ class GroupedGemm:
 
         A weight gradient of zeros, for an expert without rows, is written too.
         """
-        gemms = self.gemms
-        zeros = (self.num_experts - len(gemms)) * self.n * self.k * element_bytes(self.output_dtype)
-        return sum(gemm.min_bytes for gemm in gemms) + (zeros if self.layout == "tn" else 0)
+        moved = sum(gemm.min_bytes for gemm in self.gemms)
+        if self.layout == "tn":
+            zeros = self.tokens_per_expert.count(0) * self.n * self.k
+            moved += zeros * element_bytes(self.output_dtype)
+        return moved
 
     def __str__(self) -> str:
-        rows, most = f"{self.rows}/{self.num_experts}", max(self.tokens_per_expert)
-        return f"grouped gemm {rows}(≤{most})×{self.n}×{self.k} {self.dtype} {self.layout}"
+        rows = f"{self.rows}/{self.num_experts}(≤{max(self.tokens_per_expert)})"
+        return f"grouped gemm {rows}×{self.n}×{self.k} {self.dtype} {self.layout}"
 
 
 @dataclass(frozen=True)
@@ -132,10 +116,8 @@ class Permute:
     kind = "permute"
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "hidden", "top_k", "rows"):
-            require_int("Permute", name, getattr(self, name))
-        require_choice("Permute", "dtype", self.dtype, VECTOR_DTYPES)
-        require_choice("Permute", "direction", self.direction, PERMUTATIONS)
+        require_ints(self, "tokens", "hidden", "top_k", "rows")
+        require_choices(self, dtype=VECTOR_DTYPES, direction=PERMUTATIONS)
 
     @property
     def rows(self) -> int:
@@ -153,9 +135,8 @@ class Permute:
         once.
         """
         weights = self.rows if self.direction == "unpermute" else 0
-        return ((self.tokens + self.rows) * self.hidden + weights) * element_bytes(
-            self.dtype
-        ) + 8 * self.rows
+        elements = (self.tokens + self.rows) * self.hidden + weights
+        return elements * element_bytes(self.dtype) + 8 * self.rows
 
     def __str__(self) -> str:
         return f"{self.direction} {self.tokens}×{self.hidden} top {self.top_k} {self.dtype}"
@@ -164,6 +145,19 @@ class Permute:
 @dataclass(frozen=True)
 class MoE:
     """Routed experts of one layer: their products on one GPU, after dispatch and before combine.
+
+    Rank r of the `ep` ranks holds the experts from r · num_experts / ep on; `flops` and
+    `grouped_gemms` are those of the rank with the most rows.
+
+    Routing. `balanced` gives every expert the same number of rows, to within one.
+    `power_law_<exponent>` is the draw of aiconfigurator (ai-dynamo/aiconfigurator,
+    collector/helper.py, `_generate_power_law_distribution`), which measures the busiest rank: the
+    weight of each expert is drawn from x^-exponent on [1, 0.8 · tokens] (on [0.01, 2] where no more
+    rows than experts exist), and weights are scaled to tokens · top_k rows and rounded. No expert
+    gets more rows than there are tokens. What rounding and this limit leave over goes to the
+    smallest experts (is taken from the largest), one row per rank in turn. The generator there is
+    torch's and this one is Python's, so one seed gives other rows of the same distribution. A
+    histogram is scaled, rounded and limited in the same way.
 
     tokens: tokens that the router sends to the experts of all `ep` ranks; each goes to top_k of
         them.
@@ -199,21 +193,22 @@ class MoE:
 
     def __post_init__(self) -> None:
         who = "MoE"
-        for name in ("tokens", "hidden", "expert_ffn", "top_k", "tp", "ep"):
-            require_int(who, name, getattr(self, name))
+        require_ints(self, "tokens", "hidden", "expert_ffn", "top_k", "tp", "ep")
         require_int(who, "num_experts", self.num_experts, high=_MOST_EXPERTS)
-        require_int(who, "seed", self.seed, low=0)
-        require_choice(who, "dtype", self.dtype, GEMM_DTYPES)
-        if not isinstance(self.gated, bool):
-            raise InputError(who, f"gated = {self.gated!r}"[:80], "True or False")
+        require_ints(self, "seed", low=0)
+        require_choices(self, dtype=GEMM_DTYPES)
+        require_bools(self, "gated")
         if self.top_k > self.num_experts:
             raise InputError(
                 who, f"top_k = {self.top_k}", f"at most num_experts = {self.num_experts}"
             )
         for name, ways in (("expert_ffn", "tp"), ("num_experts", "ep")):
-            if getattr(self, name) % getattr(self, ways):
-                value = f"{name} = {getattr(self, name)} with {ways} = {getattr(self, ways)}"
-                raise InputError(who, value, f"{name} divisible by {ways}")
+            size = getattr(self, name)
+            gpus = getattr(self, ways)
+            if size % gpus:
+                raise InputError(
+                    who, f"{name} = {size} with {ways} = {gpus}", f"{name} divisible by {ways}"
+                )
         if isinstance(self.distribution, list):  # as read from JSON
             object.__setattr__(self, "distribution", tuple(self.distribution))
         require_distribution(self.distribution, self.num_experts)
@@ -221,18 +216,19 @@ class MoE:
     @cached_property
     def tokens_per_expert(self) -> tuple[int, ...]:
         """Rows of every expert of the layer, as drawn; they add up to tokens · top_k."""
-        rows, experts = self.tokens * self.top_k, self.num_experts
+        rows = self.tokens * self.top_k
+        experts = self.num_experts
         if self.distribution == "balanced":
             return tuple((e + 1) * rows // experts - e * rows // experts for e in range(experts))
         if isinstance(self.distribution, tuple):
             weights = [float(count) for count in self.distribution]
         else:
-            low, high = (1.0, 0.8 * self.tokens) if rows > experts else (0.01, 2.0)
+            low, high = (0.01, 2.0)
+            if rows > experts:
+                low, high = (1.0, 0.8 * self.tokens)
             exponent = float(self.distribution.removeprefix(_POWER_LAW))
-            generator = Random(self.seed)
-            weights = [
-                _power_law_quantile(generator.random(), exponent, low, high) for _ in range(experts)
-            ]
+            share = Random(self.seed).random
+            weights = [_power_law_quantile(share(), exponent, low, high) for _ in range(experts)]
         return _apportioned(weights, rows, most=self.tokens, ranks=self.ep)
 
     @property
@@ -259,7 +255,7 @@ class MoE:
     @property
     def routing_words(self) -> str:
         """`balanced`, `power_law_1.2` or `histogram`."""
-        return self.distribution if isinstance(self.distribution, str) else "histogram"
+        return "histogram" if isinstance(self.distribution, tuple) else self.distribution
 
     @property
     def skew(self) -> float:
@@ -272,19 +268,20 @@ class MoE:
         local = self.num_experts // self.ep
         return self.tokens_per_expert[rank * local : (rank + 1) * local]
 
-    def grouped_gemms(self, rank: int | None = None) -> dict[str, GroupedGemm]:
-        """Returns `experts_up_gate` (`experts_up` without a gate) and `experts_down` of one rank,
-        None: the busiest.
+    def grouped_gemms(self) -> dict[str, GroupedGemm]:
+        """Returns `experts_up_gate` (`experts_up` without a gate) and `experts_down` of the busiest
+        rank.
 
-        Weights are stored out×in, as in a linear layer. Raises InputError for a rank without rows.
+        Weights are stored out×in, as in a linear layer.
         """
-        rows = self.experts_of(self.busiest_rank if rank is None else rank)
+        rows = self.experts_of(self.busiest_rank)
         ffn = self.expert_ffn // self.tp
-        up, width = ("experts_up_gate", 2 * ffn) if self.gated else ("experts_up", ffn)
-        return {
-            up: GroupedGemm(rows, width, self.hidden, self.dtype, "nt"),
-            "experts_down": GroupedGemm(rows, self.hidden, ffn, self.dtype, "nt"),
-        }
+        down = GroupedGemm(rows, self.hidden, ffn, self.dtype, "nt")
+        if self.gated:
+            up_gate = GroupedGemm(rows, 2 * ffn, self.hidden, self.dtype, "nt")
+            return {"experts_up_gate": up_gate, "experts_down": down}
+        up = GroupedGemm(rows, ffn, self.hidden, self.dtype, "nt")
+        return {"experts_up": up, "experts_down": down}
 
     @property
     def flops(self) -> int:
@@ -346,8 +343,8 @@ def _power_law_quantile(share: float, exponent: float, low: float, high: float) 
 
 
 def _apportioned(weights: list[float], total: int, *, most: int, ranks: int) -> tuple[int, ...]:
-    """Returns whole rows in proportion to the weights: `total` in all, at most `most` each (module
-    docstring).
+    """Returns whole rows in proportion to the weights: `total` in all, at most `most` each (see
+    `MoE`).
     """
     scale = total / sum(weights)
     rows = [min(round(weight * scale), most) for weight in weights]

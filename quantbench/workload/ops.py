@@ -1,16 +1,19 @@
 """Defines the workloads of a dense layer that are measured or predicted: GEMM, softmax, attention,
 casts, collectives.
 
-Entry points: `Gemm`, `Softmax`, `Attention`, `Cast`, `Collective`; what their fields may be:
-`LAYOUTS`, `MASKS`, `DIRECTIONS`, `COLLECTIVE_OPS`, `COLLECTIVE_DTYPES`, `LARGEST_MESSAGE_BYTES`.
-Used by nearly all packages, mostly through `quantbench.workload`.
-
 Every workload has flops, min_bytes and dtype, validates its fields, and has a label as its string.
 """
 
 from dataclasses import dataclass
 
-from quantbench.errors import InputError, require_choice, require_int
+from quantbench.errors import (
+    InputError,
+    require_bools,
+    require_choices,
+    require_divisor,
+    require_int,
+    require_ints,
+)
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES, element_bytes
 
 LAYOUTS = ("nn", "nt", "tn")
@@ -33,6 +36,11 @@ COLLECTIVE_OPS = (
 #: dtypes of collectives; they matter for the reduction, not for the bytes moved
 COLLECTIVE_DTYPES = ("fp16", "bf16", "fp32", "int8", "fp8")
 LARGEST_MESSAGE_BYTES = 2**46
+
+
+def _live(rows: int, cols: int, *, causal: bool) -> int:
+    """Returns the number of scores that are not masked; a causal mask is square."""
+    return rows * (rows + 1) // 2 if causal else rows * cols
 
 
 @dataclass(frozen=True)
@@ -60,10 +68,8 @@ class Gemm:
     kind = "gemm"
 
     def __post_init__(self) -> None:
-        for name in ("m", "n", "k", "batch"):
-            require_int("Gemm", name, getattr(self, name))
-        require_choice("Gemm", "dtype", self.dtype, GEMM_DTYPES)
-        require_choice("Gemm", "layout", self.layout, LAYOUTS)
+        require_ints(self, "m", "n", "k", "batch")
+        require_choices(self, dtype=GEMM_DTYPES, layout=LAYOUTS)
         natural = "int32" if self.dtype == "int8" else "fp32"
         if self.accumulate not in ("", natural):
             raise InputError("Gemm", f"accumulate = {self.accumulate!r} for {self.dtype}", natural)
@@ -83,7 +89,7 @@ class Gemm:
         kind = DTYPES[self.dtype]
         narrow = kind.element_bytes / kind.packed < element_bytes(self.output_dtype)
         layout = "nt" if narrow else self.layout
-        return "k" if layout[0] == "n" else "m", "n" if layout[1] == "n" else "k"
+        return {"nn": ("k", "n"), "nt": ("k", "k"), "tn": ("m", "n")}[layout]
 
     @property
     def flops(self) -> int:
@@ -131,29 +137,19 @@ class Softmax:
     kind = "softmax"
 
     def __post_init__(self) -> None:
-        for name in ("batch", "rows", "cols", "mask_batch"):
-            require_int("Softmax", name, getattr(self, name))
-        require_choice("Softmax", "dtype", self.dtype, VECTOR_DTYPES)
-        require_choice("Softmax", "mask", self.mask, MASKS)
-        require_choice("Softmax", "direction", self.direction, DIRECTIONS)
+        require_ints(self, "batch", "rows", "cols", "mask_batch")
+        require_choices(self, dtype=VECTOR_DTYPES, mask=MASKS, direction=DIRECTIONS)
         if isinstance(self.scale, bool) or not 0 < self.scale < float("inf"):
             raise InputError("Softmax", f"scale = {self.scale!r}", "a finite number above 0")
         if self.mask == "causal" and self.rows != self.cols:
-            raise InputError(
-                "Softmax",
-                f"causal with rows = {self.rows}, cols = {self.cols}",
-                "rows equal to cols",
-            )
-        if self.batch % self.mask_batch:
-            raise InputError(
-                "Softmax", f"mask_batch = {self.mask_batch}", f"a divisor of batch = {self.batch}"
-            )
+            sizes = f"rows = {self.rows}, cols = {self.cols}"
+            raise InputError("Softmax", f"causal with {sizes}", "rows equal to cols")
+        require_divisor(self, "mask_batch", "batch")
 
     @property
     def live_elements(self) -> int:
         """Number of elements read: all, or for a causal mask those on and below the diagonal."""
-        twice = self.rows * (self.rows + 1) if self.mask == "causal" else 2 * self.rows * self.cols
-        return self.batch * twice // 2
+        return self.batch * _live(self.rows, self.cols, causal=self.mask == "causal")
 
     @property
     def flops(self) -> int:
@@ -168,15 +164,18 @@ class Softmax:
         a forward mask are read once, every output element is written once, including the zeros
         above the diagonal."""
         width = element_bytes(self.dtype)
-        reads = 1 if self.direction == "forward" else 2
-        has_mask = self.mask == "full" and self.direction == "forward"
-        mask_bytes = self.mask_batch * self.rows * self.cols if has_mask else 0
-        return (
-            width * (reads * self.live_elements + self.batch * self.rows * self.cols) + mask_bytes
-        )
+        written_bytes = width * self.batch * self.rows * self.cols
+        live_bytes = width * self.live_elements
+        if self.direction == "backward":
+            return written_bytes + 2 * live_bytes
+        mask_bytes = 0
+        if self.mask == "full":
+            mask_bytes = self.mask_batch * self.rows * self.cols
+        return written_bytes + live_bytes + mask_bytes
 
     def __str__(self) -> str:
-        return f"softmax {self.batch}×{self.rows}×{self.cols} {self.dtype} {self.mask} {self.direction}"
+        shape = f"{self.batch}×{self.rows}×{self.cols}"
+        return f"softmax {shape} {self.dtype} {self.mask} {self.direction}"
 
 
 @dataclass(frozen=True)
@@ -208,28 +207,18 @@ class Attention:
     def __post_init__(self) -> None:
         if self.kv_heads == 0:
             object.__setattr__(self, "kv_heads", self.heads)
-        for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
-            require_int("Attention", name, getattr(self, name))
-        require_choice("Attention", "dtype", self.dtype, VECTOR_DTYPES)
-        require_choice("Attention", "direction", self.direction, DIRECTIONS)
-        if self.heads % self.kv_heads:
-            raise InputError(
-                "Attention", f"kv_heads = {self.kv_heads}", f"a divisor of heads = {self.heads}"
-            )
-        if not isinstance(self.causal, bool):
-            raise InputError("Attention", f"causal = {self.causal!r}"[:80], "True or False")
+        require_ints(self, "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
+        require_choices(self, dtype=VECTOR_DTYPES, direction=DIRECTIONS)
+        require_divisor(self, "kv_heads", "heads")
+        require_bools(self, "causal")
         if self.causal and self.seq_q != self.seq_k:
-            raise InputError(
-                "Attention",
-                f"causal with seq_q = {self.seq_q}, seq_k = {self.seq_k}",
-                "seq_q equal to seq_k",
-            )
+            sizes = f"seq_q = {self.seq_q}, seq_k = {self.seq_k}"
+            raise InputError("Attention", f"causal with {sizes}", "seq_q equal to seq_k")
 
     @property
     def live_pairs(self) -> int:
         """Number of unmasked query-key pairs, over all heads and samples."""
-        twice = self.seq_q * (self.seq_q + 1) if self.causal else 2 * self.seq_q * self.seq_k
-        return self.batch * self.heads * twice // 2
+        return self.batch * self.heads * _live(self.seq_q, self.seq_k, causal=self.causal)
 
     @property
     def flops(self) -> int:
@@ -254,11 +243,12 @@ class Attention:
         return 4 * q + 2 * kv + row_stats
 
     def __str__(self) -> str:
-        heads = f"{self.heads}" if self.kv_heads == self.heads else f"{self.heads}/{self.kv_heads}"
+        heads = f"{self.heads}"
+        if self.kv_heads != self.heads:
+            heads += f"/{self.kv_heads}"
         shape = f"{self.batch}×{heads}×{self.seq_q}×{self.seq_k}×{self.head_dim}"
-        return (
-            f"attention {shape} {self.dtype} {'causal' if self.causal else 'full'} {self.direction}"
-        )
+        mask = "causal" if self.causal else "full"
+        return f"attention {shape} {self.dtype} {mask} {self.direction}"
 
 
 @dataclass(frozen=True)
@@ -284,17 +274,12 @@ class Collective:
     flops = 0  # no matrix arithmetic
 
     def __post_init__(self) -> None:
-        require_choice("Collective", "op", self.op, COLLECTIVE_OPS)
+        require_choices(self, op=COLLECTIVE_OPS)
         require_int("Collective", "message_bytes", self.message_bytes, high=LARGEST_MESSAGE_BYTES)
         require_int("Collective", "num_gpus", self.num_gpus, low=2, high=2**20)
         require_int("Collective", "num_nodes", self.num_nodes, high=2**20)
-        require_choice("Collective", "dtype", self.dtype, COLLECTIVE_DTYPES)
-        if self.num_gpus % self.num_nodes:
-            raise InputError(
-                "Collective",
-                f"num_nodes = {self.num_nodes}",
-                f"a divisor of num_gpus = {self.num_gpus}",
-            )
+        require_choices(self, dtype=COLLECTIVE_DTYPES)
+        require_divisor(self, "num_nodes", "num_gpus")
         width = element_bytes(self.dtype)
         if self.message_bytes % width:
             raise InputError(
@@ -307,8 +292,10 @@ class Collective:
         is the bus bandwidth of nccl-tests, which is comparable with the bandwidth of the links."""
         if self.op in ("broadcast", "send_recv"):
             return self.message_bytes
-        once = self.message_bytes * (self.num_gpus - 1)
-        return -(-(2 * once if self.op == "all_reduce" else once) // self.num_gpus)
+        total = self.message_bytes * (self.num_gpus - 1)
+        if self.op == "all_reduce":
+            total *= 2
+        return -(-total // self.num_gpus)
 
     @property
     def min_bytes(self) -> int:
@@ -342,10 +329,8 @@ class Cast:
     flops = 0  # no matrix arithmetic
 
     def __post_init__(self) -> None:
-        for name in ("rows", "cols", "reads", "copies"):
-            require_int("Cast", name, getattr(self, name))
-        require_choice("Cast", "dtype", self.dtype, VECTOR_DTYPES)
-        require_choice("Cast", "to", self.to, GEMM_DTYPES)
+        require_ints(self, "rows", "cols", "reads", "copies")
+        require_choices(self, dtype=VECTOR_DTYPES, to=GEMM_DTYPES)
 
     @property
     def min_bytes(self) -> int:

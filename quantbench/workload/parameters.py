@@ -1,7 +1,5 @@
 """Counts the parameters of a model, and pads its vocabulary as Megatron does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from quantbench.workload.transformer import TransformerShape
@@ -34,14 +32,17 @@ def parameters(shape: TransformerShape) -> int:
     attention_width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     # Biases of qkv, proj, up and down and two norms of weight and bias; gated models drop biases
     # and norm biases.
-    small = 2 * shape.hidden if shape.gated else attention_width + shape.ffn + 6 * shape.hidden
-    final_norm = shape.hidden if shape.gated else 2 * shape.hidden
-    return shape.parameters + shape.layers * small + final_norm
+    if shape.gated:
+        return shape.parameters + shape.layers * 2 * shape.hidden + shape.hidden
+    small = attention_width + shape.ffn + 6 * shape.hidden
+    return shape.parameters + shape.layers * small + 2 * shape.hidden
 
 
 def useful_parameters(shape: TransformerShape, vocab: int) -> int:
     """Returns the parameters of the model without vocabulary entries beyond `vocab`."""
-    return parameters(shape if shape.vocab <= vocab else replace(shape, vocab=vocab))
+    if shape.vocab > vocab:
+        shape = replace(shape, vocab=vocab)
+    return parameters(shape)
 
 
 def padded_vocab(vocab: int, tp: int) -> int:
@@ -64,7 +65,8 @@ def layers_within(
     one = parameters(replace(shape, layers=least))
     each = parameters(replace(shape, layers=least + 1)) - one
     rest = one - least * each
-    low, middle, high = (
-        ((1 + part) * budget - rest) / each for part in (-tolerance, 0.0, tolerance)
-    )
-    return low, middle, high
+
+    def layers(share: float) -> float:
+        return (share * budget - rest) / each
+
+    return layers(1 - tolerance), layers(1.0), layers(1 + tolerance)

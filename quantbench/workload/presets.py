@@ -1,8 +1,4 @@
-"""Looks up the shapes of published models by name in presets.toml.
-
-Entry points: `preset`, `preset_names`, `preset_source`, `published_parameters`. Used by
-`cli.model_options`, the command `models`, `profile.exporters.vidur`, `explore` and tools.
-"""
+"""Looks up the shapes of published models by name in presets.toml."""
 
 import tomllib
 from difflib import get_close_matches

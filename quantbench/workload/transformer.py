@@ -1,15 +1,16 @@
-"""Defines the dimensions of a transformer and lists the ops that one GPU computes.
+"""Defines the dimensions of a transformer and lists the ops that one GPU computes."""
 
-Entry points: `TransformerShape`, whose `ops` returns `Op` objects; `backward_of`; the names
-`ATTENTIONS` and `SOFTMAXES`. Used by the other modules of `workload`, by `sweep`, `advice`,
-`analysis`, `latency`, `planner`, `report`, `profile`, `alignment_rules`, `explore`, tools and the
-commands, mostly through `quantbench.workload`.
-"""
-
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from quantbench.errors import InputError, require_choice, require_int
+from quantbench.errors import (
+    InputError,
+    require_bools,
+    require_choices,
+    require_divisor,
+    require_int,
+    require_ints,
+)
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES
 from quantbench.workload.kinds import Compute
 from quantbench.workload.moe import GroupedGemm, MoE, Permute, require_distribution
@@ -124,8 +125,7 @@ class TransformerShape:
 
     def __post_init__(self) -> None:
         who = "TransformerShape"
-        require_int(who, "hidden", self.hidden)
-        require_int(who, "heads", self.heads)
+        require_ints(self, "hidden", "heads")
         if self.head_dim == 0:
             if self.hidden % self.heads:
                 raise InputError(
@@ -138,40 +138,23 @@ class TransformerShape:
             object.__setattr__(self, "kv_heads", self.heads)
         if self.ffn == 0:
             object.__setattr__(self, "ffn", 4 * self.hidden)
-        for name in ("kv_heads", "head_dim", "ffn", "seq", "vocab", "layers", "mbs", "tp"):
-            require_int(who, name, getattr(self, name))
-        for name in (
-            "sliding_window",
-            "shared_ffn",
-            "expert_groups",
-            "q_rank",
-            "kv_rank",
-            "rope_dim",
-            "value_dim",
-        ):
-            require_int(who, name, getattr(self, name), low=0)
-        require_int(
-            who,
-            "top_groups",
-            self.top_groups,
-            low=min(1, self.expert_groups),
-            high=self.expert_groups,
-        )
+        require_ints(self, "kv_heads", "head_dim", "ffn", "seq", "vocab", "layers", "mbs", "tp")
+        require_ints(self, "sliding_window", "shared_ffn", "expert_groups", low=0)
+        require_ints(self, "q_rank", "kv_rank", "rope_dim", "value_dim", low=0)
+        groups = self.expert_groups
+        require_int(who, "top_groups", self.top_groups, low=min(1, groups), high=groups)
         require_int(who, "dense_layers", self.dense_layers, low=0, high=self.layers - 1)
-        require_choice(who, "dtype", self.dtype, GEMM_DTYPES)
-        require_choice(who, "attention", self.attention, ATTENTIONS)
-        require_choice(who, "softmax", self.softmax, SOFTMAXES)
-        require_choice(who, "fp8_recipe", self.fp8_recipe, ("", *RECIPES))
-        if self.fp8_recipe and self.dtype != RECIPES[self.fp8_recipe].forward:
-            expected = f"{RECIPES[self.fp8_recipe].forward}, which fp8_recipe = {self.fp8_recipe} uses forward"
-            raise InputError(who, f"dtype = {self.dtype}", expected)
-        for name in ("gated", "gate_fused", "tied", "dropout", "causal", "dense_spread"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(who, f"{name} = {getattr(self, name)!r}"[:80], "True or False")
-        if self.heads % self.kv_heads:
+        require_choices(self, dtype=GEMM_DTYPES, attention=ATTENTIONS, softmax=SOFTMAXES)
+        require_choices(self, fp8_recipe=("", *RECIPES))
+        recipe = RECIPES.get(self.fp8_recipe)
+        if recipe is not None and self.dtype != recipe.forward:
             raise InputError(
-                who, f"kv_heads = {self.kv_heads}", f"a divisor of heads = {self.heads}"
+                who,
+                f"dtype = {self.dtype}",
+                f"{recipe.forward}, which fp8_recipe = {recipe.name} uses forward",
             )
+        require_bools(self, "gated", "gate_fused", "tied", "dropout", "causal", "dense_spread")
+        require_divisor(self, "kv_heads", "heads")
         for name in ("heads", "ffn", "vocab", "shared_ffn"):
             size = getattr(self, name)
             if size % self.tp:
@@ -186,31 +169,31 @@ class TransformerShape:
             )
         if self.gate_fused and not self.gated:
             raise InputError(who, "gate_fused = True with gated = False", "gated as well")
+        self._require_experts()
+        if self.rope_dim or self.q_rank or self.kv_rank or self.value_dim:
+            if not (self.kv_rank and self.value_dim):
+                raise InputError(
+                    who, "a part of latent attention", "kv_rank and value_dim at least"
+                )
+            if self.rope_dim > self.head_dim:
+                raise InputError(
+                    who, f"rope_dim = {self.rope_dim}", f"at most head_dim = {self.head_dim}"
+                )
+
+    def _require_experts(self) -> None:
+        """Raises InputError for experts that cannot be, and for sizes of experts without them."""
+        who = "TransformerShape"
         if self.experts:
             require_distribution(self.routing, self.experts)
             try:
                 self.experts_of(self.tokens)  # which checks the other fields
             except InputError as error:
-                both = (error.value, error.expected)
-                named = (
-                    text.replace("num_experts", "experts").replace("expert_ffn", "moe_ffn")
-                    for text in both
-                )
-                raise InputError(who, *named) from None
+                raise InputError(
+                    who, _as_of_shape(error.value), _as_of_shape(error.expected)
+                ) from None
         elif self.top_k or self.moe_ffn or self.ep != 1 or self.dense_layers or self.shared_ffn:
-            raise InputError(
-                who,
-                "top_k, moe_ffn, ep, dense_layers or shared_ffn with experts = 0",
-                "experts as well",
-            )
-        if not (self.kv_rank and self.value_dim) and (
-            self.q_rank or self.kv_rank or self.rope_dim or self.value_dim
-        ):
-            raise InputError(who, "a part of latent attention", "kv_rank and value_dim at least")
-        if self.rope_dim > self.head_dim:
-            raise InputError(
-                who, f"rope_dim = {self.rope_dim}", f"at most head_dim = {self.head_dim}"
-            )
+            sizes = "top_k, moe_ffn, ep, dense_layers or shared_ffn"
+            raise InputError(who, f"{sizes} with experts = 0", "experts as well")
 
     @property
     def tokens(self) -> int:
@@ -224,7 +207,7 @@ class TransformerShape:
         """
         if self.dtype in VECTOR_DTYPES:
             return self.dtype
-        return "fp32" if self.dtype == "tf32" else "bf16"
+        return {"tf32": "fp32"}.get(self.dtype, "bf16")
 
     @property
     def kv_heads_per_gpu(self) -> int:
@@ -246,14 +229,8 @@ class TransformerShape:
     @property
     def qkv_columns(self) -> int:
         """Columns of queries, keys and values on one GPU."""
-        return self.heads // self.tp * self.head_dim + self.kv_heads_per_gpu * (
-            self.head_dim + self.value_width
-        )
-
-    @property
-    def latent_up_weights(self) -> int:
-        """Weights of one layer that make queries, keys and values of latents; 0 without."""
-        return sum(n * k for name, (n, k) in self._qkv(1).items() if name in ("q_up", "kv_up"))
+        keys_and_values = self.kv_heads_per_gpu * (self.head_dim + self.value_width)
+        return self.heads // self.tp * self.head_dim + keys_and_values
 
     def experts_of(self, tokens: int) -> MoE:
         """Returns the experts of one layer for a micro-batch of `tokens` tokens on each of `ep`
@@ -278,11 +255,9 @@ class TransformerShape:
         heads = self.heads // tp
         if not self.kv_rank:
             return {"qkv": ((heads + 2 * max(1, self.kv_heads // tp)) * self.head_dim, self.hidden)}
+        # latent_down is whole on every GPU.
         return {
-            "latent_down": (
-                self.q_rank + self.kv_rank + self.rope_dim,
-                self.hidden,
-            ),  # whole on every GPU
+            "latent_down": (self.q_rank + self.kv_rank + self.rope_dim, self.hidden),
             "q_up": (heads * self.head_dim, self.q_rank or self.hidden),
             "kv_up": (heads * (self.head_dim - self.rope_dim + self.value_dim), self.kv_rank),
         }
@@ -295,12 +270,15 @@ class TransformerShape:
         """
         out = self.heads // tp * self.value_width
         attention = out * self.hidden + sum(n * k for n, k in self._qkv(tp).values())
-        matrices = 3 if self.gated else 2
-        if self.experts and not dense:
-            held = self.top_k if active else self.experts
-            widths = held * self.moe_ffn + self.shared_ffn
-            return attention + matrices * self.hidden * widths // tp + self.experts * self.hidden
-        return attention + matrices * self.hidden * self.ffn // tp
+        if dense or not self.experts:
+            return attention + self._mlp_matrices * self.hidden * self.ffn // tp
+        held = self.top_k if active else self.experts
+        mlp = self._mlp_matrices * self.hidden * (held * self.moe_ffn + self.shared_ffn) // tp
+        return attention + mlp + self.experts * self.hidden
+
+    @property
+    def _mlp_matrices(self) -> int:
+        return 3 if self.gated else 2
 
     @property
     def parameters(self) -> int:
@@ -311,7 +289,7 @@ class TransformerShape:
 
     @property
     def active_parameters(self) -> int:
-        """Those of `parameters` that one token meets."""
+        """Those of `parameters` that one token uses."""
         return self._weights(active=True)
 
     @property
@@ -319,20 +297,21 @@ class TransformerShape:
         """Those of `parameters` on one of tp · ep GPUs; what is not routed is copied to each of
         ep.
         """
-        matrices, sparse = 3 if self.gated else 2, self.layers - self.dense_layers
-        routed = sparse * self.experts * matrices * self.hidden * self.moe_ffn
+        sparse = self.layers - self.dense_layers
+        routed = sparse * self.experts * self._mlp_matrices * self.hidden * self.moe_ffn
         return (self.parameters - routed + routed / self.ep) / self.tp
 
     def _weights(self, *, active: bool) -> int:
-        dense, sparse = self.dense_layers, self.layers - self.dense_layers
-        layers = dense * self.layer_weights(dense=True) + sparse * self.layer_weights(active=active)
-        return layers + self.vocab * self.hidden * (1 if self.tied else 2)
+        dense = self.dense_layers * self.layer_weights(dense=True)
+        sparse = (self.layers - self.dense_layers) * self.layer_weights(active=active)
+        embeddings = 1 if self.tied else 2
+        return dense + sparse + self.vocab * self.hidden * embeddings
 
-    def modelled_ops(self, *, backward: bool = True) -> tuple[Op, ...]:
+    def modelled_ops(self) -> tuple[Op, ...]:
         """Returns the ops for which there are models: `ops`; with experts, those of a forward pass,
         a layer's routed experts as one op."""
         if not self.experts:
-            return self.ops(backward=backward)
+            return self.ops()
         found = []
         for op in self.ops(backward=False):
             if op.name == "permute":
@@ -350,71 +329,71 @@ class TransformerShape:
         if self.fp8_recipe:
             logits = replace(logits, dtype=self.attention_dtype)
         forward = [*layer, Op("logits", "forward", logits, 1)]
-        gradients = (
-            [b for op in reversed(forward) for b in backward_of(op, self.fp8_recipe)]
-            if backward
-            else []
-        )
-        casts = self._casts(layer, backward=backward) if self.fp8_recipe else []
-        return (
-            *forward,
-            *(one for one in casts if one.phase == "forward"),
-            *gradients,
-            *(one for one in casts if one.phase != "forward"),
-        )
+        gradients: list[Op] = []
+        if backward:
+            for op in reversed(forward):
+                gradients += backward_of(op, self.fp8_recipe)
+        forward_casts, backward_casts = self._casts(layer, backward=backward)
+        return (*forward, *forward_casts, *gradients, *backward_casts)
 
-    def _casts(self, layer: Iterable[Op], *, backward: bool) -> list[Op]:
-        """Returns the casts of the linear layers of a layer's forward ops."""
-        found = []
+    def _casts(self, layer: Iterable[Op], *, backward: bool) -> tuple[list[Op], list[Op]]:
+        """Returns the forward and the backward casts of a layer's linear ops; none without a
+        recipe."""
+        forward_casts: list[Op] = []
+        backward_casts: list[Op] = []
+        if not self.fp8_recipe:
+            return forward_casts, backward_casts
+        recipe = RECIPES[self.fp8_recipe]
         for op in layer:
-            work, experts = op.workload, 1
+            work: Compute = op.workload
+            experts = 1
             if isinstance(work, GroupedGemm):
-                experts, work = work.num_experts, work.gemm(work.rows)
+                experts = work.num_experts
+                work = work.gemm(work.rows)
             if isinstance(work, Gemm) and work.dtype == self.dtype:
                 new = op.name != "mlp_gate"  # its input is that of mlp_up
-                recipe = RECIPES[self.fp8_recipe]
-                both = casts_of(work, recipe, backward=backward, new_input=new, experts=experts)
-                for phase, casts in zip(("forward", "backward"), both, strict=True):
-                    found += [Op("cast", phase, cast, op.count) for cast in casts]
-        return found
+                before, after = casts_of(
+                    work, recipe, backward=backward, new_input=new, experts=experts
+                )
+                forward_casts += [Op("cast", "forward", cast, op.count) for cast in before]
+                backward_casts += [Op("cast", "backward", cast, op.count) for cast in after]
+        return forward_casts, backward_casts
 
     def _linear(self, n: int, k: int) -> Gemm:
         return Gemm(m=self.tokens, n=n, k=k, dtype=self.dtype, layout="nt")
 
     def _layer_forward(self) -> list[Op]:
         heads = self.heads // self.tp
-        work: list[tuple[str, Compute]] = [
-            (name, self._linear(*sizes)) for name, sizes in self._qkv(self.tp).items()
-        ]
-        work += self._attention_core(heads)
-        work.append(("proj", self._linear(self.hidden, heads * self.value_width)))
-        found = [Op(name, "forward", workload, self.layers) for name, workload in work]
+        work: dict[str, Compute] = {}
+        for name, (n, k) in self._qkv(self.tp).items():
+            work[name] = self._linear(n, k)
+        work |= self._attention_core(heads)
+        work["proj"] = self._linear(self.hidden, heads * self.value_width)
+        found = _forward_ops(work, self.layers)
         dense = self.dense_layers if self.experts else self.layers
         if dense:
-            found += [
-                Op(name, "forward", gemm, dense)
-                for name, gemm in self._mlp("mlp", self.ffn // self.tp)
-            ]
+            found += _forward_ops(self._mlp("mlp", self.ffn // self.tp), dense)
         if self.experts:
+            work = self._mlp("shared", self.shared_ffn // self.tp) if self.shared_ffn else {}
             rows = Permute(self.tokens, self.hidden, self.top_k, self.attention_dtype)
-            work = [
-                *(self._mlp("shared", self.shared_ffn // self.tp) if self.shared_ffn else ()),
-                ("permute", rows),
-            ]
-            work += self.experts_of(self.tokens).grouped_gemms().items()
-            work.append(("unpermute", replace(rows, direction="unpermute")))
-            found += [Op(name, "forward", workload, self.layers - dense) for name, workload in work]
+            work["permute"] = rows
+            work |= self.experts_of(self.tokens).grouped_gemms()
+            work["unpermute"] = replace(rows, direction="unpermute")
+            found += _forward_ops(work, self.layers - dense)
         return found
 
-    def _mlp(self, name: str, ffn: int) -> list[tuple[str, Compute]]:
+    def _mlp(self, name: str, ffn: int) -> dict[str, Compute]:
+        found: dict[str, Compute] = {}
         if self.gate_fused:
-            up = [(f"{name}_up_gate", self._linear(2 * ffn, self.hidden))]
+            found[f"{name}_up_gate"] = self._linear(2 * ffn, self.hidden)
         else:
-            sides = ("up", "gate") if self.gated else ("up",)
-            up = [(f"{name}_{side}", self._linear(ffn, self.hidden)) for side in sides]
-        return [*up, (f"{name}_down", self._linear(self.hidden, ffn))]
+            found[f"{name}_up"] = self._linear(ffn, self.hidden)
+            if self.gated:
+                found[f"{name}_gate"] = self._linear(ffn, self.hidden)
+        found[f"{name}_down"] = self._linear(self.hidden, ffn)
+        return found
 
-    def _attention_core(self, heads: int) -> list[tuple[str, Compute]]:
+    def _attention_core(self, heads: int) -> dict[str, Compute]:
         if self.attention == "flash":
             fused = Attention(
                 batch=self.mbs,
@@ -426,29 +405,30 @@ class TransformerShape:
                 dtype=self.attention_dtype,
                 causal=self.causal,
             )
-            return [("attention", fused)]
+            return {"attention": fused}
         batch = self.mbs * heads
-        scores = Gemm(
-            self.seq, self.seq, self.head_dim, batch=batch, dtype=self.attention_dtype, layout="nt"
-        )
+        dtype = self.attention_dtype
+        scores = Gemm(self.seq, self.seq, self.head_dim, batch, dtype, "nt")
         softmax = Softmax(
             batch,
             self.seq,
             self.seq,
-            dtype=self.attention_dtype,
+            dtype,
             mask="causal" if self.causal else "none",
             scale=self.head_dim**-0.5,
             mask_batch=self.mbs,
         )
-        context = Gemm(
-            self.seq,
-            self.value_width,
-            self.seq,
-            batch=batch,
-            dtype=self.attention_dtype,
-            layout="nn",
-        )
-        return [("scores", scores), ("softmax", softmax), ("context", context)]
+        context = Gemm(self.seq, self.value_width, self.seq, batch, dtype, "nn")
+        return {"scores": scores, "softmax": softmax, "context": context}
+
+
+def _forward_ops(work: Mapping[str, Compute], count: int) -> list[Op]:
+    return [Op(name, "forward", workload, count) for name, workload in work.items()]
+
+
+def _as_of_shape(text: str) -> str:
+    """Replaces the names of `MoE`'s fields by those of `TransformerShape`."""
+    return text.replace("num_experts", "experts").replace("expert_ffn", "moe_ffn")
 
 
 def _multiples_around(size: int, step: int) -> str:
@@ -468,26 +448,29 @@ def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:
     For c = a·b with a m×k and b k×n: the gradient of a is dc·bᵀ (m×k, reduction n), that of b is
     aᵀ·dc (k×n, reduction m) or, for a weight stored n×k, dcᵀ·a (n×k, reduction m).
     """
-    work, recipe = op.workload, RECIPES.get(fp8_recipe)
+    work = op.workload
     if isinstance(work, Permute):
         other = "permute" if work.direction == "unpermute" else "unpermute"
         return (Op(op.name, "backward", replace(work, direction=other), op.count),)
     if isinstance(work, Softmax | Attention):
         return (Op(op.name, "backward", replace(work, direction="backward"), op.count),)
     assert isinstance(work, Gemm | GroupedGemm), work
+    dgrad = wgrad = work.dtype
+    recipe = RECIPES.get(fp8_recipe)
+    if recipe is not None and work.dtype == recipe.forward:
+        dgrad = recipe.dgrad
+        wgrad = recipe.wgrad
     # A b that is stored n×k has a gradient that is stored so: dcᵀ·a; that of one stored k×n is
     # aᵀ·dc.
-    layout, height, width = (
-        ("nn", work.n, work.k) if work.layout == "nt" else ("nt", work.k, work.n)
-    )
-    use = recipe if recipe is not None and work.dtype == recipe.forward else None
-    dgrad, wgrad = (use.dgrad, use.wgrad) if use else (work.dtype, work.dtype)
-    by_data, by_weight = (
-        replace(work, n=work.k, k=work.n, dtype=dgrad, layout=layout),
-        replace(work, dtype=wgrad),
-    )
-    if isinstance(by_weight, Gemm):
-        by_weight = replace(by_weight, m=height, n=width, k=by_weight.m, layout="tn")
+    layout = "nt"
+    height, width = (work.k, work.n)
+    if work.layout == "nt":
+        layout = "nn"
+        height, width = (work.n, work.k)
+    by_data = replace(work, n=work.k, k=work.n, dtype=dgrad, layout=layout)
+    by_weight: Compute
+    if isinstance(work, Gemm):
+        by_weight = replace(work, m=height, n=width, k=work.m, dtype=wgrad, layout="tn")
     else:
-        by_weight = replace(by_weight, n=width, k=height, layout="tn")
+        by_weight = replace(work, n=width, k=height, dtype=wgrad, layout="tn")
     return (Op(op.name, "dgrad", by_data, op.count), Op(op.name, "wgrad", by_weight, op.count))

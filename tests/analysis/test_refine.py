@@ -24,7 +24,7 @@ from quantbench.store.folder import read_run
 from quantbench.store.record import Measured, Record
 from quantbench.sweep.axes import Held
 from quantbench.sweep.options import SweepOptions, plan_sweep
-from quantbench.sweep.refine import Edge, Gap, PlacedGap, Refine, bisect
+from quantbench.sweep.refine import AxisGap, Edge, Gap, Refine, bisect
 from quantbench.sweep.session import SweepSession
 from quantbench.workload import Gemm
 
@@ -138,7 +138,7 @@ def test_a_size_that_is_impossible_does_not_end_the_search() -> None:
     spec = GPU.spec()
     axes, _ = plan_sweep(replace(options), spec)
     refine = Refine(
-        options, axes, spec, lambda records: [PlacedGap(gap, "hidden", {}, "qkv", "torch.mm")]
+        options, axes, spec, lambda records: [AxisGap(gap, "hidden", {}, "qkv", "torch.mm")]
     )
     asked: list[int] = []
     records: list[Record] = []

@@ -19,7 +19,7 @@ from quantbench.store.record import Measured
 from quantbench.sweep.messages import Hello, Reply, Request
 from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.runner import Finished
-from quantbench.sweep.session import begun
+from quantbench.sweep.session import new_run_info
 
 POINTS = {point.key for point in plan_sweep(OPTIONS, A100)[1].points}
 HELLO = Hello(A100, STATE, {"torch": "2.13.0"})
@@ -43,7 +43,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         with RunWriter.create(
-            self.results, begun(HELLO, self.options, (), self.results)
+            self.results, new_run_info(HELLO, self.options, (), self.results)
         ) as created:
             self.folder = created.folder
         self.writer = Writer(self.folder, self.options.budget_s)
@@ -108,7 +108,7 @@ def test_a_device_that_was_given_up_stores_nothing_more(tmp_path: Path) -> None:
     cluster.measure(1)
     record = next(r for r in read_run(cluster.folder).records if r.role == "point")
     with pytest.raises(StoreError) as caught:
-        cluster.writer.append(1, first.attempt, record)
+        cluster.writer.append(1, first.number, record)
     assert caught.value.value == "attempt 1 at part 1"
     cluster.run()
 
