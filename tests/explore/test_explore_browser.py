@@ -44,7 +44,6 @@ from quantbench.workload import TransformerShape
 from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.parameters import parameters
 from quantbench.workload.presets import preset
-from tools.guide.explorer import shelf_devices
 
 pytestmark = [
     pytest.mark.slow,
