@@ -42,7 +42,7 @@ def main() -> None:
     spec = find_spec("aiconfigurator_core")
     if spec is None or not spec.submodule_search_locations:
         raise UnsupportedError(
-            "make_links", "aiconfigurator-core is not installed", "pip install 'quantbench[tables]'"
+            "make_links", "aiconfigurator-core is not installed", "pip install '.[tables]'"
         )
     root = Path(next(iter(spec.submodule_search_locations))) / "systems" / "data"
     devices = {}

@@ -390,12 +390,14 @@ def _kernel_change(pair: Matched) -> str:
 
 
 def _why_none(a: Run, b: Run, options: CompareOptions) -> str:
-    for name, run in (("A", a), ("B", b)):
-        if any(map(_counts, run.records)):
+    for name, run, provider in (("A", a, options.provider_a), ("B", b, options.provider_b)):
+        records = [r for r in run.records if r.provider == (provider or r.provider)]
+        if any(map(_counts, records)):
             continue
-        if any(isinstance(record.outcome, Measured) for record in run.records):
-            return f"every point of run {name} was rejected"
-        return f"run {name} has no measured point"
+        of_provider = f" of {provider}" if provider else ""
+        if any(isinstance(record.outcome, Measured) for record in records):
+            return f"every point{of_provider} of run {name} was rejected"
+        return f"run {name} has no measured point{of_provider}"
     timing = []
     for one in differences(a, b):
         if options.by == "key" and one.name.startswith("timing."):

@@ -355,7 +355,7 @@ def _waste_lines(cost: ShapeCost) -> Iterator[str]:
     whole, hours = cost.latency, cost.gpu_hours_per_trillion_tokens
     yield (
         f"all of it: {latency(whole.latency_us)} ({_interval(whole)}) per micro-batch on each GPU, "
-        f"{cost.tflops:.0f} TFLOP/s, {_two_digits(hours(whole.latency_us)):,} GPU-hours per trillion tokens "
+        f"{cost.tflops:.0f} model TFLOP/s, {_two_digits(hours(whole.latency_us)):,} GPU-hours per trillion tokens "
         f"({LOWER_BOUND})"
     )
     low, high = cost.waste_low_us / whole.latency_us, cost.waste_high_us / whole.latency_us

@@ -198,7 +198,8 @@ def import_megatron_log(
         summary = summarize(name, found, given)
         summaries.append(summary)
         folders.append(write_training(results, spec.name, name, path, found, summary))
-        cells.append({**found.arguments, **asdict(summary), "row_id": name, "gpu": spec.name})
+        of_row = {"row_id": name, "gpu": spec.name, "sec_per_it": f"{summary.sec_per_it:.6g}"}
+        cells.append({**found.arguments, **asdict(summary), **of_row})
     if rows is not None:
         table = [
             ",".join("" if row.get(c) is None else str(row[c]) for c in _LAYOUT_COLUMNS)

@@ -524,7 +524,8 @@ def _no_dim(arguments: GridOptions, who: str) -> InputError:
     beside = " beside --" + ", --".join(given) if given else ""
     fitting = [dims for dims in (MODEL_DIMS, GEMM_DIMS) if set(given) <= set(dims)]
     choices = fitting[0] if len(fitting) == 1 else DIMS
-    return InputError(who, f"no --dim{beside}", "at least one of --dim " + ", --dim ".join(choices))
+    known = ", --dim ".join(choices)
+    return InputError(who, f"no --dim{beside}", f"at least one of --dim {known}; one value will do")
 
 
 def _require_used(arguments: GridOptions, as_axis: set[str], who: str, *, listed: bool) -> None:

@@ -30,6 +30,7 @@ from quantbench.planner.row_results import (
     summarize,
 )
 from quantbench.planner.rows import read_table, require_stated
+from quantbench.units import counted
 
 
 def predict_table(setup: Setup, path: Path) -> ModeResult:
@@ -104,7 +105,7 @@ def _rows_table(results: Sequence[RowResult]) -> Table:
 def _summary_lines(summary: Summary) -> Iterator[str]:
     if summary.rows:
         yield (
-            f"time, {summary.rows} rows: mean error {summary.mape:.2f} %, median {summary.median:.2f} %, bias "
+            f"time, {counted(summary.rows, 'row')}: mean error {summary.mape:.2f} %, median {summary.median:.2f} %, bias "
             f"{summary.bias:+.2f} %"
             + (
                 f", rank correlation {summary.spearman:.3f}"
@@ -114,7 +115,7 @@ def _summary_lines(summary: Summary) -> Iterator[str]:
         )
     if summary.memory_rows:
         yield (
-            f"memory, {summary.memory_rows} rows: mean error {summary.memory_mape:.1f} %; {summary.oom_seen} of "
+            f"memory, {counted(summary.memory_rows, 'row')}: mean error {summary.memory_mape:.1f} %; {summary.oom_seen} of "
             f"{summary.oom_rows} rows that ran out of it were predicted to; a row that ran is predicted at most "
             f"{100 * summary.worst_overrun:+.1f} % over the limit"
         )

@@ -477,7 +477,7 @@ def connected() -> Iterator[Any]:
         import ray
     except ImportError:
         raise InputError(
-            "--on ray", "ray is not installed", "pip install 'quantbench[ray]'"
+            "--on ray", "ray is not installed", "pip install '.[ray]' in quantbench's checkout"
         ) from None
     text = ""
     recorded = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"

@@ -24,7 +24,7 @@ from quantbench.workload import Attention, Collective, Gemm, MoE, Workload
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES, element_bytes
 
 _WHO = "import aiconfigurator"
-_INSTALL = "pip install '.[tables]' in a checkout"
+_INSTALL = "pip install '.[tables]' in quantbench's checkout"
 
 # Values of `kernel_source` that name an entry point of a framework or library, not a kernel.
 _NOT_KERNELS = {

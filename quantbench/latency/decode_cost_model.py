@@ -122,7 +122,10 @@ class DecodePhysics:
             memory_us = moved_us * np.exp(-x["log_memory_efficiency"])
             memory_us = memory_us * (1.0 - hits * (1.0 - np.exp(-x["log_l2_rate"])))
             join = 1.0 + np.exp(x["log_join"])
-            busy_us = (compute_us**join + memory_us**join) ** (1.0 / join)
+            # Powers of the ratio, because powers of the times overflow.
+            longer_us = np.maximum(compute_us, memory_us)
+            ratio = np.minimum(compute_us, memory_us) / longer_us
+            busy_us = longer_us * (1.0 + ratio**join) ** (1.0 / join)
             # What the parts of a head add up to is put together by one block more.
             launch_us = np.exp(x["log_launch_us"]) + np.where(
                 parts > 1.0, np.exp(x["log_block_us"]), 0.0

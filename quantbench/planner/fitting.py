@@ -22,6 +22,7 @@ from quantbench.planner.calibration import RANGES, Calibration, architecture
 from quantbench.planner.iteration import iteration
 from quantbench.planner.layer_time import LayerTimes
 from quantbench.planner.rows import Case
+from quantbench.units import counted
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -171,7 +172,9 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
     for too few rows.
     """
     if len(observed) < _FEWEST:
-        raise InputError("plan --fit", f"{len(observed)} rows with a time", f"at least {_FEWEST}")
+        raise InputError(
+            "plan --fit", f"{counted(len(observed), 'row')} with a time", f"at least {_FEWEST}"
+        )
     spread = {name: math.sqrt(sum(s**2 for s in p[1:])) for name, p in PRIORS.items()}
 
     def spreads(_: tuple[str, str, str]) -> dict[Term, float]:

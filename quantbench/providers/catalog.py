@@ -68,7 +68,11 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
             raise InputError("provider", repr(name), expected)
         if base not in _CATALOG and name not in _DEFAULTS and ":" not in name:
             known = ", ".join([*_DEFAULTS, *_CATALOG])
-            raise InputError("provider", repr(name), f"package.module:Class or one of {known}")
+            raise InputError(
+                "provider",
+                repr(name),
+                f"package.module:Class or one of {known} (cuBLAS's products are torch.mm)",
+            )
         if tile and "gemm" not in _CATALOG[base][0] and (tile.block_k or tile.split_k > 1):
             expected = "a tile without block_k and parts, which only products have"
             raise InputError("provider", repr(name), expected)

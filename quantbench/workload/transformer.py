@@ -131,7 +131,7 @@ class TransformerShape:
                 raise InputError(
                     who,
                     f"hidden = {self.hidden} with heads = {self.heads}",
-                    "hidden divisible by heads",
+                    f"hidden divisible by heads: {_multiples_around(self.hidden, self.heads)}",
                 )
             object.__setattr__(self, "head_dim", self.hidden // self.heads)
         if self.kv_heads == 0 or self.kv_rank:
@@ -157,15 +157,11 @@ class TransformerShape:
         require_divisor(self, "kv_heads", "heads")
         for name in ("heads", "ffn", "vocab", "shared_ffn"):
             size = getattr(self, name)
-            below = size // self.tp * self.tp
-            if below < size:
-                nearest = f"{below + self.tp}"
-                if below:
-                    nearest = f"{below} or {nearest}"
+            if size % self.tp:
                 raise InputError(
                     who,
                     f"{name} = {size} with tp = {self.tp}",
-                    f"{name} divisible by tp: {nearest}",
+                    f"{name} divisible by tp: {_multiples_around(size, self.tp)}",
                 )
         if self.kv_heads % self.tp and self.tp % self.kv_heads:
             raise InputError(
@@ -433,6 +429,12 @@ def _forward_ops(work: Mapping[str, Compute], count: int) -> list[Op]:
 def _as_of_shape(text: str) -> str:
     """Replaces the names of `MoE`'s fields by those of `TransformerShape`."""
     return text.replace("num_experts", "experts").replace("expert_ffn", "moe_ffn")
+
+
+def _multiples_around(size: int, step: int) -> str:
+    """Names the multiples of `step` below and above a size."""
+    below = size // step * step
+    return f"{below} or {below + step}" if below else f"{step}"
 
 
 def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:

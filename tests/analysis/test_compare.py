@@ -218,6 +218,9 @@ def test_rejected_figures_are_not_compared() -> None:
     )
     assert "every point of run B was rejected" in refused(run(a), run(b)).value
     assert "run B has no measured point" in refused(run(a), run([])).value
+    both = run([*a, *(replace(r, provider="mine") for r in b)])
+    of_mine = refused(both, both, by="workload", provider_a=a[0].provider, provider_b="mine")
+    assert "every point of mine of run B was rejected" in of_mine.value
 
 
 def test_by_workload_compares_across_providers() -> None:

@@ -19,7 +19,7 @@ from quantbench.latency.attention_cost_model import (
     cut,
     peak_tflops,
 )
-from quantbench.latency.decode_cost_model import DecodePhysics
+from quantbench.latency.decode_cost_model import PARAMETERS, DecodePhysics
 from quantbench.workload import Attention
 
 A100, H200, V100 = (lookup(slug) for slug in ("a100-sxm4-80gb", "h200-sxm-141gb", "v100-sxm2-32gb"))
@@ -152,6 +152,16 @@ def test_decoding_is_fitted_to_its_own_rows() -> None:
     assert stored == pytest.approx(made, rel=1e-3)
     assert model.knows(works[0])
     assert not AttentionModel.best(V100).knows(works[0])
+
+
+def test_a_sharp_join_of_decoding_does_not_overflow() -> None:
+    shapes = AttentionShapes.of([Attention(128, 64, 1, 2**17, 128, 8, "bf16", causal=False)])
+    physics = DecodePhysics.candidates(A100)[7]
+    sharp = physics.parameters.copy()
+    sharp[[p.name for p in PARAMETERS].index("log_join")] = 7.0
+    found = physics.cost(shapes, np.zeros(1, dtype=bool))(sharp)
+    longer_us = np.maximum(found.compute_us, found.memory_us)
+    assert found.latency_us == pytest.approx(found.launch_us + longer_us, rel=1e-3)
 
 
 def test_a_backward_pass_is_no_faster_than_its_forward_pass() -> None:

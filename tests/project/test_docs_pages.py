@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,14 @@ from typing import Any
 import pytest
 from commands import run
 
+from quantbench.analysis.rules import MARGIN
 from quantbench.cli.app import COMMANDS, load
+from quantbench.cli.sweep_options import _MAX_TIME_S
+from quantbench.device.spec import PEAK_MARGIN
+from quantbench.latency.gemm.training import Effort
 from quantbench.store.folder import read_run
 from quantbench.store.schema import schema
+from tools.accuracy.page import conclusion
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -172,6 +178,45 @@ def test_a_provider_of_ones_own_is_swept_as_the_page_says(
         (provider, n) for provider in ("mine:MyGemm", "torch.mm") for n in (64, 96)
     }
     assert all(type(r.outcome).__name__ == "Measured" for r in points), [r.outcome for r in points]
+
+
+# --- what pages say of the code -----------------------------------------------------------------------------------
+
+
+def test_the_layers_of_contributing_are_those_that_are_enforced() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    enforced = [set(re.findall(r"\w+", layer)) for layer in contracts["contracts"][0]["layers"]]
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("| package | holds |")[2].partition("\n\n")[0]
+    rows = [set(re.findall(r"`(\w+)`", line.split("|")[1])) for line in table.splitlines()[2:]]
+    # Kernels are a package of their own in a checkout.
+    assert [row for row in rows if row != {"kernels"}] == enforced[1:]
+    assert enforced[0] == {"__main__"}
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"),
+    [
+        ("own-kernels.md", f"more than {PEAK_MARGIN - 1:.0%} above the peak"),
+        ("questions.md", f"more than {PEAK_MARGIN - 1:.0%} above the hardware's peak"),
+        ("commands.md", f"what breaking it costs is above {MARGIN:.0%}"),
+        ("commands.md", f"for {_MAX_TIME_S['cuda']:g} s at most, on a CPU {_MAX_TIME_S['cpu']} s"),
+        ("profiles.md", f"of fewer than 150 products with {Effort.of(149).members}"),
+    ],
+)
+def test_pages_state_the_constants_of_the_code(page: str, sentence: str) -> None:
+    text = " ".join((DOCS / page).read_text(encoding="utf-8").split())
+    assert sentence.replace("%", " %") in text
+
+
+def test_the_accuracy_page_begins_with_the_conclusion_from_its_tables() -> None:
+    page = (DOCS / "accuracy.md").read_text(encoding="utf-8")
+    head, _, rest = page.partition("<!-- conclusion:begin -->\n")
+    assert head.count("\n") <= 3
+    assert rest.partition("<!-- conclusion:end -->")[0] == conclusion(page)
+    lines = page.partition("<!-- lines:begin -->")[2].partition("<!-- lines:end -->")[0]
+    worse = re.sub(r"\| ([\d.]+) / ", r"| 9\1 / ", lines)
+    assert conclusion(page.replace(lines, worse)) != conclusion(page)
 
 
 # --- the site ----------------------------------------------------------------------------------------------------

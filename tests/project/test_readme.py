@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,13 +12,18 @@ from commands import run
 
 from quantbench.device.wheels import TABLE
 from quantbench.errors import StoreError
+from quantbench.store.folder import read_run
 from tools.guide.front import (
-    PAGES,
+    BENCHMARK,
+    CPU_RUN,
     PICTURE,
     advise_text,
     draw_staircase,
+    export_text,
+    printed,
     read_staircase,
     staircase_text,
+    sweep_text,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,12 +70,13 @@ def test_each_link_and_picture_leads_somewhere(path: str) -> None:
     assert (ROOT / path).exists()
 
 
-def test_ci_runs_nothing_that_readme_does_not_name() -> None:
+def test_ci_runs_nothing_that_contributing_does_not_name() -> None:
     commands = [
         line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")
     ]
     assert commands == ["make check", "make test", "make test-extras"]
-    assert all(f"`{command}`" in README for command in commands)
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert all(re.search(rf"^{command} ", contributing, re.M) for command in commands)
 
 
 def test_ci_types_what_readme_types_as_a_stranger() -> None:
@@ -93,19 +100,33 @@ def test_each_line_of_wheels_is_an_extra_in_readme(line: str) -> None:
 # --- what `python -m tools.guide.front` writes ------------------------------------------------------------
 
 
-def place(page: Path, name: str) -> str:
+def place(name: str) -> str:
     """What stands between the markers of that name."""
-    (found,) = re.findall(
-        rf"<!-- {name}:begin -->\n(.*?)<!-- {name}:end -->", page.read_text(encoding="utf-8"), re.S
-    )
+    (found,) = re.findall(rf"<!-- {name}:begin -->\n(.*?)<!-- {name}:end -->", README, re.S)
     return str(found)
 
 
 @pytest.mark.slow
-def test_the_sample_of_advice_is_what_the_command_prints() -> None:
-    printed = advise_text()
-    for page in PAGES:
-        assert place(ROOT / page, "advise") == printed, "run: python -m tools.guide.front"
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("advise", advise_text),
+        ("sweep", lambda: sweep_text(read_run(ROOT / CPU_RUN))),
+        ("export", lambda: export_text(ROOT)),
+    ],
+)
+def test_samples_are_what_the_commands_print(name: str, write: Callable[[], str]) -> None:
+    assert place(name) == write(), "run: python -m tools.guide.front"
+    assert len(place(name).splitlines()) <= 16  # a screen has several
+
+
+def test_the_sample_of_benchmarks_is_a_table_of_two_sizes() -> None:
+    """Its times are those of the machine that wrote it."""
+    fence, command, head, below, past, *_ = place("benchmark").splitlines()
+    assert (fence, command) == ("```text", f"$ {BENCHMARK}")
+    assert head.split()[-3:] == ["Median", "IQR", "Rounds"]
+    assert below.startswith("test_gemm[0-below]")
+    assert past.startswith("test_gemm[0-past]")
 
 
 @pytest.mark.slow
@@ -114,7 +135,7 @@ def test_a_command_that_fails_is_no_sample() -> None:
         StoreError,
         match=r"front page: quantbench advise --gpu nosuch: .*; expected a run without error",
     ):
-        advise_text(("advise", "--gpu", "nosuch"))
+        printed("quantbench advise --gpu nosuch", ROOT)
 
 
 @pytest.mark.slow
@@ -123,15 +144,21 @@ def test_a_command_that_fails_is_no_sample() -> None:
 )
 def test_the_staircase_is_what_the_table_says(tmp_path: Path) -> None:
     found = read_staircase()
-    for page in PAGES:
-        assert place(ROOT / page, "staircase") == staircase_text(found), (
-            "run: python -m tools.guide.front"
-        )
+    assert place("staircase") == staircase_text(found), "run: python -m tools.guide.front"
     draw_staircase(found, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_first_picture_is_the_staircase() -> None:
-    for page in PAGES:
-        first = re.findall(r"!\[[^]]*\]\(([^)]+)\)", (ROOT / page).read_text(encoding="utf-8"))[0]
-        assert ((ROOT / page).parent / first).resolve() == (ROOT / PICTURE).resolve()
+    assert re.findall(r"!\[[^]]*\]\(([^)]+)\)", README)[0] == str(PICTURE)
+
+
+def test_the_first_screen_has_installation_commands_and_the_picture() -> None:
+    """In this order, within 60 lines, and the licence and what was measured soon after."""
+    screen = README.splitlines()[:60]
+    wanted = ["make install", "$ pytest", "$ quantbench sweep", "$ quantbench profile", "![Time"]
+    lines = [next(i for i, line in enumerate(screen) if line.startswith(w)) for w in wanted]
+    assert lines == sorted(lines)
+    first = "\n".join(README.splitlines()[:75])
+    assert "No GPU has been measured by us yet" in first
+    assert "Apache License" in first

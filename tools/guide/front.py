@@ -1,6 +1,4 @@
-"""Fills README.md and docs/index.md with a measured staircase, a sample of `advise` and their
-plots.
-"""
+"""Fills README.md with a measured staircase, its plot, and samples of what commands print."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import metadata
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +21,8 @@ from quantbench.analysis.check import check_run
 from quantbench.analysis.curves import Curve, curves_of, fit_curves, repeatability
 from quantbench.analysis.periods import find_periods
 from quantbench.analysis.staircase import Explanation
-from quantbench.analysis.summary import Point, points_of
+from quantbench.analysis.summary import Point, points_of, rows_of
+from quantbench.cli.output import SafeConsole
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import QuantbenchError, StoreError
@@ -32,20 +32,27 @@ from quantbench.quantization import cdiv, quantize
 from quantbench.report.canvas import CLIFF_COLOUR, figure
 from quantbench.report.content import PALETTE
 from quantbench.report.source import picture_caption
-from quantbench.report.sweep_result import draw_run
+from quantbench.report.sweep_result import ops_line, sweep_table
 from quantbench.stats import median
-from quantbench.store.folder import read_run
+from quantbench.store.folder import Run, read_run
 from quantbench.store.run import RunInfo
 from quantbench.units import counted, percent
 from quantbench.workload import Gemm
 from tools.guide.markers import fill
 
-PAGES = (Path("README.md"), Path("docs/index.md"))
+PAGE = Path("README.md")
 PICTURE = Path("docs/figures/a100-staircase.png")
-#: run that README shows as the result of `make sweep` on a CPU
+#: run that README shows as the result of a sweep on a CPU
 CPU_RUN = Path("results/cpu-amd-epyc/2026-11-20T153933-hidden")
-#: arguments of the command whose output is shown
-ADVISE = ("advise", "--gpu", "a100-sxm4-80gb", "--model", "gpt2-xl", "--attention", "flash")
+BENCHMARK = "pytest --benchmark-only --benchmark-columns=median,iqr,rounds"
+EXPORT = f"quantbench profile export {CPU_RUN}"
+ADVISE = "quantbench advise --gpu a100-sxm4-80gb --model gpt2-xl --attention flash"
+# How the lines of advice that README shows begin.
+_SHOWN_ADVICE = ("op ", "logits", "mlp_", "all of it", "wasted past", "Worth a change")
+# Benchmarks of the group that README shows.
+_SHOWN_BENCHMARKS = ("Name", "test_gemm[0-")
+# Sizes of the sweep that README shows.
+_SHOWN_ROWS = 3
 
 _GPU = "a100-sxm4-80gb"
 _N = 4096
@@ -208,10 +215,10 @@ def draw_staircase(found: Staircase, path: Path) -> None:
         panels[1][0].set_xlabel("m (rows of the product; tokens of a layer)")
 
 
-def advise_text(command: Sequence[str] = ADVISE) -> str:
-    """Runs a quantbench command in a terminal of 100 columns; returns it and its output as a
-    Markdown block.
+def printed(command: str, folder: Path) -> list[str]:
+    """Runs a Python program in a terminal of 100 columns and returns its lines.
 
+    command: a module that runs as a program, and its arguments.
     Raises StoreError if the command fails.
     """
     terminal, inside = pty.openpty()
@@ -219,14 +226,11 @@ def advise_text(command: Sequence[str] = ADVISE) -> str:
     for name in ("FORCE_COLOR", "LINES"):
         environment.pop(name, None)
     with subprocess.Popen(
-        [sys.executable, "-m", "quantbench", *command],
-        stdin=subprocess.DEVNULL,
-        stdout=inside,
-        stderr=subprocess.PIPE,
-        env=environment,
-    ) as process:
+        [sys.executable, "-m", *command.split()], stdin=subprocess.DEVNULL, stdout=inside,
+        stderr=subprocess.PIPE, env=environment, cwd=folder,
+    ) as process:  # fmt: skip
         os.close(inside)
-        printed = b""
+        output = b""
         while True:
             try:
                 read = os.read(terminal, 1 << 16)
@@ -234,43 +238,74 @@ def advise_text(command: Sequence[str] = ADVISE) -> str:
                 break
             if not read:
                 break
-            printed += read
+            output += read
         os.close(terminal)
         assert process.stderr is not None
         error = process.stderr.read().decode(errors="replace")
     if process.returncode:
-        raise StoreError(
-            "front page",
-            f"quantbench {' '.join(command)}: {error.strip()[-200:]}",
-            "a run without error",
-        )
-    lines = ["```text", f"$ quantbench {' '.join(command)}"]
-    for line in map(str.rstrip, printed.decode().replace("\r\n", "\n").splitlines()):
-        # Prose is folded at spaces; table rows stay whole.
-        lines.append(line if "   " in line else fill_lines(line, _COLUMNS))
-    return "\n".join([*lines, "```", ""])
+        raise StoreError("front page", f"{command}: {error.strip()[-200:]}", "a run without error")
+    return [line.rstrip() for line in output.decode().replace("\r\n", "\n").splitlines()]
+
+
+def advise_text() -> str:
+    """Returns the lines of advice that matter, as a Markdown block."""
+    lines = printed(ADVISE, Path.cwd())
+    kept = [line for line in lines if line.lstrip().startswith(_SHOWN_ADVICE)]
+    return _block(ADVISE, kept)
+
+
+def benchmark_text(root: Path) -> str:
+    """Measures this machine; returns the first lines of the table of products."""
+    lines = printed(BENCHMARK, root)
+    first = next(i for i, line in enumerate(lines) if "benchmark 'gemm" in line)
+    kept = [line for line in lines[first:] if line.startswith(_SHOWN_BENCHMARKS)]
+    return _block(BENCHMARK, [*kept[:3], "…"])
+
+
+def sweep_text(run: Run) -> str:
+    """Returns the last rows of the table with which the stored sweep ended."""
+    rows = rows_of(points_of(run.records, run.info.device))
+    shown_text = StringIO()
+    SafeConsole(width=120, file=shown_text).print(sweep_table(rows, check_run(run, rules=())))
+    head, *lines = [line.rstrip() for line in shown_text.getvalue().splitlines()]
+    shown = [ops_line(rows), head, "…", *lines[-_SHOWN_ROWS:]]
+    return _block("quantbench sweep --dim hidden", shown)
+
+
+def export_text(root: Path) -> str:
+    """Exports the stored sweep; returns what the command prints."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / CPU_RUN.parts[0]).symlink_to(root.resolve() / CPU_RUN.parts[0])
+        return _block(EXPORT, [line for line in printed(EXPORT, Path(folder)) if line])
+
+
+def _block(command: str, lines: Sequence[str]) -> str:
+    # Prose is folded at spaces; table rows stay whole.
+    folded = [line if "   " in line else fill_lines(line, _COLUMNS) for line in lines]
+    return "\n".join(["```text", f"$ {command}", *folded, "```", ""])
 
 
 def write_front(root: Path) -> list[Path]:
-    """Draws the plots and fills README.md and docs/index.md of a checkout. Returns the written
-    paths.
-    """
+    """Draws the plot and fills README.md of a checkout. Returns the written paths."""
     found = read_staircase()
-    values = {"staircase": staircase_text(found), "advise": advise_text()}
+    values = {
+        "benchmark": benchmark_text(root),
+        "sweep": sweep_text(read_run(root / CPU_RUN)),
+        "export": export_text(root),
+        "staircase": staircase_text(found),
+        "advise": advise_text(),
+    }
     draw_staircase(found, root / PICTURE)
-    run = read_run(root / CPU_RUN)
-    drawn = draw_run(run, check_run(run, rules=()), "hidden")
-    for page in PAGES:
-        path = root / page
-        try:
-            path.write_text(fill(path.read_text(encoding="utf-8"), values), encoding="utf-8")
-        except OSError as error:
-            raise StoreError("front page", f"{path} ({error.strerror})", "a checkout") from None
-    return [root / PICTURE, drawn, *(root / page for page in PAGES)]
+    path = root / PAGE
+    try:
+        path.write_text(fill(path.read_text(encoding="utf-8"), values), encoding="utf-8")
+    except OSError as error:
+        raise StoreError("front page", f"{path} ({error.strerror})", "a checkout") from None
+    return [root / PICTURE, path]
 
 
 def main() -> None:
-    """Writes the pages and prints the written paths."""
+    """Writes the page and prints the written paths."""
     try:
         for path in write_front(Path()):
             print(path)

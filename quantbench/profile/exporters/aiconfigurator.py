@@ -55,7 +55,7 @@ from quantbench.workload import Attention
 from quantbench.workload.dtypes import DTYPES
 
 _BACKENDS = ("vllm", "sglang", "trtllm")
-_INSTALL = "pip install '.[tables]' in a checkout"
+_INSTALL = "pip install '.[tables]' in quantbench's checkout"
 #: the version under which the NCCL table is stored; not a release of NCCL
 _NCCL_VERSION = "quantbench"
 _NCCL_DTYPES = {"bf16": "half", "fp16": "half", "int8": "int8", "fp8": "fp8"}
