@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table
 
 from quantbench.alignment_rules import AlignmentRule, broken_rules
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import StyledLine, check_folder, encoded, output, print_result, say
+from quantbench.cli.output import Lines, check_folder, encoded, output, print_result, say
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.report.terminal import cliffs_table, section_lines
@@ -100,7 +98,7 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
         return session.folder
 
 
-def _lines(found: RunCheck) -> Iterator[StyledLine | Table]:
+def _lines(found: RunCheck) -> Lines:
     from quantbench.analysis.summary import floor_lines
     from quantbench.report.sections import rules_section, steps_section
 

@@ -1,7 +1,5 @@
 """Command `comm`: measures bandwidth and latency of collectives between ranks under torchrun. Rank
 0 prints.
-
-Entry point: `comm`, loaded by `app`. The package of the same name does the work.
 """
 
 from __future__ import annotations
@@ -54,11 +52,8 @@ class CommOptions:
     def plan(self, backend: str, num_gpus: int, num_nodes: int) -> tuple[Collective, ...]:
         from quantbench.comm.session import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
 
-        ops = (
-            tuple(word.strip().replace("-", "_") for word in self.op.split(","))
-            if self.op
-            else DEFAULT_OPS
-        )
+        op = self.op or ",".join(DEFAULT_OPS)
+        ops = tuple(word.strip().replace("-", "_") for word in op.split(","))
         dtype = self.dtype or ("bf16" if backend == "nccl" else "fp32")
         wanted = parse_sizes(self.sizes or DEFAULT_SIZES[backend])
         return points(ops, wanted, num_gpus=num_gpus, num_nodes=num_nodes, dtype=dtype)
@@ -71,6 +66,7 @@ def comm(
     """Measure collectives over message sizes: torchrun --nproc-per-node=8 -m quantbench comm."""
     from quantbench import device
     from quantbench.comm.isolation import idle_traffic_mb_per_s
+    from quantbench.device.spec import DeviceState
     from quantbench.timing.lockstep import Leader, follow
 
     options = arguments.options()
@@ -84,11 +80,9 @@ def comm(
     with TorchRanks(arguments.backend or backend_here()) as ranks:
         places = ranks.gather(topology(ranks))
         idle = ranks.gather(idle_traffic_mb_per_s() if ranks.local_rank == 0 else None)
-        work = (
-            TorchWork(ranks, device.monitor(device.current()))
-            if ranks.backend == "nccl"
-            else TorchWork(ranks)
-        )
+        on_gpu = ranks.backend == "nccl"
+        state = device.monitor(device.current()) if on_gpu else DeviceState
+        work = TorchWork(ranks, state)
         if ranks.rank:
             follow(ranks, work)
             return

@@ -181,7 +181,7 @@ def encoded(value: Any) -> Any:
             return value if isfinite(value) else None
         case dict():
             return {str(name): encoded(one) for name, one in value.items()}
-        case list() | tuple() | frozenset():
+        case list() | tuple() | frozenset() | Iterator():
             return [encoded(one) for one in value]
         case Path():
             return str(value)

@@ -13,17 +13,8 @@ from quantbench.planner.calibration import STACKS
 
 #: options of one layout; a search takes several values of each
 OF_A_LAYOUT = (
-    "dp",
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    "mbs",
-    "interleave",
-    "zero",
-    "recompute",
-    "sequence_parallel",
-)
+    "dp", "tp", "pp", "cp", "ep", "mbs", "interleave", "zero", "recompute", "sequence_parallel",
+)  # fmt: skip
 
 _machines = partial(option, panel="Machines")
 _layout = partial(option, panel="Layout (comma separated lists)")
