@@ -1,8 +1,5 @@
 """Command `import`: imports tables of aiconfigurator and CSV files as runs, and Megatron logs as
 summaries.
-
-Entry point: `import_` (one subcommand per source), loaded by `app`. The package `importers` does
-the work.
 """
 
 from __future__ import annotations
