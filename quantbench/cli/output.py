@@ -160,14 +160,9 @@ def print_result(as_json: bool, answer: Callable[[], Any], items: Lines) -> None
     tables.
     """
     if as_json:
-        print_json(answer())
+        print(json.dumps(encoded(answer()), indent=1, allow_nan=False))
     else:
         show(output(), items)
-
-
-def print_json(value: Any) -> None:
-    """Prints one value to stdout as JSON (see `encoded`)."""
-    print(json.dumps(encoded(value), indent=1, allow_nan=False))
 
 
 def encoded(value: Any) -> Any:
