@@ -44,10 +44,10 @@ _OF_A_MODEL = (
     "softmax",
     "experts", "top_k", "moe_ffn", "shared_ffn", "q_rank", "kv_rank", "rope_dim", "value_dim",
 )  # fmt: skip
-# Options of a model, which a plain product does not have.
-_ONLY_MODEL = (
-    "model", "config", "kv_heads", "gated", "routing", "attention", "dropout", "causal", "ops",
-    "direction",
+# Options that `sweep_words` repeats after the axes and the sizes.
+_SAID_AGAIN = (
+    "model", "config", "kv_heads", "gated", "routing", "layout", "dtype", "ops", "direction",
+    "attention", "dropout", "causal",
 )  # fmt: skip
 
 _SOFTMAX_WORDS = {"megatron": "Megatron's fused softmax", "torch": "torch's separate softmax"}
@@ -515,7 +515,8 @@ def _require_used(arguments: GridOptions, as_axis: set[str], who: str, *, listed
     plain = listed or as_axis <= set(GEMM_DIMS)
     unused = DIMS if listed else MODEL_DIMS if plain else GEMM_DIMS
     found = [f"--{dim} {size}" for dim, size in arguments.sizes.items() if size and dim in unused]
-    found += typed_words(arguments, _ONLY_MODEL if plain else ("layout",))
+    others = [name for name in _SAID_AGAIN if name not in ("layout", "dtype")]
+    found += typed_words(arguments, others if plain else ("layout",))
     if not found:
         return
     if listed:
@@ -527,7 +528,7 @@ def _require_used(arguments: GridOptions, as_axis: set[str], who: str, *, listed
 def sweep_words(arguments: GridOptions) -> str:
     """Formats the options with which `quantbench sweep` measures what was predicted."""
     sizes = (dim.replace("-", "_") for dim in DIMS)
-    return " ".join(typed_words(arguments, ("dim", *sizes, *_ONLY_MODEL, "layout", "dtype")))
+    return " ".join(typed_words(arguments, ("dim", *sizes, *_SAID_AGAIN)))
 
 
 def _free_what_follows(held: Held, given: set[str]) -> Held:
