@@ -254,16 +254,13 @@ def check_layout(setup: Setup, *, explain: bool = False) -> Result:
     times = setup.times_of(job.cluster.device)
     calibration = setup.calibration(job)
     assumed = setup.assumed(one_layout=True)
+    prediction = None if strict else Planner(job, times, calibration).predict(layout)
     answer = {
         "job": job_to_json(job, calibration, times.note, assumed),
         "violations": [{**asdict(v.constraint), "message": v.message} for v in broken],
         "layout": layout,
-        "prediction": None,
+        "prediction": None if prediction is None else prediction.to_json(),
     }
-    prediction = None
-    if not strict:
-        prediction = Planner(job, times, calibration).predict(layout)
-        answer["prediction"] = prediction.to_json()
 
     def lines() -> Lines:
         yield from header_lines(job, assumed)
