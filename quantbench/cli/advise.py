@@ -46,13 +46,15 @@ class AdviseOptions(TimesOptions, ShapeOptions):
     routing: str = ROUTING
     top: int | None = _search(
         None,
-        "Number of shapes to show, including those not surely faster; 0: no search (default: up to 8 that are surely "
+        "Number of shapes to show, including those not surely faster; 0: no search (default: "
+        "up to 8 that are surely "
         "faster).",
         min=0,
     )
     keep: str = _search(
         "",
-        "Dimensions to keep, comma separated: hidden, heads, kv_heads, head_dim, ffn, vocab, layers, mbs.",
+        "Dimensions to keep, comma separated: hidden, heads, kv_heads, head_dim, ffn, vocab, "
+        "layers, mbs.",
     )
     shapes_out: Path | None = _search(
         None,
@@ -157,7 +159,10 @@ def _lines(
                 "candidates, none of them surely faster: measure before you move", rest, wide
             )
         if advice.better or alone or arguments.top:
-            yield "gain: more tokens per second at equal parameters, with the 90 % interval of the ratio"
+            yield (
+                "gain: more tokens per second at equal parameters, with the 90 % interval of "
+                "the ratio"
+            )
     if allowed is not None:
         yield ""
         verdict = ("FAIL", "bold red") if cost.waste_share > allowed else ("ok", "green")
@@ -202,7 +207,8 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
     yield device_line(advice.device)
     yield f"times: {advice.note}"
     yield (
-        f"shape: {billions(parameters(shape))} parameters: {shape.layers} layers of {shape.hidden}, {heads}, {mlp}, "
+        f"shape: {billions(parameters(shape))} parameters: {shape.layers} layers of "
+        f"{shape.hidden}, {heads}, {mlp}, "
         f"vocab {shape.vocab}; {batch}, {shape.dtype}, {shape.attention} attention"
     )
     if assumed:
@@ -252,14 +258,19 @@ def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Lines:
         )
         together = percent(sum(waste_us[name] for name in rest) / whole_us)
         others = "the others" if bad else "all ops"
-        yield f"{others}, each wasting less than {percent(_WORTH_A_ROW)} ({together} together): {times}"
+        yield (
+            f"{others}, each wasting less than {percent(_WORTH_A_ROW)} ({together} "
+            f"together): {times}"
+        )
     hours = ""
     if reasons and bad:
         hours = " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tp GPUs."
     yield (
-        f"times: one layer forward{'' if cost.shape.experts else ' and backward'} (logits: of the model). "
+        f"times: one layer forward{'' if cost.shape.experts else ' and backward'} (logits: of "
+        f"the model). "
         "wasted: extra time against a size just below "
-        f"the edge.{hours} Norms, activations, communication, the optimizer and recomputation are not counted."
+        f"the edge.{hours} Norms, activations, communication, the optimizer and recomputation "
+        f"are not counted."
     )
 
 
@@ -301,7 +312,8 @@ def _waste_lines(cost: ShapeCost) -> Iterator[str]:
     hours = cost.gpu_hours_per_trillion_tokens
     yield (
         f"all of it: {latency(whole.latency_us)} ({_interval(whole)}) per micro-batch on each GPU, "
-        f"{cost.tflops:.0f} model TFLOP/s, {_two_digits(hours(whole.latency_us)):,} GPU-hours per trillion tokens "
+        f"{cost.tflops:.0f} model TFLOP/s, {_two_digits(hours(whole.latency_us)):,} GPU-hours "
+        f"per trillion tokens "
         f"({LOWER_BOUND})"
     )
     if not cost.waste_us:
@@ -390,7 +402,10 @@ def _next_lines(advice: Advice, out: Path | None) -> Iterator[str]:
     if advice.shape.attention != "flash":
         yield "Where one kernel runs attention: ask with --attention flash"
     if out is None:
-        yield f"Next: repeat this with -o shapes.json; on such a card, quantbench sweep --shapes shapes.json {what}"
+        yield (
+            f"Next: repeat this with -o shapes.json; on such a card, quantbench sweep "
+            f"--shapes shapes.json {what}"
+        )
     else:
         yield f"shapes: {out}"
         yield f"Next, on such a card ({what}): quantbench sweep --shapes {quote(str(out))}"

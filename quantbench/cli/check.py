@@ -70,7 +70,10 @@ def check(
     found = check_run(read_one_run(folder), rules=rules)
     print_result(as_json, lambda: _answer(found), _lines(found))
     if fail_above is not None and not found.num_curves:
-        said = f"{folder} has {counted(found.num_points, 'measured point')}, none with close neighbours"
+        said = (
+            f"{folder} has {counted(found.num_points, 'measured point')}, none with close "
+            f"neighbours"
+        )
         raise InputError("check --fail-above", said, "a run in which a cliff could be found")
     if not found.num_points:
         raise typer.Exit(2)
@@ -132,7 +135,9 @@ def _lines(found: RunCheck) -> Lines:
         yield from section_lines(section, _VERDICT_STYLE)
     for (rule, dtype), number in _broken_rules(found).most_common():
         what = f"{' or '.join(rule.sides)} of {dtype} off the multiples of {rule.multiple}"
-        yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.claim})"
+        yield (
+            f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.claim})"
+        )
     yield from floor_lines(
         (p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points
     )

@@ -34,7 +34,8 @@ class CommOptions:
 
     op: str = option(
         "",
-        "Collectives, comma separated: all_reduce, all_gather, reduce_scatter, all_to_all, send_recv, broadcast.",
+        "Collectives, comma separated: all_reduce, all_gather, reduce_scatter, all_to_all, "
+        "send_recv, broadcast.",
     )
     sizes: str = option("", "Message sizes: 4KiB:1GiB, 4KiB:1GiB:x2 or a list.")
     dtype: str = option("", "Number format: bf16, fp16, fp32 or int8.")

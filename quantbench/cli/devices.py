@@ -53,7 +53,8 @@ def devices() -> Result:
     }
     about = (*device_lines(spec, state, limits), f"{dtype} is measured by default", "")
     sources = (
-        "From sm_80 on, bf16 is as fp16, tf32 half. AMD's: gfx for sm_, compute units for SMs. Sources: quantbench "
+        "From sm_80 on, bf16 is as fp16, tf32 half. AMD's: gfx for sm_, compute units for SMs. "
+        "Sources: quantbench "
         "devices --json"
     )
     return Result(answer, (*about, *lines, _known_table(spec.name), sources))
@@ -92,7 +93,8 @@ def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = N
     yield from map(warning, warnings_for(spec, state, limits))
     if spec.kind == "cpu":
         yield (
-            "This is a CPU: its own steps can be measured here. GPU cliffs need a GPU, `quantbench import` or "
+            "This is a CPU: its own steps can be measured here. GPU cliffs need a GPU, "
+            "`quantbench import` or "
             "`quantbench predict`."
         )
 
@@ -104,7 +106,8 @@ def device_line(spec: DeviceSpec) -> str:
     memory = f"{spec.memory_bytes / 2**30:.0f} GiB"
     if spec.kind == "cpu":
         return (
-            f"{spec.name}: one core of it, {spec.l2_bytes / 2**20:.0f} MiB of last-level cache, {memory} of memory"
+            f"{spec.name}: one core of it, {spec.l2_bytes / 2**20:.0f} MiB of last-level "
+            f"cache, {memory} of memory"
             f" at up to {spec.memory_gb_per_s:.0f} GB/s"
         )
     units = f"{spec.sm_count} {'CUs' if spec.kind == 'rocm' else 'SMs'} ({spec.architecture})"
@@ -153,7 +156,8 @@ def state_line(state: DeviceState, limits: Limits | None) -> str:
         parts.append("clock set by " + ", ".join(state.throttle_reasons))
     if state.other_processes is not None:
         parts.append(
-            f"{state.other_processes or 'no'} other process{'es' if state.other_processes > 1 else ''}"
+            f"{state.other_processes or 'no'} other "
+            f"process{'es' if state.other_processes > 1 else ''}"
         )
     if limits is not None and limits.driver_version:
         parts.append(f"driver {limits.driver_version}")

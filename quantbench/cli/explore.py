@@ -33,7 +33,8 @@ def explore(
     config: Path | None = option(None, "A Hugging Face config.json to start from."),
     profile: Path | None = option(
         None,
-        "Measured profile (JSON file), instead of --gpu: its products are looked up, others come from a fit to them.",
+        "Measured profile (JSON file), instead of --gpu: its products are looked up, others "
+        "come from a fit to them.",
     ),
     output: Path = option(Path("explore.html"), "HTML file to write.", "--output", "-o"),
 ) -> Result:
@@ -58,7 +59,10 @@ def explore(
     else:
         device, fitted = fitted_models(profile)
         devices = [device]
-    title = f"{named.name if model or config else 'A transformer layer'} on {', '.join(device.name for device in devices)}"
+    title = (
+        f"{named.name if model or config else 'A transformer layer'} on "
+        f"{', '.join(device.name for device in devices)}"
+    )
     written = write_explorer(output, devices, named.shape, title=title, fitted=fitted)
     lines = [f"{output}: {size(written)}, open it in a browser or send it; it needs no network"]
     if missing := left_out(named.shape):

@@ -57,7 +57,8 @@ _EXPERTS_EXPECTED = "--experts, or a model with experts"
 _RANGES = "Sizes: a number, or with --dim of the same name a range"
 ROUTING = _model(
     "",
-    "Tokens over experts: balanced (default), power_law_1.2, or a JSON file with a count for each expert.",
+    "Tokens over experts: balanced (default), power_law_1.2, or a JSON file with a count for "
+    "each expert.",
 )
 _Options = TypeVar("_Options", bound=type)
 
@@ -104,7 +105,8 @@ class ModelOptions:
     )
     attention: str = _model(
         "",
-        "flash (one kernel) or unfused (scores, softmax, context); default: the model's, else flash.",
+        "flash (one kernel) or unfused (scores, softmax, context); default: the model's, else "
+        "flash.",
     )
     dropout: bool | None = _model(
         None,
@@ -138,7 +140,8 @@ class GridOptions(ModelOptions):
 
     dim: list[str] | None = option(
         None,
-        f"Dimension to vary: {', '.join(DIMS)}; with values: hidden=1024:4096:64, tp=1,2,4, n=3072:8192@edges. "
+        f"Dimension to vary: {', '.join(DIMS)}; with values: hidden=1024:4096:64, tp=1,2,4, "
+        f"n=3072:8192@edges. "
         "Several make a grid.",
     )
     routing: str = ROUTING

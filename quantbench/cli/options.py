@@ -65,7 +65,10 @@ def gpu_option(default: Any = ..., panel: str | None = None) -> Any:
 
 def library_option(panel: str | None = None) -> Any:
     """Declares `--library`, for commands that predict products."""
-    text = f"Whose kernels run: {', '.join(LIBRARIES)} (default: the one with the largest public table)."
+    text = (
+        f"Whose kernels run: {', '.join(LIBRARIES)} (default: the one with the largest "
+        f"public table)."
+    )
     return option("", text, panel=panel)
 
 

@@ -91,7 +91,9 @@ def _lines(verdict: PaddingVerdict, assumed: Sequence[str], source: TimesOptions
     elif verdict.options:
         few = ": no padding is expected to save as much as measured times scatter (2 %)"
         yield _WORDS["no"], few
-    yield f"Next, on such a card, measure it: quantbench sweep {_sweep_words(gemm, verdict.options)}"
+    yield (
+        f"Next, on such a card, measure it: quantbench sweep {_sweep_words(gemm, verdict.options)}"
+    )
 
 
 def _verdict(one: Padding) -> tuple[str, str]:
@@ -138,7 +140,10 @@ def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
             Text(said, style=style),
         )
     yield table
-    yield "saving: share of the time saved, copies included, with its 90 % interval; negative if padding costs time"
+    yield (
+        "saving: share of the time saved, copies included, with its 90 % interval; negative "
+        "if padding costs time"
+    )
 
 
 def _when(at_run_time: set[bool]) -> str:

@@ -31,7 +31,8 @@ def plan(
     output: Path = option(_SITE, "File for --fit.", "--output", "-o"),
     explain: bool = option(
         False,
-        "Also print constants, memory by part, what the time goes to, other software and rules of thumb.",
+        "Also print constants, memory by part, what the time goes to, other software and rules "
+        "of thumb.",
     ),
 ) -> Result:
     """Rank all layouts (DP, TP, PP, CP, MBS, interleaving, ZeRO, recomputation) of a job by

@@ -59,10 +59,16 @@ def search_layouts(setup: Setup, *, explain: bool = False) -> Result:
         yield from header_lines(job, assumed)
         if explain:
             yield from _source_lines(calibration, times)
-        said = f"{found.looked_at} layouts keep every rule, {len(found.ranked)} of them fit; {elapsed_s:.2f} s"
+        said = (
+            f"{found.looked_at} layouts keep every rule, {len(found.ranked)} of them fit; "
+            f"{elapsed_s:.2f} s"
+        )
         if not found.ranked and found.smallest is not None:
             layout, needed = found.smallest
-            said += f". The smallest is {layout} with {needed.total_gib:.0f} GiB: more GPUs, or a smaller model"
+            said += (
+                f". The smallest is {layout} with {needed.total_gib:.0f} GiB: more GPUs, "
+                f"or a smaller model"
+            )
         yield said
         if found.ranked:
             yield from _ranking_lines(found)
@@ -89,7 +95,10 @@ def _ranking_lines(found: Found) -> Lines:
         yield f"the best of other degrees: {words}"
     alike = sum(_degrees(p.layout) == _degrees(fastest.layout) for p in found.ranked) - 1
     if alike:
-        yield f"{alike} more layouts fit with the degrees of the first, in other micro-batches, chunks, ZeRO, …: --json"
+        yield (
+            f"{alike} more layouts fit with the degrees of the first, in other "
+            f"micro-batches, chunks, ZeRO, …: --json"
+        )
     if fastest.tight:
         room = "none has more room"
         safe = found.safest
@@ -145,7 +154,10 @@ def _explaining_lines(
             yield f"  {name.replace('_', ' '):15} {s:8.2f} s  {percent(s / fastest.sec_per_it):>6}"
     yield _memory_table(fastest, setup.calibration(job))
     if setup.options.site is None:
-        yield f"The same layout with other software: {', '.join(_other_stacks(setup, job, fastest, times))}"
+        yield (
+            f"The same layout with other software: "
+            f"{', '.join(_other_stacks(setup, job, fastest, times))}"
+        )
     yield "\nRules of thumb, held against this search:"
     for j in judged:
         said = f" {j.rule.text} ({j.rule.source}): {j.finding}"
@@ -204,9 +216,12 @@ def header_lines(job: Job, assumed: Sequence[str]) -> Lines:
     link = where.intra_node(where.gpus_per_node)
     inside = _LARGE_MESSAGE_BYTES / link.time_s(_LARGE_MESSAGE_BYTES) / 1e9
     yield (
-        f"model: {billions(parameters(shape))} parameters: {shape.layers} layers of {shape.hidden}, {shape.heads} "
-        f"heads of {shape.head_dim} ({shape.kv_heads} of keys and values), {mlp}, seq {shape.seq}, vocab {shape.vocab} "
-        f"with {'one matrix' if shape.tied else 'two matrices'}, {shape.fp8_recipe or shape.dtype}, {shape.attention} "
+        f"model: {billions(parameters(shape))} parameters: {shape.layers} layers of "
+        f"{shape.hidden}, {shape.heads} "
+        f"heads of {shape.head_dim} ({shape.kv_heads} of keys and values), {mlp}, seq "
+        f"{shape.seq}, vocab {shape.vocab} "
+        f"with {'one matrix' if shape.tied else 'two matrices'}, "
+        f"{shape.fp8_recipe or shape.dtype}, {shape.attention} "
         f"attention, {'dropout' if shape.dropout else 'no dropout'}; gbs {job.gbs} on {job.gpus} × "
         f"{where.device.name}, {where.gpus_per_node} per node, {inside:.0f} GB/s inside a node, "
         f"{where.node_gb_per_s:g} GB/s between nodes ({where.name})"
@@ -214,7 +229,8 @@ def header_lines(job: Job, assumed: Sequence[str]) -> Lines:
     yield f"assumed: {', '.join(assumed)}"
     if where.name == GENERIC and "changed by options" not in where.source:
         yield warning(
-            f"no system with {where.device.name} is known: its links are generic; --link-gb-per-s (inside a node) and "
+            f"no system with {where.device.name} is known: its links are generic; "
+            f"--link-gb-per-s (inside a node) and "
             "--node-gbit-per-s (between nodes) state yours"
         )
 
@@ -235,7 +251,10 @@ def _source_lines(calibration: Calibration, times: OpTimes) -> Iterator[str]:
 def _bound_lines(p: Prediction) -> Iterator[str]:
     """Yields time and cost of a training run at this rate, and what is not counted."""
     hours = float(f"{p.gpu_hours_per_trillion_tokens:.3g}")
-    yield f"10^12 tokens: {p.days_per_trillion_tokens:.3g} days, {hours:,.0f} GPU-hours, MFU {percent(p.mfu)}"
+    yield (
+        f"10^12 tokens: {p.days_per_trillion_tokens:.3g} days, {hours:,.0f} GPU-hours, MFU "
+        f"{percent(p.mfu)}"
+    )
     yield f"a lower bound on time (MFU: an upper bound), not counted: {', '.join(NOT_COUNTED)}"
 
 
@@ -285,7 +304,8 @@ def _prediction_lines(p: Prediction, limit: float) -> Lines:
         fits = ("fits, but within 5 % of the limit: it may fail", "yellow")
     yield f"  memory {p.memory.total_gib:.1f} of {limit / GIB:.1f} GiB: ", fits
     yield (
-        f"  {_seconds(p.iteration.sec, ' to ')} s per iteration, {p.model_tflops:.0f} model TFLOP/s per GPU "
+        f"  {_seconds(p.iteration.sec, ' to ')} s per iteration, {p.model_tflops:.0f} model "
+        f"TFLOP/s per GPU "
         f"({p.hardware_tflops:.0f} with recomputation), {p.tokens_per_s:,.0f} tokens/s, "
         f"{percent(p.iteration.bubble_share)} bubble, look first at: {p.iteration.bound}"
     )

@@ -42,8 +42,10 @@ _BITS_PER_BYTE = 8
 _NEEDED = {"gpus": "how many there are", "gbs": "the global batch size in sequences, such as 2048"}
 # Values of one layout that no option states.
 _USUAL = {
-    "mbs": "mbs = 1", "zero": "ZeRO-1", "recompute": "full recomputation", "interleave": "no interleaving",
-    "sequence_parallel": "no sequence parallelism", "cp": "no context parallelism", "ep": "all experts on each GPU",
+    "mbs": "mbs "
+    "= 1", "zero": "ZeRO-1", "recompute": "full recomputation", "interleave": "no interleaving",
+    "sequence_parallel": "no sequence "
+    "parallelism", "cp": "no context parallelism", "ep": "all experts on each GPU",
 }  # fmt: skip
 # Cells of a table of layouts that options of the same name fill.
 _CELLS = (
@@ -240,7 +242,10 @@ class Setup:
         ):
             yield f"vocab {shape.vocab} padded to multiples of 128 · tp"
         if shape.experts:
-            yield "experts not measured in training: one batch and a fitted factor, balanced, whole on each GPU"
+            yield (
+                "experts not measured in training: one batch and a fitted factor, balanced, "
+                "whole on each GPU"
+            )
             yield "exchange between experts at the links' rates (not measured)"
         if not o.optimizer:
             yield "fused Adam"
@@ -251,7 +256,10 @@ class Setup:
         if not o.stack and not o.site:
             yield f"--stack {self.stack}" if self.stack else f"software of {self.where.name}"
         if o.dp_overlap is None:
-            yield f"data-parallel traffic {'' if self.overlap else 'not '}overlapping with computation"
+            yield (
+                f"data-parallel traffic {'' if self.overlap else 'not '}overlapping with "
+                f"computation"
+            )
         fitted = o.site or self.stack in self.calibrations.provenance
         if (shape.experts or shape.fp8_recipe) and not fitted:
             yield "nothing fitted to 8-bit products or experts of that software"

@@ -53,7 +53,9 @@ def predict_table(setup: Setup, path: Path) -> Result:
         )
         unpredicted = [r for r in results if r.prediction is None]
         if unpredicted:
-            yield f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0].problem}"
+            yield (
+                f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0].problem}"
+            )
 
     return Result(answer, lines())
 
@@ -89,7 +91,8 @@ def _rows_table(results: Sequence[RowResult]) -> Table:
 def _summary_lines(summary: Summary) -> Iterator[str]:
     if summary.rows:
         yield (
-            f"time, {counted(summary.rows, 'row')}: mean error {summary.mape:.2f} %, median {summary.median:.2f} %, bias "
+            f"time, {counted(summary.rows, 'row')}: mean error {summary.mape:.2f} %, median "
+            f"{summary.median:.2f} %, bias "
             f"{summary.bias:+.2f} %"
             + (
                 f", rank correlation {summary.spearman:.3f}"
@@ -99,8 +102,10 @@ def _summary_lines(summary: Summary) -> Iterator[str]:
         )
     if summary.memory_rows:
         yield (
-            f"memory, {counted(summary.memory_rows, 'row')}: mean error {summary.memory_mape:.1f} %; {summary.oom_seen} of "
-            f"{summary.oom_rows} rows that ran out of it were predicted to; a row that ran is predicted at most "
+            f"memory, {counted(summary.memory_rows, 'row')}: mean error "
+            f"{summary.memory_mape:.1f} %; {summary.oom_seen} of "
+            f"{summary.oom_rows} rows that ran out of it were predicted to; a row that ran is "
+            f"predicted at most "
             f"{100 * summary.worst_overrun:+.1f} % over the limit"
         )
 
@@ -138,7 +143,8 @@ def fit_table(setup: Setup, path: Path, output: Path) -> Result:
     def lines() -> Lines:
         yield f"fitted to {len(cases)} of {len(results)} rows of {path.name}: {fit.calibration}"
         yield (
-            f"mean error {before:.1f} % with the stack's factors, {known['leave_one_out_mean_error_pct']:.1f} % with "
+            f"mean error {before:.1f} % with the stack's factors, "
+            f"{known['leave_one_out_mean_error_pct']:.1f} % with "
             "each row left out of the fit"
         )
         if fit.unusual:
@@ -146,7 +152,10 @@ def fit_table(setup: Setup, path: Path, output: Path) -> Result:
             names = ", ".join(factors)
             yield warning(f"far from every known site: {names}; do the rows say all that was run?")
         if fit.undetermined:
-            yield f"not determined by these rows, close to the stack's values: {', '.join(fit.undetermined)}"
+            yield (
+                f"not determined by these rows, close to the stack's values: "
+                f"{', '.join(fit.undetermined)}"
+            )
         for a, b in fit.confounded:
             yield f"not told apart, only their joint effect is known: {a} and {b}"
         yield f"wrote {output}"

@@ -64,7 +64,10 @@ def predict(source: TimesOptions, arguments: GridOptions) -> Result:
             yield f"assumed: {', '.join(assumed)}"
         yield from (f"  {note}" for note in found.notes)
         if found.impossible:
-            yield f"left out at {counted(len(found.impossible), 'size')}, the first: {found.impossible[0]}"
+            yield (
+                f"left out at {counted(len(found.impossible), 'size')}, the first: "
+                f"{found.impossible[0]}"
+            )
         yield from filter(None, [summed_line(rows)])
         yield forecast_table(rows)
         yield from filter(None, [slower_in_words(rows), rises_in_words(rows)])

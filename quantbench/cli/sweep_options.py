@@ -44,7 +44,8 @@ class SweepArguments(GridOptions):
 
     shapes: Path | None = option(
         None,
-        "File of shapes, instead of --dim: CSV with columns m, n, k (single products), or JSON as written by "
+        "File of shapes, instead of --dim: CSV with columns m, n, k (single products), or JSON "
+        "as written by "
         "advise --shapes-out (transformer shapes).",
     )
     points: int = option(0, "Number of points to measure of the grid (0: all).", min=0)
@@ -53,7 +54,8 @@ class SweepArguments(GridOptions):
     )
     provider: str = option(
         "torch",
-        "Libraries to measure, comma separated: torch, triton, torch.flash, triton.persistent@128x256, module:Class.",
+        "Libraries to measure, comma separated: torch, triton, torch.flash, "
+        "triton.persistent@128x256, module:Class.",
     )
     cache: str = _timing("cold", "State of the last-level cache before a sample: cold or hot.")
     mode: str = _timing("auto", "Timing method: auto, events or graph.")
@@ -63,7 +65,8 @@ class SweepArguments(GridOptions):
     distribution: str = _timing("normal", "Input values: normal, uniform, integers or zeros.")
     budget: str = run_option(
         "",
-        "Time for measuring, start not counted: 8m, 90s or none (default: 4m; CPU: 60s; with --resume: none).",
+        "Time for measuring, start not counted: 8m, 90s or none (default: 4m; CPU: 60s; with "
+        "--resume: none).",
     )
     shard: str = run_option("", "Part I/N of the points, for N jobs whose runs are merged later.")
 

@@ -60,11 +60,19 @@ def plan_lines(
         text += f"; {already} more {'is' if already == 1 else 'are'} measured already"
     yield text
     if plan.left_out:
-        yield f"left out for the budget: {'; '.join(map(str, left_out(plan)))} (`--budget none` runs all)"
+        yield (
+            f"left out for the budget: {'; '.join(map(str, left_out(plan)))} (`--budget "
+            f"none` runs all)"
+        )
     if retried:
-        yield f"{retried} point{' that failed is' if retried == 1 else 's that failed are'} tried again"
+        yield (
+            f"{retried} point{' that failed is' if retried == 1 else 's that failed are'} "
+            f"tried again"
+        )
     if plan.impossible:
-        yield f"left out at {counted(len(plan.impossible), 'size')}, the first: {plan.impossible[0]}"
+        yield (
+            f"left out at {counted(len(plan.impossible), 'size')}, the first: {plan.impossible[0]}"
+        )
 
 
 @dataclass(frozen=True)
@@ -174,7 +182,8 @@ def result(
     lines += [warning(text) for text in run.warnings]
     reason = f" ({finished.reason})" if finished.reason else ""
     lines.append(
-        f"{finished.how} in {duration(wall_s)}; the harness itself took {percent(overhead_share)} of it{reason}"
+        f"{finished.how} in {duration(wall_s)}; the harness itself took "
+        f"{percent(overhead_share)} of it{reason}"
     )
     lines.append(f"kept in {run.folder}/ (run.json, records.jsonl)")
     if picture is not None:
@@ -227,8 +236,10 @@ def _edge_line(placed: AxisGap, edge: Edge) -> str:
     """Formats an edge: `edge in gemm (torch.mm): n = 3328 to 3336, 1.34 times the time`."""
     held = "".join(f", {name.replace('_', '-')} = {value}" for name, value in placed.held.items())
     return (
-        f"edge in {placed.op} ({placed.provider}): {placed.axis.replace('_', '-')} = {edge.low} to {edge.high}"
-        f"{held}, {edge.ratio:.2f} times the time{'' if edge.exact else ' (not bisected to the end)'}"
+        f"edge in {placed.op} ({placed.provider}): {placed.axis.replace('_', '-')} = "
+        f"{edge.low} to {edge.high}"
+        f"{held}, {edge.ratio:.2f} times the "
+        f"time{'' if edge.exact else ' (not bisected to the end)'}"
     )
 
 

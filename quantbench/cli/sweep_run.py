@@ -98,7 +98,10 @@ def _dry_run_lines(plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here
     shown = plan.points[:_MOST_PLANNED_LINES]
     widest = max((len(point.provider) for point in shown), default=0)
     for point in shown:
-        yield f"  {point.provider:<{widest}}  {point.workload}  about {latency(roofline_us(point.workload, spec))}"
+        yield (
+            f"  {point.provider:<{widest}}  {point.workload}  about "
+            f"{latency(roofline_us(point.workload, spec))}"
+        )
     if len(plan.points) > _MOST_PLANNED_LINES:
         yield f"  … and {len(plan.points) - _MOST_PLANNED_LINES} more (--json prints all)"
 
@@ -178,7 +181,10 @@ def _kept(session: SweepSession) -> str:
         return "nothing was measured"
     missing = session.plan.without(session.done).total
     if not missing:
-        return f"every point is measured and kept in {session.folder}/; report it: quantbench report {session.folder}"
+        return (
+            f"every point is measured and kept in {session.folder}/; report it: quantbench "
+            f"report {session.folder}"
+        )
     return f"everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"
 
 
