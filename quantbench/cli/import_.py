@@ -128,8 +128,10 @@ def _write(
 
 #: columns of --rows, as `planner.rows` reads them
 _LAYOUT_COLUMNS = (
-    "row_id", "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "seq", "vocab",
-    "tied", "experts", "top_k", "moe_ffn", "dp", "tp", "pp", "cp", "ep", "interleave", "mbs", "gbs", "zero",
+    "row_id", "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn",
+    "gated", "seq", "vocab",
+    "tied", "experts", "top_k", "moe_ffn", "dp", "tp", "pp", "cp", "ep", "interleave", "mbs",
+    "gbs", "zero",
     "recompute", "sequence_parallel", "precision", "dropout", "dp_overlap", "sec_per_it",
 )  # fmt: skip
 

@@ -49,7 +49,8 @@ _USUAL = {
 }  # fmt: skip
 # Cells of a table of layouts that options of the same name fill.
 _CELLS = (
-    "hidden", "heads", "kv_heads", "layers", "seq", "vocab", "gpus", "gbs", "optimizer", "recompute", "ffn", "gated",
+    "hidden", "heads", "kv_heads", "layers", "seq", "vocab", "gpus", "gbs", "optimizer",
+    "recompute", "ffn", "gated",
     "sequence_parallel", "fp8_recipe", "head_dim",
 )  # fmt: skip
 
