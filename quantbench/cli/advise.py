@@ -1,7 +1,5 @@
 """Command `advise`: prints the cost of a shape on a GPU, its waste past edges, and better shapes
 near it.
-
-The package `advice` does the work.
 """
 
 from __future__ import annotations
@@ -13,31 +11,20 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-import typer
-from rich.table import Table
 from rich.text import Text
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.model_options import ROUTING, ShapeOptions, chosen_model, with_sizes
-from quantbench.cli.options import (
-    command,
-    gpu_option,
-    json_option,
-    library_option,
-    option,
-    percentage,
-    profile_option,
-)
-from quantbench.cli.output import StyledLine, check_file, output, plain_table, print_result
+from quantbench.cli.options import command, option, percentage
+from quantbench.cli.output import Lines, Result, check_file, output, plain_table
 from quantbench.cli.pad import broken_lines
-from quantbench.device.spec import DeviceSpec
+from quantbench.cli.times import TimesOptions
 from quantbench.errors import require_choice
-from quantbench.units import billions, latency, percent, signed_percent
+from quantbench.units import billions, counted, latency, percent, signed_percent
 
 if TYPE_CHECKING:
     from quantbench.advice import Advice, Advised, OpCost, ShapeCost, Space
     from quantbench.latency.estimate import Estimate
-    from quantbench.workload import TransformerShape
 
 _WHO = "advise"
 # Columns of a terminal that tables with reasons need; in a narrower one the reasons follow the
@@ -47,31 +34,27 @@ _WIDE = 140
 _WORTH_A_ROW = 0.005
 # A waste of at least this share of the shape's time is shown in red, a smaller one in yellow.
 _STANDS_OUT = 0.01
-_search, _gate = (
-    partial(option, panel=panel)
-    for panel in ("Search for better shapes", "Check in continuous integration")
-)
+_search = partial(option, panel="Search for better shapes")
+_gate = partial(option, panel="Check in continuous integration")
 
 
 @dataclass(frozen=True, kw_only=True)
 @with_sizes("mbs", "tp", "experts", "top-k", "moe-ffn", "ep")
-class AdviseOptions(ShapeOptions):
+class AdviseOptions(TimesOptions, ShapeOptions):
     """The options of `advise` as typed; "" and None stand for the default."""
 
     routing: str = ROUTING
-    gpu: str = gpu_option("")
-    library: str = library_option()
-    profile: Path | None = profile_option()
-    tolerance: str = _search("5%", "Largest deviation from the shape's number of parameters.")
     top: int | None = _search(
         None,
-        "Number of shapes to show, including those not surely faster; 0: no search (default: up to 8 that are surely "
+        "Number of shapes to show, including those not surely faster; 0: no search (default: "
+        "up to 8 that are surely "
         "faster).",
         min=0,
     )
     keep: str = _search(
         "",
-        "Dimensions to keep, comma separated: hidden, heads, kv_heads, head_dim, ffn, vocab, layers, mbs.",
+        "Dimensions to keep, comma separated: hidden, heads, kv_heads, head_dim, ffn, vocab, "
+        "layers, mbs.",
     )
     shapes_out: Path | None = _search(
         None,
@@ -86,26 +69,32 @@ class AdviseOptions(ShapeOptions):
 
 
 @command
-def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
+def advise(arguments: AdviseOptions) -> Result:
     """Predict the time of every op of a shape, the waste past tile, wave and alignment edges, and
     better shapes.
     """
     from quantbench.advice import advise as advice_on
     from quantbench.advice.advise import TOP
     from quantbench.advice.report import advice_to_json, named_shapes, write_junit
-    from quantbench.cli.times import chosen_times
     from quantbench.sweep.shape_file import SUFFIX, write_shape_file
 
-    top = TOP if arguments.top is None else arguments.top
-    out, junit = arguments.shapes_out, arguments.junit
+    out = arguments.shapes_out
+    junit = arguments.junit
     allowed = percentage("--fail-over", arguments.fail_over) if arguments.fail_over else None
-    space = _space(arguments)
+    space = _space(arguments.keep)
     if junit is not None:
         check_file("write JUnit", junit)
     if out is not None:
         check_file("--shapes-out", out, suffix=SUFFIX)
-    times, kernels = chosen_times(_WHO, arguments.gpu, arguments.library, arguments.profile)
-    shape, assumed = _shape(arguments, times.device)
+    times, kernels = arguments.times(_WHO)
+    shape, chosen = chosen_model(_WHO, arguments, times.device)
+    assumed = [*chosen, *(f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name))]
+    if shape.dropout:
+        assumed.append("dropout is not timed")
+    if arguments.profile is None:
+        experts = bool(shape.experts)
+        assumed.append(arguments.words(_WHO, times.device, shape.dtype, experts=experts))
+    top = TOP if arguments.top is None else arguments.top
     advice = advice_on(
         shape, times, space=space, top=top, kernels=kernels, library=arguments.library
     )
@@ -114,72 +103,30 @@ def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
         write_junit(advice.cost, allowed, junit)
     if out is not None:
         write_shape_file(out, named_shapes(advice))
-    lines = _lines(
-        advice,
-        assumed,
-        allowed,
-        junit,
-        out,
-        wide=output().width >= _WIDE,
-        every=bool(arguments.top),
-    )
     told = {"assumed": assumed, "fail_over": allowed, "failed": failed}
-    print_result(as_json, lambda: {**advice_to_json(advice), **told}, lines)
-    if failed:
-        raise typer.Exit(1)
+    lines = _lines(advice, assumed, allowed, arguments)
+    return Result({**advice_to_json(advice), **told}, lines, exit_code=failed)
 
 
-def _shape(
-    arguments: AdviseOptions, device: DeviceSpec
-) -> tuple[TransformerShape, tuple[str, ...]]:
-    """Returns the shape, and the assumptions as text."""
-    from quantbench.latency.model_times import chosen_libraries
-
-    shape, chosen = chosen_model(_WHO, arguments, device)
-    assumed = [*chosen, *(f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name))]
-    if shape.dropout:
-        assumed.append("dropout is not timed")
-    if arguments.profile is None:
-        library = arguments.library
-        assumed.append(
-            chosen_libraries(device, shape.dtype, library, _WHO, experts=bool(shape.experts))
-        )
-    return shape, tuple(assumed)
-
-
-def _space(arguments: AdviseOptions) -> Space:
-    """Returns the limits of the neighbours to try."""
+def _space(keep: str) -> Space:
+    """Returns the limits of the neighbours to try. keep: dimensions, as typed."""
     from quantbench.advice.space import DIMENSIONS, Space
 
-    kept = (
-        [word.strip().replace("-", "_") for word in arguments.keep.split(",")]
-        if arguments.keep
-        else []
-    )
-    for name in kept:
-        require_choice(_WHO, "--keep", name, DIMENSIONS)
-    return Space(
-        tolerance=percentage("--tolerance", arguments.tolerance, most=50),
-        keep=tuple(dict.fromkeys(kept)),
-    )
+    kept = {}
+    for word in filter(None, keep.split(",")):
+        name = word.strip().replace("-", "_")
+        kept[require_choice(_WHO, "--keep", name, DIMENSIONS)] = True
+    return Space(keep=tuple(kept))
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
 def _lines(
-    advice: Advice,
-    assumed: Sequence[str],
-    allowed: float | None,
-    junit: Path | None,
-    out: Path | None,
-    *,
-    wide: bool,
-    every: bool,
-) -> Iterator[StyledLine | Table]:
-    """wide: whether tables have a column for reasons. every: whether to list also shapes that are
-    not surely faster.
-    """
+    advice: Advice, assumed: Sequence[str], allowed: float | None, arguments: AdviseOptions
+) -> Lines:
+    """assumed: texts. allowed: largest share of the time that may be wasted."""
+    wide = output().width >= _WIDE  # tables have a column for reasons
     cost = advice.cost
     yield from _header_lines(advice, assumed)
     yield ""
@@ -188,9 +135,8 @@ def _lines(
     yield from _waste_lines(cost)
     yield from (f"not whole blocks: {words}" for words in advice.blocks)
     # Misaligned rows and padded heads are edges above.
-    yield from broken_lines(
-        [one for one in advice.broken if not {"rows", "head_dim"} & set(one.rule.sides)]
-    )
+    edges = {"rows", "head_dim"}
+    yield from broken_lines([one for one in advice.broken if edges.isdisjoint(one.rule.sides)])
     if advice.tried:
         yield f"\n{_verdict(advice)}"
         named = {one.found.shape for one in advice.better}
@@ -202,31 +148,30 @@ def _lines(
             yield from _advised_lines(
                 "the best with as many heads, or with heads as wide", advice.alike, wide
             )
-            if not any(
-                one.found.shape.heads == advice.shape.heads
-                for one in (*advice.better, *advice.alike)
-            ):
+            faster = {one.found.shape.heads for one in (*advice.better, *advice.alike)}
+            if advice.shape.heads not in faster:
                 yield f"with {advice.shape.heads} heads: no shape that was tried is faster"
         yield from _advised_lines("better with one change alone", alone, wide)
-        if every:
+        if arguments.top:
             unsure = dict.fromkeys((*advice.neighbours, *advice.singles))
             rest = [one for one in unsure if not one.found.sure and one.found.shape not in named]
             yield from _advised_lines(
                 "candidates, none of them surely faster: measure before you move", rest, wide
             )
-        if advice.better or alone or every:
-            yield "gain: more tokens per second at equal parameters, with the 90 % interval of the ratio"
+        if advice.better or alone or arguments.top:
+            yield (
+                "gain: more tokens per second at equal parameters, with the 90 % interval of "
+                "the ratio"
+            )
     if allowed is not None:
         yield ""
         verdict = ("FAIL", "bold red") if cost.waste_share > allowed else ("ok", "green")
-        yield (
-            verdict,
-            f": {percent(cost.waste_share)} wasted past edges, {percent(allowed)} allowed",
-        )
-    if junit is not None:
-        yield f"JUnit: {junit}"
+        words = f": {percent(cost.waste_share)} wasted past edges, {percent(allowed)} allowed"
+        yield verdict, words
+    if arguments.junit is not None:
+        yield f"JUnit: {arguments.junit}"
     yield ""
-    yield from _next_lines(advice, out)
+    yield from _next_lines(advice, arguments.shapes_out)
 
 
 def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
@@ -245,23 +190,25 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
         said = "; ".join(f"{one.reason} ({percent(one.share)})" for one in advice.unmeasured)
         yield f"not measured, only estimated: {percent(whole)} of the time: {said}"
     shape = advice.shape
-    heads = f"{shape.heads} head{'' if shape.heads == 1 else 's'} of {shape.head_dim}"
+    heads = f"{counted(shape.heads, 'head')} of {shape.head_dim}"
     if shape.kv_heads != shape.heads:
         heads += f" ({shape.kv_heads} of keys and values)"
-    mlp = f"{'gated ' if shape.gated else ''}ffn {shape.ffn}"
+    mlp = f"{'gated ' * shape.gated}ffn {shape.ffn}"
     if shape.experts:
-        dense = f", in {shape.dense_layers} of the layers {mlp}" if shape.dense_layers else ""
-        shared = f" beside shared ones of {shape.shared_ffn}" if shape.shared_ffn else ""
-        mlp = f"{shape.experts} experts of {shape.moe_ffn} on ep = {shape.ep}, top {shape.top_k}{shared}{dense}"
-        held_gib = weights_bytes(shape) / 2**30
-        mlp += (
-            f" ({billions(shape.active_parameters)} active; weights of {held_gib:.0f} GiB on a GPU)"
-        )
+        dense = f", in {shape.dense_layers} of the layers {mlp}"
+        mlp = f"{shape.experts} experts of {shape.moe_ffn} on ep = {shape.ep}, top {shape.top_k}"
+        if shape.shared_ffn:
+            mlp += f" beside shared ones of {shape.shared_ffn}"
+        if shape.dense_layers:
+            mlp += dense
+        held = f"weights of {weights_bytes(shape) / 2**30:.0f} GiB on a GPU"
+        mlp += f" ({billions(shape.active_parameters)} active; {held})"
     batch = f"micro-batches of {shape.mbs} × {shape.seq} tokens on tp = {shape.tp}"
     yield device_line(advice.device)
     yield f"times: {advice.note}"
     yield (
-        f"shape: {billions(parameters(shape))} parameters: {shape.layers} layers of {shape.hidden}, {heads}, {mlp}, "
+        f"shape: {billions(parameters(shape))} parameters: {shape.layers} layers of "
+        f"{shape.hidden}, {heads}, {mlp}, "
         f"vocab {shape.vocab}; {batch}, {shape.dtype}, {shape.attention} attention"
     )
     if assumed:
@@ -270,7 +217,7 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
         yield f"tried: {advice.space.words(shape)}"
 
 
-def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Iterator[str | Table]:
+def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Lines:
     """Yields a table with a row per op that wastes enough, the worst first; then the other ops and
     the legend.
 
@@ -280,22 +227,26 @@ def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Iterator[str | Table]:
 
     whole_us = cost.latency.latency_us
     waste_us = {name: sum(op.waste_us for op in ops) for name, ops in cost.by_name.items()}
-    bad = {
-        name: ops for name, ops in cost.by_name.items() if waste_us[name] >= _WORTH_A_ROW * whole_us
-    }
-    rest = {name: ops for name, ops in cost.by_name.items() if name not in bad}
-    more = (">GPU-h per 1T", "why") if reasons else ()
-    table = plain_table(("op", ">forward", ">backward", ">of time", ">wasted", *more))
+    bad: dict[str, tuple[OpCost, ...]] = {}
+    rest: dict[str, tuple[OpCost, ...]] = {}
+    for name, ops in cost.by_name.items():
+        worth = waste_us[name] >= _WORTH_A_ROW * whole_us
+        (bad if worth else rest)[name] = ops
+    titles = ["op", ">forward", ">backward", ">of time", ">wasted"]
+    if reasons:
+        titles += [">GPU-h per 1T", "why"]
+    table = plain_table(titles)
     for name, ops in bad.items():
         style = "bold red" if waste_us[name] / whole_us >= _STANDS_OUT else "yellow"
         hours = f"{_two_digits(cost.gpu_hours_per_trillion_tokens(waste_us[name])):,}"
+        why = (hours, Text(_why(ops)))
         table.add_row(
             Text(name, style=style),
             _time([op for op in ops if op.op.phase == "forward"]),
             _time([op for op in ops if op.op.phase != "forward"]),
             percent(sum(op.total_us for op in ops) / whole_us),
             Text(percent(waste_us[name] / whole_us), style=style),
-            *((hours, Text(_why(ops))) if reasons else ()),
+            *why[: 2 * reasons],
         )
     if bad:
         yield table
@@ -307,16 +258,19 @@ def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Iterator[str | Table]:
         )
         together = percent(sum(waste_us[name] for name in rest) / whole_us)
         others = "the others" if bad else "all ops"
-        yield f"{others}, each wasting less than {percent(_WORTH_A_ROW)} ({together} together): {times}"
-    hours = (
-        " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tp GPUs."
-        if reasons and bad
-        else ""
-    )
+        yield (
+            f"{others}, each wasting less than {percent(_WORTH_A_ROW)} ({together} "
+            f"together): {times}"
+        )
+    hours = ""
+    if reasons and bad:
+        hours = " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tp GPUs."
     yield (
-        f"times: one layer forward{'' if cost.shape.experts else ' and backward'} (logits: of the model). "
+        f"times: one layer forward{'' if cost.shape.experts else ' and backward'} (logits: of "
+        f"the model). "
         "wasted: extra time against a size just below "
-        f"the edge.{hours} Norms, activations, communication, the optimizer and recomputation are not counted."
+        f"the edge.{hours} Norms, activations, communication, the optimizer and recomputation "
+        f"are not counted."
     )
 
 
@@ -331,12 +285,14 @@ def _time(ops: Sequence[OpCost]) -> str:
 
 def _interval(us: Estimate) -> str:
     """Formats an interval as `1.76–1.97`, in the unit in which `latency` shows the estimate."""
-    scale = 1.0 if us.latency_us < 999.5 else 1e3 if us.latency_us < 999.5e3 else 1e6
-    low, high = (
-        f"{x / scale:.3g}" if x / scale < 999.5 else f"{x / scale:.0f}"
-        for x in (us.low_us, us.high_us)
-    )
-    return f"{low}–{high}"
+    scale = 1.0
+    while us.latency_us >= 999.5 * scale and scale < 1e6:
+        scale *= 1e3
+
+    def scaled(x: float) -> str:
+        return f"{x / scale:.3g}" if x < 999.5 * scale else f"{x / scale:.0f}"
+
+    return f"{scaled(us.low_us)}–{scaled(us.high_us)}"
 
 
 def _why(ops: Sequence[OpCost]) -> str:
@@ -352,80 +308,81 @@ def _waste_lines(cost: ShapeCost) -> Iterator[str]:
     """Yields the total time, rate and waste."""
     from quantbench.advice.cost import LOWER_BOUND
 
-    whole, hours = cost.latency, cost.gpu_hours_per_trillion_tokens
+    whole = cost.latency
+    hours = cost.gpu_hours_per_trillion_tokens
     yield (
         f"all of it: {latency(whole.latency_us)} ({_interval(whole)}) per micro-batch on each GPU, "
-        f"{cost.tflops:.0f} model TFLOP/s, {_two_digits(hours(whole.latency_us)):,} GPU-hours per trillion tokens "
+        f"{cost.tflops:.0f} model TFLOP/s, {_two_digits(hours(whole.latency_us)):,} GPU-hours "
+        f"per trillion tokens "
         f"({LOWER_BOUND})"
     )
-    low, high = cost.waste_low_us / whole.latency_us, cost.waste_high_us / whole.latency_us
-    wasted = f"{percent(cost.waste_share)} ({percent(low)} to {percent(high)})"
-    bad = f"wasted past edges: {wasted}, {_two_digits(hours(cost.waste_us)):,} GPU-hours"
-    yield bad if cost.waste_us else "nothing sits past an edge"
+    if not cost.waste_us:
+        yield "nothing sits past an edge"
+        return
+    low = percent(cost.waste_low_us / whole.latency_us)
+    wasted = (
+        f"{percent(cost.waste_share)} ({low} to {percent(cost.waste_high_us / whole.latency_us)})"
+    )
+    yield f"wasted past edges: {wasted}, {_two_digits(hours(cost.waste_us)):,} GPU-hours"
 
 
 def _verdict(advice: Advice) -> str:
     """Says whether to keep the shape, and why."""
     mbs = advice.shape.mbs
     larger = [one for one in advice.better_alone if one.found.shape.mbs > mbs]
-    batch = max(larger, default=None, key=lambda one: one.found.low)
-    more = (
-        f". A larger micro-batch is faster: {batch.changes}, by {batch.found.gain_words}"
-        if batch
-        else ""
-    )
+    more = ""
+    if larger:
+        batch = max(larger, key=_least_gain)
+        more = f". A larger micro-batch is faster: {batch.changes}, by {batch.found.gain_words}"
     changes = [one for one in (*advice.better, *advice.better_alone) if one.found.shape.mbs == mbs]
-    if not changes:
-        why = (
-            "every gain is within the error of the times"
-            if advice.compared
-            else "none is predicted to be"
-        )
-        priced = [
-            one for one in advice.compared if one.found.low > 0 and one.found.shape.mbs == mbs
-        ]
-        if priced:
-            best = max(priced, key=lambda one: one.found.low)
-            why = f"{best.changes}: {best.found.gain_words} without the exchange between more GPUs, which is not priced"
-        keep = "It does not fit" if advice.too_large else "Keep it"
-        of = (
-            "the one shape tried is not"
-            if advice.tried == 1
-            else f"of {advice.tried} shapes tried none is"
-        )
-        return f"{keep}: {of} surely faster ({why}){more}"
-    best = max(changes, key=lambda one: one.found.low)
-    gain = best.found.gain_words
-    return f"Worth a change: of {advice.tried} shapes tried, {best.changes} is surely faster, by {gain}{more}"
+    if changes:
+        best = max(changes, key=_least_gain)
+        said = f"{best.changes} is surely faster, by {best.found.gain_words}{more}"
+        return f"Worth a change: of {advice.tried} shapes tried, {said}"
+    why = "none is predicted to be"
+    if advice.compared:
+        why = "every gain is within the error of the times"
+    priced = [one for one in advice.compared if _least_gain(one) > 0 and one.found.shape.mbs == mbs]
+    if priced:
+        best = max(priced, key=_least_gain)
+        exchange = "without the exchange between more GPUs, which is not priced"
+        why = f"{best.changes}: {best.found.gain_words} {exchange}"
+    keep = "It does not fit" if advice.too_large else "Keep it"
+    of = f"of {advice.tried} shapes tried none is"
+    if advice.tried == 1:
+        of = "the one shape tried is not"
+    return f"{keep}: {of} surely faster ({why}){more}"
+
+
+def _least_gain(one: Advised) -> float:
+    return one.found.low
 
 
 def _advised_lines(
     title: str, advised: Sequence[Advised], wide: bool, *, marks: bool = False
-) -> Iterator[str | Table]:
+) -> Lines:
     """Yields a table of shapes compared with the one asked about. marks: whether to mark
     `Neighbour.nearest`.
     """
     if not advised:
         return
-    names = (
-        "change",
-        ">head_dim",
-        ">gain",
-        ">low to high",
-        ">params",
-        *((">wasted", "why") if wide else ()),
-    )
-    table = plain_table(("", *names) if marks else names, title=title, fold=("change",))
+    names = ["change", ">head_dim", ">gain", ">low to high", ">params"]
+    if marks:
+        names.insert(0, "")
+    if wide:
+        names += [">wasted", "why"]
+    table = plain_table(names, title=title, fold=("change",))
     for a in advised:
-        table.add_row(
-            *(["●" if a.found.nearest else ""] if marks else []),
+        why = (percent(a.cost.waste_share), Text("; ".join(a.found.reasons)))
+        row = (
+            "●" * a.found.nearest,
             a.changes,
             str(a.found.shape.head_dim),
             Text(signed_percent(a.found.gain), style="bold green" if a.found.sure else ""),
             f"{signed_percent(a.found.low)} to {signed_percent(a.found.high)}",
             signed_percent(a.found.parameters_change),
-            *((percent(a.cost.waste_share), Text("; ".join(a.found.reasons))) if wide else ()),
         )
+        table.add_row(*row[not marks :], *why[: 2 * wide])
     yield ""
     yield table
     if not wide:
@@ -437,18 +394,18 @@ def _next_lines(advice: Advice, out: Path | None) -> Iterator[str]:
     written.
     """
     others = len(advice.compared)
-    rivals = (
-        f" and its {others} nearest rivals"
-        if others > 1
-        else " and its nearest rival"
-        if others
-        else ""
-    )
-    what = f"measures every op of this shape{rivals}"
+    what = "measures every op of this shape"
+    if others > 1:
+        what += f" and its {others} nearest rivals"
+    elif others:
+        what += " and its nearest rival"
     if advice.shape.attention != "flash":
         yield "Where one kernel runs attention: ask with --attention flash"
     if out is None:
-        yield f"Next: repeat this with -o shapes.json; on such a card, quantbench sweep --shapes shapes.json {what}"
+        yield (
+            f"Next: repeat this with -o shapes.json; on such a card, quantbench sweep "
+            f"--shapes shapes.json {what}"
+        )
     else:
         yield f"shapes: {out}"
         yield f"Next, on such a card ({what}): quantbench sweep --shapes {quote(str(out))}"

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table
 
 from quantbench.alignment_rules import AlignmentRule, broken_rules
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import StyledLine, check_folder, encoded, output, print_result, say
+from quantbench.cli.output import Lines, check_folder, encoded, output, print_result, say
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.report.terminal import cliffs_table, section_lines
@@ -72,7 +70,10 @@ def check(
     found = check_run(read_one_run(folder), rules=rules)
     print_result(as_json, lambda: _answer(found), _lines(found))
     if fail_above is not None and not found.num_curves:
-        said = f"{folder} has {counted(found.num_points, 'measured point')}, none with close neighbours"
+        said = (
+            f"{folder} has {counted(found.num_points, 'measured point')}, none with close "
+            f"neighbours"
+        )
         raise InputError("check --fail-above", said, "a run in which a cliff could be found")
     if not found.num_points:
         raise typer.Exit(2)
@@ -100,7 +101,7 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
         return session.folder
 
 
-def _lines(found: RunCheck) -> Iterator[StyledLine | Table]:
+def _lines(found: RunCheck) -> Lines:
     from quantbench.analysis.summary import floor_lines
     from quantbench.report.sections import rules_section, steps_section
 
@@ -134,7 +135,9 @@ def _lines(found: RunCheck) -> Iterator[StyledLine | Table]:
         yield from section_lines(section, _VERDICT_STYLE)
     for (rule, dtype), number in _broken_rules(found).most_common():
         what = f"{' or '.join(rule.sides)} of {dtype} off the multiples of {rule.multiple}"
-        yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.claim})"
+        yield (
+            f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.claim})"
+        )
     yield from floor_lines(
         (p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points
     )

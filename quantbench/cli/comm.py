@@ -1,21 +1,18 @@
 """Command `comm`: measures bandwidth and latency of collectives between ranks under torchrun. Rank
 0 prints.
-
-Entry point: `comm`, loaded by `app`. The package of the same name does the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+from rich.console import Console
 
 from quantbench.cli.options import command, json_option, option, percentage, results_option
-from quantbench.cli.output import encoded, output, plain_table, print_result, say, show, warning
+from quantbench.cli.output import Result, encoded, output, plain_table, say, show, warning
 from quantbench.errors import QuantbenchError, require_choice
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.timing.options import TimingOptions
@@ -37,7 +34,8 @@ class CommOptions:
 
     op: str = option(
         "",
-        "Collectives, comma separated: all_reduce, all_gather, reduce_scatter, all_to_all, send_recv, broadcast.",
+        "Collectives, comma separated: all_reduce, all_gather, reduce_scatter, all_to_all, "
+        "send_recv, broadcast.",
     )
     sizes: str = option("", "Message sizes: 4KiB:1GiB, 4KiB:1GiB:x2 or a list.")
     dtype: str = option("", "Number format: bf16, fp16, fp32 or int8.")
@@ -54,11 +52,8 @@ class CommOptions:
     def plan(self, backend: str, num_gpus: int, num_nodes: int) -> tuple[Collective, ...]:
         from quantbench.comm.session import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
 
-        ops = (
-            tuple(word.strip().replace("-", "_") for word in self.op.split(","))
-            if self.op
-            else DEFAULT_OPS
-        )
+        op = self.op or ",".join(DEFAULT_OPS)
+        ops = tuple(word.strip().replace("-", "_") for word in op.split(","))
         dtype = self.dtype or ("bf16" if backend == "nccl" else "fp32")
         wanted = parse_sizes(self.sizes or DEFAULT_SIZES[backend])
         return points(ops, wanted, num_gpus=num_gpus, num_nodes=num_nodes, dtype=dtype)
@@ -67,52 +62,54 @@ class CommOptions:
 @command
 def comm(
     arguments: CommOptions, results: Path = results_option(), as_json: bool = json_option()
-) -> None:
+) -> Result | None:
     """Measure collectives over message sizes: torchrun --nproc-per-node=8 -m quantbench comm."""
     from quantbench import device
     from quantbench.comm.isolation import idle_traffic_mb_per_s
+    from quantbench.device.spec import DeviceState
     from quantbench.timing.lockstep import Leader, follow
 
-    options = arguments.options()
+    arguments.options()
     if arguments.backend:
         require_choice("comm", "backend", arguments.backend, _BACKENDS)
-    arguments.plan(
-        "gloo", 2, 1
-    )  # refuses wrong ops, sizes and dtypes before the ranks wait for each other
+    # Refuses wrong ops, sizes and dtypes before the ranks wait for each other.
+    arguments.plan("gloo", 2, 1)
     from quantbench.providers.collectives import TorchRanks, TorchWork, backend_here, topology
 
     with TorchRanks(arguments.backend or backend_here()) as ranks:
         places = ranks.gather(topology(ranks))
         idle = ranks.gather(idle_traffic_mb_per_s() if ranks.local_rank == 0 else None)
-        work = (
-            TorchWork(ranks, device.monitor(device.current()))
-            if ranks.backend == "nccl"
-            else TorchWork(ranks)
-        )
+        on_gpu = ranks.backend == "nccl"
+        state = device.monitor(device.current()) if on_gpu else DeviceState
+        work = TorchWork(ranks, state)
         if ranks.rank:
             follow(ranks, work)
-            return
+            return None
         leader = Leader(ranks, work)
         # After Ctrl-C or a bug, torchrun ends the other ranks with this process. After a complete
         # run or an expected error they wait for the leader's stop.
         try:
-            _lead(arguments, options, ranks, leader, places or [], idle or [], results, as_json)
-        except (QuantbenchError, typer.Exit):
+            told = {
+                "ranks": places,
+                "idle_traffic_mb_per_s": [i for i in idle or () if i is not None],
+            }
+            result = _lead(arguments, ranks, leader, told, results, output(stderr=as_json))
+        except QuantbenchError:
             leader.stop()
             raise
         leader.stop()
+        return result
 
 
 def _lead(
     arguments: CommOptions,
-    options: TimingOptions,
     ranks: TorchRanks,
     leader: Leader,
-    places: Sequence[Any],
-    idle: Sequence[Any],
+    topology: dict[str, Any],
     results: Path,
-    as_json: bool,
-) -> None:
+    console: Console,
+) -> Result:
+    """Measures as rank 0. topology: the places of the ranks, and the traffic before the run."""
     from quantbench import device
     from quantbench.comm.isolation import repeat_line, spread_warnings, traffic_warnings
     from quantbench.comm.session import CommSession
@@ -122,11 +119,13 @@ def _lead(
     from quantbench.store.folder import RunWriter
     from quantbench.store.run import RunInfo
 
+    options = arguments.options()
     spec = device.current()
     state = device.monitor(spec)
     plan = arguments.plan(ranks.backend, ranks.world_size, ranks.num_nodes)
     started = datetime.now(UTC)
-    warnings = [*warnings_for(spec, state()), *traffic_warnings([i for i in idle if i is not None])]
+    idle = topology["idle_traffic_mb_per_s"]
+    warnings = [*warnings_for(spec, state()), *traffic_warnings(idle)]
     info = RunInfo(
         run_id=f"{started:%Y-%m-%dT%H%M%S}-comm-{ranks.backend}-{ranks.world_size}",
         device=spec,
@@ -141,8 +140,7 @@ def _lead(
             "topology": {
                 "world_size": ranks.world_size,
                 "num_nodes": ranks.num_nodes,
-                "ranks": list(places),
-                "idle_traffic_mb_per_s": [i for i in idle if i is not None],
+                **topology,
             },
             "warnings": warnings,
         },
@@ -150,13 +148,10 @@ def _lead(
         environment=relevant_environment(),
         started=started.isoformat(timespec="seconds"),
     )
-    console = output(stderr=as_json)
-    say(
-        console,
-        f"{ranks.world_size} ranks on {ranks.num_nodes} nodes over {ranks.backend}; rank 0 on {spec.name}",
-    )
-    show(console, map(warning, warnings))
-    say(console, f"{len(plan)} points, {options.max_time_s:g} s of sampling each at most")
+    ranks_line = f"{ranks.world_size} ranks on {ranks.num_nodes} nodes over {ranks.backend}"
+    points_line = f"{len(plan)} points, {options.max_time_s:g} s of sampling each at most"
+    lines = (f"{ranks_line}; rank 0 on {spec.name}", *map(warning, warnings), points_line)
+    show(console, lines)
     records: list[Record] = []
     with RunWriter.create(results, info) as writer:
 
@@ -184,11 +179,11 @@ def _lead(
         finally:
             writer.end(how, {})
     rows = [row for row in map(row_to_json, records) if row["role"] == "point"]
-    samples = [
-        (f"{r.workload.op} {size(r.workload.message_bytes)}", r.outcome.measurement.samples_us)
-        for r in records
-        if isinstance(r.outcome, Measured) and isinstance(r.workload, Collective)
-    ]
+    samples = []
+    for r in records:
+        if isinstance(r.outcome, Measured) and isinstance(r.workload, Collective):
+            name = f"{r.workload.op} {size(r.workload.message_bytes)}"
+            samples.append((name, r.outcome.measurement.samples_us))
     doubts = spread_warnings(samples, session.reference_us)
     answer = {
         "folder": writer.folder,
@@ -197,15 +192,11 @@ def _lead(
         "warnings": doubts,
     }
     columns = ("op", ">message", ">time", ">algorithm GB/s", ">bus GB/s", ">spread", "trust", "")
-    table = plain_table(
-        columns, ((row["op"], size(row["message_bytes"]), *_cells(row)) for row in rows)
-    )
+    cells = [(row["op"], size(row["message_bytes"]), *_cells(row)) for row in rows]
+    table = plain_table(columns, cells)
     repeated = f"repeated point: {repeat_line('all_reduce', session.reference_us)}"
-    print_result(
-        as_json, lambda: answer, (table, repeated, *map(warning, doubts), str(writer.folder))
-    )
-    if not samples:
-        raise typer.Exit(1)
+    said = (table, repeated, *map(warning, doubts), str(writer.folder))
+    return Result(answer, said, exit_code=not samples)
 
 
 def row_to_json(record: Record) -> dict[str, Any]:
@@ -214,15 +205,9 @@ def row_to_json(record: Record) -> dict[str, Any]:
 
     work = record.workload
     assert isinstance(work, Collective)
-    row: dict[str, Any] = {
-        "role": record.role,
-        "op": work.op,
-        "message_bytes": work.message_bytes,
-        "num_gpus": work.num_gpus,
-        "num_nodes": work.num_nodes,
-        "dtype": work.dtype,
-        "provider": record.provider,
-    }
+    names = ("op", "message_bytes", "num_gpus", "num_nodes", "dtype")
+    sizes = {name: getattr(work, name) for name in names}
+    row: dict[str, Any] = {"role": record.role, **sizes, "provider": record.provider}
     match record.outcome:
         case Measured(measurement, graded):
             stated = measurement.stated

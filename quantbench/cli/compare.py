@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import typer
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from quantbench.cli.devices import device_line
-from quantbench.cli.options import argument, command, json_option, option, percentage
-from quantbench.cli.output import StyledLine, check_file, encoded, print_result
+from quantbench.cli.options import argument, command, option, percentage
+from quantbench.cli.output import Lines, Result, check_file, encoded
 from quantbench.errors import printable
 
 if TYPE_CHECKING:
@@ -30,8 +26,7 @@ def compare(
         False, "Compare even if devices or origins (measured, imported, …) differ."
     ),
     junit: Path | None = option(None, "Also write JUnit XML here."),
-    as_json: bool = json_option(),
-) -> None:
+) -> Result:
     """Compare two runs point by point; exit code 1 on a regression."""
     from quantbench.analysis.compare import CompareOptions, compare_runs
     from quantbench.report.comparison import write_junit
@@ -50,13 +45,7 @@ def compare(
     comparison = compare_runs(a, b, options)
     if junit is not None:
         write_junit(comparison, junit)
-    print_result(as_json, lambda: _answer(comparison), _lines(comparison, junit))
-    if comparison.regressions:
-        raise typer.Exit(1)
-
-
-def _answer(comparison: Comparison) -> dict[str, Any]:
-    return {
+    answer = {
         "a": comparison.a.folder,
         "b": comparison.b.folder,
         "device": comparison.b.info.device.name,
@@ -66,9 +55,10 @@ def _answer(comparison: Comparison) -> dict[str, Any]:
         **encoded(comparison),
         "lost": [{**encoded(lost), "outcome": encoded(lost.b.outcome)} for lost in comparison.lost],
     }
+    return Result(answer, _lines(comparison, junit), exit_code=bool(comparison.regressions))
 
 
-def _lines(comparison: Comparison, junit: Path | None) -> Iterator[StyledLine | Table]:
+def _lines(comparison: Comparison, junit: Path | None) -> Lines:
     from quantbench.report.comparison import (
         comparison_table,
         differences_lines,
@@ -85,7 +75,8 @@ def _lines(comparison: Comparison, junit: Path | None) -> Iterator[StyledLine | 
         yield (f"{name}: {run.folder} (started {run.info.started}{ended}", *origin, ")")
     yield from map(printable, (*differences_lines(comparison), *method_lines(comparison)))
     table = comparison_table(comparison)
-    yield from ("", table) if table is not None else ()
+    if table is not None:
+        yield from ("", table)
     yield ""
     yield from result_lines(comparison)
     if junit is not None:

@@ -1,8 +1,5 @@
 """Command `devices`: prints this machine's device, its state, what disturbs timings, and the known
 GPUs.
-
-Entry points: `devices`, loaded by `app`; `device_lines`, also used by the command `sweep`;
-`device_line` (name, SMs and memory), used by `advise` and by the commands about stored results.
 """
 
 from __future__ import annotations
@@ -10,12 +7,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-import typer
 from rich.table import Table
 
 from quantbench import device
-from quantbench.cli.options import command, json_option
-from quantbench.cli.output import StyledLine, plain_table, print_result, warning
+from quantbench.cli.options import command
+from quantbench.cli.output import Lines, Result, StyledLine, plain_table, warning
 from quantbench.device import diagnosis
 from quantbench.device.diagnosis import Finding, Machine, refusal
 from quantbench.device.here import warnings_for
@@ -26,16 +22,20 @@ _DTYPES = ("fp16", "bf16", "tf32", "fp32", "fp8", "nvfp4", "mxfp4", "int8")
 
 
 @command
-def devices(as_json: bool = json_option()) -> None:
+def devices() -> Result:
     """Show the device of this machine, its state, what may disturb timings, and the known GPUs.
 
     Ends with exit code 1 if the machine has a GPU that cannot be measured; the table says why.
     """
     machine = device.inspect_machine()
-    findings = () if machine is None or not machine.card else tuple(_findings(machine))
+    findings: list[Finding] = []
+    lines: list[StyledLine | Table] = []
+    if machine is not None and machine.card:
+        findings += _findings(machine)
+        lines += [_findings_table(findings), ""]
     if machine is not None and refusal(machine):
-        _refused(findings, as_json=as_json)
-        raise typer.Exit(1)
+        refused = {"device": None, "diagnosis": findings, "known": device.known()}
+        return Result(refused, (*lines, _known_table("")), exit_code=1)
     spec = device.current()
     state = device.monitor(spec)()
     nvml = device.open_nvml() if spec.kind == "cuda" else Absent("no GPU is used")
@@ -51,25 +51,13 @@ def devices(as_json: bool = json_option()) -> None:
         "diagnosis": findings,
         "known": device.known(),
     }
-    table: list[StyledLine | Table] = [_findings_table(findings), ""] if findings else []
-    lines = (
-        *device_lines(spec, state, limits),
-        f"{dtype} is measured by default",
-        "",
-        *table,
-        _known_table(spec.name),
-    )
+    about = (*device_lines(spec, state, limits), f"{dtype} is measured by default", "")
     sources = (
-        "From sm_80 on, bf16 is as fp16, tf32 half. AMD's: gfx for sm_, compute units for SMs. Sources: quantbench "
+        "From sm_80 on, bf16 is as fp16, tf32 half. AMD's: gfx for sm_, compute units for SMs. "
+        "Sources: quantbench "
         "devices --json"
     )
-    print_result(as_json, lambda: answer, (*lines, sources))
-
-
-def _refused(findings: Sequence[Finding], *, as_json: bool) -> None:
-    """Prints why the card cannot be measured, and the known GPUs."""
-    answer = {"device": None, "diagnosis": findings, "known": device.known()}
-    print_result(as_json, lambda: answer, [_findings_table(findings), "", _known_table("")])
+    return Result(answer, (*about, *lines, _known_table(spec.name), sources))
 
 
 def _findings(machine: Machine) -> Iterator[Finding]:
@@ -97,9 +85,7 @@ def _findings_table(findings: Sequence[Finding]) -> Table:
     return plain_table(("", "found", "verdict"), rows, title="This machine's GPU", fold=("found",))
 
 
-def device_lines(
-    spec: DeviceSpec, state: DeviceState, limits: Limits | None = None
-) -> Iterator[StyledLine]:
+def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> Lines:
     """Yields lines on the device, its state, and what disturbs its timings."""
     yield device_line(spec)
     yield f"dense peak: {peaks_line(spec)}"
@@ -107,7 +93,8 @@ def device_lines(
     yield from map(warning, warnings_for(spec, state, limits))
     if spec.kind == "cpu":
         yield (
-            "This is a CPU: its own steps can be measured here. GPU cliffs need a GPU, `quantbench import` or "
+            "This is a CPU: its own steps can be measured here. GPU cliffs need a GPU, "
+            "`quantbench import` or "
             "`quantbench predict`."
         )
 
@@ -119,7 +106,8 @@ def device_line(spec: DeviceSpec) -> str:
     memory = f"{spec.memory_bytes / 2**30:.0f} GiB"
     if spec.kind == "cpu":
         return (
-            f"{spec.name}: one core of it, {spec.l2_bytes / 2**20:.0f} MiB of last-level cache, {memory} of memory"
+            f"{spec.name}: one core of it, {spec.l2_bytes / 2**20:.0f} MiB of last-level "
+            f"cache, {memory} of memory"
             f" at up to {spec.memory_gb_per_s:.0f} GB/s"
         )
     units = f"{spec.sm_count} {'CUs' if spec.kind == 'rocm' else 'SMs'} ({spec.architecture})"
@@ -134,15 +122,19 @@ def peaks_line(spec: DeviceSpec) -> str:
     """Formats the dense peaks with their clock: `bf16 989, tf32 495, fp32 66.9 TFLOP/s at 1830 MHz`
     (CPU: GFLOP/s).
     """
-    unit, scale = ("GFLOP/s", 1e3) if spec.kind == "cpu" else ("TFLOP/s", 1)
+    unit = "TFLOP/s"
+    scale = 1.0
+    bound = ""
+    if spec.kind == "cpu":
+        unit = "GFLOP/s"
+        scale = 1e3
+        bound = " (upper bounds)"
+    elif not spec.registered:
+        bound = " (estimated)"
     if not spec.peak_tflops:
         return "unknown"
-    peaks = ", ".join(
-        f"{d} {_three_digits(spec.peak_tflops[d] * scale)}"
-        for d in _DTYPES
-        if d in spec.peak_tflops
-    )
-    bound = " (upper bounds)" if spec.kind == "cpu" else "" if spec.registered else " (estimated)"
+    known = [dtype for dtype in _DTYPES if dtype in spec.peak_tflops]
+    peaks = ", ".join(f"{d} {_three_digits(spec.peak_tflops[d] * scale)}" for d in known)
     own_clocks = "".join(f" ({dtype} at {mhz:.0f})" for dtype, mhz in spec.peak_clock_mhz.items())
     return f"{peaks} {unit} at {spec.sm_clock_mhz:.0f} MHz{own_clocks}{bound}"
 
@@ -164,7 +156,8 @@ def state_line(state: DeviceState, limits: Limits | None) -> str:
         parts.append("clock set by " + ", ".join(state.throttle_reasons))
     if state.other_processes is not None:
         parts.append(
-            f"{state.other_processes or 'no'} other process{'es' if state.other_processes > 1 else ''}"
+            f"{state.other_processes or 'no'} other "
+            f"process{'es' if state.other_processes > 1 else ''}"
         )
     if limits is not None and limits.driver_version:
         parts.append(f"driver {limits.driver_version}")
@@ -175,23 +168,11 @@ def state_line(state: DeviceState, limits: Limits | None) -> str:
 
 def _known_table(here: str) -> Table:
     """Tabulates the known GPUs in 80 columns."""
-    columns = (
-        "slug",
-        ">sm_",
-        ">SMs",
-        ">clock",
-        ">memory",
-        ">L2",
-        ">fp16",
-        ">fp32",
-        ">fp8",
-        ">int8",
-    )
-    table = plain_table(
-        columns, title="Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s"
-    )
+    dtypes = ("fp16", "fp32", "fp8", "int8")
+    title = "Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s"
+    names = ("slug", ">sm_", ">SMs", ">clock", ">memory", ">L2", *(f">{name}" for name in dtypes))
+    table = plain_table(names, title=title)
     for spec in device.known():
-        peaks = [spec.peak(dtype) for dtype in ("fp16", "fp32", "fp8", "int8")]
         table.add_row(
             spec.name,
             re.sub("^(sm_|gfx)", "", spec.architecture),
@@ -199,12 +180,14 @@ def _known_table(here: str) -> Table:
             f"{spec.sm_clock_mhz:.0f}",
             f"{spec.memory_gb_per_s:.0f}",
             f"{spec.l2_bytes / 2**20:g}",
-            *("–" if peak is None else _three_digits(peak) for peak in peaks),
+            *(_three_digits(spec.peak(dtype)) for dtype in dtypes),
             style="bold" if spec.name == here else None,
         )
     return table
 
 
-def _three_digits(value: float) -> str:
-    """Formats three significant digits without an exponent: 989, 62.5, 0.32."""
+def _three_digits(value: float | None) -> str:
+    """Formats three significant digits without an exponent: 989, 62.5, 0.32; None as a dash."""
+    if value is None:
+        return "–"
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,7 +1,5 @@
 """Command `explore`: writes a self-contained HTML page with sliders that predicts shapes on some
 GPUs.
-
-`explore.page` writes the page.
 """
 
 from __future__ import annotations
@@ -11,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantbench.cli.model_options import ModelOptions, named_model
-from quantbench.cli.options import command, json_option, option
-from quantbench.cli.output import check_file, print_result
+from quantbench.cli.options import command, option
+from quantbench.cli.output import Result, check_file
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.units import size
@@ -35,11 +33,11 @@ def explore(
     config: Path | None = option(None, "A Hugging Face config.json to start from."),
     profile: Path | None = option(
         None,
-        "Measured profile (JSON file), instead of --gpu: its products are looked up, others come from a fit to them.",
+        "Measured profile (JSON file), instead of --gpu: its products are looked up, others "
+        "come from a fit to them.",
     ),
     output: Path = option(Path("explore.html"), "HTML file to write.", "--output", "-o"),
-    as_json: bool = json_option(),
-) -> None:
+) -> Result:
     """Write an HTML page with sliders: a shape's times, waste, tiles and better shapes on some
     GPUs.
     """
@@ -61,9 +59,12 @@ def explore(
     else:
         device, fitted = fitted_models(profile)
         devices = [device]
-    title = f"{named.name if model or config else 'A transformer layer'} on {', '.join(device.name for device in devices)}"
+    title = (
+        f"{named.name if model or config else 'A transformer layer'} on "
+        f"{', '.join(device.name for device in devices)}"
+    )
     written = write_explorer(output, devices, named.shape, title=title, fitted=fitted)
     lines = [f"{output}: {size(written)}, open it in a browser or send it; it needs no network"]
     if missing := left_out(named.shape):
         lines.append(f"{named.name}: the page leaves out {', '.join(missing)}")
-    print_result(as_json, lambda: {"page": output, "bytes": written}, lines)
+    return Result({"page": output, "bytes": written}, lines)

@@ -1,28 +1,20 @@
 """Command `import`: imports tables of aiconfigurator and CSV files as runs, and Megatron logs as
 summaries.
-
-Entry point: `import_` (one subcommand per source), loaded by `app`. The package `importers` does
-the work.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from quantbench.cli.options import (
-    argument,
-    command,
-    gpu_option,
-    json_option,
-    option,
-    results_option,
-)
-from quantbench.cli.output import check_file, encoded, output, print_json, print_result, show
+from quantbench.cli.options import argument, command, gpu_option, option, results_option
+from quantbench.cli.output import Result, check_file, encoded
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.files import write_file
@@ -44,7 +36,6 @@ class ImportOptions:
     results: Path = results_option()
     run_id: str | None = option(None, "Name of the run (default: made from the table's name).")
     units_are_right: bool = option(False, "Accept a table whose times are implausible for the GPU.")
-    as_json: bool = json_option()
 
 
 @import_.command("aiconfigurator")
@@ -61,7 +52,7 @@ def import_aiconfigurator(
     gpu: str | None = option(None, "The GPU, for a system that is not known here."),
     rows: int = option(0, "Only so many random rows of each number format (0: all).", min=0),
     seed: int = option(0, "Seed of the random rows."),
-) -> None:
+) -> Result:
     """Import measured tables of aiconfigurator-core: products, context attention, NCCL
     collectives.
     """
@@ -69,11 +60,8 @@ def import_aiconfigurator(
 
     slug = gpu or slug_of(system_of(system))
     if slug is None:
-        raise InputError(
-            "import aiconfigurator",
-            f"--system {system} without --gpu",
-            "a slug of `quantbench devices`",
-        )
+        typed = f"--system {system} without --gpu"
+        raise InputError("import aiconfigurator", typed, "a slug of `quantbench devices`")
     spec = lookup(slug)
     tables, missing = aiconfigurator.find_tables(
         system,
@@ -95,7 +83,7 @@ def import_aiconfigurator(
             replace(one, run_id=to.run_id or f"{one.run_id}-{rows}-rows-seed-{seed}")
             for one in origins
         )
-    _write(to, spec, zip(read, origins, strict=True), missing)
+    return _write(to, spec, zip(read, origins, strict=True), missing)
 
 
 @import_.command("csv")
@@ -107,14 +95,14 @@ def import_csv(
     gpu: str = gpu_option(),
     dtype: str | None = option(None, "Number format (bf16, …), if there is no dtype column."),
     provider: str = option("imported", "Library measured, if there is no provider column."),
-) -> None:
+) -> Result:
     """Import a CSV table of measured times."""
     from quantbench.importers import csv_table
 
     spec = lookup(gpu)
     mapped = csv_table.parse_map(columns)
     rows = csv_table.read_rows(file, mapped, dtype=dtype, provider=provider)
-    _write(to, spec, [(rows, csv_table.origin_of(file, mapped, run_id=to.run_id))])
+    return _write(to, spec, [(rows, csv_table.origin_of(file, mapped, run_id=to.run_id))])
 
 
 def _write(
@@ -122,31 +110,28 @@ def _write(
     spec: DeviceSpec,
     tables: Iterable[tuple[Rows, Origin]],
     missing: Sequence[str] = (),
-) -> None:
-    """Writes each table as a run and prints its summary. missing: one line per table that was not
-    found.
-    """
+) -> Result:
+    """Writes each table as a run. missing: one line per table that was not found."""
     from quantbench.importers.disagreement import disagreements
     from quantbench.importers.runs import summary_lines, write_run
 
-    console, summaries = output(), []
+    lines = []
+    summaries = []
     for rows, origin in tables:
         missing = (*missing, *disagreements(spec, rows.rows))
-        summaries.append(
-            write_run(to.results, spec, origin, rows, units_are_right=to.units_are_right)
-        )
-        if not to.as_json:
-            show(console, summary_lines(summaries[-1]))
-    if to.as_json:
-        print_json(summaries)
-    else:
-        show(console, (*missing, f"\nNext: quantbench check {summaries[0].folder}"))
+        summary = write_run(to.results, spec, origin, rows, units_are_right=to.units_are_right)
+        summaries.append(summary)
+        lines += summary_lines(summary)
+    next_command = f"\nNext: quantbench check {summaries[0].folder}"
+    return Result(summaries, (*lines, *missing, next_command))
 
 
 #: columns of --rows, as `planner.rows` reads them
 _LAYOUT_COLUMNS = (
-    "row_id", "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "seq", "vocab",
-    "tied", "experts", "top_k", "moe_ffn", "dp", "tp", "pp", "cp", "ep", "interleave", "mbs", "gbs", "zero",
+    "row_id", "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn",
+    "gated", "seq", "vocab",
+    "tied", "experts", "top_k", "moe_ffn", "dp", "tp", "pp", "cp", "ep", "interleave", "mbs",
+    "gbs", "zero",
     "recompute", "sequence_parallel", "precision", "dropout", "dp_overlap", "sec_per_it",
 )  # fmt: skip
 
@@ -168,8 +153,7 @@ def import_megatron_log(
     ),
     results: Path = results_option(),
     run_id: str | None = option(None, "Name of the run, for one file."),
-    as_json: bool = json_option(),
-) -> None:
+) -> Result:
     """Import training logs, also with line prefixes, restarts, several ranks and truncated
     lines.
     """
@@ -179,17 +163,18 @@ def import_megatron_log(
 
     spec = lookup(gpu)
     if run_id is not None and len(files) > 1:
-        raise InputError(
-            "import training log", f"--run-id {run_id} for {len(files)} files", "one file with it"
-        )
+        typed = f"--run-id {run_id} for {len(files)} files"
+        raise InputError("import training log", typed, "one file with it")
     if rows is not None:
         check_file("import --rows", rows, suffix=".csv")
-    given = {
-        name: value
-        for name, value in {"gpus": gpus, "tp": tp, "pp": pp, "mbs": mbs}.items()
-        if value
-    }
-    summaries, folders, cells = [], [], []
+    typed_sizes = {"gpus": gpus, "tp": tp, "pp": pp, "mbs": mbs}
+    given = {name: value for name, value in typed_sizes.items() if value}
+    summaries = []
+    answer = []
+    lines = []
+    table = StringIO()
+    cells = csv.DictWriter(table, _LAYOUT_COLUMNS, extrasaction="ignore", lineterminator="\n")
+    cells.writeheader()
     for path in files:
         found = read_log(path)
         if seq:
@@ -197,22 +182,15 @@ def import_megatron_log(
         name = run_id or default_run_id(path)
         summary = summarize(name, found, given)
         summaries.append(summary)
-        folders.append(write_training(results, spec.name, name, path, found, summary))
-        of_row = {"row_id": name, "gpu": spec.name, "sec_per_it": f"{summary.sec_per_it:.6g}"}
-        cells.append({**found.arguments, **asdict(summary), **of_row})
-    if rows is not None:
-        table = [
-            ",".join("" if row.get(c) is None else str(row[c]) for c in _LAYOUT_COLUMNS)
-            for row in cells
-        ]
-        write_file("import --rows", rows, "\n".join((",".join(_LAYOUT_COLUMNS), *table, "")))
-    lines, answer = [], []
-    for summary, folder in zip(summaries, folders, strict=True):
-        lines += [
-            f"{summary.name}: {count} lines left out: {reason}"
-            for reason, count in summary.left_out.items()
-        ]
+        folder = write_training(results, spec.name, name, path, found, summary)
+        for reason, count in summary.left_out.items():
+            lines.append(f"{summary.name}: {count} lines left out: {reason}")
         lines.append(str(folder))
         answer.append({**encoded(summary), "folder": folder})
-    lines.append(f"Next: quantbench report {' '.join(map(str, folders))}")
-    print_result(as_json, lambda: answer, (training_table(summaries), *lines))
+        of_row = {"row_id": name, "gpu": spec.name, "sec_per_it": f"{summary.sec_per_it:.6g}"}
+        cells.writerow({**found.arguments, **asdict(summary), **of_row})
+    if rows is not None:
+        write_file("import --rows", rows, table.getvalue())
+    folders = " ".join(str(one["folder"]) for one in answer)
+    next_command = f"Next: quantbench report {folders}"
+    return Result(answer, (training_table(summaries), *lines, next_command))

@@ -1,14 +1,11 @@
-"""Command `merge`: merges several runs of one kind of device.
-
-Entry point: `merge`, loaded by `app`. `cluster.merge` does the work.
-"""
+"""Command `merge`: merges several runs of one kind of device."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import print_result
+from quantbench.cli.options import argument, command, option
+from quantbench.cli.output import Result
 
 
 @command
@@ -21,8 +18,7 @@ def merge(
         "", "Name of the merged run (default: the first run's name with -merged)."
     ),
     force: bool = option(False, "Merge even if devices or software differ."),
-    as_json: bool = json_option(),
-) -> None:
+) -> Result:
     """Merge runs of one device and software: each point once, with its most trusted measurement."""
     from quantbench.cluster.cards import card_lines, compare_cards
     from quantbench.cluster.merge import merge_runs, write_merged
@@ -41,8 +37,9 @@ def merge(
         "notes": merged.notes,
         "cards": cards,
     }
-    twice = f"; {merged.repeated} were there twice, and the better trusted measurement stands"
-    said = f"{len(runs)} runs of {merged.info.device.name}, {points} points{twice if merged.repeated else ''}"
+    said = f"{len(runs)} runs of {merged.info.device.name}, {points} points"
+    if merged.repeated:
+        said += f"; {merged.repeated} were there twice, and the better trusted measurement stands"
     notes = [(("note:", "yellow"), f" {note}") for note in merged.notes]
     where = (f"kept in {folder}/", f"Next: quantbench check {folder}")
-    print_result(as_json, lambda: answer, (said, *notes, *cards, *where))
+    return Result(answer, (said, *notes, *cards, *where))

@@ -7,6 +7,7 @@ device.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,21 +40,25 @@ from quantbench.workload.transformer import ATTENTIONS
 
 # Fields of a model that a grid takes over; not layers, because a point is one layer.
 _OF_A_MODEL = (
-    "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "gate_fused", "seq", "vocab", "softmax",
+    "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "gate_fused", "seq", "vocab",
+    "softmax",
     "experts", "top_k", "moe_ffn", "shared_ffn", "q_rank", "kv_rank", "rope_dim", "value_dim",
 )  # fmt: skip
 # Options that `sweep_words` repeats after the axes and the sizes.
 _SAID_AGAIN = (
-    "model", "config", "kv_heads", "gated", "routing", "layout", "dtype", "ops", "direction", "attention", "dropout",
-    "causal",
+    "model", "config", "kv_heads", "gated", "routing", "layout", "dtype", "ops", "direction",
+    "attention", "dropout", "causal",
 )  # fmt: skip
 
+_SOFTMAX_WORDS = {"megatron": "Megatron's fused softmax", "torch": "torch's separate softmax"}
 _LARGEST_HISTOGRAM_BYTES = 2**20
 _model = partial(option, panel="Model")
+_EXPERTS_EXPECTED = "--experts, or a model with experts"
 _RANGES = "Sizes: a number, or with --dim of the same name a range"
 ROUTING = _model(
     "",
-    "Tokens over experts: balanced (default), power_law_1.2, or a JSON file with a count for each expert.",
+    "Tokens over experts: balanced (default), power_law_1.2, or a JSON file with a count for "
+    "each expert.",
 )
 _Options = TypeVar("_Options", bound=type)
 
@@ -68,18 +73,15 @@ def with_sizes(*names: str) -> Callable[[_Options], _Options]:
     def add(options: _Options) -> _Options:
         for name in names:
             field = name.replace("-", "_")
-            spelled = (f"--{name}", *((f"-{name}",) if len(name) == 1 else ()))
+            spelled = [f"--{name}", f"-{name}"][: 1 + (len(name) == 1)]
             size = SIZES[name]
+            hint: Any = int | None
+            declared = _model(None, size.words, *spelled, min=1, max=LARGEST)
             if options.__name__ == "GridOptions" and size.swept is not None:
-                options.__annotations__[field] = str
-                setattr(
-                    options,
-                    field,
-                    option("", size.words, *spelled, panel=_RANGES, show_default=False),
-                )
-            else:
-                options.__annotations__[field] = int | None
-                setattr(options, field, _model(None, size.words, *spelled, min=1, max=LARGEST))
+                hint = str
+                declared = option("", size.words, *spelled, panel=_RANGES, show_default=False)
+            options.__annotations__[field] = hint
+            setattr(options, field, declared)
         options.size_names = (*options.size_names, *names)  # type: ignore[attr-defined]
         return options
 
@@ -103,7 +105,8 @@ class ModelOptions:
     )
     attention: str = _model(
         "",
-        "flash (one kernel) or unfused (scores, softmax, context); default: the model's, else flash.",
+        "flash (one kernel) or unfused (scores, softmax, context); default: the model's, else "
+        "flash.",
     )
     dropout: bool | None = _model(
         None,
@@ -137,7 +140,8 @@ class GridOptions(ModelOptions):
 
     dim: list[str] | None = option(
         None,
-        f"Dimension to vary: {', '.join(DIMS)}; with values: hidden=1024:4096:64, tp=1,2,4, n=3072:8192@edges. "
+        f"Dimension to vary: {', '.join(DIMS)}; with values: hidden=1024:4096:64, tp=1,2,4, "
+        f"n=3072:8192@edges. "
         "Several make a grid.",
     )
     routing: str = ROUTING
@@ -156,19 +160,17 @@ def named_model(who: str, options: ModelOptions) -> Described | None:
     both were.
     """
     if options.model and options.config is not None:
-        raise InputError(
-            who, f"--model {options.model} and --config {options.config}", "one of them"
-        )
+        typed = f"--model {options.model} and --config {options.config}"
+        raise InputError(who, typed, "one of them")
     if options.model:
         shape = preset(options.model)
-        return Described(
-            shape, {"seq": f"seq = {shape.seq} (as {options.model} was pre-trained)"}, options.model
-        )
-    if options.config is not None:
-        found = describe(options.config)
-        _require_reach(options.config, found.shape)
-        return found
-    return None
+        assumed = {"seq": f"seq = {shape.seq} (as {options.model} was pre-trained)"}
+        return Described(shape, assumed, options.model)
+    if options.config is None:
+        return None
+    found = describe(options.config)
+    _require_reach(options.config, found.shape)
+    return found
 
 
 def _require_reach(config: Path, shape: TransformerShape) -> None:
@@ -181,10 +183,9 @@ def _require_reach(config: Path, shape: TransformerShape) -> None:
             if isinstance(work, Gemm | GroupedGemm) and op.name != "logits":
                 require_reach(shape.tokens, work.n, work.k)
     except InputError as error:
-        sizes = ", ".join(
-            f"{name} = {getattr(shape, name)}" for name in ("hidden", "heads", "head_dim", "ffn")
-        )
-        raise InputError(f"config {config}", f"{sizes}: {error.value}", error.expected) from None
+        sizes = f"hidden = {shape.hidden}, heads = {shape.heads}, head_dim = {shape.head_dim}"
+        what = f"{sizes}, ffn = {shape.ffn}: {error.value}"
+        raise InputError(f"config {config}", what, error.expected) from None
 
 
 def attention_of(
@@ -193,45 +194,47 @@ def attention_of(
     """Returns the fields attention and dropout of a shape, and the assumptions about them as
     text.
     """
-    base = TransformerShape if named is None else named.shape
-    as_named = "" if named is None else f" (of {named.name})"
-    of_model = named is not None and named.shape.attention == "unfused"
-    usual = "unfused" if of_model else default_attention(device)
+    usual = default_attention(device)
+    usual_words = ""
+    dropout = TransformerShape.dropout
+    dropout_words = "no dropout"
+    softmax = TransformerShape.softmax
+    if named is not None:
+        softmax = named.shape.softmax
+        dropout = named.shape.dropout
+        if named.shape.attention == "unfused":
+            usual = "unfused"
+            usual_words = f" (of {named.name})"
+        if dropout:
+            dropout_words = f"dropout (of {named.name})"
+        dropout_words = named.assumed.get("dropout", dropout_words)
     attention = require_choice(who, "--attention", options.attention or usual, ATTENTIONS)
-    dropout = base.dropout if options.dropout is None else options.dropout
     assumed = []
     if not options.attention:
-        assumed.append(f"{attention} attention{as_named if of_model else ''}")
+        assumed.append(f"{attention} attention{usual_words}")
     if attention == "unfused":
-        assumed.append(
-            {"megatron": "Megatron's fused softmax", "torch": "torch's separate softmax"}[
-                base.softmax
-            ]
-        )
+        assumed.append(_SOFTMAX_WORDS[softmax])
     if options.dropout is None:
-        said = None if named is None else named.assumed.get("dropout")
-        assumed.append(said or (f"dropout{as_named}" if dropout else "no dropout"))
+        assumed.append(dropout_words)
+    else:
+        dropout = options.dropout
     return {"attention": attention, "dropout": dropout}, assumed
 
 
 def latent_words(kv_rank: int, core_dim: int) -> list[str]:
     """Returns a note on how latent attention is priced; [] for usual attention."""
-    return (
-        [f"latent attention not measured: priced as heads of {core_dim}, with as many FLOPs"]
-        if kv_rank
-        else []
-    )
+    if not kv_rank:
+        return []
+    return [f"latent attention not measured: priced as heads of {core_dim}, with as many FLOPs"]
 
 
 def window_ignored(window: int, seq: int) -> list[str]:
     """Returns a note on a sliding window, which predictions and measurements ignore; [] if it has
     no effect.
     """
-    return (
-        [f"sliding window of {window} ignored: attention over all {seq} tokens"]
-        if 0 < window < seq
-        else []
-    )
+    if not 0 < window < seq:
+        return []
+    return [f"sliding window of {window} ignored: attention over all {seq} tokens"]
 
 
 def chosen_model(
@@ -252,21 +255,19 @@ def chosen_model(
     """
     named = named_model(who, options)
     typed = {name.replace("-", "_"): value for name, value in options.sizes.items() if value}
-    missing = [f"--{name}" for name in needed if named is None and name not in typed]
-    if missing:
+    missing = [f"--{name}" for name in needed if name not in typed]
+    if missing and named is None:
         sizes = ", ".join(f"--{name}" for name in needed)
-        raise InputError(
-            who, f"no {' and no '.join(missing)}", f"--model, --config, or all of {sizes}"
-        )
+        expected = f"--model, --config, or all of {sizes}"
+        raise InputError(who, f"no {' and no '.join(missing)}", expected)
     # A valid shape to start from, as one head always divides hidden; `changes` has the typed heads.
     base = TransformerShape(hidden=typed["hidden"], heads=1) if named is None else named.shape
     changes: dict[str, Any] = dict(typed)
-    if {
-        "hidden",
-        "heads",
-    } & typed.keys():  # derived sizes must not keep the base's values, unless the heads do
+    # Derived sizes must not keep the base's values, unless the heads do.
+    if {"hidden", "heads"} & typed.keys():
         same = named is not None and typed.get("heads", base.heads) == base.heads
-        grouped, wide = base.kv_heads != base.heads, base.heads * base.head_dim != base.hidden
+        grouped = base.kv_heads != base.heads
+        wide = base.heads * base.head_dim != base.hidden
         kept = {
             "kv_heads": base.kv_heads * (same and grouped),
             "head_dim": base.head_dim * (same and wide),
@@ -278,33 +279,26 @@ def chosen_model(
             changes.setdefault("ffn", round(base.ffn / base.hidden * typed["hidden"]))
     how, assumed = attention_of(who, options, named, device)
     if named is not None:
-        follows = (
-            name
-            for name in ("heads", "kv_heads", "head_dim", "ffn")
-            if name in changes and name not in typed
-        )
-        assumed += [
-            f"{name} = {changes[name] or 'heads'}"
-            for name in follows
-            if changes[name] or name != "head_dim"
-        ]
+        for name in ("heads", "kv_heads", "head_dim", "ffn"):
+            if name in changes and name not in typed and (changes[name] or name != "head_dim"):
+                assumed.append(f"{name} = {changes[name] or 'heads'}")
     elif not options.untied:
         assumed.append("one matrix for embedding and logits")
     if named is None and "layers" not in typed:
         changes["layers"] = max(1, round(typed["hidden"] / USUAL_ASPECT))
         assumed.append(f"layers = {changes['layers']} (hidden / {USUAL_ASPECT})")
-    tp, vocab = typed.get("tp", 1), typed.get("vocab", base.vocab)
+    tp = typed.get("tp", 1)
+    vocab = typed.get("vocab", base.vocab)
+    padded = padded_vocab(vocab, tp)
     if named is None and "vocab" not in typed:
-        changes["vocab"] = padded_vocab(vocab, tp)
-        assumed.append(f"vocab = {changes['vocab']}")
+        changes["vocab"] = padded
+        assumed.append(f"vocab = {padded}")
     elif vocab % tp:
-        changes["vocab"] = padded_vocab(vocab, tp)
-        assumed.append(
-            f"vocab padded from {vocab} to {changes['vocab']}, as tp = {tp} must divide it"
-        )
-    if "seq" not in typed:
-        said = f"seq = {base.seq}" if named is None else named.assumed.get("seq")
-        assumed += [] if said is None else [said]
+        changes["vocab"] = padded
+        assumed.append(f"vocab padded from {vocab} to {padded}, as tp = {tp} must divide it")
+    of_seq = {"seq": f"seq = {base.seq}"} if named is None else named.assumed
+    if "seq" not in typed and "seq" in of_seq:
+        assumed.append(of_seq["seq"])
     if options.untied:
         changes["tied"] = False
     if options.gated or "experts" in typed:
@@ -312,32 +306,28 @@ def chosen_model(
     routing = getattr(options, "routing", "")
     if "experts" in options.size_names and (base.experts or "experts" in typed):
         changes["routing"] = _routing(routing or "balanced")
-        assumed += [] if routing else ["balanced routing"]
-        assumed += [] if "ep" in typed else ["ep = 1"]
+        if not routing:
+            assumed.append("balanced routing")
+        if "ep" not in typed:
+            assumed.append("ep = 1")
     elif "experts" in options.size_names:
-        of_experts = [
-            word
-            for word in typed_words(options, ("top_k", "moe_ffn", "ep", "routing"))
-            if word != "--ep 1"
-        ]
-        if of_experts:
-            raise InputError(
-                who, f"{of_experts[0]} without experts", "--experts, or a model with experts"
-            )
+        for word in typed_words(options, ("top_k", "moe_ffn", "ep", "routing")):
+            if word != "--ep 1":
+                raise InputError(who, f"{word} without experts", _EXPERTS_EXPECTED)
     fp8_recipe = require_choice(who, "--fp8-recipe", options.fp8_recipe, ("", *RECIPES))
     recipe = RECIPES.get(fp8_recipe)
     usual = default_dtype(device) if recipe is None else recipe.forward
-    if device.peak(options.dtype or usual) is None:
-        asked = (
-            f"--dtype {options.dtype}" if options.dtype else f"--fp8-recipe {fp8_recipe} ({usual})"
-        )
+    dtype = options.dtype or usual
+    if device.peak(dtype) is None:
+        asked = f"--dtype {dtype}" if options.dtype else f"--fp8-recipe {fp8_recipe} ({usual})"
         raise InputError(who, f"{asked} on {device.name}", f"one of {device.dtypes}")
-    changes |= {"dtype": options.dtype or usual, "fp8_recipe": fp8_recipe}
-    assumed += [] if options.dtype else [f"dtype = {changes['dtype']}"]
+    changes |= {"dtype": dtype, "fp8_recipe": fp8_recipe}
+    if not options.dtype:
+        assumed.append(f"dtype = {dtype}")
     if recipe is not None:
         fused = "casts fused with norms and activations, weights cast once per step"
-        assumed += [fused if options.plans else "casts are kernels of their own"]
-        assumed += [f"logits in {default_dtype(device)}"]
+        assumed.append(fused if options.plans else "casts are kernels of their own")
+        assumed.append(f"logits in {default_dtype(device)}")
     try:
         shape = replace(base, **changes, **how)
     except InputError as error:
@@ -353,7 +343,9 @@ def _heads_at(base: TransformerShape, hidden: int, tp: int) -> dict[str, int]:
     kv_heads = heads * base.kv_heads // base.heads
     whole = heads * base.head_dim == hidden and kv_heads * base.heads == heads * base.kv_heads
     split = kv_heads and heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
-    return {"heads": heads, "kv_heads": kv_heads} if whole and split and heads != base.heads else {}
+    if whole and split and heads != base.heads:
+        return {"heads": heads, "kv_heads": kv_heads}
+    return {}
 
 
 def held_and_dims(
@@ -383,9 +375,7 @@ def held_and_dims(
     for dim, text in arguments.sizes.items():
         if text and dim not in as_axis:
             text = str(text)
-            if not (
-                text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) <= LARGEST
-            ):
+            if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) <= LARGEST:
                 expected = f"an integer from 1 to {LARGEST:,}, or a range together with --dim {dim}"
                 raise InputError(f"--{dim}", repr(text), expected)
             values[dim.replace("-", "_")] = int(text)
@@ -393,16 +383,12 @@ def held_and_dims(
     typed = {*as_axis, *(dim for dim, text in arguments.sizes.items() if text)}
     for dim in ("seq", "mbs"):
         if "tokens" in typed and dim in typed - as_axis:
-            raise InputError(
-                who,
-                f"--{dim} {arguments.sizes[dim]} with tokens",
-                "tokens, or seq and mbs, whose product they are",
-            )
+            expected = "tokens, or seq and mbs, whose product they are"
+            raise InputError(who, f"--{dim} {arguments.sizes[dim]} with tokens", expected)
     ops = tuple(op.strip() for op in arguments.ops.split(",") if op.strip())
     if arguments.ops and not ops:
-        raise InputError(
-            "--ops", repr(arguments.ops), "names of ops, comma separated: qkv,attention"
-        )
+        expected = "names of ops, comma separated: qkv,attention"
+        raise InputError("--ops", repr(arguments.ops), expected)
     held = Held(
         layout=arguments.layout, causal=arguments.causal, ops=ops, direction=arguments.direction
     )
@@ -418,11 +404,8 @@ def held_and_dims(
     held = _free_what_follows(held, as_axis | set(values))
     held = replace(held, **values, gated=held.gated or arguments.gated, dtype=arguments.dtype)
     if arguments.routing and not (held.experts or typed & set(MOE_DIMS)):
-        raise InputError(
-            who,
-            f"--routing {arguments.routing} without experts",
-            "--experts, or a model with experts",
-        )
+        typed_routing = f"--routing {arguments.routing} without experts"
+        raise InputError(who, typed_routing, _EXPERTS_EXPECTED)
     return held, tuple(dims)
 
 
@@ -433,13 +416,11 @@ def _routing(text: str) -> str | tuple[int, ...]:
     try:
         counts = read_json(Path(text), most_bytes=_LARGEST_HISTOGRAM_BYTES)
     except (OSError, ValueError) as error:
-        raise InputError(
-            "--routing", f"{text} ({reason(error)})"[:200], "a JSON file with a list of counts"
-        ) from None
-    if not isinstance(counts, list) or not all(type(count) is int for count in counts):
-        raise InputError(
-            "--routing", f"{text}: {counts!r}"[:120], "a list of counts, one for each expert"
-        )
+        what = f"{text} ({reason(error)})"[:200]
+        raise InputError("--routing", what, "a JSON file with a list of counts") from None
+    if not isinstance(counts, list) or {*map(type, counts)} - {int}:
+        what = f"{text}: {counts!r}"[:120]
+        raise InputError("--routing", what, "a list of counts, one for each expert")
     return tuple(counts)
 
 
@@ -459,60 +440,62 @@ def assumed_words(
     listed: whether a file lists the shapes.
     """
     named = named_model(who, arguments)
-    typed = {dim.replace("-", "_") for dim, size in arguments.sizes.items() if size}
+    shape = None if named is None else named.shape
+    given = {dim.replace("-", "_") for dim, size in arguments.sizes.items() if size}
     axes = {text.partition("=")[0].replace("-", "_") for text in arguments.dims}
+    given |= axes
     words: list[str] = []
-    sizes: tuple[str, ...]
-    if "gemm" in ops:
-        sizes = () if listed else ("m", "n", "k")
-    else:
+    sizes = [] if listed else ["m", "n", "k"]
+    if "gemm" not in ops:
         if set(EXPERT_OPS) & set(ops):
-            words += _expert_words(arguments, held, typed | axes, named)
-        tokens = () if "tokens" in typed | axes else ("seq", "mbs")
-        sizes = ("hidden", *tokens, "tp", *(("vocab",) if "logits" in ops else ()))
+            words += _expert_words(arguments, held, given, named)
+        sizes = ["hidden", "seq", "mbs", "tp", "vocab"]
+        if "tokens" in given:
+            sizes = ["hidden", "tp", "vocab"]
+        if "logits" not in ops:
+            sizes.remove("vocab")
         if {*UNFUSED_OPS, "attention"} & set(ops):
             how, of_attention = attention_of(who, arguments, named, spec)
-            # Named ops run whatever the usual attention is.
-            words += [] if held.ops else [word for word in of_attention if "dropout" not in word]
-            words += ["dropout is not timed"] if how["dropout"] else []
-            if not held.heads and not {"heads", "head_dim"} & (typed | axes):
+            if not held.ops:  # named ops run whatever the usual attention is
+                words += [word for word in of_attention if "dropout" not in word]
+            if how["dropout"]:
+                words.append("dropout is not timed")
+            if not held.heads and not {"heads", "head_dim"} & given:
                 fixed = held.head_dim or 128 * ("hidden" in axes)
                 words.append(f"head_dim = {fixed}" if fixed else "heads of a width near 128")
-            if named is not None and "seq" not in axes:
-                words += window_ignored(named.shape.sliding_window, held.seq)
-        if named is not None and not held.kv_heads and named.shape.kv_heads != named.shape.heads:
+            if shape is not None and "seq" not in axes:
+                words += window_ignored(shape.sliding_window, held.seq)
+        if shape is not None and not held.kv_heads and shape.kv_heads != shape.heads:
             ratio = held.heads_per_kv_head
             words.append("kv_heads = heads" if ratio == 1 else f"kv_heads = heads / {ratio}")
-        if (
-            named is not None and "hidden" in typed | axes
-        ):  # the model's widths stay, unless ffn is 4 · hidden
-            widths = {
-                "ffn": held.ffn and {"mlp_up", "mlp_up_gate"} & set(ops),
-                "moe_ffn": set(EXPERT_OPS) & set(ops),
-            }
-            words += [
-                f"{name} = {getattr(held, name)}"
-                for name in widths
-                if widths[name] and name not in typed | axes
-            ]
-    for name in (name for name in sizes if name not in typed | axes):
+        # The model's widths stay, unless ffn is 4 · hidden.
+        if shape is not None and "hidden" in given:
+            if held.ffn and {"mlp_up", "mlp_up_gate"} & set(ops) and "ffn" not in given:
+                words.append(f"ffn = {held.ffn}")
+            if set(EXPERT_OPS) & set(ops) and "moe_ffn" not in given:
+                words.append(f"moe_ffn = {held.moe_ffn}")
+    for name in sizes:
+        if name in given:
+            continue
         if named is None or name in ("mbs", "tp"):
             words.append(f"{name} = {getattr(held, name)}")
         elif name in named.assumed:
             words.append(named.assumed[name])
-    return (*words, *([] if arguments.dtype else [f"dtype = {held.dtype}"]))
+    if not arguments.dtype:
+        words.append(f"dtype = {held.dtype}")
+    return tuple(words)
 
 
 def _expert_words(
     arguments: GridOptions, held: Held, given: Collection[str], named: Described | None
 ) -> list[str]:
     """Lists the assumptions about experts."""
-    of_model = () if named is None or not named.shape.experts else ("experts", "top_k", "moe_ffn")
-    sizes = [
-        name for name in ("experts", "top_k", "moe_ffn", "ep") if name not in {*given, *of_model}
-    ]
-    words = [f"{name} = {getattr(held, name)}" for name in sizes]
-    words += [] if arguments.routing else ["balanced routing"]
+    sizes = ["experts", "top_k", "moe_ffn", "ep"]
+    if named is not None and named.shape.experts:
+        sizes = ["ep"]
+    words = [f"{name} = {getattr(held, name)}" for name in sizes if name not in given]
+    if not arguments.routing:
+        words.append("balanced routing")
     return [*words, "gated experts", "products of the busiest GPU"]
 
 
@@ -535,24 +518,14 @@ def _require_used(arguments: GridOptions, as_axis: set[str], who: str, *, listed
     plain = listed or as_axis <= set(GEMM_DIMS)
     unused = DIMS if listed else MODEL_DIMS if plain else GEMM_DIMS
     found = [f"--{dim} {size}" for dim, size in arguments.sizes.items() if size and dim in unused]
-    only_model = (
-        "model",
-        "config",
-        "kv_heads",
-        "gated",
-        "routing",
-        "attention",
-        "dropout",
-        "causal",
-        "ops",
-        "direction",
-    )
-    found += typed_words(arguments, only_model if plain else ("layout",))
-    if found:
-        if listed:
-            raise InputError(who, f"{found[0]} with --shapes", "shapes as the file describes them")
-        what = f"sizes of a plain product: {', '.join(GEMM_DIMS)}" if plain else "sizes of a model"
-        raise InputError(who, f"{found[0]} with --dim {sorted(as_axis)[0]}", what)
+    others = [name for name in _SAID_AGAIN if name not in ("layout", "dtype")]
+    found += typed_words(arguments, others if plain else ("layout",))
+    if not found:
+        return
+    if listed:
+        raise InputError(who, f"{found[0]} with --shapes", "shapes as the file describes them")
+    what = f"sizes of a plain product: {', '.join(GEMM_DIMS)}" if plain else "sizes of a model"
+    raise InputError(who, f"{found[0]} with --dim {sorted(as_axis)[0]}", what)
 
 
 def sweep_words(arguments: GridOptions) -> str:

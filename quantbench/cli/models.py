@@ -1,21 +1,19 @@
-"""Command `models`: lists the presets that --model knows.
-
-Entry point: `models`, loaded by `app`.
-"""
+"""Command `models`: lists the presets that --model knows."""
 
 from __future__ import annotations
 
-from quantbench.cli.options import command, json_option
-from quantbench.cli.output import encoded, plain_table, print_result
+from quantbench.cli.options import command
+from quantbench.cli.output import Result, encoded, plain_table
 from quantbench.units import billions
 from quantbench.workload.presets import preset, preset_names, preset_source, published_parameters
 
 
 @command
-def models(as_json: bool = json_option()) -> None:
+def models() -> Result:
     """List the presets that --model knows, with dimensions, parameters and their sources."""
     sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq")
-    rows, answer = [], []
+    rows = []
+    answer = []
     for name in preset_names():
         shape = preset(name)
         notes = {
@@ -25,15 +23,13 @@ def models(as_json: bool = json_option()) -> None:
             f"sliding window {shape.sliding_window}": shape.sliding_window,
         }
         unusual = ", ".join(note for note, holds in notes.items() if holds)
-        parameters, source = published_parameters(name), preset_source(name)
-        answer.append(
-            {"name": name, "published_parameters": parameters, "source": source, **encoded(shape)}
-        )
-        rows.append(
-            (name, billions(parameters), *(str(getattr(shape, size)) for size in sizes), unusual)
-        )
+        parameters = published_parameters(name)
+        published = {"published_parameters": parameters, "source": preset_source(name)}
+        answer.append({"name": name, **published, **encoded(shape)})
+        values = [str(getattr(shape, size)) for size in sizes]
+        rows.append((name, billions(parameters), *values, unusual))
     titles = (f">{size}".replace("kv_", "kv ") for size in sizes)
     table = plain_table(("model", ">parameters", *titles, "not as usual"), rows)
     sources = "seq: as pre-trained. --json also has where each model's dimensions come from."
     next_command = "\nNext: quantbench advise --model llama-3-8b --gpu h100-sxm5-80gb"
-    print_result(as_json, lambda: answer, (table, sources, next_command))
+    return Result(answer, (table, sources, next_command))

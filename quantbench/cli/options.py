@@ -1,19 +1,15 @@
 """Declares options of commands and converts their texts to numbers.
 
-Entry points: `command`, `option`, `argument`; the options that several commands share,
-`json_option`, `gpu_option`, `library_option` and `results_option`; `integers` and `percentage`,
-which parse; `typed_words`. Used by every command.
-
 A command is a function decorated with `command`. Each of its parameters is declared by `option` or
-`argument`, or has a dataclass as its type whose fields are declared in the same way; the function
-then receives the filled dataclass:
+`argument`, or has a dataclass as its type whose fields are declared in the same way. It returns a
+`Result`, which is printed as text or, with `--json`, as JSON:
 
     @dataclass(frozen=True)
     class Where:
         node: str = option("", "Name of the node.")
 
     @command
-    def show(where: Where, as_json: bool = json_option()) -> None: ...
+    def show(where: Where) -> Result: ...
 """
 
 from __future__ import annotations
@@ -30,6 +26,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from quantbench.cli.output import Result, print_result
 from quantbench.errors import InputError
 from quantbench.latency.libraries import LIBRARIES
 
@@ -42,17 +39,16 @@ def option(default: Any, help_text: str, *names: str, panel: str | None = None, 
     more: arguments of `typer.Option`.
     """
     metadata = {"names": names, "help": help_text, "rich_help_panel": panel, **more}
-    return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
+    return field(default=MISSING if default is ... else default, metadata=metadata)
 
 
 def argument(help_text: str, *, metavar: str | None = None, default: Any = ...) -> Any:
     """Declares one positional argument of a command; see `option`."""
-    metadata = {"argument": True, "help": help_text, "metavar": metavar}
-    return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
+    return option(default, help_text, metavar=metavar, argument=True)
 
 
 def json_option() -> Any:
-    """Declares `--json`, which every command has."""
+    """Declares `--json`, for commands that use it themselves; the others have it anyway."""
     return option(False, "Print the result as JSON.", "--json")
 
 
@@ -63,66 +59,70 @@ def results_option(panel: str | None = None) -> Any:
 
 def gpu_option(default: Any = ..., panel: str | None = None) -> Any:
     """Declares `--gpu`, for commands that need no GPU at hand."""
-    return option(
-        default,
-        "GPU: a name such as h100 or a100-40gb, or a slug of `quantbench devices`.",
-        panel=panel,
-    )
+    text = "GPU: a name such as h100 or a100-40gb, or a slug of `quantbench devices`."
+    return option(default, text, panel=panel)
 
 
 def library_option(panel: str | None = None) -> Any:
     """Declares `--library`, for commands that predict products."""
-    text = f"Whose kernels run: {', '.join(LIBRARIES)} (default: the one with the largest public table)."
+    text = (
+        f"Whose kernels run: {', '.join(LIBRARIES)} (default: the one with the largest "
+        f"public table)."
+    )
     return option("", text, panel=panel)
 
 
 def profile_option(panel: str | None = None) -> Any:
-    """Declares `--profile`, for commands that predict (`times.chosen_times`)."""
+    """Declares `--profile`, for commands that predict."""
     return option(
         None, "Measured profile (JSON file), instead of the models of --gpu.", panel=panel
     )
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Makes a function a typer command. The result takes keyword arguments with their declared
-    defaults.
+def command(function: Callable[..., Result | None]) -> Callable[..., None]:
+    """Makes a function a typer command that has `--json` and prints the function's result.
+
+    The command takes keyword arguments with their declared defaults.
     """
-    parameters = signature(function, eval_str=True).parameters.values()
-    groups: dict[str, Any] = {
-        one.name: one.annotation for one in parameters if is_dataclass(one.annotation)
-    }
-    declared: list[Parameter] = []
-    for one in parameters:
-        if one.name in groups:
-            hints = get_type_hints(groups[one.name], include_extras=True)
-            declared += [
-                _parameter(each.name, hints[each.name], each) for each in fields(groups[one.name])
-            ]
+    groups: dict[str, Any] = {}
+    declared: dict[str, Parameter] = {}
+    own = signature(function, eval_str=True).parameters
+    for one in own.values():
+        if is_dataclass(one.annotation):
+            groups[one.name] = one.annotation
+            hints = get_type_hints(one.annotation, include_extras=True)
+            for each in fields(one.annotation):
+                declared[each.name] = _parameter(each.name, hints[each.name], each)
         else:
-            declared.append(_parameter(one.name, one.annotation, one.default))
-    defaults = {one.name: one.default for one in declared}
+            declared[one.name] = _parameter(one.name, one.annotation, one.default)
+    declared.setdefault("as_json", _parameter("as_json", bool, json_option()))
 
     @wraps(function)
     def call(**given: Any) -> None:
-        values = {**defaults, **given}
+        values = {**{one.name: one.default for one in declared.values()}, **given}
+        as_json = values["as_json"]
         for name, group in groups.items():
-            values[name] = group(**{one.name: values.pop(one.name) for one in fields(group)})
-        function(**values)
+            values[name] = group(**{one.name: values[one.name] for one in fields(group)})
+        result = function(**{name: values[name] for name in own})
+        if result is not None:
+            print_result(as_json, lambda: result.answer, result.lines)
+            if result.exit_code:
+                raise typer.Exit(result.exit_code)
 
-    call.__signature__ = Signature(declared)  # type: ignore[attr-defined]
-    call.__annotations__ = {one.name: one.annotation for one in declared}
+    call.__signature__ = Signature(list(declared.values()))  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in declared.values()}
     return call
 
 
 def _parameter(name: str, hint: Any, declared: Field[Any]) -> Parameter:
     default = Parameter.empty if declared.default is MISSING else declared.default
     settings = dict(declared.metadata)
+    names = settings.pop("names")
     if settings.pop("argument", False):
         shown = typer.Argument(**settings)
     else:
-        names = settings.pop("names") or (
-            (f"--{name.replace('_', '-')}",) if default is False else ()
-        )
+        if not names and default is False:
+            names = (f"--{name.replace('_', '-')}",)
         shown = typer.Option(*names, **settings)
     return Parameter(
         name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, shown]
@@ -136,16 +136,17 @@ def typed_words(options: Any, names: Iterable[str]) -> list[str]:
     usual = {one.name: one.default for one in fields(options)}
     words = []
     for name in names:
-        value, typed = getattr(options, name), f"--{name.replace('_', '-')}"
+        value = getattr(options, name)
+        typed = f"--{name.replace('_', '-')}"
         if value == usual[name]:
             continue
-        if isinstance(value, bool):
-            words.append(typed if value else typed.replace("--", "--no-", 1))
+        if value is True:
+            words.append(typed)
+        elif value is False:
+            words.append(typed.replace("--", "--no-", 1))
         else:
-            words += [
-                f"{typed} {quote(str(one))}"
-                for one in (value if isinstance(value, list) else [value])
-            ]
+            values = value if isinstance(value, list) else [value]
+            words += [f"{typed} {quote(str(one))}" for one in values]
     return words
 
 

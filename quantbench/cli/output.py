@@ -1,9 +1,6 @@
 """Prints lines, tables, JSON and progress, and checks that files can be written.
 
-Entry points: `print_result` for the result of a command, with lines of type `StyledLine`; `say`,
-`show`, `warning`, `print_json` and `progress_bar` for messages before it; the console `output`;
-`check_file` and `check_folder`. Used by every command. Text is never read as markup, and its
-control characters are shown as escapes.
+Text is never read as markup, and its control characters are shown as escapes.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -34,6 +31,8 @@ from quantbench.report.terminal import plain_table as plain_table
 StyledText = str | tuple[str, str]
 #: one line: a text, or its parts
 StyledLine = str | tuple[StyledText, ...]
+#: an output of lines and tables
+Lines = Iterable[StyledLine | Table]
 
 # Width for a pipe, which has none; wide, because programs cannot use folded lines.
 _PIPE_WIDTH = 180
@@ -42,6 +41,20 @@ _PIPE_WIDTH = 180
 _NARROWEST_SENTENCE = 20
 # Least time between lines of progress if the output is no terminal.
 _PLAIN_PROGRESS_EVERY_S = 15.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a command.
+
+    answer: printed as JSON (see `encoded`).
+    lines: the same for a terminal.
+    exit_code: 1 if a check found something, 2 if nothing could be judged.
+    """
+
+    answer: Any
+    lines: Lines
+    exit_code: int = 0
 
 
 class SafeConsole(Console):
@@ -71,16 +84,11 @@ class SafeConsole(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Prints like rich, with every column of a table at least as wide as its text."""
-        needed = max(
-            (narrowest(self, table) for table in objects if isinstance(table, Table)), default=0
-        )
         usual = self.width
-        if needed <= usual:
-            super().print(*objects, **options)
-            return
-        self.width = needed
+        needed = [narrowest(self, table) for table in objects if isinstance(table, Table)]
+        self.width = max(usual, *needed, 0)
         try:
-            super().print(*objects, crop=False, **options)
+            super().print(*objects, crop=self.width == usual, **options)
         finally:
             self.width = usual
 
@@ -115,13 +123,15 @@ def output(*, stderr: bool = False) -> Console:
     return SafeConsole(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH)
 
 
-def show(console: Console, items: Iterable[StyledLine | Table]) -> None:
+def show(console: Console, items: Lines) -> None:
     """Prints lines and tables in their order."""
     for item in items:
         if isinstance(item, Table):
             console.print(item)
+        elif isinstance(item, str):
+            say(console, item)
         else:
-            say(console, *((item,) if isinstance(item, str) else item))
+            say(console, *item)
 
 
 def warning(text: str) -> StyledLine:
@@ -145,21 +155,14 @@ def say(console: Console, *parts: StyledText) -> None:
     )
 
 
-def print_result(
-    as_json: bool, answer: Callable[[], Any], items: Iterable[StyledLine | Table]
-) -> None:
+def print_result(as_json: bool, answer: Callable[[], Any], items: Lines) -> None:
     """Prints the result of a command to stdout: `answer()` as JSON, or `items` as lines and
     tables.
     """
     if as_json:
-        print_json(answer())
+        print(json.dumps(encoded(answer()), indent=1, allow_nan=False))
     else:
         show(output(), items)
-
-
-def print_json(value: Any) -> None:
-    """Prints one value to stdout as JSON (see `encoded`)."""
-    print(json.dumps(encoded(value), indent=1, allow_nan=False))
 
 
 def encoded(value: Any) -> Any:
@@ -173,7 +176,7 @@ def encoded(value: Any) -> Any:
             return value if isfinite(value) else None
         case dict():
             return {str(name): encoded(one) for name, one in value.items()}
-        case list() | tuple() | frozenset():
+        case list() | tuple() | frozenset() | Iterator():
             return [encoded(one) for one in value]
         case Path():
             return str(value)

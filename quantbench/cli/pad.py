@@ -6,22 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 from quantbench.cli.devices import device_line
-from quantbench.cli.options import (
-    command,
-    gpu_option,
-    json_option,
-    library_option,
-    option,
-    profile_option,
-)
-from quantbench.cli.output import StyledLine, encoded, plain_table, print_result
+from quantbench.cli.options import command, option
+from quantbench.cli.output import Lines, Result, encoded, plain_table
+from quantbench.cli.times import TimesOptions
 from quantbench.device import default_dtype
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.libraries import LIBRARIES
@@ -42,7 +35,7 @@ _WORDS = {
 
 @command
 def pad(
-    gpu: str = gpu_option(""),
+    source: TimesOptions,
     m: int = option(..., "Rows: tokens.", "--m", "-m", min=1),
     n: int = option(..., "Columns: outputs of a linear layer, on one GPU.", "--n", "-n", min=1),
     k: int = option(
@@ -52,49 +45,41 @@ def pad(
         "", f"Number format: {', '.join(GEMM_DTYPES)} (default: the device's usual one)."
     ),
     layout: str = option("nt", "nt (weights stored n×k), nn or tn."),
-    library: str = library_option(),
-    profile: Path | None = profile_option(),
-    as_json: bool = json_option(),
-) -> None:
+) -> Result:
     """Say whether padding a product saves time, and what it costs. m is padded in every call, n and
     k once.
     """
     from quantbench.advice.pad import padding_verdict
-    from quantbench.cli.times import chosen_times
 
-    times, _ = chosen_times(_WHO, gpu, library, profile)
+    times, _ = source.times(_WHO)
     spec = times.device
-    assumed = [] if dtype else [f"dtype = {default_dtype(spec)}"]
-    dtype = dtype or default_dtype(spec)
+    assumed = []
+    if not dtype:
+        dtype = default_dtype(spec)
+        assumed.append(f"dtype = {dtype}")
     if spec.peak(dtype) is None:
         raise InputError(_WHO, f"--dtype {dtype} on {spec.name}", f"one of {spec.dtypes}")
-    require_choice(_WHO, "--library", library, ("", *LIBRARIES))
-    verdict = padding_verdict(
-        Gemm(m, n, k, dtype=dtype, layout=layout), spec, library=library, times=times
-    )
+    require_choice(_WHO, "--library", source.library, ("", *LIBRARIES))
+    gemm = Gemm(m, n, k, dtype=dtype, layout=layout)
+    verdict = padding_verdict(gemm, spec, library=source.library, times=times)
     assumed.append("padded in every call: m; padded once: n, k")
     advised = [one.words for one in verdict.advised]
     answer = {**encoded(verdict), "device": spec.name, "assumed": assumed, "advised": advised}
-    print_result(as_json, lambda: answer, _lines(verdict, assumed, library, profile))
+    return Result(answer, _lines(verdict, assumed, source))
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def _lines(
-    verdict: PaddingVerdict, assumed: Sequence[str], library: str, profile: Path | None
-) -> Iterator[StyledLine | Table]:
-    """library, profile: as typed."""
-    from quantbench.latency.model_times import chosen_libraries
-
-    spec, gemm, now = verdict.device, verdict.gemm, verdict.now
+def _lines(verdict: PaddingVerdict, assumed: Sequence[str], source: TimesOptions) -> Lines:
+    spec = verdict.device
+    gemm = verdict.gemm
+    now = verdict.now
     if now.unmeasured:
         yield f"not measured, only estimated: {now.unmeasured}"
     yield device_line(spec)
     yield f"times: {verdict.note}"
-    words = f"times of {profile}"
-    if profile is None:
-        words = chosen_libraries(spec, gemm.dtype, library, _WHO, experts=False)
+    words = source.words(_WHO, spec, gemm.dtype, experts=False)
     yield f"{words}; assumed: {', '.join(assumed)}"
     yield f"{gemm}: {latency(now.latency_us)} ({latency(now.low_us)} to {latency(now.high_us)})"
     yield from broken_lines(verdict.broken)
@@ -104,23 +89,29 @@ def _lines(
     if best is not None:
         yield _verdict(best), f": {best.words}"
     elif verdict.options:
-        yield (
-            _WORDS["no"],
-            ": no padding is expected to save as much as measured times scatter (2 %)",
-        )
-    yield f"Next, on such a card, measure it: quantbench sweep {_sweep_words(gemm, verdict.options)}"
+        few = ": no padding is expected to save as much as measured times scatter (2 %)"
+        yield _WORDS["no"], few
+    yield (
+        f"Next, on such a card, measure it: quantbench sweep {_sweep_words(gemm, verdict.options)}"
+    )
 
 
 def _verdict(one: Padding) -> tuple[str, str]:
-    return _WORDS["must" if one.repairs else "sure" if one.sure else "worth" if one.worth else "no"]
+    if one.repairs:
+        return _WORDS["must"]
+    if one.sure:
+        return _WORDS["sure"]
+    return _WORDS["worth" if one.worth else "no"]
 
 
-def broken_lines(broken: Sequence[Broken]) -> Iterator[StyledLine]:
+def broken_lines(broken: Sequence[Broken]) -> Lines:
     """Yields a line for each broken rule, and their sources."""
     styles = {"crashes": "bold red", "falls back": "yellow", "wastes": ""}
     for one in broken:
-        ops = f" [{', '.join(one.ops)}]" if one.ops else ""
-        yield ("rule: ", styles[one.rule.effect]), one.words + ops
+        words = one.words
+        if one.ops:
+            words += f" [{', '.join(one.ops)}]"
+        yield ("rule: ", styles[one.rule.effect]), words
     sources = dict.fromkeys(source for one in broken for source in one.rule.sources)
     if sources:
         yield f"sources of the rules: {', '.join(sources)}"
@@ -134,20 +125,10 @@ def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
         limit = f" or have no larger one up to {LARGEST_SIDE}, the largest size" if past else ""
         yield f"m, n and k are multiples of 256{limit}: nothing to pad"
         return
-    titles = (
-        "pad",
-        ">product",
-        ">copies",
-        ">saving",
-        ">low to high",
-        ">more memory",
-        "when",
-        "verdict",
-    )
-    table = plain_table(titles, fold=("pad",))
+    sizes = (">product", ">copies", ">saving", ">low to high", ">more memory")
+    table = plain_table(("pad", *sizes, "when", "verdict"), fold=("pad",))
     for one in verdict.options:
         said, style = _verdict(one)
-        when = {change.at_run_time for change in one.changes}
         table.add_row(
             one.words,
             latency(one.then.latency_us),
@@ -155,11 +136,20 @@ def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
             f"{signed_percent(one.saving)} ({latency(abs(one.saving_us))})",
             f"{signed_percent(one.low)} to {signed_percent(one.high)}",
             size(one.more_bytes),
-            "every call" if when == {True} else "once" if when == {False} else "both",
+            _when({change.at_run_time for change in one.changes}),
             Text(said, style=style),
         )
     yield table
-    yield "saving: share of the time saved, copies included, with its 90 % interval; negative if padding costs time"
+    yield (
+        "saving: share of the time saved, copies included, with its 90 % interval; negative "
+        "if padding costs time"
+    )
+
+
+def _when(at_run_time: set[bool]) -> str:
+    if len(at_run_time) > 1:
+        return "both"
+    return "every call" if True in at_run_time else "once"
 
 
 def _sweep_words(gemm: Gemm, options: Sequence[Padding]) -> str:

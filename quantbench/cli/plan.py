@@ -5,12 +5,11 @@ layouts.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-import typer
-
-from quantbench.cli.options import command, json_option, option
-from quantbench.cli.output import print_result
+from quantbench.cli.options import command, option
+from quantbench.cli.output import Result
 from quantbench.cli.plan_options import PlanOptions
 from quantbench.errors import InputError
 
@@ -32,10 +31,10 @@ def plan(
     output: Path = option(_SITE, "File for --fit.", "--output", "-o"),
     explain: bool = option(
         False,
-        "Also print constants, memory by part, what the time goes to, other software and rules of thumb.",
+        "Also print constants, memory by part, what the time goes to, other software and rules "
+        "of thumb.",
     ),
-    as_json: bool = json_option(),
-) -> None:
+) -> Result:
     """Rank all layouts (DP, TP, PP, CP, MBS, interleaving, ZeRO, recomputation) of a job by
     predicted time.
     """
@@ -55,15 +54,13 @@ def plan(
         )
     setup = Setup(arguments)
     if fit is not None:
-        found, answer, lines = plan_tables.fit_table(setup, fit, output)
+        result = plan_tables.fit_table(setup, fit, output)
+    elif rows is not None and check:
+        result = plan_tables.check_table(setup, rows)
     elif rows is not None:
-        found, answer, lines = (plan_tables.check_table if check else plan_tables.predict_table)(
-            setup, rows
-        )
+        result = plan_tables.predict_table(setup, rows)
     elif check:
-        found, answer, lines = plan_run.check_layout(setup, explain=explain)
+        result = plan_run.check_layout(setup, explain=explain)
     else:
-        found, answer, lines = plan_run.search_layouts(setup, explain=explain)
-    print_result(as_json, lambda: {**provenance(sys.argv[1:]), **answer()}, lines)
-    if found:
-        raise typer.Exit(1)
+        result = plan_run.search_layouts(setup, explain=explain)
+    return replace(result, answer={**provenance(sys.argv[1:]), **result.answer})

@@ -13,17 +13,8 @@ from quantbench.planner.calibration import STACKS
 
 #: options of one layout; a search takes several values of each
 OF_A_LAYOUT = (
-    "dp",
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    "mbs",
-    "interleave",
-    "zero",
-    "recompute",
-    "sequence_parallel",
-)
+    "dp", "tp", "pp", "cp", "ep", "mbs", "interleave", "zero", "recompute", "sequence_parallel",
+)  # fmt: skip
 
 _machines = partial(option, panel="Machines")
 _layout = partial(option, panel="Layout (comma separated lists)")
@@ -44,7 +35,8 @@ class PlanOptions(ShapeOptions):
     profile: Path | None = profile_option("Machines")
     stack: str = _machines(
         "",
-        f"Software: {', '.join(STACKS)} (default: the site's, else megatron; megatron-bridge for experts and FP8).",
+        f"Software: {', '.join(STACKS)} (default: the site's, else megatron; megatron-bridge "
+        f"for experts and FP8).",
     )
     site: Path | None = _machines(
         None, "Factors of your site (JSON file, from --fit); they replace the stack's."
@@ -74,7 +66,8 @@ class PlanOptions(ShapeOptions):
     zero: str = _layout("", "ZeRO stages, 0 to 3 (default: all).")
     recompute: str = _layout(
         "",
-        "Activation recomputation: full, none, selective (default: all; selective without flash attention only).",
+        "Activation recomputation: full, none, selective (default: all; selective without "
+        "flash attention only).",
     )
     cp: str = _layout(
         "", "Context-parallel degrees (default: those that leave a GPU 4096 tokens of a sequence)."
@@ -85,6 +78,7 @@ class PlanOptions(ShapeOptions):
     )
     allow_uneven: bool | None = _layout(
         None,
-        "Also try pipeline stages with different numbers of layers (default: with megatron-bridge).",
+        "Also try pipeline stages with different numbers of layers (default: with "
+        "megatron-bridge).",
         "--allow-uneven/--no-allow-uneven",
     )

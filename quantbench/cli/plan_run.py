@@ -1,22 +1,17 @@
-"""Searches the layouts of a job for the command `plan`, or checks one, and prints what was found.
-
-Each mode returns whether the exit code is 1, a function that builds the JSON object, and the lines
-of the output.
-"""
+"""Searches the layouts of a job for the command `plan`, or checks one."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, replace
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from quantbench.cli.options import typed_words
-from quantbench.cli.output import StyledLine, plain_table, warning
+from quantbench.cli.output import Lines, Result, plain_table, warning
 from quantbench.cli.plan_options import OF_A_LAYOUT
 from quantbench.cli.plan_setup import Setup
 from quantbench.latency.interconnect import GENERIC
@@ -33,42 +28,47 @@ from quantbench.store.environment import installed_versions, relevant_environmen
 from quantbench.units import billions, percent
 from quantbench.workload.parameters import parameters
 
-ModeResult = tuple[bool, Callable[[], dict[str, Any]], Iterable[StyledLine | Table]]
-
 _LAYOUTS = 5
 _OTHERS = 8
 _LARGE_MESSAGE_BYTES = 2**30
 _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "cyan"}
 
 
-def search_layouts(setup: Setup, *, explain: bool = False) -> ModeResult:
+def search_layouts(setup: Setup, *, explain: bool = False) -> Result:
     """Ranks every layout of a job."""
-    job, space = setup.job(), setup.space()
+    job = setup.job()
+    space = setup.space()
     begun = time.perf_counter()
-    times, calibration = setup.times_of(job.cluster.device), setup.calibration(job)
+    times = setup.times_of(job.cluster.device)
+    calibration = setup.calibration(job)
     found = search(job, times, calibration, space)
     elapsed_s = time.perf_counter() - begun
-    judged, assumed = judge_folklore(job, found), setup.assumed()
+    judged = judge_folklore(job, found)
+    assumed = setup.assumed()
+    answer = {
+        "job": job_to_json(job, calibration, times.note, assumed),
+        "space": space,
+        "looked_at": found.looked_at,
+        "too_large": found.too_large,
+        "search_s": elapsed_s,
+        "layouts": map(Prediction.to_json, found.ranked),
+        "rules_of_thumb": map(Judged.to_json, judged),
+    }
 
-    def answer() -> dict[str, Any]:
-        return {
-            "job": job_to_json(job, calibration, times.note, assumed),
-            "space": asdict(space),
-            "looked_at": found.looked_at,
-            "too_large": found.too_large,
-            "search_s": elapsed_s,
-            "layouts": [p.to_json() for p in found.ranked],
-            "rules_of_thumb": [j.to_json() for j in judged],
-        }
-
-    def lines() -> Iterator[StyledLine | Table]:
+    def lines() -> Lines:
         yield from header_lines(job, assumed)
         if explain:
             yield from _source_lines(calibration, times)
-        said = f"{found.looked_at} layouts keep every rule, {len(found.ranked)} of them fit; {elapsed_s:.2f} s"
+        said = (
+            f"{found.looked_at} layouts keep every rule, {len(found.ranked)} of them fit; "
+            f"{elapsed_s:.2f} s"
+        )
         if not found.ranked and found.smallest is not None:
             layout, needed = found.smallest
-            said += f". The smallest is {layout} with {needed.total_gib:.0f} GiB: more GPUs, or a smaller model"
+            said += (
+                f". The smallest is {layout} with {needed.total_gib:.0f} GiB: more GPUs, "
+                f"or a smaller model"
+            )
         yield said
         if found.ranked:
             yield from _ranking_lines(found)
@@ -76,10 +76,10 @@ def search_layouts(setup: Setup, *, explain: bool = False) -> ModeResult:
                 yield from _explaining_lines(setup, job, found, judged, times)
             yield _next_line(setup, found.ranked[0].layout)
 
-    return not found.ranked, answer, lines()
+    return Result(answer, lines(), exit_code=not found.ranked)
 
 
-def _ranking_lines(found: Found) -> Iterator[StyledLine | Table]:
+def _ranking_lines(found: Found) -> Lines:
     """Yields the best layouts that differ in their degrees, and what the best of the other degrees
     cost.
     """
@@ -89,32 +89,33 @@ def _ranking_lines(found: Found) -> Iterator[StyledLine | Table]:
         by_degrees.setdefault(_degrees(p.layout), p)
     best = list(by_degrees.values())
     yield _layouts_table(best[:_LAYOUTS])
-    others = (
-        f"{name} {_more(p, fastest)}"
-        for name, p in list(by_degrees.items())[_LAYOUTS : _LAYOUTS + _OTHERS]
-    )
-    if len(best) > _LAYOUTS:
-        yield f"the best of other degrees: {', '.join(others)}"
+    others = best[_LAYOUTS : _LAYOUTS + _OTHERS]
+    if others:
+        words = ", ".join(f"{_degrees(p.layout)} {_more(p, fastest)}" for p in others)
+        yield f"the best of other degrees: {words}"
     alike = sum(_degrees(p.layout) == _degrees(fastest.layout) for p in found.ranked) - 1
     if alike:
-        yield f"{alike} more layouts fit with the degrees of the first, in other micro-batches, chunks, ZeRO, …: --json"
-    if fastest.tight:
-        safe = found.safest
-        room = (
-            f"the fastest with room to spare is {safe.layout}, {_seconds(safe.iteration.sec, '–')} s"
-            if safe
-            else ""
+        yield (
+            f"{alike} more layouts fit with the degrees of the first, in other "
+            f"micro-batches, chunks, ZeRO, …: --json"
         )
-        yield f"The fastest is within 5 % of the memory limit and may fail; {room or 'none has more room'}"
+    if fastest.tight:
+        room = "none has more room"
+        safe = found.safest
+        if safe:
+            took = _seconds(safe.iteration.sec, "–")
+            room = f"the fastest with room to spare is {safe.layout}, {took} s"
+        yield f"The fastest is within 5 % of the memory limit and may fail; {room}"
     yield from _bound_lines(fastest)
 
 
 def _degrees(layout: Layout) -> str:
-    parts = [f"TP{layout.tp} PP{layout.pp}"]
-    parts += [
-        f"{name}{degree}" for name, degree in (("CP", layout.cp), ("EP", layout.ep)) if degree > 1
-    ]
-    return " ".join(parts)
+    words = f"TP{layout.tp} PP{layout.pp}"
+    if layout.cp > 1:
+        words += f" CP{layout.cp}"
+    if layout.ep > 1:
+        words += f" EP{layout.ep}"
+    return words
 
 
 def _more(p: Prediction, best: Prediction) -> str:
@@ -122,35 +123,15 @@ def _more(p: Prediction, best: Prediction) -> str:
 
 
 def _layouts_table(best: Sequence[Prediction]) -> Table:
-    numbers = (
-        "DP",
-        "TP",
-        "PP",
-        "CP",
-        "EP",
-        "MBS",
-        "intlv",
-        "ZeRO",
-        "recomp",
-        "SP",
-        "sec/it",
-        "more",
-        "model TFLOP/s",
-        "MFU",
-        "GiB",
-        "bubble",
-    )
-    table = plain_table((*(f">{name}" for name in numbers), "look at first"))
+    degrees = (">DP", ">TP", ">PP", ">CP", ">EP", ">MBS", ">intlv", ">ZeRO", ">recomp", ">SP")
+    numbers = (">sec/it", ">more", ">model TFLOP/s", ">MFU", ">GiB", ">bubble")
+    table = plain_table((*degrees, *numbers, "look at first"))
     for p in best:
         layout = p.layout
-        degrees = (
-            getattr(layout, name)
-            for name in ("dp", "tp", "pp", "cp", "ep", "mbs", "interleave", "zero")
-        )
         table.add_row(
-            *map(str, degrees),
+            *(str(getattr(layout, name)) for name in OF_A_LAYOUT[:8]),
             layout.recompute,
-            "yes" if layout.sequence_parallel else "",
+            "yes" * layout.sequence_parallel,
             _seconds(p.iteration.sec, "–"),
             _more(p, best[0]),
             f"{p.model_tflops:.0f}",
@@ -165,7 +146,7 @@ def _layouts_table(best: Sequence[Prediction]) -> Table:
 
 def _explaining_lines(
     setup: Setup, job: Job, found: Found, judged: Sequence[Judged], times: OpTimes
-) -> Iterator[StyledLine | Table]:
+) -> Lines:
     fastest = found.ranked[0]
     yield "\nThe fastest layout's iteration, by what takes the time:"
     for name, s in sorted(fastest.iteration.parts.items(), key=lambda part: -part[1]):
@@ -173,14 +154,14 @@ def _explaining_lines(
             yield f"  {name.replace('_', ' '):15} {s:8.2f} s  {percent(s / fastest.sec_per_it):>6}"
     yield _memory_table(fastest, setup.calibration(job))
     if setup.options.site is None:
-        yield f"The same layout with other software: {', '.join(_other_stacks(setup, job, fastest, times))}"
+        yield (
+            f"The same layout with other software: "
+            f"{', '.join(_other_stacks(setup, job, fastest, times))}"
+        )
     yield "\nRules of thumb, held against this search:"
     for j in judged:
-        yield (
-            "  ",
-            (j.verdict, _VERDICTS[j.verdict]),
-            f" {j.rule.text} ({j.rule.source}): {j.finding}",
-        )
+        said = f" {j.rule.text} ({j.rule.source}): {j.finding}"
+        yield "  ", (j.verdict, _VERDICTS[j.verdict]), said
         if j.verdict != "holds":
             yield f"      {j.rule.weakness}"
 
@@ -199,9 +180,9 @@ def _other_stacks(setup: Setup, job: Job, best: Prediction, times: OpTimes) -> I
 
 def _next_line(setup: Setup, layout: Layout) -> str:
     """Returns the command that checks a layout."""
-    names = [
-        one.name for one in fields(setup.options) if one.name not in (*OF_A_LAYOUT, "allow_uneven")
-    ]
+    names = {one.name: one for one in fields(setup.options)}
+    for name in (*OF_A_LAYOUT, "allow_uneven"):
+        del names[name]
     typed = typed_words(setup.options, names)
     for name in OF_A_LAYOUT:
         value = getattr(layout, name)
@@ -225,7 +206,7 @@ def _memory_table(p: Prediction, calibration: Calibration) -> Table:
     return table
 
 
-def header_lines(job: Job, assumed: Sequence[str]) -> Iterator[StyledLine]:
+def header_lines(job: Job, assumed: Sequence[str]) -> Lines:
     """Yields the model with its machines, and what was assumed."""
     shape, where = job.shape, job.cluster
     gated = "gated " if shape.gated else ""
@@ -235,9 +216,12 @@ def header_lines(job: Job, assumed: Sequence[str]) -> Iterator[StyledLine]:
     link = where.intra_node(where.gpus_per_node)
     inside = _LARGE_MESSAGE_BYTES / link.time_s(_LARGE_MESSAGE_BYTES) / 1e9
     yield (
-        f"model: {billions(parameters(shape))} parameters: {shape.layers} layers of {shape.hidden}, {shape.heads} "
-        f"heads of {shape.head_dim} ({shape.kv_heads} of keys and values), {mlp}, seq {shape.seq}, vocab {shape.vocab} "
-        f"with {'one matrix' if shape.tied else 'two matrices'}, {shape.fp8_recipe or shape.dtype}, {shape.attention} "
+        f"model: {billions(parameters(shape))} parameters: {shape.layers} layers of "
+        f"{shape.hidden}, {shape.heads} "
+        f"heads of {shape.head_dim} ({shape.kv_heads} of keys and values), {mlp}, seq "
+        f"{shape.seq}, vocab {shape.vocab} "
+        f"with {'one matrix' if shape.tied else 'two matrices'}, "
+        f"{shape.fp8_recipe or shape.dtype}, {shape.attention} "
         f"attention, {'dropout' if shape.dropout else 'no dropout'}; gbs {job.gbs} on {job.gpus} × "
         f"{where.device.name}, {where.gpus_per_node} per node, {inside:.0f} GB/s inside a node, "
         f"{where.node_gb_per_s:g} GB/s between nodes ({where.name})"
@@ -245,7 +229,8 @@ def header_lines(job: Job, assumed: Sequence[str]) -> Iterator[StyledLine]:
     yield f"assumed: {', '.join(assumed)}"
     if where.name == GENERIC and "changed by options" not in where.source:
         yield warning(
-            f"no system with {where.device.name} is known: its links are generic; --link-gb-per-s (inside a node) and "
+            f"no system with {where.device.name} is known: its links are generic; "
+            f"--link-gb-per-s (inside a node) and "
             "--node-gbit-per-s (between nodes) state yours"
         )
 
@@ -253,9 +238,9 @@ def header_lines(job: Job, assumed: Sequence[str]) -> Iterator[StyledLine]:
 def _source_lines(calibration: Calibration, times: OpTimes) -> Iterator[str]:
     """Yields the sources of constants and times."""
     rests = "fitted there" if calibration.fitted else calibration.provenance.get("rule", "")
-    versions = ", ".join(
-        f"{name} {version}" for name, version in installed_versions().items() if name != "os"
-    )
+    installed = {**installed_versions()}
+    installed.pop("os", None)
+    versions = ", ".join(f"{name} {version}" for name, version in installed.items())
     variables = " ".join(f"{name}={value}" for name, value in relevant_environment().items())
     yield f"constants: {calibration} ({rests})"
     if times.note:
@@ -266,7 +251,10 @@ def _source_lines(calibration: Calibration, times: OpTimes) -> Iterator[str]:
 def _bound_lines(p: Prediction) -> Iterator[str]:
     """Yields time and cost of a training run at this rate, and what is not counted."""
     hours = float(f"{p.gpu_hours_per_trillion_tokens:.3g}")
-    yield f"10^12 tokens: {p.days_per_trillion_tokens:.3g} days, {hours:,.0f} GPU-hours, MFU {percent(p.mfu)}"
+    yield (
+        f"10^12 tokens: {p.days_per_trillion_tokens:.3g} days, {hours:,.0f} GPU-hours, MFU "
+        f"{percent(p.mfu)}"
+    )
     yield f"a lower bound on time (MFU: an upper bound), not counted: {', '.join(NOT_COUNTED)}"
 
 
@@ -276,51 +264,48 @@ def _seconds(sec: Span, between: str) -> str:
     return f"{sec.mid:.2f} ({sec.low:.{decimals}f}{between}{sec.high:.{decimals}f})"
 
 
-def check_layout(setup: Setup, *, explain: bool = False) -> ModeResult:
+def check_layout(setup: Setup, *, explain: bool = False) -> Result:
     """Checks one layout against every rule, and predicts its time and memory."""
     layout = setup.layout()
     job = setup.job(gpus=setup.options.gpus or layout.gpus)
     broken = violations(job, layout)
     strict = sum(v.constraint.strict for v in broken)
-    times, calibration = setup.times_of(job.cluster.device), setup.calibration(job)
-    prediction = None if strict else Planner(job, times, calibration).predict(layout)
+    times = setup.times_of(job.cluster.device)
+    calibration = setup.calibration(job)
     assumed = setup.assumed(one_layout=True)
+    prediction = None if strict else Planner(job, times, calibration).predict(layout)
+    answer = {
+        "job": job_to_json(job, calibration, times.note, assumed),
+        "violations": [{**asdict(v.constraint), "message": v.message} for v in broken],
+        "layout": layout,
+        "prediction": None if prediction is None else prediction.to_json(),
+    }
 
-    def answer() -> dict[str, Any]:
-        return {
-            "job": job_to_json(job, calibration, times.note, assumed),
-            "violations": [{**asdict(v.constraint), "message": v.message} for v in broken],
-            "layout": asdict(layout),
-            "prediction": None if prediction is None else prediction.to_json(),
-        }
-
-    def lines() -> Iterator[StyledLine | Table]:
+    def lines() -> Lines:
         yield from header_lines(job, assumed)
         if explain:
             yield from _source_lines(calibration, times)
         counts = f"{strict} rules make it impossible, {len(broken) - strict} cost time"
         yield f"{layout}: {counts if broken else 'keeps every rule'}"
         for v in broken:
-            yield (
-                "  ",
-                ("impossible", "red") if v.constraint.strict else ("costs time", "yellow"),
-                f" {v}",
-            )
+            effect = ("impossible", "red") if v.constraint.strict else ("costs time", "yellow")
+            yield "  ", effect, f" {v}"
         if prediction is not None:
             yield from _prediction_lines(prediction, limit_bytes(job))
             if explain:
                 yield _memory_table(prediction, calibration)
 
-    return strict > 0 or (prediction is not None and not prediction.fits), answer, lines()
+    return Result(answer, lines(), exit_code=prediction is None or not prediction.fits)
 
 
-def _prediction_lines(p: Prediction, limit: float) -> Iterator[StyledLine]:
+def _prediction_lines(p: Prediction, limit: float) -> Lines:
     fits = ("fits", "") if p.fits else ("does not fit", "red")
     if p.fits and p.tight:
         fits = ("fits, but within 5 % of the limit: it may fail", "yellow")
     yield f"  memory {p.memory.total_gib:.1f} of {limit / GIB:.1f} GiB: ", fits
     yield (
-        f"  {_seconds(p.iteration.sec, ' to ')} s per iteration, {p.model_tflops:.0f} model TFLOP/s per GPU "
+        f"  {_seconds(p.iteration.sec, ' to ')} s per iteration, {p.model_tflops:.0f} model "
+        f"TFLOP/s per GPU "
         f"({p.hardware_tflops:.0f} with recomputation), {p.tokens_per_s:,.0f} tokens/s, "
         f"{percent(p.iteration.bubble_share)} bubble, look first at: {p.iteration.bound}"
     )

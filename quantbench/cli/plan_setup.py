@@ -11,7 +11,7 @@ from math import isinf
 from typing import Any
 
 from quantbench.cli.model_options import chosen_model
-from quantbench.cli.options import integers
+from quantbench.cli.options import integers, typed_words
 from quantbench.cli.plan_options import OF_A_LAYOUT, PlanOptions
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
@@ -42,12 +42,15 @@ _BITS_PER_BYTE = 8
 _NEEDED = {"gpus": "how many there are", "gbs": "the global batch size in sequences, such as 2048"}
 # Values of one layout that no option states.
 _USUAL = {
-    "mbs": "mbs = 1", "zero": "ZeRO-1", "recompute": "full recomputation", "interleave": "no interleaving",
-    "sequence_parallel": "no sequence parallelism", "cp": "no context parallelism", "ep": "all experts on each GPU",
+    "mbs": "mbs "
+    "= 1", "zero": "ZeRO-1", "recompute": "full recomputation", "interleave": "no interleaving",
+    "sequence_parallel": "no sequence "
+    "parallelism", "cp": "no context parallelism", "ep": "all experts on each GPU",
 }  # fmt: skip
 # Cells of a table of layouts that options of the same name fill.
 _CELLS = (
-    "hidden", "heads", "kv_heads", "layers", "seq", "vocab", "gpus", "gbs", "optimizer", "recompute", "ffn", "gated",
+    "hidden", "heads", "kv_heads", "layers", "seq", "vocab", "gpus", "gbs", "optimizer",
+    "recompute", "ffn", "gated",
     "sequence_parallel", "fp8_recipe", "head_dim",
 )  # fmt: skip
 
@@ -78,14 +81,16 @@ class Setup:
         gpu = o.gpu
         if not gpu and not o.cluster:
             if self.profile is None:
-                raise InputError(
-                    _WHO, "no GPU", "--gpu (quantbench devices lists them) or --cluster"
-                )
+                known = "--gpu (quantbench devices lists them) or --cluster"
+                raise InputError(_WHO, "no GPU", known)
             gpu = self.profile.device.name
         device = lookup(gpu) if gpu else None
-        found = (
-            cluster(o.cluster, device) if o.cluster or device is None else reference_cluster(device)
-        )
+        if device is None or o.cluster:
+            return self._with_rates(cluster(o.cluster, device))
+        return self._with_rates(reference_cluster(device))
+
+    def _with_rates(self, found: Cluster) -> Cluster:
+        o = self.options
         if self.profile is not None:
             collectives = self.profile.tables["collective"]
             measured = zip(collectives.workloads(), collectives["latency_us"].tolist(), strict=True)
@@ -96,10 +101,8 @@ class Setup:
     @cached_property
     def model(self) -> tuple[TransformerShape, tuple[str, ...]]:
         """The shape, and what was assumed about it as text."""
-        o = self.options
-        return chosen_model(
-            _WHO, o, self.where.device, needed=("hidden", "heads", "layers", "vocab")
-        )
+        needed = ("hidden", "heads", "layers", "vocab")
+        return chosen_model(_WHO, self.options, self.where.device, needed=needed)
 
     @property
     def shape(self) -> TransformerShape:
@@ -110,11 +113,9 @@ class Setup:
         """The shipped factors, or those of --site."""
         if self.options.stack:
             require_choice(_WHO, "--stack", self.options.stack, tuple(STACKS))
-        return (
-            shipped()
-            if self.options.site is None
-            else replace(shipped(), chosen=load_site(self.options.site))
-        )
+        if self.options.site is None:
+            return shipped()
+        return replace(shipped(), chosen=load_site(self.options.site))
 
     @cached_property
     def stack(self) -> str:
@@ -140,10 +141,9 @@ class Setup:
     @property
     def overlap(self) -> float:
         """--dp-overlap, or what is usual for the stack."""
-        typed = self.options.dp_overlap
-        return (
-            float(self.stack in STACKS and STACKS[self.stack].overlaps) if typed is None else typed
-        )
+        if self.options.dp_overlap is not None:
+            return self.options.dp_overlap
+        return float(self.stack in STACKS and STACKS[self.stack].overlaps)
 
     def calibration(self, job: Job) -> Calibration:
         return self.calibrations.of(job.cluster, job.stack)
@@ -184,15 +184,12 @@ class Setup:
 
     def space(self) -> LayoutSpace:
         o = self.options
+        names = ("dp", "tp", "pp", "cp", "mbs", "interleave")
+        degrees: dict[str, Any] = {name: integers(f"--{name}", getattr(o, name)) for name in names}
         return LayoutSpace(
-            dp=integers("--dp", o.dp),
-            tp=integers("--tp", o.tp),
-            pp=integers("--pp", o.pp),
-            cp=integers("--cp", o.cp),
-            mbs=integers("--mbs", o.mbs),
-            interleave=integers("--interleave", o.interleave),
+            **degrees,
             zero=integers("--zero", o.zero, low=0, high=3) or (0, 1, 2, 3),
-            recompute=tuple(o.recompute.split(",")) if o.recompute else (),
+            recompute=tuple(filter(None, o.recompute.split(","))),
             sequence_parallel=o.sequence_parallel,
             uneven=self.uneven,
             ep=integers("--ep", o.ep) or tuple(divisors(self.shape.experts or 1)),
@@ -203,26 +200,26 @@ class Setup:
         several values.
         """
         o = self.options
-        tp, pp = self._one("tp"), self._one("pp")
-        cp = self._one("cp", 1)
-        rest = max(1, o.gpus // (tp * pp * cp)) if o.gpus else None
+        tp = self._one("tp")
+        pp = self._one("pp")
+        one = {name: self._one(name, 1) for name in ("cp", "mbs", "interleave", "ep")}
+        rest = max(1, o.gpus // (tp * pp * one["cp"])) if o.gpus else None
         return Layout(
+            **one,
             dp=self._one("dp", rest),
             tp=tp,
             pp=pp,
-            mbs=self._one("mbs", 1),
-            interleave=self._one("interleave", 1),
             zero=self._one("zero", 1, low=0),
             recompute=o.recompute or "full",
             sequence_parallel=bool(o.sequence_parallel),
             partition=partition_of(self.shape.layers, pp, uneven=self.uneven),
-            cp=cp,
-            ep=self._one("ep", 1),
         )
 
     def _one(self, name: str, default: int | None = None, *, low: int = 1) -> int:
         text = getattr(self.options, name)
-        values = integers(f"--{name}", text, low=low) or (() if default is None else (default,))
+        values = integers(f"--{name}", text, low=low)
+        if not values and default is not None:
+            return default
         if len(values) != 1:
             typed = f"--{name} {text}" if values else f"no --{name}"
             raise InputError(f"{_WHO} --check", typed, f"one value of --{name}")
@@ -232,12 +229,12 @@ class Setup:
         """Lists the assumptions that change the result, as text. one_layout: include those about
         the checked layout.
         """
-        return [*self.model[1], *self._of_the_job(), *(self._of_one_layout() if one_layout else ())]
-
-    def _of_one_layout(self) -> Iterator[str]:
-        for name, words in _USUAL.items():
-            if not getattr(self.options, name) and (name != "ep" or self.shape.experts):
-                yield words
+        assumed = [*self.model[1], *self._of_the_job()]
+        if one_layout:
+            for name, words in _USUAL.items():
+                if not getattr(self.options, name) and (name != "ep" or self.shape.experts):
+                    assumed.append(words)
+        return assumed
 
     def _of_the_job(self) -> Iterator[str]:
         o, shape = self.options, self.shape
@@ -246,7 +243,10 @@ class Setup:
         ):
             yield f"vocab {shape.vocab} padded to multiples of 128 · tp"
         if shape.experts:
-            yield "experts not measured in training: one batch and a fitted factor, balanced, whole on each GPU"
+            yield (
+                "experts not measured in training: one batch and a fitted factor, balanced, "
+                "whole on each GPU"
+            )
             yield "exchange between experts at the links' rates (not measured)"
         if not o.optimizer:
             yield "fused Adam"
@@ -257,12 +257,12 @@ class Setup:
         if not o.stack and not o.site:
             yield f"--stack {self.stack}" if self.stack else f"software of {self.where.name}"
         if o.dp_overlap is None:
-            yield f"data-parallel traffic {'' if self.overlap else 'not '}overlapping with computation"
-        if (
-            (shape.experts or shape.fp8_recipe)
-            and self.stack not in self.calibrations.provenance
-            and not o.site
-        ):
+            yield (
+                f"data-parallel traffic {'' if self.overlap else 'not '}overlapping with "
+                f"computation"
+            )
+        fitted = o.site or self.stack in self.calibrations.provenance
+        if (shape.experts or shape.fp8_recipe) and not fitted:
             yield "nothing fitted to 8-bit products or experts of that software"
         if o.profile is None:
             yield library_words(self.where.device.name, shape.dtype, o.library, _WHO)
@@ -272,9 +272,7 @@ def rates(o: PlanOptions) -> dict[str, Any]:
     """Returns the typed rates of the links, as `Cluster.changed` takes them."""
     for name in ("node_gbit_per_s", "link_gb_per_s"):
         if isinf(getattr(o, name)):
-            raise InputError(
-                _WHO, f"--{name.replace('_', '-')} {getattr(o, name)}", "a rate that is finite"
-            )
+            raise InputError(_WHO, typed_words(o, [name])[0], "a rate that is finite")
     return {
         "gpus_per_node": o.gpus_per_node or None,
         "node_gb_per_s": o.node_gbit_per_s / _BITS_PER_BYTE or None,
@@ -284,18 +282,14 @@ def rates(o: PlanOptions) -> dict[str, Any]:
 
 def given(o: PlanOptions) -> Given:
     """Returns the values of cells that rows of a table leave empty."""
-    for name in ("model", "config"):
-        if getattr(o, name):
-            raise InputError(
-                f"{_WHO} --rows", f"--{name} {getattr(o, name)}", "models as the rows name them"
-            )
+    for typed in typed_words(o, ("model", "config")):
+        raise InputError(f"{_WHO} --rows", typed, "models as the rows name them")
     cells: dict[str, Any] = {name: getattr(o, name) for name in _CELLS if getattr(o, name)}
     for name in OF_A_LAYOUT[: OF_A_LAYOUT.index("recompute")]:
         values = integers(f"--{name}", getattr(o, name), low=0)
         if len(values) > 1:
-            raise InputError(
-                f"{_WHO} --rows", f"--{name} {getattr(o, name)}", "one value for rows without it"
-            )
+            typed = f"--{name} {getattr(o, name)}"
+            raise InputError(f"{_WHO} --rows", typed, "one value for rows without it")
         cells[name] = values[0] if values else None
     for name, choices in (("attention", ATTENTIONS), ("recompute", RECOMPUTATIONS)):
         cells[name] = require_choice(_WHO, f"--{name}", getattr(o, name), ("", *choices))

@@ -1,20 +1,15 @@
-"""Predicts, checks and fits tables of layouts for the command `plan`; see `plan_run` for what each
-mode returns.
-"""
+"""Predicts, checks and fits tables of layouts for the command `plan`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.cli.output import StyledLine, check_file, plain_table, warning
-from quantbench.cli.plan_run import ModeResult
+from quantbench.cli.output import Lines, Result, check_file, plain_table, warning
 from quantbench.cli.plan_setup import Setup, given
 from quantbench.errors import InputError
 from quantbench.files import write_file
@@ -33,25 +28,22 @@ from quantbench.planner.rows import read_table, require_stated
 from quantbench.units import counted
 
 
-def predict_table(setup: Setup, path: Path) -> ModeResult:
+def predict_table(setup: Setup, path: Path) -> Result:
     """Predicts every row of a table and compares it with its measured time."""
     results = predict_rows(
         read_table(path), setup.times_of, setup.calibrations, given(setup.options)
     )
-    summary, missed = summarize(results), misses(results)
+    summary = summarize(results)
+    missed = misses(results)
+    answer = {
+        "file": path,
+        "calibrations": setup.calibrations.to_json(),
+        "rows": map(RowResult.to_json, results),
+        "summary": summary,
+        "missed_by_more_than_8_percent": [{**r.to_json(), "known": known} for r, known in missed],
+    }
 
-    def answer() -> dict[str, Any]:
-        return {
-            "file": str(path),
-            "calibrations": setup.calibrations.to_json(),
-            "rows": [r.to_json() for r in results],
-            "summary": asdict(summary),
-            "missed_by_more_than_8_percent": [
-                {**r.to_json(), "known": known} for r, known in missed
-            ],
-        }
-
-    def lines() -> Iterator[StyledLine | Table]:
+    def lines() -> Lines:
         yield _rows_table(results)
         yield from _summary_lines(summary)
         if missed:
@@ -61,38 +53,32 @@ def predict_table(setup: Setup, path: Path) -> ModeResult:
         )
         unpredicted = [r for r in results if r.prediction is None]
         if unpredicted:
-            yield f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0].problem}"
+            yield (
+                f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0].problem}"
+            )
 
-    return False, answer, lines()
+    return Result(answer, lines())
 
 
 def _rows_table(results: Sequence[RowResult]) -> Table:
     """Tabulates predicted and measured values, one line per predicted row."""
-    numbers = (
-        "row",
-        "line",
-        "sec/it",
-        "measured",
-        "error",
-        "hardware TFLOP/s",
-        "reported",
-        "GiB",
-        "stated",
-    )
-    table = plain_table((*(f">{name}" for name in numbers), "layout"))
+    times = (">row", ">line", ">sec/it", ">measured", ">error")
+    rates = (">hardware TFLOP/s", ">reported", ">GiB", ">stated")
+    table = plain_table((*times, *rates, "layout"))
     for r in results:
-        p, row = r.prediction, r.row
+        p = r.prediction
+        row = r.row
         if p is None:
             continue
-        missed = r.error is not None and abs(r.error) > WORTH_A_WORD
+        error = Text("" if r.error is None else f"{100 * r.error:+.1f} %")
+        if abs(r.error or 0) > WORTH_A_WORD:
+            error.stylize("bold red")
         table.add_row(
             row.row_id,
             _or_dash(row.line),
             f"{p.sec_per_it:.2f}",
             _or_dash(row.sec_per_it),
-            ""
-            if r.error is None
-            else Text(f"{100 * r.error:+.1f} %", style="bold red" if missed else ""),
+            error,
             f"{r.hardware_tflops:.1f}",
             _or_dash(row.tflops),
             Text(f"{p.memory.total_gib:.0f}", style="" if p.fits else "red"),
@@ -105,7 +91,8 @@ def _rows_table(results: Sequence[RowResult]) -> Table:
 def _summary_lines(summary: Summary) -> Iterator[str]:
     if summary.rows:
         yield (
-            f"time, {counted(summary.rows, 'row')}: mean error {summary.mape:.2f} %, median {summary.median:.2f} %, bias "
+            f"time, {counted(summary.rows, 'row')}: mean error {summary.mape:.2f} %, median "
+            f"{summary.median:.2f} %, bias "
             f"{summary.bias:+.2f} %"
             + (
                 f", rank correlation {summary.spearman:.3f}"
@@ -115,8 +102,10 @@ def _summary_lines(summary: Summary) -> Iterator[str]:
         )
     if summary.memory_rows:
         yield (
-            f"memory, {counted(summary.memory_rows, 'row')}: mean error {summary.memory_mape:.1f} %; {summary.oom_seen} of "
-            f"{summary.oom_rows} rows that ran out of it were predicted to; a row that ran is predicted at most "
+            f"memory, {counted(summary.memory_rows, 'row')}: mean error "
+            f"{summary.memory_mape:.1f} %; {summary.oom_seen} of "
+            f"{summary.oom_rows} rows that ran out of it were predicted to; a row that ran is "
+            f"predicted at most "
             f"{100 * summary.worst_overrun:+.1f} % over the limit"
         )
 
@@ -125,7 +114,7 @@ def _or_dash(value: float | None) -> str:
     return "–" if value is None else f"{value:g}"
 
 
-def fit_table(setup: Setup, path: Path, output: Path) -> ModeResult:
+def fit_table(setup: Setup, path: Path, output: Path) -> Result:
     """Fits the factors of a site to a table of its runs, and writes them."""
     check_file("plan --fit", output, suffix=".json")
     rows = read_table(path)
@@ -139,55 +128,45 @@ def fit_table(setup: Setup, path: Path, output: Path) -> ModeResult:
     ]
     if not cases:
         problem = next((r.problem for r in results if r.problem), "no row has a time")
-        raise InputError(
-            "plan --fit",
-            f"no row of {path.name} can be predicted: {problem}",
-            "rows with all their cells",
-        )
+        what = f"no row of {path.name} can be predicted: {problem}"
+        raise InputError("plan --fit", what, "rows with all their cells")
     if len({(case.job.cluster.device.name, case.job.stack) for case, _ in cases}) > 1:
-        raise InputError(
-            "plan --fit",
-            f"{path.name} has rows of several GPUs or stacks",
-            "one site with one stack",
-        )
+        what = f"{path.name} has rows of several GPUs or stacks"
+        raise InputError("plan --fit", what, "one site with one stack")
     prior = setup.calibration(cases[0][0].job)
     fit = fit_site(observe([(case, s, path.name) for case, s in cases], setup.times_of), prior)
     before = 100 * sum(abs(r.error or 0.0) for r in results if r.case) / len(cases)
-    write_file("plan --fit", output, json.dumps(site_json(fit.calibration), indent=1) + "\n")
+    site = site_json(fit.calibration)
+    write_file("plan --fit", output, json.dumps(site, indent=1) + "\n")
     known = fit.calibration.provenance
 
-    def lines() -> Iterator[StyledLine | Table]:
+    def lines() -> Lines:
         yield f"fitted to {len(cases)} of {len(results)} rows of {path.name}: {fit.calibration}"
         yield (
-            f"mean error {before:.1f} % with the stack's factors, {known['leave_one_out_mean_error_pct']:.1f} % with "
+            f"mean error {before:.1f} % with the stack's factors, "
+            f"{known['leave_one_out_mean_error_pct']:.1f} % with "
             "each row left out of the fit"
         )
         if fit.unusual:
-            names = ", ".join(
-                f"{name} {getattr(fit.calibration, name):.3g}" for name in fit.unusual
-            )
+            factors = [f"{name} {getattr(fit.calibration, name):.3g}" for name in fit.unusual]
+            names = ", ".join(factors)
             yield warning(f"far from every known site: {names}; do the rows say all that was run?")
         if fit.undetermined:
-            yield f"not determined by these rows, close to the stack's values: {', '.join(fit.undetermined)}"
+            yield (
+                f"not determined by these rows, close to the stack's values: "
+                f"{', '.join(fit.undetermined)}"
+            )
         for a, b in fit.confounded:
             yield f"not told apart, only their joint effect is known: {a} and {b}"
         yield f"wrote {output}"
         yield f"\nNext: quantbench plan --site {output} …"
 
-    def answer() -> dict[str, Any]:
-        errors = [100 * e for e in fit.errors]
-        site = site_json(fit.calibration)
-        return {
-            "file": str(path),
-            "site": site,
-            "unusual": fit.unusual,
-            "left_out_errors_pct": errors,
-        }
-
-    return False, answer, lines()
+    errors = [100 * e for e in fit.errors]
+    answer = {"file": path, "site": site, "unusual": fit.unusual, "left_out_errors_pct": errors}
+    return Result(answer, lines())
 
 
-def check_table(setup: Setup, path: Path) -> ModeResult:
+def check_table(setup: Setup, path: Path) -> Result:
     """Finds impossible rows and contradictory cells of a table."""
     found = check_rows(read_table(path), setup.times_of, setup.calibrations)
     findings = [
@@ -195,9 +174,8 @@ def check_table(setup: Setup, path: Path) -> ModeResult:
         for f in found
     ]
     wrong = len({f.row.row_id for f in found})
-    said = (
-        f"{wrong} rows of {path.name} have something wrong"
-        if found
-        else f"nothing is wrong in {path.name}"
-    )
-    return bool(found), lambda: {"file": str(path), "findings": findings}, (*map(str, found), said)
+    said = f"nothing is wrong in {path.name}"
+    if found:
+        said = f"{wrong} rows of {path.name} have something wrong"
+    answer = {"file": path, "findings": findings}
+    return Result(answer, (*map(str, found), said), exit_code=bool(found))

@@ -1,17 +1,9 @@
-"""Command `predict`: predicts the result of a sweep on any known GPU.
-
-Entry point: `predict`, loaded by `app`. `analysis.forecast` does the work, `report.forecast`
-formats the result.
-"""
+"""Command `predict`: predicts the result of a sweep on any known GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from quantbench.cli.model_options import (
     GridOptions,
@@ -20,8 +12,9 @@ from quantbench.cli.model_options import (
     latent_words,
     sweep_words,
 )
-from quantbench.cli.options import command, gpu_option, json_option, library_option, profile_option
-from quantbench.cli.output import print_result
+from quantbench.cli.options import command
+from quantbench.cli.output import Lines, Result
+from quantbench.cli.times import TimesOptions
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.libraries import resolve_library
 from quantbench.sweep.axes import Axis, with_defaults
@@ -35,18 +28,9 @@ if TYPE_CHECKING:
 
 
 @command
-def predict(
-    *,
-    gpu: str = gpu_option(""),
-    arguments: GridOptions,
-    library: str = library_option(),
-    profile: Path | None = profile_option(),
-    as_json: bool = json_option(),
-) -> None:
+def predict(source: TimesOptions, arguments: GridOptions) -> Result:
     """Predict the result of a sweep on any known GPU, without that GPU or optional packages."""
     from quantbench.analysis.forecast import with_cliffs
-    from quantbench.cli.times import chosen_times
-    from quantbench.latency.model_times import chosen_libraries
     from quantbench.report.forecast import (
         forecast_table,
         rises_in_words,
@@ -54,42 +38,42 @@ def predict(
         summed_line,
     )
 
-    times, models = chosen_times("predict", gpu, library, profile)
+    times, models = source.times("predict")
     spec = times.device
     arguments = replace(arguments, ops=_whole_experts(arguments.ops))
-    _, found, assumed = predict_sweep(arguments, times, library)
+    _, found, assumed = predict_sweep(arguments, times, source.library)
     dtype = found.ops[0].op.workload.dtype
     experts = any(isinstance(op.op.workload, MoE) for op in found.ops)
-    words = f"times of {profile}"
-    if profile is None:
-        words = chosen_libraries(spec, dtype, library, "predict", experts=experts)
+    words = source.words("predict", spec, dtype, experts=experts)
     model, _ = models.products(dtype)
     rows = with_cliffs(found.rows, model)
 
-    def answer() -> dict[str, Any]:
-        return {
-            "device": spec.name,
-            "dtype": dtype,
-            "library": words,
-            "assumed": assumed,
-            "notes": found.notes,
-            "rows": rows,
-            "impossible": found.impossible,
-        }
+    answer = {
+        "device": spec.name,
+        "dtype": dtype,
+        "library": words,
+        "assumed": assumed,
+        "notes": found.notes,
+        "rows": rows,
+        "impossible": found.impossible,
+    }
 
-    def lines() -> Iterator[str | Table]:
+    def lines() -> Lines:
         yield f"{spec.name}: predicted, nothing is run; {words}"
         if assumed:
             yield f"assumed: {', '.join(assumed)}"
         yield from (f"  {note}" for note in found.notes)
         if found.impossible:
-            yield f"left out at {counted(len(found.impossible), 'size')}, the first: {found.impossible[0]}"
+            yield (
+                f"left out at {counted(len(found.impossible), 'size')}, the first: "
+                f"{found.impossible[0]}"
+            )
         yield from filter(None, [summed_line(rows)])
         yield forecast_table(rows)
         yield from filter(None, [slower_in_words(rows), rises_in_words(rows)])
         yield f"\nOn such a card, measure it: quantbench sweep {sweep_words(arguments)}"
 
-    print_result(as_json, answer, lines())
+    return Result(answer, lines())
 
 
 def _whole_experts(ops: str) -> str:
@@ -131,12 +115,10 @@ def predict_sweep(
     times = RememberedTimes(source, softmax=held.softmax)
     found = forecast(axes, held, times)
     ops = {op.op.name for op in found.ops}
-    assumed = assumed_words(
-        arguments, held, ops | (set(EXPERT_OPS) if "experts" in ops else set()), spec, "predict"
-    )
-    latent = (
-        latent_words(held.kv_rank, (held.head_dim + held.value_dim) // 2)
-        if "attention" in ops
-        else []
-    )
+    latent = []
+    if "attention" in ops:
+        latent = latent_words(held.kv_rank, (held.head_dim + held.value_dim) // 2)
+    if "experts" in ops:
+        ops.update(EXPERT_OPS)
+    assumed = assumed_words(arguments, held, ops, spec, "predict")
     return axes, found, (*assumed, *latent)

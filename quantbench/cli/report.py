@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from quantbench.cli.devices import device_line
-from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import StyledLine, print_result, warning
+from quantbench.cli.options import argument, command, option
+from quantbench.cli.output import Lines, Result, warning
 from quantbench.errors import InputError, printable
 
 if TYPE_CHECKING:
@@ -33,8 +30,7 @@ def report(
     where: list[str] | None = option(
         None, "Show only points with these sizes: n=5120,k=5120.", metavar="AXIS=VALUE"
     ),
-    as_json: bool = json_option(),
-) -> None:
+) -> Result:
     """Write an HTML page that shows which sizes are slow, by how much and why."""
     from quantbench.importers.training_run import read_training, training_folders
     from quantbench.report.page import write_report
@@ -57,10 +53,9 @@ def report(
             "the logs do not give GPUs and tokens: import them with --gpus, --seq and the layout "
             "(quantbench import megatron-log --help)"
         )
-        told = {"page": made.page, "answer": answer or None}
-        lines = (training_table(summaries), answer or untold, f"page: {made.page}")
-        print_result(as_json, lambda: told, lines)
-        return
+        table = training_table(summaries)
+        told = (table, answer or untold, f"page: {made.page}")
+        return Result({"page": made.page, "answer": answer or None}, told)
     if len(runs) > 1:
         raise InputError(
             "report",
@@ -70,14 +65,13 @@ def report(
     asked = parse_where(where or ())
     found = read_one_run(runs[0])
     written = write_report(found, target or runs[0], asked)
-    lead = None if written.lead is None else written.lead.sentence
-    told = {"page": written.page, "answer": lead}
-    print_result(as_json, lambda: told, _lines(found, written, runs[0]))
+    lines = _lines(found, written, runs[0])
     if written.lead is None:
-        raise typer.Exit(2)
+        return Result({"page": written.page, "answer": None}, lines, exit_code=2)
+    return Result({"page": written.page, "answer": written.lead.sentence}, lines)
 
 
-def _lines(found: Run, written: Written, folder: Path) -> Iterator[StyledLine]:
+def _lines(found: Run, written: Written, folder: Path) -> Lines:
     yield device_line(found.info.device)
     if found.info.origin != "measured":
         yield (f"{found.info.origin.upper()} DATA", "bold"), ": not measured on this machine"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quantbench.cli.options import command, json_option, results_option
+from quantbench.cli.output import Result
 from quantbench.cli.sweep_options import RUN, SweepArguments, check_words, run_option
 from quantbench.errors import InputError
 
@@ -15,24 +16,18 @@ def sweep(
     on: str = run_option("", "ray: measure on every GPU of a Ray cluster, one run per kind."),
     results: Path = results_option(RUN),
     resume: Path | None = run_option(None, "Folder of an unfinished run to finish."),
-    dry_run: bool = run_option(
-        False, "Print the points and the estimated time; measure nothing.", "--dry-run/--no-dry-run"
-    ),
+    dry_run: bool = run_option(False, "Print the points and the estimated time; measure nothing."),
     gpu: str = run_option("", "GPU to plan for, with --dry-run."),
     as_json: bool = json_option(),
-) -> None:
+) -> Result:
     """Time real matmuls, softmax and attention on the device at hand, and keep every sample."""
     from quantbench.cli import sweep_run
 
     if dry_run:
+        beside = f"--on {on}" if on else f"--resume {resume}"
         if on or resume is not None:
-            raise InputError(
-                "sweep",
-                f"--dry-run with {f'--on {on}' if on else f'--resume {resume}'}",
-                "one of them",
-            )
-        sweep_run.dry_run(arguments, gpu, as_json=as_json)
-        return
+            raise InputError("sweep", f"--dry-run with {beside}", "one of them")
+        return sweep_run.dry_run(arguments, gpu)
     check_words(arguments, on, resume, gpu)
     run = sweep_run.run_on_ray if on else sweep_run.run
-    run(arguments, results, resume, as_json=as_json)
+    return run(arguments, results, resume, as_json=as_json)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quantbench.cli.model_options import GridOptions, assumed_words, held_and_dims
 from quantbench.cli.options import option, percentage, typed_words
@@ -44,7 +44,8 @@ class SweepArguments(GridOptions):
 
     shapes: Path | None = option(
         None,
-        "File of shapes, instead of --dim: CSV with columns m, n, k (single products), or JSON as written by "
+        "File of shapes, instead of --dim: CSV with columns m, n, k (single products), or JSON "
+        "as written by "
         "advise --shapes-out (transformer shapes).",
     )
     points: int = option(0, "Number of points to measure of the grid (0: all).", min=0)
@@ -53,7 +54,8 @@ class SweepArguments(GridOptions):
     )
     provider: str = option(
         "torch",
-        "Libraries to measure, comma separated: torch, triton, torch.flash, triton.persistent@128x256, module:Class.",
+        "Libraries to measure, comma separated: torch, triton, torch.flash, "
+        "triton.persistent@128x256, module:Class.",
     )
     cache: str = _timing("cold", "State of the last-level cache before a sample: cold or hot.")
     mode: str = _timing("auto", "Timing method: auto, events or graph.")
@@ -63,7 +65,8 @@ class SweepArguments(GridOptions):
     distribution: str = _timing("normal", "Input values: normal, uniform, integers or zeros.")
     budget: str = run_option(
         "",
-        "Time for measuring, start not counted: 8m, 90s or none (default: 4m; CPU: 60s; with --resume: none).",
+        "Time for measuring, start not counted: 8m, 90s or none (default: 4m; CPU: 60s; with "
+        "--resume: none).",
     )
     shard: str = run_option("", "Part I/N of the points, for N jobs whose runs are merged later.")
 
@@ -77,19 +80,20 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
     of_models = arguments.shapes is not None and arguments.shapes.suffix == SUFFIX
     about = _typed_but(arguments, "dim", *_BESIDE_MODELS)
     if of_models and about:  # a shape states its own sizes, ops and number formats
-        raise InputError(
-            "sweep",
-            f"--shapes {arguments.shapes} with {about[0]}",
-            "shapes as the file describes them",
-        )
+        typed = f"--shapes {arguments.shapes} with {about[0]}"
+        raise InputError("sweep", typed, "shapes as the file describes them")
     held, dims = held_and_dims(arguments, listed=arguments.shapes is not None)
     budget = arguments.budget or _BUDGET[device_kind]
+    precision = arguments.precision or _PRECISION[device_kind]
+    shapes: dict[str, Any] = {}
+    if arguments.shapes is not None and of_models:
+        shapes["models"] = read_shape_file(arguments.shapes)
+    elif arguments.shapes is not None:
+        shapes["shapes"] = read_shapes(arguments.shapes)
     timing = TimingOptions(
         cache=arguments.cache,
         mode=arguments.mode,
-        half_width=percentage(
-            "--precision", arguments.precision or _PRECISION[device_kind], above=True
-        ),
+        half_width=percentage("--precision", precision, above=True),
         max_time_s=_MAX_TIME_S[device_kind],
         distribution=arguments.distribution,
     )
@@ -101,11 +105,8 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
         points=arguments.points,
         refine=arguments.refine,
         shard=_shard(arguments.shard),
-        shapes=() if arguments.shapes is None or of_models else read_shapes(arguments.shapes),
-        models=read_shape_file(arguments.shapes)
-        if arguments.shapes is not None and of_models
-        else (),
-        budget_s=None if budget == "none" else parse_duration_s("--budget", budget),
+        budget_s=_budget_s(budget),
+        **shapes,
     )
 
 
@@ -124,13 +125,12 @@ def _stated_words(shapes: Sequence[TransformerShape]) -> tuple[str, ...]:
     names = ["dtype", "attention", "seq", "mbs", "tp"]
     if any(shape.experts for shape in shapes):
         names += ["ep", "routing"]
-    first = shapes[0]
-    common = [
-        name
-        for name in names
-        if all(getattr(shape, name) == getattr(first, name) for shape in shapes)
-    ]
-    return (*(f"{name} = {getattr(first, name)}" for name in common), "all as the file says")
+    words = []
+    for name in names:
+        values = {getattr(shape, name) for shape in shapes}
+        if len(values) == 1:
+            words.append(f"{name} = {values.pop()}")
+    return (*words, "all as the file says")
 
 
 def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: str) -> None:
@@ -141,9 +141,8 @@ def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: st
     if on:
         require_choice("sweep", "--on", on, ("ray",))
     if gpu:
-        raise InputError(
-            "sweep", f"--gpu {gpu} without --dry-run", "a sweep of the device at hand, or --dry-run"
-        )
+        expected = "a sweep of the device at hand, or --dry-run"
+        raise InputError("sweep", f"--gpu {gpu} without --dry-run", expected)
     if resume is None:
         options = sweep_options(arguments, "cuda")
         expand(options.providers)
@@ -159,27 +158,26 @@ def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: st
 
 def budget_of(arguments: SweepArguments) -> float | None:
     """Returns the budget of a resumed run in seconds; None for no limit."""
-    return (
-        None if arguments.budget in ("", "none") else parse_duration_s("--budget", arguments.budget)
-    )
+    return _budget_s(arguments.budget or "none")
+
+
+def _budget_s(text: str) -> float | None:
+    return None if text == "none" else parse_duration_s("--budget", text)
 
 
 def _typed_but(arguments: SweepArguments, *names: str) -> list[str]:
     """Lists the options that differ from their defaults, as typed, except those named."""
-    return typed_words(
-        arguments, [field.name for field in fields(arguments) if field.name not in names]
-    )
+    others = [field.name for field in fields(arguments) if field.name not in names]
+    return typed_words(arguments, others)
 
 
 def _shard(text: str) -> tuple[int, ...]:
     """Parses `2/8` to (2, 8), and "" to ()."""
     if not text:
         return ()
-    part, _, parts = text.partition("/")
-    if not all(re.fullmatch("[0-9]{1,9}", number) for number in (part, parts)) or not 1 <= int(
-        part
-    ) <= int(parts):
-        raise InputError(
-            "--shard", repr(text), "PART/PARTS from 1/PARTS to PARTS/PARTS, such as 2/8"
-        )
-    return int(part), int(parts)
+    found = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
+    part, parts = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= part <= parts:
+        expected = "PART/PARTS from 1/PARTS to PARTS/PARTS, such as 2/8"
+        raise InputError("--shard", repr(text), expected)
+    return part, parts

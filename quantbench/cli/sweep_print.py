@@ -1,14 +1,11 @@
-"""Formats the plan, the progress and the result of a sweep.
-
-Entry points: `plan_lines`, `show_progress`, `result`, `left_out`, `measuring_s`. Used by
-`sweep_run`, for one device and for each run on Ray.
-"""
+"""Formats the plan, the progress and the result of a sweep."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from rich.table import Table
@@ -34,10 +31,10 @@ from quantbench.report.sweep_result import (
     trust_lines,
 )
 from quantbench.store.folder import Run
-from quantbench.store.record import Failed, Measured, Record, Skipped
+from quantbench.store.record import Failed, Measured, Place, Record, Skipped
 from quantbench.store.run import RunInfo
 from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
-from quantbench.sweep.plan import Plan
+from quantbench.sweep.plan import Group, Plan
 from quantbench.sweep.refine import AxisGap, Edge, Refine
 from quantbench.sweep.runner import Finished, Progress
 from quantbench.units import counted, duration, percent
@@ -53,12 +50,9 @@ def plan_lines(
     """Yields the number of points, the estimated time, and what is left out. already: points
     measured before `plan`.
     retried: points of `plan` that failed before."""
-    selected = len(plan.points)
-    text = (
-        f"{selected} of {plan.total} points selected"
-        if plan.left_out
-        else counted(selected, "point")
-    )
+    text = counted(len(plan.points), "point")
+    if plan.left_out:
+        text = f"{len(plan.points)} of {plan.total} points selected"
     text += f", about {duration(plan.estimate_s / devices)}"
     if devices > 1:
         text += f" on {devices} devices"
@@ -66,11 +60,19 @@ def plan_lines(
         text += f"; {already} more {'is' if already == 1 else 'are'} measured already"
     yield text
     if plan.left_out:
-        yield f"left out for the budget: {'; '.join(map(str, left_out(plan)))} (`--budget none` runs all)"
+        yield (
+            f"left out for the budget: {'; '.join(map(str, left_out(plan)))} (`--budget "
+            f"none` runs all)"
+        )
     if retried:
-        yield f"{retried} point{' that failed is' if retried == 1 else 's that failed are'} tried again"
+        yield (
+            f"{retried} point{' that failed is' if retried == 1 else 's that failed are'} "
+            f"tried again"
+        )
     if plan.impossible:
-        yield f"left out at {counted(len(plan.impossible), 'size')}, the first: {plan.impossible[0]}"
+        yield (
+            f"left out at {counted(len(plan.impossible), 'size')}, the first: {plan.impossible[0]}"
+        )
 
 
 @dataclass(frozen=True)
@@ -95,36 +97,32 @@ class LeftOut:
 
 def left_out(plan: Plan) -> list[LeftOut]:
     """Returns what the budget leaves out, along the axis with the most values."""
-    missing, kept = (
-        [
-            (place.op, place.axes)
-            for group in groups
-            for point in group.points
-            for place in point.places
-        ]
-        for groups in (plan.left_out, plan.groups)
-    )
+    missing = _places(plan.left_out)
+    kept = _places(plan.groups)
     if not missing:
         return []
-    axis = max(missing[0][1], key=lambda name: len({axes[name] for _, axes in missing}))
+    axis = max(missing[0].axes, key=lambda name: len({place.axes[name] for place in missing}))
     ops_of: dict[tuple[int, int, int, bool], list[str]] = {}
-    for op in sorted({op for op, _ in missing}):
-        places = {tuple(axes.items()): axes[axis] for other, axes in missing if other == op}
-        low, high = min(places.values()), max(places.values())
-        whole = not any(other == op and low <= axes[axis] <= high for other, axes in kept)
+    for op in sorted({place.op for place in missing}):
+        places = {tuple(p.axes.items()): p.axes[axis] for p in missing if p.op == op}
+        low = min(places.values())
+        high = max(places.values())
+        whole = not any(p.op == op and low <= p.axes[axis] <= high for p in kept)
         ops_of.setdefault((low, high, len(places), whole), []).append(op)
     return [LeftOut(axis.replace("_", "-"), *range_, tuple(ops)) for range_, ops in ops_of.items()]
 
 
+def _places(groups: Sequence[Group]) -> list[Place]:
+    points = chain.from_iterable(group.points for group in groups)
+    return list(chain.from_iterable(point.places for point in points))
+
+
 def show_progress(show: Callable[..., None], progress: Progress) -> None:
     """Shows the progress of a sweep. show: function that `progress_bar` yields."""
-    left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
-    show(
-        progress.done,
-        progress.total,
-        f"{progress.done} of {progress.total} points{left}",
-        progress.current,
-    )
+    text = f"{progress.done} of {progress.total} points"
+    if progress.left_s is not None:
+        text += f", {duration(progress.left_s)} left"
+    show(progress.done, progress.total, text, progress.current)
 
 
 def result(
@@ -136,20 +134,18 @@ def result(
     devices: number of devices that measured the run together.
     earlier_s: measuring time of earlier sessions of the run, seconds.
     """
-    spec, listed = (
-        run.info.device,
-        bool(run.info.options.get("shapes") or run.info.options.get("models")),
-    )
+    spec = run.info.device
     points = points_of(run.records, spec)
     rows = rows_of(points)
     check = check_run(run, rules=())
     options = options_from_json(run.info.options)
-    comparison = compare_shapes(points, options.models) if options.models and points else None
-    refine = refine_of(options, spec) if options.refine and not listed else None
-    edges = () if refine is None else refine.edges(run.records)
+    listed = bool(options.shapes or options.models)
+    told: dict[str, Any] = {}
 
     lines: list[StyledLine | Table] = [""]
-    if comparison is not None:
+    if options.models and points:
+        comparison = compare_shapes(points, options.models)
+        told["shapes"] = comparison
         lines += [
             comparison_table(comparison),
             comparison_sentence(comparison),
@@ -165,24 +161,29 @@ def result(
         *_not_measured_lines(run),
     ]
     lines += naming_lines(run)
-    if refine is not None:
-        lines += [_edge_line(*edge) for edge in edges] or [
-            "no step of 5 % or more was found to bisect to"
-        ]
+    edges = []
+    if options.refine and not listed:
+        found = refine_of(options, spec).edges(run.records)
+        for placed, edge in found:
+            lines.append(_edge_line(placed, edge))
+            names = ("axis", "op", "provider", "held")
+            place = {name: getattr(placed, name) for name in names}
+            edges.append({**place, **encoded(edge)})
+        if not found:
+            lines.append("no step of 5 % or more was found to bisect to")
     picture = None
     if points and not listed:  # a list of shapes has no axis to draw along
         axis = max(run.info.axes, key=lambda dim: len(run.info.axes[dim]))
         try:
             picture = draw_run(run, check, axis.replace("-", "_"))
-        except (
-            StoreError
-        ) as error:  # a full disk: the run itself is complete, and its folder must still be printed
+        except StoreError as error:  # a full disk; the run itself is complete
             lines.append(warning(f"no picture: {error}"))
     overhead_share = 1 - (measuring_s(run.info) - earlier_s) / (wall_s * devices)
     lines += [warning(text) for text in run.warnings]
     reason = f" ({finished.reason})" if finished.reason else ""
     lines.append(
-        f"{finished.how} in {duration(wall_s)}; the harness itself took {percent(overhead_share)} of it{reason}"
+        f"{finished.how} in {duration(wall_s)}; the harness itself took "
+        f"{percent(overhead_share)} of it{reason}"
     )
     lines.append(f"kept in {run.folder}/ (run.json, records.jsonl)")
     if picture is not None:
@@ -195,21 +196,12 @@ def result(
         "how_ended": finished.how,
         "rows": rows_to_json(rows, check),
         "cliffs": check.cliffs,
-        "edges": [
-            {
-                "axis": placed.axis,
-                "op": placed.op,
-                "provider": placed.provider,
-                "held": placed.held,
-                **encoded(edge),
-            }
-            for placed, edge in edges
-        ],
+        "edges": edges,
         "picture": picture,
         "wall_s": wall_s,
         "overhead_share": overhead_share,
         "phases_s": run.info.phases_s,
-        **({} if comparison is None else {"shapes": comparison}),
+        **told,
     }
     return lines, answer
 
@@ -244,32 +236,28 @@ def _edge_line(placed: AxisGap, edge: Edge) -> str:
     """Formats an edge: `edge in gemm (torch.mm): n = 3328 to 3336, 1.34 times the time`."""
     held = "".join(f", {name.replace('_', '-')} = {value}" for name, value in placed.held.items())
     return (
-        f"edge in {placed.op} ({placed.provider}): {placed.axis.replace('_', '-')} = {edge.low} to {edge.high}"
-        f"{held}, {edge.ratio:.2f} times the time{'' if edge.exact else ' (not bisected to the end)'}"
+        f"edge in {placed.op} ({placed.provider}): {placed.axis.replace('_', '-')} = "
+        f"{edge.low} to {edge.high}"
+        f"{held}, {edge.ratio:.2f} times the "
+        f"time{'' if edge.exact else ' (not bisected to the end)'}"
     )
 
 
 def naming_lines(run: Run) -> Iterator[str]:
     """Yields how many points of a run on a GPU have no kernel name, unless none was asked for."""
     way = run.info.environment.get(_KERNEL_NAMES, "apart").strip().lower()
-    points = [r for r in run.records if r.role == "point" and isinstance(r.outcome, Measured)]
-    unnamed = sum(record.launch is None for record in points)
-    if (
-        not unnamed
-        or run.info.device.kind == "cpu"
-        or run.info.origin != "measured"
-        or way == "off"
-    ):
+    if run.info.device.kind == "cpu" or run.info.origin != "measured" or way == "off":
         return
-    unasked = sum(
-        bool(r.phases_s) and r.launch is None and "identify" not in r.phases_s for r in points
-    )
-    slow = (
-        f" ({unasked} were not asked for it, as that took more than half of the timing)"
-        if unasked
-        else ""
-    )
-    yield f"{unnamed} of {len(points)} points have no kernel name, so their causes cannot be determined{slow}"
+    points = [r for r in run.records if r.role == "point" and isinstance(r.outcome, Measured)]
+    unnamed = [record.phases_s for record in points if record.launch is None]
+    if not unnamed:
+        return
+    unasked = sum(bool(phases) and "identify" not in phases for phases in unnamed)
+    text = f"{len(unnamed)} of {len(points)} points have no kernel name"
+    text += ", so their causes cannot be determined"
+    if unasked:
+        text += f" ({unasked} were not asked for it, as that took more than half of the timing)"
+    yield text
 
 
 def measuring_s(info: RunInfo) -> float:

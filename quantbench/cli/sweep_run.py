@@ -1,29 +1,25 @@
-"""Measures a sweep and prints its progress and result.
-
-Entry points: `run` (the device at hand), `run_on_ray` (every GPU of a Ray cluster) and `dry_run`
-(prints the plan only), used by the command `sweep`; `measure` and `stop_on_sigterm`, used by the
-command `check` for its experiments.
-"""
+"""Measures a sweep on the device at hand or on a Ray cluster, and prints its progress."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 
-import typer
 from rich.console import Console
+from rich.table import Table
 
 from quantbench import device
 from quantbench.cli.devices import device_lines
 from quantbench.cli.output import (
+    Lines,
+    Result,
     StyledLine,
     check_folder,
     encoded,
     output,
-    print_result,
     progress_bar,
     say,
     show,
@@ -56,8 +52,8 @@ from quantbench.units import latency
 _MOST_PLANNED_LINES = 40
 
 
-def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
-    """Prints the points in the order of measurement, and the estimated time."""
+def dry_run(arguments: SweepArguments, gpu: str) -> Result:
+    """Lists the points in the order of measurement, and the estimated time."""
     spec = device.lookup(gpu) if gpu else device.current()
     options = sweep_options(arguments, spec.torch_kind)
     axes, plan = plan_sweep(options, spec)
@@ -68,9 +64,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
             "provider": p.provider,
             "workload": str(p.workload),
             "estimate_s": p.estimate_s,
-            "places": [
-                {"axes": place.axes, "op": place.op, "count": place.count} for place in p.places
-            ],
+            "places": p.places,
         }
         for p in plan.points
     ]
@@ -83,12 +77,10 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
         "left_out": left_out(plan),
     }
     # A list, so that a provider that cannot be loaded is reported before anything is printed.
-    print_result(as_json, lambda: answer, list(_dry_run_lines(plan, spec, assumed, here=not gpu)))
+    return Result(answer, list(_dry_run_lines(plan, spec, assumed, here=not gpu)))
 
 
-def _dry_run_lines(
-    plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here: bool
-) -> Iterator[StyledLine]:
+def _dry_run_lines(plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here: bool) -> Lines:
     """here: whether the plan is for the device at hand, so that its providers can be asked what
     they support.
     """
@@ -97,32 +89,32 @@ def _dry_run_lines(
         yield f"assumed: {', '.join(assumed)}"
     yield from plan_lines(plan)
     if here:
-        makers = {name: catalog.make(name) for name in {point.provider for point in plan.points}}
-        reasons = [
-            makers[point.provider].unsupported(point.workload, spec) for point in plan.points
-        ]
+        make = cache(catalog.make)
+        reasons = [make(point.provider).unsupported(point.workload, spec) for point in plan.points]
         refused = [reason for reason in reasons if reason is not None]
         if refused:
-            some = f"{len(refused)} of {len(reasons)}" if len(refused) < len(reasons) else "all"
+            some = f"{len(refused)} of {len(reasons)}" if None in reasons else "all"
             yield f"{some} would be skipped here, the first because {refused[0]}"
     shown = plan.points[:_MOST_PLANNED_LINES]
     widest = max((len(point.provider) for point in shown), default=0)
     for point in shown:
-        yield f"  {point.provider:<{widest}}  {point.workload}  about {latency(roofline_us(point.workload, spec))}"
+        yield (
+            f"  {point.provider:<{widest}}  {point.workload}  about "
+            f"{latency(roofline_us(point.workload, spec))}"
+        )
     if len(plan.points) > _MOST_PLANNED_LINES:
         yield f"  … and {len(plan.points) - _MOST_PLANNED_LINES} more (--json prints all)"
 
 
-def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_json: bool) -> None:
+def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_json: bool) -> Result:
     """Runs a new sweep, or finishes the one in the folder `resume`."""
     start_s = time.monotonic()
+    console = output(stderr=as_json)
+    stop_on_sigterm()
     if resume is None:
         providers = [name.strip() for name in arguments.provider.split(",")]
         catalog.require_found(providers)
         check_folder("--results", results)
-    console = output(stderr=as_json)
-    stop_on_sigterm()
-    if resume is None:
         connect = partial(WorkerProcess, [name for name in providers if ":" in name])
         session = SweepSession.new(
             lambda spec: sweep_options(arguments, spec.torch_kind), results, connect
@@ -132,25 +124,19 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
         earlier_s = measuring_s(read_run_info(resume))
         session = SweepSession.resume(resume, WorkerProcess, budget_of(arguments))
     with session:
-        assumed = (
-            ()
-            if resume
-            else assumed_of(arguments, session.options, session.plan, session.hello.device)
-        )
+        assumed: tuple[str, ...] = ()
+        if resume is None:
+            assumed = assumed_of(arguments, session.options, session.plan, session.hello.device)
         finished = measure(console, session, assumed)
     measured = read_run(session.folder)
     lines, answer = result(measured, finished, time.monotonic() - start_s, earlier_s=earlier_s)
-    print_result(as_json, lambda: {**answer, "assumed": assumed}, lines)
-    _require_measured(measured)
+    return Result({**answer, "assumed": assumed}, lines, exit_code=not _any_measured(measured))
 
 
-def _require_measured(*runs: Run) -> None:
-    """Ends with exit code 1 if nothing was measured, which a script must notice; the records have
-    the reasons.
-    """
-    records = [record for run in runs for record in run.records if record.role == "point"]
-    if not any(isinstance(record.outcome, Measured) for record in records):
-        raise typer.Exit(1)
+def _any_measured(run: Run) -> bool:
+    """Returns whether any point was measured; if none was, a script must notice."""
+    points = [record.outcome for record in run.records if record.role == "point"]
+    return any(isinstance(outcome, Measured) for outcome in points)
 
 
 def stop_on_sigterm() -> None:
@@ -167,15 +153,13 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
         say(console, f"assumed: {', '.join(assumed)}")
     show(console, plan_lines(session.plan, already=len(session.done), retried=session.num_retried))
     if session.interpreted:
-        say(
-            console,
-            "TRITON_INTERPRET is set: triton's interpreter checks results; its times are those of no kernel.",
-        )
+        interpreter = "triton's interpreter checks results; its times are those of no kernel."
+        say(console, f"TRITON_INTERPRET is set: {interpreter}")
     try:
         with progress_bar(console) as bar:
-            more = (
-                refine_of(session.options, session.hello.device) if session.options.refine else None
-            )
+            more = None
+            if session.options.refine:
+                more = refine_of(session.options, session.hello.device)
             finished = session.run(partial(show_progress, bar), more=more)
     except KeyboardInterrupt:
         say(console, f"\nstopped; {_kept(session)}")
@@ -187,9 +171,8 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
         return finished
     if finished.how == "failed":
         raise refusal("sweep", finished.reason)
-    raise MeasurementError(
-        "sweep", "the budget ended before the first point did", "a longer --budget"
-    )
+    early = "the budget ended before the first point did"
+    raise MeasurementError("sweep", early, "a longer --budget")
 
 
 def _kept(session: SweepSession) -> str:
@@ -198,7 +181,10 @@ def _kept(session: SweepSession) -> str:
         return "nothing was measured"
     missing = session.plan.without(session.done).total
     if not missing:
-        return f"every point is measured and kept in {session.folder}/; report it: quantbench report {session.folder}"
+        return (
+            f"every point is measured and kept in {session.folder}/; report it: quantbench "
+            f"report {session.folder}"
+        )
     return f"everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"
 
 
@@ -207,7 +193,7 @@ def _kept(session: SweepSession) -> str:
 
 def run_on_ray(
     arguments: SweepArguments, results: Path, resume: Path | None, *, as_json: bool
-) -> None:
+) -> Result:
     """Runs a new sweep on the cluster, one run per kind of device, or finishes the one in the
     folder `resume`.
     """
@@ -226,12 +212,11 @@ def run_on_ray(
             resume_budget_s=budget_s,
             note=lambda text: say(console, text),
         )
-        assumed = {}
+        assumed: dict[Path, tuple[str, ...]] = {}
         for run in sweep.start():
-            # A resumed run has no new assumptions.
-            assumed[run.folder] = (
-                () if resume else assumed_of(arguments, run.options, run.plan, run.spec)
-            )
+            assumed[run.folder] = ()  # a resumed run has no new assumptions
+            if resume is None:
+                assumed[run.folder] = assumed_of(arguments, run.options, run.plan, run.spec)
             _show_run(console, run, assumed[run.folder])
         try:
             with progress_bar(console) as bar:
@@ -242,19 +227,20 @@ def run_on_ray(
                 say(console, f"  quantbench sweep --on ray --resume {run.folder}")
             raise
     wall_s = time.monotonic() - start_s
-    told, said, runs = [], [], []
+    told = []
+    said: list[StyledLine | Table] = []
+    any_measured = False
     for run in sweep.runs:
-        measured, devices = read_run(run.folder), len(run.devices)
-        runs.append(measured)
+        measured = read_run(run.folder)
+        devices = len(run.devices)
+        any_measured = any_measured or _any_measured(measured)
         lines, answer = result(measured, run.finished, wall_s, devices=devices, earlier_s=earlier_s)
         cards = compare_cards(measured.records)
         of_cards = [{**encoded(card), "slow": card.slow} for card in cards]
-        told.append(
-            {**answer, "assumed": assumed[run.folder], "devices": devices, "cards": of_cards}
-        )
+        of_run = {"assumed": assumed[run.folder], "devices": devices, "cards": of_cards}
+        told.append({**answer, **of_run})
         said += [*lines, *card_lines(cards)]
-    print_result(as_json, lambda: {"runs": told}, said)
-    _require_measured(*runs)
+    return Result({"runs": told}, said, exit_code=not any_measured)
 
 
 def _show_run(console: Console, run: ClusterRun, assumed: Sequence[str]) -> None:

@@ -1,38 +1,57 @@
-"""Chooses the source of predicted times for a command: the models of a GPU, or a measured
+"""Declares the options that choose the source of predicted times: the models of a GPU, or a measured
 profile.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from quantbench.cli.options import gpu_option, library_option, profile_option, typed_words
 from quantbench.device import lookup
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.model_times import ModelTimes
-from quantbench.latency.op_times import OpTimes
-from quantbench.profile import Profile
+
+if TYPE_CHECKING:
+    from quantbench.latency.model_times import ModelTimes
+    from quantbench.latency.op_times import OpTimes
 
 
-def chosen_times(
-    who: str, gpu: str, library: str, profile: Path | None
-) -> tuple[OpTimes, ModelTimes]:
-    """Returns the source of times, and the models of its device, which name launches.
+@dataclass(frozen=True, kw_only=True)
+class TimesOptions:
+    """Options of a source of times; "" and None stand for the default."""
 
-    gpu, library: as typed, "" if not.
+    gpu: str = gpu_option("")
+    library: str = library_option()
+    profile: Path | None = profile_option()
 
-    Raises InputError for neither a GPU nor a profile, for both, and for a CPU's profile.
-    """
-    if profile is None:
-        if not gpu:
-            raise InputError(who, "no GPU", "--gpu (quantbench devices lists them) or --profile")
-        models = ModelTimes(lookup(gpu), library)
-        return models, models
-    for name, value in (("gpu", gpu), ("library", library)):
-        if value:
-            raise InputError(who, f"--{name} {value} and --profile {profile}", "one of them")
-    measured = Profile.load(profile)
-    if measured.device.kind == "cpu":
-        raise InputError(
-            who, f"--profile {profile} of {measured.device.name}", "the profile of a GPU"
-        )
-    return measured, ModelTimes(measured.device)
+    def times(self, who: str) -> tuple[OpTimes, ModelTimes]:
+        """Returns the source of times, and the models of its device, which name launches.
+
+        Raises InputError for neither a GPU nor a profile, for both, and for a CPU's profile.
+        """
+        from quantbench.latency.model_times import ModelTimes
+        from quantbench.profile import Profile
+
+        if self.profile is None:
+            if not self.gpu:
+                known = "--gpu (quantbench devices lists them) or --profile"
+                raise InputError(who, "no GPU", known)
+            models = ModelTimes(lookup(self.gpu), self.library)
+            return models, models
+        for typed in typed_words(self, ("gpu", "library")):
+            raise InputError(who, f"{typed} and --profile {self.profile}", "one of them")
+        measured = Profile.load(self.profile)
+        if measured.device.kind == "cpu":
+            typed = f"--profile {self.profile} of {measured.device.name}"
+            raise InputError(who, typed, "the profile of a GPU")
+        return measured, ModelTimes(measured.device)
+
+    def words(self, who: str, device: DeviceSpec, dtype: str, *, experts: bool) -> str:
+        """Says whose times are predicted."""
+        from quantbench.latency.model_times import chosen_libraries
+
+        if self.profile is not None:
+            return f"times of {self.profile}"
+        return chosen_libraries(device, dtype, self.library, who, experts=experts)

@@ -267,7 +267,6 @@ def test_the_gate(tmp_path: Path) -> None:
         (f"{A100} --model llama-3-8b --ep 4", "--ep 4 without experts"),
         (f"{A100} --model mixtral-8x7b --ep 3", "experts = 8 with ep = 3"),
         (f"{WIDE} --fail-over 3", "'3'"),
-        (f"{WIDE} --tolerance 80%", "'80%'"),
         (f"{WIDE} --attention paged", "--attention = 'paged'"),
         (f"{WIDE} --dtype bf61", "--dtype bf61 on a100-sxm4-80gb"),
         (f"{WIDE} --seq 4000000", "m = 4000000"),
