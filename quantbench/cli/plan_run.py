@@ -155,7 +155,7 @@ def _layouts_table(best: Sequence[Prediction]) -> Table:
             _more(p, best[0]),
             f"{p.model_tflops:.0f}",
             percent(p.mfu),
-            Text(f"{p.memory.total / GIB:.0f}", style="yellow" if p.tight else ""),
+            Text(f"{p.memory.total_gib:.0f}", style="yellow" if p.tight else ""),
             percent(p.iteration.bubble_share),
             p.iteration.bound,
             style="bold" if p is best[0] else "",
@@ -216,11 +216,11 @@ def _next_line(setup: Setup, layout: Layout) -> str:
 
 def _memory_table(p: Prediction, calibration: Calibration) -> Table:
     """Tabulates the memory of the fullest GPU by part, GiB."""
-    parts = [name for name in asdict(p.memory) if name != "stage"]
+    parts = p.memory.parts_gib
     within = percent(math.expm1(calibration.memory_scatter))
     caption = f"GiB on the fullest GPU; nine in ten runs are within {within}"
     table = plain_table((">stage", *(f">{name}" for name in parts), ">total"), caption=caption)
-    values = (f"{getattr(p.memory, name) / GIB:.1f}" for name in parts)
+    values = (f"{gib:.1f}" for gib in parts.values())
     table.add_row(str(p.memory.stage), *values, f"{p.memory.total_gib:.1f}")
     return table
 

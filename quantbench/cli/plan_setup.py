@@ -48,7 +48,7 @@ _USUAL = {
 # Cells of a table of layouts that options of the same name fill.
 _CELLS = (
     "hidden", "heads", "kv_heads", "layers", "seq", "vocab", "gpus", "gbs", "optimizer", "recompute", "ffn", "gated",
-    "sequence_parallel", "fp8_recipe", "head_dim",
+    "sequence_parallel", "fp8_recipe", "head_dim", "cluster", "gpu", "stack",
 )  # fmt: skip
 
 
@@ -275,11 +275,12 @@ def rates(o: PlanOptions) -> dict[str, Any]:
             raise InputError(
                 _WHO, f"--{name.replace('_', '-')} {getattr(o, name)}", "a rate that is finite"
             )
-    return {
-        "gpus_per_node": o.gpus_per_node or None,
-        "node_gb_per_s": o.node_gbit_per_s / _BITS_PER_BYTE or None,
-        "link_gb_per_s": o.link_gb_per_s or None,
+    found = {
+        "gpus_per_node": o.gpus_per_node,
+        "node_gb_per_s": o.node_gbit_per_s / _BITS_PER_BYTE,
+        "link_gb_per_s": o.link_gb_per_s,
     }
+    return {name: value for name, value in found.items() if value}
 
 
 def given(o: PlanOptions) -> Given:
@@ -301,4 +302,4 @@ def given(o: PlanOptions) -> Given:
         cells[name] = require_choice(_WHO, f"--{name}", getattr(o, name), ("", *choices))
     cells |= {"precision": o.dtype, "tied": False if o.untied else None, "dropout": o.dropout}
     cells["dp_overlap"] = o.dp_overlap
-    return Given(cells=cells, cluster=o.cluster, gpu=o.gpu, stack=o.stack, **rates(o))
+    return Given(cells, rates(o))

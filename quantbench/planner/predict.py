@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from math import nan
 from typing import Any
 
 from quantbench.latency.op_times import OpTimes
@@ -15,10 +15,10 @@ from quantbench.planner.formulas import hardware_flops, model_flops
 from quantbench.planner.iteration import Iteration, iteration
 from quantbench.planner.layer_time import LayerTimes
 from quantbench.planner.layout import Job, Layout
-from quantbench.planner.memory import GIB, Memory, limit_bytes, memory
+from quantbench.planner.memory import Memory, limit_bytes, memory
+from quantbench.quantization import cdiv
 from quantbench.store.environment import installed_versions, relevant_environment
 
-_FORMAT, _VERSION = "quantbench-plan", 1
 # A layout above this share of the memory limit may fail.
 _NEARLY_FULL = 0.95
 #: activities that take further time in a real run; predicted times are lower bounds
@@ -71,22 +71,21 @@ class Prediction:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the prediction as a JSON object: times in seconds, memory in GiB."""
+        parts = self.iteration
         return {
             "layout": asdict(self.layout),
             "sec_per_it": self.sec_per_it,
-            "sec_per_it_low": self.iteration.sec.low,
-            "sec_per_it_high": self.iteration.sec.high,
+            "sec_per_it_low": parts.sec.low,
+            "sec_per_it_high": parts.sec.high,
             **{name: getattr(self, name) for name in _RATES},
             "not_counted": list(NOT_COUNTED),
             "mem_gb": self.memory.total_gib,
             "fits": self.fits,
             "tight": self.tight,
-            "bubble_share": self.iteration.bubble_share,
-            "bound": self.iteration.bound,
-            "seconds": self.iteration.parts,
-            "memory_gib": {
-                name: value / GIB for name, value in asdict(self.memory).items() if name != "stage"
-            },
+            "bubble_share": parts.bubble_share,
+            "bound": parts.bound,
+            "seconds": parts.parts,
+            "memory_gib": self.memory.parts_gib,
             "fullest_stage": self.memory.stage,
         }
 
@@ -95,29 +94,31 @@ class Planner:
     """Predictor for the layouts of one job, which share the layer times in `layers`."""
 
     def __init__(self, job: Job, times: OpTimes, calibration: Calibration) -> None:
-        self.job, self.calibration = job, calibration
+        self.job = job
+        self.calibration = calibration
         self.layers = LayerTimes(job, times)
-        self._hardware_flops = cache(partial(hardware_flops, job.shape, job.gbs))
         self._model_flops = model_flops(job.shape, job.gbs)
         self._limit_bytes = limit_bytes(job)
-        self._peak_tflops = job.cluster.device.peak(job.shape.dtype) or float("nan")
+        self._peak_tflops = job.cluster.device.peak(job.shape.dtype) or nan
 
     def predict(self, layout: Layout, needed: Memory | None = None) -> Prediction:
         """Predicts a layout that breaks no strict rule. needed: memory of the layout, if already
         computed.
         """
-        needed = needed or memory(self.job, layout, self.calibration)
-        found = iteration(self.job, layout, self.layers, self.calibration)
-        seconds = found.sec.mid * self.job.gpus
+        job = self.job
+        needed = needed or memory(job, layout, self.calibration)
+        found = iteration(job, layout, self.layers, self.calibration)
+        seconds = found.sec.mid * job.gpus
         model_tflops = self._model_flops / seconds / 1e12
+        hardware = hardware_flops(job.shape, job.gbs, layout.recompute)
         return Prediction(
             layout=layout,
             iteration=found,
             memory=needed,
             model_tflops=model_tflops,
-            hardware_tflops=self._hardware_flops(layout.recompute) / seconds / 1e12,
+            hardware_tflops=hardware / seconds / 1e12,
             mfu=model_tflops / self._peak_tflops,
-            tokens_per_s=self.job.gbs * self.job.shape.seq / found.sec.mid,
+            tokens_per_s=job.gbs * job.shape.seq / found.sec.mid,
             fits=needed.total <= self._limit_bytes,
             tight=needed.total > _NEARLY_FULL * self._limit_bytes,
         )
@@ -128,8 +129,8 @@ def provenance(arguments: Sequence[str]) -> dict[str, Any]:
     variables.
     """
     return {
-        "format": _FORMAT,
-        "version": _VERSION,
+        "format": "quantbench-plan",
+        "version": 1,
         "command": list(arguments),
         "software": installed_versions(),
         "environment": relevant_environment(),
@@ -145,16 +146,15 @@ def job_to_json(
     assumed: texts of assumed values.
     """
     where = job.cluster
+    data = asdict(job)
+    del data["cluster"]
     return {
-        "shape": asdict(job.shape),
-        **{
-            name: getattr(job, name) for name in ("gpus", "gbs", "optimizer", "dp_overlap", "stack")
-        },
+        **data,
         "topology": {
             "cluster": where.name,
             "device": where.device.name,
             "gpus_per_node": where.gpus_per_node,
-            "nodes": -(-job.gpus // where.gpus_per_node),
+            "nodes": cdiv(job.gpus, where.gpus_per_node),
             "node_gb_per_s": where.node_gb_per_s,
             "source": where.source,
         },
