@@ -19,10 +19,9 @@ from dataclasses import dataclass, fields
 
 from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.planner.calibration import STACKS, Calibration
-from quantbench.planner.layer_time import LayerTimes, Span, exactly
+from quantbench.planner.layer_time import NO_TIME, LayerTimes, Span
 from quantbench.planner.layout import Job, Layout, stages_of
 from quantbench.planner.memory import embedding_parameters, stage_parameters
-from quantbench.workload.dtypes import element_bytes
 
 # Mixed-precision Adam reads the master weight, two moments and the gradient in fp32; it writes the
 # first three in fp32 and the weight in half precision.
@@ -98,36 +97,33 @@ def iteration(
     job: Job, layout: Layout, layer_times: LayerTimes, calibration: Calibration
 ) -> Iteration:
     """Predicts one iteration of `job` in `layout`, which must break no strict rule."""
-    time, without = (
-        layer_times.at(layout.per_layer._replace(dense=dense)).fitted(calibration)
-        for dense in (False, job.shape.dense_layers > 0)
-    )
+    key = layout.per_layer
+    time = layer_times.at(key).fitted(calibration)
+    without = time
+    if job.shape.dense_layers:
+        without = layer_times.at(key._replace(dense=True)).fitted(calibration)
     count = layout.micro_batches(job.gbs)
     kinds = stages_of(job.shape, layout)
     dense, experts = max((stage_parameters(job, layout, kind) for kind in kinds), key=sum)
     hop = point_to_point_s(job, layout) * layout.interleave
-    layers = [time.mixed(without, kind.dense / kind.layers) for kind in kinds]
-    slots = []
-    for kind, mean in zip(kinds, layers, strict=True):
-        span = mean.once.times(kind.layers) + mean.repeated(layout.recompute).times(kind.layers)
-        span += exactly(hop * kind.neighbours + (mean.embedding if kind.first else 0.0))
-        slots.append(span + mean.logits if kind.last else span)
-    pace, slowest, time = max(
-        zip(slots, kinds, layers, strict=True), key=lambda found: found[0].mid
-    )
-    fill = exactly(0.0)
-    for span, kind in zip(slots, kinds, strict=True):
-        fill += span.times(kind.count)
-    fill = Span(fill.low - pace.low, fill.mid - pace.mid, fill.high - pace.high).times(
-        1 / layout.interleave
-    )
+    pace = fill = NO_TIME
+    for kind in kinds:
+        mean = time.mixed(without, kind.dense / kind.layers)
+        span = mean.once * kind.layers + mean.repeated(layout.recompute) * kind.layers
+        span += hop * kind.neighbours + mean.embedding * kind.first
+        if kind.last:
+            span += mean.logits
+        fill += span * kind.count
+        if span.mid > pace.mid:
+            pace = span
+            slowest = kind
+            layer = mean
+    fill = (fill + pace * -1) * (1 / layout.interleave)
 
     step_s = calibration.step_overhead_ms * 1e-3
-    own = (
-        dense / layout.replicas + experts / layout.expert_replicas
-        if layout.zero >= 1
-        else dense + experts
-    )
+    own = dense + experts
+    if layout.zero >= 1:
+        own = dense / layout.replicas + experts / layout.expert_replicas
     step_s += _STEP_BYTES * own / job.elementwise_bytes_per_s
     room = pace.mid * (count if layout.zero >= 2 else 1)
     traffic = data_parallel_s(job, layout, calibration, dense, count)
@@ -136,26 +132,26 @@ def iteration(
         # group.
         stride = max(1, layout.ep // layout.tp)
         volume = sum(ring_passes(job, layout, count))
-        sent = volume * experts * element_bytes(job.shape.attention_dtype)
+        sent = volume * experts * job.shape.element_bytes
         traffic += _ring_s(job, layout, calibration, layout.expert_replicas, stride, sent, volume)
     network = exposed_s(job, layout, calibration, traffic, room, count)
     network += tied_embedding_s(
         job, layout, calibration, embedding_parameters(job.shape, layout.tp)
     )
-    total = pace.times(count) + fill + exactly(network + step_s)
+    total = pace * count + fill + (network + step_s)
     nodes = layout.gpus / job.cluster.gpus_per_node
     waiting = calibration.straggler_spread * math.sqrt(2 * math.log(nodes)) if nodes > 1 else 0.0
 
     own_layers = slowest.layers * count
-    ends = (time.logits.mid if slowest.last else 0.0) + (time.embedding if slowest.first else 0.0)
+    ends = layer.logits.mid * slowest.last + layer.embedding * slowest.first
     return Iteration(
-        sec=total.times(1 + waiting).widened(calibration.scatter),
-        products=sum(span.mid for span in (*time.products, *time.experts)) * own_layers,
-        attention=(time.core[0].mid + time.core[1].mid) * own_layers,
-        recompute=time.repeated(layout.recompute).mid * own_layers,
-        vector=sum(time.vector) * own_layers,
-        overhead=time.overhead * own_layers,
-        tensor=(time.reduces + time.context) * own_layers,
+        sec=(total * (1 + waiting)).widened(calibration.scatter),
+        products=sum(span.mid for span in (*layer.products, *layer.experts)) * own_layers,
+        attention=(layer.core[0].mid + layer.core[1].mid) * own_layers,
+        recompute=layer.repeated(layout.recompute).mid * own_layers,
+        vector=sum(layer.vector) * own_layers,
+        overhead=layer.overhead * own_layers,
+        tensor=(layer.reduces + layer.context) * own_layers,
         logits=ends * count,
         point_to_point=hop * slowest.neighbours * count,
         bubble=fill.mid,
@@ -175,16 +171,9 @@ def point_to_point_s(job: Job, layout: Layout) -> float:
     if layout.pp == 1:
         return 0.0
     shape, cluster = job.shape, job.cluster
-    sent = (
-        layout.mbs
-        * shape.seq
-        * shape.hidden
-        * element_bytes(shape.attention_dtype)
-        / layout.tp
-        / layout.cp
-    )
+    sent = layout.mbs * shape.seq * shape.hidden * shape.element_bytes / layout.tp / layout.cp
     if layout.tp * layout.replicas >= cluster.gpus_per_node:
-        return NODE_LATENCY_S + sent / (cluster.gpu_gb_per_s * 1e9)
+        return NODE_LATENCY_S + sent / cluster.gpu_bytes_per_s
     return cluster.intra_node(2).time_s(sent)
 
 
@@ -214,7 +203,7 @@ def data_parallel_s(
     stage_parameters: parameters of a stage on one GPU.
     micro_batches: micro-batches per iteration.
     """
-    gradient_bytes = stage_parameters * element_bytes(job.shape.attention_dtype)
+    gradient_bytes = stage_parameters * job.shape.element_bytes
     volume = sum(ring_passes(job, layout, micro_batches))
     each = (
         job.shape.layers if layout.zero == 3 else math.ceil(stage_parameters / _BUCKET_PARAMETERS)
@@ -263,9 +252,9 @@ def tied_embedding_s(
     """
     if layout.pp == 1 or not job.shape.tied:
         return 0.0
-    sent = embedding_parameters * element_bytes(job.shape.attention_dtype)
+    sent = embedding_parameters * job.shape.element_bytes
     if layout.tp * layout.replicas >= job.cluster.gpus_per_node:
-        return sent / (job.cluster.gpu_gb_per_s * 1e9 * calibration.data_parallel_share)
+        return sent / (job.cluster.gpu_bytes_per_s * calibration.data_parallel_share)
     return job.cluster.intra_node(2).time_s(sent)
 
 

@@ -15,7 +15,7 @@ from itertools import accumulate
 from quantbench.planner.calibration import STACKS, Calibration
 from quantbench.planner.layout import Job, Layout, StageKind, layer_weights, stages_of
 from quantbench.workload import TransformerShape
-from quantbench.workload.dtypes import DTYPES, element_bytes
+from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.parameters import padded_vocab
 
 GIB = 2**30
@@ -104,7 +104,7 @@ def _stage(
     job: Job, layout: Layout, calibration: Calibration, kind: StageKind, stage: int
 ) -> Memory:
     shape = job.shape
-    w = element_bytes(shape.attention_dtype)
+    w = shape.element_bytes
     dense, experts = stage_parameters(job, layout, kind)
 
     def shared(level: int) -> float:
@@ -165,7 +165,7 @@ def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
             continue
         if layout.recompute == "full":
             each = _tokens(job, layout) * job.shape.hidden
-            each *= element_bytes(job.shape.attention_dtype)
+            each *= job.shape.element_bytes
             each /= layout.tp if layout.sequence_parallel else 1
         else:
             each = _layer_activations(job, layout, dense=dense)
@@ -182,7 +182,7 @@ def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
     dense: whether it is one of the model's `dense_layers`.
     """
     shape = job.shape
-    w = element_bytes(shape.attention_dtype)
+    w = shape.element_bytes
     tokens = _tokens(job, layout)
     # Inputs of products are kept in their format.
     kept = DTYPES[shape.dtype].a_bytes if shape.fp8_recipe else w
@@ -216,6 +216,6 @@ def _core_activations(job: Job, layout: Layout) -> float:
     rows = layout.mbs * shape.heads / layout.tp * shape.seq / layout.cp
     if shape.attention == "flash":
         return rows * _FP32
-    w = element_bytes(shape.attention_dtype)
+    w = shape.element_bytes
     each = 2 * w + MASK_BYTES if shape.dropout else w
     return rows * shape.seq * each
