@@ -13,8 +13,6 @@ Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC 2021, 
 Megatron-DeepSpeed since its pull request 251.
 """
 
-from __future__ import annotations
-
 from quantbench.errors import InputError
 from quantbench.workload import TransformerShape
 from quantbench.workload.parameters import gpt_layer_parameters, parameters

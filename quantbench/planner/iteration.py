@@ -12,8 +12,6 @@ data-parallel group (at most dp), their ring leaves the node once, and gpus_per_
 share its adapters.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 
@@ -121,7 +119,7 @@ def iteration(
     fill = (fill + pace * -1) * (1 / layout.interleave)
 
     step_s = calibration.step_overhead_ms * 1e-3
-    own = dense + experts
+    own = float(dense + experts)
     if layout.zero >= 1:
         own = dense / layout.replicas + experts / layout.expert_replicas
     step_s += _STEP_BYTES * own / job.elementwise_bytes_per_s

@@ -11,6 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from quantbench.latency.interconnect import NODE_LATENCY_S
@@ -168,7 +169,6 @@ class LayerTimes:
     def __init__(self, job: Job, times: OpTimes) -> None:
         self._job = job
         self._times = times
-        self._divided: dict[LayerKey, tuple[TransformerShape, tuple[Op, ...]]] = {}
         self._known: dict[LayerKey, LayerTime] = {}
 
     def at(self, key: LayerKey) -> LayerTime:
@@ -200,25 +200,7 @@ class LayerTimes:
         return list(found)
 
     def _ops(self, key: LayerKey) -> tuple[TransformerShape, tuple[Op, ...]]:
-        """Returns the layer on one GPU with whole sequences, and its ops with the tokens that the
-        GPU holds.
-        """
-        degrees = LayerKey(key.tp, key.mbs, cp=key.cp, ep=key.ep, dense=key.dense)
-        if degrees not in self._divided:
-            shape = divided(self._job.shape, key.tp, key.mbs)
-            if key.dense:
-                shape = replace(
-                    shape, experts=0, top_k=0, moe_ffn=0, shared_ffn=0, routing="balanced"
-                )
-            elif shape.experts:
-                shape = replace(shape, ep=key.ep, expert_tp=1)
-            ops = shape.ops()
-            if key.cp > 1:
-                # Linear layers see the GPU's tokens; attention is divided below.
-                part = replace(shape, seq=shape.seq // key.cp).ops()
-                ops = tuple(a if a.name in _CORE else b for a, b in zip(ops, part, strict=True))
-            self._divided[degrees] = shape, ops
-        return self._divided[degrees]
+        return _ops(self._job.shape, key._replace(sequence_parallel=False))
 
     def _layer(self, key: LayerKey, seconds: Mapping[Compute, Span]) -> LayerTime:
         shape, ops = self._ops(key)
@@ -320,6 +302,24 @@ class LayerTimes:
         # products for two).
         room = core_forward_s * (key.cp - 1) / key.cp
         return max(once - room, 0.0) + max(2 * once - 2.5 * room, 0.0)
+
+
+@lru_cache(maxsize=1024)
+def _ops(whole: TransformerShape, key: LayerKey) -> tuple[TransformerShape, tuple[Op, ...]]:
+    """Returns a layer on one GPU with whole sequences, and its ops with the tokens that the GPU
+    holds.
+    """
+    shape = divided(whole, key.tp, key.mbs)
+    if key.dense:
+        shape = replace(shape, experts=0, top_k=0, moe_ffn=0, shared_ffn=0, routing="balanced")
+    elif shape.experts:
+        shape = replace(shape, ep=key.ep, expert_tp=1)
+    ops = shape.ops()
+    if key.cp > 1:
+        # Linear layers see the GPU's tokens; attention is divided later.
+        part = replace(shape, seq=shape.seq // key.cp).ops()
+        ops = tuple(a if a.name in _CORE else b for a, b in zip(ops, part, strict=True))
+    return shape, ops
 
 
 def _other_places(shape: TransformerShape, places: float) -> float:

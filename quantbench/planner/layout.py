@@ -1,7 +1,5 @@
 """Defines the training job, its parallel layout and the split of layers into pipeline stages."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -50,15 +48,7 @@ class Job:
 
     @property
     def key(self) -> tuple[object, ...]:
-        return (
-            self.shape,
-            self.cluster.key,
-            self.gpus,
-            self.gbs,
-            self.optimizer,
-            self.dp_overlap,
-            self.stack,
-        )
+        return tuple((vars(self) | {"cluster": self.cluster.key}).values())
 
     @property
     def elementwise_bytes_per_s(self) -> float:
@@ -109,7 +99,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         require_ints(self, "dp", "tp", "pp", "mbs", "interleave", "cp", "ep")
-        require_int("layout", "zero", self.zero, low=0, high=3)
+        require_int("Layout", "zero", self.zero, low=0, high=3)
         require_choices(self, recompute=RECOMPUTATIONS, partition=PARTITIONS)
 
     @property

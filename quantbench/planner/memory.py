@@ -6,8 +6,6 @@ Models, 2022, sections 4 and 5, extended to any MLP width, gate and number of ke
 are bytes and shown in GiB: a GPU sold with 80 GB has 80 GiB, and nvidia-smi reports GiB too.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import accumulate

@@ -2,8 +2,6 @@
 --json`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import nan

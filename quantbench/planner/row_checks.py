@@ -5,8 +5,6 @@ against its layers, and rows that differ only in mbs and gbs against each other.
 contradict each other, the models of memory and time decide which is wrong.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -74,8 +72,7 @@ def check_rows(
     found += _swapped(rows)
     for row, other in _comparable(rows):
         found += _contradictions(row, other, times, calibrations)
-    order = {id(row): index for index, row in enumerate(rows)}
-    return sorted(found, key=lambda fault: order[id(fault.row)])
+    return sorted(found, key=lambda fault: rows.index(fault.row))
 
 
 def _as_typed(row: TableRow, given: Given | None = None) -> Case | None:

@@ -1,7 +1,5 @@
 """Predicts the rows of a table of layouts and compares the predictions with the measured values."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain

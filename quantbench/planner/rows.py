@@ -355,7 +355,7 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
         what = f"hidden = {hidden}, heads = {heads}, tp = {layout.tp}"
         filling.missing(what, "hidden divisible by heads and heads by tp")
     recipe = require_choice(_WHO, "fp8_recipe", filling.known("fp8_recipe") or "", ("", *RECIPES))
-    dtype = RECIPES[recipe].forward if recipe else filling.known("precision")
+    dtype = RECIPES[recipe].forward if recipe else filling.known("precision") or ""
     if recipe and device.peak(dtype) is None:
         filling.missing(f"fp8_recipe = {recipe} on {device.name}", "a GPU with such products")
     if not recipe and dtype not in PRECISIONS:

@@ -6,8 +6,6 @@ per iteration. Layer times depend only on tensor and sequence parallelism and mi
 tens of thousands of layouts need a few dozen layer times, predicted in one batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
