@@ -193,7 +193,9 @@ class Setup:
             interleave=integers("--interleave", o.interleave),
             zero=integers("--zero", o.zero, low=0, high=3) or (0, 1, 2, 3),
             recompute=tuple(o.recompute.split(",")) if o.recompute else (),
-            sequence_parallel=o.sequence_parallel,
+            sequence_parallel=(False, True)
+            if o.sequence_parallel is None
+            else (o.sequence_parallel,),
             uneven=self.uneven,
             ep=integers("--ep", o.ep) or tuple(divisors(self.shape.experts or 1)),
         )

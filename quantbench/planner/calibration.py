@@ -292,19 +292,16 @@ def with_measured_links(
     for gpus, by_size in times.items():
         if len(by_size) >= _FEWEST_SIZES:
             links[gpus] = _link(by_size)
-    measured_ones = []
-    if links:
-        counts = ", ".join(map(str, sorted(links)))
-        measured_ones.append(f"all-reduce over {counts} GPUs of a node")
+    groups = [f"{gpus} GPUs of a node" for gpus in sorted(links)]
     if node_gb_per_s:
-        measured_ones.append("between nodes")
-    if not measured_ones:
+        groups.append("several nodes")
+    if not groups:
         return cluster
     return replace(
         cluster,
         links={**cluster.links, **links},
         node_gb_per_s=node_gb_per_s or cluster.node_gb_per_s,
-        source=f"{cluster.source}; {' and '.join(measured_ones)} from {source}",
+        source=f"{cluster.source}; all-reduces over {', '.join(groups)} from {source}",
     )
 
 

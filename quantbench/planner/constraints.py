@@ -229,7 +229,8 @@ def _costly(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str]]:
     count = layout.micro_batches(job.gbs)
     if layout.pp > 1 and count < 4 * layout.pp:
         idle = (layout.pp - 1) / (count * layout.interleave + layout.pp - 1)
-        text = f"{count} micro-batches through {layout.pp} stages leave each idle {percent(idle)} of the time"
+        text = f"{count} micro-batches through {layout.pp} stages leave each idle"
+        text += f" {percent(idle)} of the time"
         yield _BUBBLE, f"{text}; take a smaller mbs or pp, a larger gbs, or interleaving"
 
 

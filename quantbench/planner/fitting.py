@@ -74,6 +74,11 @@ class Term(NamedTuple):
     key: str
 
 
+#: stack, GPU architecture and table of a run
+Group = tuple[str, str, str]
+Effects = dict[Term, float]
+
+
 @dataclass(frozen=True)
 class Observed:
     """Measured iteration of a case. table: the runs that share a site and software."""
@@ -84,7 +89,7 @@ class Observed:
     table: str
 
     @property
-    def group(self) -> tuple[str, str, str]:
+    def group(self) -> Group:
         job = self.case.job
         return job.stack, architecture(job.cluster.device), self.table
 
@@ -162,7 +167,7 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
         raise InputError("plan --fit", what, f"at least {_FEWEST}")
     spread = {Term(name, ""): math.sqrt(sum(s**2 for s in prior)) for name, prior in PRIORS.items()}
 
-    def constants(effects: dict[Term, float], _: object) -> Calibration:
+    def constants(effects: Effects, _: object) -> Calibration:
         values = {}
         for name, _ in effects:
             low, high = RANGES[name]
@@ -198,9 +203,9 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
 
 def solve(
     observed: Sequence[Observed],
-    spreads: Callable[[tuple[str, str, str]], dict[Term, float]],
-    constants: Callable[[dict[Term, float], tuple[str, str, str]], Calibration],
-) -> tuple[dict[Term, float], FloatArray]:
+    spreads: Callable[[Group], Effects],
+    constants: Callable[[Effects, Group], Calibration],
+) -> tuple[Effects, FloatArray]:
     """Minimizes robust log errors plus priors; returns the effects and the Jacobian of the scaled
     residuals, priors last, by effect over its spread.
 
@@ -210,7 +215,7 @@ def solve(
     from scipy.optimize import least_squares
 
     groups = {one.group: spreads(one.group) for one in observed}
-    spread: dict[Term, float] = {}
+    spread: Effects = {}
     for found in groups.values():
         spread |= found
     index = {term: i for i, term in enumerate(spread)}
@@ -222,7 +227,7 @@ def solve(
     def residuals(z: FloatArray, *, slopes: bool) -> tuple[FloatArray, FloatArray]:
         effects = dict(zip(spread, (z * sd).tolist(), strict=True))
         known = {group: constants(effects, group) for group in groups}
-        nudged: dict[tuple[str, str, str], dict[str, Calibration]] = {}
+        nudged: dict[Group, dict[str, Calibration]] = {}
         if slopes:
             for group, c in known.items():
                 nudged[group] = {n: replace(c, **{n: getattr(c, n) * _STEP}) for n in PRIORS}

@@ -64,41 +64,62 @@ class Judged:
 
 
 _DATA_PARALLEL = LayoutRule(
-    "DP", "use as much DP as you can", _RULES_OF_THUMB,
-    "data-parallel traffic grows with the share of the model that a GPU holds, and bubble is cheap while gbs is "
+    "DP",
+    "use as much DP as you can",
+    _RULES_OF_THUMB,
+    "data-parallel traffic grows with the share of the model that a GPU holds, and bubble is "
+    "cheap while gbs is "
     "large: the documents' own DP 24 and PP 2 lost 20 % to DP 8 and PP 6",
-)  # fmt: skip
+)
 _TENSOR_LAST = LayoutRule(
-    "TP last", "usually PP = MP; TP only where a layer does not fit one GPU", _RULES_OF_THUMB,
+    "TP last",
+    "usually PP = MP; TP only where a layer does not fit one GPU",
+    _RULES_OF_THUMB,
     "long pipelines make the logits' stage and the bubble dear; TP 2 to 4 inside a node costs less",
-)  # fmt: skip
+)
 _MICRO_BATCH = LayoutRule(
-    "MBS 2", "MBS 2 is about the best", _PREQUEL,
-    "it was so for hidden 14400, whose misaligned heads hid what larger products gain; the best MBS balances "
+    "MBS 2",
+    "MBS 2 is about the best",
+    _PREQUEL,
+    "it was so for hidden 14400, whose misaligned heads hid what larger products gain; the "
+    "best MBS balances "
     "products and launches against bubble and memory",
-)  # fmt: skip
+)
 _FULL_MEMORY = LayoutRule(
-    "fill memory", "raise MBS to use the free memory", _RULES_OF_THUMB,
+    "fill memory",
+    "raise MBS to use the free memory",
+    _RULES_OF_THUMB,
     "the same document adds to test it: more memory in use means neither more speed nor less",
-)  # fmt: skip
+)
 _EIGHTEEN_BYTES = LayoutRule(
-    "18 bytes", "18 bytes · parameters < 75 % of a GPU's memory means no model parallelism is needed", _RULES_OF_THUMB,
+    "18 bytes",
+    "18 bytes · parameters < 75 % of a GPU's memory means no model parallelism is needed",
+    _RULES_OF_THUMB,
     "it knows neither ZeRO, which shards 12 of the 18 bytes, nor activations",
-)  # fmt: skip
+)
 _FEW_MICRO_BATCHES = LayoutRule(
-    "gbs/mbs and DP", "gbs / mbs close to DP loses pipeline efficiency", _RULES_OF_THUMB,
-    "exactly: the bubble is (pp - 1) / (gbs / (mbs · dp)) of the work, so it is pp that it must be large against",
-)  # fmt: skip
+    "gbs/mbs and DP",
+    "gbs / mbs close to DP loses pipeline efficiency",
+    _RULES_OF_THUMB,
+    "exactly: the bubble is (pp - 1) / (gbs / (mbs · dp)) of the work, so it is pp that it "
+    "must be large against",
+)
 _WAVES = LayoutRule(
-    "hidden % 108", "hidden % 128, % 108 and % 8 together: hidden = 864 · c", _PREQUEL,
-    "waves depend on ceil(m / tile) · ceil(n / tile) against the SMs, not on hidden alone; 864 · c is no multiple "
+    "hidden % 108",
+    "hidden % 128, % 108 and % 8 together: hidden = 864 · c",
+    _PREQUEL,
+    "waves depend on ceil(m / tile) · ceil(n / tile) against the SMs, not on hidden alone; 864 "
+    "· c is no multiple "
     "of 128; and most of what 13824 gained over 14400 was its aligned heads",
-)  # fmt: skip
+)
 _ALIGNED_HEADS = LayoutRule(
-    "head_dim", "head_dim % 8 == 0 (and % 64 is best)", f"{_PREQUEL}; NVIDIA's guide",
-    "% 8 is real: unaligned rows cost 34 % in the documents; % 64 is not seen there: 128-wide heads were slower "
+    "head_dim",
+    "head_dim % 8 == 0 (and % 64 is best)",
+    f"{_PREQUEL}; NVIDIA's guide",
+    "% 8 is real: unaligned rows cost 34 % in the documents; % 64 is not seen there: 128-wide "
+    "heads were slower "
     "than 224-wide ones, unexplained",
-)  # fmt: skip
+)
 
 
 def judge_folklore(job: Job, found: Found) -> list[Judged]:

@@ -84,7 +84,7 @@ class Iteration:
             "recomputation": self.recompute,
             "launches and stragglers": self.overhead + self.stragglers,
             # In a pipeline the logits delay the other stages; without one they are ordinary work.
-            "logits": self.logits if self.bubble else 0.0,
+            "logits": self.logits * (self.bubble > 0),
             "memory bandwidth": self.vector + self.optimizer,
         }
         worst = max(losses, key=lambda name: losses[name])
@@ -123,7 +123,9 @@ def iteration(
     if layout.zero >= 1:
         own = dense / layout.replicas + experts / layout.expert_replicas
     step_s += _STEP_BYTES * own / job.elementwise_bytes_per_s
-    room = pace.mid * (count if layout.zero >= 2 else 1)
+    room = pace.mid
+    if layout.zero >= 2:
+        room *= count
     traffic = data_parallel_s(job, layout, calibration, dense, count)
     if experts:
         # Experts have fewer replicas: the ring of those GPUs, at the stride of the expert-parallel
@@ -133,12 +135,11 @@ def iteration(
         sent = volume * experts * job.shape.element_bytes
         traffic += _ring_s(job, layout, calibration, layout.expert_replicas, stride, sent, volume)
     network = exposed_s(job, layout, calibration, traffic, room, count)
-    network += tied_embedding_s(
-        job, layout, calibration, embedding_parameters(job.shape, layout.tp)
-    )
+    embedding = embedding_parameters(job.shape, layout.tp)
+    network += tied_embedding_s(job, layout, calibration, embedding)
     total = pace * count + fill + (network + step_s)
     nodes = layout.gpus / job.cluster.gpus_per_node
-    waiting = calibration.straggler_spread * math.sqrt(2 * math.log(nodes)) if nodes > 1 else 0.0
+    waiting = calibration.straggler_spread * math.sqrt(2 * math.log(max(nodes, 1)))
 
     own_layers = slowest.layers * count
     ends = layer.logits.mid * slowest.last + layer.embedding * slowest.first
@@ -168,7 +169,8 @@ def point_to_point_s(job: Job, layout: Layout) -> float:
     """
     if layout.pp == 1:
         return 0.0
-    shape, cluster = job.shape, job.cluster
+    shape = job.shape
+    cluster = job.cluster
     sent = layout.mbs * shape.seq * shape.hidden * shape.element_bytes / layout.tp / layout.cp
     if layout.tp * layout.replicas >= cluster.gpus_per_node:
         return NODE_LATENCY_S + sent / cluster.gpu_bytes_per_s
@@ -184,13 +186,14 @@ def ring_passes(job: Job, layout: Layout, micro_batches: int) -> tuple[int, int]
     also gathers then (torch.distributed.fsdp.ShardingStrategy, SHARD_GRAD_OP: reshards after the
     backward pass). ZeRO-3 gathers twice.
     """
+    if layout.zero == 0:
+        return 0, 2
+    if layout.zero == 1:
+        return 1, 1
+    if layout.zero == 3:
+        return 2 * micro_batches, micro_batches
     fsdp = job.stack in STACKS and STACKS[job.stack].fsdp
-    return {
-        0: (0, 2),
-        1: (1, 1),
-        2: (micro_batches if fsdp else 1, micro_batches),
-        3: (2 * micro_batches, micro_batches),
-    }[layout.zero]
+    return micro_batches if fsdp else 1, micro_batches
 
 
 def data_parallel_s(
@@ -203,9 +206,9 @@ def data_parallel_s(
     """
     gradient_bytes = stage_parameters * job.shape.element_bytes
     volume = sum(ring_passes(job, layout, micro_batches))
-    each = (
-        job.shape.layers if layout.zero == 3 else math.ceil(stage_parameters / _BUCKET_PARAMETERS)
-    )
+    each = math.ceil(stage_parameters / _BUCKET_PARAMETERS)
+    if layout.zero == 3:
+        each = job.shape.layers
     return _ring_s(
         job, layout, calibration, layout.replicas, 1, volume * gradient_bytes, volume * each
     )
@@ -237,9 +240,8 @@ def _ring_s(
     # Each collective of a ring passes every node in turn.
     nodes = ranks / in_node
     share = calibration.data_parallel_share / (1 + calibration.congestion * math.log2(nodes))
-    return collectives * (nodes - 1) * calibration.hop_us * 1e-6 + rings * ring_bytes / (
-        cluster.node_gb_per_s * 1e9 * share
-    )
+    latency_s = collectives * (nodes - 1) * calibration.hop_us * 1e-6
+    return latency_s + rings * ring_bytes / (cluster.node_gb_per_s * 1e9 * share)
 
 
 def tied_embedding_s(
@@ -274,9 +276,6 @@ def exposed_s(
     """
     overlap = _ZERO3_OVERLAP if layout.zero == 3 else job.dp_overlap
     gathers, reductions = ring_passes(job, layout, micro_batches)
-    waits = (
-        calibration.exposed_share
-        * (gathers + _REDUCTIONS_WAIT * reductions)
-        / (gathers + reductions)
-    )
+    shown = gathers + _REDUCTIONS_WAIT * reductions
+    waits = calibration.exposed_share * shown / (gathers + reductions)
     return traffic_s - (1 - waits) * min(overlap * traffic_s, room_s)

@@ -115,7 +115,9 @@ class LayerTime(NamedTuple):
         `c`.
         """
         core = c.compute_factor * c.attention_factor
-        products = c.compute_factor * (c.quantized_factor if self.quantized else 1.0)
+        products = c.compute_factor
+        if self.quantized:
+            products *= c.quantized_factor
         experts = products * c.experts_factor
         vector = c.elementwise_factor
         return self._replace(
@@ -183,9 +185,11 @@ class LayerTimes:
         if self._job.shape.dense_layers:
             wanted |= {key._replace(dense=not key.dense) for key in wanted}
         wanted -= self._known.keys()
+        if not wanted:
+            return
         works = self.workloads(wanted)
         seconds = {}
-        for work, source in zip(works, self._times.estimates(works) if works else (), strict=True):
+        for work, source in zip(works, self._times.estimates(works), strict=True):
             us = as_run(work, source, self._times.device, softmax=self._job.shape.softmax)
             seconds[work] = Span(us.low_us, us.latency_us, us.high_us) * 1e-6
         for key in wanted:
@@ -394,7 +398,9 @@ def _filled(rows: int) -> tuple[tuple[int, float], ...]:
     step = max(ALIGNED_ELEMENTS, min(_TILE_ROWS, 1 << rows.bit_length() - 1))
     low = max(ALIGNED_ELEMENTS, rows // step * step)
     share = max(0, rows - low) / step
-    return ((low, 1 - share), (low + step, share)) if share else ((low, 1.0),)
+    if not share:
+        return ((low, 1.0),)
+    return ((low, 1 - share), (low + step, share))
 
 
 def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:
@@ -412,8 +418,10 @@ def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]
     Assumes the fused kernels of Megatron-LM (megatron/fused_kernels, bias_gelu, bias_dropout_add).
     """
     w = shape.element_bytes
-    mask = MASK_BYTES if shape.dropout else 0
-    whole = shape.tokens * shape.hidden / (shape.tp if key.sequence_parallel else 1)
+    mask = MASK_BYTES * shape.dropout
+    whole: float = shape.tokens * shape.hidden
+    if key.sequence_parallel:
+        whole /= shape.tp
     width = shape.ffn
     if shape.experts:
         width = shape.top_k * shape.moe_ffn + shape.shared_ffn

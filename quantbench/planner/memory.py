@@ -113,6 +113,7 @@ def _stage(
     # FSDP shards the fp32 weights and gradients that the optimizer counts, and casts what it
     # gathers.
     casts = layout.zero >= 3 and job.stack in STACKS and STACKS[job.stack].fsdp
+    half = 0 if casts else w
     kept = stage_activations(job, layout, kind)
     activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
     dense_only = kind.dense == kind.layers
@@ -130,8 +131,8 @@ def _stage(
         vocab = padded_vocab(shape.vocab, layout.tp)
         working += _tokens(job, layout) * vocab / layout.tp * (w + _FP32 + _FP32)
     return Memory(
-        weights=0.0 if casts else w * shared(3),
-        gradients=0.0 if casts else w * shared(2),
+        weights=half * shared(3),
+        gradients=half * shared(2),
         optimizer=_STATE_BYTES[job.optimizer] * shared(1),
         activations=activations,
         working=working,
@@ -149,10 +150,10 @@ def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
     """Returns the micro-batches whose activations a stage holds: with 1F1B the number of stages
     from it to the last; if interleaved, the first stage holds pp - 1 more chunks (Korthikanti et
     al., section 4.2.3)."""
-    depth = float(layout.pp - stage)
+    depth: float = layout.pp - stage
     if layout.interleave > 1:
         depth = layout.pp * (1 + (layout.pp - 1) / (layout.pp * layout.interleave)) - stage
-    return min(depth, float(micro_batches))
+    return min(depth, micro_batches)
 
 
 def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
@@ -164,7 +165,8 @@ def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
         if layout.recompute == "full":
             each = _tokens(job, layout) * job.shape.hidden
             each *= job.shape.element_bytes
-            each /= layout.tp if layout.sequence_parallel else 1
+            if layout.sequence_parallel:
+                each /= layout.tp
         else:
             each = _layer_activations(job, layout, dense=dense)
         if layout.recompute == "selective":
@@ -185,8 +187,7 @@ def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
     # Inputs of products are kept in their format.
     kept = DTYPES[shape.dtype].a_bytes if shape.fp8_recipe else w
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.
-    masks = 2 * MASK_BYTES if shape.dropout else 0
-    whole = tokens * shape.hidden * (2 * w + 2 * kept + masks)
+    whole = tokens * shape.hidden * (2 * w + 2 * kept + 2 * MASK_BYTES * shape.dropout)
     # Latents, before and after their norms (DeepSeek-V2, arXiv:2405.04434, section 2.1), which no
     # GPU divides.
     whole += tokens * ((shape.q_rank + shape.kv_rank) * (w + kept) + shape.rope_dim * w)

@@ -95,9 +95,6 @@ class Planner:
         self.job = job
         self.calibration = calibration
         self.layers = LayerTimes(job, times)
-        self._model_flops = model_flops(job.shape, job.gbs)
-        self._limit_bytes = limit_bytes(job)
-        self._peak_tflops = job.cluster.device.peak(job.shape.dtype) or nan
 
     def predict(self, layout: Layout, needed: Memory | None = None) -> Prediction:
         """Predicts a layout that breaks no strict rule. needed: memory of the layout, if already
@@ -106,19 +103,20 @@ class Planner:
         job = self.job
         needed = needed or memory(job, layout, self.calibration)
         found = iteration(job, layout, self.layers, self.calibration)
-        seconds = found.sec.mid * job.gpus
-        model_tflops = self._model_flops / seconds / 1e12
+        gpu_s = found.sec.mid * job.gpus
+        model_tflops = model_flops(job.shape, job.gbs) / gpu_s / 1e12
         hardware = hardware_flops(job.shape, job.gbs, layout.recompute)
+        limit = limit_bytes(job)
         return Prediction(
             layout=layout,
             iteration=found,
             memory=needed,
             model_tflops=model_tflops,
-            hardware_tflops=hardware / seconds / 1e12,
-            mfu=model_tflops / self._peak_tflops,
+            hardware_tflops=hardware / gpu_s / 1e12,
+            mfu=model_tflops / (job.cluster.device.peak(job.shape.dtype) or nan),
             tokens_per_s=job.gbs * job.shape.seq / found.sec.mid,
-            fits=needed.total <= self._limit_bytes,
-            tight=needed.total > _NEARLY_FULL * self._limit_bytes,
+            fits=needed.total <= limit,
+            tight=needed.total > _NEARLY_FULL * limit,
         )
 
 

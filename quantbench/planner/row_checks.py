@@ -15,9 +15,7 @@ from quantbench.errors import InputError
 from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations
 from quantbench.planner.constraints import strict_violations
-from quantbench.planner.memory import memory
-from quantbench.planner.predict import Prediction
-from quantbench.planner.row_results import calculator_of, predict_cases, tflops_of
+from quantbench.planner.row_results import calculator_of, predict_rows, tflops_of
 from quantbench.planner.rows import Case, Given, TableRow, case_of
 from quantbench.units import billions
 from quantbench.workload.parameters import parameters
@@ -38,9 +36,9 @@ _layout_cells = attrgetter(*_MODEL_AND_DEGREES, "mbs", "gbs")
 # All cells but mbs and gbs that change time or memory.
 _settings = attrgetter(
     *_MODEL_AND_DEGREES,
-    "date", "zero", "precision", "gpu", "cluster", "seq", "vocab", "kv_heads", "head_dim", "ffn", "gated", "tied",
-    "interleave", "recompute", "sequence_parallel", "optimizer", "attention", "dropout",
-    "stack", "cp", "dp_overlap", "node_gbit_per_s",
+    "date", "zero", "precision", "gpu", "cluster", "seq", "vocab", "kv_heads", "head_dim", "ffn",
+    "gated", "tied", "interleave", "recompute", "sequence_parallel", "optimizer", "attention",
+    "dropout", "stack", "cp", "dp_overlap", "node_gbit_per_s",
 )  # fmt: skip
 
 
@@ -152,15 +150,16 @@ def _size(row: TableRow) -> str:
 
 def _swapped(rows: Sequence[TableRow]) -> Iterator[RowFault]:
     """Yields rows whose time and TFLOPs are swapped against another row of the same layout."""
-    seen = {(_layout_cells(row), row.sec_per_it, row.tflops): row for row in reversed(rows)}
+    seen: dict[object, TableRow] = {}
     for row in rows:
-        if row.tflops is None or row.sec_per_it is None or row.tflops == row.sec_per_it:
-            continue
-        other = seen.get((_layout_cells(row), row.tflops, row.sec_per_it))
-        if other is not None and (other.line or 0) < (row.line or 0):
+        cells = _layout_cells(row)
+        other = seen.get((cells, row.tflops, row.sec_per_it))
+        if other is not None and row.tflops is not None and row.tflops != row.sec_per_it:
             text = f"{other.place} has the same layout"
             text += f" and {other.sec_per_it:g} s, {other.tflops:g} TFLOPs"
             yield RowFault(row, "typed", f"sec/it and TFLOPs are swapped: {text}")
+        if row.sec_per_it is not None:
+            seen.setdefault((cells, row.sec_per_it, row.tflops), row)
 
 
 def _comparable(rows: Sequence[TableRow]) -> Iterator[tuple[TableRow, TableRow]]:
@@ -180,23 +179,19 @@ def _contradictions(
     error.
     """
 
-    def memory_error(row: TableRow) -> float:
-        case = case_of(row, uneven=False)
-        factors = calibrations.of(case.job.cluster, case.job.stack)
-        found = memory(case.job, case.layout, factors).total_gib
-        return abs(found / (row.mem_gb or 1.0) - 1)
-
-    def time_error(row: TableRow) -> float:
-        found = predict_cases([case_of(row, uneven=False)], times, calibrations)[0]
-        if not isinstance(found, Prediction):
-            return 0.0
-        return abs(found.sec_per_it / (row.sec_per_it or 1.0) - 1)
+    def by_error(name: str) -> list[TableRow]:
+        """Returns both rows, the one with the larger `RowResult.<name>` last."""
+        found = predict_rows((b, a), times, calibrations)
+        found.sort(key=lambda result: abs(getattr(result, name) or 0.0))
+        return [result.row for result in found]
 
     if a.mem_gb and b.mem_gb and a.mbs and b.mbs and a.gbs == b.gbs:
         low, high = sorted((a, b), key=lambda row: row.mbs or 0)
         apart = (low.mem_gb or 0) / (high.mem_gb or 1) - 1
-        if (abs(apart) if a.mbs == b.mbs else apart) > _MEMORY_TOLERANCE:
-            right, wrong = sorted((b, a), key=memory_error)
+        if a.mbs == b.mbs:
+            apart = abs(apart)
+        if apart > _MEMORY_TOLERANCE:
+            right, wrong = by_error("memory_error")
             text = f"memory {wrong.mem_gb:g} GB with MBS {wrong.mbs} contradicts"
             text += f" {right.mem_gb:g} GB with MBS {right.mbs} of {right.place}"
             yield RowFault(wrong, "typed", f"{text}: memory or MBS is typed wrong")
@@ -208,7 +203,7 @@ def _contradictions(
                 text += " for the same cells: a setting that is not listed differs"
                 yield RowFault(row, "typed", text)
         elif a.gbs != b.gbs and abs(ratio) > _BATCH_TOLERANCE:
-            right, wrong = sorted((b, a), key=time_error)
+            right, wrong = by_error("error")
             expected = (right.sec_per_it or 0) * _slots(wrong) / _slots(right)
             text = f"{wrong.sec_per_it:g} s at gbs {wrong.gbs}"
             text += f": micro-batches and bubble of {right.place} give {expected:.1f} s"

@@ -2,7 +2,6 @@
 
 from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from math import inf, nan
 from typing import Any
 
@@ -25,7 +24,8 @@ _TUNED = "not stated: the fastest that fits"
 
 # Fields of a row's JSON: those of the prediction's, and those measured.
 _SHOWN = (
-    "sec_per_it", "sec_per_it_low", "sec_per_it_high", "hardware_tflops", "mem_gb", "fits", "bubble_share", "bound",
+    "sec_per_it", "sec_per_it_low", "sec_per_it_high", "hardware_tflops", "mem_gb", "fits",
+    "bubble_share", "bound",
 )  # fmt: skip
 _MEASURED = ("sec_per_it", "tflops", "mem_gb", "status")
 
@@ -117,15 +117,16 @@ def predict_cases(
     cases: Sequence[Case],
     times: TimesOf,
     calibrations: Calibrations,
-    *,
     forgiven: Container[str] = (),
+    planners: dict[object, Planner] | None = None,
 ) -> list[Outcome]:
     """Predicts each case, or returns the strict rules it breaks. Equal jobs share their layer
     times.
 
     forgiven: names of strict rules that a case may break.
+    planners: known planners by job; new ones are added.
     """
-    planners: dict[object, Planner] = {}
+    planners = {} if planners is None else planners
     found: list[Outcome] = []
     for case in cases:
         job = case.job
@@ -149,24 +150,17 @@ def predict_rows(
     Rows may break framework-specific rules (`constraints.OF_SOFTWARE`), because they were run. An
     unknown micro-batch size is taken as the fastest that fits, because published runs are tuned.
     """
-    choices: list[list[Case]] = []
-    problems = []
+    planners: dict[object, Planner] = {}
+    results = []
     for row in rows:
         try:
-            choices.append(_choices(case_of(row, given)))
-            problems.append("")
+            choices = _choices(case_of(row, given))
         except QuantbenchError as error:
-            choices.append([])
-            problems.append(str(error))
-    every = list(chain.from_iterable(choices))
-    outcomes = iter(predict_cases(every, times, calibrations, forgiven=OF_SOFTWARE))
-    results = []
-    for row, problem, some in zip(rows, problems, choices, strict=True):
-        if problem:
-            results.append(RowResult(row, problem=problem))
+            results.append(RowResult(row, problem=str(error)))
             continue
+        outcomes = predict_cases(choices, times, calibrations, OF_SOFTWARE, planners)
         # The first one if none fits.
-        case, outcome = min(zip(some, outcomes, strict=False), key=_time_if_it_fits)
+        case, outcome = min(zip(choices, outcomes, strict=True), key=_time_if_it_fits)
         if isinstance(outcome, Prediction):
             tflops = tflops_of(row, case, outcome.sec_per_it)
             shown = tflops.get(calculator_of(row), outcome.hardware_tflops)
@@ -195,7 +189,9 @@ def _choices(case: Case) -> list[Case]:
 
 def _time_if_it_fits(found: tuple[Case, Outcome]) -> float:
     outcome = found[1]
-    return outcome.sec_per_it if isinstance(outcome, Prediction) and outcome.fits else inf
+    if isinstance(outcome, Prediction) and outcome.fits:
+        return outcome.sec_per_it
+    return inf
 
 
 def calculator_of(row: TableRow) -> str:

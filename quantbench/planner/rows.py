@@ -33,23 +33,29 @@ _USUAL_SEQ = 2048
 NOT_TOLD = "not stated: the smallest"
 # further column names of a field
 _COLUMNS = {
-    "date": ("date_note",), "calculator": ("tflops_calculator",), "layers": ("nlayers",), "hidden": ("nhidden",),
-    "heads": ("nheads",), "seq": ("seq_len",), "zero": ("zero_stage",), "tflops": ("tflops_reported",),
-    "precision": ("dtype",), "dp_overlap": ("run_dp_overlap",), "node_gbit_per_s": ("network", "run_node_gbit"),
+    "date": ("date_note",), "calculator": ("tflops_calculator",), "layers": ("nlayers",),
+    "hidden": ("nhidden",), "heads": ("nheads",), "seq": ("seq_len",), "zero": ("zero_stage",),
+    "tflops": ("tflops_reported",), "precision": ("dtype",), "dp_overlap": ("run_dp_overlap",),
+    "node_gbit_per_s": ("network", "run_node_gbit"),
 }  # fmt: skip
-# columns that may be 0
-_SHARES = ("dp_overlap", "run_dp_overlap")
 _BITS_PER_BYTE = 8
 # Sizes of a model whose default is the usual one, or no such part.
 _MODEL_PARTS = (
-    "kv_heads", "head_dim", "ffn", "experts", "top_k", "moe_ffn", "shared_ffn", "dense_layers", "q_rank", "kv_rank",
-    "rope_dim", "value_dim", "expert_groups", "top_groups",
+    "kv_heads", "head_dim", "ffn", "experts", "top_k", "moe_ffn", "shared_ffn", "dense_layers",
+    "q_rank", "kv_rank", "rope_dim", "value_dim", "expert_groups", "top_groups",
 )  # fmt: skip
 _LONGEST_STAGE = 1.25
 # What changes the time of a run too much to be assumed in a fit.
 _NEEDED_BY_A_FIT = (
-    "hidden", "layers", "heads", "kv_heads", "ffn", "gated", "seq", "vocab", "mbs", "recompute", "sec_per_it"
+    "hidden", "layers", "heads", "kv_heads", "ffn", "gated", "seq", "vocab", "mbs", "recompute",
+    "sec_per_it",
 )  # fmt: skip
+
+
+# Kinds of cells, which `_READERS` reads.
+Whole = int | None
+Number = float | None
+Flag = bool | None
 
 
 @dataclass(frozen=True)
@@ -86,53 +92,55 @@ class TableRow:
     stack: str = ""
     table: str = ""
     fp8_recipe: str = ""
-    line: int | None = None
-    nodes: int | None = None
-    gpus: int | None = None
-    layers: int | None = None
-    hidden: int | None = None
-    heads: int | None = None
-    seq: int | None = None
-    vocab: int | None = None
-    zero: int | None = None
-    dp: int | None = None
-    tp: int | None = None
-    pp: int | None = None
-    mbs: int | None = None
-    gbs: int | None = None
-    duplicate_of_line: int | None = None
-    ffn: int | None = None
-    kv_heads: int | None = None
-    interleave: int | None = None
-    head_dim: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    experts: int | None = None
-    top_k: int | None = None
-    moe_ffn: int | None = None
-    shared_ffn: int | None = None
-    dense_layers: int | None = None
-    q_rank: int | None = None
-    kv_rank: int | None = None
-    rope_dim: int | None = None
-    value_dim: int | None = None
-    expert_groups: int | None = None
-    top_groups: int | None = None
-    size_b: float | None = None
-    mem_gb: float | None = None
-    sec_per_it: float | None = None
-    tflops: float | None = None
-    dp_overlap: float | None = None
-    node_gbit_per_s: float | None = None
-    gated: bool | None = None
-    tied: bool | None = None
-    sequence_parallel: bool | None = None
-    dropout: bool | None = None
+    line: Whole = None
+    nodes: Whole = None
+    gpus: Whole = None
+    layers: Whole = None
+    hidden: Whole = None
+    heads: Whole = None
+    seq: Whole = None
+    vocab: Whole = None
+    zero: Whole = None
+    dp: Whole = None
+    tp: Whole = None
+    pp: Whole = None
+    mbs: Whole = None
+    gbs: Whole = None
+    duplicate_of_line: Whole = None
+    ffn: Whole = None
+    kv_heads: Whole = None
+    interleave: Whole = None
+    head_dim: Whole = None
+    cp: Whole = None
+    ep: Whole = None
+    experts: Whole = None
+    top_k: Whole = None
+    moe_ffn: Whole = None
+    shared_ffn: Whole = None
+    dense_layers: Whole = None
+    q_rank: Whole = None
+    kv_rank: Whole = None
+    rope_dim: Whole = None
+    value_dim: Whole = None
+    expert_groups: Whole = None
+    top_groups: Whole = None
+    size_b: Number = None
+    mem_gb: Number = None
+    sec_per_it: Number = None
+    tflops: Number = None
+    dp_overlap: Number = None
+    node_gbit_per_s: Number = None
+    gated: Flag = None
+    tied: Flag = None
+    sequence_parallel: Flag = None
+    dropout: Flag = None
 
     @property
     def place(self) -> str:
         """Location for messages: number of the row, and its line in the document."""
-        return f"row {self.row_id}" + (f" (line {self.line})" if self.line is not None else "")
+        if self.line is None:
+            return f"row {self.row_id}"
+        return f"row {self.row_id} (line {self.line})"
 
 
 @dataclass(frozen=True)
@@ -171,16 +179,14 @@ def read_table(path: Path) -> tuple[TableRow, ...]:
     """
     file = CsvFile(_WHO, path)
     columns: dict[str, str] = {}
-    known = []
-    for one in fields(TableRow):
-        names = (one.name, *_COLUMNS.get(one.name, ()))
-        known.append(names[-1])
-        column = next((name for name in names if name in file.columns), None)
-        if column is not None:
-            columns[one.name] = column
-    if not any(_KINDS[name] == "int | None" for name in columns):
+    for name in _KINDS:
+        names = (name, *_COLUMNS.get(name, ()))
+        found = next((one for one in names if one in file.columns), None)
+        if found is not None:
+            columns[name] = found
+    if not any(_KINDS[name] == "Whole" for name in columns):
         what = f"{path.name} has none of the columns of a table of layouts"
-        raise InputError(_WHO, what, f"some of {', '.join(known)}")
+        raise InputError(_WHO, what, f"some of {', '.join(_KINDS)}")
     rows = []
     for number, row in enumerate(file.rows(), start=1):
         values: dict[str, Any] = {"row_id": str(number)}
@@ -208,7 +214,7 @@ def require_stated(rows: Sequence[TableRow], given: Given, where: str) -> None:
 
 def _positive(row: CsvRow, column: str) -> float:
     found = row.number(column)
-    if not math.isfinite(found) or found < 0 or (found == 0 and column not in _SHARES):
+    if not math.isfinite(found) or found < 0 or (found == 0 and not column.endswith("dp_overlap")):
         raise row.error(column, "a number above 0")
     return found
 
@@ -216,8 +222,11 @@ def _positive(row: CsvRow, column: str) -> float:
 #: type of each field, and the reader of its cells
 _KINDS = {one.name: str(one.type) for one in fields(TableRow)}
 _READERS: dict[str, Callable[[CsvRow, str], object]] = {
-    "str": CsvRow.text, "int | None": CsvRow.integer, "float | None": _positive, "bool | None": CsvRow.flag,
-}  # fmt: skip
+    "str": CsvRow.text,
+    "Whole": CsvRow.integer,
+    "Number": _positive,
+    "Flag": CsvRow.flag,
+}
 
 
 class _Filling:
@@ -244,11 +253,9 @@ class _Filling:
         return self.assume(name, value, "option")
 
     def stated(self, *names: str) -> dict[str, Any]:
-        """Returns the known values by name, without sizes of 0, which say that there is no such
-        part.
-        """
+        """Returns the known values by name."""
         found = {name: self.known(name) for name in names}
-        return {name: value for name, value in found.items() if value or value is False}
+        return {name: value for name, value in found.items() if value is not None}
 
     def usual(self, name: str, value: Any, why: str) -> Any:
         """Returns the known value, or assumes `value`."""
@@ -278,8 +285,9 @@ def case_of(row: TableRow, given: Given | None = None, *, uneven: bool = True) -
     pp = filling.need("pp")
     cp = filling.known("cp") or 1
     dp = filling.known("dp")
-    gpus = filling.need("gpus") if dp is None else filling.known("gpus")
+    gpus = filling.known("gpus")
     if dp is None:
+        gpus = gpus or filling.need("gpus")
         dp = filling.assume("dp", max(1, gpus // (tp * pp * cp)), "gpus / (tp · pp · cp)")
     if gpus is None:
         gpus = filling.assume("gpus", dp * tp * pp * cp, "dp · tp · pp · cp")
@@ -395,5 +403,5 @@ def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
 
 def known_of(row: TableRow) -> str:
     """Returns the table's notes on a row, except published rates in tokens/s; "" without notes."""
-    notes = "" if _RATE.fullmatch(row.notes) else row.notes
-    return "; ".join(filter(None, (row.source_error, notes)))
+    notes = [row.source_error, row.notes]
+    return "; ".join(note for note in notes if note and not _RATE.fullmatch(note))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from quantbench.errors import InputError, require_choice
+from quantbench.errors import InputError
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.op_times import OpTimes
 from quantbench.planner.calibration import Calibration
@@ -26,33 +26,31 @@ _FEWEST_TOKENS = 4096
 _LARGEST_MICRO_BATCH = 64
 
 
+Degrees = tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class LayoutSpace:
     """Allowed values in a search over layouts; an empty tuple allows all.
 
     recompute: () tries all but selective recomputation of flash attention, which frees next to
         nothing.
-    sequence_parallel: None tries both.
     cp: () tries those that leave each GPU at least 4096 tokens of a sequence.
     ep: as in `Layout`.
     uneven: whether to try stages of different length.
     """
 
-    dp: tuple[int, ...] = ()
-    tp: tuple[int, ...] = ()
-    pp: tuple[int, ...] = ()
-    mbs: tuple[int, ...] = ()
-    interleave: tuple[int, ...] = ()
-    zero: tuple[int, ...] = (0, 1, 2, 3)
+    dp: Degrees = ()
+    tp: Degrees = ()
+    pp: Degrees = ()
+    mbs: Degrees = ()
+    interleave: Degrees = ()
+    zero: Degrees = (0, 1, 2, 3)
     recompute: tuple[str, ...] = ()
-    sequence_parallel: bool | None = None
+    sequence_parallel: tuple[bool, ...] = (False, True)
     uneven: bool = False
-    cp: tuple[int, ...] = ()
-    ep: tuple[int, ...] = (1,)
-
-    def __post_init__(self) -> None:
-        for kind in self.recompute:
-            require_choice("plan", "recompute", kind, RECOMPUTATIONS)
+    cp: Degrees = ()
+    ep: Degrees = (1,)
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Found:
         all.
         """
         roomy = next((p for p in self.ranked if not p.tight), None)
-        return None if not self.ranked or roomy is self.ranked[0] else roomy
+        return None if roomy in self.ranked[:1] else roomy
 
 
 def search(
@@ -89,18 +87,12 @@ def search(
     limit = limit_bytes(job)
     fitting: list[tuple[Layout, Memory]] = []
     too_large: list[tuple[Layout, Memory]] = []
-    skipped = 0
-    for group in layout_groups(job, space):
-        for number, layout in enumerate(group, start=1):
-            needed = memory(job, layout, calibration)
-            if needed.total <= limit:
-                fitting.append((layout, needed))
-                continue
+    for layout in layouts(job, space):
+        needed = memory(job, layout, calibration)
+        if needed.total <= limit:
+            fitting.append((layout, needed))
+        else:
             too_large.append((layout, needed))
-            if layout.interleave == 1:
-                # Memory grows with mbs, and interleaving only adds to it.
-                skipped += len(group) - number
-                break
     if not fitting and not too_large:
         raise _impossible(job, space)
     planner = Planner(job, times, calibration)
@@ -111,8 +103,8 @@ def search(
         key=lambda p: (p.sec_per_it, p.layout.zero, p.memory.total),
     )
     smallest = min(too_large, key=lambda one: one[1].total, default=None)
-    beyond = len(too_large) + skipped
-    return Found(tuple(ranked), len(fitting) + beyond, beyond, smallest)
+    looked_at = len(fitting) + len(too_large)
+    return Found(tuple(ranked), looked_at, len(too_large), smallest)
 
 
 def _impossible(job: Job, space: LayoutSpace) -> InputError:
@@ -145,18 +137,20 @@ def _impossible(job: Job, space: LayoutSpace) -> InputError:
     )
 
 
-def layout_groups(job: Job, space: LayoutSpace) -> Iterator[list[Layout]]:
-    """Yields groups of allowed layouts that differ only in mbs (ascending) and interleave."""
+def layouts(job: Job, space: LayoutSpace) -> Iterator[Layout]:
+    """Yields the layouts of a space that break no strict rule."""
     recomputations = space.recompute or RECOMPUTATIONS
     if job.shape.attention == "flash" and not space.recompute:
         recomputations = ("full", "none")
     tensor = _allowed(divisors(job.cluster.gpus_per_node), space.tp)
     for tp, cp, ep in product(tensor, _context_degrees(job, space), space.ep):
-        parallel = (False, True) if space.sequence_parallel is None else (space.sequence_parallel,)
+        parallel = space.sequence_parallel
         if tp == 1 or job.shape.seq % tp:
             parallel = (False,)
         rest, left_over = divmod(job.gpus, tp * cp)
-        for pp in [] if left_over else _allowed(divisors(rest), space.pp):
+        if left_over:
+            continue
+        for pp in _allowed(divisors(rest), space.pp):
             dp = rest // pp
             if job.gbs % dp or not _allowed([dp], space.dp):
                 continue
@@ -168,9 +162,7 @@ def layout_groups(job: Job, space: LayoutSpace) -> Iterator[list[Layout]]:
                 # Only the rules that do not depend on the micro-batch.
                 if (zero > 0 and dp * cp == 1) or not is_possible(replace(job, gbs=dp), base):
                     continue
-                group = list(_micro_batches(job, base, space))
-                if group:
-                    yield group
+                yield from _micro_batches(job, base, space)
 
 
 def _micro_batches(job: Job, base: Layout, space: LayoutSpace) -> Iterator[Layout]:
@@ -190,7 +182,7 @@ def _micro_batches(job: Job, base: Layout, space: LayoutSpace) -> Iterator[Layou
                 yield replace(plain, interleave=chunks)
 
 
-def _context_degrees(job: Job, space: LayoutSpace) -> tuple[int, ...]:
+def _context_degrees(job: Job, space: LayoutSpace) -> Degrees:
     """Returns the context-parallel degrees to try: powers of two that leave each GPU many tokens of
     a sequence.
     """
@@ -199,5 +191,5 @@ def _context_degrees(job: Job, space: LayoutSpace) -> tuple[int, ...]:
     return space.cp or tuple(cp for cp in powers if cp <= largest)
 
 
-def _allowed(values: list[int], wanted: tuple[int, ...]) -> list[int]:
+def _allowed(values: list[int], wanted: Degrees) -> list[int]:
     return [value for value in values if not wanted or value in wanted]
