@@ -41,7 +41,6 @@ def plan(
     """
     from quantbench.cli import plan_run, plan_tables
     from quantbench.cli.plan_setup import Setup
-    from quantbench.planner.predict import provenance
 
     modes = (("--fit", fit is not None), ("--rows", rows is not None), ("--check", check))
     asked = [word for word, typed in modes if typed]
@@ -64,6 +63,6 @@ def plan(
         found, answer, lines = plan_run.check_layout(setup, explain=explain)
     else:
         found, answer, lines = plan_run.search_layouts(setup, explain=explain)
-    print_result(as_json, lambda: {**provenance(sys.argv[1:]), **answer()}, lines)
+    print_result(as_json, lambda: {**plan_run.provenance(sys.argv[1:]), **answer()}, lines)
     if found:
         raise typer.Exit(1)

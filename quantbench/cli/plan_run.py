@@ -41,6 +41,19 @@ _LARGE_MESSAGE_BYTES = 2**30
 _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "cyan"}
 
 
+def provenance(arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns the header of a plan in JSON: format, command line, versions and environment
+    variables.
+    """
+    return {
+        "format": "quantbench-plan",
+        "version": 1,
+        "command": list(arguments),
+        "software": installed_versions(),
+        "environment": relevant_environment(),
+    }
+
+
 def search_layouts(setup: Setup, *, explain: bool = False) -> ModeResult:
     """Ranks every layout of a job."""
     job, space = setup.job(), setup.space()

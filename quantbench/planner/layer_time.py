@@ -187,7 +187,11 @@ class LayerTimes:
         wanted -= self._known.keys()
         if not wanted:
             return
-        works = self.workloads(wanted)
+        shares: dict[Compute, float] = {}
+        for key in wanted:
+            for op in _ops(self._job.shape, key)[1]:
+                shares |= _timed(op.workload)
+        works = list(shares)
         seconds = {}
         for work, source in zip(works, self._times.estimates(works), strict=True):
             us = as_run(work, source, self._times.device, softmax=self._job.shape.softmax)
@@ -195,19 +199,8 @@ class LayerTimes:
         for key in wanted:
             self._known[key] = self._layer(key, seconds)
 
-    def workloads(self, keys: Iterable[LayerKey]) -> list[Compute]:
-        """Returns the distinct workloads of the layers at these keys."""
-        found: dict[Compute, float] = {}
-        for key in keys:
-            for op in self._ops(key)[1]:
-                found |= _timed(op.workload)
-        return list(found)
-
-    def _ops(self, key: LayerKey) -> tuple[TransformerShape, tuple[Op, ...]]:
-        return _ops(self._job.shape, key._replace(sequence_parallel=False))
-
     def _layer(self, key: LayerKey, seconds: Mapping[Compute, Span]) -> LayerTime:
-        shape, ops = self._ops(key)
+        shape, ops = _ops(self._job.shape, key)
         spans: dict[tuple[str, bool], Span] = defaultdict(lambda: NO_TIME)
         own = replace(shape, seq=shape.seq // key.cp)
         forward_bytes, backward_bytes = _vector_bytes(own, key)

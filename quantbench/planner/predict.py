@@ -15,20 +15,15 @@ from quantbench.planner.layer_time import LayerTimes
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import Memory, limit_bytes, memory
 from quantbench.quantization import cdiv
-from quantbench.store.environment import installed_versions, relevant_environment
 
 # A layout above this share of the memory limit may fail.
 _NEARLY_FULL = 0.95
 #: activities that take further time in a real run; predicted times are lower bounds
 NOT_COUNTED = ("data loading", "checkpoints", "evaluation", "restarts")
-_RATES = (
-    "model_tflops",
-    "hardware_tflops",
-    "mfu",
-    "tokens_per_s",
-    "days_per_trillion_tokens",
-    "gpu_hours_per_trillion_tokens",
-)
+_SHOWN = (
+    "sec_per_it", "model_tflops", "hardware_tflops", "mfu", "tokens_per_s",
+    "days_per_trillion_tokens", "gpu_hours_per_trillion_tokens", "fits", "tight",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,20 +64,17 @@ class Prediction:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the prediction as a JSON object: times in seconds, memory in GiB."""
-        parts = self.iteration
+        found = self.iteration
         return {
             "layout": asdict(self.layout),
-            "sec_per_it": self.sec_per_it,
-            "sec_per_it_low": parts.sec.low,
-            "sec_per_it_high": parts.sec.high,
-            **{name: getattr(self, name) for name in _RATES},
+            "sec_per_it_low": found.sec.low,
+            "sec_per_it_high": found.sec.high,
+            **{name: getattr(self, name) for name in _SHOWN},
             "not_counted": list(NOT_COUNTED),
             "mem_gb": self.memory.total_gib,
-            "fits": self.fits,
-            "tight": self.tight,
-            "bubble_share": parts.bubble_share,
-            "bound": parts.bound,
-            "seconds": parts.parts,
+            "bubble_share": found.bubble_share,
+            "bound": found.bound,
+            "seconds": found.parts,
             "memory_gib": self.memory.parts_gib,
             "fullest_stage": self.memory.stage,
         }
@@ -118,19 +110,6 @@ class Planner:
             fits=needed.total <= limit,
             tight=needed.total > _NEARLY_FULL * limit,
         )
-
-
-def provenance(arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the header of a plan in JSON: format, command line, versions and environment
-    variables.
-    """
-    return {
-        "format": "quantbench-plan",
-        "version": 1,
-        "command": list(arguments),
-        "software": installed_versions(),
-        "environment": relevant_environment(),
-    }
 
 
 def job_to_json(

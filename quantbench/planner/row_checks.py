@@ -87,14 +87,8 @@ def _impossible(row: TableRow) -> tuple[str, ...]:
         return ()
     dp = row.dp or max(1, row.gpus // (row.tp * row.pp * (row.cp or 1)))
     heads = row.heads or row.tp
-    cells = {
-        "heads": heads,
-        "hidden": 128 * heads,
-        "layers": row.pp,
-        "gbs": dp * row.mbs,
-        "zero": 0,
-        "vocab": 128 * row.tp,
-    }
+    cells = {"heads": heads, "hidden": 128 * heads, "layers": row.pp, "gbs": dp * row.mbs}
+    cells |= {"zero": 0, "vocab": 128 * row.tp}
     try:
         case = case_of(row, Given(_ANYWHERE.cells | cells), uneven=False)
     except InputError as error:
