@@ -202,9 +202,8 @@ class Calibrations:
         """Returns the constants of a stack ("": unknown) on a GPU architecture."""
         by_gpu = self.stacks.get(stack, self.stacks[""])
         fit = self.provenance.get(stack, self.provenance[""])
-        release = f" {fit['release']}" if "release" in fit else ""
-        rule = f"for {stack or 'an unknown stack'} on {architecture}{release}, pooled over "
-        rule += f"{len(fit['tables'])} published tables"
+        where = f"{stack or 'an unknown stack'} on {architecture} {fit.get('release', '')}".strip()
+        rule = f"for {where}, pooled over {len(fit['tables'])} published tables"
         return replace(by_gpu.get(architecture, by_gpu[""]), provenance={"rule": rule})
 
     def to_json(self) -> dict[str, Any]:

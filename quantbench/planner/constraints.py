@@ -46,9 +46,9 @@ _INTERLEAVE = Constraint(
     "interleave",
     "layers (+ 2) % (pp * interleave) == 0 unless stages are uneven, and micro-batches % pp == 0",
 )
-_DIVISIBLE = tuple(
-    Constraint(f"{name} % tp", f"{name} % tp == 0") for name in ("heads", "ffn", "hidden")
-)
+_DIVISIBLE = {
+    name: Constraint(f"{name} % tp", f"{name} % tp == 0") for name in ("heads", "ffn", "hidden")
+}
 _KV_HEADS = Constraint("kv_heads", "kv_heads % tp == 0 or tp % kv_heads == 0")
 _NODE = Constraint("tp in a node", "tp <= gpus per node")
 _SEQUENCE = Constraint("sequence parallel", "seq % tp == 0 with sequence parallelism")
@@ -112,7 +112,7 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str
         message = _interleave(shape.layers, layout, layout.micro_batches(job.gbs))
         if message:
             yield _INTERLEAVE, message
-    for rule, name in zip(_DIVISIBLE, ("heads", "ffn", "hidden"), strict=True):
+    for name, rule in _DIVISIBLE.items():
         value = getattr(shape, name)
         if value % tp:
             text = f"{name} {value} is no multiple of tp {tp}; take a tp that divides it"
@@ -139,8 +139,11 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str
     elif ranks % layout.ep:
         text = f"ep {layout.ep} of {ranks} tensor- and data-parallel GPUs"
         yield _EXPERTS, f"{text}; take a divisor of {ranks}"
-    stack = STACKS.get(job.stack)
-    if layout.zero > 1 and pp > 1 and not (stack is not None and stack.stages_with_zero):
+    if (
+        layout.zero > 1
+        and pp > 1
+        and not (job.stack in STACKS and STACKS[job.stack].stages_with_zero)
+    ):
         text = f"ZeRO-{layout.zero} shards what pipeline stages accumulate over micro-batches, and"
         text += f" {job.stack or 'DeepSpeed'} refuses it with pp {pp}"
         yield _ZERO, f"{text}; take zero = 1, pp = 1, or a stack that combines them (torchtitan)"

@@ -98,7 +98,7 @@ def observe(runs: Iterable[tuple[Case, float, str]], times: TimesOf) -> list[Obs
     """Prepares measured runs (case, seconds, table) for fits; runs of one job share their layer
     times.
     """
-    known: dict[tuple[object, ...], LayerTimes] = {}
+    known: dict[object, LayerTimes] = {}
     found = []
     for case, seconds, table in runs:
         key = (case.job.shape, case.job.cluster.key)

@@ -126,14 +126,7 @@ def iteration(
     room = pace.mid
     if layout.zero >= 2:
         room *= count
-    traffic = data_parallel_s(job, layout, calibration, dense, count)
-    if experts:
-        # Experts have fewer replicas: the ring of those GPUs, at the stride of the expert-parallel
-        # group.
-        stride = max(1, layout.ep // layout.tp)
-        volume = sum(ring_passes(job, layout, count))
-        sent = volume * experts * job.shape.element_bytes
-        traffic += _ring_s(job, layout, calibration, layout.expert_replicas, stride, sent, volume)
+    traffic = data_parallel_s(job, layout, calibration, dense, count, experts)
     network = exposed_s(job, layout, calibration, traffic, room, count)
     embedding = embedding_parameters(job.shape, layout.tp)
     network += tied_embedding_s(job, layout, calibration, embedding)
@@ -197,21 +190,33 @@ def ring_passes(job: Job, layout: Layout, micro_batches: int) -> tuple[int, int]
 
 
 def data_parallel_s(
-    job: Job, layout: Layout, calibration: Calibration, stage_parameters: int, micro_batches: int
+    job: Job,
+    layout: Layout,
+    calibration: Calibration,
+    stage_parameters: int,
+    micro_batches: int,
+    experts: int = 0,
 ) -> float:
     """Returns the seconds of data-parallel traffic per iteration, without overlap.
 
     stage_parameters: parameters of a stage on one GPU.
     micro_batches: micro-batches per iteration.
+    experts: parameters of the stage's experts on one GPU.
     """
-    gradient_bytes = stage_parameters * job.shape.element_bytes
     volume = sum(ring_passes(job, layout, micro_batches))
     each = math.ceil(stage_parameters / _BUCKET_PARAMETERS)
     if layout.zero == 3:
         each = job.shape.layers
-    return _ring_s(
-        job, layout, calibration, layout.replicas, 1, volume * gradient_bytes, volume * each
-    )
+    ring_bytes = volume * (stage_parameters * job.shape.element_bytes)
+    seconds = _ring_s(job, layout, calibration, layout.replicas, 1, ring_bytes, volume * each)
+    if not experts:
+        return seconds
+    # Experts have fewer replicas: the ring of those GPUs, at the stride of the expert-parallel
+    # group.
+    stride = max(1, layout.ep // layout.tp)
+    ring_bytes = volume * experts * job.shape.element_bytes
+    ranks = layout.expert_replicas
+    return seconds + _ring_s(job, layout, calibration, ranks, stride, ring_bytes, volume)
 
 
 def _ring_s(

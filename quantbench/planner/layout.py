@@ -47,7 +47,7 @@ class Job:
             raise InputError("plan", f"dp_overlap = {self.dp_overlap!r}", "a share from 0 to 1")
 
     @property
-    def key(self) -> tuple[object, ...]:
+    def key(self) -> object:
         return tuple((vars(self) | {"cluster": self.cluster.key}).values())
 
     @property

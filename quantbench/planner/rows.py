@@ -285,12 +285,11 @@ def case_of(row: TableRow, given: Given | None = None, *, uneven: bool = True) -
     pp = filling.need("pp")
     cp = filling.known("cp") or 1
     dp = filling.known("dp")
-    gpus = filling.known("gpus")
     if dp is None:
-        gpus = gpus or filling.need("gpus")
+        gpus = filling.need("gpus")
         dp = filling.assume("dp", max(1, gpus // (tp * pp * cp)), "gpus / (tp · pp · cp)")
-    if gpus is None:
-        gpus = filling.assume("gpus", dp * tp * pp * cp, "dp · tp · pp · cp")
+    else:
+        gpus = filling.usual("gpus", dp * tp * pp * cp, "dp · tp · pp · cp")
     layout = Layout(
         dp=dp,
         tp=tp,

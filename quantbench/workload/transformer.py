@@ -11,7 +11,7 @@ from quantbench.errors import (
     require_int,
     require_ints,
 )
-from quantbench.workload.dtypes import element_bytes, GEMM_DTYPES, VECTOR_DTYPES
+from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES, element_bytes
 from quantbench.workload.kinds import Compute
 from quantbench.workload.moe import GroupedGemm, MoE, Permute, require_distribution
 from quantbench.workload.ops import Attention, Gemm, Softmax
