@@ -59,6 +59,8 @@ def import_aiconfigurator(
         None, "gemm, context_attention, nccl (these by default), encoder_attention, …"
     ),
     gpu: str | None = option(None, "The GPU, for a system that is not known here."),
+    rows: int = option(0, "Only so many random rows of each number format (0: all).", min=0),
+    seed: int = option(0, "Seed of the random rows."),
 ) -> None:
     """Import measured tables of aiconfigurator-core: products, context attention, NCCL
     collectives.
@@ -85,8 +87,15 @@ def import_aiconfigurator(
         raise InputError("import aiconfigurator", given, "one --table with it")
 
     origins = (aiconfigurator.origin_of(found, run_id=to.run_id) for found in tables)
-    rows = (aiconfigurator.read_rows(found) for found in tables)
-    _write(to, spec, zip(rows, origins, strict=True), missing)
+    read = [aiconfigurator.read_rows(found) for found in tables]
+    if rows:
+        for one in read:
+            one.sample(rows, seed)
+        origins = (
+            replace(one, run_id=to.run_id or f"{one.run_id}-{rows}-rows-seed-{seed}")
+            for one in origins
+        )
+    _write(to, spec, zip(read, origins, strict=True), missing)
 
 
 @import_.command("csv")
@@ -117,10 +126,12 @@ def _write(
     """Writes each table as a run and prints its summary. missing: one line per table that was not
     found.
     """
+    from quantbench.importers.disagreement import disagreements
     from quantbench.importers.runs import summary_lines, write_run
 
     console, summaries = output(), []
     for rows, origin in tables:
+        missing = (*missing, *disagreements(spec, rows.rows))
         summaries.append(
             write_run(to.results, spec, origin, rows, units_are_right=to.units_are_right)
         )

@@ -63,8 +63,12 @@ class PlannerOptions:
     version: str = option(
         "quantbench", "aiconfigurator: version under which it finds the table.", "--as-version"
     )
-    model: str = option("", "vidur: model whose shapes are exported (llama-3-8b, …).")
-    tp: str = option("1", "vidur: tensor-parallel degrees, comma separated.")
+    model: str = option(
+        "", "Models whose shapes are exported, comma separated; vidur: one (llama-3-8b, …)."
+    )
+    config: list[Path] | None = option(None, "config.json of a further model; may be given often.")
+    tp: str = option("", "Tensor-parallel degrees (default: 1 to 16; vidur: 1).")
+    grid: Path | None = option(None, "csv, parquet with --gpu: CSV of products m, n, k to model.")
 
     def options(self) -> ExportOptions:
         from quantbench.profile.exporters.options import ExportOptions
@@ -76,7 +80,9 @@ class PlannerOptions:
             backend=self.backend,
             version=self.version,
             model=self.model,
-            tensor_parallel=degrees(self.tp),
+            configs=tuple(self.config or ()),
+            tensor_parallel=degrees(self.tp) if self.tp else (),
+            grid=self.grid,
         )
 
 
@@ -84,10 +90,12 @@ class PlannerOptions:
 @command
 def export(
     *,
-    runs: list[Path] = argument(
+    runs: list[Path] | None = argument(
         "Folders of runs of one device, or the device's own folder with all of them.",
-        metavar="RUN…",
+        metavar="[RUN…]",
+        default=None,
     ),
+    gpu: str = option("", "Instead of runs: a GPU, of which the shipped models fill the tables."),
     planner: PlannerOptions,
     target: Path | None = option(
         None, "File (of other formats: folder) to write.", "--output", "-o"
@@ -103,13 +111,30 @@ def export(
 ) -> None:
     """Write the tables, fitted models, cliffs and rule verdicts of a device's runs to one file, or
     convert runs or a profile to a planner's format."""
+    if bool(runs) == bool(gpu):
+        raise InputError("profile export", "runs and --gpu" if gpu else "no runs", "one of them")
     if to == "profile":
-        if planner != PlannerOptions():
+        if planner != PlannerOptions() or gpu:
             what = "a planner's option without --format"
             raise InputError("profile export", what, "--format with the planner's name")
-        _export_profile(runs, target, fit, library, as_json)
+        _export_profile(runs or [], target, fit, library, as_json)
+        return
+    from quantbench.profile.exporters import FORMATS
+    from quantbench.profile.exporters.options import WHO
+
+    folder = target or Path(to)
+    require_choice(WHO, "--format", to, FORMATS)
+    check_folder(WHO, folder)
+    if gpu:
+        if library:
+            raise InputError("profile export", "--library with --gpu", "runs, or --backend")
+        from quantbench.device import lookup
+        from quantbench.profile import Profile
+
+        made = Profile.shipped(lookup(gpu))
     else:
-        _export_format(runs, to, target or Path(to), planner.options(), fit, library, as_json)
+        made = profile_of(runs or [], fit=fit, library=library)
+    _export_format(made, to, folder, planner.options(), as_json)
 
 
 def _export_profile(
@@ -153,21 +178,12 @@ def _export_profile(
 
 
 def _export_format(
-    paths: list[Path],
-    name: str,
-    folder: Path,
-    options: ExportOptions,
-    fit: bool,
-    library: str,
-    as_json: bool,
+    profile: Profile, name: str, folder: Path, options: ExportOptions, as_json: bool
 ) -> None:
-    """Writes a profile, or the profile of runs, in a planner's format."""
-    from quantbench.profile.exporters import FORMATS, export_profile
-    from quantbench.profile.exporters.options import WHO
+    """Writes a profile in a planner's format."""
+    from quantbench.profile.exporters import export_profile
 
-    require_choice(WHO, "--format", name, FORMATS)
-    check_folder(WHO, folder)
-    made = export_profile(profile_of(paths, fit=fit, library=library), name, folder, options)
+    made = export_profile(profile, name, folder, options)
     answer = {
         "format": name,
         "folder": folder,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import isfinite
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -101,6 +102,21 @@ class Rows:
     def total(self) -> int:
         """Returns the number of rows read, including those left out."""
         return len(self.rows) + sum(self.left_out.values())
+
+    def sample(self, count: int, seed: int) -> None:
+        """Keeps `count` random rows of each dtype, in the table's order."""
+        by_dtype: dict[str, list[int]] = defaultdict(list)
+        for index, row in enumerate(self.rows):
+            by_dtype[row.workload.dtype].append(index)
+        random = Random(seed)
+        chosen: list[int] = []
+        for rows in by_dtype.values():
+            chosen += random.sample(rows, min(count, len(rows)))
+        chosen.sort()
+        if len(chosen) < len(self.rows):
+            reason = f"not among {count} random rows of its dtype"
+            self.left_out[reason] += len(self.rows) - len(chosen)
+        self.rows = [self.rows[index] for index in chosen]
 
 
 _UNKNOWN_STATE = DeviceState(note="imported: the device's state was not recorded")

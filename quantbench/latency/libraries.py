@@ -150,6 +150,8 @@ def library_words(slug: str, dtype: str, requested: str, operation: str) -> str:
         why += f": the largest table of {len(measured)}"
         if measured[-1] == "vllm":
             why += " but vllm's, which holds the host's work"
+    if requested and (name, dtype) == ("vllm", "fp8_block"):
+        why += "; its times of few rows hold the host's work, many times the kernel's"
     return f"library = {name} ({why})"
 
 

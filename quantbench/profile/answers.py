@@ -278,6 +278,14 @@ class Experts:
                 found.update(zip(unmeasured, predicted, strict=True))
         return found
 
+    def model(self, dtype: str, library: str) -> MoEModel:
+        """Returns the model of the rows of the library's provider with most rows."""
+        of_dtype = self.table["dtype"] == dtype
+        owners = [library_of(name) == library for name in self.table["provider"].tolist()]
+        rows = of_dtype & np.array(owners, dtype=bool)
+        usual = self.table.most_frequent("provider", rows)
+        return self._model(dtype, usual or library, required=False)
+
     def _model(self, dtype: str, provider: str, *, required: bool) -> MoEModel:
         """Returns the model of a provider's rows. required: whether there must be some."""
         key = (dtype, provider)

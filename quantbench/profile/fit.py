@@ -114,13 +114,18 @@ def _softmax(device: DeviceSpec, table: Table, fit: bool) -> tuple[SoftmaxModel,
 
 
 def _attention(device: DeviceSpec, table: Table, fit: bool, seed: int) -> AttentionModel | None:
-    table = _most_of(table, "provider", "dtype")
+    table = _most_of(table, "dtype")
     dtype = str(table["dtype"][0]) if len(table) else "bf16"
     if device.peak(dtype) is None and device.peak("fp16") is None:
         return None
     if not fit or len(table) < FEWEST_ATTENTION_ROWS:
         return AttentionModel.best(device)
-    kept = np.sort(np.random.default_rng(seed).permutation(len(table))[:_MOST_ATTENTION_ROWS])
+    # Prompts and decoding may be of different kernels.
+    kept = np.zeros(len(table), dtype=bool)
+    for phase in (table["seq_q"] == table["seq_k"], table["seq_q"] != table["seq_k"]):
+        usual = table.most_frequent("provider", phase)
+        rows = np.flatnonzero(phase & (table["provider"] == usual))
+        kept[np.random.default_rng(seed).permutation(rows)[:_MOST_ATTENTION_ROWS]] = True
     chosen = table.where(kept)
     shapes = AttentionShapes(
         chosen["batch"],

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quantbench import __version__
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
+from quantbench.latency.moe import MoEModel
 from quantbench.latency.op_times import CORRELATION, OpEstimate, ShapeEstimate, total
 from quantbench.profile import file
 from quantbench.profile.answers import Experts, ProfileEstimates, Shapes, collective_estimates
@@ -82,6 +84,11 @@ class Profile:
         )  # the analysis of runs takes longer to import than all else
 
         return cls(**parts_of(runs, fit=fit, seed=seed))
+
+    @classmethod
+    def shipped(cls, device: DeviceSpec) -> Profile:
+        """Returns a profile without rows, which the shipped models of the device answer for."""
+        return cls(device, {}, Provenance(__version__), {})
 
     def save(self, path: str | Path) -> None:
         """Writes a JSON file, and a Parquet file beside it for each large table. Raises InputError
@@ -249,6 +256,10 @@ class Profile:
         """
         found = self._experts.estimates(works, provider)
         return [found[work] for work in works]
+
+    def experts(self, dtype: str, library: str) -> MoEModel:
+        """Returns the model of a library's experts: of its rows, or the shipped one of few rows."""
+        return self._experts.model(dtype, library)
 
     def layer(self, shape: TransformerShape, *, backward: bool = True) -> ShapeEstimate:
         """Returns the time of one layer for one micro-batch on one GPU: GEMMs, softmax and

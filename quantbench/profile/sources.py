@@ -142,9 +142,9 @@ def _with_halves(found: Estimates, floor_us: FloatArray) -> Predicted:
 
 def _product_base(
     device: DeviceSpec, models: Models, dtype: str, library: str, layout: str
-) -> tuple[Base, str]:
-    """Returns (a model of GEMMs of `dtype`, of `library` if the profile has one, its note); for a
-    CPU, its spec sheet.
+) -> tuple[Base, str, bool]:
+    """Returns (a model of GEMMs of `dtype`, of `library` if the profile has one; its note; whether
+    it is the profile's own); for a CPU, its spec sheet.
 
     Raises UnsupportedError for a dtype that the device does not support.
     """
@@ -152,16 +152,16 @@ def _product_base(
         note = (
             f"no model of products on {device.name}: from its spec sheet, good to a factor of two"
         )
-        return partial(_roofline, device, "gemm", {"dtype": dtype}), note
+        return partial(_roofline, device, "gemm", {"dtype": dtype}), note, False
     if device.peak(dtype) is None:
         raise UnsupportedError(
             "profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}"
         )
     fitted = models.product(dtype, library) or models.product(dtype)
     if fitted is not None:
-        return partial(_product, fitted, layout, 0.0), fitted.note
+        return partial(_product, fitted, layout, 0.0), fitted.note, True
     model, note = best_gemm_model(device, dtype, library, models.product)
-    return partial(_product, model, layout, ALIKE if model.dtype != dtype else 0.0), note
+    return partial(_product, model, layout, ALIKE if model.dtype != dtype else 0.0), note, False
 
 
 @dataclass(frozen=True)
@@ -232,18 +232,18 @@ def choose(
         rows, provider = by_provider(table, rows, provider)
     fixed = {**of, "dtype": dtype, "provider": provider}
     base: Base
+    fitted = False
     if kind == "gemm":
         layout = layout or "nt"
-        base, model_note = _product_base(
+        base, model_note, fitted = _product_base(
             device, models, row_dtype, library_of(provider) if provider else "", layout
         )
         usual = models.product(row_dtype)
         fixed |= {"layout": layout, "provider": provider or (usual.library if usual else "")}
     else:
         base, model_note = _vector_base(device, models, kind, fixed, row_dtype)
-    return Chosen(
-        kind, _surface(table, rows, base), fixed, "; ".join(notes), ALIKE * len(notes), model_note
-    )
+    surface = _surface(table, rows, base, fitted)
+    return Chosen(kind, surface, fixed, "; ".join(notes), ALIKE * len(notes), model_note)
 
 
 def _usual_dtype(kind: str, models: Models) -> str:
@@ -303,9 +303,9 @@ def by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[Bo
     return found, provider
 
 
-def _surface(table: Table, rows: BoolArray, base: Base) -> Surface:
+def _surface(table: Table, rows: BoolArray, base: Base, fitted: bool) -> Surface:
     sizes = tuple(table[name][rows] for name in SIZES[table.kind])
     latency_us, low_us, high_us = (
         table[name][rows] for name in ("latency_us", "low_us", "high_us")
     )
-    return Surface(sizes, latency_us, low_us, high_us, base, _FAMILIES[table.kind])
+    return Surface(sizes, latency_us, low_us, high_us, base, _FAMILIES[table.kind], fitted)

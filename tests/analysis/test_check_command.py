@@ -142,7 +142,7 @@ def test_an_experiment_measures_what_its_rule_needs_and_judges_it(
 
 
 def imported(results: Path, system: str) -> Path:
-    what = f"--system {system} --table gemm --dtype bf16 --results {results}"
+    what = f"--system {system} --table gemm --results {results}"
     return Path(run_json(f"import aiconfigurator {what}")[0]["folder"])
 
 

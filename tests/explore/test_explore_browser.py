@@ -357,7 +357,7 @@ def test_the_curve_over_hidden_is_that_of_its_products(tab: Tab) -> None:
     grid = (parse_axis("hidden=3072:5120:64"),)
     ops = ("qkv", "proj", "mlp_up", "mlp_gate", "mlp_down")
     held = Held(ops=ops, heads_per_kv_head=4, head_dim=128, ffn=14336, gated=True, seq=8192)
-    rows = forecast(grid, with_defaults(held, times.device), times, skip_impossible=False).rows
+    rows = forecast(grid, with_defaults(held, times.device), times).rows
     drawn = tab.evaluate("[...draw.curves.get(active)].map(([x, one]) => [x, one.us])")
     curve = dict(map(tuple, drawn))
     same = {

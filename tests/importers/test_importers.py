@@ -12,7 +12,9 @@ import pytest
 from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.importers import aiconfigurator, csv_table
+from quantbench.importers.disagreement import disagreements
 from quantbench.importers.runs import Origin, Row, Rows, summary_lines, write_run
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured, Place, Skipped
 from quantbench.workload import Attention, Collective, Gemm, MoE
@@ -161,6 +163,34 @@ def test_the_same_table_twice_is_left_alone_and_another_refused(tmp_path: Path) 
         write_run(tmp_path, A100, ORIGIN, Rows([], Counter({"a sliding window": 2})))
 
 
+def test_a_seeded_sample_keeps_as_many_rows_of_each_dtype() -> None:
+    def rows() -> Rows:
+        found = [row(m, 40.0) for m in range(1, 101)]
+        found += [replace(one, workload=replace(one.workload, dtype="fp8")) for one in found[:5]]
+        return Rows(found)
+
+    first, again, other = rows(), rows(), rows()
+    for sampled, seed in ((first, 0), (again, 0), (other, 1)):
+        sampled.sample(20, seed)
+    assert Counter(one.workload.dtype for one in first.rows) == {"bf16": 20, "fp8": 5}
+    assert first.rows == again.rows != other.rows
+    assert first.total == 105
+
+
+def test_a_region_that_is_slower_as_a_whole_is_named() -> None:
+    model = GemmModel.best("b200-sxm-180gb", dtype="fp8_block")
+    works = [
+        Gemm(m, 4096, k, dtype="fp8_block", layout="nt")
+        for m in (8, 512)
+        for k in range(1024, 4096, 64)
+    ]
+    times = [one.latency_us for one in model.predict_gemms(works)]
+    slow = [us * (18 if work.m == 8 else 1.2) for work, us in zip(works, times, strict=True)]
+    rows = [Row(work, us, "vllm", Place({}, "gemm")) for work, us in zip(works, slow, strict=True)]
+    (line,) = disagreements(model.device, rows)
+    assert "fp8_block products with m <= 64: their median is 18 times" in line
+
+
 # --- csv ---------------------------------------------------------------------------------------------------------
 
 
@@ -263,7 +293,9 @@ def test_without_the_package_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(aiconfigurator, "systems_folder", lambda: None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'quantbench\[tables\]', or --root"):
+    with pytest.raises(
+        UnsupportedError, match=r"pip install '\.\[tables\]' in quantbench's checkout, or --root"
+    ):
         aiconfigurator.find_tables("a100_sxm")
 
 

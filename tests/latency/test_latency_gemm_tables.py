@@ -69,7 +69,7 @@ def test_without_the_package_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(aiconfigurator, "systems_folder", lambda: None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'quantbench\[tables\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install '\.\[tables\]'"):
         read_packaged("a100_sxm")
 
 

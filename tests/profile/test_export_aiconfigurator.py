@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from known_profile import (
     table,
 )
 
+from quantbench.device import lookup
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.importers import aiconfigurator as importer
+from quantbench.profile import Profile
 from quantbench.profile.exporters import export_profile
 from quantbench.profile.exporters.modelled import AT_CLIFF
 from quantbench.profile.exporters.options import ExportOptions
@@ -146,7 +149,8 @@ def test_both_sides_of_every_known_cliff_are_rows(tmp_path: Path) -> None:
 @pytest.fixture
 def few_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine (n, k) in the place of hundreds."""
-    monkeypatch.setattr("quantbench.profile.exporters.modelled.SITE_SIZES", (512, 4096, 10240))
+    sites = list(product((512, 4096, 10240), repeat=2))
+    monkeypatch.setattr("quantbench.profile.exporters.aiconfigurator.MODEL_SITES", sites)
 
 
 @pytest.mark.slow
@@ -188,6 +192,73 @@ def test_the_model_s_table_is_loaded_too(tmp_path: Path) -> None:
     assert len(found["context"]) > 1000
     assert len(found["generation"]) > 1000
     assert found["nccl"] == []
+
+
+# What the package's own planner needs for a serving step, with nothing but the exported tables.
+_SERVE = """
+import json, logging, os, sys
+logging.disable(logging.CRITICAL)
+from aiconfigurator_core.sdk import config, perf_database
+from aiconfigurator_core.sdk.backends.factory import get_backend
+from aiconfigurator_core.sdk.config_builders import build_model_config
+from aiconfigurator_core.sdk.models import get_model
+root, system, backend, asked = json.load(sys.stdin)
+db = perf_database.get_database(system, backend, "quantbench", systems_paths=root, shared_layer=False)
+found = []
+for name, tp, modes in asked:
+    experts = {"moe_tp_size": 1, "moe_ep_size": tp}
+    model = get_model(name, build_model_config(tp, 1, 1, **experts, **modes), backend)
+    step = config.RuntimeConfig(batch_size=16, isl=1024, osl=128)
+    summary = get_backend(backend).run_agg(model, db, step, ctx_tokens=1024)
+    sources = {s for ops in summary.get_per_ops_source().values() for s in ops.values()}
+    found.append([summary.get_result_dict()["tpot"], sorted(sources)])
+print("\\n" + json.dumps(found), flush=True)
+os._exit(0)
+"""
+
+
+def served(root: Path, system: str, backend: str, asked: list[Any]) -> list[Any]:
+    """Returns the planner's time per token of each (model, tp, modes), and where it is from."""
+    pytest.importorskip("aiconfigurator_core", reason="needs quantbench[tables]")
+    given = json.dumps([str(root), system, backend, asked])
+    done = subprocess.run(
+        [sys.executable, "-c", _SERVE], input=given, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+def test_the_planner_serves_a_named_model_at_every_degree(tmp_path: Path) -> None:
+    options = ExportOptions(model="llama-3-8b,llama-3-70b")
+    profile = known_profile({"gemm": known_tables()["gemm"]})
+    made = export_profile(profile, "aiconfigurator", tmp_path, options)
+    asked = [("meta-llama/Meta-Llama-3.1-8B", tp, {}) for tp in (1, 2, 4, 8, 16)]
+    asked.append(("meta-llama/Meta-Llama-3.1-70B", 8, {}))
+    found = served(tmp_path, "a100_sxm", "vllm", asked)
+    ms = [one[0] for one in found]
+    assert sorted(ms[:4], reverse=True) == ms[:4]  # more GPUs are faster, as long as heads are left
+    assert ms[5] > ms[3]
+    assert all("silicon" in one[1] for one in found)
+    columns = gemm_table(tmp_path)
+    rows = zip(*(columns[c] for c in ("m", "n", "k", "latency", "origin")), strict=True)
+    measured = {(m, n, k): (us, origin) for m, n, k, us, origin in rows}
+    assert all(measured[shape] == (us / 1e3, "measured") for shape, us in GEMMS.items())
+    assert made.rows["custom_allreduce"] > 0
+
+
+@pytest.mark.slow
+def test_experts_and_latent_attention_are_served_from_shipped_models(tmp_path: Path) -> None:
+    profile = Profile.shipped(lookup("b200"))
+    options = ExportOptions(
+        model="deepseek-v3,qwen3-235b-a22b", tensor_parallel=(8,), backend="trtllm"
+    )
+    export_profile(profile, "aiconfigurator", tmp_path, options)
+    fp8 = {"gemm_quant_mode": "fp8_block", "moe_quant_mode": "fp8_block"}
+    asked = [("deepseek-ai/DeepSeek-V3", 8, fp8), ("Qwen/Qwen3-235B-A22B", 8, {})]
+    found = served(tmp_path, "b200_sxm", "trtllm", asked)
+    assert all(1.0 < one[0] < 200.0 for one in found)
 
 
 def test_our_importer_reads_the_export_back(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_each_command_of_the_page_runs(line: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_import_on_the_page_makes_the_run_that_it_names(
+def test_the_import_on_the_page_makes_a_run_of_200_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if find_spec("aiconfigurator_core") is None:
@@ -79,16 +79,43 @@ def test_the_import_on_the_page_makes_the_run_that_it_names(
     line = next(line for line in COMMANDS if line.startswith("quantbench import "))
     done = CliRunner().invoke(app, shlex.split(line)[1:], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert (tmp_path / _MADE_RUN / "run.json").is_file()
+    made = tmp_path / f"{_MADE_RUN}-200-rows-seed-0"
+    assert (made / "run.json").is_file()
+    assert len((made / "records.jsonl").read_text(encoding="utf-8").splitlines()) == 200
 
 
 def test_the_page_has_all_its_commands() -> None:
-    assert len(COMMANDS) == 9
+    assert len(COMMANDS) == 16
     assert len(SNIPPETS) == 2
 
 
 def test_the_page_names_every_format() -> None:
     assert all(f"--format {name} " in PAGE for name in FORMATS)
+
+
+def test_a_gpu_s_name_gives_modelled_rows_with_their_intervals(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.csv"
+    grid.write_text("m,n,k\n128,4096,4096\n129,4096,4096\n", encoding="utf-8")
+    words = ("--gpu", "h100", "--format", "csv", "--grid", str(grid), "-o", str(tmp_path / "out"))
+    invoke("export", *words)
+    with (tmp_path / "out" / "gemm.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["m"], row["origin"]) for row in rows] == [("128", "modelled"), ("129", "modelled")]
+    for row in rows:
+        low, middle, high = (float(row[name]) for name in ("low_us", "latency_us", "high_us"))
+        assert 0 < low < middle < high
+        assert 0 < float(row["held_out_median_pct"]) < 20
+
+
+def test_runs_and_a_gpu_are_one_or_the_other(folder: Path) -> None:
+    for words, said in (
+        (["profile.json", "--gpu", "h100", "--format", "csv"], "runs and --gpu; expected one"),
+        (["--format", "csv"], "no runs; expected one of them"),
+        (["--gpu", "h100"], "without --format"),
+    ):
+        done = CliRunner().invoke(command, ["export", *words])
+        assert isinstance(done.exception, InputError)
+        assert said in str(done.exception)
 
 
 def test_the_page_s_figures_were_generated() -> None:

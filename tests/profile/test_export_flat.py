@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from known_profile import known_profile
 
-from quantbench.errors import InputError, StoreError
+from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.importers import csv_table
 from quantbench.profile.exporters import FORMATS, export_profile
 from quantbench.profile.file import from_parquet
@@ -53,9 +53,11 @@ def test_parquet_holds_the_tables_bit_by_bit(tmp_path: Path) -> None:
         assert list(found.rows()) == list(profile.tables[kind].rows())
 
 
-def test_nothing_to_write_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="a profile without rows as csv; expected rows"):
-        export_profile(known_profile({}), "csv", tmp_path)
+def test_a_processor_without_rows_is_one_clear_line(tmp_path: Path) -> None:
+    none = known_profile({})
+    cpu = replace(none, device=replace(none.device, kind="cpu"), models=Models())
+    with pytest.raises(UnsupportedError, match="expected a GPU, for rows that are modelled"):
+        export_profile(cpu, "csv", tmp_path)
 
 
 def test_an_unknown_format_names_the_others(tmp_path: Path) -> None:

@@ -22,11 +22,10 @@ def test_lines_are_the_engine_s_own() -> None:
         pytest.skip(missing)
     m, us = np.array([1, 2, 128, 129, 4096]), np.array([26.5, 26.25, 37.0, 40.5, 549.0])
     asked = np.array([1, 2, 3, 127, 128, 129, 130, 2500, 4095, 4096])
-    same = [4096] * len(m)
-    rows = {"m": m.tolist(), "n": same, "k": same, "latency_ms": (us / 1e3).tolist()}
+    same = np.full(len(m), 4096)
     where = {"system": "a100_sxm", "backend": "vllm", "version": "quantbench"}
     four = np.full(len(asked), 4096)
-    answer = engine(where, rows, asked, four, four)
+    answer = engine(where, m, same, same, us, (asked, four, four))
     assert interpolated_us(asked, m, us) == pytest.approx(answer.latency_us, rel=1e-9)
 
 

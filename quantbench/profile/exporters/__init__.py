@@ -13,16 +13,17 @@ from quantbench.profile.exporters.options import WHO, Exported, ExportOptions
 from quantbench.profile.profile import Profile
 
 _ROWS = ("provider", "dtype", "layout")
+_MODELS = ("model", "configs", "tensor_parallel")
 #: format → (module of this package, function, options that it reads)
 _FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "aiconfigurator": ("aiconfigurator", "export", (*_ROWS, "backend", "version")),
+    "aiconfigurator": ("aiconfigurator", "export", (*_ROWS, "backend", "version", *_MODELS)),
     "vidur": ("vidur", "export", (*_ROWS, "model", "tensor_parallel")),
     "llm-analysis": ("llm_analysis", "export", _ROWS),
     "calculon": ("calculon", "export", _ROWS),
-    "csv": ("flat", "export_csv", ()),
-    "parquet": ("flat", "export_parquet", ()),
+    "csv": ("flat", "export_csv", ("dtype", "grid", *_MODELS)),
+    "parquet": ("flat", "export_parquet", ("dtype", "grid", *_MODELS)),
 }
-_TYPED = {"version": "as-version", "tensor_parallel": "tp"}
+_TYPED = {"version": "as-version", "tensor_parallel": "tp", "configs": "config"}
 FORMATS = tuple(_FORMATS)
 
 

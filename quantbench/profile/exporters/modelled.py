@@ -4,7 +4,8 @@ linearly also needs rows on both sides of cliffs and edges."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy.typing as npt
 
 from quantbench.errors import UnsupportedError
 from quantbench.latency.attention import AttentionModel
+from quantbench.latency.gemm.model import GemmModel, shipped_model
+from quantbench.latency.libraries import library_of
 from quantbench.latency.model_times import best_gemm_model
 from quantbench.profile.exporters.options import Exported
 from quantbench.profile.linear_interpolation import (
@@ -52,14 +55,16 @@ SITE_SIZES = (
     51200,
     65536,
 )
+#: (n, k) of a modelled table of no named model
+MODEL_SITES = tuple((n, k) for n in SITE_SIZES for k in SITE_SIZES)
 #: m of a modelled table, before rows at edges are added
 M_GRID = tuple(2**power for power in range(16))
 #: kernel_source of modelled rows
 MODEL = "quantbench_model"
 AT_CLIFF = "quantbench_model_at_cliff"
 
-#: m, n, k, µs, dtype, kernel_source
-GemmRow = tuple[int, int, int, float, str, str]
+#: m, n, k, µs, dtype, kernel_source, upper end of the 90 % interval over the time
+GemmRow = tuple[int, int, int, float, str, str, float]
 
 
 class GemmTimes:
@@ -67,19 +72,33 @@ class GemmTimes:
     (`best_gemm_model`).
     """
 
-    def __init__(self, profile: Profile, dtype: str) -> None:
-        self._model, _ = best_gemm_model(profile.device, dtype, preferred=profile.models.product)
+    def __init__(self, profile: Profile, dtype: str, library: str = "") -> None:
+        """library: whose products are preferred, "" for any."""
+
+        def known(name: str) -> GemmModel | None:
+            return profile.models.product(name, library) or profile.models.product(name)
+
+        device = profile.device
+        shipped = library if shipped_model(device.name, dtype, library) else ""
+        self._model, _ = best_gemm_model(device, dtype, shipped, preferred=known)
         rows = self._model.rows
         fitted = (
-            f"fitted to {rows:,} shapes"
+            f"fitted to {rows:,} shapes of {self._model.library}"
             if rows
             else "from what other GPUs taught, nothing measured"
         )
-        self.note = f"products that were not measured are modelled ({fitted})"
+        self.note = f"{dtype} products that were not measured are modelled ({fitted})"
 
-    def latency_us(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> FloatArray:
+    def latency_us(
+        self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, *, batch: int = 1
+    ) -> FloatArray:
         """Returns predicted times of linear layers (layout nt), µs, (rows,)."""
-        return self._model.predict(m, n, k, layout="nt").latency_us
+        return self._model.predict(m, n, k, layout="nt", batch=batch).latency_us
+
+    def spread(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> list[float]:
+        """Returns the upper end of the 90 % interval over the time, (rows,)."""
+        found = self._model.predict(m, n, k, layout="nt")
+        return [float(ratio) for ratio in found.high_us / found.latency_us]
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
         """Returns µs at sizes m (places,) of one (n, k): measured if in `rows` (the table's rows of
@@ -112,22 +131,35 @@ class GemmTimes:
         return sites
 
 
-def model_rows(times: GemmTimes, dtype: str) -> list[GemmRow]:
-    """Returns rows at M_GRID for each (n, k) of SITE_SIZES, and at edges until linear interpolation
-    is within BOUND."""
-    nothing = Table.empty("gemm")
-    grid = np.array(M_GRID, dtype=np.int64)
-    sites = [times.site(n, k, grid, nothing) for n in SITE_SIZES for k in SITE_SIZES]
-    return [
-        row
-        for site in sites
-        for row in _rows(site, site.in_table | site.rows_to_add(BOUND), dtype, MODEL)
-    ]
+def model_rows(
+    times: GemmTimes, dtype: str, pairs: Iterable[tuple[int, int]], measured: Table
+) -> list[GemmRow]:
+    """Returns rows of each (n, k) at M_GRID, and at edges until linear interpolation is within
+    BOUND, but for those in `measured`, through which they go."""
+    found: list[GemmRow] = []
+    for n, k in pairs:
+        rows = measured.where((measured["n"] == n) & (measured["k"] == k))
+        site = times.site(n, k, np.union1d(M_GRID, rows["m"]).astype(np.int64), rows)
+        kept = (site.in_table | site.rows_to_add(BOUND)) & ~np.isin(site.m, rows["m"])
+        if kept.any():
+            m = site.m[kept]
+            columns = m.tolist(), site.expected_us[kept].tolist(), times.spread(m, n, k)
+            found += [
+                (size, n, k, us, dtype, MODEL, spread)
+                for size, us, spread in zip(*columns, strict=True)
+            ]
+    return found
 
 
-def _rows(site: Site, kept: npt.NDArray[np.bool_], dtype: str, source: str) -> Iterator[GemmRow]:
-    for m, us in zip(site.m[kept].tolist(), site.expected_us[kept].tolist(), strict=True):
-        yield m, site.n, site.k, us, dtype, source
+def seen(work: Attention, window: int) -> Attention:
+    """Returns attention without a window of as many pairs of queries and keys as `work` has with
+    one: decoding sees the window's keys, a prompt is cut into pieces of two windows."""
+    if not window or work.seq_k <= 2 * window:
+        return work
+    if work.seq_q == 1:
+        return replace(work, seq_k=window)
+    pieces = -(-work.seq_k // (2 * window))
+    return replace(work, batch=work.batch * pieces, seq_q=2 * window, seq_k=2 * window)
 
 
 def attention_times(
@@ -150,17 +182,19 @@ def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[Gemm
         rows = table.where(table["dtype"] == dtype)
         wanted = _cliff_sides(profile.cliffs, rows)
         try:
-            times = GemmTimes(profile, dtype)
+            times = GemmTimes(profile, dtype, library_of(str(rows["provider"][0])))
         except UnsupportedError as error:
             out.notes.append(f"both sides of cliffs that were not measured are left out: {error}")
             continue
         for n, k in sorted(wanted):
             site = rows.where((rows["n"] == n) & (rows["k"] == k))
             m = np.setdiff1d(list(wanted[n, k]), site["m"])
-            times_us = times.through(m, n, k, site).tolist() if len(m) else []
-            found += [
-                (x, n, k, us, dtype, AT_CLIFF) for x, us in zip(m.tolist(), times_us, strict=True)
-            ]
+            if len(m):
+                columns = m.tolist(), times.through(m, n, k, site).tolist(), times.spread(m, n, k)
+                found += [
+                    (size, n, k, us, dtype, AT_CLIFF, spread)
+                    for size, us, spread in zip(*columns, strict=True)
+                ]
     if found:
         out.notes.append(
             f"{len(found):,} rows on both sides of known cliffs are modelled (kernel_source {AT_CLIFF})"

@@ -16,6 +16,7 @@ import numpy as np
 
 from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.files import write_file
+from quantbench.latency.libraries import library_of
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
 from quantbench.workload.dtypes import GEMM_DTYPES
@@ -35,7 +36,9 @@ class ExportOptions:
     dtype: "" exports all (single-dtype formats: the most frequent).
     layout: "" selects nt if measured, else nn or tn.
     backend, version: names under which aiconfigurator finds the tables.
-    model, tensor_parallel: model and tensor-parallel degrees of Vidur's files.
+    model, configs: names of models, comma separated, and config.json files of others.
+    grid: CSV file of products (m, n, k) that are modelled if the profile has no rows.
+    tensor_parallel: degrees of the models; () for the format's own.
     """
 
     provider: str = ""
@@ -44,7 +47,9 @@ class ExportOptions:
     backend: str = "vllm"
     version: str = "quantbench"
     model: str = ""
-    tensor_parallel: tuple[int, ...] = (1,)
+    configs: tuple[Path, ...] = ()
+    grid: Path | None = None
+    tensor_parallel: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for option, value, choices in (
@@ -56,7 +61,7 @@ class ExportOptions:
         for name in (self.backend, self.version):
             if not name or any(letter in name for letter in "/\\ \0") or name in (".", ".."):
                 raise InputError(WHO, f"name {name!r}", "a name without spaces and slashes")
-        if not self.tensor_parallel or min(self.tensor_parallel) < 1:
+        if min(self.tensor_parallel, default=1) < 1:
             raise InputError(WHO, f"--tp {self.tensor_parallel}", "degrees of at least 1")
 
 
@@ -109,10 +114,15 @@ def products(profile: Profile, options: ExportOptions, out: Exported) -> Table:
     """Returns unbatched GEMMs of one provider and layout, and of options.dtype if set. Counts the
     omitted rows.
     """
-    table = _keep(
-        profile.tables["gemm"], "batch", 1, "a batched product: no place for it there", out
-    )
-    table = _of_dtype(table, options, out)
+    return linear_layers(_of_dtype(profile.tables["gemm"], options, out), options, out)
+
+
+def linear_layers(table: Table, options: ExportOptions, out: Exported, library: str = "") -> Table:
+    """Returns unbatched GEMMs of one provider and layout. Counts the omitted rows.
+
+    library: whose provider is chosen if options.provider names none.
+    """
+    table = _keep(table, "batch", 1, "a batched product: no place for it there", out)
     if not len(table):
         return table
     if options.layout and options.layout not in table["layout"]:
@@ -126,11 +136,18 @@ def products(profile: Profile, options: ExportOptions, out: Exported) -> Table:
             f"products are of layout {layout}, where consumers mean linear layers (nt)"
         )
     table = _keep(table, "layout", layout, f"a product of another layout than {layout}", out)
-    return _of_provider(table, options.provider, out)
+    return of_provider(table, options.provider, out, library)
 
 
 def attentions(profile: Profile, options: ExportOptions, out: Exported) -> Table:
     """Returns forward attention of one provider, and of options.dtype if set. Counts the omitted
+    rows.
+    """
+    return of_provider(forward_attention(profile, options, out), options.provider, out)
+
+
+def forward_attention(profile: Profile, options: ExportOptions, out: Exported) -> Table:
+    """Returns forward attention of all providers, and of options.dtype if set. Counts the omitted
     rows.
     """
     table = _keep(
@@ -140,12 +157,12 @@ def attentions(profile: Profile, options: ExportOptions, out: Exported) -> Table
         "a backward pass: no place for it there",
         out,
     )
-    return _of_provider(_of_dtype(table, options, out), options.provider, out)
+    return _of_dtype(table, options, out)
 
 
 def collectives(profile: Profile, out: Exported) -> Table:
     """Returns the collectives of the provider with the most rows. Counts the omitted rows."""
-    return _of_provider(profile.tables["collective"], "", out)
+    return of_provider(profile.tables["collective"], "", out)
 
 
 def dtype_of(profile: Profile, options: ExportOptions) -> str:
@@ -166,12 +183,17 @@ def _of_dtype(table: Table, options: ExportOptions, out: Exported) -> Table:
     return _keep(table, "dtype", options.dtype, f"another dtype than {options.dtype}", out)
 
 
-def _of_provider(table: Table, provider: str, out: Exported) -> Table:
+def of_provider(table: Table, provider: str, out: Exported, library: str = "") -> Table:
+    """Returns the rows of the provider, of the library's most frequent one, or of the most frequent
+    one of all. Counts the omitted rows."""
     if not len(table):
         return table
     names = sorted(set(table["provider"].tolist()))
     # The provider option may name a provider of GEMMs that has no attention rows.
-    wanted = provider if provider in names else table.most_frequent("provider")
+    wanted: str | None = provider
+    if provider not in names:
+        of_library = np.array([library_of(name) == library for name in table["provider"].tolist()])
+        wanted = table.most_frequent("provider", of_library) or table.most_frequent("provider")
     others = ", ".join(name for name in names if name != wanted)
     if others:
         out.notes.append(f"{table.kind}: the figures are {wanted}'s; there are others by {others}")

@@ -112,7 +112,7 @@ def _mlp_rows(
     launch_us = float(np.exp(SoftmaxModel.prior(profile.device).parameters[0]))
     rows: Rows = []
     measured = modelled = 0
-    for tp in options.tensor_parallel:
+    for tp in options.tensor_parallel or (1,):
         sites = {
             op: (work.n, work.k, table.where((table["n"] == work.n) & (table["k"] == work.k)))
             for op, work in model.products(1, tp).items()
@@ -152,7 +152,7 @@ def _attention_rows(
     none."""
     rows: Rows = []
     taken = 0
-    for tp in options.tensor_parallel:
+    for tp in options.tensor_parallel or (1,):
         heads, kv_heads = model.heads(tp)
         of_model = table.where(
             (table["heads"] == heads)

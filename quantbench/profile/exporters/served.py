@@ -1,0 +1,180 @@
+"""Lists what a serving engine computes of named models: the sizes that a planner looks up.
+
+A model on tp GPUs has a tp-th of its heads and of its MLP on each; key heads are replicated where
+there are fewer of them than GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from quantbench.errors import InputError
+from quantbench.profile.exporters.options import WHO, ExportOptions
+from quantbench.workload import Attention, Gemm, MoE, TransformerShape
+from quantbench.workload.huggingface import describe
+from quantbench.workload.presets import preset
+
+#: tensor-parallel degrees, if none is asked for
+DEGREES = (1, 2, 4, 8, 16)
+#: how the tokens go to the experts: aiconfigurator's tables have these
+_ROUTINGS = ("balanced", "power_law_1.01", "power_law_1.2")
+_TOKENS = tuple(2**power for power in range(15))
+_BATCHES = tuple(2**power for power in range(12))
+#: powers of two and one more, because attention is tiled
+_PROMPTS = tuple(seq for power in range(4, 18) for seq in (2**power, 2**power + 1))
+#: a new token after so many cached ones
+_CACHED = tuple(2**power for power in range(18))
+_MOST_PROMPT_TOKENS = 2**17
+_MOST_CACHED_TOKENS = 2**23
+
+
+@dataclass(frozen=True, order=True)
+class Heads:
+    """Attention heads of one GPU. window: keys that a query sees, 0 for all."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int = 0
+
+    def prompts(self, dtype: str) -> list[Attention]:
+        """Returns causal attention of prompts, all of whose keys are seen."""
+        return [
+            Attention(batch, self.heads, seq, seq, self.head_dim, self.kv_heads, dtype)
+            for batch in _BATCHES
+            for seq in _PROMPTS
+            if batch * seq <= _MOST_PROMPT_TOKENS
+        ]
+
+    def decodes(self, dtype: str) -> list[Attention]:
+        """Returns attention of one new token of each sequence to cached ones and itself."""
+        return [
+            Attention(
+                batch, self.heads, 1, cached + 1, self.head_dim, self.kv_heads, dtype, causal=False
+            )
+            for batch in _BATCHES
+            for cached in _CACHED
+            if batch * cached <= _MOST_CACHED_TOKENS
+        ]
+
+
+@dataclass(frozen=True, order=True)
+class Latent:
+    """Latent attention of one GPU: heads, and the widths of `TransformerShape`."""
+
+    heads: int
+    head_dim: int
+    value_dim: int
+    kv_rank: int
+    rope_dim: int
+
+    @property
+    def expanded(self) -> Heads:
+        """Heads of a prompt, whose latents are expanded to keys and values; as wide as keys and
+        values are on average."""
+        return Heads(self.heads, self.heads, (self.head_dim + self.value_dim) // 2)
+
+    @property
+    def absorbed(self) -> Heads:
+        """Heads of a new token, which all read the latents: with as many bytes, twice as many heads
+        of half the width have their FLOPs."""
+        return Heads(2 * self.heads, 1, (2 * self.kv_rank + self.rope_dim) // 4)
+
+
+#: heads of a modelled table of no named model
+MODEL_HEADS = tuple(
+    Heads(heads, kv_heads, head_dim)
+    for heads, kv_heads in (
+        (8, 1), (8, 8), (16, 2), (16, 16), (32, 4), (32, 8), (32, 32), (64, 8), (64, 64),
+    )
+    for head_dim in (64, 128)
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Served:
+    """What an engine computes of some models. products: (n, k) of linear layers. layers: of experts,
+    in bf16, at every number of tokens and degree."""
+
+    products: tuple[tuple[int, int], ...] = ()
+    heads: tuple[Heads, ...] = ()
+    latent: tuple[Latent, ...] = ()
+    experts: tuple[MoE, ...] = ()
+
+
+def models_of(options: ExportOptions) -> list[TransformerShape]:
+    """Returns the shapes of the models that are named or described by a config.json."""
+    named = [preset(name) for name in options.model.split(",") if name]
+    return [*named, *(describe(path).shape for path in options.configs)]
+
+
+def served(options: ExportOptions) -> Served:
+    """Returns what an engine computes of the models at every tensor-parallel degree.
+
+    Raises InputError if a model can be cut at none of the degrees.
+    """
+    products: set[tuple[int, int]] = set()
+    heads: set[Heads] = set()
+    latent: set[Latent] = set()
+    experts: dict[MoE, None] = {}
+    degrees = options.tensor_parallel or DEGREES
+    for shape in models_of(options):
+        cut = [_cut(shape, tp) for tp in degrees if shape.heads % tp == 0]
+        if not cut:
+            raise InputError(WHO, f"--tp {degrees} of {shape.heads} heads", "degrees that divide")
+        for one in cut:
+            ops = one.ops(backward=False)
+            products |= {(op.workload.n, op.workload.k) for op in ops if type(op.workload) is Gemm}
+            # vLLM's latent attention is looked up as that of as many heads as wide as its values.
+            heads |= {
+                Heads(one.heads, one.kv_heads, one.value_width, window)
+                for window in {0, one.sliding_window}
+            }
+            if one.kv_rank:
+                latent.add(
+                    Latent(one.heads, one.head_dim, one.value_dim, one.kv_rank, one.rope_dim)
+                )
+        if shape.experts:
+            products.add((shape.experts, shape.hidden))  # the router
+            experts |= dict.fromkeys(_layers(shape, max(degrees)))
+    return Served(
+        tuple(sorted(products)), tuple(sorted(heads)), tuple(sorted(latent)), tuple(experts)
+    )
+
+
+def _cut(shape: TransformerShape, tp: int) -> TransformerShape:
+    """Returns one GPU's part of a model as a model of its own."""
+    return replace(
+        shape,
+        heads=shape.heads // tp,
+        kv_heads=max(1, shape.kv_heads // tp),
+        ffn=max(1, shape.ffn // tp),
+        shared_ffn=shape.shared_ffn // tp,
+        vocab=max(1, shape.vocab // tp),
+        gate_fused=shape.gated,
+        attention="flash",
+        seq=1,
+        layers=max(2, shape.dense_layers + 1),
+    )
+
+
+def _layers(shape: TransformerShape, most: int) -> list[MoE]:
+    """Returns the layers of experts on up to `most` GPUs."""
+    return [
+        MoE(
+            tokens,
+            shape.hidden,
+            shape.moe_ffn,
+            shape.experts,
+            shape.top_k,
+            tp=tp,
+            ep=ep,
+            gated=shape.gated,
+            distribution=routing,
+        )
+        for tp in DEGREES
+        for ep in DEGREES
+        if shape.moe_ffn % tp == 0 and shape.experts % ep == 0 and tp * ep <= most
+        for tokens in _TOKENS
+        for routing in _ROUTINGS
+    ]

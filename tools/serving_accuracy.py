@@ -1,0 +1,291 @@
+"""Compares serving times that aiconfigurator predicts with its own tables and with tables that are
+exported from few rows of them.
+
+The measured times are those of the package itself (silicon_sample.csv, mode agg). Each table is
+filled by models of 200 rows that know no other table of the GPU's generation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from quantbench.device import lookup
+from quantbench.errors import QuantbenchError
+from quantbench.importers import aiconfigurator
+from quantbench.latency.attention import AttentionModel
+from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.libraries import SYSTEMS, TABLES
+from quantbench.latency.moe import MoEModel
+from quantbench.profile import Profile
+from quantbench.profile.exporters import export_profile
+from quantbench.profile.exporters.options import ExportOptions
+from quantbench.profile.models import Models
+from quantbench.profile.schema import Provenance
+from quantbench.profile.table import LAYOUTS, Table
+from quantbench.workload.huggingface import describe
+from tools.guide.markers import table as markdown
+from tools.guide.markers import write_between
+
+_FORMATS = ("bf16", "fp8", "fp8_block", "nvfp4")
+#: model in the sample → its file in the package, if named otherwise
+_FILES = {
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Meta-Llama-3.1-8B",
+    "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
+    "nvidia/Qwen3-32B-NVFP4": "Qwen/Qwen3-32B",
+    "zhipuai/GLM-5": "zai-org/GLM-5",
+    "nvidia/DeepSeek-R1-NVFP4": "deepseek-ai/DeepSeek-R1",
+}
+_DENSE = ("Llama-3", "Qwen3-32B")
+_DENSE_SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm")
+#: (system, library) → version of the table of experts that the planner takes for most models
+_EXPERTS = {(system, "vllm"): "0.19.0" for system in ("b200_sxm", "h200_sxm")}
+#: share of the rows of attention that are decoding, on which the time per token depends most
+_DECODING = 0.7
+_SLUGS = {system: slug for slug, system in SYSTEMS.items()}
+
+Row = Any  # a named tuple of the sample
+
+
+def package() -> Path:
+    """Returns the folder of aiconfigurator-core, which must be installed."""
+    systems = aiconfigurator.systems_folder()
+    assert systems is not None
+    return systems.parent
+
+
+def sample(*, dense: bool, only: str) -> dict[tuple[str, str], list[Row]]:
+    """Returns the rows of dense models, or of experts, by (system, backend)."""
+    import pandas
+
+    frame = pandas.read_csv(package() / "systems" / "silicon_sample.csv")
+    frame = frame[frame["mode"] == "agg"]
+    if only:
+        frame = frame.query(only)
+    found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in frame.astype(object).where(frame.notna(), None).itertuples():
+        is_dense = any(name in row.model_path for name in _DENSE)
+        if is_dense == dense and (not dense or row.system in _DENSE_SYSTEMS):
+            found[row.system, row.backend].append(row)
+    return found
+
+
+def file_of(row: Row) -> str:
+    return _FILES.get(row.model_path, str(row.model_path))
+
+
+def tpot_ms(row: Row, database: Any, attention: str | None) -> float:
+    """Returns the planner's time per output token. attention: its dtype for prompts, None for that
+    of the checkpoint."""
+    from aiconfigurator_core.sdk import config
+    from aiconfigurator_core.sdk.backends.factory import get_backend
+    from aiconfigurator_core.sdk.config_builders import build_model_config
+    from aiconfigurator_core.sdk.models import get_model
+
+    names = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+    sizes = {name: int(getattr(row, name) or 1) for name in names}
+    modes = {name: getattr(row, name) for name in ("gemm_quant_mode", "moe_quant_mode")}
+    model = get_model(
+        file_of(row), build_model_config(**sizes, **modes, fmha_quant_mode=attention), row.backend
+    )
+    isl = int(row.isl)
+    asked = config.RuntimeConfig(batch_size=int(row.batch_size), isl=isl, osl=int(row.osl))
+    found = get_backend(row.backend).run_agg(model, database, asked, ctx_tokens=isl)
+    return float(found.get_result_dict()["tpot"])
+
+
+def few_rows(kind: str, system: str, library: str, seed: int, count: int) -> dict[str, list[Any]]:
+    """Returns random rows of a table by dtype, of the provider with most rows of each."""
+    version = _EXPERTS.get((system, library)) if kind == "moe" else None
+    tables, _ = aiconfigurator.find_tables(system, backend=library, version=version, kinds=[kind])
+    by_dtype: dict[str, list[Any]] = defaultdict(list)
+    for row in aiconfigurator.read_rows(tables[0]).rows:
+        by_dtype[row.workload.dtype].append(row)
+    found = {}
+    for dtype, rows in by_dtype.items():
+        provider = Counter(row.provider for row in rows).most_common(1)[0][0]
+        alike = list({row.workload: row for row in rows if row.provider == provider}.values())
+        order = np.random.default_rng(seed).permutation(len(alike))
+        found[dtype] = [alike[i] for i in order[:count]]
+    return found
+
+
+def table_of(kind: str, rows: Sequence[Any]) -> Table:
+    layout = LAYOUTS[kind]
+    values = []
+    for row in rows:
+        found = {key: getattr(row.workload, key, row.provider) for key in layout.keys}
+        found |= dict.fromkeys(("latency_us", "low_us", "high_us"), row.latency_us)
+        found |= {"grade": "C", "origin": "imported", "kernel": ""}
+        values.append([found.get(name, 0) for name in layout.names])
+    values.sort(key=lambda row: row[: len(layout.keys)])
+    return Table.of(kind, dict(zip(layout.names, zip(*values, strict=True), strict=True)))
+
+
+def profile_of(system: str, library: str, seed: int, count: int, *, experts: bool) -> Profile:
+    """Returns a profile of few rows of each of an engine's tables, with models of them."""
+    device = lookup(_SLUGS[system])
+    known: dict[str, Any] = {"prior": "family-out", "seed": seed}
+    rows = few_rows("gemm", system, library, seed, count)
+    products = []
+    for dtype in (dtype for dtype in _FORMATS if dtype in rows):
+        works = [row.workload for row in rows[dtype]]
+        m, n, k = ([getattr(work, name) for work in works] for name in "mnk")
+        us = [row.latency_us for row in rows[dtype]]
+        products.append(
+            GemmModel.fit(device, m, n, k, us, layout="nt", dtype=dtype, library=library, **known)
+        )
+    attention: list[Any] = []
+    decoding = int(_DECODING * count)
+    for kind, part in (
+        ("context_attention", count - decoding),
+        ("generation_attention", decoding),
+    ):
+        attention += few_rows(kind, system, library, seed, part)["bf16"]
+    model = AttentionModel.fit(
+        device,
+        [row.workload for row in attention],
+        [row.latency_us for row in attention],
+        cache_write=[row.workload.causal for row in attention],
+        **known,
+    )
+    of_kind = {
+        "gemm": [row for dtype in _FORMATS for row in rows.get(dtype, ())],
+        "attention": attention,
+    }
+    layers = few_rows("moe", system, library, seed, count) if experts else {}
+    models = {}
+    for dtype, some in layers.items():
+        works = [row.workload for row in some]
+        us = [row.latency_us for row in some]
+        models[dtype, some[0].provider] = MoEModel.fit(device, works, us, library=library, **known)
+        of_kind.setdefault("moe", []).extend(some)
+    tables = {kind: table_of(kind, found) for kind, found in of_kind.items()}
+    profile = Profile(
+        device, {}, Provenance("tools"), tables, Models(tuple(products), attention=model)
+    )
+    profile._experts._models.update(models)
+    return profile
+
+
+def predictions(rows: Sequence[Row], system: str, root: Path | None) -> list[float]:
+    """Returns predicted over measured time per output token, nan where none is predicted."""
+    from aiconfigurator_core.sdk import perf_database
+
+    backend = rows[0].backend
+    where = {"systems_paths": str(root), "shared_layer": False} if root else {}
+    database = perf_database.get_database(system, backend, TABLES[system][backend], **where)
+    found = []
+    for row in rows:
+        ratio = float("nan")
+        for attention in (None, "bfloat16"):  # FP8 is not in every table
+            try:
+                ratio = tpot_ms(row, database, attention) / row.silicon_tpot_ms
+                break
+            except Exception as error:  # noqa: BLE001 - no data, no such model, a bad degree
+                reason = f"{row.model_path} {backend}: {type(error).__name__} {str(error)[:150]}"
+        if np.isnan(ratio):
+            reasons[reason] += 1
+        found.append(ratio)
+    return found
+
+
+#: why rows are not predicted
+reasons: Counter[str] = Counter()
+
+
+def exported(
+    rows: Sequence[Row], system: str, seed: str, options: argparse.Namespace
+) -> list[float]:
+    """Returns `predictions` with tables exported from few rows; seed own: with the package's."""
+    if seed == "own":
+        return predictions(rows, system, None)
+    backend = rows[0].backend
+    profile = profile_of(system, backend, int(seed), options.rows, experts=options.experts)
+    files = set()
+    for name in {file_of(row) for row in rows}:
+        file = package() / "model_configs" / f"{name.replace('/', '--')}_config.json"
+        try:
+            describe(file)
+            files.add(file)
+        except QuantbenchError as error:
+            reasons[str(error)] += 1
+    with TemporaryDirectory() as folder:
+        asked = ExportOptions(
+            backend=backend, version=TABLES[system][backend], configs=tuple(sorted(files))
+        )
+        export_profile(profile, "aiconfigurator", Path(folder), asked)
+        return predictions(rows, system, Path(folder))
+
+
+def judge(work: Path, options: argparse.Namespace) -> None:
+    """Appends to `work` predicted over measured times of the engines that it lacks, one line each:
+    with the package's own tables (seed own), and with exported ones of each seed."""
+    done = {(entry["system"], entry["backend"], entry["seed"]) for entry in entries(work)}
+    for (system, backend), rows in sample(dense=not options.experts, only=options.only).items():
+        for seed in ("own", *options.seeds.split(",")):
+            if (system, backend, seed) in done:
+                continue
+            ratios = exported(rows, system, seed, options)
+            entry = {"system": system, "backend": backend, "seed": seed, "ratios": ratios}
+            with work.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(entry) + "\n")
+
+
+def entries(work: Path) -> list[dict[str, Any]]:
+    text = work.read_text(encoding="utf-8") if work.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def lines(work: Path, seeds: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the errors of each engine, and of all, with each table, where all of them answer."""
+    by_engine: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(dict)
+    for entry in entries(work):
+        by_engine[entry["system"], entry["backend"]][entry["seed"]] = entry["ratios"]
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for (system, backend), by_seed in sorted(by_engine.items()):
+        for name in ("all", backend, f"{system} {backend}"):
+            for seed in seeds if set(seeds) <= set(by_seed) else ():
+                found[name][seed] += by_seed[seed]
+    for name, by_seed in sorted(found.items()):
+        errors = 100 * np.abs(np.array([by_seed[seed] for seed in seeds]) - 1)
+        both = errors[:, ~np.isnan(errors).any(axis=0)]
+        if not both.size:
+            continue
+        cells = [f"{np.median(one):.1f} / {np.percentile(one, 95):.1f}" for one in both]
+        yield [name, *(f"{count}" for count in (~np.isnan(errors)).sum(axis=1)), *cells]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work", type=Path, help="file of the results so far, JSON lines")
+    parser.add_argument("--experts", action="store_true", help="models with experts")
+    parser.add_argument("--only", default="", help="a pandas query of the sample's columns")
+    parser.add_argument("--page", type=Path, help="page whose table is replaced")
+    parser.add_argument("--rows", type=int, default=200)
+    parser.add_argument("--seeds", default="0,1")
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    judge(options.work, options)
+    seeds = ["own", *options.seeds.split(",")]
+    names = ["own", *(f"seed {seed}" for seed in seeds[1:])]
+    header = ["engine", *(f"rows, {name}" for name in names), *names]
+    page = markdown(header, lines(options.work, seeds))
+    print(page)
+    if options.page:
+        write_between(options.page, "experts" if options.experts else "serving", page)
+    for reason, count in reasons.most_common():
+        print(count, reason)
+
+
+if __name__ == "__main__":
+    main()
