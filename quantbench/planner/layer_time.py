@@ -114,17 +114,15 @@ class LayerTime(NamedTuple):
         """Returns the times in training: those of single ops and ideal passes, times the factors of
         `c`.
         """
-        core = c.compute_factor * c.attention_factor
         products = c.compute_factor
         if self.quantized:
             products *= c.quantized_factor
-        experts = products * c.experts_factor
         vector = c.elementwise_factor
         return self._replace(
-            products=(self.products[0] * products, self.products[1] * products),
-            experts=(self.experts[0] * experts, self.experts[1] * experts),
-            core=(self.core[0] * core, self.core[1] * core),
-            vector=(self.vector[0] * vector, self.vector[1] * vector),
+            products=_scaled(self.products, products),
+            experts=_scaled(self.experts, products * c.experts_factor),
+            core=_scaled(self.core, c.compute_factor * c.attention_factor),
+            vector=_scaled(self.vector, vector),
             dropout=self.dropout * vector,
             reduces=self.reduces * c.tensor_factor,
             logits=self.logits * c.compute_factor + self.loss * vector,
@@ -161,6 +159,10 @@ class LayerTime(NamedTuple):
         if recompute == "selective":
             return self.core[0] + self.dropout
         return NO_TIME
+
+
+def _scaled(pair: Any, factor: float) -> Any:
+    return pair[0] * factor, pair[1] * factor
 
 
 class LayerTimes:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 from quantbench.errors import InputError, require_choices, require_int, require_ints
@@ -217,16 +218,13 @@ def stage_kinds(
     else:
         for stage in range(1, left + 1):
             sizes[stage] += 1
-    kinds: list[StageKind] = []
+    stages = []
     before = 0
     for stage, size in enumerate(sizes):
         held = dense * size / layers
         if not spread:
             starts = [(chunk * layers + before) / interleave for chunk in range(interleave)]
             held = sum(min(max(dense - start, 0), size / interleave) for start in starts)
-        kind = StageKind(size, 1, stage == 0, stage == pp - 1, held)
-        if kinds and kinds[-1] == replace(kind, count=kinds[-1].count):
-            kind = replace(kind, count=kinds.pop().count + 1)
-        kinds.append(kind)
+        stages.append(StageKind(size, 1, stage == 0, stage == pp - 1, held))
         before += size
-    return tuple(kinds)
+    return tuple(replace(kind, count=len(list(same))) for kind, same in groupby(stages))
