@@ -13,7 +13,7 @@ share its adapters.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.planner.calibration import STACKS, Calibration
@@ -72,7 +72,9 @@ class Iteration:
 
     @property
     def parts(self) -> dict[str, float]:
-        return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "sec"}
+        parts = asdict(self)
+        del parts["sec"]
+        return parts
 
     @property
     def bound(self) -> str:

@@ -7,8 +7,6 @@ are bytes and shown in GiB: a GPU sold with 80 GB has 80 GiB, and nvidia-smi rep
 """
 
 from dataclasses import asdict, dataclass
-from functools import partial
-from itertools import accumulate
 
 from quantbench.planner.calibration import STACKS, Calibration
 from quantbench.planner.layout import Job, Layout, StageKind, layer_weights, stages_of
@@ -70,11 +68,13 @@ def limit_bytes(job: Job) -> float:
 
 def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
     """Predicts the memory of a GPU of the fullest stage."""
-    kinds = stages_of(job.shape, layout)
-    # Among equal stages, the first holds the most micro-batches.
-    first_of_kind = accumulate((kind.count for kind in kinds[:-1]), initial=0)
-    needed = map(partial(_stage, job, layout, calibration), kinds, first_of_kind)
-    return max(needed, key=lambda found: found.total)
+    found = []
+    stage = 0
+    for kind in stages_of(job.shape, layout):
+        # Among equal stages, the first holds the most micro-batches.
+        found.append(_stage(job, layout, calibration, kind, stage))
+        stage += kind.count
+    return max(found, key=lambda one: one.total)
 
 
 def embedding_parameters(shape: TransformerShape, tp: int) -> int:

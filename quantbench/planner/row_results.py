@@ -76,10 +76,13 @@ class RowResult:
         row = self.row
         known = {} if self.prediction is None else self.prediction.to_json()
         known["hardware_tflops"] = self.hardware_tflops
-        data: dict[str, Any] = {"row_id": row.row_id, "line": row.line}
-        data |= {name: known.get(name) for name in _SHOWN}
-        data["problem"] = self.problem
-        data["measured"] = {name: getattr(row, name) for name in _MEASURED}
+        data: dict[str, Any] = {
+            "row_id": row.row_id,
+            "line": row.line,
+            **{name: known.get(name) for name in _SHOWN},
+            "problem": self.problem,
+            "measured": {name: getattr(row, name) for name in _MEASURED},
+        }
         for name in ("error", "memory_error"):
             error = getattr(self, name)
             data[f"{name}_pct"] = None if error is None else 100 * error
