@@ -30,8 +30,6 @@ _WHO = "planner.json"
 _HEADER = {"format": "quantbench-planner", "version": 5}
 _SITE_HEADER = {"format": "quantbench-planner-site", "version": 1}
 _LARGEST_SITE_BYTES = 2**20
-# A link is a curve of time over size; one size is not enough for it.
-_FEWEST_SIZES = 2
 
 
 @dataclass(frozen=True)
@@ -221,7 +219,7 @@ class Calibrations:
         else.
         """
         if not isinstance(data, dict) or not _HEADER.items() <= data.items():
-            raise InputError(_WHO, repr(data)[:80], "{format} version {version}".format(**_HEADER))
+            raise InputError(_WHO, repr(data), "{format} version {version}".format(**_HEADER))
         try:
             stacks = {stack: _by_name(by_gpu) for stack, by_gpu in data["stacks"].items()}
             return cls(_by_name(data["sites"]), stacks, data["provenance"])
@@ -287,10 +285,8 @@ def with_measured_links(
             node_gb_per_s = max(node_gb_per_s, work.bus_bytes / us / 1e3)
         elif work.num_nodes == 1:
             times[work.num_gpus][work.bus_bytes].append(us)
-    links = {}
-    for gpus, by_size in times.items():
-        if len(by_size) >= _FEWEST_SIZES:
-            links[gpus] = _link(by_size)
+    # A link is a curve of time over size; one size is not enough for it.
+    links = {gpus: _link(by_size) for gpus, by_size in times.items() if len(by_size) > 1}
     groups = [f"{gpus} GPUs of a node" for gpus in sorted(links)]
     if node_gb_per_s:
         groups.append("several nodes")

@@ -33,7 +33,8 @@ _COVERED = 0.9
 _FEWEST = 5
 # A factor whose spread the rows reduce by less than this is not determined; a pair correlated more
 # is not told apart.
-_DETERMINED, _APART = 0.7, 0.7
+_DETERMINED = 0.7
+_APART = 0.7
 _UNUSUAL = 2  # spreads of the prior
 
 
@@ -155,7 +156,7 @@ class SiteFit:
 
     calibration: Calibration
     errors: FloatArray
-    unusual: tuple[str, ...]
+    unusual: list[str]
 
 
 def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
@@ -198,7 +199,7 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
     scatter = scatter_beyond(observed, left_out_log)
     fitted = replace(found, scatter=scatter, provenance=provenance)
     unusual = [term.factor for term, s in spread.items() if abs(effects[term]) > _UNUSUAL * s]
-    return SiteFit(fitted, left_out, tuple(unusual))
+    return SiteFit(fitted, left_out, unusual)
 
 
 def solve(

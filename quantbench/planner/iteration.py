@@ -29,9 +29,6 @@ _BUCKET_PARAMETERS = 5e8
 # Share of overlapped reductions that shows over that of gathers: nothing waits for them, but they
 # take SMs and memory bandwidth. Assumed, not fitted.
 _REDUCTIONS_WAIT = 0.25
-# DeepSpeed's overlap_comm is true for stage 3 (deepspeed.ai, DeepSpeed Configuration JSON), and
-# FSDP prefetches.
-_ZERO3_OVERLAP = 1.0
 
 
 @dataclass(frozen=True)
@@ -281,7 +278,9 @@ def exposed_s(
 
     room_s: computation that can overlap with the traffic, s.
     """
-    overlap = _ZERO3_OVERLAP if layout.zero == 3 else job.dp_overlap
+    # DeepSpeed's overlap_comm is true for stage 3 (deepspeed.ai, DeepSpeed Configuration JSON), and
+    # FSDP prefetches.
+    overlap = 1.0 if layout.zero == 3 else job.dp_overlap
     gathers, reductions = ring_passes(job, layout, micro_batches)
     shown = gathers + _REDUCTIONS_WAIT * reductions
     waits = calibration.exposed_share * shown / (gathers + reductions)

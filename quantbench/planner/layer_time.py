@@ -177,8 +177,7 @@ class LayerTimes:
 
     def at(self, key: LayerKey) -> LayerTime:
         """Returns the times on one GPU; `LayerTime.fitted` gives those in training."""
-        if key not in self._known:
-            self.prepare([key])
+        self.prepare([key])
         return self._known[key]
 
     def prepare(self, keys: Iterable[LayerKey]) -> None:

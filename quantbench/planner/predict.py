@@ -70,7 +70,7 @@ class Prediction:
             "sec_per_it_low": found.sec.low,
             "sec_per_it_high": found.sec.high,
             **{name: getattr(self, name) for name in _SHOWN},
-            "not_counted": list(NOT_COUNTED),
+            "not_counted": NOT_COUNTED,
             "mem_gb": self.memory.total_gib,
             "bubble_share": found.bubble_share,
             "bound": found.bound,
@@ -135,5 +135,5 @@ def job_to_json(
         },
         "calibration": asdict(calibration),
         "op_times": times_note,
-        "assumed": list(assumed),
+        "assumed": assumed,
     }

@@ -402,5 +402,5 @@ def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
 
 def known_of(row: TableRow) -> str:
     """Returns the table's notes on a row, except published rates in tokens/s; "" without notes."""
-    notes = [row.source_error, row.notes]
-    return "; ".join(note for note in notes if note and not _RATE.fullmatch(note))
+    notes = filter(None, (row.source_error, row.notes))
+    return "; ".join(note for note in notes if not _RATE.fullmatch(note))

@@ -66,7 +66,7 @@ class Found:
     ranked: tuple[Prediction, ...]
     looked_at: int
     too_large: int
-    smallest: tuple[Layout, Memory] | None = None
+    smallest: tuple[Layout, Memory] | None
 
     @property
     def safest(self) -> Prediction | None:
