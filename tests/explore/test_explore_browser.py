@@ -360,9 +360,7 @@ def test_the_curve_over_hidden_is_that_of_its_products(tab: Tab) -> None:
     rows = forecast(grid, with_defaults(held, times.device), times).rows
     drawn = tab.evaluate("[...draw.curves.get(active)].map(([x, one]) => [x, one.us])")
     curve = dict(map(tuple, drawn))
-    same = {
-        row.axes["hidden"]: row.estimate.latency_us for row in rows if row.axes["hidden"] in curve
-    }
+    same = {row.axes["hidden"]: row.latency_us for row in rows if row.axes["hidden"] in curve}
     assert len(same) > 20
     assert {hidden: curve[hidden] for hidden in same} == pytest.approx(same, rel=1e-5)
     # Its drops are named by tiles, waves, alignment or another kernel, never by heads.
