@@ -28,7 +28,7 @@ from quantbench.latency.interconnect import same_site
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import (
-    MEMORY_RANGES,
+    RANGES,
     STACKS,
     Calibration,
     Calibrations,
@@ -54,6 +54,7 @@ SITE_FACTORS = {
     "layer_overhead_ms": (0.0, 50.0),
     "data_parallel_share": (0.01, 1.0),
 }
+_MEMORY_RANGES = {name: RANGES[name] for name in ("base_gib", "activation_slack")}
 # Repeated runs of one layout differ by this share (rows of the documents that were run twice).
 _NOISE = 0.005
 #: start of the site's fit: 5 ms are about 300 launches of 15 µs; half of the network
@@ -170,7 +171,7 @@ def fit_site(
         predicted = [memory(case.job, case.layout, found).total_gib for case in stated]
         return np.asarray(np.log(predicted) - np.log(stated_gb))
 
-    found = _least(memory_errors, found, MEMORY_RANGES)
+    found = _least(memory_errors, found, _MEMORY_RANGES)
     scatter = float(np.quantile(np.abs(log_errors(observed, found)), 0.9))
     return replace(
         found,
@@ -179,7 +180,7 @@ def fit_site(
         provenance={
             "documents": sorted({document_of(row, folder) for row, _ in cases}),
             "stack": "deepspeed",
-            "fitted": [*SITE_FACTORS, *MEMORY_RANGES],
+            "fitted": [*SITE_FACTORS, *_MEMORY_RANGES],
             "rows_fitted": [row.row_id for row, _ in cases],
         },
     )

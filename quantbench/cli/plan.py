@@ -40,7 +40,6 @@ def plan(
     """
     from quantbench.cli import plan_run, plan_tables
     from quantbench.cli.plan_setup import Setup
-    from quantbench.planner.predict import provenance
 
     modes = (("--fit", fit is not None), ("--rows", rows is not None), ("--check", check))
     asked = [word for word, typed in modes if typed]
@@ -63,4 +62,4 @@ def plan(
         result = plan_run.check_layout(setup, explain=explain)
     else:
         result = plan_run.search_layouts(setup, explain=explain)
-    return replace(result, answer={**provenance(sys.argv[1:]), **result.answer})
+    return replace(result, answer={**plan_run.provenance(sys.argv[1:]), **result.answer})

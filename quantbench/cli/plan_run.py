@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, replace
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -32,6 +33,19 @@ _LAYOUTS = 5
 _OTHERS = 8
 _LARGE_MESSAGE_BYTES = 2**30
 _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "cyan"}
+
+
+def provenance(arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns the header of a plan in JSON: format, command line, versions and environment
+    variables.
+    """
+    return {
+        "format": "quantbench-plan",
+        "version": 1,
+        "command": list(arguments),
+        "software": installed_versions(),
+        "environment": relevant_environment(),
+    }
 
 
 def search_layouts(setup: Setup, *, explain: bool = False) -> Result:
@@ -136,7 +150,7 @@ def _layouts_table(best: Sequence[Prediction]) -> Table:
             _more(p, best[0]),
             f"{p.model_tflops:.0f}",
             percent(p.mfu),
-            Text(f"{p.memory.total / GIB:.0f}", style="yellow" if p.tight else ""),
+            Text(f"{p.memory.total_gib:.0f}", style="yellow" if p.tight else ""),
             percent(p.iteration.bubble_share),
             p.iteration.bound,
             style="bold" if p is best[0] else "",
@@ -197,11 +211,11 @@ def _next_line(setup: Setup, layout: Layout) -> str:
 
 def _memory_table(p: Prediction, calibration: Calibration) -> Table:
     """Tabulates the memory of the fullest GPU by part, GiB."""
-    parts = [name for name in asdict(p.memory) if name != "stage"]
+    parts = p.memory.parts_gib
     within = percent(math.expm1(calibration.memory_scatter))
     caption = f"GiB on the fullest GPU; nine in ten runs are within {within}"
     table = plain_table((">stage", *(f">{name}" for name in parts), ">total"), caption=caption)
-    values = (f"{getattr(p.memory, name) / GIB:.1f}" for name in parts)
+    values = (f"{gib:.1f}" for gib in parts.values())
     table.add_row(str(p.memory.stage), *values, f"{p.memory.total_gib:.1f}")
     return table
 

@@ -51,7 +51,7 @@ _USUAL = {
 _CELLS = (
     "hidden", "heads", "kv_heads", "layers", "seq", "vocab", "gpus", "gbs", "optimizer",
     "recompute", "ffn", "gated",
-    "sequence_parallel", "fp8_recipe", "head_dim",
+    "sequence_parallel", "fp8_recipe", "head_dim", "cluster", "gpu", "stack",
 )  # fmt: skip
 
 
@@ -186,11 +186,14 @@ class Setup:
         o = self.options
         names = ("dp", "tp", "pp", "cp", "mbs", "interleave")
         degrees: dict[str, Any] = {name: integers(f"--{name}", getattr(o, name)) for name in names}
+        sequence_parallel: tuple[bool, ...] = (False, True)
+        if o.sequence_parallel is not None:
+            sequence_parallel = (o.sequence_parallel,)
         return LayoutSpace(
             **degrees,
             zero=integers("--zero", o.zero, low=0, high=3) or (0, 1, 2, 3),
             recompute=tuple(filter(None, o.recompute.split(","))),
-            sequence_parallel=o.sequence_parallel,
+            sequence_parallel=sequence_parallel,
             uneven=self.uneven,
             ep=integers("--ep", o.ep) or tuple(divisors(self.shape.experts or 1)),
         )
@@ -273,11 +276,12 @@ def rates(o: PlanOptions) -> dict[str, Any]:
     for name in ("node_gbit_per_s", "link_gb_per_s"):
         if isinf(getattr(o, name)):
             raise InputError(_WHO, typed_words(o, [name])[0], "a rate that is finite")
-    return {
-        "gpus_per_node": o.gpus_per_node or None,
-        "node_gb_per_s": o.node_gbit_per_s / _BITS_PER_BYTE or None,
-        "link_gb_per_s": o.link_gb_per_s or None,
+    found = {
+        "gpus_per_node": o.gpus_per_node,
+        "node_gb_per_s": o.node_gbit_per_s / _BITS_PER_BYTE,
+        "link_gb_per_s": o.link_gb_per_s,
     }
+    return {name: value for name, value in found.items() if value}
 
 
 def given(o: PlanOptions) -> Given:
@@ -295,4 +299,4 @@ def given(o: PlanOptions) -> Given:
         cells[name] = require_choice(_WHO, f"--{name}", getattr(o, name), ("", *choices))
     cells |= {"precision": o.dtype, "tied": False if o.untied else None, "dropout": o.dropout}
     cells["dp_overlap"] = o.dp_overlap
-    return Given(cells=cells, cluster=o.cluster, gpu=o.gpu, stack=o.stack, **rates(o))
+    return Given(cells, rates(o))

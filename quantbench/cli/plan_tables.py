@@ -151,12 +151,12 @@ def fit_table(setup: Setup, path: Path, output: Path) -> Result:
             factors = [f"{name} {getattr(fit.calibration, name):.3g}" for name in fit.unusual]
             names = ", ".join(factors)
             yield warning(f"far from every known site: {names}; do the rows say all that was run?")
-        if fit.undetermined:
+        if known["undetermined"]:
             yield (
                 f"not determined by these rows, close to the stack's values: "
-                f"{', '.join(fit.undetermined)}"
+                f"{', '.join(known['undetermined'])}"
             )
-        for a, b in fit.confounded:
+        for a, b in known["confounded"]:
             yield f"not told apart, only their joint effect is known: {a} and {b}"
         yield f"wrote {output}"
         yield f"\nNext: quantbench plan --site {output} …"

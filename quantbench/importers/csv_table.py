@@ -52,11 +52,11 @@ class CsvRow:
             raise self.error(column, "a number") from None
 
     def flag(self, column: str) -> bool:
-        """Reads true, false, 1 or 0 in any case."""
+        """Reads yes, no, true, false, 1 or 0 in any case."""
         text = self.text(column).lower()
-        if text not in ("true", "false", "1", "0"):
+        if text not in ("yes", "true", "1", "no", "false", "0"):
             raise self.error(column, "True or False")
-        return text in ("true", "1")
+        return text in ("yes", "true", "1")
 
     def made(self, make: Callable[..., _T], *args: Any, **values: Any) -> _T:
         """Calls `make(*args, **values)` and adds the row to its InputError."""

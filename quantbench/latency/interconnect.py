@@ -95,6 +95,11 @@ class Cluster:
         """Network bandwidth per GPU while all GPUs of a node send, 1e9 bytes per second."""
         return self.node_gb_per_s / self.gpus_per_node
 
+    @property
+    def gpu_bytes_per_s(self) -> float:
+        """Network bandwidth per GPU while all GPUs of a node send, bytes per second."""
+        return self.gpu_gb_per_s * 1e9
+
     def intra_node(self, num_gpus: int) -> Link:
         sizes = sorted(self.links)
         return self.links[next((size for size in sizes if size >= num_gpus), sizes[-1])]

@@ -27,11 +27,9 @@ from quantbench.units import percent
 from quantbench.workload import Collective, Workload
 
 _WHO = "planner.json"
-_FORMAT, _VERSION = "quantbench-planner", 5
-_SITE_FORMAT, _SITE_VERSION = "quantbench-planner-site", 1
+_HEADER = {"format": "quantbench-planner", "version": 5}
+_SITE_HEADER = {"format": "quantbench-planner-site", "version": 1}
 _LARGEST_SITE_BYTES = 2**20
-# A link is a curve of time over size; one size is not enough for it.
-_FEWEST_SIZES = 2
 
 
 @dataclass(frozen=True)
@@ -44,23 +42,27 @@ class Stack:
     stages_with_zero: whether it combines ZeRO-2 and 3 with pipeline stages.
     """
 
-    text: str
-    kernels: str
+    kernels: str = "fused"
     overlaps: bool = True
     fsdp: bool = False
     stages_with_zero: bool = False
 
 
 STACKS = {
-    "megatron": Stack("Megatron-LM with its fused kernels and distributed optimizer", "fused"),
-    "nemo": Stack("NeMo: Megatron with Transformer Engine and overlapped collectives", "fused"),
-    "megatron-bridge": Stack("Megatron-Bridge 26.04.01, of 2026, with FP8 and experts", "fused"),
-    "torchtitan": Stack(
-        "torchtitan: FSDP2 with torch.compile", "compiled", fsdp=True, stages_with_zero=True
-    ),
-    "fsdp": Stack("PyTorch FSDP with torch.compile", "compiled", fsdp=True),
-    "deepspeed": Stack("Megatron-DeepSpeed", "fused", overlaps=False),
-    "eager": Stack("PyTorch FSDP or DDP without torch.compile", "eager", fsdp=True),
+    # Megatron-LM with its fused kernels and distributed optimizer.
+    "megatron": Stack(),
+    # Megatron with Transformer Engine and overlapped collectives.
+    "nemo": Stack(),
+    # Megatron-Bridge 26.04.01, of 2026, with FP8 and experts.
+    "megatron-bridge": Stack(),
+    # FSDP2 with torch.compile.
+    "torchtitan": Stack("compiled", fsdp=True, stages_with_zero=True),
+    # PyTorch's FSDP with torch.compile.
+    "fsdp": Stack("compiled", fsdp=True),
+    # Megatron-DeepSpeed.
+    "deepspeed": Stack(overlaps=False),
+    # PyTorch's FSDP or DDP without torch.compile.
+    "eager": Stack("eager", fsdp=True),
 }
 
 
@@ -126,11 +128,7 @@ class Calibration:
     def __post_init__(self) -> None:
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not low <= value <= high
-            ):
+            if type(value) not in (int, float) or not low <= value <= high:
                 raise InputError(_WHO, f"{name} = {value!r}", f"a number from {low} to {high}")
 
     @property
@@ -139,20 +137,23 @@ class Calibration:
         return bool(self.provenance.get("rows_fitted"))
 
     def __str__(self) -> str:
-        further = (
-            ("8- and 4-bit ones", self.quantized_factor),
-            ("experts' ones", self.experts_factor),
-        )
-        said = ", ".join(f"{what} × {factor:.2f} more" for what, factor in further if factor != 1)
+        further = []
+        if self.quantized_factor != 1:
+            further.append(f"8- and 4-bit ones × {self.quantized_factor:.2f} more")
+        if self.experts_factor != 1:
+            further.append(f"experts' ones × {self.experts_factor:.2f} more")
+        beside = f" ({', '.join(further)})" if further else ""
         return (
-            f"products × {self.compute_factor:.2f}{f' ({said})' if said else ''}, "
+            f"products × {self.compute_factor:.2f}{beside}, "
             f"attention × {self.compute_factor * self.attention_factor:.2f}, "
             f"elementwise bytes × {self.elementwise_factor:.1f}, tensor-parallel collectives × "
             f"{self.tensor_factor:.2f}, {self.layer_overhead_ms:.2f} ms per layer and micro-batch, "
             f"{self.step_overhead_ms:.0f} ms per iteration, "
-            f"{percent(self.data_parallel_share)} of the network (less {percent(self.congestion)} per doubling of "
-            f"nodes), {percent(self.exposed_share)} of overlapped gathers show, {self.hop_us:.0f} µs a hop, node "
-            f"speeds spread by {100 * self.straggler_spread:.1f} %; nine in ten times are within "
+            f"{percent(self.data_parallel_share)} of the network (less "
+            f"{percent(self.congestion)} per doubling of nodes), "
+            f"{percent(self.exposed_share)} of overlapped gathers show, "
+            f"{self.hop_us:.0f} µs a hop, node speeds spread by "
+            f"{100 * self.straggler_spread:.1f} %; nine in ten times are within "
             f"{percent(math.expm1(self.scatter))}"
         )
 
@@ -161,8 +162,6 @@ class Calibration:
 RANGES: dict[str, tuple[float, float]] = {
     f.name: f.metadata["range"] for f in fields(Calibration) if f.metadata
 }
-#: those of the memory
-MEMORY_RANGES = {name: RANGES[name] for name in ("base_gib", "activation_slack")}
 
 
 def architecture(device: DeviceSpec) -> str:
@@ -201,38 +200,35 @@ class Calibrations:
         """Returns the constants of a stack ("": unknown) on a GPU architecture."""
         by_gpu = self.stacks.get(stack, self.stacks[""])
         fit = self.provenance.get(stack, self.provenance[""])
-        release = f" {fit['release']}" if "release" in fit else ""
-        rule = f"for {stack or 'an unknown stack'} on {architecture}{release}, pooled over "
-        rule += f"{len(fit['tables'])} published tables"
+        where = f"{stack or 'an unknown stack'} on {architecture} {fit.get('release', '')}".strip()
+        rule = f"for {where}, pooled over {len(fit['tables'])} published tables"
         return replace(by_gpu.get(architecture, by_gpu[""]), provenance={"rule": rule})
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of planner.json."""
         data = asdict(self)
         del data["chosen"]
-        for constants in (one for by_gpu in data["stacks"].values() for one in by_gpu.values()):
-            del constants["provenance"]  # that of the whole fit is beside them
-        return {"format": _FORMAT, "version": _VERSION, **data}
+        for by_gpu in data["stacks"].values():
+            for constants in by_gpu.values():
+                del constants["provenance"]  # that of the whole fit is beside them
+        return {**_HEADER, **data}
 
     @classmethod
     def from_json(cls, data: object) -> Calibrations:
         """Builds the constants from the output of `to_json`. Raises InputError for anything
         else.
         """
-        if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (
-            _FORMAT,
-            _VERSION,
-        ):
-            raise InputError(_WHO, repr(data)[:80], f"{_FORMAT} version {_VERSION}")
+        if not isinstance(data, dict) or not _HEADER.items() <= data.items():
+            raise InputError(_WHO, repr(data), "{format} version {version}".format(**_HEADER))
         try:
-            sites = {name: Calibration(**values) for name, values in data["sites"].items()}
-            stacks = {
-                stack: {gpu: Calibration(**values) for gpu, values in by_gpu.items()}
-                for stack, by_gpu in data["stacks"].items()
-            }
-            return cls(sites, stacks, data["provenance"])
+            stacks = {stack: _by_name(by_gpu) for stack, by_gpu in data["stacks"].items()}
+            return cls(_by_name(data["sites"]), stacks, data["provenance"])
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(_WHO, str(error), "sites and stacks with their constants") from None
+
+
+def _by_name(data: dict[str, dict[str, Any]]) -> dict[str, Calibration]:
+    return {name: Calibration(**values) for name, values in data.items()}
 
 
 @cache
@@ -245,22 +241,20 @@ def shipped() -> Calibrations:
 
 def site_json(site: Calibration) -> dict[str, Any]:
     """Returns the content of a site's file."""
-    return {"format": _SITE_FORMAT, "version": _SITE_VERSION, **asdict(site)}
+    return {**_SITE_HEADER, **asdict(site)}
 
 
 def load_site(path: Path) -> Calibration:
     """Reads a site's file, as `plan --fit` writes it. Raises InputError for anything else."""
     try:
         data = read_json(path, most_bytes=_LARGEST_SITE_BYTES)
-        if (data.pop("format", None), data.pop("version", None)) == (_SITE_FORMAT, _SITE_VERSION):
+        if {name: data.pop(name, None) for name in _SITE_HEADER} == _SITE_HEADER:
             return Calibration(**data)
+        what = str(path)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise InputError(
-            "--site", f"{path}: {reason(error)}", "a file that plan --fit wrote"
-        ) from None
-    raise InputError(
-        "--site", str(path), f"{_SITE_FORMAT} version {_SITE_VERSION}, as plan --fit writes it"
-    )
+        what = f"{path}: {reason(error)}"
+    expected = "{format} version {version}, as plan --fit writes it".format(**_SITE_HEADER)
+    raise InputError("--site", what, expected)
 
 
 def with_measured_links(
@@ -291,24 +285,23 @@ def with_measured_links(
             node_gb_per_s = max(node_gb_per_s, work.bus_bytes / us / 1e3)
         elif work.num_nodes == 1:
             times[work.num_gpus][work.bus_bytes].append(us)
-    links = {
-        gpus: _link(by_size) for gpus, by_size in times.items() if len(by_size) >= _FEWEST_SIZES
-    }
-    if not links and not node_gb_per_s:
+    # A link is a curve of time over size; one size is not enough for it.
+    links = {gpus: _link(by_size) for gpus, by_size in times.items() if len(by_size) > 1}
+    groups = [f"{gpus} GPUs of a node" for gpus in sorted(links)]
+    if node_gb_per_s:
+        groups.append("several nodes")
+    if not groups:
         return cluster
-    said = [f"all-reduce over {', '.join(map(str, sorted(links)))} GPUs of a node"] if links else []
-    said += ["between nodes"] if node_gb_per_s else []
     return replace(
         cluster,
         links={**cluster.links, **links},
         node_gb_per_s=node_gb_per_s or cluster.node_gb_per_s,
-        source=f"{cluster.source}; {' and '.join(said)} from {source}",
+        source=f"{cluster.source}; all-reduces over {', '.join(groups)} from {source}",
     )
 
 
 def _link(by_size: dict[int, list[float]]) -> Link:
     """Returns the curve through the median times, made non-decreasing in the message size."""
     sizes = sorted(by_size)
-    return Link(
-        tuple(map(float, sizes)), tuple(accumulate((median(by_size[size]) for size in sizes), max))
-    )
+    medians = (median(by_size[size]) for size in sizes)
+    return Link(tuple(map(float, sizes)), tuple(accumulate(medians, max)))

@@ -5,8 +5,6 @@ Sources: Megatron-LM (megatron/arguments.py, fused_softmax.py), DeepSpeed's pipe
 the BigScience documents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,9 +46,9 @@ _INTERLEAVE = Constraint(
     "interleave",
     "layers (+ 2) % (pp * interleave) == 0 unless stages are uneven, and micro-batches % pp == 0",
 )
-_DIVISIBLE = tuple(
-    Constraint(f"{name} % tp", f"{name} % tp == 0") for name in ("heads", "ffn", "hidden")
-)
+_DIVISIBLE = {
+    name: Constraint(f"{name} % tp", f"{name} % tp == 0") for name in ("heads", "ffn", "hidden")
+}
 _KV_HEADS = Constraint("kv_heads", "kv_heads % tp == 0 or tp % kv_heads == 0")
 _NODE = Constraint("tp in a node", "tp <= gpus per node")
 _SEQUENCE = Constraint("sequence parallel", "seq % tp == 0 with sequence parallelism")
@@ -65,21 +63,17 @@ _SOFTMAX = Constraint(
     "fused softmax", "16 < seq <= 16384, seq % 4 == 0, (heads / tp * mbs) % 4 == 0", strict=False
 )
 _BUBBLE = Constraint("bubble", "micro-batches >= 4 * pp", strict=False)
-CONSTRAINTS = (
-    _GPUS, _BATCH, _STAGES, _INTERLEAVE, *_DIVISIBLE, _KV_HEADS, _NODE, _SEQUENCE, _CONTEXT, _EXPERTS,
-    _ZERO, _VOCAB, _ALIGNED, _SOFTMAX, _BUBBLE,
-)  # fmt: skip
 #: names of strict rules specific to one framework; other frameworks run layouts that break them
 OF_SOFTWARE = frozenset(rule.name for rule in (_BATCH, _INTERLEAVE, _NODE, _ZERO))
 
 
 def violations(job: Job, layout: Layout) -> tuple[Violation, ...]:
-    """Returns every rule that the layout breaks, strict ones first, in the order of CONSTRAINTS."""
+    """Returns every rule that the layout breaks, strict ones first."""
     return (*strict_violations(job, layout), *(Violation(*found) for found in _costly(job, layout)))
 
 
 def strict_violations(job: Job, layout: Layout) -> tuple[Violation, ...]:
-    """Returns every strict rule that the layout breaks, in the order of CONSTRAINTS."""
+    """Returns every strict rule that the layout breaks."""
     return tuple(Violation(*found) for found in _strictly_broken(job, layout))
 
 
@@ -90,26 +84,27 @@ def is_possible(job: Job, layout: Layout) -> bool:
 
 def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str]]:
     """Yields (rule, message) for every broken strict rule."""
-    shape, dp, tp, pp, mbs = job.shape, layout.dp, layout.tp, layout.pp, layout.mbs
+    shape = job.shape
+    tp = layout.tp
+    pp = layout.pp
     if layout.gpus != job.gpus:
-        rest, cp = tp * pp * layout.cp, f" · cp {layout.cp}" if layout.cp > 1 else ""
-        names = f"tp · pp{' · cp' if cp else ''}"
-        change = (
-            f"take {names} that divides {job.gpus}"
-            if job.gpus % rest
-            else f"take dp = {job.gpus // rest}"
-        )
-        yield (
-            _GPUS,
-            f"dp {dp} · tp {tp} · pp {pp}{cp} = {layout.gpus} GPUs, and there are {job.gpus}; {change}",
-        )
-    left_over = job.gbs % (mbs * dp)
+        rest = tp * pp * layout.cp
+        factors = f"tp {tp} · pp {pp}"
+        names = "tp · pp"
+        if layout.cp > 1:
+            factors += f" · cp {layout.cp}"
+            names += " · cp"
+        change = f"dp = {job.gpus // rest}"
+        if job.gpus % rest:
+            change = f"{names} that divides {job.gpus}"
+        text = f"dp {layout.dp} · {factors} = {layout.gpus} GPUs, and there are {job.gpus}"
+        yield _GPUS, f"{text}; take {change}"
+    step = layout.mbs * layout.dp
+    left_over = job.gbs % step
     if left_over:
-        text = f"gbs {job.gbs} is no multiple of mbs {mbs} · dp {dp} = {mbs * dp} ({left_over} left over)"
-        yield (
-            _BATCH,
-            f"{text}; take gbs = {_multiples(job.gbs, mbs * dp)}, or an mbs that divides gbs / dp",
-        )
+        text = f"gbs {job.gbs} is no multiple of mbs {layout.mbs} · dp {layout.dp} = {step}"
+        change = f"take gbs = {_multiples(job.gbs, step)}, or an mbs that divides gbs / dp"
+        yield _BATCH, f"{text} ({left_over} left over); {change}"
     message = _stages(shape.layers, layout)
     if message:
         yield _STAGES, message
@@ -117,7 +112,7 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str
         message = _interleave(shape.layers, layout, layout.micro_batches(job.gbs))
         if message:
             yield _INTERLEAVE, message
-    for rule, name in zip(_DIVISIBLE, ("heads", "ffn", "hidden"), strict=True):
+    for name, rule in _DIVISIBLE.items():
         value = getattr(shape, name)
         if value % tp:
             text = f"{name} {value} is no multiple of tp {tp}; take a tp that divides it"
@@ -144,8 +139,11 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str
     elif ranks % layout.ep:
         text = f"ep {layout.ep} of {ranks} tensor- and data-parallel GPUs"
         yield _EXPERTS, f"{text}; take a divisor of {ranks}"
-    stack = STACKS.get(job.stack)
-    if layout.zero > 1 and pp > 1 and not (stack is not None and stack.stages_with_zero):
+    if (
+        layout.zero > 1
+        and pp > 1
+        and not (job.stack in STACKS and STACKS[job.stack].stages_with_zero)
+    ):
         text = f"ZeRO-{layout.zero} shards what pipeline stages accumulate over micro-batches, and"
         text += f" {job.stack or 'DeepSpeed'} refuses it with pp {pp}"
         yield _ZERO, f"{text}; take zero = 1, pp = 1, or a stack that combines them (torchtitan)"
@@ -153,18 +151,19 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str
 
 def _stages(layers: int, layout: Layout) -> str:
     """Returns why the layers do not divide into the layout's stages; "" if they do."""
-    pp, counted = layout.pp, layers
+    pp = layout.pp
     if layers < pp:
         return f"{layers} layers cannot fill {pp} stages; take pp = {layers} or less"
-    if layout.partition == "uneven" or pp == 1:
+    counted = chunk_layers(layers, layout)
+    if layout.partition == "uneven" or counted % pp == 0:
         return ""
-    if layout.partition == "embedding":
-        counted = layers + 2
-        what = f"{layers} layers and 2 embeddings over {pp} stages; take layers + 2 = {_multiples(counted, pp)}"
-    else:
-        what = f"{layers} layers over {pp} stages leave {layers % pp} over; take layers = {_multiples(layers, pp)}, or "
-        what += f"a pp that divides {layers}, or stages of different length (--allow-uneven)"
-    return what if counted % pp else ""
+    multiples = _multiples(counted, pp)
+    if counted > layers:
+        what = f"{layers} layers and 2 embeddings over {pp} stages"
+        return f"{what}; take layers + 2 = {multiples}"
+    what = f"{layers} layers over {pp} stages leave {layers % pp} over; take layers = {multiples}"
+    change = f"a pp that divides {layers}, or stages of different length (--allow-uneven)"
+    return f"{what}, or {change}"
 
 
 def chunk_layers(layers: int, layout: Layout) -> int:
@@ -176,50 +175,55 @@ def chunk_layers(layers: int, layout: Layout) -> int:
 
 def _interleave(layers: int, layout: Layout, micro_batches: int) -> str:
     """Returns why the layout's stages cannot be interleaved; "" if they can."""
-    pp, chunks = layout.pp, layout.interleave
+    pp = layout.pp
+    chunks = layout.interleave
     if pp == 1:
         return f"interleave {chunks} without pipeline stages; take interleave = 1"
     counted = chunk_layers(layers, layout)
-    if layout.partition == "uneven" and layers < pp * chunks:
-        return f"{layers} layers cannot fill {pp} stages of {chunks} chunks; take interleave = {layers // pp} or less"
-    if layout.partition != "uneven" and counted % (pp * chunks):
+    if layout.partition == "uneven":
+        if layers < pp * chunks:
+            what = f"{layers} layers cannot fill {pp} stages of {chunks} chunks"
+            return f"{what}; take interleave = {layers // pp} or less"
+    elif counted % (pp * chunks):
         each = counted // pp
         what = f"{layers} layers{' and 2 embeddings' if counted > layers else ''}"
         change = f"an interleave that divides {each}" if each > 1 else "interleave = 1"
         return f"{what} cannot be cut into {pp} stages of {chunks} equal chunks; take {change}"
     if micro_batches % pp:
-        return (
-            f"interleaving runs micro-batches in groups of pp {pp}, and there are {micro_batches}; take a gbs or mbs "
-            f"that gives {_multiples(micro_batches, pp)}, or interleave = 1"
+        what = (
+            f"interleaving runs micro-batches in groups of pp {pp}, and there are {micro_batches}"
         )
+        change = f"a gbs or mbs that gives {_multiples(micro_batches, pp)}, or interleave = 1"
+        return f"{what}; take {change}"
     return ""
 
 
 def _costly(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str]]:
     """Yields (rule, message) for every broken rule that is not strict."""
-    shape, tp = job.shape, layout.tp
+    shape = job.shape
+    tp = layout.tp
     padded = padded_vocab(shape.vocab, tp)
     if shape.vocab != padded:
-        yield (
-            _VOCAB,
-            f"vocab {shape.vocab} is no multiple of 128 · tp = {128 * tp}; Megatron pads it to {padded}",
-        )
+        text = f"vocab {shape.vocab} is no multiple of 128 · tp = {128 * tp}"
+        yield _VOCAB, f"{text}; Megatron pads it to {padded}"
     if shape.head_dim % ALIGNED_ELEMENTS:
-        better = [
-            h for h in range(tp, 2 * shape.heads, tp) if shape.hidden % (h * ALIGNED_ELEMENTS) == 0
-        ]
-        choice = (
-            f"; heads = {min(better, key=lambda h: abs(h - shape.heads))} is aligned"
-            if better
-            else ""
-        )
-        text = f"head_dim {shape.head_dim} is no multiple of {ALIGNED_ELEMENTS}, so rows of q, k and v are not 16-byte"
-        yield _ALIGNED, f"{text} aligned and attention's products run several times slower{choice}"
+        text = f"head_dim {shape.head_dim} is no multiple of {ALIGNED_ELEMENTS}, so rows of q, k"
+        text += " and v are not 16-byte aligned and attention's products run several times slower"
+        counts = range(tp, 2 * shape.heads, tp)
+        better = [heads for heads in counts if shape.hidden % (heads * ALIGNED_ELEMENTS) == 0]
+        if better:
+            nearest = min(better, key=lambda heads: abs(heads - shape.heads))
+            text += f"; heads = {nearest} is aligned"
+        yield _ALIGNED, text
     if shape.attention != "flash" and shape.softmax == "megatron":
-        batch, mask = max(1, shape.heads // tp) * layout.mbs, "causal" if shape.causal else "full"
         reasons = softmax_objections(
             Softmax(
-                batch, shape.seq, shape.seq, dtype=shape.dtype, mask=mask, mask_batch=layout.mbs
+                max(1, shape.heads // tp) * layout.mbs,
+                shape.seq,
+                shape.seq,
+                dtype=shape.dtype,
+                mask="causal" if shape.causal else "full",
+                mask_batch=layout.mbs,
             )
         )
         if reasons:
@@ -228,7 +232,8 @@ def _costly(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str]]:
     count = layout.micro_batches(job.gbs)
     if layout.pp > 1 and count < 4 * layout.pp:
         idle = (layout.pp - 1) / (count * layout.interleave + layout.pp - 1)
-        text = f"{count} micro-batches through {layout.pp} stages leave each idle {percent(idle)} of the time"
+        text = f"{count} micro-batches through {layout.pp} stages leave each idle"
+        text += f" {percent(idle)} of the time"
         yield _BUBBLE, f"{text}; take a smaller mbs or pp, a larger gbs, or interleaving"
 
 

@@ -5,12 +5,11 @@ Method: robust (soft L1) Gauss-Newton on log times. Effects on factors have norm
 little data moves them little. A table of many runs counts as eight: they repeat a few layouts.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,16 +33,14 @@ _COVERED = 0.9
 _FEWEST = 5
 # A factor whose spread the rows reduce by less than this is not determined; a pair correlated more
 # is not told apart.
-_DETERMINED, _APART = 0.7, 0.7
+_DETERMINED = 0.7
+_APART = 0.7
 _UNUSUAL = 2  # spreads of the prior
 
 
 class Prior(NamedTuple):
-    """Prior of a factor: its mean by kind of kernels ("" for all), and the spreads of its effects
-    on the log scale.
-    """
+    """Spreads of the effects on a factor, on the log scale."""
 
-    means: dict[str, float]
     common: float
     stack: float = 0.0
     gpu: float = 0.0
@@ -51,25 +48,21 @@ class Prior(NamedTuple):
     site: float = 0.0
 
 
-#: priors of the factors. Elementwise passes: 1.2 to 3.4 times the ideal bytes from fused to eager
-#: kernels; the network: NCCL's rings reach 0.8 of the adapters' rate; the other means are order of
-#: magnitude.
+#: priors of the factors
 PRIORS = {
-    "compute_factor": Prior({"": 1.05}, 0.05, 0.03, 0.06, 0.03),
-    "quantized_factor": Prior({"": 1.0}, 0.2, 0.0, 0.1),
-    "experts_factor": Prior({"": 1.2}, 0.3, 0.0, 0.1),
-    "attention_factor": Prior({"": 1.1}, 0.2, 0.2, 0.1),
-    "elementwise_factor": Prior(
-        {"fused": 1.3, "compiled": 1.7, "eager": 3.0}, 0.2, 0.3, 0.15, 0.25
-    ),
-    "tensor_factor": Prior({"": 0.9}, 0.3, 0.4, 0.1),
-    "layer_overhead_ms": Prior({"": 0.1}, 0.7, 0.8),
-    "step_overhead_ms": Prior({"": 15.0}, 0.3, 0.3),
-    "data_parallel_share": Prior({"": 0.8}, 0.2, site=0.5),
-    "exposed_share": Prior({"": 0.5}, 0.4, 0.4),
-    "hop_us": Prior({"": 15.0}, 0.4, site=1.0),
-    "congestion": Prior({"": 0.02}, 0.5, site=0.7),
-    "straggler_spread": Prior({"": 0.005}, 0.5, 0.5),
+    "compute_factor": Prior(0.05, 0.03, 0.06, 0.03),
+    "quantized_factor": Prior(0.2, 0.0, 0.1),
+    "experts_factor": Prior(0.3, 0.0, 0.1),
+    "attention_factor": Prior(0.2, 0.2, 0.1),
+    "elementwise_factor": Prior(0.2, 0.3, 0.15, 0.25),
+    "tensor_factor": Prior(0.3, 0.4, 0.1),
+    "layer_overhead_ms": Prior(0.7, 0.8),
+    "step_overhead_ms": Prior(0.3, 0.3),
+    "data_parallel_share": Prior(0.2, site=0.5),
+    "exposed_share": Prior(0.4, 0.4),
+    "hop_us": Prior(0.4, site=1.0),
+    "congestion": Prior(0.5, site=0.7),
+    "straggler_spread": Prior(0.5, 0.5),
 }
 #: effect of a table on all of its times, in place of a factor
 TIME = "time"
@@ -82,6 +75,11 @@ class Term(NamedTuple):
     key: str
 
 
+#: stack, GPU architecture and table of a run
+Group = tuple[str, str, str]
+Effects = dict[Term, float]
+
+
 @dataclass(frozen=True)
 class Observed:
     """Measured iteration of a case. table: the runs that share a site and software."""
@@ -92,7 +90,7 @@ class Observed:
     table: str
 
     @property
-    def group(self) -> tuple[str, str, str]:
+    def group(self) -> Group:
         job = self.case.job
         return job.stack, architecture(job.cluster.device), self.table
 
@@ -101,7 +99,7 @@ def observe(runs: Iterable[tuple[Case, float, str]], times: TimesOf) -> list[Obs
     """Prepares measured runs (case, seconds, table) for fits; runs of one job share their layer
     times.
     """
-    known: dict[tuple[object, ...], LayerTimes] = {}
+    known: dict[object, LayerTimes] = {}
     found = []
     for case, seconds, table in runs:
         key = (case.job.shape, case.job.cluster.key)
@@ -124,47 +122,41 @@ def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
     """Returns the half-widths on ln time of the intervals that the ops alone give, on the side of
     each error.
     """
-    spans = [
-        iteration(one.case.job, one.case.layout, one.layers, start_from({})).sec for one in observed
-    ]
-    return np.abs(
-        np.log([(s.high if e < 0 else s.low) / s.mid for s, e in zip(spans, errors, strict=True)])
-    )
+    sides = []
+    for one, error in zip(observed, errors, strict=True):
+        span = iteration(one.case.job, one.case.layout, one.layers, start_from({})).sec
+        sides.append((span.high if error < 0 else span.low) / span.mid)
+    return np.abs(np.log(sides))
 
 
 def scatter_beyond(observed: Sequence[Observed], errors: FloatArray) -> float:
     """Returns the independent error on ln time that, with the intervals of the ops, covers nine in
     ten `errors`.
     """
-    return float(
-        np.quantile(
-            np.sqrt(np.maximum(errors**2 - op_spreads(observed, errors) ** 2, 0.0)), _COVERED
-        )
-    )
+    beyond = np.maximum(errors**2 - op_spreads(observed, errors) ** 2, 0.0)
+    return float(np.quantile(np.sqrt(beyond), _COVERED))
 
 
 def start_from(rest: Mapping[str, float]) -> Calibration:
     """Returns constants before a fit: times of single ops, and what no fit of times determines."""
-    usual: dict[str, Any] = {"base_gib": 4.0, "activation_slack": 0.1}
-    return Calibration(1.0, 0.0, 1.0, **{**usual, **rest})
+    values: dict[str, Any] = {"base_gib": 4.0, "activation_slack": 0.1, **rest}
+    return Calibration(1.0, 0.0, 1.0, **values)
 
 
 @dataclass(frozen=True)
 class SiteFit:
-    """Factors of a site.
+    """Factors of a site. Their provenance names those that the rows say little about, which keep
+    the values of the stack (`undetermined`), and pairs that the rows do not tell apart, of which
+    only the joint effect is known (`confounded`).
 
-    undetermined: factors that the rows say little about; they keep the values of the stack.
-    confounded: pairs of factors that the rows do not tell apart: only their joint effect is known.
     errors: relative error of each row when it is left out.
     unusual: factors that lie further from the stack's than those of nineteen in twenty sites are
         expected to.
     """
 
     calibration: Calibration
-    undetermined: tuple[str, ...]
-    confounded: tuple[tuple[str, str], ...]
     errors: FloatArray
-    unusual: tuple[str, ...]
+    unusual: list[str]
 
 
 def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
@@ -172,61 +164,49 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
     for too few rows.
     """
     if len(observed) < _FEWEST:
-        raise InputError(
-            "plan --fit", f"{counted(len(observed), 'row')} with a time", f"at least {_FEWEST}"
-        )
-    spread = {name: math.sqrt(sum(s**2 for s in p[1:])) for name, p in PRIORS.items()}
+        what = f"{counted(len(observed), 'row')} with a time"
+        raise InputError("plan --fit", what, f"at least {_FEWEST}")
+    spread = {Term(name, ""): math.sqrt(sum(s**2 for s in prior)) for name, prior in PRIORS.items()}
 
-    def spreads(_: tuple[str, str, str]) -> dict[Term, float]:
-        return {Term(name, ""): s for name, s in spread.items()}
-
-    def constants(effects: dict[Term, float], _: tuple[str, str, str]) -> Calibration:
+    def constants(effects: Effects, _: object) -> Calibration:
         values = {}
-        for name in PRIORS:
+        for name, _ in effects:
             low, high = RANGES[name]
             value = max(getattr(prior, name), 1e-3) * math.exp(effects[Term(name, "")])
             values[name] = min(max(value, low / _STEP), high)  # so that a step down stays inside
         return replace(prior, **values)
 
-    effects, jacobian = solve(observed, spreads, constants)
-    found = constants(effects, observed[0].group)
+    effects, jacobian = solve(observed, lambda _: spread, constants)
+    found = constants(effects, None)
     names = list(PRIORS)
     # Posterior in units of the priors' spreads; the rows of the identity are the priors.
     covariance = np.linalg.inv(jacobian.T @ jacobian)
     spread_left = np.sqrt(np.diag(covariance))
-    correlation = covariance / np.outer(spread_left, spread_left)
-    moved = [i for i in range(len(names)) if spread_left[i] < _DETERMINED]
-    unsure = [i for i in range(len(names)) if spread_left[i] < 1 - 1e-3]
-    pairs = tuple(
-        (names[i], names[j])
-        for n, i in enumerate(unsure)
-        for j in unsure[n + 1 :]
-        if abs(correlation[i, j]) > _APART
-    )
+    apart = np.abs(covariance / np.outer(spread_left, spread_left)) <= _APART
+    unsure = np.flatnonzero(spread_left < 1 - 1e-3)
+    pairs = [(names[i], names[j]) for i, j in combinations(unsure, 2) if not apart[i, j]]
     rows = jacobian[: len(observed)]
     leverage = np.einsum("ij,jk,ik->i", rows, covariance, rows)
     left_out_log = log_errors(observed, found) / np.maximum(1 - leverage, 0.1)
-    scatter, left_out = scatter_beyond(observed, left_out_log), np.expm1(left_out_log)
-    undetermined = tuple(name for i, name in enumerate(names) if i not in moved)
+    left_out = np.expm1(left_out_log)
     provenance: dict[str, Any] = {
         "rows_fitted": len(observed),
         "leave_one_out_mean_error_pct": float(100 * np.abs(left_out).mean()),
-        "undetermined": undetermined,
+        "undetermined": [names[i] for i in np.flatnonzero(spread_left >= _DETERMINED)],
         "confounded": pairs,
         "stack": observed[0].case.job.stack,
     }
-    unusual = tuple(
-        name for name in names if abs(effects[Term(name, "")]) > _UNUSUAL * spread[name]
-    )
+    scatter = scatter_beyond(observed, left_out_log)
     fitted = replace(found, scatter=scatter, provenance=provenance)
-    return SiteFit(fitted, undetermined, pairs, left_out, unusual)
+    unusual = [term.factor for term, s in spread.items() if abs(effects[term]) > _UNUSUAL * s]
+    return SiteFit(fitted, left_out, unusual)
 
 
 def solve(
     observed: Sequence[Observed],
-    spreads: Callable[[tuple[str, str, str]], dict[Term, float]],
-    constants: Callable[[dict[Term, float], tuple[str, str, str]], Calibration],
-) -> tuple[dict[Term, float], FloatArray]:
+    spreads: Callable[[Group], Effects],
+    constants: Callable[[Effects, Group], Calibration],
+) -> tuple[Effects, FloatArray]:
     """Minimizes robust log errors plus priors; returns the effects and the Jacobian of the scaled
     residuals, priors last, by effect over its spread.
 
@@ -236,31 +216,32 @@ def solve(
     from scipy.optimize import least_squares
 
     groups = {one.group: spreads(one.group) for one in observed}
-    spread = {term: s for found in groups.values() for term, s in found.items()}
-    index, sd = {term: i for i, term in enumerate(spread)}, np.array(list(spread.values()))
+    spread: Effects = {}
+    for found in groups.values():
+        spread |= found
+    index = {term: i for i, term in enumerate(spread)}
+    sd = np.array(list(spread.values()))  # (effects,)
     runs = Counter(one.table for one in observed)
-    noise = np.array(
-        [_ROW_SPREAD * max(1.0, runs[one.table] / _RUNS_THAT_COUNT) ** 0.5 for one in observed]
-    )
+    repeats = np.array([max(1.0, runs[one.table] / _RUNS_THAT_COUNT) for one in observed])
+    noise = _ROW_SPREAD * repeats**0.5
 
     def residuals(z: FloatArray, *, slopes: bool) -> tuple[FloatArray, FloatArray]:
         effects = dict(zip(spread, (z * sd).tolist(), strict=True))
         known = {group: constants(effects, group) for group in groups}
-        nudged = {
-            group: {n: replace(c, **{n: getattr(c, n) * _STEP}) for n in PRIORS}
-            for group, c in known.items()
-            if slopes
-        }
-        errors, jacobian = np.empty(len(observed)), np.zeros((len(observed), len(sd)))
+        nudged: dict[Group, dict[str, Calibration]] = {}
+        if slopes:
+            for group, c in known.items():
+                nudged[group] = {n: replace(c, **{n: getattr(c, n) * _STEP}) for n in PRIORS}
+        errors = np.empty(len(observed))
+        jacobian = np.zeros((len(observed), len(sd)))
         for i, one in enumerate(observed):
             seconds = predicted_s(one, known[one.group])
             errors[i] = math.log(seconds / one.measured_s) + effects.get(Term(TIME, one.table), 0.0)
             if not slopes:
                 continue
-            slope = {
-                n: math.log(predicted_s(one, c) / seconds) / math.log(_STEP)
-                for n, c in nudged[one.group].items()
-            }
+            slope = {}
+            for n, c in nudged[one.group].items():
+                slope[n] = math.log(predicted_s(one, c) / seconds) / math.log(_STEP)
             for term in groups[one.group]:
                 jacobian[i, index[term]] = slope.get(term.factor, 1.0)
         return errors / noise, jacobian * sd / noise[:, None]

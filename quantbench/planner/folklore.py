@@ -2,9 +2,6 @@
 search.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -67,98 +64,110 @@ class Judged:
 
 
 _DATA_PARALLEL = LayoutRule(
-    "DP", "use as much DP as you can", _RULES_OF_THUMB,
-    "data-parallel traffic grows with the share of the model that a GPU holds, and bubble is cheap while gbs is "
+    "DP",
+    "use as much DP as you can",
+    _RULES_OF_THUMB,
+    "data-parallel traffic grows with the share of the model that a GPU holds, and bubble is "
+    "cheap while gbs is "
     "large: the documents' own DP 24 and PP 2 lost 20 % to DP 8 and PP 6",
-)  # fmt: skip
+)
 _TENSOR_LAST = LayoutRule(
-    "TP last", "usually PP = MP; TP only where a layer does not fit one GPU", _RULES_OF_THUMB,
+    "TP last",
+    "usually PP = MP; TP only where a layer does not fit one GPU",
+    _RULES_OF_THUMB,
     "long pipelines make the logits' stage and the bubble dear; TP 2 to 4 inside a node costs less",
-)  # fmt: skip
+)
 _MICRO_BATCH = LayoutRule(
-    "MBS 2", "MBS 2 is about the best", _PREQUEL,
-    "it was so for hidden 14400, whose misaligned heads hid what larger products gain; the best MBS balances "
+    "MBS 2",
+    "MBS 2 is about the best",
+    _PREQUEL,
+    "it was so for hidden 14400, whose misaligned heads hid what larger products gain; the "
+    "best MBS balances "
     "products and launches against bubble and memory",
-)  # fmt: skip
+)
 _FULL_MEMORY = LayoutRule(
-    "fill memory", "raise MBS to use the free memory", _RULES_OF_THUMB,
+    "fill memory",
+    "raise MBS to use the free memory",
+    _RULES_OF_THUMB,
     "the same document adds to test it: more memory in use means neither more speed nor less",
-)  # fmt: skip
+)
 _EIGHTEEN_BYTES = LayoutRule(
-    "18 bytes", "18 bytes · parameters < 75 % of a GPU's memory means no model parallelism is needed", _RULES_OF_THUMB,
+    "18 bytes",
+    "18 bytes · parameters < 75 % of a GPU's memory means no model parallelism is needed",
+    _RULES_OF_THUMB,
     "it knows neither ZeRO, which shards 12 of the 18 bytes, nor activations",
-)  # fmt: skip
+)
 _FEW_MICRO_BATCHES = LayoutRule(
-    "gbs/mbs and DP", "gbs / mbs close to DP loses pipeline efficiency", _RULES_OF_THUMB,
-    "exactly: the bubble is (pp - 1) / (gbs / (mbs · dp)) of the work, so it is pp that it must be large against",
-)  # fmt: skip
+    "gbs/mbs and DP",
+    "gbs / mbs close to DP loses pipeline efficiency",
+    _RULES_OF_THUMB,
+    "exactly: the bubble is (pp - 1) / (gbs / (mbs · dp)) of the work, so it is pp that it "
+    "must be large against",
+)
 _WAVES = LayoutRule(
-    "hidden % 108", "hidden % 128, % 108 and % 8 together: hidden = 864 · c", _PREQUEL,
-    "waves depend on ceil(m / tile) · ceil(n / tile) against the SMs, not on hidden alone; 864 · c is no multiple "
+    "hidden % 108",
+    "hidden % 128, % 108 and % 8 together: hidden = 864 · c",
+    _PREQUEL,
+    "waves depend on ceil(m / tile) · ceil(n / tile) against the SMs, not on hidden alone; 864 "
+    "· c is no multiple "
     "of 128; and most of what 13824 gained over 14400 was its aligned heads",
-)  # fmt: skip
+)
 _ALIGNED_HEADS = LayoutRule(
-    "head_dim", "head_dim % 8 == 0 (and % 64 is best)", f"{_PREQUEL}; NVIDIA's guide",
-    "% 8 is real: unaligned rows cost 34 % in the documents; % 64 is not seen there: 128-wide heads were slower "
+    "head_dim",
+    "head_dim % 8 == 0 (and % 64 is best)",
+    f"{_PREQUEL}; NVIDIA's guide",
+    "% 8 is real: unaligned rows cost 34 % in the documents; % 64 is not seen there: 128-wide "
+    "heads were slower "
     "than 224-wide ones, unexplained",
-)  # fmt: skip
+)
 
 
 def judge_folklore(job: Job, found: Found) -> list[Judged]:
     """Compares every rule with the layouts that fit. Returns an empty list if none fits."""
     if not found.ranked:
         return []
-    best, hidden, node = found.ranked[0], job.shape.hidden, job.cluster.gpus_per_node
+    best = found.ranked[0]
+    hidden = job.shape.hidden
+    head_dim = job.shape.head_dim
+    node = job.cluster.gpus_per_node
     whole_node = LayoutRule(
         "TP = node",
         f"TP = {node} (all GPUs of a node) is best",
         _PREQUEL,
-        "collectives of every layer grow with TP while products shrink; the documents found TP 4 to be 3 % faster",
+        "collectives of every layer grow with TP while products shrink; the documents found TP 4 "
+        "to be 3 % faster",
     )
     most = max(p.layout.dp for p in found.ranked)
     least = min(p.layout.tp for p in found.ranked)
     fullest = max(found.ranked, key=lambda p: p.memory.total)
     bubble = f"{percent(best.iteration.bubble_share)} bubble"
     batches = f"{best.layout.micro_batches(job.gbs)} micro-batches for {best.layout.pp} stages"
-    head_dim, unaligned = job.shape.head_dim, job.shape.head_dim % ALIGNED_ELEMENTS
-    distance = f"{f'{unaligned} over ' if unaligned else ''}a multiple of {ALIGNED_ELEMENTS}"
     past_edges = f"{hidden % 128} over a multiple of 128, {hidden % 108} over one of 108"
+    unaligned = head_dim % ALIGNED_ELEMENTS
+    aligned = "holds"
+    distance = f"a multiple of {ALIGNED_ELEMENTS}"
+    if unaligned:
+        aligned = "costs time"
+        distance = f"{unaligned} over {distance}"
+    fullest_words = f"the fullest layout that fits ({fullest.memory.total_gib:.0f} GiB)"
     return [
-        _best_of(
-            _DATA_PARALLEL, found, lambda p: p.layout.dp == most, f"with the most DP ({most})"
-        ),
-        _best_of(
-            _TENSOR_LAST,
-            found,
-            lambda p: p.layout.tp == least,
-            f"with the least TP that fits ({least})",
-        ),
-        _best_of(whole_node, found, lambda p: p.layout.tp == node, f"with TP {node}"),
-        _best_of(_MICRO_BATCH, found, lambda p: p.layout.mbs == 2, "with MBS 2"),
-        _compared(
-            _FULL_MEMORY,
-            found,
-            fullest,
-            f"the fullest layout that fits ({fullest.memory.total_gib:.0f} GiB)",
-        ),
+        _best_of(_DATA_PARALLEL, found, "dp", most, f"with the most DP ({most})"),
+        _best_of(_TENSOR_LAST, found, "tp", least, f"with the least TP that fits ({least})"),
+        _best_of(whole_node, found, "tp", node, f"with TP {node}"),
+        _best_of(_MICRO_BATCH, found, "mbs", 2, "with MBS 2"),
+        _compared(_FULL_MEMORY, found, fullest, fullest_words),
         _eighteen_bytes(job, found),
         Judged(_FEW_MICRO_BATCHES, "note", f"the best has {batches}: {bubble}"),
         Judged(_WAVES, "note", f"hidden {hidden}: {past_edges}"),
-        Judged(
-            _ALIGNED_HEADS,
-            "costs time" if unaligned else "holds",
-            f"head_dim {head_dim} is {distance}",
-        ),
+        Judged(_ALIGNED_HEADS, aligned, f"head_dim {head_dim} is {distance}"),
     ]
 
 
-def _best_of(
-    rule: LayoutRule, found: Found, keep: Callable[[Prediction], bool], which: str
-) -> Judged:
-    """Compares the best layout that follows the rule with the best of all. which: text for these
-    layouts.
+def _best_of(rule: LayoutRule, found: Found, name: str, degree: int, which: str) -> Judged:
+    """Compares the best layout whose `name` is `degree` with the best of all. which: text for
+    these layouts.
     """
-    choice = next(filter(keep, found.ranked), None)
+    choice = next((p for p in found.ranked if getattr(p.layout, name) == degree), None)
     if choice is None:
         return Judged(rule, "fails", f"nothing {which} fits; the best is {found.ranked[0].layout}")
     return _compared(rule, found, choice, f"the best {which}")
@@ -168,15 +177,10 @@ def _compared(rule: LayoutRule, found: Found, choice: Prediction, which: str) ->
     """Compares one layout with the best of all. which: text for the layout."""
     best = found.ranked[0]
     cost = choice.sec_per_it / best.sec_per_it - 1
+    finding = f"{which} is {choice.layout}"
     if cost <= _NEGLIGIBLE:
-        return Judged(
-            rule,
-            "holds",
-            f"{which} is {choice.layout}: {percent(cost)} from the best",
-            cost,
-            choice,
-        )
-    finding = f"{which} is {choice.layout}, which takes {percent(cost)} more than {best.layout}"
+        return Judged(rule, "holds", f"{finding}: {percent(cost)} from the best", cost, choice)
+    finding += f", which takes {percent(cost)} more than {best.layout}"
     return Judged(rule, "costs time", finding, cost, choice)
 
 

@@ -13,8 +13,6 @@ Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC 2021, 
 Megatron-DeepSpeed since its pull request 251.
 """
 
-from __future__ import annotations
-
 from quantbench.errors import InputError
 from quantbench.workload import TransformerShape
 from quantbench.workload.parameters import gpt_layer_parameters, parameters
@@ -47,14 +45,18 @@ def tflops_by_calculator(
     Raises InputError for a time or number of GPUs that is not above 0.
 
     >>> shape = TransformerShape(hidden=11600, heads=80, layers=64)
-    >>> round(tflops_by_calculator(shape, gbs=2048, tp=4, sec_per_it=633, gpus=128, size_b=104)["simple"], 1)
+    >>> found = tflops_by_calculator(
+    ...     shape, gbs=2048, tp=4, sec_per_it=633, gpus=128, size_b=104
+    ... )
+    >>> round(found["simple"], 1)
     43.1
     """
     if sec_per_it <= 0 or gpus < 1:
         what = f"sec_per_it = {sec_per_it!r} on {gpus!r} GPUs"
         raise InputError("TFLOPs", what, "seconds above 0 on at least one GPU")
     gpu_seconds = sec_per_it * gpus
-    size_b = parameters(shape) / 1e9 if size_b is None else size_b
+    if size_b is None:
+        size_b = parameters(shape) / 1e9
     found = {"simple": 8 * size_b * shape.seq * gbs / gpu_seconds / 1e3}
     if _is_gpt(shape):
         count = shape.layers * (gpt_layer_parameters(shape.hidden) + 6 * shape.hidden * (tp - 1))
@@ -70,8 +72,9 @@ def _is_gpt(shape: TransformerShape) -> bool:
 
 
 def _megatron_flops(shape: TransformerShape, gbs: int) -> float:
-    s, layers, h, vocab = shape.seq, shape.layers, shape.hidden, shape.vocab
-    return 96.0 * gbs * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
+    h = shape.hidden
+    beside = 1 + shape.seq / (6 * h) + shape.vocab / (16 * shape.layers * h)
+    return 96.0 * gbs * shape.seq * shape.layers * h**2 * beside
 
 
 def model_flops(shape: TransformerShape, gbs: int) -> float:
@@ -83,7 +86,7 @@ def model_flops(shape: TransformerShape, gbs: int) -> float:
     """
     pairs = 4 * shape.seq * shape.heads * shape.core_dim
     # The embedding is looked up, and the logits are a product, whether they share a matrix or not.
-    met = shape.active_parameters - (0 if shape.tied else shape.vocab * shape.hidden)
+    met = shape.active_parameters - shape.vocab * shape.hidden * (not shape.tied)
     return 3.0 * gbs * shape.seq * (2 * met + shape.layers * pairs)
 
 

@@ -12,17 +12,14 @@ data-parallel group (at most dp), their ring leaves the node once, and gpus_per_
 share its adapters.
 """
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.planner.calibration import STACKS, Calibration
-from quantbench.planner.layer_time import LayerTimes, Span, exactly
+from quantbench.planner.layer_time import NO_TIME, LayerTimes, Span
 from quantbench.planner.layout import Job, Layout, stages_of
 from quantbench.planner.memory import embedding_parameters, stage_parameters
-from quantbench.workload.dtypes import element_bytes
 
 # Mixed-precision Adam reads the master weight, two moments and the gradient in fp32; it writes the
 # first three in fp32 and the weight in half precision.
@@ -32,9 +29,6 @@ _BUCKET_PARAMETERS = 5e8
 # Share of overlapped reductions that shows over that of gathers: nothing waits for them, but they
 # take SMs and memory bandwidth. Assumed, not fitted.
 _REDUCTIONS_WAIT = 0.25
-# DeepSpeed's overlap_comm is true for stage 3 (deepspeed.ai, DeepSpeed Configuration JSON), and
-# FSDP prefetches.
-_ZERO3_OVERLAP = 1.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,9 @@ class Iteration:
 
     @property
     def parts(self) -> dict[str, float]:
-        return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "sec"}
+        parts = asdict(self)
+        del parts["sec"]
+        return parts
 
     @property
     def bound(self) -> str:
@@ -87,7 +83,7 @@ class Iteration:
             "recomputation": self.recompute,
             "launches and stragglers": self.overhead + self.stragglers,
             # In a pipeline the logits delay the other stages; without one they are ordinary work.
-            "logits": self.logits if self.bubble else 0.0,
+            "logits": self.logits * (self.bubble > 0),
             "memory bandwidth": self.vector + self.optimizer,
         }
         worst = max(losses, key=lambda name: losses[name])
@@ -98,64 +94,55 @@ def iteration(
     job: Job, layout: Layout, layer_times: LayerTimes, calibration: Calibration
 ) -> Iteration:
     """Predicts one iteration of `job` in `layout`, which must break no strict rule."""
-    time, without = (
-        layer_times.at(layout.per_layer._replace(dense=dense)).fitted(calibration)
-        for dense in (False, job.shape.dense_layers > 0)
-    )
+    key = layout.per_layer
+    time = layer_times.at(key).fitted(calibration)
+    without = time
+    if job.shape.dense_layers:
+        without = layer_times.at(key._replace(dense=True)).fitted(calibration)
     count = layout.micro_batches(job.gbs)
     kinds = stages_of(job.shape, layout)
     dense, experts = max((stage_parameters(job, layout, kind) for kind in kinds), key=sum)
     hop = point_to_point_s(job, layout) * layout.interleave
-    layers = [time.mixed(without, kind.dense / kind.layers) for kind in kinds]
-    slots = []
-    for kind, mean in zip(kinds, layers, strict=True):
-        span = mean.once.times(kind.layers) + mean.repeated(layout.recompute).times(kind.layers)
-        span += exactly(hop * kind.neighbours + (mean.embedding if kind.first else 0.0))
-        slots.append(span + mean.logits if kind.last else span)
-    pace, slowest, time = max(
-        zip(slots, kinds, layers, strict=True), key=lambda found: found[0].mid
-    )
-    fill = exactly(0.0)
-    for span, kind in zip(slots, kinds, strict=True):
-        fill += span.times(kind.count)
-    fill = Span(fill.low - pace.low, fill.mid - pace.mid, fill.high - pace.high).times(
-        1 / layout.interleave
-    )
+    pace = fill = NO_TIME
+    for kind in kinds:
+        mean = time.mixed(without, kind.dense / kind.layers)
+        span = mean.once * kind.layers + mean.repeated(layout.recompute) * kind.layers
+        span += hop * kind.neighbours + mean.embedding * kind.first
+        if kind.last:
+            span += mean.logits
+        fill += span * kind.count
+        if span.mid > pace.mid:
+            pace = span
+            slowest = kind
+            layer = mean
+    fill = (fill + pace * -1) * (1 / layout.interleave)
 
     step_s = calibration.step_overhead_ms * 1e-3
-    own = (
-        dense / layout.replicas + experts / layout.expert_replicas
-        if layout.zero >= 1
-        else dense + experts
-    )
+    own = float(dense + experts)
+    if layout.zero >= 1:
+        own = dense / layout.replicas + experts / layout.expert_replicas
     step_s += _STEP_BYTES * own / job.elementwise_bytes_per_s
-    room = pace.mid * (count if layout.zero >= 2 else 1)
-    traffic = data_parallel_s(job, layout, calibration, dense, count)
-    if experts:
-        # Experts have fewer replicas: the ring of those GPUs, at the stride of the expert-parallel
-        # group.
-        stride = max(1, layout.ep // layout.tp)
-        volume = sum(ring_passes(job, layout, count))
-        sent = volume * experts * element_bytes(job.shape.attention_dtype)
-        traffic += _ring_s(job, layout, calibration, layout.expert_replicas, stride, sent, volume)
+    room = pace.mid
+    if layout.zero >= 2:
+        room *= count
+    traffic = data_parallel_s(job, layout, calibration, dense, count, experts)
     network = exposed_s(job, layout, calibration, traffic, room, count)
-    network += tied_embedding_s(
-        job, layout, calibration, embedding_parameters(job.shape, layout.tp)
-    )
-    total = pace.times(count) + fill + exactly(network + step_s)
+    embedding = embedding_parameters(job.shape, layout.tp)
+    network += tied_embedding_s(job, layout, calibration, embedding)
+    total = pace * count + fill + (network + step_s)
     nodes = layout.gpus / job.cluster.gpus_per_node
-    waiting = calibration.straggler_spread * math.sqrt(2 * math.log(nodes)) if nodes > 1 else 0.0
+    waiting = calibration.straggler_spread * math.sqrt(2 * math.log(max(nodes, 1)))
 
     own_layers = slowest.layers * count
-    ends = (time.logits.mid if slowest.last else 0.0) + (time.embedding if slowest.first else 0.0)
+    ends = layer.logits.mid * slowest.last + layer.embedding * slowest.first
     return Iteration(
-        sec=total.times(1 + waiting).widened(calibration.scatter),
-        products=sum(span.mid for span in (*time.products, *time.experts)) * own_layers,
-        attention=(time.core[0].mid + time.core[1].mid) * own_layers,
-        recompute=time.repeated(layout.recompute).mid * own_layers,
-        vector=sum(time.vector) * own_layers,
-        overhead=time.overhead * own_layers,
-        tensor=(time.reduces + time.context) * own_layers,
+        sec=(total * (1 + waiting)).widened(calibration.scatter),
+        products=sum(span.mid for span in (*layer.products, *layer.experts)) * own_layers,
+        attention=(layer.core[0].mid + layer.core[1].mid) * own_layers,
+        recompute=layer.repeated(layout.recompute).mid * own_layers,
+        vector=sum(layer.vector) * own_layers,
+        overhead=layer.overhead * own_layers,
+        tensor=(layer.reduces + layer.context) * own_layers,
         logits=ends * count,
         point_to_point=hop * slowest.neighbours * count,
         bubble=fill.mid,
@@ -174,17 +161,11 @@ def point_to_point_s(job: Job, layout: Layout) -> float:
     """
     if layout.pp == 1:
         return 0.0
-    shape, cluster = job.shape, job.cluster
-    sent = (
-        layout.mbs
-        * shape.seq
-        * shape.hidden
-        * element_bytes(shape.attention_dtype)
-        / layout.tp
-        / layout.cp
-    )
+    shape = job.shape
+    cluster = job.cluster
+    sent = layout.mbs * shape.seq * shape.hidden * shape.element_bytes / layout.tp / layout.cp
     if layout.tp * layout.replicas >= cluster.gpus_per_node:
-        return NODE_LATENCY_S + sent / (cluster.gpu_gb_per_s * 1e9)
+        return NODE_LATENCY_S + sent / cluster.gpu_bytes_per_s
     return cluster.intra_node(2).time_s(sent)
 
 
@@ -197,31 +178,44 @@ def ring_passes(job: Job, layout: Layout, micro_batches: int) -> tuple[int, int]
     also gathers then (torch.distributed.fsdp.ShardingStrategy, SHARD_GRAD_OP: reshards after the
     backward pass). ZeRO-3 gathers twice.
     """
+    if layout.zero == 0:
+        return 0, 2
+    if layout.zero == 1:
+        return 1, 1
+    if layout.zero == 3:
+        return 2 * micro_batches, micro_batches
     fsdp = job.stack in STACKS and STACKS[job.stack].fsdp
-    return {
-        0: (0, 2),
-        1: (1, 1),
-        2: (micro_batches if fsdp else 1, micro_batches),
-        3: (2 * micro_batches, micro_batches),
-    }[layout.zero]
+    return micro_batches if fsdp else 1, micro_batches
 
 
 def data_parallel_s(
-    job: Job, layout: Layout, calibration: Calibration, stage_parameters: int, micro_batches: int
+    job: Job,
+    layout: Layout,
+    calibration: Calibration,
+    stage_parameters: int,
+    micro_batches: int,
+    experts: int = 0,
 ) -> float:
     """Returns the seconds of data-parallel traffic per iteration, without overlap.
 
     stage_parameters: parameters of a stage on one GPU.
     micro_batches: micro-batches per iteration.
+    experts: parameters of the stage's experts on one GPU.
     """
-    gradient_bytes = stage_parameters * element_bytes(job.shape.attention_dtype)
     volume = sum(ring_passes(job, layout, micro_batches))
-    each = (
-        job.shape.layers if layout.zero == 3 else math.ceil(stage_parameters / _BUCKET_PARAMETERS)
-    )
-    return _ring_s(
-        job, layout, calibration, layout.replicas, 1, volume * gradient_bytes, volume * each
-    )
+    each = math.ceil(stage_parameters / _BUCKET_PARAMETERS)
+    if layout.zero == 3:
+        each = job.shape.layers
+    ring_bytes = volume * (stage_parameters * job.shape.element_bytes)
+    seconds = _ring_s(job, layout, calibration, layout.replicas, 1, ring_bytes, volume * each)
+    if not experts:
+        return seconds
+    # Experts have fewer replicas: the ring of those GPUs, at the stride of the expert-parallel
+    # group.
+    stride = max(1, layout.ep // layout.tp)
+    ring_bytes = volume * experts * job.shape.element_bytes
+    ranks = layout.expert_replicas
+    return seconds + _ring_s(job, layout, calibration, ranks, stride, ring_bytes, volume)
 
 
 def _ring_s(
@@ -250,9 +244,8 @@ def _ring_s(
     # Each collective of a ring passes every node in turn.
     nodes = ranks / in_node
     share = calibration.data_parallel_share / (1 + calibration.congestion * math.log2(nodes))
-    return collectives * (nodes - 1) * calibration.hop_us * 1e-6 + rings * ring_bytes / (
-        cluster.node_gb_per_s * 1e9 * share
-    )
+    latency_s = collectives * (nodes - 1) * calibration.hop_us * 1e-6
+    return latency_s + rings * ring_bytes / (cluster.node_gb_per_s * 1e9 * share)
 
 
 def tied_embedding_s(
@@ -263,9 +256,9 @@ def tied_embedding_s(
     """
     if layout.pp == 1 or not job.shape.tied:
         return 0.0
-    sent = embedding_parameters * element_bytes(job.shape.attention_dtype)
+    sent = embedding_parameters * job.shape.element_bytes
     if layout.tp * layout.replicas >= job.cluster.gpus_per_node:
-        return sent / (job.cluster.gpu_gb_per_s * 1e9 * calibration.data_parallel_share)
+        return sent / (job.cluster.gpu_bytes_per_s * calibration.data_parallel_share)
     return job.cluster.intra_node(2).time_s(sent)
 
 
@@ -285,11 +278,10 @@ def exposed_s(
 
     room_s: computation that can overlap with the traffic, s.
     """
-    overlap = _ZERO3_OVERLAP if layout.zero == 3 else job.dp_overlap
+    # DeepSpeed's overlap_comm is true for stage 3 (deepspeed.ai, DeepSpeed Configuration JSON), and
+    # FSDP prefetches.
+    overlap = 1.0 if layout.zero == 3 else job.dp_overlap
     gathers, reductions = ring_passes(job, layout, micro_batches)
-    waits = (
-        calibration.exposed_share
-        * (gathers + _REDUCTIONS_WAIT * reductions)
-        / (gathers + reductions)
-    )
+    shown = gathers + _REDUCTIONS_WAIT * reductions
+    waits = calibration.exposed_share * shown / (gathers + reductions)
     return traffic_s - (1 - waits) * min(overlap * traffic_s, room_s)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.latency.op_times import OpTimes, as_run
@@ -53,37 +53,36 @@ _TILE_ROWS = 128
 
 @dataclass(frozen=True)
 class Span:
-    """Time in seconds with its 90 % interval."""
+    """Time in seconds with its 90 % interval. A plain number is one with an interval of zero
+    width.
+    """
 
     low: float
     mid: float
     high: float
 
-    def __add__(self, other: Span) -> Span:
-        return Span(self.low + other.low, self.mid + other.mid, self.high + other.high)
+    def __add__(self, other: Span | float) -> Span:
+        if isinstance(other, Span):
+            return Span(self.low + other.low, self.mid + other.mid, self.high + other.high)
+        return Span(self.low + other, self.mid + other, self.high + other)
 
-    def times(self, factor: float) -> Span:
-        """Returns the time and its bounds multiplied by `factor`."""
+    def __mul__(self, factor: float) -> Span:
         return Span(self.low * factor, self.mid * factor, self.high * factor)
 
     def widened(self, scatter: float) -> Span:
         """Returns the time with an independent error added, whose 90 % interval is a factor of
         exp(±scatter).
         """
-        below, above = (
-            math.hypot(math.log(a / b), scatter)
-            for a, b in ((self.mid, self.low), (self.high, self.mid))
-        )
+        below = math.hypot(math.log(self.mid / self.low), scatter)
+        above = math.hypot(math.log(self.high / self.mid), scatter)
         return Span(self.mid * math.exp(-below), self.mid, self.mid * math.exp(above))
 
 
-def exactly(seconds: float) -> Span:
-    """Returns a time with an interval of zero width."""
-    return Span(seconds, seconds, seconds)
+NO_TIME = Span(0.0, 0.0, 0.0)
+Spans = tuple[Span, Span]
 
 
-@dataclass(frozen=True)
-class LayerTime:
+class LayerTime(NamedTuple):
     """Seconds per micro-batch on one GPU; pairs are (forward, backward).
 
     products, experts, core: of a layer, its weight GEMMs, those of routed experts, and attention's
@@ -92,52 +91,51 @@ class LayerTime:
     dropout: dropout of the attention core's forward pass.
     reduces: tensor-parallel collectives of a layer, both ways.
     context: context-parallel traffic of a layer, both ways.
-    overhead: overhead per layer.
-    logits: logits and loss.
+    logits: GEMMs of the logits; in training with the loss.
     embedding: lookup and its gradient.
     quantized: whether the products of a layer have 8- or 4-bit inputs.
+    overhead: overhead per layer.
     """
 
-    products: tuple[Span, Span]
-    experts: tuple[Span, Span]
-    core: tuple[Span, Span]
+    products: Spans
+    experts: Spans
+    core: Spans
     vector: tuple[float, float]
     dropout: float
     reduces: float
     context: float
-    overhead: float
     logits: Span
     loss: float
     embedding: float
-    quantized: bool = False
+    quantized: bool
+    overhead: float = 0.0
 
     def fitted(self, c: Calibration) -> LayerTime:
         """Returns the times in training: those of single ops and ideal passes, times the factors of
         `c`.
         """
-        core = c.compute_factor * c.attention_factor
-        products = c.compute_factor * (c.quantized_factor if self.quantized else 1.0)
-        experts = products * c.experts_factor
-        return LayerTime(
-            products=(self.products[0].times(products), self.products[1].times(products)),
-            experts=(self.experts[0].times(experts), self.experts[1].times(experts)),
-            core=(self.core[0].times(core), self.core[1].times(core)),
-            vector=(self.vector[0] * c.elementwise_factor, self.vector[1] * c.elementwise_factor),
-            dropout=self.dropout * c.elementwise_factor,
+        products = c.compute_factor
+        if self.quantized:
+            products *= c.quantized_factor
+        vector = c.elementwise_factor
+        return self._replace(
+            products=_scaled(self.products, products),
+            experts=_scaled(self.experts, products * c.experts_factor),
+            core=_scaled(self.core, c.compute_factor * c.attention_factor),
+            vector=_scaled(self.vector, vector),
+            dropout=self.dropout * vector,
             reduces=self.reduces * c.tensor_factor,
-            context=self.context,
+            logits=self.logits * c.compute_factor + self.loss * vector,
+            embedding=self.embedding * vector,
             overhead=c.layer_overhead_ms * 1e-3,
-            logits=self.logits.times(c.compute_factor) + exactly(self.loss * c.elementwise_factor),
-            loss=self.loss * c.elementwise_factor,
-            embedding=self.embedding * c.elementwise_factor,
         )
 
-    @cached_property
+    @property
     def once(self) -> Span:
         """Seconds of a layer without recomputation."""
         rest = sum(self.vector) + self.reduces + self.context + self.overhead
         products = self.products[0] + self.products[1] + self.experts[0] + self.experts[1]
-        return products + self.core[0] + self.core[1] + exactly(rest)
+        return products + self.core[0] + self.core[1] + rest
 
     def mixed(self, other: LayerTime, share: float) -> LayerTime:
         """Returns the mean layer of a stage. share: that of the layers that are `other` ones."""
@@ -147,16 +145,9 @@ class LayerTime:
         def mean(a: Any, b: Any) -> Any:
             if isinstance(a, tuple):
                 return tuple(map(mean, a, b))
-            return (
-                a.times(1 - share) + b.times(share)
-                if isinstance(a, Span)
-                else a * (1 - share) + b * share
-            )
+            return a * (1 - share) + b * share
 
-        names = [part.name for part in fields(self) if part.name != "quantized"]
-        return replace(
-            self, **{name: mean(getattr(self, name), getattr(other, name)) for name in names}
-        )
+        return LayerTime(*map(mean, self, other))
 
     def repeated(self, recompute: str) -> Span:
         """Returns the seconds of a layer's recomputation, which for `full` are those of its forward
@@ -164,10 +155,14 @@ class LayerTime:
         """
         if recompute == "full":
             again = self.vector[0] + self.reduces / 2 + self.context / 3
-            return self.products[0] + self.experts[0] + self.core[0] + exactly(again)
+            return self.products[0] + self.experts[0] + self.core[0] + again
         if recompute == "selective":
-            return self.core[0] + exactly(self.dropout)
-        return exactly(0.0)
+            return self.core[0] + self.dropout
+        return NO_TIME
+
+
+def _scaled(pair: Any, factor: float) -> Any:
+    return pair[0] * factor, pair[1] * factor
 
 
 class LayerTimes:
@@ -178,102 +173,83 @@ class LayerTimes:
     def __init__(self, job: Job, times: OpTimes) -> None:
         self._job = job
         self._times = times
-        self._divided: dict[LayerKey, tuple[TransformerShape, tuple[Op, ...]]] = {}
         self._known: dict[LayerKey, LayerTime] = {}
 
     def at(self, key: LayerKey) -> LayerTime:
         """Returns the times on one GPU; `LayerTime.fitted` gives those in training."""
-        if key not in self._known:
-            self.prepare([key])
+        self.prepare([key])
         return self._known[key]
 
     def prepare(self, keys: Iterable[LayerKey]) -> None:
         """Computes the times for many keys in one batched query."""
-        wanted = [key for key in dict.fromkeys(keys) if key not in self._known]
+        wanted = set(keys)
         if self._job.shape.dense_layers:
-            both = (key._replace(dense=dense) for key in wanted for dense in (False, True))
-            wanted = [key for key in dict.fromkeys(both) if key not in self._known]
-        works = self.workloads(wanted)
+            wanted |= {key._replace(dense=not key.dense) for key in wanted}
+        wanted -= self._known.keys()
+        if not wanted:
+            return
+        shares: dict[Compute, float] = {}
+        for key in wanted:
+            for op in _ops(self._job.shape, key)[1]:
+                shares |= _timed(op.workload)
+        works = list(shares)
         seconds = {}
-        for work, source in zip(works, self._times.estimates(works), strict=True) if works else ():
+        for work, source in zip(works, self._times.estimates(works), strict=True):
             us = as_run(work, source, self._times.device, softmax=self._job.shape.softmax)
-            seconds[work] = Span(us.low_us, us.latency_us, us.high_us).times(1e-6)
+            seconds[work] = Span(us.low_us, us.latency_us, us.high_us) * 1e-6
         for key in wanted:
             self._known[key] = self._layer(key, seconds)
 
-    def workloads(self, keys: Iterable[LayerKey]) -> list[Compute]:
-        """Returns the distinct workloads of the layers at these keys."""
-        found: dict[Compute, None] = {}
-        for key in keys:
-            found.update((work, None) for op in self._ops(key)[1] for work in _timed(op.workload))
-        return list(found)
-
-    def _ops(self, key: LayerKey) -> tuple[TransformerShape, tuple[Op, ...]]:
-        """Returns the layer on one GPU with whole sequences, and its ops with the tokens that the
-        GPU holds.
-        """
-        degrees = LayerKey(key.tp, key.mbs, cp=key.cp, ep=key.ep, dense=key.dense)
-        if degrees not in self._divided:
-            shape = divided(self._job.shape, key.tp, key.mbs)
-            if key.dense:
-                shape = replace(
-                    shape, experts=0, top_k=0, moe_ffn=0, shared_ffn=0, routing="balanced"
-                )
-            elif shape.experts:
-                shape = replace(shape, ep=key.ep, expert_tp=1)
-            ops = shape.ops()
-            if key.cp > 1:
-                # Linear layers see the GPU's tokens; attention is divided below.
-                part = replace(shape, seq=shape.seq // key.cp).ops()
-                ops = tuple(a if a.name in _CORE else b for a, b in zip(ops, part, strict=True))
-            self._divided[degrees] = shape, ops
-        return self._divided[degrees]
-
     def _layer(self, key: LayerKey, seconds: Mapping[Compute, Span]) -> LayerTime:
-        shape, ops = self._ops(key)
-        spans: dict[tuple[str, bool], Span] = defaultdict(lambda: exactly(0.0))
-        moved_bytes = {True: 0, False: 0}
-        for op in ops:
-            part = "core" if op.name in _CORE else "logits" if op.name == "logits" else "products"
-            part = "experts" if isinstance(op.workload, GroupedGemm) else part
-            moved_bytes[True] += _moved(op, shape)[0]
-            moved_bytes[False] += _moved(op, shape)[1]
-            timed = _timed(op.workload)
-            if not timed:
-                continue
-            time = exactly(0.0)
-            for work, share in timed.items():
-                time += seconds[work].times(share)
-            if part == "core" and shape.kv_rank:
-                time = time.widened(_LATENT_SCATTER)
-            # Ring attention gives every GPU two chunks, one early and one late, so that causal work
-            # is even.
-            spans[part, op.phase == "forward"] += time.times(1 / key.cp) if part == "core" else time
-        bytes_per_s = self._job.elementwise_bytes_per_s
+        shape, ops = _ops(self._job.shape, key)
+        spans: dict[tuple[str, bool], Span] = defaultdict(lambda: NO_TIME)
         own = replace(shape, seq=shape.seq // key.cp)
-        forward, backward = _vector_bytes(own, key)
-        forward, backward = forward + moved_bytes[True], backward + moved_bytes[False]
+        forward_bytes, backward_bytes = _vector_bytes(own, key)
+        moved_forward = moved_backward = 0
+        for op in ops:
+            moved = _moved(op, shape)
+            moved_forward += moved[0]
+            moved_backward += moved[1]
+            time = NO_TIME
+            for work, share in _timed(op.workload).items():
+                time += seconds[work] * share
+            if time == NO_TIME:
+                continue
+            part = "logits" if op.name == "logits" else "products"
+            if isinstance(op.workload, GroupedGemm):
+                part = "experts"
+            if op.name in _CORE:
+                part = "core"
+                if shape.kv_rank:
+                    time = time.widened(_LATENT_SCATTER)
+                # Ring attention gives every GPU two chunks, one early and one late, so that causal
+                # work is even.
+                time *= 1 / key.cp
+            spans[part, op.phase == "forward"] += time
+
+        def both(part: str) -> Spans:
+            return spans[part, True], spans[part, False]
+
+        bytes_per_s = self._job.elementwise_bytes_per_s
         dropout_s = _core_dropout_bytes(shape) / key.cp / bytes_per_s
-        reduce_s, exchange_s = self._reduce_s(own), self._exchange_s(own, key)
+        row_bytes = own.tokens * own.hidden * own.element_bytes
         return LayerTime(
-            products=(spans["products", True], spans["products", False]),
-            experts=(spans["experts", True], spans["experts", False]),
-            core=(spans["core", True], spans["core", False]),
-            vector=(forward / bytes_per_s + dropout_s, backward / bytes_per_s + dropout_s),
+            products=both("products"),
+            experts=both("experts"),
+            core=both("core"),
+            vector=(
+                (forward_bytes + moved_forward) / bytes_per_s + dropout_s,
+                (backward_bytes + moved_backward) / bytes_per_s + dropout_s,
+            ),
             dropout=dropout_s,
             # Megatron runs two all-reduces forward and two backward (with sequence parallelism:
             # gathers and scatters of the same volume).
-            reduces=4 * (reduce_s + exchange_s),
+            reduces=4 * (self._reduce_s(own) + self._exchange_s(own, key)),
             context=self._context_s(shape, key, spans["core", True].mid),
-            overhead=0.0,
             logits=spans["logits", True] + spans["logits", False],
             loss=own.tokens * own.vocab / own.tp * _LOSS_BYTES / bytes_per_s,
             # Lookup and gradient accumulation move each element of a row about four times.
-            embedding=4
-            * own.tokens
-            * own.hidden
-            * element_bytes(own.attention_dtype)
-            / bytes_per_s,
+            embedding=4 * row_bytes / bytes_per_s,
             quantized=bool(shape.fp8_recipe),
         )
 
@@ -281,17 +257,11 @@ class LayerTimes:
         if shape.tp == 1:
             return 0.0
         cluster = self._job.cluster
-        bus_bytes = (
-            2
-            * (shape.tp - 1)
-            / shape.tp
-            * shape.tokens
-            * shape.hidden
-            * element_bytes(shape.attention_dtype)
-        )
+        bus_bytes = 2 * (shape.tp - 1) / shape.tp * shape.tokens * shape.hidden
+        bus_bytes *= shape.element_bytes
         if shape.tp <= cluster.gpus_per_node:
             return cluster.intra_node(shape.tp).time_s(bus_bytes)
-        return bus_bytes / (cluster.gpu_gb_per_s * 1e9)
+        return bus_bytes / cluster.gpu_bytes_per_s
 
     def _exchange_s(self, shape: TransformerShape, key: LayerKey) -> float:
         """Returns the seconds to send the rows of a layer to their experts; the way back, and both
@@ -300,33 +270,18 @@ class LayerTimes:
         if key.ep == 1 or not shape.experts:
             return 0.0
         cluster = self._job.cluster
-        row_bytes = shape.tokens / key.tp * shape.hidden * element_bytes(shape.attention_dtype)
-
-        groups, top = shape.expert_groups, shape.top_groups
-
-        def others(places: float) -> float:
-            """Returns the expected number of other GPUs or nodes that hold experts of a row."""
-            if not groups:
-                share = 1 - (1 - 1 / places) ** shape.top_k
-            elif places <= groups:
-                share = 1 - math.prod(
-                    (groups - groups / places - i) / (groups - i) for i in range(top)
-                )
-            else:
-                share = top / groups * (1 - (1 - groups / places) ** (shape.top_k / top))
-            return (places - 1) * share
-
-        nodes = key.ep / cluster.gpus_per_node
-        inside = min(key.ep, cluster.gpus_per_node)
+        row_bytes = shape.tokens / key.tp * shape.hidden * shape.element_bytes
         # all_reduce's links: a GPU sends the same bytes, to its neighbour instead of to all.
-        seconds = (
-            cluster.intra_node(inside).time_s(row_bytes * others(key.ep)) if inside > 1 else 0.0
-        )
+        seconds = 0.0
+        inside = min(key.ep, cluster.gpus_per_node)
+        if inside > 1:
+            sent = row_bytes * _other_places(shape, key.ep)
+            seconds = cluster.intra_node(inside).time_s(sent)
+        nodes = key.ep / cluster.gpus_per_node
         if nodes <= 1:
             return seconds
-        return max(
-            seconds, NODE_LATENCY_S + row_bytes * others(nodes) / (cluster.gpu_gb_per_s * 1e9)
-        )
+        sent = row_bytes * _other_places(shape, nodes)
+        return max(seconds, NODE_LATENCY_S + sent / cluster.gpu_bytes_per_s)
 
     def _context_s(self, shape: TransformerShape, key: LayerKey, core_forward_s: float) -> float:
         """Returns the exposed seconds of context-parallel traffic: keys and values once forward;
@@ -334,37 +289,68 @@ class LayerTimes:
         chunk at hand."""
         if key.cp == 1:
             return 0.0
-        width = (
-            shape.kv_heads_per_gpu
-            * (shape.head_dim + shape.value_width)
-            * element_bytes(shape.attention_dtype)
-        )
+        width = shape.kv_heads_per_gpu * (shape.head_dim + shape.value_width) * shape.element_bytes
         sent = shape.tokens / key.cp * (key.cp - 1) * width
         cluster = self._job.cluster
         if key.tp * key.cp <= cluster.gpus_per_node:
             once = cluster.intra_node(key.cp).time_s(sent)
         else:
-            once = (key.cp - 1) * NODE_LATENCY_S + sent / (cluster.gpu_gb_per_s * 1e9)
+            once = (key.cp - 1) * NODE_LATENCY_S + sent / cluster.gpu_bytes_per_s
         # One of cp steps has nothing to overlap with; backward computes 2.5 times as much (five
         # products for two).
         room = core_forward_s * (key.cp - 1) / key.cp
         return max(once - room, 0.0) + max(2 * once - 2.5 * room, 0.0)
 
 
+@lru_cache(maxsize=1024)
+def _ops(whole: TransformerShape, key: LayerKey) -> tuple[TransformerShape, tuple[Op, ...]]:
+    """Returns a layer on one GPU with whole sequences, and its ops with the tokens that the GPU
+    holds.
+    """
+    shape = divided(whole, key.tp, key.mbs)
+    if key.dense:
+        shape = replace(shape, experts=0, top_k=0, moe_ffn=0, shared_ffn=0, routing="balanced")
+    elif shape.experts:
+        shape = replace(shape, ep=key.ep, expert_tp=1)
+    ops = shape.ops()
+    if key.cp > 1:
+        # Linear layers see the GPU's tokens; attention is divided later.
+        part = replace(shape, seq=shape.seq // key.cp).ops()
+        ops = tuple(a if a.name in _CORE else b for a, b in zip(ops, part, strict=True))
+    return shape, ops
+
+
+def _other_places(shape: TransformerShape, places: float) -> float:
+    """Returns the expected number of other GPUs or nodes, of `places`, that hold experts of a
+    row.
+    """
+    groups = shape.expert_groups
+    top = shape.top_groups
+    if not groups:
+        share = 1 - (1 - 1 / places) ** shape.top_k
+    elif places <= groups:
+        share = 1 - math.prod((groups - groups / places - i) / (groups - i) for i in range(top))
+    else:
+        share = top / groups * (1 - (1 - groups / places) ** (shape.top_k / top))
+    return (places - 1) * share
+
+
 def _moved(op: Op, shape: TransformerShape) -> tuple[int, int]:
     """Returns the (forward, backward) bytes of an op's permutation, or of a product's casts that
     are kernels of their own. Transformer Engine casts once per iteration what is a weight, and in
     the kernel before what a norm or an activation puts out (LayerNormLinear, LayerNormMLP)."""
-    work, forward = op.workload, op.phase == "forward"
+    work = op.workload
+    forward = op.phase == "forward"
     if isinstance(work, Permute):
-        return (work.min_bytes, 0) if forward else (0, work.min_bytes)
+        return work.min_bytes * forward, work.min_bytes * (not forward)
     if isinstance(work, GroupedGemm):
         work = work.gemm(work.rows)
     if not (forward and shape.fp8_recipe and isinstance(work, Gemm) and work.dtype == shape.dtype):
         return 0, 0
     inputs, gradients = casts_of(work, RECIPES[shape.fp8_recipe], backward=True)
-    return inputs[0].min_bytes if op.name in _CASTS_INPUT else 0, (
-        gradients[0].min_bytes if op.name in _CASTS_GRADIENT else 0
+    return (
+        inputs[0].min_bytes * (op.name in _CASTS_INPUT),
+        gradients[0].min_bytes * (op.name in _CASTS_GRADIENT),
     )
 
 
@@ -382,14 +368,14 @@ def _timed(work: Compute) -> dict[Compute, float]:
         for rows, count in Counter(work.tokens_per_expert).items():
             for filled, share in _filled(rows):
                 shares[filled] += count * share / work.num_experts
-        return {
-            replace(work.gemm(rows), batch=work.num_experts): share
-            for rows, share in shares.items()
-        }
+        every = work.num_experts
+        return {replace(work.gemm(rows), batch=every): share for rows, share in shares.items()}
+    if isinstance(work, Cast | Permute):
+        return {}
     if isinstance(work, Gemm) and work.batch == 1 and work.layout == "tn":
         step = VECTOR_BYTES * DTYPES[work.dtype].packed // element_bytes(work.dtype)
         work = replace(work, k=cdiv(work.k, step) * step)
-    return {} if isinstance(work, Cast | Permute) else {work: 1.0}
+    return {work: 1.0}
 
 
 def _filled(rows: int) -> tuple[tuple[int, float], ...]:
@@ -406,7 +392,9 @@ def _filled(rows: int) -> tuple[tuple[int, float], ...]:
     step = max(ALIGNED_ELEMENTS, min(_TILE_ROWS, 1 << rows.bit_length() - 1))
     low = max(ALIGNED_ELEMENTS, rows // step * step)
     share = max(0, rows - low) / step
-    return ((low, 1 - share), (low + step, share)) if share else ((low, 1.0),)
+    if not share:
+        return ((low, 1.0),)
+    return ((low, 1 - share), (low + step, share))
 
 
 def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:
@@ -423,17 +411,25 @@ def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]
 
     Assumes the fused kernels of Megatron-LM (megatron/fused_kernels, bias_gelu, bias_dropout_add).
     """
-    w, mask = element_bytes(shape.attention_dtype), MASK_BYTES if shape.dropout else 0
-    whole = shape.tokens * shape.hidden / (shape.tp if key.sequence_parallel else 1)
-    norms, activation = _norm_and_activation_bytes(shape, key)
+    w = shape.element_bytes
+    mask = MASK_BYTES * shape.dropout
+    whole: float = shape.tokens * shape.hidden
+    if key.sequence_parallel:
+        whole /= shape.tp
+    width = shape.ffn
+    if shape.experts:
+        width = shape.top_k * shape.moe_ffn + shape.shared_ffn
     gates = 3 if shape.gated else 2
+    # Read with its gate, write.
+    activation = shape.tokens * width / shape.tp * gates * w
     qkv = shape.tokens * shape.qkv_columns
     context = shape.tokens * (shape.heads // shape.tp * shape.value_width)
     latents = shape.tokens * (shape.q_rank + shape.kv_rank)
-    # Accesses per element. Two residual additions with bias and dropout: two reads, a write, a
-    # mask. Bias and transpose of q, k and v, transpose of the context: read, write. Norms of
-    # latents, as the others.
-    forward = norms + whole * 2 * (3 * w + mask) + activation + (qkv + context + latents) * 2 * w
+    # Accesses per element. Two norms: read, write. Two residual additions with bias and dropout:
+    # two reads, a write, a mask. Bias and transpose of q, k and v, transpose of the context: read,
+    # write. Norms of latents, as the others.
+    forward = whole * 2 * 2 * w + whole * 2 * (3 * w + mask) + activation
+    forward += (qkv + context + latents) * 2 * w
     # Two norms: two reads and a write, two reads for weight gradients. Two dropouts: read, write,
     # mask. Two residual gradients added: two reads, a write. Bias gradients: a read of each output.
     # Activation: one read more than forward. q, k, v and the context: read, write.
@@ -443,17 +439,6 @@ def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]
     return forward, backward + 3 * w * sum(layer_weights(shape, key))
 
 
-def _norm_and_activation_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]:
-    """Returns the bytes that two norms move forward (read, write), and the activation (read with
-    its gate, write).
-    """
-    w = element_bytes(shape.attention_dtype)
-    whole = shape.tokens * shape.hidden / (shape.tp if key.sequence_parallel else 1)
-    width = shape.top_k * shape.moe_ffn + shape.shared_ffn if shape.experts else shape.ffn
-    mlp = shape.tokens * width / shape.tp
-    return whole * 2 * 2 * w, mlp * (3 if shape.gated else 2) * w
-
-
 def _core_dropout_bytes(shape: TransformerShape) -> float:
     """Returns the bytes of dropout on attention probabilities (read, write, mask); 0 if attention
     is fused.
@@ -461,4 +446,4 @@ def _core_dropout_bytes(shape: TransformerShape) -> float:
     if not shape.dropout or shape.attention == "flash":
         return 0.0
     probabilities = shape.mbs * shape.heads / shape.tp * shape.seq**2
-    return probabilities * (2 * element_bytes(shape.attention_dtype) + MASK_BYTES)
+    return probabilities * (2 * shape.element_bytes + MASK_BYTES)

@@ -1,12 +1,11 @@
 """Defines the training job, its parallel layout and the split of layers into pipeline stages."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
-from quantbench.errors import InputError, require_choice, require_int
+from quantbench.errors import InputError, require_choices, require_int, require_ints
 from quantbench.latency.interconnect import Cluster
 from quantbench.workload import TransformerShape
 
@@ -41,25 +40,16 @@ class Job:
     stack: str = ""
 
     def __post_init__(self) -> None:
-        require_int("plan", "gpus", self.gpus, high=2**24)
-        require_int("plan", "gbs", self.gbs, high=2**24)
-        require_choice("plan", "optimizer", self.optimizer, OPTIMIZERS)
+        require_ints(self, "gpus", "gbs")
+        require_choices(self, optimizer=OPTIMIZERS)
         if not self.shape.fp8_recipe:
-            require_choice("plan", "dtype without an FP8 recipe", self.shape.dtype, PRECISIONS)
+            require_choices(self.shape, dtype=PRECISIONS)
         if not 0 <= self.dp_overlap <= 1:
             raise InputError("plan", f"dp_overlap = {self.dp_overlap!r}", "a share from 0 to 1")
 
     @property
-    def key(self) -> tuple[object, ...]:
-        return (
-            self.shape,
-            self.cluster.key,
-            self.gpus,
-            self.gbs,
-            self.optimizer,
-            self.dp_overlap,
-            self.stack,
-        )
+    def key(self) -> object:
+        return tuple((vars(self) | {"cluster": self.cluster.key}).values())
 
     @property
     def elementwise_bytes_per_s(self) -> float:
@@ -109,11 +99,9 @@ class Layout:
     ep: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "mbs", "interleave", "cp", "ep"):
-            require_int("layout", name, getattr(self, name), high=2**24)
-        require_int("layout", "zero", self.zero, low=0, high=3)
-        require_choice("layout", "recompute", self.recompute, RECOMPUTATIONS)
-        require_choice("layout", "partition", self.partition, PARTITIONS)
+        require_ints(self, "dp", "tp", "pp", "mbs", "interleave", "cp", "ep")
+        require_int("Layout", "zero", self.zero, low=0, high=3)
+        require_choices(self, recompute=RECOMPUTATIONS, partition=PARTITIONS)
 
     @property
     def gpus(self) -> int:
@@ -141,16 +129,10 @@ class Layout:
 
     def __str__(self) -> str:
         parts = [f"DP{self.dp} TP{self.tp} PP{self.pp} MBS{self.mbs}"]
-        if self.cp > 1:
-            parts.append(f"CP{self.cp}")
-        if self.ep > 1:
-            parts.append(f"EP{self.ep}")
-        if self.interleave > 1:
-            parts.append(f"interleave {self.interleave}")
-        parts.append(f"ZeRO-{self.zero}")
-        parts.append(
-            {"full": "recompute", "none": "no recompute"}.get(self.recompute, self.recompute)
-        )
+        beside = {"CP": self.cp, "EP": self.ep, "interleave ": self.interleave}
+        parts += [f"{name}{degree}" for name, degree in beside.items() if degree > 1]
+        kinds = {"full": "recompute", "none": "no recompute", "selective": "selective"}
+        parts.append(f"ZeRO-{self.zero} {kinds[self.recompute]}")
         if self.sequence_parallel:
             parts.append("SP")
         return " ".join(parts)
@@ -206,10 +188,8 @@ class StageKind:
 
 def stages_of(shape: TransformerShape, layout: Layout) -> tuple[StageKind, ...]:
     """Returns the groups of equal stages of a layout from first to last (`stage_kinds`)."""
-    share = (
-        (shape.dense_layers, shape.dense_spread, layout.interleave) if shape.dense_layers else ()
-    )
-    return stage_kinds(shape.layers, layout.pp, layout.partition, *share)
+    dense = (shape.dense_layers, shape.dense_spread, layout.interleave)
+    return stage_kinds(shape.layers, layout.pp, layout.partition, *dense)
 
 
 @lru_cache(maxsize=65536)
@@ -229,27 +209,22 @@ def stage_kinds(
     >>> [(kind.layers, kind.count, kind.dense) for kind in stage_kinds(12, 4, "layers", 4)]
     [(3, 1, 3.0), (3, 1, 1.0), (3, 1, 0), (3, 1, 0)]
     """
+    each, left = divmod(layers, pp)
+    sizes = [each] * pp
     if partition == "embedding" and pp > 1:
         sizes = [(layers + 2) // pp] * pp
-        sizes[0], sizes[-1] = sizes[0] - 1, sizes[-1] - 1
+        sizes[0] -= 1
+        sizes[-1] -= 1
     else:
-        each, left = divmod(layers, pp)
-        longer = min(left, pp - 2) if pp > 1 else 0
-        sizes = (
-            [each, *[each + 1] * longer, *[each] * (pp - 2 - longer), each + left - longer]
-            if pp > 1
-            else [each]
-        )
-    kinds: list[StageKind] = []
+        for stage in range(1, left + 1):
+            sizes[stage] += 1
+    stages = []
     before = 0
     for stage, size in enumerate(sizes):
-        starts = [(chunk * layers + before) / interleave for chunk in range(interleave)]
-        first_ones = sum(min(max(dense - start, 0), size / interleave) for start in starts)
-        kind = StageKind(
-            size, 1, stage == 0, stage == pp - 1, dense * size / layers if spread else first_ones
-        )
-        if kinds and kinds[-1] == replace(kind, count=kinds[-1].count):
-            kind = replace(kind, count=kinds.pop().count + 1)
-        kinds.append(kind)
+        held = dense * size / layers
+        if not spread:
+            starts = [(chunk * layers + before) / interleave for chunk in range(interleave)]
+            held = sum(min(max(dense - start, 0), size / interleave) for start in starts)
+        stages.append(StageKind(size, 1, stage == 0, stage == pp - 1, held))
         before += size
-    return tuple(kinds)
+    return tuple(replace(kind, count=len(list(same))) for kind, same in groupby(stages))

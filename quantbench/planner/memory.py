@@ -6,16 +6,12 @@ Models, 2022, sections 4 and 5, extended to any MLP width, gate and number of ke
 are bytes and shown in GiB: a GPU sold with 80 GB has 80 GiB, and nvidia-smi reports GiB too.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate
+from dataclasses import asdict, dataclass
 
 from quantbench.planner.calibration import STACKS, Calibration
 from quantbench.planner.layout import Job, Layout, StageKind, layer_weights, stages_of
 from quantbench.workload import TransformerShape
-from quantbench.workload.dtypes import DTYPES, element_bytes
+from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.parameters import padded_vocab
 
 GIB = 2**30
@@ -51,6 +47,11 @@ class Memory:
     stage: int
 
     @property
+    def parts_gib(self) -> dict[str, float]:
+        """Memory by use, GiB."""
+        return {name: value / GIB for name, value in asdict(self).items() if name != "stage"}
+
+    @property
     def total(self) -> float:
         static = self.weights + self.gradients + self.optimizer
         return static + self.activations + self.working + self.slack + self.base
@@ -67,11 +68,13 @@ def limit_bytes(job: Job) -> float:
 
 def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
     """Predicts the memory of a GPU of the fullest stage."""
-    kinds = stages_of(job.shape, layout)
-    # Among equal stages, the first holds the most micro-batches.
-    first_of_kind = accumulate((kind.count for kind in kinds[:-1]), initial=0)
-    needed = map(partial(_stage, job, layout, calibration), kinds, first_of_kind)
-    return max(needed, key=lambda found: found.total)
+    found = []
+    stage = 0
+    for kind in stages_of(job.shape, layout):
+        # Among equal stages, the first holds the most micro-batches.
+        found.append(_stage(job, layout, calibration, kind, stage))
+        stage += kind.count
+    return max(found, key=lambda one: one.total)
 
 
 def embedding_parameters(shape: TransformerShape, tp: int) -> int:
@@ -83,45 +86,41 @@ def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> tuple[int, in
     """Returns the parameters of a stage on one GPU, including biases and norms, and of its
     experts.
     """
+    shape = job.shape
     sparse = kind.layers - kind.dense
-    shape, tp = job.shape, layout.tp
-    embeddings = 1 if kind.first and kind.last and shape.tied else kind.first + kind.last
-    (own, experts), (own_dense, _) = (
-        layer_weights(shape, layout),
-        layer_weights(shape, layout, dense=True),
-    )
+    embeddings = kind.first + kind.last
+    if kind.first and kind.last and shape.tied:
+        embeddings = 1
+    own, experts = layer_weights(shape, layout)
+    own_dense, _ = layer_weights(shape, layout, dense=True)
     layers = sparse * own + kind.dense * own_dense + kind.layers * 9 * shape.hidden
-    return round(layers + embeddings * embedding_parameters(shape, tp)), round(sparse * experts)
+    matrices = embeddings * embedding_parameters(shape, layout.tp)
+    return round(layers + matrices), round(sparse * experts)
 
 
 def _stage(
     job: Job, layout: Layout, calibration: Calibration, kind: StageKind, stage: int
 ) -> Memory:
-    shape, w = job.shape, element_bytes(job.shape.attention_dtype)
+    shape = job.shape
+    w = shape.element_bytes
     dense, experts = stage_parameters(job, layout, kind)
 
     def shared(level: int) -> float:
-        sharded = layout.zero >= level
-        return dense / (layout.replicas if sharded else 1) + experts / (
-            layout.expert_replicas if sharded else 1
-        )
+        if layout.zero < level:
+            return float(dense + experts)
+        return dense / layout.replicas + experts / layout.expert_replicas
 
     # FSDP shards the fp32 weights and gradients that the optimizer counts, and casts what it
     # gathers.
     casts = layout.zero >= 3 and job.stack in STACKS and STACKS[job.stack].fsdp
-    weights = 0.0 if casts else w * shared(3)
-    gradients = 0.0 if casts else w * shared(2)
-    optimizer = _STATE_BYTES[job.optimizer] * shared(1)
-    dense_only = kind.dense == kind.layers
-    whole, kept = (
-        _layer_activations(job, layout, dense=dense_only),
-        stage_activations(job, layout, kind),
-    )
+    half = 0 if casts else w
+    kept = stage_activations(job, layout, kind)
     activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
+    dense_only = kind.dense == kind.layers
     # What a layer drops exists while it is recomputed.
-    working = whole
-    if layout.recompute == "none":
-        working = 0.0
+    working = 0.0
+    if layout.recompute == "full":
+        working = _layer_activations(job, layout, dense=dense_only)
     elif layout.recompute == "selective":
         working = _core_activations(job, layout)
     if layout.zero >= 3:
@@ -129,31 +128,32 @@ def _stage(
         working += 3 * w * sum(layer_weights(shape, layout, dense=dense_only))
     if kind.last:
         # fp16 logits, their fp32 copy and the gradient.
-        logits = (
-            layout.mbs * shape.seq / layout.cp * padded_vocab(shape.vocab, layout.tp) / layout.tp
-        )
-        working += logits * (w + _FP32 + _FP32)
-    slack = calibration.activation_slack * (activations + working)
+        vocab = padded_vocab(shape.vocab, layout.tp)
+        working += _tokens(job, layout) * vocab / layout.tp * (w + _FP32 + _FP32)
     return Memory(
-        weights,
-        gradients,
-        optimizer,
-        activations,
-        working,
-        slack,
-        calibration.base_gib * GIB,
-        stage,
+        weights=half * shared(3),
+        gradients=half * shared(2),
+        optimizer=_STATE_BYTES[job.optimizer] * shared(1),
+        activations=activations,
+        working=working,
+        slack=calibration.activation_slack * (activations + working),
+        base=calibration.base_gib * GIB,
+        stage=stage,
     )
+
+
+def _tokens(job: Job, layout: Layout) -> float:
+    return layout.mbs * job.shape.seq / layout.cp
 
 
 def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
     """Returns the micro-batches whose activations a stage holds: with 1F1B the number of stages
     from it to the last; if interleaved, the first stage holds pp - 1 more chunks (Korthikanti et
     al., section 4.2.3)."""
-    depth = float(layout.pp - stage)
+    depth: float = layout.pp - stage
     if layout.interleave > 1:
         depth = layout.pp * (1 + (layout.pp - 1) / (layout.pp * layout.interleave)) - stage
-    return min(depth, float(micro_batches))
+    return min(depth, micro_batches)
 
 
 def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
@@ -162,18 +162,15 @@ def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
     for layers, dense in ((kind.layers - kind.dense, False), (kind.dense, True)):
         if not layers:
             continue
-        each = _layer_activations(job, layout, dense=dense)
+        if layout.recompute == "full":
+            each = _tokens(job, layout) * job.shape.hidden
+            each *= job.shape.element_bytes
+            if layout.sequence_parallel:
+                each /= layout.tp
+        else:
+            each = _layer_activations(job, layout, dense=dense)
         if layout.recompute == "selective":
             each -= _core_activations(job, layout)
-        if layout.recompute == "full":
-            each = (
-                layout.mbs
-                * job.shape.seq
-                / layout.cp
-                * job.shape.hidden
-                * element_bytes(job.shape.attention_dtype)
-            )
-            each /= layout.tp if layout.sequence_parallel else 1
         kept += layers * each
     return kept
 
@@ -184,12 +181,13 @@ def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
 
     dense: whether it is one of the model's `dense_layers`.
     """
-    shape, w = job.shape, element_bytes(job.shape.attention_dtype)
-    tokens = layout.mbs * shape.seq / layout.cp
+    shape = job.shape
+    w = shape.element_bytes
+    tokens = _tokens(job, layout)
     # Inputs of products are kept in their format.
     kept = DTYPES[shape.dtype].a_bytes if shape.fp8_recipe else w
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.
-    whole = tokens * shape.hidden * (2 * w + 2 * kept + (2 * MASK_BYTES if shape.dropout else 0))
+    whole = tokens * shape.hidden * (2 * w + 2 * kept + 2 * MASK_BYTES * shape.dropout)
     # Latents, before and after their norms (DeepSeek-V2, arXiv:2405.04434, section 2.1), which no
     # GPU divides.
     whole += tokens * ((shape.q_rank + shape.kv_rank) * (w + kept) + shape.rope_dim * w)
@@ -213,8 +211,10 @@ def _core_activations(job: Job, layout: Layout) -> float:
     """Returns the bytes of the attention core: softmax output, dropout mask and output; row
     statistics if fused.
     """
-    shape, w = job.shape, element_bytes(job.shape.attention_dtype)
+    shape = job.shape
     rows = layout.mbs * shape.heads / layout.tp * shape.seq / layout.cp
     if shape.attention == "flash":
         return rows * _FP32
-    return rows * shape.seq * (w + (w + MASK_BYTES if shape.dropout else 0))
+    w = shape.element_bytes
+    each = 2 * w + MASK_BYTES if shape.dropout else w
+    return rows * shape.seq * each

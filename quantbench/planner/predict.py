@@ -2,11 +2,9 @@
 --json`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from math import nan
 from typing import Any
 
 from quantbench.latency.op_times import OpTimes
@@ -15,22 +13,17 @@ from quantbench.planner.formulas import hardware_flops, model_flops
 from quantbench.planner.iteration import Iteration, iteration
 from quantbench.planner.layer_time import LayerTimes
 from quantbench.planner.layout import Job, Layout
-from quantbench.planner.memory import GIB, Memory, limit_bytes, memory
-from quantbench.store.environment import installed_versions, relevant_environment
+from quantbench.planner.memory import Memory, limit_bytes, memory
+from quantbench.quantization import cdiv
 
-_FORMAT, _VERSION = "quantbench-plan", 1
 # A layout above this share of the memory limit may fail.
 _NEARLY_FULL = 0.95
 #: activities that take further time in a real run; predicted times are lower bounds
 NOT_COUNTED = ("data loading", "checkpoints", "evaluation", "restarts")
-_RATES = (
-    "model_tflops",
-    "hardware_tflops",
-    "mfu",
-    "tokens_per_s",
-    "days_per_trillion_tokens",
-    "gpu_hours_per_trillion_tokens",
-)
+_SHOWN = (
+    "sec_per_it", "model_tflops", "hardware_tflops", "mfu", "tokens_per_s",
+    "days_per_trillion_tokens", "gpu_hours_per_trillion_tokens", "fits", "tight",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,22 +64,18 @@ class Prediction:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the prediction as a JSON object: times in seconds, memory in GiB."""
+        found = self.iteration
         return {
             "layout": asdict(self.layout),
-            "sec_per_it": self.sec_per_it,
-            "sec_per_it_low": self.iteration.sec.low,
-            "sec_per_it_high": self.iteration.sec.high,
-            **{name: getattr(self, name) for name in _RATES},
-            "not_counted": list(NOT_COUNTED),
+            "sec_per_it_low": found.sec.low,
+            "sec_per_it_high": found.sec.high,
+            **{name: getattr(self, name) for name in _SHOWN},
+            "not_counted": NOT_COUNTED,
             "mem_gb": self.memory.total_gib,
-            "fits": self.fits,
-            "tight": self.tight,
-            "bubble_share": self.iteration.bubble_share,
-            "bound": self.iteration.bound,
-            "seconds": self.iteration.parts,
-            "memory_gib": {
-                name: value / GIB for name, value in asdict(self.memory).items() if name != "stage"
-            },
+            "bubble_share": found.bubble_share,
+            "bound": found.bound,
+            "seconds": found.parts,
+            "memory_gib": self.memory.parts_gib,
             "fullest_stage": self.memory.stage,
         }
 
@@ -95,45 +84,32 @@ class Planner:
     """Predictor for the layouts of one job, which share the layer times in `layers`."""
 
     def __init__(self, job: Job, times: OpTimes, calibration: Calibration) -> None:
-        self.job, self.calibration = job, calibration
+        self.job = job
+        self.calibration = calibration
         self.layers = LayerTimes(job, times)
-        self._hardware_flops = cache(partial(hardware_flops, job.shape, job.gbs))
-        self._model_flops = model_flops(job.shape, job.gbs)
-        self._limit_bytes = limit_bytes(job)
-        self._peak_tflops = job.cluster.device.peak(job.shape.dtype) or float("nan")
 
     def predict(self, layout: Layout, needed: Memory | None = None) -> Prediction:
         """Predicts a layout that breaks no strict rule. needed: memory of the layout, if already
         computed.
         """
-        needed = needed or memory(self.job, layout, self.calibration)
-        found = iteration(self.job, layout, self.layers, self.calibration)
-        seconds = found.sec.mid * self.job.gpus
-        model_tflops = self._model_flops / seconds / 1e12
+        job = self.job
+        needed = needed or memory(job, layout, self.calibration)
+        found = iteration(job, layout, self.layers, self.calibration)
+        gpu_s = found.sec.mid * job.gpus
+        model_tflops = model_flops(job.shape, job.gbs) / gpu_s / 1e12
+        hardware = hardware_flops(job.shape, job.gbs, layout.recompute)
+        limit = limit_bytes(job)
         return Prediction(
             layout=layout,
             iteration=found,
             memory=needed,
             model_tflops=model_tflops,
-            hardware_tflops=self._hardware_flops(layout.recompute) / seconds / 1e12,
-            mfu=model_tflops / self._peak_tflops,
-            tokens_per_s=self.job.gbs * self.job.shape.seq / found.sec.mid,
-            fits=needed.total <= self._limit_bytes,
-            tight=needed.total > _NEARLY_FULL * self._limit_bytes,
+            hardware_tflops=hardware / gpu_s / 1e12,
+            mfu=model_tflops / (job.cluster.device.peak(job.shape.dtype) or nan),
+            tokens_per_s=job.gbs * job.shape.seq / found.sec.mid,
+            fits=needed.total <= limit,
+            tight=needed.total > _NEARLY_FULL * limit,
         )
-
-
-def provenance(arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the header of a plan in JSON: format, command line, versions and environment
-    variables.
-    """
-    return {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "command": list(arguments),
-        "software": installed_versions(),
-        "environment": relevant_environment(),
-    }
 
 
 def job_to_json(
@@ -145,20 +121,19 @@ def job_to_json(
     assumed: texts of assumed values.
     """
     where = job.cluster
+    data = asdict(job)
+    del data["cluster"]
     return {
-        "shape": asdict(job.shape),
-        **{
-            name: getattr(job, name) for name in ("gpus", "gbs", "optimizer", "dp_overlap", "stack")
-        },
+        **data,
         "topology": {
             "cluster": where.name,
             "device": where.device.name,
             "gpus_per_node": where.gpus_per_node,
-            "nodes": -(-job.gpus // where.gpus_per_node),
+            "nodes": cdiv(job.gpus, where.gpus_per_node),
             "node_gb_per_s": where.node_gb_per_s,
             "source": where.source,
         },
         "calibration": asdict(calibration),
         "op_times": times_note,
-        "assumed": list(assumed),
+        "assumed": assumed,
     }

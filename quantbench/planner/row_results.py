@@ -1,9 +1,8 @@
 """Predicts the rows of a table of layouts and compares the predictions with the measured values."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,12 @@ WORTH_A_WORD = 0.08
 _MICRO_BATCHES = tuple(2**power for power in range(7))
 _TUNED = "not stated: the fastest that fits"
 
-# Fields of the prediction's JSON that a row's JSON includes.
+# Fields of a row's JSON: those of the prediction's, and those measured.
 _SHOWN = (
-    "sec_per_it", "sec_per_it_low", "sec_per_it_high", "hardware_tflops", "mem_gb", "fits", "bubble_share", "bound",
+    "sec_per_it", "sec_per_it_low", "sec_per_it_high", "hardware_tflops", "mem_gb", "fits",
+    "bubble_share", "bound",
 )  # fmt: skip
+_MEASURED = ("sec_per_it", "tflops", "mem_gb", "status")
 
 Outcome = Prediction | tuple[Violation, ...]
 
@@ -49,45 +50,45 @@ class RowResult:
     @property
     def error(self) -> float | None:
         """Relative error of the predicted time; None for rows that are not counted."""
-        if (
-            self.prediction is None
-            or self.row.sec_per_it is None
-            or self.row.duplicate_of_line is not None
-        ):
+        if self.prediction is None or self.row.sec_per_it is None or self._repeats:
             return None
         return self.prediction.sec_per_it / self.row.sec_per_it - 1
 
     @property
+    def ran(self) -> bool:
+        return self.row.status not in ("oom", "fail")
+
+    @property
     def memory_error(self) -> float | None:
         """Relative error of the predicted memory; None for duplicates and rows that did not run."""
-        counted = self.row.duplicate_of_line is None and self.row.status not in ("oom", "fail")
-        if self.prediction is None or self.row.mem_gb is None or not counted:
+        if self.prediction is None or self.row.mem_gb is None or self._repeats or not self.ran:
             return None
         return self.prediction.memory.total_gib / self.row.mem_gb - 1
+
+    @property
+    def _repeats(self) -> bool:
+        return self.row.duplicate_of_line is not None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the result as a JSON object: times in seconds, memory in GiB, errors in
         percent.
         """
         row = self.row
-        known = (
-            {}
-            if self.prediction is None
-            else {**self.prediction.to_json(), "hardware_tflops": self.hardware_tflops}
-        )
-        errors = {"error_pct": self.error, "memory_error_pct": self.memory_error}
-        return {
+        known = {} if self.prediction is None else self.prediction.to_json()
+        known["hardware_tflops"] = self.hardware_tflops
+        data: dict[str, Any] = {
             "row_id": row.row_id,
             "line": row.line,
             **{name: known.get(name) for name in _SHOWN},
             "problem": self.problem,
-            "measured": {
-                name: getattr(row, name) for name in ("sec_per_it", "tflops", "mem_gb", "status")
-            },
-            **{name: None if error is None else 100 * error for name, error in errors.items()},
-            "duplicate_of_line": row.duplicate_of_line,
-            "assumed": [asdict(a) for a in (self.case.assumed if self.case else ())],
+            "measured": {name: getattr(row, name) for name in _MEASURED},
         }
+        for name in ("error", "memory_error"):
+            error = getattr(self, name)
+            data[f"{name}_pct"] = None if error is None else 100 * error
+        data["duplicate_of_line"] = row.duplicate_of_line
+        data["assumed"] = [asdict(one) for one in self.case.assumed] if self.case else []
+        return data
 
 
 @dataclass(frozen=True)
@@ -119,28 +120,27 @@ def predict_cases(
     cases: Sequence[Case],
     times: TimesOf,
     calibrations: Calibrations,
-    *,
     forgiven: Container[str] = (),
+    planners: dict[object, Planner] | None = None,
 ) -> list[Outcome]:
     """Predicts each case, or returns the strict rules it breaks. Equal jobs share their layer
     times.
 
     forgiven: names of strict rules that a case may break.
+    planners: known planners by job; new ones are added.
     """
-    planners: dict[tuple[object, ...], Planner] = {}
+    planners = {} if planners is None else planners
     found: list[Outcome] = []
     for case in cases:
         job = case.job
-        broken = tuple(
-            v for v in strict_violations(job, case.layout) if v.constraint.name not in forgiven
-        )
+        broken = strict_violations(job, case.layout)
+        broken = tuple(one for one in broken if one.constraint.name not in forgiven)
         if broken:
             found.append(broken)
             continue
         if job.key not in planners:
-            planners[job.key] = Planner(
-                job, times(job.cluster.device), calibrations.of(job.cluster, job.stack)
-            )
+            factors = calibrations.of(job.cluster, job.stack)
+            planners[job.key] = Planner(job, times(job.cluster.device), factors)
         found.append(planners[job.key].predict(case.layout))
     return found
 
@@ -153,26 +153,21 @@ def predict_rows(
     Rows may break framework-specific rules (`constraints.OF_SOFTWARE`), because they were run. An
     unknown micro-batch size is taken as the fastest that fits, because published runs are tuned.
     """
-    cases: list[Case | str] = []
+    planners: dict[object, Planner] = {}
+    results = []
     for row in rows:
         try:
-            cases.append(case_of(row, given))
+            choices = _choices(case_of(row, given))
         except QuantbenchError as error:
-            cases.append(str(error))
-    choices = [[] if isinstance(case, str) else _choices(case) for case in cases]
-    outcomes = iter(
-        predict_cases(
-            [c for some in choices for c in some], times, calibrations, forgiven=OF_SOFTWARE
-        )
-    )
-    results = []
-    for row, problem, some in zip(rows, cases, choices, strict=True):
-        if isinstance(problem, str):
-            results.append(RowResult(row, problem=problem))
+            results.append(RowResult(row, problem=str(error)))
             continue
-        case, outcome = _fastest([(choice, next(outcomes)) for choice in some])
+        outcomes = predict_cases(choices, times, calibrations, OF_SOFTWARE, planners)
+        # The first one if none fits.
+        case, outcome = min(zip(choices, outcomes, strict=True), key=_time_if_it_fits)
         if isinstance(outcome, Prediction):
-            results.append(RowResult(row, case, outcome, _tflops(row, case, outcome)))
+            tflops = tflops_of(row, case, outcome.sec_per_it)
+            shown = tflops.get(calculator_of(row), outcome.hardware_tflops)
+            results.append(RowResult(row, case, outcome, shown))
         else:
             results.append(RowResult(row, case, problem="; ".join(map(str, outcome))))
     return results
@@ -182,79 +177,72 @@ def _choices(case: Case) -> list[Case]:
     """Returns the case with every possible micro-batch size, or only itself if the size is
     known.
     """
-    unknown = next((a for a in case.assumed if a.name == "mbs" and a.why == NOT_TOLD), None)
-    if unknown is None:
+    unknown = Assumption("mbs", 1, NOT_TOLD)
+    if unknown not in case.assumed:
         return [case]
     each = case.job.gbs // case.layout.dp
-    others = tuple(a for a in case.assumed if a is not unknown)
-    return [
-        replace(
-            case,
-            layout=replace(case.layout, mbs=mbs),
-            assumed=(*others, Assumption("mbs", mbs, _TUNED)),
-        )
-        for mbs in _MICRO_BATCHES
-        if mbs == 1 or each % mbs == 0
-    ]
+    others = tuple(one for one in case.assumed if one != unknown)
+    found = []
+    for mbs in _MICRO_BATCHES:
+        if mbs == 1 or each % mbs == 0:
+            assumed = (*others, Assumption("mbs", mbs, _TUNED))
+            found.append(Case(case.job, replace(case.layout, mbs=mbs), assumed))
+    return found
 
 
-def _fastest(found: Sequence[tuple[Case, Outcome]]) -> tuple[Case, Outcome]:
-    # the first case if none fits
-    fitting = [
-        (p.sec_per_it, n) for n, (_, p) in enumerate(found) if isinstance(p, Prediction) and p.fits
-    ]
-    return found[min(fitting)[1] if fitting else 0]
+def _time_if_it_fits(found: tuple[Case, Outcome]) -> float:
+    outcome = found[1]
+    if isinstance(outcome, Prediction) and outcome.fits:
+        return outcome.sec_per_it
+    return inf
 
 
-def _tflops(row: TableRow, case: Case, prediction: Prediction) -> float:
-    """Returns the predicted TFLOPs by the row's calculator; as in `Prediction` if the row names
-    none.
-    """
-    name = "old" if row.calculator == "old" else ""
-    if "simple" in row.calculator and row.size_b is not None:
-        name = "simple"
-    job, tp = case.job, case.layout.tp
-    found = tflops_by_calculator(
+def calculator_of(row: TableRow) -> str:
+    """Returns the key of `tflops_by_calculator` that the row names; "" if it names none."""
+    if "simple" in row.calculator:
+        return "simple"
+    return {"old": "old", "new": "megatron"}.get(row.calculator, "")
+
+
+def tflops_of(row: TableRow, case: Case, sec_per_it: float) -> dict[str, float]:
+    """Returns the TFLOPs of a row's job at a time per iteration, by calculator."""
+    job = case.job
+    return tflops_by_calculator(
         job.shape,
         gbs=job.gbs,
-        tp=tp,
-        sec_per_it=prediction.sec_per_it,
+        tp=case.layout.tp,
+        sec_per_it=sec_per_it,
         gpus=job.gpus,
         size_b=row.size_b,
     )
-    return found.get(name, prediction.hardware_tflops)
 
 
 def summarize(results: Sequence[RowResult]) -> Summary:
     from scipy.stats import spearmanr
 
-    nan = float("nan")
-    pairs = [
-        (r.prediction.sec_per_it, r.row.sec_per_it)
-        for r in results
-        if r.error is not None and r.prediction
-    ]
+    counted = [r for r in results if r.error is not None and r.prediction]
+    pairs = np.array([(r.prediction.sec_per_it, r.row.sec_per_it) for r in counted if r.prediction])
     # A constant has no ranks.
-    varied = len(pairs) >= 3 and all(len(set(values)) > 1 for values in zip(*pairs, strict=True))
-    errors = np.array([r.error for r in results if r.error is not None] or [nan])
-    memory = np.abs([r.memory_error for r in results if r.memory_error is not None] or [nan])
-    predicted = [(r.row.status, r.prediction, r.case) for r in results if r.prediction and r.case]
-    overruns = [
-        p.memory.total / limit_bytes(c.job) - 1
-        for status, p, c in predicted
-        if status not in ("oom", "fail")
-    ]
-    oom = [p for status, p, _ in predicted if status == "oom"]
+    varied = len(pairs) >= 3 and np.ptp(pairs, axis=0).all()
+    errors = np.array([r.error for r in counted] or [nan])
+    memory = [abs(r.memory_error) for r in results if r.memory_error is not None]
+    overruns = []
+    oom = []
+    for r in results:
+        if r.prediction and r.ran and r.case:
+            overruns.append(r.prediction.memory.total / limit_bytes(r.case.job) - 1)
+        elif r.prediction and r.row.status == "oom":
+            oom.append(not r.prediction.fits)
     return Summary(
-        rows=len(pairs),
+        rows=len(counted),
         mape=float(100 * np.abs(errors).mean()),
         median=float(100 * np.median(np.abs(errors))),
         bias=float(100 * errors.mean()),
-        spearman=float(spearmanr(*zip(*pairs, strict=True)).statistic) if varied else nan,
-        memory_rows=sum(r.memory_error is not None for r in results),
-        memory_mape=float(100 * memory.mean()),
+        spearman=float(spearmanr(pairs).statistic) if varied else nan,
+        memory_rows=len(memory),
+        memory_mape=float(100 * np.mean(memory or [nan])),
         oom_rows=len(oom),
-        oom_seen=sum(not p.fits for p in oom),
+        oom_seen=sum(oom),
         worst_overrun=max(overruns, default=nan),
     )
 

@@ -20,42 +20,42 @@ from quantbench.importers.csv_table import CsvFile, CsvRow
 from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
 from quantbench.planner.calibration import STACKS
 from quantbench.planner.layout import PRECISIONS, Job, Layout, partition_of
-from quantbench.quantization import ALIGNED_ELEMENTS
 from quantbench.workload import TransformerShape
-from quantbench.workload.parameters import GPT3_ASPECT, gpt_layer_parameters, padded_vocab
+from quantbench.workload.parameters import gpt_layer_parameters, padded_vocab
 from quantbench.workload.recipes import RECIPES
-from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
 _WHO = "plan"
 _RATE = re.compile(r"[0-9]+ tokens/s")
 # Megatron's GPT vocabulary, padded for 8 tensor-parallel ranks.
 _USUAL_VOCAB = 51200
 _USUAL_SEQ = 2048
-_USUAL_HEAD_DIM = 128
 #: reason for an assumed micro-batch size of 1
 NOT_TOLD = "not stated: the smallest"
 # further column names of a field
 _COLUMNS = {
-    "date": ("date_note",), "calculator": ("tflops_calculator",), "layers": ("nlayers",), "hidden": ("nhidden",),
-    "heads": ("nheads",), "seq": ("seq_len",), "zero": ("zero_stage",), "tflops": ("tflops_reported",),
-    "precision": ("dtype",), "dp_overlap": ("run_dp_overlap",), "node_gbit_per_s": ("network", "run_node_gbit"),
-    "dense_layers": ("first_k_dense_replace",), "q_rank": ("q_lora_rank",), "kv_rank": ("kv_lora_rank",),
-    "rope_dim": ("qk_rope_head_dim",), "value_dim": ("v_head_dim",), "expert_groups": ("n_group",),
-    "top_groups": ("topk_group",),
+    "date": ("date_note",), "calculator": ("tflops_calculator",), "layers": ("nlayers",),
+    "hidden": ("nhidden",), "heads": ("nheads",), "seq": ("seq_len",), "zero": ("zero_stage",),
+    "tflops": ("tflops_reported",), "precision": ("dtype",), "dp_overlap": ("run_dp_overlap",),
+    "node_gbit_per_s": ("network", "run_node_gbit"),
 }  # fmt: skip
-# columns that may be 0
-_SHARES = ("dp_overlap", "run_dp_overlap")
 _BITS_PER_BYTE = 8
 # Sizes of a model whose default is the usual one, or no such part.
 _MODEL_PARTS = (
-    "kv_heads", "head_dim", "ffn", "experts", "top_k", "moe_ffn", "shared_ffn", "dense_layers", "q_rank", "kv_rank",
-    "rope_dim", "value_dim", "expert_groups", "top_groups",
+    "kv_heads", "head_dim", "ffn", "experts", "top_k", "moe_ffn", "shared_ffn", "dense_layers",
+    "q_rank", "kv_rank", "rope_dim", "value_dim", "expert_groups", "top_groups",
 )  # fmt: skip
 _LONGEST_STAGE = 1.25
 # What changes the time of a run too much to be assumed in a fit.
 _NEEDED_BY_A_FIT = (
-    "hidden", "layers", "heads", "kv_heads", "ffn", "gated", "seq", "vocab", "mbs", "recompute", "sec_per_it"
+    "hidden", "layers", "heads", "kv_heads", "ffn", "gated", "seq", "vocab", "mbs", "recompute",
+    "sec_per_it",
 )  # fmt: skip
+
+
+# Kinds of cells, which `_READERS` reads.
+Whole = int | None
+Number = float | None
+Flag = bool | None
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,6 @@ class TableRow:
     status: ok, oom, fail, …
     calculator: formula of `tflops`.
     attention: flash or unfused.
-    softmax: megatron or torch.
     fp8_recipe: key of `workload.recipes.RECIPES`.
     stack: software, one of `calibration.STACKS`.
     dp_overlap: see `Job`.
@@ -89,58 +88,59 @@ class TableRow:
     recompute: str = ""
     optimizer: str = ""
     attention: str = ""
-    softmax: str = ""
     cluster: str = ""
     stack: str = ""
     table: str = ""
     fp8_recipe: str = ""
-    line: int | None = None
-    nodes: int | None = None
-    gpus: int | None = None
-    layers: int | None = None
-    hidden: int | None = None
-    heads: int | None = None
-    seq: int | None = None
-    vocab: int | None = None
-    zero: int | None = None
-    dp: int | None = None
-    tp: int | None = None
-    pp: int | None = None
-    mbs: int | None = None
-    gbs: int | None = None
-    duplicate_of_line: int | None = None
-    ffn: int | None = None
-    kv_heads: int | None = None
-    interleave: int | None = None
-    head_dim: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    experts: int | None = None
-    top_k: int | None = None
-    moe_ffn: int | None = None
-    shared_ffn: int | None = None
-    dense_layers: int | None = None
-    q_rank: int | None = None
-    kv_rank: int | None = None
-    rope_dim: int | None = None
-    value_dim: int | None = None
-    expert_groups: int | None = None
-    top_groups: int | None = None
-    size_b: float | None = None
-    mem_gb: float | None = None
-    sec_per_it: float | None = None
-    tflops: float | None = None
-    dp_overlap: float | None = None
-    node_gbit_per_s: float | None = None
-    gated: bool | None = None
-    tied: bool | None = None
-    sequence_parallel: bool | None = None
-    dropout: bool | None = None
+    line: Whole = None
+    nodes: Whole = None
+    gpus: Whole = None
+    layers: Whole = None
+    hidden: Whole = None
+    heads: Whole = None
+    seq: Whole = None
+    vocab: Whole = None
+    zero: Whole = None
+    dp: Whole = None
+    tp: Whole = None
+    pp: Whole = None
+    mbs: Whole = None
+    gbs: Whole = None
+    duplicate_of_line: Whole = None
+    ffn: Whole = None
+    kv_heads: Whole = None
+    interleave: Whole = None
+    head_dim: Whole = None
+    cp: Whole = None
+    ep: Whole = None
+    experts: Whole = None
+    top_k: Whole = None
+    moe_ffn: Whole = None
+    shared_ffn: Whole = None
+    dense_layers: Whole = None
+    q_rank: Whole = None
+    kv_rank: Whole = None
+    rope_dim: Whole = None
+    value_dim: Whole = None
+    expert_groups: Whole = None
+    top_groups: Whole = None
+    size_b: Number = None
+    mem_gb: Number = None
+    sec_per_it: Number = None
+    tflops: Number = None
+    dp_overlap: Number = None
+    node_gbit_per_s: Number = None
+    gated: Flag = None
+    tied: Flag = None
+    sequence_parallel: Flag = None
+    dropout: Flag = None
 
     @property
     def place(self) -> str:
         """Location for messages: number of the row, and its line in the document."""
-        return f"row {self.row_id}" + (f" (line {self.line})" if self.line is not None else "")
+        if self.line is None:
+            return f"row {self.row_id}"
+        return f"row {self.row_id} (line {self.line})"
 
 
 @dataclass(frozen=True)
@@ -163,18 +163,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Given:
-    """Values from command-line options for empty cells; None and "" mean no value.
+    """Values from command-line options for empty cells.
 
-    cells: values by field of `TableRow`.
+    cells: values by field of `TableRow`; None and "" mean no value.
+    rates: changes of the cluster, as `Cluster.changed` takes them.
     """
 
     cells: dict[str, Any] = field(default_factory=dict)
-    cluster: str = ""
-    gpu: str = ""
-    gpus_per_node: int | None = None
-    node_gb_per_s: float | None = None
-    link_gb_per_s: float | None = None
-    stack: str = ""
+    rates: dict[str, Any] = field(default_factory=dict)
 
 
 def read_table(path: Path) -> tuple[TableRow, ...]:
@@ -182,26 +178,22 @@ def read_table(path: Path) -> tuple[TableRow, ...]:
     no row.
     """
     file = CsvFile(_WHO, path)
-    kinds = {f.name: str(f.type) for f in fields(TableRow)}
-    columns = {
-        name: next((c for c in (name, *_COLUMNS.get(name, ())) if c in file.columns), "")
-        for name in kinds
-    }
-    if not any(column and kinds[name] == "int | None" for name, column in columns.items()):
-        known = ", ".join(
-            _COLUMNS.get(name, (name,))[0] for name, kind in kinds.items() if kind != "bool | None"
-        )
-        raise InputError(
-            _WHO, f"{path.name} has none of the columns of a table of layouts", f"some of {known}"
-        )
+    columns: dict[str, str] = {}
+    for name in _KINDS:
+        names = (name, *_COLUMNS.get(name, ()))
+        found = next((one for one in names if one in file.columns), None)
+        if found is not None:
+            columns[name] = found
+    if not any(_KINDS[name] == "Whole" for name in columns):
+        what = f"{path.name} has none of the columns of a table of layouts"
+        raise InputError(_WHO, what, f"some of {', '.join(_KINDS)}")
     rows = []
     for number, row in enumerate(file.rows(), start=1):
-        values: dict[str, Any] = {
-            name: _READERS[kinds[name]](row, column)
-            for name, column in columns.items()
-            if column and row.text(column)
-        }
-        rows.append(TableRow(**{"row_id": str(number), **values}))
+        values: dict[str, Any] = {"row_id": str(number)}
+        for name, column in columns.items():
+            if row.text(column):
+                values[name] = _READERS[_KINDS[name]](row, column)
+        rows.append(TableRow(**values))
     if not rows:
         raise InputError(_WHO, f"{path.name} has no rows", "at least one")
     return tuple(rows)
@@ -210,38 +202,31 @@ def read_table(path: Path) -> tuple[TableRow, ...]:
 def require_stated(rows: Sequence[TableRow], given: Given, where: str) -> None:
     """Raises InputError for rows without a value that a fit must know: a usual one in its place
     would be taken for a factor. where: the table, for messages."""
-    missing = [
-        name
-        for name in _NEEDED_BY_A_FIT
-        if given.cells.get(name) in (None, "")
-        and any(getattr(row, name) in (None, "") for row in rows)
-    ]
+    missing = []
+    for name in _NEEDED_BY_A_FIT:
+        values = (given.cells.get(name) or getattr(row, name) for row in rows)
+        if any(value in (None, "") for value in values):
+            missing.append(name)
     if missing:
-        raise InputError(
-            "plan --fit",
-            f"{where} lacks {', '.join(missing)}",
-            "these columns, or options of these names",
-        )
+        what = f"{where} lacks {', '.join(missing)}"
+        raise InputError("plan --fit", what, "these columns, or options of these names")
 
 
 def _positive(row: CsvRow, column: str) -> float:
     found = row.number(column)
-    if not math.isfinite(found) or found < 0 or (found == 0 and column not in _SHARES):
+    if not math.isfinite(found) or found < 0 or (found == 0 and not column.endswith("dp_overlap")):
         raise row.error(column, "a number above 0")
     return found
 
 
-def _yes_or_no(row: CsvRow, column: str) -> bool:
-    said = row.text(column).lower()
-    if said not in ("yes", "true", "1", "no", "false", "0"):
-        raise row.error(column, "yes or no")
-    return said in ("yes", "true", "1")
-
-
-#: reader of a cell, by the type of its field
+#: type of each field, and the reader of its cells
+_KINDS = {one.name: str(one.type) for one in fields(TableRow)}
 _READERS: dict[str, Callable[[CsvRow, str], object]] = {
-    "str": CsvRow.text, "int | None": CsvRow.integer, "float | None": _positive, "bool | None": _yes_or_no,
-}  # fmt: skip
+    "str": CsvRow.text,
+    "Whole": CsvRow.integer,
+    "Number": _positive,
+    "Flag": CsvRow.flag,
+}
 
 
 class _Filling:
@@ -259,23 +244,23 @@ class _Filling:
 
     def known(self, name: str) -> Any | None:
         """Returns the value from the row or the options; else None."""
-        value = getattr(self.row, name, None)
+        value = getattr(self.row, name)
         if value not in (None, ""):
             return value
-        if self.given.cells.get(name) not in (None, ""):
-            return self.assume(name, self.given.cells[name], "option")
-        return None
+        value = self.given.cells.get(name)
+        if value in (None, ""):
+            return None
+        return self.assume(name, value, "option")
 
     def stated(self, *names: str) -> dict[str, Any]:
-        """Returns the known values by name, without sizes of 0, which say that there is no such
-        part.
-        """
+        """Returns the known values by name."""
         found = {name: self.known(name) for name in names}
-        return {name: value for name, value in found.items() if value or value is False}
+        return {name: value for name, value in found.items() if value is not None}
 
     def usual(self, name: str, value: Any, why: str) -> Any:
-        """Returns the known value, or assumes `value` if it is unknown or 0."""
-        return self.known(name) or self.assume(name, value, why)
+        """Returns the known value, or assumes `value`."""
+        found = self.known(name)
+        return self.assume(name, value, why) if found is None else found
 
     def need(self, name: str) -> Any:
         """Returns the known value; raises InputError if there is none."""
@@ -296,23 +281,23 @@ def case_of(row: TableRow, given: Given | None = None, *, uneven: bool = True) -
     """
     filling = _Filling(row, given or Given())
     where = _cluster(filling)
-    tp, pp, cp = filling.need("tp"), filling.need("pp"), filling.known("cp") or 1
-    gpus, dp = filling.known("gpus"), filling.known("dp")
-    if gpus is None and dp is None:
-        gpus = filling.need("gpus")
+    tp = filling.need("tp")
+    pp = filling.need("pp")
+    cp = filling.known("cp") or 1
+    dp = filling.known("dp")
     if dp is None:
+        gpus = filling.need("gpus")
         dp = filling.assume("dp", max(1, gpus // (tp * pp * cp)), "gpus / (tp · pp · cp)")
-    if gpus is None:
-        gpus = filling.assume("gpus", dp * tp * pp * cp, "dp · tp · pp · cp")
-    mbs, zero = filling.usual("mbs", 1, NOT_TOLD), filling.known("zero")
+    else:
+        gpus = filling.usual("gpus", dp * tp * pp * cp, "dp · tp · pp · cp")
     layout = Layout(
         dp=dp,
         tp=tp,
         pp=pp,
-        mbs=mbs,
+        mbs=filling.usual("mbs", 1, NOT_TOLD),
         cp=cp,
         **filling.stated("interleave", "ep"),
-        zero=filling.assume("zero", 1, "usual") if zero is None else zero,
+        zero=filling.usual("zero", 1, "usual"),
         recompute=filling.usual("recompute", "full", "usual where nothing is said"),
         **filling.stated("sequence_parallel"),
     )
@@ -325,62 +310,53 @@ def case_of(row: TableRow, given: Given | None = None, *, uneven: bool = True) -
         filling.assume(
             "partition", "uneven", f"{shape.layers} layers do not divide over {pp} stages"
         )
-    layout = replace(layout, partition=partition)
-    gbs, optimizer = filling.need("gbs"), filling.usual("optimizer", "fused_adam", "usual")
-    stack = filling.known("stack") or filling.given.stack
-    overlap = filling.known("dp_overlap")
-    if overlap is None:
-        usual = STACKS[stack].overlaps if stack in STACKS else False
-        overlap = filling.assume(
-            "dp_overlap", float(usual), f"usual of {stack or 'an unknown stack'}"
-        )
-    job = Job(shape, where, gpus, gbs, optimizer=optimizer, dp_overlap=overlap, stack=stack)
-    return Case(job, layout, tuple(filling.assumed))
+    stack = filling.known("stack") or ""
+    overlaps = stack in STACKS and STACKS[stack].overlaps
+    job = Job(
+        shape,
+        where,
+        gpus,
+        filling.need("gbs"),
+        optimizer=filling.usual("optimizer", "fused_adam", "usual"),
+        dp_overlap=filling.usual(
+            "dp_overlap", float(overlaps), f"usual of {stack or 'an unknown stack'}"
+        ),
+        stack=stack,
+    )
+    return Case(job, replace(layout, partition=partition), tuple(filling.assumed))
 
 
 def _cluster(filling: _Filling) -> Cluster:
-    row, given = filling.row, filling.given
-    name = row.gpu or given.gpu
-    if row.cluster or given.cluster:
-        found = cluster(row.cluster or given.cluster, lookup(name) if name else None)
-    elif name:
-        found = reference_cluster(lookup(name))
+    row = filling.row
+    name = filling.known("cluster")
+    gpu = filling.known("gpu")
+    if name:
+        found = cluster(name, lookup(gpu) if gpu else None)
+    elif gpu:
+        found = reference_cluster(lookup(gpu))
         filling.assume("cluster", found.name, "the reference system of that GPU")
     else:
         filling.missing("no GPU", "a value in the column gpu, or --gpu")
-    per_node = given.gpus_per_node
-    if per_node is None and row.nodes and row.gpus and row.gpus % row.nodes == 0:
-        per_node = row.gpus // row.nodes
-    return found.changed(
-        gpus_per_node=None if per_node == found.gpus_per_node else per_node,
-        node_gb_per_s=row.node_gbit_per_s / _BITS_PER_BYTE
-        if row.node_gbit_per_s
-        else given.node_gb_per_s,
-        link_gb_per_s=given.link_gb_per_s,
-    )
+    changes = dict(filling.given.rates)
+    if row.nodes and row.gpus and row.gpus % row.nodes == 0:
+        changes.setdefault("gpus_per_node", row.gpus // row.nodes)
+    if row.node_gbit_per_s:
+        changes["node_gb_per_s"] = row.node_gbit_per_s / _BITS_PER_BYTE
+    return found.changed(**changes)
 
 
 def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> TransformerShape:
-    seq, vocab = (
-        filling.usual("seq", _USUAL_SEQ, "usual"),
-        filling.usual("vocab", _USUAL_VOCAB, "usual"),
-    )
-    hidden, layers, size_b = filling.known("hidden"), filling.known("layers"), filling.row.size_b
-    if hidden is None:
-        if size_b is None:
-            filling.missing("no hidden and no size", "nhidden or size_b, or --hidden")
-        guess = _usual_hidden(size_b, layers, layout.tp)
-        hidden = filling.assume("hidden", guess, "from the size, at GPT-3's proportions")
+    seq = filling.usual("seq", _USUAL_SEQ, "usual")
+    vocab = filling.usual("vocab", _USUAL_VOCAB, "usual")
+    hidden = filling.need("hidden")
+    heads = filling.need("heads")
+    layers = filling.known("layers")
     if layers is None:
+        size_b = filling.row.size_b
         if size_b is None:
             filling.missing("no layers and no size", "nlayers or size_b, or --layers")
         layers = filling.assume(
             "layers", layers_for(size_b, hidden, vocab, layout.pp), "from the size, whole stages"
-        )
-    heads = filling.known("heads")
-    if heads is None:
-        heads = filling.assume(
-            "heads", usual_heads(hidden, layout.tp), f"head_dim near {_USUAL_HEAD_DIM}"
         )
     if (hidden % heads and not filling.row.head_dim) or heads % layout.tp:
         what = f"hidden = {hidden}, heads = {heads}, tp = {layout.tp}"
@@ -392,10 +368,6 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
     if not recipe and dtype not in PRECISIONS:
         dtype = "fp16" if device.peak("bf16") is None else "bf16"
         filling.assume("precision", dtype, "usual on this GPU")
-    attention = filling.usual("attention", default_attention(device), "usual on this GPU")
-    dropout = filling.known("dropout")
-    if dropout is None:
-        dropout = filling.assume("dropout", False, "usual today")
     return TransformerShape(
         hidden=hidden,
         heads=heads,
@@ -405,20 +377,9 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
         **filling.stated("tied", *_MODEL_PARTS, "gated"),
         dtype=dtype,
         fp8_recipe=recipe,
-        attention=require_choice(_WHO, "attention", attention, ATTENTIONS),
-        dropout=dropout,
-        softmax=require_choice(
-            _WHO, "softmax", filling.known("softmax") or SOFTMAXES[0], SOFTMAXES
-        ),
+        attention=filling.usual("attention", default_attention(device), "usual on this GPU"),
+        dropout=filling.usual("dropout", False, "usual today"),
     )
-
-
-def _usual_hidden(size_b: float, layers: int | None, tp: int) -> int:
-    """Returns a hidden size for `size_b` 1e9 parameters: a multiple of 128 · tp."""
-    count = size_b * 1e9
-    guess = (count / 12 / layers) ** 0.5 if layers else (count * GPT3_ASPECT / 12) ** (1 / 3)
-    multiple = _USUAL_HEAD_DIM * tp
-    return int(max(multiple, round(guess / multiple) * multiple))
 
 
 def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
@@ -428,34 +389,18 @@ def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
     >>> layers_for(194, 14400, 250880, 6), layers_for(183, 14400, 250880, 12)
     (78, 72)
     """
-    each, embedding = gpt_layer_parameters(hidden), vocab * hidden
-    last = max(1, round(size_b * 1e9 / each / pp) + 2)
+    size = size_b * 1e9
+    each = gpt_layer_parameters(hidden)
+    last = max(1, round(size / each / pp) + 2)
 
     def distance(layers: int) -> float:
-        return min(abs(layers * each - size_b * 1e9), abs(layers * each + embedding - size_b * 1e9))
+        beyond = layers * each - size
+        return min(abs(beyond), abs(beyond + vocab * hidden))
 
     return min((pp * stages for stages in range(max(1, last - 4), last + 1)), key=distance)
 
 
-def usual_heads(hidden: int, tp: int) -> int:
-    """Returns the number of heads with head_dim nearest to 128, among divisors of hidden divisible
-    by tp. Prefers an aligned head_dim. Raises InputError if there is none.
-
-    >>> usual_heads(12288, 8), usual_heads(1600, 1)
-    (96, 10)
-    """
-    widths = [
-        hidden // heads
-        for heads in range(tp, hidden + 1, tp)
-        if hidden % heads == 0 and hidden // heads <= 4096
-    ]
-    aligned = [width for width in widths if width % ALIGNED_ELEMENTS == 0] or widths
-    if not aligned:
-        raise InputError(_WHO, f"hidden = {hidden} with tp = {tp}", "hidden divisible by tp")
-    return hidden // min(aligned, key=lambda width: (abs(width - _USUAL_HEAD_DIM), width))
-
-
 def known_of(row: TableRow) -> str:
     """Returns the table's notes on a row, except published rates in tokens/s; "" without notes."""
-    notes = "" if _RATE.fullmatch(row.notes) else row.notes
-    return "; ".join(filter(None, (row.source_error, notes)))
+    notes = filter(None, (row.source_error, row.notes))
+    return "; ".join(note for note in notes if not _RATE.fullmatch(note))

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 from quantbench.workload.transformer import TransformerShape
 
-#: hidden / layers of GPT-3 175B (12288 / 96), for models with only a stated size
-GPT3_ASPECT = 128
 #: hidden / layers of a model without a stated depth: the middle of 128 (12288 / 96) to 205 (14336 /
 #: 70), which the BigScience team tried for 200 B parameters (bigscience-workshop/bigscience,
 #: tr11-176B-ml/chronicles-prequel.md)

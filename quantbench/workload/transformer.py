@@ -11,7 +11,7 @@ from quantbench.errors import (
     require_int,
     require_ints,
 )
-from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES
+from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES, element_bytes
 from quantbench.workload.kinds import Compute
 from quantbench.workload.moe import GroupedGemm, MoE, Permute, require_distribution
 from quantbench.workload.ops import Attention, Gemm, Softmax
@@ -208,6 +208,11 @@ class TransformerShape:
         if self.dtype in VECTOR_DTYPES:
             return self.dtype
         return {"tf32": "fp32"}.get(self.dtype, "bf16")
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of attention, and of what is not the input of a linear layer."""
+        return element_bytes(self.attention_dtype)
 
     @property
     def kv_heads_per_gpu(self) -> int:

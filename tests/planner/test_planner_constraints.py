@@ -52,7 +52,7 @@ def test_rules_that_a_layout_breaks(layout: Layout, of: Job, names: set[str]) ->
 
 @pytest.mark.parametrize("changes", [{"zero": 4}, {"recompute": "some"}, {"partition": "x"}])
 def test_layouts_refuse_what_is_none(changes: dict[str, object]) -> None:
-    with pytest.raises(InputError, match="layout: "):
+    with pytest.raises(InputError, match="Layout: "):
         replace(GOOD, **changes)  # type: ignore[arg-type]
 
 

@@ -25,7 +25,7 @@ def test_all_reduces_of_a_node_become_its_links() -> None:
     assert found.intra_node(8).time_s(all_reduce(2**24).bus_bytes) == pytest.approx(400e-6)
     assert found.intra_node(4) == WHERE.intra_node(4)  # not measured: as before
     assert found.node_gb_per_s == WHERE.node_gb_per_s
-    assert found.source.endswith("all-reduce over 8 GPUs of a node from run.json")
+    assert found.source.endswith("all-reduces over 8 GPUs of a node from run.json")
 
 
 def test_several_runs_count_by_their_median_and_noise_does_not_make_large_messages_faster() -> None:
@@ -63,4 +63,4 @@ def test_a_plan_takes_the_links_of_its_profile(tmp_path: Path) -> None:
     measured_us = COLLECTIVES["all_reduce", 2**28, 16, "bf16", 2]
     assert topology["node_gb_per_s"] == pytest.approx(work.bus_bytes / measured_us / 1e3)
     # Of 8 GPUs one size was measured, which is no curve; of 2 there are two.
-    assert f"all-reduce over 2 GPUs of a node and between nodes from {file}" in topology["source"]
+    assert f"all-reduces over 2 GPUs of a node, several nodes from {file}" in topology["source"]

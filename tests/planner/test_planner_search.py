@@ -16,13 +16,13 @@ from quantbench.planner.folklore import judge_folklore
 from quantbench.planner.iteration import ring_passes
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import limit_bytes
-from quantbench.planner.search import LayoutSpace, layout_groups, search
+from quantbench.planner.search import LayoutSpace, layouts, search
 from quantbench.quantization import divisors
 from quantbench.workload import TransformerShape
 from quantbench.workload.presets import preset
 from tools.planner_bridge import PUBLISHED_LAYOUTS, Published
 
-AS_THEN = LayoutSpace(recompute=("full",), sequence_parallel=False, interleave=(1,))
+AS_THEN = LayoutSpace(recompute=("full",), sequence_parallel=(False,), interleave=(1,))
 NARROW = job(gpus=64, gbs=64, shape=bloom_like(layers=4, hidden=4096, heads=32))
 WAITS = replace(PLAIN, exposed_share=0.5)
 H100 = reference_cluster(lookup("h100"))
@@ -35,7 +35,7 @@ SMALL = TransformerShape(
 def test_every_layout_that_keeps_the_rules_is_looked_at() -> None:
     of = job(gpus=16, gbs=16, shape=SMALL)
     space = LayoutSpace(zero=(0, 1), recompute=("full", "none"))
-    found = {layout for group in layout_groups(of, space) for layout in group}
+    found = set(layouts(of, space))
     expected = set()
     degrees = divisors(16)
     for dp, tp, pp, mbs, chunks, zero, recompute, parallel in product(
@@ -52,7 +52,7 @@ def test_every_layout_that_keeps_the_rules_is_looked_at() -> None:
 def test_selective_recomputation_of_flash_attention_is_tried_only_if_named() -> None:
     def tried(attention: str, space: LayoutSpace) -> set[str]:
         of = job(gpus=4, gbs=4, shape=replace(SMALL, attention=attention, dropout=False))
-        return {layout.recompute for group in layout_groups(of, space) for layout in group}
+        return {layout.recompute for layout in layouts(of, space)}
 
     assert tried("unfused", LayoutSpace()) == {"full", "selective", "none"}
     assert tried("flash", LayoutSpace()) == {"full", "none"}
@@ -109,7 +109,7 @@ def test_the_cause_is_named_if_no_layout_keeps_every_rule(
 @pytest.mark.parametrize(("seq", "tried"), [(4096, {1}), (8192, {1, 2}), (32768, {1, 2, 4, 8})])
 def test_context_parallelism_is_tried_where_sequences_are_long(seq: int, tried: set[int]) -> None:
     of = Job(replace(LLAMA.shape, seq=seq), H100, 16, 16)
-    assert {layout.cp for group in layout_groups(of, LayoutSpace()) for layout in group} == tried
+    assert {layout.cp for layout in layouts(of, LayoutSpace())} == tried
 
 
 def test_uneven_stages_are_found_when_asked_for() -> None:
@@ -123,10 +123,10 @@ def test_uneven_stages_are_found_when_asked_for() -> None:
 def test_the_measured_best_is_near_the_top() -> None:
     of = Job(bloom_like(), cluster("jean-zay-a100"), 384, 2048)
     found = search(of, BestTimes()(of.cluster.device), shipped().of(of.cluster), AS_THEN)
-    layouts = [p.layout for p in found.ranked]
+    ranked = [p.layout for p in found.ranked]
     seconds = {
         (at.dp, at.tp, at.pp, at.mbs): p.sec_per_it
-        for at, p in zip(layouts, found.ranked, strict=True)
+        for at, p in zip(ranked, found.ranked, strict=True)
     }
     best = found.ranked[0].sec_per_it
     # Lines 474, 477 and 478 were within 2 % of each other and the fastest of all that was tried.

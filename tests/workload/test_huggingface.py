@@ -244,8 +244,8 @@ REFUSED: dict[str, tuple[object, type[QuantbenchError], str]] = {
         {**LLAMA_3_70B, "num_local_experts": 8},
         UnsupportedError,
         "8 experts of model_type = 'llama'; expected one of deepseek_v2, deepseek_v3, deepseek_v32, glm4_moe, "
-        "glm_moe_dsa, gpt_oss, kimi_k2, llama4_text, mixtral, qwen2_moe, qwen3_moe, qwen3_vl_moe_text, whose layers "
-        "are known",
+        "glm_moe_dsa, gpt_oss, kimi_k2, llama4_text, minimax_m2, mixtral, qwen2_moe, qwen3_moe, qwen3_vl_moe_text, "
+        "whose layers are known",
     ),
     "a part of latent attention": (
         {key: value for key, value in DEEPSEEK_V3.items() if key != "v_head_dim"},
