@@ -1,7 +1,5 @@
-"""Defines the commands, and imports a command's module only when the command is called.
-
-Entry points: `app`, called by `__main__`; `COMMANDS`, every command with its short help; `load`,
-which imports one. Because of the late import `quantbench --help` answers at once.
+"""Defines the commands, and imports a command's module only when the command is called, so that
+`quantbench --help` answers at once.
 """
 
 import sys
@@ -61,7 +59,8 @@ app = typer.Typer(
     help="Measure, explain and predict tile and wave quantization of matrix products on GPUs.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # expected errors are printed as one line; others must show their traceback
+    # Expected errors are printed as one line; others must show their traceback.
+    pretty_exceptions_enable=False,
     rich_markup_mode="rich" if _COMMAND_GIVEN else None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

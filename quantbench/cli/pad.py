@@ -68,7 +68,7 @@ def pad(
     return Result(answer, _lines(verdict, assumed, source))
 
 
-# --- output ----------------------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
 def _lines(verdict: PaddingVerdict, assumed: Sequence[str], source: TimesOptions) -> Lines:

@@ -49,7 +49,7 @@ profile = typer.Typer(
 )
 
 
-# --- export ----------------------------------------------------------------------------------------------------------
+# --- export ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +281,7 @@ def degrees(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
-# --- show ------------------------------------------------------------------------------------------------------------
+# --- show -----------------------------------------------------------------------------------------
 
 
 @profile.command("show", short_help="Check a profile, and show its contents and accuracy.")
@@ -300,7 +300,7 @@ def show_profile(file: Path = _FILE, as_json: bool = json_option()) -> None:
     print_result(as_json, lambda: view.profile_to_json(found), lines)
 
 
-# --- query -----------------------------------------------------------------------------------------------------------
+# --- query ----------------------------------------------------------------------------------------
 
 
 @profile.command(short_help="Look up the time of an operation.")
@@ -404,7 +404,7 @@ def _typed(kind: str, text: str) -> tuple[str, list[int]]:
     return op, [int(part) for part in parts]
 
 
-# --- blindspots ------------------------------------------------------------------------------------------------------
+# --- blindspots -----------------------------------------------------------------------------------
 
 
 @profile.command(short_help="Sizes that linear interpolation between measured products misses.")
@@ -439,7 +439,8 @@ def blindspots(
         rows = [",".join(map(str, row)) for row in (("m", "n", "k"), *found.add)]
         write_file("profile blindspots", shapes, "\n".join(rows) + "\n")
     lines = [
-        f"{found.num_rows:,} products of {found.dtype}, {len(found.before):,} places between; {found.note}",
+        f"{found.num_rows:,} products of {found.dtype}, {len(found.before):,} places between; "
+        f"{found.note}",
         expected("as it is", found.before),
         *(f"  {view.spot_line(spot)}" for spot in found.spots[:_MOST_SPOTS]),
     ]

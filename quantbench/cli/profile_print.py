@@ -124,7 +124,8 @@ def model_lines(profile: Profile) -> list[str]:
         middle = float(np.median(probed.high_us / probed.latency_us)) - 1
         fitted = f"fitted to {model.rows:,} rows" if model.rows else model.note
         found.append(
-            f"model of {model.library}'s {model.dtype} products: {fitted}; 90 % of shapes within ±{percent(middle)}"
+            f"model of {model.library}'s {model.dtype} products: {fitted}; "
+            f"90 % of shapes within ±{percent(middle)}"
         )
         held = model.provenance.get("held_out")
         if isinstance(held, dict) and "median_pct" in held:
@@ -133,7 +134,8 @@ def model_lines(profile: Profile) -> list[str]:
         error = profile.gemm_error
         if error is not None:
             found.append(
-                f"interpolation between measured products: 90 % within ±{percent(exp(error) - 1)} (leave-one-out)"
+                "interpolation between measured products: "
+                f"90 % within ±{percent(exp(error) - 1)} (leave-one-out)"
             )
     found += [other.note for other in (models.softmax, models.attention) if other is not None]
     return found or ["no models: times are known for measured shapes only"]
@@ -186,7 +188,10 @@ def error_summary(errors: FloatArray) -> dict[str, float]:
 def spot_line(spot: Spot) -> str:
     off = f"{percent(abs(spot.error))} too {'low' if spot.error < 0 else 'high'}"
     said = f"{latency(spot.interpolated_us)} between m = {spot.low} and {spot.high}"
-    return f"m = {spot.m}, n = {spot.n}, k = {spot.k}: {said}, expected {latency(spot.expected_us)}: {off}"
+    return (
+        f"m = {spot.m}, n = {spot.n}, k = {spot.k}: {said}, "
+        f"expected {latency(spot.expected_us)}: {off}"
+    )
 
 
 def blindspots_to_json(found: Blindspots, most_spots: int) -> dict[str, Any]:

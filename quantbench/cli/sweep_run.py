@@ -188,7 +188,7 @@ def _kept(session: SweepSession) -> str:
     return f"everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"
 
 
-# --- a cluster -------------------------------------------------------------------------------------------------------
+# --- a cluster ------------------------------------------------------------------------------------
 
 
 def run_on_ray(

@@ -1,5 +1,5 @@
-"""Declares the options that choose the source of predicted times: the models of a GPU, or a measured
-profile.
+"""Declares the options that choose the source of predicted times: the models of a GPU, or a
+measured profile.
 """
 
 from __future__ import annotations

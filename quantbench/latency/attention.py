@@ -213,7 +213,8 @@ class AttentionModel:
         if few:
             return replace(
                 bare,
-                note=f"{bare.note} ({len(shapes)} rows are fewer than the {FEWEST_ROWS} a fit needs)",
+                note=f"{bare.note} "
+                f"({len(shapes)} rows are fewer than the {FEWEST_ROWS} a fit needs)",
             )
         prefill, decode = bare.prefill, None
         masks, words = bare.masks, []

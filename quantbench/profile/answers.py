@@ -354,7 +354,8 @@ def collective_estimates(
     if dtype not in (None, row_dtype):
         half_width += ALIKE
         notes.append(
-            f"{dtype} was not measured: assumed to take as long as the same number of bytes of {row_dtype}"
+            f"{dtype} was not measured: "
+            f"assumed to take as long as the same number of bytes of {row_dtype}"
         )
 
     latency_us = np.exp(np.interp(np.log(sizes), log_bytes, log_us))
@@ -393,7 +394,10 @@ def _half_width(log_bytes: FloatArray, log_us: FloatArray) -> float:
 def _measured(table: Table, op: str) -> str:
     """Lists the measured collectives, for the error message."""
     if not len(table):
-        return "a profile with collectives: of `quantbench comm`, or `quantbench import aiconfigurator --table nccl`"
+        return (
+            "a profile with collectives: of `quantbench comm`, "
+            "or `quantbench import aiconfigurator --table nccl`"
+        )
     rows = table["op"] == op
     if not rows.any():
         return "one of " + ", ".join(np.unique(table["op"]).tolist())

@@ -56,7 +56,10 @@ def _product_from_json(data: Any, device: DeviceSpec) -> GemmModel:
         if data["model"] is None:
             made = shipped_model(device.name, data["dtype"], data["library"])
             if made is None:
-                what = f"the shipped model of {data['library']}'s {data['dtype']} products on {device.name}"
+                what = (
+                    f"the shipped model of {data['library']}'s {data['dtype']} products "
+                    f"on {device.name}"
+                )
                 raise InputError(_WHO, what, "a model that quantbench ships")
         else:
             made = GemmModel.from_bytes(b64decode(data["model"], validate=True))

@@ -187,7 +187,10 @@ class Chosen:
         if not len(self.surface.latency_us):
             return "the profile has no measured row of this kind"
         spans = zip(SIZES[self.kind], self.surface.range, strict=True)
-        return f"{count}outside the measured range ({', '.join(f'{n} {low} to {high}' for n, (low, high) in spans)})"
+        return (
+            f"{count}outside the measured range "
+            f"({', '.join(f'{n} {low} to {high}' for n, (low, high) in spans)})"
+        )
 
 
 def choose(

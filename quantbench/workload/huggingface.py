@@ -108,7 +108,8 @@ _FAMILIES = {
     # Their window applies only if use_sliding_window is true; its default is false.
     **dict.fromkeys(("qwen2", "qwen3"), _Family(gated=True, windowed=False)),
     **dict.fromkeys(
-        ("mixtral", "minimax_m2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe",
+        ("mixtral", "minimax_m2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2",
+        "glm4_moe",
         "glm_moe_dsa", "gpt_oss",
          "llama4_text"),
         _Family(gated=True, experts=True),

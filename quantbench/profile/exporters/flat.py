@@ -43,7 +43,8 @@ def export_csv(profile: Profile, options: ExportOptions, out: Exported) -> None:
         names = [name for name in profile.tables[kind].columns if name not in _UNMAPPED]
         mapped = ",".join(_MAPPED.get(name, f"{name}={name}") for name in names)
         out.use.append(
-            f"quantbench import csv {out.folder / kind}.csv --gpu {profile.device.name} --map {mapped}"
+            f"quantbench import csv {out.folder / kind}.csv "
+            f"--gpu {profile.device.name} --map {mapped}"
         )
 
 

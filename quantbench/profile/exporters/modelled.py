@@ -197,7 +197,8 @@ def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[Gemm
                 ]
     if found:
         out.notes.append(
-            f"{len(found):,} rows on both sides of known cliffs are modelled (kernel_source {AT_CLIFF})"
+            f"{len(found):,} rows on both sides of known cliffs are modelled "
+            f"(kernel_source {AT_CLIFF})"
         )
     return found
 

@@ -93,8 +93,11 @@ MODEL_HEADS = tuple(
 
 @dataclass(frozen=True)
 class Served:
-    """What an engine computes of some models. products: (n, k) of linear layers. layers: of experts,
-    in bf16, at every number of tokens and degree."""
+    """What an engine computes of some models.
+
+    products: (n, k) of linear layers.
+    layers: of experts, in bf16, at every number of tokens and degree.
+    """
 
     products: tuple[tuple[int, int], ...] = ()
     heads: tuple[Heads, ...] = ()

@@ -54,7 +54,8 @@ GEMM_OPS = {
 #: device slug → (device_sku, node sku). Other devices get their slug, which must be added to Vidur
 #: first.
 _SKUS = {
-    "a100-sxm4-80gb": ("a100", "a100_dgx"), "h100-sxm5-80gb": ("h100", "h100_dgx"), "l40-48gb": ("l40", "l40_pcie"),
+    "a100-sxm4-80gb": ("a100", "a100_dgx"), "h100-sxm5-80gb": ("h100", "h100_dgx"),
+    "l40-48gb": ("l40", "l40_pcie"),
     "a40-48gb": ("a40", "a40_pairwise_nvlink"),
 }  # fmt: skip
 
@@ -95,7 +96,8 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     _write_network(profile, node_sku, out)
     out.notes.append(f"{dtype} figures, where Vidur profiles in fp16")
     out.use.append(
-        f"snapshot_download of vidur must return {out.folder}/compute and {out.folder}/network: upload both as datasets"
+        f"snapshot_download of vidur must return {out.folder}/compute and {out.folder}/network: "
+        "upload both as datasets"
     )
 
 
