@@ -91,7 +91,7 @@ class PlannerOptions:
 def export(
     *,
     runs: list[Path] | None = argument(
-        "Folders of runs of one device, or the device's own folder with all of them.",
+        "Folders of runs of one device, the device's own folder, or a profile.",
         metavar="[RUN…]",
         default=None,
     ),
@@ -258,6 +258,7 @@ def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
     from quantbench.profile import Profile
     from quantbench.store.folder import read_one_run
 
+    paths = [_profile_in(path) for path in paths]
     files = [path for path in paths if os.path.lexists(path) and not os.path.isdir(path)]
     if not files:
         runs = [read_one_run(run) for path in paths for run in runs_below(path)]
@@ -271,6 +272,13 @@ def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
             "profile export", f"{files[0]} beside other paths", "one profile, or folders of runs"
         )
     return Profile.load(files[0])
+
+
+def _profile_in(path: Path) -> Path:
+    """Returns the profile in a device's folder without runs, else `path` itself."""
+    file = path / "profile.json"
+    has_runs = os.path.lexists(path / "run.json") or folders_with(path, "*/run.json")
+    return file if os.path.isfile(file) and not has_runs else path
 
 
 def degrees(text: str) -> tuple[int, ...]:

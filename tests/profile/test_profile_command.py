@@ -1,6 +1,7 @@
 """`quantbench profile` as it is typed."""
 
 import json
+import shutil
 from pathlib import Path
 
 import made_profiles as made
@@ -27,6 +28,15 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "rows: 22 of gemm, 3 of softmax, 3 of attention, 3 of collective" in found.stdout
     assert f"next: quantbench profile show {folder / 'profile.json'}" in found.stdout
     return folder / "profile.json"
+
+
+def test_a_device_s_folder_without_runs_exports_its_profile(file: Path, tmp_path: Path) -> None:
+    shelf = tmp_path / "a100-sxm4-80gb"
+    shelf.mkdir()
+    shutil.copy(file, shelf)
+    found = typed("export", str(shelf), "--format", "csv", "-o", str(tmp_path / "out"))
+    assert found.exit_code == 0
+    assert "22 gemm" in found.stdout
 
 
 def test_export_says_what_it_wrote(file: Path, tmp_path: Path) -> None:
