@@ -21,9 +21,6 @@ from quantbench.workload.ops import Gemm
 WARP_THREADS = 32
 #: bytes of a thread's widest load
 VECTOR_BYTES = 16
-#: elements of two bytes in such a load: what head_dim must be a multiple of for the batched GEMMs'
-#: fast kernels
-ALIGNED_ELEMENTS = VECTOR_BYTES // 2
 # Rows of an expert that are aligned in every format, to look at its weights alone.
 _ALIGNED_ROWS = 256
 _KIB = 1024

@@ -97,9 +97,16 @@ class Advice:
 
     @property
     def keep(self) -> bool:
-        """Whether the shape fits and none with the same micro-batch is surely faster."""
+        """Whether the shape fits, wastes little by misaligned rows, and none with the same
+        micro-batch is surely faster.
+        """
         batches = [one.found.shape.mbs for one in (*self.better, *self.better_alone)]
-        return not self.too_large and self.shape.mbs not in batches
+        return not (self.too_large or self.cost.misaligned or self.shape.mbs in batches)
+
+    @property
+    def mends(self) -> tuple[Advised, ...]:
+        """Shapes compared with this one that waste little by misaligned rows."""
+        return tuple(one for one in self.compared if not one.cost.misaligned)
 
     @property
     def compared(self) -> tuple[Advised, ...]:
@@ -226,7 +233,9 @@ def _changes(old: ShapeCost, new: ShapeCost) -> str:
     """Describes the differences: `hidden 14400 → 13824, heads 96 → 72, layers 80 → 87`."""
     before = old.shape
     after = new.shape
-    following = {"head_dim"}
+    following = set()
+    if after.heads * after.head_dim == after.hidden:
+        following.add("head_dim")
     if before.kv_heads == before.heads and after.kv_heads == after.heads:
         following.add("kv_heads")
     if after.ffn * before.hidden == before.ffn * after.hidden:

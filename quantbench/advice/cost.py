@@ -20,6 +20,8 @@ from quantbench.workload.kinds import Compute
 
 # Least waste, as a share of an op's time, that is reported; no model resolves less.
 _WORTH_SAYING = 0.01
+# Share of a shape's time that misaligned rows waste, from which the shape is not to be kept.
+_MISALIGNED = 0.02
 _TRILLION = 1e12
 #: text on what the times of a shape leave out
 LOWER_BOUND = "lower bound: no communication, norms, optimizer or stalls"
@@ -98,6 +100,14 @@ class ShapeCost:
     def waste_share(self) -> float:
         """Wasted time as a fraction of the total time."""
         return self.waste_us / self.latency.latency_us
+
+    @property
+    def misaligned(self) -> list[OpCost]:
+        """Ops that lose most by misaligned rows, worst first; [] if that is a small share."""
+        found = [op for op in self.ops if op.findings and op.findings[0].edge.kind == "alignment"]
+        if total_waste_us(found) < _MISALIGNED * self.latency.latency_us:
+            return []
+        return sorted(found, key=lambda op: -op.waste_us)
 
     @property
     def tflops(self) -> float:

@@ -13,10 +13,10 @@ from typing import Any
 from quantbench.advice.edges import NEAR
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
-from quantbench.quantization import ALIGNED_ELEMENTS, divisors
+from quantbench.quantization import cdiv, divisors
 from quantbench.units import percent
 from quantbench.workload import TransformerShape
-from quantbench.workload.dtypes import DTYPES
+from quantbench.workload.dtypes import ALIGNED_ELEMENTS, DTYPES
 from quantbench.workload.parameters import layers_within, padded_vocab, parameters
 
 #: dimensions that `keep` may name
@@ -83,6 +83,8 @@ class Space:
                 text += "heads as they are"
             else:
                 text += f"head_dim {widths} or as it is; kv_heads that tp divides or as they are"
+                if base.head_dim % ALIGNED_ELEMENTS:
+                    text += f"; as many heads of {_aligned_width(base)}"
         if self.keep:
             text += f"; kept: {', '.join(self.keep)}"
         return text
@@ -176,7 +178,7 @@ def _one_by_one(base: TransformerShape, space: Space) -> Iterator[tuple[str, dic
     step = space.hidden_step * base.tp
     if not base.experts:
         for heads in _heads(base, base.hidden, space):
-            yield "heads", heads
+            yield "heads" if "heads" in heads else "head_dim", heads
         for ffn in _multiples(step, (1 - space.near) * base.ffn, (1 + space.near) * base.ffn):
             yield "ffn", {"ffn": ffn}
     yield "vocab", {"vocab": padded_vocab(base.vocab, base.tp)}
@@ -251,12 +253,16 @@ def _widths(base: TransformerShape, hidden: int, step: int) -> list[int]:
 
 
 def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, Any]]:
-    """Lists heads, kv_heads and head_dim for hidden. Nothing changes if heads × head_dim is not
-    hidden in the base.
+    """Lists heads, kv_heads and head_dim for hidden.
+
+    Nothing changes if heads × head_dim is not hidden in the base. Misaligned heads of the base are
+    tried with the next aligned width as well, where their product is more than hidden.
     """
     if base.heads * base.head_dim != base.hidden:
         return [{}]
-    found = []
+    found: list[dict[str, Any]] = []
+    if hidden == base.hidden and base.head_dim % ALIGNED_ELEMENTS:
+        found.append({"head_dim": _aligned_width(base)})
     for width in sorted({*space.head_dims, base.head_dim}):
         heads = hidden // width
         few_enough = base.heads <= space.heads * heads <= space.heads**2 * base.heads
@@ -266,6 +272,10 @@ def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, 
         if kv_heads := _kv_heads(base, heads):
             found.append({"heads": heads, "kv_heads": kv_heads, "head_dim": width})
     return found
+
+
+def _aligned_width(base: TransformerShape) -> int:
+    return cdiv(base.head_dim, ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS
 
 
 def _kv_heads(base: TransformerShape, heads: int) -> int | None:

@@ -5,9 +5,11 @@ peak.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp, log2
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import require_choice
+from quantbench.latency.gemm.cost_model import INDEX, PARAMETERS
 from quantbench.latency.gemm.training import known_in_waves
 from quantbench.latency.op_times import assumed_tile
 from quantbench.launch import Launch, Tile
@@ -212,7 +214,8 @@ class Cause:
 def idle_reasons(
     workload: Workload, spec: DeviceSpec, used: TileInUse | None, peak_share: float | None
 ) -> tuple[Cause, ...]:
-    """Returns padding and partial waves that idle 1 % or more, then misaligned rows.
+    """Returns padding and partial waves that idle 1 % or more, and misaligned rows, the largest
+    loss first.
 
     used: tile that computes the workload; if None, only alignment is checked.
     peak_share: measured or predicted rate as a share of peak, None if unknown. Idle shares that
@@ -226,14 +229,27 @@ def idle_reasons(
     if not isinstance(workload, Gemm | GroupedGemm):
         return ()
     causes = []
+    aligned = gemm_alignment_bytes(workload)
+    if aligned < 16:
+        words = alignment_words(aligned, verb="are")
+        causes.append((misaligned_share(aligned), Cause("alignment", words, "arithmetic")))
     if used is not None:
         by = f" ({used.tile} assumed)" if used.source == "assumed" else ""
         evidence = "identity" if used.identified else "arithmetic"
         for idle in idle_shares(workload, used.tile, spec.sm_count, used.blocks_per_sm, peak_share):
             if idle.share >= _SMALLEST_IDLE:
                 words = f"{idle.words}: {percent(idle.share)} idle{by}"
-                causes.append(Cause(idle.kind, words, evidence))
-    aligned = gemm_alignment_bytes(workload)
-    if aligned < 16:
-        causes.append(Cause("alignment", alignment_words(aligned, verb="are"), "arithmetic"))
-    return tuple(causes)
+                causes.append((idle.share, Cause(idle.kind, words, evidence)))
+    ranked = sorted(causes, key=lambda one: -one[0])
+    return tuple(cause for _, cause in ranked)
+
+
+def misaligned_share(aligned_bytes: int) -> float:
+    """Returns the share of the arithmetic that rows aligned to fewer than 16 bytes are expected to
+    cost (the parameter `misaligned` of the cost model).
+
+    >>> round(misaligned_share(2), 2)
+    0.53
+    """
+    halvings = 4 - log2(aligned_bytes)
+    return 1 - exp(-PARAMETERS[INDEX["misaligned"]].mean * halvings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -18,6 +19,7 @@ from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.op_times import OpEstimate, RememberedTimes, peak_share, total
 from quantbench.launch import Tile
 from quantbench.sweep.axes import Axis, Held, places_of
+from quantbench.units import counted
 from quantbench.workload import Gemm
 
 _SIDES = attrgetter("m", "n", "k")
@@ -101,10 +103,16 @@ class Forecast:
     @property
     def notes(self) -> tuple[str, ...]:
         """Distinct notes on the basis of the predictions."""
-        notes = dict.fromkeys(op.estimate.note for op in self.ops if op.estimate.note)
-        if any(op.estimate.unmeasured == op_times.UNALIGNED_NOTE for op in self.ops):
-            notes[op_times.UNALIGNED_NOTE] = None
-        return tuple(notes)
+        return tuple(dict.fromkeys(op.estimate.note for op in self.ops if op.estimate.note))
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """Distinct reasons why times rest on no measurement, with the number of ops, most first."""
+        reasons = Counter(op.estimate.unmeasured for op in self.ops if op.estimate.unmeasured)
+        return tuple(
+            f"{reason} ({count} of {counted(len(self.ops), 'op')})"
+            for reason, count in reasons.most_common()
+        )
 
 
 def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes) -> Forecast:

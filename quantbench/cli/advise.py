@@ -347,11 +347,30 @@ def _verdict(advice: Advice) -> str:
         best = max(priced, key=_least_gain)
         exchange = "without the exchange between more GPUs, which is not priced"
         why = f"{best.changes}: {best.found.gain_words} {exchange}"
-    keep = "It does not fit" if advice.too_large else "Keep it"
+    keep = "Keep it"
+    if advice.too_large:
+        keep = "It does not fit"
+    elif advice.cost.misaligned:
+        return f"{_misaligned_words(advice)}{more}"
     of = f"of {advice.tried} shapes tried none is"
     if advice.tried == 1:
         of = "the one shape tried is not"
     return f"{keep}: {of} surely faster ({why}){more}"
+
+
+def _misaligned_words(advice: Advice) -> str:
+    """Says what misaligned rows waste where nothing tried is surely faster, and what aligns
+    them.
+    """
+    ops = advice.cost.misaligned
+    share = percent(sum(op.waste_us for op in ops) / advice.cost.latency.latency_us)
+    words = f"Do not keep it: misaligned rows waste {share} ({ops[0].edges[0].words}); "
+    mends = [one for one in advice.mends if one.found.shape.mbs == advice.shape.mbs]
+    if mends:
+        best = max(mends, key=lambda one: one.found.gain)
+        return f"{words}aligned: {best.changes}, by {best.found.gain_words}, not surely faster"
+    kept = ", ".join(advice.space.keep) or "nothing"
+    return f"{words}no shape tried aligns them with {kept} kept; multiples of 8 are aligned"
 
 
 def _least_gain(one: Advised) -> float:

@@ -53,12 +53,15 @@ def predict(source: TimesOptions, arguments: GridOptions) -> Result:
         "dtype": dtype,
         "library": words,
         "assumed": assumed,
+        "unmeasured": found.unmeasured,
         "notes": found.notes,
         "rows": rows,
         "impossible": found.impossible,
     }
 
     def lines() -> Lines:
+        if found.unmeasured:
+            yield f"not measured, only estimated: {'; '.join(found.unmeasured)}"
         yield f"{spec.name}: predicted, nothing is run; {words}"
         if assumed:
             yield f"assumed: {', '.join(assumed)}"

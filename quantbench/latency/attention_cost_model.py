@@ -20,9 +20,8 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.estimate import Parameter
 from quantbench.latency.families import family
-from quantbench.quantization import ALIGNED_ELEMENTS
 from quantbench.workload import Attention
-from quantbench.workload.dtypes import element_bytes
+from quantbench.workload.dtypes import ALIGNED_ELEMENTS, element_bytes
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

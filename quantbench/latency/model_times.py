@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from quantbench.alignment_rules import misaligned_sides
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.attention import AttentionModel
@@ -101,6 +102,8 @@ class ModelTimes:
                 why = f"{dtype} products: none measured on {self.device.name}"
             elif work.batch > 1 and not batched:
                 why = "batched products: none measured"
+            elif not model.unaligned and misaligned_sides(work):
+                why = "products of unaligned rows: none measured"
             found = replace(found, launch=launch, waves=waves, note=note, unmeasured=why)
             estimates.append(found)
         return estimates

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from quantbench.megatron import softmax_objections
 from quantbench.planner.calibration import STACKS
 from quantbench.planner.layout import Job, Layout
-from quantbench.quantization import ALIGNED_ELEMENTS
 from quantbench.units import percent
 from quantbench.workload import Softmax
+from quantbench.workload.dtypes import ALIGNED_ELEMENTS
 from quantbench.workload.parameters import padded_vocab
 
 

@@ -9,8 +9,8 @@ from quantbench.planner.layout import Job
 from quantbench.planner.memory import GIB
 from quantbench.planner.predict import Prediction
 from quantbench.planner.search import Found
-from quantbench.quantization import ALIGNED_ELEMENTS
 from quantbench.units import percent
+from quantbench.workload.dtypes import ALIGNED_ELEMENTS
 from quantbench.workload.parameters import parameters
 
 # Costs below this are within the model's accuracy, so the rule's layout counts as equally good.

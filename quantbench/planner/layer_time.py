@@ -19,9 +19,9 @@ from quantbench.latency.op_times import OpTimes, as_run
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.layout import Job, LayerKey, layer_weights
 from quantbench.planner.memory import MASK_BYTES
-from quantbench.quantization import ALIGNED_ELEMENTS, VECTOR_BYTES, cdiv
+from quantbench.quantization import VECTOR_BYTES, cdiv
 from quantbench.workload import Gemm, GroupedGemm, Op, TransformerShape
-from quantbench.workload.dtypes import DTYPES, element_bytes
+from quantbench.workload.dtypes import ALIGNED_ELEMENTS, DTYPES, element_bytes
 from quantbench.workload.kinds import Compute
 from quantbench.workload.moe import Permute
 from quantbench.workload.ops import Cast

@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 from quantbench.errors import InputError
 
+#: elements of two bytes in a thread's widest load (16 bytes): what head_dim must be a multiple of
+#: for the fast kernels
+ALIGNED_ELEMENTS = 8
+
 
 @dataclass(frozen=True)
 class Dtype:

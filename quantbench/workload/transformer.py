@@ -11,7 +11,7 @@ from quantbench.errors import (
     require_int,
     require_ints,
 )
-from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES, element_bytes
+from quantbench.workload.dtypes import ALIGNED_ELEMENTS, GEMM_DTYPES, VECTOR_DTYPES, element_bytes
 from quantbench.workload.kinds import Compute
 from quantbench.workload.moe import GroupedGemm, MoE, Permute, require_distribution
 from quantbench.workload.ops import Attention, Gemm, Softmax
@@ -128,10 +128,11 @@ class TransformerShape:
         require_ints(self, "hidden", "heads")
         if self.head_dim == 0:
             if self.hidden % self.heads:
+                near = _multiples_around(self.hidden, self.heads * ALIGNED_ELEMENTS)
                 raise InputError(
                     who,
                     f"hidden = {self.hidden} with heads = {self.heads}",
-                    f"hidden divisible by heads: {_multiples_around(self.hidden, self.heads)}",
+                    f"hidden divisible by heads, best into multiples of {ALIGNED_ELEMENTS}: {near}",
                 )
             object.__setattr__(self, "head_dim", self.hidden // self.heads)
         if self.kv_heads == 0 or self.kv_rank:

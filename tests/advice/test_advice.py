@@ -181,8 +181,10 @@ def test_every_shape_that_is_tried_keeps_the_rules(base: TransformerShape) -> No
         assert shape != base
         assert abs(parameters(shape) / parameters(base) - 1) <= space.tolerance * (1 + 1e-9)
         assert abs(shape.hidden / base.hidden - 1) <= space.near + 1 / base.hidden
-        assert shape.heads * shape.head_dim == shape.hidden
-        assert shape.head_dim in (*space.head_dims, base.head_dim)
+        if shape.heads * shape.head_dim != shape.hidden:
+            assert base.head_dim % 8
+            assert (shape.heads, shape.hidden) == (base.heads, base.hidden)
+        assert shape.head_dim in (*space.head_dims, base.head_dim, -(-base.head_dim // 8) * 8)
         assert shape.head_dim % 8 == 0
         assert shape.kv_heads % base.tp == 0 or shape.kv_heads == base.kv_heads
         assert shape.hidden % base.tp == shape.heads % base.tp == 0
@@ -191,7 +193,9 @@ def test_every_shape_that_is_tried_keeps_the_rules(base: TransformerShape) -> No
         assert shape.hidden == base.hidden or shape.hidden % 128 == 0
     for name, others in alone(base, space).items():
         for shape in others:
-            allowed = {"heads": ("heads", "kv_heads", "head_dim")}.get(name, (name,))
+            allowed = {"heads": ("heads", "kv_heads", "head_dim"), "head_dim": ("head_dim",)}.get(
+                name, (name,)
+            )
             same = {
                 f: getattr(base, f)
                 for f in ("heads", "kv_heads", "head_dim", "ffn", "vocab", "mbs")

@@ -43,7 +43,7 @@ def test_it_says_device_times_shape_costs_neighbours_and_what_is_next() -> None:
     assert "GPU-hours per trillion tokens" in said
     assert "wasted past edges: " in said
     assert re.search(
-        r"^Worth a change: of \d+ shapes tried, hidden 14400 → .* is surely faster, by \+\d+ % ",
+        r"^Worth a change: of \d+ shapes tried, head_dim 150 → 152.* is surely faster, by \+\d+ % ",
         said,
         re.M,
     )
@@ -199,7 +199,22 @@ def test_constraints_are_shown_and_kept() -> None:
         (14400, 90)
     }
     said = run(f"{WIDE} --keep hidden,kv-heads --top 1")
-    assert "kv_heads that tp divides or as they are; kept: hidden, kv_heads" in said
+    assert "or as they are; as many heads of 152; kept: hidden, kv_heads" in said
+
+
+def test_misaligned_heads_are_not_kept() -> None:
+    """Heads of 125 on four GPUs make qkv's rows 3750 wide, and no hidden of 5000 has aligned heads
+    unless their product is another.
+    """
+    words = "advise --gpu a100 --hidden 5000 --heads 40 --tp 4 --keep"
+    said = run(f"{words} hidden,heads")
+    assert said.startswith("not measured, only estimated: ")
+    assert "products of unaligned rows: none measured" in said.splitlines()[0]
+    assert re.search(r"tried, head_dim 125 → 128.* is surely faster", said)
+    said = run(f"{words} hidden,head_dim")
+    assert "Keep it" not in said
+    assert re.search(r"Do not keep it: misaligned rows waste 1\d % \(qkv width / tp = 3750", said)
+    assert not run_json(f"{words} hidden,head_dim")["keep"]
 
 
 def test_the_file_it_writes_is_planned_as_it_was_compared(tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ REFUSED: dict[str, tuple[object, type[QuantbenchError], str]] = {
     "heads that do not divide hidden": (
         {**LLAMA_2_7B, "num_attention_heads": 30},
         InputError,
-        "hidden = 4096 with heads = 30; expected hidden divisible by heads: 4080 or 4110",
+        "hidden = 4096 with heads = 30; expected hidden divisible by heads, best into multiples of 8: 4080 or 4320",
     ),
     "a list": ([1, 2], InputError, "a JSON list; expected a JSON object"),
 }  # fmt: skip

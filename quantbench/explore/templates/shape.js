@@ -163,10 +163,11 @@ class Times {
     const waves = this.credible(op, kernel, share), sms = this.gpu.sm_count;
     if (waves) idle.push([1 - waves.waveShare, this.waveWords(waves)]);
     else if (!(share > q.tileShare * q.blocks / sms)) idle.push([1 - q.blocks / sms, `${q.blocks} blocks for ${sms} SMs`]);
-    const said = idle.filter(([part]) => part >= 0.01 && !(share > q.tileShare)).sort((a, b) => b[0] - a[0])
-      .map(([part, words]) => `${words}: ${percent(part)} idle`);
+    const said = idle.filter(([part]) => part >= 0.01 && !(share > q.tileShare))
+      .map(([part, words]) => [part, `${words}: ${percent(part)} idle`]);
     const aligned = this.alignment(op);
-    return aligned < 16 ? [...said, `rows are aligned to ${aligned} bytes, not 16`] : said;
+    if (aligned < 16) said.unshift([1 - Math.exp(-0.25 * (4 - Math.log2(aligned))), `rows are aligned to ${aligned} bytes, not 16`]);
+    return said.sort((a, b) => b[0] - a[0]).map(([, words]) => words);
   }
   // Bytes to which all rows of a product are aligned, up to 128.
   alignment(op) {

@@ -21,6 +21,7 @@ from quantbench.latency.gemm.cost_model import (
     Values,
     log_latency,
 )
+from quantbench.workload.dtypes import ALIGNED_ELEMENTS
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class TrainingRows:
         """Whether single products, or batched ones, of several layouts are among the rows."""
         batched = self.sizes.batch > 1
         return any(len(np.unique(self.sizes.layout[kind])) > 1 for kind in (batched, ~batched))
+
+    @property
+    def unaligned(self) -> bool:
+        """Whether products whose rows are not aligned to 16 bytes, if 16-bit, are among the
+        rows."""
+        return bool((self.sizes.n % ALIGNED_ELEMENTS + self.sizes.k % ALIGNED_ELEMENTS).any())
 
     def take(self, rows: slice | IndexArray) -> TrainingRows:
         return TrainingRows(self.sizes.take(rows), self.log_us[rows])
@@ -102,6 +109,7 @@ class Member:
     slope: share of a reference's residual that is added.
     limit: largest correction, log time.
     batched, layouts: whether the forest's inputs include the batch and the layout.
+    unaligned: whether products of unaligned rows were fitted.
     """
 
     parameters: FloatArray
@@ -110,6 +118,7 @@ class Member:
     limit: float = 0.0
     batched: bool = False
     layouts: bool = False
+    unaligned: bool = False
 
     def physics(self, shapes: Shapes) -> tuple[Array, Parts]:
         """Computes the cost model's log µs, (rows,), and its parts."""
@@ -196,7 +205,13 @@ def train_member(
 
     reference: (rows,) residual of another model.
     """
-    bare = Member(parameters, None, batched=rows.batched, layouts=rows.layouts)
+    bare = Member(
+        parameters,
+        None,
+        batched=rows.batched,
+        layouts=rows.layouts,
+        unaligned=rows.unaligned,
+    )
     inputs = []
     residuals = []
     for chunk in chunks(len(rows), 1000):

@@ -238,6 +238,11 @@ class GemmModel:
         return any(member.batched for member in self.ensemble.members)
 
     @property
+    def unaligned(self) -> bool:
+        """Whether products of unaligned rows were among the fitted rows."""
+        return any(member.unaligned for member in self.ensemble.members)
+
+    @property
     def layouts(self) -> bool:
         """Whether products of several layouts were fitted. If not, the layout matters
         for alignment only.
