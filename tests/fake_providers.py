@@ -17,6 +17,7 @@ import torch
 from quantbench import device
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import UnsupportedError
+from quantbench.launch import Tile
 from quantbench.providers.inputs import Inputs
 from quantbench.timing import cpu
 from quantbench.workload import Gemm, Workload
@@ -62,6 +63,12 @@ class Good:
 
 def _even(workload: Workload) -> bool:
     return getattr(workload, "n", 0) % 2 == 0
+
+
+class Tiled(Good):
+    """Declares its tile."""
+
+    tile = Tile(16, 16)
 
 
 class Picky(Good):

@@ -159,6 +159,7 @@ def result(
         *floor_lines((p.latency_us, p) for p in points),
         *trust_lines(rows),
         *_not_measured_lines(run),
+        _checked_line(run),
     ]
     lines += naming_lines(run)
     edges = []
@@ -230,6 +231,16 @@ def _not_measured_lines(run: Run) -> list[str]:
             case Measured(_, grade) if grade.letter == "rejected":
                 reasons[f"rejected, {record.provider}: {grade.reasons[0]}"] += 1
     return [f"{number} × {reason}" for reason, number in reasons.most_common()]
+
+
+def _checked_line(run: Run) -> str:
+    points = [record for record in run.records if record.role == "point"]
+    right = sum(record.check is not None for record in points)
+    wrong = 0
+    for record in points:
+        if isinstance(record.outcome, Failed) and record.outcome.kind == "wrong_result":
+            wrong += 1
+    return f"results compared with a reference: {right} right, {wrong} wrong"
 
 
 def _edge_line(placed: AxisGap, edge: Edge) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -40,13 +42,14 @@ from quantbench.errors import MeasurementError, StoreError
 from quantbench.latency.op_times import roofline_us
 from quantbench.providers import catalog
 from quantbench.store.folder import Run, read_run
-from quantbench.store.record import Measured
+from quantbench.store.record import Failed, Measured
 from quantbench.store.run import read_run_info
 from quantbench.sweep.child import WorkerProcess, refusal
 from quantbench.sweep.options import plan_sweep
 from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished
 from quantbench.sweep.session import SweepSession
+from quantbench.timing.grade import INTERPRETED
 from quantbench.units import latency
 
 _MOST_PLANNED_LINES = 40
@@ -56,6 +59,9 @@ def dry_run(arguments: SweepArguments, gpu: str) -> Result:
     """Lists the points in the order of measurement, and the estimated time."""
     spec = device.lookup(gpu) if gpu else device.current()
     options = sweep_options(arguments, spec.torch_kind)
+    catalog.require_found(options.providers)
+    sys.path.insert(0, str(Path.cwd()))  # where a worker looks for user-defined providers
+    options = replace(options, tiles=catalog.declared_tiles(options.providers))
     axes, plan = plan_sweep(options, spec)
     assumed = assumed_of(arguments, options, plan, spec)
     points = [
@@ -130,13 +136,19 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
         finished = measure(console, session, assumed)
     measured = read_run(session.folder)
     lines, answer = result(measured, finished, time.monotonic() - start_s, earlier_s=earlier_s)
-    return Result({**answer, "assumed": assumed}, lines, exit_code=not _any_measured(measured))
+    return Result({**answer, "assumed": assumed}, lines, exit_code=_failed(measured))
 
 
-def _any_measured(run: Run) -> bool:
-    """Returns whether any point was measured; if none was, a script must notice."""
+def _failed(run: Run) -> bool:
+    """Returns whether a result was wrong or no time was accepted, so that a script notices.
+
+    The times of triton's interpreter, which only checks results, need not be accepted.
+    """
     points = [record.outcome for record in run.records if record.role == "point"]
-    return any(isinstance(outcome, Measured) for outcome in points)
+    if any(isinstance(outcome, Failed) and outcome.kind == "wrong_result" for outcome in points):
+        return True
+    grades = [outcome.grade for outcome in points if isinstance(outcome, Measured)]
+    return all(grade.letter == "rejected" and INTERPRETED not in grade.reasons for grade in grades)
 
 
 def stop_on_sigterm() -> None:
@@ -229,18 +241,18 @@ def run_on_ray(
     wall_s = time.monotonic() - start_s
     told = []
     said: list[StyledLine | Table] = []
-    any_measured = False
+    failed = False
     for run in sweep.runs:
         measured = read_run(run.folder)
         devices = len(run.devices)
-        any_measured = any_measured or _any_measured(measured)
+        failed = failed or _failed(measured)
         lines, answer = result(measured, run.finished, wall_s, devices=devices, earlier_s=earlier_s)
         cards = compare_cards(measured.records)
         of_cards = [{**encoded(card), "slow": card.slow} for card in cards]
         of_run = {"assumed": assumed[run.folder], "devices": devices, "cards": of_cards}
         told.append({**answer, **of_run})
         said += [*lines, *card_lines(cards)]
-    return Result({"runs": told}, said, exit_code=not any_measured)
+    return Result({"runs": told}, said, exit_code=failed)
 
 
 def _show_run(console: Console, run: ClusterRun, assumed: Sequence[str]) -> None:

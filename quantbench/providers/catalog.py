@@ -9,7 +9,7 @@ implements `quantbench.providers.base.Provider`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -88,14 +88,18 @@ def _split(provider_id: str) -> tuple[str, Tile | None]:
     return base, Tile.parse(tile) if at else None
 
 
-def gemm_tiles(provider_ids: Sequence[str]) -> tuple[Tile | None, ...]:
+def gemm_tiles(
+    provider_ids: Sequence[str], declared: Mapping[str, Tile]
+) -> tuple[Tile | None, ...]:
     """Returns the tiles that the ids name for products, without repeats; None for ids that leave
     the tile open.
+
+    declared: result of `declared_tiles`.
     """
     tiles = []
     for name in provider_ids:
         if runs_kind(name, "gemm") or runs_kind(name, "grouped_gemm"):
-            tiles.append(_split(name)[1])
+            tiles.append(declared.get(name) or _split(name)[1])
     return tuple(dict.fromkeys(tiles))
 
 
@@ -118,6 +122,13 @@ def require_found(names: Sequence[str]) -> None:
         if colon and PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
             found = f"{name!r} (no module named {package!r})"
             raise InputError("provider", found, "a class that can be imported")
+
+
+def declared_tiles(names: Sequence[str]) -> dict[str, Tile]:
+    """Makes the user-defined providers among these and returns the `tile` of each that has one."""
+    made = {name: make(name) for name in names if ":" in name}
+    tiles = {name: getattr(provider, "tile", None) for name, provider in made.items()}
+    return {name: tile for name, tile in tiles.items() if isinstance(tile, Tile)}
 
 
 def make(provider_id: str) -> Provider:

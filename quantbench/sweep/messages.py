@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from quantbench.device.nvml import Limits
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError
-from quantbench.launch import Launch
+from quantbench.launch import Launch, Tile
 from quantbench.measurement import Check, Measurement
 from quantbench.store.typed import decode
 from quantbench.workload import Workload
@@ -21,12 +21,14 @@ class Hello:
     by name.
 
     limits: None on a CPU and without NVML.
+    tiles: those that user-defined providers declare, by provider.
     """
 
     device: DeviceSpec
     state: DeviceState
     software: dict[str, str]
     limits: Limits | None = None
+    tiles: dict[str, Tile] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
+from quantbench.launch import Tile
 from quantbench.providers.catalog import expand, gemm_tiles
 from quantbench.store.typed import decode
 from quantbench.sweep.axes import SHAPE_DIM, Axis, Held, with_defaults
@@ -30,6 +31,7 @@ class SweepOptions:
     points: most points to measure, 0 for all; selected at random in whole sizes with all their ops.
     refine: whether to bisect to every edge that the plan's points show.
     shard: (2, 8) for the second of eight parts of the plan, () for all of it.
+    tiles: those that user-defined providers declare, by provider, for the edges.
     """
 
     dims: tuple[str, ...]
@@ -43,6 +45,7 @@ class SweepOptions:
     points: int = 0
     refine: bool = False
     shard: tuple[int, ...] = ()
+    tiles: dict[str, Tile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         listed = self.shapes or self.models
@@ -131,6 +134,8 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
             ops = [op for op in named.shape.ops() if op.workload.kind != "cast"]
             points.append(GridPoint({SHAPE_DIM: number}, tuple(ops)))
         return axes, lay_out(points, providers, options.timing, spec)
-    axes = parse_grid(options.dims, held, spec, tiles=gemm_tiles(providers))
-    plan = build_plan(axes, held, providers, options.timing, spec, neighbours=not options.points)
+    tiles = gemm_tiles(providers, options.tiles)
+    axes = parse_grid(options.dims, held, spec, tiles=tiles)
+    grouped = None if options.points else tiles
+    plan = build_plan(axes, held, providers, options.timing, spec, grouped)
     return axes, plan

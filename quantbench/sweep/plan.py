@@ -19,7 +19,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.op_times import roofline_us
 from quantbench.launch import Tile
-from quantbench.providers.catalog import gemm_tiles, runs_kind
+from quantbench.providers.catalog import runs_kind
 from quantbench.store.record import Place, record_key
 from quantbench.sweep.axes import Axis, Held, check_axes, places_of
 from quantbench.sweep.edges import edge_indices, neighbour_groups, predicted_jump
@@ -207,23 +207,22 @@ def build_plan(
     providers: Sequence[str],
     timing: TimingOptions,
     spec: DeviceSpec,
-    *,
-    neighbours: bool = True,
+    tiles: Sequence[Tile | None] | None = (None,),
 ) -> Plan:
     """Builds the plan of a sweep over a grid of axes.
 
     axes: axes with their edges added.
     held: all other sizes, defaults filled in.
-    neighbours: whether to group both sides of predicted edges; otherwise each place is its own
-        group.
+    tiles: whose predicted edges have both sides in one group, as in `predicted_edges`; None: each
+        place is its own group.
 
     Raises InputError if no points remain.
     """
     check_axes(axes)
     places, impossible = places_of(axes, held)
     points = [GridPoint(at, ops) for at, ops in places]
-    if neighbours and points:
-        points = _in_groups(points, axes, spec, gemm_tiles(providers))
+    if tiles and points:
+        points = _in_groups(points, axes, spec, tiles)
     return lay_out(points, providers, timing, spec, impossible=impossible)
 
 

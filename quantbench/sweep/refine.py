@@ -11,7 +11,7 @@ from math import exp, log, sqrt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.providers.catalog import expand
+from quantbench.providers.catalog import expand, gemm_tiles
 from quantbench.stats import typical_us
 from quantbench.store.record import Measured, Place, Record
 from quantbench.sweep.axes import Axis, with_defaults
@@ -201,8 +201,9 @@ class Refine:
         providers = [name for name in expand(self.options.providers) if name == gap.provider]
         at = {**gap.held, gap.axis: size}
         axes = tuple(Axis(axis.dim, (at[axis.field],)) for axis in self.axes)
+        tiles = gemm_tiles(providers, self.options.tiles)
         try:
-            plan = build_plan(axes, held, providers, self.options.timing, self.spec)
+            plan = build_plan(axes, held, providers, self.options.timing, self.spec, tiles)
         except InputError:
             return None
         for point in plan.points:

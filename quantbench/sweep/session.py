@@ -69,7 +69,7 @@ class SweepSession:
         worker = connect()
         try:
             device = worker.hello.device
-            options = make_options(device)
+            options = replace(make_options(device), tiles=worker.hello.tiles)
             options.timing.require_device(device.kind)
             worker.begin(options.timing)  # it allocates the flush buffer while the plan is made
             axes, plan = plan_sweep(options, device)

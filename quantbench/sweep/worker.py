@@ -151,14 +151,13 @@ def main() -> None:
 
     with parent_pipe() as (messages, send):
         try:
-            for provider in sys.argv[2:]:
-                catalog.make(provider)
+            tiles = catalog.declared_tiles(sys.argv[2:])
             spec = device.current()
             nvml = device.open_nvml()
             limits = None if isinstance(nvml, device.Absent) else nvml.limits()
             way = naming.chosen_way(exclusive=limits is not None and limits.exclusive is True)
             state = device.monitor(spec)
-            hello = Hello(spec, state(), versions(), limits)
+            hello = Hello(spec, state(), versions(), limits, tiles)
         except Exception as error:  # noqa: BLE001 - CUDA, NVML, other people's code
             send({"refused": _reason(error)})
             return

@@ -209,6 +209,26 @@ def test_a_sweep_over_experts_says_that_the_loop_pads_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_a_wrong_result_is_counted_and_fails_the_sweep() -> None:
+    words = f"sweep --dim n=64 {QUICK} --provider"
+    said = run(f"{words} torch,tests.fake_providers:Wrong", code=1)
+    assert "results compared with a reference: 1 right, 1 wrong" in said
+    assert "results compared with a reference: 1 right, 0 wrong" in run(f"{words} torch")
+
+
+@pytest.mark.slow
+def test_a_declared_tile_has_its_edges() -> None:
+    """256 rows of tiles of 16 x 16 need another wave every few columns, tiles of 128 x 256 none."""
+    words = "--dim n=1024:1536:512@edges -m 256 -k 64 --dtype fp32 --gpu a100 --dry-run"
+    found = run_json(f"sweep {words} --provider tests.fake_providers:Good")
+    assert found["axes"]["n"] == [1024, 1536]
+    found = run_json(f"sweep {words} --provider tests.fake_providers:Tiled")
+    assert len(found["axes"]["n"]) > 2
+    said = str(refused(f"sweep {words} --provider tests.fake_providers:Gud"))
+    assert "has no attribute 'Gud'" in said
+
+
+@pytest.mark.slow
 def test_a_plan_says_what_would_be_skipped_here() -> None:
     words = "sweep -m 64 -k 64 --dry-run"
     picky = "--dtype fp32 --provider torch,tests.fake_providers:Picky"

@@ -9,6 +9,7 @@ import pytest
 from made_devices import A100
 
 from quantbench.errors import InputError
+from quantbench.launch import Tile
 from quantbench.sweep.axes import Held, ops_at, parse_axis, with_defaults
 from quantbench.sweep.edges import neighbour_groups, parse_grid, predicted_edges, predicted_jump
 from quantbench.sweep.options import SweepOptions, whole_plan
@@ -133,9 +134,12 @@ def test_groups_stand_across_the_predicted_edges() -> None:
 
 
 def test_edges_are_those_of_the_tiles_that_the_providers_name() -> None:
-    def edges(*providers: str) -> set[int]:
+    def edges(*providers: str, tiles: dict[str, Tile] | None = None) -> set[int]:
         options = SweepOptions(
-            dims=("n=1024:4096:1024@edges",), held=Held(m=1000), providers=providers
+            dims=("n=1024:4096:1024@edges",),
+            held=Held(m=1000),
+            providers=providers,
+            tiles=tiles or {},
         )
         (axis,), _ = whole_plan(options, A100)
         return {n for n in axis.values if n % 1024 and n + 8 in axis.values}
@@ -146,6 +150,9 @@ def test_edges_are_those_of_the_tiles_that_the_providers_name() -> None:
     assert edges("torch") == edges("triton.persistent") != small
     assert edges("torch", "triton.persistent@64x64") == edges("torch") | small
     assert edges("torch", "triton.flash@64x64") == edges("torch")
+    # A user's class declares its tile.
+    assert edges("mine:Gemm") == edges("torch")
+    assert edges("mine:Gemm", tiles={"mine:Gemm": Tile(64, 64)}) == small
 
 
 def test_both_sides_of_an_edge_that_was_asked_for_stay_together() -> None:

@@ -61,7 +61,7 @@ def test_rows_tell_the_cliffs_of_check(tmp_path: Path) -> None:
 def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_it(
     tmp_path: Path,
 ) -> None:
-    gemms = along("n", (1024, 2050), Gemm(4096, 1, 4096))
+    gemms = along("n", (1024, 2056), Gemm(4096, 1, 4096))
     run = read_run(write_simulated(tmp_path, GPU, records_of(GPU, gemms, noise=0.005, seed=1)))
     spec = run.info.device
     check = check_run(run, rules=())
