@@ -70,7 +70,7 @@ class PlannerOptions:
     tp: str = option("", "Tensor-parallel degrees (default: 1 to 16; vidur: 1).")
     grid: Path | None = option(None, "csv, parquet with --gpu: CSV of products m, n, k to model.")
 
-    def options(self) -> ExportOptions:
+    def options(self, library: str) -> ExportOptions:
         from quantbench.profile.exporters.options import ExportOptions
 
         return ExportOptions(
@@ -83,6 +83,7 @@ class PlannerOptions:
             configs=tuple(self.config or ()),
             tensor_parallel=degrees(self.tp) if self.tp else (),
             grid=self.grid,
+            library=library,
         )
 
 
@@ -106,7 +107,10 @@ def export(
         "--format",
     ),
     fit: bool = option(True, "Fit models to the rows (otherwise use shipped models)."),
-    library: str = option("", f"Only rows of this library: {', '.join(LIBRARIES)} (default: all)."),
+    library: str = option(
+        "",
+        f"Only rows (with --gpu: models) of this library: {', '.join(LIBRARIES)} (default: all).",
+    ),
     as_json: bool = json_option(),
 ) -> None:
     """Write the tables, fitted models, cliffs and rule verdicts of a device's runs to one file, or
@@ -126,15 +130,13 @@ def export(
     require_choice(WHO, "--format", to, FORMATS)
     check_folder(WHO, folder)
     if gpu:
-        if library:
-            raise InputError("profile export", "--library with --gpu", "runs, or --backend")
         from quantbench.device import lookup
         from quantbench.profile import Profile
 
         made = Profile.shipped(lookup(gpu))
     else:
         made = profile_of(runs or [], fit=fit, library=library)
-    _export_format(made, to, folder, planner.options(), as_json)
+    _export_format(made, to, folder, planner.options(library if gpu else ""), as_json)
 
 
 def _export_profile(

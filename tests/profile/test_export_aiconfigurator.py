@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from itertools import product
@@ -158,8 +159,14 @@ def few_sites(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_measured_products_the_model_fills_the_table(tmp_path: Path) -> None:
     made = export_profile(known_profile({}), "aiconfigurator", tmp_path)
     columns = gemm_table(tmp_path)
-    assert set(columns["kernel_source"]) == {"quantbench_model"}
-    assert any("modelled" in note for note in made.notes)
+    # No model of vLLM's, the backend's, ships for an A100: the table says whose it is.
+    assert set(columns["kernel_source"]) == {"quantbench_model_of_sglang"}
+    assert set(columns["origin"]) == {"modelled"}
+    (said,) = [note for note in made.notes if note.startswith("bf16 products")]
+    assert "shapes of sglang, as no model of vllm's is shipped" in said
+    assert re.search(r"; 2\.9 % off \(median\), [\d.]+ % \(95th percentile\) on others", said)
+    (said,) = [note for note in made.notes if note.startswith("generation attention")]
+    assert "5.0 % off (median)" in said
     # At one site: the grid, and rows so near the model's edges that straight lines stay within the
     # bound.
     from quantbench.latency.gemm.model import GemmModel

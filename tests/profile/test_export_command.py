@@ -104,7 +104,28 @@ def test_a_gpu_s_name_gives_modelled_rows_with_their_intervals(tmp_path: Path) -
     for row in rows:
         low, middle, high = (float(row[name]) for name in ("low_us", "latency_us", "high_us"))
         assert 0 < low < middle < high
-        assert 0 < float(row["held_out_median_pct"]) < 20
+        assert 0 < float(row["held_out_median_pct"]) < float(row["held_out_p95_pct"]) < 50
+        assert (row["device"], row["library"]) == ("h100-sxm5-80gb", "vllm")
+
+
+def test_modelled_rows_are_of_the_library_asked_for_and_hold_edges(tmp_path: Path) -> None:
+    words = (
+        "export",
+        "--gpu",
+        "a100",
+        "--format",
+        "csv",
+        "--model",
+        "gpt2-xl",
+        "-o",
+        str(tmp_path),
+    )
+    invoke(*words)
+    with (tmp_path / "gemm.csv").open(encoding="utf-8") as file:
+        sizes = {int(row["m"]) for row in csv.DictReader(file)}
+    assert any(m & (m - 1) for m in sizes)  # rows beside edges, between the powers of two
+    said = invoke(*words, "--library", "trtllm")
+    assert "no model of trtllm's bf16 products on a100-sxm4-80gb is shipped" in said
 
 
 def test_runs_and_a_gpu_are_one_or_the_other(folder: Path) -> None:

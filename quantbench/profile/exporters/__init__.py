@@ -16,12 +16,16 @@ _ROWS = ("provider", "dtype", "layout")
 _MODELS = ("model", "configs", "tensor_parallel")
 #: format → (module of this package, function, options that it reads)
 _FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "aiconfigurator": ("aiconfigurator", "export", (*_ROWS, "backend", "version", *_MODELS)),
+    "aiconfigurator": (
+        "aiconfigurator",
+        "export",
+        (*_ROWS, "backend", "version", "library", *_MODELS),
+    ),
     "vidur": ("vidur", "export", (*_ROWS, "model", "tensor_parallel")),
     "llm-analysis": ("llm_analysis", "export", _ROWS),
     "calculon": ("calculon", "export", _ROWS),
-    "csv": ("flat", "export_csv", ("dtype", "grid", *_MODELS)),
-    "parquet": ("flat", "export_parquet", ("dtype", "grid", *_MODELS)),
+    "csv": ("flat", "export_csv", ("dtype", "library", "grid", *_MODELS)),
+    "parquet": ("flat", "export_parquet", ("dtype", "library", "grid", *_MODELS)),
 }
 _TYPED = {"version": "as-version", "tensor_parallel": "tp", "configs": "config"}
 FORMATS = tuple(_FORMATS)

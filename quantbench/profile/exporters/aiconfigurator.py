@@ -32,6 +32,7 @@ from quantbench.profile.exporters.modelled import (
     MODEL_SITES,
     GemmRow,
     GemmTimes,
+    accuracy_words,
     known_cliff_rows,
     model_rows,
     seen,
@@ -110,7 +111,7 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         "scale_matrix": scale_rows(profile, wanted, passes=2),
         "context_mla": latent_rows(profile, wanted, prompts=True),
         "generation_mla": latent_rows(profile, wanted, prompts=False),
-        "mla_bmm": absorbing_rows(profile, wanted, options.backend),
+        "mla_bmm": absorbing_rows(profile, wanted, options.kernels),
     }
     tables = {kind: columns for kind, columns in tables.items() if columns["latency"]}
     if not tables:
@@ -224,7 +225,7 @@ def _rows_of_dtype(
         return rows + known_cliff_rows(profile, measured, out)
     if len(profile.tables["gemm"]) and not asked:
         return []
-    times = GemmTimes(profile, dtype, options.backend)
+    times = GemmTimes(profile, dtype, options.kernels)
     out.notes.append(times.note)
     pairs = wanted.products if asked else MODEL_SITES
     return rows + model_rows(times, dtype, pairs, measured)
@@ -259,7 +260,10 @@ def _attention_rows(
     heads = wanted.heads
     if not rows and not heads:
         heads = MODEL_HEADS
-        out.notes.append(f"{op.replace('_', ' ')} was not measured: modelled")
+        model = profile.models.attention or AttentionModel.best(profile.device)
+        held_out = "held_out" if prompts else "held_out_decode"
+        accuracy = accuracy_words(model.provenance, held_out)
+        out.notes.append(f"{op.replace('_', ' ')} was not measured: modelled{accuracy}")
     dtype = "fp16" if options.dtype == "fp16" else "bf16"
     if heads and profile.device.peak(dtype) is not None:
         measured_works = {row[0] for row in rows}
@@ -332,7 +336,7 @@ def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exp
         if profile.device.peak(dtype) is not None:
             layers = [replace(layer, dtype=dtype) for layer in wanted.experts]
             layers = [layer for layer in layers if layer not in measured]
-            found = profile.experts(dtype, options.backend).predict(layers)
+            found = profile.experts(dtype, options.kernels).predict(layers)
             spread = found.high_us / found.latency_us
             rows += [
                 (layer, us, MODEL, high)

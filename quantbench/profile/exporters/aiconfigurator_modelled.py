@@ -10,7 +10,7 @@ from typing import Any
 from quantbench.importers.aiconfigurator import COLLECTIVES
 from quantbench.latency.attention import AttentionModel
 from quantbench.profile.exporters.communication import MESSAGES, all_reduce_us, nccl_us
-from quantbench.profile.exporters.modelled import AT_CLIFF, M_GRID, MODEL, GemmTimes
+from quantbench.profile.exporters.modelled import M_GRID, MODEL, GemmTimes
 from quantbench.profile.exporters.options import Exported
 from quantbench.profile.exporters.rates import link_rates
 from quantbench.profile.exporters.served import Served
@@ -37,7 +37,7 @@ def lanes_of(profile: Profile, prompts: bool) -> tuple[tuple[str, str], ...]:
 
 def origins(sources: Sequence[str]) -> list[str]:
     """Returns a mark for each row, in a column that the planner does not read."""
-    return ["modelled" if source in (MODEL, AT_CLIFF) else "measured" for source in sources]
+    return ["modelled" if source.startswith(MODEL) else "measured" for source in sources]
 
 
 def message_rows(

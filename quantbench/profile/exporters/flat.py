@@ -4,12 +4,13 @@ units; a profile without rows gives modelled rows of a grid, each with its inter
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.model_times import ModelTimes
-from quantbench.profile.exporters.modelled import M_GRID, MODEL_SITES
+from quantbench.profile.exporters.modelled import MODEL_SITES, GemmTimes, model_rows
 from quantbench.profile.exporters.options import (
     Exported,
     ExportOptions,
@@ -67,6 +68,12 @@ def _tables(profile: Profile, options: ExportOptions, out: Exported) -> dict[str
     return found
 
 
+def _held_out(provenance: Mapping[str, Any]) -> dict[str, float | None]:
+    """Returns a model's errors on held-out rows, %, by column."""
+    found = provenance.get("held_out", {})
+    return {f"held_out_{name}": found.get(name) for name in ("median_pct", "p95_pct")}
+
+
 def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[str, Rows]:
     """Returns modelled rows of the products in options.grid, else of the sizes that a planner looks
     up: of the named models, or of a grid."""
@@ -74,23 +81,25 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
     dtype = dtype_of(profile, options)
     wanted = served(options)
     pairs = wanted.products or MODEL_SITES
-    works: dict[str, list[Any]] = {
-        "gemm": [Gemm(m, n, k, dtype=dtype, layout="nt") for n, k in pairs for m in M_GRID]
-    }
+    times = ModelTimes(profile.device, options.library)
+    works: dict[str, list[Any]] = {}
     if options.grid is not None:
         works["gemm"] = [
             Gemm(m, n, k, batch, dtype, "nt") for m, n, k, batch in read_shapes(options.grid)
         ]
     else:
+        products = GemmTimes(profile, dtype, options.library)
+        rows = model_rows(products, dtype, pairs, profile.tables["gemm"])
+        works["gemm"] = [Gemm(m, n, k, dtype=dtype, layout="nt") for m, n, k, *_ in rows]
         half = "fp16" if profile.device.peak("bf16") is None else "bf16"
         heads = [one for one in wanted.heads or MODEL_HEADS if not one.window]
         works["attention"] = [
             work for one in heads for work in (*one.prompts(half), *one.decodes(half))
         ]
         works["moe"] = [replace(one, dtype=dtype) for one in wanted.experts]
-    times = ModelTimes(profile.device)
+    model, _ = times.products(dtype)
     accuracy = {
-        Gemm: times.products(dtype)[0].provenance,
+        Gemm: model.provenance,
         Attention: AttentionModel.best(profile.device).provenance,
         MoE: {},
     }
@@ -102,7 +111,9 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
                 "low_us": one.low_us,
                 "high_us": one.high_us,
                 "origin": "modelled",
-                "held_out_median_pct": accuracy[type(work)].get("held_out", {}).get("median_pct"),
+                "device": profile.device.name,
+                "library": model.library if kind == "gemm" else "",
+                **_held_out(accuracy[type(work)]),
             }
             for work, one in zip(of_kind, times.estimates(of_kind), strict=True)
         ]

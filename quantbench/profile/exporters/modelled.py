@@ -4,7 +4,7 @@ linearly also needs rows on both sides of cliffs and edges."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -81,12 +81,16 @@ class GemmTimes:
         device = profile.device
         shipped = library if shipped_model(device.name, dtype, library) else ""
         self._model, _ = best_gemm_model(device, dtype, shipped, preferred=known)
-        rows = self._model.rows
-        fitted = (
-            f"fitted to {rows:,} shapes of {self._model.library}"
-            if rows
-            else "from what other GPUs taught, nothing measured"
-        )
+        model = self._model
+        self.library = model.library
+        self.source = MODEL
+        fitted = "from what other GPUs taught, nothing measured"
+        if model.rows:
+            fitted = f"fitted to {model.rows:,} shapes of {model.library}"
+            if library not in ("", model.library):
+                self.source += f"_of_{model.library}"
+                fitted += f", as no model of {library}'s is shipped"
+            fitted += accuracy_words(model.provenance)
         self.note = f"{dtype} products that were not measured are modelled ({fitted})"
 
     def latency_us(
@@ -131,6 +135,15 @@ class GemmTimes:
         return sites
 
 
+def accuracy_words(provenance: Mapping[str, Any], rows: str = "held_out") -> str:
+    """Returns a model's errors on rows that it was not fitted to; "" if they are not known."""
+    held = provenance.get(rows, {})
+    if "p95_pct" not in held:
+        return ""
+    median = f"{held['median_pct']:.1f} % off (median)"
+    return f"; {median}, {held['p95_pct']:.1f} % (95th percentile) on others"
+
+
 def model_rows(
     times: GemmTimes, dtype: str, pairs: Iterable[tuple[int, int]], measured: Table
 ) -> list[GemmRow]:
@@ -145,7 +158,7 @@ def model_rows(
             m = site.m[kept]
             columns = m.tolist(), site.expected_us[kept].tolist(), times.spread(m, n, k)
             found += [
-                (size, n, k, us, dtype, MODEL, spread)
+                (size, n, k, us, dtype, times.source, spread)
                 for size, us, spread in zip(*columns, strict=True)
             ]
     return found

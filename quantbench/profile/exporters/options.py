@@ -16,7 +16,7 @@ import numpy as np
 
 from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.files import write_file
-from quantbench.latency.libraries import library_of
+from quantbench.latency.libraries import LIBRARIES, library_of
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
 from quantbench.workload.dtypes import GEMM_DTYPES
@@ -36,6 +36,7 @@ class ExportOptions:
     dtype: "" exports all (single-dtype formats: the most frequent).
     layout: "" selects nt if measured, else nn or tn.
     backend, version: names under which aiconfigurator finds the tables.
+    library: whose shipped models are taken; "" for the backend's, else the default.
     model, configs: names of models, comma separated, and config.json files of others.
     grid: CSV file of products (m, n, k) that are modelled if the profile has no rows.
     tensor_parallel: degrees of the models; () for the format's own.
@@ -50,6 +51,7 @@ class ExportOptions:
     configs: tuple[Path, ...] = ()
     grid: Path | None = None
     tensor_parallel: tuple[int, ...] = ()
+    library: str = ""
 
     def __post_init__(self) -> None:
         for option, value, choices in (
@@ -58,11 +60,17 @@ class ExportOptions:
         ):
             if value:
                 require_choice(WHO, option, value, choices)
+        require_choice(WHO, "--library", self.library, ("", *LIBRARIES))
         for name in (self.backend, self.version):
             if not name or any(letter in name for letter in "/\\ \0") or name in (".", ".."):
                 raise InputError(WHO, f"name {name!r}", "a name without spaces and slashes")
         if min(self.tensor_parallel, default=1) < 1:
             raise InputError(WHO, f"--tp {self.tensor_parallel}", "degrees of at least 1")
+
+    @property
+    def kernels(self) -> str:
+        """Returns whose kernels an aiconfigurator table's modelled times are."""
+        return self.library or self.backend
 
 
 @dataclass
