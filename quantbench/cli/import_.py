@@ -5,11 +5,11 @@ summaries.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -23,6 +23,7 @@ from quantbench.latency.libraries import slug_of, system_of
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.importers.runs import Origin, Rows
+    from quantbench.importers.training_run import TrainingSummary
 
 import_ = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Import other tools' tables and logs as runs."
@@ -136,6 +137,41 @@ _LAYOUT_COLUMNS = (
 )  # fmt: skip
 
 
+# Sizes of a model among a log's arguments.
+_MODEL_SIZES = (
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "tied", "seq", "vocab",
+    "experts", "top_k", "moe_ffn",
+)  # fmt: skip
+# Largest relative difference of stated and computed TFLOP/s that is not mentioned.
+_STATED_TOLERANCE = 0.05
+
+
+def _stated_words(summary: TrainingSummary, arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a line if the log's TFLOP/s per GPU disagree with its sizes and times, by model FLOPs
+    as by hardware FLOPs.
+    """
+    from quantbench.planner.formulas import hardware_flops, model_flops
+    from quantbench.workload import TransformerShape
+
+    stated = summary.tflops
+    sizes = {name: arguments[name] for name in _MODEL_SIZES if name in arguments}
+    if stated is None or not summary.gpus or not {"hidden", "heads", "layers", "seq"} <= set(sizes):
+        return
+    try:
+        shape = TransformerShape(**sizes)
+    except InputError:
+        return
+    gpu_s = summary.sec_per_it * summary.gpus
+    recompute = arguments.get("recompute", "none")
+    done = (model_flops(shape, summary.gbs), hardware_flops(shape, summary.gbs, recompute))
+    computed = [flops / gpu_s / 1e12 for flops in done]
+    if all(abs(stated / one - 1) > _STATED_TOLERANCE for one in computed):
+        yield (
+            f"{summary.name}: the log states {stated:.1f} TFLOP/s per GPU; its sizes and times "
+            f"give {computed[0]:.1f} of model FLOPs, {computed[1]:.1f} of hardware FLOPs"
+        )
+
+
 @import_.command("megatron-log")
 @command
 def import_megatron_log(
@@ -185,7 +221,7 @@ def import_megatron_log(
         folder = write_training(results, spec.name, name, path, found, summary)
         for reason, count in summary.left_out.items():
             lines.append(f"{summary.name}: {count} lines left out: {reason}")
-        lines.append(str(folder))
+        lines += [*_stated_words(summary, found.arguments), str(folder)]
         answer.append({**encoded(summary), "folder": folder})
         of_row = {"row_id": name, "gpu": spec.name, "sec_per_it": f"{summary.sec_per_it:.6g}"}
         cells.writerow({**found.arguments, **asdict(summary), **of_row})

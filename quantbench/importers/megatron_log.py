@@ -48,6 +48,7 @@ _FIELDS = {
     b"number of nan iterations": ("nan_iterations", 1.0),
     b"samples per second": ("samples_per_s", 1.0),
     b"TFLOPs": ("tflops", 1.0),
+    b"throughput per GPU (TFLOP/s/GPU)": ("tflops", 1.0),
     b"tokens per gpu per second (tgs)": ("tokens_per_gpu_per_s", 1.0),
 }
 COLUMNS = (

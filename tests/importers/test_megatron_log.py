@@ -26,7 +26,9 @@ from quantbench.importers.training_run import (
     summarize,
     write_training,
 )
+from quantbench.planner.formulas import model_flops
 from quantbench.planner.rows import read_table
+from quantbench.workload.presets import preset
 
 
 def read(lines: Sequence[str]) -> Iterations:
@@ -312,6 +314,29 @@ PRINTED = """\
   untie_embeddings_and_output_weights ............. True
   use_distributed_optimizer ....................... True
 """
+
+
+@pytest.mark.parametrize(("factor", "disagrees"), [(1.0, False), (1.04, False), (1.2, True)])
+def test_the_throughput_that_megatron_states_is_held_against_the_sizes(
+    tmp_path: Path, factor: float, disagrees: bool
+) -> None:
+    llama = preset("llama-3-8b")
+    stated = factor * model_flops(llama, 128) / (10.0 * 64) / 1e12
+    steps = [
+        f" iteration {i:8d}/     100 | consumed samples: {128 * i} | elapsed time per iteration (ms): 10000.0 | "
+        f"throughput per GPU (TFLOP/s/GPU): {stated:.1f} | learning rate: 3.0E-05 | global batch size:   128 |"
+        for i in range(1, 5)
+    ]
+    sizes = "  seq_length ...................................... 8192\n  world_size .......... 64\n"
+    log = tmp_path / "lm.log"
+    log.write_text(PRINTED + sizes + "\n".join(steps) + "\n")
+    words = f"import megatron-log {log} --gpu h100 --results {tmp_path}"
+    (summary,) = run_json(f"{words}/results")
+    assert summary["tflops"] == pytest.approx(stated, abs=0.05)
+    said = run(f"{words}/again")
+    assert ("the log states" in said) == disagrees
+    if disagrees:
+        assert f"give {stated / 1.2:.1f} of model FLOPs" in said
 
 
 def test_rows_keep_the_arguments_of_the_log(tmp_path: Path) -> None:
