@@ -38,7 +38,7 @@ _MOST_NAMING = 0.5
 # Identified points that decide on it; the first ones also start the profiler.
 _NAMING_POINTS = 5
 # Weight of the estimates made before the sweep, in seconds of measuring.
-_ESTIMATE_WEIGHS_S = 0.5
+_ESTIMATE_WEIGHS_S = 0.1
 
 
 @dataclass
@@ -363,12 +363,17 @@ class Sweep:
         self.records.append(record)
 
     def _tick(self) -> None:
-        """Reports progress. The time left is the estimate of the rest, scaled by the error of the
-        estimates so far.
+        """Reports progress. The time left is the estimate of the rest, with its references, scaled
+        by the error of the estimates so far.
         """
         progress = self._progress
+        reference = self.job.plan.reference
+        rest_s = self._remaining_s
+        if reference is not None:
+            left = progress.total - progress.done
+            rest_s += reference.estimate_s * left / self.job.plan.reference_every
         progress.elapsed_s = self._elapsed_s()
-        progress.left_s = min(self._pace * self._remaining_s, max(0.0, self._left_s()))
+        progress.left_s = min(self._pace * rest_s, max(0.0, self._left_s()))
         self.on_progress(progress)
 
     def _elapsed_s(self) -> float:

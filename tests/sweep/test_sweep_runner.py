@@ -368,3 +368,15 @@ def test_ctrl_c_ends_the_worker_and_is_raised_on() -> None:
         bench.sweep().run()
     assert bench.workers[0].closed
     assert len(bench.records) == 3
+
+
+def test_the_time_left_is_about_right_after_three_points() -> None:
+    """Each answer takes a second, several times the estimate, and references come between."""
+    bench = Bench(plan_of(40), lambda request: measured(100.0))
+    assert bench.plan.estimate_s < 40 / 3
+    bench.sweep().run()
+    end_s = bench.clock.now_s
+    for progress in bench.progress:
+        if 3 <= progress.done < 30:
+            left_s = end_s - 1 - progress.elapsed_s  # the first answer starts the clock
+            assert 0.75 < progress.left_s / left_s < 1.3
