@@ -16,13 +16,14 @@ from quantbench.cli.output import Lines, check_folder, encoded, output, print_re
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.report.terminal import cliffs_table, section_lines
-from quantbench.store.record import Measured
+from quantbench.store.record import Failed, Measured
 from quantbench.units import counted, parse_duration_s, percent
 from quantbench.workload import Attention, Gemm
 
 if TYPE_CHECKING:
     from quantbench.analysis.check import RunCheck
     from quantbench.analysis.rules import RuleOfThumb
+    from quantbench.store.folder import Run
     from quantbench.sweep.options import SweepOptions
 
 # Number of cliffs shown; --json has all.
@@ -69,6 +70,12 @@ def check(
     folder = run if run is not None else _measure(rules[0], results, budget, as_json=as_json)
     found = check_run(read_one_run(folder), rules=rules)
     print_result(as_json, lambda: _answer(found), _lines(found))
+    if fail_above is not None and (broken := _failed_everywhere(found.run)):
+        raise InputError(
+            "check --fail-above",
+            f"{folder}: every point of {', '.join(broken)} failed",
+            "a run in which each provider was measured",
+        )
     if fail_above is not None and not found.num_curves:
         said = (
             f"{folder} has {counted(found.num_points, 'measured point')}, none with close "
@@ -79,6 +86,14 @@ def check(
         raise typer.Exit(2)
     if fail_above is not None and any(cliff.low > fail_above for cliff in found.cliffs):
         raise typer.Exit(1)
+
+
+def _failed_everywhere(run: Run) -> list[str]:
+    """Returns the providers that failed at a point and were measured at none."""
+    points = [record for record in run.records if record.role == "point"]
+    failed = {one.provider for one in points if isinstance(one.outcome, Failed)}
+    measured = {one.provider for one in points if isinstance(one.outcome, Measured)}
+    return sorted(failed - measured)
 
 
 def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) -> Path:

@@ -104,6 +104,16 @@ def test_a_gate_that_judged_nothing_fails(tmp_path: Path, kept: int) -> None:
     assert refused(f"check {folder} --fail-above 1.2").operation == "check --fail-above"
 
 
+def test_a_gate_fails_if_a_provider_failed_everywhere(tmp_path: Path) -> None:
+    failed = [
+        replace(record, outcome=Failed("wrong_result", "off by 2"), provider="mine:Gemm")
+        for record in staircase()[:20]
+    ]
+    folder = write_simulated(tmp_path, GPU, staircase() + failed)
+    run(f"check {folder}")
+    assert "every point of mine:Gemm failed" in refused(f"check {folder} --fail-above 5").value
+
+
 def test_the_exit_code_is_1_only_when_asked(tmp_path: Path) -> None:
     folder = write_simulated(tmp_path, GPU, staircase())
     run(f"check {folder} --fail-above 1.2", code=1)
