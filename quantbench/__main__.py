@@ -82,12 +82,13 @@ def _wrong_words(error: Exception) -> InputError:
     said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     operation = command.removeprefix("quantbench").strip() or "command line"
     # What refuses a value does not repeat it.
-    refused: list[dict[str, object]] = getattr(error.__cause__, "errors", list)()
-    if refused and repr(refused[0]["input"]) not in said:
-        said = said.replace(": ", f": {refused[0]['input']!r}: ", 1)
-    return InputError(
-        operation, said[:1].lower() + said[1:], f"words as `{command} --help` lists them"
-    )
+    refused: list[dict[str, str]] = getattr(error.__cause__, "errors", list)()
+    expected = f"words as `{command} --help` lists them"
+    if refused:
+        said = f"{said.partition(': ')[0]}: {refused[0]['input']!r}"
+        expected = refused[0]["msg"].removeprefix("Input should be ").partition(", unable")[0]
+        expected = expected.replace("greater than or equal to", "at least")
+    return InputError(operation, said[:1].lower() + said[1:], expected)
 
 
 def _system_error(error: OSError) -> StoreError:

@@ -117,13 +117,15 @@ def export(
     convert runs or a profile to a planner's format."""
     if bool(runs) == bool(gpu):
         raise InputError("profile export", "runs and --gpu" if gpu else "no runs", "one of them")
+    from quantbench.profile.exporters import FORMATS
+
     if to == "profile":
         if planner != PlannerOptions() or gpu:
-            what = "a planner's option without --format"
-            raise InputError("profile export", what, "--format with the planner's name")
+            what = f"--gpu {gpu}" if gpu else "a planner's option"
+            formats = ", ".join(FORMATS)
+            raise InputError("profile export", f"{what} without --format", f"one of {formats}")
         _export_profile(runs or [], target, fit, library, as_json)
         return
-    from quantbench.profile.exporters import FORMATS
     from quantbench.profile.exporters.options import WHO
 
     folder = target or Path(to)

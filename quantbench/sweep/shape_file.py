@@ -123,35 +123,37 @@ def _named_shape(data: object, who: str) -> NamedShape:
     return decode(NamedShape, values, who)
 
 
-def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
+def read_shapes(path: Path, who: str = _WHO) -> tuple[tuple[int, int, int, int], ...]:
     """Reads (m, n, k, batch) from each row of a CSV file with the columns m, n, k and optionally
-    batch; other columns are ignored. Raises InputError naming the file and the line."""
+    batch; other columns are ignored. Raises InputError naming `who`, the file and the line."""
     try:
         with open_text(path) as file:
             reader = csv.DictReader(file)
             columns = reader.fieldnames or ()
             if not set(_NEEDED) <= set(columns):
                 raise InputError(
-                    _WHO,
+                    who,
                     f"{path} has {', '.join(columns) or 'nothing'}",
                     "a CSV file with the columns m, n, k, or a .json file",
                 )
-            shapes = [_shape(path, reader.line_num, row) for row in reader]
+            shapes = [_shape(who, path, reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(_WHO, f"{path} ({reason(error)})", "a CSV file that can be read") from None
+        raise InputError(who, f"{path} ({reason(error)})", "a CSV file that can be read") from None
     if not shapes:
-        raise InputError(_WHO, f"{path} has no rows", "at least one shape")
+        raise InputError(who, f"{path} has no rows", "at least one shape")
     return tuple(shapes)
 
 
-def _shape(path: Path, line: int, row: dict[str, str | None]) -> tuple[int, int, int, int]:
+def _shape(
+    who: str, path: Path, line: int, row: dict[str, str | None]
+) -> tuple[int, int, int, int]:
     values = []
     for name in (*_NEEDED, *_DEFAULTS):
         text = (row.get(name) or _DEFAULTS.get(name, "")).strip()
         # Python's own error for integers of thousands of digits does not name the line.
         if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) < 2**31:
             raise InputError(
-                _WHO, f"{path}:{line} {name} = {text[:40]!r}", f"an integer from 1 to {2**31 - 1:,}"
+                who, f"{path}:{line} {name} = {text[:40]!r}", f"an integer from 1 to {2**31 - 1:,}"
             )
         values.append(int(text))
     m, n, k, batch = values

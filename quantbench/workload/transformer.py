@@ -184,6 +184,9 @@ class TransformerShape:
     def _require_experts(self) -> None:
         """Raises InputError for experts that cannot be, and for sizes of experts without them."""
         who = "TransformerShape"
+        if self.experts and not (self.top_k and self.moe_ffn):
+            what = f"experts = {self.experts} without top_k or moe_ffn"
+            raise InputError(who, what, "both as well")
         if self.experts:
             require_distribution(self.routing, self.experts)
             try:

@@ -363,3 +363,18 @@ def test_training_logs_named_absolutely_and_relatively_are_one_report(
 def test_brackets_in_a_name_are_no_markup() -> None:
     words = "sweep --dim n=64 -m 64 -k 64 --provider [/b]:X --gpu a100 --dry-run"
     assert "'[/b]:X' (no module named '[/b]')" in str(refused(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "advise --hidden 4096 --heads 32 --gpu h100 --experts 8",
+            "experts = 8 without top_k or moe_ffn",
+        ),
+        ("profile export --gpu h100", "--gpu h100 without --format"),
+        ("profile export --gpu h100 --format csv --grid no.csv", "--grid: no.csv (No such file"),
+    ],
+)
+def test_errors_name_what_was_typed(words: str, said: str) -> None:
+    assert said in str(refused(words))

@@ -85,7 +85,8 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
     works: dict[str, list[Any]] = {}
     if options.grid is not None:
         works["gemm"] = [
-            Gemm(m, n, k, batch, dtype, "nt") for m, n, k, batch in read_shapes(options.grid)
+            Gemm(m, n, k, batch, dtype, "nt")
+            for m, n, k, batch in read_shapes(options.grid, "--grid")
         ]
     else:
         products = GemmTimes(profile, dtype, options.library)
