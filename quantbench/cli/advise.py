@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from quantbench.advice import Advice, Advised, OpCost, ShapeCost, Space
     from quantbench.latency.estimate import Estimate
 
-_WHO = "advise"
 # Columns of a terminal that tables with reasons need; in a narrower one the reasons follow the
 # table.
 _WIDE = 140
@@ -42,6 +41,8 @@ _gate = partial(option, panel="Check in continuous integration")
 @with_sizes("mbs", "tp", "experts", "top-k", "moe-ffn", "ep")
 class AdviseOptions(TimesOptions, ShapeOptions):
     """The options of `advise` as typed; "" and None stand for the default."""
+
+    who: ClassVar[str] = "advise"
 
     routing: str = ROUTING
     top: int | None = _search(
@@ -86,14 +87,14 @@ def advise(arguments: AdviseOptions) -> Result:
         check_file("write JUnit", junit)
     if out is not None:
         check_file("--shapes-out", out, suffix=SUFFIX)
-    times, kernels = arguments.times(_WHO)
-    shape, chosen = chosen_model(_WHO, arguments, times.device)
+    times, kernels = arguments.times()
+    shape, chosen = chosen_model(arguments, times.device)
     assumed = [*chosen, *(f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name))]
     if shape.dropout:
         assumed.append("dropout is not timed")
     if arguments.profile is None:
         experts = bool(shape.experts)
-        assumed.append(arguments.words(_WHO, times.device, shape.dtype, experts=experts))
+        assumed.append(arguments.words(times.device, shape.dtype, experts=experts))
     top = TOP if arguments.top is None else arguments.top
     advice = advice_on(
         shape, times, space=space, top=top, kernels=kernels, library=arguments.library
@@ -115,7 +116,7 @@ def _space(keep: str) -> Space:
     kept = {}
     for word in filter(None, keep.split(",")):
         name = word.strip().replace("-", "_")
-        kept[require_choice(_WHO, "--keep", name, DIMENSIONS)] = True
+        kept[require_choice(AdviseOptions.who, "--keep", name, DIMENSIONS)] = True
     return Space(keep=tuple(kept))
 
 

@@ -101,8 +101,7 @@ class Setup:
     @cached_property
     def model(self) -> tuple[TransformerShape, tuple[str, ...]]:
         """The shape, and what was assumed about it as text."""
-        needed = ("hidden", "heads", "layers", "vocab")
-        return chosen_model(_WHO, self.options, self.where.device, needed=needed)
+        return chosen_model(self.options, self.where.device)
 
     @property
     def shape(self) -> TransformerShape:
