@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from rich.table import Table
@@ -283,14 +283,14 @@ def check_layout(setup: Setup, *, explain: bool = False) -> Result:
     layout = setup.layout()
     job = setup.job(gpus=setup.options.gpus or layout.gpus)
     broken = violations(job, layout)
-    strict = sum(v.constraint.strict for v in broken)
+    strict = sum(v.strict for v in broken)
     times = setup.times_of(job.cluster.device)
     calibration = setup.calibration(job)
     assumed = setup.assumed(one_layout=True)
     prediction = None if strict else Planner(job, times, calibration).predict(layout)
     answer = {
         "job": job_to_json(job, calibration, times.note, assumed),
-        "violations": [{**asdict(v.constraint), "message": v.message} for v in broken],
+        "violations": broken,
         "layout": layout,
         "prediction": None if prediction is None else prediction.to_json(),
     }
@@ -302,7 +302,7 @@ def check_layout(setup: Setup, *, explain: bool = False) -> Result:
         counts = f"{strict} rules make it impossible, {len(broken) - strict} cost time"
         yield f"{layout}: {counts if broken else 'keeps every rule'}"
         for v in broken:
-            effect = ("impossible", "red") if v.constraint.strict else ("costs time", "yellow")
+            effect = ("impossible", "red") if v.strict else ("costs time", "yellow")
             yield "  ", effect, f" {v}"
         if prediction is not None:
             yield from _prediction_lines(prediction, limit_bytes(job))

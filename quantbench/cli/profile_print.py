@@ -171,7 +171,7 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
             for kind, words, provider, rows in _all_parts(profile)
         ),
         "models": model_lines(profile),
-        "cliffs": profile.cliffs,
+        "cliffs": encode(profile.cliffs),
         "findings": encode(profile.findings),
     }
 
