@@ -65,6 +65,12 @@ STACKS = {
     # PyTorch's FSDP or DDP without torch.compile.
     "eager": Stack("eager", fsdp=True),
 }
+_UNKNOWN = Stack(overlaps=False)
+
+
+def software(stack: str) -> Stack:
+    """Returns the stack of a name, or what is assumed of an unknown one."""
+    return STACKS.get(stack, _UNKNOWN)
 
 
 def _within(low: float, high: float, default: Any = MISSING) -> Any:

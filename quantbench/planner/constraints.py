@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quantbench.megatron import softmax_objections
-from quantbench.planner.calibration import STACKS
+from quantbench.planner.calibration import software
 from quantbench.planner.layout import Job, Layout
 from quantbench.quantization import ALIGNED_ELEMENTS
 from quantbench.units import percent
@@ -138,8 +138,7 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[str, str]]:
     elif ranks % layout.ep:
         text = f"ep {layout.ep} of {ranks} tensor- and data-parallel GPUs"
         yield "experts", f"{text}; take a divisor of {ranks}"
-    combines = job.stack in STACKS and STACKS[job.stack].stages_with_zero
-    if layout.zero > 1 and pp > 1 and not combines:
+    if layout.zero > 1 and pp > 1 and not software(job.stack).stages_with_zero:
         text = f"ZeRO-{layout.zero} shards what pipeline stages accumulate over micro-batches, and"
         text += f" {job.stack or 'DeepSpeed'} refuses it with pp {pp}"
         change = "take zero = 1, pp = 1, or a stack that combines them (torchtitan)"

@@ -16,7 +16,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from quantbench.latency.interconnect import NODE_LATENCY_S
-from quantbench.planner.calibration import STACKS, Calibration
+from quantbench.planner.calibration import Calibration, software
 from quantbench.planner.layer_time import NO_TIME, LayerTimes, Span
 from quantbench.planner.layout import Job, Layout, stages_of
 from quantbench.planner.memory import embedding_parameters, stage_parameters
@@ -185,8 +185,9 @@ def ring_passes(job: Job, layout: Layout) -> tuple[int, int]:
     micro_batches = layout.micro_batches(job.gbs)
     if layout.zero == 3:
         return 2 * micro_batches, micro_batches
-    fsdp = job.stack in STACKS and STACKS[job.stack].fsdp
-    return micro_batches if fsdp else 1, micro_batches
+    if software(job.stack).fsdp:
+        return micro_batches, micro_batches
+    return 1, micro_batches
 
 
 def data_parallel_s(
