@@ -19,6 +19,7 @@ from quantbench.profile.exporters.options import (
     WHO,
     Exported,
     ExportOptions,
+    Rows,
     attentions,
     collectives,
     csv_text,
@@ -32,8 +33,6 @@ from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
 from quantbench.workload import Attention, Gemm, TransformerShape
 from quantbench.workload.presets import preset
-
-Rows = list[dict[str, Any]]
 
 # Names and sizes: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and
 # data/profiling/ of its source tree.
