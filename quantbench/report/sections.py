@@ -9,6 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from rich.text import Text
+
 from quantbench.analysis.check import RunCheck
 from quantbench.analysis.jumps import CommonCliff
 from quantbench.analysis.periods import Period
@@ -30,6 +32,7 @@ from quantbench.units import dashed, duration, percent, signed_percent
 # steps.
 _MOST_ALIKE = 3
 _MOST_COMMON = 24
+_VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yellow"}
 
 
 def steps_section(check: RunCheck) -> Section | None:
@@ -112,7 +115,8 @@ def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | No
     for one in sorted(verdicts, key=lambda one: VERDICTS.index(one.verdict)):
         if one.num_pairs:
             pairs = str(one.num_pairs)
-            rows.append((one.predicate, one.verdict, _effect(one), pairs, one.reason or one.claim))
+            verdict = Text(one.verdict, style=_VERDICT_STYLE[one.verdict])
+            rows.append((one.predicate, verdict, _effect(one), pairs, one.reason or one.claim))
     table = None
     note = ""
     if rows:
