@@ -19,12 +19,12 @@ from threadpoolctl import threadpool_limits  # comes with scikit-learn, which ne
 from quantbench.device.cpu import cpu_info
 from tools.accuracy import formats
 from tools.accuracy.attention import AttentionTable, attention_lines, decode_table, read_attention
-from tools.accuracy.contests import Step, run_contests
-from tools.accuracy.gemm import Absent, packaged_contests
+from tools.accuracy.contests import Plan, run_contests
+from tools.accuracy.gemm import packaged_contests
 from tools.accuracy.moe import accuracy_table
 from tools.accuracy.published import published_table
 from tools.accuracy.scoring import COLUMNS, Line, cells
-from tools.accuracy.tables import SHIPPED_GPUS, PackagedTable, read_packaged
+from tools.accuracy.tables import SHIPPED_GPUS, GemmTable, read_packaged
 from tools.guide.markers import table as markdown_table
 from tools.guide.markers import write_between
 
@@ -41,12 +41,14 @@ _SEEDS = (0, 1, 2)
 _PACKAGES = ("quantbench", "numpy", "scipy", "scikit-learn")
 
 
-def gemm_origins(tables: Iterable[PackagedTable]) -> list[str]:
+def gemm_origins(tables: Iterable[GemmTable]) -> list[str]:
     """Describes each device's GEMM table, and the versions and CPU used."""
     lines = []
-    for of in tables:
-        what = f"{of.package}: {of.file} ({of.framework} {of.version}, sha256 {of.sha256[:12]})"
-        lines.append(f"{of.gpu}: {len(of):,} rows of {of.dtype} from {what}")
+    for table in tables:
+        of = table.provenance
+        framework = f"{of['framework']} {of['framework_version']}, sha256 {of['sha256']:.12}"
+        what = f"{of['package']}: {of['table']} ({framework})"
+        lines.append(f"{table.gpu}: {len(table):,} rows of {table.dtype} from {what}")
     return [*lines, _made_with()]
 
 
@@ -55,7 +57,7 @@ def attention_origins(tables: Iterable[tuple[str, AttentionTable]]) -> list[str]
     lines = []
     for gpu, table in tables:
         parts = []
-        for source, of in table.sources.items():
+        for source, of in table.provenance.items():
             rows = f"{of['rows']:,} rows of {of['provider']}"
             parts.append(f"{source}, {rows}, sha256 {str(of['sha256'])[:12]}")
         lines.append(f"{gpu}: {'; '.join(parts)}")
@@ -67,9 +69,9 @@ def _made_with() -> str:
     return f"Made with {packages}; times on one core of {cpu_info().name}"
 
 
-def markdown(lines: Sequence[Line], absent: Sequence[Absent], origins: Sequence[str] = ()) -> str:
-    """Formats one section per protocol and device, then the absent contestants, then `origins`
-    (sources).
+def markdown(lines: Sequence[Line], plan: Plan, origins: Sequence[str]) -> str:
+    """Formats one section per protocol and device, then the plan's contestants that cannot run,
+    then `origins` (sources).
     """
     parts = []
     for protocol, meaning in _PROTOCOLS.items():
@@ -81,8 +83,10 @@ def markdown(lines: Sequence[Line], absent: Sequence[Absent], origins: Sequence[
             parts.append(f"**{meaning}.**\n")
         for gpu, of_gpu in by_gpu.items():
             parts += [f"### {gpu}\n", _section(of_gpu)]
-    for one in absent:
-        parts.append(f"- {one.gpu}: {one.model} is left out: {one.reason}.")
+    for contest, contestants in plan:
+        for one in contestants:
+            if one.missing:
+                parts.append(f"- {contest.table.gpu}: {one.name} is left out: {one.missing}.")
     parts += [f"- {origin}." for origin in origins]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -121,13 +125,13 @@ def _formats(work: Path) -> Iterator[tuple[str, str]]:
 
 
 def _gemm(work: Path) -> Iterator[tuple[str, str]]:
-    plan, absent = packaged_contests(SHIPPED_GPUS, _ROWS)
-    lines = list(run_contests(plan, _SEEDS, _say))
-    yield "gemm", markdown(lines, absent, gemm_origins(read_packaged(gpu) for gpu in SHIPPED_GPUS))
+    plan = packaged_contests(SHIPPED_GPUS, _ROWS)
+    lines = list(run_contests(plan, _SEEDS, _print))
+    yield "gemm", markdown(lines, plan, gemm_origins(read_packaged(gpu) for gpu in SHIPPED_GPUS))
 
 
 def _attention(work: Path) -> Iterator[tuple[str, str]]:
-    lines = list(attention_lines(SHIPPED_GPUS, _ROWS, _SEEDS, _say))
+    lines = list(attention_lines(SHIPPED_GPUS, _ROWS, _SEEDS, _print))
     origins = attention_origins((gpu, read_attention(gpu)) for gpu in SHIPPED_GPUS)
     yield "attention", markdown(lines, [], origins)
 
@@ -136,7 +140,7 @@ _SECTIONS: dict[str, Callable[[Path], Iterable[tuple[str, str]]]] = {
     "formats": _formats,
     "gemm": _gemm,
     "attention": _attention,
-    "decode": lambda work: [("decode", decode_table(_print))],
+    "decode": lambda work: [("decode", decode_table(_SEEDS, _print))],
     "moe": lambda work: [("moe", accuracy_table(_SEEDS, _print))],
     "published": lambda work: [("published", published_table(_SEEDS, _print))],
 }
@@ -192,10 +196,6 @@ def _typical(errors: Sequence[str]) -> tuple[float, float]:
 
 def _print(text: str) -> None:
     print(text, flush=True)
-
-
-def _say(step: Step) -> None:
-    _print(f"{100 * step.done / step.total:3.0f} % {step.text}")
 
 
 if __name__ == "__main__":
