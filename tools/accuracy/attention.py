@@ -5,7 +5,7 @@ judges decoding.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,13 +24,14 @@ from tools.accuracy.contests import (
     Answer,
     Contest,
     Contestant,
+    Plan,
     gaussian_process,
     ours,
     roofline,
     run_contests,
     unfitted,
 )
-from tools.accuracy.scoring import Line, Split
+from tools.accuracy.scoring import Split
 from tools.guide.markers import table as markdown
 
 FloatArray = npt.NDArray[np.float64]
@@ -181,14 +182,11 @@ def fitted_roofline(train_rows: int) -> Contestant:
     return Contestant("roofline with fitted launch and efficiency", train_rows, answer)
 
 
-def attention_lines(
-    gpus: Sequence[str], rows: int, seeds: Sequence[int], progress: Callable[[str], None]
-) -> Iterator[Line]:
-    """Yields one line of metrics per device and contestant, each as soon as it is done."""
+def attention_contests(gpus: Sequence[str], rows: int) -> Plan:
+    """Plans the comparison on each device's tables."""
     contestants = [ours(rows), unfitted(), roofline(), fitted_roofline(rows)]
     contestants.append(gaussian_process(rows))
-    plan = [(Contest(read_attention(gpu), "heads"), contestants) for gpu in gpus]
-    return run_contests(plan, seeds, progress)
+    return [(Contest(read_attention(gpu), "heads"), contestants) for gpu in gpus]
 
 
 _DECODE_COLUMNS = (

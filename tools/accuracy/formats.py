@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -78,7 +79,7 @@ def judge(work: Path, keys: Sequence[Key], report: Callable[[str], None]) -> Non
         entry = {
             "key": name,
             "version": measured.provenance["framework_version"],
-            "line": line.to_json(),
+            "line": asdict(line),
         }
         with work.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(entry) + "\n")

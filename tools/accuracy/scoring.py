@@ -5,7 +5,7 @@ coverage, cliffs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import nan
 from operator import attrgetter
 from typing import Any
@@ -174,9 +174,6 @@ class Line:
     cliff_precision: float | None = None
     fit_s: float | None = None
     shapes_per_s: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 _AVERAGED = ("unanswered", "coverage", "cliff_recall", "cliff_precision")

@@ -23,7 +23,7 @@ from quantbench.analysis.summary import Point, points_of, rows_of
 from quantbench.cli.output import SafeConsole
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import QuantbenchError, StoreError
+from quantbench.errors import StoreError
 from quantbench.importers import aiconfigurator
 from quantbench.importers.runs import write_run
 from quantbench.quantization import cdiv, quantize
@@ -284,22 +284,9 @@ def write_front(root: Path) -> list[Path]:
     }
     draw_staircase(found, root / PICTURE)
     path = root / PAGE
-    try:
-        path.write_text(fill(path.read_text(encoding="utf-8"), values), encoding="utf-8")
-    except OSError as error:
-        raise StoreError("front page", f"{path} ({error.strerror})", "a checkout") from None
+    path.write_text(fill(path.read_text(encoding="utf-8"), values), encoding="utf-8")
     return [root / PICTURE, path]
 
 
-def main() -> None:
-    """Writes the page and prints the written paths."""
-    try:
-        for path in write_front(Path()):
-            print(path)
-    except QuantbenchError as error:
-        print(f"quantbench: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-
-
 if __name__ == "__main__":
-    main()
+    print(*write_front(Path()), sep="\n")
