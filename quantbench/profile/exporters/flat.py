@@ -10,10 +10,12 @@ from typing import Any
 
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.model_times import ModelTimes
-from quantbench.profile.exporters.modelled import MODEL_SITES, GemmTimes, model_rows
+from quantbench.profile.exporters.aiconfigurator_modelled import model_rows
+from quantbench.profile.exporters.modelled import MODEL_SITES, GemmTimes
 from quantbench.profile.exporters.options import (
     Exported,
     ExportOptions,
+    Rows,
     csv_text,
     dtype_of,
     require_gpu,
@@ -28,8 +30,6 @@ from quantbench.workload import Attention, Gemm, MoE
 #: columns that `quantbench import csv` names differently, and columns that it does not read
 _MAPPED = {"latency_us": "latency=latency_us:us"}
 _UNMAPPED = ("low_us", "high_us", "grade", "origin", "block_m", "block_n", "split_k")
-
-Rows = list[dict[str, Any]]
 
 
 def export_csv(profile: Profile, options: ExportOptions, out: Exported) -> None:
@@ -53,8 +53,7 @@ def export_parquet(profile: Profile, options: ExportOptions, out: Exported) -> N
     """Writes `<kind>.parquet` for every kind with rows."""
     for kind, rows in _tables(profile, options, out).items():
         table = profile.tables[kind]
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        content = to_parquet(table) if len(table) else parquet_bytes(columns)
+        content = to_parquet(table) if len(table) else parquet_bytes(rows)
         out.write(content, f"{kind}.parquet")
     out.use.append(f"pandas.read_parquet('{out.paths[0]}')")
 
@@ -90,8 +89,10 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
         ]
     else:
         products = GemmTimes(profile, dtype, options.library)
-        rows = model_rows(products, dtype, pairs, profile.tables["gemm"])
-        works["gemm"] = [Gemm(m, n, k, dtype=dtype, layout="nt") for m, n, k, *_ in rows]
+        works["gemm"] = [
+            Gemm(row["m"], row["n"], row["k"], dtype=dtype, layout="nt")
+            for row in model_rows(products, pairs, profile.tables["gemm"])
+        ]
         half = "fp16" if profile.device.peak("bf16") is None else "bf16"
         heads = [one for one in wanted.heads or MODEL_HEADS if not one.window]
         works["attention"] = [
