@@ -104,11 +104,6 @@ class Advice:
         return not (self.too_large or self.cost.misaligned or self.shape.mbs in batches)
 
     @property
-    def mends(self) -> tuple[Advised, ...]:
-        """Shapes compared with this one that waste little by misaligned rows."""
-        return tuple(one for one in self.compared if not one.cost.misaligned)
-
-    @property
     def compared(self) -> tuple[Advised, ...]:
         """All other shapes in this advice, each once."""
         found = {one.found.shape: one for one in (*self.neighbours, *self.alike, *self.singles)}

@@ -370,7 +370,7 @@ def _misaligned_words(advice: Advice) -> str:
     ops = advice.cost.misaligned
     share = percent(sum(op.waste_us for op in ops) / advice.cost.latency.latency_us)
     words = f"Do not keep it: misaligned rows waste {share} ({ops[0].edges[0].words}); "
-    mends = [one for one in advice.mends if one.found.shape.mbs == advice.shape.mbs]
+    mends = [one for one in advice.compared if not one.cost.misaligned]
     if mends:
         best = max(mends, key=lambda one: one.found.gain)
         return f"{words}aligned: {best.changes}, by {best.found.gain_words}, not surely faster"

@@ -126,11 +126,6 @@ def _write(
     return Result(summaries, (*lines, *missing, next_command))
 
 
-# Sizes of a model among a log's arguments.
-_MODEL_SIZES = (
-    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "tied", "seq", "vocab",
-    "experts", "top_k", "moe_ffn",
-)  # fmt: skip
 # Largest relative difference of stated and computed TFLOP/s that is not mentioned.
 _STATED_TOLERANCE = 0.05
 
@@ -143,21 +138,27 @@ def _stated_words(summary: TrainingSummary, arguments: Mapping[str, Any]) -> Ite
     from quantbench.workload import TransformerShape
 
     stated = summary.tflops
-    sizes = {name: arguments[name] for name in _MODEL_SIZES if name in arguments}
-    if stated is None or not summary.gpus or not {"hidden", "heads", "layers", "seq"} <= set(sizes):
+    names = {one.name for one in fields(TransformerShape)}
+    sizes = {name: arguments[name] for name in names & arguments.keys()}
+    if (
+        stated is None
+        or not summary.gpus
+        or not {"hidden", "heads", "layers", "seq"} <= sizes.keys()
+    ):
         return
     try:
         shape = TransformerShape(**sizes)
     except InputError:
         return
-    gpu_s = summary.sec_per_it * summary.gpus
-    recompute = arguments.get("recompute", "none")
-    done = (model_flops(shape, summary.gbs), hardware_flops(shape, summary.gbs, recompute))
-    computed = [flops / gpu_s / 1e12 for flops in done]
-    if all(abs(stated / one - 1) > _STATED_TOLERANCE for one in computed):
+    flops_per_tflop_s = summary.sec_per_it * summary.gpus * 1e12
+    model = model_flops(shape, summary.gbs) / flops_per_tflop_s
+    hardware = (
+        hardware_flops(shape, summary.gbs, arguments.get("recompute", "none")) / flops_per_tflop_s
+    )
+    if all(abs(stated / one - 1) > _STATED_TOLERANCE for one in (model, hardware)):
         yield (
             f"{summary.name}: the log states {stated:.1f} TFLOP/s per GPU; its sizes and times "
-            f"give {computed[0]:.1f} of model FLOPs, {computed[1]:.1f} of hardware FLOPs"
+            f"give {model:.1f} of model FLOPs, {hardware:.1f} of hardware FLOPs"
         )
 
 
