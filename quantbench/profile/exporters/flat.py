@@ -4,7 +4,9 @@ units; a profile without rows gives modelled rows of a grid, each with its inter
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from quantbench.latency.attention import AttentionModel
@@ -36,8 +38,8 @@ def export_csv(profile: Profile, options: ExportOptions, out: Exported) -> None:
         out.write(csv_text(rows), f"{kind}.csv")
     if profile.device.kind == "cpu":  # `import csv` knows GPUs only
         return
-    for kind in (kind for kind in out.rows if len(profile.tables[kind])):
-        if kind == "moe":  # `import csv` reads no experts
+    for kind in out.rows:
+        if kind == "moe" or not len(profile.tables[kind]):  # `import csv` reads no experts
             continue
         names = [name for name in profile.tables[kind].columns if name not in _UNMAPPED]
         mapped = ",".join(_MAPPED.get(name, f"{name}={name}") for name in names)
@@ -71,20 +73,17 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
     require_gpu(profile, "rows that are modelled")
     dtype = dtype_of(profile, options)
     wanted = served(options)
-    pairs = wanted.products or MODEL_SITES
-    works: dict[str, list[Any]] = {
-        "gemm": [Gemm(m, n, k, dtype=dtype, layout="nt") for n, k in pairs for m in M_GRID]
-    }
+    works: dict[str, list[Any]] = {"gemm": [], "attention": []}
     if options.grid is not None:
-        works["gemm"] = [
-            Gemm(m, n, k, batch, dtype, "nt") for m, n, k, batch in read_shapes(options.grid)
-        ]
+        for m, n, k, batch in read_shapes(options.grid):
+            works["gemm"].append(Gemm(m, n, k, batch, dtype, "nt"))
     else:
+        for (n, k), m in product(wanted.products or MODEL_SITES, M_GRID):
+            works["gemm"].append(Gemm(m, n, k, dtype=dtype, layout="nt"))
         half = "fp16" if profile.device.peak("bf16") is None else "bf16"
-        heads = [one for one in wanted.heads or MODEL_HEADS if not one.window]
-        works["attention"] = [
-            work for one in heads for work in (*one.prompts(half), *one.decodes(half))
-        ]
+        for one in wanted.heads or MODEL_HEADS:
+            if not one.window:
+                works["attention"] += [*one.prompts(half), *one.decodes(half)]
         works["moe"] = [replace(one, dtype=dtype) for one in wanted.experts]
     times = ModelTimes(profile.device)
     accuracy = {
@@ -92,20 +91,18 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
         Attention: AttentionModel.best(profile.device).provenance,
         MoE: {},
     }
-    found = {
-        kind: [
-            {
-                **{name: getattr(work, name) for name in LAYOUTS[kind].keys[:-1]},
-                "latency_us": one.latency_us,
-                "low_us": one.low_us,
-                "high_us": one.high_us,
+    found: dict[str, Rows] = defaultdict(list)
+    for kind, of_kind in works.items():
+        for work, time in zip(of_kind, times.estimates(of_kind), strict=True):
+            row = {name: getattr(work, name) for name in LAYOUTS[kind].keys[:-1]}
+            held_out = accuracy[type(work)].get("held_out", {})
+            row |= {
+                "latency_us": time.latency_us,
+                "low_us": time.low_us,
+                "high_us": time.high_us,
                 "origin": "modelled",
-                "held_out_median_pct": accuracy[type(work)].get("held_out", {}).get("median_pct"),
+                "held_out_median_pct": held_out.get("median_pct"),
             }
-            for work, one in zip(of_kind, times.estimates(of_kind), strict=True)
-        ]
-        for kind, of_kind in works.items()
-        if of_kind
-    }
+            found[kind].append(row)
     out.notes += [f"every row is modelled: {note}" for note in times.note.split("; ")]
     return found
