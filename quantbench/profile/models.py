@@ -119,11 +119,12 @@ class Models:
     attention: AttentionModel | None = None
 
     def product(self, dtype: str, library: str = "") -> GemmModel | None:
-        """Returns the model of a dtype and library ("": the first), None if there is none."""
-        for model in self.gemm:
-            if model.dtype == dtype and library in ("", model.library):
+        """Returns the model of a dtype: the library's, or else the first; None without one."""
+        of_dtype = [model for model in self.gemm if model.dtype == dtype]
+        for model in of_dtype:
+            if library and model.library == library:
                 return model
-        return None
+        return next(iter(of_dtype), None)
 
 
 def models_to_json(models: Models) -> Json:

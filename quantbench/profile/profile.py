@@ -174,10 +174,9 @@ class Profile:
         """Returns the time of softmax over the last dimension of (batch, rows, cols); batch: heads
         / TP × MBS.
         """
-        if mask == "causal" and np.any(np.asarray(rows) != np.asarray(cols)):
-            raise InputError(
-                "profile.softmax", "mask = 'causal' with rows unlike cols", "rows equal to cols"
-            )
+        if mask == "causal" and np.any(np.not_equal(rows, cols)):
+            what = "mask = 'causal' with rows unlike cols"
+            raise InputError("profile.softmax", what, "rows equal to cols")
         return self._shapes.estimate(
             "softmax", (dtype, mask, direction, provider), (batch, rows, cols)
         )
@@ -197,11 +196,10 @@ class Profile:
         provider: str | None = None,
     ) -> Answer:
         """Returns the time of fused attention. kv_heads: 0 means as many as heads."""
-        if causal and np.any(np.asarray(seq_q) != np.asarray(seq_k)):
-            raise InputError(
-                "profile.attention", "causal with seq_q unlike seq_k", "seq_q equal to seq_k"
-            )
-        kv: Any = np.where(np.asarray(kv_heads) == 0, heads, kv_heads)
+        if causal and np.any(np.not_equal(seq_q, seq_k)):
+            what = "causal with seq_q unlike seq_k"
+            raise InputError("profile.attention", what, "seq_q equal to seq_k")
+        kv: Any = np.where(np.equal(kv_heads, 0), heads, kv_heads)
         if type(kv_heads) is int:  # a plain number stays one, so that the answer is cached
             kv = kv_heads or heads
         if np.any(np.asarray(heads) % np.maximum(kv, 1) != 0):

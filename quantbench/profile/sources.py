@@ -154,7 +154,7 @@ def _product_base(
         raise UnsupportedError(
             "profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}"
         )
-    fitted = models.product(dtype, library) or models.product(dtype)
+    fitted = models.product(dtype, library)
     if fitted is not None:
         return partial(_product, fitted, layout, 0.0), fitted.note, True
     model, note = best_gemm_model(device, dtype, library, models.product)

@@ -79,10 +79,9 @@ def gemm_rows(
 ) -> Rows:
     """Returns rows of products that were not measured, with the model's intervals. m: (rows,)."""
     rows = []
-    for size, us, spread in zip(
-        m.tolist(), latency_us.tolist(), times.spread(m, n, k), strict=True
-    ):
-        dtype = NAMES.get(times.dtype, times.dtype)
+    dtype = NAMES.get(times.dtype, times.dtype)
+    columns = (m.tolist(), latency_us.tolist(), times.spread(m, n, k))
+    for size, us, spread in zip(*columns, strict=True):
         rows.append(perf_row("gemm", source, us, spread, gemm_dtype=dtype, m=size, n=n, k=k))
     return rows
 
