@@ -16,7 +16,7 @@ from quantbench.profile import Profile, Table
 from quantbench.profile.models import Models
 from tools.accuracy.tables import GemmTable, read_packaged
 
-SITES = 120
+SITES = 50
 ROWS = 2000
 
 
