@@ -359,7 +359,7 @@ def test_columns_about_the_software_and_the_network(tmp_path: Path) -> None:
     assert (case.job.stack, case.job.dp_overlap) == ("torchtitan", 0.5)
     assert case.job.cluster.node_gb_per_s == 100.0
     assert (case.job.shape.head_dim, case.job.shape.tied) == (256, False)
-    assert [v.constraint.name for v in strict_violations(case.job, case.layout)] == ["experts"]
+    assert [v.name for v in strict_violations(case.job, case.layout)] == ["experts"]
 
 
 def test_columns_of_a_recipe_and_of_experts() -> None:

@@ -30,7 +30,8 @@ from quantbench.quantization import cdiv, quantize
 from quantbench.report.canvas import CLIFF_COLOUR, figure
 from quantbench.report.content import PALETTE
 from quantbench.report.source import picture_caption
-from quantbench.report.sweep_result import ops_line, sweep_table
+from quantbench.report.sweep_result import ops_line, sizes_table
+from quantbench.report.terminal import drawn
 from quantbench.stats import median
 from quantbench.store.folder import Run, read_run
 from quantbench.store.run import RunInfo
@@ -253,7 +254,9 @@ def sweep_text(run: Run) -> str:
     """Returns the last rows of the table with which the stored sweep ended."""
     rows = rows_of(points_of(run.records, run.info.device))
     shown_text = StringIO()
-    SafeConsole(width=120, file=shown_text).print(sweep_table(rows, check_run(run, rules=())))
+    SafeConsole(width=120, file=shown_text).print(
+        drawn(sizes_table(rows, check_run(run, rules=())), narrowest=20)
+    )
     head, *lines = [line.rstrip() for line in shown_text.getvalue().splitlines()]
     shown = [ops_line(rows), head, "…", *lines[-_SHOWN_ROWS:]]
     return _block("quantbench sweep --dim hidden", shown)
