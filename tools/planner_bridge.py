@@ -114,7 +114,7 @@ def bridge_runs(
             refused[str(error)] += 1
             continue
         if not is_possible(case.job, case.layout):
-            broken = [one.constraint.name for one in strict_violations(case.job, case.layout)]
+            broken = [one.name for one in strict_violations(case.job, case.layout)]
             refused[f"{found.row_id}: layout that breaks {', '.join(broken)}"] += 1
             continue
         runs.append((case, found.sec_per_it or 0.0, found.table))

@@ -10,9 +10,9 @@ from quantbench.advice.advise import Advice, Advised
 from quantbench.advice.cost import LOWER_BOUND, OpCost, ShapeCost
 from quantbench.junit import Case, write_suite
 from quantbench.latency.estimate import Estimate
+from quantbench.store.typed import encode
 from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.units import percent
-from quantbench.workload import workload_to_json
 
 _ADVICE_FORMAT = "quantbench-advice"
 _ADVICE_VERSION = 1
@@ -77,7 +77,7 @@ def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
     tile = cost.launch and cost.launch.tile
     return {
         "op": cost.op.label,
-        "workload": workload_to_json(cost.op.workload),
+        "workload": encode(cost.op.workload),
         "count": cost.op.count,
         **_latency(cost.latency),
         "share": cost.total_us / whole.latency.latency_us,
@@ -89,7 +89,7 @@ def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
             {
                 "kind": one.edge.kind,
                 "reason": one.edge.words,
-                "before": workload_to_json(one.edge.before),
+                "before": encode(one.edge.before),
                 "waste_us": one.waste_us,
                 "waste_low_us": one.low_us,
                 "waste_high_us": one.high_us,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from quantbench.advice import Advice, Advised, OpCost, ShapeCost, Space
     from quantbench.latency.estimate import Estimate
 
-_WHO = "advise"
 # Columns of a terminal that tables with reasons need; in a narrower one the reasons follow the
 # table.
 _WIDE = 140
@@ -42,6 +41,8 @@ _gate = partial(option, panel="Check in continuous integration")
 @with_sizes("mbs", "tp", "experts", "top-k", "moe-ffn", "ep")
 class AdviseOptions(TimesOptions, ShapeOptions):
     """The options of `advise` as typed; "" and None stand for the default."""
+
+    who: ClassVar[str] = "advise"
 
     routing: str = ROUTING
     top: int | None = _search(
@@ -80,20 +81,25 @@ def advise(arguments: AdviseOptions) -> Result:
 
     out = arguments.shapes_out
     junit = arguments.junit
-    allowed = percentage("--fail-over", arguments.fail_over) if arguments.fail_over else None
+    allowed = None
+    if arguments.fail_over:
+        allowed = percentage("--fail-over", arguments.fail_over)
     space = _space(arguments.keep)
     if junit is not None:
         check_file("write JUnit", junit)
     if out is not None:
         check_file("--shapes-out", out, suffix=SUFFIX)
-    times, kernels = arguments.times(_WHO)
-    shape, chosen = chosen_model(_WHO, arguments, times.device)
-    assumed = [*chosen, *(f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name))]
+    times, kernels = arguments.times()
+    shape, chosen = chosen_model(arguments, times.device)
+    assumed = list(chosen)
+    for name in ("mbs", "tp"):
+        if not getattr(arguments, name):
+            assumed.append(f"{name} = 1")
     if shape.dropout:
         assumed.append("dropout is not timed")
     if arguments.profile is None:
-        experts = bool(shape.experts)
-        assumed.append(arguments.words(_WHO, times.device, shape.dtype, experts=experts))
+        words = arguments.words(times.device, shape.dtype, experts=bool(shape.experts))
+        assumed.append(words)
     top = TOP if arguments.top is None else arguments.top
     advice = advice_on(
         shape, times, space=space, top=top, kernels=kernels, library=arguments.library
@@ -105,18 +111,18 @@ def advise(arguments: AdviseOptions) -> Result:
         write_shape_file(out, named_shapes(advice))
     told = {"assumed": assumed, "fail_over": allowed, "failed": failed}
     lines = _lines(advice, assumed, allowed, arguments)
-    return Result({**advice_to_json(advice), **told}, lines, exit_code=failed)
+    return Result(advice_to_json(advice) | told, lines, exit_code=failed)
 
 
 def _space(keep: str) -> Space:
     """Returns the limits of the neighbours to try. keep: dimensions, as typed."""
     from quantbench.advice.space import DIMENSIONS, Space
 
-    kept = {}
+    kept = []
     for word in filter(None, keep.split(",")):
         name = word.strip().replace("-", "_")
-        kept[require_choice(_WHO, "--keep", name, DIMENSIONS)] = True
-    return Space(keep=tuple(kept))
+        kept.append(require_choice(AdviseOptions.who, "--keep", name, DIMENSIONS))
+    return Space(keep=tuple(dict.fromkeys(kept)))
 
 
 # --- output ---------------------------------------------------------------------------------------
@@ -133,7 +139,8 @@ def _lines(
     yield from _cost_lines(cost, reasons=wide)
     yield ""
     yield from _waste_lines(cost)
-    yield from (f"not whole blocks: {words}" for words in advice.blocks)
+    for words in advice.blocks:
+        yield f"not whole blocks: {words}"
     # Misaligned rows and padded heads are edges above.
     edges = {"rows", "head_dim"}
     yield from broken_lines([one for one in advice.broken if edges.isdisjoint(one.rule.sides)])
@@ -159,15 +166,17 @@ def _lines(
                 "candidates, none of them surely faster: measure before you move", rest, wide
             )
         if advice.better or alone or arguments.top:
-            yield (
-                "gain: more tokens per second at equal parameters, with the 90 % interval of "
-                "the ratio"
-            )
+            at = "at equal parameters, with the 90 % interval of the ratio"
+            yield f"gain: more tokens per second {at}"
     if allowed is not None:
         yield ""
-        verdict = ("FAIL", "bold red") if cost.waste_share > allowed else ("ok", "green")
-        words = f": {percent(cost.waste_share)} wasted past edges, {percent(allowed)} allowed"
-        yield verdict, words
+        verdict = ("ok", "green")
+        if cost.waste_share > allowed:
+            verdict = ("FAIL", "bold red")
+        yield (
+            verdict,
+            f": {percent(cost.waste_share)} wasted past edges, {percent(allowed)} allowed",
+        )
     if arguments.junit is not None:
         yield f"JUnit: {arguments.junit}"
     yield ""
@@ -195,12 +204,12 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
         heads += f" ({shape.kv_heads} of keys and values)"
     mlp = f"{'gated ' * shape.gated}ffn {shape.ffn}"
     if shape.experts:
-        dense = f", in {shape.dense_layers} of the layers {mlp}"
+        dense = mlp
         mlp = f"{shape.experts} experts of {shape.moe_ffn} on ep = {shape.ep}, top {shape.top_k}"
         if shape.shared_ffn:
             mlp += f" beside shared ones of {shape.shared_ffn}"
         if shape.dense_layers:
-            mlp += dense
+            mlp += f", in {shape.dense_layers} of the layers {dense}"
         held = f"weights of {weights_bytes(shape) / 2**30:.0f} GiB on a GPU"
         mlp += f" ({billions(shape.active_parameters)} active; {held})"
     batch = f"micro-batches of {shape.mbs} × {shape.seq} tokens on tp = {shape.tp}"
@@ -226,10 +235,11 @@ def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Lines:
     from quantbench.advice.cost import latency_per_run
 
     whole_us = cost.latency.latency_us
-    waste_us = {name: sum(op.waste_us for op in ops) for name, ops in cost.by_name.items()}
+    waste_us = {}
     bad: dict[str, tuple[OpCost, ...]] = {}
     rest: dict[str, tuple[OpCost, ...]] = {}
     for name, ops in cost.by_name.items():
+        waste_us[name] = sum(op.waste_us for op in ops)
         worth = waste_us[name] >= _WORTH_A_ROW * whole_us
         (bad if worth else rest)[name] = ops
     titles = ["op", ">forward", ">backward", ">of time", ">wasted"]
@@ -239,38 +249,33 @@ def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Lines:
     for name, ops in bad.items():
         style = "bold red" if waste_us[name] / whole_us >= _STANDS_OUT else "yellow"
         hours = f"{_two_digits(cost.gpu_hours_per_trillion_tokens(waste_us[name])):,}"
-        why = (hours, Text(_why(ops)))
         table.add_row(
             Text(name, style=style),
             _time([op for op in ops if op.op.phase == "forward"]),
             _time([op for op in ops if op.op.phase != "forward"]),
             percent(sum(op.total_us for op in ops) / whole_us),
             Text(percent(waste_us[name] / whole_us), style=style),
-            *why[: 2 * reasons],
+            *(hours, Text(_why(ops)))[: 2 * reasons],
         )
     if bad:
         yield table
     if not reasons:
-        yield from (f"  {name}: {_why(ops)}" for name, ops in bad.items())
+        for name, ops in bad.items():
+            yield f"  {name}: {_why(ops)}"
     if rest:
-        times = ", ".join(
-            f"{name} {latency(latency_per_run(ops).latency_us)}" for name, ops in rest.items()
-        )
+        each = [f"{name} {latency(latency_per_run(ops).latency_us)}" for name, ops in rest.items()]
+        less = f"less than {percent(_WORTH_A_ROW)}"
         together = percent(sum(waste_us[name] for name in rest) / whole_us)
         others = "the others" if bad else "all ops"
-        yield (
-            f"{others}, each wasting less than {percent(_WORTH_A_ROW)} ({together} "
-            f"together): {times}"
-        )
+        yield f"{others}, each wasting {less} ({together} together): {', '.join(each)}"
+    passes = "forward" if cost.shape.experts else "forward and backward"
     hours = ""
     if reasons and bad:
         hours = " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tp GPUs."
     yield (
-        f"times: one layer forward{'' if cost.shape.experts else ' and backward'} (logits: of "
-        f"the model). "
-        "wasted: extra time against a size just below "
-        f"the edge.{hours} Norms, activations, communication, the optimizer and recomputation "
-        f"are not counted."
+        f"times: one layer {passes} (logits: of the model). wasted: extra time against a size just "
+        f"below the edge.{hours} Norms, activations, communication, the optimizer and "
+        "recomputation are not counted."
     )
 
 
@@ -288,11 +293,10 @@ def _interval(us: Estimate) -> str:
     scale = 1.0
     while us.latency_us >= 999.5 * scale and scale < 1e6:
         scale *= 1e3
-
-    def scaled(x: float) -> str:
-        return f"{x / scale:.3g}" if x < 999.5 * scale else f"{x / scale:.0f}"
-
-    return f"{scaled(us.low_us)}–{scaled(us.high_us)}"
+    ends = []
+    for end in (us.low_us / scale, us.high_us / scale):
+        ends.append(f"{end:.3g}" if end < 999.5 else f"{end:.0f}")
+    return "–".join(ends)
 
 
 def _why(ops: Sequence[OpCost]) -> str:
@@ -300,8 +304,10 @@ def _why(ops: Sequence[OpCost]) -> str:
     if not worst.findings:
         return ""
     edge = worst.findings[0].edge
-    same = sum(bool(op.findings) and op.findings[0].edge.kind == edge.kind for op in ops)
-    return f"{'' if same == len(ops) else f'{worst.op.phase}: '}{edge.kind}: {edge.words}"
+    words = f"{edge.kind}: {edge.words}"
+    if all(op.findings and op.findings[0].edge.kind == edge.kind for op in ops):
+        return words
+    return f"{worst.op.phase}: {words}"
 
 
 def _waste_lines(cost: ShapeCost) -> Iterator[str]:
@@ -320,9 +326,8 @@ def _waste_lines(cost: ShapeCost) -> Iterator[str]:
         yield "nothing sits past an edge"
         return
     low = percent(cost.waste_low_us / whole.latency_us)
-    wasted = (
-        f"{percent(cost.waste_share)} ({low} to {percent(cost.waste_high_us / whole.latency_us)})"
-    )
+    high = percent(cost.waste_high_us / whole.latency_us)
+    wasted = f"{percent(cost.waste_share)} ({low} to {high})"
     yield f"wasted past edges: {wasted}, {_two_digits(hours(cost.waste_us)):,} GPU-hours"
 
 
@@ -373,20 +378,22 @@ def _advised_lines(
         names += [">wasted", "why"]
     table = plain_table(names, title=title, fold=("change",))
     for a in advised:
-        why = (percent(a.cost.waste_share), Text("; ".join(a.found.reasons)))
+        found = a.found
         row = (
-            "●" * a.found.nearest,
+            "●" * found.nearest,
             a.changes,
-            str(a.found.shape.head_dim),
-            Text(signed_percent(a.found.gain), style="bold green" if a.found.sure else ""),
-            f"{signed_percent(a.found.low)} to {signed_percent(a.found.high)}",
-            signed_percent(a.found.parameters_change),
+            str(found.shape.head_dim),
+            Text(signed_percent(found.gain), style="bold green" if found.sure else ""),
+            f"{signed_percent(found.low)} to {signed_percent(found.high)}",
+            signed_percent(found.parameters_change),
         )
+        why = (percent(a.cost.waste_share), Text("; ".join(found.reasons)))
         table.add_row(*row[not marks :], *why[: 2 * wide])
     yield ""
     yield table
     if not wide:
-        yield from (f"  {a.changes}: {'; '.join(a.found.reasons)}" for a in advised)
+        for a in advised:
+            yield f"  {a.changes}: {'; '.join(a.found.reasons)}"
 
 
 def _next_lines(advice: Advice, out: Path | None) -> Iterator[str]:
@@ -402,10 +409,8 @@ def _next_lines(advice: Advice, out: Path | None) -> Iterator[str]:
     if advice.shape.attention != "flash":
         yield "Where one kernel runs attention: ask with --attention flash"
     if out is None:
-        yield (
-            f"Next: repeat this with -o shapes.json; on such a card, quantbench sweep "
-            f"--shapes shapes.json {what}"
-        )
+        sweep = "quantbench sweep --shapes shapes.json"
+        yield f"Next: repeat this with -o shapes.json; on such a card, {sweep} {what}"
     else:
         yield f"shapes: {out}"
         yield f"Next, on such a card ({what}): quantbench sweep --shapes {quote(str(out))}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,15 +57,18 @@ def check(
     if (run is None) == (not experiment):
         given = "a run and --experiment" if experiment else "no run"
         raise InputError("check", given, "the folder of a run, or --experiment with a rule")
-    for word, text, usual in (("--budget", budget, ""), ("--results", str(results), "results")):
-        if run is not None and text != usual:
-            raise InputError("check", f"{word} {text} with a run", f"{word} with --experiment")
+    if run is not None and budget:
+        raise InputError("check", f"--budget {budget} with a run", "--budget with --experiment")
+    if run is not None and results != Path("results"):
+        raise InputError("check", f"--results {results} with a run", "--results with --experiment")
     if budget not in ("", "none"):
         parse_duration_s("--budget", budget)
-    rules = (rule_named(experiment),) if experiment else RULES
-    if experiment:
+    rules = RULES
+    folder = run
+    if folder is None:
+        rules = (rule_named(experiment),)
         check_folder("--results", results)
-    folder = run if run is not None else _measure(rules[0], results, budget, as_json=as_json)
+        folder = _measure(rules[0], results, budget, as_json=as_json)
     found = check_run(read_one_run(folder), rules=rules)
     print_result(as_json, lambda: _answer(found), _lines(found))
     if fail_above is not None and not found.num_curves:
@@ -117,28 +121,27 @@ def _lines(found: RunCheck) -> Lines:
         return
     if found.cliffs and not found.common:
         more = len(found.cliffs) - _MOST_CLIFFS
-        title = (
-            "cliffs"
-            if more <= 0
-            else f"the {_MOST_CLIFFS} largest cliffs ({more:,} more in --json)"
-        )
-        evidence = {"identity": "", "arithmetic": " (arithmetic)", "clock": " (clock)"}
-        causes = [(cliff, cliff.cause) for cliff in found.cliffs[:_MOST_CLIFFS]]
-        words = (
-            (cliff, f"{why.kind}: {why.words}{evidence[why.evidence]}") for cliff, why in causes
-        )
+        title = "cliffs"
+        if more > 0:
+            title = f"the {_MOST_CLIFFS} largest cliffs ({more:,} more in --json)"
+        words = []
+        for cliff in found.cliffs[:_MOST_CLIFFS]:
+            why = f"{cliff.cause.kind}: {cliff.cause.words}"
+            if cliff.cause.evidence != "identity":
+                why += f" ({cliff.cause.evidence})"
+            words.append((cliff, why))
         yield from ("", cliffs_table(words, title))
     for section in filter(None, (steps_section(found), rules_section(found.rules, info.device))):
         yield ""
         yield from section_lines(section)
     for (rule, dtype), number in _broken_rules(found).most_common():
         what = f"{' or '.join(rule.sides)} of {dtype} off the multiples of {rule.multiple}"
-        yield (
-            f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.claim})"
-        )
-    yield from floor_lines(
-        (p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points
-    )
+        effect = f"{rule.effect} in {rule.whose} ({rule.claim})"
+        yield f"{counted(number, 'shape')} with {what}: {effect}"
+    points = []
+    for curve in chain.from_iterable(found.curves.values()):
+        points += [(p.latency_us, p) for p in curve.points]
+    yield from floor_lines(points)
     yield f"\nnext: quantbench report {found.run.folder}"
 
 
@@ -148,30 +151,22 @@ def _head_lines(found: RunCheck) -> list[str]:
 
     records = [record for record in found.run.records if record.role == "point"]
     missing = sum(not isinstance(record.outcome, Measured) for record in records)
-    lines = [
-        f"{counted(found.num_points, 'measured point')}"
-        + (f", {missing} skipped or failed" if missing else "")
-    ]
-    left_out = rejected_lines(records)
-    if not found.num_curves:
-        return [
-            *lines,
-            *left_out,
-            "no two neighbouring sizes are close enough to detect a step between them",
-        ]
-    noise = "" if found.noise is None else f"; standard error of a point ±{percent(found.noise)}"
-    lines[0] += f", {counted(found.num_curves, 'curve')} with close neighbours{noise}"
-    lines += left_out
-    if not found.cliffs:
-        lines.append(
-            "no cliff: the time does not jump by 3 % or more above its trend and the noise anywhere"
-        )
-    else:
+    counts = counted(found.num_points, "measured point")
+    if missing:
+        counts += f", {missing} skipped or failed"
+    verdict = "no two neighbouring sizes are close enough to detect a step between them"
+    if found.num_curves:
+        counts += f", {counted(found.num_curves, 'curve')} with close neighbours"
+        if found.noise is not None:
+            counts += f"; standard error of a point ±{percent(found.noise)}"
+        where = "above its trend and the noise anywhere"
+        verdict = f"no cliff: the time does not jump by 3 % or more {where}"
+    if found.cliffs:
         kinds = Counter(cliff.cause.kind for cliff in found.cliffs)
         causes = ", ".join(f"{kind} {number}" for kind, number in kinds.most_common())
         falls = f"{counted(len(found.falls), 'place')} where a larger size is faster"
-        lines.append(f"{counted(len(found.cliffs), 'cliff')} ({causes}); {falls}")
-    return lines
+        verdict = f"{counted(len(found.cliffs), 'cliff')} ({causes}); {falls}"
+    return [counts, *rejected_lines(records), verdict]
 
 
 def _broken_rules(found: RunCheck) -> Counter[tuple[AlignmentRule, str]]:

@@ -68,11 +68,14 @@ def _lines(comparison: Comparison, junit: Path | None) -> Lines:
 
     yield device_line(comparison.b.info.device)
     for name, run in (("A", comparison.a), ("B", comparison.b)):
-        origin = (
-            ("",) if run.info.origin == "measured" else (", ", (run.info.origin.upper(), "bold"))
-        )
-        ended = "" if run.info.how_ended == "complete" else f", {run.info.how_ended}, not complete"
-        yield (f"{name}: {run.folder} (started {run.info.started}{ended}", *origin, ")")
+        info = run.info
+        words = f"{name}: {run.folder} (started {info.started}"
+        if info.how_ended != "complete":
+            words += f", {info.how_ended}, not complete"
+        if info.origin == "measured":
+            yield f"{words})"
+        else:
+            yield f"{words}, ", (info.origin.upper(), "bold"), ")"
     yield from map(printable, (*differences_lines(comparison), *method_lines(comparison)))
     table = comparison_table(comparison)
     if table is not None:

@@ -4,11 +4,10 @@ GPUs.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantbench.cli.model_options import ModelOptions, named_model
+from quantbench.cli.model_options import named_model
 from quantbench.cli.options import command, option
 from quantbench.cli.output import Result, check_file
 from quantbench.device import lookup
@@ -48,9 +47,7 @@ def explore(
         raise InputError("explore", "--model ''", "the name of a preset (quantbench models)")
     if profile is not None and gpu:
         raise InputError("explore", f"--gpu {gpu} and --profile {profile}", "one of them")
-    start = replace(ModelOptions(), model=model or ("" if config else _MODEL), config=config)
-    named = named_model("explore", start)
-    assert named is not None
+    named = named_model("explore", model or ("" if config else _MODEL), config)
     fitted: dict[str, FittedModel] = {}
     if profile is None:
         devices = [lookup(name.strip()) for name in (gpu or _GPUS).split(",") if name.strip()]

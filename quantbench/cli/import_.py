@@ -5,8 +5,8 @@ summaries.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,16 +74,15 @@ def import_aiconfigurator(
         given = f"--run-id {to.run_id} for {len(tables)} tables"
         raise InputError("import aiconfigurator", given, "one --table with it")
 
-    origins = (aiconfigurator.origin_of(found, run_id=to.run_id) for found in tables)
-    read = [aiconfigurator.read_rows(found) for found in tables]
-    if rows:
-        for one in read:
-            one.sample(rows, seed)
-        origins = (
-            replace(one, run_id=to.run_id or f"{one.run_id}-{rows}-rows-seed-{seed}")
-            for one in origins
-        )
-    return _write(to, spec, zip(read, origins, strict=True), missing)
+    read = []
+    for found in tables:
+        origin = aiconfigurator.origin_of(found, run_id=to.run_id)
+        of_table = aiconfigurator.read_rows(found)
+        if rows:
+            of_table.sample(rows, seed)
+            origin = replace(origin, run_id=to.run_id or f"{origin.run_id}-{rows}-rows-seed-{seed}")
+        read.append((of_table, origin))
+    return _write(to, spec, read, missing)
 
 
 @import_.command("csv")
@@ -108,7 +107,7 @@ def import_csv(
 def _write(
     to: ImportOptions,
     spec: DeviceSpec,
-    tables: Iterable[tuple[Rows, Origin]],
+    tables: Sequence[tuple[Rows, Origin]],
     missing: Sequence[str] = (),
 ) -> Result:
     """Writes each table as a run. missing: one line per table that was not found."""
@@ -124,16 +123,6 @@ def _write(
         lines += summary_lines(summary)
     next_command = f"\nNext: quantbench check {summaries[0].folder}"
     return Result(summaries, (*lines, *missing, next_command))
-
-
-#: columns of --rows, as `planner.rows` reads them
-_LAYOUT_COLUMNS = (
-    "row_id", "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn",
-    "gated", "seq", "vocab",
-    "tied", "experts", "top_k", "moe_ffn", "dp", "tp", "pp", "cp", "ep", "interleave", "mbs",
-    "gbs", "zero",
-    "recompute", "sequence_parallel", "precision", "dropout", "dp_overlap", "sec_per_it",
-)  # fmt: skip
 
 
 @import_.command("megatron-log")
@@ -159,6 +148,7 @@ def import_megatron_log(
     """
     from quantbench.importers.megatron_log import read_log
     from quantbench.importers.training_run import default_run_id, summarize, write_training
+    from quantbench.planner.rows import TableRow
     from quantbench.report.training import training_table
 
     spec = lookup(gpu)
@@ -173,7 +163,8 @@ def import_megatron_log(
     answer = []
     lines = []
     table = StringIO()
-    cells = csv.DictWriter(table, _LAYOUT_COLUMNS, extrasaction="ignore", lineterminator="\n")
+    columns = [one.name for one in fields(TableRow)]
+    cells = csv.DictWriter(table, columns, extrasaction="ignore", lineterminator="\n")
     cells.writeheader()
     for path in files:
         found = read_log(path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -30,6 +30,7 @@ from quantbench.sweep.sizes import (
     SIZES,
     UNFUSED_OPS,
 )
+from quantbench.units import dashed
 from quantbench.workload import Gemm, GroupedGemm, TransformerShape
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.huggingface import Described, describe
@@ -53,6 +54,9 @@ _SAID_AGAIN = (
 _SOFTMAX_WORDS = {"megatron": "Megatron's fused softmax", "torch": "torch's separate softmax"}
 _LARGEST_HISTOGRAM_BYTES = 2**20
 _model = partial(option, panel="Model")
+# Has the usual values of the fields that no model and no option states.
+_USUAL_MODEL = TransformerShape(hidden=1, heads=1)
+_MOE_FIELDS = [name.replace("-", "_") for name in MOE_DIMS]
 _EXPERTS_EXPECTED = "--experts, or a model with experts"
 _RANGES = "Sizes: a number, or with --dim of the same name a range"
 ROUTING = _model(
@@ -92,9 +96,11 @@ def with_sizes(*names: str) -> Callable[[_Options], _Options]:
 class ModelOptions:
     """Options shared by all commands about a model; "" and None stand for the default.
 
+    who: the command, named in errors.
     size_names: sizes that the command takes.
     """
 
+    who: ClassVar[str]
     size_names: ClassVar[tuple[str, ...]] = ()
 
     model: str = _model("", "Preset, such as llama-3-8b (list: quantbench models).")
@@ -116,16 +122,33 @@ class ModelOptions:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Sizes as typed, by name; None or "" if not typed."""
-        return {name: getattr(self, name.replace("-", "_")) for name in self.size_names}
+        """Typed sizes by field."""
+        found = {}
+        for name in self.size_names:
+            field = name.replace("-", "_")
+            if getattr(self, field):
+                found[field] = getattr(self, field)
+        return found
+
+    @cached_property
+    def named(self) -> Described:
+        """The preset or configuration; usual values without a name if neither was typed."""
+        return named_model(self.who, self.model, self.config)
 
 
 @dataclass(frozen=True, kw_only=True)
 @with_sizes("hidden", "heads", "kv-heads", "head-dim", "ffn", "layers", "seq", "vocab")
 class ShapeOptions(ModelOptions):
-    """Options for a model with one value per size. plans: whether the command plans training."""
+    """Options for a model with one value per size.
 
-    plans: ClassVar[bool] = False
+    needed: sizes that must be typed if no model is named; if layers or vocab are not among them,
+        they are guessed.
+    casts: how the casts of an 8- or 4-bit step run.
+    """
+
+    who: ClassVar[str] = "advise"
+    needed: ClassVar[tuple[str, ...]] = ("hidden", "heads")
+    casts: ClassVar[str] = "casts are kernels of their own"
 
     untied: bool = _model(False, "Separate matrices for embedding and logits.")
     fp8_recipe: str = _model(
@@ -137,6 +160,8 @@ class ShapeOptions(ModelOptions):
 @with_sizes("kv-heads", *DIMS)
 class GridOptions(ModelOptions):
     """Options for a grid of sizes, as typed. The text of a size that is an axis is a range."""
+
+    who: ClassVar[str] = "sweep"
 
     dim: list[str] | None = option(
         None,
@@ -151,25 +176,33 @@ class GridOptions(ModelOptions):
     causal: bool = _model(True, "Causal attention.")
 
     @property
+    def listed(self) -> bool:
+        """Whether a file lists the shapes, so that no axis is needed."""
+        return False
+
+    @property
     def dims(self) -> tuple[str, ...]:
         return tuple(self.dim or ())
 
+    @property
+    def axes(self) -> set[str]:
+        """Fields of the sizes that vary."""
+        return {text.partition("=")[0].replace("-", "_") for text in self.dims}
 
-def named_model(who: str, options: ModelOptions) -> Described | None:
-    """Reads the preset or configuration; returns None if neither was typed. Raises InputError if
-    both were.
+
+def named_model(who: str, model: str, config: Path | None) -> Described:
+    """Reads a preset or a configuration; returns usual values without a name if there is neither.
+    Raises InputError for both.
     """
-    if options.model and options.config is not None:
-        typed = f"--model {options.model} and --config {options.config}"
-        raise InputError(who, typed, "one of them")
-    if options.model:
-        shape = preset(options.model)
-        assumed = {"seq": f"seq = {shape.seq} (as {options.model} was pre-trained)"}
-        return Described(shape, assumed, options.model)
-    if options.config is None:
-        return None
-    found = describe(options.config)
-    _require_reach(options.config, found.shape)
+    if model and config is not None:
+        raise InputError(who, f"--model {model} and --config {config}", "one of them")
+    if model:
+        shape = preset(model)
+        return Described(shape, {"seq": f"seq = {shape.seq} (as {model} was pre-trained)"}, model)
+    if config is None:
+        return Described(_USUAL_MODEL, {"seq": f"seq = {_USUAL_MODEL.seq}"}, "")
+    found = describe(config)
+    _require_reach(config, found.shape)
     return found
 
 
@@ -188,36 +221,27 @@ def _require_reach(config: Path, shape: TransformerShape) -> None:
         raise InputError(f"config {config}", what, error.expected) from None
 
 
-def attention_of(
-    who: str, options: ModelOptions, named: Described | None, device: DeviceSpec
-) -> tuple[dict[str, Any], list[str]]:
+def attention_of(options: ModelOptions, device: DeviceSpec) -> tuple[dict[str, Any], list[str]]:
     """Returns the fields attention and dropout of a shape, and the assumptions about them as
     text.
     """
+    named = options.named
     usual = default_attention(device)
-    usual_words = ""
-    dropout = TransformerShape.dropout
-    dropout_words = "no dropout"
-    softmax = TransformerShape.softmax
-    if named is not None:
-        softmax = named.shape.softmax
-        dropout = named.shape.dropout
-        if named.shape.attention == "unfused":
-            usual = "unfused"
-            usual_words = f" (of {named.name})"
-        if dropout:
-            dropout_words = f"dropout (of {named.name})"
-        dropout_words = named.assumed.get("dropout", dropout_words)
-    attention = require_choice(who, "--attention", options.attention or usual, ATTENTIONS)
+    of_model = ""
+    if named.shape.attention == "unfused":
+        usual = "unfused"
+        of_model = f" (of {named.name})"
+    attention = require_choice(options.who, "--attention", options.attention or usual, ATTENTIONS)
     assumed = []
     if not options.attention:
-        assumed.append(f"{attention} attention{usual_words}")
+        assumed.append(f"{attention} attention{of_model}")
     if attention == "unfused":
-        assumed.append(_SOFTMAX_WORDS[softmax])
-    if options.dropout is None:
-        assumed.append(dropout_words)
-    else:
-        dropout = options.dropout
+        assumed.append(_SOFTMAX_WORDS[named.shape.softmax])
+    dropout = options.dropout
+    if dropout is None:
+        dropout = named.shape.dropout
+        words = f"dropout (of {named.name})" if dropout else "no dropout"
+        assumed.append(named.assumed.get("dropout", words))
     return {"attention": attention, "dropout": dropout}, assumed
 
 
@@ -238,67 +262,43 @@ def window_ignored(window: int, seq: int) -> list[str]:
 
 
 def chosen_model(
-    who: str,
-    options: ShapeOptions,
-    device: DeviceSpec,
-    *,
-    needed: tuple[str, ...] = ("hidden", "heads"),
+    options: ShapeOptions, device: DeviceSpec
 ) -> tuple[TransformerShape, tuple[str, ...]]:
     """Returns the shape that the options describe on `device`, and all assumptions about it as
     text.
 
-    who: the command, named in errors.
-    needed: sizes that must be typed if no model is named; if layers or vocab are not among them,
-        they are guessed.
-
     Raises InputError for a missing or impossible size.
     """
-    named = named_model(who, options)
-    typed = {name.replace("-", "_"): value for name, value in options.sizes.items() if value}
-    missing = [f"--{name}" for name in needed if name not in typed]
-    if missing and named is None:
-        sizes = ", ".join(f"--{name}" for name in needed)
+    named = options.named
+    base = named.shape
+    typed = options.sizes
+    missing = [f"--{name}" for name in options.needed if name not in typed]
+    if missing and not named.name:
+        sizes = ", ".join(f"--{name}" for name in options.needed)
         expected = f"--model, --config, or all of {sizes}"
-        raise InputError(who, f"no {' and no '.join(missing)}", expected)
-    # A valid shape to start from, as one head always divides hidden; `changes` has the typed heads.
-    base = TransformerShape(hidden=typed["hidden"], heads=1) if named is None else named.shape
-    changes: dict[str, Any] = dict(typed)
-    # Derived sizes must not keep the base's values, unless the heads do.
-    if {"hidden", "heads"} & typed.keys():
-        same = named is not None and typed.get("heads", base.heads) == base.heads
-        grouped = base.kv_heads != base.heads
-        wide = base.heads * base.head_dim != base.hidden
-        kept = {
-            "kv_heads": base.kv_heads * (same and grouped),
-            "head_dim": base.head_dim * (same and wide),
-        }
-        if named is not None and not wide and not {"heads", "head_dim"} & typed.keys():
-            kept |= _heads_at(base, typed["hidden"], typed.get("tp", 1))
-        changes = {**kept, **changes}
-        if "hidden" in typed:
-            changes.setdefault("ffn", round(base.ffn / base.hidden * typed["hidden"]))
-    how, assumed = attention_of(who, options, named, device)
-    if named is not None:
+        raise InputError(options.who, f"no {' and no '.join(missing)}", expected)
+    tp = typed.get("tp", 1)
+    changes = {**_following(base, typed, tp), **typed}
+    how, assumed = attention_of(options, device)
+    if named.name:
         for name in ("heads", "kv_heads", "head_dim", "ffn"):
             if name in changes and name not in typed and (changes[name] or name != "head_dim"):
                 assumed.append(f"{name} = {changes[name] or 'heads'}")
     elif not options.untied:
         assumed.append("one matrix for embedding and logits")
-    if named is None and "layers" not in typed:
+    if not named.name and "layers" not in typed:
         changes["layers"] = max(1, round(typed["hidden"] / USUAL_ASPECT))
         assumed.append(f"layers = {changes['layers']} (hidden / {USUAL_ASPECT})")
-    tp = typed.get("tp", 1)
     vocab = typed.get("vocab", base.vocab)
     padded = padded_vocab(vocab, tp)
-    if named is None and "vocab" not in typed:
+    if not named.name and "vocab" not in typed:
         changes["vocab"] = padded
         assumed.append(f"vocab = {padded}")
     elif vocab % tp:
         changes["vocab"] = padded
         assumed.append(f"vocab padded from {vocab} to {padded}, as tp = {tp} must divide it")
-    of_seq = {"seq": f"seq = {base.seq}"} if named is None else named.assumed
-    if "seq" not in typed and "seq" in of_seq:
-        assumed.append(of_seq["seq"])
+    if "seq" not in typed and "seq" in named.assumed:
+        assumed.append(named.assumed["seq"])
     if options.untied:
         changes["tied"] = False
     if options.gated or "experts" in typed:
@@ -313,27 +313,46 @@ def chosen_model(
     elif "experts" in options.size_names:
         for word in typed_words(options, ("top_k", "moe_ffn", "ep", "routing")):
             if word != "--ep 1":
-                raise InputError(who, f"{word} without experts", _EXPERTS_EXPECTED)
-    fp8_recipe = require_choice(who, "--fp8-recipe", options.fp8_recipe, ("", *RECIPES))
-    recipe = RECIPES.get(fp8_recipe)
-    usual = default_dtype(device) if recipe is None else recipe.forward
+                raise InputError(options.who, f"{word} without experts", _EXPERTS_EXPECTED)
+    fp8_recipe = require_choice(options.who, "--fp8-recipe", options.fp8_recipe, ("", *RECIPES))
+    usual = default_dtype(device)
+    asked = f"--dtype {options.dtype}"
+    casts = []
+    if fp8_recipe:
+        casts = [options.casts, f"logits in {usual}"]
+        usual = RECIPES[fp8_recipe].forward
+    if not options.dtype:
+        asked = f"--fp8-recipe {fp8_recipe} ({usual})"
+        assumed.append(f"dtype = {usual}")
     dtype = options.dtype or usual
     if device.peak(dtype) is None:
-        asked = f"--dtype {dtype}" if options.dtype else f"--fp8-recipe {fp8_recipe} ({usual})"
-        raise InputError(who, f"{asked} on {device.name}", f"one of {device.dtypes}")
+        raise InputError(options.who, f"{asked} on {device.name}", f"one of {device.dtypes}")
     changes |= {"dtype": dtype, "fp8_recipe": fp8_recipe}
-    if not options.dtype:
-        assumed.append(f"dtype = {dtype}")
-    if recipe is not None:
-        fused = "casts fused with norms and activations, weights cast once per step"
-        assumed.append(fused if options.plans else "casts are kernels of their own")
-        assumed.append(f"logits in {default_dtype(device)}")
     try:
         shape = replace(base, **changes, **how)
     except InputError as error:
-        raise InputError(who, error.value, error.expected) from None
-    assumed += latent_words(shape.kv_rank, shape.core_dim)
+        raise InputError(options.who, error.value, error.expected) from None
+    assumed += [*casts, *latent_words(shape.kv_rank, shape.core_dim)]
     return shape, (*assumed, *window_ignored(shape.sliding_window, shape.seq))
+
+
+def _following(base: TransformerShape, typed: dict[str, Any], tp: int) -> dict[str, Any]:
+    """Returns the sizes that follow from a typed `hidden` or `heads`: derived ones must not keep
+    those of `base`, unless the heads do."""
+    if not {"hidden", "heads"} & typed.keys():
+        return {}
+    found = {"kv_heads": 0, "head_dim": 0}
+    wide = base.heads * base.head_dim != base.hidden
+    if typed.get("heads", base.heads) == base.heads:
+        if base.kv_heads != base.heads:
+            found["kv_heads"] = base.kv_heads
+        if wide:
+            found["head_dim"] = base.head_dim
+    if "hidden" in typed:
+        found["ffn"] = round(base.ffn / base.hidden * typed["hidden"])
+        if not wide and not {"heads", "head_dim"} & typed.keys():
+            found |= _heads_at(base, typed["hidden"], tp)
+    return found
 
 
 def _heads_at(base: TransformerShape, hidden: int, tp: int) -> dict[str, int]:
@@ -348,62 +367,58 @@ def _heads_at(base: TransformerShape, hidden: int, tp: int) -> dict[str, int]:
     return {}
 
 
-def held_and_dims(
-    arguments: GridOptions, who: str = "sweep", *, listed: bool = False
-) -> tuple[Held, tuple[str, ...]]:
+def held_and_dims(arguments: GridOptions) -> tuple[Held, tuple[str, ...]]:
     """Returns the fixed sizes, and the axes as text. If `--dim` has no values, those of its size
     option are used.
-
-    who: the command, named in errors.
-    listed: whether a file lists the shapes, so that no axis is needed.
 
     Raises InputError for a size that is no integer, for a size typed twice, and for a missing
     `--dim`.
     """
-    if not arguments.dims and not listed:
-        raise _no_dim(arguments, who)
+    who = arguments.who
+    if not arguments.dims and not arguments.listed:
+        raise _no_dim(arguments)
+    sizes = arguments.sizes
+    given = arguments.axes | sizes.keys()
     dims = []
-    as_axis = set()
     for text in arguments.dims:
-        dim, given, _ = text.partition("=")
-        size = arguments.sizes.get(dim, "")
-        if given and size:
+        dim, has_values, _ = text.partition("=")
+        size = sizes.pop(dim.replace("-", "_"), "")
+        if has_values and size:
             raise InputError(who, f"--dim {text} and --{dim} {size}", f"the values of {dim} once")
-        as_axis.add(dim)
         dims.append(f"{dim}={size}" if size else text)
     values: dict[str, Any] = {}
-    for dim, text in arguments.sizes.items():
-        if text and dim not in as_axis:
-            text = str(text)
-            if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) <= LARGEST:
-                expected = f"an integer from 1 to {LARGEST:,}, or a range together with --dim {dim}"
-                raise InputError(f"--{dim}", repr(text), expected)
-            values[dim.replace("-", "_")] = int(text)
-    _require_used(arguments, as_axis, who, listed=listed)
-    typed = {*as_axis, *(dim for dim, text in arguments.sizes.items() if text)}
-    for dim in ("seq", "mbs"):
-        if "tokens" in typed and dim in typed - as_axis:
+    for name, size in sizes.items():
+        text = str(size)
+        if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) <= LARGEST:
+            dim = dashed(name)
+            expected = f"an integer from 1 to {LARGEST:,}, or a range together with --dim {dim}"
+            raise InputError(f"--{dim}", repr(text), expected)
+        values[name] = int(text)
+    _require_used(arguments)
+    for name in ("seq", "mbs"):
+        if "tokens" in given and name in sizes:
             expected = "tokens, or seq and mbs, whose product they are"
-            raise InputError(who, f"--{dim} {arguments.sizes[dim]} with tokens", expected)
-    ops = tuple(op.strip() for op in arguments.ops.split(",") if op.strip())
+            raise InputError(who, f"--{name} {sizes[name]} with tokens", expected)
+    ops = tuple(filter(None, map(str.strip, arguments.ops.split(","))))
     if arguments.ops and not ops:
         expected = "names of ops, comma separated: qkv,attention"
         raise InputError("--ops", repr(arguments.ops), expected)
     held = Held(
         layout=arguments.layout, causal=arguments.causal, ops=ops, direction=arguments.direction
     )
-    named = named_model(who, arguments)
-    if named is not None:
+    named = arguments.named
+    if named.name:
         held = replace(held, **{name: getattr(named.shape, name) for name in _OF_A_MODEL})
         # "" stands for the device's usual attention, which is filled in when the device is known.
-        values["attention"] = "unfused" if named.shape.attention == "unfused" else ""
+        if named.shape.attention == "unfused":
+            values["attention"] = "unfused"
     if arguments.attention:
         values["attention"] = require_choice(who, "--attention", arguments.attention, ATTENTIONS)
     if arguments.routing:
         values["routing"] = _routing(arguments.routing)
-    held = _free_what_follows(held, as_axis | set(values))
+    held = _free_what_follows(held, given)
     held = replace(held, **values, gated=held.gated or arguments.gated, dtype=arguments.dtype)
-    if arguments.routing and not (held.experts or typed & set(MOE_DIMS)):
+    if arguments.routing and not held.experts and given.isdisjoint(_MOE_FIELDS):
         typed_routing = f"--routing {arguments.routing} without experts"
         raise InputError(who, typed_routing, _EXPERTS_EXPECTED)
     return held, tuple(dims)
@@ -425,59 +440,31 @@ def _routing(text: str) -> str | tuple[int, ...]:
 
 
 def assumed_words(
-    arguments: GridOptions,
-    held: Held,
-    ops: Collection[str],
-    spec: DeviceSpec,
-    who: str = "sweep",
-    *,
-    listed: bool = False,
+    arguments: GridOptions, held: Held, ops: Collection[str], spec: DeviceSpec
 ) -> tuple[str, ...]:
     """Lists the assumptions that change the result, as text.
 
     held: fixed sizes with the defaults filled in.
     ops: names of the ops that run.
-    listed: whether a file lists the shapes.
     """
-    named = named_model(who, arguments)
-    shape = None if named is None else named.shape
-    given = {dim.replace("-", "_") for dim, size in arguments.sizes.items() if size}
-    axes = {text.partition("=")[0].replace("-", "_") for text in arguments.dims}
-    given |= axes
+    named = arguments.named
+    axes = arguments.axes
+    given = axes | arguments.sizes.keys()
     words: list[str] = []
-    sizes = [] if listed else ["m", "n", "k"]
+    sizes = ["m", "n", "k"]
     if "gemm" not in ops:
-        if set(EXPERT_OPS) & set(ops):
-            words += _expert_words(arguments, held, given, named)
+        words = _layer_words(arguments, held, ops, spec)
         sizes = ["hidden", "seq", "mbs", "tp", "vocab"]
         if "tokens" in given:
             sizes = ["hidden", "tp", "vocab"]
         if "logits" not in ops:
             sizes.remove("vocab")
-        if {*UNFUSED_OPS, "attention"} & set(ops):
-            how, of_attention = attention_of(who, arguments, named, spec)
-            if not held.ops:  # named ops run whatever the usual attention is
-                words += [word for word in of_attention if "dropout" not in word]
-            if how["dropout"]:
-                words.append("dropout is not timed")
-            if not held.heads and not {"heads", "head_dim"} & given:
-                fixed = held.head_dim or 128 * ("hidden" in axes)
-                words.append(f"head_dim = {fixed}" if fixed else "heads of a width near 128")
-            if shape is not None and "seq" not in axes:
-                words += window_ignored(shape.sliding_window, held.seq)
-        if shape is not None and not held.kv_heads and shape.kv_heads != shape.heads:
-            ratio = held.heads_per_kv_head
-            words.append("kv_heads = heads" if ratio == 1 else f"kv_heads = heads / {ratio}")
-        # The model's widths stay, unless ffn is 4 · hidden.
-        if shape is not None and "hidden" in given:
-            if held.ffn and {"mlp_up", "mlp_up_gate"} & set(ops) and "ffn" not in given:
-                words.append(f"ffn = {held.ffn}")
-            if set(EXPERT_OPS) & set(ops) and "moe_ffn" not in given:
-                words.append(f"moe_ffn = {held.moe_ffn}")
+    elif arguments.listed:
+        sizes = []
     for name in sizes:
         if name in given:
             continue
-        if named is None or name in ("mbs", "tp"):
+        if not named.name or name in ("mbs", "tp"):
             words.append(f"{name} = {getattr(held, name)}")
         elif name in named.assumed:
             words.append(named.assumed[name])
@@ -486,46 +473,79 @@ def assumed_words(
     return tuple(words)
 
 
-def _expert_words(
-    arguments: GridOptions, held: Held, given: Collection[str], named: Described | None
+def _layer_words(
+    arguments: GridOptions, held: Held, ops: Collection[str], spec: DeviceSpec
 ) -> list[str]:
-    """Lists the assumptions about experts."""
-    sizes = ["experts", "top_k", "moe_ffn", "ep"]
-    if named is not None and named.shape.experts:
-        sizes = ["ep"]
-    words = [f"{name} = {getattr(held, name)}" for name in sizes if name not in given]
-    if not arguments.routing:
-        words.append("balanced routing")
-    return [*words, "gated experts", "products of the busiest GPU"]
+    """Lists the assumptions about experts, attention and widths of a layer; see `assumed_words`."""
+    named = arguments.named
+    shape = named.shape
+    axes = arguments.axes
+    given = axes | arguments.sizes.keys()
+    words = []
+    experts = not set(EXPERT_OPS).isdisjoint(ops)
+    if experts:
+        sizes = ["ep"] if shape.experts else ["experts", "top_k", "moe_ffn", "ep"]
+        words = [f"{name} = {getattr(held, name)}" for name in sizes if name not in given]
+        if not arguments.routing:
+            words.append("balanced routing")
+        words += ["gated experts", "products of the busiest GPU"]
+    if {*UNFUSED_OPS, "attention"} & set(ops):
+        how, of_attention = attention_of(arguments, spec)
+        if not held.ops:  # named ops run whatever the usual attention is
+            words += [word for word in of_attention if "dropout" not in word]
+        if how["dropout"]:
+            words.append("dropout is not timed")
+        if not held.heads and not {"heads", "head_dim"} & given:
+            fixed = held.head_dim or 128 * ("hidden" in axes)
+            words.append(f"head_dim = {fixed}" if fixed else "heads of a width near 128")
+        if "seq" not in axes:
+            words += window_ignored(shape.sliding_window, held.seq)
+    if not held.kv_heads and shape.kv_heads != shape.heads:
+        ratio = held.heads_per_kv_head
+        words.append("kv_heads = heads" if ratio == 1 else f"kv_heads = heads / {ratio}")
+    # The model's widths stay, unless ffn is 4 · hidden.
+    if named.name and "hidden" in given:
+        if held.ffn and {"mlp_up", "mlp_up_gate"} & set(ops) and "ffn" not in given:
+            words.append(f"ffn = {held.ffn}")
+        if experts and "moe_ffn" not in given:
+            words.append(f"moe_ffn = {held.moe_ffn}")
+    return words
 
 
-def _no_dim(arguments: GridOptions, who: str) -> InputError:
+def _no_dim(arguments: GridOptions) -> InputError:
     """Returns the error for a missing --dim, which lists the dimensions that fit the typed
     sizes.
     """
-    given = [dim for dim, size in arguments.sizes.items() if size and dim in DIMS]
+    given = [dim for dim in map(dashed, arguments.sizes) if dim in DIMS]
     beside = " beside --" + ", --".join(given) if given else ""
     fitting = [dims for dims in (MODEL_DIMS, GEMM_DIMS) if set(given) <= set(dims)]
     choices = fitting[0] if len(fitting) == 1 else DIMS
     known = ", --dim ".join(choices)
-    return InputError(who, f"no --dim{beside}", f"at least one of --dim {known}; one value will do")
+    expected = f"at least one of --dim {known}; one value will do"
+    return InputError(arguments.who, f"no --dim{beside}", expected)
 
 
-def _require_used(arguments: GridOptions, as_axis: set[str], who: str, *, listed: bool) -> None:
+def _require_used(arguments: GridOptions) -> None:
     """Raises InputError for an option without effect: one of a model with plain GEMMs, or the
     reverse.
     """
-    plain = listed or as_axis <= set(GEMM_DIMS)
-    unused = DIMS if listed else MODEL_DIMS if plain else GEMM_DIMS
-    found = [f"--{dim} {size}" for dim, size in arguments.sizes.items() if size and dim in unused]
-    others = [name for name in _SAID_AGAIN if name not in ("layout", "dtype")]
-    found += typed_words(arguments, others if plain else ("layout",))
+    unused = GEMM_DIMS
+    others: Collection[str] = ("layout",)
+    expected = "sizes of a model"
+    if arguments.listed or arguments.axes <= set(GEMM_DIMS):
+        unused = DIMS if arguments.listed else MODEL_DIMS
+        others = [name for name in _SAID_AGAIN if name not in ("layout", "dtype")]
+        expected = f"sizes of a plain product: {', '.join(GEMM_DIMS)}"
+    sizes = [name.replace("-", "_") for name in unused]
+    found = typed_words(arguments, (*sizes, *others))
     if not found:
         return
-    if listed:
-        raise InputError(who, f"{found[0]} with --shapes", "shapes as the file describes them")
-    what = f"sizes of a plain product: {', '.join(GEMM_DIMS)}" if plain else "sizes of a model"
-    raise InputError(who, f"{found[0]} with --dim {sorted(as_axis)[0]}", what)
+    beside = "--shapes"
+    if arguments.listed:
+        expected = "shapes as the file describes them"
+    else:
+        beside = f"--dim {dashed(min(arguments.axes))}"
+    raise InputError(arguments.who, f"{found[0]} with {beside}", expected)
 
 
 def sweep_words(arguments: GridOptions) -> str:
@@ -539,7 +559,6 @@ def _free_what_follows(held: Held, given: set[str]) -> Held:
     the same head_dim (if heads × head_dim is hidden), kv_heads and head_dim from heads, heads and
     kv_heads from head_dim, and ffn from hidden if it is 4 · hidden. Given sizes stay.
     """
-    given = {name.replace("-", "_") for name in given}
     free: set[str] = set()
     if "hidden" in given:
         if held.heads * held.head_dim == held.hidden:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.table import Table
 from rich.text import Text
@@ -26,52 +27,59 @@ if TYPE_CHECKING:
     from quantbench.advice.pad import Padding, PaddingVerdict
     from quantbench.alignment_rules import Broken
 
-_WHO = "pad"
 _WORDS = {
     "must": ("must pad, it crashes", "bold red"), "sure": ("pad", "bold green"),
     "worth": ("pad, but measure first", "yellow"), "no": ("keep", ""),
 }  # fmt: skip
 
 
-@command
-def pad(
-    source: TimesOptions,
-    m: int = option(..., "Rows: tokens.", "--m", "-m", min=1),
-    n: int = option(..., "Columns: outputs of a linear layer, on one GPU.", "--n", "-n", min=1),
+@dataclass(frozen=True, kw_only=True)
+class PadOptions(TimesOptions):
+    """The options of `pad` as typed; "" stands for the default."""
+
+    who: ClassVar[str] = "pad"
+
+    m: int = option(..., "Rows: tokens.", "--m", "-m", min=1)
+    n: int = option(..., "Columns: outputs of a linear layer, on one GPU.", "--n", "-n", min=1)
     k: int = option(
         ..., "Inner dimension: inputs of a linear layer, on one GPU.", "--k", "-k", min=1
-    ),
+    )
     dtype: str = option(
         "", f"Number format: {', '.join(GEMM_DTYPES)} (default: the device's usual one)."
-    ),
-    layout: str = option("nt", "nt (weights stored n×k), nn or tn."),
-) -> Result:
+    )
+    layout: str = option("nt", "nt (weights stored n×k), nn or tn.")
+
+
+@command
+def pad(arguments: PadOptions) -> Result:
     """Say whether padding a product saves time, and what it costs. m is padded in every call, n and
     k once.
     """
     from quantbench.advice.pad import padding_verdict
 
-    times, _ = source.times(_WHO)
+    a = arguments
+    times, _ = a.times()
     spec = times.device
     assumed = []
+    dtype = a.dtype
     if not dtype:
         dtype = default_dtype(spec)
         assumed.append(f"dtype = {dtype}")
     if spec.peak(dtype) is None:
-        raise InputError(_WHO, f"--dtype {dtype} on {spec.name}", f"one of {spec.dtypes}")
-    require_choice(_WHO, "--library", source.library, ("", *LIBRARIES))
-    gemm = Gemm(m, n, k, dtype=dtype, layout=layout)
-    verdict = padding_verdict(gemm, spec, library=source.library, times=times)
+        raise InputError(a.who, f"--dtype {dtype} on {spec.name}", f"one of {spec.dtypes}")
+    require_choice(a.who, "--library", a.library, ("", *LIBRARIES))
+    gemm = Gemm(a.m, a.n, a.k, dtype=dtype, layout=a.layout)
+    verdict = padding_verdict(gemm, spec, library=a.library, times=times)
     assumed.append("padded in every call: m; padded once: n, k")
     advised = [one.words for one in verdict.advised]
     answer = {**encoded(verdict), "device": spec.name, "assumed": assumed, "advised": advised}
-    return Result(answer, _lines(verdict, assumed, source))
+    return Result(answer, _lines(verdict, assumed, a))
 
 
 # --- output ---------------------------------------------------------------------------------------
 
 
-def _lines(verdict: PaddingVerdict, assumed: Sequence[str], source: TimesOptions) -> Lines:
+def _lines(verdict: PaddingVerdict, assumed: Sequence[str], arguments: PadOptions) -> Lines:
     spec = verdict.device
     gemm = verdict.gemm
     now = verdict.now
@@ -79,7 +87,7 @@ def _lines(verdict: PaddingVerdict, assumed: Sequence[str], source: TimesOptions
         yield f"not measured, only estimated: {now.unmeasured}"
     yield device_line(spec)
     yield f"times: {verdict.note}"
-    words = source.words(_WHO, spec, gemm.dtype, experts=False)
+    words = arguments.words(spec, gemm.dtype, experts=False)
     yield f"{words}; assumed: {', '.join(assumed)}"
     yield f"{gemm}: {latency(now.latency_us)} ({latency(now.low_us)} to {latency(now.high_us)})"
     yield from broken_lines(verdict.broken)

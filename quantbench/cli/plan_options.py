@@ -24,7 +24,9 @@ _layout = partial(option, panel="Layout (comma separated lists)")
 class PlanOptions(ShapeOptions):
     """The options of `plan` as typed; 0, "" and None stand for the default."""
 
-    plans: ClassVar[bool] = True
+    who: ClassVar[str] = "plan"
+    needed: ClassVar[tuple[str, ...]] = ("hidden", "heads", "layers", "vocab")
+    casts: ClassVar[str] = "casts fused with norms and activations, weights cast once per step"
 
     optimizer: str = option(
         "", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from rich.table import Table
@@ -48,7 +48,7 @@ def provenance(arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def search_layouts(setup: Setup, *, explain: bool = False) -> Result:
+def search_layouts(setup: Setup, *, explain: bool) -> Result:
     """Ranks every layout of a job."""
     job = setup.job()
     space = setup.space()
@@ -168,10 +168,8 @@ def _explaining_lines(
             yield f"  {name.replace('_', ' '):15} {s:8.2f} s  {percent(s / fastest.sec_per_it):>6}"
     yield _memory_table(fastest, setup.calibration(job))
     if setup.options.site is None:
-        yield (
-            f"The same layout with other software: "
-            f"{', '.join(_other_stacks(setup, job, fastest, times))}"
-        )
+        others = ", ".join(_other_stacks(setup, job, fastest, times))
+        yield f"The same layout with other software: {others}"
     yield "\nRules of thumb, held against this search:"
     for j in judged:
         said = f" {j.rule.text} ({j.rule.source}): {j.finding}"
@@ -194,9 +192,8 @@ def _other_stacks(setup: Setup, job: Job, best: Prediction, times: OpTimes) -> I
 
 def _next_line(setup: Setup, layout: Layout) -> str:
     """Returns the command that checks a layout."""
-    names = {one.name: one for one in fields(setup.options)}
-    for name in (*OF_A_LAYOUT, "allow_uneven"):
-        del names[name]
+    without = (*OF_A_LAYOUT, "allow_uneven")
+    names = [one.name for one in fields(setup.options) if one.name not in without]
     typed = typed_words(setup.options, names)
     for name in OF_A_LAYOUT:
         value = getattr(layout, name)
@@ -252,9 +249,8 @@ def header_lines(job: Job, assumed: Sequence[str]) -> Lines:
 def _source_lines(calibration: Calibration, times: OpTimes) -> Iterator[str]:
     """Yields the sources of constants and times."""
     rests = "fitted there" if calibration.fitted else calibration.provenance.get("rule", "")
-    installed = {**installed_versions()}
-    installed.pop("os", None)
-    versions = ", ".join(f"{name} {version}" for name, version in installed.items())
+    installed = installed_versions()
+    versions = ", ".join(f"{name} {installed[name]}" for name in installed if name != "os")
     variables = " ".join(f"{name}={value}" for name, value in relevant_environment().items())
     yield f"constants: {calibration} ({rests})"
     if times.note:
@@ -278,19 +274,19 @@ def _seconds(sec: Span, between: str) -> str:
     return f"{sec.mid:.2f} ({sec.low:.{decimals}f}{between}{sec.high:.{decimals}f})"
 
 
-def check_layout(setup: Setup, *, explain: bool = False) -> Result:
+def check_layout(setup: Setup, *, explain: bool) -> Result:
     """Checks one layout against every rule, and predicts its time and memory."""
     layout = setup.layout()
     job = setup.job(gpus=setup.options.gpus or layout.gpus)
     broken = violations(job, layout)
-    strict = sum(v.constraint.strict for v in broken)
+    strict = sum(v.strict for v in broken)
     times = setup.times_of(job.cluster.device)
     calibration = setup.calibration(job)
     assumed = setup.assumed(one_layout=True)
     prediction = None if strict else Planner(job, times, calibration).predict(layout)
     answer = {
         "job": job_to_json(job, calibration, times.note, assumed),
-        "violations": [{**asdict(v.constraint), "message": v.message} for v in broken],
+        "violations": broken,
         "layout": layout,
         "prediction": None if prediction is None else prediction.to_json(),
     }
@@ -302,7 +298,7 @@ def check_layout(setup: Setup, *, explain: bool = False) -> Result:
         counts = f"{strict} rules make it impossible, {len(broken) - strict} cost time"
         yield f"{layout}: {counts if broken else 'keeps every rule'}"
         for v in broken:
-            effect = ("impossible", "red") if v.constraint.strict else ("costs time", "yellow")
+            effect = ("impossible", "red") if v.strict else ("costs time", "yellow")
             yield "  ", effect, f" {v}"
         if prediction is not None:
             yield from _prediction_lines(prediction, limit_bytes(job))
@@ -323,4 +319,5 @@ def _prediction_lines(p: Prediction, limit: float) -> Lines:
         f"({p.hardware_tflops:.0f} with recomputation), {p.tokens_per_s:,.0f} tokens/s, "
         f"{percent(p.iteration.bubble_share)} bubble, look first at: {p.iteration.bound}"
     )
-    yield from (f"  {line}" for line in _bound_lines(p))
+    for line in _bound_lines(p):
+        yield f"  {line}"

@@ -5,7 +5,7 @@ come from.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from math import isinf
 from typing import Any
@@ -26,10 +26,11 @@ from quantbench.planner.calibration import (
     Calibrations,
     load_site,
     shipped,
+    software,
     with_measured_links,
 )
 from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, partition_of
-from quantbench.planner.rows import Given
+from quantbench.planner.rows import Given, TableRow
 from quantbench.planner.search import LayoutSpace
 from quantbench.profile import Profile
 from quantbench.quantization import divisors
@@ -39,20 +40,16 @@ from quantbench.workload.transformer import ATTENTIONS
 
 _WHO = "plan"
 _BITS_PER_BYTE = 8
-_NEEDED = {"gpus": "how many there are", "gbs": "the global batch size in sequences, such as 2048"}
 # Values of one layout that no option states.
 _USUAL = {
-    "mbs": "mbs "
-    "= 1", "zero": "ZeRO-1", "recompute": "full recomputation", "interleave": "no interleaving",
-    "sequence_parallel": "no sequence "
-    "parallelism", "cp": "no context parallelism", "ep": "all experts on each GPU",
-}  # fmt: skip
-# Cells of a table of layouts that options of the same name fill.
-_CELLS = (
-    "hidden", "heads", "kv_heads", "layers", "seq", "vocab", "gpus", "gbs", "optimizer",
-    "recompute", "ffn", "gated",
-    "sequence_parallel", "fp8_recipe", "head_dim", "cluster", "gpu", "stack",
-)  # fmt: skip
+    "mbs": "mbs = 1",
+    "zero": "ZeRO-1",
+    "recompute": "full recomputation",
+    "interleave": "no interleaving",
+    "sequence_parallel": "no sequence parallelism",
+    "cp": "no context parallelism",
+    "ep": "all experts on each GPU",
+}
 
 
 class Setup:
@@ -78,19 +75,17 @@ class Setup:
         ones.
         """
         o = self.options
-        gpu = o.gpu
-        if not gpu and not o.cluster:
-            if self.profile is None:
-                known = "--gpu (quantbench devices lists them) or --cluster"
-                raise InputError(_WHO, "no GPU", known)
-            gpu = self.profile.device.name
-        device = lookup(gpu) if gpu else None
-        if device is None or o.cluster:
-            return self._with_rates(cluster(o.cluster, device))
-        return self._with_rates(reference_cluster(device))
-
-    def _with_rates(self, found: Cluster) -> Cluster:
-        o = self.options
+        device = None
+        if o.gpu:
+            device = lookup(o.gpu)
+        elif not o.cluster and self.profile is not None:
+            device = lookup(self.profile.device.name)
+        if o.cluster:
+            found = cluster(o.cluster, device)
+        elif device is not None:
+            found = reference_cluster(device)
+        else:
+            raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --cluster")
         if self.profile is not None:
             collectives = self.profile.tables["collective"]
             measured = zip(collectives.workloads(), collectives["latency_us"].tolist(), strict=True)
@@ -101,8 +96,7 @@ class Setup:
     @cached_property
     def model(self) -> tuple[TransformerShape, tuple[str, ...]]:
         """The shape, and what was assumed about it as text."""
-        needed = ("hidden", "heads", "layers", "vocab")
-        return chosen_model(_WHO, self.options, self.where.device, needed=needed)
+        return chosen_model(self.options, self.where.device)
 
     @property
     def shape(self) -> TransformerShape:
@@ -143,7 +137,7 @@ class Setup:
         """--dp-overlap, or what is usual for the stack."""
         if self.options.dp_overlap is not None:
             return self.options.dp_overlap
-        return float(self.stack in STACKS and STACKS[self.stack].overlaps)
+        return float(software(self.stack).overlaps)
 
     def calibration(self, job: Job) -> Calibration:
         return self.calibrations.of(job.cluster, job.stack)
@@ -169,14 +163,17 @@ class Setup:
     def job(self, gpus: int = 0) -> Job:
         """Builds the training job. gpus: number of GPUs (0: --gpus)."""
         o = self.options
-        for name, value in (("gpus", gpus or o.gpus), ("gbs", o.gbs)):
-            if not value:
-                raise InputError(_WHO, f"no --{name}", f"--{name}, {_NEEDED[name]}")
+        gpus = gpus or o.gpus or 0
+        if not gpus:
+            raise InputError(_WHO, "no --gpus", "--gpus, how many there are")
+        if not o.gbs:
+            expected = "--gbs, the global batch size in sequences, such as 2048"
+            raise InputError(_WHO, "no --gbs", expected)
         return Job(
             self.shape,
             self.where,
-            gpus or o.gpus or 0,
-            o.gbs or 0,
+            gpus,
+            o.gbs,
             optimizer=o.optimizer or "fused_adam",
             dp_overlap=self.overlap,
             stack=self.stack,
@@ -288,15 +285,17 @@ def given(o: PlanOptions) -> Given:
     """Returns the values of cells that rows of a table leave empty."""
     for typed in typed_words(o, ("model", "config")):
         raise InputError(f"{_WHO} --rows", typed, "models as the rows name them")
-    cells: dict[str, Any] = {name: getattr(o, name) for name in _CELLS if getattr(o, name)}
+    cells: dict[str, Any] = {one.name: getattr(o, one.name, None) for one in fields(TableRow)}
     for name in OF_A_LAYOUT[: OF_A_LAYOUT.index("recompute")]:
         values = integers(f"--{name}", getattr(o, name), low=0)
         if len(values) > 1:
             typed = f"--{name} {getattr(o, name)}"
             raise InputError(f"{_WHO} --rows", typed, "one value for rows without it")
         cells[name] = values[0] if values else None
-    for name, choices in (("attention", ATTENTIONS), ("recompute", RECOMPUTATIONS)):
-        cells[name] = require_choice(_WHO, f"--{name}", getattr(o, name), ("", *choices))
-    cells |= {"precision": o.dtype, "tied": False if o.untied else None, "dropout": o.dropout}
-    cells["dp_overlap"] = o.dp_overlap
+    require_choice(_WHO, "--attention", o.attention, ("", *ATTENTIONS))
+    require_choice(_WHO, "--recompute", o.recompute, ("", *RECOMPUTATIONS))
+    cells["precision"] = o.dtype
+    cells["gated"] = o.gated or None
+    if o.untied:
+        cells["tied"] = False
     return Given(cells, rates(o))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from math import isnan
 from pathlib import Path
+from statistics import mean
 
 from rich.table import Table
 from rich.text import Text
@@ -48,14 +50,11 @@ def predict_table(setup: Setup, path: Path) -> Result:
         yield from _summary_lines(summary)
         if missed:
             yield "\nMissed by more than 8 %, and what is known:"
-        yield from (
-            f"  {r.row.place}: {100 * (r.error or 0):+.1f} %: {known}" for r, known in missed
-        )
-        unpredicted = [r for r in results if r.prediction is None]
+        for r, known in missed:
+            yield f"  {r.row.place}: {100 * (r.error or 0):+.1f} %: {known}"
+        unpredicted = [r.problem for r in results if r.prediction is None]
         if unpredicted:
-            yield (
-                f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0].problem}"
-            )
+            yield f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0]}"
 
     return Result(answer, lines())
 
@@ -90,16 +89,13 @@ def _rows_table(results: Sequence[RowResult]) -> Table:
 
 def _summary_lines(summary: Summary) -> Iterator[str]:
     if summary.rows:
-        yield (
-            f"time, {counted(summary.rows, 'row')}: mean error {summary.mape:.2f} %, median "
-            f"{summary.median:.2f} %, bias "
-            f"{summary.bias:+.2f} %"
-            + (
-                f", rank correlation {summary.spearman:.3f}"
-                if summary.spearman == summary.spearman
-                else ""
-            )
+        said = (
+            f"time, {counted(summary.rows, 'row')}: mean error {summary.mape:.2f} %, "
+            f"median {summary.median:.2f} %, bias {summary.bias:+.2f} %"
         )
+        if not isnan(summary.spearman):
+            said += f", rank correlation {summary.spearman:.3f}"
+        yield said
     if summary.memory_rows:
         yield (
             f"memory, {counted(summary.memory_rows, 'row')}: mean error "
@@ -121,21 +117,22 @@ def fit_table(setup: Setup, path: Path, output: Path) -> Result:
     cells = given(setup.options)
     require_stated(rows, cells, path.name)
     results = predict_rows(rows, setup.times_of, setup.calibrations, cells)
-    cases = [
-        (r.case, r.row.sec_per_it or 0.0)
-        for r in results
-        if r.error is not None and r.case is not None
-    ]
+    cases = []
+    errors_pct = []
+    for r in results:
+        if r.error is not None and r.case is not None:
+            cases.append((r.case, r.row.sec_per_it or 0.0, path.name))
+            errors_pct.append(100 * abs(r.error))
     if not cases:
         problem = next((r.problem for r in results if r.problem), "no row has a time")
         what = f"no row of {path.name} can be predicted: {problem}"
         raise InputError("plan --fit", what, "rows with all their cells")
-    if len({(case.job.cluster.device.name, case.job.stack) for case, _ in cases}) > 1:
+    if len({(case.job.cluster.device.name, case.job.stack) for case, *_ in cases}) > 1:
         what = f"{path.name} has rows of several GPUs or stacks"
         raise InputError("plan --fit", what, "one site with one stack")
     prior = setup.calibration(cases[0][0].job)
-    fit = fit_site(observe([(case, s, path.name) for case, s in cases], setup.times_of), prior)
-    before = 100 * sum(abs(r.error or 0.0) for r in results if r.case) / len(cases)
+    fit = fit_site(observe(cases, setup.times_of), prior)
+    before = mean(errors_pct)
     site = site_json(fit.calibration)
     write_file("plan --fit", output, json.dumps(site, indent=1) + "\n")
     known = fit.calibration.provenance
@@ -149,13 +146,11 @@ def fit_table(setup: Setup, path: Path, output: Path) -> Result:
         )
         if fit.unusual:
             factors = [f"{name} {getattr(fit.calibration, name):.3g}" for name in fit.unusual]
-            names = ", ".join(factors)
-            yield warning(f"far from every known site: {names}; do the rows say all that was run?")
+            said = f"far from every known site: {', '.join(factors)}"
+            yield warning(f"{said}; do the rows say all that was run?")
         if known["undetermined"]:
-            yield (
-                f"not determined by these rows, close to the stack's values: "
-                f"{', '.join(known['undetermined'])}"
-            )
+            names = ", ".join(known["undetermined"])
+            yield f"not determined by these rows, close to the stack's values: {names}"
         for a, b in known["confounded"]:
             yield f"not told apart, only their joint effect is known: {a} and {b}"
         yield f"wrote {output}"
@@ -169,13 +164,13 @@ def fit_table(setup: Setup, path: Path, output: Path) -> Result:
 def check_table(setup: Setup, path: Path) -> Result:
     """Finds impossible rows and contradictory cells of a table."""
     found = check_rows(read_table(path), setup.times_of, setup.calibrations)
-    findings = [
-        {"row_id": f.row.row_id, "line": f.row.line, "kind": f.kind, "message": f.message}
-        for f in found
-    ]
-    wrong = len({f.row.row_id for f in found})
+    findings = []
+    for f in found:
+        place = {"row_id": f.row.row_id, "line": f.row.line}
+        findings.append({**place, "kind": f.kind, "message": f.message})
     said = f"nothing is wrong in {path.name}"
     if found:
+        wrong = len({f.row.row_id for f in found})
         said = f"{wrong} rows of {path.name} have something wrong"
     answer = {"file": path, "findings": findings}
     return Result(answer, (*map(str, found), said), exit_code=bool(found))

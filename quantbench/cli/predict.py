@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 from quantbench.cli.model_options import (
     GridOptions,
@@ -27,8 +27,15 @@ if TYPE_CHECKING:
     from quantbench.latency.op_times import OpTimes
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(GridOptions, TimesOptions):
+    """The options of `predict` as typed."""
+
+    who: ClassVar[str] = "predict"
+
+
 @command
-def predict(source: TimesOptions, arguments: GridOptions) -> Result:
+def predict(arguments: PredictOptions) -> Result:
     """Predict the result of a sweep on any known GPU, without that GPU or optional packages."""
     from quantbench.analysis.forecast import with_cliffs
     from quantbench.report.forecast import (
@@ -38,13 +45,13 @@ def predict(source: TimesOptions, arguments: GridOptions) -> Result:
         summed_line,
     )
 
-    times, models = source.times("predict")
+    times, models = arguments.times()
     spec = times.device
     arguments = replace(arguments, ops=_whole_experts(arguments.ops))
-    _, found, assumed = predict_sweep(arguments, times, source.library)
+    _, found, assumed = predict_sweep(arguments, times)
     dtype = found.ops[0].op.workload.dtype
     experts = any(isinstance(op.op.workload, MoE) for op in found.ops)
-    words = source.words("predict", spec, dtype, experts=experts)
+    words = arguments.words(spec, dtype, experts=experts)
     model, _ = models.products(dtype)
     rows = with_cliffs(found.rows, model)
 
@@ -93,7 +100,7 @@ def _whole_experts(ops: str) -> str:
 
 
 def predict_sweep(
-    arguments: GridOptions, source: OpTimes, library: str = ""
+    arguments: PredictOptions, source: OpTimes
 ) -> tuple[tuple[Axis, ...], Forecast, tuple[str, ...]]:
     """Returns the axes with their values, the forecast, and the assumptions as text. source: of
     times.
@@ -103,14 +110,14 @@ def predict_sweep(
     from quantbench.sweep.edges import parse_grid
 
     spec = source.device
-    held, dims = held_and_dims(arguments, "predict")
+    held, dims = held_and_dims(arguments)
     held = with_defaults(held, spec, dims)
     if held.experts and held.direction != "forward":
         what = f"--direction {held.direction} with {held.experts} experts"
         raise UnsupportedError("predict", what, "forward: gradients of experts have no model")
     if spec.peak(held.dtype) is None:
         raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", f"one of {spec.dtypes}")
-    resolve_library(spec.name, held.dtype, library, "predict")
+    resolve_library(spec.name, held.dtype, arguments.library, "predict")
     axes = parse_grid(dims, held, spec, "predict")
     times = RememberedTimes(source, softmax=held.softmax)
     found = forecast(axes, held, times)
@@ -120,5 +127,5 @@ def predict_sweep(
         latent = latent_words(held.kv_rank, (held.head_dim + held.value_dim) // 2)
     if "experts" in ops:
         ops.update(EXPERT_OPS)
-    assumed = assumed_words(arguments, held, ops, spec, "predict")
+    assumed = assumed_words(arguments, held, ops, spec)
     return axes, found, (*assumed, *latent)

@@ -6,14 +6,15 @@ import json
 import os
 import re
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from quantbench.cli.devices import device_line
-from quantbench.cli.options import argument, command, integers, json_option, option
-from quantbench.cli.output import check_file, check_folder, output, print_result, say
+from quantbench.cli.options import argument, command, integers, option
+from quantbench.cli.output import Lines, Result, check_file, check_folder, encoded, output, say
 from quantbench.errors import InputError, printable, require_choice
 from quantbench.files import folders_with, read_text, write_file
 from quantbench.latency.libraries import LIBRARIES, library_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from quantbench.profile.exporters.options import ExportOptions
     from quantbench.profile.linear_interpolation import FloatArray
     from quantbench.store.folder import Run
+    from quantbench.store.record import Record
 
 # Seconds of an export on one core of a 2024 server. Fitting takes as long for 800 rows as for
 # 8,000; finding cliffs takes time proportional to the records. By whether models are fitted:
@@ -33,12 +35,12 @@ _MOST_SPOTS = 10  # that are shown
 # Longer numbers are no sizes, and int() refuses very long ones.
 _DIGITS = re.compile("[0-9]{1,19}")
 _OP = re.compile("[a-z_]{1,20}")
-# By kind: what to type, and the possible numbers of sizes.
+# By kind: what to type, with what may follow.
 _QUERIES = {
-    "gemm": ("m,n,k or m,n,k,batch", (3, 4)),
-    "softmax": ("batch,rows,cols", (3,)),
-    "attention": ("batch,heads,seq,head_dim or batch,heads,seq,head_dim,kv_heads", (4, 5)),
-    "collective": ("op,bytes,gpus or op,bytes,gpus,nodes, such as all_reduce,67108864,8", (2, 3)),
+    "gemm": ("m,n,k", "batch"),
+    "softmax": ("batch,rows,cols", ""),
+    "attention": ("batch,heads,seq,head_dim", "kv_heads"),
+    "collective": ("op,bytes,gpus", "nodes"),
 }
 _FILE = argument("A profile's JSON file.", metavar="FILE")
 
@@ -107,8 +109,7 @@ def export(
     ),
     fit: bool = option(True, "Fit models to the rows (otherwise use shipped models)."),
     library: str = option("", f"Only rows of this library: {', '.join(LIBRARIES)} (default: all)."),
-    as_json: bool = json_option(),
-) -> None:
+) -> Result:
     """Write the tables, fitted models, cliffs and rule verdicts of a device's runs to one file, or
     convert runs or a profile to a planner's format."""
     if bool(runs) == bool(gpu):
@@ -117,8 +118,7 @@ def export(
         if planner != PlannerOptions() or gpu:
             what = "a planner's option without --format"
             raise InputError("profile export", what, "--format with the planner's name")
-        _export_profile(runs or [], target, fit, library, as_json)
-        return
+        return _export_profile(runs or [], target, fit, library)
     from quantbench.profile.exporters import FORMATS
     from quantbench.profile.exporters.options import WHO
 
@@ -134,12 +134,10 @@ def export(
         made = Profile.shipped(lookup(gpu))
     else:
         made = profile_of(runs or [], fit=fit, library=library)
-    _export_format(made, to, folder, planner.options(), as_json)
+    return _export_format(made, to, folder, planner.options())
 
 
-def _export_profile(
-    paths: list[Path], target_file: Path | None, fit: bool, library: str, as_json: bool
-) -> None:
+def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, library: str) -> Result:
     """Makes a profile of runs and writes it, by default to profile.json in the device's folder,
     else here.
     """
@@ -152,53 +150,45 @@ def _export_profile(
     a_device = len(paths) == 1 and runs_below(paths[0]) != paths
     target = target_file or (paths[0] / "profile.json" if a_device else Path("profile.json"))
     check_file("profile export", target)
-    records = sum(len(run.records) for run in runs)
+    records = [record for run in runs for record in run.records]
     fits = fit and runs[0].info.device.kind != "cpu"  # processors have no model
-    duration = f"{_FIXED_S[fits] + records * _PER_RECORD_S:.0f} s"
-    say(
-        output(stderr=True),
-        f"{counted(records, 'record')}: cliffs, rules and models take about {duration}",
-    )
+    seconds = _FIXED_S[fits] + len(records) * _PER_RECORD_S
+    about = f"cliffs, rules and models take about {seconds:.0f} s"
+    say(output(stderr=True), f"{counted(len(records), 'record')}: {about}")
     made = Profile.from_runs(runs, fit=fit)
     made.save(target)
-    tables = json.loads(read_text(target))["tables"].values()
-    beside = "".join(f", {table['file']}" for table in tables if "file" in table)
-    left_out = rejected_lines(record for run in runs for record in run.records)
-    about = map(
-        printable,
-        (*view.origin_lines(made), view.rows_line(made), *left_out, *view.model_lines(made)),
-    )
-    written = (f"\nwritten: {target}{beside}", f"next: quantbench profile show {target}")
-    lines = (device_line(made.device), *about, *written)
-    print_result(
-        as_json,
-        lambda: {"profile": target, "left_out": left_out, **view.profile_to_json(made)},
-        lines,
-    )
+    written = f"\nwritten: {target}"
+    for table in json.loads(read_text(target))["tables"].values():
+        if "file" in table:
+            written += f", {table['file']}"
+    left_out = rejected_lines(records)
+
+    def lines() -> Lines:
+        yield device_line(made.device)
+        yield from map(printable, view.origin_lines(made))
+        yield printable(view.rows_line(made))
+        yield from map(printable, (*left_out, *view.model_lines(made)))
+        yield written
+        yield f"next: quantbench profile show {target}"
+
+    answer = {"profile": target, "left_out": left_out, **view.profile_to_json(made)}
+    return Result(answer, lines())
 
 
-def _export_format(
-    profile: Profile, name: str, folder: Path, options: ExportOptions, as_json: bool
-) -> None:
+def _export_format(profile: Profile, name: str, folder: Path, options: ExportOptions) -> Result:
     """Writes a profile in a planner's format."""
     from quantbench.profile.exporters import export_profile
 
     made = export_profile(profile, name, folder, options)
-    answer = {
-        "format": name,
-        "folder": folder,
-        "paths": made.paths,
-        "rows": made.rows,
-        "left_out": made.left_out,
-        "notes": made.notes,
-        "use": made.use,
-    }
     counts = ", ".join(f"{count:,} {kind}" for kind, count in made.rows.items())
-    left_out = [
-        f"  {count:,} rows left out: {reason}" for reason, count in made.left_out.most_common()
-    ]
-    notes, use = (f"  {note}" for note in made.notes), (f"use: {line}" for line in made.use)
-    print_result(as_json, lambda: answer, (f"{folder}: {counts}", *left_out, *notes, *use))
+    lines = [f"{folder}: {counts}"]
+    for reason, count in made.left_out.most_common():
+        lines.append(f"  {count:,} rows left out: {reason}")
+    for note in made.notes:
+        lines.append(f"  {note}")
+    for line in made.use:
+        lines.append(f"use: {line}")
+    return Result({"format": name, **encoded(made)}, lines)
 
 
 def runs_below(path: Path) -> list[Path]:
@@ -232,23 +222,18 @@ def of_library(runs: list[Run], library: str) -> list[Run]:
         if one.workload.kind != "collective"
     }
     if library not in found:
-        raise InputError(
-            "profile export", f"--library {library}", "one of " + ", ".join(sorted(found))
-        )
+        known = "one of " + ", ".join(sorted(found))
+        raise InputError("profile export", f"--library {library}", known)
 
-    kept = (
-        [
-            one
-            for one in run.records
-            if one.workload.kind == "collective" or library_of(one.provider) == library
-        ]
-        for run in runs
-    )
-    return [
-        replace(run, records=tuple(records))
-        for run, records in zip(runs, kept, strict=True)
-        if records
-    ]
+    def wanted(record: Record) -> bool:
+        return record.workload.kind == "collective" or library_of(record.provider) == library
+
+    kept = []
+    for run in runs:
+        records = tuple(filter(wanted, run.records))
+        if records:
+            kept.append(replace(run, records=records))
+    return kept
 
 
 def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
@@ -294,18 +279,15 @@ def degrees(text: str) -> tuple[int, ...]:
 
 @profile.command("show", short_help="Check a profile, and show its contents and accuracy.")
 @command
-def show_profile(file: Path = _FILE, as_json: bool = json_option()) -> None:
+def show_profile(file: Path = _FILE) -> Result:
     """Check that a profile is whole and unchanged, and show the device, the measured rows, the
     accuracy of the models and the largest cliffs."""
     from quantbench.cli import profile_print as view
     from quantbench.profile import Profile
 
     found = Profile.load(file)
-    lines = (
-        *view.profile_lines(found),
-        f"\nnext: quantbench profile query {file} --gemm 4096,4096,4096",
-    )
-    print_result(as_json, lambda: view.profile_to_json(found), lines)
+    next_line = f"\nnext: quantbench profile query {file} --gemm 4096,4096,4096"
+    return Result(view.profile_to_json(found), chain(view.profile_lines(found), [next_line]))
 
 
 # --- query ----------------------------------------------------------------------------------------
@@ -325,8 +307,7 @@ def query(
     layout: str = option("", "nn, nt or tn (default: the profile's own)."),
     library: str = option("", "Whose rows: vllm, torch, … (default: those with the most rows)."),
     direction: str = option("forward", "forward or backward."),
-    as_json: bool = json_option(),
-) -> None:
+) -> Result:
     """Look up the time of a shape with its interval: measured, interpolated between measured
     shapes, or modelled.
     """
@@ -338,78 +319,75 @@ def query(
         *others, last = (f"--{kind}" for kind in _QUERIES)
         raise InputError("profile query", "no shape", f"{', '.join(others)} or {last}")
     require_choice("profile query", "--direction", direction, ("forward", "backward"))
-    for word, given, kinds in (
-        (f"--layout {layout}", layout, ("gemm",)),
-        (f"--direction {direction}", direction != "forward", ("softmax", "attention")),
-    ):
-        if given and not any(asked[kind] for kind in kinds):
-            raise InputError(
-                "profile query",
-                f"{word} without effect",
-                " or ".join(f"--{kind}" for kind in kinds),
-            )
+    if layout and not gemm:
+        raise InputError("profile query", f"--layout {layout} without effect", "--gemm")
+    if direction != "forward" and not (softmax or attention):
+        typed = f"--direction {direction} without effect"
+        raise InputError("profile query", typed, "--softmax or --attention")
     found = Profile.load(file)
-    asked_for = [
-        (kind, text, *_typed(kind, text)) for kind, texts in asked.items() for text in texts or ()
-    ]
-    answers = [
-        _ask(found, kind, op, sizes, dtype, layout, direction, library or None)
-        for kind, _, op, sizes in asked_for
-    ]
+    of_rows: dict[str, Any] = {"dtype": dtype or None, "provider": library or None}
     fields = ("format", "latency_us", "low_us", "high_us", "source", "bound", "outside", "note")
-    listed = [
-        {
-            "kind": kind,
-            "shape": [op, *sizes] if op else sizes,
-            **{name: getattr(one, name) for name in fields},
-        }
-        for (kind, _, op, sizes), one in zip(asked_for, answers, strict=True)
-    ]
-    table = answers_table((f"{kind} {text}" for kind, text, _, _ in asked_for), answers)
+    answers = []
+    listed = []
+    for kind, texts in asked.items():
+        for text in texts or ():
+            sizes = _typed(kind, text)
+            one = _ask(found, kind, sizes, layout or None, direction, of_rows)
+            answers.append((f"{kind} {text}", one))
+            times = {name: getattr(one, name) for name in fields}
+            listed.append({"kind": kind, "shape": list(sizes.values()), **times})
     answer = {"device": found.device.name, "answers": listed}
-    print_result(as_json, lambda: answer, (device_line(found.device), "", table))
+    return Result(answer, (device_line(found.device), "", answers_table(answers)))
 
 
 def _ask(
     profile: Profile,
     kind: str,
-    op: str,
-    sizes: list[int],
-    dtype: str,
-    layout: str,
+    sizes: dict[str, Any],
+    layout: str | None,
     direction: str,
-    library: str | None,
+    of_rows: dict[str, Any],
 ) -> Estimate:
-    """Queries the time of one shape. sizes: as in _QUERIES; op: name of the collective."""
-    given: dict[str, Any] = {"dtype": dtype or None, "provider": library}
+    """Queries the time of one shape. sizes: as in _QUERIES. of_rows: format and provider."""
     one: Any  # an Estimate, as one shape is asked about and not arrays of them
     if kind == "gemm":
-        m, n, k, batch = (*sizes, 1)[:4]
-        one = profile.gemm(m, n, k, layout=layout or None, batch=batch, **given)
+        one = profile.gemm(**sizes, layout=layout, **of_rows)
     elif kind == "softmax":
-        mask = "causal" if sizes[1] == sizes[2] else "none"
-        one = profile.softmax(*sizes, mask=mask, direction=direction, **given)
+        mask = "causal" if sizes["rows"] == sizes["cols"] else "none"
+        one = profile.softmax(**sizes, mask=mask, direction=direction, **of_rows)
     elif kind == "attention":
-        batch, heads, seq, head_dim, kv_heads = (*sizes, 0)[:5]
-        one = profile.attention(
-            batch, heads, seq, seq, head_dim, kv_heads, direction=direction, **given
-        )
+        seq = sizes.pop("seq")
+        one = profile.attention(**sizes, seq_q=seq, seq_k=seq, direction=direction, **of_rows)
     else:
-        message_bytes, num_gpus, num_nodes = (*sizes, 1)[:3]
-        one = profile.collective(op, message_bytes, num_gpus, num_nodes=num_nodes, **given)
+        op, *numbers = sizes.values()
+        one = profile.collective(op, *numbers[:2], num_nodes=sizes.get("nodes", 1), **of_rows)
     return one  # type: ignore[no-any-return]
 
 
-def _typed(kind: str, text: str) -> tuple[str, list[int]]:
-    """Parses a shape to (the op of a collective, else ""; the sizes)."""
-    words, counts = _QUERIES[kind]
-    op, parts = "", [part.strip() for part in text.split(",")]
+def _typed(kind: str, text: str) -> dict[str, Any]:
+    """Parses a shape to its sizes, and for a collective its op, by the names in _QUERIES."""
+    needed, optional = _QUERIES[kind]
+    names = needed.split(",")
+    parts = [part.strip() for part in text.split(",")]
+    expected = needed
+    if optional:
+        expected += f" or {needed},{optional}"
+    if optional and len(parts) > len(names):
+        names.append(optional)
     if kind == "collective":
-        op, *parts = parts
-    named = bool(_OP.fullmatch(op)) == (kind == "collective")
-    if not named or len(parts) not in counts or not all(_DIGITS.fullmatch(part) for part in parts):
-        raise InputError(f"--{kind}", repr(text)[:100], words)
-    return op, [int(part) for part in parts]
+        expected += ", such as all_reduce,67108864,8"
+    found: dict[str, Any] = dict(zip(names, parts, strict=False))
+    right = len(parts) == len(names)
+    for name, part in found.items():
+        if name == "op":
+            right = right and bool(_OP.fullmatch(part))
+        elif _DIGITS.fullmatch(part):
+            found[name] = int(part)
+        else:
+            right = False
+    if not right:
+        raise InputError(f"--{kind}", repr(text)[:100], expected)
+    return found
 
 
 # --- blindspots -----------------------------------------------------------------------------------
@@ -423,8 +401,7 @@ def blindspots(
         "A profile's JSON file, or a run's folder (then a model is fitted).", metavar="PROFILE"
     ),
     shapes: Path | None = option(None, "CSV file for the points to measure, for `sweep --shapes`."),
-    as_json: bool = json_option(),
-) -> None:
+) -> Result:
     """Find the sizes between measured products that a planner's linear interpolation misses by
     most, and the fewest points that keep its error within 5 %."""
     from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
@@ -434,10 +411,8 @@ def blindspots(
     from quantbench.profile.linear_interpolation import BOUND
 
     def expected(what: str, errors: FloatArray) -> str:
-        parts = ", ".join(
-            f"{name} {percent(value)}" for name, value in view.error_summary(errors).items()
-        )
-        return f"expected error {what}: {parts}"
+        parts = [f"{name} {percent(value)}" for name, value in view.error_summary(errors).items()]
+        return f"expected error {what}: {', '.join(parts)}"
 
     if shapes is not None:
         check_file("profile blindspots", shapes)
@@ -459,4 +434,4 @@ def blindspots(
         lines.append(f"next: quantbench {again if shapes is None else f'sweep --shapes {shapes}'}")
     else:
         lines.append(f"nothing to add: every error is within {percent(BOUND)}")
-    print_result(as_json, lambda: view.blindspots_to_json(found, _MOST_SPOTS), lines)
+    return Result(view.blindspots_to_json(found, _MOST_SPOTS), lines)

@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from quantbench.cli.devices import device_line
-from quantbench.cli.output import plain_table
+from quantbench.cli.output import encoded, plain_table
 from quantbench.errors import printable
 from quantbench.profile import Estimate, Profile, Table
 from quantbench.profile.blindspots import Blindspots, Spot
@@ -35,35 +35,30 @@ def profile_lines(profile: Profile) -> Iterator[str | RichTable]:
     """
     yield device_line(profile.device)
     yield from map(printable, origin_lines(profile))
-    parts = [part for table in profile.tables.values() for part in _parts(table)]
-    if parts:
-        measured = plain_table(("what", "provider", "rows", "grades", "sizes"), title="measured")
-        for kind, words, provider, rows in parts:
-            grades = ", ".join(
-                f"{count:,} {grade}"
-                for grade, count in sorted(Counter(rows["grade"].tolist()).items())
-            )
-            measured.add_row(f"{kind} {words}", provider, f"{len(rows):,}", grades, _ranges(rows))
+    measured = plain_table(("what", "provider", "rows", "grades", "sizes"), title="measured")
+    for kind, words, provider, rows in _all_parts(profile):
+        counts = sorted(Counter(rows["grade"].tolist()).items())
+        grades = ", ".join(f"{count:,} {grade}" for grade, count in counts)
+        measured.add_row(f"{kind} {words}", provider, f"{len(rows):,}", grades, _ranges(rows))
+    if measured.rows:
         yield from ("", measured)
     yield ""
     yield from map(printable, model_lines(profile))
     if profile.cliffs:
-        ordered = sorted(profile.cliffs, key=lambda cliff: (cliff.num_curves == 1, -cliff.ratio))[
-            :_MOST_CLIFFS
-        ]
-        more = profile.provenance.num_cliffs - len(ordered)
-        title = "cliffs" if more <= 0 else f"the worst cliffs ({more:,} more)"
+        ordered = sorted(profile.cliffs, key=lambda cliff: (cliff.num_curves == 1, -cliff.ratio))
+        more = profile.provenance.num_cliffs - len(ordered[:_MOST_CLIFFS])
+        title = "cliffs"
+        if more > 0:
+            title = f"the worst cliffs ({more:,} more)"
+        causes = [": ".join(filter(None, (c.cause, c.why))) for c in ordered]
         yield ""
-        yield cliffs_table(
-            ((c, f"{c.cause}: {c.why}" if c.why else c.cause) for c in ordered), title
-        )
+        yield cliffs_table(list(zip(ordered, causes, strict=True))[:_MOST_CLIFFS], title)
     by_verdict: dict[str, list[str]] = {}
     for finding in profile.findings:
         effect = "" if finding.effect is None else f" ({finding.effect:.3f}x)"
         by_verdict.setdefault(finding.verdict, []).append(finding.rule + effect)
-    yield from (
-        printable(f"{verdict}: {', '.join(rules)}") for verdict, rules in sorted(by_verdict.items())
-    )
+    for verdict, rules in sorted(by_verdict.items()):
+        yield printable(f"{verdict}: {', '.join(rules)}")
 
 
 def origin_lines(profile: Profile) -> list[str]:
@@ -83,30 +78,35 @@ def rows_line(profile: Profile) -> str:
     return "rows: " + (", ".join(counts) or "none; all times come from the models")
 
 
-def _parts(table: Table) -> list[tuple[str, str, str, Table]]:
-    """Splits a table by its non-integer keys, such as dtype, into (kind, other keys, provider,
+def _all_parts(profile: Profile) -> Iterator[tuple[str, str, str, Table]]:
+    """Splits each table by its non-integer keys, such as dtype, into (kind, other keys, provider,
     rows).
     """
-    names = [
-        name for name in LAYOUTS[table.kind].keys if LAYOUTS[table.kind].columns[name] is not int
-    ]
-    keys = list(zip(*(table[name].tolist() for name in names), strict=True))
-    found = []
-    for key in sorted(set(keys), key=str):
-        rows = np.array([other == key for other in keys])
-        words = [
-            ("causal" if value else "full") if isinstance(value, bool) else value
-            for value in key[:-1]
-        ]
-        found.append((table.kind, " ".join(words), key[-1], table.where(rows)))
+    masks = {True: "causal", False: "full"}
+    for table in profile.tables.values():
+        _, names = _key_names(table)
+        keys = list(zip(*(table[name].tolist() for name in names), strict=True))
+        for key in sorted(set(keys), key=str):
+            rows = np.array([other == key for other in keys])
+            words = " ".join(masks.get(value, value) for value in key[:-1])
+            yield table.kind, words, key[-1], table.where(rows)
+
+
+def _key_names(table: Table) -> tuple[list[str], list[str]]:
+    """Returns the names of the integer keys of a table, and those of the others."""
+    layout = LAYOUTS[table.kind]
+    found: tuple[list[str], list[str]] = ([], [])
+    for name in layout.keys:
+        found[layout.columns[name] is not int].append(name)
     return found
 
 
 def _ranges(rows: Table) -> str:
-    names = [name for name in LAYOUTS[rows.kind].keys if LAYOUTS[rows.kind].columns[name] is int]
+    names, _ = _key_names(rows)
     spans = []
     for name in names:
-        low, high = rows[name].min(), rows[name].max()
+        low = rows[name].min()
+        high = rows[name].max()
         spans.append(f"{name} {low}" if low == high else f"{name} {low} to {high}")
     return ", ".join(spans)
 
@@ -141,16 +141,18 @@ def model_lines(profile: Profile) -> list[str]:
     return found or ["no models: times are known for measured shapes only"]
 
 
-def answers_table(shapes: Iterable[str], answers: Iterable[Estimate]) -> RichTable:
+def answers_table(answers: Iterable[tuple[str, Estimate]]) -> RichTable:
     """Tabulates queried shapes and their times."""
     found = plain_table(("shape", "format", "time", "90 % interval", "source", "bound by", "note"))
-    for shape, one in zip(shapes, answers, strict=True):
+    for shape, one in answers:
         interval = f"{latency(one.low_us)} to {latency(one.high_us)}"
+        if one.low_us == one.high_us:
+            interval = "a single figure"
         found.add_row(
             shape,
             one.format,
             latency(one.latency_us),
-            "a single figure" if one.low_us == one.high_us else interval,
+            interval,
             Text(one.source, style=_STYLES[one.source]),
             one.bound,
             one.note,
@@ -162,13 +164,12 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
     """Converts what `profile show` prints to JSON objects."""
     return {
         "device": profile.device.name,
-        "software": dict(profile.software),
-        "provenance": encode(profile.provenance),
-        "tables": [
+        "software": profile.software,
+        "provenance": profile.provenance,
+        "tables": (
             {"kind": kind, "format": words, "provider": provider, "rows": len(rows)}
-            for table in profile.tables.values()
-            for kind, words, provider, rows in _parts(table)
-        ],
+            for kind, words, provider, rows in _all_parts(profile)
+        ),
         "models": model_lines(profile),
         "cliffs": encode(profile.cliffs),
         "findings": encode(profile.findings),
@@ -204,6 +205,6 @@ def blindspots_to_json(found: Blindspots, most_spots: int) -> dict[str, Any]:
         "before": error_summary(found.before),
         "after": error_summary(found.after),
         "add": [{"m": m, "n": n, "k": k} for m, n, k in found.add],
-        "spots": [{**encode(spot), "error": spot.error} for spot in found.spots[:most_spots]],
+        "spots": [{**encoded(spot), "error": spot.error} for spot in found.spots[:most_spots]],
         "note": found.note,
     }

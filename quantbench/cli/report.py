@@ -10,6 +10,7 @@ from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, option
 from quantbench.cli.output import Lines, Result, warning
 from quantbench.errors import InputError, printable
+from quantbench.units import axis_words
 
 if TYPE_CHECKING:
     from quantbench.report.page import Written
@@ -44,8 +45,9 @@ def report(
             raise InputError(
                 "report", f"--where {where[0]} with training logs", "a sweep's run with --where"
             )
-        mixed = len({run.is_absolute() for run in runs}) > 1
-        shared = Path(os.path.commonpath([run.absolute() for run in runs] if mixed else runs))
+        if any(run.is_absolute() for run in runs):
+            runs = [run.absolute() for run in runs]
+        shared = Path(os.path.commonpath(runs))
         made = write_training_report(logs, target or shared)
         summaries = [read_training(folder) for folder in logs]
         answer = fastest(summaries)
@@ -57,32 +59,28 @@ def report(
         told = (table, answer or untold, f"page: {made.page}")
         return Result({"page": made.page, "answer": answer or None}, told)
     if len(runs) > 1:
-        raise InputError(
-            "report",
-            f"{len(runs)} runs",
-            "one run, or training logs (quantbench import megatron-log)",
-        )
+        expected = "one run, or training logs (quantbench import megatron-log)"
+        raise InputError("report", f"{len(runs)} runs", expected)
     asked = parse_where(where or ())
     found = read_one_run(runs[0])
     written = write_report(found, target or runs[0], asked)
     lines = _lines(found, written, runs[0])
-    if written.lead is None:
+    lead = written.lead
+    if lead is None:
         return Result({"page": written.page, "answer": None}, lines, exit_code=2)
-    return Result({"page": written.page, "answer": written.lead.sentence}, lines)
+    return Result({"page": written.page, "answer": lead.sentence}, lines)
 
 
 def _lines(found: Run, written: Written, folder: Path) -> Lines:
     yield device_line(found.info.device)
     if found.info.origin != "measured":
         yield (f"{found.info.origin.upper()} DATA", "bold"), ": not measured on this machine"
-    yield from (warning(printable(text)) for text in found.warnings)
+    for text in found.warnings:
+        yield warning(printable(text))
     yield "this run has no measured point" if written.lead is None else written.lead.sentence
     yield f"page: {written.page}"
     if written.lead is not None and written.lead.several:
-        shape = written.lead.bad[0].row.axes.items()
-        held = ",".join(
-            f"{name.replace('_', '-')}={value}"
-            for name, value in shape
-            if name != written.lead.axis
-        )
+        axes = dict(written.lead.bad[0].row.axes)
+        del axes[written.lead.axis]
+        held = ",".join(axis_words(axes))
         yield f"to see one shape: quantbench report {folder} --where {held}"

@@ -70,6 +70,10 @@ class SweepArguments(GridOptions):
     )
     shard: str = run_option("", "Part I/N of the points, for N jobs whose runs are merged later.")
 
+    @property
+    def listed(self) -> bool:
+        return self.shapes is not None
+
 
 def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
     """Converts the options, with the defaults of a kind of device (cuda or cpu)."""
@@ -82,7 +86,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
     if of_models and about:  # a shape states its own sizes, ops and number formats
         typed = f"--shapes {arguments.shapes} with {about[0]}"
         raise InputError("sweep", typed, "shapes as the file describes them")
-    held, dims = held_and_dims(arguments, listed=arguments.shapes is not None)
+    held, dims = held_and_dims(arguments)
     budget = arguments.budget or _BUDGET[device_kind]
     precision = arguments.precision or _PRECISION[device_kind]
     shapes: dict[str, Any] = {}
@@ -117,7 +121,7 @@ def assumed_of(
         return _stated_words([one.shape for one in options.models])
     held = with_defaults(options.held, spec, options.dims)
     ops = {place.op.partition(".")[0] for point in plan.points for place in point.places}
-    return assumed_words(arguments, held, ops, spec, listed=arguments.shapes is not None)
+    return assumed_words(arguments, held, ops, spec)
 
 
 def _stated_words(shapes: Sequence[TransformerShape]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from quantbench.cli.options import gpu_option, library_option, profile_option, typed_words
 from quantbench.device import lookup
@@ -20,13 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TimesOptions:
-    """Options of a source of times; "" and None stand for the default."""
+    """Options of a source of times; "" and None stand for the default.
+
+    who: the command, named in errors.
+    """
+
+    who: ClassVar[str]
 
     gpu: str = gpu_option("")
     library: str = library_option()
     profile: Path | None = profile_option()
 
-    def times(self, who: str) -> tuple[OpTimes, ModelTimes]:
+    def times(self) -> tuple[OpTimes, ModelTimes]:
         """Returns the source of times, and the models of its device, which name launches.
 
         Raises InputError for neither a GPU nor a profile, for both, and for a CPU's profile.
@@ -37,21 +42,21 @@ class TimesOptions:
         if self.profile is None:
             if not self.gpu:
                 known = "--gpu (quantbench devices lists them) or --profile"
-                raise InputError(who, "no GPU", known)
+                raise InputError(self.who, "no GPU", known)
             models = ModelTimes(lookup(self.gpu), self.library)
             return models, models
         for typed in typed_words(self, ("gpu", "library")):
-            raise InputError(who, f"{typed} and --profile {self.profile}", "one of them")
+            raise InputError(self.who, f"{typed} and --profile {self.profile}", "one of them")
         measured = Profile.load(self.profile)
         if measured.device.kind == "cpu":
             typed = f"--profile {self.profile} of {measured.device.name}"
-            raise InputError(who, typed, "the profile of a GPU")
+            raise InputError(self.who, typed, "the profile of a GPU")
         return measured, ModelTimes(measured.device)
 
-    def words(self, who: str, device: DeviceSpec, dtype: str, *, experts: bool) -> str:
+    def words(self, device: DeviceSpec, dtype: str, *, experts: bool) -> str:
         """Says whose times are predicted."""
         from quantbench.latency.model_times import chosen_libraries
 
         if self.profile is not None:
             return f"times of {self.profile}"
-        return chosen_libraries(device, dtype, self.library, who, experts=experts)
+        return chosen_libraries(device, dtype, self.library, self.who, experts=experts)

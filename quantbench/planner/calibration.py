@@ -23,6 +23,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.files import read_json, reason
 from quantbench.latency.interconnect import Cluster, Link
+from quantbench.store.typed import decode
 from quantbench.units import percent
 from quantbench.workload import Collective, Workload
 
@@ -64,6 +65,12 @@ STACKS = {
     # PyTorch's FSDP or DDP without torch.compile.
     "eager": Stack("eager", fsdp=True),
 }
+_UNKNOWN = Stack(overlaps=False)
+
+
+def software(stack: str) -> Stack:
+    """Returns the stack of a name, or what is assumed of an unknown one."""
+    return STACKS.get(stack, _UNKNOWN)
 
 
 def _within(low: float, high: float, default: Any = MISSING) -> Any:
@@ -218,25 +225,22 @@ class Calibrations:
         """Builds the constants from the output of `to_json`. Raises InputError for anything
         else.
         """
-        if not isinstance(data, dict) or not _HEADER.items() <= data.items():
-            raise InputError(_WHO, repr(data), "{format} version {version}".format(**_HEADER))
-        try:
-            stacks = {stack: _by_name(by_gpu) for stack, by_gpu in data["stacks"].items()}
-            return cls(_by_name(data["sites"]), stacks, data["provenance"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(_WHO, str(error), "sites and stacks with their constants") from None
+        return decode(cls, _content(data, _HEADER, _WHO), _WHO)
 
 
-def _by_name(data: dict[str, dict[str, Any]]) -> dict[str, Calibration]:
-    return {name: Calibration(**values) for name, values in data.items()}
+def _content(data: object, header: dict[str, Any], who: str) -> dict[str, Any]:
+    """Returns a JSON object without its header. Raises InputError for another header."""
+    if not isinstance(data, dict) or not header.items() <= data.items():
+        expected = "{format} version {version}".format(**header)
+        raise InputError(who, repr(data)[:120], expected)
+    return {name: value for name, value in data.items() if name not in header}
 
 
 @cache
 def shipped() -> Calibrations:
     """Returns the constants in the package's planner.json."""
-    return Calibrations.from_json(
-        json.loads((files("quantbench.planner") / "planner.json").read_text("utf-8"))
-    )
+    text = (files("quantbench.planner") / "planner.json").read_text("utf-8")
+    return Calibrations.from_json(json.loads(text))
 
 
 def site_json(site: Calibration) -> dict[str, Any]:
@@ -248,13 +252,10 @@ def load_site(path: Path) -> Calibration:
     """Reads a site's file, as `plan --fit` writes it. Raises InputError for anything else."""
     try:
         data = read_json(path, most_bytes=_LARGEST_SITE_BYTES)
-        if {name: data.pop(name, None) for name in _SITE_HEADER} == _SITE_HEADER:
-            return Calibration(**data)
-        what = str(path)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        what = f"{path}: {reason(error)}"
-    expected = "{format} version {version}, as plan --fit writes it".format(**_SITE_HEADER)
-    raise InputError("--site", what, expected)
+        return decode(Calibration, _content(data, _SITE_HEADER, str(path)), str(path))
+    except (OSError, ValueError) as error:
+        expected = "{format} version {version}, as plan --fit writes it".format(**_SITE_HEADER)
+        raise InputError("--site", f"{path}: {reason(error)}", expected) from None
 
 
 def with_measured_links(

@@ -9,72 +9,70 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quantbench.megatron import softmax_objections
-from quantbench.planner.calibration import STACKS
+from quantbench.planner.calibration import software
 from quantbench.planner.layout import Job, Layout
 from quantbench.quantization import ALIGNED_ELEMENTS
 from quantbench.units import percent
 from quantbench.workload import Softmax
 from quantbench.workload.parameters import padded_vocab
 
-
-@dataclass(frozen=True)
-class Constraint:
-    """Rule for layouts: short name for tables, condition as text, and whether a layout that breaks
-    it cannot run.
-    """
-
-    name: str
-    rule: str
-    strict: bool = True
+# Conditions by name of the rule. A layout that breaks a strict one cannot run.
+_STRICT = {
+    "gpus": "dp * tp * pp * cp == gpus",
+    "gbs": "gbs % (mbs * dp) == 0",
+    "stages": "layers % pp == 0 (or layers + 2 with embeddings counted as layers)",
+    "interleave": "layers (+ 2) % (pp * interleave) == 0 unless stages are uneven, and "
+    "micro-batches % pp == 0",
+    "heads % tp": "heads % tp == 0",
+    "ffn % tp": "ffn % tp == 0",
+    "hidden % tp": "hidden % tp == 0",
+    "kv_heads": "kv_heads % tp == 0 or tp % kv_heads == 0",
+    "tp in a node": "tp <= gpus per node",
+    "sequence parallel": "seq % tp == 0 with sequence parallelism",
+    "context parallel": "seq % (2 * cp * tp) == 0",
+    "experts": "experts % ep == 0, (dp * cp * tp) % ep == 0",
+    "ZeRO with stages": "zero <= 1 with pp > 1, unless the stack combines them (torchtitan)",
+}
+_COSTLY = {
+    "vocab": "vocab % (128 * tp) == 0",
+    "head_dim % 8": "head_dim % 8 == 0",
+    "fused softmax": "16 < seq <= 16384, seq % 4 == 0, (heads / tp * mbs) % 4 == 0",
+    "bubble": "micro-batches >= 4 * pp",
+}
+#: names of strict rules specific to one framework; other frameworks run layouts that break them
+OF_SOFTWARE = ("gbs", "interleave", "tp in a node", "ZeRO with stages")
 
 
 @dataclass(frozen=True)
 class Violation:
-    """Rule broken by a layout. message: the conflict and the suggested change."""
+    """Rule broken by a layout.
 
-    constraint: Constraint
+    rule: the condition.
+    strict: whether a layout that breaks it cannot run.
+    message: the conflict and the suggested change.
+    """
+
+    name: str
+    rule: str
+    strict: bool
     message: str
 
     def __str__(self) -> str:
-        return f"{self.constraint.name}: {self.message}"
+        return f"{self.name}: {self.message}"
 
 
-_GPUS = Constraint("gpus", "dp * tp * pp * cp == gpus")
-_BATCH = Constraint("gbs", "gbs % (mbs * dp) == 0")
-_STAGES = Constraint("stages", "layers % pp == 0 (or layers + 2 with embeddings counted as layers)")
-_INTERLEAVE = Constraint(
-    "interleave",
-    "layers (+ 2) % (pp * interleave) == 0 unless stages are uneven, and micro-batches % pp == 0",
-)
-_DIVISIBLE = {
-    name: Constraint(f"{name} % tp", f"{name} % tp == 0") for name in ("heads", "ffn", "hidden")
-}
-_KV_HEADS = Constraint("kv_heads", "kv_heads % tp == 0 or tp % kv_heads == 0")
-_NODE = Constraint("tp in a node", "tp <= gpus per node")
-_SEQUENCE = Constraint("sequence parallel", "seq % tp == 0 with sequence parallelism")
-_CONTEXT = Constraint("context parallel", "seq % (2 * cp * tp) == 0")
-_EXPERTS = Constraint("experts", "experts % ep == 0, (dp * cp * tp) % ep == 0")
-_ZERO = Constraint(
-    "ZeRO with stages", "zero <= 1 with pp > 1, unless the stack combines them (torchtitan)"
-)
-_VOCAB = Constraint("vocab", "vocab % (128 * tp) == 0", strict=False)
-_ALIGNED = Constraint("head_dim % 8", "head_dim % 8 == 0", strict=False)
-_SOFTMAX = Constraint(
-    "fused softmax", "16 < seq <= 16384, seq % 4 == 0, (heads / tp * mbs) % 4 == 0", strict=False
-)
-_BUBBLE = Constraint("bubble", "micro-batches >= 4 * pp", strict=False)
-#: names of strict rules specific to one framework; other frameworks run layouts that break them
-OF_SOFTWARE = frozenset(rule.name for rule in (_BATCH, _INTERLEAVE, _NODE, _ZERO))
-
-
-def violations(job: Job, layout: Layout) -> tuple[Violation, ...]:
+def violations(job: Job, layout: Layout) -> list[Violation]:
     """Returns every rule that the layout breaks, strict ones first."""
-    return (*strict_violations(job, layout), *(Violation(*found) for found in _costly(job, layout)))
+    found = strict_violations(job, layout)
+    for name, message in _costly(job, layout):
+        found.append(Violation(name, _COSTLY[name], False, message))
+    return found
 
 
-def strict_violations(job: Job, layout: Layout) -> tuple[Violation, ...]:
+def strict_violations(job: Job, layout: Layout) -> list[Violation]:
     """Returns every strict rule that the layout breaks."""
-    return tuple(Violation(*found) for found in _strictly_broken(job, layout))
+    broken = _strictly_broken(job, layout)
+    return [Violation(name, _STRICT[name], True, message) for name, message in broken]
 
 
 def is_possible(job: Job, layout: Layout) -> bool:
@@ -82,8 +80,8 @@ def is_possible(job: Job, layout: Layout) -> bool:
     return next(_strictly_broken(job, layout), None) is None
 
 
-def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str]]:
-    """Yields (rule, message) for every broken strict rule."""
+def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[str, str]]:
+    """Yields (name, message) for every broken strict rule."""
     shape = job.shape
     tp = layout.tp
     pp = layout.pp
@@ -98,55 +96,53 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str
         if job.gpus % rest:
             change = f"{names} that divides {job.gpus}"
         text = f"dp {layout.dp} · {factors} = {layout.gpus} GPUs, and there are {job.gpus}"
-        yield _GPUS, f"{text}; take {change}"
+        yield "gpus", f"{text}; take {change}"
     step = layout.mbs * layout.dp
     left_over = job.gbs % step
     if left_over:
         text = f"gbs {job.gbs} is no multiple of mbs {layout.mbs} · dp {layout.dp} = {step}"
         change = f"take gbs = {_multiples(job.gbs, step)}, or an mbs that divides gbs / dp"
-        yield _BATCH, f"{text} ({left_over} left over); {change}"
+        yield "gbs", f"{text} ({left_over} left over); {change}"
     message = _stages(shape.layers, layout)
     if message:
-        yield _STAGES, message
+        yield "stages", message
     if layout.interleave > 1:
         message = _interleave(shape.layers, layout, layout.micro_batches(job.gbs))
         if message:
-            yield _INTERLEAVE, message
-    for name, rule in _DIVISIBLE.items():
+            yield "interleave", message
+    for name in ("heads", "ffn", "hidden"):
         value = getattr(shape, name)
         if value % tp:
             text = f"{name} {value} is no multiple of tp {tp}; take a tp that divides it"
-            yield rule, f"{text}, or {name} = {_multiples(value, tp)}"
+            yield f"{name} % tp", f"{text}, or {name} = {_multiples(value, tp)}"
     kv = shape.kv_heads
     if kv % tp and tp % kv:
         text = f"kv_heads {kv} and tp {tp}: neither divides the other"
-        yield _KV_HEADS, f"{text}; take a tp that divides {kv}, or a multiple of it"
+        yield "kv_heads", f"{text}; take a tp that divides {kv}, or a multiple of it"
     limit = job.cluster.gpus_per_node
     if tp > limit:
         text = f"tp {tp} reaches beyond a node of {limit} GPUs, over its network"
-        yield _NODE, f"{text}; take tp <= {limit} and more pp"
+        yield "tp in a node", f"{text}; take tp <= {limit} and more pp"
     if layout.sequence_parallel and shape.seq % tp:
         text = f"sequence parallelism needs seq {shape.seq} divisible by tp {tp}"
-        yield _SEQUENCE, f"{text}; take seq = {_multiples(shape.seq, tp)}"
+        yield "sequence parallel", f"{text}; take seq = {_multiples(shape.seq, tp)}"
     chunks = 2 * layout.cp * (tp if layout.sequence_parallel else 1)
     if layout.cp > 1 and shape.seq % chunks:
         text = f"seq {shape.seq} cannot be cut into {chunks} chunks for cp {layout.cp}"
-        yield _CONTEXT, f"{text}; take seq = {_multiples(shape.seq, chunks)}"
+        yield "context parallel", f"{text}; take seq = {_multiples(shape.seq, chunks)}"
     ranks = layout.replicas * tp
     if layout.ep > 1 and (not shape.experts or shape.experts % layout.ep):
         change = f"a divisor of {shape.experts}" if shape.experts else "ep = 1"
-        yield _EXPERTS, f"{shape.experts} experts cannot be shared by ep {layout.ep}; take {change}"
+        text = f"{shape.experts} experts cannot be shared by ep {layout.ep}"
+        yield "experts", f"{text}; take {change}"
     elif ranks % layout.ep:
         text = f"ep {layout.ep} of {ranks} tensor- and data-parallel GPUs"
-        yield _EXPERTS, f"{text}; take a divisor of {ranks}"
-    if (
-        layout.zero > 1
-        and pp > 1
-        and not (job.stack in STACKS and STACKS[job.stack].stages_with_zero)
-    ):
+        yield "experts", f"{text}; take a divisor of {ranks}"
+    if layout.zero > 1 and pp > 1 and not software(job.stack).stages_with_zero:
         text = f"ZeRO-{layout.zero} shards what pipeline stages accumulate over micro-batches, and"
         text += f" {job.stack or 'DeepSpeed'} refuses it with pp {pp}"
-        yield _ZERO, f"{text}; take zero = 1, pp = 1, or a stack that combines them (torchtitan)"
+        change = "take zero = 1, pp = 1, or a stack that combines them (torchtitan)"
+        yield "ZeRO with stages", f"{text}; {change}"
 
 
 def _stages(layers: int, layout: Layout) -> str:
@@ -198,14 +194,14 @@ def _interleave(layers: int, layout: Layout, micro_batches: int) -> str:
     return ""
 
 
-def _costly(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str]]:
-    """Yields (rule, message) for every broken rule that is not strict."""
+def _costly(job: Job, layout: Layout) -> Iterator[tuple[str, str]]:
+    """Yields (name, message) for every broken rule that is not strict."""
     shape = job.shape
     tp = layout.tp
     padded = padded_vocab(shape.vocab, tp)
     if shape.vocab != padded:
         text = f"vocab {shape.vocab} is no multiple of 128 · tp = {128 * tp}"
-        yield _VOCAB, f"{text}; Megatron pads it to {padded}"
+        yield "vocab", f"{text}; Megatron pads it to {padded}"
     if shape.head_dim % ALIGNED_ELEMENTS:
         text = f"head_dim {shape.head_dim} is no multiple of {ALIGNED_ELEMENTS}, so rows of q, k"
         text += " and v are not 16-byte aligned and attention's products run several times slower"
@@ -214,7 +210,7 @@ def _costly(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str]]:
         if better:
             nearest = min(better, key=lambda heads: abs(heads - shape.heads))
             text += f"; heads = {nearest} is aligned"
-        yield _ALIGNED, text
+        yield "head_dim % 8", text
     if shape.attention != "flash" and shape.softmax == "megatron":
         reasons = softmax_objections(
             Softmax(
@@ -228,13 +224,13 @@ def _costly(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str]]:
         )
         if reasons:
             text = f"the fused softmax does not run: {'; '.join(reasons)}"
-            yield _SOFTMAX, f"{text}; take heads, tp or mbs that put this right"
+            yield "fused softmax", f"{text}; take heads, tp or mbs that put this right"
     count = layout.micro_batches(job.gbs)
     if layout.pp > 1 and count < 4 * layout.pp:
         idle = (layout.pp - 1) / (count * layout.interleave + layout.pp - 1)
         text = f"{count} micro-batches through {layout.pp} stages leave each idle"
         text += f" {percent(idle)} of the time"
-        yield _BUBBLE, f"{text}; take a smaller mbs or pp, a larger gbs, or interleaving"
+        yield "bubble", f"{text}; take a smaller mbs or pp, a larger gbs, or interleaving"
 
 
 def _multiples(value: int, divisor: int) -> str:

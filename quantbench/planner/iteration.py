@@ -16,7 +16,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from quantbench.latency.interconnect import NODE_LATENCY_S
-from quantbench.planner.calibration import STACKS, Calibration
+from quantbench.planner.calibration import Calibration, software
 from quantbench.planner.layer_time import NO_TIME, LayerTimes, Span
 from quantbench.planner.layout import Job, Layout, stages_of
 from quantbench.planner.memory import embedding_parameters, stage_parameters
@@ -125,8 +125,8 @@ def iteration(
     room = pace.mid
     if layout.zero >= 2:
         room *= count
-    traffic = data_parallel_s(job, layout, calibration, dense, count, experts)
-    network = exposed_s(job, layout, calibration, traffic, room, count)
+    traffic = data_parallel_s(job, layout, calibration, dense, experts)
+    network = exposed_s(job, layout, calibration, traffic, room)
     embedding = embedding_parameters(job.shape, layout.tp)
     network += tied_embedding_s(job, layout, calibration, embedding)
     total = pace * count + fill + (network + step_s)
@@ -169,7 +169,7 @@ def point_to_point_s(job: Job, layout: Layout) -> float:
     return cluster.intra_node(2).time_s(sent)
 
 
-def ring_passes(job: Job, layout: Layout, micro_batches: int) -> tuple[int, int]:
+def ring_passes(job: Job, layout: Layout) -> tuple[int, int]:
     """Returns how often the weights are gathered and the gradients reduced around the data-parallel
     ring per iteration (Rajbhandari et al., ZeRO, 2020, section 7); an all-reduce counts as two
     reductions.
@@ -182,10 +182,12 @@ def ring_passes(job: Job, layout: Layout, micro_batches: int) -> tuple[int, int]
         return 0, 2
     if layout.zero == 1:
         return 1, 1
+    micro_batches = layout.micro_batches(job.gbs)
     if layout.zero == 3:
         return 2 * micro_batches, micro_batches
-    fsdp = job.stack in STACKS and STACKS[job.stack].fsdp
-    return micro_batches if fsdp else 1, micro_batches
+    if software(job.stack).fsdp:
+        return micro_batches, micro_batches
+    return 1, micro_batches
 
 
 def data_parallel_s(
@@ -193,16 +195,14 @@ def data_parallel_s(
     layout: Layout,
     calibration: Calibration,
     stage_parameters: int,
-    micro_batches: int,
     experts: int = 0,
 ) -> float:
     """Returns the seconds of data-parallel traffic per iteration, without overlap.
 
     stage_parameters: parameters of a stage on one GPU.
-    micro_batches: micro-batches per iteration.
     experts: parameters of the stage's experts on one GPU.
     """
-    volume = sum(ring_passes(job, layout, micro_batches))
+    volume = sum(ring_passes(job, layout))
     each = math.ceil(stage_parameters / _BUCKET_PARAMETERS)
     if layout.zero == 3:
         each = job.shape.layers
@@ -268,7 +268,6 @@ def exposed_s(
     calibration: Calibration,
     traffic_s: float,
     room_s: float,
-    micro_batches: int,
 ) -> float:
     """Returns the seconds of traffic that show in the time.
 
@@ -281,7 +280,7 @@ def exposed_s(
     # DeepSpeed's overlap_comm is true for stage 3 (deepspeed.ai, DeepSpeed Configuration JSON), and
     # FSDP prefetches.
     overlap = 1.0 if layout.zero == 3 else job.dp_overlap
-    gathers, reductions = ring_passes(job, layout, micro_batches)
+    gathers, reductions = ring_passes(job, layout)
     shown = gathers + _REDUCTIONS_WAIT * reductions
     waits = calibration.exposed_share * shown / (gathers + reductions)
     return traffic_s - (1 - waits) * min(overlap * traffic_s, room_s)

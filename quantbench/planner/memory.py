@@ -8,7 +8,7 @@ are bytes and shown in GiB: a GPU sold with 80 GB has 80 GiB, and nvidia-smi rep
 
 from dataclasses import asdict, dataclass
 
-from quantbench.planner.calibration import STACKS, Calibration
+from quantbench.planner.calibration import Calibration, software
 from quantbench.planner.layout import Job, Layout, StageKind, layer_weights, stages_of
 from quantbench.workload import TransformerShape
 from quantbench.workload.dtypes import DTYPES
@@ -112,8 +112,9 @@ def _stage(
 
     # FSDP shards the fp32 weights and gradients that the optimizer counts, and casts what it
     # gathers.
-    casts = layout.zero >= 3 and job.stack in STACKS and STACKS[job.stack].fsdp
-    half = 0 if casts else w
+    half = w
+    if layout.zero >= 3 and software(job.stack).fsdp:
+        half = 0
     kept = stage_activations(job, layout, kind)
     activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
     dense_only = kind.dense == kind.layers

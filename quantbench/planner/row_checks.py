@@ -81,10 +81,10 @@ def _as_typed(row: TableRow, given: Given | None = None) -> Case | None:
         return None
 
 
-def _impossible(row: TableRow) -> tuple[str, ...]:
+def _impossible(row: TableRow) -> list[str]:
     """Returns the strict rules that the cells break. Empty cells get values that break none."""
     if row.tp is None or row.pp is None or row.mbs is None or row.gpus is None:
-        return ()
+        return []
     dp = row.dp or max(1, row.gpus // (row.tp * row.pp * (row.cp or 1)))
     heads = row.heads or row.tp
     cells = {"heads": heads, "hidden": 128 * heads, "layers": row.pp, "gbs": dp * row.mbs}
@@ -92,8 +92,8 @@ def _impossible(row: TableRow) -> tuple[str, ...]:
     try:
         case = case_of(row, Given(_ANYWHERE.cells | cells), uneven=False)
     except InputError as error:
-        return (f"{error.value}; expected {error.expected}",)
-    return tuple(map(str, strict_violations(case.job, case.layout)))
+        return [f"{error.value}; expected {error.expected}"]
+    return list(map(str, strict_violations(case.job, case.layout)))
 
 
 def _tflops(row: TableRow) -> str:

@@ -1,6 +1,6 @@
 """Predicts the rows of a table of layouts and compares the predictions with the measured values."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf, nan
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 from quantbench.errors import QuantbenchError
 from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations
-from quantbench.planner.constraints import OF_SOFTWARE, Violation, strict_violations
+from quantbench.planner.constraints import OF_SOFTWARE, strict_violations
 from quantbench.planner.formulas import tflops_by_calculator
 from quantbench.planner.memory import limit_bytes
 from quantbench.planner.predict import Planner, Prediction
@@ -28,8 +28,6 @@ _SHOWN = (
     "bubble_share", "bound",
 )  # fmt: skip
 _MEASURED = ("sec_per_it", "tflops", "mem_gb", "status")
-
-Outcome = Prediction | tuple[Violation, ...]
 
 
 @dataclass(frozen=True)
@@ -116,35 +114,6 @@ class Summary:
     worst_overrun: float
 
 
-def predict_cases(
-    cases: Sequence[Case],
-    times: TimesOf,
-    calibrations: Calibrations,
-    forgiven: Container[str] = (),
-    planners: dict[object, Planner] | None = None,
-) -> list[Outcome]:
-    """Predicts each case, or returns the strict rules it breaks. Equal jobs share their layer
-    times.
-
-    forgiven: names of strict rules that a case may break.
-    planners: known planners by job; new ones are added.
-    """
-    planners = {} if planners is None else planners
-    found: list[Outcome] = []
-    for case in cases:
-        job = case.job
-        broken = strict_violations(job, case.layout)
-        broken = tuple(one for one in broken if one.constraint.name not in forgiven)
-        if broken:
-            found.append(broken)
-            continue
-        if job.key not in planners:
-            factors = calibrations.of(job.cluster, job.stack)
-            planners[job.key] = Planner(job, times(job.cluster.device), factors)
-        found.append(planners[job.key].predict(case.layout))
-    return found
-
-
 def predict_rows(
     rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations, given: Given | None = None
 ) -> list[RowResult]:
@@ -161,16 +130,32 @@ def predict_rows(
         except QuantbenchError as error:
             results.append(RowResult(row, problem=str(error)))
             continue
-        outcomes = predict_cases(choices, times, calibrations, OF_SOFTWARE, planners)
+        found = [predict_case(row, case, times, calibrations, planners) for case in choices]
         # The first one if none fits.
-        case, outcome = min(zip(choices, outcomes, strict=True), key=_time_if_it_fits)
-        if isinstance(outcome, Prediction):
-            tflops = tflops_of(row, case, outcome.sec_per_it)
-            shown = tflops.get(calculator_of(row), outcome.hardware_tflops)
-            results.append(RowResult(row, case, outcome, shown))
-        else:
-            results.append(RowResult(row, case, problem="; ".join(map(str, outcome))))
+        results.append(min(found, key=_time_if_it_fits))
     return results
+
+
+def predict_case(
+    row: TableRow,
+    case: Case,
+    times: TimesOf,
+    calibrations: Calibrations,
+    planners: dict[object, Planner],
+) -> RowResult:
+    """Predicts a row with one case. planners: known planners by job, to which a new one is added;
+    equal jobs share their layer times."""
+    job = case.job
+    broken = strict_violations(job, case.layout)
+    problem = "; ".join(str(one) for one in broken if one.name not in OF_SOFTWARE)
+    if problem:
+        return RowResult(row, case, problem=problem)
+    if job.key not in planners:
+        factors = calibrations.of(job.cluster, job.stack)
+        planners[job.key] = Planner(job, times(job.cluster.device), factors)
+    found = planners[job.key].predict(case.layout)
+    tflops = tflops_of(row, case, found.sec_per_it)
+    return RowResult(row, case, found, tflops.get(calculator_of(row), found.hardware_tflops))
 
 
 def _choices(case: Case) -> list[Case]:
@@ -190,11 +175,9 @@ def _choices(case: Case) -> list[Case]:
     return found
 
 
-def _time_if_it_fits(found: tuple[Case, Outcome]) -> float:
-    outcome = found[1]
-    if isinstance(outcome, Prediction) and outcome.fits:
-        return outcome.sec_per_it
-    return inf
+def _time_if_it_fits(result: RowResult) -> float:
+    found = result.prediction
+    return found.sec_per_it if found and found.fits else inf
 
 
 def calculator_of(row: TableRow) -> str:

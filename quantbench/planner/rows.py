@@ -18,7 +18,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.importers.csv_table import CsvFile, CsvRow
 from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
-from quantbench.planner.calibration import STACKS
+from quantbench.planner.calibration import software
 from quantbench.planner.layout import PRECISIONS, Job, Layout, partition_of
 from quantbench.workload import TransformerShape
 from quantbench.workload.parameters import gpt_layer_parameters, padded_vocab
@@ -311,7 +311,7 @@ def case_of(row: TableRow, given: Given | None = None, *, uneven: bool = True) -
             "partition", "uneven", f"{shape.layers} layers do not divide over {pp} stages"
         )
     stack = filling.known("stack") or ""
-    overlaps = stack in STACKS and STACKS[stack].overlaps
+    overlaps = software(stack).overlaps
     job = Job(
         shape,
         where,
@@ -402,5 +402,5 @@ def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
 
 def known_of(row: TableRow) -> str:
     """Returns the table's notes on a row, except published rates in tokens/s; "" without notes."""
-    notes = filter(None, (row.source_error, row.notes))
-    return "; ".join(note for note in notes if not _RATE.fullmatch(note))
+    notes = (row.source_error, row.notes)
+    return "; ".join(note for note in notes if note and not _RATE.fullmatch(note))

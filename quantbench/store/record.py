@@ -14,7 +14,7 @@ from quantbench.launch import Launch, Tile
 from quantbench.measurement import Check, Grade, Measurement
 from quantbench.store.typed import Json, decode, encode
 from quantbench.timing.options import TimingOptions
-from quantbench.workload import Workload, workload_from_json, workload_to_json
+from quantbench.workload import Workload
 
 RECORD_VERSION = 2
 ORIGINS = ("measured", "imported", "simulated")
@@ -174,7 +174,7 @@ def record_key(workload: Workload, provider: str, timing: TimingOptions) -> str:
     machine.
     """
     what = {
-        "workload": workload_to_json(workload),
+        "workload": encode(workload),
         "provider": provider,
         "timing": _encode_once(timing),
     }
@@ -192,7 +192,7 @@ def record_to_json(record: Record) -> Json:
         "source": record.source,
         "elapsed_s": round(record.elapsed_s, 3),
         "places": encode(record.places),
-        "workload": workload_to_json(record.workload),
+        "workload": encode(record.workload),
         "provider": record.provider,
         "launch": _launch_to_json(record.launch),
     }
@@ -222,9 +222,10 @@ def record_from_json(data: object) -> Record:
         )
     values: Json = {name: data.get(name) for name in ("places", "elapsed_s", "check")}
     for name in ("run_id", "key", "provider", "origin", "role", "source"):
-        value = data.get(name)
-        values[name] = intern(value) if isinstance(value, str) else value  # records share texts
-    values["workload"] = workload_from_json(data.get("workload"))
+        values[name] = _shared(data.get(name))
+    values["workload"] = data.get("workload")
+    if isinstance(values["workload"], dict):
+        values["workload"] = {name: _shared(one) for name, one in values["workload"].items()}
     values["outcome"] = _outcome_from_json(data)
     values["launch"] = _launch_from_json(data.get("launch"))
     values["phases_s"] = data.get("phases_s", {})
@@ -232,6 +233,11 @@ def record_from_json(data: object) -> Record:
     if not _KEY.fullmatch(made.key):
         raise InputError("record", f"key = {made.key!r}"[:80], "16 hex digits")
     return made
+
+
+def _shared(value: object) -> object:
+    """Returns a text as the one object that all records share."""
+    return intern(value) if type(value) is str else value
 
 
 def _outcome_from_json(data: Json) -> Outcome:

@@ -2,12 +2,12 @@
 that consist of them.
 """
 
-from quantbench.workload.kinds import Compute, Workload, workload_from_json, workload_to_json
+from quantbench.workload.kinds import Compute, Workload
 from quantbench.workload.moe import GroupedGemm, MoE, Permute
 from quantbench.workload.ops import Attention, Collective, Gemm, Softmax
 from quantbench.workload.transformer import Op, TransformerShape
 
 __all__ = [
     "Attention", "Collective", "Compute", "Gemm", "GroupedGemm", "MoE", "Op", "Permute", "Softmax",
-    "TransformerShape", "Workload", "workload_from_json", "workload_to_json",
+    "TransformerShape", "Workload",
 ]  # fmt: skip

@@ -41,8 +41,6 @@ class GroupedGemm:
     kind = "grouped_gemm"
 
     def __post_init__(self) -> None:
-        if isinstance(self.tokens_per_expert, list):  # as read from JSON
-            object.__setattr__(self, "tokens_per_expert", tuple(self.tokens_per_expert))
         _require_counts("GroupedGemm", "tokens_per_expert", self.tokens_per_expert)
         require_ints(self, "n", "k", "rows")
         require_choices(self, dtype=GEMM_DTYPES, layout=LAYOUTS)
@@ -209,8 +207,6 @@ class MoE:
                 raise InputError(
                     who, f"{name} = {size} with {ways} = {gpus}", f"{name} divisible by {ways}"
                 )
-        if isinstance(self.distribution, list):  # as read from JSON
-            object.__setattr__(self, "distribution", tuple(self.distribution))
         require_distribution(self.distribution, self.num_experts)
 
     @cached_property

@@ -17,9 +17,10 @@ from known_profile import GEMMS, known_profile
 
 from quantbench.device import lookup
 from quantbench.errors import StoreError
+from quantbench.store.typed import decode
 from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.shape_file import read_shape_file
-from quantbench.workload import Gemm, TransformerShape, workload_from_json
+from quantbench.workload import Gemm, Op, TransformerShape
 
 DOCS = Path(__file__).parents[2] / "docs" / "advising.md"
 COMMANDS = re.findall(r"^quantbench advise (.*)$", DOCS.read_text(encoding="utf-8"), re.M)
@@ -213,7 +214,12 @@ def test_the_file_it_writes_is_planned_as_it_was_compared(tmp_path: Path) -> Non
     _, plan = plan_sweep(options, lookup("h100-sxm5-80gb"))
     assert {point.workload for point in plan.points} == compared
     assert not plan.left_out
-    asked = {op["op"]: workload_from_json(op["workload"]) for op in data["ops"]}
+    asked = {
+        op["op"]: decode(
+            Op, {"name": "", "phase": "", "count": 1, "workload": op["workload"]}
+        ).workload
+        for op in data["ops"]
+    }
     first = {
         p.op: point.workload
         for point in plan.points

@@ -13,14 +13,13 @@ import pytest
 from commands import refused, run, run_json
 
 from quantbench.cli.model_options import (
-    GridOptions,
     ShapeOptions,
     assumed_words,
     chosen_model,
     held_and_dims,
 )
 from quantbench.cli.models import models
-from quantbench.cli.predict import predict_sweep
+from quantbench.cli.predict import PredictOptions, predict_sweep
 from quantbench.device import default_attention, known, lookup
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.model_times import ModelTimes
@@ -91,7 +90,7 @@ def test_a_config_is_read_whole(command: str, tmp_path: Path) -> None:
 
 
 def test_sizes_alone_are_completed_and_said() -> None:
-    shape, words = chosen_model("advise", ShapeOptions(hidden=4096, heads=32), A100)
+    shape, words = chosen_model(ShapeOptions(hidden=4096, heads=32), A100)
     assert (shape.layers, shape.vocab, shape.seq, shape.attention) == (26, 50304, 2048, "flash")
     assert words == (
         "flash attention", "no dropout", "one matrix for embedding and logits",
@@ -100,9 +99,7 @@ def test_sizes_alone_are_completed_and_said() -> None:
 
 
 def test_what_follows_from_a_typed_size_is_said() -> None:
-    shape, words = chosen_model(
-        "advise", ShapeOptions(model="llama-3-8b", hidden=5120, heads=40), A100
-    )
+    shape, words = chosen_model(ShapeOptions(model="llama-3-8b", hidden=5120, heads=40), A100)
     assert (shape.kv_heads, shape.ffn) == (40, 17920)
     assert {"kv_heads = heads", "ffn = 17920"} <= set(words)
 
@@ -122,7 +119,7 @@ def test_what_follows_from_a_typed_size_is_said() -> None:
 def test_heads_of_a_model_stay_grouped_and_as_wide_where_they_can(
     model: str, sizes: dict[str, int], kept: dict[str, int]
 ) -> None:
-    shape, words = chosen_model("advise", ShapeOptions(model=model, **sizes), A100)
+    shape, words = chosen_model(ShapeOptions(model=model, **sizes), A100)
     assert {name: getattr(shape, name) for name in kept} == kept
     assert f"kv_heads = {'heads' if shape.kv_heads == shape.heads else shape.kv_heads}" in words
     assert ("head_dim = 128" in words) == (model == "gemma-3-27b")
@@ -174,7 +171,7 @@ def test_a_lower_bound_is_called_so() -> None:
 def test_experts_of_a_preset_are_swept_advised_and_predicted(tmp_path: Path) -> None:
     counts = tmp_path / "counts.json"
     counts.write_text("[9, 1, 0, 0, 0, 0, 0, 2]")
-    grid = GridOptions(dim=["tokens=128"], model="mixtral-8x7b", routing=str(counts))
+    grid = PredictOptions(dim=["tokens=128"], model="mixtral-8x7b", routing=str(counts))
     held, dims = held_and_dims(grid)
     assert (held.experts, held.top_k, held.moe_ffn) == (8, 2, 14336)
     assert held.routing == (9, 1, 0, 0, 0, 0, 0, 2)

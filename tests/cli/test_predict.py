@@ -8,8 +8,7 @@ import pytest
 from commands import run, run_json
 
 from quantbench.advice.advise import advise
-from quantbench.cli.model_options import GridOptions
-from quantbench.cli.predict import predict_sweep
+from quantbench.cli.predict import PredictOptions, predict_sweep
 from quantbench.device import default_dtype, lookup
 from quantbench.device.registry import known
 from quantbench.device.spec import DeviceSpec
@@ -189,7 +188,7 @@ def test_eager_attention_beside_narrow_linear_layers_runs_in_bf16(dtype: str) ->
 
 def test_waves_agree_with_the_reasons() -> None:
     _, found, _ = predict_sweep(
-        GridOptions(dim=["m=2688"], n="4096", k="4096"), ModelTimes(lookup("a100-sxm4-80gb"))
+        PredictOptions(dim=["m=2688"], n="4096", k="4096"), ModelTimes(lookup("a100-sxm4-80gb"))
     )
     (row,) = found.rows
     assert str(row.worst.estimate.launch.tile) == "128x256"
@@ -207,7 +206,7 @@ def test_no_product_is_idle_where_it_is_predicted_to_compute(spec: DeviceSpec) -
     sites[default_dtype(spec)] = ((4096, 4096), (12288, 4096), (5120, 1024), (1032, 8192))
     for dtype, widths in sites.items():
         for n, k in widths:
-            arguments = GridOptions(dim=["m=128:4096:32"], n=str(n), k=str(k), dtype=dtype)
+            arguments = PredictOptions(dim=["m=128:4096:32"], n=str(n), k=str(k), dtype=dtype)
             _, found, _ = predict_sweep(arguments, ModelTimes(spec))
             assert len(found.rows) == 125
             for row in found.rows:
@@ -222,7 +221,7 @@ def test_no_product_is_idle_where_it_is_predicted_to_compute(spec: DeviceSpec) -
 def test_waves_are_stated_on_an_a100_and_not_where_they_are_refuted() -> None:
     def stated(gpu: str) -> list[int | None]:
         _, found, _ = predict_sweep(
-            GridOptions(dim=["m=128:4096:32"], n="4096", k="4096"), ModelTimes(lookup(gpu))
+            PredictOptions(dim=["m=128:4096:32"], n="4096", k="4096"), ModelTimes(lookup(gpu))
         )
         assert any(row.reasons for row in found.rows)
         return [row.worst.estimate.waves for row in found.rows]

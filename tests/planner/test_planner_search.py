@@ -184,8 +184,8 @@ def test_of_equal_layouts_the_one_that_shards_least_is_first() -> None:
     assert [p.layout.zero for p in found.ranked] == [1, 2]
     assert found.ranked[0].sec_per_it == found.ranked[1].sec_per_it
     two = Layout(64, 1, 1, 1, zero=2)
-    assert ring_passes(replace(NARROW, stack="megatron"), two, 4) == (1, 4)
-    assert ring_passes(replace(NARROW, stack="fsdp"), two, 4) == (4, 4)
+    assert ring_passes(replace(NARROW, gbs=256, stack="megatron"), two) == (1, 4)
+    assert ring_passes(replace(NARROW, gbs=256, stack="fsdp"), two) == (4, 4)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.op_times import RememberedTimes, copy_us
-from quantbench.workload import TransformerShape, workload_from_json, workload_to_json
+from quantbench.store.typed import decode, encode
+from quantbench.workload import Op, TransformerShape
 from quantbench.workload.ops import Cast
 from quantbench.workload.recipes import RECIPES
 
@@ -80,7 +81,8 @@ def test_casts_take_their_bytes_over_the_bandwidth_and_are_said_to_be_unmeasured
     found = RememberedTimes(ModelTimes(spec)).estimate(cast)
     assert found.latency_us == copy_us(4096 * 4096 * 6, spec)
     assert "casts" in found.unmeasured
-    assert workload_from_json(workload_to_json(cast)) == cast
+    op = Op("cast", "forward", cast, 1)
+    assert decode(Op, encode(op)) == op
 
 
 def test_the_format_must_be_that_of_the_recipe() -> None:

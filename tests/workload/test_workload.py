@@ -8,16 +8,16 @@ import pytest
 
 from quantbench.errors import InputError
 from quantbench.store.schema import schema
+from quantbench.store.typed import decode, encode
 from quantbench.workload import (
     Attention,
     Gemm,
     GroupedGemm,
     MoE,
+    Op,
     Permute,
     Softmax,
     TransformerShape,
-    workload_from_json,
-    workload_to_json,
 )
 
 
@@ -208,12 +208,16 @@ def test_what_cannot_be_is_refused_in_one_line(make, message: str) -> None:
     ],
 )
 def test_workloads_survive_json(workload) -> None:
-    stored = json.loads(json.dumps(workload_to_json(workload)))
-    assert workload_from_json(stored) == workload
+    stored = json.loads(json.dumps(encode(workload)))
+    assert _decoded(stored) == workload
     (of_kind,) = (
         one for one in schema("record")["properties"]["workload"]["anyOf"] if _accepts(one, stored)
     )
     assert of_kind["properties"]["kind"] == {"const": workload.kind}
+
+
+def _decoded(data: object) -> object:
+    return decode(Op, {"name": "gemm", "phase": "forward", "workload": data, "count": 1}).workload
 
 
 def _accepts(one: dict[str, object], stored: object) -> bool:
@@ -223,22 +227,22 @@ def _accepts(one: dict[str, object], stored: object) -> bool:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (None, "workload: None; expected an object whose kind is"),
+        (None, "Op: workload = None; expected Gemm or GroupedGemm"),
         (
             {"kind": "conv"},
-            "expected an object whose kind is gemm, grouped_gemm, permute, moe, softmax",
+            "expected Gemm or GroupedGemm or Permute or MoE or Softmax",
         ),
         (
             {"kind": "gemm", "m": 1, "n": 1, "k": 1, "q": 1},
-            "field 'q'; expected only its own fields",
+            "workload gemm: field 'q' is unknown",
         ),
-        ({"kind": "gemm", "m": 1}, "expected all of its fields"),
-        ({"kind": "gemm", "m": "1", "n": 1, "k": 1}, "Gemm: m = '1'"),
+        ({"kind": "gemm", "m": 1}, "workload gemm: field 'k' is missing"),
+        ({"kind": "gemm", "m": "1", "n": 1, "k": 1}, "workload gemm: m = '1'"),
     ],
 )
 def test_foreign_json_is_refused(data, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        workload_from_json(data)
+        _decoded(data)
 
 
 def test_layer_weights_of_a_gpt_and_of_grouped_gated_layers() -> None:

@@ -1,9 +1,17 @@
 """Collectives: the bytes each GPU must send, and what cannot be."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from quantbench.errors import InputError
-from quantbench.workload import Collective, workload_from_json, workload_to_json
+from quantbench.store.typed import decode, encode
+from quantbench.workload import Collective, Workload
+
+
+@dataclass(frozen=True)
+class Stored:
+    workload: Workload
 
 
 @pytest.mark.parametrize(
@@ -24,7 +32,7 @@ def test_bus_bytes(op: str, bus_bytes: int) -> None:
 
 def test_json_round_trip() -> None:
     work = Collective("all_reduce", 4096, 16, dtype="fp16", num_nodes=2)
-    assert workload_from_json(workload_to_json(work)) == work
+    assert decode(Stored, encode(Stored(work))) == Stored(work)
     assert str(work) == "all_reduce 4096 B over 16 GPUs on 2 nodes fp16"
 
 
