@@ -66,9 +66,10 @@ def _neusight_launch(row: Cells, work: Gemm | Softmax, spec: DeviceSpec) -> Laun
     if not row["kernel"]:
         return None
     grid = (row["grid_x"], row["grid_y"], row["grid_z"])
-    events = [KernelEvent(row["kernel"], 1.0, grid, (row["block_x"], row["block_y"], 1))]
+    launch = Launch(row["kernel"], grid, (row["block_x"], row["block_y"], 1))
+    events = [KernelEvent(launch, 1.0)]
     if "splitkreduce" in row["kernels"].lower():
-        events.append(KernelEvent("splitKreduce_kernel", 0.0))
+        events.append(KernelEvent(Launch("splitKreduce_kernel"), 0.0))
     return launch_of(events, work, spec)
 
 

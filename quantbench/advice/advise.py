@@ -100,13 +100,17 @@ class Advice:
         """Whether the shape fits, wastes little by misaligned rows, and none with the same
         micro-batch is surely faster.
         """
-        batches = [one.found.shape.mbs for one in (*self.better, *self.better_alone)]
-        return not (self.too_large or self.cost.misaligned or self.shape.mbs in batches)
+        if self.too_large or self.cost.misaligned:
+            return False
+        faster = (*self.better, *self.better_alone)
+        return all(one.found.shape.mbs != self.shape.mbs for one in faster)
 
     @property
     def compared(self) -> tuple[Advised, ...]:
         """All other shapes in this advice, each once."""
-        found = {one.found.shape: one for one in (*self.neighbours, *self.alike, *self.singles)}
+        found = {}
+        for one in (*self.neighbours, *self.alike, *self.singles):
+            found[one.found.shape] = one
         return tuple(found.values())
 
 
@@ -150,8 +154,6 @@ def advise(
     cost = cost_of(shape, remembered)
     search = Search(shape, remembered, space if top else None)
     best = search.best(top)
-    listed = [one.shape for one in best]
-    alike = [one for one in search.alike() if one.shape not in listed]
     missing: tuple[str, ...] = ()
     if shape.experts:
         missing = ("a forward pass only: gradients of experts have no model",)
@@ -161,7 +163,7 @@ def advise(
         cost=cost,
         unmeasured=_unmeasured(cost),
         neighbours=_advised(best, cost, remembered),
-        alike=_advised(alike, cost, remembered),
+        alike=_advised(search.alike(best), cost, remembered),
         singles=_advised(search.single(), cost, remembered),
         tried=search.tried,
         space=space,
@@ -206,8 +208,8 @@ def _unmeasured(whole: ShapeCost) -> tuple[Unmeasured, ...]:
             ops[cost.latency.unmeasured].append(cost)
     found = []
     for reason, costs in ops.items():
-        labels = tuple(cost.op.label for cost in costs)
-        found.append(Unmeasured(reason, labels, total_us(costs) / whole.latency.latency_us))
+        share = total_us(costs) / whole.latency.latency_us
+        found.append(Unmeasured(reason, tuple(cost.op.label for cost in costs), share))
     return tuple(sorted(found, key=lambda one: -one.share))
 
 
@@ -261,16 +263,23 @@ def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
             found.setdefault(text, []).append(subject)
     reasons = [", ".join(filter(None, subjects)) + text for text, subjects in found.items()]
     # Hard edges that only the new shape is past are the next thing to change.
-    hard = _HARD - {edge.kind for edge in old.edges}
-    past = dict.fromkeys(edge.words for edge in new.edges if edge.kind in hard)
-    return (*reasons, *(f"but {words}" for words in past))
+    hard = _HARD - _kinds(old)
+    for edge in new.edges:
+        words = f"but {edge.words}"
+        if edge.kind in hard and words not in reasons:
+            reasons.append(words)
+    return tuple(reasons)
+
+
+def _kinds(cost: ShapeCost | OpCost) -> set[str]:
+    return {edge.kind for edge in cost.edges}
 
 
 def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
     """Explains the ops of one name: (the subject, "" if the text names it, and the text)."""
     pairs = list(zip(old.by_name[name], new.by_name[name], strict=True))
     was, now = max(pairs, key=lambda pair: pair[0].waste_us - pair[1].waste_us)
-    lost = {edge.kind for edge in was.edges} - {edge.kind for edge in now.edges}
+    lost = _kinds(was) - _kinds(now)
     if "alignment" in lost:
         return "", _regained(was, now)
     if "fused softmax" in lost:

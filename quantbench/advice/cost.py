@@ -131,10 +131,10 @@ class ShapeCost:
         for cost in self.ops:
             named[cost.op.name] += (cost,)
 
-        def rank(name: str) -> tuple[float, float]:
-            return total_waste_us(named[name]), total_us(named[name])
+        def rank(item: tuple[str, tuple[OpCost, ...]]) -> tuple[float, float]:
+            return total_waste_us(item[1]), total_us(item[1])
 
-        return {name: named[name] for name in sorted(named, key=rank, reverse=True)}
+        return dict(sorted(named.items(), key=rank, reverse=True))
 
 
 def total_us(costs: Iterable[OpCost]) -> float:
@@ -153,14 +153,16 @@ def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
     """Predicts the time and the waste of every op of a shape (`TransformerShape.modelled_ops`)."""
     ops = shape.modelled_ops()
     times.ask(op.workload for op in ops)
-    found = {}
-    for op in dict.fromkeys(ops):
+    found: dict[Op, list[Edge]] = {op: [] for op in ops}
+    before = []
+    for op, past in found.items():
         share = _peak_share(op.workload, times)
-        past = edges(op, times.device, times.launch(op.workload), share)
-        if times.softmax != "megatron":  # the fused kernel is not wanted
-            past = tuple(edge for edge in past if edge.kind != "fused softmax")
-        found[op] = past
-    times.ask(edge.before for edge in chain.from_iterable(found.values()))
+        for edge in edges(op, times.device, times.launch(op.workload), share):
+            # Without Megatron the fused kernel is not wanted.
+            if times.softmax == "megatron" or edge.kind != "fused softmax":
+                past.append(edge)
+                before.append(edge.before)
+    times.ask(before)
     costs = tuple(_cost(op, found[op], times) for op in ops)
     whole = _latency_of(costs)
     low, high = _waste_interval(costs, whole.latency_us, total_waste_us(costs), times)

@@ -65,24 +65,20 @@ def edges(
     peak_share: predicted rate as a share of peak; tile and wave edges that contradict it are left
         out.
     """
-    return tuple(_edges(op, device, launch, peak_share))
-
-
-def _edges(
-    op: Op, device: DeviceSpec, launch: Launch | None, peak_share: float | None
-) -> Iterator[Edge]:
     work = op.workload
     if isinstance(work, Gemm):
         names = {side: side for side in ("m", "n", "k")} | side_names(op)
-        yield from _unaligned(work, names)
-        yield from _tiles_and_waves(work, names, device, launch, peak_share)
-    elif isinstance(work, Attention):
-        yield from _of_attention(work)
-    elif isinstance(work, MoE):
-        yield from _of_experts(work)
-    elif isinstance(work, Softmax) and softmax_objections(work):
-        reasons = "; ".join(softmax_objections(work))
-        yield Edge("fused softmax", f"Megatron's fused softmax does not run: {reasons}", work)
+        waves = _tiles_and_waves(work, names, device, launch, peak_share)
+        return (*_unaligned(work, names), *waves)
+    if isinstance(work, Attention):
+        return tuple(_of_attention(work))
+    if isinstance(work, MoE):
+        return tuple(_of_experts(work))
+    reasons = "; ".join(softmax_objections(work)) if isinstance(work, Softmax) else ""
+    if reasons:
+        words = f"Megatron's fused softmax does not run: {reasons}"
+        return (Edge("fused softmax", words, work),)
+    return ()
 
 
 def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
@@ -110,7 +106,7 @@ def _tiles_and_waves(
     tiles = f"{tile} tiles" if used.identified else f"{tile} tiles assumed"
     now = credible_waves(gemm, tile, sm_count, used.blocks_per_sm, peak_share)
     idle = idle_shares(gemm, tile, sm_count, used.blocks_per_sm, peak_share)
-    pads = any(one.kind == "tile edge" for one in idle)
+    pads = "tile edge" in [one.kind for one in idle]
     for side, block in {"m": tile.block_m, "n": tile.block_n}.items():
         size = getattr(gemm, side)
         name = names[side]
@@ -147,7 +143,10 @@ def _of_experts(work: MoE) -> Iterator[Edge]:
             words += f", the mean {work.rows_per_expert:.4g}"
         yield Edge("skew", f"{words} ({work.routing_words})", balanced)
     rows = max(balanced.tokens_per_expert)
-    block = max((tile for tile in _EXPERT_TILES if tile <= rows), default=_EXPERT_TILES[0])
+    block = _EXPERT_TILES[0]
+    for tile in _EXPERT_TILES:
+        if tile <= rows:
+            block = tile
     to = cdiv(rows, block) * block
     tokens = rows // block * block * work.num_experts // work.top_k
     if to != rows and tokens:

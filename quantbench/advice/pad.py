@@ -199,8 +199,12 @@ def compare(gemm: Gemm, padded: Gemm, now: Estimate, then: Estimate, times: OpTi
 
 def _padded_sizes(size: int) -> list[int]:
     """Returns the size and the next multiples of `_STEPS` above it."""
-    sizes = dict.fromkeys([size, *(cdiv(size, step) * step for step in _STEPS)])
-    return [to for to in sizes if to <= max(size, LARGEST_SIDE)]
+    sizes = [size]
+    for step in _STEPS:
+        to = cdiv(size, step) * step
+        if to not in sizes and to <= LARGEST_SIDE:
+            sizes.append(to)
+    return sizes
 
 
 def _crashes(broken: Iterable[Broken]) -> int:
@@ -209,12 +213,14 @@ def _crashes(broken: Iterable[Broken]) -> int:
 
 def _shown(options: Sequence[Padding]) -> tuple[Padding, ...]:
     """Returns the fastest option of each side alone and of all, each once, the best first."""
-    by_side: dict[str, list[Padding]] = defaultdict(list)
+    groups: dict[str, list[Padding]] = defaultdict(list)
     for option in options:
         if len(option.changes) == 1:
-            by_side[option.changes[0].dimension].append(option)
-    fastest = [_fastest(group) for group in (*by_side.values(), options) if group]
-    return tuple(sorted(dict.fromkeys(fastest), key=lambda one: (one.crashes, -one.saving)))
+            groups[option.changes[0].dimension].append(option)
+    if options:
+        groups["all"] = list(options)
+    fastest = dict.fromkeys(map(_fastest, groups.values()))
+    return tuple(sorted(fastest, key=lambda one: (one.crashes, -one.saving)))
 
 
 def _fastest(options: Sequence[Padding]) -> Padding:
@@ -223,13 +229,13 @@ def _fastest(options: Sequence[Padding]) -> Padding:
     Of those within `_ALIKE` of it, it is the one that changes fewest sides, to the roundest sizes,
     as kernels differ in what alignment they want beyond 16 bytes.
     """
-    fewest = min(one.crashes for one in options)
-    sound = [one for one in options if one.crashes == fewest]
-    least = max(one.saving for one in sound) - _ALIKE
+    best = min(options, key=lambda one: (one.crashes, -one.saving))
+    least = best.saving - _ALIKE
 
     def rank(one: Padding) -> tuple[int, int, float]:
         # A size's roundness: the largest power of two up to _ROUND that divides it.
         roundness = [min(_ROUND, change.to & -change.to) for change in one.changes]
         return len(one.changes), -min(roundness), -one.saving
 
-    return min((one for one in sound if one.saving >= least), key=rank)
+    alike = [one for one in options if one.crashes == best.crashes and one.saving >= least]
+    return min(alike, key=rank)

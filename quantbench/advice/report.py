@@ -1,6 +1,5 @@
 """Writes the result of `quantbench advise` as JSON, shapes for `sweep --shapes`, and JUnit XML."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -36,9 +35,9 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
         "ops": [_op_to_json(op, advice.cost) for op in chain(*advice.cost.by_name.values())],
         "tried": advice.tried,
         "space": asdict(advice.space),
-        "neighbours": _advised_to_json(advice.neighbours),
-        "same_heads_or_head_dim": _advised_to_json(advice.alike),
-        "one_change": _advised_to_json(advice.singles),
+        "neighbours": list(map(_advised_to_json, advice.neighbours)),
+        "same_heads_or_head_dim": list(map(_advised_to_json, advice.alike)),
+        "one_change": list(map(_advised_to_json, advice.singles)),
     }
 
 
@@ -99,24 +98,22 @@ def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
     }
 
 
-def _advised_to_json(advised: Sequence[Advised]) -> list[dict[str, Any]]:
-    return [
-        {
-            "shape": asdict(a.found.shape),
-            "changes": a.changes,
-            "gain": a.found.gain,
-            "gain_low": a.found.low,
-            "gain_high": a.found.high,
-            "surely_faster": a.found.sure,
-            "parameters": a.found.parameters,
-            "parameters_change": a.found.parameters_change,
-            "move": a.found.move,
-            "no_nearer_equals": a.found.nearest,
-            "reasons": list(a.found.reasons),
-            **_totals(a.cost),
-        }
-        for a in advised
-    ]
+def _advised_to_json(advised: Advised) -> dict[str, Any]:
+    found = advised.found
+    return {
+        "shape": asdict(found.shape),
+        "changes": advised.changes,
+        "gain": found.gain,
+        "gain_low": found.low,
+        "gain_high": found.high,
+        "surely_faster": found.sure,
+        "parameters": found.parameters,
+        "parameters_change": found.parameters_change,
+        "move": found.move,
+        "no_nearer_equals": found.nearest,
+        "reasons": list(found.reasons),
+        **_totals(advised.cost),
+    }
 
 
 def write_junit(cost: ShapeCost, allowed: float | None, path: Path) -> None:

@@ -94,7 +94,7 @@ class Search:
         shapes = {base}.union(*groups.values())
         self.tried = len(shapes) - 1
         ops = {shape: shape.modelled_ops() for shape in shapes}
-        times.ask(op.workload for op in chain.from_iterable(ops.values()))
+        times.ask(op.workload for op in chain(*ops.values()))
         timed = {shape: _time(shape, ops[shape], times, base) for shape in shapes}
         self._base = timed[base]
         self._joint: dict[Group, list[_Timed]] = {}
@@ -114,19 +114,24 @@ class Search:
             found[self._compared(chosen).sure].append(chosen)
         return (*self._ranked(found[True]), *self._ranked(found[False]))[:count]
 
-    def alike(self) -> tuple[Neighbour, ...]:
+    def alike(self, listed: Iterable[Neighbour] = ()) -> tuple[Neighbour, ...]:
         """Returns the best shape with as many heads as the one asked about, and the best with heads
-        as wide.
+        as wide, without those that are listed.
         """
-        joint = list(chain.from_iterable(self._joint.values()))
-        found = {}
+        known = [one.shape for one in listed]
+        found = []
         for name in ("heads", "head_dim"):
             size = getattr(self._base.shape, name)
-            same = [one for one in joint if getattr(one.shape, name) == size]
+            same = []
+            for timed in chain.from_iterable(self._joint.values()):
+                if getattr(timed.shape, name) == size:
+                    same.append(timed)
             if same:
-                chosen = self._surest(Group("hidden", 0), same)
-                found[chosen.shape] = self._compared(chosen)
-        return _worthwhile(found.values())
+                chosen = self._compared(self._surest(Group("hidden", 0), same))
+                if chosen.shape not in known:
+                    known.append(chosen.shape)
+                    found.append(chosen)
+        return _worthwhile(found)
 
     def single(self) -> tuple[Neighbour, ...]:
         """Returns the best change of each dimension alone that gains enough, the largest gain
@@ -179,17 +184,22 @@ def _time(
     for op in ops:
         us_of[op.workload] += times.estimate(op.workload).latency_us * op.count
     total_us = sum(us_of.values())
-    shares = {work: (us / total_us, times.estimate(work)) for work, us in us_of.items()}
-    attention = [share for work, (share, _) in shares.items() if work.kind == "attention"]
-    moves = (shape.hidden / base.hidden, shape.ffn / base.ffn, shape.layers / base.layers)
+    shares = {}
+    attention = 0.0
+    for work, us in us_of.items():
+        share = us / total_us
+        shares[work] = (share, times.estimate(work))
+        if work.kind == "attention":
+            attention += share
+    moves = [shape.hidden / base.hidden, shape.ffn / base.ffn, shape.layers / base.layers]
     count = useful_parameters(shape, base.vocab)
     return _Timed(
         shape=shape,
         us=total_us * shape.tp / shape.tokens / count,
         parameters=count,
         shares=shares,
-        attention=sum(attention),
-        move=max(abs(factor - 1) for factor in moves),
+        attention=attention,
+        move=max(max(moves) - 1, 1 - min(moves)),
     )
 
 

@@ -37,7 +37,7 @@ from quantbench.megatron import batches_per_block
 from quantbench.rules import Rule, Verdict
 from quantbench.stats import CONFIDENCE, median_interval, normal_quantile
 from quantbench.sweep.axes import Held
-from quantbench.sweep.sizes import LINEAR_OPS
+from quantbench.sweep.sizes import GROUPED_OPS, LINEAR_OPS
 from quantbench.units import counted
 from quantbench.workload import Softmax
 
@@ -179,8 +179,9 @@ _REDUCTIONS = (1024, 2048, 4096, 8192)
 _HEADS = Held(hidden=2048, heads=32, seq=2048, ops=("attention",))
 _LOGITS = Held(hidden=4096, seq=2048)
 _VOCABULARIES = (32000, 50304, 128256)
-_GROUPED = ("experts_up", "experts_up_gate", "experts_down")
-_EXPERTS = Held(hidden=2048, experts=8, top_k=2, moe_ffn=2048, vocab=32000, seq=2048, ops=_GROUPED)
+_EXPERTS = Held(
+    hidden=2048, experts=8, top_k=2, moe_ffn=2048, vocab=32000, seq=2048, ops=GROUPED_OPS
+)
 # Rows per expert are a quarter of the tokens.
 _TOKENS = (512, 1024, 2048, 4096)
 
@@ -205,7 +206,7 @@ def _layer(spec: DeviceSpec, dim: str) -> Experiment:
 
 
 # Finds pairs by the rows of the experts, which the tokens set.
-_multiples_of_rows = partial(multiples, axis="tokens", ops=(*_GROUPED, "moe"), size_of=rows_of)
+_multiples_of_rows = partial(multiples, axis="tokens", ops=(*GROUPED_OPS, "moe"), size_of=rows_of)
 
 
 def _breaks_only_batches_per_block(work: Softmax) -> bool:
@@ -393,7 +394,7 @@ RULES: tuple[RuleOfThumb, ...] = (
         "expert_ffn / TP % 128 == 0",
         "the columns of every expert fill tiles of 128",
         _GROUPED_GEMM,
-        partial(multiples, axis="moe_ffn", divisor=128, alike=(64,), ops=_GROUPED),
+        partial(multiples, axis="moe_ffn", divisor=128, alike=(64,), ops=GROUPED_OPS),
         _around_each(
             replace(_EXPERTS, seq=4096), "moe-ffn", (1024, 1536, 2048, 3072), (-64, 0, 64)
         ),

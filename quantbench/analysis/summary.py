@@ -18,6 +18,7 @@ from quantbench.launch import Launch
 from quantbench.measurement import GRADES, Grade, Measurement
 from quantbench.stats import median, noise
 from quantbench.store.record import Measured, Outcome, Record
+from quantbench.sweep.sizes import UNFUSED_OPS
 from quantbench.units import latency
 from quantbench.workload import Workload
 
@@ -289,8 +290,6 @@ def row_of(points: tuple[Point, ...], ops: Collection[str] = ()) -> LayerRow:
 
 #: provider name of rows with several providers
 FASTEST = "each op's fastest"
-# Ops that fused attention replaces; if both were measured, only fused attention counts.
-_UNFUSED = ("scores", "softmax", "context")
 
 
 def are_parts(points: Sequence[Point]) -> bool:
@@ -314,20 +313,20 @@ def layer_rows(points: Sequence[Point]) -> tuple[LayerRow, ...]:
     whole = set(counted(set().union(*places.values())))
     rows = []
     for _, ops in sorted(places.items()):
-        needed = whole - {"attention"} if ops.keys() >= set(_UNFUSED) else whole
+        needed = whole - {"attention"} if ops.keys() >= set(UNFUSED_OPS) else whole
         fastest = tuple(map(ops.__getitem__, counted(ops)))
         rows.append(replace(row_of(fastest, needed), provider=FASTEST))
     return tuple(rows)
 
 
 def counted(ops: Iterable[str]) -> tuple[str, ...]:
-    """Returns the ops of a layer in layer order, without the unfused ops if fused attention is
-    present.
+    """Returns the ops of a layer in layer order, without the unfused ops if fused attention, which
+    replaces them, is present.
 
     >>> counted(["attention", "softmax", "qkv", "context", "scores"])
     ('qkv', 'attention')
     """
     names = set(ops)
     if "attention" in names:
-        names = {name for name in names if name.partition(".")[0] not in _UNFUSED}
+        names = {name for name in names if name.partition(".")[0] not in UNFUSED_OPS}
     return tuple(sorted(names, key=op_order))

@@ -360,8 +360,8 @@ def _ask(
         mask = "causal" if sizes["rows"] == sizes["cols"] else "none"
         one = profile.softmax(**sizes, mask=mask, direction=direction, **of_rows)
     elif kind == "attention":
-        seq = sizes.pop("seq")
-        one = profile.attention(**sizes, seq_q=seq, seq_k=seq, direction=direction, **of_rows)
+        batch, heads, seq, *others = sizes.values()
+        one = profile.attention(batch, heads, seq, seq, *others, direction=direction, **of_rows)
     else:
         op, *numbers = sizes.values()
         one = profile.collective(op, *numbers[:2], num_nodes=sizes.get("nodes", 1), **of_rows)

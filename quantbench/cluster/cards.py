@@ -89,23 +89,22 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
             reasons[record.source].update(measurement.state_after.throttle_reasons)
     if len(times) < 2:
         return ()
-    # The usual device is the median one; of two, the faster one.
+    # The usual device is the median one; of two, the faster one. The noise is the relative standard
+    # deviation of repeated references on one device, pooled over all; each group's median uses up
+    # one degree of freedom.
     own_us: dict[str, list[float]] = defaultdict(list)
-    for of_card in times.values():
-        for key, repeated in of_card.items():
-            own_us[key].append(median(repeated))
-    usual_us = {key: median_low(medians) for key, medians in own_us.items()}
-    own_clock = {label: median(values) for label, values in clocks.items() if values}
-    usual_clock = median_high(own_clock.values()) if own_clock else None
-    # Relative standard deviation of repeated references on one device, pooled over all. Each
-    # group's median uses up one degree of freedom.
     groups = 0
     ratios: list[float] = []
     for of_card in times.values():
-        for repeated in of_card.values():
+        for key, repeated in of_card.items():
+            middle_us = median(repeated)
+            own_us[key].append(middle_us)
             if len(repeated) > 1:
                 groups += 1
-                ratios += [us / median(repeated) for us in repeated]
+                ratios += [us / middle_us for us in repeated]
+    usual_us = {key: median_low(medians) for key, medians in own_us.items()}
+    own_clock = {label: median(values) for label, values in clocks.items() if values}
+    usual_clock = median_high(own_clock.values()) if own_clock else None
     scatter = 0.0
     if ratios:
         scatter = noise(ratios) * sqrt(len(ratios) / (len(ratios) - groups))

@@ -63,11 +63,13 @@ _LONG = 120
 
 def number(value: float) -> str:
     """Returns a number as JavaScript reads it."""
+    if value < 0:
+        return f"(-{number(-value)})"
     if np.isinf(value):
-        return "Infinity" if value > 0 else "(-Infinity)"
-    whole = value == int(value) and abs(value) < 2**53
-    text = repr(int(value) if whole else float(value))
-    return f"({text})" if value < 0 else text
+        return "Infinity"
+    if value == int(value) and value < 2**53:
+        return repr(int(value))
+    return repr(float(value))
 
 
 def module(functions: Mapping[str, tuple[Sequence[str], Sequence[Any]]]) -> str:
@@ -97,9 +99,12 @@ class _Function:
         self._stored: dict[Node, str] = {}
         self._levels: dict[Node, int] = {}
         for node in order:
-            below = max([self._levels[arg] for arg in node.args], default=0)
-            reduces = not node.kernels and any(arg.kernels for arg in node.args)
-            self._levels[node] = below + reduces
+            level = 0
+            of_vectors = False
+            for arg in node.args:
+                level = max(level, self._levels[arg])
+                of_vectors = of_vectors or arg.kernels > 0
+            self._levels[node] = level + (of_vectors and not node.kernels)
         for node in order:
             for arg in node.args:
                 later = self._levels[arg] < self._levels[node]
@@ -135,14 +140,17 @@ class _Function:
 
     def _level(self, level: int, computed: Sequence[Node]) -> None:
         """Adds the rows of a level, then the loop over its vectors with their reductions."""
-        here = [node for node in computed if self._levels[node] == level]
-        for node in here:
-            if not node.kernels and node.op not in _CARRIED:
+        vectors = []
+        for node in computed:
+            if self._levels[node] != level:
+                continue
+            if node.kernels:
+                vectors.append(node)
+            elif node.op not in _CARRIED:
                 self._names[node] = f"r{len(self._names)}"
                 text = self._expression(node, level)
                 self._lines.append(f"const {self._names[node]} = {text};")
         loop: list[str] = []
-        vectors = [node for node in here if node.kernels]
         for node in vectors:
             name = self._names[node] = f"x{len(self._names)}"
             loop.append(f"const {name} = {self._expression(node, level)};")
@@ -201,7 +209,7 @@ class Script:
         self._functions[name] = ways(
             lambda: self._named(self._text(function())),
             lambda condition, yes, no: self._joined(self._text(condition), yes, no),
-            None if refused is None else lambda error: self._text(refused(error)),
+            refused and (lambda error: self._text(refused(error))),
             self._given,
         )
 

@@ -256,18 +256,22 @@ def fitted_models(path: Path) -> tuple[DeviceSpec, dict[str, FittedModel]]:
         raise InputError("explore", what, "the profile of a GPU")
     table = profile.tables["gemm"]
     found = {}
-    for dtype in sorted(set(map(str, table["dtype"]))):
-        every = np.flatnonzero((table["dtype"] == dtype) & (table["batch"] == 1))
-        rows = np.sort(np.random.default_rng(0).permutation(every)[:_FITTED_ROWS])
+    for dtype in np.unique(table["dtype"]).tolist():
+        of_dtype = table.matching(dtype=dtype, batch=1)
+        drawn = np.random.default_rng(0).permutation(len(of_dtype))[:_FITTED_ROWS]
+        rows = of_dtype.where(np.sort(drawn))
         model = GemmModel.fit(
             profile.device,
-            *(table[name][rows] for name in ("m", "n", "k", "latency_us")),
-            layout=list(map(str, table["layout"][rows])),
+            rows["m"],
+            rows["n"],
+            rows["k"],
+            rows["latency_us"],
+            layout=rows["layout"].tolist(),
             dtype=dtype,
         )
-        note = f"{dtype} products on {profile.device.name}: {len(every):,} rows of the profile"
+        note = f"{dtype} products on {profile.device.name}: {len(of_dtype):,} rows of the profile"
         note = printable(f"{note} {path.name}, others fitted", 200)
-        sizes = np.unique(np.stack([table[name][every] for name in "mnk"], axis=1), axis=0)
+        sizes = np.unique(np.stack([of_dtype[name] for name in "mnk"], axis=1), axis=0)
         times = []
         for layout in LAYOUTS:
             answer = profile.gemm(*sizes.T, dtype=dtype, layout=layout)

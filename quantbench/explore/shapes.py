@@ -90,7 +90,10 @@ def _op(op: Op) -> dict[str, Any]:
     core: whether it is in attention's format. sides: names of m, n and k.
     """
     work: Any = op.workload
-    found = {name: getattr(work, name) for name in _OF_OPS if hasattr(work, name)}
+    found = {}
+    for name in _OF_OPS:
+        if hasattr(work, name):
+            found[name] = getattr(work, name)
     for name in ("name", "label", "phase", "count"):
         found[name] = getattr(op, name)
     found["kind"] = work.kind

@@ -9,6 +9,7 @@ Python, with conditions on nodes, runs once for each way through it (`ways`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, partialmethod
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from quantbench.errors import InputError
 
 
+@dataclass(eq=False, repr=False)
 class Node(NDArrayOperatorsMixin):
     """A symbolic array: an operation on other nodes. Equal operations on equal nodes are one node.
 
@@ -26,13 +28,11 @@ class Node(NDArrayOperatorsMixin):
     kind: type that `isinstance` sees.
     """
 
+    op: str
+    args: tuple[Any, ...]
+    kernels: int
+    value: Any = None
     kind: type = int
-
-    def __init__(self, op: str, args: tuple[Any, ...], kernels: int, value: Any = None) -> None:
-        self.op = op
-        self.args = args
-        self.kernels = kernels
-        self.value = value
 
     @staticmethod
     def of(op: str, *args: Any, kernels: int | None = None, extra: Any = None) -> Node:
@@ -120,7 +120,7 @@ class Node(NDArrayOperatorsMixin):
             return Node.of("item", self, extra=int(index))
         if self.op == "sort":  # numpy.sort(x.T, axis=1)[:, i]
             return Node.of("smallest", *self.args, kernels=0, extra=int(index[1]))
-        rows = tuple(int(i) for i in np.arange(self.kernels)[index])
+        rows = tuple(np.arange(self.kernels)[index].tolist())
         return Node.of("some", self, extra=rows)
 
 
@@ -157,7 +157,7 @@ def ways(
         except _Undecided as met:
             condition: Node = met.args[0]
         except InputError as error:
-            return None if refused is None else refused(error)
+            return refused and refused(error)
         finally:
             _DECIDED.pop()
         results = [follow({**outcomes, condition: outcome}) for outcome in (True, False)]
@@ -198,7 +198,7 @@ def inputs(*names: str) -> list[Node]:
 
 def flag(name: str) -> Node:
     """Makes an argument that is true or false."""
-    found = Node.of("input", kernels=0, extra=name)
+    (found,) = inputs(name)
     found.kind = bool
     return found
 
@@ -212,12 +212,10 @@ def call(name: str, arguments: Sequence[Any], results: int) -> list[Node]:
 def in_order(wanted: Sequence[Node]) -> list[Node]:
     """Returns all nodes that the wanted ones need, operands first."""
     done: dict[Node, None] = {}
-    stack = [(node, False) for node in reversed(wanted)]
+    stack = list(reversed(wanted))
     while stack:
-        node, ready = stack.pop()
-        if ready:
-            done[node] = None
-        elif node not in done:
-            stack.append((node, True))
-            stack += [(arg, False) for arg in reversed(node.args)]
+        missing = [arg for arg in stack[-1].args if arg not in done]
+        stack += reversed(missing)
+        if not missing:
+            done[stack.pop()] = None
     return list(done)

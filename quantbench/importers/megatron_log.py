@@ -7,7 +7,7 @@ follows it, so truncated numbers are discarded.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
@@ -66,20 +66,22 @@ ARGUMENTS = {
     "moe_router_topk": "top_k",
     "moe_ffn_hidden_size": "moe_ffn", "expert_model_parallel_size": "ep", "zero_stage": "zero",
 }  # fmt: skip
+_FLAG = {"True": True, "False": False}
+_NUMBER = {"True": 1, "False": 0}
 #: settings among them: quantbench's name, and its value by the printed one
-SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
-    "swiglu": ("gated", {"True": True, "False": False}),
+SETTINGS: dict[str, tuple[str, Mapping[str, object]]] = {
+    "swiglu": ("gated", _FLAG),
     "untie_embeddings_and_output_weights": ("tied", {"True": False, "False": True}),
-    "sequence_parallel": ("sequence_parallel", {"True": True, "False": False}),
+    "sequence_parallel": ("sequence_parallel", _FLAG),
     "recompute_granularity": (
         "recompute",
         {"full": "full", "selective": "selective", "None": "none"},
     ),
     "checkpoint_activations": ("recompute", {"True": "full"}),
-    "use_distributed_optimizer": ("zero", {"True": 1, "False": 0}),
+    "use_distributed_optimizer": ("zero", _NUMBER),
     "bf16": ("precision", {"True": "bf16"}),
     "fp16": ("precision", {"True": "fp16"}),
-    "overlap_grad_reduce": ("dp_overlap", {"True": 1, "False": 0}),
+    "overlap_grad_reduce": ("dp_overlap", _NUMBER),
     "hidden_dropout": ("dropout", {"0.0": False, "0.1": True}),
 }
 _ARGUMENT = re.compile(

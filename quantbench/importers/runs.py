@@ -49,11 +49,9 @@ UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 
 # Other tools' names of dtypes, and quantbench's.
 _DTYPES = {
-    "bfloat16": "bf16", "torch.bfloat16": "bf16", "float16": "fp16", "torch.float16": "fp16",
-    "half": "fp16",
-    "float32": "fp32", "torch.float32": "fp32", "float": "fp32", "single": "fp32",
-    "float8_e4m3fn": "fp8",
-    "torch.float8_e4m3fn": "fp8", "fp8_e4m3": "fp8", "torch.int8": "int8",
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
+    "float32": "fp32", "float": "fp32", "single": "fp32",
+    "float8_e4m3fn": "fp8", "fp8_e4m3": "fp8",
 }  # fmt: skip
 
 
@@ -63,7 +61,7 @@ def dtype_name(text: str) -> str:
     >>> dtype_name("torch.bfloat16")
     'bf16'
     """
-    name = text.strip().lower()
+    name = text.strip().lower().removeprefix("torch.")
     return _DTYPES.get(name, name)
 
 

@@ -3,9 +3,10 @@ format are selected once, and answers for single shapes are cached."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from math import exp, log
 from typing import Any
 
@@ -22,7 +23,7 @@ from quantbench.latency.moe import FEWEST_ROWS, MoEModel
 from quantbench.profile.interpolation import INTERPOLATED, MEASURED, MODELLED, SOURCES
 from quantbench.profile.models import Models
 from quantbench.profile.sources import ALIKE, SIZES, Chosen, by_provider, choose, roofline_parts
-from quantbench.profile.table import Table
+from quantbench.profile.table import TIMES, Table
 from quantbench.workload import Collective, MoE
 from quantbench.workload.kinds import Compute
 from quantbench.workload.ops import LARGEST_MESSAGE_BYTES
@@ -91,10 +92,10 @@ class ProfileEstimates:
         """
         if shape == ():
             return self[0]
-        values = (
-            (name, value) for name, value in vars(self).items() if isinstance(value, np.ndarray)
-        )
-        arrays: dict[str, Any] = {name: value.reshape(shape) for name, value in values}
+        arrays: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                arrays[name] = value.reshape(shape)
         return replace(self, **arrays)
 
     def __getitem__(self, row: int) -> Estimate:
@@ -134,9 +135,8 @@ def broadcast_sizes(
     try:
         wide = np.broadcast_arrays(*arrays)
     except ValueError:
-        shapes = ", ".join(
-            f"{name} {array.shape}" for name, array in zip(names, arrays, strict=True)
-        )
+        pairs = zip(names, arrays, strict=True)
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in pairs)
         raise InputError(who, f"arrays of {shapes}", "shapes that broadcast") from None
     return tuple(np.ascontiguousarray(array).ravel() for array in wide), wide[0].shape
 
@@ -145,7 +145,9 @@ class Shapes:
     """Times of GEMMs, softmax and attention on one device."""
 
     def __init__(self, device: DeviceSpec, tables: Mapping[str, Table], models: Models) -> None:
-        self.device, self.tables, self.models = device, tables, models
+        self.device = device
+        self.tables = tables
+        self.models = models
         self.chosen = cache(self._choose)
         self._one = lru_cache(_MOST_CACHED)(self._many)
 
@@ -168,15 +170,12 @@ class Shapes:
                     str(work),
                     "products, attention or softmax: it has no table of others",
                 )
-            of = (*(getattr(work, name) for name in _FORMATS[work.kind]), None)
+            of = (*map(partial(getattr, work), _FORMATS[work.kind]), None)
             groups.setdefault((work.kind, of), {})[work] = None
         found: dict[Compute, Estimate] = {}
         for (kind, of), group in groups.items():
-            sizes = tuple(
-                np.array([getattr(work, name) for work in group], dtype=np.int64)
-                for name in SIZES[kind]
-            )
-            times: Any = self._many(kind, of, sizes)
+            sizes = [np.array([getattr(work, name) for work in group]) for name in SIZES[kind]]
+            times: Any = self._many(kind, of, tuple(sizes))
             found.update(zip(group, times, strict=True))
         return found
 
@@ -206,16 +205,14 @@ class Shapes:
         notes = []
         if chosen.note:
             notes.append(chosen.note)
-            code = np.where(code == MEASURED, INTERPOLATED, code).astype(np.int8)
-            low, high = low * exp(-chosen.wider), high * exp(chosen.wider)
+            code[code == MEASURED] = INTERPOLATED
+            low *= exp(-chosen.wider)
+            high *= exp(chosen.wider)
         if chosen.model_note and (code == MODELLED).any():
             notes.append(chosen.model_note)
         if outside.any():
-            notes.append(
-                chosen.outside_words(
-                    "" if shape == () else f"{int(outside.sum())} of {len(outside)} "
-                )
-            )
+            count = f"{outside.sum()} of {len(outside)} " if shape else ""
+            notes.append(chosen.outside_words(count))
         memory_us, compute_us = roofline_parts(self.device, kind, flat, chosen.fixed)
         op = "products" if kind == "gemm" else kind
         if chosen.fixed.get("direction") == "backward":
@@ -235,15 +232,16 @@ class Shapes:
         ).shaped(shape)
 
 
-@dataclass(frozen=True)
 class Experts:
-    """Times of MoE layers on one device. table: of kind moe. Models are fitted on first use, and
-    kept.
+    """Times of MoE layers on one device, with models that are fitted on first use, and kept.
+
+    table: of kind moe.
     """
 
-    device: DeviceSpec
-    table: Table
-    _models: dict[tuple[str, str], MoEModel] = field(default_factory=dict)
+    def __init__(self, device: DeviceSpec, table: Table) -> None:
+        self.device = device
+        self.table = table
+        self._models: dict[tuple[str, str], MoEModel] = {}
 
     @cached_property
     def _row_of(self) -> dict[tuple[Any, str], int]:
@@ -257,58 +255,53 @@ class Experts:
         Raises UnsupportedError if the provider measured no layer of the dtype.
         """
         found: dict[MoE, Estimate] = {}
-        for dtype in dict.fromkeys(work.dtype for work in works):
-            of = (
-                provider or self.table.most_frequent("provider", self.table["dtype"] == dtype) or ""
-            )
-            unmeasured = []
-            for work in dict.fromkeys(work for work in works if work.dtype == dtype):
-                row = self._row_of.get((work, of))
-                if row is None:
-                    unmeasured.append(work)
-                else:
-                    us, low, high = (
-                        float(self.table[name][row]) for name in ("latency_us", "low_us", "high_us")
-                    )
-                    found[work] = Estimate(us, low, high, "measured", note=f"measured by {of}")
-            if unmeasured:
-                predicted = self._model(dtype, of, required=provider is not None).predict(
-                    unmeasured
+        unmeasured: dict[tuple[str, str], list[MoE]] = defaultdict(list)
+        usual = cache(self._usual_provider)
+        for work in dict.fromkeys(works):
+            of = provider or usual(work.dtype)
+            row = self._row_of.get((work, of))
+            if row is None:
+                unmeasured[work.dtype, of].append(work)
+            else:
+                times: Any = {name: float(self.table[name][row]) for name in TIMES}
+                found[work] = Estimate(**times, source="measured", note=f"measured by {of}")
+        for (dtype, of), layers in unmeasured.items():
+            if provider and not len(self._rows(dtype, of)):
+                raise UnsupportedError(
+                    "profile.moe", f"no layer of {dtype} by {of}", "a provider with rows"
                 )
-                found.update(zip(unmeasured, predicted, strict=True))
+            found.update(zip(layers, self._model(dtype, of).predict(layers), strict=True))
         return found
 
     def model(self, dtype: str, library: str) -> MoEModel:
         """Returns the model of the rows of the library's provider with most rows."""
-        of_dtype = self.table["dtype"] == dtype
-        owners = [library_of(name) == library for name in self.table["provider"].tolist()]
-        rows = of_dtype & np.array(owners, dtype=bool)
-        usual = self.table.most_frequent("provider", rows)
-        return self._model(dtype, usual or library, required=False)
+        rows = (self.table["dtype"] == dtype) & self.table.by_library(library)
+        return self._model(dtype, self.table.most_frequent("provider", rows) or library)
 
-    def _model(self, dtype: str, provider: str, *, required: bool) -> MoEModel:
-        """Returns the model of a provider's rows. required: whether there must be some."""
+    def _usual_provider(self, dtype: str) -> str:
+        return self.table.most_frequent("provider", self.table["dtype"] == dtype) or ""
+
+    def _rows(self, dtype: str, provider: str) -> IntArray:
+        of = (self.table["dtype"] == dtype) & (self.table["provider"] == provider)
+        return np.flatnonzero(of)
+
+    def _model(self, dtype: str, provider: str) -> MoEModel:
         key = (dtype, provider)
         if key not in self._models:
-            rows = np.flatnonzero(
-                (self.table["dtype"] == dtype) & (self.table["provider"] == provider)
-            )
-            if required and not len(rows):
-                raise UnsupportedError(
-                    "profile.moe", f"no layer of {dtype} by {provider}", "a provider with rows"
-                )
-            if len(rows) < FEWEST_ROWS:
-                library = provider.partition(".")[0]
-                made = MoEModel.best(
-                    self.device, dtype=dtype, library=library if library in LIBRARIES else ""
-                )
-            else:
-                works = [work for work, _ in self._row_of]
-                times_us = self.table["latency_us"][rows]
-                fitted = [works[i] for i in rows]
-                made = MoEModel.fit(self.device, fitted, times_us, library=library_of(provider))
-            self._models[key] = made
+            self._models[key] = self._fitted(dtype, provider)
         return self._models[key]
+
+    def _fitted(self, dtype: str, provider: str) -> MoEModel:
+        """Returns a model of a provider's rows, or the shipped one if there are few."""
+        rows = self._rows(dtype, provider)
+        if len(rows) < FEWEST_ROWS:
+            library = provider.partition(".")[0]
+            library = library if library in LIBRARIES else ""
+            return MoEModel.best(self.device, dtype=dtype, library=library)
+        works = [work for work, _ in self._row_of]
+        fitted = [works[i] for i in rows]
+        times_us = self.table["latency_us"][rows]
+        return MoEModel.fit(self.device, fitted, times_us, library=library_of(provider))
 
 
 _WHO = "profile.collective"
@@ -344,13 +337,17 @@ def collective_estimates(
         raise UnsupportedError(
             _WHO, f"{op} over {_over(num_gpus, num_nodes)} was not measured", _measured(table, op)
         )
-    usual = table.most_frequent("dtype", rows)
-    row_dtype = dtype if dtype is not None and (rows & (table["dtype"] == dtype)).any() else usual
+    row_dtype = dtype
+    if dtype is None or not (rows & (table["dtype"] == dtype)).any():
+        row_dtype = table.most_frequent("dtype", rows)
     rows, of = by_provider(table, rows & (table["dtype"] == row_dtype), provider)
     found = table.where(rows)
-    row_bytes, row_us = found["message_bytes"], found["latency_us"]
-    log_bytes, log_us = np.log(row_bytes), np.log(row_us)
-    half_width, notes = _half_width(log_bytes, log_us), []
+    row_bytes = found["message_bytes"]
+    row_us = found["latency_us"]
+    log_bytes = np.log(row_bytes)
+    log_us = np.log(row_us)
+    half_width = _half_width(log_bytes, log_us)
+    notes = []
     if dtype not in (None, row_dtype):
         half_width += ALIKE
         notes.append(

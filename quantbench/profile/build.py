@@ -5,15 +5,17 @@ cliffs, findings.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from quantbench import __version__
 from quantbench.analysis.check import RunCheck, check_run
 from quantbench.analysis.jumps import Cliff, CommonCliff
-from quantbench.errors import InputError
+from quantbench.errors import InputError, first_repeated
 from quantbench.measurement import GRADES
 from quantbench.profile.fit import models_of
 from quantbench.profile.schema import KnownCliff, Provenance, RunSource
@@ -25,8 +27,14 @@ from quantbench.store.record import ORIGINS, Measured, Record
 _WHO = "profile export"
 
 
-#: rank (origin, grade; smaller is better), median, low, high in µs, record
-_Timing = tuple[tuple[int, int], float, float, float, Record]
+class _Timing(NamedTuple):
+    """Time of one record. rank: of origin and grade; smaller is better."""
+
+    rank: tuple[int, int]
+    latency_us: float
+    low_us: float
+    high_us: float
+    record: Record
 
 
 def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
@@ -37,20 +45,19 @@ def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
     interval covers all of theirs.
     """
     groups: dict[str, dict[tuple[Any, ...], list[_Timing]]] = {kind: {} for kind in LAYOUTS}
-    # The last key column is the provider, the others are fields of the workload.
-    fields = {kind: attrgetter(*layout.keys[:-1]) for kind, layout in LAYOUTS.items()}
     for run in runs:
         for timing in _timings(run.records):
-            work = timing[4].workload
-            if work.kind not in LAYOUTS:
-                continue
-            key = (*fields[work.kind](work), timing[4].provider)
-            groups[work.kind].setdefault(key, []).append(timing)
+            record = timing.record
+            kind = record.workload.kind
+            if kind in LAYOUTS:
+                # The last key column is the provider, the others are fields of the workload.
+                sizes = attrgetter(*LAYOUTS[kind].keys[:-1])(record.workload)
+                groups[kind].setdefault((*sizes, record.provider), []).append(timing)
     num_rows = {run.info.run_id: 0 for run in runs}
     tables = {}
     for kind, layout in LAYOUTS.items():
         rows = [(*key, *_row(kind, timings, num_rows)) for key, timings in groups[kind].items()]
-        columns = list(zip(*rows, strict=True)) if rows else [()] * len(layout.names)
+        columns = zip(*rows, strict=True) if rows else [()] * len(layout.names)
         tables[kind] = Table.of(kind, dict(zip(layout.names, columns, strict=True)))
     return tables, num_rows
 
@@ -58,48 +65,45 @@ def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
 def _timings(records: Iterable[Record]) -> Iterator[_Timing]:
     for record in records:
         outcome = record.outcome
-        if (
-            record.role != "point"
-            or not isinstance(outcome, Measured)
-            or outcome.grade.letter == "rejected"
-        ):
+        if record.role != "point" or not isinstance(outcome, Measured):
             continue
-        rank = ORIGINS.index(record.origin), GRADES.index(outcome.grade.letter)
-        stated = outcome.measurement.stated
-        yield rank, stated.latency_us, stated.interval.low, stated.interval.high, record
+        if outcome.grade.letter != "rejected":
+            rank = ORIGINS.index(record.origin), GRADES.index(outcome.grade.letter)
+            stated = outcome.measurement.stated
+            interval = stated.interval
+            yield _Timing(rank, stated.latency_us, interval.low, interval.high, record)
 
 
 def _row(kind: str, timings: list[_Timing], num_rows: dict[str, int]) -> tuple[Any, ...]:
     """Returns the values of a row after its keys; counts the row for its run in `num_rows`."""
-    best = min(timing[0] for timing in timings)
-    alike = sorted((f for f in timings if f[0] == best), key=lambda f: (f[1], f[4].run_id))
-    (origin, grade), latency_us, _, _, record = alike[(len(alike) - 1) // 2]
-    num_rows[record.run_id] += 1
+    best = min(timing.rank for timing in timings)
+    alike = [timing for timing in timings if timing.rank == best]
+    alike.sort(key=lambda timing: (timing.latency_us, timing.record.run_id))
+    middle = alike[(len(alike) - 1) // 2]
+    num_rows[middle.record.run_id] += 1
     kernel: tuple[str | int, ...] = ()
     if kind == "gemm":
-        launch = record.launch
-        tile = None if launch is None else launch.tile
-        blocks = (0, 0, 0) if tile is None else (tile.block_m, tile.block_n, tile.split_k)
-        kernel = ("" if launch is None else launch.kernel, *blocks)
-    low_us, high_us = min(f[2] for f in alike), max(f[3] for f in alike)
-    return *kernel, latency_us, low_us, high_us, GRADES[grade], ORIGINS[origin]
+        launch = middle.record.launch
+        tile = launch and launch.tile
+        blocks = (tile.block_m, tile.block_n, tile.split_k) if tile else (0, 0, 0)
+        kernel = (launch.kernel if launch else "", *blocks)
+    low_us = min(timing.low_us for timing in alike)
+    high_us = max(timing.high_us for timing in alike)
+    origin, grade = best
+    return *kernel, middle.latency_us, low_us, high_us, GRADES[grade], ORIGINS[origin]
 
 
 def cache_state(run: Run) -> str:
     """Returns the cache state of a run's points (cold, hot or unknown). Raises InputError if they
     differ.
     """
-    found = {
-        record.outcome.measurement.cache
-        for record in run.records
-        if record.role == "point" and isinstance(record.outcome, Measured)
-    }
+    found = set()
+    for record in run.records:
+        if record.role == "point" and isinstance(record.outcome, Measured):
+            found.add(record.outcome.measurement.cache)
     if len(found) > 1:
-        raise InputError(
-            _WHO,
-            f"run {run.info.run_id} holds points timed {' and '.join(sorted(found))}",
-            "one of them",
-        )
+        shown = f"run {run.info.run_id} holds points timed {' and '.join(sorted(found))}"
+        raise InputError(_WHO, shown, "one of them")
     return next(iter(found), "unknown")
 
 
@@ -109,17 +113,18 @@ def check_alike(runs: Sequence[Run]) -> None:
         raise InputError(_WHO, "no runs", "at least one")
     first = runs[0].info
     names = [run.info.run_id for run in runs]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = first_repeated(names)
     if twice is not None:
         raise InputError(_WHO, f"run {twice} is given twice", "each run once")
     for run in runs[1:]:
         for what in ("name", "kind", "sm_count", "memory_bytes", "compute_capability"):
-            mine, other = getattr(first.device, what), getattr(run.info.device, what)
+            mine = getattr(first.device, what)
+            other = getattr(run.info.device, what)
             if mine != other:
                 ran = f"run {first.run_id} is of {what} {mine}, run {run.info.run_id} of {other}"
                 raise InputError(_WHO, ran, "runs of one device")
-    origins = {run.info.origin == "simulated" for run in runs}
-    if len(origins) > 1:
+    simulated = [run.info.origin == "simulated" for run in runs]
+    if any(simulated) and not all(simulated):
         raise InputError(_WHO, "simulated runs beside measured ones", "one or the other")
     states = {cache_state(run) for run in runs} - {"unknown"}
     if len(states) > 1:
@@ -144,8 +149,8 @@ def cliffs_of(
     single: list[KnownCliff] = []
     common: list[KnownCliff] = []
     for check in checks:
-        single += [
-            KnownCliff(
+        for cliff in check.cliffs:
+            known = KnownCliff(
                 **_edge(cliff),
                 cause=cliff.cause.kind,
                 why=cliff.cause.words,
@@ -155,17 +160,13 @@ def cliffs_of(
                 after=cliff.after.workload,
                 keys=(cliff.before.key, cliff.after.key),
             )
-            for cliff in check.cliffs
-        ]
-        common += [
-            KnownCliff(
-                **_edge(cliff),
-                cause=cliff.cause,
-                why=f"median over {cliff.num_curves} curves",
-                num_curves=cliff.num_curves,
+            single.append(known)
+        for family in check.common:
+            why = f"median over {family.num_curves} curves"
+            edge = _edge(family)
+            common.append(
+                KnownCliff(**edge, cause=family.cause, why=why, num_curves=family.num_curves)
             )
-            for cliff in check.common
-        ]
 
     def rank(cliff: KnownCliff) -> tuple[Any, ...]:
         held = tuple(sorted(cliff.held.items()))
@@ -183,7 +184,7 @@ def _edge(cliff: Cliff | CommonCliff) -> dict[str, Any]:
 def findings_of(checks: Iterable[RunCheck]) -> tuple[Verdict, ...]:
     """Returns, for each rule, the verdict from the run with the most pairs."""
     best: dict[str, Verdict] = {}
-    for verdict in (verdict for check in checks for verdict in check.rules):
+    for verdict in chain.from_iterable(check.rules for check in checks):
         if verdict.rule not in best or verdict.num_pairs > best[verdict.rule].num_pairs:
             best[verdict.rule] = replace(verdict, evidence=verdict.evidence[:_MOST_EVIDENCE])
     return tuple(best.values())
@@ -197,9 +198,7 @@ def parts_of(runs: Sequence[Run], *, fit: bool, seed: int) -> dict[str, Any]:
     if not any(map(len, tables.values())):
         raise InputError(_WHO, f"no measured point in {', '.join(num_rows)}", "at least one")
     sources = tuple(source_of(run, rows=num_rows[run.info.run_id]) for run in ordered)
-    checks = [
-        check_run(run) for run in ordered
-    ]  # separately: cliffs compare points of one run only
+    checks = list(map(check_run, ordered))  # separately: cliffs compare points of one run only
     cliffs, num_cliffs = cliffs_of(checks)
     device = ordered[0].info.device
     return {
@@ -229,8 +228,8 @@ def source_of(run: Run, *, rows: int) -> RunSource:
 
 def software_of(runs: Sequence[Run]) -> dict[str, str]:
     """Returns the software versions by name; all versions if the runs differ."""
-    found: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         for name, version in run.info.software.items():
-            found.setdefault(name, set()).add(version)
+            found[name].add(version)
     return {name: ", ".join(sorted(found[name])) for name in sorted(found)}

@@ -36,17 +36,16 @@ def write_document(path: Path, content: ProfileFile, tables: Mapping[str, Table]
     stored: dict[str, InlineTable | StoredFile] = {}
     files: list[tuple[Path, bytes]] = []
     for kind, table in tables.items():
-        columns = tuple(table.columns)
+        names = tuple(table.columns)
         if len(table) <= MOST_ROWS_INLINE:
-            values = (column.tolist() for column in table.columns.values())
-            stored[kind] = InlineTable(columns, tuple(map(list, zip(*values, strict=True))))
+            rows = tuple(list(row.values()) for row in table.rows())
+            stored[kind] = InlineTable(names, rows)
         else:
             beside = path.with_name(f"{path.stem}.{kind}.parquet")
             packed = to_parquet(table)
             files.append((beside, packed))
-            stored[kind] = StoredFile(
-                columns, beside.name, len(table), hashlib.sha256(packed).hexdigest()
-            )
+            sha256 = hashlib.sha256(packed).hexdigest()
+            stored[kind] = StoredFile(names, beside.name, len(table), sha256)
     data = encode(replace(content, tables=stored))
     try:
         data["sha256"] = digest(data)
@@ -146,11 +145,11 @@ def read_document(path: Path) -> tuple[ProfileFile, dict[str, Table]]:
     data["tables"] = {kind: _stored_table(kind, table) for kind, table in stored.items()}
     content = decode(ProfileFile, data, "read profile", whole=True)
     tables = {}
-    for kind in LAYOUTS:
-        table = content.tables[kind]
-        tables[kind] = (
-            _inline(kind, table) if isinstance(table, InlineTable) else _beside(kind, table, path)
-        )
+    for kind, table in content.tables.items():
+        if isinstance(table, InlineTable):
+            tables[kind] = _inline(kind, table)
+        else:
+            tables[kind] = _beside(kind, table, path)
     return content, tables
 
 
@@ -188,10 +187,10 @@ def parse(raw: bytes, shown: str) -> Json:
 
 
 def _stored_table(kind: str, data: Any) -> InlineTable | StoredFile:
-    form: type[InlineTable | StoredFile] = StoredFile
+    who = f"profile table {kind}"
     if isinstance(data, dict) and "rows" in data:
-        form = InlineTable
-    return decode(form, data, f"profile table {kind}")
+        return decode(InlineTable, data, who)
+    return decode(StoredFile, data, who)
 
 
 def _inline(kind: str, stored: InlineTable) -> Table:
@@ -201,8 +200,9 @@ def _inline(kind: str, stored: InlineTable) -> Table:
         raise InputError(who, f"columns {stored.columns!r}"[:120], ", ".join(layout.names))
     if not all(len(row) == len(layout.names) for row in stored.rows):
         raise InputError(who, "rows of another length", f"lists of {len(layout.names)} values")
-    columns = {name: [row[i] for row in stored.rows] for i, name in enumerate(layout.names)}
-    for name, type_of in layout.columns.items():
+    columns = {}
+    for i, (name, type_of) in enumerate(layout.columns.items()):
+        columns[name] = [row[i] for row in stored.rows]
         for value in columns[name]:
             if type(value) is not type_of and (type_of, type(value)) != (float, int):
                 # numpy would take true for 1, and 1 for "1"

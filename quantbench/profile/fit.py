@@ -21,7 +21,6 @@ from quantbench.latency.libraries import library_of
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile.models import Models
 from quantbench.profile.table import Table
-from quantbench.workload import Softmax
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -41,17 +40,15 @@ def models_of(device: DeviceSpec, tables: dict[str, Table], *, fit: bool, seed: 
         return Models()
     usual = "fp16" if device.peak("bf16") is None else "bf16"
     rows_of = tables["gemm"]
-    dtypes = [
-        name for name in np.unique(rows_of["dtype"]).tolist() if device.peak(name) is not None
-    ]
     products: dict[tuple[str, str], GemmModel] = {}
-    for dtype in dtypes:
-        of_dtype = rows_of.where(rows_of["dtype"] == dtype)
-        libraries = np.array([library_of(name) for name in of_dtype["provider"].tolist()])
-        for library, _ in Counter(libraries.tolist()).most_common():
-            model = _product(
-                device, of_dtype.where(libraries == library), dtype, library, fit, seed
-            )
+    for dtype in np.unique(rows_of["dtype"]).tolist():
+        if device.peak(dtype) is None:
+            continue
+        of_dtype = rows_of.matching(dtype=dtype)
+        libraries = Counter(map(library_of, of_dtype["provider"].tolist()))
+        for library, _ in libraries.most_common():
+            table = of_dtype.where(of_dtype.by_library(library))
+            model = _product(device, table, dtype, library, fit, seed)
             products.setdefault((dtype, model.library), model)
     if not products and device.peak(usual) is not None:
         products["", ""] = _unfitted(device, usual)
@@ -65,7 +62,7 @@ def _most_of(table: Table, *columns: str) -> Table:
     """Keeps the rows with the most frequent value of each column in turn."""
     for name in columns:
         if len(table):
-            table = table.where(table[name] == table.most_frequent(name))
+            table = table.matching(**{name: table.most_frequent(name)})
     return table
 
 
@@ -105,12 +102,12 @@ def _softmax(device: DeviceSpec, table: Table, fit: bool) -> tuple[SoftmaxModel,
     table = _most_of(table, "provider", "dtype")
     if not fit or not len(table):
         return SoftmaxModel.best(device), True
-    fused = table["provider"][0] not in _UNFUSED_PROVIDERS
-    library = "torch" if table["provider"][0] == "torch" else "megatron"
-    works: list[Any] = [work for work in table.workloads() if isinstance(work, Softmax)]
-    return SoftmaxModel.fit(
-        device, works, table["latency_us"].tolist(), fused=fused, library=library
-    ), fused
+    provider = table["provider"][0]
+    fused = provider not in _UNFUSED_PROVIDERS
+    library = "torch" if provider == "torch" else "megatron"
+    works: Any = table.workloads()
+    times_us = table["latency_us"].tolist()
+    return SoftmaxModel.fit(device, works, times_us, fused=fused, library=library), fused
 
 
 def _attention(device: DeviceSpec, table: Table, fit: bool, seed: int) -> AttentionModel | None:
@@ -127,15 +124,8 @@ def _attention(device: DeviceSpec, table: Table, fit: bool, seed: int) -> Attent
         rows = np.flatnonzero(phase & (table["provider"] == usual))
         kept[np.random.default_rng(seed).permutation(rows)[:_MOST_ATTENTION_ROWS]] = True
     chosen = table.where(kept)
-    shapes = AttentionShapes(
-        chosen["batch"],
-        chosen["heads"],
-        chosen["kv_heads"],
-        chosen["seq_q"],
-        chosen["seq_k"],
-        chosen["head_dim"],
-        chosen["causal"],
-        chosen["direction"] == "backward",
-        dtype,
-    )
+    names = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal")
+    columns: Any = [chosen[name] for name in names]
+    columns += [chosen["direction"] == "backward", dtype]
+    shapes = AttentionShapes(*columns)
     return AttentionModel.fit(device, shapes, chosen["latency_us"], seed=seed)

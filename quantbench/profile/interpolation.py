@@ -209,21 +209,19 @@ class Surface:
         rest = np.flatnonzero(row < 0)
         code = np.full(len(row), MEASURED, dtype=np.int8)
         outside = np.zeros(len(row), dtype=bool)
-        latency, low, high = self.latency_us[row], self.low_us[row], self.high_us[row]
+        columns = (self.latency_us[row], self.low_us[row], self.high_us[row], code, outside)
         if rest.size:
-            unmeasured = tuple(size[rest] for size in sizes)
-            latency[rest], low[rest], high[rest], code[rest], outside[rest] = self._unmeasured(
-                unmeasured
-            )
-        return latency, low, high, code, outside
+            found = self._unmeasured(tuple(size[rest] for size in sizes))
+            for column, values in zip(columns, found, strict=True):
+                column[rest] = values
+        return columns
 
     def _unmeasured(self, sizes: Sizes) -> Times:
         model_us, below, above, floor_us = self.base(sizes)
         between, ratio = self.lines.between(sizes)
-        spans = zip(sizes, self.range, strict=True)
-        outside = np.logical_or.reduce(
-            [(size < low) | (size > high) for size, (low, high) in spans]
-        )
+        outside = np.zeros(len(between), dtype=bool)
+        for size, (low, high) in zip(sizes, self.range, strict=True):
+            outside |= (size < low) | (size > high)
         shift = np.where(between, self.bias + self.trust.share * (ratio - self.bias), self.bias)
         wider = np.where(outside, OUTSIDE_WIDER, 1.0)
         half_below = np.where(between, self.trust.half_width, below * wider)
@@ -241,7 +239,7 @@ class Surface:
         measured.
         """
         if not len(self.latency_us):
-            return tuple((1, 0) for _ in self.sizes)
+            return ((1, 0),) * len(self.sizes)
         return tuple((int(size.min()), int(size.max())) for size in self.sizes)
 
     @cached_property
@@ -278,9 +276,9 @@ class Surface:
         predicted = ratio[inner] - self.bias
         true = self._log_ratio[inner] - self.bias
         squares = float((predicted**2).sum())
-        share = (
-            min(1.0, max(0.0, float((predicted * true).sum()) / squares)) if squares > 0 else 1.0
-        )
+        share = 1.0
+        if squares > 0:
+            share = min(1.0, max(0.0, float((predicted * true).sum()) / squares))
         error = np.abs(true - share * predicted)
         # One rank higher, because the quantile of a sample is uncertain by one rank.
         rank = min(1.0, _COVERED * (len(error) + 1) / len(error))

@@ -105,7 +105,8 @@ def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[i
     [1, 2]
     """
     places = len(m)
-    x, y = m.astype(np.float64), expected_us
+    x = m.astype(np.float64)
+    y = expected_us
     steps = np.full(places, places)
     steps[0] = 0
     came_from = np.full(places, -1)

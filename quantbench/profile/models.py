@@ -9,27 +9,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, StoreError
 from quantbench.latency.attention import AttentionModel
+from quantbench.latency.estimate import Estimates
 from quantbench.latency.gemm.model import GemmModel, shipped_model
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.store.typed import Json
 from quantbench.workload import Attention, Softmax
 
-FloatArray = npt.NDArray[np.float64]
-
-_WHO, _EXPECTED = "profile model of products", "what an export wrote"
+_WHO = "profile model of products"
 # m, n, k of probe shapes: a loaded model must predict a finite time for each.
-_PRODUCT_PROBES = tuple(
-    np.array(sizes, dtype=np.float64)
-    for sizes in (
+_PRODUCT_PROBES = np.array(
+    [
         (1, 1, 64, 4096, 8192, 32768, 77),
         (1, 4096, 64, 4096, 28672, 131072, 31),
         (1, 4096, 64, 4096, 4096, 8192, 9),
-    )
+    ],
+    dtype=np.float64,
 )
 
 
@@ -70,9 +68,7 @@ def _product_from_json(data: Any, device: DeviceSpec) -> GemmModel:
                 f"a model of {made.dtype} on {made.device.name}",
                 f"one of {told[0]} on {device.name}",
             )
-        with np.errstate(all="ignore"):
-            found = made.predict(*_PRODUCT_PROBES)
-        _require_times(_WHO, found.low_us, found.latency_us, found.high_us)
+        _require_times(_WHO, made.predict(*_PRODUCT_PROBES))
         return made
 
 
@@ -93,11 +89,11 @@ def _sound(who: str) -> Iterator[None]:
         AttributeError,
         StoreError,
     ) as error:
-        raise InputError(who, f"a broken part ({error!r})"[:160], _EXPECTED) from None
+        raise InputError(who, f"a broken part ({error!r})"[:160], "what an export wrote") from None
 
 
-def _require_times(who: str, *times_us: FloatArray) -> None:
-    every = np.concatenate(times_us)
+def _require_times(who: str, found: Estimates) -> None:
+    every = np.concatenate([found.low_us, found.latency_us, found.high_us])
     if not (np.isfinite(every) & (every > 0)).all():
         raise InputError(who, f"a time of {every.min():g} µs", "finite times above 0")
 
@@ -123,29 +119,26 @@ class Models:
     attention: AttentionModel | None = None
 
     def product(self, dtype: str, library: str = "") -> GemmModel | None:
-        """Returns the model of a dtype and library ("": the first), None if there is none."""
-        return next(
-            (
-                model
-                for model in self.gemm
-                if model.dtype == dtype and library in ("", model.library)
-            ),
-            None,
-        )
+        """Returns the model of a dtype: the library's, or else the first; None without one."""
+        of_dtype = [model for model in self.gemm if model.dtype == dtype]
+        for model in of_dtype:
+            if library and model.library == library:
+                return model
+        return next(iter(of_dtype), None)
 
 
 def models_to_json(models: Models) -> Json:
     """Returns the models as a JSON object with one list per kind."""
-    softmax = (
-        None
-        if models.softmax is None
-        else {**models.softmax.to_json(), "fused": models.softmax_fused}
-    )
-    return {
+    found: dict[str, list[Json]] = {
         "gemm": [_product_to_json(model) for model in models.gemm],
-        "softmax": [] if softmax is None else [softmax],
-        "attention": [] if models.attention is None else [models.attention.to_json()],
+        "softmax": [],
+        "attention": [],
     }
+    if models.softmax is not None:
+        found["softmax"].append({**models.softmax.to_json(), "fused": models.softmax_fused})
+    if models.attention is not None:
+        found["attention"].append(models.attention.to_json())
+    return found
 
 
 def models_from_json(data: Mapping[str, Sequence[Json]], device: DeviceSpec) -> Models:
@@ -160,18 +153,17 @@ def models_from_json(data: Mapping[str, Sequence[Json]], device: DeviceSpec) -> 
         raise InputError(
             "profile models", "several models of softmax or attention", "one at most of each"
         )
-    gemm = tuple(_product_from_json(one, device) for one in data["gemm"])
-    if len({(model.dtype, model.library) for model in gemm}) < len(gemm):
+    found = Models(tuple(_product_from_json(one, device) for one in data["gemm"]))
+    if len({(model.dtype, model.library) for model in found.gemm}) < len(found.gemm):
         raise InputError(
             "profile models", "two models of products of one dtype and library", "one of each"
         )
-    softmax, fused = _softmax(data["softmax"][0], device) if data["softmax"] else (None, True)
-    return Models(
-        gemm,
-        softmax,
-        fused,
-        _attention(data["attention"][0], device) if data["attention"] else None,
-    )
+    for one in data["softmax"]:
+        softmax, fused = _softmax(one, device)
+        found = replace(found, softmax=softmax, softmax_fused=fused)
+    for one in data["attention"]:
+        found = replace(found, attention=_attention(one, device))
+    return found
 
 
 def _softmax(data: Any, device: DeviceSpec) -> tuple[SoftmaxModel, bool]:
@@ -183,8 +175,7 @@ def _softmax(data: Any, device: DeviceSpec) -> tuple[SoftmaxModel, bool]:
             raise InputError(
                 who, f"fused = {fused!r}, note {model.note!r}"[:100], "true or false, and a text"
             )
-        found = model.predict(_SOFTMAX_PROBES)
-        _require_times(who, found.low_us, found.latency_us, found.high_us)
+        _require_times(who, model.predict(_SOFTMAX_PROBES))
         return model, fused
 
 
@@ -196,6 +187,6 @@ def _attention(data: Any, device: DeviceSpec) -> AttentionModel:
             raise InputError(who, f"dtype = {model.dtype!r}"[:100], "fp16, bf16 or fp32")
         # A model of bf16 answers for fp16 on a GPU that has no bf16.
         dtype = model.dtype if device.peak(model.dtype) else "fp16"
-        found = model.predict([replace(probe, dtype=dtype) for probe in _ATTENTION_PROBES])
-        _require_times(who, found.low_us, found.latency_us, found.high_us)
+        probes = [replace(probe, dtype=dtype) for probe in _ATTENTION_PROBES]
+        _require_times(who, model.predict(probes))
         return model

@@ -93,7 +93,6 @@ class Profile:
     def save(self, path: str | Path) -> None:
         """Writes a JSON file, and a Parquet file beside it for each large table. Raises InputError
         for a number that is not finite, StoreError if the files cannot be written."""
-        models = models_to_json(self.models)
         content = ProfileFile(
             PROFILE_FORMAT,
             PROFILE_VERSION,
@@ -101,7 +100,7 @@ class Profile:
             self.device,
             self.software,
             self.provenance,
-            models,
+            models_to_json(self.models),
             self.cliffs,
             self.findings,
             tables={},
@@ -116,24 +115,16 @@ class Profile:
         invalid.
         """
         where = Path(path)
+        if os.path.isdir(where):
+            where /= "profile.json"
         try:
-            found, tables = file.read_document(
-                where / "profile.json" if os.path.isdir(where) else where
-            )
+            found, tables = file.read_document(where)
             models = models_from_json(found.models, found.device)
-            return cls(
-                found.device,
-                found.software,
-                found.provenance,
-                tables,
-                models,
-                found.cliffs,
-                found.findings,
-            )
+            known = (found.device, found.software, found.provenance)
+            return cls(*known, tables, models, found.cliffs, found.findings)
         except InputError as error:
-            raise InputError(
-                f"profile {path}: {error.operation}", error.value, error.expected
-            ) from None
+            what = f"profile {path}: {error.operation}"
+            raise InputError(what, error.value, error.expected) from None
 
     @cached_property
     def _shapes(self) -> Shapes:
@@ -183,10 +174,9 @@ class Profile:
         """Returns the time of softmax over the last dimension of (batch, rows, cols); batch: heads
         / TP × MBS.
         """
-        if mask == "causal" and np.any(np.asarray(rows) != np.asarray(cols)):
-            raise InputError(
-                "profile.softmax", "mask = 'causal' with rows unlike cols", "rows equal to cols"
-            )
+        if mask == "causal" and np.any(np.not_equal(rows, cols)):
+            what = "mask = 'causal' with rows unlike cols"
+            raise InputError("profile.softmax", what, "rows equal to cols")
         return self._shapes.estimate(
             "softmax", (dtype, mask, direction, provider), (batch, rows, cols)
         )
@@ -206,21 +196,15 @@ class Profile:
         provider: str | None = None,
     ) -> Answer:
         """Returns the time of fused attention. kv_heads: 0 means as many as heads."""
-        if causal and np.any(np.asarray(seq_q) != np.asarray(seq_k)):
-            raise InputError(
-                "profile.attention", "causal with seq_q unlike seq_k", "seq_q equal to seq_k"
-            )
-        # A plain number stays one, so that the answer is cached.
-        plain = type(kv_heads) is int
-        kv: Any = (
-            (kv_heads or heads) if plain else np.where(np.asarray(kv_heads) == 0, heads, kv_heads)
-        )
+        if causal and np.any(np.not_equal(seq_q, seq_k)):
+            what = "causal with seq_q unlike seq_k"
+            raise InputError("profile.attention", what, "seq_q equal to seq_k")
+        kv: Any = np.where(np.equal(kv_heads, 0), heads, kv_heads)
+        if type(kv_heads) is int:  # a plain number stays one, so that the answer is cached
+            kv = kv_heads or heads
         if np.any(np.asarray(heads) % np.maximum(kv, 1) != 0):
-            raise InputError(
-                "profile.attention",
-                f"kv_heads = {kv} of {heads!s} heads"[:100],
-                "a divisor of heads",
-            )
+            what = f"kv_heads = {kv} of {heads!s} heads"[:100]
+            raise InputError("profile.attention", what, "a divisor of heads")
         sizes = (batch, heads, kv, seq_q, seq_k, head_dim)
         return self._shapes.estimate("attention", (dtype, causal, direction, provider), sizes)
 
@@ -277,9 +261,17 @@ class Profile:
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
         """Estimates each workload, in order (implements `latency.op_times.OpTimes`)."""
-        layers = [work for work in workloads if isinstance(work, MoE)]
-        found: dict[Any, Estimate] = dict(self._experts.estimates(layers))
-        found |= self._shapes.estimates([work for work in workloads if not isinstance(work, MoE)])
+        layers: list[MoE] = []
+        others: list[Compute] = []
+        for work in workloads:
+            if isinstance(work, MoE):
+                layers.append(work)
+            else:
+                others.append(work)
+        found: dict[Any, Estimate] = {
+            **self._experts.estimates(layers),
+            **self._shapes.estimates(others),
+        }
         self._sources.update(one.source for one in found.values())
         return [found[work] for work in workloads]
 

@@ -24,7 +24,7 @@ from quantbench.latency.model_times import TWINS, best_gemm_model
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile.interpolation import Base, FloatArray, Predicted, Sizes, Surface
 from quantbench.profile.models import Models
-from quantbench.profile.table import Table
+from quantbench.profile.table import TIMES, Table
 from quantbench.workload import Softmax
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
 from quantbench.workload.ops import DIRECTIONS, LAYOUTS, MASKS
@@ -83,18 +83,17 @@ def roofline_parts(
         live = rows * (rows + 1) / 2 if fixed["mask"] == "causal" else rows * cols
         reads = 1.0 if fixed["direction"] == "forward" else 2.0
         moved = DTYPES[dtype].element_bytes * batch * (reads * live + rows * cols)
-    peak = device.peak(dtype)
     memory_us = moved / (device.memory_gb_per_s * 1e3)
-    return memory_us, np.zeros(len(flops)) if peak is None else flops / (peak * 1e6)
+    return memory_us, flops / ((device.peak(dtype) or np.inf) * 1e6)
 
 
 def _attention_shapes(sizes: Sizes, fixed: Fixed) -> AttentionShapes:
-    batch, heads, kv_heads, seq_q, seq_k, head_dim = sizes
-    masks = np.full(len(batch), fixed["causal"])
-    backward = np.full(len(batch), fixed["direction"] == "backward")
-    return AttentionShapes(
-        batch, heads, kv_heads, seq_q, seq_k, head_dim, masks, backward, str(fixed["dtype"])
-    )
+    """Returns the shapes of attention. sizes: in the order of SIZES."""
+    count = len(sizes[0])
+    masks = np.full(count, fixed["causal"])
+    backward = np.full(count, fixed["direction"] == "backward")
+    columns: Any = (*sizes, masks, backward, fixed["dtype"])
+    return AttentionShapes(*columns)
 
 
 def _product(model: GemmModel, layout: str, wider: float, sizes: Sizes) -> Predicted:
@@ -122,17 +121,16 @@ def _roofline(device: DeviceSpec, kind: str, fixed: Fixed, sizes: Sizes) -> Pred
 
 
 def _softmax(model: SoftmaxModel, fused: bool, fixed: Fixed, sizes: Sizes) -> Predicted:
-    format_of = {name: fixed[name] for name in ("dtype", "mask", "direction")}
-    rows = zip(*(size.tolist() for size in sizes), strict=True)
-    works = [Softmax(*row, **format_of) for row in rows]  # type: ignore[arg-type]
+    words: Any = dict(fixed)
+    words.pop("provider")
+    rows = np.stack(sizes, axis=1).tolist()
+    works = [Softmax(*row, **words) for row in rows]
     return _with_halves(model.predict(works, fused=fused), np.zeros(len(works)))
 
 
 def _attention(model: AttentionModel, fixed: Fixed, sizes: Sizes) -> Predicted:
-    shapes = _attention_shapes(sizes, fixed)
-    peak = model.device.peak(shapes.dtype)
-    floor_us = shapes.flops / (peak * 1e6) if peak else np.zeros(len(shapes))
-    return _with_halves(model.predict(shapes), floor_us)
+    _, floor_us = roofline_parts(model.device, "attention", sizes, fixed)
+    return _with_halves(model.predict(_attention_shapes(sizes, fixed)), floor_us)
 
 
 def _with_halves(found: Estimates, floor_us: FloatArray) -> Predicted:
@@ -149,19 +147,19 @@ def _product_base(
     Raises UnsupportedError for a dtype that the device does not support.
     """
     if device.kind == "cpu":
-        note = (
-            f"no model of products on {device.name}: from its spec sheet, good to a factor of two"
-        )
+        note = f"no model of products on {device.name}: from its spec sheet"
+        note += ", good to a factor of two"
         return partial(_roofline, device, "gemm", {"dtype": dtype}), note, False
     if device.peak(dtype) is None:
         raise UnsupportedError(
             "profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}"
         )
-    fitted = models.product(dtype, library) or models.product(dtype)
+    fitted = models.product(dtype, library)
     if fitted is not None:
         return partial(_product, fitted, layout, 0.0), fitted.note, True
     model, note = best_gemm_model(device, dtype, library, models.product)
-    return partial(_product, model, layout, ALIKE if model.dtype != dtype else 0.0), note, False
+    wider = 0.0 if model.dtype == dtype else ALIKE
+    return partial(_product, model, layout, wider), note, False
 
 
 @dataclass(frozen=True)
@@ -206,56 +204,72 @@ def choose(
     who = f"profile.{kind}"
     dtype = of["dtype"] or table.most_frequent("dtype") or _usual_dtype(kind, models)
     require_choice(who, "dtype", dtype, GEMM_DTYPES if kind == "gemm" else VECTOR_DTYPES)
+    rows = np.ones(len(table), dtype=bool)
     for name, choices in (("layout", LAYOUTS), ("mask", MASKS), ("direction", DIRECTIONS)):
         if of.get(name) is not None:
             require_choice(who, name, of[name], choices)
-    rows = np.ones(len(table), dtype=bool)
     for name in of.keys() & {"mask", "causal", "direction"}:
         rows &= table[name] == of[name]
     rows, row_dtype, notes = _of_format(table, dtype, rows)
-    layout = of.get("layout")
-    if kind == "gemm" and rows.any():
-        row_layout = table.most_frequent("layout", rows)
-        if layout is not None and (rows & (table["layout"] == layout)).any():
-            row_layout = layout
-        if layout not in (None, row_layout):
-            notes.append(f"layout {layout} was not measured: taken to run as {row_layout}")
-        rows &= table["layout"] == row_layout
-        layout = layout or row_layout
+    fixed = {**of, "dtype": dtype}
+    if kind == "gemm":
+        rows, fixed["layout"] = _of_layout(table, rows, of["layout"], notes)
     if kind == "gemm" and not rows.any() and provider is not None:
-        who = library_of(provider)
-        libraries = sorted({model.library for model in models.gemm})
-        if who not in libraries:
-            expected = "one of " + (
-                ", ".join(libraries) or "none: it has neither rows nor models of products"
-            )
-            raise InputError("profile.gemm", f"provider = {provider!r}", expected)
-        provider = who
+        fixed["provider"] = _library_of_models(models, provider)
     else:
-        rows, provider = by_provider(table, rows, provider)
-    fixed = {**of, "dtype": dtype, "provider": provider}
+        rows, fixed["provider"] = by_provider(table, rows, provider)
     base: Base
     fitted = False
     if kind == "gemm":
-        layout = layout or "nt"
+        library = library_of(fixed["provider"]) if fixed["provider"] else ""
         base, model_note, fitted = _product_base(
-            device, models, row_dtype, library_of(provider) if provider else "", layout
+            device, models, row_dtype, library, fixed["layout"]
         )
         usual = models.product(row_dtype)
-        fixed |= {"layout": layout, "provider": provider or (usual.library if usual else "")}
+        if usual and not library:
+            fixed["provider"] = usual.library
     else:
         base, model_note = _vector_base(device, models, kind, fixed, row_dtype)
-    surface = _surface(table, rows, base, fitted)
+    sizes = tuple(table[name][rows] for name in SIZES[kind])
+    times: Any = {name: table[name][rows] for name in TIMES}
+    surface = Surface(sizes, **times, base=base, families=_FAMILIES[kind], fitted=fitted)
     return Chosen(kind, surface, fixed, "; ".join(notes), ALIKE * len(notes), model_note)
+
+
+def _of_layout(
+    table: Table, rows: BoolArray, layout: str | None, notes: list[str]
+) -> tuple[BoolArray, str]:
+    """Returns the rows of a layout, or else of the most frequent one with a note, and the layout
+    that was asked for."""
+    if not rows.any():
+        return rows, layout or "nt"
+    of = table["layout"] == layout
+    if not (rows & of).any():
+        usual = table.most_frequent("layout", rows)
+        of = table["layout"] == usual
+        if layout is None:
+            layout = usual
+        else:
+            notes.append(f"layout {layout} was not measured: taken to run as {usual}")
+    return rows & of, str(layout)
+
+
+def _library_of_models(models: Models, provider: str) -> str:
+    library = library_of(provider)
+    libraries = sorted({model.library for model in models.gemm})
+    if library not in libraries:
+        have = ", ".join(libraries) or "none: it has neither rows nor models of products"
+        raise InputError("profile.gemm", f"provider = {provider!r}", f"one of {have}")
+    return library
 
 
 def _usual_dtype(kind: str, models: Models) -> str:
     """Returns the dtype of a kind that the profile has no rows of."""
     if kind == "gemm" and models.gemm:
         return models.gemm[0].dtype
-    return (
-        models.attention.dtype if kind == "attention" and models.attention is not None else "bf16"
-    )
+    if kind == "attention" and models.attention is not None:
+        return models.attention.dtype
+    return "bf16"
 
 
 def _vector_base(
@@ -268,22 +282,20 @@ def _vector_base(
     if kind == "attention" and models.attention is not None and device.peak(row_dtype) is not None:
         return partial(_attention, models.attention, of_rows), models.attention.note
     what = kind if kind == "softmax" else f"{row_dtype} {kind}"
-    return partial(
-        _roofline, device, kind, fixed
-    ), f"no model of {what} on {device.name}: from its spec sheet"
+    note = f"no model of {what} on {device.name}: from its spec sheet"
+    return partial(_roofline, device, kind, fixed), note
 
 
 def _of_format(table: Table, dtype: str, rows: BoolArray) -> tuple[BoolArray, str, list[str]]:
     """Returns (rows of the dtype or else of its twin, their dtype, a note if it is the twin)."""
-    for of in (dtype, TWINS.get(dtype, dtype)):
-        found = rows & (table["dtype"] == of)
-        if found.any():
-            return (
-                found,
-                of,
-                [] if of == dtype else [f"{dtype} was not measured: taken to run as {of}"],
-            )
-    return np.zeros(len(table), dtype=bool), dtype, []
+    found = rows & (table["dtype"] == dtype)
+    twin = TWINS.get(dtype)
+    if twin is None or found.any():
+        return found, dtype, []
+    of_twin = rows & (table["dtype"] == twin)
+    if not of_twin.any():
+        return found, dtype, []
+    return of_twin, twin, [f"{dtype} was not measured: taken to run as {twin}"]
 
 
 def by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[BoolArray, str]:
@@ -292,23 +304,14 @@ def by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[Bo
     provider: a library stands for its provider with the most rows (vllm for vllm.flash_attn_fa3).
     """
     if provider is None:
-        usual = table.most_frequent("provider", rows)
-        return (rows, "") if usual is None else (rows & (table["provider"] == usual), usual)
-    if provider not in table["provider"][rows]:
-        of_library = [library_of(name) == provider for name in table["provider"].tolist()]
-        provider = (
-            table.most_frequent("provider", rows & np.array(of_library, dtype=bool)) or provider
-        )
+        provider = table.most_frequent("provider", rows)
+        if provider is None:
+            return rows, ""
+    elif provider not in table["provider"][rows]:
+        usual = table.most_frequent("provider", rows & table.by_library(provider))
+        provider = usual or provider
     found = rows & (table["provider"] == provider)
     if not found.any():
         have = ", ".join(sorted(set(table["provider"][rows].tolist()))) or "none"
         raise InputError(f"profile.{table.kind}", f"provider = {provider!r}", f"one of {have}")
     return found, provider
-
-
-def _surface(table: Table, rows: BoolArray, base: Base, fitted: bool) -> Surface:
-    sizes = tuple(table[name][rows] for name in SIZES[table.kind])
-    latency_us, low_us, high_us = (
-        table[name][rows] for name in ("latency_us", "low_us", "high_us")
-    )
-    return Surface(sizes, latency_us, low_us, high_us, base, _FAMILIES[table.kind], fitted)

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.device.spec import CACHE_OVER_MEMORY, PEAK_MARGIN, DeviceSpec
-from quantbench.errors import InputError
+from quantbench.errors import InputError, require_choice
+from quantbench.latency.libraries import library_of
 from quantbench.measurement import GRADES
 from quantbench.store.record import ORIGINS
 from quantbench.workload import Attention, Collective, Gemm, MoE, Softmax, Workload
@@ -38,11 +39,12 @@ class TableLayout(NamedTuple):
         return tuple(self.columns)
 
 
+TIMES = ("latency_us", "low_us", "high_us")
 # Columns that are not integers. low_us, high_us: 95 % interval of the median, both equal to
 # latency_us for a single sample. grade: A to D. origin: measured, imported or simulated. kernel: ""
 # if unknown.
 _TYPES: dict[str, type] = {
-    **dict.fromkeys(("latency_us", "low_us", "high_us"), float),
+    **dict.fromkeys(TIMES, float),
     **dict.fromkeys(("dtype", "layout", "provider", "mask", "direction", "distribution"), str),
     **dict.fromkeys(("op", "kernel", "grade", "origin"), str),
     **dict.fromkeys(("causal", "gated"), bool),
@@ -69,13 +71,6 @@ LAYOUTS: dict[str, TableLayout] = {
 }
 
 
-def layout_of(kind: str) -> TableLayout:
-    """Returns the layout of a kind of table. Raises InputError for an unknown kind."""
-    if kind not in LAYOUTS:
-        raise InputError("profile table", repr(kind)[:80], "one of " + ", ".join(LAYOUTS))
-    return LAYOUTS[kind]
-
-
 _ROW_GRADES = tuple(letter for letter in GRADES if letter != "rejected")
 
 
@@ -95,31 +90,22 @@ class Table:
     columns: Mapping[str, Array]
 
     def __post_init__(self) -> None:
-        layout = layout_of(self.kind)
-        who = f"profile table {self.kind}"
-        if tuple(self.columns) != layout.names:
-            odd = sorted(set(self.columns) ^ set(layout.names)) or ["in another order"]
-            raise InputError(who, f"columns: {odd[0]}", ", ".join(layout.names))
-        typed = _typed(who, layout, self.columns)
-        _check_intervals(who, typed)
-        _check_order(who, layout, typed)
+        typed = _typed(self.kind, self.columns)
+        _check_intervals(f"profile table {self.kind}", typed)
+        _check_order(self.kind, typed)
         for values in typed.values():
             values.flags.writeable = False
         object.__setattr__(self, "columns", typed)
 
     @classmethod
     def empty(cls, kind: str) -> Table:
-        return cls.of(kind, dict.fromkeys(layout_of(kind).names, ()))
+        return cls.of(kind, dict.fromkeys(LAYOUTS[kind].columns, ()))
 
     @classmethod
     def of(cls, kind: str, columns: Mapping[str, Sequence[Any] | Array]) -> Table:
-        layout = layout_of(kind)
-        who = f"profile table {kind}"
-        missing = [name for name in layout.names if name not in columns]
-        if missing:
-            raise InputError(who, f"no column {missing[0]}", ", ".join(layout.names))
-        typed = _typed(who, layout, columns)
-        order = np.lexsort([typed[name] for name in reversed(layout.keys)])
+        """Returns the table of rows in any order."""
+        typed = _typed(kind, columns)
+        order = np.lexsort([typed[name] for name in reversed(LAYOUTS[kind].keys)])
         return cls(kind, {name: values[order] for name, values in typed.items()})
 
     def __len__(self) -> int:
@@ -131,6 +117,13 @@ class Table:
     def where(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Table:
         return Table(self.kind, {name: values[rows] for name, values in self.columns.items()})
 
+    def matching(self, **values: Any) -> Table:
+        """Returns the rows with these values in the named columns."""
+        rows = np.ones(len(self), dtype=bool)
+        for name, value in values.items():
+            rows &= self.columns[name] == value
+        return self.where(rows)
+
     def most_frequent(self, column: str, rows: npt.NDArray[np.bool_] | None = None) -> str | None:
         """Returns the most frequent text in a column, the alphabetically first in a tie; None if
         there are no rows.
@@ -141,6 +134,11 @@ class Table:
         names, counts = np.unique(values, return_counts=True)
         return str(names[int(np.argmax(counts))])
 
+    def by_library(self, library: str) -> npt.NDArray[np.bool_]:
+        """Returns which rows are of a provider of the library, (rows,)."""
+        owners = [library_of(name) == library for name in self.columns["provider"].tolist()]
+        return np.array(owners, dtype=bool)
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """Iterates over the rows as dictionaries of Python values."""
         names = list(self.columns)
@@ -150,29 +148,28 @@ class Table:
     def workloads(self) -> list[Workload]:
         """Returns the workload of every row. Raises InputError for an invalid one."""
         of, _, keys = LAYOUTS[self.kind]
+        columns = [self.columns[name].tolist() for name in keys]
         made = []
-        for row, (*values, provider) in enumerate(
-            zip(*(self.columns[name].tolist() for name in keys), strict=True)
-        ):
+        for row, (*values, provider) in enumerate(zip(*columns, strict=True)):
             try:
                 made.append(of(**dict(zip(keys, values, strict=False))))
+                if not provider:
+                    raise InputError("workload", "provider ''", "a provider")
             except InputError as error:
                 raise InputError(
                     f"profile table {self.kind}", f"row {row}: {error.value}", error.expected
                 ) from None
-            if not provider:
-                raise InputError(
-                    f"profile table {self.kind}", f"row {row}: provider ''", "a provider"
-                )
         return made
 
 
-def _typed(
-    who: str, layout: TableLayout, columns: Mapping[str, Sequence[Any] | Array]
-) -> dict[str, Array]:
-    """Copies the columns to arrays of their declared types. Raises InputError for values of other
-    types.
+def _typed(kind: str, columns: Mapping[str, Sequence[Any] | Array]) -> dict[str, Array]:
+    """Copies the columns to arrays of their declared types. Raises InputError for other columns or
+    values of other types.
     """
+    layout = LAYOUTS[require_choice("profile table", "kind", kind, tuple(LAYOUTS))]
+    who = f"profile table {kind}"
+    for odd in sorted(columns.keys() ^ layout.columns.keys()):
+        raise InputError(who, f"columns: {odd}", ", ".join(layout.columns))
     typed = {name: _column(who, name, of, columns[name]) for name, of in layout.columns.items()}
     if len({len(values) for values in typed.values()}) > 1:
         raise InputError(who, "columns of different lengths", "one value per row in each")
@@ -196,7 +193,9 @@ def _column(who: str, name: str, of: type, values: Sequence[Any] | Array) -> Arr
 
 
 def _check_intervals(who: str, typed: Mapping[str, Array]) -> None:
-    low, middle, high = (typed[name] for name in ("low_us", "latency_us", "high_us"))
+    low = typed["low_us"]
+    middle = typed["latency_us"]
+    high = typed["high_us"]
     with np.errstate(invalid="ignore"):
         bad = ~((low > 0) & (low <= middle) & (middle <= high) & (high < np.inf))
     if bad.any():
@@ -209,16 +208,15 @@ def _check_intervals(who: str, typed: Mapping[str, Array]) -> None:
             raise InputError(who, f"{name} {odd[0]!r}"[:100], "one of " + ", ".join(allowed))
 
 
-def _check_order(who: str, layout: TableLayout, typed: Mapping[str, Array]) -> None:
+def _check_order(kind: str, typed: Mapping[str, Array]) -> None:
     """Raises InputError unless rows ascend strictly by their keys."""
-    keys = zip(*(typed[name].tolist() for name in layout.keys), strict=True)
+    names = LAYOUTS[kind].keys
+    keys = zip(*(typed[name].tolist() for name in names), strict=True)
     for row, (before, after) in enumerate(pairwise(keys), start=1):
         if before >= after:
-            shown = ", ".join(
-                f"{name} {value}" for name, value in zip(layout.keys, after, strict=True)
-            )
+            shown = ", ".join(f"{name} {value}" for name, value in zip(names, after, strict=True))
             raise InputError(
-                who,
+                f"profile table {kind}",
                 f"row {row} ({shown}) out of order, or there twice",
                 "rows sorted by key, each once",
             )

@@ -181,7 +181,7 @@ class _Watched:
     A row is a row of a, a column of b, and the last dimension of any other operand.
 
     _changes: by number of the input, what changes between samples.
-    _prints: by number of the input, the dot product of each row with a random vector, to detect
+    _prints: by number of the input, a random vector and its dot product with each row, to detect
         changes by others.
     """
 
@@ -205,8 +205,7 @@ class _Watched:
             self._changing = (last,)
             self._refilled = range(last, last + 1)
         self._changes: dict[int, _Changes] = {}
-        self._vectors: list[torch.Tensor] = []
-        self._prints: list[torch.Tensor] = []
+        self._prints: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def fill(self, inputs: Inputs) -> None:
         for tensor in self._inputs:
@@ -254,9 +253,9 @@ class _Watched:
         error = correctness.check(
             who, self._workload, self._inputs, outputs, generator, must_see=must_see
         )
-        for number, remembered in enumerate(self._prints):
+        for number, (vector, remembered) in self._prints.items():
             as_written = number not in self._changes or self._changes[number].undo()
-            found = self._print(number)
+            found = self._print(number, vector)
             same = bool(((found - remembered).abs() <= 1e-5 * remembered.abs().max()).all())
             if not (as_written and same):
                 raise MeasurementError(
@@ -279,18 +278,14 @@ class _Watched:
             # Of size 1 to 2, so that every element has weight.
             vector = torch.rand(rows.shape[-1], generator=generator, device=device) + 1
             vector *= torch.randint(2, vector.shape, generator=generator, device=device) * 2 - 1
-            if number == len(self._vectors):
-                self._vectors.append(vector)
-                self._prints.append(vector)
-            self._vectors[number] = vector
-            self._prints[number] = self._print(number)
+            self._prints[number] = vector, self._print(number, vector)
 
-    def _print(self, number: int) -> torch.Tensor:
-        """Each row times the input's random vector."""
+    def _print(self, number: int, vector: torch.Tensor) -> torch.Tensor:
+        """Each row of an input times a vector."""
         rows = self._rows(number)
         matrices = rows.reshape(-1, *rows.shape[-2:]) if rows.dim() > 1 else rows[None, None]
         compute = correctness.fast_format()
-        vectors = self._vectors[number].to(compute)[:, None].expand(len(matrices), -1, -1)
+        vectors = vector.to(compute)[:, None].expand(len(matrices), -1, -1)
         return correctness.project(matrices, compute, right=vectors).right.reshape(rows.shape[:-1])
 
     def _rows(self, number: int) -> torch.Tensor:

@@ -149,11 +149,6 @@ class TorchWork:
         share = count // world
         op = collective.op
 
-        def values(size: int) -> torch.Tensor:
-            made = torch.empty(size, dtype=dtype, device=device)
-            _fill_pattern(made, rank)
-            return made
-
         def summed(at: torch.Tensor) -> torch.Tensor:
             total = torch.zeros_like(at)
             for each in range(world):
@@ -161,32 +156,33 @@ class TorchWork:
             return total
 
         out = torch.zeros(share if op == "reduce_scatter" else count, dtype=dtype, device=device)
+        sent = out
+        if op not in ("all_reduce", "broadcast"):  # these work in place
+            sent = out.new_empty(share if op == "all_gather" else count)
         self._output = out
-        if op == "all_reduce":
-            self._fill = lambda: _fill_pattern(out, rank)
-            self._run = lambda: dist.all_reduce(out)
-            self._expected = summed
-        elif op == "broadcast":
-            self._fill = lambda: _fill_pattern(out, rank)
-            self._run = lambda: dist.broadcast(out, src=0)
-            self._expected = lambda at: _pattern(0, at)
-        elif op == "all_gather":
-            mine = values(share)
-            self._run = lambda: _all_gather(out, mine)
-            self._expected = lambda at: _pattern(at // share, at % share)
-        else:
-            mine = values(count)
-            if op == "reduce_scatter":
-                self._run = lambda: _reduce_scatter(out, mine)
+        self._fill = lambda: _fill_pattern(sent, rank)
+        match op:
+            case "all_reduce":
+                self._run = lambda: dist.all_reduce(out)
+                self._expected = summed
+            case "broadcast":
+                self._run = lambda: dist.broadcast(out, src=0)
+                self._expected = lambda at: _pattern(0, at)
+            case "all_gather":
+                self._run = lambda: _all_gather(out, sent)
+                self._expected = lambda at: _pattern(at // share, at % share)
+            case "reduce_scatter":
+                self._run = lambda: _reduce_scatter(out, sent)
                 self._expected = lambda at: summed(rank * share + at)
-            elif op == "all_to_all":
-                self._run = lambda: dist.all_to_all_single(out, mine)
+            case "all_to_all":
+                self._run = lambda: dist.all_to_all_single(out, sent)
                 self._expected = lambda at: _pattern(at // share, rank * share + at % share)
-            else:
+            case _:
                 ahead = (rank + 1) % world
                 behind = (rank - 1) % world
-                self._run = lambda: _exchange(mine, out, ahead, behind)
+                self._run = lambda: _exchange(sent, out, ahead, behind)
                 self._expected = lambda at: _pattern(behind, at)
+        self._fill()
 
     def check(self) -> str:
         self._fill()

@@ -32,24 +32,10 @@ TraceEvent = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class KernelEvent:
-    """One kernel of a trace.
+    """One kernel of a trace. launch: without its tile; blocks per SM as the profiler has them."""
 
-    shared_memory_bytes: static and dynamic together.
-    active_blocks: blocks per SM computed by the profiler, None if it has none.
-    """
-
-    name: str
+    launch: Launch
     duration_us: float
-    grid: tuple[int, int, int] | None = None
-    block: tuple[int, int, int] | None = None
-    registers: int | None = None
-    shared_memory_bytes: int | None = None
-    active_blocks: int | None = None
-
-    @property
-    def threads(self) -> int | None:
-        """Threads of a block."""
-        return self.block and prod(self.block)
 
 
 def identify(
@@ -116,15 +102,15 @@ def _kernel_event(event: TraceEvent) -> KernelEvent:
     # kernel that uses more than 48 KiB of it (pytorch/kineto, CudaDeviceProperties.cpp). "blocks
     # per SM" is grid size / SM count.
     active = args.get("occupancy", {}).get("activeBlocksPerMultiprocessor")
-    return KernelEvent(
-        name=str(event["name"]),
-        duration_us=float(event.get("dur", 0.0)),
+    launch = Launch(
+        str(event["name"]),
         grid=_three(args.get("grid")),
         block=_three(args.get("block")),
         registers=args.get("registers per thread"),
         shared_memory_bytes=args.get("shared memory"),
-        active_blocks=active or None,
+        blocks_per_sm=active or None,
     )
+    return KernelEvent(launch, float(event.get("dur", 0.0)))
 
 
 def _three(value: Any) -> tuple[int, int, int] | None:
@@ -145,46 +131,43 @@ def launch_of(
     """
     if not kernels:
         return None
-    named = [(kernel, parse(kernel.name)) for kernel in kernels]
+    named = [(kernel, parse(kernel.launch.kernel)) for kernel in kernels]
     splitting = any(name.role == "splitk_reduce" for _, name in named)
     role = {"grouped_gemm": "gemm", "permute": "other"}.get(workload.kind, workload.kind)
     working = [pair for pair in named if pair[1].role == role]
     if not working:
         working = [pair for pair in named if pair[1].role != "splitk_reduce"] or named
-    kernel, name = max(working, key=lambda pair: pair[0].duration_us)
-    return Launch(
-        kernel=kernel.name,
-        grid=kernel.grid,
-        block=kernel.block,
-        registers=kernel.registers,
-        shared_memory_bytes=kernel.shared_memory_bytes,
-        blocks_per_sm=blocks_per_sm(kernel, device),
-        tile=_tile(kernel, name, workload, device.warp_threads, splitting=splitting),
+    longest, name = max(working, key=lambda pair: pair[0].duration_us)
+    launch = longest.launch
+    return replace(
+        launch,
+        blocks_per_sm=blocks_per_sm(launch, device),
+        tile=_tile(launch, name, workload, device.warp_threads, splitting=splitting),
     )
 
 
-def blocks_per_sm(kernel: KernelEvent, device: DeviceSpec) -> int | None:
+def blocks_per_sm(launch: Launch, device: DeviceSpec) -> int | None:
     """Returns the resident blocks per SM from the profiler, or else computed; None if the device is
     unknown.
     """
-    if kernel.active_blocks is not None:
-        return kernel.active_blocks
+    if launch.blocks_per_sm is not None:
+        return launch.blocks_per_sm
     if device.kind != "cuda" or device.compute_capability is None:
         return None
-    if kernel.threads is None or kernel.registers is None:
+    if launch.block is None or launch.registers is None:
         return None
     blocks = resident_blocks(
         device.compute_capability,
-        threads=kernel.threads,
-        registers=kernel.registers,
-        shared_memory_bytes=kernel.shared_memory_bytes or 0,
+        threads=prod(launch.block),
+        registers=launch.registers,
+        shared_memory_bytes=launch.shared_memory_bytes or 0,
     )
     # It ran, so 0 would only mean that the limits do not fit this device.
     return blocks or None
 
 
 def _tile(
-    kernel: KernelEvent, name: KernelName, workload: Workload, warp_threads: int, *, splitting: bool
+    launch: Launch, name: KernelName, workload: Workload, warp_threads: int, *, splitting: bool
 ) -> Tile | None:
     """Returns the tile that the kernel's name states, with its split of the reduction; None if one
     of the two is unknown.
@@ -192,11 +175,11 @@ def _tile(
     tile = name.tile
     if tile is None:
         return None
-    if kernel.threads is not None and tile.num_warps is None:
-        tile = replace(tile, num_warps=cdiv(kernel.threads, warp_threads))
-    if not isinstance(workload, Gemm) or kernel.grid is None:
+    if launch.block is not None and tile.num_warps is None:
+        tile = replace(tile, num_warps=cdiv(prod(launch.block), warp_threads))
+    if not isinstance(workload, Gemm) or launch.grid is None:
         return None if name.split_k_unknown else tile
-    split_k = split_k_of(kernel.grid, name, workload, splitting=splitting)
+    split_k = split_k_of(launch.grid, name, workload, splitting=splitting)
     # A tile with a wrong split would give wrong waves; the name stays in the launch and can be
     # parsed again.
     return None if split_k is None else replace(tile, split_k=split_k)

@@ -16,6 +16,7 @@ draws only 50 to 100 million numbers a second, so there a large tensor is assemb
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -177,48 +178,36 @@ def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
     attention: q[batch, heads, seq_q, head_dim], k and v[batch, kv_heads, seq_k, head_dim].
     backward: the gradient of the result last.
     """
-    if isinstance(workload, Gemm):
-        batch = (workload.batch,) if workload.batch > 1 else ()
-        a = _template(
-            workload, *batch, workload.m, workload.k, transposed=workload.layout[0] == "t"
-        )
-        b = _template(
-            workload, *batch, workload.k, workload.n, transposed=workload.layout[1] == "t"
-        )
-        return a, b
-    if isinstance(workload, GroupedGemm):
-        rows, n, k = workload.rows, workload.n, workload.k
-        if workload.layout == "tn":
-            return _template(workload, k, rows, transposed=True), _template(workload, rows, n)
-        weights = _template(
-            workload, workload.num_experts, k, n, transposed=workload.layout == "nt"
-        )
-        return _template(workload, rows, k), weights
-    if isinstance(workload, Permute):
-        order = torch.empty(workload.rows, dtype=torch.int64, device="meta")
-        if workload.direction == "permute":
-            return _template(workload, workload.tokens, workload.hidden), order
-        x = _template(workload, workload.rows, workload.hidden)
-        return x, _template(workload, workload.tokens, workload.top_k), order
-    if isinstance(workload, Softmax):
-        samples = workload.mask_batch
-        x = _template(workload, samples, workload.batch // samples, workload.rows, workload.cols)
-        found = [x]
-        if workload.mask == "full":
-            shape = samples, 1, workload.rows, workload.cols
-            found.append(x.new_empty(shape, dtype=torch.bool))
-    elif isinstance(workload, Attention):
-        queries = workload.heads, workload.seq_q
-        keys = workload.kv_heads, workload.seq_k
-        x = _template(workload, workload.batch, *queries, workload.head_dim)
-        like_keys = _template(workload, workload.batch, *keys, workload.head_dim)
-        found = [x, like_keys, like_keys]
-    else:
-        expected = "one that runs on one GPU"
-        raise InputError("inputs", f"a workload of kind {workload.kind}", expected)
-    if workload.direction == "backward":
-        found.append(x)
-    return tuple(found)
+    made = partial(_template, workload)
+    found: tuple[torch.Tensor, ...]
+    match workload:
+        case Gemm(m=m, n=n, k=k, layout=layout):
+            batch = (workload.batch,) if workload.batch > 1 else ()
+            a = made(*batch, m, k, transposed=layout[0] == "t")
+            return a, made(*batch, k, n, transposed=layout[1] == "t")
+        case GroupedGemm(n=n, k=k, layout="tn"):
+            return made(k, workload.rows, transposed=True), made(workload.rows, n)
+        case GroupedGemm(n=n, k=k, layout=layout):
+            weights = made(workload.num_experts, k, n, transposed=layout == "nt")
+            return made(workload.rows, k), weights
+        case Permute(tokens=tokens, hidden=hidden, top_k=top_k, direction=direction):
+            order = torch.empty(workload.rows, dtype=torch.int64, device="meta")
+            if direction == "permute":
+                return made(tokens, hidden), order
+            return made(workload.rows, hidden), made(tokens, top_k), order
+        case Softmax(mask_batch=samples, rows=rows, cols=cols):
+            x = made(samples, workload.batch // samples, rows, cols)
+            found = (x,)
+            if workload.mask == "full":
+                found += (x.new_empty(samples, 1, rows, cols, dtype=torch.bool),)
+        case Attention(batch=samples, head_dim=head_dim):
+            x = made(samples, workload.heads, workload.seq_q, head_dim)
+            like_keys = made(samples, workload.kv_heads, workload.seq_k, head_dim)
+            found = (x, like_keys, like_keys)
+        case _:
+            expected = "one that runs on one GPU"
+            raise InputError("inputs", f"a workload of kind {workload.kind}", expected)
+    return (*found, x) if workload.direction == "backward" else found
 
 
 def output_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
@@ -226,15 +215,11 @@ def output_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
     not, must have these strides: attention kernels may order heads differently.
     """
     inputs = input_templates(workload)
-    if isinstance(workload, Gemm):
-        dtype = TORCH_DTYPES[workload.output_dtype]
-        return (inputs[0].new_empty(*inputs[0].shape[:-1], workload.n, dtype=dtype),)
-    if isinstance(workload, GroupedGemm):
-        dtype = TORCH_DTYPES[workload.output_dtype]
-        shape: tuple[int, ...] = workload.rows, workload.n
-        if workload.layout == "tn":
-            shape = workload.num_experts, workload.k, workload.n
-        return (inputs[0].new_empty(shape, dtype=dtype),)
+    if isinstance(workload, Gemm | GroupedGemm):
+        shape = (*inputs[0].shape[:-1], workload.n)
+        if isinstance(workload, GroupedGemm) and workload.layout == "tn":
+            shape = (workload.num_experts, workload.k, workload.n)
+        return (inputs[0].new_empty(shape, dtype=TORCH_DTYPES[workload.output_dtype]),)
     if isinstance(workload, Permute):
         rows = workload.rows if workload.direction == "permute" else workload.tokens
         return (_template(workload, rows, workload.hidden),)

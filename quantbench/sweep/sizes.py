@@ -17,8 +17,8 @@ _OTHER_LINEAR = (
 _MLP_OPS = ("mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")
 UNFUSED_OPS = ("scores", "softmax", "context")
 ATTENTION_OPS = (*UNFUSED_OPS, "attention")
-_GROUPED_OPS = ("experts_up", "experts_up_gate", "experts_down")
-EXPERT_OPS = (*_GROUPED_OPS, "permute", "unpermute")
+GROUPED_OPS = ("experts_up", "experts_up_gate", "experts_down")
+EXPERT_OPS = (*GROUPED_OPS, "permute", "unpermute")
 MODEL_OPS = (*LINEAR_OPS, *_OTHER_LINEAR, *ATTENTION_OPS, *EXPERT_OPS, "logits")
 
 #: largest value of a size; the least is 1
@@ -105,7 +105,7 @@ SIZES = {
     "top-k": Size("Experts per token.", "experts", Swept(1, "1:8:1", "1:8:1", EXPERT_OPS), 8, 2),
     "moe-ffn": Size(
         "Width of one expert.", "experts",
-        Swept(64, "512:4096:64", "64:512:16", _GROUPED_OPS, grain=8), 2048, 256
+        Swept(64, "512:4096:64", "64:512:16", GROUPED_OPS, grain=8), 2048, 256
     ),
     "tokens": Size(
         "Tokens of each GPU's micro-batch, in place of seq and mbs.", "experts",

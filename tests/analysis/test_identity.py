@@ -71,13 +71,15 @@ def trace() -> list[dict[str, Any]]:
 
 def test_kernels_of_a_trace() -> None:
     product, reduction = kernel_events(trace())
-    assert product == KernelEvent(NVJET, 8.9, (80, 1, 1), (384, 1, 1), 168, 213_016, None)
-    assert reduction == KernelEvent(REDUCE, 12.0, (80, 1, 1), (32, 16, 1), 40, 0, 3)
+    assert product == KernelEvent(Launch(NVJET, (80, 1, 1), (384, 1, 1), 168, 213_016), 8.9)
+    assert reduction == KernelEvent(
+        Launch(REDUCE, (80, 1, 1), (32, 16, 1), 40, 0, blocks_per_sm=3), 12.0
+    )
 
 
 def test_old_traces_capitalise_the_category_and_know_less() -> None:
     old = [{"ph": "X", "cat": "Kernel", "name": "volta_sgemm_128x64_nn", "dur": 3}]
-    assert kernel_events(old) == (KernelEvent("volta_sgemm_128x64_nn", 3.0),)
+    assert kernel_events(old) == (KernelEvent(Launch("volta_sgemm_128x64_nn"), 3.0),)
     assert launch_of(kernel_events(old), Gemm(64, 64, 64, dtype="fp32"), H100) == Launch(
         "volta_sgemm_128x64_nn", tile=Tile(64, 128)
     )
@@ -131,7 +133,7 @@ def test_residency_is_the_profilers_or_computed(
 )  # fmt: skip
 def test_which_of_several(workload: Workload, names: list[tuple[str, float]], chosen: str) -> None:
     launch = launch_of(
-        [KernelEvent(name, duration_us) for name, duration_us in names], workload, H100
+        [KernelEvent(Launch(name), duration_us) for name, duration_us in names], workload, H100
     )
     assert launch.kernel == chosen
 
@@ -201,7 +203,10 @@ def test_split_k_from_the_grid(
 
 
 def test_a_tile_whose_split_is_not_known_is_not_told() -> None:
-    events = [KernelEvent(NVJET, 8.9, (132, 1, 1), (384, 1, 1)), KernelEvent(REDUCE, 1.0)]
+    events = [
+        KernelEvent(Launch(NVJET, (132, 1, 1), (384, 1, 1)), 8.9),
+        KernelEvent(Launch(REDUCE), 1.0),
+    ]
     launch = launch_of(events, SKINNY, H100)
     assert (launch.kernel, launch.tile) == (NVJET, None)
     assert launch_of([], SKINNY, H100) is None
@@ -231,7 +236,9 @@ def test_a_trace_file_with_odd_bytes_in_a_name(tmp_path: Path) -> None:
     path.write_bytes(text.replace("Memset (Device)", "Memset\t(\\u0000").encode() + b"\n")
     assert len(kernel_events(read_trace(path))) == 2
     path.write_bytes(text.encode().replace(b"nvjet_sm90", b"\xffvjet_sm90"))
-    assert kernel_events(read_trace(path))[0].name.endswith("vjet" + NVJET.removeprefix("nvjet"))
+    assert kernel_events(read_trace(path))[0].launch.kernel.endswith(
+        "vjet" + NVJET.removeprefix("nvjet")
+    )
 
 
 @pytest.mark.gpu
@@ -269,4 +276,4 @@ def test_a_real_product_is_identified(m: int, n: int) -> None:
 def test_kernels_come_in_the_order_that_they_began_not_that_of_the_file() -> None:
     late, early = (kernel(name, 1.0, [1, 1, 1], [32, 1, 1]) for name in ("late", "early"))
     events = [{**late, "ts": 20.5}, {**early, "ts": 3.25}]
-    assert [event.name for event in kernel_events(events)] == ["early", "late"]
+    assert [event.launch.kernel for event in kernel_events(events)] == ["early", "late"]

@@ -58,12 +58,12 @@ CASES = [
 
 
 def timer(mode: str = "auto") -> CudaTimer:
-    """Makes the real timer, for few samples, on a clock that gains 50 ms with each reading."""
+    """Makes the real timer, for few samples, on a clock that gains 500 ms with each reading."""
     readings = iter(range(10**6))
     cache = "hot" if mode == "graph" else "cold"
     options = TimingOptions(mode=mode, cache=cache, min_samples=3, max_samples=3)
     return CudaTimer(
-        options, H100, DeviceState, now=lambda: next(readings) / 20, pause=lambda seconds: None
+        options, H100, DeviceState, now=lambda: next(readings) / 2, pause=lambda seconds: None
     )
 
 

@@ -126,8 +126,9 @@ def test_the_launch_is_what_ran(schedule: str) -> None:
     assert len(ran) == len(work.steps)
     for event, step in zip(ran, work.steps, strict=True):
         said = step.launch
-        assert (event.name, event.grid, event.block) == (said.kernel, said.grid, said.block)
-        assert (event.registers, event.shared_memory_bytes) == (
+        seen = event.launch
+        assert (seen.kernel, seen.grid, seen.block) == (said.kernel, said.grid, said.block)
+        assert (seen.registers, seen.shared_memory_bytes) == (
             said.registers,
             said.shared_memory_bytes,
         )

@@ -17,7 +17,7 @@ from quantbench.cli.app import app
 from quantbench.errors import InputError, QuantbenchError
 from quantbench.latency.interconnect import Link
 from quantbench.profile import Profile, Table
-from quantbench.profile.table import layout_of
+from quantbench.profile.table import LAYOUTS
 from quantbench.workload import Collective
 
 LINK_GB_PER_S, LATENCY_US = 200.0, 12.0
@@ -41,7 +41,7 @@ def table(
 def profile(*parts: dict[str, list[object]]) -> Profile:
     joined = {
         name: [value for part in parts for value in part[name]]
-        for name in layout_of("collective").names
+        for name in LAYOUTS["collective"].columns
     }
     return replace(made.profile(), tables={"collective": Table.of("collective", joined)})
 

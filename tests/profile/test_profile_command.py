@@ -85,6 +85,7 @@ def test_query(file: Path) -> None:
     answers = json.loads(typed("query", str(file), *words, "--json").stdout)["answers"]
     sources = ["measured", "interpolated", "modelled", "measured", "measured"]
     assert [a["source"] for a in answers] == sources
+    assert [a["shape"] for a in answers[2:]] == [[1, 1, 1], [64, 512, 512], [1, 32, 512, 128]]
     profile = Profile.load(file)
     assert answers[1]["latency_us"] == profile.gemm(2048, 6240, 2080).latency_us
     assert answers[0]["format"] == profile.gemm(2048, 6144, 2048).format == "bf16 nt torch.linear"

@@ -42,23 +42,20 @@ def export_profile(
     module, function, reads = _FORMATS[require_choice(WHO, "--format", name, FORMATS)]
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise StoreError(WHO, f"{folder} is a file", "a folder to write into")
-    out, options = Exported(folder), options or ExportOptions()
-    providers = sorted(
-        {name for table in profile.tables.values() for name in table["provider"].tolist()}
-    )
+    out = Exported(folder)
+    options = options or ExportOptions()
+    providers: set[str] = set()
+    for table in profile.tables.values():
+        providers.update(table["provider"].tolist())
     if options.provider and options.provider not in providers:
-        expected = "one of " + ", ".join(providers) if providers else "a profile with rows"
+        expected = "a profile with rows"
+        if providers:
+            expected = f"one of {', '.join(sorted(providers))}"
         raise InputError(WHO, f"--provider {options.provider}: no row has this provider", expected)
     for one in fields(options):
         if one.name not in reads and getattr(options, one.name) != one.default:
-            options_read = (
-                ", ".join(f"--{_TYPED.get(word, word)}" for word in reads)
-                or "none: it has all rows"
-            )
-            raise InputError(
-                WHO,
-                f"--{_TYPED.get(one.name, one.name)} with --format {name}",
-                f"its options: {options_read}",
-            )
+            typed = [f"--{_TYPED.get(word, word)}" for word in (one.name, *reads)]
+            what = f"{typed[0]} with --format {name}"
+            raise InputError(WHO, what, f"its options: {', '.join(typed[1:])}")
     getattr(import_module(f"{__name__}.{module}"), function)(profile, options, out)
     return out

@@ -44,6 +44,7 @@ from quantbench.profile.exporters.options import (
     Rows,
     collectives,
     forward_attention,
+    keep,
     linear_layers,
     of_provider,
     require_gpu,
@@ -180,13 +181,12 @@ def _gemm_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Ex
     measured = set(table["dtype"].tolist())
     for dtype in sorted(measured - set(names)):
         hint = " (--dtype fp16 writes it as its bfloat16)" if dtype == "fp16" else ""
-        out.leave_out(
-            f"{dtype}: no such matrix product there{hint}", int((table["dtype"] == dtype).sum())
-        )
+        others = table["dtype"] != dtype
+        keep(table, others, f"{dtype}: no such matrix product there{hint}", out)
     found: Rows = []
     for dtype in [options.dtype] if options.dtype else _GEMM_DTYPES:
         if dtype in measured or profile.device.peak(dtype) is not None:
-            of_dtype = table.where(table["dtype"] == dtype)
+            of_dtype = table.matching(dtype=dtype)
             rows = linear_layers(of_dtype, options, out, options.backend)
             if dtype in names:
                 found += _rows_of_dtype(profile, options, wanted, dtype, rows, out)
@@ -285,18 +285,13 @@ def _measured_attention(
     # Both tables omit the same rows: count them only once.
     selected = out if prompts else Exported()
     table = forward_attention(profile, options, selected)
-    named = table["dtype"] == "bf16"
-    if options.dtype == "fp16":
-        named = named | (table["dtype"] == "fp16")
-    decodes = (table["seq_q"] == 1) & ~table["causal"]
-    several = named & ~decodes & ~table["causal"]
-    selected.leave_out(
-        "attention of a dtype that aiconfigurator has no name for", int((~named).sum())
-    )
-    selected.leave_out(
-        "attention to several keys that is not causal: no place for it there", int(several.sum())
-    )
-    table = table.where(named & (table["causal"] if prompts else decodes))
+    names = ["bf16", options.dtype if options.dtype == "fp16" else ""]
+    named = np.isin(table["dtype"], names)
+    what = "attention of a dtype that aiconfigurator has no name for"
+    table = keep(table, named, what, selected)
+    one_query = (table["seq_q"] == 1) | table["causal"]
+    what = "attention to several keys that is not causal: no place for it there"
+    table = keep(table, one_query, what, selected).matching(causal=prompts)
     return of_provider(table, options.provider, out, options.backend)
 
 
@@ -319,8 +314,7 @@ def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exp
 
     table = profile.tables["moe"]
     named = np.isin(table["dtype"], list(_MOE_DTYPES))
-    out.leave_out("experts of a dtype that aiconfigurator has no name for", int((~named).sum()))
-    table = table.where(named)
+    table = keep(table, named, "experts of a dtype that aiconfigurator has no name for", out)
     rows = [row(*one) for one in _timed_rows(table)]
     measured = set(table.workloads())
     for dtype in _MOE_DTYPES if wanted.experts else ():
@@ -341,14 +335,13 @@ def _measured_collectives(profile: Profile, out: Exported) -> list[Message]:
     """Returns the measured collectives within a node."""
     table = collectives(profile, out)
     names = {ours: theirs for theirs, ours in COLLECTIVES.items()}
-    inside = np.array(table["num_nodes"] == 1, dtype=np.bool_)
+    inside = table["num_nodes"] == 1
+    table = keep(table, inside, "a collective between nodes: no place for it there", out)
     named = np.isin(table["op"], list(names)) & np.isin(table["dtype"], list(_NCCL_DTYPES))
-    out.leave_out("a collective between nodes: no place for it there", int((~inside).sum()))
-    out.leave_out(
-        "a collective or dtype that aiconfigurator has no name for", int((inside & ~named).sum())
-    )
+    what = "a collective or dtype that aiconfigurator has no name for"
+    table = keep(table, named, what, out)
     found: dict[tuple[Any, ...], Message] = {}
-    for row in table.where(inside & named).rows():
+    for row in table.rows():
         elements = row["message_bytes"] // DTYPES[row["dtype"]].element_bytes
         key = (names[row["op"]], _NCCL_DTYPES[row["dtype"]], row["num_gpus"], elements)
         if key in found:  # aiconfigurator calls both bf16 and fp16 "half"

@@ -15,7 +15,6 @@ import numpy as np
 from quantbench.errors import UnsupportedError
 from quantbench.importers.aiconfigurator import COLLECTIVES
 from quantbench.latency.libraries import library_of
-from quantbench.profile.exporters.communication import MESSAGES, all_reduce_us, nccl_us
 from quantbench.profile.exporters.modelled import M_GRID, MODEL, GemmTimes, attention_model
 from quantbench.profile.exporters.options import Exported, Rows
 from quantbench.profile.exporters.rates import link_rates
@@ -24,7 +23,7 @@ from quantbench.profile.linear_interpolation import BOUND, FloatArray, IntArray
 from quantbench.profile.profile import Profile
 from quantbench.profile.schema import KnownCliff
 from quantbench.profile.table import Table
-from quantbench.workload import Attention, Gemm
+from quantbench.workload import Attention, Collective, Gemm
 
 #: op, dtype, GPUs, elements, µs, source
 Message = tuple[str, str, int, int, float, str]
@@ -37,6 +36,19 @@ FP8_KEYS = 0.6
 AT_CLIFF = "quantbench_model_at_cliff"
 #: dtypes that aiconfigurator names otherwise
 NAMES = {"bf16": "bfloat16", "fp16": "bfloat16"}
+# Modelled message sizes, bytes
+_MESSAGES = tuple(2**power for power in range(8, 31))
+#: time of an empty step, µs: 2.5 to 5 for one and about 8 for two in aiconfigurator's tables of
+#: A100, H100 and GB200
+_ONE_STEP_US = 4.0
+_TWO_STEPS_US = 8.0
+_NCCL_US = 15.0
+#: share of a link's stated rate that they reach in these tables, and their most, GB/s, however fast
+#: the link
+_ONE_STEP_SHARE = 0.6
+_ONE_STEP_MOST = 270.0
+_TWO_STEPS_SHARE = 0.75
+_TWO_STEPS_MOST = 500.0
 _NUM_GPUS = (2, 4, 8, 16)
 _SMALL_KERNEL_US = 2.0
 
@@ -67,10 +79,9 @@ def gemm_rows(
 ) -> Rows:
     """Returns rows of products that were not measured, with the model's intervals. m: (rows,)."""
     rows = []
-    for size, us, spread in zip(
-        m.tolist(), latency_us.tolist(), times.spread(m, n, k), strict=True
-    ):
-        dtype = NAMES.get(times.dtype, times.dtype)
+    dtype = NAMES.get(times.dtype, times.dtype)
+    columns = (m.tolist(), latency_us.tolist(), times.spread(m, n, k))
+    for size, us, spread in zip(*columns, strict=True):
         rows.append(perf_row("gemm", source, us, spread, gemm_dtype=dtype, m=size, n=n, k=k))
     return rows
 
@@ -80,7 +91,7 @@ def model_rows(times: GemmTimes, pairs: Iterable[tuple[int, int]], measured: Tab
     BOUND, but for those in `measured`, through which they go."""
     found: Rows = []
     for n, k in pairs:
-        rows = measured.where((measured["n"] == n) & (measured["k"] == k))
+        rows = measured.matching(n=n, k=k)
         site = times.site(n, k, np.union1d(M_GRID, rows["m"]).astype(np.int64), rows)
         kept = (site.in_table | site.rows_to_add(BOUND)) & ~np.isin(site.m, rows["m"])
         if kept.any():
@@ -99,7 +110,7 @@ def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> Rows:
         return []
     found: Rows = []
     for (n, k), wanted in sorted(_cliff_sides(profile.cliffs, table).items()):
-        site = table.where((table["n"] == n) & (table["k"] == k))
+        site = table.matching(n=n, k=k)
         m = np.setdiff1d(list(wanted), site["m"])
         if len(m):
             found += gemm_rows(times, AT_CLIFF, m, n, k, times.through(m, n, k, site))
@@ -164,16 +175,35 @@ def message_rows(profile: Profile, wanted: Served, measured: list[Message], *, n
         if not wanted.heads or (op, num_gpus) in known:
             continue
         if nccl:
-            times_us = nccl_us(COLLECTIVES[op], link_gb_per_s, num_gpus)
+            times_us = _nccl_us(COLLECTIVES[op], link_gb_per_s, num_gpus)
         else:
-            times_us = all_reduce_us(link_gb_per_s, num_gpus)
-        for size, us in zip(MESSAGES, times_us.tolist(), strict=True):
+            times_us = _all_reduce_us(link_gb_per_s, num_gpus)
+        for size, us in zip(_MESSAGES, times_us.tolist(), strict=True):
             messages.append((op, "half", num_gpus, size // 2, us, MODEL))
     rows = []
     for op, dtype, num_gpus, elements, us, source in messages:
         named: Any = {"nccl_dtype": dtype} if nccl else {"allreduce_dtype": "bfloat16"}
         rows.append(perf_row(op, source, us, **named, num_gpus=num_gpus, message_size=elements))
     return rows
+
+
+def _all_reduce_us(link_gb_per_s: float, num_gpus: int) -> FloatArray:
+    """Returns the times of a serving engine's all-reduce of _MESSAGES, (messages,) µs."""
+    message_bytes = np.array(_MESSAGES, dtype=np.float64)
+    one_step = min(_ONE_STEP_SHARE * link_gb_per_s, _ONE_STEP_MOST)
+    two_steps = min(_TWO_STEPS_SHARE * link_gb_per_s, _TWO_STEPS_MOST)
+    read_us = (num_gpus - 1) * message_bytes / (one_step * 1e3)
+    shared_us = _bus_bytes("all_reduce", num_gpus) / (two_steps * 1e3)
+    return np.minimum(_ONE_STEP_US + read_us, _TWO_STEPS_US + shared_us)
+
+
+def _nccl_us(op: str, link_gb_per_s: float, num_gpus: int) -> FloatArray:
+    """Returns the times of NCCL's collective of _MESSAGES, (messages,) µs."""
+    return _NCCL_US + _bus_bytes(op, num_gpus) / (_TWO_STEPS_SHARE * link_gb_per_s * 1e3)
+
+
+def _bus_bytes(op: str, num_gpus: int) -> FloatArray:
+    return np.array([float(Collective(op, size, num_gpus).bus_bytes) for size in _MESSAGES])
 
 
 def scale_rows(profile: Profile, wanted: Served, *, passes: int) -> Rows:

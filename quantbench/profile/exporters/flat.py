@@ -4,7 +4,7 @@ units; a profile without rows gives modelled rows of a grid, each with its inter
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -38,8 +38,8 @@ def export_csv(profile: Profile, options: ExportOptions, out: Exported) -> None:
         out.write(csv_text(rows), f"{kind}.csv")
     if profile.device.kind == "cpu":  # `import csv` knows GPUs only
         return
-    for kind in (kind for kind in out.rows if len(profile.tables[kind])):
-        if kind == "moe":  # `import csv` reads no experts
+    for kind in out.rows:
+        if kind == "moe" or not len(profile.tables[kind]):  # `import csv` reads no experts
             continue
         names = [name for name in profile.tables[kind].columns if name not in _UNMAPPED]
         mapped = ",".join(_MAPPED.get(name, f"{name}={name}") for name in names)
@@ -67,37 +67,26 @@ def _tables(profile: Profile, options: ExportOptions, out: Exported) -> dict[str
     return found
 
 
-def _held_out(provenance: Mapping[str, Any]) -> dict[str, float | None]:
-    """Returns a model's errors on held-out rows, %, by column."""
-    found = provenance.get("held_out", {})
-    return {f"held_out_{name}": found.get(name) for name in ("median_pct", "p95_pct")}
-
-
 def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[str, Rows]:
     """Returns modelled rows of the products in options.grid, else of the sizes that a planner looks
     up: of the named models, or of a grid."""
     require_gpu(profile, "rows that are modelled")
     dtype = dtype_of(profile, options)
     wanted = served(options)
-    pairs = wanted.products or MODEL_SITES
     times = ModelTimes(profile.device, options.library)
-    works: dict[str, list[Any]] = {}
+    works: dict[str, list[Any]] = {"gemm": [], "attention": []}
     if options.grid is not None:
-        works["gemm"] = [
-            Gemm(m, n, k, batch, dtype, "nt")
-            for m, n, k, batch in read_shapes(options.grid, "--grid")
-        ]
+        for m, n, k, batch in read_shapes(options.grid, "--grid"):
+            works["gemm"].append(Gemm(m, n, k, batch, dtype, "nt"))
     else:
         products = GemmTimes(profile, dtype, options.library)
-        works["gemm"] = [
-            Gemm(row["m"], row["n"], row["k"], dtype=dtype, layout="nt")
-            for row in model_rows(products, pairs, profile.tables["gemm"])
-        ]
+        pairs = wanted.products or MODEL_SITES
+        for row in model_rows(products, pairs, profile.tables["gemm"]):
+            works["gemm"].append(Gemm(row["m"], row["n"], row["k"], dtype=dtype, layout="nt"))
         half = "fp16" if profile.device.peak("bf16") is None else "bf16"
-        heads = [one for one in wanted.heads or MODEL_HEADS if not one.window]
-        works["attention"] = [
-            work for one in heads for work in (*one.prompts(half), *one.decodes(half))
-        ]
+        for one in wanted.heads or MODEL_HEADS:
+            if not one.window:
+                works["attention"] += [*one.prompts(half), *one.decodes(half)]
         works["moe"] = [replace(one, dtype=dtype) for one in wanted.experts]
     model, _ = times.products(dtype)
     accuracy = {
@@ -105,22 +94,21 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
         Attention: AttentionModel.best(profile.device).provenance,
         MoE: {},
     }
-    found = {
-        kind: [
-            {
-                **{name: getattr(work, name) for name in LAYOUTS[kind].keys[:-1]},
-                "latency_us": one.latency_us,
-                "low_us": one.low_us,
-                "high_us": one.high_us,
+    found: dict[str, Rows] = defaultdict(list)
+    for kind, of_kind in works.items():
+        for work, time in zip(of_kind, times.estimates(of_kind), strict=True):
+            row = {name: getattr(work, name) for name in LAYOUTS[kind].keys[:-1]}
+            held_out = accuracy[type(work)].get("held_out", {})
+            row |= {
+                "latency_us": time.latency_us,
+                "low_us": time.low_us,
+                "high_us": time.high_us,
                 "origin": "modelled",
                 "device": profile.device.name,
                 "library": model.library if kind == "gemm" else "",
-                **_held_out(accuracy[type(work)]),
+                "held_out_median_pct": held_out.get("median_pct"),
+                "held_out_p95_pct": held_out.get("p95_pct"),
             }
-            for work, one in zip(of_kind, times.estimates(of_kind), strict=True)
-        ]
-        for kind, of_kind in works.items()
-        if of_kind
-    }
+            found[kind].append(row)
     out.notes += [f"every row is modelled: {note}" for note in times.note.split("; ")]
     return found

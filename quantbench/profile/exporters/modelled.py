@@ -4,13 +4,14 @@ linearly also needs rows on both sides of cliffs and edges."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quantbench.latency.attention import AttentionModel
-from quantbench.latency.gemm.model import GemmModel, shipped_model
+from quantbench.latency.gemm.model import shipped_model
 from quantbench.latency.model_times import best_gemm_model
 from quantbench.profile.linear_interpolation import (
     FloatArray,
@@ -63,16 +64,13 @@ class GemmTimes:
 
     def __init__(self, profile: Profile, dtype: str, library: str = "") -> None:
         """library: whose products are preferred, "" for any."""
-
-        def known(name: str) -> GemmModel | None:
-            return profile.models.product(name, library) or profile.models.product(name)
-
         device = profile.device
         self.dtype = dtype
         shipped = library if shipped_model(device.name, dtype, library) else ""
-        self._model, _ = best_gemm_model(device, dtype, shipped, preferred=known)
+        self._model, _ = best_gemm_model(
+            device, dtype, shipped, partial(profile.models.product, library=library)
+        )
         model = self._model
-        self.library = model.library
         self.source = MODEL
         fitted = "from what other GPUs taught, nothing measured"
         if model.rows:
@@ -92,7 +90,7 @@ class GemmTimes:
     def spread(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> list[float]:
         """Returns the upper end of the 90 % interval over the time, (rows,)."""
         found = self._model.predict(m, n, k, layout="nt")
-        return [float(ratio) for ratio in found.high_us / found.latency_us]
+        return (found.high_us / found.latency_us).tolist()  # type: ignore[no-any-return]
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
         """Returns µs at sizes m (places,) of one (n, k): measured if in `rows` (the table's rows of

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.files import write_file
-from quantbench.latency.libraries import LIBRARIES, library_of
+from quantbench.latency.libraries import LIBRARIES
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
 from quantbench.workload.dtypes import GEMM_DTYPES
@@ -55,12 +56,8 @@ class ExportOptions:
     library: str = ""
 
     def __post_init__(self) -> None:
-        for option, value, choices in (
-            ("--dtype", self.dtype, GEMM_DTYPES),
-            ("--layout", self.layout, LAYOUTS),
-        ):
-            if value:
-                require_choice(WHO, option, value, choices)
+        require_choice(WHO, "--dtype", self.dtype, ("", *GEMM_DTYPES))
+        require_choice(WHO, "--layout", self.layout, ("", *LAYOUTS))
         require_choice(WHO, "--library", self.library, ("", *LIBRARIES))
         for name in (self.backend, self.version):
             if not name or any(letter in name for letter in "/\\ \0") or name in (".", ".."):
@@ -131,7 +128,7 @@ def linear_layers(table: Table, options: ExportOptions, out: Exported, library: 
 
     library: whose provider is chosen if options.provider names none.
     """
-    table = _keep(table, "batch", 1, "a batched product: no place for it there", out)
+    table = keep(table, table["batch"] == 1, "a batched product: no place for it there", out)
     if not len(table):
         return table
     if options.layout and options.layout not in table["layout"]:
@@ -144,28 +141,18 @@ def linear_layers(table: Table, options: ExportOptions, out: Exported, library: 
         out.notes.append(
             f"products are of layout {layout}, where consumers mean linear layers (nt)"
         )
-    table = _keep(table, "layout", layout, f"a product of another layout than {layout}", out)
+    of_layout = table["layout"] == layout
+    table = keep(table, of_layout, f"a product of another layout than {layout}", out)
     return of_provider(table, options.provider, out, library)
-
-
-def attentions(profile: Profile, options: ExportOptions, out: Exported) -> Table:
-    """Returns forward attention of one provider, and of options.dtype if set. Counts the omitted
-    rows.
-    """
-    return of_provider(forward_attention(profile, options, out), options.provider, out)
 
 
 def forward_attention(profile: Profile, options: ExportOptions, out: Exported) -> Table:
     """Returns forward attention of all providers, and of options.dtype if set. Counts the omitted
     rows.
     """
-    table = _keep(
-        profile.tables["attention"],
-        "direction",
-        "forward",
-        "a backward pass: no place for it there",
-        out,
-    )
+    table = profile.tables["attention"]
+    forward = table["direction"] == "forward"
+    table = keep(table, forward, "a backward pass: no place for it there", out)
     return _of_dtype(table, options, out)
 
 
@@ -189,7 +176,8 @@ def dtype_of(profile: Profile, options: ExportOptions) -> str:
 def _of_dtype(table: Table, options: ExportOptions, out: Exported) -> Table:
     if not options.dtype:
         return table
-    return _keep(table, "dtype", options.dtype, f"another dtype than {options.dtype}", out)
+    of_dtype = table["dtype"] == options.dtype
+    return keep(table, of_dtype, f"another dtype than {options.dtype}", out)
 
 
 def of_provider(table: Table, provider: str, out: Exported, library: str = "") -> Table:
@@ -201,17 +189,18 @@ def of_provider(table: Table, provider: str, out: Exported, library: str = "") -
     # The provider option may name a provider of GEMMs that has no attention rows.
     wanted: str | None = provider
     if provider not in names:
-        of_library = np.array([library_of(name) == library for name in table["provider"].tolist()])
-        wanted = table.most_frequent("provider", of_library) or table.most_frequent("provider")
+        usual = table.most_frequent("provider", table.by_library(library))
+        wanted = usual or table.most_frequent("provider")
     others = ", ".join(name for name in names if name != wanted)
     if others:
         out.notes.append(f"{table.kind}: the figures are {wanted}'s; there are others by {others}")
-    return _keep(table, "provider", wanted, f"of another provider than {wanted}", out)
+    of_wanted = table["provider"] == wanted
+    return keep(table, of_wanted, f"of another provider than {wanted}", out)
 
 
-def _keep(table: Table, column: str, value: object, reason: str, out: Exported) -> Table:
-    kept = np.asarray(table[column] == value, dtype=np.bool_)
-    if not len(table) or kept.all():
+def keep(table: Table, rows: npt.NDArray[np.bool_], reason: str, out: Exported) -> Table:
+    """Returns the rows of a table that are True in `rows`. Counts the others as left out."""
+    if rows.all():
         return table
-    out.leave_out(reason, int((~kept).sum()))
-    return table.where(kept)
+    out.leave_out(reason, int((~rows).sum()))
+    return table.where(rows)

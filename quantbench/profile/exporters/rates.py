@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from quantbench.profile.exporters.options import (
 )
 from quantbench.profile.linear_interpolation import FloatArray
 from quantbench.profile.profile import Profile
-from quantbench.workload import Collective, Gemm, Workload
+from quantbench.workload import Gemm, Workload
 
 #: shorter runs are dominated by the launch and do not count as compute-bound
 _LEAST_US = 50.0
@@ -42,19 +43,19 @@ _MODEL_SQUARES = tuple(2**power for power in range(6, 15))
 _MODEL_ROWS = (1, 8, 16)
 
 
-_FIELDS = ("flops", "moved_bytes", "latency_us", "tflops", "gb_per_s")
-#: (rows,) array of workloads, with the attributes of _FIELDS
+#: (rows,) array of workloads
 Works = np.recarray[Any, Any]
 
 
 def works_of(works: Iterable[Workload], latency_us: npt.ArrayLike) -> Works:
     """Builds the array from workloads and their times in µs."""
-    counts = np.array([(work.flops, work.min_bytes) for work in works], dtype=np.float64).reshape(
-        -1, 2
-    )
-    (flops, moved_bytes), us = counts.T, np.asarray(latency_us, dtype=np.float64)
+    found = list(works)
+    us = np.asarray(latency_us, dtype=np.float64)
+    flops = np.array([work.flops for work in found], dtype=np.float64)
+    moved_bytes = np.array([work.min_bytes for work in found], dtype=np.float64)
     columns = [flops, moved_bytes, us, flops / us / 1e6, moved_bytes / us / 1e3]
-    return np.rec.fromarrays(columns, dtype=[(name, np.float64) for name in _FIELDS])
+    names = ["flops", "moved_bytes", "latency_us", "tflops", "gb_per_s"]
+    return np.rec.fromarrays(columns, dtype=[(name, np.float64) for name in names])
 
 
 @dataclass(frozen=True)
@@ -106,23 +107,24 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
         [*from_memory.workloads(), *softmax.workloads()],
         np.concatenate([from_memory["latency_us"], softmax["latency_us"]]),
     )
-    compute, memory = bound_by_arithmetic(measured), bound_by_memory(streams)
-    rests = [
-        f"{len(compute):,} measured products of {dtype}",
-        f"{len(memory):,} measured pieces of memory-bound work",
-    ]
+    compute = bound_by_arithmetic(measured)
+    memory = bound_by_memory(streams)
+    of_compute = f"{len(compute):,} measured products of {dtype}"
+    of_memory = f"{len(memory):,} measured pieces of memory-bound work"
     if not len(compute) or not len(memory):
         shapes = [(s, s, s) for s in _MODEL_SQUARES]
-        shapes += [(m, s, s) for m in _MODEL_ROWS for s in (*_MODEL_SQUARES, 2**15)]
-        works = [Gemm(m=m, n=n, k=k, dtype=dtype, layout="nt") for m, n, k in shapes]
+        shapes += [(m, s, s) for m, s in product(_MODEL_ROWS, (*_MODEL_SQUARES, 2**15))]
+        works = [Gemm(*sizes, dtype=dtype, layout="nt") for sizes in shapes]
         modelled = works_of(works, GemmTimes(profile, dtype).latency_us(*np.array(shapes).T))
         if not len(compute):
-            measured, rests[0] = modelled, f"products of {dtype} as modelled"
+            measured = modelled
+            of_compute = f"products of {dtype} as modelled"
             compute = bound_by_arithmetic(modelled)
         if not len(memory):
-            streams, rests[1] = modelled, "memory-bound work as modelled"
+            streams = modelled
+            of_memory = "memory-bound work as modelled"
             memory = bound_by_memory(modelled)
-    out.notes.append(f"achieved TFLOP/s from {rests[0]}; achieved GB/s from {rests[1]}")
+    out.notes.append(f"achieved TFLOP/s from {of_compute}; achieved GB/s from {of_memory}")
     tflops = float(np.median(np.minimum(compute.tflops, peak)))
     gb_per_s = float(np.median(np.minimum(memory.gb_per_s, device.memory_gb_per_s)))
     by_size = measured[measured.gb_per_s < _EXPLAINED * device.memory_gb_per_s]
@@ -195,14 +197,13 @@ def _measured_inside(profile: Profile, out: Exported) -> tuple[float, float] | N
     """Returns (bus GB/s of the largest measured all-reduce within a node, latency of the smallest
     message in µs).
     """
-    table = collectives(profile, Exported())
-    table = table.where((table["op"] == "all_reduce") & (table["num_nodes"] == 1))
+    table = collectives(profile, Exported()).matching(op="all_reduce", num_nodes=1)
     if not len(table):
         return None
     sizes = list(zip(table["message_bytes"].tolist(), table["num_gpus"].tolist(), strict=True))
-    largest, smallest = sizes.index(max(sizes)), sizes.index(min(sizes))
-    work = table.workloads()[largest]
-    assert isinstance(work, Collective)
+    largest = sizes.index(max(sizes))
+    smallest = sizes.index(min(sizes))
+    work: Any = table.workloads()[largest]
     gb_per_s = work.bus_bytes / float(table["latency_us"][largest]) / 1e3
     out.notes.append(f"inside a node: measured, {work} at {gb_per_s:.4g} GB/s on the bus")
     return gb_per_s, float(table["latency_us"][smallest])

@@ -7,6 +7,7 @@ there are fewer of them than GPUs.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 from quantbench.errors import InputError
 from quantbench.profile.exporters.options import WHO, ExportOptions
@@ -39,23 +40,23 @@ class Heads:
 
     def prompts(self, dtype: str) -> list[Attention]:
         """Returns causal attention of prompts, all of whose keys are seen."""
-        return [
-            Attention(batch, self.heads, seq, seq, self.head_dim, self.kv_heads, dtype)
-            for batch in _BATCHES
-            for seq in _PROMPTS
-            if batch * seq <= _MOST_PROMPT_TOKENS
-        ]
+        found = []
+        for batch, seq in product(_BATCHES, _PROMPTS):
+            if batch * seq <= _MOST_PROMPT_TOKENS:
+                found.append(self._attention(batch, seq, seq, dtype))
+        return found
 
     def decodes(self, dtype: str) -> list[Attention]:
         """Returns attention of one new token of each sequence to cached ones and itself."""
-        return [
-            Attention(
-                batch, self.heads, 1, cached + 1, self.head_dim, self.kv_heads, dtype, causal=False
-            )
-            for batch in _BATCHES
-            for cached in _CACHED
-            if batch * cached <= _MOST_CACHED_TOKENS
-        ]
+        found = []
+        for batch, cached in product(_BATCHES, _CACHED):
+            if batch * cached <= _MOST_CACHED_TOKENS:
+                found.append(self._attention(batch, 1, cached + 1, dtype))
+        return found
+
+    def _attention(self, batch: int, seq_q: int, seq_k: int, dtype: str) -> Attention:
+        sizes = (batch, self.heads, seq_q, seq_k, self.head_dim, self.kv_heads)
+        return Attention(*sizes, dtype, causal=seq_q == seq_k)
 
 
 @dataclass(frozen=True, order=True)
@@ -105,12 +106,6 @@ class Served:
     experts: tuple[MoE, ...] = ()
 
 
-def models_of(options: ExportOptions) -> list[TransformerShape]:
-    """Returns the shapes of the models that are named or described by a config.json."""
-    named = [preset(name) for name in options.model.split(",") if name]
-    return [*named, *(describe(path).shape for path in options.configs)]
-
-
 def served(options: ExportOptions) -> Served:
     """Returns what an engine computes of the models at every tensor-parallel degree.
 
@@ -121,7 +116,9 @@ def served(options: ExportOptions) -> Served:
     latent: set[Latent] = set()
     experts: dict[MoE, None] = {}
     degrees = options.tensor_parallel or DEGREES
-    for shape in models_of(options):
+    shapes = [preset(name) for name in options.model.split(",") if name]
+    shapes += [describe(path).shape for path in options.configs]
+    for shape in shapes:
         cut = [_cut(shape, tp) for tp in degrees if shape.heads % tp == 0]
         if not cut:
             raise InputError(WHO, f"--tp {degrees} of {shape.heads} heads", "degrees that divide")
@@ -163,21 +160,21 @@ def _cut(shape: TransformerShape, tp: int) -> TransformerShape:
 
 def _layers(shape: TransformerShape, most: int) -> list[MoE]:
     """Returns the layers of experts on up to `most` GPUs."""
-    return [
-        MoE(
-            tokens,
-            shape.hidden,
-            shape.moe_ffn,
-            shape.experts,
-            shape.top_k,
-            tp=tp,
-            ep=ep,
-            gated=shape.gated,
-            distribution=routing,
-        )
-        for tp in DEGREES
-        for ep in DEGREES
-        if shape.moe_ffn % tp == 0 and shape.experts % ep == 0 and tp * ep <= most
-        for tokens in _TOKENS
-        for routing in _ROUTINGS
-    ]
+    found = []
+    for tp, ep in product(DEGREES, DEGREES):
+        if shape.moe_ffn % tp or shape.experts % ep or tp * ep > most:
+            continue
+        for tokens, routing in product(_TOKENS, _ROUTINGS):
+            layer = MoE(
+                tokens,
+                shape.hidden,
+                shape.moe_ffn,
+                shape.experts,
+                shape.top_k,
+                tp=tp,
+                ep=ep,
+                gated=shape.gated,
+                distribution=routing,
+            )
+            found.append(layer)
+    return found

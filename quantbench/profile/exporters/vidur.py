@@ -21,10 +21,12 @@ from quantbench.profile.exporters.options import (
     Exported,
     ExportOptions,
     Rows,
-    attentions,
     collectives,
     csv_text,
     dtype_of,
+    forward_attention,
+    keep,
+    of_provider,
     products,
     require_gpu,
 )
@@ -80,7 +82,8 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     dtype = dtype_of(profile, options)
     options = replace(options, dtype=dtype, tensor_parallel=options.tensor_parallel or (1,))
     mlp = _mlp_rows(profile, products(profile, options, out), model, options, out)
-    attention = _attention_rows(profile, attentions(profile, options, out), model, options, out)
+    measured = of_provider(forward_attention(profile, options, out), options.provider, out)
+    attention = _attention_rows(profile, measured, model, options, out)
     for name, rows in (("mlp", mlp), ("attention", attention)):
         _write_csv(rows, name, out, "compute", device_sku, *model.source_name.split("/"))
     out.leave_out("softmax: no place for it there", len(profile.tables["softmax"]))
@@ -113,7 +116,7 @@ def _mlp_rows(
         of_op: dict[str, tuple[int, int, Table]] = {}
         grid = np.array(_TOKENS)
         for op, (n, k) in model.products(tp).items():
-            timed = table.where((table["n"] == n) & (table["k"] == k))
+            timed = table.matching(n=n, k=k)
             of_op[op] = (n, k, timed)
             grid = np.union1d(grid, timed["m"])
         grid = grid[grid <= model.max_model_len]
@@ -150,15 +153,11 @@ def _attention_rows(
     taken = 0
     for tp in options.tensor_parallel:
         heads, kv_heads = model.heads(tp)
-        of_model = table.where(
-            (table["heads"] == heads)
-            & (table["kv_heads"] == kv_heads)
-            & (table["head_dim"] == model.shape.head_dim)
-        )
-        prompts = of_model["causal"] & (of_model["batch"] == 1)
-        decodes = ~of_model["causal"] & (of_model["seq_q"] == 1)
-        for prefill, wanted in ((True, prompts), (False, decodes)):
-            phase = of_model.where(wanted)
+        head_dim = model.shape.head_dim
+        of_model = table.matching(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+        prompts = of_model.matching(causal=True, batch=1)
+        decodes = of_model.matching(causal=False, seq_q=1)
+        for prefill, phase in ((True, prompts), (False, decodes)):
             taken += len(phase)
             if not len(phase):
                 what = "prompts" if prefill else "decoding"
@@ -210,7 +209,7 @@ def _write_network(profile: Profile, sku: str, out: Exported) -> None:
     per_node = table["num_gpus"] // table["num_nodes"]
     for op in _NETWORK_OPS:
         rows: dict[tuple[int, ...], dict[str, Any]] = {}
-        for row in table.where(table["op"] == op).rows():
+        for row in table.matching(op=op).rows():
             key = (row["num_gpus"], row["num_gpus"] // row["num_nodes"], row["message_bytes"])
             if key in rows:
                 out.leave_out("the same bytes in another dtype", 1)
@@ -230,8 +229,7 @@ def _write_network(profile: Profile, sku: str, out: Exported) -> None:
         _write_csv(list(rows.values()), op, out, "network", sku)
     if out.rows.keys() & _NETWORK_OPS:
         out.write(json.dumps({"sku": sku}) + "\n", "network", "config.json")
-    others = ~np.isin(table["op"], _NETWORK_OPS)
-    out.leave_out("a collective that Vidur has no file for", int(others.sum()))
+    keep(table, np.isin(table["op"], _NETWORK_OPS), "a collective that Vidur has no file for", out)
 
 
 def _statistics(latency_us: dict[str, float]) -> dict[str, float]:
