@@ -27,7 +27,6 @@ import typer
 
 from quantbench.cli.output import Result, print_result
 from quantbench.errors import InputError
-from quantbench.latency.libraries import LIBRARIES
 
 
 def option(default: Any, help_text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
@@ -60,22 +59,6 @@ def gpu_option(default: Any = ..., panel: str | None = None) -> Any:
     """Declares `--gpu`, for commands that need no GPU at hand."""
     text = "GPU: a name such as h100 or a100-40gb, or a slug of `quantbench devices`."
     return option(default, text, panel=panel)
-
-
-def library_option(panel: str | None = None) -> Any:
-    """Declares `--library`, for commands that predict products."""
-    text = (
-        f"Whose kernels run: {', '.join(LIBRARIES)} (default: the one with the largest "
-        f"public table)."
-    )
-    return option("", text, panel=panel)
-
-
-def profile_option(panel: str | None = None) -> Any:
-    """Declares `--profile`, for commands that predict."""
-    return option(
-        None, "Measured profile (JSON file), instead of the models of --gpu.", panel=panel
-    )
 
 
 def command(function: Callable[..., Result | None]) -> Callable[..., None]:

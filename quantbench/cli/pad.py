@@ -99,9 +99,8 @@ def _lines(verdict: PaddingVerdict, assumed: Sequence[str], arguments: PadOption
     elif verdict.options:
         few = ": no padding is expected to save as much as measured times scatter (2 %)"
         yield _WORDS["no"], few
-    yield (
-        f"Next, on such a card, measure it: quantbench sweep {_sweep_words(gemm, verdict.options)}"
-    )
+    sweep = f"quantbench sweep {_sweep_words(gemm, verdict.options)}"
+    yield f"Next, on such a card, measure it: {sweep}"
 
 
 def _verdict(one: Padding) -> tuple[str, str]:
@@ -148,10 +147,8 @@ def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
             Text(said, style=style),
         )
     yield table
-    yield (
-        "saving: share of the time saved, copies included, with its 90 % interval; negative "
-        "if padding costs time"
-    )
+    interval = "with its 90 % interval; negative if padding costs time"
+    yield f"saving: share of the time saved, copies included, {interval}"
 
 
 def _when(at_run_time: set[bool]) -> str:
