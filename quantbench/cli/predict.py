@@ -86,12 +86,13 @@ def _whole_experts(ops: str) -> str:
     """Returns --ops with all of a layer's routed ops in place of `experts`. Raises InputError for a
     part of them, as they are predicted together."""
     names = [name.strip() for name in ops.split(",")]
-    parts = [name for name in EXPERT_OPS if name in names]
+    routed = [name for name in EXPERT_OPS if name in names]
     if "experts" in names:
-        return ",".join([*(name for name in names if name not in {"experts", *parts}), *EXPERT_OPS])
-    if parts and len(parts) < len(EXPERT_OPS):
+        others = [name for name in names if name not in ("experts", *routed)]
+        return ",".join([*others, *EXPERT_OPS])
+    if routed and len(routed) < len(EXPERT_OPS):
         expected = "experts: what is routed in a layer is predicted together"
-        raise InputError("predict", f"--ops {parts[0]}", expected)
+        raise InputError("predict", f"--ops {routed[0]}", expected)
     return ops
 
 

@@ -127,8 +127,7 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
 
 def _any_measured(run: Run) -> bool:
     """Returns whether any point was measured; if none was, a script must notice."""
-    points = [record.outcome for record in run.records if record.role == "point"]
-    return any(isinstance(outcome, Measured) for outcome in points)
+    return any(r.role == "point" and isinstance(r.outcome, Measured) for r in run.records)
 
 
 def stop_on_sigterm() -> None:

@@ -418,7 +418,7 @@ def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]
     width = shape.ffn
     if shape.experts:
         width = shape.top_k * shape.moe_ffn + shape.shared_ffn
-    gates = 3 if shape.gated else 2
+    gates = 2 + shape.gated
     # Read with its gate, write.
     activation = shape.tokens * width / shape.tp * gates * w
     qkv = shape.tokens * shape.qkv_columns

@@ -155,7 +155,9 @@ def describe(path: str | PathLike[str]) -> Described:
     Ignores the stored dtype of the weights. Raises InputError for a file that cannot be read or
     lacks a key, UnsupportedError for state-space and other layers.
     """
-    file = Path(path) / "config.json" if os.path.isdir(path) else Path(path)
+    file = Path(path)
+    if os.path.isdir(path):
+        file /= "config.json"
     config = _Config(file, _read(file))
     _refuse_other_layers(config)
     family = _family(config)
@@ -264,9 +266,10 @@ def _refuse_other_layers(config: _Config) -> None:
         if config.get(key):
             raise UnsupportedError(config.who, f"{key}, {meaning}", _DENSE)
     kinds = config.get("layer_types")
-    for kind in kinds if isinstance(kinds, list) else ():
-        if kind not in _KNOWN_LAYERS:
-            raise UnsupportedError(config.who, f"layer_types with {kind!r}", _DENSE)
+    if isinstance(kinds, list):
+        for kind in kinds:
+            if kind not in _KNOWN_LAYERS:
+                raise UnsupportedError(config.who, f"layer_types with {kind!r}", _DENSE)
     if config.flag("is_encoder_decoder", False):
         raise UnsupportedError(config.who, "is_encoder_decoder = true", "a decoder-only model")
     projected = config.optional(("word_embed_proj_dim",))

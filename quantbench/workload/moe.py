@@ -339,10 +339,10 @@ def _apportioned(weights: list[float], total: int, *, most: int, ranks: int) -> 
     local = len(rows) // ranks
     members = [range(rank * local, (rank + 1) * local) for rank in range(ranks)]
     missing = total - sum(rows)
-    pick, step = (min, 1) if missing > 0 else (max, -1)
+    step = 1 if missing > 0 else -1
     in_turn = cycle(members)
     while missing:
-        expert = pick(next(in_turn), key=rows.__getitem__)
+        expert = min(next(in_turn), key=lambda expert: step * rows[expert])
         if 0 <= rows[expert] + step <= most:
             rows[expert] += step
             missing -= step

@@ -264,7 +264,7 @@ class TransformerShape:
 
     @property
     def _mlp_matrices(self) -> int:
-        return 3 if self.gated else 2
+        return 2 + self.gated
 
     @property
     def parameters(self) -> int:
@@ -290,8 +290,7 @@ class TransformerShape:
     def _weights(self, *, active: bool) -> int:
         dense = self.dense_layers * self.layer_weights(dense=True)
         sparse = (self.layers - self.dense_layers) * self.layer_weights(active=active)
-        embeddings = 1 if self.tied else 2
-        return dense + sparse + self.vocab * self.hidden * embeddings
+        return dense + sparse + self.vocab * self.hidden * (2 - self.tied)
 
     def modelled_ops(self) -> tuple[Op, ...]:
         """Returns the ops for which there are models: `ops`; with experts, those of a forward pass,
@@ -360,7 +359,9 @@ class TransformerShape:
         if dense:
             found += _forward_ops(self._mlp("mlp", self.ffn // self.tp), dense)
         if self.experts:
-            work = self._mlp("shared", self.shared_ffn // self.tp) if self.shared_ffn else {}
+            work = {}
+            if self.shared_ffn:
+                work = self._mlp("shared", self.shared_ffn // self.tp)
             rows = Permute(self.tokens, self.hidden, self.top_k, self.attention_dtype)
             work["permute"] = rows
             work |= self.experts_of(self.tokens).grouped_gemms()
