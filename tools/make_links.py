@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from quantbench.errors import UnsupportedError
+from quantbench.importers.aiconfigurator import systems_folder
 from quantbench.importers.runs import digest
 from quantbench.latency.libraries import SYSTEMS
 
@@ -39,12 +39,12 @@ def links_of(file: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Write links.json beside this file."""
-    spec = find_spec("aiconfigurator_core")
-    if spec is None or not spec.submodule_search_locations:
+    systems = systems_folder()
+    if systems is None:
         raise UnsupportedError(
             "make_links", "aiconfigurator-core is not installed", "pip install '.[tables]'"
         )
-    root = Path(next(iter(spec.submodule_search_locations))) / "systems" / "data"
+    root = systems / "data"
     devices = {}
     for slug, system in SYSTEMS.items():
         files = sorted(root.glob(f"{system}/comm/nccl/*/nccl_perf.parquet"))
@@ -65,7 +65,7 @@ def main() -> None:
         "devices": devices,
     }
     target = Path(__file__).parent.parent / "quantbench" / "latency" / "links.json"
-    target.write_text(json.dumps(data, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
+    target.write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
     print(f"wrote {target}")
 
 

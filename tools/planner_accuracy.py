@@ -11,7 +11,7 @@ layouts pick.
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from math import inf, nan
@@ -34,7 +34,6 @@ from tools.planner_documents import read_documents
 from tools.planner_fit import (
     BRIDGE,
     DOCUMENTS,
-    LAST_DAY,
     PUBLISHED,
     SITE,
     FloatArray,
@@ -117,7 +116,7 @@ def left_out_table(data: Path, times: TimesOf, calibrations: Calibrations) -> st
         runs = published(data, times, calibrations, (file,))
         files[file] = {one.table for one in runs}
         observed += runs
-    own = [(c, row.sec_per_it or 0.0, SITE) for row, c in documents(data / DOCUMENTS, LAST_DAY)]
+    own = [(c, row.sec_per_it or 0.0, SITE) for row, c in documents(data / DOCUMENTS)]
     every = [*observed, *observe(own, times)]
     errors = left_out(every, rest_of(calibrations), _table_of)[: len(observed)]
     stacks = {one.table: one.case.job.stack for one in observed} | {SITE: "deepspeed"}
@@ -266,26 +265,22 @@ def _loss(layouts: dict[Layout, list[RowResult]]) -> float:
     return picked_s / min(measured) - 1
 
 
-def main() -> None:
-    """Writes the tables into the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "data", type=Path, help=f"folder with {', '.join((DOCUMENTS, *PUBLISHED, BRIDGE))}"
-    )
-    parser.add_argument("docs", type=Path, help=f"folder with {PAGE}")
-    arguments = parser.parse_args()
-    page = arguments.docs / PAGE
+def main(data: Path, docs: Path) -> None:
+    """Writes the tables into the page. data: folder with the tables of runs. docs: folder with
+    PAGE.
+    """
+    page = docs / PAGE
     times = BestTimes()
     found = {
-        "accuracy": documents_table(arguments.data, times, shipped()),
-        "left-out": left_out_table(arguments.data, times, shipped()),
-        "bridge": bridge_table(arguments.data / BRIDGE, times, shipped()),
+        "accuracy": documents_table(data, times, shipped()),
+        "left-out": left_out_table(data, times, shipped()),
+        "bridge": bridge_table(data / BRIDGE, times, shipped()),
         "ranks": ranks_table(times, shipped()),
-        "picks": picks_table(arguments.data, times, shipped()),
+        "picks": picks_table(data, times, shipped()),
     }
     page.write_text(fill(page.read_text(encoding="utf-8"), found), encoding="utf-8")
     print(*found.values(), sep="\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:]))

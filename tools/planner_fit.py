@@ -10,9 +10,9 @@ there.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -33,6 +33,7 @@ from quantbench.planner.calibration import (
     Calibration,
     Calibrations,
     architecture,
+    shipped,
 )
 from quantbench.planner.constraints import is_possible
 from quantbench.planner.fitting import Observed, log_errors, observe, scatter_beyond
@@ -84,13 +85,13 @@ def published(
     return observe(runs, times)
 
 
-def documents(path: Path, before: str) -> list[tuple[TableRow, Case]]:
-    """Returns the timed A100 rows of the BigScience documents dated before a day, with their
+def documents(path: Path) -> list[tuple[TableRow, Case]]:
+    """Returns the timed A100 rows of the BigScience documents dated before LAST_DAY, with their
     cases.
     """
     found = []
     for row in read_documents(path):
-        if not row.date or row.date >= before or row.gpu not in ("", "A100-80GB"):
+        if not row.date or row.date >= LAST_DAY or row.gpu not in ("", "A100-80GB"):
             continue
         if row.sec_per_it is None or row.duplicate_of_line is not None:
             continue
@@ -205,11 +206,11 @@ def _least(
     return with_constants(found.x)
 
 
-def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibrations:
+def fit(data: Path, start: Calibrations, times: TimesOf) -> Calibrations:
     """Fits everything to the tables in the folder `data`. start: constants that choose unknown
     micro-batches.
     """
-    cases = documents(data / DOCUMENTS, before)
+    cases = documents(data / DOCUMENTS)
     own = observe([(case, row.sec_per_it or 0.0, SITE) for row, case in cases], times)
     site = fit_site(cases, own, times, data)
     rest = memory_of_others()
@@ -260,16 +261,5 @@ def write(found: dict[str, Any]) -> Path:
     return target
 
 
-def main() -> None:
-    """Fits the constants and writes planner.json."""
-    from quantbench.planner.calibration import shipped
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path, help="folder with the tables")
-    arguments = parser.parse_args()
-    found = fit(arguments.data, LAST_DAY, shipped(), BestTimes())
-    print(f"wrote {write(found.to_json())}")
-
-
 if __name__ == "__main__":
-    main()
+    print(f"wrote {write(fit(Path(sys.argv[1]), shipped(), BestTimes()).to_json())}")

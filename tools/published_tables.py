@@ -23,11 +23,14 @@ from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.importers.parquet import read_parquet
 from quantbench.importers.runs import Origin, Row, Rows, digest, file_origin
+from quantbench.latency.libraries import default_library
+from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch
 from quantbench.providers import kernel_names
 from quantbench.providers.identity import KernelEvent, launch_of
 from quantbench.store.record import Place
 from quantbench.workload import Gemm, Softmax
+from tools.accuracy.tables import GemmTable, WorkTable
 
 #: folder of the published files
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -227,44 +230,9 @@ PUBLISHED = {
 SOFTMAX_GPUS = tuple(gpu for (gpu, _), table in PUBLISHED.items() if table is NEUSIGHT)
 
 
-IntArray = npt.NDArray[np.int64]
-# Columns that are arguments of `GemmModel.fit` and `.predict`.
-_ARGUMENTS = ("m", "n", "k", "batch", "layout")
-
-
-@dataclass(frozen=True)
-class PublishedTable:
-    """Measured products of one GPU and dtype, sorted by (m, n, k, batch). provenance: as stored in
-    a model.
-    """
-
-    gpu: str
-    dtype: str
-    m: IntArray
-    n: IntArray
-    k: IntArray
-    batch: IntArray
-    layout: npt.NDArray[np.str_]
-    latency_us: npt.NDArray[np.float64]
-    provenance: dict[str, Any]
-
-    def __len__(self) -> int:
-        return len(self.m)
-
-    def take(self, rows: npt.NDArray[np.intp]) -> dict[str, Any]:
-        """Returns these rows as the arguments that `GemmModel.fit` and `.predict` share."""
-        arguments: dict[str, Any] = {name: getattr(self, name)[rows] for name in _ARGUMENTS}
-        return arguments | {"layout": arguments["layout"].tolist()}
-
-    def where(self, kept: npt.NDArray[np.bool_]) -> PublishedTable:
-        """Returns the table of the rows where `kept`, (rows,), is true."""
-        arrays = {name: getattr(self, name)[kept] for name in (*_ARGUMENTS, "latency_us")}
-        return replace(self, **arrays)
-
-
-def read_published(gpu: str, dtype: str) -> PublishedTable:
-    """Reads the products of a pair in PUBLISHED. A shape measured twice in one layout keeps its
-    shorter time.
+def read_published(gpu: str, dtype: str) -> GemmTable:
+    """Reads the products of a pair in PUBLISHED, sorted. A shape measured twice in one layout keeps
+    its shorter time.
     """
     table = PUBLISHED[gpu, dtype]
     best: dict[tuple[int, int, int, int, str], float] = {}
@@ -276,36 +244,35 @@ def read_published(gpu: str, dtype: str) -> PublishedTable:
             key = (work.m, work.n, work.k, work.batch, work.layout)
             best[key] = min(row.latency_us, best.get(key, inf))
     keys = sorted(best)
-    latency_us = np.array(list(map(best.__getitem__, keys)))
-    m, n, k, batch, layout = map(np.array, zip(*keys, strict=True))
-    return PublishedTable(gpu, dtype, m, n, k, batch, layout, latency_us, table.provenance(gpu))
+    columns = map(np.array, zip(*keys, strict=True))
+    sizes = dict(zip(("m", "n", "k", "batch", "layout"), columns, strict=True))
+    latency_us = np.array([best[key] for key in keys])
+    library = default_library(gpu, dtype)
+    return GemmTable(gpu, dtype, sizes, latency_us, library, table.provenance(gpu))
 
 
 @dataclass(frozen=True)
-class SoftmaxTable:
-    """Measured shapes of PyTorch's softmax on one GPU, fp32, and their times. provenance: as stored
-    in a model.
-    """
+class SoftmaxTable(WorkTable):
+    """Measured shapes of PyTorch's softmax, fp32, on one GPU."""
 
-    works: tuple[Softmax, ...]
-    latency_us: npt.NDArray[np.float64]
-    provenance: dict[str, Any]
+    @property
+    def groups(self) -> npt.NDArray[np.int64]:
+        """Index of each row: none is held out with another."""
+        return np.arange(len(self))
 
-    def __len__(self) -> int:
-        return len(self.works)
+    def fit(self, prior: Any = None, seed: int = 0) -> SoftmaxModel:
+        """Fits a model to all rows, from the only prior that there is; deterministic."""
+        return SoftmaxModel.fit(lookup(self.gpu), self.works, self.latency_us, library="torch")
 
-    def take(self, rows: npt.NDArray[np.intp]) -> SoftmaxTable:
-        """Returns the table of these rows."""
-        works = tuple(map(self.works.__getitem__, rows))
-        return replace(self, works=works, latency_us=self.latency_us[rows])
+    def prior(self) -> SoftmaxModel:
+        """Returns the unfitted model."""
+        return SoftmaxModel.prior(lookup(self.gpu), library="torch")
 
 
 def read_softmax(gpu: str) -> SoftmaxTable:
-    """Reads a GPU of SOFTMAX_GPUS."""
-    works = []
-    times_us = []
-    for row in NEUSIGHT.rows(gpu).rows:
-        if isinstance(row.workload, Softmax) and row.has_time:
-            works.append(row.workload)
-            times_us.append(row.latency_us)
-    return SoftmaxTable(tuple(works), np.array(times_us), NEUSIGHT.provenance(gpu))
+    """Reads PyTorch's fp32 softmax on a GPU of SOFTMAX_GPUS."""
+    rows = [row for row in NEUSIGHT.rows(gpu).rows if isinstance(row.workload, Softmax)]
+    timed = [row for row in rows if row.has_time]
+    works = [row.workload for row in timed]
+    times_us = np.array([row.latency_us for row in timed])
+    return SoftmaxTable(gpu, "torch", works, times_us, NEUSIGHT.provenance(gpu))

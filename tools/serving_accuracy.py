@@ -12,6 +12,7 @@ import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +24,7 @@ from quantbench.errors import QuantbenchError
 from quantbench.importers import aiconfigurator
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.libraries import SYSTEMS, TABLES
+from quantbench.latency.libraries import TABLES, slug_of
 from quantbench.latency.moe import MoEModel
 from quantbench.profile import Profile
 from quantbench.profile.exporters import export_profile
@@ -51,7 +52,10 @@ _DENSE_SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm")
 _EXPERTS = {(system, "vllm"): "0.19.0" for system in ("b200_sxm", "h200_sxm")}
 #: share of the rows of attention that are decoding, on which the time per token depends most
 _DECODING = 0.7
-_SLUGS = {system: slug for slug, system in SYSTEMS.items()}
+#: seeds that draw the rows of exported tables, and how many of each table; "own" is the package's
+_SEEDS = ("0", "1")
+_TABLES = ("own", *_SEEDS)
+_ROWS = 200
 
 Row = Any  # a named tuple of the sample
 
@@ -63,18 +67,16 @@ def package() -> Path:
     return systems.parent
 
 
-def sample(*, dense: bool, only: str) -> dict[tuple[str, str], list[Row]]:
+def sample(*, experts: bool) -> dict[tuple[str, str], list[Row]]:
     """Returns the rows of dense models, or of experts, by (system, backend)."""
     import pandas
 
     frame = pandas.read_csv(package() / "systems" / "silicon_sample.csv")
     frame = frame[frame["mode"] == "agg"]
-    if only:
-        frame = frame.query(only)
     found: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in frame.astype(object).where(frame.notna(), None).itertuples():
         is_dense = any(name in row.model_path for name in _DENSE)
-        if is_dense == dense and (not dense or row.system in _DENSE_SYSTEMS):
+        if is_dense != experts and (experts or row.system in _DENSE_SYSTEMS):
             found[row.system, row.backend].append(row)
     return found
 
@@ -119,6 +121,11 @@ def few_rows(kind: str, system: str, library: str, seed: int, count: int) -> dic
     return found
 
 
+def _columns(rows: Sequence[Any]) -> tuple[list[Any], list[float]]:
+    """Returns the workloads and the times of rows."""
+    return [row.workload for row in rows], [row.latency_us for row in rows]
+
+
 def table_of(kind: str, rows: Sequence[Any]) -> Table:
     layout = LAYOUTS[kind]
     values = []
@@ -131,48 +138,36 @@ def table_of(kind: str, rows: Sequence[Any]) -> Table:
     return Table.of(kind, dict(zip(layout.names, zip(*values, strict=True), strict=True)))
 
 
-def profile_of(system: str, library: str, seed: int, count: int, *, experts: bool) -> Profile:
+def profile_of(system: str, library: str, seed: int, *, experts: bool) -> Profile:
     """Returns a profile of few rows of each of an engine's tables, with models of them."""
-    device = lookup(_SLUGS[system])
+    device = lookup(slug_of(system) or system)
     known: dict[str, Any] = {"prior": "family-out", "seed": seed}
-    rows = few_rows("gemm", system, library, seed, count)
+    of_kind: dict[str, list[Any]] = defaultdict(list)
+    found = few_rows("gemm", system, library, seed, _ROWS)
     products = []
-    for dtype in (dtype for dtype in _FORMATS if dtype in rows):
-        works = [row.workload for row in rows[dtype]]
-        m, n, k = ([getattr(work, name) for work in works] for name in "mnk")
-        us = [row.latency_us for row in rows[dtype]]
+    for dtype in filter(found.__contains__, _FORMATS):
+        works, us = _columns(found[dtype])
+        m, n, k = np.transpose(list(map(attrgetter("m", "n", "k"), works)))
         products.append(
             GemmModel.fit(device, m, n, k, us, layout="nt", dtype=dtype, library=library, **known)
         )
-    attention: list[Any] = []
-    decoding = int(_DECODING * count)
-    for kind, part in (
-        ("context_attention", count - decoding),
-        ("generation_attention", decoding),
-    ):
-        attention += few_rows(kind, system, library, seed, part)["bf16"]
-    model = AttentionModel.fit(
-        device,
-        [row.workload for row in attention],
-        [row.latency_us for row in attention],
-        cache_write=[row.workload.causal for row in attention],
-        **known,
-    )
-    of_kind = {
-        "gemm": [row for dtype in _FORMATS for row in rows.get(dtype, ())],
-        "attention": attention,
-    }
-    layers = few_rows("moe", system, library, seed, count) if experts else {}
+        of_kind["gemm"] += found[dtype]
+    decoding = int(_DECODING * _ROWS)
+    counts = {"context_attention": _ROWS - decoding, "generation_attention": decoding}
+    for kind, count in counts.items():
+        of_kind["attention"] += few_rows(kind, system, library, seed, count)["bf16"]
+    works, us = _columns(of_kind["attention"])
+    written = [work.causal for work in works]
+    attention = AttentionModel.fit(device, works, us, cache_write=written, **known)
+    layers = few_rows("moe", system, library, seed, _ROWS) if experts else {}
     models = {}
-    for dtype, some in layers.items():
-        works = [row.workload for row in some]
-        us = [row.latency_us for row in some]
-        models[dtype, some[0].provider] = MoEModel.fit(device, works, us, library=library, **known)
-        of_kind.setdefault("moe", []).extend(some)
-    tables = {kind: table_of(kind, found) for kind, found in of_kind.items()}
-    profile = Profile(
-        device, {}, Provenance("tools"), tables, Models(tuple(products), attention=model)
-    )
+    for dtype, rows in layers.items():
+        works, us = _columns(rows)
+        models[dtype, rows[0].provider] = MoEModel.fit(device, works, us, library=library, **known)
+        of_kind["moe"] += rows
+    tables = {kind: table_of(kind, rows) for kind, rows in of_kind.items()}
+    shipped = Models(tuple(products), attention=attention)
+    profile = Profile(device, {}, Provenance("tools"), tables, shipped)
     profile._experts._models.update(models)
     return profile
 
@@ -203,39 +198,36 @@ def predictions(rows: Sequence[Row], system: str, root: Path | None) -> list[flo
 reasons: Counter[str] = Counter()
 
 
-def exported(
-    rows: Sequence[Row], system: str, seed: str, options: argparse.Namespace
-) -> list[float]:
+def exported(rows: Sequence[Row], system: str, seed: str, *, experts: bool) -> list[float]:
     """Returns `predictions` with tables exported from few rows; seed own: with the package's."""
     if seed == "own":
         return predictions(rows, system, None)
     backend = rows[0].backend
-    profile = profile_of(system, backend, int(seed), options.rows, experts=options.experts)
-    files = set()
-    for name in {file_of(row) for row in rows}:
+    profile = profile_of(system, backend, int(seed), experts=experts)
+    files = []
+    for name in sorted(set(map(file_of, rows))):
         file = package() / "model_configs" / f"{name.replace('/', '--')}_config.json"
         try:
             describe(file)
-            files.add(file)
+            files.append(file)
         except QuantbenchError as error:
             reasons[str(error)] += 1
     with TemporaryDirectory() as folder:
-        asked = ExportOptions(
-            backend=backend, version=TABLES[system][backend], configs=tuple(sorted(files))
-        )
+        version = TABLES[system][backend]
+        asked = ExportOptions(backend=backend, version=version, configs=tuple(files))
         export_profile(profile, "aiconfigurator", Path(folder), asked)
         return predictions(rows, system, Path(folder))
 
 
-def judge(work: Path, options: argparse.Namespace) -> None:
+def judge(work: Path, *, experts: bool) -> None:
     """Appends to `work` predicted over measured times of the engines that it lacks, one line each:
-    with the package's own tables (seed own), and with exported ones of each seed."""
+    with the package's own tables, and with exported ones of each seed."""
     done = {(entry["system"], entry["backend"], entry["seed"]) for entry in entries(work)}
-    for (system, backend), rows in sample(dense=not options.experts, only=options.only).items():
-        for seed in ("own", *options.seeds.split(",")):
+    for (system, backend), rows in sample(experts=experts).items():
+        for seed in _TABLES:
             if (system, backend, seed) in done:
                 continue
-            ratios = exported(rows, system, seed, options)
+            ratios = exported(rows, system, seed, experts=experts)
             entry = {"system": system, "backend": backend, "seed": seed, "ratios": ratios}
             with work.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(entry) + "\n")
@@ -243,21 +235,21 @@ def judge(work: Path, options: argparse.Namespace) -> None:
 
 def entries(work: Path) -> list[dict[str, Any]]:
     text = work.read_text(encoding="utf-8") if work.exists() else ""
-    return [json.loads(line) for line in text.splitlines()]
+    return list(map(json.loads, text.splitlines()))
 
 
-def lines(work: Path, seeds: Sequence[str]) -> Iterator[list[str]]:
+def lines(work: Path) -> Iterator[list[str]]:
     """Yields the errors of each engine, and of all, with each table, where all of them answer."""
     by_engine: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(dict)
     for entry in entries(work):
         by_engine[entry["system"], entry["backend"]][entry["seed"]] = entry["ratios"]
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, list[list[list[float]]]] = defaultdict(list)
     for (system, backend), by_seed in sorted(by_engine.items()):
-        for name in ("all", backend, f"{system} {backend}"):
-            for seed in seeds if set(seeds) <= set(by_seed) else ():
-                found[name][seed] += by_seed[seed]
-    for name, by_seed in sorted(found.items()):
-        errors = 100 * np.abs(np.array([by_seed[seed] for seed in seeds]) - 1)
+        if set(_TABLES) <= set(by_seed):
+            for name in ("all", backend, f"{system} {backend}"):
+                found[name].append([by_seed[seed] for seed in _TABLES])
+    for name, ratios in sorted(found.items()):
+        errors = 100 * np.abs(np.concatenate(ratios, axis=1) - 1)
         both = errors[:, ~np.isnan(errors).any(axis=0)]
         if not both.size:
             continue
@@ -269,17 +261,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path, help="file of the results so far, JSON lines")
     parser.add_argument("--experts", action="store_true", help="models with experts")
-    parser.add_argument("--only", default="", help="a pandas query of the sample's columns")
     parser.add_argument("--page", type=Path, help="page whose table is replaced")
-    parser.add_argument("--rows", type=int, default=200)
-    parser.add_argument("--seeds", default="0,1")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    judge(options.work, options)
-    seeds = ["own", *options.seeds.split(",")]
-    names = ["own", *(f"seed {seed}" for seed in seeds[1:])]
-    header = ["engine", *(f"rows, {name}" for name in names), *names]
-    page = markdown(header, lines(options.work, seeds))
+    judge(options.work, experts=options.experts)
+    names = ["own", *(f"seed {seed}" for seed in _SEEDS)]
+    page = markdown(["engine", *(f"rows, {name}" for name in names), *names], lines(options.work))
     print(page)
     if options.page:
         write_between(options.page, "experts" if options.experts else "serving", page)

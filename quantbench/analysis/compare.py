@@ -10,79 +10,19 @@ nothing changed.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from math import hypot
-from typing import Any
 
 from quantbench.analysis.significance import RatioTest, Wander, holm, rank_test, wander
-from quantbench.analysis.summary import flattened, is_accepted
+from quantbench.analysis.summary import is_accepted
 from quantbench.errors import InputError, require_choice
 from quantbench.measurement import Measurement
 from quantbench.quantization import kernel_change_words
 from quantbench.stats import CONFIDENCE, median
+from quantbench.store.differences import Difference, differences, origins_of
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Place, Record, Skipped
-
-# Options that only select points; matching the points takes care of them.
-_NOT_OPTIONS = ("dims", "left_out", "sha256", "file")
-_CONSTANTS = (
-    "sm_count",
-    "sm_clock_mhz",
-    "l2_bytes",
-    "memory_bytes",
-    "memory_gb_per_s",
-    "peak_tflops",
-)
-_STATE = ("memory_clock_mhz", "throttle_reasons", "other_processes")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A difference in the metadata of two runs.
-
-    kind: device, origin, software, options, environment or state.
-    a, b: values as text, `absent` if a run has none.
-    """
-
-    kind: str
-    name: str
-    a: str
-    b: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.name} {self.a} → {self.b}"
-
-
-def differences(a: Run, b: Run) -> tuple[Difference, ...]:
-    """Returns all metadata differences that may explain a change, device first."""
-    of_a = _metadata(a)
-    of_b = _metadata(b)
-    if a.info.device.name != b.info.device.name:  # its constants then differ anyway
-        of_a["device"] = {"device": a.info.device.name}
-        of_b["device"] = {"device": b.info.device.name}
-    found = []
-    for kind, values in of_a.items():
-        others = of_b[kind]
-        for name in {**values, **others}:
-            if name not in values or name not in others or values[name] != others[name]:
-                found.append(Difference(kind, name, _text(values, name), _text(others, name)))
-    return tuple(found)
-
-
-def _metadata(run: Run) -> dict[str, dict[str, Any]]:
-    """Returns what is recorded about a run, by kind and name, as in `Difference`."""
-    info = run.info
-    options = {name: value for name, value in info.options.items() if name not in _NOT_OPTIONS}
-    return {
-        "device": {name: getattr(info.device, name) for name in _CONSTANTS},
-        "origin": {"origin": _origins(run), "source": info.source},
-        "software": dict(info.software),
-        "options": flattened({"seed": info.seed, **options}),
-        "environment": dict(info.environment),
-        "state": {name: getattr(info.state, name) for name in _STATE},
-    }
 
 
 def obstacles(a: Run, b: Run) -> tuple[str, ...]:
@@ -90,20 +30,9 @@ def obstacles(a: Run, b: Run) -> tuple[str, ...]:
     found = []
     if a.info.device.name != b.info.device.name:
         found.append(f"different devices, {a.info.device.name} and {b.info.device.name}")
-    if _origins(a) != _origins(b):
-        found.append(f"{_origins(a)} figures against {_origins(b)} ones")
+    if origins_of(a) != origins_of(b):
+        found.append(f"{origins_of(a)} figures against {origins_of(b)} ones")
     return tuple(found)
-
-
-def _origins(run: Run) -> str:
-    return " and ".join(sorted({run.info.origin, *(record.origin for record in run.records)}))
-
-
-def _text(values: Mapping[str, Any], name: str) -> str:
-    if name not in values or values[name] in (None, "", (), []):
-        return "absent"
-    value = values[name]
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 MATCHES = ("key", "workload")

@@ -9,10 +9,9 @@ standard errors are scaled up to match.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
-from itertools import pairwise
 from math import sqrt
 from operator import attrgetter
 from typing import Any
@@ -26,10 +25,8 @@ from quantbench.analysis.step_detection import (
     PiecewiseFit,
     describe,
     find_pieces,
-    join,
 )
 from quantbench.analysis.summary import Point, held_of
-from quantbench.quantization import cdiv
 from quantbench.store.record import Record
 from quantbench.sweep.axes import SHAPE_DIM
 
@@ -289,57 +286,22 @@ def _fit_family(curves: Sequence[Curve], between: float) -> list[FittedCurve]:
 _Grids = list[tuple[list[int], Pieces]]
 
 
-# A longer curve is fitted in parts of at most _PART points, because time grows with the square of
-# the points.
-_LONGEST = 1024
-_PART = 256
 # Curves of equal length are fitted together up to this many curves × points², to bound the memory.
 _MOST_TOGETHER = 1_000_000
 
 
 def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
-    # (curve, first point, end) of the parts in which curves are fitted; usually one part each
-    spans: list[tuple[int, int, int]] = []
+    by_length: dict[int, list[int]] = defaultdict(list)
     for i, curve in enumerate(curves):
-        points = len(curve.points)
-        longest = _LONGEST if points <= _LONGEST else _PART
-        spans += [(i, *ends) for ends in even_parts(points, longest)]
+        by_length[len(curve.points)].append(i)
     found: _Grids = []
-    parts: dict[int, list[tuple[int, Pieces, int]]] = {}
-    for own in _batches(spans):
-        rows = []
-        for i, start, stop in own:
-            of_curve = np.stack([curves[i].log_size, curves[i].log_time, sigmas[i]])
-            rows.append(of_curve[:, start:stop])
-        pieces = find_pieces(*np.stack(rows, axis=1))
-        if all(stop - start == len(curves[i].points) for i, start, stop in own):
-            found.append(([i for i, _, _ in own], pieces))
-        else:
-            for row, (i, start, _) in enumerate(own):
-                parts.setdefault(i, []).append((start, pieces, row))
-    for i, cut in parts.items():
-        cut.sort(key=lambda part: part[0])
-        ordered = [(pieces, row) for _, pieces, row in cut]
-        found.append(([i], join(ordered, curves[i].log_size, curves[i].log_time, sigmas[i])))
-    return found
-
-
-def even_parts(points: int, longest: int) -> Iterator[tuple[int, int]]:
-    """Cuts a number of points into as few equal parts of at most `longest` as possible; yields the
-    first point and the end of each.
-    """
-    number = cdiv(points, longest)
-    return pairwise(points * part // number for part in range(number + 1))
-
-
-def _batches(spans: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-    """Yields parts of equal length. spans: (curve, first point, end) of each part."""
-    by_length: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for span in spans:
-        by_length[span[2] - span[1]].append(span)
     for points, members in by_length.items():
         step = max(1, _MOST_TOGETHER // points**2)
-        yield from (members[i : i + step] for i in range(0, len(members), step))
+        for first in range(0, len(members), step):
+            own = members[first : first + step]
+            rows = [(curves[i].log_size, curves[i].log_time, sigmas[i]) for i in own]
+            found.append((own, find_pieces(*np.stack(rows, axis=1))))
+    return found
 
 
 def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:

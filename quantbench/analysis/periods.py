@@ -17,7 +17,6 @@ from quantbench.analysis.curves import (
     FittedCurve,
     OfFamily,
     curve_family,
-    even_parts,
 )
 from quantbench.analysis.staircase import (
     BLOCK_SIDES,
@@ -32,6 +31,7 @@ from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.op_times import assumed_tile
 from quantbench.providers.catalog import UNPADDED
+from quantbench.quantization import cdiv
 from quantbench.units import percent
 from quantbench.workload import Gemm
 
@@ -136,11 +136,13 @@ def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec) -> list[FittedCurve
     parts = []
     bound = []
     for one in curves:
-        for ends in even_parts(len(one.curve.points), _LONGEST_CURVE):
-            part = one.part(*ends)
+        points = len(one.curve.points)
+        number = cdiv(points, _LONGEST_CURVE)
+        for i in range(number):
+            part = one.part(points * i // number, points * (i + 1) // number)
             parts.append(part)
-            points = part.curve.points
-            if compute_bound(points[len(points) // 2].workload, spec):
+            middle = part.curve.points[len(part.curve.points) // 2]
+            if compute_bound(middle.workload, spec):
                 bound.append(part)
     bound = bound or parts
     longest = max(len(one.curve.points) for one in bound)

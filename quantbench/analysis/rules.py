@@ -140,13 +140,13 @@ class RuleOfThumb(Rule):
     """A rule of thumb and how to test it.
 
     find: function that finds the pairs that test the rule in a run.
-    plan: function that returns the experiment for a device.
+    plan: the experiment, or a function that returns it for a device.
     gpu_only: whether the rule is about tensor cores, SMs or CUDA kernels, so that it is not tested
         on a CPU.
     """
 
     find: PairFinder
-    plan: Callable[[DeviceSpec], Experiment]
+    plan: Experiment | Callable[[DeviceSpec], Experiment]
     gpu_only: bool = True
 
     def applies_to(self, spec: DeviceSpec) -> bool:
@@ -164,38 +164,31 @@ class RuleOfThumb(Rule):
                 f"{spec.name} is a CPU, and the rule is about GPUs",
                 f"a GPU, or a rule that holds on a CPU as well: {others}",
             )
-        return self.plan(spec)
+        return self.plan if isinstance(self.plan, Experiment) else self.plan(spec)
 
 
-def _around(bases: Sequence[int], offsets: Sequence[int]) -> str:
-    """Formats all values base + offset: `1984,2048,2112`."""
+def _around_each(held: Held, axis: str, bases: Sequence[int], offsets: Sequence[int]) -> Experiment:
+    """Builds an experiment over all values base + offset of an axis: `hidden=1984,2048,2112`."""
     values = set(starmap(add, product(bases, offsets)))
-    return ",".join(map(str, sorted(values)))
+    return Experiment((f"{axis}={','.join(map(str, sorted(values)))}",), held)
 
 
-def _linear(bases: Sequence[int], offsets: Sequence[int]) -> Experiment:
-    return Experiment((f"hidden={_around(bases, offsets)}",), Held(seq=2048, ops=LINEAR_OPS))
+_LINEAR = Held(seq=2048, ops=LINEAR_OPS)
+_PRODUCT = Held(m=4096, n=4096, layout="nt")
+_REDUCTIONS = (1024, 2048, 4096, 8192)
+_HEADS = Held(hidden=2048, heads=32, seq=2048, ops=("attention",))
+_LOGITS = Held(hidden=4096, seq=2048)
+_VOCABULARIES = (32000, 50304, 128256)
+_GROUPED = ("experts_up", "experts_up_gate", "experts_down")
+_EXPERTS = Held(hidden=2048, experts=8, top_k=2, moe_ffn=2048, vocab=32000, seq=2048, ops=_GROUPED)
+# Rows per expert are a quarter of the tokens.
+_TOKENS = (512, 1024, 2048, 4096)
 
 
 def _hidden_sm_count(spec: DeviceSpec) -> Experiment:
     step = lcm(spec.sm_count, 64)
     bases = [step * i for i in range(1, 9) if 1024 <= step * i <= 12288][:5]
-    return _linear(bases, (-128, 0, 128))
-
-
-def _k(offsets: Sequence[int]) -> Experiment:
-    values = _around((1024, 2048, 4096, 8192), offsets)
-    return Experiment((f"k={values}",), Held(m=4096, n=4096, layout="nt"))
-
-
-def _head_dim(values: str) -> Experiment:
-    held = Held(hidden=2048, heads=32, seq=2048, ops=("attention",))
-    return Experiment((f"head-dim={values}",), held)
-
-
-def _vocab(offsets: Sequence[int]) -> Experiment:
-    values = _around((32000, 50304, 128256), offsets)
-    return Experiment((f"vocab={values}",), Held(hidden=4096, seq=2048))
+    return _around_each(_LINEAR, "hidden", bases, (-128, 0, 128))
 
 
 def _softmax(*dims: str, heads: int = 0, seq: int = 0) -> Experiment:
@@ -209,20 +202,6 @@ def _layer(spec: DeviceSpec, dim: str) -> Experiment:
     if spec.kind == "cpu":
         held = replace(held, hidden=256, seq=128)
     return Experiment((dim,), held)
-
-
-_GROUPED = ("experts_up", "experts_up_gate", "experts_down")
-_EXPERTS = Held(hidden=2048, experts=8, top_k=2, moe_ffn=2048, vocab=32000, seq=2048, ops=_GROUPED)
-
-
-def _expert_rows(offsets: Sequence[int]) -> Experiment:
-    """Builds an experiment over rows per expert, a quarter of the tokens."""
-    tokens = _around((512, 1024, 2048, 4096), [4 * offset for offset in offsets])
-    return Experiment((f"tokens={tokens}",), _EXPERTS)
-
-
-def _expert_widths(bases: Sequence[int], offsets: Sequence[int]) -> Experiment:
-    return Experiment((f"moe-ffn={_around(bases, offsets)}",), replace(_EXPERTS, seq=4096))
 
 
 # Finds pairs by the rows of the experts, which the tokens set.
@@ -255,7 +234,7 @@ RULES: tuple[RuleOfThumb, ...] = (
         "multiples of 128 fill whole tiles; other sizes are slower",
         _PREQUEL,
         partial(multiples, axis="hidden", divisor=128, alike=(64,), ops=LINEAR_OPS),
-        lambda _: _linear((1024, 2048, 3072, 4096, 6144), (-64, 0, 64)),
+        _around_each(_LINEAR, "hidden", (1024, 2048, 3072, 4096, 6144), (-64, 0, 64)),
     ),
     RuleOfThumb(
         "hidden-sm-count",
@@ -277,7 +256,7 @@ RULES: tuple[RuleOfThumb, ...] = (
         "multiples of both 128 and 108 (BigScience; but 128 does not divide 864)",
         _PREQUEL,
         partial(multiples, axis="hidden", divisor=864, alike=(32, 64, 128), ops=LINEAR_OPS),
-        lambda _: _linear((1728, 2592, 3456, 5184, 6912), (-128, 0, 128)),
+        _around_each(_LINEAR, "hidden", (1728, 2592, 3456, 5184, 6912), (-128, 0, 128)),
     ),
     RuleOfThumb(
         "k-8",
@@ -285,7 +264,7 @@ RULES: tuple[RuleOfThumb, ...] = (
         "16-bit rows start at multiples of 16 bytes and are loaded in full",
         _MATRIX_GUIDE,
         partial(multiples, axis="k", divisor=8),
-        lambda _: _k((-4, -2, -1, 0, 1, 2, 4)),
+        _around_each(_PRODUCT, "k", _REDUCTIONS, (-4, -2, -1, 0, 1, 2, 4)),
     ),
     RuleOfThumb(
         "k-64",
@@ -293,7 +272,7 @@ RULES: tuple[RuleOfThumb, ...] = (
         "rows start at cache lines, and the last step of the reduction is full",
         _MATRIX_GUIDE,
         partial(multiples, axis="k", divisor=64, alike=(8,)),
-        lambda _: _k((-32, -16, -8, 0, 8, 16, 32)),
+        _around_each(_PRODUCT, "k", _REDUCTIONS, (-32, -16, -8, 0, 8, 16, 32)),
     ),
     RuleOfThumb(
         "head-dim-8",
@@ -301,7 +280,7 @@ RULES: tuple[RuleOfThumb, ...] = (
         "attention rows start at multiples of 16 bytes",
         _PREQUEL,
         partial(multiples, axis="head_dim", divisor=8, same_padding=True, ops=_ATTENTION_OPS),
-        lambda _: _head_dim("68,70,72,74,76,100,102,104,106,108,116,118,120,122,124"),
+        _around_each(_HEADS, "head-dim", (72, 104, 120), (-4, -2, 0, 2, 4)),
     ),
     RuleOfThumb(
         "head-dim-64",
@@ -309,7 +288,7 @@ RULES: tuple[RuleOfThumb, ...] = (
         "attention pads to whole tiles of 64",
         _PREQUEL,
         partial(multiples, axis="head_dim", divisor=64, alike=(8,), ops=_ATTENTION_OPS),
-        lambda _: _head_dim("56,64,72,112,120,128,136,184,192,200"),
+        _around_each(_HEADS, "head-dim", (64, 120, 128, 192), (-8, 0, 8)),
     ),
     RuleOfThumb(
         "vocab-8",
@@ -317,7 +296,7 @@ RULES: tuple[RuleOfThumb, ...] = (
         "rows of the logits start at multiples of 16 bytes",
         _MATRIX_GUIDE,
         partial(multiples, axis="vocab", divisor=8, ops=("logits",)),
-        lambda _: _vocab((-4, -1, 0, 1, 4)),
+        _around_each(_LOGITS, "vocab", _VOCABULARIES, (-4, -1, 0, 1, 4)),
     ),
     RuleOfThumb(
         "vocab-128",
@@ -325,7 +304,7 @@ RULES: tuple[RuleOfThumb, ...] = (
         "the logits fill their tiles (Megatron pads the vocabulary to it)",
         _VOCAB_PADDING,
         partial(multiples, axis="vocab", divisor=128, alike=(8,), ops=("logits",)),
-        lambda _: _vocab((-64, -8, 0, 8, 64)),
+        _around_each(_LOGITS, "vocab", _VOCABULARIES, (-64, -8, 0, 8, 64)),
     ),
     RuleOfThumb(
         "heads-mbs-4",
@@ -338,7 +317,7 @@ RULES: tuple[RuleOfThumb, ...] = (
             same=("rows", "cols"),
             what="heads / TP × MBS no multiple of 4",
         ),
-        lambda _: _softmax("heads=8,9,10,15,16,17,24,26,32,33", seq=2048),
+        _softmax("heads=8,9,10,15,16,17,24,26,32,33", seq=2048),
     ),
     RuleOfThumb(
         "batches-per-block",
@@ -351,7 +330,7 @@ RULES: tuple[RuleOfThumb, ...] = (
             same=("rows", "cols"),
             what="heads / TP × MBS a multiple of 4 and not of 8",
         ),
-        lambda _: _softmax("heads=8,12,16,20,24,28,32,36,64,68", "seq=64,128"),
+        _softmax("heads=8,12,16,20,24,28,32,36,64,68", "seq=64,128"),
     ),
     RuleOfThumb(
         "softmax-sk-2048",
@@ -364,7 +343,7 @@ RULES: tuple[RuleOfThumb, ...] = (
             same=("batch",),
             what="rows of more than 2048 columns",
         ),
-        lambda _: _softmax("seq=1024,1536,2048,2112,2560,3072,4096", heads=16),
+        _softmax("seq=1024,1536,2048,2112,2560,3072,4096", heads=16),
     ),
     RuleOfThumb(
         "mbs-2",
@@ -391,7 +370,7 @@ RULES: tuple[RuleOfThumb, ...] = (
         _MATRIX_GUIDE,
         whole_waves,
         # Small m and small steps of n: for any tile, some size fills the last wave to 90 % or more.
-        lambda _: Experiment(("n=4096:16384:256@edges",), Held(m=512, k=4096, layout="nt")),
+        Experiment(("n=4096:16384:256@edges",), Held(m=512, k=4096, layout="nt")),
     ),
     RuleOfThumb(
         "expert-rows-64",
@@ -399,7 +378,7 @@ RULES: tuple[RuleOfThumb, ...] = (
         "the rows of every expert fill tiles of 64",
         _GROUPED_GEMM,
         partial(_multiples_of_rows, divisor=64),
-        lambda _: _expert_rows((-32, -16, 0, 16, 32)),
+        _around_each(_EXPERTS, "tokens", _TOKENS, (-128, -64, 0, 64, 128)),
     ),
     RuleOfThumb(
         "expert-rows-128",
@@ -407,7 +386,7 @@ RULES: tuple[RuleOfThumb, ...] = (
         "the rows of every expert fill tiles of 128",
         _GROUPED_GEMM,
         partial(_multiples_of_rows, divisor=128, alike=(64,)),
-        lambda _: _expert_rows((-64, 0, 64)),
+        _around_each(_EXPERTS, "tokens", _TOKENS, (-256, 0, 256)),
     ),
     RuleOfThumb(
         "expert-width-128",
@@ -415,7 +394,9 @@ RULES: tuple[RuleOfThumb, ...] = (
         "the columns of every expert fill tiles of 128",
         _GROUPED_GEMM,
         partial(multiples, axis="moe_ffn", divisor=128, alike=(64,), ops=_GROUPED),
-        lambda _: _expert_widths((1024, 1536, 2048, 3072), (-64, 0, 64)),
+        _around_each(
+            replace(_EXPERTS, seq=4096), "moe-ffn", (1024, 1536, 2048, 3072), (-64, 0, 64)
+        ),
     ),
 )
 

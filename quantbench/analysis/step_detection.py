@@ -119,35 +119,6 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
     return Pieces(log_size, log_time, sigma, tuple(starts), trends, cost, points - spent, chi2)
 
 
-def join(
-    parts: Sequence[tuple[Pieces, int]], log_size: Floats, log_time: Floats, sigma: Floats
-) -> Pieces:
-    """Joins the pieces of consecutive parts of one long curve, with a break at every cut.
-
-    parts: for each part, its Pieces and its row in them.
-    log_size, log_time, sigma: arrays of the whole curve (points,).
-    """
-    starts = []
-    trends = []
-    first = 0
-    totals = np.zeros((3, 1))  # cost, freedom and chi2 of the curve
-    for pieces, row in parts:
-        trend = pieces.trend[row]
-        starts.append(pieces.starts[row] + first)
-        # The gap at the cut takes the trend of the next gap.
-        trends.append(np.append(trend[:1], trend) if first else trend)
-        first += pieces.log_time.shape[1]
-        totals[:, 0] += (pieces.cost[row], pieces.freedom[row], pieces.chi2[row])
-    return Pieces(
-        log_size[None],
-        log_time[None],
-        sigma[None],
-        (np.concatenate(starts),),
-        np.concatenate(trends)[None],
-        *totals,
-    )
-
-
 def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
     """Returns breaks, levels and trend of each curve.
 

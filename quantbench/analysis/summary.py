@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from operator import attrgetter
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from quantbench import units
 from quantbench.device.spec import DeviceSpec
@@ -139,21 +139,6 @@ def held_of(axes: Mapping[str, int], axis: str) -> tuple[tuple[str, int], ...]:
 def values_along(rows: Iterable[LayerRow], axis: str) -> set[int | None]:
     """Returns the values of an axis; None stands for the rows without it."""
     return {row.axes.get(axis) for row in rows}
-
-
-def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values with those of nested mappings under dotted names.
-
-    >>> flattened({"seed": 0, "timing": {"mode": "graph"}})
-    {'seed': 0, 'timing.mode': 'graph'}
-    """
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found |= {f"{name}.{inner}": one for inner, one in value.items()}
-        else:
-            found[name] = value
-    return found
 
 
 def op_order(label: str) -> tuple[int, str]:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 # Number of cliffs shown; --json has all.
 _MOST_CLIFFS = 20
 
-_VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yellow"}
-
 
 @command
 def check(
@@ -135,7 +133,7 @@ def _lines(found: RunCheck) -> Lines:
         yield from ("", cliffs_table(words, title))
     for section in filter(None, (steps_section(found), rules_section(found.rules, info.device))):
         yield ""
-        yield from section_lines(section, _VERDICT_STYLE)
+        yield from section_lines(section)
     for (rule, dtype), number in _broken_rules(found).most_common():
         what = f"{' or '.join(rule.sides)} of {dtype} off the multiples of {rule.multiple}"
         effect = f"{rule.effect} in {rule.whose} ({rule.claim})"

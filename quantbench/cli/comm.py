@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,7 +79,8 @@ def comm(
     arguments.plan("gloo", 2, 1)
     from quantbench.providers.collectives import TorchRanks, TorchWork, backend_here, topology
 
-    with TorchRanks(arguments.backend or backend_here()) as ranks:
+    lines = libraries_to_stderr() if as_json else nullcontext()
+    with lines, TorchRanks(arguments.backend or backend_here()) as ranks:
         places = ranks.gather(topology(ranks))
         idle = ranks.gather(idle_traffic_mb_per_s() if ranks.local_rank == 0 else None)
         on_gpu = ranks.backend == "nccl"
@@ -99,6 +103,18 @@ def comm(
             raise
         leader.stop()
         return result
+
+
+@contextmanager
+def libraries_to_stderr() -> Iterator[None]:
+    """Sends to stderr what libraries write to file descriptor 1, as gloo and NCCL do."""
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _lead(

@@ -27,9 +27,10 @@ from quantbench.report.sweep_result import (
     draw_run,
     ops_line,
     rows_to_json,
-    sweep_table,
+    sizes_table,
     trust_lines,
 )
+from quantbench.report.terminal import drawn
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Place, Record, Skipped
 from quantbench.store.run import RunInfo
@@ -145,12 +146,12 @@ def result(
         comparison = compare_shapes(points, options.models)
         told["shapes"] = comparison
         lines += [
-            comparison_table(comparison),
+            drawn(comparison_table(comparison), fold=("shape", "library")),
             comparison_sentence(comparison),
             *comparison_lines(comparison),
         ]
     elif rows:
-        lines += [ops_line(rows), sweep_table(rows, check), *check.padding]
+        lines += [ops_line(rows), drawn(sizes_table(rows, check), narrowest=20), *check.padding]
     else:
         lines.append("nothing was measured")
     lines += floor_lines((p.latency_us, p) for p in points)

@@ -34,7 +34,8 @@ from quantbench.cli.sweep_print import (
     show_progress,
 )
 from quantbench.cluster.cards import card_lines, compare_cards
-from quantbench.cluster.ray_sweep import ClusterRun, ClusterSweep, connected
+from quantbench.cluster.ray_cluster import connected
+from quantbench.cluster.ray_sweep import ClusterRun, ClusterSweep
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError, StoreError
 from quantbench.latency.op_times import roofline_us
@@ -43,10 +44,10 @@ from quantbench.store.folder import Run, read_run
 from quantbench.store.record import Measured
 from quantbench.store.run import read_run_info
 from quantbench.sweep.child import WorkerProcess, refusal
-from quantbench.sweep.options import plan_sweep
+from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished
-from quantbench.sweep.session import SweepSession
+from quantbench.sweep.session import SweepSession, resumed_options
 from quantbench.units import latency
 
 _MOST_PLANNED_LINES = 40
@@ -191,16 +192,14 @@ def run_on_ray(
     budget_s = budget_of(arguments)
     earlier_s = 0.0 if resume is None else measuring_s(read_run_info(resume))
 
+    def options_on(spec: DeviceSpec) -> SweepOptions:
+        if resume is not None:
+            return resumed_options(resume, budget_s)
+        return sweep_options(arguments, spec.torch_kind)
+
     with connected() as ray:
         stop_on_sigterm()  # after Ray has set its own handler
-        sweep = ClusterSweep(
-            ray,
-            lambda spec: sweep_options(arguments, spec.torch_kind),
-            results,
-            resume=resume,
-            resume_budget_s=budget_s,
-            note=lambda text: say(console, text),
-        )
+        sweep = ClusterSweep(ray, options_on, results, resume, partial(say, console))
         assumed: dict[Path, tuple[str, ...]] = {}
         for run in sweep.start():
             assumed[run.folder] = ()  # a resumed run has no new assumptions

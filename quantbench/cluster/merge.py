@@ -9,6 +9,7 @@ from typing import Any
 
 from quantbench.errors import InputError, StoreError, first_repeated
 from quantbench.measurement import GRADES
+from quantbench.store.differences import differences
 from quantbench.store.folder import Run, RunWriter
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.store.run import RunInfo
@@ -51,13 +52,13 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
     if len(runs) == 1:
         raise InputError("merge", copies[0], "two or more different runs")
     first = runs[0].info
-    differences: list[str] = []
+    serious: list[str] = []
     for run in runs[1:]:
-        differences += _differences(first, run.info)
-    if differences and not force:
-        what = differences[0]
-        if len(differences) > 1:
-            what += f" (and {len(differences) - 1} more differences)"
+        serious += _differences(runs[0], run, "device", "origin", "software")
+    if serious and not force:
+        what = serious[0]
+        if len(serious) > 1:
+            what += f" (and {len(serious) - 1} more differences)"
         raise InputError("merge", what, "runs of one device with one software, or --force")
     run_id = run_id or f"{first.run_id}-merged"
     points: dict[tuple[str, str], Record] = {}
@@ -106,7 +107,7 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
         phases_s=dict(sorted(phases_s.items())),
     )
     records = sorted([*points.values(), *others], key=lambda record: record.elapsed_s)
-    notes = (*copies, *differences, *missing, *_tolerated(runs))
+    notes = (*copies, *serious, *missing, *_tolerated(runs))
     return Merged(info, tuple(records), repeated, notes)
 
 
@@ -146,21 +147,13 @@ def write_merged(results: Path, merged: Merged) -> Path:
     return writer.folder
 
 
-def _differences(first: RunInfo, other: RunInfo) -> list[str]:
+def _differences(first: Run, other: Run, *kinds: str) -> list[str]:
+    """Returns the differences of these kinds between two runs' metadata."""
     found = []
-    device = first.device.name
-    if device != other.device.name:
-        found.append(f"{other.run_id} is of {other.device.name}, {first.run_id} of {device}")
-    elif first.device != other.device:
-        found.append(f"{other.run_id} has other constants of {device} than {first.run_id}")
-    if first.origin != other.origin:
-        found.append(f"{other.run_id} is {other.origin}, {first.run_id} {first.origin}")
-    # The operating system does not affect times.
-    for name in sorted((first.software.keys() | other.software.keys()) - {"os"}):
-        ours = first.software.get(name, "none")
-        theirs = other.software.get(name, "none")
-        if ours != theirs:
-            found.append(f"{other.run_id} has {name} {theirs}, {first.run_id} {ours}")
+    for one in differences(first, other):
+        # The operating system does not affect times, and tables of many sources may be merged.
+        if one.kind in kinds and one.name not in ("os", "source"):
+            found.append(f"{other.info.run_id} against {first.info.run_id}: {one}")
     return found
 
 
@@ -222,12 +215,8 @@ def _tolerated(runs: Sequence[Run]) -> list[str]:
     notes: list[str] = []
     for run in runs:
         notes += run.warnings
-    first = runs[0].info
     for run in runs[1:]:
-        differing = first.environment.items() ^ run.info.environment.items()
-        if differing:
-            names = ", ".join(sorted({name for name, _ in differing}))
-            notes.append(f"{run.info.run_id} ran with other variables than {first.run_id}: {names}")
+        notes += _differences(runs[0], run, "environment")
     for run in runs:
         if run.info.how_ended != "complete":
             notes.append(f"{run.info.run_id} is {run.info.how_ended}")

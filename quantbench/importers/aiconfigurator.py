@@ -68,11 +68,10 @@ class TableFile:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Kind of table. family: folder. stem: file name. columns: required columns. read: function
-    from a row to its workload, or to the reason that quantbench has none."""
+    """Kind of table. family: folder. columns: required columns. read: function from a row to its
+    workload, or to the reason that quantbench has none."""
 
     family: str
-    stem: str
     columns: tuple[str, ...]
     read: Callable[[dict[str, Any]], Workload | str]
 
@@ -179,29 +178,24 @@ _MOE_COLUMNS = (
 _CACHED_COLUMNS = (*_ATTENTION_COLUMNS, "num_key_value_heads", "kv_cache_dtype", "step")
 
 TABLES = {
-    "gemm": _Kind("gemm", "gemm_perf", ("gemm_dtype", "m", "n", "k", "latency"), _gemm),
-    "context_attention": _Kind(
-        "attention", "context_attention_perf", _CACHED_COLUMNS, partial(_attention, kind="context")
-    ),
+    "gemm": _Kind("gemm", ("gemm_dtype", "m", "n", "k", "latency"), _gemm),
+    "context_attention": _Kind("attention", _CACHED_COLUMNS, partial(_attention, kind="context")),
     "nccl": _Kind(
         "comm",
-        "nccl_perf",
         ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"),
         _collective,
     ),
     "encoder_attention": _Kind(
         "encoder_attention",
-        "encoder_attention_perf",
         _ATTENTION_COLUMNS,
         partial(_attention, kind="encoder"),
     ),
     "generation_attention": _Kind(
         "attention",
-        "generation_attention_perf",
         _CACHED_COLUMNS,
         partial(_attention, kind="generation"),
     ),
-    "moe": _Kind("moe", "moe_perf", _MOE_COLUMNS, _moe),
+    "moe": _Kind("moe", _MOE_COLUMNS, _moe),
 }
 #: tables that are imported by default
 DEFAULT_KINDS = ("gemm", "context_attention", "nccl")
@@ -237,7 +231,7 @@ def find_tables(
     missing = []
     for kind in kinds:
         wanted = nccl_version if kind == "nccl" else version
-        path = _find(data, TABLES[kind], backend, wanted, system)
+        path = _find(data, kind, backend, wanted, system)
         if path is None:
             missing.append(f"{system} has no {kind} table{of}")
         else:
@@ -249,10 +243,10 @@ def find_tables(
 
 
 def _find(
-    data: Path, kind: _Kind, backend: str | None, version: str | None, system: str
+    data: Path, kind: str, backend: str | None, version: str | None, system: str
 ) -> Path | None:
-    known = sorted(data.glob(f"{kind.family}/*/*/{kind.stem}.parquet"))
-    if kind.stem == "nccl_perf":
+    known = sorted(data.glob(f"{TABLES[kind].family}/*/*/{kind}_perf.parquet"))
+    if kind == "nccl":
         exact = [path for path in known if path.parts[-2] == version]
         return next(iter((*exact, *reversed(known))), None)
     of_backend = [path for path in known if backend in (None, path.parts[-3])]
@@ -260,7 +254,7 @@ def _find(
     if len(matching) > 1 and backend is not None:
         newest = NEWEST.get(system, {}).get(backend)
         matching = [path for path in matching if path.parts[-2] == newest] or matching
-    if not known or (not matching and kind.stem != "gemm_perf"):
+    if not known or (not matching and kind != "gemm"):
         return None
     if len(matching) != 1:
         have = ", ".join(f"{path.parts[-3]} {path.parts[-2]}" for path in known)

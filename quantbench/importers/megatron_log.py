@@ -30,31 +30,27 @@ _BLOCK_BYTES = 2**19
 # NeMo's lines: `Training epoch 0, iteration 9/99 | … | train_step_timing in s: 2.83 |`.
 _MARK = re.compile(rb"elapsed time per iteration|train_step_timing in s")
 _START = re.compile(rb"iteration +(\d+)/ *\d+ \|")
-# By name in the log: the column, and the divisor that converts the value to the column's unit.
+# Columns by the names of fields in a log; of the columns' units, but for milliseconds.
 _FIELDS = {
-    b"elapsed time per iteration (ms)": ("elapsed_s", 1e3),
-    b"elapsed time per iteration (s)": ("elapsed_s", 1.0),
-    b"train_step_timing in s": ("elapsed_s", 1.0),
-    b"global_batch_size": ("gbs", 1.0),
-    b"reduced_train_loss": ("loss", 1.0),
-    b"consumed_samples": ("consumed_samples", 1.0),
-    b"consumed samples": ("consumed_samples", 1.0),
-    b"consumed tokens": ("consumed_tokens", 1.0),
-    b"global batch size": ("gbs", 1.0),
-    b"lm loss": ("loss", 1.0),
-    b"actual seq length": ("seq", 1.0),
-    b"curriculum seqlen": ("seq", 1.0),
-    b"number of skipped iterations": ("skipped", 1.0),
-    b"number of nan iterations": ("nan_iterations", 1.0),
-    b"samples per second": ("samples_per_s", 1.0),
-    b"TFLOPs": ("tflops", 1.0),
-    b"tokens per gpu per second (tgs)": ("tokens_per_gpu_per_s", 1.0),
+    b"elapsed time per iteration (ms)": "elapsed_s",
+    b"elapsed time per iteration (s)": "elapsed_s",
+    b"train_step_timing in s": "elapsed_s",
+    b"consumed_samples": "consumed_samples",
+    b"consumed samples": "consumed_samples",
+    b"consumed tokens": "consumed_tokens",
+    b"global_batch_size": "gbs",
+    b"global batch size": "gbs",
+    b"reduced_train_loss": "loss",
+    b"lm loss": "loss",
+    b"actual seq length": "seq",
+    b"curriculum seqlen": "seq",
+    b"number of skipped iterations": "skipped",
+    b"number of nan iterations": "nan_iterations",
+    b"samples per second": "samples_per_s",
+    b"TFLOPs": "tflops",
+    b"tokens per gpu per second (tgs)": "tokens_per_gpu_per_s",
 }
-COLUMNS = (
-    "iteration", "elapsed_s", "consumed_samples", "consumed_tokens", "gbs", "loss", "seq",
-    "skipped", "nan_iterations",
-    "samples_per_s", "tflops", "tokens_per_gpu_per_s",
-)  # fmt: skip
+COLUMNS = tuple(dict.fromkeys(("iteration", *_FIELDS.values())))
 #: sizes among the arguments that Megatron prints at its start, `  micro_batch_size ....... 2`, with
 #: quantbench's names
 ARGUMENTS = {
@@ -252,9 +248,11 @@ def _rows(block: bytes, left_out: Counter[str]) -> Iterator[list[float]]:
             row = {"iteration": float(start[1])}
             for text in block[start.end() : end].split(b"|")[:-1]:  # no bar follows the last
                 name, _, value = text.partition(b":")
-                column, unit = _FIELDS.get(name.strip(), ("", 1.0))
-                if column and column not in row:
-                    row[column] = _number(value) / unit
+                column = _FIELDS.get(name.strip())
+                if column is not None and column not in row:
+                    row[column] = _number(value)
+                    if name.endswith(b"(ms)"):
+                        row[column] /= 1e3
             if "elapsed_s" in row:
                 yield [row.get(column, nan) for column in COLUMNS]
             else:

@@ -67,7 +67,7 @@ _WITHOUT = {
     ("l40s", "fp8_block"): ("sglang",),
     ("rtx_pro_6000_server", "fp8_block"): ("vllm", "sglang"),
 }
-#: (device slug, dtype) → library of its published file (`tools.accuracy.tables`)
+#: (device slug, dtype) → library of its published file (`tools.published_tables`)
 _PUBLISHED = {
     ("mi300x-192gb", "fp8_block"): "aiter",
     ("mi355x-288gb", "fp8_block"): "aiter",

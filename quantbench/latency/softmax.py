@@ -42,7 +42,7 @@ from quantbench.workload.dtypes import element_bytes
 _WHO = "SoftmaxModel"
 MODEL_FORMAT = "quantbench-softmax-model"
 MODEL_VERSION = 1
-#: models fitted to published tables (`tools.ship_softmax`), a JSON object by device
+#: models fitted to published tables (`tools.ship`), a JSON object by device
 SHIPPED = Path(__file__).parent / "models" / "softmax.json"
 LIBRARIES = ("megatron", "torch")
 

@@ -103,17 +103,19 @@ def _table_text(table: Json) -> str:
 
 def to_parquet(table: Table) -> bytes:
     """Returns the table as Parquet bytes, which are the same for the same rows."""
-    columns = {name: v.tolist() if v.dtype.kind == "U" else v for name, v in table.columns.items()}
-    return parquet_bytes(columns, compression="zstd", store_schema=False)
+    return parquet_bytes(list(table.rows()), compression="zstd", store_schema=False)
 
 
-def parquet_bytes(columns: Mapping[str, Any], **options: Any) -> bytes:
-    """Returns a table as Parquet bytes. options: of pyarrow's `write_table`."""
+def parquet_bytes(rows: list[dict[str, Any]], **options: Any) -> bytes:
+    """Returns rows, all with the columns of the first, as Parquet bytes.
+
+    options: of pyarrow's `write_table`.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, **options)
+    pq.write_table(pa.Table.from_pylist(rows), sink, **options)
     return bytes(sink.getvalue())
 
 

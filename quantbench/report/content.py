@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from rich.text import Text
+
 from quantbench.analysis.summary import Point
 
 #: colours of curves that people with any colour vision can tell apart (Okabe and Ito, "Color
@@ -27,11 +29,12 @@ class Table:
     """A plain table, for the page and the terminal.
 
     head: column names, as of `terminal.plain_table`.
+    rows: cells; the page shows a styled text without its style.
     whole: indices of columns that are never folded.
     """
 
     head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[str | Text, ...], ...]
     whole: frozenset[int] = frozenset()
 
 

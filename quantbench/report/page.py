@@ -11,6 +11,8 @@ from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 
+from rich.text import Text
+
 from quantbench import __version__
 from quantbench.analysis.check import check_run
 from quantbench.analysis.curves import curves_of
@@ -249,7 +251,8 @@ def template_text(name: str, package: str = "quantbench.report") -> str:
 
 
 def _fit_to_show(value: object) -> object:
-    """Removes control and bidirectional characters from a text; leaves markup unchanged."""
-    if type(value) is not str:
-        return value
-    return printable(value, longest=len(value))
+    """Removes style, control and bidirectional characters from a text; leaves markup unchanged."""
+    text = value.plain if isinstance(value, Text) else value
+    if type(text) is not str:
+        return text
+    return printable(text, longest=len(text))

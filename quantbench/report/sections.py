@@ -9,11 +9,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from rich.text import Text
+
 from quantbench.analysis.check import RunCheck
 from quantbench.analysis.jumps import CommonCliff
 from quantbench.analysis.periods import Period
 from quantbench.analysis.rules import untested_lines
-from quantbench.analysis.summary import LayerRow, Point, flattened, floor_lines
+from quantbench.analysis.summary import LayerRow, Point, floor_lines
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
 from quantbench.measurement import GRADES
@@ -22,6 +24,7 @@ from quantbench.report.op_curves import cost_words
 from quantbench.report.sweep_result import ops_line, sizes_table
 from quantbench.report.terminal import filled
 from quantbench.rules import VERDICTS, Verdict
+from quantbench.store.differences import CONSTANTS, flattened
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
 from quantbench.units import dashed, duration, percent, signed_percent
@@ -30,6 +33,7 @@ from quantbench.units import dashed, duration, percent, signed_percent
 # steps.
 _MOST_ALIKE = 3
 _MOST_COMMON = 24
+_VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yellow"}
 
 
 def steps_section(check: RunCheck) -> Section | None:
@@ -112,7 +116,8 @@ def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | No
     for one in sorted(verdicts, key=lambda one: VERDICTS.index(one.verdict)):
         if one.num_pairs:
             pairs = str(one.num_pairs)
-            rows.append((one.predicate, one.verdict, _effect(one), pairs, one.reason or one.claim))
+            verdict = Text(one.verdict, style=_VERDICT_STYLE[one.verdict])
+            rows.append((one.predicate, verdict, _effect(one), pairs, one.reason or one.claim))
     table = None
     note = ""
     if rows:
@@ -145,7 +150,6 @@ _MOST_REASONS = 14
 _MOST_KINDS = 3
 # Reasons that differ only in their numbers are counted together.
 _FIGURE = re.compile(r"[-+±]?\d+(?:\.\d+)?")
-_CONSTANTS = ("sm_count", "sm_clock_mhz", "l2_bytes", "memory_bytes", "memory_gb_per_s")
 _GRADE_WORDS = {
     "A": "steady, cold as asked, clock steady",
     "B": "one condition not met",
@@ -226,8 +230,8 @@ def how_section(run: Run) -> Section:
         items[f"option {name}"] = value
     for name, seconds in info.phases_s.items():
         items[f"seconds of {name}"] = f"{seconds:.1f}"
-    constants: dict[str, Any] = {name: getattr(device, name) for name in _CONSTANTS}
-    for name, value in {**constants, **flattened({"peak_tflops": device.peak_tflops})}.items():
+    constants = flattened({name: getattr(device, name) for name in CONSTANTS})
+    for name, value in constants.items():
         source = device.source.get(name) or device.source.get(name.partition(".")[0])
         items[f"device {name}"] = value if source is None else f"{value} ({source})"
     rows = tuple((printable(name), printable(str(value), 300)) for name, value in items.items())

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from operator import attrgetter
 
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from quantbench.analysis.summary import Point, op_order
 from quantbench.report.content import Section, Table
-from quantbench.report.terminal import filled, plain_table, shown
+from quantbench.report.terminal import filled, shown
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.units import latency
@@ -133,23 +132,19 @@ def _gain(
     return Gain(faster - 1, faster * exp(-half_width) - 1, faster * exp(half_width) - 1)
 
 
-_words = attrgetter("words")
-
-
-def _table(shapes: Sequence[MeasuredShape]) -> Table:
-    """Builds the table, one line per shape and library; names a library only if there are
-    several.
-    """
+def comparison_table(shapes: Sequence[MeasuredShape]) -> Table:
+    """Builds the table, one line per shape and library; names a library only if there are several.
+    On a terminal, significant gains are green, significant losses red."""
     several = len({one.library for one in shapes}) > 1
     lines = []
     for one in shapes:
         lacks = f"not measured: {', '.join(one.missing)}"
-        cells = {
+        cells: dict[str, str | Text] = {
             "shape": one.name,
             "library": one.library if several else "",
             ">one layer": shown(one.layer_us, latency),
             ">logits": shown(one.logits_us or None, latency),
-            ">gain": shown(one.gain, _words) if one.number > 1 else "",
+            ">gain": "" if one.number == 1 else _styled(one.gain),
             ">predicted": shown(one.predicted, _words),
             "": lacks if one.missing else one.verdict,
         }
@@ -157,23 +152,21 @@ def _table(shapes: Sequence[MeasuredShape]) -> Table:
     return Table(*filled(lines, optional=("library", ">predicted")))
 
 
-def comparison_table(shapes: Sequence[MeasuredShape]) -> RichTable:
-    """Builds the table for the terminal; significant gains are green, significant losses red."""
-    table = _table(shapes)
-    lines = []
-    for one, cells in zip(shapes, table.rows, strict=True):
-        line = dict(zip(table.head, map(Text, cells), strict=True))
-        if one.gain is not None and one.gain.low > 0:
-            line[">gain"].stylize("bold green")
-        elif one.gain is not None and one.gain.high < 0:
-            line[">gain"].stylize("bold red")
-        lines.append(list(line.values()))
-    return plain_table(table.head, lines, fold=("shape", "library"))
+_words = attrgetter("words")
+
+
+def _styled(gain: Gain | None) -> Text:
+    text = Text(shown(gain, _words))
+    if gain is not None and gain.low > 0:
+        text.stylize("bold green")
+    elif gain is not None and gain.high < 0:
+        text.stylize("bold red")
+    return text
 
 
 def comparison_section(shapes: Sequence[MeasuredShape]) -> Section:
     lines = tuple(comparison_lines(shapes))
-    return Section("shapes", "Shapes side by side", table=_table(shapes), lines=lines)
+    return Section("shapes", "Shapes side by side", table=comparison_table(shapes), lines=lines)
 
 
 def comparison_sentence(shapes: Sequence[MeasuredShape]) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from quantbench.analysis.check import RunCheck
@@ -28,7 +27,7 @@ from quantbench.quantization import cdiv, credible_waves, quantize
 from quantbench.report.canvas import MARKERS, curve_names, figure, plain, rate, rate_unit
 from quantbench.report.content import PALETTE, Table
 from quantbench.report.source import picture_caption
-from quantbench.report.terminal import filled, plain_table, share_cell, shown
+from quantbench.report.terminal import filled, share_cell, shown
 from quantbench.store.folder import Run
 from quantbench.units import dashed, latency, percent, with_interval
 from quantbench.workload import Gemm
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 
 
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
-_OF_PEAK = ">of peak"
-_TRUST = "trust"
+_FIGURES_OF_ROW = (">ops", ">time", ">logits", ">TFLOP/s", ">GB/s", ">of peak")
 # Largest cliffs shown for one row; `check` shows all of them.
 _MOST_CLIFFS_NAMED = 2
 _FIGURES = re.compile(r"[±]?\d")
@@ -49,61 +47,41 @@ _TIGHT_PERCENT = re.compile(r"(?<=[0-9])%")
 
 def sizes_table(rows: Sequence[LayerRow], check: RunCheck) -> Table:
     """Builds the table of rows, one line per place and provider: rates, share of peak, trust, and
-    causes of losses.
-    """
+    causes of losses. Low shares of peak and bad grades stand out on a terminal."""
     several = len({row.provider for row in rows}) > 1
+    best = max((row.peak_share or 0.0 for row in rows if not row.missing), default=0.0)
     axes: dict[str, str] = {}
     for row in rows:
         axes |= dict.fromkeys(row.axes, "")
     lines = []
     for row in rows:
-        ops, time, tflops, gb_per_s, share = row_figures(row)
-        cells = {f">{dashed(name)}": str(value) for name, value in {**axes, **row.axes}.items()}
-        cells |= {
-            "provider": row.provider if several else "",
-            ">ops": ops,
-            ">time": time,
-            ">logits": shown(row.logits_us, latency),
-            ">TFLOP/s": tflops,
-            ">GB/s": gb_per_s,
-            _OF_PEAK: share,
-            _TRUST: row.grade.letter,
-            "cliffs, or what the worst op loses": printable(row_words(row, check), 400),
-        }
+        cells: dict[str, str | Text] = {}
+        for name, value in {**axes, **row.axes}.items():
+            cells[f">{dashed(name)}"] = str(value)
+        cells["provider"] = row.provider if several else ""
+        cells |= _figures(row, best)
+        cells["trust"] = Text(row.grade.letter, style=_GRADE_STYLE[row.grade.letter])
+        cells["cliffs, or what the worst op loses"] = printable(row_words(row, check), 400)
         lines.append(cells)
     return Table(*filled(lines, optional=("provider", ">logits")))
 
 
-def sweep_table(rows: Sequence[LayerRow], check: RunCheck) -> RichTable:
-    """Builds the same for the terminal, where low shares of peak and bad grades stand out.
-
-    Needs about 100 columns; on narrower terminals the last column folds.
-    """
-    table = sizes_table(rows, check)
-    best = max((row.peak_share or 0.0 for row in rows if not row.missing), default=0.0)
-    lines = []
-    for row, cells in zip(rows, table.rows, strict=True):
-        styled = dict(zip(table.head, map(Text, cells), strict=True))
-        styled[_TRUST].stylize(_GRADE_STYLE[row.grade.letter])
-        if not row.missing:
-            styled[_OF_PEAK] = share_cell(row.peak_share, best)
-        lines.append(list(styled.values()))
-    return plain_table(table.head, lines, narrowest=20)
-
-
-def row_figures(row: LayerRow) -> tuple[str, str, str, str, str]:
-    """Formats ops, time, TFLOP/s, GB/s and share of peak of a row; only ops if the row lacks some
-    of them.
-    """
+def _figures(row: LayerRow, best: float) -> dict[str, str | Text]:
+    """Formats ops, times and rates of a row; only ops and logits if the row lacks some ops. best:
+    best share of peak in the table."""
+    count = len(row.points)
+    logits = shown(row.logits_us, latency)
     if row.missing:
-        return (f"{len(row.points)} of {len(row.points) + len(row.missing)}", *("-",) * 4)
-    return (
-        str(len(row.points)),
-        latency(row.latency_us),
-        with_interval(row.tflops, row.tflops * row.half_width),
-        with_interval(row.gb_per_s, row.gb_per_s * row.half_width),
-        shown(row.peak_share, percent, "?"),
-    )
+        cells: dict[str, str | Text] = dict.fromkeys(_FIGURES_OF_ROW, "-")
+        return cells | {">ops": f"{count} of {count + len(row.missing)}", ">logits": logits}
+    return {
+        ">ops": str(count),
+        ">time": latency(row.latency_us),
+        ">logits": logits,
+        ">TFLOP/s": with_interval(row.tflops, row.tflops * row.half_width),
+        ">GB/s": with_interval(row.gb_per_s, row.gb_per_s * row.half_width),
+        ">of peak": share_cell(row.peak_share, best),
+    }
 
 
 def ops_line(rows: Sequence[LayerRow]) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +16,7 @@ from quantbench.units import axis_words, percent
 if TYPE_CHECKING:
     from quantbench.analysis.jumps import Cliff
     from quantbench.profile.schema import KnownCliff
-    from quantbench.report.content import Section
+    from quantbench.report import content
 
 # Shares of peak below this fraction of the best one in their table are shown in red.
 _STANDS_OUT = 0.8
@@ -48,7 +48,7 @@ def filled(
 
 def plain_table(
     names: Sequence[str],
-    rows: Iterable[Sequence[str | Text]] = (),
+    rows: Iterable[Iterable[str | Text]] = (),
     *,
     title: str = "",
     caption: str = "",
@@ -77,17 +77,17 @@ def plain_table(
     return table
 
 
-def section_lines(section: Section, styles: Mapping[str, str]) -> Iterator[str | Table]:
-    """Yields a section of the report's page, without its plots, for the terminal. styles: styles of
-    cells by text.
-    """
+def drawn(table: content.Table, **options: Any) -> Table:
+    """Draws a table of the page on the terminal. options: of `plain_table`."""
+    return plain_table(table.head, (map(Text.assemble, row) for row in table.rows), **options)
+
+
+def section_lines(section: content.Section) -> Iterator[str | Table]:
+    """Yields a section of the report's page, without its plots, for the terminal."""
     if section.table is None:
         yield section.title
     else:
-        table = plain_table(section.table.head, title=section.title)
-        for row in section.table.rows:
-            table.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
-        yield table
+        yield drawn(section.table, title=section.title)
     yield from filter(None, (section.note, *section.lines))
 
 

@@ -219,30 +219,21 @@ def with_defaults(held: Held, spec: DeviceSpec, dims: Collection[str] = ()) -> H
     return replace(held, **missing)
 
 
-def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held) -> tuple[Op, ...]:
-    """Returns the ops of one point.
-
-    values: one value per axis.
-    held: all other sizes, defaults filled in.
-
-    Raises InputError for an impossible point (heads that do not divide hidden, …).
-    """
-    return _ops_and_left_out(axes, _point(axes, values), held, "sweep", modelled=False)[0]
-
-
-def _point(axes: Sequence[Axis], values: Sequence[int]) -> dict[str, int]:
-    """Returns the values by the fields of their axes."""
-    return {axis.field: value for axis, value in zip(axes, values, strict=True)}
-
-
-def _ops_and_left_out(
-    axes: Sequence[Axis], point: dict[str, int], held: Held, who: str, *, modelled: bool
+def ops_at(
+    axes: Sequence[Axis],
+    point: dict[str, int],
+    held: Held,
+    who: str = "sweep",
+    *,
+    modelled: bool = False,
 ) -> tuple[tuple[Op, ...], str]:
     """Returns the ops of one point, and which wanted ops are left out and why ("" if none).
 
     point: value of each axis by its field.
     who: command named in errors.
     modelled: whether to return the routed experts of a layer as one op, as they are modelled.
+
+    Raises InputError for an impossible point (heads that do not divide hidden, …).
     """
     if axes[0].dim in GEMM_DIMS:
         sizes = {name: point.get(name, getattr(held, name)) for name in GEMM_DIMS}
@@ -277,15 +268,16 @@ def places_of(
     """Returns the ops at each place of a grid, and why impossible places, or ops of a place, are
     left out.
 
-    held, who, modelled: as of `_ops_and_left_out`. Raises InputError if all places are impossible.
+    held, who, modelled: as of `ops_at`. Raises InputError if all places are impossible.
     """
     places = []
     left_out = []
     errors = []
+    fields = [axis.field for axis in axes]
     for values in product(*(axis.values for axis in axes)):
-        point = _point(axes, values)
+        point = dict(zip(fields, values, strict=True))
         try:
-            ops, without = _ops_and_left_out(axes, point, held, who, modelled=modelled)
+            ops, without = ops_at(axes, point, held, who, modelled=modelled)
         except InputError as error:
             errors.append(error)
             left_out.append(str(error))

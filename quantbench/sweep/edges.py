@@ -67,13 +67,14 @@ def predicted_edges(
     if len(sizes) > MOST_VALUES:
         wide = f"@edges over {len(sizes):,} sizes from {axis.values[0]} to {axis.values[-1]}"
         raise InputError(f"--dim {axis.dim}", wide, f"at most {MOST_VALUES:,} sizes to look at")
+    point = {other.field: other.values[0] for other in axes}
     edges: list[int] = []
     before: dict[tuple[str, Tile], int] = {}
     last = 0
     for value in sizes:
-        point = tuple(value if i == index else other.values[0] for i, other in enumerate(axes))
+        point[axis.field] = value
         try:
-            ops = ops_at(axes, point, held)
+            ops, _ = ops_at(axes, point, held)
         except InputError:
             continue
         waves = _waves(ops, spec, tiles)

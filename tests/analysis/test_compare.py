@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 from made_runs import SPEC, STATE, record, reference, run, samples
 
-from quantbench.analysis.compare import CompareOptions, Difference, compare_runs, differences
+from quantbench.analysis.compare import CompareOptions, compare_runs
 from quantbench.analysis.curves import LEAST_ERROR, repeatability
 from quantbench.analysis.significance import holm, rank_test
 from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
+from quantbench.store.differences import Difference, differences
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.workload import Gemm

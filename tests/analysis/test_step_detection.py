@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quantbench.analysis.step_detection import PiecewiseFit, describe, find_pieces, join
+from quantbench.analysis.step_detection import PiecewiseFit, describe, find_pieces
 
 Floats = npt.NDArray[np.float64]
 SIGMA = 0.01
@@ -123,32 +123,3 @@ def test_curves_of_equal_sizes_are_fitted_alike_whether_they_share_them_or_not()
         assert [b.index for b in one.breaks] == [b.index for b in other.breaks]
         assert one.trend == pytest.approx(other.trend, abs=1e-6)
         assert one.levels == pytest.approx(other.levels, abs=1e-6)
-
-
-def test_parts_of_a_long_curve_are_joined_with_a_break_at_the_cut() -> None:
-    log_size = sizes(24)
-    curve = stairs((4, 1.0), (4, 1.4), (8, 1.8), (8, 2.2))
-    errors = sigma(curve)
-    cuts = (slice(0, 8), slice(8, 24))
-    # A part may be any row of the curves that were fitted together.
-    parts = [
-        (
-            find_pieces(
-                log_size[cut],
-                np.concatenate([0 * curve, curve])[:, cut],
-                np.full((2, 24), SIGMA)[:, cut],
-            ),
-            1,
-        )
-        for cut in cuts
-    ]
-    joined = join(parts, log_size, curve[0], errors[0])
-    assert [own.tolist() for own in joined.starts] == [[0, 4, 8, 16]]
-    assert joined.trend.shape == (1, 23)
-    assert joined.trend[0, 7] == joined.trend[0, 8] == parts[1][0].trend[1, 0]
-    for name in ("cost", "freedom", "chi2"):
-        assert getattr(joined, name) == pytest.approx(
-            [sum(getattr(pieces, name)[1] for pieces, _ in parts)]
-        )
-    assert np.array_equal(joined.log_time, curve)
-    assert np.array_equal(joined.sigma, errors)

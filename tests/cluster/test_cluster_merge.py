@@ -110,15 +110,24 @@ def test_kernels_of_a_foreign_table_stay_apart() -> None:
     [
         (
             {"device": replace(SPEC, name="h100-test")},
-            "part-2 is of h100-test, part-1 of a100-test",
+            "part-2 against part-1: device: device a100-test → h100-test",
         ),
         (
             {"device": replace(SPEC, sm_count=104)},
-            "part-2 has other constants of a100-test than part-1",
+            "part-2 against part-1: device: sm_count 108 → 104",
         ),
-        ({"software": {"torch": "2.12.0"}}, "part-2 has torch 2.12.0, part-1 2.11.0"),
-        ({"software": {"torch": "2.11.0", "triton": "3.6"}}, "part-2 has triton 3.6, part-1 none"),
-        ({"origin": "measured"}, "part-2 is measured, part-1 simulated"),
+        (
+            {"software": {"torch": "2.12.0"}},
+            "part-2 against part-1: software: torch 2.11.0 → 2.12.0",
+        ),
+        (
+            {"software": {"torch": "2.11.0", "triton": "3.6"}},
+            "part-2 against part-1: software: triton absent → 3.6",
+        ),
+        (
+            {"origin": "measured"},
+            "part-2 against part-1: origin: origin simulated → measured and simulated",
+        ),
     ],
 )
 def test_what_must_not_be_mixed_is_refused_unless_told(
@@ -219,7 +228,7 @@ def test_other_variables_are_told() -> None:
         run_of(2, [point(128)], environment={"CUDA_LAUNCH_BLOCKING": "1"}),
     ]
     assert merge_runs(runs).notes == (
-        "part-2 ran with other variables than part-1: CUDA_LAUNCH_BLOCKING",
+        "part-2 against part-1: environment: CUDA_LAUNCH_BLOCKING absent → 1",
     )
 
 

@@ -5,20 +5,21 @@ or are lost.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from sweep_doubles import A100, OPTIONS, STATE, Clock, QuietWorker, measured
 
-from quantbench.cluster.cards import card_lines, compare_cards
-from quantbench.cluster.ray_sweep import Part, Writer, device_count, measure_part
-from quantbench.errors import StoreError, UnsupportedError
+from quantbench.cluster.cards import card_lines, compare_cards, reference_set
+from quantbench.cluster.ray_cluster import device_count
+from quantbench.cluster.ray_sweep import Writer, measure_part
+from quantbench.errors import MeasurementError, UnsupportedError
 from quantbench.store.folder import Run, RunWriter, read_run
 from quantbench.store.record import Measured
 from quantbench.sweep.messages import Hello, Reply, Request
 from quantbench.sweep.options import SweepOptions, plan_sweep
-from quantbench.sweep.runner import Finished
+from quantbench.sweep.runner import Finished, SweepJob
 from quantbench.sweep.session import new_run_info
 
 POINTS = {point.key for point in plan_sweep(OPTIONS, A100)[1].points}
@@ -51,10 +52,20 @@ class Cluster:
     def measure(
         self, number: int, answer: Callable[[Request], Reply] = steady, label: str = ""
     ) -> Finished:
-        part = Part(self.folder.name, A100.name, self.options, number, self.parts)
         worker = QuietWorker(answer, Clock(), HELLO)
+        return self.measure_with(worker, number, label or f"GPU {number}")
+
+    def measure_with(self, worker: QuietWorker, number: int, label: str) -> Finished:
+        whole = plan_sweep(replace(self.options, budget_s=None), A100)[1]
+        job = SweepJob(
+            replace(whole, groups=whole.groups[number - 1 :: self.parts]),
+            self.folder.name,
+            A100,
+            self.options.timing,
+            more_references=reference_set(whole),
+        )
         return measure_part(
-            part, label or f"GPU {number}", lambda: worker, self.writer.begin, self.writer.append
+            number, job, label, lambda: worker, self.writer.begin, self.writer.append
         )
 
     def run(self) -> Run:
@@ -104,12 +115,12 @@ def test_a_lost_device_costs_the_point_under_way(tmp_path: Path) -> None:
 
 def test_a_device_that_was_given_up_stores_nothing_more(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
-    first = cluster.writer.begin(1, "GPU 0")
+    cluster.writer.begin(1, "GPU 0")
     cluster.measure(1)
     record = next(r for r in read_run(cluster.folder).records if r.role == "point")
-    with pytest.raises(StoreError) as caught:
-        cluster.writer.append(1, first.number, record)
-    assert caught.value.value == "attempt 1 at part 1"
+    with pytest.raises(MeasurementError) as caught:
+        cluster.writer.append(1, replace(record, source="GPU 0"))
+    assert caught.value.value == "a record of part 1 by GPU 0"
     cluster.run()
 
 
@@ -128,9 +139,9 @@ def test_a_resumed_run_measures_what_is_missing(tmp_path: Path) -> None:
 
 def test_a_part_on_a_device_of_another_kind_measures_nothing(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
-    worker = QuietWorker(steady, Clock(), HELLO)
-    part = Part(cluster.folder.name, "h100-test", OPTIONS, 1, 2)
-    ended = measure_part(part, "GPU 0", lambda: worker, cluster.writer.begin, cluster.writer.append)
+    other = replace(HELLO, device=replace(A100, name="h100-test"))
+    worker = QuietWorker(steady, Clock(), other)
+    ended = cluster.measure_with(worker, 1, "GPU 0")
     assert (ended.how, worker.asked, worker.closed) == ("failed", [], True)
     assert keys(cluster.run()) == []
 
@@ -151,11 +162,15 @@ def node(alive: bool = True, **resources: float) -> dict[str, object]:
     return {"Alive": alive, "Resources": resources}
 
 
-def test_every_gpu_of_the_nodes_that_are_there_and_one_cpu_of_each() -> None:
+def test_every_gpu_of_the_nodes_that_are_there_and_one_cpu_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("QUANTBENCH_DEVICE", raising=False)
     nodes = [node(GPU=8.0, CPU=64.0), node(GPU=4.0, CPU=64.0), node(alive=False, GPU=8.0)]
-    assert device_count(nodes, {"GPU": 12.0}, "GPU") == 12
-    assert device_count(nodes, {"GPU": 5.0}, "GPU") == 5
-    assert device_count(nodes, {"CPU": 128.0}, "CPU") == 2
+    assert device_count(nodes, {"GPU": 12.0}) == 12
+    assert device_count(nodes, {"GPU": 5.0}) == 5
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    assert device_count(nodes, {"CPU": 128.0}) == 2
 
 
 @pytest.mark.parametrize(
@@ -166,8 +181,12 @@ def test_every_gpu_of_the_nodes_that_are_there_and_one_cpu_of_each() -> None:
     ],
 )
 def test_no_device_is_waited_for(
-    free: dict[str, float], nodes: list[dict[str, object]], value: str
+    free: dict[str, float],
+    nodes: list[dict[str, object]],
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("QUANTBENCH_DEVICE", raising=False)
     with pytest.raises(UnsupportedError) as caught:
-        device_count(nodes, free, "GPU")
+        device_count(nodes, free)
     assert caught.value.value == value

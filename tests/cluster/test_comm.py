@@ -21,7 +21,7 @@ import torch
 from commands import refused
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quantbench.cli.comm import CommOptions, row_to_json
+from quantbench.cli.comm import CommOptions, libraries_to_stderr, row_to_json
 from quantbench.comm.isolation import (
     idle_traffic_mb_per_s,
     traffic_counters,
@@ -460,6 +460,13 @@ def torchrun(
         check=False,
         cwd=ROOT,
     )
+
+
+def test_lines_of_libraries_stay_out_of_json(capfd: pytest.CaptureFixture[str]) -> None:
+    with libraries_to_stderr():
+        os.write(1, b"[Gloo] Rank 1 is connected\n")
+    os.write(1, b"{}\n")
+    assert capfd.readouterr() == ("{}\n", "[Gloo] Rank 1 is connected\n")
 
 
 @pytest.mark.slow

@@ -7,12 +7,13 @@ from quantbench.errors import InputError
 from tools.accuracy.scoring import (
     cliff_pairs,
     coverage,
-    held_out_sites,
+    held_out,
     random_split,
     recall_and_precision,
     rises,
     summarize,
 )
+from tools.accuracy.tables import group_index
 
 
 def grid(ms: list[int], sites: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -31,15 +32,16 @@ def test_random_split_divides_the_rows() -> None:
 
 def test_held_out_sites_share_no_site_and_do_not_move_with_the_seed() -> None:
     m, n, k = grid([1, 2, 64, 65], [(n, k) for n in (32, 64, 96) for k in (32, 64, 96)])
-    split, other = (held_out_sites(n, k, 7, seed) for seed in (0, 1))
+    group = group_index((n, k))
+    split, other = (held_out(group, 7, seed) for seed in (0, 1))
     train, test = ({(n[i], k[i]) for i in part} for part in (split.train, split.test))
     assert not train & test
     assert len(test) == 9 // 2
     assert (split.test == other.test).all()
     assert set(split.train) != set(other.train)
-    assert len(held_out_sites(n, k, None, 0).train) == len(m) - len(split.test)
+    assert len(held_out(group, None, 0).train) == len(m) - len(split.test)
     with pytest.raises(InputError, match=r"train = 99 of 21 rows"):
-        held_out_sites(n, k, 99, 0)
+        held_out(group, 99, 0)
 
 
 def test_summary_figures() -> None:

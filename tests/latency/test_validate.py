@@ -7,25 +7,27 @@ import numpy as np
 import pytest
 
 from quantbench.device import lookup
-from quantbench.errors import InputError, UnsupportedError
+from quantbench.errors import InputError
 from tools.accuracy.contests import (
     Answer,
     Contest,
     Contestant,
-    Step,
     gaussian_process,
-    ideal_us,
     log_interpolation,
     roofline,
     run_contests,
 )
-from tools.accuracy.gemm_tables import GemmTable
-from tools.accuracy.scoring import ErrorSummary, Line, Split, cells, over_seeds
+from tools.accuracy.scoring import ErrorSummary, Line, cells, over_seeds
+from tools.accuracy.tables import GemmTable
 
 A100 = lookup("a100-sxm4-80gb")
 
 
-def table(gpu: str = "nowhere") -> GemmTable:
+def products(m: np.ndarray, n: np.ndarray, k: np.ndarray, dtype: str = "bf16") -> GemmTable:
+    return GemmTable(A100.name, dtype, {"m": m, "n": n, "k": k}, np.ones(len(m)))
+
+
+def contest() -> Contest:
     """Products on a made-up A100 at 60 % of the roofline, with a 30 % step after m = 128 and m =
     256.
     """
@@ -34,34 +36,28 @@ def table(gpu: str = "nowhere") -> GemmTable:
         range(1024, 6144, 1024),
         (1024, 2048, 4096, 8192),
     )
-    m, n, k = np.array(list(product(ms, ns, ks))).T
-    ideal = ideal_us(A100, "bf16", m, n, k)
-    latency_us = 3 + ideal / 0.6 * np.where(m > 256, 1.69, np.where(m > 128, 1.3, 1.0))
-    return GemmTable(m, n, k, latency_us, "bf16", gpu)
-
-
-def contest() -> Contest:
-    return Contest(A100, table(), "sites")
+    table = products(*np.array(list(product(ms, ns, ks))).T)
+    m = table.sizes["m"]
+    step = np.where(m > 256, 1.69, np.where(m > 128, 1.3, 1.0))
+    return Contest(replace(table, latency_us=3 + table.ideal_us() / 0.6 * step))
 
 
 def fixed(name: str, factor: float, train_rows: int | None = 20) -> Contestant:
     """Predicts the measured time times a factor."""
 
-    def answer(contest: Contest, split: Split, seed: int) -> Answer:
-        measured = contest.table.latency_us[split.test]
+    def answer(train: GemmTable, test: GemmTable, seed: int) -> Answer:
+        measured = test.latency_us
         return Answer(measured * factor, measured * 0.9, measured * 1.1, fit_s=1.0, predict_s=0.5)
 
     return Contestant(name, train_rows, answer)
 
 
 def judged(*contestants: Contestant) -> list[Line]:
-    """Scores of two seeds; what is told of progress adds up, and who learns nothing runs once."""
-    steps: list[Step] = []
+    """Scores of two seeds; each fit is told of, and who learns nothing runs once."""
+    steps: list[str] = []
     found = list(run_contests([(contest(), contestants)], (0, 1), steps.append))
     runs = sum(2 if one.train_rows else 1 for one in contestants)
-    done = [step.done for step in steps]
-    assert (len(done), done) == (runs, sorted(done))
-    assert len({step.total for step in steps}) == 1
+    assert len(set(steps)) == runs
     return found
 
 
@@ -74,12 +70,13 @@ def test_scores_of_a_known_answer() -> None:
 
 
 def test_baselines_learn_from_the_training_rows_only() -> None:
-    seen: list[set[int]] = []
+    seen: list[set[tuple[int, ...]]] = []
 
-    def spy(contest: Contest, split: Split, seed: int) -> Answer:
-        seen.append(set(split.train.tolist()))
-        assert not set(split.train.tolist()) & set(split.test.tolist())
-        return Answer(contest.table.latency_us[split.test])
+    def spy(train: GemmTable, test: GemmTable, seed: int) -> Answer:
+        rows, others = (set(zip(*part.shapes, strict=True)) for part in (train, test))
+        seen.append(rows)
+        assert not rows & others
+        return Answer(test.latency_us)
 
     found = judged(
         roofline(), log_interpolation(40), gaussian_process(40), Contestant("spy", 40, spy)
@@ -93,13 +90,13 @@ def test_baselines_learn_from_the_training_rows_only() -> None:
 
 
 def test_rows_without_an_answer_are_counted_not_forgiven() -> None:
-    def half(contest: Contest, split: Split, seed: int) -> Answer:
-        latency_us = contest.table.latency_us[split.test].copy()
+    def half(train: GemmTable, test: GemmTable, seed: int) -> Answer:
+        latency_us = test.latency_us.copy()
         latency_us[::2] = np.nan
         return Answer(latency_us)
 
-    def none(contest: Contest, split: Split, seed: int) -> Answer:
-        return Answer(np.full(len(split.test), np.nan))
+    def none(train: GemmTable, test: GemmTable, seed: int) -> Answer:
+        return Answer(np.full(len(test), np.nan))
 
     (found,) = judged(Contestant("half", 20, half))
     assert found.unanswered == pytest.approx(0.5)
@@ -110,12 +107,12 @@ def test_rows_without_an_answer_are_counted_not_forgiven() -> None:
 
 
 def test_roofline_by_hand_and_its_refusal() -> None:
-    m, n, k = (np.array([size]) for size in (4096, 4096, 4096))
-    assert ideal_us(A100, "bf16", m, n, k)[0] == pytest.approx(2 * 4096**3 / 312e6)
-    thin = ideal_us(A100, "bf16", np.array([1]), n, k)[0]
+    side = np.array([4096, 4096])
+    square, thin = products(np.array([4096, 1]), side, side).ideal_us()
+    assert square == pytest.approx(2 * 4096**3 / 312e6)
     assert thin == pytest.approx(2 * (4096 + 4096**2 + 4096) / A100.memory_gb_per_s / 1e3)
-    with pytest.raises(UnsupportedError, match=r"roofline: fp8 on a100-sxm4-80gb; expected one of"):
-        ideal_us(A100, "fp8", m, n, k)
+    with pytest.raises(InputError, match=r"a100-sxm4-80gb has no peak for fp8"):
+        products(side, side, side, "fp8").ideal_us()
 
 
 SUMMARY = ErrorSummary(100, 4.551, 6.52, 19.04)

@@ -287,7 +287,7 @@ def test_findings_say_what_would_agree(mistakes: list[RowFault], line: int, text
 
 @pytest.mark.slow
 def test_the_shipped_site_is_that_of_the_script() -> None:
-    cases = documents(TABLE, LAST_DAY)
+    cases = documents(TABLE)
     own = observe([(case, row.sec_per_it or 0.0, SITE) for row, case in cases], TIMES)
     again, site = fit_site(cases, own, TIMES, DATA), shipped().sites[SITE]
     for name in (*SITE_FACTORS, "base_gib", "activation_slack", "scatter"):

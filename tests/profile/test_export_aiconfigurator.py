@@ -26,7 +26,7 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.importers import aiconfigurator as importer
 from quantbench.profile import Profile
 from quantbench.profile.exporters import export_profile
-from quantbench.profile.exporters.modelled import AT_CLIFF
+from quantbench.profile.exporters.aiconfigurator_modelled import AT_CLIFF
 from quantbench.profile.exporters.options import ExportOptions
 
 pytest.importorskip("yaml", reason="needs PyYAML, which comes with quantbench[tables]")

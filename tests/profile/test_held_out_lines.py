@@ -12,28 +12,31 @@ from test_blindspots import stair_rows
 from quantbench.errors import InputError
 from quantbench.profile.linear_interpolation import interpolated_us
 from tools.accuracy.aiconfigurator_engine import engine, engine_missing
-from tools.accuracy.held_out_lines import Products, held_out, measured_products, straight_lines
+from tools.accuracy.held_out_lines import held_out, is_thin, measured_products, straight_lines
+from tools.accuracy.tables import GemmTable
 
 
 @pytest.mark.slow
 def test_lines_are_the_engine_s_own() -> None:
     missing = engine_missing()
-    if missing is not None:
+    if missing:
         pytest.skip(missing)
     m, us = np.array([1, 2, 128, 129, 4096]), np.array([26.5, 26.25, 37.0, 40.5, 549.0])
     asked = np.array([1, 2, 3, 127, 128, 129, 130, 2500, 4095, 4096])
     same = np.full(len(m), 4096)
     where = {"system": "a100_sxm", "backend": "vllm", "version": "quantbench"}
     four = np.full(len(asked), 4096)
-    answer = engine(where, m, same, same, us, (asked, four, four))
+    rows = GemmTable("a100-sxm4-80gb", "bf16", {"m": m, "n": same, "k": same}, us)
+    queries = replace(rows, sizes={"m": asked, "n": four, "k": four}, latency_us=0.0 * asked)
+    answer = engine(where, rows, queries)
     assert interpolated_us(asked, m, us) == pytest.approx(answer.latency_us, rel=1e-9)
 
 
-def measured(noise: float) -> Products:
+def measured(noise: float) -> GemmTable:
     profile = known_profile({"gemm": table("gemm", [gemm_row(*row) for row in stair_rows()])})
-    found, dtype = measured_products(profile)
-    assert dtype == "bf16"
-    factor = np.exp(np.random.default_rng(1).normal(0.0, noise, len(found.m)))
+    found = measured_products(profile)
+    assert found.dtype == "bf16"
+    factor = np.exp(np.random.default_rng(1).normal(0.0, noise, len(found)))
     return replace(found, latency_us=found.latency_us * factor)
 
 
@@ -58,11 +61,12 @@ def test_held_out_times_are_not_looked_at_when_rows_are_chosen() -> None:
     """Times of rows off the grid do not change which rows are taken."""
     one = measured(0.0)
     other_us = one.latency_us.copy()
-    other_us[~one.thin] *= np.random.default_rng(0).uniform(0.3, 3.0, int((~one.thin).sum()))
+    thin = is_thin(one)
+    other_us[~thin] *= np.random.default_rng(0).uniform(0.3, 3.0, int((~thin).sum()))
     taken: list[list[int]] = []
 
-    def remember(rows: Products, queries: Products) -> np.ndarray:
-        taken.append(rows.m.tolist())
+    def remember(rows: GemmTable, queries: GemmTable) -> np.ndarray:
+        taken.append(rows.sizes["m"].tolist())
         return straight_lines(rows, queries)
 
     for products in (one, replace(one, latency_us=other_us)):
@@ -72,7 +76,7 @@ def test_held_out_times_are_not_looked_at_when_rows_are_chosen() -> None:
 
 
 def test_a_table_of_powers_of_two_alone_cannot_be_held_out() -> None:
-    thin = measured(0.0).where(measured(0.0).thin)
+    thin = measured(0.0).take(is_thin(measured(0.0)))
     with pytest.raises(
         InputError, match=r"rows on powers of two in m; expected some on and some off"
     ):

@@ -14,8 +14,7 @@ pytest.importorskip("aiconfigurator_core", reason="needs the extra `tables`")
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.profile import Profile, Table
 from quantbench.profile.models import Models
-from tools.accuracy.gemm_tables import GemmTable
-from tools.accuracy.tables import read_packaged
+from tools.accuracy.tables import GemmTable, read_packaged
 
 SITES = 120
 ROWS = 2000
@@ -25,10 +24,11 @@ ROWS = 2000
 def public() -> tuple[GemmTable, np.ndarray, np.ndarray]:
     """(the table, rows at powers of two of m, all other rows of the same n and k)."""
     table = read_packaged("a100_sxm")
-    site = table.n * 2**20 + table.k
+    m, n, k = table.shapes
+    site = n * 2**20 + k
     chosen = np.random.default_rng(4).permutation(np.unique(site))[:SITES]
     here = np.isin(site, chosen)
-    round_m = (table.m & (table.m - 1)) == 0
+    round_m = (m & (m - 1)) == 0
     return table, np.flatnonzero(here & round_m), np.flatnonzero(here & ~round_m)
 
 
@@ -39,10 +39,11 @@ def profile() -> Profile:
     """
     table, rows, _ = public()
     few = np.random.default_rng(0).permutation(rows)[:ROWS]
-    sizes = [column[few] for column in (table.m, table.n, table.k, table.latency_us)]
-    model = GemmModel.fit(made.A100, *sizes, prior="family-out")
+    seen = table.take(few)
+    model = GemmModel.fit(made.A100, *seen.shapes, seen.latency_us, prior="family-out")
     columns = {name: np.repeat(text, len(rows)) for name, text in made.IMPORTED.items()}
-    columns |= {name: getattr(table, name)[rows] for name in ("m", "n", "k", "latency_us")}
+    columns |= {name: size[rows] for name, size in table.sizes.items()}
+    columns["latency_us"] = table.latency_us[rows]
     columns |= dict.fromkeys(("low_us", "high_us"), columns["latency_us"])
     columns |= dict.fromkeys(("block_m", "block_n", "split_k"), np.zeros(len(rows), dtype=int))
     tables = {"gemm": Table.of("gemm", {**columns, "batch": np.ones(len(rows), dtype=int)})}
@@ -52,15 +53,16 @@ def profile() -> Profile:
 @pytest.mark.slow
 def test_between_powers_of_two_it_is_closer_than_straight_lines_and_its_interval_holds() -> None:
     table, rows, held = public()
-    found = profile().gemm(table.m[held], table.n[held], table.k[held])
+    m, n, k = table.shapes
+    found = profile().gemm(m[held], n[held], k[held])
     between = found.source == "interpolated"
     assert between.mean() > 0.95
     true = table.latency_us[held]
     straight = np.empty(len(held))
-    site = table.n * 2**20 + table.k
+    site = n * 2**20 + k
     for one in np.unique(site[held]):
         mine, theirs = rows[site[rows] == one], site[held] == one
-        straight[theirs] = np.interp(table.m[held][theirs], table.m[mine], table.latency_us[mine])
+        straight[theirs] = np.interp(m[held][theirs], m[mine], table.latency_us[mine])
     error, line_error = (
         np.abs(found.latency_us / true - 1)[between],
         np.abs(straight / true - 1)[between],

@@ -54,7 +54,7 @@ def test_curves_with_sizes_of_their_own_are_fitted_together(
 
 
 @pytest.mark.slow
-def test_a_curve_of_thousands_of_sizes_is_fitted_in_parts() -> None:
+def test_a_curve_of_thousands_of_sizes_is_fitted_whole() -> None:
     sizes = range(32, 32 * 1601, 32)
     records = records_of(GPU, along("m", sizes, Gemm(m=1, n=4096, k=4096)), noise=0.002, seed=0)
     (one,) = fit_curves(curves_of(points_of(records, GPU.spec()), "m"), LEAST_ERROR)

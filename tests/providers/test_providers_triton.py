@@ -119,6 +119,8 @@ def test_a_product_with_a_tile_of_its_own_passes_the_check(schedule: str) -> Non
 def test_what_is_refused(
     provider_id: str, workload: Workload, device: DeviceSpec, reason: str | None
 ) -> None:
+    if reason is None and TRITON < (3, 6):
+        pytest.skip("triton 3.2 serves V100 and T4 alone")
     assert catalog.make(provider_id).unsupported(workload, device) == reason
 
 

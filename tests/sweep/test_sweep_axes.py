@@ -17,9 +17,15 @@ from quantbench.sweep.axes import (
 )
 from quantbench.sweep.edges import parse_grid, predicted_edges
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json
-from quantbench.workload import Gemm, GroupedGemm, MoE, Permute, Workload
+from quantbench.workload import Gemm, GroupedGemm, MoE, Op, Permute, Workload
 
 GPU = with_defaults(Held(), A100)
+
+
+def ops_of(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held) -> tuple[Op, ...]:
+    return ops_at(
+        axes, {axis.field: value for axis, value in zip(axes, values, strict=True)}, held
+    )[0]
 
 
 @pytest.mark.parametrize(
@@ -60,22 +66,22 @@ def test_what_is_not_a_range_is_named(text: str, value: str) -> None:
 
 
 def test_hidden_gives_the_linear_layers() -> None:
-    ops = ops_at((parse_axis("hidden=4096"),), (4096,), GPU)
+    ops = ops_of((parse_axis("hidden=4096"),), (4096,), GPU)
     assert [op.name for op in ops] == ["qkv", "proj", "mlp_up", "mlp_down"]
     assert ops[0].workload == Gemm(m=2048, n=3 * 4096, k=4096, layout="nt")
 
 
 def test_hidden_without_heads_takes_a_divisor() -> None:
     # 1032 = 8 · 129: head_dim 129 is the nearest to 128 that divides it.
-    ops = ops_at((parse_axis("hidden=1032"),), (1032,), GPU)
+    ops = ops_of((parse_axis("hidden=1032"),), (1032,), GPU)
     assert ops[0].workload == Gemm(m=2048, n=3096, k=1032, layout="nt")
 
 
 def test_a_layer_runs_one_attention_in_its_order() -> None:
     axis = parse_axis("tp=1")
-    names = [op.name for op in ops_at((axis,), (1,), replace(GPU, heads=32))]
+    names = [op.name for op in ops_of((axis,), (1,), replace(GPU, heads=32))]
     assert names == ["qkv", "attention", "proj", "mlp_up", "mlp_down", "logits"]
-    names = [op.name for op in ops_at((axis,), (1,), replace(GPU, heads=32, attention="unfused"))]
+    names = [op.name for op in ops_of((axis,), (1,), replace(GPU, heads=32, attention="unfused"))]
     assert names == ["qkv", "scores", "softmax", "context", "proj", "mlp_up", "mlp_down", "logits"]
 
 
@@ -87,13 +93,13 @@ def test_ops_of_two_kinds_of_attention_are_refused() -> None:
 def test_plain_products() -> None:
     held = with_defaults(Held(k=64, layout="tn", batch=3, dtype="fp16"), A100)
     axes = (parse_axis("m=16"), parse_axis("n=32"))
-    (op,) = ops_at(axes, (16, 32), held)
+    (op,) = ops_of(axes, (16, 32), held)
     assert op.workload == Gemm(16, 32, 64, batch=3, dtype="fp16", layout="tn")
 
 
 def expert_ops(text: str, held: Held, *values: int) -> dict[str, Workload]:
     axes = tuple(parse_axis(dim) for dim in text.split())
-    found = ops_at(axes, values, with_defaults(held, A100, tuple(text.split())))
+    found = ops_of(axes, values, with_defaults(held, A100, tuple(text.split())))
     return {op.label: op.workload for op in found}
 
 
@@ -190,7 +196,7 @@ def test_axes_that_make_no_grid(dims: tuple[str, ...]) -> None:
 )
 def test_shapes_that_cannot_be(held: Held, hidden: int) -> None:
     with pytest.raises(InputError, match=r"with (heads|tp|head_dim) = "):
-        ops_at((parse_axis(f"hidden={hidden}"),), (hidden,), with_defaults(held, A100))
+        ops_of((parse_axis(f"hidden={hidden}"),), (hidden,), with_defaults(held, A100))
 
 
 def test_edges_stand_on_both_sides_of_a_wave() -> None:
@@ -234,7 +240,7 @@ def test_hidden_varies_at_a_fixed_head_dim_and_products_keep_every_size() -> Non
 
 def test_heads_that_are_given_stay() -> None:
     held = with_defaults(Held(ops=("attention",), heads=32), A100)
-    (op,) = ops_at((parse_axis("hidden=5120"),), (5120,), held)
+    (op,) = ops_of((parse_axis("hidden=5120"),), (5120,), held)
     assert (op.workload.heads, op.workload.head_dim) == (32, 160)
 
 

@@ -120,7 +120,7 @@ def test_a_run_that_is_cut_off_has_a_coarse_grid_of_neighbours() -> None:
 
 def test_groups_stand_across_the_predicted_edges() -> None:
     def jump(low: int, high: int) -> float:
-        before, after = (ops_at((parse_axis("n=1"),), (size,), HELD) for size in (low, high))
+        before, after = (ops_at((parse_axis("n=1"),), {"n": size}, HELD)[0] for size in (low, high))
         return predicted_jump(before, after, A100)
 
     whole = plan("n=1024:8192:32")

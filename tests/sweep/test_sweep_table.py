@@ -19,11 +19,11 @@ from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.report.sweep_result import (
     ops_line,
-    row_figures,
     row_words,
     rows_to_json,
-    sweep_table,
+    sizes_table,
 )
+from quantbench.report.terminal import drawn
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured
 from quantbench.workload import Gemm
@@ -53,7 +53,7 @@ def test_rows_tell_the_cliffs_of_check(tmp_path: Path) -> None:
         n for n, words in said.items() if "▼" in words and n not in {c.next for c in check.cliffs}
     ]
     console = Console(width=200, record=True, file=StringIO())
-    console.print(sweep_table(rows, check))
+    console.print(drawn(sizes_table(rows, check)))
     assert said[1600] in console.export_text()
     assert {row["axes"]["n"]: row["words"] for row in rows_to_json(rows, check)} == said
 
@@ -126,7 +126,9 @@ def test_a_row_that_lacks_an_op_says_so_and_has_no_sum(tmp_path: Path) -> None:
     rows = rows_of(points_of(run.records, spec))
     assert {row.axes["n"]: row.missing for row in rows if row.missing} == {1536: ("proj",)}
     torn = next(row for row in rows if row.missing)
-    assert row_figures(torn) == ("1 of 2", "-", "-", "-", "-")
+    table = sizes_table(rows, check)
+    assert table.head[1:6] == (">ops", ">time", ">TFLOP/s", ">GB/s", ">of peak")
+    assert table.rows[rows.index(torn)][1:6] == ("1 of 2", "-", "-", "-", "-")
     assert row_words(torn, check).startswith("no sum, not measured here: proj")
     told = {row["axes"]["n"]: row for row in rows_to_json(rows, check)}
     assert (told[1536]["missing_ops"], told[1536]["latency_us"]) == (["proj"], None)
@@ -174,7 +176,7 @@ def test_a_row_is_one_layer_with_logits_apart(tmp_path: Path) -> None:
         == "a row sums, of one layer, qkv + proj (torch.mm); logits, once per model, are not in it"
     )
     console = Console(width=200, record=True, file=StringIO())
-    console.print(sweep_table([row], check))
+    console.print(drawn(sizes_table([row], check)))
     header, line = console.export_text().splitlines()[:2]
     assert header.split()[:4] == ["tp", "ops", "time", "logits"]
     assert line.split()[2:6] == ["15.0", "µs", "100", "µs"]

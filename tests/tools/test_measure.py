@@ -22,6 +22,7 @@ from quantbench.workload import Gemm
 from tools.measure import side_by_side
 from tools.measure.figures import cost_lines, prediction_lines, timer_lines
 from tools.measure.nvbench import merge_nvbench
+from tools.measure.other_methods import Case
 from tools.measure.random_shapes import random_shapes
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "measure" / "on_gpu"
@@ -69,22 +70,27 @@ def test_the_script_packs_what_a_step_left_and_goes_on_with_its_runs(tmp_path: P
 def test_a_table_that_was_cut_short_is_finished_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    asked: list[int] = []
 
-    def row(gemm: Gemm, *_: object) -> dict[str, object]:
-        asked.append(str(gemm))
-        if len(asked) == 3:
+    def method(case: Case) -> list[float]:
+        asked.append(case.gemm.m)
+        if len(asked) == 8:
             raise KeyboardInterrupt
-        return {"workload": str(gemm), "sizes": [gemm.m, gemm.n, gemm.k]}
+        return [9.0, 7.0, 8.0]
 
-    monkeypatch.setattr(side_by_side, "measure_row", row)
+    monkeypatch.setattr(side_by_side, "prepare", lambda gemm, spec: Case(gemm, spec, lambda: None))
     gemms = [Gemm(n, n, n) for n in (64, 128, 192)]
-    out = tmp_path / "table.json"
+    given = (tmp_path / "table.json", lookup("h200-sxm-141gb"), gemms)
     with pytest.raises(KeyboardInterrupt):
-        side_by_side.measure_rows(out, lookup("h200-sxm-141gb"), gemms, {}, {})
-    assert len(side_by_side.measure_rows(out, lookup("h200-sxm-141gb"), gemms, {}, {})) == 3
-    assert asked == [str(gemm) for gemm in (*gemms, gemms[2])]
-    assert [row["sizes"][0] for row in json.loads(out.read_text())["rows"]] == [64, 128, 192]
+        side_by_side.measure_rows(*given, {"one": method})
+    assert len(side_by_side.measure_rows(*given, {"one": method})) == 3
+    assert asked == [*[64] * 3, *[128] * 3, *[192] * 2, *[192] * 3]
+    # A method that came later is added to the rows that are there.
+    rows = side_by_side.measure_rows(*given, {"one": method, "last": lambda case: []})
+    assert len(asked) == 11
+    assert rows == json.loads(given[0].read_text())["rows"]
+    assert [row["sizes"][0] for row in rows] == [64, 128, 192]
+    assert all(row["medians_us"] == {"one": [8.0] * 3, "last": []} for row in rows)
 
 
 def test_nvbench_joins_the_rows_of_its_sizes(tmp_path: Path) -> None:

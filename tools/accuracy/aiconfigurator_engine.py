@@ -12,66 +12,36 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from quantbench.errors import MeasurementError
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+from quantbench.importers.aiconfigurator import systems_folder
+from tools.accuracy.contests import Answer
+from tools.accuracy.tables import GemmTable
 
 _LIMIT_S = 900.0
 
 
-@dataclass(frozen=True)
-class ChildAnswer:
-    """Predictions of a child process.
+def engine_missing() -> str:
+    """Returns the reason why aiconfigurator's engine is not available, "" if it is."""
+    return "" if systems_folder() else "the package aiconfigurator-core is not installed"
 
-    latency_us: (rows,) predicted times in µs, nan if the predictor has none.
-    load_s, predict_s: CPU time of loading the table and of predicting, seconds.
-    version: version of the predictor's package.
+
+def engine(place: Mapping[str, str], rows: GemmTable, asked: GemmTable) -> Answer:
+    """Returns the engine's times of the GEMMs `asked`, with `rows` as its whole bf16 table.
+
+    place: system, backend and version under which the engine stores its tables.
     """
-
-    latency_us: FloatArray
-    load_s: float
-    predict_s: float
-    version: str
-
-
-def engine_missing() -> str | None:
-    """Returns the reason why aiconfigurator's engine is not available, None if it is."""
-    if find_spec("aiconfigurator_core"):
-        return None
-    return "the package aiconfigurator-core is not installed"
-
-
-def engine(
-    table: Mapping[str, str],
-    m: IntArray,
-    n: IntArray,
-    k: IntArray,
-    latency_us: FloatArray,
-    asked: Sequence[IntArray],
-) -> ChildAnswer:
-    """Returns the engine's times of the GEMMs `asked` (m, n, k), with these rows as its whole bf16
-    table.
-
-    table: system, backend and version under which the engine stores its tables.
-    m, n, k, latency_us: (rows,) each.
-    """
-    latency_ms = (latency_us / 1e3).tolist()
-    rows = {"m": m.tolist(), "n": n.tolist(), "k": k.tolist(), "latency": latency_ms}
-    request = {**table, "rows": rows, "shapes": np.stack(asked).tolist()}
+    columns = {name: column.tolist() for name, column in rows.sizes.items()}
+    columns["latency"] = (rows.latency_us / 1e3).tolist()
+    request = {**place, "rows": columns, "shapes": np.stack(asked.shapes).tolist()}
     return ask_child("tools.accuracy.aiconfigurator_engine", request)
 
 
-def ask_child(module: str, request: Mapping[str, Any]) -> ChildAnswer:
+def ask_child(module: str, request: Mapping[str, Any]) -> Answer:
     """Runs `python -m module` with the request as JSON on standard input, and parses the JSON on
     its last output line.
 
@@ -97,18 +67,15 @@ def ask_child(module: str, request: Mapping[str, Any]) -> ChildAnswer:
         raise MeasurementError("validate", failed, "an answer")
     answer = json.loads(done.stdout.strip().splitlines()[-1])
     # No answer is null, which becomes nan.
-    return ChildAnswer(**{**answer, "latency_us": np.array(answer["latency_us"], dtype=float)})
+    return Answer(**{**answer, "latency_us": np.array(answer["latency_us"], dtype=float)})
 
 
-def print_answer(
-    times_us: Sequence[float | None], start: float, loaded: float, package: str
-) -> None:
+def print_answer(times_us: Sequence[float | None], start: float, loaded: float) -> None:
     """Prints the child's answer. start, loaded: CPU seconds before and after loading the table."""
     answer = {
         "latency_us": times_us,
-        "load_s": loaded - start,
+        "fit_s": loaded - start,
         "predict_s": time.process_time() - loaded,
-        "version": version(package),
     }
     print("\n" + json.dumps(answer), flush=True)
 
@@ -121,10 +88,8 @@ def _answer_as_child() -> None:
     from aiconfigurator_core.sdk.operations.gemm import GEMM
 
     request = json.load(sys.stdin)
-    spec = find_spec("aiconfigurator_core")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    systems = Path(next(iter(spec.submodule_search_locations))) / "systems"
+    systems = systems_folder()
+    assert systems is not None
     name = request["system"]
     backend = request["backend"]
     framework_version = request["version"]
@@ -159,7 +124,7 @@ def _answer_as_child() -> None:
                 times_us.append(float(product._engine_query(database, x=m)) * 1e3)
             except PerfDataNotAvailableError:  # no row near enough
                 times_us.append(None)
-        print_answer(times_us, start, loaded, "aiconfigurator-core")
+        print_answer(times_us, start, loaded)
 
 
 if __name__ == "__main__":

@@ -3,63 +3,80 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, UnsupportedError
+from quantbench.errors import InputError
+from quantbench.latency.estimate import Estimates
 from quantbench.latency.gaussian_process import GaussianProcess
-from quantbench.latency.gemm.model import GemmModel
-from quantbench.workload.dtypes import DTYPES
-from tools.accuracy.gemm_tables import GemmTable
 from tools.accuracy.scoring import (
     Line,
     Split,
     cliff_pairs,
     compute_rows,
     coverage,
-    held_out_sites,
+    held_out,
     over_seeds,
     random_split,
     recall_and_precision,
     rises,
     summarize,
 )
+from tools.accuracy.tables import GemmTable
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 # With fewer measured cliffs, recall and precision are not reported.
 _FEWEST_CLIFFS = 20
-#: cost of fitting our model, relative to a cheap contestant
-OUR_WEIGHT = 10.0
+
+
+class Table(Protocol):
+    """Measured rows of one GPU, of which groups (such as one n and k) can be held out."""
+
+    @property
+    def gpu(self) -> str: ...
+    @property
+    def latency_us(self) -> FloatArray: ...
+    @property
+    def groups(self) -> IntArray: ...
+    @property
+    def provenance(self) -> Mapping[str, Any]: ...
+    def __len__(self) -> int: ...
+    def take(self, rows: npt.NDArray[np.intp]) -> Self: ...
+    def fit(self, prior: Any, seed: int) -> Any: ...
+    def prior(self) -> Any: ...
+    def ask(self, model: Any) -> Estimates: ...
+
+
+#: function of a table, the number of train rows (None: all of the training half) and a seed
+Splitter = Callable[[Any, int | None, int], Split]
+
+
+def of_groups(table: Table, train_rows: int | None, seed: int) -> Split:
+    """Holds out half of the groups."""
+    return held_out(table.groups, train_rows, seed)
+
+
+def at_random(table: Table, train_rows: int | None, seed: int) -> Split:
+    """Holds out all rows but `train_rows`."""
+    rows = len(table) // 2 if train_rows is None else train_rows
+    return random_split(len(table), rows, seed)
 
 
 @dataclass(frozen=True)
 class Contest:
-    """Table of one device and the protocol (sites or random) that splits it into train and test
+    """Table, and the protocol (its name, and the function) that splits it into train and test
     rows.
     """
 
-    device: DeviceSpec
-    table: GemmTable
-    protocol: str
-
-    def split(self, train_rows: int | None, seed: int) -> Split:
-        """Splits the table into train and test rows. train_rows: their number; None for all of the
-        training half.
-        """
-        if self.protocol == "sites":
-            return held_out_sites(self.table.n, self.table.k, train_rows, seed)
-        rows = len(self.table) // 2 if train_rows is None else train_rows
-        return random_split(len(self.table), rows, seed)
-
-    def shapes(self, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        return self.table.m[rows], self.table.n[rows], self.table.k[rows]
+    table: Table
+    protocol: str = "sites"
+    split: Splitter = of_groups
 
 
 @dataclass(frozen=True)
@@ -76,7 +93,6 @@ class Answer:
     high_us: FloatArray | None = None
     fit_s: float | None = None
     predict_s: float | None = None
-    note: str = ""
 
     @property
     def shapes_per_s(self) -> float | None:
@@ -97,14 +113,14 @@ class Contestant:
     """Predictor in a comparison.
 
     train_rows: None for all of the training half, 0 for none.
-    answer: function that predicts a split's test rows.
-    weight: rough cost relative to a cheap contestant.
+    answer: function of the train rows, the test rows and a seed that predicts the latter.
+    missing: why it cannot run.
     """
 
     name: str
     train_rows: int | None
-    answer: Callable[[Contest, Split, int], Answer]
-    weight: float = 1.0
+    answer: Callable[[Any, Any, int], Answer]
+    missing: str = ""
 
     def needed(self, seeds: Sequence[int]) -> Sequence[int]:
         """Returns the seeds to run: only the first if no row or all rows are fitted, since all give
@@ -113,155 +129,119 @@ class Contestant:
         return seeds[:1] if self.train_rows in (0, None) else seeds
 
 
-@dataclass(frozen=True)
-class Step:
-    """Progress message before a step. done, total: summed weights of the finished steps and of all
-    steps.
-    """
-
-    text: str
-    done: float
-    total: float
-
-
 #: contests, each with its contestants
 Plan = Sequence[tuple[Contest, Sequence[Contestant]]]
 
 
 def run_contests(
-    contests: Plan, seeds: Sequence[int], progress: Callable[[Step], None]
+    contests: Plan, seeds: Sequence[int], progress: Callable[[str], None]
 ) -> Iterator[Line]:
-    """Yields one line of metrics per contest and contestant, each as soon as it is done."""
+    """Yields one line of metrics per contest and contestant that can run, each as soon as it is
+    done.
+    """
     if not seeds:
         raise InputError("validate", "no seeds", "at least one")
-    total = sum(c.weight * len(c.needed(seeds)) for _, contestants in contests for c in contestants)
-    done = 0.0
     for contest, contestants in contests:
         for contestant in contestants:
+            if contestant.missing:
+                continue
             lines = []
             for seed in contestant.needed(seeds):
-                what = f"{contest.device.name}, {contest.protocol}: {contestant.name}, seed {seed}"
-                progress(Step(what, done, total))
+                what = f"{contest.table.gpu}, {contest.protocol}: {contestant.name}"
+                progress(f"{what}, {contestant.train_rows} rows, seed {seed}")
                 lines.append(_judge(contest, contestant, seed))
-                done += contestant.weight
             yield over_seeds(lines)
 
 
 def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
     # A contestant without train rows gets the same test rows as the others.
-    split = contest.split(1 if contestant.train_rows == 0 else contestant.train_rows, seed)
-    answer = contestant.answer(contest, split, seed)
-    measured = contest.table.latency_us[split.test]
-    shapes = contest.shapes(split.test)
+    unfitted = contestant.train_rows == 0
+    split = contest.split(contest.table, 1 if unfitted else contestant.train_rows, seed)
+    test = contest.table.take(split.test)
+    answer = contestant.answer(contest.table.take(split.train), test, seed)
     answered = np.isfinite(answer.latency_us)
     if not answered.any():
-        none = f"{contestant.name} answered none of {len(measured)} rows"
+        none = f"{contestant.name} answered none of {len(test)} rows"
         raise InputError("validate", none, "at least one")
-    large = compute_rows(*shapes) & answered
     found = Line(
-        gpu=contest.device.name,
+        gpu=test.gpu,
         protocol=contest.protocol,
         model=contestant.name,
-        train_rows=len(split.train) if contestant.train_rows != 0 else None,
+        train_rows=None if unfitted else len(split.train),
         seeds=1,
-        errors=summarize(answer.latency_us, measured, answered),
-        compute=summarize(answer.latency_us, measured, large) if large.any() else None,
+        errors=summarize(answer.latency_us, test.latency_us, answered),
         unanswered=float(1.0 - answered.mean()),
-        coverage=answer.covers(measured),
+        coverage=answer.covers(test.latency_us),
         fit_s=answer.fit_s,
         shapes_per_s=answer.shapes_per_s,
-        note=answer.note,
     )
-    pairs = cliff_pairs(*shapes)
-    cliffs = rises(measured, pairs)
+    return _with_shapes(found, test, answer) if isinstance(test, GemmTable) else found
+
+
+def _with_shapes(found: Line, test: GemmTable, answer: Answer) -> Line:
+    """Adds the errors of large products, and the cliffs."""
+    answered = np.isfinite(answer.latency_us)
+    large = compute_rows(*test.shapes) & answered
+    if large.any():
+        found = replace(found, compute=summarize(answer.latency_us, test.latency_us, large))
+    pairs = cliff_pairs(*test.shapes)
+    cliffs = rises(test.latency_us, pairs)
     if cliffs.sum() >= _FEWEST_CLIFFS and answered.all():
         recall, precision = recall_and_precision(rises(answer.latency_us, pairs), cliffs)
         found = replace(found, cliff_recall=recall, cliff_precision=precision)
     return found
 
 
-def fit(contest: Contest, rows: IntArray, seed: int, prior: Any) -> GemmModel:
-    """Fits a GEMM model to rows of a contest. prior: of `GemmModel.fit`."""
-    m, n, k = contest.shapes(rows)
-    return GemmModel.fit(
-        contest.device,
-        m,
-        n,
-        k,
-        contest.table.latency_us[rows],
-        dtype=contest.table.dtype,
-        library=contest.table.library,
-        prior=prior,
-        seed=seed,
-    )
-
-
-def answer_of(model: GemmModel, contest: Contest, rows: IntArray, *, fit_s: float) -> Answer:
-    """Returns a GEMM model's predictions for rows of a contest. fit_s: CPU seconds that its fit
-    took.
-    """
+def answer_of(model: Any, test: Table, fit_s: float | None = None) -> Answer:
+    """Returns a model's predictions. fit_s: CPU seconds that its fit took."""
     start = time.process_time()
-    predicted = model.predict(*contest.shapes(rows))
-    taken_s = time.process_time() - start
-    return Answer(predicted.latency_us, predicted.low_us, predicted.high_us, fit_s, taken_s)
+    found = test.ask(model)
+    predict_s = None if fit_s is None else time.process_time() - start
+    return Answer(found.latency_us, found.low_us, found.high_us, fit_s, predict_s)
 
 
-def fitted(name: str, train_rows: int, prior_of: Callable[[Contest], Any]) -> Contestant:
-    """Returns our model as a contestant. prior_of: function from a contest to the fit's prior."""
-
-    def answer(contest: Contest, split: Split, seed: int) -> Answer:
-        start = time.process_time()
-        model = fit(contest, split.train, seed, prior_of(contest))
-        return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
-
-    return Contestant(name, train_rows, answer, weight=OUR_WEIGHT)
-
-
-def ours(train_rows: int) -> Contestant:
-    """Returns our model with the prior `family-out`: the shipped parameters have seen the table."""
-    return fitted("ours", train_rows, lambda contest: "family-out")
-
-
-def ideal_us(device: DeviceSpec, dtype: str, m: IntArray, n: IntArray, k: IntArray) -> FloatArray:
-    """Returns the roofline time, (rows,) µs: the larger of FLOP over peak and bytes over bandwidth
-    (spec sheet).
+def fitted(name: str, train_rows: int | None, prior_of: Callable[[Any], Any]) -> Contestant:
+    """Returns our model as a contestant. prior_of: function from the train rows to the fit's
+    prior.
     """
-    peak = device.peak(dtype)
-    if peak is None:
-        known = f"one of {', '.join(device.peak_tflops)}"
-        raise UnsupportedError("roofline", f"{dtype} on {device.name}", known)
-    kind = DTYPES[dtype]
-    output_bytes = DTYPES[kind.output].element_bytes
-    m, n, k = np.stack([m, n, k]).astype(float)
-    compute_us = 2.0 * m * n * k / (peak * 1e6)
-    moved_bytes = kind.a_bytes * m * k + kind.b_bytes * k * n + output_bytes * m * n
-    return np.asarray(np.maximum(compute_us, moved_bytes / (device.memory_gb_per_s * 1e3)))
+
+    def answer(train: Table, test: Table, seed: int) -> Answer:
+        start = time.process_time()
+        model = train.fit(prior_of(train), seed)
+        return answer_of(model, test, time.process_time() - start)
+
+    return Contestant(name, train_rows, answer)
 
 
-#: function of log m, n, k, (rows, 3), log efficiency, (rows,), and a seed to a predictor of log
-#: efficiency
+def ours(train_rows: int | None) -> Contestant:
+    """Returns our model with the prior `family-out`: the shipped parameters have seen the table."""
+    return fitted("ours", train_rows, lambda train: "family-out")
+
+
+def unfitted() -> Contestant:
+    """Returns the prior of other GPU generations as a contestant."""
+    return Contestant("unfitted", 0, lambda train, test, seed: answer_of(test.prior(), test))
+
+
+#: function of sizes on a log scale, (rows, sizes), log efficiency, (rows,), and a seed to a
+#: predictor of log efficiency
 Learner = Callable[[FloatArray, FloatArray, int], Callable[[FloatArray], FloatArray]]
 
 
-def baseline(name: str, train_rows: int, learn: Learner, weight: float = 1.0) -> Contestant:
+def baseline(name: str, train_rows: int, learn: Learner) -> Contestant:
     """Returns a contestant that learns log efficiency (roofline over measured time) and knows no
     tiles.
     """
 
-    def answer(contest: Contest, split: Split, seed: int) -> Answer:
-        dtype = contest.table.dtype
+    def answer(train: Any, test: Any, seed: int) -> Answer:
         start = time.process_time()
-        known = contest.shapes(split.train)
-        ideal = ideal_us(contest.device, dtype, *known)
-        efficiency = ideal / contest.table.latency_us[split.train]
-        predict = learn(np.log(np.column_stack(known).astype(float)), np.log(efficiency), seed)
+        efficiency = train.ideal_us() / train.latency_us
+        predict = learn(train.logs(), np.log(efficiency), seed)
         fitted = time.process_time()
-        asked = contest.shapes(split.test)
-        log_efficiency = predict(np.log(np.column_stack(asked).astype(float)))
-        latency_us = ideal_us(contest.device, dtype, *asked) / np.exp(log_efficiency)
+        latency_us = test.ideal_us() / np.exp(predict(test.logs()))
         return Answer(latency_us, fit_s=fitted - start, predict_s=time.process_time() - fitted)
 
-    return Contestant(name, train_rows, answer, weight)
+    return Contestant(name, train_rows, answer)
 
 
 def _full_efficiency(
@@ -302,9 +282,4 @@ def log_interpolation(train_rows: int) -> Contestant:
 
 
 def gaussian_process(train_rows: int) -> Contestant:
-    return baseline("Gaussian process on log efficiency", train_rows, _gaussian_process, weight=3.0)
-
-
-def baselines(rows: int) -> list[Contestant]:
-    """Returns the three baselines."""
-    return [roofline(), log_interpolation(rows), gaussian_process(rows)]
+    return baseline("Gaussian process on log efficiency", train_rows, _gaussian_process)

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import median
 
 from quantbench.device import lookup
-from quantbench.latency.gemm.model import GemmModel, shipped_kin
+from quantbench.latency.gemm.model import shipped_kin
 from quantbench.latency.libraries import SYSTEMS, TABLES, libraries_of
 from quantbench.units import percent
 from quantbench.workload.dtypes import GEMM_DTYPES
-from tools.accuracy.contests import (
-    Answer,
-    Contest,
-    Contestant,
-    answer_of,
-    fitted,
-    ours,
-    run_contests,
-)
-from tools.accuracy.scoring import ErrorSummary, Line, Split, over_seeds, row_count, shares
-from tools.accuracy.tables import PackagedTable, read_packaged
+from tools.accuracy.contests import Contest, Contestant, fitted, ours, run_contests, unfitted
+from tools.accuracy.scoring import ErrorSummary, Line, over_seeds, row_count, shares
+from tools.accuracy.tables import GemmTable, read_packaged
 from tools.guide.markers import table
 
 #: (device slug, dtype, library)
@@ -53,24 +46,13 @@ _MANY_ROWS = 1000
 _CLOSER_SEEDS = (0, 1, 2)
 
 
-def unfitted() -> Contestant:
-    """Returns the prior of other GPU generations as a contestant."""
-
-    def answer(contest: Contest, split: Split, seed: int) -> Answer:
-        model = GemmModel.prior(contest.device, dtype=contest.table.dtype, family_out=True)
-        return answer_of(model, contest, split.test, fit_s=0.0)
-
-    return Contestant("unfitted", 0, answer)
-
-
 def others_known(train_rows: int) -> Contestant:
     """Returns our model with all that is shipped but of the table itself: `prior="auto"` on a GPU
     without it.
     """
 
-    def prior(contest: Contest) -> object:
-        measured = contest.table
-        return shipped_kin(contest.device, measured.dtype, measured.library) or "auto"
+    def prior(train: GemmTable) -> object:
+        return shipped_kin(lookup(train.gpu), train.dtype, train.library) or "auto"
 
     return fitted("other tables known", train_rows, prior)
 
@@ -91,11 +73,14 @@ def judge(work: Path, keys: Sequence[Key], report: Callable[[str], None]) -> Non
     for key, contestant, seed in dict.fromkeys(asked):
         if (*key, contestant.name, contestant.train_rows, seed) in done:
             continue
-        measured: PackagedTable = read(key)
-        plan = [(Contest(lookup(key[0]), measured, "sites"), [contestant])]
-        (line,) = run_contests(plan, [seed], lambda step: None)
+        measured = read(key)
+        (line,) = run_contests([(Contest(measured), [contestant])], [seed], report)
         name = [*key, contestant.name, contestant.train_rows, seed]
-        entry = {"key": name, "version": measured.version, "line": line.to_json()}
+        entry = {
+            "key": name,
+            "version": measured.provenance["framework_version"],
+            "line": asdict(line),
+        }
         with work.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(entry) + "\n")
         report(f"{name}: {line.errors}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from quantbench.profile.linear_interpolation import Site, interpolated_us, throu
 from quantbench.profile.profile import Profile
 from quantbench.units import percent
 from tools.accuracy.aiconfigurator_engine import engine, engine_missing
+from tools.accuracy.scoring import cliff_pairs, rises
+from tools.accuracy.tables import GemmTable
 from tools.guide.markers import table as markdown_table
 from tools.guide.markers import write_between
 
@@ -37,9 +39,6 @@ BOUND = 0.05
 _MODEL_ROWS = 1000
 _FEWEST_MODEL_ROWS = 20
 _SEEDS = (0, 1, 2)
-# Cliff as defined in docs/accuracy.md: a rise of more than 10 % from m to m + 1, in GEMMs at least
-# this large.
-_CLIFF = 1.10
 _LARGE_M = 128
 _LARGE_NK = 1024
 #: parts of a table that errors are given for
@@ -50,41 +49,33 @@ _PARTS = (
 )
 
 
-@dataclass(frozen=True)
-class Products:
-    """Measured products. m, n, k, latency_us: (rows,) each, sorted by n, k, m, each shape once."""
+def is_thin(table: GemmTable) -> BoolArray:
+    """Whether each row is at a power of two in m, (rows,)."""
+    m = table.sizes["m"]
+    return np.asarray((m & (m - 1)) == 0, dtype=np.bool_)
 
-    m: IntArray
-    n: IntArray
-    k: IntArray
-    latency_us: FloatArray
 
-    def where(self, rows: BoolArray | IntArray) -> Products:
-        return Products(self.m[rows], self.n[rows], self.k[rows], self.latency_us[rows])
-
-    @property
-    def thin(self) -> BoolArray:
-        """Rows at powers of two in m, (rows,)."""
-        return np.asarray((self.m & (self.m - 1)) == 0, dtype=np.bool_)
-
-    def sites(self) -> list[IntArray]:
-        """Returns the row indices of each (n, k)."""
-        ends = np.flatnonzero((np.diff(self.n) != 0) | (np.diff(self.k) != 0)) + 1
-        return [part.astype(np.int64) for part in np.split(np.arange(len(self.m)), ends)]
+def sites_of(table: GemmTable) -> list[IntArray]:
+    """Returns the row indices of each (n, k); rows of one follow each other."""
+    _, n, k = table.shapes
+    ends = np.flatnonzero((np.diff(n) != 0) | (np.diff(k) != 0)) + 1
+    return np.split(np.arange(len(table)), ends)
 
 
 #: function from the rows of a table and queries to the planner's µs of the queries
-Consumer = Callable[[Products, Products], FloatArray]
+Consumer = Callable[[GemmTable, GemmTable], FloatArray]
 
 
-def straight_lines(rows: Products, queries: Products) -> FloatArray:
+def straight_lines(rows: GemmTable, queries: GemmTable) -> FloatArray:
     """Returns linear interpolation in m at each (n, k), (queries,); nan if no row has the (n,
     k).
     """
-    out = np.full(len(queries.m), np.nan)
-    for site in rows.sites():
-        asked = (queries.n == rows.n[site[0]]) & (queries.k == rows.k[site[0]])
-        out[asked] = interpolated_us(queries.m[asked], rows.m[site], rows.latency_us[site])
+    out = np.full(len(queries), np.nan)
+    known_m, known_n, known_k = rows.shapes
+    m, n, k = queries.shapes
+    for site in sites_of(rows):
+        asked = (n == known_n[site[0]]) & (k == known_k[site[0]])
+        out[asked] = interpolated_us(m[asked], known_m[site], rows.latency_us[site])
     return out
 
 
@@ -93,25 +84,25 @@ def consumer_of(device: str, dtype: str) -> tuple[Consumer, str]:
     device or dtype; a description). The engine clamps times to the roofline of its system, so
     another system's data cannot stand in."""
     system = system_of(device)
-    if engine_missing() is not None or system == device or dtype not in ("bf16", "fp16"):
+    if engine_missing() or system == device or dtype not in ("bf16", "fp16"):
         words = "straight lines in m at each (n, k), as aiconfigurator's engine draws them"
         return straight_lines, words
 
-    def ask(rows: Products, queries: Products) -> FloatArray:
+    def ask(rows: GemmTable, queries: GemmTable) -> FloatArray:
         where = {"system": system, "backend": "vllm", "version": "quantbench"}
-        asked = (queries.m, queries.n, queries.k)
-        return engine(where, rows.m, rows.n, rows.k, rows.latency_us, asked).latency_us
+        return engine(where, rows, queries).latency_us
 
     package = f"aiconfigurator-core {version('aiconfigurator-core')}"
     return ask, f"{package}, asked through its own engine"
 
 
-def held_out(table: Products, expected_us: FloatArray, consumer: Consumer) -> list[list[str]]:
+def held_out(table: GemmTable, expected_us: FloatArray, consumer: Consumer) -> list[list[str]]:
     """Returns the rows of the page's table: one for each compared table of products.
 
     expected_us: (rows,) times of all rows by a model of the rows at powers of two.
     """
-    thin = table.thin
+    m, n, k = table.shapes
+    thin = is_thin(table)
     if thin.sum() < _FEWEST_MODEL_ROWS or thin.all():
         few = f"{int(thin.sum())} of {len(thin)} rows on powers of two in m"
         raise InputError("held-out lines", few, "some on and some off")
@@ -119,15 +110,15 @@ def held_out(table: Products, expected_us: FloatArray, consumer: Consumer) -> li
     inside = np.zeros(len(thin), dtype=np.bool_)
     chosen = thin.copy()
     modelled_us = table.latency_us.copy()
-    for rows in table.sites():
+    for rows in sites_of(table):
         seen = np.flatnonzero(thin[rows])
         if len(seen) < 2:
             continue
         rows = rows[seen[0] : seen[-1] + 1]
         inside[rows] = True
-        m = table.m[rows]
-        moved = through_rows(m, expected_us[rows], thin[rows], table.latency_us[rows][thin[rows]])
-        site = Site(int(table.n[rows[0]]), int(table.k[rows[0]]), m, moved, thin[rows])
+        seen_us = table.latency_us[rows][thin[rows]]
+        moved = through_rows(m[rows], expected_us[rows], thin[rows], seen_us)
+        site = Site(int(n[rows[0]]), int(k[rows[0]]), m[rows], moved, thin[rows])
         added = rows[site.rows_to_add(BOUND)]
         chosen[added] = True
         modelled_us[added] = moved[np.isin(rows, added)]
@@ -140,11 +131,11 @@ def held_out(table: Products, expected_us: FloatArray, consumer: Consumer) -> li
         drawn.append(random)
 
     unseen = ~np.logical_or.reduce([thin, chosen, *drawn]) & inside
-    large = (table.m >= _LARGE_M) & (table.n >= _LARGE_NK) & (table.k >= _LARGE_NK)
-    same_site = (np.diff(table.n) == 0) & (np.diff(table.k) == 0)
-    rises = table.latency_us[1:] > _CLIFF * table.latency_us[:-1]
-    steps = same_site & (np.diff(table.m) == 1) & rises
-    at_cliffs = (np.append(False, steps) | np.append(steps, False)) & large & ~thin & inside
+    large = (m >= _LARGE_M) & (n >= _LARGE_NK) & (k >= _LARGE_NK)
+    pairs = cliff_pairs(*table.shapes)
+    at_cliffs = np.zeros(len(thin), dtype=np.bool_)
+    at_cliffs[np.stack(pairs)[:, rises(table.latency_us, pairs)]] = True
+    at_cliffs &= ~thin & inside
     parts = dict(zip(_PARTS, (unseen, unseen & large, at_cliffs), strict=True))
 
     def line(
@@ -152,7 +143,7 @@ def held_out(table: Products, expected_us: FloatArray, consumer: Consumer) -> li
     ) -> list[str]:
         """Returns the mean errors of tables with these rows and times."""
         timed = replace(table, latency_us=times_us)
-        predicted_us = np.stack([consumer(timed.where(rows), table) for rows in rows_of])
+        predicted_us = np.stack([consumer(timed.take(rows), table) for rows in rows_of])
         errors = np.abs(predicted_us / table.latency_us - 1.0)
         cells = []
         for part in parts.values():
@@ -174,40 +165,38 @@ def held_out(table: Products, expected_us: FloatArray, consumer: Consumer) -> li
     ]
 
 
-def measured_products(profile: Profile) -> tuple[Products, str]:
-    """Returns (the products of a profile's most frequent dtype, that dtype)."""
+def measured_products(profile: Profile) -> GemmTable:
+    """Returns the products of a profile's most frequent dtype, sorted by n, k and m."""
     dtype = dtype_of(profile, ExportOptions())
     table = products(profile, ExportOptions(dtype=dtype), Exported())
     order = np.lexsort((table["m"], table["k"], table["n"]))
-    return Products(*(table[name][order] for name in ("m", "n", "k", "latency_us"))), dtype
+    sizes = {name: table[name][order] for name in "mnk"}
+    return GemmTable(profile.device.name, dtype, sizes, table["latency_us"][order])
 
 
-def thin_model(profile: Profile, table: Products, dtype: str) -> GemmModel:
+def thin_model(table: GemmTable) -> GemmModel:
     """Fits a model to the rows at powers of two, with a prior that excludes this GPU's family."""
-    thin = np.flatnonzero(table.thin)
+    thin = np.flatnonzero(is_thin(table))
     if len(thin) > _MODEL_ROWS:
         drawn = np.random.default_rng(0).choice(len(thin), _MODEL_ROWS, replace=False)
         thin = thin[np.sort(drawn)]
-    seen = table.where(thin)
-    return GemmModel.fit(
-        profile.device, seen.m, seen.n, seen.k, seen.latency_us, dtype=dtype, prior="family-out"
-    )
+    return table.take(thin).fit("family-out")
 
 
 def main(run: Path, page: Path) -> None:
     """Writes the experiment's table on a run between the markers `blindspots` of a page."""
     profile = profile_of([run], fit=False)
-    table, dtype = measured_products(profile)
-    consumer, who = consumer_of(profile.device.name, dtype)
-    model = thin_model(profile, table, dtype)
-    head, *rows = held_out(table, model.predict(table.m, table.n, table.k).latency_us, consumer)
+    table = measured_products(profile)
+    consumer, who = consumer_of(table.gpu, table.dtype)
+    model = thin_model(table)
+    head, *rows = held_out(table, table.ask(model).latency_us, consumer)
     fitted = f"model fitted to {model.rows:,} rows of the powers of two"
     origins = "; ".join(run.source or run.run_id for run in profile.provenance.runs)
     notes = [
         f"- Interpolated by {who}.",
         f"- Bound for the expected error: {percent(BOUND)}; {fitted}, started from other GPU "
         "families.",
-        f"- {profile.device.name}: {len(table.m):,} products of {dtype} from {origins}.",
+        f"- {table.gpu}: {len(table):,} products of {table.dtype} from {origins}.",
     ]
     write_between(page, "blindspots", "\n".join([markdown_table(head, rows), *notes, ""]))
 

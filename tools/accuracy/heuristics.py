@@ -12,7 +12,11 @@ import sys
 import time
 from importlib.util import find_spec
 
-from tools.accuracy.aiconfigurator_engine import ChildAnswer, IntArray, ask_child, print_answer
+import numpy as np
+
+from tools.accuracy.aiconfigurator_engine import ask_child, print_answer
+from tools.accuracy.contests import Answer
+from tools.accuracy.tables import GemmTable
 
 #: device slug → name of the card in nvidia-matmul-heuristics
 HEURISTICS_GPUS = {
@@ -26,26 +30,23 @@ HEURISTICS_GPUS = {
 _PRECISION = {"bf16": "TST", "fp16": "HSH", "fp32": "SSS"}
 
 
-def heuristics_missing(device: str, dtype: str) -> str | None:
-    """Returns why nvidia-matmul-heuristics is not available for a device and dtype, None if it
-    is.
-    """
+def heuristics_missing(device: str, dtype: str) -> str:
+    """Returns why nvidia-matmul-heuristics is not available for a device and dtype, "" if it is."""
     if find_spec("nvMatmulHeuristics") is None:
         return "the package nvidia-matmul-heuristics is not installed"
     if device not in HEURISTICS_GPUS:
         return f"nvidia-matmul-heuristics has no descriptor of {device}"
-    return None if dtype in _PRECISION else f"nvidia-matmul-heuristics was not asked about {dtype}"
+    return "" if dtype in _PRECISION else f"nvidia-matmul-heuristics was not asked about {dtype}"
 
 
-def heuristics(device: str, dtype: str, m: IntArray, n: IntArray, k: IntArray) -> ChildAnswer:
-    """Returns the estimated time of the configuration ranked first, for row-major nt GEMMs m, n, k,
-    (rows,) each.
+def heuristics(asked: GemmTable) -> Answer:
+    """Returns the estimated time of the configuration ranked first, for row-major nt GEMMs.
 
     `tools.accuracy.gemm.heuristics` is the contestant that calls this."""
     request = {
-        "gpu": HEURISTICS_GPUS[device],
-        "precision": _PRECISION[dtype],
-        "shapes": [m.tolist(), n.tolist(), k.tolist()],
+        "gpu": HEURISTICS_GPUS[asked.gpu],
+        "precision": _PRECISION[asked.dtype],
+        "shapes": np.stack(asked.shapes).tolist(),
     }
     return ask_child("tools.accuracy.heuristics", request)
 
@@ -71,7 +72,7 @@ def _answer_as_child() -> None:
         problem = library.makeNvMatmulHeuristicsProblem(m, n, k, layout)
         found = library.get(problem, 1, precision=request["precision"])
         times_us.append(found[0]["runtime"] * 1e6 if found else None)
-    print_answer(times_us, start, loaded, "nvidia-matmul-heuristics")
+    print_answer(times_us, start, loaded)
     os._exit(0)
 
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.importers.aiconfigurator import find_tables, origin_of, read_rows
-from quantbench.latency.moe import MoEModel
+from quantbench.device import lookup
+from quantbench.importers.aiconfigurator import find_tables, read_rows
+from quantbench.importers.runs import digest
+from quantbench.latency.moe import Growth, MoEModel
+from quantbench.units import percent
 from quantbench.workload import MoE
-from tools.accuracy.scoring import coverage, summarize
+from tools.accuracy.contests import Contest, fitted, run_contests
+from tools.accuracy.scoring import Split, held_out, over_seeds
+from tools.accuracy.tables import WorkTable, group_index
+from tools.guide.markers import table as markdown
+
+IntArray = npt.NDArray[np.int64]
 
 #: (device, library, dtype)
 TABLES = (
@@ -25,23 +34,32 @@ TABLES = (
 
 
 @dataclass(frozen=True)
-class MoETable:
-    """Measured layers of one GPU, dtype and library: the newest table's. works, latency_us:
-    (rows,), each work once. rows: as many as the file has of the dtype."""
+class MoETable(WorkTable):
+    """Measured layers of one GPU, dtype and library: the newest table's."""
 
-    gpu: str
-    library: str
-    works: list[MoE]
-    latency_us: npt.NDArray[np.float64]
-    version: str
-    file: str
-    package: str
-    sha256: str
-    rows: int
+    version: str = ""
 
-    def take(self, rows: npt.NDArray[np.intp]) -> MoETable:
-        """Returns the table of some rows."""
-        return replace(self, works=[self.works[i] for i in rows], latency_us=self.latency_us[rows])
+    @property
+    def groups(self) -> IntArray:
+        """Index of each row's model shape, (rows,)."""
+        shape = attrgetter("hidden", "expert_ffn", "top_k", "num_experts")
+        return group_index(np.transpose(list(map(shape, self.works))))
+
+    def fit(self, prior: Any, seed: int = 0, growth: Growth | None = None) -> MoEModel:
+        """Fits a model to all rows; arguments as of `MoEModel.fit`."""
+        return MoEModel.fit(
+            self.gpu,
+            self.works,
+            self.latency_us,
+            library=self.library,
+            prior=prior,
+            seed=seed,
+            growth=growth,
+        )
+
+    def prior(self) -> MoEModel:
+        """Returns the unfitted model."""
+        return MoEModel.prior(lookup(self.gpu), dtype=self.works[0].dtype, library=self.library)
 
 
 def read_moe(gpu: str, library: str) -> dict[str, MoETable]:
@@ -57,93 +75,54 @@ def read_moe(gpu: str, library: str) -> dict[str, MoETable]:
         assert isinstance(work, MoE)
         if row.has_time:
             best[work.dtype][work] = min(row.latency_us, best[work.dtype].get(work, np.inf))
-    sha256 = str(origin_of(table).options["sha256"])
+    of_file = {
+        "table": table.shown,
+        "package": table.package,
+        "sha256": digest(table.path),
+    }
     tables = {}
     for dtype, of in best.items():
-        tables[dtype] = MoETable(
-            gpu,
-            library,
-            list(of),
-            np.array(list(of.values())),
-            version=table.version,
-            file=table.shown,
-            package=table.package,
-            sha256=sha256,
-            rows=len(of),
-        )
+        times_us = np.array(list(of.values()))
+        provenance = {**of_file, "rows": len(of)}
+        tables[dtype] = MoETable(gpu, library, list(of), times_us, provenance, table.version)
     return tables
 
 
-def held_out(table: MoETable, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Returns the rows of half of the model shapes for training, and those of the other half as the
-    test.
-    """
-    shape = attrgetter("hidden", "expert_ffn", "top_k", "num_experts")
-    names, of_row = np.unique(list(map(shape, table.works)), axis=0, return_inverse=True)
-    order = np.random.default_rng(seed).permutation(len(names))
-    is_test = np.isin(of_row.ravel(), order[: len(names) // 2])
-    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+def new_models(table: MoETable, train_rows: int | None, seed: int) -> Split:
+    """Holds out half of the model shapes, other ones for each seed."""
+    return held_out(table.groups, train_rows, seed, group_seed=seed)
 
 
-@dataclass(frozen=True)
-class Score:
-    """Errors on one table's test rows, mean over seeds. rows: of training."""
-
-    rows: int
-    median_pct: float
-    p95_pct: float
-    coverage: float
+_COLUMNS = ("table", "learned from", "rows", "median %", "p95 %", "in the 90 % interval")
 
 
-def score(table: MoETable, seeds: Sequence[int], rows: int | None) -> Score:
-    """Fits and predicts one table. rows: of training, drawn at random; None for all."""
-    found = []
-    for seed in seeds:
-        train, test = held_out(table, seed)
-        train = np.random.default_rng(seed).permutation(train)[:rows]
-        tested = table.take(test)
-        fitted = table.take(train)
-        model = MoEModel.fit(
-            table.gpu, fitted.works, fitted.latency_us, library=table.library, seed=seed
-        )
-        predicted = model.predict(tested.works)
-        errors = summarize(predicted.latency_us, tested.latency_us)
-        covered = coverage(tested.latency_us, predicted.low_us, predicted.high_us)
-        found.append(Score(len(train), errors.median_pct, errors.p95_pct, covered))
-    return _mean_score(found)
-
-
-def _mean_score(scores: Sequence[Score]) -> Score:
-    rows, *mean = np.mean(list(map(astuple, scores)), axis=0).tolist()
-    return Score(round(rows), *mean)
-
-
-def accuracy_table(seeds: Sequence[int], report: Callable[[str], None]) -> str:
+def accuracy_table(seeds: Sequence[int], progress: Callable[[str], None]) -> str:
     """Returns the Markdown table of all `TABLES`, from all training rows and from few."""
     cases = {
         "all shapes of the training half, other GPUs' models": None,
         "300 rows of it, other GPUs' models": 300,
     }
-    lines = [
-        "| table | learned from | rows | median % | p95 % | in the 90 % interval |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
     tables = [read_moe(gpu, library)[dtype] for gpu, library, dtype in TABLES]
-    sources: dict[str, None] = {}
-    for words, rows in cases.items():
-        scores = []
+    rows = []
+    for words, count in cases.items():
+        one = fitted("ours", count, lambda train: "auto")
+        figures: list[Sequence[Any]] = []
         for table in tables:
-            scores.append(score(table, seeds, rows))
+            plan = [(Contest(table, "experts", new_models), [one])]
+            line = over_seeds([next(run_contests(plan, [seed], progress)) for seed in seeds])
+            errors = line.errors
+            figures.append((line.train_rows, errors.median_pct, errors.p95_pct, line.coverage))
             dtype = table.works[0].dtype
             name = f"{table.gpu}, {table.library} {table.version}, {dtype}"
-            lines.append(_line(name, words, scores[-1]))
-            report(lines[-1])
-            sources[f"{table.package}: {table.file}, sha256 {table.sha256[:12]}"] = None
-        lines.append(_line("mean", words, _mean_score(scores)))
+            rows.append((name, words, *_cells(*figures[-1])))
+        rows.append(("mean", words, *_cells(*np.mean(figures, axis=0))))
+    sources: dict[str, None] = {}
+    for table in tables:
+        of = table.provenance
+        sources[f"{of['package']}: {of['table']}, sha256 {of['sha256'][:12]}"] = None
     made = f"- Tables: {'; '.join(sources)}. Seeds {', '.join(map(str, seeds))}."
-    return "\n".join([*lines, "", made, ""])
+    return "\n".join([markdown(_COLUMNS, rows, words=2), made, ""])
 
 
-def _line(name: str, words: str, of: Score) -> str:
-    errors = f"{of.median_pct:.1f} | {of.p95_pct:.0f}"
-    return f"| {name} | {words} | {of.rows:,} | {errors} | {100 * of.coverage:.0f} % |"
+def _cells(rows: float, median_pct: float, p95_pct: float, covered: float) -> tuple[str, ...]:
+    return f"{rows:,.0f}", f"{median_pct:.1f}", f"{p95_pct:.0f}", percent(covered)

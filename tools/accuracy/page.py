@@ -13,18 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
 from quantbench.device.cpu import cpu_info
 from tools.accuracy import formats
-from tools.accuracy.attention import AttentionTable, attention_lines, decode_table, read_attention
-from tools.accuracy.contests import Step, run_contests
-from tools.accuracy.gemm import Absent, packaged_contests
+from tools.accuracy.attention import AttentionTable, attention_contests, decode_table
+from tools.accuracy.contests import Plan, run_contests
+from tools.accuracy.gemm import packaged_contests
 from tools.accuracy.moe import accuracy_table
 from tools.accuracy.published import published_table
 from tools.accuracy.scoring import COLUMNS, Line, cells
-from tools.accuracy.tables import SHIPPED_GPUS, PackagedTable, read_packaged
+from tools.accuracy.tables import SHIPPED_GPUS, GemmTable
 from tools.guide.markers import table as markdown_table
 from tools.guide.markers import write_between
 
@@ -37,54 +38,51 @@ _PROTOCOLS = {
 }
 #: rows to learn from, and seeds that draw them
 _ROWS = 200
+#: finished scores of formats
+_WORK = Path("build/formats.jsonl")
 _SEEDS = (0, 1, 2)
 _PACKAGES = ("quantbench", "numpy", "scipy", "scikit-learn")
 
 
-def gemm_origins(tables: Iterable[PackagedTable]) -> list[str]:
-    """Describes each device's GEMM table, and the versions and CPU used."""
-    lines = []
-    for of in tables:
-        what = f"{of.package}: {of.file} ({of.framework} {of.version}, sha256 {of.sha256[:12]})"
-        lines.append(f"{of.gpu}: {len(of):,} rows of {of.dtype} from {what}")
-    return [*lines, _made_with()]
+def gemm_origin(table: GemmTable) -> str:
+    """Describes the origin of a GEMM table."""
+    of = table.provenance
+    framework = f"{of['framework']} {of['framework_version']}, sha256 {of['sha256']:.12}"
+    what = f"{of['package']}: {of['table']} ({framework})"
+    return f"{len(table):,} rows of {table.dtype} from {what}"
 
 
-def attention_origins(tables: Iterable[tuple[str, AttentionTable]]) -> list[str]:
-    """Describes each device's attention tables, and the versions and CPU used."""
-    lines = []
-    for gpu, table in tables:
-        parts = []
-        for source, of in table.sources.items():
-            rows = f"{of['rows']:,} rows of {of['provider']}"
-            parts.append(f"{source}, {rows}, sha256 {str(of['sha256'])[:12]}")
-        lines.append(f"{gpu}: {'; '.join(parts)}")
-    return [*lines, _made_with()]
-
-
-def _made_with() -> str:
-    packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
-    return f"Made with {packages}; times on one core of {cpu_info().name}"
-
-
-def markdown(lines: Sequence[Line], absent: Sequence[Absent], origins: Sequence[str] = ()) -> str:
-    """Formats one section per protocol and device, then the absent contestants, then `origins`
-    (sources).
-    """
+def attention_origin(table: AttentionTable) -> str:
+    """Describes the origin of an attention table."""
     parts = []
-    for protocol, meaning in _PROTOCOLS.items():
-        by_gpu: dict[str, list[Line]] = defaultdict(list)
-        for entry in lines:
-            if entry.protocol == protocol:
-                by_gpu[entry.gpu].append(entry)
-        if by_gpu:
-            parts.append(f"**{meaning}.**\n")
-        for gpu, of_gpu in by_gpu.items():
-            parts += [f"### {gpu}\n", _section(of_gpu)]
-    for one in absent:
-        parts.append(f"- {one.gpu}: {one.model} is left out: {one.reason}.")
-    parts += [f"- {origin}." for origin in origins]
-    return "\n".join(parts).rstrip() + "\n"
+    for source, of in table.provenance.items():
+        rows = f"{of['rows']:,} rows of {of['provider']}"
+        parts.append(f"{source}, {rows}, sha256 {of['sha256']:.12}")
+    return "; ".join(parts)
+
+
+def compared(plan: Plan, origin: Callable[[Any], str]) -> str:
+    """Runs a plan. Formats one section per protocol and device, then the contestants that cannot
+    run, the tables' origins, and the versions and CPU used.
+    """
+    by_protocol: dict[str, dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
+    for line in run_contests(plan, _SEEDS, _print):
+        by_protocol[line.protocol][line.gpu].append(line)
+    parts = []
+    for protocol, by_gpu in by_protocol.items():
+        parts.append(f"**{_PROTOCOLS[protocol]}.**\n")
+        for gpu, lines in by_gpu.items():
+            parts += [f"### {gpu}\n", _section(lines)]
+    notes = []
+    for contest, contestants in plan:
+        gpu = contest.table.gpu
+        for one in contestants:
+            if one.missing:
+                notes.append(f"- {gpu}: {one.name} is left out: {one.missing}.")
+        notes.append(f"- {gpu}: {origin(contest.table)}.")
+    packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
+    made = f"- Made with {packages}; times on one core of {cpu_info().name}.\n"
+    return "\n".join([*parts, *dict.fromkeys(notes), made])
 
 
 def _section(lines: Sequence[Line]) -> str:
@@ -103,42 +101,29 @@ def main() -> None:
     parser.add_argument(
         "--section", action="append", choices=_SECTIONS, help="only this; may be repeated"
     )
-    parser.add_argument(
-        "--work", type=Path, default=Path("build/formats.jsonl"), help="finished scores of formats"
-    )
     asked = parser.parse_args()
     with threadpool_limits(1):
         for section in asked.section or _SECTIONS:
-            for name, text in _SECTIONS[section](asked.work):
+            for name, text in _SECTIONS[section]():
                 write_between(asked.page, name, text)
     write_between(asked.page, "conclusion", conclusion(asked.page.read_text(encoding="utf-8")))
 
 
-def _formats(work: Path) -> Iterator[tuple[str, str]]:
-    formats.judge(work, formats.KEYS, _print)
-    yield "lines", formats.lines_table(work)
-    yield "closer", formats.closer_table(work)
+def _formats() -> Iterator[tuple[str, str]]:
+    formats.judge(_WORK, formats.KEYS, _print)
+    yield "lines", formats.lines_table(_WORK)
+    yield "closer", formats.closer_table(_WORK)
 
 
-def _gemm(work: Path) -> Iterator[tuple[str, str]]:
-    plan, absent = packaged_contests(SHIPPED_GPUS, _ROWS)
-    lines = list(run_contests(plan, _SEEDS, _say))
-    yield "gemm", markdown(lines, absent, gemm_origins(read_packaged(gpu) for gpu in SHIPPED_GPUS))
-
-
-def _attention(work: Path) -> Iterator[tuple[str, str]]:
-    lines = list(attention_lines(SHIPPED_GPUS, _ROWS, _SEEDS, _say))
-    origins = attention_origins((gpu, read_attention(gpu)) for gpu in SHIPPED_GPUS)
-    yield "attention", markdown(lines, [], origins)
-
-
-_SECTIONS: dict[str, Callable[[Path], Iterable[tuple[str, str]]]] = {
+_SECTIONS: dict[str, Callable[[], Iterable[tuple[str, str]]]] = {
     "formats": _formats,
-    "gemm": _gemm,
-    "attention": _attention,
-    "decode": lambda work: [("decode", decode_table(_print))],
-    "moe": lambda work: [("moe", accuracy_table(_SEEDS, _print))],
-    "published": lambda work: [("published", published_table(_SEEDS, _print))],
+    "gemm": lambda: [("gemm", compared(packaged_contests(SHIPPED_GPUS, _ROWS), gemm_origin))],
+    "attention": lambda: [
+        ("attention", compared(attention_contests(SHIPPED_GPUS, _ROWS), attention_origin))
+    ],
+    "decode": lambda: [("decode", decode_table(_SEEDS, _print))],
+    "moe": lambda: [("moe", accuracy_table(_SEEDS, _print))],
+    "published": lambda: [("published", published_table(_SEEDS, _print))],
 }
 
 
@@ -192,10 +177,6 @@ def _typical(errors: Sequence[str]) -> tuple[float, float]:
 
 def _print(text: str) -> None:
     print(text, flush=True)
-
-
-def _say(step: Step) -> None:
-    _print(f"{100 * step.done / step.total:3.0f} % {step.text}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ coverage, cliffs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import nan
 from operator import attrgetter
 from typing import Any
@@ -20,15 +20,13 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-#: seed of the division of (n, k) pairs, the same for all seeds of the train rows
-_SITE_SEED = 0
 #: smallest relative rise from m to m + 1 that counts as a cliff
 _STEP = 0.10
 
 
 @dataclass(frozen=True)
 class Split:
-    """Disjoint indices of train and test rows; with held-out sites they share no (n, k) pair
+    """Disjoint indices of train and test rows; with held-out groups they share none
     either.
     """
 
@@ -47,20 +45,19 @@ def random_split(rows: int, train: int, seed: int) -> Split:
     return Split(order[:train], order[train:])
 
 
-def held_out_sites(n: IntArray, k: IntArray, train: int | None, seed: int) -> Split:
-    """Takes all rows of half of the (n, k) pairs as test rows, and `train` rows (None: all) of the
-    other half.
+def held_out(group: IntArray, train: int | None, seed: int, group_seed: int = 0) -> Split:
+    """Takes all rows of half of the groups as test rows, and `train` rows (None: all) of the other
+    half.
 
-    n, k: (rows,).
-    seed: selects the train rows; the division of the pairs is fixed.
+    group: (rows,) index of each row's group.
+    seed, group_seed: select the train rows, and the groups of the test.
     """
-    pairs, site = np.unique(np.stack([n, k]), axis=1, return_inverse=True)
-    order = np.random.default_rng(_SITE_SEED).permutation(pairs.shape[1])
-    is_test = np.isin(site.ravel(), order[: pairs.shape[1] // 2])
-    pool = np.flatnonzero(~is_test)
-    chosen = np.random.default_rng(seed).permutation(pool)
+    groups = group.max() + 1
+    order = np.random.default_rng(group_seed).permutation(groups)
+    is_test = np.isin(group, order[: groups // 2])
+    chosen = np.random.default_rng(seed).permutation(np.flatnonzero(~is_test))
     if train is not None:
-        _require_train(train, len(pool) + 1)
+        _require_train(train, len(chosen) + 1)
         chosen = chosen[:train]
     return Split(chosen, np.flatnonzero(is_test))
 
@@ -177,10 +174,6 @@ class Line:
     cliff_precision: float | None = None
     fit_s: float | None = None
     shapes_per_s: float | None = None
-    note: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 _AVERAGED = ("unanswered", "coverage", "cliff_recall", "cliff_precision")
@@ -202,7 +195,6 @@ def over_seeds(lines: Sequence[Line]) -> Line:
         seeds=len(lines),
         errors=_mean_errors([one.errors for one in lines]),
         compute=_mean_errors(compute) if compute else None,
-        note=next(filter(None, (one.note for one in lines)), ""),
         **found,
     )
 

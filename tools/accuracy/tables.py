@@ -1,15 +1,26 @@
-"""Reads the measured GEMM tables of aiconfigurator-core (extra `tables`) that shipped models were
-fitted to.
+"""Measured tables: what a comparison or a shipped model needs of one, and the GEMM tables of
+aiconfigurator-core (extra `tables`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.device import lookup
+from quantbench.errors import InputError
 from quantbench.importers.aiconfigurator import find_tables
-from quantbench.importers.runs import digest
+from quantbench.importers.parquet import read_parquet
+from quantbench.importers.runs import digest, dtype_name
+from quantbench.latency.estimate import Estimates
+from quantbench.latency.gemm.cost_model import Machine
+from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.gemm.training import Effort
 from quantbench.latency.libraries import default_library, libraries_of, slug_of, system_of
-from tools.accuracy.gemm_tables import GemmTable, read_columns, read_table
 
 #: devices whose default tables the shipped models were fitted to and docs/accuracy.md evaluates. No
 #: other bf16 table influenced a design choice, so the others are unseen test data.
@@ -17,24 +28,116 @@ SHIPPED_GPUS = ("a100-sxm4-80gb", "b200-sxm-180gb", "h100-sxm5-80gb", "h200-sxm-
 # Spelling in tables → the framework's own.
 _SPELLED = {"VLLM": "vLLM"}
 
-
-@dataclass(frozen=True, kw_only=True)
-class PackagedTable(GemmTable):
-    """Table with its origin. file: path below the package's data folder. sha256: digest of the
-    file. device: GPU name in the table."""
-
-    file: str
-    sha256: str
-    package: str
-    system: str
-    framework: str
-    version: str
-    device: str
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp] | npt.NDArray[np.bool_]
 
 
-def read_packaged(system: str, *, dtype: str = "bf16", library: str = "") -> PackagedTable:
+@dataclass(frozen=True)
+class GemmTable:
+    """Measured products of one dtype on one GPU (device slug), each shape once.
+
+    sizes: m, n, k, and batch and layout where they vary; (rows,) each.
+    latency_us: (rows,).
+    library: whose kernels ran (`libraries.LIBRARIES`).
+    provenance: as a model stores it.
+    """
+
+    gpu: str
+    dtype: str
+    sizes: Mapping[str, Any]
+    latency_us: FloatArray
+    library: str = "torch"
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.latency_us)
+
+    @property
+    def shapes(self) -> tuple[IntArray, IntArray, IntArray]:
+        """m, n and k, (rows,) each."""
+        return self.sizes["m"], self.sizes["n"], self.sizes["k"]
+
+    def take(self, rows: Rows) -> GemmTable:
+        """Returns the table of some rows, by index or mask."""
+        sizes = {name: column[rows] for name, column in self.sizes.items()}
+        return replace(self, sizes=sizes, latency_us=self.latency_us[rows])
+
+    @property
+    def groups(self) -> IntArray:
+        """Index of each row's (n, k), (rows,)."""
+        return group_index(self.shapes[1:])
+
+    def fit(self, prior: Any, seed: int = 0, effort: Effort | None = None) -> GemmModel:
+        """Fits a model to all rows; arguments as of `GemmModel.fit`."""
+        return GemmModel.fit(
+            self.gpu,
+            **self.sizes,
+            latency_us=self.latency_us,
+            dtype=self.dtype,
+            library=self.library,
+            prior=prior,
+            seed=seed,
+            effort=effort,
+        )
+
+    def prior(self) -> GemmModel:
+        """Returns the unfitted model, from other GPU generations."""
+        return GemmModel.prior(self.gpu, dtype=self.dtype, family_out=True)
+
+    def ask(self, model: GemmModel) -> Estimates:
+        """Predicts all rows."""
+        return model.predict(**self.sizes)
+
+    def ideal_us(self) -> Any:
+        """Returns the roofline time, (rows,): the larger of FLOP over peak and bytes over bandwidth
+        (spec sheet).
+        """
+        machine = Machine.of(lookup(self.gpu), self.dtype)
+        m, n, k = np.stack(self.shapes).astype(float)
+        read = machine.element_bytes * (m + n) * k
+        memory_us = (read + machine.output_bytes * m * n) / machine.bytes_per_us
+        return np.maximum(2.0 * m * n * k / machine.flop_per_us, memory_us)
+
+    def logs(self) -> Any:
+        """Returns what baselines learn from: log m, n, k, (rows, 3)."""
+        return np.log(np.column_stack(self.shapes).astype(float))
+
+
+@dataclass(frozen=True)
+class WorkTable:
+    """Measured workloads of one kind on one GPU (device slug), each once. latency_us: (rows,).
+    provenance: as a model stores it.
+    """
+
+    gpu: str
+    library: str
+    works: Sequence[Any]
+    latency_us: FloatArray
+    provenance: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.works)
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Self:
+        """Returns the table of some rows, by index."""
+        works = [self.works[i] for i in rows]
+        return replace(self, works=works, latency_us=self.latency_us[rows])
+
+    def ask(self, model: Any) -> Estimates:
+        """Predicts all rows."""
+        found: Estimates = model.predict(self.works)
+        return found
+
+
+def group_index(columns: Any) -> IntArray:
+    """Returns the index of each row's combination of values, (rows,). columns: (rows,) each."""
+    return np.unique(np.stack(columns), axis=1, return_inverse=True)[1].ravel()
+
+
+def read_packaged(system: str, *, dtype: str = "bf16", library: str = "") -> GemmTable:
     """Reads the newest table of a system (aiconfigurator's name or device slug) and library ("":
-    `default_library`).
+    `default_library`), sorted by (m, n, k); repeated shapes keep their median.
 
     Raises UnsupportedError without the package, InputError for a system, library or dtype without a
     table.
@@ -42,20 +145,28 @@ def read_packaged(system: str, *, dtype: str = "bf16", library: str = "") -> Pac
     slug = slug_of(system_of(system)) or system
     library = library or (default_library(slug, dtype) if libraries_of(slug, dtype) else "")
     (found,), _ = find_tables(system, backend=library or None, kinds=["gemm"])
-    table = read_table(found.path, slug, dtype=dtype, library=found.backend)
-    columns = read_columns(found.path, dtype)
+    frame = read_parquet("read_packaged", found.path).to_pandas()
+    rows = frame[(frame.gemm_dtype.map(dtype_name) == dtype) & (frame.latency > 0)]
+    if rows.empty:
+        raise InputError("read_packaged", f"no {dtype} in {found.shown}", "a dtype of the table")
+    times = rows.assign(us=rows.latency * 1e3).groupby(["m", "n", "k"]).us.median().reset_index()
 
     def text(name: str) -> str:
-        names = sorted(set(columns[name].astype(str)))
+        names = sorted(set(rows[name]))
         return ", ".join(_SPELLED.get(name, name) for name in names)
 
-    return PackagedTable(
-        **vars(table),
-        file=found.shown,
-        sha256=digest(found.path),
-        package=found.package,
-        system=found.system,
-        framework=text("framework"),
-        version=text("version"),
-        device=text("device"),
+    return GemmTable(
+        slug,
+        dtype,
+        {name: times[name].to_numpy() for name in "mnk"},
+        times.us.to_numpy(),
+        found.backend,
+        {
+            "table": found.shown,
+            "sha256": digest(found.path),
+            "package": found.package,
+            "framework": text("framework"),
+            "framework_version": text("version"),
+            "measured_on": text("device"),
+        },
     )

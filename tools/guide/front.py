@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,14 +23,15 @@ from quantbench.analysis.summary import Point, points_of, rows_of
 from quantbench.cli.output import SafeConsole
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import QuantbenchError, StoreError
+from quantbench.errors import StoreError
 from quantbench.importers import aiconfigurator
 from quantbench.importers.runs import write_run
 from quantbench.quantization import cdiv, quantize
 from quantbench.report.canvas import CLIFF_COLOUR, figure
 from quantbench.report.content import PALETTE
 from quantbench.report.source import picture_caption
-from quantbench.report.sweep_result import ops_line, sweep_table
+from quantbench.report.sweep_result import ops_line, sizes_table
+from quantbench.report.terminal import drawn
 from quantbench.stats import median
 from quantbench.store.folder import Run, read_run
 from quantbench.store.run import RunInfo
@@ -221,30 +220,19 @@ def printed(command: str, folder: Path) -> list[str]:
     command: a module that runs as a program, and its arguments.
     Raises StoreError if the command fails.
     """
-    terminal, inside = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(_COLUMNS), "TERM": "dumb", "NO_COLOR": "1"}
-    for name in ("FORCE_COLOR", "LINES"):
-        environment.pop(name, None)
-    with subprocess.Popen(
-        [sys.executable, "-m", *command.split()], stdin=subprocess.DEVNULL, stdout=inside,
-        stderr=subprocess.PIPE, env=environment, cwd=folder,
-    ) as process:  # fmt: skip
-        os.close(inside)
-        output = b""
-        while True:
-            try:
-                read = os.read(terminal, 1 << 16)
-            except OSError:  # Linux raises it if the other end is closed
-                break
-            if not read:
-                break
-            output += read
-        os.close(terminal)
-        assert process.stderr is not None
-        error = process.stderr.read().decode(errors="replace")
-    if process.returncode:
+    settings = f"-u FORCE_COLOR -u LINES COLUMNS={_COLUMNS} TERM=dumb NO_COLOR=1"
+    with TemporaryDirectory() as scratch:
+        errors = Path(scratch) / "errors.txt"
+        program = f"env {settings} {sys.executable} -m {command} 2> {errors}"
+        # A terminal of util-linux: its `script` copies what the program prints there.
+        words = ["script", "--quiet", "--return", "--command", program, "/dev/null"]
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=folder, check=False
+        )
+        error = errors.read_text(encoding="utf-8")
+    if done.returncode:
         raise StoreError("front page", f"{command}: {error.strip()[-200:]}", "a run without error")
-    return [line.rstrip() for line in output.decode().replace("\r\n", "\n").splitlines()]
+    return [line.rstrip() for line in done.stdout.splitlines()]
 
 
 def advise_text() -> str:
@@ -266,7 +254,9 @@ def sweep_text(run: Run) -> str:
     """Returns the last rows of the table with which the stored sweep ended."""
     rows = rows_of(points_of(run.records, run.info.device))
     shown_text = StringIO()
-    SafeConsole(width=120, file=shown_text).print(sweep_table(rows, check_run(run, rules=())))
+    SafeConsole(width=120, file=shown_text).print(
+        drawn(sizes_table(rows, check_run(run, rules=())), narrowest=20)
+    )
     head, *lines = [line.rstrip() for line in shown_text.getvalue().splitlines()]
     shown = [ops_line(rows), head, "…", *lines[-_SHOWN_ROWS:]]
     return _block("quantbench sweep --dim hidden", shown)
@@ -297,22 +287,9 @@ def write_front(root: Path) -> list[Path]:
     }
     draw_staircase(found, root / PICTURE)
     path = root / PAGE
-    try:
-        path.write_text(fill(path.read_text(encoding="utf-8"), values), encoding="utf-8")
-    except OSError as error:
-        raise StoreError("front page", f"{path} ({error.strerror})", "a checkout") from None
+    path.write_text(fill(path.read_text(encoding="utf-8"), values), encoding="utf-8")
     return [root / PICTURE, path]
 
 
-def main() -> None:
-    """Writes the page and prints the written paths."""
-    try:
-        for path in write_front(Path()):
-            print(path)
-    except QuantbenchError as error:
-        print(f"quantbench: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-
-
 if __name__ == "__main__":
-    main()
+    print(*write_front(Path()), sep="\n")

@@ -15,7 +15,7 @@ from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
 from tools.measure.other_methods import METHODS
 from tools.measure.random_shapes import random_shapes
-from tools.measure.side_by_side import measure_rows
+from tools.measure.side_by_side import by_timer, measure_rows
 
 #: number of shapes to compare
 COST_SHAPES = 50
@@ -26,14 +26,13 @@ def main() -> None:
     """Measures the missing rows of the table and writes it."""
     out = Path(sys.argv[1])
     spec = device.current()
-    timers = {"quantbench": make_timer(spec, TimingOptions())}
-    methods = {name: METHODS[name] for name in _METHODS}
+    methods = {"quantbench": by_timer(make_timer(spec, TimingOptions()))}
+    methods |= {name: METHODS[name] for name in _METHODS}
     dtype = device.default_dtype(spec)
     # A different seed than for the shapes that the model is tested on.
     shapes = random_shapes(seed=1)[:COST_SHAPES]
-    measure_rows(
-        out, spec, [Gemm(m, n, k, dtype=dtype, layout="nt") for m, n, k in shapes], timers, methods
-    )
+    gemms = [Gemm(m, n, k, dtype=dtype, layout="nt") for m, n, k in shapes]
+    measure_rows(out, spec, gemms, methods)
 
 
 if __name__ == "__main__":

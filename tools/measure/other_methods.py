@@ -13,24 +13,37 @@ microseconds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from quantbench.device.spec import DeviceSpec
+from quantbench.workload import Gemm
 
-Run = Callable[[], object]
+
+@dataclass(frozen=True)
+class Case:
+    """GEMM that is timed, and the function that runs it once."""
+
+    gemm: Gemm
+    spec: DeviceSpec
+    run: Callable[[], None]
+
+
+#: function that times a case: samples in microseconds, none where it cannot
+Method = Callable[[Case], list[float]]
 _MAMF_WARM_UP = 50
 _MAMF_RUNS = 100
 _MAMF_CLEAR_BYTES = 256 * 2**20
 _PROFILED_RUNS = 20
 
 
-def do_bench(run: Run, spec: DeviceSpec) -> list[float]:
+def do_bench(case: Case) -> list[float]:
     """Runs Triton's benchmark with its default times: 25 ms of warm-up, 100 ms of runs."""
     from triton.testing import do_bench as bench
 
-    return [float(ms) * 1e3 for ms in bench(run, return_mode="all")]
+    return [float(ms) * 1e3 for ms in bench(case.run, return_mode="all")]
 
 
-def profiler(run: Run, spec: DeviceSpec) -> list[float]:
+def profiler(case: Case) -> list[float]:
     """Returns the sum of the kernel times of each run, without the flush's kernels; empty if runs
     are not separable.
     """
@@ -39,7 +52,7 @@ def profiler(run: Run, spec: DeviceSpec) -> list[float]:
     from quantbench.providers.identity import kernel_events, trace_events
     from quantbench.timing.rotation import COLD_L2_MULTIPLE
 
-    buffer = torch.ones(COLD_L2_MULTIPLE * spec.l2_bytes // 4, device="cuda")
+    buffer = torch.ones(COLD_L2_MULTIPLE * case.spec.l2_bytes // 4, device="cuda")
     sink = torch.zeros((), device="cuda")
 
     def flush() -> None:
@@ -48,10 +61,10 @@ def profiler(run: Run, spec: DeviceSpec) -> list[float]:
     def flushed_runs() -> None:
         for _ in range(_PROFILED_RUNS):
             flush()
-            run()
+            case.run()
 
     flush_kernels = len(kernel_events(trace_events(flush)))
-    run_kernels = len(kernel_events(trace_events(lambda: (run(), None)[1])))
+    run_kernels = len(kernel_events(trace_events(case.run)))
     times_us = [event.duration_us for event in kernel_events(trace_events(flushed_runs))]
     each = flush_kernels + run_kernels
     if len(times_us) != each * _PROFILED_RUNS:
@@ -59,36 +72,36 @@ def profiler(run: Run, spec: DeviceSpec) -> list[float]:
     return [sum(times_us[i + flush_kernels : i + each]) for i in range(0, len(times_us), each)]
 
 
-def mamf(run: Run, spec: DeviceSpec) -> list[float]:
+def mamf(case: Case) -> list[float]:
     """Times 100 runs after 50 of warm-up, with the cache cleared by writing zeros."""
     import torch
 
     clear = torch.empty(_MAMF_CLEAR_BYTES // 4, dtype=torch.int32, device="cuda")
     for _ in range(_MAMF_WARM_UP):
-        run()
+        case.run()
     starts = [torch.cuda.Event(enable_timing=True) for _ in range(_MAMF_RUNS)]
     stops = [torch.cuda.Event(enable_timing=True) for _ in range(_MAMF_RUNS)]
     for start, stop in zip(starts, stops, strict=True):
         clear.zero_()
         start.record()
-        run()
+        case.run()
         stop.record()
     torch.cuda.synchronize()
     return [1e3 * start.elapsed_time(stop) for start, stop in zip(starts, stops, strict=True)]
 
 
-def graph6(run: Run, spec: DeviceSpec) -> list[float]:
+def graph6(case: Case) -> list[float]:
     """Returns one sample: the mean of six runs in a graph."""
     import torch
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        run()
+        case.run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(6):
-            run()
+            case.run()
     graph.replay()
     start = torch.cuda.Event(enable_timing=True)
     stop = torch.cuda.Event(enable_timing=True)
@@ -100,7 +113,7 @@ def graph6(run: Run, spec: DeviceSpec) -> list[float]:
 
 
 #: methods to compare with, on a GPU
-METHODS: dict[str, Callable[[Run, DeviceSpec], list[float]]] = {
+METHODS: dict[str, Method] = {
     "do_bench": do_bench,
     "profiler": profiler,
     "mamf": mamf,

@@ -21,7 +21,7 @@ from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
 from tools.measure.nvbench import merge_nvbench
 from tools.measure.other_methods import METHODS
-from tools.measure.side_by_side import REPEATS, add_method, measure_rows, write_table
+from tools.measure.side_by_side import REPEATS, by_timer, measure_rows, write_table
 
 # Sizes of square GEMMs: from a few microseconds to about 20 ms on an H200.
 _SIZES = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
@@ -34,19 +34,18 @@ def main() -> None:
     out = Path(sys.argv[1])
     spec = device.current()
     options = TimingOptions(max_time_s=1.0)
-    timers = {
-        f"quantbench {mode}": make_timer(spec, replace(options, mode=mode))
-        for mode in ("events", "graph")
-    }
+    methods = {}
+    for mode in ("events", "graph"):
+        methods[f"quantbench {mode}"] = by_timer(make_timer(spec, replace(options, mode=mode)))
     gemms = [Gemm(n, n, n, dtype=device.default_dtype(spec)) for n in _SIZES]
     if "--nvbench" in sys.argv:
-        rows = measure_rows(out, spec, gemms, timers, {})
+        rows = measure_rows(out, spec, gemms, methods)
         _add_nvbench(rows, out, spec)
     else:
-        methods = dict(METHODS)
-        last = methods.pop(_LAST)
-        rows = measure_rows(out, spec, gemms, timers, methods)
-        add_method(out, spec, gemms, rows, _LAST, last)
+        methods |= METHODS
+        last = {_LAST: methods.pop(_LAST)}
+        measure_rows(out, spec, gemms, methods)
+        rows = measure_rows(out, spec, gemms, last)
     for row in rows:
         medians = ", ".join(f"{name} {us[0]:.2f}" for name, us in row["medians_us"].items() if us)
         print(f"{row['workload']}: {medians} µs")

@@ -1,22 +1,31 @@
-"""Builds the tables of an aiconfigurator system that no profile has rows of: messages, scales and
-latent attention, from the links, the memory and the models of products and attention.
+"""Builds the rows of an aiconfigurator system that were not measured: products, messages, scales
+and latent attention, from the models, the links and the memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
+import numpy as np
+
+from quantbench.errors import UnsupportedError
 from quantbench.importers.aiconfigurator import COLLECTIVES
-from quantbench.latency.attention import AttentionModel
+from quantbench.latency.libraries import library_of
 from quantbench.profile.exporters.communication import MESSAGES, all_reduce_us, nccl_us
-from quantbench.profile.exporters.modelled import AT_CLIFF, M_GRID, MODEL, GemmTimes
-from quantbench.profile.exporters.options import Exported
+from quantbench.profile.exporters.modelled import M_GRID, MODEL, GemmTimes, attention_model
+from quantbench.profile.exporters.options import Exported, Rows
 from quantbench.profile.exporters.rates import link_rates
 from quantbench.profile.exporters.served import Served
+from quantbench.profile.linear_interpolation import BOUND, FloatArray, IntArray
 from quantbench.profile.profile import Profile
+from quantbench.profile.schema import KnownCliff
+from quantbench.profile.table import Table
+from quantbench.workload import Attention, Gemm
 
-Columns = dict[str, list[Any]]
 #: op, dtype, GPUs, elements, µs, source
 Message = tuple[str, str, int, int, float, str]
 #: (attn_dtype, kv_cache_dtype): measured is the first, modelled are all, prompts only in the last.
@@ -24,8 +33,117 @@ LANES = (("bfloat16", "bfloat16"), ("bfloat16", "fp8"), ("fp8", "fp8"))
 #: an FP8 cache is read as so many of bf16's keys: large contexts take 0.5 to 0.72 of bf16's time in
 #: public tables, short ones as long
 FP8_KEYS = 0.6
+#: kernel_source of rows at known cliffs
+AT_CLIFF = "quantbench_model_at_cliff"
+#: dtypes that aiconfigurator names otherwise
+NAMES = {"bf16": "bfloat16", "fp16": "bfloat16"}
 _NUM_GPUS = (2, 4, 8, 16)
 _SMALL_KERNEL_US = 2.0
+
+
+def perf_row(
+    op: str, source: str, us: float, high_over_latency: float | None = None, **sizes: Any
+) -> dict[str, Any]:
+    """Returns a row of a table. Its columns origin and high_over_latency, the upper end of the 90 %
+    interval over the time, are not read by the planner."""
+    row: dict[str, Any] = {"op_name": op, "kernel_source": source, "origin": "measured"}
+    if source in (MODEL, AT_CLIFF):
+        row["origin"] = "modelled"
+    if high_over_latency is not None:
+        row["high_over_latency"] = high_over_latency
+    return row | sizes | {"latency": us / 1e3}
+
+
+def timed(
+    works: Iterable[Any], sources: Iterable[str], latency_us: FloatArray, high_us: FloatArray
+) -> Iterator[tuple[Any, str, float, float]]:
+    """Yields each workload with its source, time and `perf_row`'s high_over_latency."""
+    spread = high_us / latency_us
+    return zip(works, sources, latency_us.tolist(), spread.tolist(), strict=True)
+
+
+def gemm_rows(
+    times: GemmTimes, source: str, m: IntArray, n: int, k: int, latency_us: FloatArray
+) -> Rows:
+    """Returns rows of products that were not measured, with the model's intervals. m: (rows,)."""
+    rows = []
+    for size, us, spread in zip(
+        m.tolist(), latency_us.tolist(), times.spread(m, n, k), strict=True
+    ):
+        dtype = NAMES.get(times.dtype, times.dtype)
+        rows.append(perf_row("gemm", source, us, spread, gemm_dtype=dtype, m=size, n=n, k=k))
+    return rows
+
+
+def model_rows(times: GemmTimes, pairs: Iterable[tuple[int, int]], measured: Table) -> Rows:
+    """Returns rows of each (n, k) at M_GRID, and at edges until linear interpolation is within
+    BOUND, but for those in `measured`, through which they go."""
+    found: Rows = []
+    for n, k in pairs:
+        rows = measured.where((measured["n"] == n) & (measured["k"] == k))
+        site = times.site(n, k, np.union1d(M_GRID, rows["m"]).astype(np.int64), rows)
+        kept = (site.in_table | site.rows_to_add(BOUND)) & ~np.isin(site.m, rows["m"])
+        if kept.any():
+            found += gemm_rows(times, MODEL, site.m[kept], n, k, site.expected_us[kept])
+    return found
+
+
+def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> Rows:
+    """Predicts the rows on both sides of known cliffs that `table` (GEMMs of one provider, dtype
+    and layout) lacks."""
+    dtype = str(table["dtype"][0])
+    try:
+        times = GemmTimes(profile, dtype, library_of(str(table["provider"][0])))
+    except UnsupportedError as error:
+        out.notes.append(f"both sides of cliffs that were not measured are left out: {error}")
+        return []
+    found: Rows = []
+    for (n, k), wanted in sorted(_cliff_sides(profile.cliffs, table).items()):
+        site = table.where((table["n"] == n) & (table["k"] == k))
+        m = np.setdiff1d(list(wanted), site["m"])
+        if len(m):
+            found += gemm_rows(times, AT_CLIFF, m, n, k, times.through(m, n, k, site))
+    if found:
+        out.notes.append(
+            f"{len(found):,} rows on both sides of known cliffs are modelled "
+            f"(kernel_source {AT_CLIFF})"
+        )
+    return found
+
+
+def _cliff_sides(cliffs: Sequence[KnownCliff], rows: Table) -> dict[tuple[int, int], set[int]]:
+    """Returns m on both sides of the cliffs of the rows' provider, dtype and layout, by (n, k).
+
+    A single-curve cliff contributes its two measured workloads. A family's cliff along m
+    contributes both sides at every (n, k) with rows on both sides.
+    """
+    measured = defaultdict(list)
+    for m, n, k in zip(*(rows[name].tolist() for name in "mnk"), strict=True):
+        measured[n, k].append(m)
+    variant = f"gemm {rows['dtype'][0]} {rows['layout'][0]}"
+    wanted = defaultdict(set)
+    for cliff in cliffs:
+        if cliff.provider != rows["provider"][0] or cliff.variant != variant:
+            continue
+        for work in (cliff.before, cliff.after):
+            if isinstance(work, Gemm) and work.batch == 1:
+                wanted[work.n, work.k].add(work.m)
+        if cliff.before is None and cliff.axis == "m":
+            for pair, sizes in measured.items():
+                if sizes[0] <= cliff.at and cliff.next <= sizes[-1]:
+                    wanted[pair] |= {cliff.at, cliff.next}
+    return wanted
+
+
+def seen(work: Attention, window: int) -> Attention:
+    """Returns attention without a window of as many pairs of queries and keys as `work` has with
+    one: decoding sees the window's keys, a prompt is cut into pieces of two windows."""
+    if not window or work.seq_k <= 2 * window:
+        return work
+    if work.seq_q == 1:
+        return replace(work, seq_k=window)
+    pieces = -(-work.seq_k // (2 * window))
+    return replace(work, batch=work.batch * pieces, seq_q=2 * window, seq_k=2 * window)
 
 
 def lanes_of(profile: Profile, prompts: bool) -> tuple[tuple[str, str], ...]:
@@ -35,66 +153,45 @@ def lanes_of(profile: Profile, prompts: bool) -> tuple[tuple[str, str], ...]:
     return LANES if prompts else LANES[:2]
 
 
-def origins(sources: Sequence[str]) -> list[str]:
-    """Returns a mark for each row, in a column that the planner does not read."""
-    return ["modelled" if source in (MODEL, AT_CLIFF) else "measured" for source in sources]
-
-
-def message_rows(
-    profile: Profile, wanted: Served, measured: list[Message], *, nccl: bool
-) -> Columns:
+def message_rows(profile: Profile, wanted: Served, measured: list[Message], *, nccl: bool) -> Rows:
     """Returns the table of NCCL's collectives, or of the engine's own all-reduce, with message
     sizes in elements: measured, or, for named models, modelled if the op was not measured between
     so many GPUs."""
-    rows = [row for row in measured if nccl or row[:2] == ("all_reduce", "half")]
-    known = {(row[0], row[2]) for row in rows}
-    rates = link_rates(profile, Exported())
-    for op in (*COLLECTIVES,) if nccl else ("all_reduce",):
-        for num_gpus in _NUM_GPUS if wanted.heads else ():
-            if (op, num_gpus) in known:
-                continue
-            if nccl:
-                times_us = nccl_us(COLLECTIVES[op], rates.inside_gb_per_s, num_gpus)
-            else:
-                times_us = all_reduce_us(rates.inside_gb_per_s, num_gpus)
-            rows += [
-                (op, "half", num_gpus, size // 2, us, MODEL)
-                for size, us in zip(MESSAGES, times_us.tolist(), strict=True)
-            ]
-    dtype_column = "nccl_dtype" if nccl else "allreduce_dtype"
-    return {
-        "op_name": [row[0] for row in rows],
-        "kernel_source": [row[5] for row in rows],
-        "origin": origins([row[5] for row in rows]),
-        dtype_column: [row[1] if nccl else "bfloat16" for row in rows],
-        "num_gpus": [row[2] for row in rows],
-        "message_size": [row[3] for row in rows],
-        "latency": [row[4] / 1e3 for row in rows],
-    }
+    messages = [one for one in measured if nccl or one[:2] == ("all_reduce", "half")]
+    known = {(op, num_gpus) for op, _, num_gpus, *_ in messages}
+    link_gb_per_s = link_rates(profile, Exported()).inside_gb_per_s
+    for op, num_gpus in product(COLLECTIVES if nccl else ("all_reduce",), _NUM_GPUS):
+        if not wanted.heads or (op, num_gpus) in known:
+            continue
+        if nccl:
+            times_us = nccl_us(COLLECTIVES[op], link_gb_per_s, num_gpus)
+        else:
+            times_us = all_reduce_us(link_gb_per_s, num_gpus)
+        for size, us in zip(MESSAGES, times_us.tolist(), strict=True):
+            messages.append((op, "half", num_gpus, size // 2, us, MODEL))
+    rows = []
+    for op, dtype, num_gpus, elements, us, source in messages:
+        named: Any = {"nccl_dtype": dtype} if nccl else {"allreduce_dtype": "bfloat16"}
+        rows.append(perf_row(op, source, us, **named, num_gpus=num_gpus, message_size=elements))
+    return rows
 
 
-def scale_rows(profile: Profile, wanted: Served, *, passes: int) -> Columns:
+def scale_rows(profile: Profile, wanted: Served, *, passes: int) -> Rows:
     """Returns a table of what FP8 products wait for: so many passes over their m×k inputs.
 
     passes: 1 for the largest value of a tensor, 2 for reading it and writing it scaled.
     """
+    if profile.device.peak("fp8") is None:
+        return []
     bytes_per_us = profile.device.memory_gb_per_s * 1e3
-    ks = sorted({k for _, k in wanted.products}) if profile.device.peak("fp8") else []
-    sizes = [(m, k) for k in ks for m in M_GRID]
-    return {
-        "op_name": ["scale"] * len(sizes),
-        "kernel_source": [MODEL] * len(sizes),
-        "origin": origins([MODEL] * len(sizes)),
-        "quant_dtype": ["fp8"] * len(sizes),
-        "m": [m for m, _ in sizes],
-        "k": [k for _, k in sizes],
-        "latency": [
-            (_SMALL_KERNEL_US + (1 + passes) * m * k / bytes_per_us) / 1e3 for m, k in sizes
-        ],
-    }
+    rows = []
+    for k, m in product(sorted({k for _, k in wanted.products}), M_GRID):
+        us = _SMALL_KERNEL_US + (1 + passes) * m * k / bytes_per_us
+        rows.append(perf_row("scale", MODEL, us, quant_dtype="fp8", m=m, k=k))
+    return rows
 
 
-def latent_rows(profile: Profile, wanted: Served, *, prompts: bool) -> Columns:
+def latent_rows(profile: Profile, wanted: Served, *, prompts: bool) -> Rows:
     """Returns the table of latent attention of prompts, or of new tokens."""
     heads: list[int] = []
     works: list[Any] = []
@@ -103,27 +200,26 @@ def latent_rows(profile: Profile, wanted: Served, *, prompts: bool) -> Columns:
         works += shapes
         heads += [one.heads] * len(shapes)
     if not works:
-        return {"latency": []}
-    model = profile.models.attention or AttentionModel.best(profile.device)
-    ms = (model.predict(works).latency_us / 1e3).tolist()
-    lanes = lanes_of(profile, prompts)
-    count = len(works) * len(lanes)
-    return {
-        "op_name": ["mla_context" if prompts else "mla_generation"] * count,
-        "kernel_source": [MODEL] * count,
-        "origin": origins([MODEL] * count),
-        "mla_dtype": [lane[0] for lane in lanes for _ in works],
-        "kv_cache_dtype": [lane[1] for lane in lanes for _ in works],
-        "num_heads": heads * len(lanes),
-        "batch_size": [work.batch for work in works] * len(lanes),
-        "isl": [work.seq_q for work in works] * len(lanes),
-        "tp_size": [1] * count,
-        "step": [work.seq_k - work.seq_q for work in works] * len(lanes),
-        "latency": ms * len(lanes),
-    }
+        return []
+    times_us = attention_model(profile).predict(works).latency_us.tolist()
+    rows = []
+    for lane in lanes_of(profile, prompts):
+        for num_heads, work, us in zip(heads, works, times_us, strict=True):
+            sizes = {
+                "mla_dtype": lane[0],
+                "kv_cache_dtype": lane[1],
+                "num_heads": num_heads,
+                "batch_size": work.batch,
+                "isl": work.seq_q,
+                "tp_size": 1,
+                "step": work.seq_k - work.seq_q,
+            }
+            op = "mla_context" if prompts else "mla_generation"
+            rows.append(perf_row(op, MODEL, us, **sizes))
+    return rows
 
 
-def absorbing_rows(profile: Profile, wanted: Served, library: str) -> Columns:
+def absorbing_rows(profile: Profile, wanted: Served, library: str) -> Rows:
     """Returns the table of the products, one a head, that take a new token's queries to the latents
     and the result back."""
     rows = []
@@ -137,15 +233,9 @@ def absorbing_rows(profile: Profile, wanted: Served, library: str) -> Columns:
                 ("mla_gen_pre", one.kv_rank, nope),
                 ("mla_gen_post", one.value_dim, one.kv_rank),
             ):
-                us = times.latency_us(M_GRID, n, k, batch=one.heads).tolist()
-                rows += [(op, dtype, one.heads, m, t) for m, t in zip(M_GRID, us, strict=True)]
-    names = {"bf16": "bfloat16", "fp8": "fp8"}
-    return {
-        "op_name": [row[0] for row in rows],
-        "kernel_source": [MODEL] * len(rows),
-        "origin": origins([MODEL] * len(rows)),
-        "bmm_dtype": [names[row[1]] for row in rows],
-        "num_tokens": [row[3] for row in rows],
-        "num_heads": [row[2] for row in rows],
-        "latency": [row[4] / 1e3 for row in rows],
-    }
+                times_us = times.latency_us(M_GRID, n, k, batch=one.heads).tolist()
+                for m, us in zip(M_GRID, times_us, strict=True):
+                    sizes = {"num_tokens": m, "num_heads": one.heads}
+                    bmm_dtype = NAMES.get(dtype, dtype)
+                    rows.append(perf_row(op, MODEL, us, bmm_dtype=bmm_dtype, **sizes))
+    return rows

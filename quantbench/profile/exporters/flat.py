@@ -13,6 +13,7 @@ from quantbench.profile.exporters.modelled import M_GRID, MODEL_SITES
 from quantbench.profile.exporters.options import (
     Exported,
     ExportOptions,
+    Rows,
     csv_text,
     dtype_of,
     require_gpu,
@@ -27,8 +28,6 @@ from quantbench.workload import Attention, Gemm, MoE
 #: columns that `quantbench import csv` names differently, and columns that it does not read
 _MAPPED = {"latency_us": "latency=latency_us:us"}
 _UNMAPPED = ("low_us", "high_us", "grade", "origin", "block_m", "block_n", "split_k")
-
-Rows = list[dict[str, Any]]
 
 
 def export_csv(profile: Profile, options: ExportOptions, out: Exported) -> None:
@@ -52,8 +51,7 @@ def export_parquet(profile: Profile, options: ExportOptions, out: Exported) -> N
     """Writes `<kind>.parquet` for every kind with rows."""
     for kind, rows in _tables(profile, options, out).items():
         table = profile.tables[kind]
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        content = to_parquet(table) if len(table) else parquet_bytes(columns)
+        content = to_parquet(table) if len(table) else parquet_bytes(rows)
         out.write(content, f"{kind}.parquet")
     out.use.append(f"pandas.read_parquet('{out.paths[0]}')")
 

@@ -3,22 +3,15 @@ linearly also needs rows on both sides of cliffs and edges."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.errors import UnsupportedError
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.gemm.model import GemmModel, shipped_model
-from quantbench.latency.libraries import library_of
 from quantbench.latency.model_times import best_gemm_model
-from quantbench.profile.exporters.options import Exported
 from quantbench.profile.linear_interpolation import (
-    BOUND,
     FloatArray,
     IntArray,
     Site,
@@ -26,9 +19,8 @@ from quantbench.profile.linear_interpolation import (
     through_rows,
 )
 from quantbench.profile.profile import Profile
-from quantbench.profile.schema import KnownCliff
 from quantbench.profile.table import Table
-from quantbench.workload import Attention, Gemm
+from quantbench.workload import Attention
 
 #: n and k of a modelled table: the sizes in aiconfigurator's own tables
 SITE_SIZES = (
@@ -61,10 +53,6 @@ MODEL_SITES = tuple((n, k) for n in SITE_SIZES for k in SITE_SIZES)
 M_GRID = tuple(2**power for power in range(16))
 #: kernel_source of modelled rows
 MODEL = "quantbench_model"
-AT_CLIFF = "quantbench_model_at_cliff"
-
-#: m, n, k, µs, dtype, kernel_source, upper end of the 90 % interval over the time
-GemmRow = tuple[int, int, int, float, str, str, float]
 
 
 class GemmTimes:
@@ -79,6 +67,7 @@ class GemmTimes:
             return profile.models.product(name, library) or profile.models.product(name)
 
         device = profile.device
+        self.dtype = dtype
         shipped = library if shipped_model(device.name, dtype, library) else ""
         self._model, _ = best_gemm_model(device, dtype, shipped, preferred=known)
         rows = self._model.rows
@@ -131,101 +120,20 @@ class GemmTimes:
         return sites
 
 
-def model_rows(
-    times: GemmTimes, dtype: str, pairs: Iterable[tuple[int, int]], measured: Table
-) -> list[GemmRow]:
-    """Returns rows of each (n, k) at M_GRID, and at edges until linear interpolation is within
-    BOUND, but for those in `measured`, through which they go."""
-    found: list[GemmRow] = []
-    for n, k in pairs:
-        rows = measured.where((measured["n"] == n) & (measured["k"] == k))
-        site = times.site(n, k, np.union1d(M_GRID, rows["m"]).astype(np.int64), rows)
-        kept = (site.in_table | site.rows_to_add(BOUND)) & ~np.isin(site.m, rows["m"])
-        if kept.any():
-            m = site.m[kept]
-            columns = m.tolist(), site.expected_us[kept].tolist(), times.spread(m, n, k)
-            found += [
-                (size, n, k, us, dtype, MODEL, spread)
-                for size, us, spread in zip(*columns, strict=True)
-            ]
-    return found
-
-
-def seen(work: Attention, window: int) -> Attention:
-    """Returns attention without a window of as many pairs of queries and keys as `work` has with
-    one: decoding sees the window's keys, a prompt is cut into pieces of two windows."""
-    if not window or work.seq_k <= 2 * window:
-        return work
-    if work.seq_q == 1:
-        return replace(work, seq_k=window)
-    pieces = -(-work.seq_k // (2 * window))
-    return replace(work, batch=work.batch * pieces, seq_q=2 * window, seq_k=2 * window)
+def attention_model(profile: Profile) -> AttentionModel:
+    """Returns the profile's model of attention, or the best one for its device."""
+    return profile.models.attention or AttentionModel.best(profile.device)
 
 
 def attention_times(
     profile: Profile, table: Table, modelled: list[Attention]
 ) -> tuple[list[Any], list[float], list[str]]:
     """Returns (shapes, times in µs, their sources): the table's rows, or `modelled` shapes if it
-    has none, by the profile's model or the best one for its device."""
+    has none."""
     if len(table):
         return table.workloads(), table["latency_us"].tolist(), table["provider"].tolist()
-    model = profile.models.attention or AttentionModel.best(profile.device)
-    return modelled, model.predict(modelled).latency_us.tolist(), [MODEL] * len(modelled)
-
-
-def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[GemmRow]:
-    """Predicts the rows on both sides of known cliffs that `table` (GEMMs of one provider and
-    layout) lacks.
-    """
-    found: list[GemmRow] = []
-    for dtype in np.unique(table["dtype"]).tolist():
-        rows = table.where(table["dtype"] == dtype)
-        wanted = _cliff_sides(profile.cliffs, rows)
-        try:
-            times = GemmTimes(profile, dtype, library_of(str(rows["provider"][0])))
-        except UnsupportedError as error:
-            out.notes.append(f"both sides of cliffs that were not measured are left out: {error}")
-            continue
-        for n, k in sorted(wanted):
-            site = rows.where((rows["n"] == n) & (rows["k"] == k))
-            m = np.setdiff1d(list(wanted[n, k]), site["m"])
-            if len(m):
-                columns = m.tolist(), times.through(m, n, k, site).tolist(), times.spread(m, n, k)
-                found += [
-                    (size, n, k, us, dtype, AT_CLIFF, spread)
-                    for size, us, spread in zip(*columns, strict=True)
-                ]
-    if found:
-        out.notes.append(
-            f"{len(found):,} rows on both sides of known cliffs are modelled "
-            f"(kernel_source {AT_CLIFF})"
-        )
-    return found
-
-
-def _cliff_sides(cliffs: Sequence[KnownCliff], rows: Table) -> dict[tuple[int, int], set[int]]:
-    """Returns m on both sides of the cliffs of the rows' provider, dtype and layout, by (n, k).
-
-    A single-curve cliff contributes its two measured workloads. A family's cliff along m
-    contributes both sides at every (n, k) with rows on both sides.
-    """
-    measured = defaultdict(list)
-    for m, n, k in zip(*(rows[name].tolist() for name in "mnk"), strict=True):
-        measured[n, k].append(m)
-    of = [str(rows[name][0]) for name in ("provider", "dtype", "layout")]
-    wanted = defaultdict(set)
-    for cliff in cliffs:
-        if [cliff.provider, cliff.variant] != [of[0], f"gemm {of[1]} {of[2]}"]:
-            continue
-        for work in (cliff.before, cliff.after):
-            if isinstance(work, Gemm) and work.batch == 1:
-                wanted[work.n, work.k].add(work.m)
-        for pair, sizes in measured.items():
-            if (
-                cliff.before is None
-                and cliff.axis == "m"
-                and sizes[0] <= cliff.at
-                and cliff.next <= sizes[-1]
-            ):
-                wanted[pair] |= {cliff.at, cliff.next}
-    return wanted
+    return (
+        modelled,
+        attention_model(profile).predict(modelled).latency_us.tolist(),
+        [MODEL] * len(modelled),
+    )

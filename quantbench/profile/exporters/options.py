@@ -7,7 +7,6 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.ops import LAYOUTS
+
+Rows = list[dict[str, Any]]
 
 WHO = "profile export"
 # Planners expect linear layers, which have layout nt; other layouts are exported only if there are
@@ -93,9 +94,9 @@ class Exported:
         self.paths.append(path)
 
 
-def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
+def csv_text(rows: Rows) -> str:
     """Returns rows as CSV, with all of their columns; a cell that a row lacks is empty."""
-    rows, text = list(rows), io.StringIO(newline="")
+    text = io.StringIO(newline="")
     names = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(text, list(names), restval="", lineterminator="\n")
     writer.writeheader()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import lzma
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from quantbench.profile.exporters.options import (
     WHO,
     Exported,
     ExportOptions,
+    Rows,
     attentions,
     collectives,
     csv_text,
@@ -27,13 +29,11 @@ from quantbench.profile.exporters.options import (
     require_gpu,
 )
 from quantbench.profile.exporters.rates import achieved
-from quantbench.profile.linear_interpolation import BOUND
+from quantbench.profile.linear_interpolation import BOUND, IntArray
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
 from quantbench.workload import Attention, Gemm, TransformerShape
 from quantbench.workload.presets import preset
-
-Rows = list[dict[str, Any]]
 
 # Names and sizes: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and
 # data/profiling/ of its source tree.
@@ -44,13 +44,6 @@ MODELS = {
     "llama-3-8b": ("meta-llama/Llama-3-8B", "meta-llama/Meta-Llama-3-8B", 128256, 4096),
     "llama-3-70b": ("meta-llama/Llama-3-70B", "meta-llama/Meta-Llama-3-70B", 128256, 8192),
 }
-#: names of a layer's GEMMs: Vidur's, and quantbench's
-GEMM_OPS = {
-    "attn_pre_proj": "qkv",
-    "attn_post_proj": "proj",
-    "mlp_up_proj": "mlp_up",
-    "mlp_down_proj": "mlp_down",
-}
 #: device slug → (device_sku, node sku). Other devices get their slug, which must be added to Vidur
 #: first.
 _SKUS = {
@@ -60,13 +53,15 @@ _SKUS = {
 }  # fmt: skip
 
 
-#: op of Vidur → ours
-GEMM_OPS = {
-    "attn_pre_proj": "qkv",
-    "attn_post_proj": "proj",
-    "mlp_up_proj": "mlp_up",
-    "mlp_down_proj": "mlp_down",
+#: our name of a layer's product → Vidur's
+_GEMM_OPS = {
+    "qkv": "attn_pre_proj",
+    "proj": "attn_post_proj",
+    "mlp_up": "mlp_up_proj",
+    "mlp_up_gate": "mlp_up_proj",
+    "mlp_down": "mlp_down_proj",
 }
+_NETWORK_OPS = ("all_reduce", "send_recv")
 _TOKENS = tuple(2**power for power in range(13))
 #: tokens of a block of the key/value cache: Vidur's default (CacheConfig.block_size)
 _BLOCK_SIZE = 16
@@ -83,12 +78,11 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     if slug not in _SKUS:
         out.notes.append(f"Vidur 0.0.26 has no SKU for {slug}: the files say {device_sku}")
     dtype = dtype_of(profile, options)
-    options = replace(options, dtype=dtype)
+    options = replace(options, dtype=dtype, tensor_parallel=options.tensor_parallel or (1,))
     mlp = _mlp_rows(profile, products(profile, options, out), model, options, out)
     attention = _attention_rows(profile, attentions(profile, options, out), model, options, out)
     for name, rows in (("mlp", mlp), ("attention", attention)):
-        where = ("data", "profiling", "compute", device_sku, *model.source_name.split("/"))
-        _write_csv(rows, name, where, "compute", out)
+        _write_csv(rows, name, out, "compute", device_sku, *model.source_name.split("/"))
     out.leave_out("softmax: no place for it there", len(profile.tables["softmax"]))
     out.write(
         json.dumps({"model": model.name, "device_sku": device_sku}) + "\n", "compute", "config.json"
@@ -113,32 +107,32 @@ def _mlp_rows(
     bytes_per_us = achieved(profile, options, Exported()).gb_per_s * 1e3
     launch_us = float(np.exp(SoftmaxModel.prior(profile.device).parameters[0]))
     rows: Rows = []
-    measured = modelled = 0
-    for tp in options.tensor_parallel or (1,):
-        sites = {
-            op: (work.n, work.k, table.where((table["n"] == work.n) & (table["k"] == work.k)))
-            for op, work in model.products(1, tp).items()
-        }
-        grid = np.unique(
-            np.concatenate([np.array(_TOKENS), *(timed["m"] for _, _, timed in sites.values())])
-        )
+    measured = 0
+    total = 0
+    for tp in options.tensor_parallel:
+        of_op: dict[str, tuple[int, int, Table]] = {}
+        grid = np.array(_TOKENS)
+        for op, (n, k) in model.products(tp).items():
+            timed = table.where((table["n"] == n) & (table["k"] == k))
+            of_op[op] = (n, k, timed)
+            grid = np.union1d(grid, timed["m"])
         grid = grid[grid <= model.max_model_len]
-        gaps = [times.site(n, k, grid, timed) for n, k, timed in sites.values()]
-        tokens = gaps[0].m[
-            np.logical_or.reduce([gaps[0].in_table, *(gap.rows_to_add(BOUND) for gap in gaps)])
-        ]
-        columns = {op: times.through(tokens, *site) for op, site in sites.items()}
-        found = sum(int(np.isin(tokens, timed["m"]).sum()) for _, _, timed in sites.values())
-        measured, modelled = measured + found, modelled + len(tokens) * len(sites) - found
+        sites = {op: times.site(n, k, grid, timed) for op, (n, k, timed) in of_op.items()}
+        kept = np.logical_or.reduce(
+            [one.in_table | one.rows_to_add(BOUND) for one in sites.values()]
+        )
+        tokens = sites["attn_pre_proj"].m[kept]
+        latency_us = {op: site.expected_us[kept] for op, site in sites.items()}
+        for op, moved in model.passes_bytes(tokens, tp).items():
+            latency_us[op] = launch_us + moved / bytes_per_us
+        for _, _, timed in of_op.values():
+            measured += int(np.isin(tokens, timed["m"]).sum())
+            total += len(tokens)
         for i, count in enumerate(tokens.tolist()):
-            us = {op: float(values[i]) for op, values in columns.items()}
-            us |= {
-                op: launch_us + moved / bytes_per_us
-                for op, moved in model.passes_bytes(count, tp).items()
-            }
-            rows.append({**_statistics(us), **model.keys(tp), "num_tokens": count})
+            of_row = {op: float(us[i]) for op, us in latency_us.items()}
+            rows.append({**_statistics(of_row), **model.keys(tp), "num_tokens": count})
     out.notes.append(
-        f"of the products' times {measured:,} were measured and {modelled:,} are modelled"
+        f"of the products' times {measured:,} were measured and {total - measured:,} are modelled"
     )
     out.notes.append(
         "emb, layernorm, attn_rope, mlp_act and add are a pass over memory each, modelled"
@@ -154,27 +148,25 @@ def _attention_rows(
     none."""
     rows: Rows = []
     taken = 0
-    for tp in options.tensor_parallel or (1,):
+    for tp in options.tensor_parallel:
         heads, kv_heads = model.heads(tp)
         of_model = table.where(
             (table["heads"] == heads)
             & (table["kv_heads"] == kv_heads)
             & (table["head_dim"] == model.shape.head_dim)
         )
-        for prefill in (True, False):
-            wanted = of_model["causal"] & (of_model["batch"] == 1)
-            if not prefill:
-                wanted = ~of_model["causal"] & (of_model["seq_q"] == 1)
+        prompts = of_model["causal"] & (of_model["batch"] == 1)
+        decodes = ~of_model["causal"] & (of_model["seq_q"] == 1)
+        for prefill, wanted in ((True, prompts), (False, decodes)):
             phase = of_model.where(wanted)
             taken += len(phase)
             if not len(phase):
-                out.notes.append(
-                    f"attention of {'prompts' if prefill else 'decoding'} at TP {tp} is modelled"
-                )
+                what = "prompts" if prefill else "decoding"
+                out.notes.append(f"attention of {what} at TP {tp} is modelled")
             shapes = _model_attention(model, tp, options.dtype, prefill=prefill)
-            works, times_us, providers = attention_times(profile, phase, shapes)
-            rows += [
-                {
+            timed = attention_times(profile, phase, shapes)
+            for work, us, provider in zip(*timed, strict=True):
+                row = {
                     **_statistics({"attn_prefill" if prefill else "attn_decode": us}),
                     "n_embd": model.shape.hidden,
                     "n_q_head": model.shape.heads,
@@ -184,12 +176,11 @@ def _attention_rows(
                     "max_model_len": model.max_model_len,
                     "batch_size": work.batch,
                     "prefill_chunk_size": work.seq_q if prefill else 0,
-                    "kv_cache_size": 0 if prefill else work.seq_k - 1,
+                    "kv_cache_size": work.seq_k - work.seq_q,
                     "is_prefill": prefill,
                     "attention_backend": provider,
                 }
-                for work, us, provider in zip(works, times_us, providers, strict=True)
-            ]
+                rows.append(row)
     out.leave_out(
         "attention of other heads, of several prompts, or not one query to all keys",
         len(table) - taken,
@@ -198,26 +189,26 @@ def _attention_rows(
 
 
 def _model_attention(model: VidurModel, tp: int, dtype: str, *, prefill: bool) -> list[Attention]:
-    (heads, kv_heads), head_dim = model.heads(tp), model.shape.head_dim
-    seqs = [s for s in _MODEL_SEQS if s <= model.max_model_len]
+    heads, kv_heads = model.heads(tp)
+    common: dict[str, Any] = {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": model.shape.head_dim,
+        "dtype": dtype,
+        "causal": prefill,
+    }
+    seqs = [seq for seq in _MODEL_SEQS if seq <= model.max_model_len]
     if prefill:
-        return [
-            Attention(1, heads, seq, seq, head_dim, kv_heads, dtype)
-            for s in seqs
-            for seq in (s, s + 1)
-        ]
-    return [
-        Attention(batch, heads, 1, seq, head_dim, kv_heads, dtype, causal=False)
-        for batch in _MODEL_BATCHES
-        for seq in (1, *seqs)
-    ]
+        pairs = product(seqs, (0, 1))
+        return [Attention(1, seq_q=s + more, seq_k=s + more, **common) for s, more in pairs]
+    sizes = product(_MODEL_BATCHES, (1, *seqs))
+    return [Attention(batch, seq_q=1, seq_k=seq, **common) for batch, seq in sizes]
 
 
 def _write_network(profile: Profile, sku: str, out: Exported) -> None:
     table = collectives(profile, out)
     per_node = table["num_gpus"] // table["num_nodes"]
-    written = False
-    for op in ("all_reduce", "send_recv"):
+    for op in _NETWORK_OPS:
         rows: dict[tuple[int, ...], dict[str, Any]] = {}
         for row in table.where(table["op"] == op).rows():
             key = (row["num_gpus"], row["num_gpus"] // row["num_nodes"], row["message_bytes"])
@@ -236,30 +227,28 @@ def _write_network(profile: Profile, sku: str, out: Exported) -> None:
         if not rows:
             out.notes.append(f"{op} was not measured: no {op}.csv (Vidur needs it beyond one GPU)")
             continue
-        written = True
-        _write_csv(list(rows.values()), op, ("data", "profiling", "network", sku), "network", out)
-    if written:
+        _write_csv(list(rows.values()), op, out, "network", sku)
+    if out.rows.keys() & _NETWORK_OPS:
         out.write(json.dumps({"sku": sku}) + "\n", "network", "config.json")
-    others = int((~np.isin(table["op"], ["all_reduce", "send_recv"])).sum())
-    out.leave_out("a collective that Vidur has no file for", others)
+    others = ~np.isin(table["op"], _NETWORK_OPS)
+    out.leave_out("a collective that Vidur has no file for", int(others.sum()))
 
 
 def _statistics(latency_us: dict[str, float]) -> dict[str, float]:
     """Returns the columns `time_stats.<op>.<name>` in ms. There is one time per op, so std is 0."""
-    return {
-        f"time_stats.{op}.{name}": 0.0 if name == "std" else us / 1e3
-        for op, us in latency_us.items()
-        for name in ("min", "max", "mean", "median", "std")
-    }
+    columns = {}
+    for op, us in latency_us.items():
+        for name in ("min", "max", "mean", "median"):
+            columns[f"time_stats.{op}.{name}"] = us / 1e3
+        columns[f"time_stats.{op}.std"] = 0.0
+    return columns
 
 
-def _write_csv(
-    rows: Rows, name: str, folder: tuple[str, ...], release_folder: str, out: Exported
-) -> None:
-    """Writes rows as the source tree's CSV in `folder`, and compressed in the release's folder."""
+def _write_csv(rows: Rows, name: str, out: Exported, kind: str, *folders: str) -> None:
+    """Writes rows as the source tree's CSV, and compressed in the release's folder `kind`."""
     text = csv_text(rows)
-    out.write(text, *folder, f"{name}.csv")
-    out.write(lzma.compress(text.encode()), release_folder, f"{name}.csv.xz")
+    out.write(text, "data", "profiling", kind, *folders, f"{name}.csv")
+    out.write(lzma.compress(text.encode()), kind, f"{name}.csv.xz")
     out.rows[name] = len(rows)
 
 
@@ -300,26 +289,28 @@ class VidurModel:
             "num_tensor_parallel_workers": tp,
         }
 
-    def products(self, tokens: int, tp: int) -> dict[str, Gemm]:
-        """Returns the GEMM that one GPU runs for each GEMM op of Vidur."""
-        names = {ours: theirs for theirs, ours in GEMM_OPS.items()} | {"mlp_up_gate": "mlp_up_proj"}
-        shape = replace(self.shape, seq=tokens, mbs=1, tp=tp)
-        return {
-            names[op.name]: op.workload
-            for op in shape.ops(backward=False)
-            if op.name in names and isinstance(op.workload, Gemm)
-        }
+    def products(self, tp: int) -> dict[str, tuple[int, int]]:
+        """Returns (n, k) of the GEMM that one GPU runs for each GEMM op of Vidur."""
+        found = {}
+        for op in replace(self.shape, tp=tp).ops(backward=False):
+            if op.name in _GEMM_OPS and isinstance(op.workload, Gemm):
+                found[_GEMM_OPS[op.name]] = (op.workload.n, op.workload.k)
+        return found
 
     def heads(self, tp: int) -> tuple[int, int]:
         """Returns (query heads, key/value heads) per GPU."""
         return self.shape.heads // tp, replace(self.shape, tp=tp).kv_heads_per_gpu
 
-    def passes_bytes(self, tokens: int, tp: int) -> dict[str, int]:
-        """Returns the bytes that each of Vidur's memory-bound ops reads and writes, with 16-bit
-        elements. Norms, residuals and the embedding are not split over GPUs."""
-        shape, width = self.shape, 2
+    def passes_bytes(self, tokens: IntArray, tp: int) -> dict[str, IntArray]:
+        """Returns the bytes that each of Vidur's memory-bound ops reads and writes, (rows,), with
+        16-bit elements. Norms, residuals and the embedding are not split over GPUs.
+
+        tokens: (rows,) in a batch.
+        """
+        shape = self.shape
         rotated = sum(self.heads(tp)) * shape.head_dim
-        hidden, ffn = shape.hidden, shape.ffn // tp
+        hidden = shape.hidden
+        ffn = shape.ffn // tp
         per_token = {
             "emb": 2 * hidden,
             "input_layernorm": 2 * hidden,
@@ -328,4 +319,4 @@ class VidurModel:
             "mlp_act": (3 if shape.gated else 2) * ffn,
             "add": 3 * hidden,
         }
-        return {op: tokens * elements * width for op, elements in per_token.items()}
+        return {op: tokens * elements * 2 for op, elements in per_token.items()}

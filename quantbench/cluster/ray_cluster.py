@@ -1,0 +1,101 @@
+"""Connects to the Ray cluster that is meant, and counts the devices that it has."""
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from quantbench.errors import InputError, MeasurementError, UnsupportedError
+
+WHO = "--on ray"
+_VARIABLE = "QUANTBENCH_DEVICE"
+_PROBE_S = 3.0
+
+
+def device_kind() -> str:
+    """Returns what Ray calls the devices to measure."""
+    return "CPU" if os.environ.get(_VARIABLE) == "cpu" else "GPU"
+
+
+def present(nodes: Sequence[dict[str, Any]]) -> int:
+    """Returns how many devices the nodes that are alive have; of CPUs one per node, since cores
+    share caches.
+    """
+    kind = device_kind()
+    total = 0
+    for node in nodes:
+        if node["Alive"]:
+            count = int(node["Resources"].get(kind, 0))
+            total += min(count, 1) if kind == "CPU" else count
+    return total
+
+
+def device_count(nodes: Sequence[dict[str, Any]], free: dict[str, float]) -> int:
+    """Returns the number of devices to measure: GPUs, or one CPU of each node.
+
+    Raises UnsupportedError at once if there is none, or none is free.
+    """
+    kind = device_kind()
+    there = present(nodes)
+    count = min(there, int(free.get(kind, 0)))
+    if count:
+        return count
+    found = f"every {kind} of the cluster is in use"
+    if not there:
+        found = f"the cluster has no {kind} (nodes: {len(nodes)})"
+    raise UnsupportedError(WHO, found, f"{kind}s in it, or {_VARIABLE}=cpu to measure processors")
+
+
+def cluster_address() -> str:
+    """Returns the address of the Ray cluster: of RAY_ADDRESS, or of the last `ray start` on this
+    machine.
+
+    Asks it first, because Ray waits minutes for a cluster that is gone. Raises MeasurementError if
+    RAY_ADDRESS does not answer.
+    """
+    wanted = os.environ.get("RAY_ADDRESS", "")
+    address = wanted
+    if wanted in ("", "auto"):
+        recorded = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+        address = recorded.read_text(encoding="utf-8").strip() if recorded.is_file() else ""
+    if "://" in address or address == "local":
+        return address
+    host, _, port = address.rpartition(":")
+    with suppress(OSError, ValueError, OverflowError):
+        socket.create_connection((host, int(port)), timeout=_PROBE_S).close()
+        return address
+    if wanted:
+        answer = f"RAY_ADDRESS={wanted} does not answer"
+        raise MeasurementError(WHO, answer, "a Ray cluster that runs")
+    return "local"
+
+
+@contextmanager
+def connected() -> Iterator[Any]:
+    """Yields the module ray, connected to the cluster of RAY_ADDRESS or `ray start`, or else to a
+    new one here.
+
+    Raises InputError if ray is not installed, MeasurementError if the cluster does not answer.
+    """
+    wish = os.environ.get(_VARIABLE, "")
+    if wish not in ("", "cpu", "cuda"):
+        expected = "every GPU of the cluster (unset), or cpu"
+        raise InputError(WHO, f"{_VARIABLE}={wish}", expected)
+    try:
+        import ray
+    except ImportError:
+        expected = "pip install '.[ray]' in quantbench's checkout"
+        raise InputError(WHO, "ray is not installed", expected) from None
+    address = cluster_address()
+    try:
+        ray.init(
+            address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False
+        )
+        yield ray
+    except ConnectionError as error:
+        expected = "a Ray cluster that answers"
+        raise MeasurementError(WHO, str(error).splitlines()[0], expected) from None
+    finally:
+        ray.shutdown()

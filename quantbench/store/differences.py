@@ -1,0 +1,95 @@
+"""Lists what differs between the metadata of two runs and may explain a change of their times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quantbench.store.folder import Run
+
+# Options that only select points; matching the points takes care of them.
+_NOT_OPTIONS = ("dims", "left_out", "sha256", "file")
+CONSTANTS = (
+    "sm_count",
+    "sm_clock_mhz",
+    "l2_bytes",
+    "memory_bytes",
+    "memory_gb_per_s",
+    "peak_tflops",
+)
+_STATE = ("memory_clock_mhz", "throttle_reasons", "other_processes")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference in the metadata of two runs.
+
+    kind: device, origin, software, options, environment or state.
+    a, b: values as text, `absent` if a run has none.
+    """
+
+    kind: str
+    name: str
+    a: str
+    b: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.name} {self.a} → {self.b}"
+
+
+def differences(a: Run, b: Run) -> tuple[Difference, ...]:
+    """Returns all metadata differences that may explain a change, device first."""
+    of_a = _metadata(a)
+    of_b = _metadata(b)
+    if a.info.device.name != b.info.device.name:  # its constants then differ anyway
+        of_a["device"] = {"device": a.info.device.name}
+        of_b["device"] = {"device": b.info.device.name}
+    found = []
+    for kind, values in of_a.items():
+        others = of_b[kind]
+        for name in {**values, **others}:
+            if name not in values or name not in others or values[name] != others[name]:
+                found.append(Difference(kind, name, _text(values, name), _text(others, name)))
+    return tuple(found)
+
+
+def _metadata(run: Run) -> dict[str, dict[str, Any]]:
+    """Returns what is recorded about a run, by kind and name, as in `Difference`."""
+    info = run.info
+    options = {name: value for name, value in info.options.items() if name not in _NOT_OPTIONS}
+    return {
+        "device": {name: getattr(info.device, name) for name in CONSTANTS},
+        "origin": {"origin": origins_of(run), "source": info.source},
+        "software": dict(info.software),
+        "options": flattened({"seed": info.seed, **options}),
+        "environment": dict(info.environment),
+        "state": {name: getattr(info.state, name) for name in _STATE},
+    }
+
+
+def origins_of(run: Run) -> str:
+    """Returns where the times of a run come from: `measured and imported`."""
+    return " and ".join(sorted({run.info.origin, *(record.origin for record in run.records)}))
+
+
+def _text(values: Mapping[str, Any], name: str) -> str:
+    if name not in values or values[name] in (None, "", (), []):
+        return "absent"
+    value = values[name]
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values with those of nested mappings under dotted names.
+
+    >>> flattened({"seed": 0, "timing": {"mode": "graph"}})
+    {'seed': 0, 'timing.mode': 'graph'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{inner}": one for inner, one in value.items()}
+        else:
+            found[name] = value
+    return found

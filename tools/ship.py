@@ -1,0 +1,343 @@
+"""Writes the models that the package ships: `python -m tools.ship KIND [NAME …]`.
+
+Public tables are read and fitted, the fits are judged on rows that they have not seen, and the
+files of quantbench/latency/models are written with what was found. Needs the extra `tables` and the
+published files (`tools.published_tables`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, product
+from typing import Any
+
+import numpy as np
+
+from quantbench.device import lookup
+from quantbench.latency import attention
+from quantbench.latency.attention import AttentionModel
+from quantbench.latency.families import family
+from quantbench.latency.gemm.cost_model import Machine, Menu, Sizes, hand_prior
+from quantbench.latency.gemm.ensemble import Ensemble
+from quantbench.latency.gemm.member import Growth as Trees
+from quantbench.latency.gemm.member import Member
+from quantbench.latency.gemm.model import FOLDER, GemmModel, file_name
+from quantbench.latency.gemm.training import (
+    POOL_FORMAT,
+    POOL_VERSION,
+    TABLE_EFFORT,
+    TABLE_ROWS,
+    Effort,
+    MeasuredGpu,
+    choose,
+)
+from quantbench.latency.libraries import SYSTEMS, TABLES, libraries_of, slug_of
+from quantbench.latency.moe import Growth, MoEModel, save_models
+from quantbench.latency.softmax import SoftmaxModel
+from quantbench.workload.dtypes import GEMM_DTYPES
+from tools.accuracy.attention import (
+    AttentionTable,
+    new_sites_and_batches,
+    read_attention,
+    read_decode,
+)
+from tools.accuracy.contests import Table, of_groups
+from tools.accuracy.moe import MoETable, read_moe
+from tools.accuracy.scoring import Split, coverage, random_split, summarize
+from tools.accuracy.tables import SHIPPED_GPUS, GemmTable, read_packaged
+from tools.published_tables import (
+    PUBLISHED,
+    SOFTMAX_GPUS,
+    SoftmaxTable,
+    read_published,
+    read_softmax,
+)
+
+#: what a file has beside a model: its table, and the errors on rows held out
+Found = Mapping[str, Any]
+Told = Sequence[tuple[Any, Found]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Kind of shipped model.
+
+    read: function from a name to the tables that are fitted and written together.
+    fit: function from a table to its model.
+    hold_out: function from a model, its table and all models of the name to what was found.
+    write: function of the models, each with what was found.
+    """
+
+    read: Callable[[str], Sequence[Any]]
+    fit: Callable[[Any], Any]
+    hold_out: Callable[[Any, Any, Sequence[Any]], Found]
+    write: Callable[[Told], None]
+    names: Sequence[str] = ("all",)
+
+
+def ship(kind: Kind, name: str) -> None:
+    """Reads, fits, holds out and writes what one name of a kind stands for."""
+    tables = kind.read(name)
+    models = list(map(kind.fit, tables))
+    # What other GPUs' models predict for a GPU is found with their files in place.
+    kind.write([(model, {}) for model in models])
+    told = []
+    for model, table in zip(models, tables, strict=True):
+        told.append((model, kind.hold_out(model, table, models)))
+        print(f"{name}: {told[-1][1]}", flush=True)
+    kind.write(told)
+
+
+def _errors(model: Any, test: Table, digits: int) -> dict[str, float]:
+    """Returns the errors, and the share of times inside the 90 % interval, on test rows."""
+    predicted = test.ask(model)
+    errors = summarize(predicted.latency_us, test.latency_us).rounded()
+    covered = coverage(test.latency_us, predicted.low_us, predicted.high_us)
+    return {**errors, "coverage": round(covered, digits)}
+
+
+def _write_json(name: str, data: Mapping[str, Any], **style: Any) -> None:
+    (FOLDER / name).write_text(json.dumps(data, **style) + "\n", encoding="utf-8")
+
+
+# --- products: a model of each GPU and dtype, of its default library
+
+_MOST_HELD_OUT = 4000
+
+
+def _gemm_names() -> list[str]:
+    packaged = [pair for pair in product(SYSTEMS, GEMM_DTYPES) if libraries_of(*pair)]
+    return list(map(":".join, dict.fromkeys((*packaged, *PUBLISHED))))
+
+
+def _read_gemm(name: str) -> list[GemmTable]:
+    gpu, dtype = name.split(":")
+    if (gpu, dtype) in PUBLISHED:
+        return [read_published(gpu, dtype)]
+    return [read_packaged(gpu, dtype=dtype)]
+
+
+def _fit_gemm(table: GemmTable) -> GemmModel:
+    if len(table) >= 2 * TABLE_ROWS:
+        table = table.take(random_split(len(table), TABLE_ROWS, seed=0).train)
+    return table.fit("none", effort=TABLE_EFFORT)
+
+
+def _hold_out_gemm(model: GemmModel, table: GemmTable, _: Any) -> Found:
+    """Judges a model of a small table, which is fitted whole, by a fit to two thirds of it."""
+    if len(table) >= 2 * TABLE_ROWS:
+        split = random_split(len(table), TABLE_ROWS, seed=0)
+        judged = model
+    else:
+        split = random_split(len(table), 2 * len(table) // 3, seed=0)
+        judged = table.take(split.train).fit("none", effort=TABLE_EFFORT)
+    errors = _errors(judged, table.take(split.test[:_MOST_HELD_OUT]), 4)
+    words = f"random rows, {errors.pop('rows')} not fitted"
+    covered = errors.pop("coverage")
+    held_out = {"protocol": words, **errors, "interval_coverage": covered}
+    return {**table.provenance, "rows_fitted": model.rows, "held_out": held_out}
+
+
+def _write_gemm(told: Told) -> None:
+    for model, found in told:
+        file = FOLDER / file_name(model.device.name, model.dtype, model.library)
+        replace(model, provenance={**model.provenance, **found}).save(file)
+
+
+# --- the pool: parameters of each table, fitted from the hand prior alone, so that any family can
+# be left out
+
+_POOL_ROWS = 700
+#: tables in the pool: fp8 so that a GPU's fp8 can be told from the others'
+POOLED = (
+    *(f"{slug}:bf16" for slug in SHIPPED_GPUS),
+    *(f"{slug}:fp8" for slug in SHIPPED_GPUS if slug != "a100-sxm4-80gb"),
+    *map(":".join, PUBLISHED),
+)
+
+
+def _read_pool(_: str) -> list[GemmTable]:
+    return list(chain.from_iterable(map(_read_gemm, POOLED)))
+
+
+def _fit_pool(table: GemmTable) -> MeasuredGpu:
+    if "batch" in table.sizes:
+        # For batched products the libraries take one or two tiles, whatever is fastest; the cost
+        # model chooses.
+        table = table.take(table.sizes["batch"] == 1)
+    rows = random_split(len(table), min(_POOL_ROWS, len(table) - 1), seed=77).train
+    one_model = Effort(members=1, rows_first=_POOL_ROWS, growth=Trees(trees=1))
+    model = table.take(rows).fit("none", effort=one_model)
+    vector = model.ensemble.members[0].parameters[: len(hand_prior()[0])]
+    file = table.provenance["table"]
+    return MeasuredGpu(table.gpu, family(model.device), table.dtype, vector, len(rows), file, 0.0)
+
+
+def _hold_out_pool(known: MeasuredGpu, table: GemmTable, pool: Sequence[MeasuredGpu]) -> Found:
+    """Returns how far the other families' pool is off: the 90th percentile of |log error|."""
+    device = lookup(known.device)
+    start, _ = choose(device, known.dtype, pool, family_out=True)
+    ensemble = Ensemble(Machine.of(device, known.dtype), Menu.of(), (Member(start.mean, None),))
+    test = table.take(random_split(len(table), min(_MOST_HELD_OUT, len(table) - 1), seed=78).train)
+    sizes = {name: size.astype(float) for name, size in test.sizes.items() if name != "layout"}
+    error = ensemble.physics(Sizes.of(**sizes)) - np.log(test.latency_us)
+    return {"blind_90": round(float(np.quantile(np.abs(error), 0.90)), 4)}
+
+
+def _write_pool(told: Told) -> None:
+    entries = []
+    for known, found in told:
+        parameters = [round(float(one), 5) for one in known.parameters]
+        entries.append({**vars(known), "parameters": parameters, **found})
+    data = {"format": POOL_FORMAT, "version": POOL_VERSION, "known": entries}
+    _write_json("pool.json", data, indent=1)
+
+
+# --- attention: prompts and decoding of each GPU, each table with its train and test rows. More
+# rows make the files larger and predictions slower, for little
+
+_PROMPT_ROWS = 800
+_DECODE_ROWS = 500
+_Parts = Sequence[tuple[AttentionTable, Split]]
+
+
+def _read_attention(_: str) -> list[_Parts]:
+    found: list[_Parts] = []
+    for gpu in SHIPPED_GPUS:
+        prompts = read_attention(gpu)
+        decoding = read_decode(gpu)
+        split = of_groups(prompts, _PROMPT_ROWS, 0)
+        decode_split = new_sites_and_batches(decoding, _DECODE_ROWS, 0)
+        found.append(((prompts, split), (decoding, decode_split)))
+    return found
+
+
+def _fit_attention(parts: _Parts) -> AttentionModel:
+    prompts, decoding = (table.take(split.train).fit("auto") for table, split in parts)
+    return replace(prompts, decode=decoding.decode)
+
+
+def _hold_out_attention(model: AttentionModel, parts: _Parts, _: Any) -> Found:
+    """Returns the errors, and by what factors the times differ from the prior that knows other
+    architectures only: the 5th and 95th percentile of the logarithm.
+    """
+    (prompts, split), (decoding, decode_split) = parts
+    blind_us = prompts.ask(prompts.prior()).latency_us
+    low, high = np.quantile(np.log(prompts.latency_us / blind_us), (0.05, 0.95)).tolist()
+    return {
+        "tables": {**prompts.provenance, **decoding.provenance},
+        "rows": len(split.train),
+        "decode_rows": len(decode_split.train),
+        "seed": 0,
+        "compute_capability": list(model.device.compute_capability or ()),
+        "held_out": _errors(model, prompts.take(split.test), 3),
+        "held_out_decode": _errors(model, decoding.take(decode_split.test), 3),
+        "transfer": {"log_low": round(low, 3), "log_high": round(high, 3)},
+    }
+
+
+def _write_attention(told: Told) -> None:
+    for model, found in told:
+        provenance = found or {"transfer": {"log_low": 0.0, "log_high": 0.0}}
+        note = model.note
+        if found:
+            median_pct = found["held_out"]["median_pct"]
+            note += f", {median_pct:.1f} % off (median) on held-out heads and head_dims"
+            decode_pct = found["held_out_decode"]["median_pct"]
+            note += f", decoding {decode_pct:.1f} % on held-out heads and batches"
+        data = replace(model, note=note, provenance=provenance).to_json()
+        _write_json(f"attention-{model.device.name}.json", data, separators=(",", ":"))
+    attention.shipped_slugs.cache_clear()
+    attention.shipped_json.cache_clear()
+
+
+# --- experts: the newest table of each GPU and library, a file for each dtype
+
+DTYPES = ("bf16", "fp8", "fp8_block", "nvfp4", "mxfp4")
+#: boosted trees only: a hundredth of the size of randomised ones
+_GROWTH = Growth(randomised=0, boosted=150, depth=5)
+_BLIND_ROWS = 2000
+#: most rows of a fit, drawn at random
+_EXPERT_ROWS = 12_000
+
+
+def _read_moe(_: str) -> list[MoETable]:
+    rng = np.random.default_rng(0)
+    found = []
+    for system, libraries in TABLES.items():
+        for library in libraries:
+            for dtype, table in read_moe(slug_of(system) or system, library).items():
+                if dtype in DTYPES:
+                    found.append(table.take(rng.permutation(len(table))[:_EXPERT_ROWS]))
+    return found
+
+
+def _fit_moe(table: MoETable) -> MoEModel:
+    fitted = f"fitted to {len(table)} of {table.provenance['rows']} rows"
+    note = f"experts of {table.library} {table.version} on {table.gpu}: {fitted}"
+    model = table.fit("none", growth=_GROWTH)
+    return replace(model, note=note, provenance={"transfer": 0.0})
+
+
+def _hold_out_moe(model: MoEModel, table: MoETable, models: Sequence[MoEModel]) -> Found:
+    """Returns the 90 % quantile of |log(measured / prior)|, the prior knowing other GPUs only."""
+    alike = [one for one in models if one.dtype == model.dtype]
+    others = [one for one in alike if one.device.name != model.device.name]
+    prior = MoEModel.prior(model.device, dtype=model.dtype, library=model.library, prior=others)
+    test = table.take(np.random.default_rng(0).permutation(len(table))[:_BLIND_ROWS])
+    error = np.abs(np.log(test.latency_us / test.ask(prior).latency_us))
+    return {**table.provenance, "transfer": round(float(np.quantile(error, 0.9)), 3)}
+
+
+def _write_moe(told: Told) -> None:
+    for dtype in DTYPES:
+        of = [replace(one, provenance=found) for one, found in told if one.dtype == dtype]
+        save_models(FOLDER / f"{dtype}.moe", of)
+
+
+# --- softmax: fitted to all rows, and judged by a fit to half of them
+
+
+def _read_softmax(_: str) -> list[SoftmaxTable]:
+    return list(map(read_softmax, SOFTMAX_GPUS))
+
+
+def _hold_out_softmax(_: SoftmaxModel, table: SoftmaxTable, __: Any) -> Found:
+    split = random_split(len(table), len(table) // 2, seed=0)
+    errors = _errors(table.take(split.train).fit(), table.take(split.test), 3)
+    held_out = {name: errors[name] for name in ("rows", "median_pct", "p95_pct")}
+    return {**table.provenance, "held_out": held_out}
+
+
+def _write_softmax(told: Told) -> None:
+    models = {}
+    for model, found in told:
+        models[model.device.name] = {**model.to_json(), "provenance": found}
+    _write_json("softmax.json", {"models": models}, indent=1)
+
+
+KINDS = {
+    "gemm": Kind(_read_gemm, _fit_gemm, _hold_out_gemm, _write_gemm, _gemm_names()),
+    "pool": Kind(_read_pool, _fit_pool, _hold_out_pool, _write_pool),
+    "attention": Kind(_read_attention, _fit_attention, _hold_out_attention, _write_attention),
+    "moe": Kind(_read_moe, _fit_moe, _hold_out_moe, _write_moe),
+    "softmax": Kind(_read_softmax, SoftmaxTable.fit, _hold_out_softmax, _write_softmax),
+}
+
+
+def main() -> None:
+    """Writes what is asked for; products take half a minute a name on one idle core."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("name", nargs="*", help="of gemm: <device>:<dtype>; default: all")
+    asked = parser.parse_args()
+    kind = KINDS[asked.kind]
+    for name in asked.name or kind.names:
+        ship(kind, name)
+
+
+if __name__ == "__main__":
+    main()
