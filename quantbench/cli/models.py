@@ -1,7 +1,5 @@
 """Command `models`: lists the presets that --model knows."""
 
-from __future__ import annotations
-
 from quantbench.cli.options import command
 from quantbench.cli.output import Result, encoded, plain_table
 from quantbench.units import billions

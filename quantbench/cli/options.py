@@ -12,8 +12,6 @@ A command is a function decorated with `command`. Each of its parameters is decl
     def show(where: Where) -> Result: ...
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, field, fields, is_dataclass

@@ -1,7 +1,5 @@
 """Declares the options of the command `plan`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

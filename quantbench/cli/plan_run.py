@@ -1,7 +1,5 @@
 """Searches the layouts of a job for the command `plan`, or checks one."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Sequence

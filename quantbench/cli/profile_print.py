@@ -2,8 +2,6 @@
 JSON.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import exp

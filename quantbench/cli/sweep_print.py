@@ -1,7 +1,5 @@
 """Formats the plan, the progress and the result of a sweep."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

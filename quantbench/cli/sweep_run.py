@@ -1,7 +1,5 @@
 """Measures a sweep on the device at hand or on a Ray cluster, and prints its progress."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Sequence
