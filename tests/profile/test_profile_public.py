@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("aiconfigurator_core", reason="needs the extra `tables`")
 
 from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.gemm.training import Effort
 from quantbench.profile import Profile, Table
 from quantbench.profile.models import Models
 from tools.accuracy.tables import GemmTable, read_packaged
@@ -40,7 +41,10 @@ def profile() -> Profile:
     table, rows, _ = public()
     few = np.random.default_rng(0).permutation(rows)[:ROWS]
     seen = table.take(few)
-    model = GemmModel.fit(made.A100, *seen.shapes, seen.latency_us, prior="family-out")
+    light = Effort(members=1, rows_first=300)
+    model = GemmModel.fit(
+        made.A100, *seen.shapes, seen.latency_us, prior="family-out", effort=light
+    )
     columns = {name: np.repeat(text, len(rows)) for name, text in made.IMPORTED.items()}
     columns |= {name: size[rows] for name, size in table.sizes.items()}
     columns["latency_us"] = table.latency_us[rows]

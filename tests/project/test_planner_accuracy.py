@@ -95,6 +95,7 @@ def test_the_commands_of_the_page_run(command: str, monkeypatch: pytest.MonkeyPa
     assert done.output.strip()
 
 
+@pytest.mark.slow
 def test_each_model_of_megatron_bridge_left_out_of_the_fit_is_predicted_as_asked() -> None:
     data = ROOT / "tests" / "data"
     found, page = (

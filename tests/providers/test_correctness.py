@@ -325,6 +325,7 @@ def test_torchs_providers_pass(provider_id: str, workload: Workload) -> None:
     assert 0 <= found.relative_error <= found.tolerance
 
 
+@pytest.mark.slow
 def test_gradients_that_cancel_by_chance_are_not_refused() -> None:
     """Most rows of 8 causal queries attend to few keys, so the products of gradients and values are
     small in some.

@@ -209,6 +209,7 @@ def test_a_provider_that_does_not_exist_is_named(worker: WorkerProcess) -> None:
     assert "expected a class that can be imported" in reply.failed[1]
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUANTBENCH_DEVICE", "abacus")
     with pytest.raises(MeasurementError) as caught:

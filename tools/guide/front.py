@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -220,19 +222,30 @@ def printed(command: str, folder: Path) -> list[str]:
     command: a module that runs as a program, and its arguments.
     Raises StoreError if the command fails.
     """
-    settings = f"-u FORCE_COLOR -u LINES COLUMNS={_COLUMNS} TERM=dumb NO_COLOR=1"
-    with TemporaryDirectory() as scratch:
-        errors = Path(scratch) / "errors.txt"
-        program = f"env {settings} {sys.executable} -m {command} 2> {errors}"
-        # A terminal of util-linux: its `script` copies what the program prints there.
-        words = ["script", "--quiet", "--return", "--command", program, "/dev/null"]
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=folder, check=False
-        )
-        error = errors.read_text(encoding="utf-8")
-    if done.returncode:
+    terminal, inside = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(_COLUMNS), "TERM": "dumb", "NO_COLOR": "1"}
+    for name in ("FORCE_COLOR", "LINES"):
+        environment.pop(name, None)
+    with subprocess.Popen(
+        [sys.executable, "-m", *command.split()], stdin=subprocess.DEVNULL, stdout=inside,
+        stderr=subprocess.PIPE, env=environment, cwd=folder,
+    ) as process:  # fmt: skip
+        os.close(inside)
+        output = b""
+        while True:
+            try:
+                read = os.read(terminal, 1 << 16)
+            except OSError:  # Linux raises it if the other end is closed
+                break
+            if not read:
+                break
+            output += read
+        os.close(terminal)
+        assert process.stderr is not None
+        error = process.stderr.read().decode(errors="replace")
+    if process.returncode:
         raise StoreError("front page", f"{command}: {error.strip()[-200:]}", "a run without error")
-    return [line.rstrip() for line in done.stdout.splitlines()]
+    return [line.rstrip() for line in output.decode().replace("\r\n", "\n").splitlines()]
 
 
 def advise_text() -> str:
