@@ -1,7 +1,5 @@
 """Measures a sweep on the device at hand or on a Ray cluster, and prints its progress."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Sequence
@@ -59,16 +57,10 @@ def dry_run(arguments: SweepArguments, gpu: str) -> Result:
     options = sweep_options(arguments, spec.torch_kind)
     axes, plan = plan_sweep(options, spec)
     assumed = assumed_of(arguments, options, plan, spec)
-    points = [
-        {
-            "key": p.key,
-            "provider": p.provider,
-            "workload": str(p.workload),
-            "estimate_s": p.estimate_s,
-            "places": p.places,
-        }
-        for p in plan.points
-    ]
+    points = []
+    for p in plan.points:
+        place = {"key": p.key, "provider": p.provider, "workload": str(p.workload)}
+        points.append({**place, "estimate_s": p.estimate_s, "places": p.places})
     answer = {
         "device": spec.name,
         "assumed": assumed,
@@ -99,10 +91,8 @@ def _dry_run_lines(plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here
     shown = plan.points[:_MOST_PLANNED_LINES]
     widest = max((len(point.provider) for point in shown), default=0)
     for point in shown:
-        yield (
-            f"  {point.provider:<{widest}}  {point.workload}  about "
-            f"{latency(roofline_us(point.workload, spec))}"
-        )
+        about = latency(roofline_us(point.workload, spec))
+        yield f"  {point.provider:<{widest}}  {point.workload}  about {about}"
     if len(plan.points) > _MOST_PLANNED_LINES:
         yield f"  … and {len(plan.points) - _MOST_PLANNED_LINES} more (--json prints all)"
 
@@ -136,8 +126,7 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
 
 def _any_measured(run: Run) -> bool:
     """Returns whether any point was measured; if none was, a script must notice."""
-    points = [record.outcome for record in run.records if record.role == "point"]
-    return any(isinstance(outcome, Measured) for outcome in points)
+    return any(r.role == "point" and isinstance(r.outcome, Measured) for r in run.records)
 
 
 def stop_on_sigterm() -> None:
@@ -182,10 +171,8 @@ def _kept(session: SweepSession) -> str:
         return "nothing was measured"
     missing = session.plan.without(session.done).total
     if not missing:
-        return (
-            f"every point is measured and kept in {session.folder}/; report it: quantbench "
-            f"report {session.folder}"
-        )
+        kept = f"every point is measured and kept in {session.folder}/"
+        return f"{kept}; report it: quantbench report {session.folder}"
     return f"everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"
 
 
@@ -232,7 +219,7 @@ def run_on_ray(
     for run in sweep.runs:
         measured = read_run(run.folder)
         devices = len(run.devices)
-        any_measured = any_measured or _any_measured(measured)
+        any_measured |= _any_measured(measured)
         lines, answer = result(measured, run.finished, wall_s, devices=devices, earlier_s=earlier_s)
         cards = compare_cards(measured.records)
         of_cards = [{**encoded(card), "slow": card.slow} for card in cards]
