@@ -175,8 +175,9 @@ def _lead(
             writer.append(record)
             records.append(record)
             row = row_to_json(record)
-            time, _, bus, _, trust, why = _cells(row)
-            text = f"{time}, {bus} GB/s, trust {trust}" if trust else why
+            time, _, bus, _, trust, text = _cells(row)
+            if trust:
+                text = f"{time}, {bus} GB/s, trust {trust}"
             say(console, f"  {len(records):3} {row['op']} {size(row['message_bytes'])}: {text}")
 
         session = CommSession(
@@ -246,7 +247,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     or for no time.
     """
     if "latency_us" not in row:
-        why = f"skipped: {row['skipped']}" if "skipped" in row else f"failed: {row['failed']}"
+        (why,) = [f"{name}: {row[name]}" for name in ("skipped", "failed") if name in row]
         return (*"––––", "", why)
     rates = (f"{row[name]:.3g}" for name in ("algorithm_gb_per_s", "bus_gb_per_s"))
     grade = row["grade"]

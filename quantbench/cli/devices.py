@@ -2,10 +2,8 @@
 GPUs.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.table import Table
 
@@ -32,7 +30,9 @@ def devices() -> Result:
     lines: list[StyledLine | Table] = []
     if machine is not None and machine.card:
         findings += _findings(machine)
-        lines += [_findings_table(findings), ""]
+        rows = [(finding.what, finding.found, finding.problem or "ok") for finding in findings]
+        names = ("", "found", "verdict")
+        lines += [plain_table(names, rows, title="This machine's GPU", fold=("found",)), ""]
     if machine is not None and refusal(machine):
         refused = {"device": None, "diagnosis": findings, "known": device.known()}
         return Result(refused, (*lines, _known_table("")), exit_code=1)
@@ -54,8 +54,7 @@ def devices() -> Result:
     about = (*device_lines(spec, state, limits), f"{dtype} is measured by default", "")
     sources = (
         "From sm_80 on, bf16 is as fp16, tf32 half. AMD's: gfx for sm_, compute units for SMs. "
-        "Sources: quantbench "
-        "devices --json"
+        "Sources: quantbench devices --json"
     )
     return Result(answer, (*about, *lines, _known_table(spec.name), sources))
 
@@ -80,11 +79,6 @@ def _triton(machine: Machine) -> Finding:
     return Finding("triton", ".".join(map(str, TRITON)), problem or "")
 
 
-def _findings_table(findings: Sequence[Finding]) -> Table:
-    rows = [(finding.what, finding.found, finding.problem or "ok") for finding in findings]
-    return plain_table(("", "found", "verdict"), rows, title="This machine's GPU", fold=("found",))
-
-
 def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> Lines:
     """Yields lines on the device, its state, and what disturbs its timings."""
     yield device_line(spec)
@@ -92,11 +86,8 @@ def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = N
     yield f"state: {state_line(state, limits)}"
     yield from map(warning, warnings_for(spec, state, limits))
     if spec.kind == "cpu":
-        yield (
-            "This is a CPU: its own steps can be measured here. GPU cliffs need a GPU, "
-            "`quantbench import` or "
-            "`quantbench predict`."
-        )
+        needed = "GPU cliffs need a GPU, `quantbench import` or `quantbench predict`."
+        yield f"This is a CPU: its own steps can be measured here. {needed}"
 
 
 def device_line(spec: DeviceSpec) -> str:
@@ -105,16 +96,15 @@ def device_line(spec: DeviceSpec) -> str:
     """
     memory = f"{spec.memory_bytes / 2**30:.0f} GiB"
     if spec.kind == "cpu":
-        return (
-            f"{spec.name}: one core of it, {spec.l2_bytes / 2**20:.0f} MiB of last-level "
-            f"cache, {memory} of memory"
-            f" at up to {spec.memory_gb_per_s:.0f} GB/s"
-        )
-    units = f"{spec.sm_count} {'CUs' if spec.kind == 'rocm' else 'SMs'} ({spec.architecture})"
+        cache = f"{spec.l2_bytes / 2**20:.0f} MiB of last-level cache"
+        speed = f"up to {spec.memory_gb_per_s:.0f} GB/s"
+        return f"{spec.name}: one core of it, {cache}, {memory} of memory at {speed}"
+    units = "CUs" if spec.kind == "rocm" else "SMs"
     least = "up to " if "upper bound" in spec.source.get("memory_gb_per_s", "") else ""
     speed = f"{least}{spec.memory_gb_per_s:.0f} GB/s"
+    cache = f"{least}{spec.l2_bytes / 2**20:.0f} MiB of L2"
     return (
-        f"{spec.name}: {units}, {memory} at {speed}, {least}{spec.l2_bytes / 2**20:.0f} MiB of L2"
+        f"{spec.name}: {spec.sm_count} {units} ({spec.architecture}), {memory} at {speed}, {cache}"
     )
 
 
@@ -155,10 +145,8 @@ def state_line(state: DeviceState, limits: Limits | None) -> str:
     if state.throttle_reasons:
         parts.append("clock set by " + ", ".join(state.throttle_reasons))
     if state.other_processes is not None:
-        parts.append(
-            f"{state.other_processes or 'no'} other "
-            f"process{'es' if state.other_processes > 1 else ''}"
-        )
+        plural = "es" if state.other_processes > 1 else ""
+        parts.append(f"{state.other_processes or 'no'} other process{plural}")
     if limits is not None and limits.driver_version:
         parts.append(f"driver {limits.driver_version}")
     if state.note:
@@ -170,8 +158,8 @@ def _known_table(here: str) -> Table:
     """Tabulates the known GPUs in 80 columns."""
     dtypes = ("fp16", "fp32", "fp8", "int8")
     title = "Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s"
-    names = ("slug", ">sm_", ">SMs", ">clock", ">memory", ">L2", *(f">{name}" for name in dtypes))
-    table = plain_table(names, title=title)
+    sizes = (">sm_", ">SMs", ">clock", ">memory", ">L2", ">fp16", ">fp32", ">fp8", ">int8")
+    table = plain_table(("slug", *sizes), title=title)
     for spec in device.known():
         table.add_row(
             spec.name,
@@ -180,7 +168,7 @@ def _known_table(here: str) -> Table:
             f"{spec.sm_clock_mhz:.0f}",
             f"{spec.memory_gb_per_s:.0f}",
             f"{spec.l2_bytes / 2**20:g}",
-            *(_three_digits(spec.peak(dtype)) for dtype in dtypes),
+            *map(_three_digits, map(spec.peak, dtypes)),
             style="bold" if spec.name == here else None,
         )
     return table

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.importers.runs import Origin, Rows
     from quantbench.importers.training_run import TrainingSummary
+
+# Sizes of a training run that its log may state.
+_SIZES = ("gpus", "dp", "tp", "pp", "mbs", "gbs", "seq")
 
 import_ = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Import other tools' tables and logs as runs."
@@ -185,7 +189,6 @@ def import_megatron_log(
     """
     from quantbench.importers.megatron_log import read_log
     from quantbench.importers.training_run import default_run_id, summarize, write_training
-    from quantbench.planner.rows import TableRow
     from quantbench.report.training import training_table
 
     spec = lookup(gpu)
@@ -199,10 +202,7 @@ def import_megatron_log(
     summaries = []
     answer = []
     lines = []
-    table = StringIO()
-    columns = [one.name for one in fields(TableRow)]
-    cells = csv.DictWriter(table, columns, extrasaction="ignore", lineterminator="\n")
-    cells.writeheader()
+    layouts = []
     for path in files:
         found = read_log(path)
         if seq:
@@ -216,8 +216,14 @@ def import_megatron_log(
         lines += [*_stated_words(summary, found.arguments), str(folder)]
         answer.append({**encoded(summary), "folder": folder})
         of_row = {"row_id": name, "gpu": spec.name, "sec_per_it": f"{summary.sec_per_it:.6g}"}
-        cells.writerow({**found.arguments, **asdict(summary), **of_row})
+        sizes = {size: getattr(summary, size) for size in _SIZES}
+        layouts.append({**of_row, **found.arguments, **sizes})
     if rows is not None:
+        table = StringIO()
+        columns = dict.fromkeys(chain.from_iterable(layouts))
+        cells = csv.DictWriter(table, columns, lineterminator="\n")
+        cells.writeheader()
+        cells.writerows(layouts)
         write_file("import --rows", rows, table.getvalue())
     folders = " ".join(str(one["folder"]) for one in answer)
     next_command = f"Next: quantbench report {folders}"

@@ -1,7 +1,5 @@
 """Command `merge`: merges several runs of one kind of device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from quantbench.cli.options import argument, command, option

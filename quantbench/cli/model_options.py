@@ -5,8 +5,6 @@ grid. A value is the typed one, else that of the preset or configuration, else w
 device.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace

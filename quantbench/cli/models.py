@@ -1,11 +1,9 @@
 """Command `models`: lists the presets that --model knows."""
 
-from __future__ import annotations
-
 from quantbench.cli.options import command
 from quantbench.cli.output import Result, encoded, plain_table
 from quantbench.units import billions
-from quantbench.workload.presets import preset, preset_names, preset_source, published_parameters
+from quantbench.workload.presets import preset, preset_names, published
 
 
 @command
@@ -23,11 +21,10 @@ def models() -> Result:
             f"sliding window {shape.sliding_window}": shape.sliding_window,
         }
         unusual = ", ".join(note for note, holds in notes.items() if holds)
-        parameters = published_parameters(name)
-        published = {"published_parameters": parameters, "source": preset_source(name)}
-        answer.append({"name": name, **published, **encoded(shape)})
+        about = published(name)
+        answer.append({"name": name, **about, **encoded(shape)})
         values = [str(getattr(shape, size)) for size in sizes]
-        rows.append((name, billions(parameters), *values, unusual))
+        rows.append((name, billions(about["published_parameters"]), *values, unusual))
     titles = (f">{size}".replace("kv_", "kv ") for size in sizes)
     table = plain_table(("model", ">parameters", *titles, "not as usual"), rows)
     sources = "seq: as pre-trained. --json also has where each model's dimensions come from."

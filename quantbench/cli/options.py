@@ -12,14 +12,11 @@ A command is a function decorated with `command`. Each of its parameters is decl
     def show(where: Where) -> Result: ...
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from math import isfinite
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, get_type_hints
@@ -28,7 +25,6 @@ import typer
 
 from quantbench.cli.output import Result, print_result
 from quantbench.errors import InputError
-from quantbench.latency.libraries import LIBRARIES
 
 
 def option(default: Any, help_text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
@@ -63,22 +59,6 @@ def gpu_option(default: Any = ..., panel: str | None = None) -> Any:
     return option(default, text, panel=panel)
 
 
-def library_option(panel: str | None = None) -> Any:
-    """Declares `--library`, for commands that predict products."""
-    text = (
-        f"Whose kernels run: {', '.join(LIBRARIES)} (default: the one with the largest "
-        f"public table)."
-    )
-    return option("", text, panel=panel)
-
-
-def profile_option(panel: str | None = None) -> Any:
-    """Declares `--profile`, for commands that predict."""
-    return option(
-        None, "Measured profile (JSON file), instead of the models of --gpu.", panel=panel
-    )
-
-
 def command(function: Callable[..., Result | None]) -> Callable[..., None]:
     """Makes a function a typer command that has `--json` and prints the function's result.
 
@@ -90,7 +70,7 @@ def command(function: Callable[..., Result | None]) -> Callable[..., None]:
     for one in own.values():
         if is_dataclass(one.annotation):
             groups[one.name] = one.annotation
-            hints = get_type_hints(one.annotation, include_extras=True)
+            hints = get_type_hints(one.annotation)
             for each in fields(one.annotation):
                 declared[each.name] = _parameter(each.name, hints[each.name], each)
         else:
@@ -150,12 +130,11 @@ def typed_words(options: Any, names: Iterable[str]) -> list[str]:
     return words
 
 
-def percentage(option: str, text: str, *, above: bool = False, most: int = 100) -> float:
+def percentage(option: str, text: str, *, above: bool = False) -> float:
     """Converts `3%` or `0.5 %` to a share. Raises InputError without the sign: 0.03 could mean 3 %
     or 0.03 %.
 
-    above: whether 0 % and `most` are excluded.
-    most: largest percentage.
+    above: whether 0 % and 100 % are excluded.
 
     >>> percentage("--fail-over", "3%")
     0.03
@@ -164,9 +143,12 @@ def percentage(option: str, text: str, *, above: bool = False, most: int = 100) 
         value = float(text.strip().removesuffix("%"))
     except ValueError:
         value = float("nan")
-    inside = 0 < value < most if above else 0 <= value <= most
-    if not text.strip().endswith("%") or not isfinite(value) or not inside:
-        bounds = f"between 0% and {most}%" if above else f"from 0% to {most}%"
+    inside = 0 <= value <= 100
+    bounds = "from 0% to 100%"
+    if above:
+        inside = 0 < value < 100
+        bounds = "between 0% and 100%"
+    if not text.strip().endswith("%") or not inside:
         raise InputError(option, repr(text), f"a percentage {bounds}, such as 3%")
     return value / 100
 
@@ -179,7 +161,10 @@ def integers(option: str, text: str, *, low: int = 1, high: int = 2**31 - 1) -> 
     """
     if not text:
         return ()
-    words = [word.strip() for word in text.split(",")]
-    if not all(re.fullmatch("[0-9]{1,10}", word) and low <= int(word) <= high for word in words):
-        raise InputError(option, repr(text), f"integers from {low} to {high:,}, comma separated")
-    return tuple(int(word) for word in words)
+    found = []
+    for word in text.split(","):
+        if not re.fullmatch(r"\s*[0-9]{1,10}\s*", word) or not low <= int(word) <= high:
+            expected = f"integers from {low} to {high:,}, comma separated"
+            raise InputError(option, repr(text), expected)
+        found.append(int(word))
+    return tuple(found)

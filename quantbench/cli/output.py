@@ -3,8 +3,6 @@
 Text is never read as markup, and its control characters are shown as escapes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     from quantbench.advice.pad import Padding, PaddingVerdict
     from quantbench.alignment_rules import Broken
 
-_WORDS = {
-    "must": ("must pad, it crashes", "bold red"), "sure": ("pad", "bold green"),
-    "worth": ("pad, but measure first", "yellow"), "no": ("keep", ""),
-}  # fmt: skip
+_KEEP = ("keep", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +95,19 @@ def _lines(verdict: PaddingVerdict, assumed: Sequence[str], arguments: PadOption
         yield _verdict(best), f": {best.words}"
     elif verdict.options:
         few = ": no padding is expected to save as much as measured times scatter (2 %)"
-        yield _WORDS["no"], few
-    yield (
-        f"Next, on such a card, measure it: quantbench sweep {_sweep_words(gemm, verdict.options)}"
-    )
+        yield _KEEP, few
+    sweep = f"quantbench sweep {_sweep_words(gemm, verdict.options)}"
+    yield f"Next, on such a card, measure it: {sweep}"
 
 
 def _verdict(one: Padding) -> tuple[str, str]:
     if one.repairs:
-        return _WORDS["must"]
+        return "must pad, it crashes", "bold red"
     if one.sure:
-        return _WORDS["sure"]
-    return _WORDS["worth" if one.worth else "no"]
+        return "pad", "bold green"
+    if one.worth:
+        return "pad, but measure first", "yellow"
+    return _KEEP
 
 
 def broken_lines(broken: Sequence[Broken]) -> Lines:
@@ -148,10 +146,8 @@ def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
             Text(said, style=style),
         )
     yield table
-    yield (
-        "saving: share of the time saved, copies included, with its 90 % interval; negative "
-        "if padding costs time"
-    )
+    interval = "with its 90 % interval; negative if padding costs time"
+    yield f"saving: share of the time saved, copies included, {interval}"
 
 
 def _when(at_run_time: set[bool]) -> str:

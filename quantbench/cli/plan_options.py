@@ -1,14 +1,13 @@
 """Declares the options of the command `plan`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from quantbench.cli.model_options import ShapeOptions
-from quantbench.cli.options import gpu_option, library_option, option, profile_option
+from quantbench.cli.options import option
+from quantbench.cli.times import MACHINES, TimesOptions
 from quantbench.planner.calibration import STACKS
 
 #: options of one layout; a search takes several values of each
@@ -16,12 +15,12 @@ OF_A_LAYOUT = (
     "dp", "tp", "pp", "cp", "ep", "mbs", "interleave", "zero", "recompute", "sequence_parallel",
 )  # fmt: skip
 
-_machines = partial(option, panel="Machines")
+_machines = partial(option, panel=MACHINES)
 _layout = partial(option, panel="Layout (comma separated lists)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(ShapeOptions):
+class PlanOptions(TimesOptions, ShapeOptions):
     """The options of `plan` as typed; 0, "" and None stand for the default."""
 
     who: ClassVar[str] = "plan"
@@ -32,9 +31,6 @@ class PlanOptions(ShapeOptions):
         "", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model"
     )
     gpus: int | None = _machines(None, "Number of GPUs.", min=1)
-    gpu: str = gpu_option("", "Machines")
-    library: str = library_option("Machines")
-    profile: Path | None = profile_option("Machines")
     stack: str = _machines(
         "",
         f"Software: {', '.join(STACKS)} (default: the site's, else megatron; megatron-bridge "

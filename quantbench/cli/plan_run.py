@@ -1,7 +1,5 @@
 """Searches the layouts of a job for the command `plan`, or checks one."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -283,22 +281,28 @@ def check_layout(setup: Setup, *, explain: bool) -> Result:
     times = setup.times_of(job.cluster.device)
     calibration = setup.calibration(job)
     assumed = setup.assumed(one_layout=True)
-    prediction = None if strict else Planner(job, times, calibration).predict(layout)
+    prediction = None
+    if not strict:
+        prediction = Planner(job, times, calibration).predict(layout)
     answer = {
         "job": job_to_json(job, calibration, times.note, assumed),
         "violations": broken,
         "layout": layout,
-        "prediction": None if prediction is None else prediction.to_json(),
+        "prediction": prediction and prediction.to_json(),
     }
 
     def lines() -> Lines:
         yield from header_lines(job, assumed)
         if explain:
             yield from _source_lines(calibration, times)
-        counts = f"{strict} rules make it impossible, {len(broken) - strict} cost time"
-        yield f"{layout}: {counts if broken else 'keeps every rule'}"
+        counts = "keeps every rule"
+        if broken:
+            counts = f"{strict} rules make it impossible, {len(broken) - strict} cost time"
+        yield f"{layout}: {counts}"
         for v in broken:
-            effect = ("impossible", "red") if v.strict else ("costs time", "yellow")
+            effect = ("costs time", "yellow")
+            if v.strict:
+                effect = ("impossible", "red")
             yield "  ", effect, f" {v}"
         if prediction is not None:
             yield from _prediction_lines(prediction, limit_bytes(job))
@@ -309,9 +313,11 @@ def check_layout(setup: Setup, *, explain: bool) -> Result:
 
 
 def _prediction_lines(p: Prediction, limit: float) -> Lines:
-    fits = ("fits", "") if p.fits else ("does not fit", "red")
+    fits = ("does not fit", "red")
     if p.fits and p.tight:
         fits = ("fits, but within 5 % of the limit: it may fail", "yellow")
+    elif p.fits:
+        fits = ("fits", "")
     yield f"  memory {p.memory.total_gib:.1f} of {limit / GIB:.1f} GiB: ", fits
     yield (
         f"  {_seconds(p.iteration.sec, ' to ')} s per iteration, {p.model_tflops:.0f} model "

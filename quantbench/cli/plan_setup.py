@@ -2,8 +2,6 @@
 come from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import cached_property
@@ -181,8 +179,9 @@ class Setup:
 
     def space(self) -> LayoutSpace:
         o = self.options
-        names = ("dp", "tp", "pp", "cp", "mbs", "interleave")
-        degrees: dict[str, Any] = {name: integers(f"--{name}", getattr(o, name)) for name in names}
+        degrees: dict[str, Any] = {}
+        for name in ("dp", "tp", "pp", "cp", "mbs", "interleave"):
+            degrees[name] = integers(f"--{name}", getattr(o, name))
         sequence_parallel: tuple[bool, ...] = (False, True)
         if o.sequence_parallel is not None:
             sequence_parallel = (o.sequence_parallel,)
@@ -238,15 +237,12 @@ class Setup:
 
     def _of_the_job(self) -> Iterator[str]:
         o, shape = self.options, self.shape
-        if any(
-            padded_vocab(shape.vocab, tp) != shape.vocab for tp in integers("--tp", o.tp) or (8,)
-        ):
+        degrees = integers("--tp", o.tp) or (8,)
+        if any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in degrees):
             yield f"vocab {shape.vocab} padded to multiples of 128 · tp"
         if shape.experts:
-            yield (
-                "experts not measured in training: one batch and a fitted factor, balanced, "
-                "whole on each GPU"
-            )
+            how = "one batch and a fitted factor, balanced, whole on each GPU"
+            yield f"experts not measured in training: {how}"
             yield "exchange between experts at the links' rates (not measured)"
         if not o.optimizer:
             yield "fused Adam"
@@ -257,10 +253,8 @@ class Setup:
         if not o.stack and not o.site:
             yield f"--stack {self.stack}" if self.stack else f"software of {self.where.name}"
         if o.dp_overlap is None:
-            yield (
-                f"data-parallel traffic {'' if self.overlap else 'not '}overlapping with "
-                f"computation"
-            )
+            overlapping = "overlapping" if self.overlap else "not overlapping"
+            yield f"data-parallel traffic {overlapping} with computation"
         fitted = o.site or self.stack in self.calibrations.provenance
         if (shape.experts or shape.fp8_recipe) and not fitted:
             yield "nothing fitted to 8-bit products or experts of that software"

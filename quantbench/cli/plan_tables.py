@@ -1,7 +1,5 @@
 """Predicts, checks and fits tables of layouts for the command `plan`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from math import isnan

@@ -72,12 +72,11 @@ def predict(arguments: PredictOptions) -> Result:
         yield f"{spec.name}: predicted, nothing is run; {words}"
         if assumed:
             yield f"assumed: {', '.join(assumed)}"
-        yield from (f"  {note}" for note in found.notes)
+        for note in found.notes:
+            yield f"  {note}"
         if found.impossible:
-            yield (
-                f"left out at {counted(len(found.impossible), 'size')}, the first: "
-                f"{found.impossible[0]}"
-            )
+            sizes = counted(len(found.impossible), "size")
+            yield f"left out at {sizes}, the first: {found.impossible[0]}"
         yield from filter(None, [summed_line(rows)])
         yield forecast_table(rows)
         yield from filter(None, [slower_in_words(rows), rises_in_words(rows)])
@@ -90,15 +89,13 @@ def _whole_experts(ops: str) -> str:
     """Returns --ops with all of a layer's routed ops in place of `experts`. Raises InputError for a
     part of them, as they are predicted together."""
     names = [name.strip() for name in ops.split(",")]
-    parts = [name for name in EXPERT_OPS if name in names]
+    routed = [name for name in EXPERT_OPS if name in names]
     if "experts" in names:
-        return ",".join([*(name for name in names if name not in {"experts", *parts}), *EXPERT_OPS])
-    if parts and len(parts) < len(EXPERT_OPS):
-        raise InputError(
-            "predict",
-            f"--ops {parts[0]}",
-            "experts: what is routed in a layer is predicted together",
-        )
+        others = [name for name in names if name not in ("experts", *routed)]
+        return ",".join([*others, *EXPERT_OPS])
+    if routed and len(routed) < len(EXPERT_OPS):
+        expected = "experts: what is routed in a layer is predicted together"
+        raise InputError("predict", f"--ops {routed[0]}", expected)
     return ops
 
 

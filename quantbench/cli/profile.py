@@ -75,18 +75,12 @@ class PlannerOptions:
     def options(self, library: str) -> ExportOptions:
         from quantbench.profile.exporters.options import ExportOptions
 
-        return ExportOptions(
-            provider=self.provider,
-            dtype=self.dtype,
-            layout=self.layout,
-            backend=self.backend,
-            version=self.version,
-            model=self.model,
-            configs=tuple(self.config or ()),
-            tensor_parallel=degrees(self.tp) if self.tp else (),
-            grid=self.grid,
-            library=library,
-        )
+        typed = dict(vars(self))
+        typed["configs"] = tuple(typed.pop("config") or ())
+        tp = typed.pop("tp")
+        if tp:
+            typed["tensor_parallel"] = degrees(tp)
+        return ExportOptions(**typed, library=library)
 
 
 @profile.command(short_help="Make a profile or a planner's files from runs.")

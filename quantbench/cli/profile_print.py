@@ -2,8 +2,6 @@
 JSON.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import exp
@@ -63,13 +61,17 @@ def profile_lines(profile: Profile) -> Iterator[str | RichTable]:
 
 def origin_lines(profile: Profile) -> list[str]:
     """Describes the runs that the profile was made from, one line each."""
-    found = [profile.provenance.note] if profile.provenance.note else []
+    found = []
+    if profile.provenance.note:
+        found.append(profile.provenance.note)
     for run in profile.provenance.runs:
-        source = f": {run.source}" if run.source else ""
-        cache = "" if run.cache == "unknown" else f", {run.cache} cache"
-        found.append(
-            f"{run.origin} run {run.run_id}{cache}, {run.rows:,} of {run.records:,} records{source}"
-        )
+        words = f"{run.origin} run {run.run_id}"
+        if run.cache != "unknown":
+            words += f", {run.cache} cache"
+        words += f", {run.rows:,} of {run.records:,} records"
+        if run.source:
+            words += f": {run.source}"
+        found.append(words)
     return found
 
 

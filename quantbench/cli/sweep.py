@@ -1,7 +1,5 @@
 """Command `sweep`: measures workloads over a grid of sizes on the device at hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from quantbench.cli.options import command, json_option, results_option

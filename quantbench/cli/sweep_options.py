@@ -180,8 +180,8 @@ def _shard(text: str) -> tuple[int, ...]:
     if not text:
         return ()
     found = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
-    part, parts = map(int, found.groups()) if found else (0, 0)
-    if not 1 <= part <= parts:
+    shard = tuple(map(int, found.groups())) if found else (0, 0)
+    if not 1 <= shard[0] <= shard[1]:
         expected = "PART/PARTS from 1/PARTS to PARTS/PARTS, such as 2/8"
         raise InputError("--shard", repr(text), expected)
-    return part, parts
+    return shard

@@ -1,7 +1,5 @@
 """Formats the plan, the progress and the result of a sweep."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
 from quantbench.sweep.plan import Group, Plan
 from quantbench.sweep.refine import AxisGap, Edge, Refine
 from quantbench.sweep.runner import Finished, Progress
-from quantbench.units import counted, duration, percent
+from quantbench.units import axis_words, counted, dashed, duration, percent
 
 # Phases that count as measurement; all others are overhead of the harness.
 _MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
@@ -58,22 +56,20 @@ def plan_lines(
     if devices > 1:
         text += f" on {devices} devices"
     if already:
-        text += f"; {already} more {'is' if already == 1 else 'are'} measured already"
+        text += f"; {already} more {_are(already)} measured already"
     yield text
     if plan.left_out:
-        yield (
-            f"left out for the budget: {'; '.join(map(str, left_out(plan)))} (`--budget "
-            f"none` runs all)"
-        )
+        places = "; ".join(map(str, left_out(plan)))
+        yield f"left out for the budget: {places} (`--budget none` runs all)"
     if retried:
-        yield (
-            f"{retried} point{' that failed is' if retried == 1 else 's that failed are'} "
-            f"tried again"
-        )
+        yield f"{counted(retried, 'point')} that failed {_are(retried)} tried again"
     if plan.impossible:
-        yield (
-            f"left out at {counted(len(plan.impossible), 'size')}, the first: {plan.impossible[0]}"
-        )
+        sizes = counted(len(plan.impossible), "size")
+        yield f"left out at {sizes}, the first: {plan.impossible[0]}"
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ def left_out(plan: Plan) -> list[LeftOut]:
         high = max(places.values())
         whole = not any(p.op == op and low <= p.axes[axis] <= high for p in kept)
         ops_of.setdefault((low, high, len(places), whole), []).append(op)
-    return [LeftOut(axis.replace("_", "-"), *range_, tuple(ops)) for range_, ops in ops_of.items()]
+    return [LeftOut(dashed(axis), *range_, tuple(ops)) for range_, ops in ops_of.items()]
 
 
 def _places(groups: Sequence[Group]) -> list[Place]:
@@ -156,21 +152,15 @@ def result(
         lines += [ops_line(rows), drawn(sizes_table(rows, check), narrowest=20), *check.padding]
     else:
         lines.append("nothing was measured")
-    lines += [
-        *floor_lines((p.latency_us, p) for p in points),
-        *trust_lines(rows),
-        *_not_measured_lines(run),
-        _checked_line(run),
-    ]
-    lines += naming_lines(run)
+    lines += floor_lines((p.latency_us, p) for p in points)
+    lines += [*trust_lines(rows), *_not_measured_lines(run), _checked_line(run), *naming_lines(run)]
     edges = []
     if options.refine and not listed:
         found = refine_of(options, spec).edges(run.records)
         for placed, edge in found:
             lines.append(_edge_line(placed, edge))
-            names = ("axis", "op", "provider", "held")
-            place = {name: getattr(placed, name) for name in names}
-            edges.append({**place, **encoded(edge)})
+            place = {"axis": placed.axis, "op": placed.op, "provider": placed.provider}
+            edges.append({**place, "held": placed.held, **encoded(edge)})
         if not found:
             lines.append("no step of 5 % or more was found to bisect to")
     picture = None
@@ -181,7 +171,7 @@ def result(
         except StoreError as error:  # a full disk; the run itself is complete
             lines.append(warning(f"no picture: {error}"))
     overhead_share = 1 - (measuring_s(run.info) - earlier_s) / (wall_s * devices)
-    lines += [warning(text) for text in run.warnings]
+    lines += map(warning, run.warnings)
     reason = f" ({finished.reason})" if finished.reason else ""
     lines.append(
         f"{finished.how} in {duration(wall_s)}; the harness itself took "
@@ -246,13 +236,11 @@ def _checked_line(run: Run) -> str:
 
 def _edge_line(placed: AxisGap, edge: Edge) -> str:
     """Formats an edge: `edge in gemm (torch.mm): n = 3328 to 3336, 1.34 times the time`."""
-    held = "".join(f", {name.replace('_', '-')} = {value}" for name, value in placed.held.items())
-    return (
-        f"edge in {placed.op} ({placed.provider}): {placed.axis.replace('_', '-')} = "
-        f"{edge.low} to {edge.high}"
-        f"{held}, {edge.ratio:.2f} times the "
-        f"time{'' if edge.exact else ' (not bisected to the end)'}"
-    )
+    places = axis_words({placed.axis: f"{edge.low} to {edge.high}", **placed.held}, " = ")
+    ratio = f"{edge.ratio:.2f} times the time"
+    if not edge.exact:
+        ratio += " (not bisected to the end)"
+    return f"edge in {placed.op} ({placed.provider}): {', '.join([*places, ratio])}"
 
 
 def naming_lines(run: Run) -> Iterator[str]:

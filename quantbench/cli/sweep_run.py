@@ -1,7 +1,5 @@
 """Measures a sweep on the device at hand or on a Ray cluster, and prints its progress."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time
@@ -65,16 +63,10 @@ def dry_run(arguments: SweepArguments, gpu: str) -> Result:
     options = replace(options, tiles=catalog.declared_tiles(options.providers))
     axes, plan = plan_sweep(options, spec)
     assumed = assumed_of(arguments, options, plan, spec)
-    points = [
-        {
-            "key": p.key,
-            "provider": p.provider,
-            "workload": str(p.workload),
-            "estimate_s": p.estimate_s,
-            "places": p.places,
-        }
-        for p in plan.points
-    ]
+    points = []
+    for p in plan.points:
+        place = {"key": p.key, "provider": p.provider, "workload": str(p.workload)}
+        points.append({**place, "estimate_s": p.estimate_s, "places": p.places})
     answer = {
         "device": spec.name,
         "assumed": assumed,
@@ -105,10 +97,8 @@ def _dry_run_lines(plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here
     shown = plan.points[:_MOST_PLANNED_LINES]
     widest = max((len(point.provider) for point in shown), default=0)
     for point in shown:
-        yield (
-            f"  {point.provider:<{widest}}  {point.workload}  about "
-            f"{latency(roofline_us(point.workload, spec))}"
-        )
+        about = latency(roofline_us(point.workload, spec))
+        yield f"  {point.provider:<{widest}}  {point.workload}  about {about}"
     if len(plan.points) > _MOST_PLANNED_LINES:
         yield f"  … and {len(plan.points) - _MOST_PLANNED_LINES} more (--json prints all)"
 
@@ -194,10 +184,8 @@ def _kept(session: SweepSession) -> str:
         return "nothing was measured"
     missing = session.plan.without(session.done).total
     if not missing:
-        return (
-            f"every point is measured and kept in {session.folder}/; report it: quantbench "
-            f"report {session.folder}"
-        )
+        kept = f"every point is measured and kept in {session.folder}/"
+        return f"{kept}; report it: quantbench report {session.folder}"
     return f"everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"
 
 

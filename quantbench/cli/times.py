@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from quantbench.cli.options import gpu_option, library_option, profile_option, typed_words
+from quantbench.cli.options import gpu_option, option, typed_words
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.libraries import LIBRARIES
 
 if TYPE_CHECKING:
     from quantbench.latency.model_times import ModelTimes
     from quantbench.latency.op_times import OpTimes
+
+
+MACHINES = "Machines"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +31,16 @@ class TimesOptions:
 
     who: ClassVar[str]
 
-    gpu: str = gpu_option("")
-    library: str = library_option()
-    profile: Path | None = profile_option()
+    gpu: str = gpu_option("", MACHINES)
+    library: str = option(
+        "",
+        f"Whose kernels run: {', '.join(LIBRARIES)} (default: the one with the largest public "
+        "table).",
+        panel=MACHINES,
+    )
+    profile: Path | None = option(
+        None, "Measured profile (JSON file), instead of the models of --gpu.", panel=MACHINES
+    )
 
     def times(self) -> tuple[OpTimes, ModelTimes]:
         """Returns the source of times, and the models of its device, which name launches.

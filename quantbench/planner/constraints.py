@@ -14,6 +14,7 @@ from quantbench.planner.layout import Job, Layout
 from quantbench.units import percent
 from quantbench.workload import Softmax
 from quantbench.workload.dtypes import ALIGNED_ELEMENTS
+from quantbench.workload.ops import multiples_around
 from quantbench.workload.parameters import padded_vocab
 
 # Conditions by name of the rule. A layout that breaks a strict one cannot run.
@@ -101,7 +102,7 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[str, str]]:
     left_over = job.gbs % step
     if left_over:
         text = f"gbs {job.gbs} is no multiple of mbs {layout.mbs} · dp {layout.dp} = {step}"
-        change = f"take gbs = {_multiples(job.gbs, step)}, or an mbs that divides gbs / dp"
+        change = f"take gbs = {multiples_around(job.gbs, step)}, or an mbs that divides gbs / dp"
         yield "gbs", f"{text} ({left_over} left over); {change}"
     message = _stages(shape.layers, layout)
     if message:
@@ -114,7 +115,7 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[str, str]]:
         value = getattr(shape, name)
         if value % tp:
             text = f"{name} {value} is no multiple of tp {tp}; take a tp that divides it"
-            yield f"{name} % tp", f"{text}, or {name} = {_multiples(value, tp)}"
+            yield f"{name} % tp", f"{text}, or {name} = {multiples_around(value, tp)}"
     kv = shape.kv_heads
     if kv % tp and tp % kv:
         text = f"kv_heads {kv} and tp {tp}: neither divides the other"
@@ -125,11 +126,11 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[str, str]]:
         yield "tp in a node", f"{text}; take tp <= {limit} and more pp"
     if layout.sequence_parallel and shape.seq % tp:
         text = f"sequence parallelism needs seq {shape.seq} divisible by tp {tp}"
-        yield "sequence parallel", f"{text}; take seq = {_multiples(shape.seq, tp)}"
+        yield "sequence parallel", f"{text}; take seq = {multiples_around(shape.seq, tp)}"
     chunks = 2 * layout.cp * (tp if layout.sequence_parallel else 1)
     if layout.cp > 1 and shape.seq % chunks:
         text = f"seq {shape.seq} cannot be cut into {chunks} chunks for cp {layout.cp}"
-        yield "context parallel", f"{text}; take seq = {_multiples(shape.seq, chunks)}"
+        yield "context parallel", f"{text}; take seq = {multiples_around(shape.seq, chunks)}"
     ranks = layout.replicas * tp
     if layout.ep > 1 and (not shape.experts or shape.experts % layout.ep):
         change = f"a divisor of {shape.experts}" if shape.experts else "ep = 1"
@@ -153,7 +154,7 @@ def _stages(layers: int, layout: Layout) -> str:
     counted = chunk_layers(layers, layout)
     if layout.partition == "uneven" or counted % pp == 0:
         return ""
-    multiples = _multiples(counted, pp)
+    multiples = multiples_around(counted, pp)
     if counted > layers:
         what = f"{layers} layers and 2 embeddings over {pp} stages"
         return f"{what}; take layers + 2 = {multiples}"
@@ -189,7 +190,7 @@ def _interleave(layers: int, layout: Layout, micro_batches: int) -> str:
         what = (
             f"interleaving runs micro-batches in groups of pp {pp}, and there are {micro_batches}"
         )
-        change = f"a gbs or mbs that gives {_multiples(micro_batches, pp)}, or interleave = 1"
+        change = f"a gbs or mbs that gives {multiples_around(micro_batches, pp)}, or interleave = 1"
         return f"{what}; take {change}"
     return ""
 
@@ -231,13 +232,3 @@ def _costly(job: Job, layout: Layout) -> Iterator[tuple[str, str]]:
         text = f"{count} micro-batches through {layout.pp} stages leave each idle"
         text += f" {percent(idle)} of the time"
         yield "bubble", f"{text}; take a smaller mbs or pp, a larger gbs, or interleaving"
-
-
-def _multiples(value: int, divisor: int) -> str:
-    """Formats the multiples of `divisor` around a value.
-
-    >>> _multiples(192, 128), _multiples(70, 12)
-    ('128 or 256', '60 or 72')
-    """
-    low = value // divisor * divisor
-    return f"{low + divisor}" if low == 0 else f"{low} or {low + divisor}"

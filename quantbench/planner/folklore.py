@@ -59,7 +59,7 @@ class Judged:
             "verdict": self.verdict,
             "finding": self.finding,
             "cost": self.cost,
-            "choice": None if self.choice is None else asdict(self.choice.layout),
+            "choice": self.choice and asdict(self.choice.layout),
         }
 
 

@@ -138,7 +138,7 @@ def iteration(
     return Iteration(
         sec=(total * (1 + waiting)).widened(calibration.scatter),
         products=sum(span.mid for span in (*layer.products, *layer.experts)) * own_layers,
-        attention=(layer.core[0].mid + layer.core[1].mid) * own_layers,
+        attention=sum(span.mid for span in layer.core) * own_layers,
         recompute=layer.repeated(layout.recompute).mid * own_layers,
         vector=sum(layer.vector) * own_layers,
         overhead=layer.overhead * own_layers,

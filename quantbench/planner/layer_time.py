@@ -134,8 +134,7 @@ class LayerTime(NamedTuple):
     def once(self) -> Span:
         """Seconds of a layer without recomputation."""
         rest = sum(self.vector) + self.reduces + self.context + self.overhead
-        products = self.products[0] + self.products[1] + self.experts[0] + self.experts[1]
-        return products + self.core[0] + self.core[1] + rest
+        return sum((*self.products, *self.experts, *self.core), NO_TIME) + rest
 
     def mixed(self, other: LayerTime, share: float) -> LayerTime:
         """Returns the mean layer of a stage. share: that of the layers that are `other` ones."""
@@ -419,7 +418,7 @@ def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]
     width = shape.ffn
     if shape.experts:
         width = shape.top_k * shape.moe_ffn + shape.shared_ffn
-    gates = 3 if shape.gated else 2
+    gates = 2 + shape.gated
     # Read with its gate, write.
     activation = shape.tokens * width / shape.tp * gates * w
     qkv = shape.tokens * shape.qkv_columns

@@ -146,7 +146,7 @@ def layer_weights(
     dense: whether it is one of the model's `dense_layers`."""
     if dense:
         return shape.layer_weights(part.tp, dense=True), 0
-    matrices = (3 if shape.gated else 2) * shape.hidden * shape.moe_ffn * shape.experts
+    matrices = (2 + shape.gated) * shape.hidden * shape.moe_ffn * shape.experts
     return shape.layer_weights(part.tp) - matrices // part.tp, matrices // part.ep
 
 

@@ -197,7 +197,7 @@ def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
         shape.head_dim + shape.value_width
     )
     width += shape.heads * shape.value_width
-    each = (2 if shape.gated else 1) * w + kept
+    each = (1 + shape.gated) * w + kept
     mlp_bytes = each * shape.ffn
     if shape.experts and not dense:  # with the rows gathered for the experts
         mlp_bytes = shape.top_k * (each * shape.moe_ffn + kept * shape.hidden)

@@ -4,8 +4,6 @@ Empty cells are filled from options, else with usual values. Each filled cell is
 `Assumption`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -184,7 +182,7 @@ def read_table(path: Path) -> tuple[TableRow, ...]:
         found = next((one for one in names if one in file.columns), None)
         if found is not None:
             columns[name] = found
-    if not any(_KINDS[name] == "Whole" for name in columns):
+    if not any(_KINDS[name] == Whole for name in columns):
         what = f"{path.name} has none of the columns of a table of layouts"
         raise InputError(_WHO, what, f"some of {', '.join(_KINDS)}")
     rows = []
@@ -220,12 +218,12 @@ def _positive(row: CsvRow, column: str) -> float:
 
 
 #: type of each field, and the reader of its cells
-_KINDS = {one.name: str(one.type) for one in fields(TableRow)}
-_READERS: dict[str, Callable[[CsvRow, str], object]] = {
-    "str": CsvRow.text,
-    "Whole": CsvRow.integer,
-    "Number": _positive,
-    "Flag": CsvRow.flag,
+_KINDS = {one.name: one.type for one in fields(TableRow)}
+_READERS: dict[Any, Callable[[CsvRow, str], object]] = {
+    str: CsvRow.text,
+    Whole: CsvRow.integer,
+    Number: _positive,
+    Flag: CsvRow.flag,
 }
 
 

@@ -47,15 +47,15 @@ _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 # Models whose layers are not attention with an MLP or experts are refused.
 # Keys of unsupported layers (not just attention and a dense MLP) and their meaning.
 _OTHER_LAYERS = {
-    **dict.fromkeys(
-        ("moe_num_experts", "ffn_config.moe_num_experts"), "experts of an unknown kind"
-    ),
+    "moe_num_experts": "experts of an unknown kind",
+    "ffn_config.moe_num_experts": "experts of an unknown kind",
     "block_configs": "layers of different shapes",
     "cross_attention_layers": "cross-attention layers",
     "num_kv_shared_layers": "layers that share keys and values",
-    **dict.fromkeys(
-        ("state_size", "ssm_cfg", "mamba_d_state", "mamba_num_heads"), "state-space layers"
-    ),
+    "state_size": "state-space layers",
+    "ssm_cfg": "state-space layers",
+    "mamba_d_state": "state-space layers",
+    "mamba_num_heads": "state-space layers",
     "lru_width": "recurrent layers",
     "hybrid_override_pattern": "layers of different kinds, mostly state-space ones",
     "linear_num_key_heads": "linear-attention layers",
@@ -147,16 +147,17 @@ class Described:
     name: str = "the config"
 
 
-def describe(path: str | PathLike[str], *, seq: int | None = None) -> Described:
+def describe(path: str | PathLike[str]) -> Described:
     """Reads the shape for one sample on one GPU, and the assumptions made, from a config.json or
     its folder.
 
-    seq: tokens per sample; None takes the model's context, at most LONGEST_DEFAULT_SEQ.
-
+    A sample has as many tokens as the model's context, at most LONGEST_DEFAULT_SEQ.
     Ignores the stored dtype of the weights. Raises InputError for a file that cannot be read or
     lacks a key, UnsupportedError for state-space and other layers.
     """
-    file = Path(path) / "config.json" if os.path.isdir(path) else Path(path)
+    file = Path(path)
+    if os.path.isdir(path):
+        file /= "config.json"
     config = _Config(file, _read(file))
     _refuse_other_layers(config)
     family = _family(config)
@@ -164,13 +165,11 @@ def describe(path: str | PathLike[str], *, seq: int | None = None) -> Described:
     heads = config.integer(_HEADS)
     context = config.optional(_CONTEXT)
     assumed: dict[str, str] = {}
-    if seq is None and context is not None:
-        seq = min(context, LONGEST_DEFAULT_SEQ)
-        if seq < context:
-            assumed["seq"] = f"seq = {seq} (cut from the config's context of {context})"
-    elif seq is None:
-        seq = TransformerShape.seq
+    seq = min(context or TransformerShape.seq, LONGEST_DEFAULT_SEQ)
+    if context is None:
         assumed["seq"] = f"seq = {seq} (the config names no context)"
+    elif seq < context:
+        assumed["seq"] = f"seq = {seq} (cut from the config's context of {context})"
     dropout = _dropout(config)
     if dropout is None:
         assumed["dropout"] = "no dropout (the config names none)"
@@ -255,10 +254,8 @@ def _read(file: Path) -> Mapping[str, Any]:
     who = f"config {file}"
     try:
         values = read_json(file, most_bytes=_LARGEST_BYTES)
-    except OSError as error:
-        raise InputError(who, reason(error), "a config.json that can be read") from None
-    except ValueError as error:
-        raise InputError(who, str(error)[:120], "a JSON object") from None
+    except (OSError, ValueError) as error:
+        raise InputError(who, reason(error)[:120], "a config.json that can be read") from None
     if not isinstance(values, dict):
         raise InputError(who, f"a JSON {type(values).__name__}", "a JSON object")
     return values
@@ -277,11 +274,8 @@ def _refuse_other_layers(config: _Config) -> None:
         raise UnsupportedError(config.who, "is_encoder_decoder = true", "a decoder-only model")
     projected = config.optional(("word_embed_proj_dim",))
     if projected is not None and projected != config.optional(_HIDDEN):
-        raise UnsupportedError(
-            config.who,
-            f"word_embed_proj_dim = {projected}, embeddings narrower than the layers",
-            "word_embed_proj_dim equal to hidden_size",
-        )
+        what = f"word_embed_proj_dim = {projected}, embeddings narrower than the layers"
+        raise UnsupportedError(config.who, what, "word_embed_proj_dim equal to hidden_size")
 
 
 def _family(config: _Config) -> _Family:
@@ -290,19 +284,16 @@ def _family(config: _Config) -> _Family:
         return known
     activation = config.get("hidden_act") or config.get("hidden_activation")
     if not config.model_type and not activation:
-        raise InputError(
-            config.who, "no key 'model_type'", "a decoder's config.json: model_type, hidden_size, …"
-        )
+        expected = "a decoder's config.json: model_type, hidden_size, …"
+        raise InputError(config.who, "no key 'model_type'", expected)
     if activation in ("silu", "swish"):
         # All known decoders with this activation have a gate (SwiGLU). Hugging Face's default of
         # tie_word_embeddings is true, and configs omit defaults.
         return _Family(gated=True, tied=True)
-    raise UnsupportedError(
-        config.who,
-        f"model_type = {config.model_type!r} with hidden_act = {activation!r}, "
-        "of which it is not known whether its MLP is gated",
-        "hidden_act silu, or one of " + ", ".join(sorted(_FAMILIES)),
-    )
+    what = f"model_type = {config.model_type!r} with hidden_act = {activation!r}"
+    expected = "hidden_act silu, or one of " + ", ".join(sorted(_FAMILIES))
+    unknown = "of which it is not known whether its MLP is gated"
+    raise UnsupportedError(config.who, f"{what}, {unknown}", expected)
 
 
 def _kv_heads(config: _Config, heads: int) -> int:
@@ -419,11 +410,8 @@ def _ffn(config: _Config, family: _Family, hidden: int) -> int:
     if ratio is not None:
         number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
         if not number or ratio <= 0 or (ratio * hidden) % 1:
-            raise InputError(
-                config.who,
-                f"expansion_ratio = {ratio!r}"[:120],
-                "a ratio that gives a whole MLP width",
-            )
+            what = f"expansion_ratio = {ratio!r}"[:120]
+            raise InputError(config.who, what, "a ratio that gives a whole MLP width")
         return int(ratio * hidden)
     if family.default_ffn:
         return 4 * hidden

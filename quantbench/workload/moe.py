@@ -7,11 +7,12 @@ the most rows sets the pace, so FLOPs and products of a layer are that rank's.
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle
 from random import Random
 
 from quantbench.errors import InputError, require_bools, require_choices, require_int, require_ints
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES, element_bytes
-from quantbench.workload.ops import LAYOUTS, Gemm
+from quantbench.workload.ops import LAYOUTS, Gemm, require_multiple
 
 _POWER_LAW = "power_law_"
 _MOST_EXPERTS = 2**16
@@ -197,17 +198,11 @@ class MoE:
         require_choices(self, dtype=GEMM_DTYPES)
         require_bools(self, "gated")
         if self.top_k > self.num_experts:
-            raise InputError(
-                who, f"top_k = {self.top_k}", f"at most num_experts = {self.num_experts}"
-            )
-        for name, ways in (("expert_ffn", "tp"), ("num_experts", "ep")):
-            size = getattr(self, name)
-            gpus = getattr(self, ways)
-            if size % gpus:
-                raise InputError(
-                    who, f"{name} = {size} with {ways} = {gpus}", f"{name} divisible by {ways}"
-                )
-        require_distribution(self.distribution, self.num_experts)
+            most = f"at most num_experts = {self.num_experts}"
+            raise InputError(who, f"top_k = {self.top_k}", most)
+        require_multiple(self, "expert_ffn", "tp")
+        require_multiple(self, "num_experts", "ep")
+        _require_distribution(self.distribution, self.num_experts)
 
     @cached_property
     def tokens_per_expert(self) -> tuple[int, ...]:
@@ -272,12 +267,15 @@ class MoE:
         """
         rows = self.experts_of(self.busiest_rank)
         ffn = self.expert_ffn // self.tp
-        down = GroupedGemm(rows, self.hidden, ffn, self.dtype, "nt")
+        name = "experts_up"
+        width = ffn
         if self.gated:
-            up_gate = GroupedGemm(rows, 2 * ffn, self.hidden, self.dtype, "nt")
-            return {"experts_up_gate": up_gate, "experts_down": down}
-        up = GroupedGemm(rows, ffn, self.hidden, self.dtype, "nt")
-        return {"experts_up": up, "experts_down": down}
+            name = "experts_up_gate"
+            width *= 2
+        return {
+            name: GroupedGemm(rows, width, self.hidden, self.dtype, "nt"),
+            "experts_down": GroupedGemm(rows, self.hidden, ffn, self.dtype, "nt"),
+        }
 
     @property
     def flops(self) -> int:
@@ -294,29 +292,23 @@ class MoE:
         return f"moe {shape} tp {self.tp} ep {self.ep} {self.dtype} {self.routing_words}"
 
 
-def require_distribution(distribution: object, num_experts: int) -> None:
+def _require_distribution(distribution: object, num_experts: int) -> None:
     """Raises InputError unless `distribution` is one that `MoE` accepts for num_experts experts."""
     expected = "balanced, power_law_<exponent above 0>, or a count for each expert"
     if isinstance(distribution, tuple):
         _require_counts("MoE", "distribution", distribution)
         if len(distribution) != num_experts:
-            raise InputError(
-                "MoE",
-                f"distribution of {len(distribution)} experts",
-                f"num_experts = {num_experts}",
-            )
+            what = f"distribution of {len(distribution)} experts"
+            raise InputError("MoE", what, f"num_experts = {num_experts}")
         return
     if distribution == "balanced":
         return
+    name, law, exponent = str(distribution).partition(_POWER_LAW)
     try:
-        exponent = float(str(distribution).removeprefix(_POWER_LAW))
+        valid = law and not name and 0 < float(exponent) < 100
     except ValueError:
-        exponent = 0.0
-    if (
-        not isinstance(distribution, str)
-        or not distribution.startswith(_POWER_LAW)
-        or not 0 < exponent < 100
-    ):
+        valid = False
+    if not valid:
         raise InputError("MoE", f"distribution = {distribution!r}"[:80], expected)
 
 
@@ -347,16 +339,11 @@ def _apportioned(weights: list[float], total: int, *, most: int, ranks: int) -> 
     local = len(rows) // ranks
     members = [range(rank * local, (rank + 1) * local) for rank in range(ranks)]
     missing = total - sum(rows)
+    step = 1 if missing > 0 else -1
+    in_turn = cycle(members)
     while missing:
-        for rank in members:
-            if missing > 0:
-                smallest = min(rank, key=rows.__getitem__)
-                step = min(1, most - rows[smallest])
-                rows[smallest] += step
-                missing -= step
-            elif missing < 0:
-                largest = max(rank, key=rows.__getitem__)
-                step = min(1, rows[largest])
-                rows[largest] -= step
-                missing += step
+        expert = min(next(in_turn), key=lambda expert: step * rows[expert])
+        if 0 <= rows[expert] + step <= most:
+            rows[expert] += step
+            missing -= step
     return tuple(rows)

@@ -43,6 +43,26 @@ def _live(rows: int, cols: int, *, causal: bool) -> int:
     return rows * (rows + 1) // 2 if causal else rows * cols
 
 
+def multiples_around(size: int, step: int) -> str:
+    """Names the multiples of `step` below and above a size.
+
+    >>> multiples_around(192, 128), multiples_around(70, 128)
+    ('128 or 256', '128')
+    """
+    below = size // step * step
+    return f"{below} or {below + step}" if below else f"{step}"
+
+
+def require_multiple(value: object, name: str, by: str) -> None:
+    """Raises InputError unless the field `by` of a dataclass divides the field `name`."""
+    size = getattr(value, name)
+    step = getattr(value, by)
+    if size % step:
+        what = f"{name} = {size} with {by} = {step}"
+        expected = f"{name} divisible by {by}: {multiples_around(size, step)}"
+        raise InputError(type(value).__name__, what, expected)
+
+
 @dataclass(frozen=True)
 class Gemm:
     """Batched matrix product: `batch` times c[m, n] = sum over k of a[m, k] · b[k, n].
@@ -282,9 +302,8 @@ class Collective:
         require_divisor(self, "num_nodes", "num_gpus")
         width = element_bytes(self.dtype)
         if self.message_bytes % width:
-            raise InputError(
-                "Collective", f"message_bytes = {self.message_bytes}", f"a multiple of {width}"
-            )
+            what = f"message_bytes = {self.message_bytes}"
+            raise InputError("Collective", what, f"a multiple of {width}")
 
     @property
     def bus_bytes(self) -> int:

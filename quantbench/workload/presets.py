@@ -10,7 +10,7 @@ from quantbench.errors import InputError
 from quantbench.workload.transformer import TransformerShape
 
 # Keys in presets.toml that are not fields of the shape.
-_ABOUT = ("source", "published_parameters")
+_ABOUT = ("published_parameters", "source")
 
 
 def preset(name: str) -> TransformerShape:
@@ -31,16 +31,14 @@ def preset_names() -> tuple[str, ...]:
     return tuple(_data())
 
 
-def preset_source(name: str) -> str:
-    return str(_data()[name]["source"])
-
-
-def published_parameters(name: str) -> float:
-    return float(_data()[name]["published_parameters"])
+def published(name: str) -> dict[str, Any]:
+    """Returns the number of parameters that a model's authors state, and the source of its
+    sizes.
+    """
+    return {key: _data()[name][key] for key in _ABOUT}
 
 
 @cache
 def _data() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(
-        (files("quantbench.workload") / "presets.toml").read_text(encoding="utf-8")
-    )
+    text = (files("quantbench.workload") / "presets.toml").read_text("utf-8")
+    return tomllib.loads(text)

@@ -13,8 +13,8 @@ from quantbench.errors import (
 )
 from quantbench.workload.dtypes import ALIGNED_ELEMENTS, GEMM_DTYPES, VECTOR_DTYPES, element_bytes
 from quantbench.workload.kinds import Compute
-from quantbench.workload.moe import GroupedGemm, MoE, Permute, require_distribution
-from quantbench.workload.ops import Attention, Gemm, Softmax
+from quantbench.workload.moe import GroupedGemm, MoE, Permute
+from quantbench.workload.ops import Attention, Gemm, Softmax, multiples_around, require_multiple
 from quantbench.workload.recipes import RECIPES, casts_of
 
 #: implementations of attention: one fused kernel, or scores, softmax and context as separate
@@ -128,7 +128,7 @@ class TransformerShape:
         require_ints(self, "hidden", "heads")
         if self.head_dim == 0:
             if self.hidden % self.heads:
-                near = _multiples_around(self.hidden, self.heads * ALIGNED_ELEMENTS)
+                near = multiples_around(self.hidden, self.heads * ALIGNED_ELEMENTS)
                 raise InputError(
                     who,
                     f"hidden = {self.hidden} with heads = {self.heads}",
@@ -149,37 +149,25 @@ class TransformerShape:
         require_choices(self, fp8_recipe=("", *RECIPES))
         recipe = RECIPES.get(self.fp8_recipe)
         if recipe is not None and self.dtype != recipe.forward:
-            raise InputError(
-                who,
-                f"dtype = {self.dtype}",
-                f"{recipe.forward}, which fp8_recipe = {recipe.name} uses forward",
-            )
+            expected = f"{recipe.forward}, which fp8_recipe = {recipe.name} uses forward"
+            raise InputError(who, f"dtype = {self.dtype}", expected)
         require_bools(self, "gated", "gate_fused", "tied", "dropout", "causal", "dense_spread")
         require_divisor(self, "kv_heads", "heads")
         for name in ("heads", "ffn", "vocab", "shared_ffn"):
-            size = getattr(self, name)
-            if size % self.tp:
-                raise InputError(
-                    who,
-                    f"{name} = {size} with tp = {self.tp}",
-                    f"{name} divisible by tp: {_multiples_around(size, self.tp)}",
-                )
+            require_multiple(self, name, "tp")
         if self.kv_heads % self.tp and self.tp % self.kv_heads:
-            raise InputError(
-                who, f"kv_heads = {self.kv_heads} with tp = {self.tp}", "one to divide the other"
-            )
+            what = f"kv_heads = {self.kv_heads} with tp = {self.tp}"
+            raise InputError(who, what, "one to divide the other")
         if self.gate_fused and not self.gated:
             raise InputError(who, "gate_fused = True with gated = False", "gated as well")
         self._require_experts()
         if self.rope_dim or self.q_rank or self.kv_rank or self.value_dim:
             if not (self.kv_rank and self.value_dim):
-                raise InputError(
-                    who, "a part of latent attention", "kv_rank and value_dim at least"
-                )
+                expected = "kv_rank and value_dim at least"
+                raise InputError(who, "a part of latent attention", expected)
             if self.rope_dim > self.head_dim:
-                raise InputError(
-                    who, f"rope_dim = {self.rope_dim}", f"at most head_dim = {self.head_dim}"
-                )
+                most = f"at most head_dim = {self.head_dim}"
+                raise InputError(who, f"rope_dim = {self.rope_dim}", most)
 
     def _require_experts(self) -> None:
         """Raises InputError for experts that cannot be, and for sizes of experts without them."""
@@ -188,13 +176,11 @@ class TransformerShape:
             what = f"experts = {self.experts} without top_k or moe_ffn"
             raise InputError(who, what, "both as well")
         if self.experts:
-            require_distribution(self.routing, self.experts)
             try:
-                self.experts_of(self.tokens)  # which checks the other fields
+                self.experts_of(self.tokens)  # which checks the fields
             except InputError as error:
-                raise InputError(
-                    who, _as_of_shape(error.value), _as_of_shape(error.expected)
-                ) from None
+                what = _as_of_shape(error.value)
+                raise InputError(who, what, _as_of_shape(error.expected)) from None
         elif self.top_k or self.moe_ffn or self.ep != 1 or self.dense_layers or self.shared_ffn:
             sizes = "top_k, moe_ffn, ep, dense_layers or shared_ffn"
             raise InputError(who, f"{sizes} with experts = 0", "experts as well")
@@ -287,7 +273,7 @@ class TransformerShape:
 
     @property
     def _mlp_matrices(self) -> int:
-        return 3 if self.gated else 2
+        return 2 + self.gated
 
     @property
     def parameters(self) -> int:
@@ -313,8 +299,7 @@ class TransformerShape:
     def _weights(self, *, active: bool) -> int:
         dense = self.dense_layers * self.layer_weights(dense=True)
         sparse = (self.layers - self.dense_layers) * self.layer_weights(active=active)
-        embeddings = 1 if self.tied else 2
-        return dense + sparse + self.vocab * self.hidden * embeddings
+        return dense + sparse + self.vocab * self.hidden * (2 - self.tied)
 
     def modelled_ops(self) -> tuple[Op, ...]:
         """Returns the ops for which there are models: `ops`; with experts, those of a forward pass,
@@ -383,7 +368,9 @@ class TransformerShape:
         if dense:
             found += _forward_ops(self._mlp("mlp", self.ffn // self.tp), dense)
         if self.experts:
-            work = self._mlp("shared", self.shared_ffn // self.tp) if self.shared_ffn else {}
+            work = {}
+            if self.shared_ffn:
+                work = self._mlp("shared", self.shared_ffn // self.tp)
             rows = Permute(self.tokens, self.hidden, self.top_k, self.attention_dtype)
             work["permute"] = rows
             work |= self.experts_of(self.tokens).grouped_gemms()
@@ -438,12 +425,6 @@ def _forward_ops(work: Mapping[str, Compute], count: int) -> list[Op]:
 def _as_of_shape(text: str) -> str:
     """Replaces the names of `MoE`'s fields by those of `TransformerShape`."""
     return text.replace("num_experts", "experts").replace("expert_ffn", "moe_ffn")
-
-
-def _multiples_around(size: int, step: int) -> str:
-    """Names the multiples of `step` below and above a size."""
-    below = size // step * step
-    return f"{below} or {below + step}" if below else f"{step}"
 
 
 def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:

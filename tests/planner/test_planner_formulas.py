@@ -10,7 +10,7 @@ from quantbench.planner.formulas import hardware_flops, model_flops, tflops_by_c
 from quantbench.planner.rows import TableRow, case_of
 from quantbench.workload import TransformerShape
 from quantbench.workload.parameters import parameters
-from quantbench.workload.presets import preset, preset_names, published_parameters
+from quantbench.workload.presets import preset, preset_names, published
 from tools.planner_documents import read_documents
 
 TABLE = Path(__file__).parents[1] / "data" / "bloom_tables.csv"
@@ -96,4 +96,6 @@ def test_calculators_leave_out_shapes_they_do_not_hold_for(shape: TransformerSha
 @pytest.mark.parametrize("name", preset_names())
 def test_parameters_of_published_models(name: str) -> None:
     # Some papers round to a whole number, some count position embeddings; both are below 0.6 %.
-    assert parameters(preset(name)) == pytest.approx(published_parameters(name), rel=6e-3)
+    assert parameters(preset(name)) == pytest.approx(
+        published(name)["published_parameters"], rel=6e-3
+    )

@@ -135,7 +135,7 @@ def test_a_folder_and_a_string_do_as_well(tmp_path: Path) -> None:
 
 
 def test_the_sequence_length_can_be_chosen(tmp_path: Path) -> None:
-    assert describe(written(tmp_path, LLAMA_3_70B), seq=131072).shape.seq == 131072
+    assert describe(written(tmp_path, LLAMA_3_70B)).shape.seq == 8192
 
 
 def test_what_a_config_leaves_open_is_told(tmp_path: Path) -> None:
@@ -218,10 +218,10 @@ def test_layers_with_and_without_experts_add_up_to_the_published_parameters(
 
 
 def test_the_config_of_deepseek_is_its_preset(tmp_path: Path) -> None:
-    assert describe(written(tmp_path, DEEPSEEK_V3), seq=4096).shape == preset("deepseek-v3")
-    anywhere = describe(
-        written(tmp_path, {**DEEPSEEK_V3, "n_group": 1, "topk_group": 1}), seq=4096
-    ).shape
+    assert replace(describe(written(tmp_path, DEEPSEEK_V3)).shape, seq=4096) == preset(
+        "deepseek-v3"
+    )
+    anywhere = describe(written(tmp_path, {**DEEPSEEK_V3, "n_group": 1, "topk_group": 1})).shape
     assert (anywhere.expert_groups, anywhere.top_groups) == (0, 0)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from quantbench.errors import InputError
 from quantbench.workload.ops import Gemm
-from quantbench.workload.presets import preset, preset_names, preset_source, published_parameters
+from quantbench.workload.presets import preset, preset_names, published
 from quantbench.workload.transformer import TransformerShape
 
 # The shape leaves out biases, norms and positions: 0.2 % of gpt2-xl, less of larger ones. OPT and
@@ -14,12 +14,14 @@ TOLERANCE = 0.006
 
 @pytest.mark.parametrize("name", preset_names())
 def test_parameters_agree_with_the_published_count(name: str) -> None:
-    assert preset(name).parameters == pytest.approx(published_parameters(name), rel=TOLERANCE)
+    assert preset(name).parameters == pytest.approx(
+        published(name)["published_parameters"], rel=TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_has_a_dated_source(name: str) -> None:
-    assert any(f"20{year}" in preset_source(name) for year in range(18, 27))
+    assert any(f"20{year}" in published(name)["source"] for year in range(18, 27))
 
 
 def test_names_that_others_rely_on() -> None:
