@@ -103,6 +103,21 @@ def test_times_above_the_peak_are_left_out_of_a_fit_and_nothing_is_predicted_fas
     assert found.latency_us[row] > 100 * measured[row]
 
 
+def test_padded_scales_are_learnt_where_a_has_a_scale_for_each_row(tmp_path: Path) -> None:
+    m, n, k, latency_us = invented(200, seed=1, gpu="h100-sxm5-80gb")
+    small = np.minimum(m, 200)
+    rows = small, n, k, latency_us[0] + 50.0 * (small % 4 != 0)
+    shapes = np.array([95, 96, 97, 100, 101]), 4096, 4096
+    padded = np.array([True, False, True, False, True])
+    found = {}
+    for dtype in ("fp8_block", "fp8"):
+        model = GemmModel.fit("h100-sxm5-80gb", *rows, dtype=dtype, prior="none", effort=QUICK)
+        model.save(tmp_path / dtype)
+        found[dtype] = GemmModel.load(tmp_path / dtype).predict(*shapes).latency_us
+    assert found["fp8_block"][padded].min() > 1.5 * found["fp8_block"][~padded].max()
+    assert found["fp8"].max() < 1.5 * found["fp8"].min()
+
+
 def test_answers_take_the_shape_of_the_question() -> None:
     model = GemmModel.prior(A100)
     one = model.predict(4096, 4096, 4096)

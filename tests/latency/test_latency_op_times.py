@@ -33,6 +33,7 @@ class Gemms:
     rows: int = 100
     in_waves: bool = True
     batched: bool = False
+    unaligned: bool = False
     asked: list[Gemm] = field(default_factory=list)
 
     def predict_gemms(self, gemms: Sequence[Gemm]) -> list[Estimate]:

@@ -20,7 +20,8 @@ _LARGEST_BLOCK = 4096
 # Parameters are logarithms and exponents; the widest fitted so far are about 10.
 _LARGEST_PARAMETER = 50.0
 _REFERENCE = "reference."
-_SETTINGS = ("slope", "limit", "batched", "layouts", "unaligned")
+_KINDS = ("batched", "layouts", "unaligned", "row_scales")
+_SETTINGS = ("slope", "limit", *_KINDS)
 # An arbitrary shape, used to count the features of a model.
 _PROBE = Sizes.of(np.full(2, 128.0), np.full(2, 4096.0), np.full(2, 1024.0))
 
@@ -85,7 +86,7 @@ def _member(settings: Mapping[str, Any], vector: FloatArray, tiles: int) -> Memb
     limit = float(settings["limit"])
     if not np.isfinite([slope, limit]).all():
         raise _broken("a slope or a limit that is not finite")
-    kinds = {name: bool(settings.get(name)) for name in ("batched", "layouts", "unaligned")}
+    kinds = {name: bool(settings.get(name)) for name in _KINDS}
     return Member(vector, None, slope, limit, **kinds)
 
 

@@ -26,10 +26,13 @@ from quantbench.workload.dtypes import ALIGNED_ELEMENTS
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Measured products. log_us: (rows,) log times."""
+    """Measured products. log_us: (rows,) log times. row_scales: whether a has a scale for each row
+    of a block of k, as in fp8_block.
+    """
 
     sizes: Sizes
     log_us: FloatArray
+    row_scales: bool = False
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -52,12 +55,16 @@ class TrainingRows:
         return bool((self.sizes.n % ALIGNED_ELEMENTS + self.sizes.k % ALIGNED_ELEMENTS).any())
 
     def take(self, rows: slice | IndexArray) -> TrainingRows:
-        return TrainingRows(self.sizes.take(rows), self.log_us[rows])
+        return replace(self, sizes=self.sizes.take(rows), log_us=self.log_us[rows])
 
 
 _LARGEST_GAP = 1.5  # cap on a kernel's log time above the fastest kernel's
 _NARROWEST_CHOICE = 0.03
 _CLIP = 5.0  # deviations at which residuals are clipped
+# Scales of 4 bytes are loaded through TMA, whose rows are aligned to 16 bytes: another m is padded
+# first, which takes longer than many a product (DeepGEMM's README: "the LHS scaling factor is
+# required to have a TMA-aligned and transposed layout").
+_ALIGNED_SCALES = 4.0
 
 
 def _expected(weights: Array, of: Array) -> Array:
@@ -110,6 +117,7 @@ class Member:
     limit: largest correction, log time.
     batched, layouts: whether the forest's inputs include the batch and the layout.
     unaligned: whether products of unaligned rows were fitted.
+    row_scales: whether the forest's inputs say if the scales of a must be padded.
     """
 
     parameters: FloatArray
@@ -119,6 +127,7 @@ class Member:
     batched: bool = False
     layouts: bool = False
     unaligned: bool = False
+    row_scales: bool = False
 
     def physics(self, shapes: Shapes) -> tuple[Array, Parts]:
         """Computes the cost model's log µs, (rows,), and its parts."""
@@ -178,6 +187,9 @@ class Member:
             columns += [np.log2(sizes.batch), np.log2(sizes.m)]
         if self.layouts:
             columns.append(sizes.layout)
+        if self.row_scales:
+            beyond = sizes.m - _ALIGNED_SCALES * np.floor(sizes.m / _ALIGNED_SCALES)
+            columns.append(np.minimum(beyond, 1.0))
         columns += _least_gaps(gaps, dict(shapes.menu.of_tile), len(shapes.menu.tiles))
         columns += _least_gaps(gaps, dict(shapes.menu.of_split), len(SPLITS))
         return columns if reference is None else [*columns, reference]
@@ -211,6 +223,7 @@ def train_member(
         batched=rows.batched,
         layouts=rows.layouts,
         unaligned=rows.unaligned,
+        row_scales=rows.row_scales,
     )
     inputs = []
     residuals = []

@@ -121,7 +121,7 @@ class GemmModel:
             batch = np.full(np.size(m), batch)
         sizes = product_sizes(who, layout, m, n, k, batch)
         times = measured_times(who, latency_us, len(sizes))
-        rows = TrainingRows(sizes, np.log(times))
+        rows = TrainingRows(sizes, np.log(times), row_scales=dtype == "fp8_block")
         if not rows.layouts:
             rows = replace(rows, sizes=without_layout(machine, sizes))
         possible = sizes.flop <= PEAK_MARGIN * machine.flop_per_us * times  # (rows,)
