@@ -21,9 +21,20 @@ from quantbench.workload.parameters import layers_within, padded_vocab, paramete
 
 #: dimensions that `keep` may name
 DIMENSIONS = (
-    "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "layers", "mbs", "experts", "top_k",
-    "moe_ffn", "tp", "ep",
-)  # fmt: skip
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn",
+    "vocab",
+    "layers",
+    "mbs",
+    "experts",
+    "top_k",
+    "moe_ffn",
+    "tp",
+    "ep",
+)
 #: largest factor by which the width of experts may change, and the largest degree of expert
 #: parallelism tried
 EXPERT_FACTOR = 4

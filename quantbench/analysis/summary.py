@@ -23,10 +23,23 @@ from quantbench.units import latency
 from quantbench.workload import Workload
 
 _OP_NAMES = (
-    "qkv", "scores", "softmax", "context", "attention", "proj",
-    "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down",
-    "permute", "experts_up", "experts_up_gate", "experts_down", "unpermute", "logits",
-)  # fmt: skip
+    "qkv",
+    "scores",
+    "softmax",
+    "context",
+    "attention",
+    "proj",
+    "mlp_up",
+    "mlp_gate",
+    "mlp_up_gate",
+    "mlp_down",
+    "permute",
+    "experts_up",
+    "experts_up_gate",
+    "experts_down",
+    "unpermute",
+    "logits",
+)
 
 
 @dataclass(frozen=True)

@@ -39,15 +39,40 @@ from quantbench.workload.transformer import ATTENTIONS
 
 # Fields of a model that a grid takes over; not layers, because a point is one layer.
 _OF_A_MODEL = (
-    "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "gate_fused", "seq", "vocab",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn",
+    "gated",
+    "gate_fused",
+    "seq",
+    "vocab",
     "softmax",
-    "experts", "top_k", "moe_ffn", "shared_ffn", "q_rank", "kv_rank", "rope_dim", "value_dim",
-)  # fmt: skip
+    "experts",
+    "top_k",
+    "moe_ffn",
+    "shared_ffn",
+    "q_rank",
+    "kv_rank",
+    "rope_dim",
+    "value_dim",
+)
 # Options that `sweep_words` repeats after the axes and the sizes.
 _SAID_AGAIN = (
-    "model", "config", "kv_heads", "gated", "routing", "layout", "dtype", "ops", "direction",
-    "attention", "dropout", "causal",
-)  # fmt: skip
+    "model",
+    "config",
+    "kv_heads",
+    "gated",
+    "routing",
+    "layout",
+    "dtype",
+    "ops",
+    "direction",
+    "attention",
+    "dropout",
+    "causal",
+)
 
 _SOFTMAX_WORDS = {"megatron": "Megatron's fused softmax", "torch": "torch's separate softmax"}
 _LARGEST_HISTOGRAM_BYTES = 2**20

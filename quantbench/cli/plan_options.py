@@ -12,8 +12,17 @@ from quantbench.planner.calibration import STACKS
 
 #: options of one layout; a search takes several values of each
 OF_A_LAYOUT = (
-    "dp", "tp", "pp", "cp", "ep", "mbs", "interleave", "zero", "recompute", "sequence_parallel",
-)  # fmt: skip
+    "dp",
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "mbs",
+    "interleave",
+    "zero",
+    "recompute",
+    "sequence_parallel",
+)
 
 _machines = partial(option, panel=MACHINES)
 _layout = partial(option, panel="Layout (comma separated lists)")

@@ -16,9 +16,22 @@ from quantbench.device.registry import known, lookup
 from quantbench.device.spec import DeviceSpec, DeviceState
 
 __all__ = [
-    "HARMFUL_REASONS", "Absent", "DeviceSpec", "DeviceState", "Limits", "Nvml", "Properties",
+    "HARMFUL_REASONS",
+    "Absent",
+    "DeviceSpec",
+    "DeviceState",
+    "Limits",
+    "Nvml",
+    "Properties",
     "current",
-    "default_attention", "default_dtype", "gpu_index", "inspect_machine", "known", "lookup",
-    "match", "monitor",
-    "open_nvml", "warnings_for",
-]  # fmt: skip
+    "default_attention",
+    "default_dtype",
+    "gpu_index",
+    "inspect_machine",
+    "known",
+    "lookup",
+    "match",
+    "monitor",
+    "open_nvml",
+    "warnings_for",
+]

@@ -21,9 +21,16 @@ _NEARLY_FULL = 0.95
 #: activities that take further time in a real run; predicted times are lower bounds
 NOT_COUNTED = ("data loading", "checkpoints", "evaluation", "restarts")
 _SHOWN = (
-    "sec_per_it", "model_tflops", "hardware_tflops", "mfu", "tokens_per_s",
-    "days_per_trillion_tokens", "gpu_hours_per_trillion_tokens", "fits", "tight",
-)  # fmt: skip
+    "sec_per_it",
+    "model_tflops",
+    "hardware_tflops",
+    "mfu",
+    "tokens_per_s",
+    "days_per_trillion_tokens",
+    "gpu_hours_per_trillion_tokens",
+    "fits",
+    "tight",
+)
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,15 @@ _TUNED = "not stated: the fastest that fits"
 
 # Fields of a row's JSON: those of the prediction's, and those measured.
 _SHOWN = (
-    "sec_per_it", "sec_per_it_low", "sec_per_it_high", "hardware_tflops", "mem_gb", "fits",
-    "bubble_share", "bound",
-)  # fmt: skip
+    "sec_per_it",
+    "sec_per_it_low",
+    "sec_per_it_high",
+    "hardware_tflops",
+    "mem_gb",
+    "fits",
+    "bubble_share",
+    "bound",
+)
 _MEASURED = ("sec_per_it", "tflops", "mem_gb", "status")
 
 

@@ -45,9 +45,18 @@ _MODEL_PARTS = (
 _LONGEST_STAGE = 1.25
 # What changes the time of a run too much to be assumed in a fit.
 _NEEDED_BY_A_FIT = (
-    "hidden", "layers", "heads", "kv_heads", "ffn", "gated", "seq", "vocab", "mbs", "recompute",
+    "hidden",
+    "layers",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "gated",
+    "seq",
+    "vocab",
+    "mbs",
+    "recompute",
     "sec_per_it",
-)  # fmt: skip
+)
 
 
 # Kinds of cells, which `_READERS` reads.

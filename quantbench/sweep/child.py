@@ -26,11 +26,17 @@ _START_LIMIT_S = 300.0
 # CUDA's messages for errors that end a context. Source: CUDA Runtime API, `cudaError`: those that
 # "leave the process in an inconsistent state".
 _CONTEXT_LOST = (
-    "device-side assert", "hardware stack error", "illegal instruction", "illegal memory access",
-    "invalid program counter", "launch timed out", "misaligned address", "shared address space",
+    "device-side assert",
+    "hardware stack error",
+    "illegal instruction",
+    "illegal memory access",
+    "invalid program counter",
+    "launch timed out",
+    "misaligned address",
+    "shared address space",
     "uncorrectable",
     "unspecified launch failure",
-)  # fmt: skip
+)
 
 
 def refusal(who: str, reason: str) -> MeasurementError:
