@@ -214,51 +214,51 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (
-            ["--format", "astra-sim"],
+            "--format astra-sim",
             "--format = 'astra-sim'; expected one of aiconfigurator, vidur",
         ),
         (
-            ["--format", "vidur"],
+            "--format vidur",
             "no --model (a row is of one model there); expected one of llama-2-7b",
         ),
         (
-            ["--format", "vidur", "--model", "llama-3-8b", "--tp", "two"],
+            "--format vidur --model llama-3-8b --tp two",
             "--tp: 'two'; expected integers from",
         ),
         (
-            ["--format", "csv", "--provider", "cublas"],
+            "--format csv --provider cublas",
             "--provider cublas: no row has this provider; expected one of",
         ),
         (
-            ["--format", "aiconfigurator", "--layout", "tt"],
+            "--format aiconfigurator --layout tt",
             "--layout = 'tt'; expected one of nn, nt, tn",
         ),
         (
-            ["--format", "aiconfigurator", "--layout", "tn"],
+            "--format aiconfigurator --layout tn",
             "--layout tn: no matrix product has this layout; expected one of nt",
         ),
         (
-            ["--format", "csv", "--dtype", "bfloat16"],
+            "--format csv --dtype bfloat16",
             "--dtype = 'bfloat16'; expected one of fp16, bf16",
         ),
         (
-            ["--format", "llm-analysis", "--dtype", "fp8"],
+            "--format llm-analysis --dtype fp8",
             "has no peak for fp8; expected another --dtype",
         ),
         (
-            ["--format", "llm-analysis", "--dtype", "int8"],
+            "--format llm-analysis --dtype int8",
             "products of int8, where llm-analysis means 16 bits",
         ),
         (
-            ["--format", "calculon", "--dtype", "int8"],
+            "--format calculon --dtype int8",
             "products of int8; expected --dtype fp16, bf16, fp32, fp8",
         ),
     ],
 )
-def test_wrong_use_is_one_clear_line(words: list[str], said: str, folder: Path) -> None:
+def test_wrong_use_is_one_clear_line(words: str, said: str, folder: Path) -> None:
     with pytest.raises(QuantbenchError) as caught:
         CliRunner().invoke(
-            command, ["export", "profile.json", *words, "-o", "out"], catch_exceptions=False
+            command, ["export", "profile.json", *words.split(), "-o", "out"], catch_exceptions=False
         )
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -218,10 +218,8 @@ def test_a_wrong_result_is_counted_and_fails_the_sweep() -> None:
 
 @pytest.mark.slow
 def test_a_declared_tile_has_its_edges() -> None:
-    """256 rows of tiles of 16 x 16 need another wave every few columns, tiles of 128 x 256 none."""
+    """256 rows of tiles of 16 x 16 need another wave every few columns."""
     words = "--dim n=1024:1536:512@edges -m 256 -k 64 --dtype fp32 --gpu a100 --dry-run"
-    found = run_json(f"sweep {words} --provider tests.fake_providers:Good")
-    assert found["axes"]["n"] == [1024, 1536]
     found = run_json(f"sweep {words} --provider tests.fake_providers:Tiled")
     assert len(found["axes"]["n"]) > 2
     said = str(refused(f"sweep {words} --provider tests.fake_providers:Gud"))
