@@ -212,6 +212,7 @@ class Surface:
         columns = (self.latency_us[row], self.low_us[row], self.high_us[row], code, outside)
         if rest.size:
             found = self._unmeasured(tuple(size[rest] for size in sizes))
+            column: Array
             for column, values in zip(columns, found, strict=True):
                 column[rest] = values
         return columns
