@@ -83,12 +83,13 @@ def _tile(
     GROUP_M: tl.constexpr,
     OF_WEIGHTS: tl.constexpr,
 ):
-    """Computes one tile of all experts' tiles.
+    """Computes one tile of c.
 
+    index: number of the tile among those of all experts.
     ends: (experts + 1,) row at which each expert's rows end, after a leading 0.
     tile_rows: (tiles_m, 2) expert and number within the expert of each row of tiles.
-    OF_WEIGHTS: whether c is the gradient of the weights; then tiles_m counts one expert's, and k is
-        not used.
+    OF_WEIGHTS: whether c is the gradient of the weights; then tiles_m is the number of
+        rows of tiles of one expert, and k is not used.
     """
     tiles_n = tl.cdiv(n, BLOCK_N)
     if OF_WEIGHTS:
@@ -373,8 +374,8 @@ def plan(
     path: how the kernel loads the operands, as `operands` of `host.plan`.
     programs: grid of persistent, by default the number of resident blocks.
 
-    Raises InputError for invalid operands and tiles, UnsupportedError for a GPU, or a dtype that it
-    lacks.
+    Raises InputError for invalid operands and tiles, UnsupportedError for a GPU or a dtype that
+    the kernels do not run on.
     """
     require_choice(WHO, "schedule", schedule, SCHEDULES)
     operands, out = _checked(a, b, tokens_per_expert, tf32)
@@ -439,8 +440,8 @@ def kernel_arguments(
 def _checked(
     a: torch.Tensor, b: torch.Tensor, tokens_per_expert: Sequence[int], tf32: bool
 ) -> tuple[Operands, torch.Tensor]:
-    """Validates the operands; returns their storage, with the products of mean size as a batch, and
-    a new result.
+    """Validates the operands; returns their storage, described as a batch of products with the mean
+    number of rows, and a new result.
     """
     if a.dim() != 2 or b.dim() not in (2, 3):
         shapes = f"a of shape {tuple(a.shape)} and b of shape {tuple(b.shape)}"

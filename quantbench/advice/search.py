@@ -39,8 +39,8 @@ class Neighbour:
     move: largest relative change among hidden, ffn and layers.
     nearest: whether no shape with a smaller move gains as much.
     reasons: why it is faster, the largest saving first.
-    exchanges_more: whether more GPUs exchange tokens or sums than of the shape asked about, which
-        is not priced.
+    exchanges_more: whether its tensor- or expert-parallel degree is larger than that of the shape
+        asked about. The time of the added exchange is not counted.
     """
 
     shape: TransformerShape
@@ -210,8 +210,8 @@ def _worthwhile(found: Iterable[Neighbour]) -> tuple[Neighbour, ...]:
 def _preferred(group: Group, timed: Sequence[_Timed]) -> _Timed:
     """Returns one of those within AS_GOOD of the fastest.
 
-    It is the one with the best aligned rows of its heads if they change, with the smallest
-    micro-batch if that changes, because larger ones take memory, else the fastest.
+    If only the micro-batch changes, it is the smallest one, which takes least memory. If heads
+    change, it is the one whose head rows are aligned best. Else it is the fastest.
     """
 
     def rank(one: _Timed) -> tuple[float, ...]:

@@ -214,9 +214,10 @@ class Cause:
 def idle_reasons(
     workload: Workload, spec: DeviceSpec, used: TileInUse | None, peak_share: float | None
 ) -> tuple[Cause, ...]:
-    """Returns padding and partial waves that idle 1 % or more, and misaligned rows, the largest
-    loss first.
+    """Returns what a workload loses by padding and partial waves, from 1 % on, and by misaligned
+    rows, the largest loss first.
 
+    spec: device that it runs on.
     used: tile that computes the workload; if None, only alignment is checked.
     peak_share: measured or predicted rate as a share of peak, None if unknown. Idle shares that
         contradict it are left out.
@@ -245,8 +246,8 @@ def idle_reasons(
 
 
 def misaligned_share(aligned_bytes: int) -> float:
-    """Returns the share of the arithmetic that rows aligned to fewer than 16 bytes are expected to
-    cost (the parameter `misaligned` of the cost model).
+    """Returns the share of its rate that a product is expected to lose by rows aligned to fewer
+    than 16 bytes (the parameter `misaligned` of the cost model).
 
     >>> round(misaligned_share(2), 2)
     0.53

@@ -132,7 +132,10 @@ def _products(curve: Curve) -> list[Gemm]:
 
 
 def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec) -> list[FittedCurve]:
-    """Selects evenly spaced compute-bound curves, because a memory bound hides the waves."""
+    """Cuts long curves into parts and samples the parts at even intervals of the list.
+
+    Only compute-bound ones are taken if there are any, because a memory bound hides the waves.
+    """
     parts = []
     bound = []
     for one in curves:

@@ -102,8 +102,9 @@ def _whole_experts(ops: str) -> str:
 def predict_sweep(
     arguments: PredictOptions, source: OpTimes
 ) -> tuple[tuple[Axis, ...], Forecast, tuple[str, ...]]:
-    """Returns the axes with their values, the forecast, and the assumptions as text. source: of
-    times.
+    """Returns the axes with their values, the forecast, and the assumptions as text.
+
+    source: times of a profile or of the models of a GPU.
     """
     from quantbench.analysis.forecast import forecast
     from quantbench.latency.op_times import RememberedTimes

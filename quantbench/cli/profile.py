@@ -207,8 +207,8 @@ def runs_below(path: Path) -> list[Path]:
 
 
 def of_library(runs: list[Run], library: str) -> list[Run]:
-    """Keeps the records of a library ("": all), and collectives. Raises InputError if no other
-    record is left.
+    """Keeps the records of a library ("": all), and collectives. Raises InputError if the runs have
+    no record of that library.
     """
     if not library:
         return runs

@@ -82,7 +82,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
     from quantbench.timing.options import TimingOptions
 
     of_models = arguments.shapes is not None and arguments.shapes.suffix == SUFFIX
-    about = _typed_but(arguments, "dim", *_BESIDE_MODELS)
+    about = _typed_except(arguments, "dim", *_BESIDE_MODELS)
     if of_models and about:  # a shape states its own sizes, ops and number formats
         typed = f"--shapes {arguments.shapes} with {about[0]}"
         raise InputError("sweep", typed, "shapes as the file describes them")
@@ -153,7 +153,7 @@ def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: st
         if options.dims:
             check_axes(tuple(parse_axis(dim if "=" in dim else f"{dim}=1") for dim in options.dims))
         return
-    given = _typed_but(arguments, "budget")
+    given = _typed_except(arguments, "budget")
     if given:
         expected = "the run's own options: --resume, with --budget at most"
         raise InputError("sweep", f"--resume {resume} with {given[0]}", expected)
@@ -169,7 +169,7 @@ def _budget_s(text: str) -> float | None:
     return None if text == "none" else parse_duration_s("--budget", text)
 
 
-def _typed_but(arguments: SweepArguments, *names: str) -> list[str]:
+def _typed_except(arguments: SweepArguments, *names: str) -> list[str]:
     """Lists the options that differ from their defaults, as typed, except those named."""
     others = [field.name for field in fields(arguments) if field.name not in names]
     return typed_words(arguments, others)

@@ -74,10 +74,12 @@ def _are(number: int) -> str:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Places that a budget leaves out: `sizes` of those from low to high along an axis, for these
-    ops.
+    """A range of sizes along an axis that a budget leaves out.
 
-    whole: whether no place between low and high is kept.
+    low, high: smallest and largest size that is left out.
+    sizes: number of sizes that are left out.
+    ops: names of the ops that are not measured there.
+    whole: whether no size between low and high is kept.
     """
 
     axis: str

@@ -97,8 +97,11 @@ def measure_part(
     begin: Callable[[int, str], tuple[frozenset[str], float | None]],
     append: Callable[[int, Record], None],
 ) -> Finished:
-    """Measures what is missing of a part by an ordinary sweep. job: of the whole part, without a
-    budget. begin, append: those of the run's `Writer`."""
+    """Measures what is missing of a part by an ordinary sweep.
+
+    job: job of the whole part, without a budget.
+    begin, append: methods of the run's `Writer`.
+    """
     done, left_s = begin(number, label)
     if left_s is not None and left_s <= 0:
         return Finished("budget")
@@ -152,7 +155,7 @@ class DeviceActor:
 
 @dataclass
 class ClusterRun:
-    """One run: of all devices of one kind. parts: the actor of each result still to come."""
+    """One run: of all devices of one kind. parts: actor by pending result."""
 
     spec: DeviceSpec
     options: SweepOptions
