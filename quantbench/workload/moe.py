@@ -22,12 +22,12 @@ PERMUTATIONS = ("permute", "unpermute")
 
 @dataclass(frozen=True)
 class GroupedGemm:
-    """Products of each expert's rows with its weights: c[rows, n] = a[rows, k] · b[expert][k, n].
+    """Products of each expert's rows with its weights: c[rows, n] = a[rows, k] · b[expert, k, n].
 
     tokens_per_expert: rows of each expert, in order; may be 0, but not for all.
     n, k: width and height of every expert's weights.
     layout: nn or nt, with weights stored k×n or n×k; or tn, the gradient of the weights, whose
-        reduction is the rows: c[expert][k, n] = aᵀ[k, rows] · b[rows, n].
+        reduction is the rows: c[expert, k, n] = aᵀ[k, rows] · b[rows, n].
 
     >>> GroupedGemm((3, 0, 5), n=16, k=8).flops
     2048
