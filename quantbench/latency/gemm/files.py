@@ -86,7 +86,7 @@ def _member(settings: Mapping[str, Any], vector: FloatArray, tiles: int) -> Memb
     limit = float(settings["limit"])
     if not np.isfinite([slope, limit]).all():
         raise _broken("a slope or a limit that is not finite")
-    kinds = {name: bool(settings.get(name)) for name in _KINDS}
+    kinds = {name: bool(settings[name]) for name in _KINDS}
     return Member(vector, None, slope, limit, **kinds)
 
 
