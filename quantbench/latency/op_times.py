@@ -158,8 +158,8 @@ def runs_separately(work: Compute, softmax: str) -> bool:
 def unaligned_us(work: Compute, device: DeviceSpec) -> float | None:
     """Returns the time in µs of a batched 16-bit GEMM with rows not aligned to 16 bytes.
 
-    The result is None for all other work. Fused attention is such work: it pads its heads, which
-    its own model includes.
+    The result is None for all other work. Fused attention pads its heads instead of running such a
+    GEMM, and its own model includes the padding.
     """
     if not isinstance(work, Gemm) or work.batch == 1 or work.dtype not in ("fp16", "bf16"):
         return None

@@ -1,4 +1,4 @@
-"""Predicts the time of unfused attention's softmax from its bytes, waves of row blocks and launches.
+"""Predicts the time of unfused attention's softmax from bytes, waves of row blocks and launches.
 
 Three implementations are modelled: Megatron's fused kernel, Megatron's separate kernels, which run
 if the fused kernel's constraints are not met, and PyTorch's softmax.
@@ -208,8 +208,9 @@ class SoftmaxModel:
 
     @property
     def extremes(self) -> list[tuple[float, ...]]:
-        """Optimistic and pessimistic parameters, but for those that were measured: the interval
-        without rows.
+        """Optimistic and pessimistic parameters, which span the interval of a model without rows.
+
+        Parameters that were measured with PyTorch's softmax have their measured value in both.
         """
         if self.half_width is None:
             return [_FAST, _SLOW]
@@ -225,7 +226,10 @@ class SoftmaxModel:
     def _times(
         self, works: list[Softmax], parameters: Iterable[float], fused: bool
     ) -> tuple[FloatArray, ...]:
-        """Returns the latency, its launch, memory and wave parts in µs, and the waves; (n,) each."""
+        """Returns the latency, its launch, memory and wave parts in µs, and the waves.
+
+        All are (n,).
+        """
         one_kernel = fused or self.library == "torch"
         of_kernel = [work.min_bytes if one_kernel else fallback_bytes(work) for work in works]
         moved = np.array(of_kernel, dtype=float)
