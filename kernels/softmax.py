@@ -9,11 +9,6 @@
 Memory bandwidth limits the kernel, which reads x and writes y = softmax(scale · x) once over rows
 of `cols` scores. A program (one thread block) holds about 4096 scores, in whole rows, in registers;
 a long row has a program of its own. Input and output are fp16, bf16 or fp32, and sums are fp32.
-
-The time has cliffs in cols. A thread reads 16 bytes at a time only if every row starts at a
-multiple of 16 bytes; with an odd number of columns it reads 2 bytes at a time. A row takes the next
-power of two of registers, which shows only where memory no longer hides the arithmetic. With a
-causal mask, row q reads q + 1 scores, rounded up to 16 bytes, and writes the whole row.
 """
 
 # ruff: noqa: N803  (compile-time parameters are written in capitals, as in Triton's own kernels)
@@ -82,6 +77,11 @@ def softmax_forward(
     BLOCK_COLS: tl.constexpr,
 ):
     """Computes y = softmax(scale · x), ROWS rows per program. Grid: ceil(rows_in_all / ROWS).
+
+    The time has cliffs in cols. A thread reads 16 bytes at a time only if every row starts at a
+    multiple of 16 bytes; with an odd number of columns it reads 2 bytes at a time. A row takes the
+    next power of two of registers, which shows only if the memory no longer hides the arithmetic.
+    With a causal mask, row q reads q + 1 scores, rounded up to 16 bytes, and writes the whole row.
 
     x, y: contiguous [rows_in_all, cols], where rows_in_all = batch · heads · rows_per_head.
     mask: bytes [samples, rows_per_head, cols] for MASK = "full", where any value but 0 drops the

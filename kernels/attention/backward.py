@@ -3,10 +3,7 @@
 With p = softmax(scale · q·kᵀ) the gradients are dv = pᵀ·do, dp = do·vᵀ, ds = p ∘ (dp - delta) with
 delta = Σ do ∘ o per row, dq = scale · ds·k and dk = scale · dsᵀ·q. The kernels recompute p from q,
 k and the stored log₂ of the row sums (Dao, "FlashAttention-2", 2023, section 2.2).
-
-Separate kernels compute delta, then dk and dv, and then dq. Together they compute seven products
-per pair of blocks, where five are the minimum. An atomic addition into dq would save two products,
-but the result would depend on the order of the programs.
+Separate kernels compute delta, then dk and dv, and then dq, so results are the same in each run.
 """
 
 # ruff: noqa: N803  (compile-time parameters are written in capitals, as in Triton's own kernels)
@@ -423,7 +420,9 @@ def attention_backward_q(
     """Computes dq. Grid: ceil(seq_q / BLOCK_M) · batch · heads.
 
     A program keeps BLOCK_M rows of q with their gradient, and walks over k and v as in forward. The
-    last row blocks start first.
+    last row blocks start first. The kernels for dk, dv and dq together compute seven products per
+    pair of blocks, where five are the minimum. An atomic addition into dq would save two products,
+    but the result would depend on the order of the programs.
 
     dq: contiguous [batch, heads, seq_q, head_dim].
     lse, delta: contiguous fp32 [batch, heads, seq_q].

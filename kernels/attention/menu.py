@@ -46,6 +46,7 @@ def split_head_dim(head_dim: int) -> tuple[int, int]:
     """Splits head_dim columns into two power-of-two parts, main and tail.
 
     The tail is 0 if one part is enough.
+
     >>> split_head_dim(128), split_head_dim(96), split_head_dim(72), split_head_dim(100)
     ((128, 0), (64, 32), (64, 16), (128, 0))
     """
@@ -65,6 +66,7 @@ def _power_of_two(columns: int) -> int:
 
 def held_columns(head_dim: int) -> int:
     """Returns the columns that a row takes in registers and shared memory, padding included.
+
     >>> [held_columns(d) for d in (8, 40, 72, 96, 100, 192, 256)]
     [16, 48, 80, 96, 128, 192, 256]
     """
@@ -219,6 +221,7 @@ def architecture(capability: tuple[int, int]) -> int:
     """Returns the newest architecture of the attention menu that a compute capability supports.
 
     It is not newer than the capability. Raises InputError for capabilities below 8.0.
+
     >>> architecture((9, 0)), architecture((10, 3)), architecture((8, 7))
     (90, 100, 86)
     """

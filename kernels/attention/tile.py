@@ -4,10 +4,6 @@ Triton's tensors have power-of-two sizes, but head_dim need not be one. A row is
 two parts, MAIN and TAIL columns: 96 = 64 + 32, 72 = 64 + 8 (held in 16, the smallest side of a
 matrix instruction). Columns past head_dim are zeros that cost as much as other columns, which is
 tile quantization in head_dim.
-
-Tensor descriptors (Hopper and newer) need rows that start at multiples of 16 bytes. Pointers take
-any strides, but the widest load is the largest power of two that divides every stride and head_dim.
-A misaligned head_dim is a cliff for this reason: 108 and 100 load 8 bytes at a time, 150 loads 4.
 """
 
 # ruff: noqa: N803  (compile-time parameters are written in capitals, as in Triton's own kernels)
@@ -40,7 +36,10 @@ def load_rows(
 ):
     """Returns ROWS rows of one head from `row` on, as (ROWS × MAIN) and (ROWS × TAIL) elements.
 
-    The second result is unused if TAIL is 0.
+    The second result is unused if TAIL is 0. Tensor descriptors (Hopper and newer) need rows that
+    start at multiples of 16 bytes. Pointers take any strides, but the widest load is the largest
+    power of two that divides every stride and head_dim. A misaligned head_dim is a cliff for this
+    reason: 108 and 100 load 8 bytes at a time, and 150 loads 4.
 
     source, tail: descriptors of [batch, head, row, head_dim] with boxes of MAIN and TAIL columns.
         Without DESCRIPTORS, source is a pointer to the first element of the head.

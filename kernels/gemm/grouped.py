@@ -4,11 +4,6 @@ Rows are sorted by expert, and tokens_per_expert gives the number of rows of eac
 b[experts, k, n] give c[rows, n], which serves forward and the gradient of the rows. a[k, rows] and
 b[rows, n] give c[experts, k, n], the gradient of the weights, whose reduction runs over the rows of
 one expert.
-
-Each expert's rows begin a new tile. The table of tiles is made once per plan, because the routing
-is part of the workload. Pointers write the results, because a TMA box would overwrite the next
-expert's first rows. Pointers also read for the gradient of the weights, because a box would add the
-next expert's rows.
 """
 
 # ruff: noqa: N803  (compile-time parameters are written in capitals, as in Triton's own kernels)
@@ -82,7 +77,11 @@ def _tile(
     GROUP_M: tl.constexpr,
     OF_WEIGHTS: tl.constexpr,
 ):
-    """Computes one tile of c.
+    """Computes one tile of c. Each expert's rows begin a new tile.
+
+    Pointers write the result, because a TMA box would overwrite the next expert's first rows. For
+    the gradient of the weights, pointers also read the operands, because a box would add the next
+    expert's rows.
 
     index: number of the tile, counted over all experts.
     ends: (experts + 1,), 0 and then the row at which each expert's rows end.
@@ -367,6 +366,8 @@ def plan(
     programs: int | None = None,
 ) -> Plan:
     """Checks the operands, chooses and compiles the kernel, and allocates its buffers.
+
+    The table of tiles is made here, because the routing is part of the workload.
 
     a, b: [rows, k] and [experts, k, n], or [k, rows] and [rows, n] for the gradient of the weights.
     tokens_per_expert: number of rows of each expert. The numbers add up to `rows`.

@@ -97,8 +97,8 @@ def choose(driver: str | None, capability: Capability | None) -> Choice:
     """Returns the torch and Triton for a machine.
 
     driver: version of NVIDIA's driver, such as 535.183.01; None if there is none.
-    capability: compute capability, such as (8, 0). None means that it is unknown, and every line
-        of the table is taken to serve the card.
+    capability: compute capability, such as (8, 0). None means that it is unknown. The first line
+        that serves the driver applies then.
     """
     if driver is None:
         return _chosen("cpu", CPU_REQUIREMENTS, CPU_INDEX, "no NVIDIA driver, so the CPU build")

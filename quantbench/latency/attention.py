@@ -482,7 +482,7 @@ def _fit_physics(
 
         def residuals(parameters: FloatArray) -> FloatArray:
             error = (np.log(cost(parameters).latency_us) - target) / _NOISE
-            # Pseudo-Huber, as a least-squares residual.
+            # Half the square of this residual is the pseudo-Huber loss.
             robust = np.sign(error) * np.sqrt(2.0 * (np.sqrt(1.0 + error**2) - 1.0))
             return np.concatenate([robust, (parameters - physics.parameters) / spread])
 

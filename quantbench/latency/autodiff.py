@@ -1,4 +1,4 @@
-"""Computes reverse-mode gradients of numpy expressions, so that cost models can be fitted by slope.
+"""Computes reverse-mode gradients of numpy expressions, with which GEMM cost models are fitted.
 
 Operations on plain arrays return plain arrays. Operations on a `Variable` also record the backward
 function (numpy dispatches them, NEP 13), so one expression serves prediction and fitting.

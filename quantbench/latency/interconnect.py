@@ -121,7 +121,7 @@ class Cluster:
 
         node_gb_per_s: bandwidth of a node's adapters in GB/s. By default it scales with
             gpus_per_node.
-        link_gb_per_s: bandwidth of large all-reduces inside a node, in GB/s sent per GPU.
+        link_gb_per_s: bus bandwidth of large all-reduces inside a node in GB/s.
         """
         if gpus_per_node is None and node_gb_per_s is None and link_gb_per_s is None:
             return self

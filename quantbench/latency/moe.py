@@ -54,7 +54,7 @@ from quantbench.workload import MoE
 # corrections as inputs only, which is safer where GPUs differ.
 _WHO = "MoEModel"
 MODEL_FORMAT = "quantbench-moe-model"
-#: 1: initial version
+#: Version 1 is the initial version.
 MODEL_VERSION = 1
 _MODELS = Path(__file__).parent / "models"
 PRIORS = ("auto", "family-out", "none")

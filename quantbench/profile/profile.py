@@ -292,7 +292,7 @@ class Profile:
         return surface.trust.half_width if len(surface.latency_us) else None
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
-        """Estimates each workload, in order (implements `latency.op_times.OpTimes`)."""
+        """Returns one estimate per workload, in order; implements `OpTimes.estimates`."""
         layers: list[MoE] = []
         others: list[Compute] = []
         for work in workloads:

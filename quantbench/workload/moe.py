@@ -246,7 +246,7 @@ class MoE:
 
     @property
     def routing_words(self) -> str:
-        """`balanced`, `power_law_1.2` or `histogram`."""
+        """Name of the distribution: `balanced`, `power_law_1.2` or `histogram`."""
         return "histogram" if isinstance(self.distribution, tuple) else self.distribution
 
     @property

@@ -1,12 +1,12 @@
 """Predicts GEMM times from tiles, waves and memory traffic of the kernels a library may choose.
 
-A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time adds
-launch, per-wave, per-step, split-k and quantization costs to the p-norm of arithmetic (in waves,
-softened by a fluid share), memory reads and L2 traffic, joined by a second norm with writing c.
-The library chooses nearly the fastest kernel: the result is a soft minimum over the menu.
+A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. A p-norm
+joins the times of arithmetic (in waves, softened by a fluid share), memory reads and L2 traffic, a
+second norm joins the time to write c, and launch, waves, steps of k, split-k and quantization add
+fixed costs. The library is assumed to choose nearly the fastest kernel: a soft minimum over them.
 
 Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless stated otherwise, because numpy is faster
-on long rows. Every term rises with k, and so does the total.
+on long rows.
 """
 
 from __future__ import annotations
@@ -335,8 +335,10 @@ class Sizes:
         batch: FloatArray | None = None,
         layout: FloatArray | None = None,
     ) -> Sizes:
-        """Returns sizes; the products are single without `batch`, of unknown layout without
-        `layout`.
+        """Returns the sizes of products.
+
+        batch: (rows,); None for single products.
+        layout: (rows,), index in `LAYOUTS`; None if the layout is unknown.
         """
         if batch is None:
             batch = np.ones(len(m))
@@ -595,7 +597,10 @@ def _norm(power: Any, *logs: Any) -> Any:
 
 
 def kernel_parts(p: Values, s: Shapes) -> Parts:
-    """Returns the time of every kernel and its parts, (kernels, rows)."""
+    """Returns the time of every kernel and its parts, (kernels, rows).
+
+    Every term rises with k, and so does the time.
+    """
     machine = s.machine
     kernels = s.menu.each
     busy = minimum(exp(p["saturation"]) / kernels.blocks_per_sm, 1.0)

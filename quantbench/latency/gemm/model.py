@@ -108,8 +108,8 @@ class GemmModel:
         layout: storage of a and b (`workload.Gemm.layout`), one for each row or one for all.
         library: library whose kernels ran.
         prior: one of
-            "auto": the shipped parameters that fit best, and the residual of the shipped model of
-            this GPU, or else of one of its family, in this dtype and library;
+            "auto": the best shipped parameters for this GPU, and the residual of a shipped model of
+            this dtype and library, for this GPU or else for one of its family;
             "family-out": parameters of other GPU generations only;
             "none": the spec sheet only;
             a model: its parameters and its residual;
@@ -249,7 +249,7 @@ class GemmModel:
 
     @property
     def unaligned(self) -> bool:
-        """Whether products of unaligned rows were among the fitted rows."""
+        """Whether products whose n or k breaks 16-byte rows were among the fitted rows."""
         return any(member.unaligned for member in self.ensemble.members)
 
     @property

@@ -437,7 +437,7 @@ def _likely(
     n = 8 * np.floor(2 ** rng.uniform(2, 13, count))
     k = 8 * np.floor(2 ** rng.uniform(2, 13, count))
     near_rows = rows.sizes.take(slice(count))
-    # The layout is left out because it does not affect which kernel is chosen.
+    # The layout is left out, because it does not affect the kernels' times.
     given = Sizes.of(near_rows.m, near_rows.n, near_rows.k, near_rows.batch)
     shapes = [Shapes.of(machine, menu, sizes) for sizes in (Sizes.of(m, n, k), given)]
     likely = np.zeros(len(menu))
