@@ -1,4 +1,4 @@
-"""Finds where linear interpolation in m between the GEMM rows of a table is wrong, and mends it.
+"""Finds where linear interpolation in m between GEMM rows is wrong, and which rows mend it.
 
 Time jumps at a tile or wave edge, so a line across the edge is wrong on both sides of it. The
 fewest rows that keep the error within a bound are found as a shortest path.

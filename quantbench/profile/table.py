@@ -1,6 +1,6 @@
 """Defines the tables of a profile: columns of measured times, with rows sorted by unique keys.
 
-A table refuses invalid workloads and times that the device cannot reach.
+Rows with an invalid workload, or with a time that the device cannot reach, are refused.
 """
 
 from __future__ import annotations

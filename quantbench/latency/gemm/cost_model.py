@@ -570,6 +570,9 @@ def _traffic(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any]:
     """Returns the bytes read from memory, read from L2, written to memory and written to L2.
 
     All four are (rows,).
+
+    p: parameters of the cost model.
+    s: terms of the shapes that do not depend on parameters.
     """
     of = s.operands
     narrow = exp(-1.0 * p["hot_width"])
@@ -599,7 +602,7 @@ def _norm(power: Any, *logs: Any) -> Any:
 def kernel_parts(p: Values, s: Shapes) -> Parts:
     """Returns the time of every kernel and its parts, (kernels, rows).
 
-    Every term rises with k, and so does the time.
+    Every term rises with k, and so does the time. The arguments are those of `_traffic`.
     """
     machine = s.machine
     kernels = s.menu.each
@@ -650,7 +653,10 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
 
 
 def clock_loss(p: Values, s: Shapes) -> Any:
-    """Returns the log slowdown of each shape by a lower clock, (rows,), equal for all kernels."""
+    """Returns the log slowdown of each shape by a lower clock, (rows,), equal for all kernels.
+
+    The arguments are those of `_traffic`.
+    """
     long = sigmoid((s.log_compute - p["power_after"]) * _POWER_SLOPE)
     return 0.1 * (maximum(p["power"], 0.0) * long)
 
@@ -658,6 +664,7 @@ def clock_loss(p: Values, s: Shapes) -> Any:
 def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
     """Returns the log time in µs of each shape, (rows,).
 
+    p, s: as in `_traffic`.
     log_time: (kernels, rows), log time of each kernel in µs.
     """
     least = soft_minimum(log_time, exp(p["choice"])) + clock_loss(p, s)
@@ -674,7 +681,10 @@ def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
 
 
 def log_latency(p: Values, s: Shapes) -> tuple[Any, Parts]:
-    """Returns the log time in µs of each shape, (rows,), and the parts of each kernel's time."""
+    """Returns the log time in µs of each shape, (rows,), and the parts of each kernel's time.
+
+    The arguments are those of `_traffic`.
+    """
     parts = kernel_parts(p, s)
     return chosen_time(p, s, parts.log_time), parts
 

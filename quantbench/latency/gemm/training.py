@@ -153,8 +153,8 @@ def spec_sheet(device: DeviceSpec, dtype: str) -> Prior:
 
     It is the hand prior, which was made for tensor cores. Two parameters differ on CUDA cores:
     misaligned rows cost nothing (only tensor cores need 16-byte alignment; cuBLAS documentation,
-    "Tensor Core Usage"), and filling the pipeline, in about the same time, costs fewer elements of
-    k.
+    "Tensor Core Usage"). The time to fill the pipeline, which is about the same, is worth the
+    arithmetic of fewer elements of k.
     """
     mean, sd = hand_prior()
     which = unit(device, dtype)
