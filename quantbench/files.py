@@ -1,8 +1,8 @@
-"""Reads files that a user names, with checks against surprises, and replaces files at once.
+"""Reads files that a user names, if they are regular and not too large, and replaces files at once.
 
-Only regular files below a size limit are read; .gz and .xz files are unpacked. A pipe could block
-forever, a device never ends, and a file of the wrong kind may exceed the memory, so these raise
-OSError with the reason in `strerror`.
+A pipe could block forever, a device never ends, and a file of the wrong kind may exceed the memory.
+Such files raise OSError with the reason in `strerror`. Files with the suffix .gz or .xz are
+unpacked.
 """
 
 import errno

@@ -120,9 +120,9 @@ class Search:
         return (*self._ranked(found[True]), *self._ranked(found[False]))[:count]
 
     def alike(self, listed: Iterable[Neighbour] = ()) -> tuple[Neighbour, ...]:
-        """Returns the best shape with as many heads, and the best shape with heads as wide.
+        """Returns the best shapes that share one size of the heads with the given shape.
 
-        Both compare with the given shape.
+        One of them has as many heads, and the other has heads of the same width.
 
         listed: shapes to leave out.
         """

@@ -1,4 +1,4 @@
-"""Lists the shapes near a given one in groups, of each of which a search keeps the best shape.
+"""Lists the shapes near a given one, in groups from each of which a search keeps the best shape.
 
 A group either has a new hidden size, with heads, MLP and depth to match, or changes a single
 dimension.

@@ -1,7 +1,8 @@
 """Writes recorded expressions (`trace`) as JavaScript text.
 
-A row becomes a constant. The entries of vectors are computed in a loop, one loop per level of
-reductions: the sums and extremes of a level are complete before the code that uses them.
+A row, which is one number per shape, becomes a constant. The entries of vectors are computed in a
+loop, one loop per level of reductions: the sums and extremes of a level are complete before the
+code that uses them.
 """
 
 import re
@@ -205,8 +206,9 @@ class Script:
         function: Callable[[], Any],
         refused: Callable[[InputError], Any] | None = None,
     ) -> None:
-        """Adds a function.
+        """Adds a function to the script.
 
+        name: name of the JavaScript function.
         function: Python code without arguments, which reads symbols.
         refused: makes the function's result from an InputError. For None, see `ways`.
         """

@@ -205,7 +205,7 @@ def flag(name: str) -> Node:
 
 
 def call(name: str, arguments: Sequence[Any], results: int) -> list[Node]:
-    """Records the call of a function of the page.
+    """Records the call of a JavaScript function of the page, and returns its results as nodes.
 
     arguments: numbers that the function gets as a list.
     results: number of results that it returns.

@@ -1,8 +1,8 @@
 """Computes how long decoding and other attention between unequal sequences takes.
 
 A block reads the keys of one key head of one sequence, or a part of these keys if the kernel splits
-them over SMs. Each SM reads and multiplies at its own rate, the blocks run in waves of one per SM,
-and all SMs share the memory bandwidth.
+them over SMs. Its time follows from the rates at which one SM reads and multiplies. Blocks run in
+waves of one per SM, and all SMs share the memory bandwidth.
 """
 
 from __future__ import annotations

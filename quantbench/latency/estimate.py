@@ -66,7 +66,7 @@ class Estimate:
 class Estimates:
     """Estimates of many workloads as columns, (n,) or in the shape of the sizes given.
 
-    `profile.answers.Estimates` is the counterpart for profiles.
+    `profile.answers.ProfileEstimates` is the counterpart for profiles.
 
     waves: modelled waves of blocks.
     note: caveats that apply to all estimates.

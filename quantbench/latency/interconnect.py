@@ -39,7 +39,7 @@ class Link:
     latency_us: time of each point in µs.
 
     Times between points are interpolated in log space. Above the last point the bandwidth stays
-    constant, and below the first point the time does.
+    constant, and below the first point the time stays constant.
     """
 
     bus_bytes: tuple[float, ...]
