@@ -345,21 +345,6 @@ def test_a_provider_that_is_none_is_refused_before_a_run_is_made(
     assert not (tmp_path / "results").exists()
 
 
-def test_training_logs_named_absolutely_and_relatively_are_one_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    line = " iteration {}/ 9 | elapsed time per iteration (ms): 1234.5 | global batch size: 64 | lm loss: 1.0E+01 |\n"
-    for name in ("one.log", "two.log"):
-        (tmp_path / name).write_text("".join(line.format(n) for n in range(1, 4)), encoding="utf-8")
-    said = run("import megatron-log one.log two.log --gpu a100-sxm4-80gb")
-    folders = said.strip().splitlines()[-1].removeprefix("Next: quantbench report ").split()
-    assert len(folders) == 2
-    said = run(f"report {folders[0]} {tmp_path / folders[1]}")
-    assert "import them with --gpus, --seq" in said
-    assert said.endswith("report.html\n")
-
-
 def test_brackets_in_a_name_are_no_markup() -> None:
     words = "sweep --dim n=64 -m 64 -k 64 --provider [/b]:X --gpu a100 --dry-run"
     assert "'[/b]:X' (no module named '[/b]')" in str(refused(words))

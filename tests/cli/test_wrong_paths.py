@@ -40,7 +40,6 @@ COMMANDS = (
     "check PATH",
     "compare PATH .",
     "report PATH",
-    "report PATH PATH",
     "merge PATH -o merged",
     "profile export PATH",
     "profile export PATH --format csv",
@@ -188,7 +187,6 @@ def test_a_name_that_cannot_be_written_is_one_line(
 INSIDE = (
     ("check PATH", "run.json"),
     ("report PATH", "run.json"),
-    ("report PATH", "training.json"),
     ("merge PATH -o merged", "run.json"),
     ("sweep --resume PATH", "run.json"),
     ("profile export PATH", "run.json"),
