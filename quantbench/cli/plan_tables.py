@@ -1,4 +1,4 @@
-"""Predicts, checks and fits tables of layouts for the command `plan`."""
+"""Predicts and fits tables of layouts for the command `plan`."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,6 @@ from quantbench.errors import InputError
 from quantbench.files import write_file
 from quantbench.planner.calibration import site_json
 from quantbench.planner.fitting import fit_site, observe
-from quantbench.planner.row_checks import check_rows
 from quantbench.planner.row_results import (
     WORTH_A_WORD,
     RowResult,
@@ -157,18 +156,3 @@ def fit_table(setup: Setup, path: Path, output: Path) -> Result:
     errors = [100 * e for e in fit.errors]
     answer = {"file": path, "site": site, "unusual": fit.unusual, "left_out_errors_pct": errors}
     return Result(answer, lines())
-
-
-def check_table(setup: Setup, path: Path) -> Result:
-    """Finds impossible rows and contradictory cells of a table."""
-    found = check_rows(read_table(path), setup.times_of, setup.calibrations)
-    findings = []
-    for f in found:
-        place = {"row_id": f.row.row_id, "line": f.row.line}
-        findings.append({**place, "kind": f.kind, "message": f.message})
-    said = f"nothing is wrong in {path.name}"
-    if found:
-        wrong = len({f.row.row_id for f in found})
-        said = f"{wrong} rows of {path.name} have something wrong"
-    answer = {"file": path, "findings": findings}
-    return Result(answer, (*map(str, found), said), exit_code=bool(found))

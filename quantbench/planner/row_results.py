@@ -160,8 +160,15 @@ def predict_case(
         factors = calibrations.of(job.cluster, job.stack)
         planners[job.key] = Planner(job, times(job.cluster.device), factors)
     found = planners[job.key].predict(case.layout)
-    tflops = tflops_of(row, case, found.sec_per_it)
-    return RowResult(row, case, found, tflops.get(calculator_of(row), found.hardware_tflops))
+    tflops = tflops_by_calculator(
+        job.shape,
+        gbs=job.gbs,
+        tp=case.layout.tp,
+        sec_per_it=found.sec_per_it,
+        gpus=job.gpus,
+        size_b=row.size_b,
+    )
+    return RowResult(row, case, found, tflops.get(_calculator_of(row), found.hardware_tflops))
 
 
 def _choices(case: Case) -> list[Case]:
@@ -186,24 +193,11 @@ def _time_if_it_fits(result: RowResult) -> float:
     return found.sec_per_it if found and found.fits else inf
 
 
-def calculator_of(row: TableRow) -> str:
+def _calculator_of(row: TableRow) -> str:
     """Returns the key of `tflops_by_calculator` that the row names; "" if it names none."""
     if "simple" in row.calculator:
         return "simple"
     return {"old": "old", "new": "megatron"}.get(row.calculator, "")
-
-
-def tflops_of(row: TableRow, case: Case, sec_per_it: float) -> dict[str, float]:
-    """Returns the TFLOPs of a row's job at a time per iteration, by calculator."""
-    job = case.job
-    return tflops_by_calculator(
-        job.shape,
-        gbs=job.gbs,
-        tp=case.layout.tp,
-        sec_per_it=sec_per_it,
-        gpus=job.gpus,
-        size_b=row.size_b,
-    )
 
 
 def summarize(results: Sequence[RowResult]) -> Summary:

@@ -280,12 +280,8 @@ class _Filling:
         raise InputError(f"{_WHO}, {self.row.place}", what, expected)
 
 
-def case_of(row: TableRow, given: Given | None = None, *, uneven: bool = True) -> Case:
-    """Builds the job and layout of a row.
-
-    uneven: whether the layers may divide unevenly over the stages.
-    Raises InputError if a required cell is unknown.
-    """
+def case_of(row: TableRow, given: Given | None = None) -> Case:
+    """Builds the job and layout of a row. Raises InputError if a required cell is unknown."""
     filling = _Filling(row, given or Given())
     where = _cluster(filling)
     tp = filling.need("tp")
@@ -312,7 +308,7 @@ def case_of(row: TableRow, given: Given | None = None, *, uneven: bool = True) -
     # Runs with stages of different length exist, but not with a stage that is far longer than the
     # mean.
     even_enough = -(-shape.layers // pp) * pp <= _LONGEST_STAGE * shape.layers
-    partition = partition_of(shape.layers, pp, uneven=uneven and even_enough)
+    partition = partition_of(shape.layers, pp, uneven=even_enough)
     if partition == "uneven":
         filling.assume(
             "partition", "uneven", f"{shape.layers} layers do not divide over {pp} stages"

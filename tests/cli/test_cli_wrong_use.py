@@ -64,6 +64,7 @@ QUERY = f"profile query {PROFILE}"
         (f"{PLAN} --rows {TABLE}", "plan --rows: --model bloom-176b"),
         (f"{PLAN} --check", "plan --check: no --tp"),
         ("plan --fit a.csv --check", "plan: --check with --fit"),
+        ("plan --rows a.csv --check", "plan: --check with --rows"),
         ("predict --gpu a100 --dim m=64 --gated", "predict: --gated with --dim m"),
         ("predict --gpu a100 --dim m=64 --attention flash", "predict: --attention flash with"),
         ("predict --gpu a100 --dim hidden=1024 -m 64", "predict: --m 64 with --dim hidden"),

@@ -36,7 +36,6 @@ COMMANDS = (
     f"{PLAN} --model bloom-176b --site PATH",
     "plan --gpu a100-sxm4-80gb --fit PATH",
     f"{PLAN} --rows PATH",
-    f"{PLAN} --rows PATH --check",
     "check PATH",
     "compare PATH .",
     "report PATH",
