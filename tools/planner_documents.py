@@ -2,8 +2,8 @@
 the tables.
 
 The file contexts.toml beside a table has values for cells that it leaves empty, corrections of
-cells that the document itself shows to be typed wrong, rows that cannot be compared, and notes;
-each states where it was found.
+cells that the document itself shows to be typed wrong, and cells that cannot be compared; each
+states where it was found.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ def _stated(row: TableRow, context: dict[str, Any]) -> TableRow:
     if "cluster" in context:
         filled["cluster"] = context["cluster"]["value"]
     for correction in context.get("correction", ()):
-        if row.line in (correction.get("line"), *correction.get("lines", ())):
+        if row.line == correction["line"]:
             filled[correction["cell"]] = correction["value"]
-    if any(row.line == one["line"] for one in context.get("uncounted", ())):
-        filled["sec_per_it"] = None
-    notes = [known["text"] for known in context.get("known", ()) if row.line in known["lines"]]
-    filled["notes"] = "; ".join(filter(None, (*notes, row.notes)))
+    for one in context.get("uncounted", ()):
+        if row.line == one["line"]:
+            filled[one["cell"]] = None
     found = replace(row, **filled)
     if found.heads is None and str(found.hidden) in context.get("heads", {}):
         return replace(found, heads=context["heads"][str(found.hidden)]["value"])
