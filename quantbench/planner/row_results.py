@@ -165,7 +165,10 @@ def predict_case(
         gpus=job.gpus,
         size_b=row.size_b,
     )
-    return RowResult(row, case, found, tflops.get(_calculator_of(row), found.hardware_tflops))
+    calculator = row.calculator
+    if "simple" in calculator:
+        calculator = "simple"
+    return RowResult(row, case, found, tflops.get(calculator, found.hardware_tflops))
 
 
 def _choices(case: Case) -> list[Case]:
@@ -188,13 +191,6 @@ def _choices(case: Case) -> list[Case]:
 def _time_if_it_fits(result: RowResult) -> float:
     found = result.prediction
     return found.sec_per_it if found and found.fits else inf
-
-
-def _calculator_of(row: TableRow) -> str:
-    """Returns the key of `tflops_by_calculator` that the row names; "" if it names none."""
-    if "simple" in row.calculator:
-        return "simple"
-    return {"old": "old", "new": "megatron"}.get(row.calculator, "")
 
 
 def summarize(results: Sequence[RowResult]) -> Summary:
