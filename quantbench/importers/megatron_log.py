@@ -8,7 +8,7 @@ follows it, so truncated numbers are discarded.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -112,7 +112,7 @@ class Iterations:
     values: dict[str, FloatArray]
     segment: npt.NDArray[np.int64]
     left_out: Counter[str]
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any]
 
     def __len__(self) -> int:
         return len(self.segment)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -87,12 +86,12 @@ def _steady(found: Iterations) -> npt.NDArray[np.bool_]:
 
 def fastest(summaries: Sequence[TrainingSummary]) -> str:
     """Returns a message on the log with most tokens per second per GPU; empty if none is known."""
-    highest = -inf
-    words = ""
+    per_gpu = {}
     for one in summaries:
         gpus = one.arguments.get("gpus")
-        if one.tokens_per_s is None or not gpus or one.tokens_per_s / gpus <= highest:
-            continue
-        highest = one.tokens_per_s / gpus
-        words = f"most tokens per GPU: {highest:.0f} a second in {one.name}"
-    return words
+        if one.tokens_per_s is not None and gpus:
+            per_gpu[one.name] = one.tokens_per_s / gpus
+    if not per_gpu:
+        return ""
+    name = max(per_gpu, key=per_gpu.__getitem__)
+    return f"most tokens per GPU: {per_gpu[name]:.0f} a second in {name}"
