@@ -1,3 +1,3 @@
-"""Measures workloads over a grid of sizes: which points, in what order, in which process, and how a
-run resumes.
+"""Measures workloads over a grid of sizes: selects the points and their order, and runs them in a
+process of their own.
 """

@@ -374,7 +374,7 @@ class Timer:
         self._options = options
         self._now = now
         self._pause = pause
-        # Clock at which light work was last steady.
+        # Clock at which light work was last steady over whole windows.
         self._known_mhz: float | None = None
         self._mean_clocks: MeanClocks | None = None
         self._floor_us: float | None = None
@@ -412,8 +412,8 @@ class Timer:
             now=self._now,
             known_mhz=self._known_mhz,
         )
-        # The known clock changes only if light work is steady at a clock that differs by more than
-        # 1 %, so it cannot follow a slow ramp.
+        # The known clock changes only if light work is steady over whole windows at a clock that
+        # differs by more than 1 %, so it cannot follow a slow ramp.
         moved = warm.clock_mhz and not same_clock(warm.clock_mhz, self._known_mhz)
         if warm.steady and warm.light and moved:
             self._known_mhz = warm.clock_mhz
