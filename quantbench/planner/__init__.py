@@ -1,3 +1,3 @@
-"""Predicts memory and time per iteration of parallel layouts of training jobs, and searches over
-layouts and shapes.
+"""Predicts the memory and the time per iteration of training jobs in parallel layouts, and searches
+over layouts.
 """
