@@ -1,1 +1,3 @@
-"""Imports other tools' tables as runs marked `origin: imported`, and training logs as summaries."""
+"""Imports the tables of other tools as runs marked `origin: imported`, and training logs as
+summaries.
+"""

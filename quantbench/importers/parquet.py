@@ -11,8 +11,10 @@ MOST_ROWS = 5_000_000
 
 
 def read_parquet(operation: str, file: Path) -> Any:
-    """Reads a Parquet file as a pyarrow Table. Raises StoreError, naming `operation`, if unreadable
-    or too long.
+    """Reads a Parquet file as a pyarrow Table.
+
+    operation: command that errors name.
+    Raises StoreError if the file cannot be read or has too many rows.
     """
     import pyarrow as pa  # here: most commands read none
     import pyarrow.parquet as pq

@@ -217,8 +217,8 @@ def data_parallel_s(
     seconds = _ring_s(job, layout, calibration, layout.replicas, 1, ring_bytes, volume * each)
     if not experts:
         return seconds
-    # Experts have fewer replicas. Their ring has only the GPUs that hold the same experts, whose
-    # stride is the expert-parallel group.
+    # Experts have fewer replicas. Their ring connects only the GPUs that hold the same experts,
+    # which are ep / tp data-parallel GPUs apart.
     stride = max(1, layout.ep // layout.tp)
     ring_bytes = volume * experts * job.shape.element_bytes
     ranks = layout.expert_replicas

@@ -472,9 +472,10 @@ def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]
     forward += (qkv + context + latents) * 2 * w
     # Accesses per element in the backward pass. Two norms: two reads and a write each, and two
     # reads for the weight gradients. Two dropouts: a read, a write and a mask each. Two additions
-    # of residual gradients: two reads and a write each. Bias gradients: a read of each output.
-    # Activation: two accesses more than in the forward pass. q, k and v: a read and a write, and a
-    # read for the bias. Context: a read and a write.
+    # of residual gradients: two reads and a write each. Bias gradients: a read of each output,
+    # including those of the activation and of q, k and v. Activation: one read more than in the
+    # forward pass. q, k, v and the context: a read and a write each. Norms of latents: the same as
+    # the two norms.
     backward = whole * (2 * 5 * w + 2 * (2 * w + mask) + 2 * 3 * w + 2 * w)
     backward += activation * (gates + 2) / gates + qkv * 3 * w + context * 2 * w + latents * 5 * w
     # Weight gradients are accumulated over the micro-batches: two reads and a write each.
