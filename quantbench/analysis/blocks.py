@@ -231,7 +231,7 @@ def idle_reasons(
         that contradict this rate are left out.
     """
     if isinstance(workload, Attention):
-        if workload.head_dim % 8 == 0:  # 16-byte loads in fp16 and bf16
+        if workload.head_dim % 8 == 0:  # 8 fp16 or bf16 elements fill a 16-byte load
             return ()
         words = f"head_dim = {workload.head_dim} is not a multiple of 8"
         return (Cause("alignment", words, "arithmetic"),)

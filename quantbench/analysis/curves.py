@@ -189,7 +189,7 @@ def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
     figure_error: standard error of a point that has a single sample, in log time.
     """
     count = _column(curve.points, "num_samples")
-    if count.max() == 1:  # most imported tables
+    if count.max() == 1:  # single times, as in most imported tables
         return np.full(len(count), sqrt(between**2 + figure_error**2))
     factors = count / (count - 0.8)
     for few, factor in _FEW_SAMPLES.items():

@@ -187,7 +187,7 @@ def _alignment(step: CurveStep, tile_of: TileOf) -> Cause | None:
         return None
     needed, words = misaligned
     drops = _drops_back(step, tile_of)
-    if drops is None:  # no later point to compare: 16 bytes matter to every kernel, 128 to few
+    if drops is None:  # without a later point: 16 bytes matter to every kernel, 128 to few
         drops = needed == 16
     return Cause("alignment", words, "arithmetic") if drops else None
 

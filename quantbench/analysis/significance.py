@@ -163,7 +163,7 @@ def wander(a: Run, b: Run, points: int) -> Wander:
     noise_b = reference_noise(of_b)
     shift = None
     common = of_a.keys() & of_b.keys()
-    if common:  # runs of several devices have several references
+    if common:  # a run of several devices has several reference points
         shift = median([median(of_b[key]) / median(of_a[key]) for key in common])
     # The quantile is that of the largest of all points (Bonferroni). Few repetitions determine the
     # noise badly, so Student's t is used for them.

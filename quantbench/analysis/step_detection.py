@@ -307,7 +307,7 @@ def _places(sums: _Sums, curve: Ints, start: Ints, split: Ints, stop: Ints) -> t
     """
     if not len(split):
         return split, split
-    lengths = stop - start - 1  # positions tried for each break
+    lengths = stop - start - 1  # number of positions that are tried for each break
     begins = np.cumsum(lengths) - lengths
     own = np.repeat(np.arange(len(split)), lengths)
     tried = np.arange(len(own)) - begins[own] + start[own] + 1

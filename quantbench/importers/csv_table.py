@@ -44,7 +44,7 @@ class CsvRow:
         gaps.
         """
         value = self.number(column)
-        if not value.is_integer():  # nor are nan and inf
+        if not value.is_integer():  # nan and inf are no integers either
             raise self.error(column, "a whole number")
         return int(value)
 

@@ -263,7 +263,7 @@ def _rows(block: bytes, left_out: Counter[str]) -> Iterator[list[float]]:
         ends = [*(start.start() for start in starts[1:]), position]
         for start, end in zip(starts, ends, strict=False):
             row = {"iteration": float(start[1])}
-            for text in block[start.end() : end].split(b"|")[:-1]:  # no bar follows the last
+            for text in block[start.end() : end].split(b"|")[:-1]:  # no bar follows the last field
                 name, _, value = text.partition(b":")
                 column = _FIELDS.get(name.strip())
                 if column is not None and column not in row:

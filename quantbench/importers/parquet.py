@@ -16,7 +16,7 @@ def read_parquet(operation: str, file: Path) -> Any:
     operation: command that errors name.
     Raises StoreError if the file cannot be read or has too many rows.
     """
-    import pyarrow as pa  # here: most commands read none
+    import pyarrow as pa  # imported here, because most commands read no Parquet file
     import pyarrow.parquet as pq
 
     try:

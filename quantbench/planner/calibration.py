@@ -228,7 +228,7 @@ class Calibrations:
         del data["chosen"]
         for by_gpu in data["stacks"].values():
             for constants in by_gpu.values():
-                del constants["provenance"]  # that of the whole fit is beside them
+                del constants["provenance"]  # stored once for the whole fit
         return {**_HEADER, **data}
 
     @classmethod

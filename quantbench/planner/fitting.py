@@ -35,7 +35,7 @@ _FEWEST = 5
 # factors are not told apart if their correlation is larger than the second value.
 _DETERMINED = 0.7
 _APART = 0.7
-_UNUSUAL = 2  # spreads of the prior
+_UNUSUAL = 2  # in spreads of the prior
 
 
 class Prior(NamedTuple):
@@ -200,7 +200,7 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
         for name, _ in effects:
             low, high = RANGES[name]
             value = max(getattr(prior, name), 1e-3) * math.exp(effects[Term(name, "")])
-            values[name] = min(max(value, low / _STEP), high)  # so that a step down stays inside
+            values[name] = min(max(value, low / _STEP), high)  # keeps a step down in range
         return replace(prior, **values)
 
     effects, jacobian = solve(observed, lambda _: spread, constants)

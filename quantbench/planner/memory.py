@@ -219,7 +219,7 @@ def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
     width += shape.heads * shape.value_width
     each = (1 + shape.gated) * w + kept
     mlp_bytes = each * shape.ffn
-    if shape.experts and not dense:  # with the rows gathered for the experts
+    if shape.experts and not dense:  # includes the rows gathered for the experts
         mlp_bytes = shape.top_k * (each * shape.moe_ffn + kept * shape.hidden)
         mlp_bytes += each * shape.shared_ffn
     divided = tokens * (w * width + mlp_bytes) / layout.tp

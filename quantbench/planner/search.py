@@ -186,7 +186,7 @@ def _micro_batches(job: Job, base: Layout, space: LayoutSpace) -> Iterator[Layou
         if mbs > _LARGEST_MICRO_BATCH:
             continue
         if not space.mbs and mbs * job.shape.seq > LARGEST_SIDE * base.cp:
-            continue  # more rows than a product that is predicted
+            continue  # more rows than a GEMM that can be predicted
         for chunks in _allowed([1, *chunk_counts[1:]], space.interleave):
             if chunks == 1 or (base.pp > 1 and plain.micro_batches(job.gbs) % base.pp == 0):
                 yield replace(plain, interleave=chunks)

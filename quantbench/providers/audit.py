@@ -100,7 +100,7 @@ class Audit:
         if callable(getattr(task, "inputs", None)):
             watched = _Watched(self._who, self.workload, task)
             self._watched.append(watched)
-            if len(self._watched) > 1:  # a copy: it is warmed up and timed like the first
+            if len(self._watched) > 1:  # a copy is warmed up and timed like the first task
                 watched.fill(self._inputs(self._distribution))
 
         def run() -> None:
@@ -127,7 +127,7 @@ class Audit:
             zeros = self._distribution == "zeros"
             watched.fill(self._inputs("normal" if zeros else self._distribution))
             if watched.on_cuda or not watched.task.outputs():
-                watched.task.run()  # loads and allocates what it needs
+                watched.task.run()  # loads and allocates what the task needs
             # The first change of inputs loads kernels, which must not happen while the stream is
             # held.
             self.before_sample()

@@ -171,7 +171,7 @@ class TorchWork:
 
         out = torch.zeros(share if op == "reduce_scatter" else count, dtype=dtype, device=device)
         sent = out
-        if op not in ("all_reduce", "broadcast"):  # these work in place
+        if op not in ("all_reduce", "broadcast"):  # these two ops work in place
             sent = out.new_empty(share if op == "all_gather" else count)
         self._output = out
         self._fill = lambda: _fill_pattern(sent, rank)
@@ -223,7 +223,7 @@ class TorchWork:
         wrong = 0
         for at, found in _chunks(output):
             expected = self._expected(at).double()
-            right = (found.double() - expected).abs() <= precision * expected.abs()  # not of NaN
+            right = (found.double() - expected).abs() <= precision * expected.abs()  # False for NaN
             wrong += int((~right).sum())
         if wrong:
             return f"{wrong} of {output.numel()} elements are wrong"

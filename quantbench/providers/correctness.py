@@ -168,7 +168,7 @@ def check(
     elif isinstance(workload, Softmax):
         found = [_softmax(workload, inputs, outputs[0], bound.relative_norm)]
     else:
-        assert isinstance(workload, Attention)  # `tolerance` knows no other
+        assert isinstance(workload, Attention)  # `tolerance` refuses all other workloads
         found = _attention(workload, inputs, outputs, generator, must_see)
     return max(_judge(who, rows, bound, outputs) for rows in found)
 
@@ -284,7 +284,7 @@ def project(
     squares = [left.new_zeros(())]
     buffer = left.new_empty(0)
     for part, chunk in row_chunks(matrices):
-        # One buffer for all chunks: on a CPU new memory costs more than the conversion.
+        # One buffer serves all chunks, because new memory costs more than the conversion on a CPU.
         if buffer.numel() < chunk.numel():
             buffer = buffer.new_empty(chunk.numel())
         converted = buffer[: chunk.numel()].view(chunk.shape).copy_(chunk)

@@ -57,7 +57,7 @@ def parse(name: str) -> KernelName:
         if match is not None:
             try:
                 return _read(family, role, match)
-            except InputError:  # impossible sizes
+            except InputError:  # the name states impossible sizes
                 return KernelName(family, role)
         if sign and re.search(sign, bare):
             return KernelName(family, role)
@@ -95,7 +95,7 @@ def _read(family: str, role: str, match: re.Match[str]) -> KernelName:
     # in shared memory.
     splits = re.search(r"splitk|stream_k|segment_k_on", options, re.IGNORECASE) is not None
     cluster = None
-    if sizes.get("cluster_n"):  # 0x0: chosen when launched
+    if sizes.get("cluster_n"):  # 0x0 means that the cluster is chosen at launch
         cluster = sizes["cluster_m"], sizes["cluster_n"]
     return KernelName(
         stated.get("family", family),
@@ -221,7 +221,7 @@ _KINDS: tuple[tuple[str, ...], ...] = (
         r"^a\dw\d_\w+_cktile_(?:\d(?:x\d)+_)?" + _SIZES
         + r"_(?P<warps>\d+x\d+x\d+)_\d+x\d+x\d+_\w+$",
     ),
-    # Kernels written for aiter: assembly, FlyDSL, opus.
+    # Kernels that were written for aiter, in assembly, FlyDSL and opus.
     (
         "aiter", "gemm", "",
         r"^_ZN5aiter\d+\w+?gemm_\w+?_(?P<m>\d+)x(?P<n>\d+)(?P<options>\w*)E$",

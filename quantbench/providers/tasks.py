@@ -165,7 +165,7 @@ class BackwardTask(_Task):
         self._forward = forward
         self._leaves = tuple(tensor.requires_grad_() for tensor in inputs)
         self._gradient = gradient
-        self._results: dict[int, torch.Tensor] = {}  # by stream
+        self._results: dict[int, torch.Tensor] = {}  # result of `forward` on each stream
         masks = () if mask is None else (mask,)
         super().__init__((*self._leaves, *masks, gradient))
 

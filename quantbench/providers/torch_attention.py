@@ -96,7 +96,7 @@ class TorchAttention(BuiltInProvider[Attention]):
             grouped = work.kv_heads < work.heads
             return grouped and self.variant == "flash" and not _cpu_flash_takes_groups(), None
         backend, can_use = BACKENDS[self.variant]
-        with sdpa_kernel(backend):  # torch also refuses what is switched off
+        with sdpa_kernel(backend):  # torch also refuses a backend that is switched off
             return choose_heads(self.id, can_use, work, torch_device(device))
 
 
@@ -108,7 +108,7 @@ def _cpu_flash_takes_groups() -> bool:
     q = torch.zeros(1, 2, 1, 8)
     k = torch.zeros(1, 1, 1, 8)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the reasons of a refusal
+        warnings.simplefilter("ignore")  # torch warns of the reasons of a refusal
         try:
             scaled_dot_product_attention(q, k, k, enable_gqa=True)
         except RuntimeError:
@@ -154,7 +154,7 @@ def _refusal(
     params = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, work.causal, group > 1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if can_use(params, True):  # True: say why not, as warnings
+        if can_use(params, True):  # with True, it gives the reasons as warnings
             return None
     reasons = []
     for warning in caught:

@@ -105,7 +105,7 @@ class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
             tuple(accumulate(work.tokens_per_expert)), dtype=torch.int32, device=a.device
         )
         multiply = _grouped_mm()
-        assert multiply is not None  # `refusal` says so
+        assert multiply is not None  # `refusal` has checked this
         return ForwardTask(lambda: multiply(a, b, offs=ends), (a, b))
 
 

@@ -47,7 +47,7 @@ def differences(a: Run, b: Run) -> tuple[Difference, ...]:
     """
     of_a = _metadata(a)
     of_b = _metadata(b)
-    if a.info.device.name != b.info.device.name:  # its constants then differ anyway
+    if a.info.device.name != b.info.device.name:  # the constants of different devices differ anyway
         of_a["device"] = {"device": a.info.device.name}
         of_b["device"] = {"device": b.info.device.name}
     found = []

@@ -60,7 +60,7 @@ def read_run(folder: Path) -> Run:
     info = read_run_info(folder)
     path = folder / "records.jsonl"
     records: list[Record] = []
-    points: dict[str, int] = {}  # index of each point's record
+    points: dict[str, int] = {}  # index of the record of each point
     digests: set[bytes] = set()
     retried: set[str] = set()
     regraded = 0
@@ -267,7 +267,7 @@ class RunWriter:
         for name in ("records.jsonl", "run.json"):
             (self.folder / name).unlink(missing_ok=True)
         for path in self._made:
-            with suppress(OSError):  # not empty: another process uses it
+            with suppress(OSError):  # a folder that another process uses is not empty
                 path.rmdir()
 
     def __enter__(self) -> RunWriter:

@@ -169,7 +169,7 @@ def _converter(hint: Any, whole: bool) -> _Convert:
     if is_dataclass(hint):
         kind: Any = hint
         return lambda value: value if isinstance(value, kind) else decode(kind, value, whole=whole)
-    raise TypeError(f"no JSON form for {hint}")  # a field of a new type needs one
+    raise TypeError(f"no JSON form for {hint}")  # a field of a new type needs a JSON form
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -92,7 +92,7 @@ def parse_axis(text: str, device_kind: str = "") -> Axis:
     values: set[int] = set()
     for item in body.rstrip(",").split(","):
         found = _parse_item(dim, item.strip())
-        if len(values) + len(found) > MOST_VALUES:  # counted before they are listed
+        if len(values) + len(found) > MOST_VALUES:  # the values are counted before they are listed
             many = f"{text.strip()!r} ({len(values) + len(found):,} values)"
             raise InputError(f"--dim {dim}", many, f"at most {MOST_VALUES:,} values")
         values.update(found)
@@ -311,7 +311,7 @@ def _shape(point: dict[str, int], held: Held, who: str) -> TransformerShape:
     """Builds the transformer shape of one point."""
     values: dict[str, Any] = {name: point.get(name, getattr(held, name)) for name in _SHARED}
     if values["experts"]:
-        values["gated"] = True  # as in all published models with experts
+        values["gated"] = True  # all published models with experts are gated
         if tokens := point.get("tokens", held.tokens):
             values |= {"seq": tokens, "mbs": 1}
     else:
@@ -375,7 +375,7 @@ def _heads_of(point: dict[str, int], held: Held, who: str) -> _Heads:
         if split and heads % tp == 0 and heads % (kv * ratio) == 0:
             return _Heads({"heads": heads, "kv_heads": kv, "head_dim": head_dim})
     without: tuple[str, ...] = ATTENTION_OPS if head_dim else ()
-    replicated = hidden < head_dim * tp * ratio  # key/value heads over tp
+    replicated = hidden < head_dim * tp * ratio  # key/value heads are replicated over tp
     if hidden % (tp * ratio) or kv_heads or replicated:
         without += ("qkv",)
         ratio = 1

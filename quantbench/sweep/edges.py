@@ -188,7 +188,7 @@ def _joined_neighbours(jumps: Sequence[float]) -> list[range]:
     single, unless an edge is next to them.
     """
     last = len(jumps) - 1
-    found = [range(i, i + 1) for i in range(len(jumps) + 1)]  # by index: the stretch that it is in
+    found = [range(i, i + 1) for i in range(len(jumps) + 1)]  # range that each index is in
     for i in sorted(range(len(jumps)), key=lambda i: -jumps[i]):
         edge = jumps[i] >= log(_SMALLEST_STEP)
         joined = range(found[i].start, found[i + 1].stop)

@@ -93,7 +93,7 @@ def launch_of(request: Request, spec: DeviceSpec) -> Launch | None:
     from quantbench.providers.identity import identify
 
     if spec.kind == "cuda":
-        torch.cuda.empty_cache()  # memory of a request that failed
+        torch.cuda.empty_cache()  # frees the memory of a request that failed
     task = catalog.make(request.provider).prepare(request.workload, spec, distribution="zeros")
     launch = task.launch() or identify(task.run, request.workload, spec)
     del task

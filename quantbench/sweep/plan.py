@@ -266,7 +266,7 @@ def _in_groups(
         others = tuple((name, value) for name, value in place.axes.items() if name != longest)
         for backward in (False, True):
             ops = tuple(op for op in place.ops if (op.phase != "forward") == backward)
-            later = backward * len(values)  # no forward group has so high a rank
+            later = backward * len(values)  # higher than the rank of any forward group
             group = (number, others, backward)
             in_order = place.axes[longest] in named
             found.append(replace(place, ops=ops, rank=rank + later, group=group, named=in_order))

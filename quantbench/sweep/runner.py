@@ -147,7 +147,7 @@ class Sweep:
         self._seen = set(self.job.done)
         self._progress = Progress(total=0)
         self._set_remaining(self.job.plan.points)
-        self._expected_s = 0.0  # of what was measured, by its estimates
+        self._expected_s = 0.0  # sum of the estimates of what was measured
         self._begun = False
         self._worker: WorkerClient | None = None
         self._lost_in_a_row = 0

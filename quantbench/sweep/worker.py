@@ -175,7 +175,7 @@ def main() -> None:
             return
         send(encode(hello))
         first = next(messages, None)
-        if first is None:  # the parent only needed the device
+        if first is None:  # the parent only wanted to know the device
             return
         timing = decode(TimingOptions, first)
         try:

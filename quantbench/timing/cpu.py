@@ -191,7 +191,7 @@ class CpuTimer(Timer):
         with _one_thread():
             start_s = self._now()
             before = self._state()
-            run()  # the first call may pack weights, build a primitive, touch fresh pages
+            run()  # the first call may pack weights, build a primitive or touch fresh pages
             sampler = CpuSampler(run, self._buffer, self._clocks, before_sample(audit))
             warm = self._warm_up(sampler)
             measurement = self._sample(sampler, warm, audit, start_s, "cpu", 1, _TICK_US)
@@ -204,7 +204,7 @@ def _one_thread() -> Iterator[None]:
 
     The core is the last one that is allowed, because interrupts favour the first.
     """
-    torch = sys.modules.get("torch")  # if nobody has imported it, it has no threads
+    torch = sys.modules.get("torch")  # torch has no threads if nobody has imported it
     if torch:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)

@@ -95,7 +95,7 @@ class EventSampler:
                 self._run()
                 pair.stop()
                 self._ops.stamp(index + 1)
-        finally:  # also if queueing fails
+        finally:  # the stream is released even if queueing fails
             self._ops.release()
         state = self._ops.state()
         self._ops.synchronize()

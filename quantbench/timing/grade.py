@@ -220,7 +220,7 @@ def _ceiling(spec: DeviceSpec, dtype: str | None, clock_mhz: float | None) -> tu
     return highest, fastest or "any format"
 
 
-_Reasons = Iterator[tuple[int, str]]  # weight, message
+_Reasons = Iterator[tuple[int, str]]  # (weight, message) of each reason
 
 
 def _precision(m: Measurement, options: TimingOptions) -> _Reasons:
@@ -286,7 +286,7 @@ def _discards(m: Measurement) -> _Reasons:
 def _clock(m: Measurement, spec: DeviceSpec) -> _Reasons:
     """Yields what is wrong with the SM clock."""
     if spec.kind == "cpu":
-        return  # a CPU's clock is not recorded, which is not the point's fault
+        return  # the clock of a CPU is not recorded, which says nothing about the point
     if not m.clocks_mhz:
         note = m.state_after.note or m.state_before.note
         yield _OFF, "the SM clock is not known" + (f" ({note})" if note else "")
@@ -312,7 +312,7 @@ def _drift(drift: Drift | None) -> _Reasons:
     change = abs(drift.time_ratio - 1)
     if not change <= _DRIFT[0]:
         slower = "slower" if drift.time_ratio > 1 else "faster"
-        weight = _step(change, _DRIFT) or _BAD  # NaN is bad
+        weight = _step(change, _DRIFT) or _BAD  # NaN counts as bad
         yield weight, f"the reference point had become {change:.1%} {slower} than at first"
     if drift.clock_ratio is not None:
         change = abs(drift.clock_ratio - 1)

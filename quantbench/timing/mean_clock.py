@@ -62,8 +62,8 @@ class MeanClocks:
 
     def __init__(self) -> None:
         self._blocks: deque[_Block] = deque(maxlen=_MOST_BLOCKS)
-        self._scatter = 0.0  # before the blocks
-        self._strangers = 0  # points in a row at another clock
+        self._scatter = 0.0  # scatter of the clocks before the blocks
+        self._strangers = 0  # number of points in a row at another clock
 
     def add(self, at_s: float, clocks_mhz: Sequence[float]) -> None:
         """Adds the clocks of one batch of steady work.

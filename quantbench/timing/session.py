@@ -302,7 +302,7 @@ def sample_point(
             if stopped_by is None and given_up:
                 stopped_by = "discards"
             if stopped_by is None and not good and len(bad) > 1 and rule.out_of_time:
-                stopped_by = "max_time"  # the rule waits for a first good sample
+                stopped_by = "max_time"  # the rule itself waits for a first good sample
             if stopped_by is None and THROTTLED in kinds:
                 pause(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

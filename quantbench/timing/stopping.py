@@ -77,7 +77,7 @@ class Steadiness:
     def __init__(self, window_s: float, known_mhz: float | None = None) -> None:
         self._window_s = window_s
         self._known_mhz = known_mhz
-        self._batches: list[tuple[float, _Window]] = []  # each with the time of its end
+        self._batches: list[tuple[float, _Window]] = []  # each with the time when it ended, in s
         self._sampled_us = 0.0  # sum of all samples
         self.rounds = 0  # batches added so far
 
