@@ -100,8 +100,9 @@ def tile_words(tile: Tile, resident_blocks: int, sm_count: int) -> str:
 
 
 def num_blocks(workload: Workload, tile: Tile) -> int | None:
-    """Returns the number of blocks that compute a GEMM, a grouped GEMM or attention; None for other
-    workloads.
+    """Returns the number of blocks that compute a GEMM, a grouped GEMM or attention.
+
+    Returns None for other workloads.
 
     >>> num_blocks(Gemm(m=257, n=512, k=64), Tile(128, 256))
     6

@@ -33,8 +33,9 @@ from quantbench.store.folder import Run
 
 @dataclass(frozen=True)
 class RunCheck:
-    """The result of `check_run`. (`measurement.RunCheck` is a different class: the check of a
-    kernel's output.)
+    """The result of `check_run`.
+
+    (`measurement.RunCheck` is a different class: the check of a kernel's output.)
 
     num_points: number of points that were analysed.
     curves: all curves of the run, by axis.

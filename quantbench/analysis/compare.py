@@ -138,8 +138,10 @@ def _same_kernels_apart(
 
 
 def _one_each(side: dict[_Key, list[Record]], several: set[_Key]) -> dict[_Key, Record]:
-    """Returns the first record of each key. For the keys in `several`, returns the first record of
-    each kernel, under a key that ends in the kernel name.
+    """Returns the first record of each key.
+
+    For the keys in `several`, returns the first record of each kernel, under a key that ends in the
+    kernel name.
     """
     found: dict[_Key, Record] = {}
     for key, records in side.items():
@@ -255,8 +257,9 @@ class Comparison:
 
     @property
     def median_ratio(self) -> float:
-        """Median ratio over all points. A value far from 1 means that the whole device became
-        slower or faster.
+        """Median ratio over all points.
+
+        A value far from 1 means that the whole device became slower or faster.
         """
         return median([point.ratio for point in self.points])
 

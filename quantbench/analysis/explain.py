@@ -322,7 +322,8 @@ def cause_of_loss(slow: Point, better: Point, spec: DeviceSpec, tile_of: TileOf)
 
 
 def known(used: TileInUse | None) -> bool:
-    """Returns whether a tile was recorded or inferred from the steps. An assumed tile is not
-    known.
+    """Returns whether a tile was recorded or inferred from the steps.
+
+    An assumed tile is not known.
     """
     return used is not None and used.source != "assumed"

@@ -39,8 +39,9 @@ class Rise:
 
 @dataclass(frozen=True)
 class PredictedOp:
-    """Prediction of one op, which a place runs `count` times. See `Estimate` for the other
-    fields.
+    """Prediction of one op, which a place runs `count` times.
+
+    See `Estimate` for the other fields.
     """
 
     op: str

@@ -261,8 +261,9 @@ def common_cliffs(
 
 
 def _more_waves(jump: Jump, explanation: Explanation) -> bool | None:
-    """Returns whether the point after the gap needs more waves than the point before it; None if
-    unknown.
+    """Returns whether the point after the gap needs more waves than the point before it.
+
+    Returns None if unknown.
     """
     before = num_waves(jump.before.workload, explanation.tile, explanation.resident_blocks)
     after = num_waves(jump.after.workload, explanation.tile, explanation.resident_blocks)

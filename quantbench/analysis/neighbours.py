@@ -137,8 +137,9 @@ def _of_curve(curve: Sequence[LayerRow], axis: str, *, doubles: bool) -> Iterabl
 
 
 def _against(row: LayerRow, better: LayerRow, axis: str, up_to: int | None) -> BadSize | None:
-    """Returns the bad size that one row is against a better row; None if the loss is small or not
-    significant.
+    """Returns the bad size that one row is against a better row.
+
+    Returns None if the loss is small or not significant.
     """
     ratio = (row.work / row.latency_us) / (better.work / better.latency_us)
     loss = 1 - ratio

@@ -78,8 +78,9 @@ class Period(OfFamily):
 
     @property
     def tile_words(self) -> str:
-        """Description of the chosen explanation (`128x256 tile on 108 SMs`); empty if there is
-        none.
+        """Description of the chosen explanation (`128x256 tile on 108 SMs`).
+
+        It is empty if there is none.
         """
         return "" if self.chosen is None else self.words_of(self.chosen)
 

@@ -102,8 +102,9 @@ def _p_greater(large: FloatArray, small: FloatArray) -> float:
 
 
 def _ratio_interval(a: FloatArray, b: FloatArray) -> tuple[float, float | None, float | None]:
-    """Returns the median of all pairwise ratios b / a and its 95 % interval; None for the bounds if
-    there are too few samples.
+    """Returns the median of all pairwise ratios b / a and its 95 % interval.
+
+    Returns None for the bounds if there are too few samples.
     """
     pairs = a.size * b.size
     ratios = np.sort((_thinned(b)[:, None] / _thinned(a)[None, :]).ravel())

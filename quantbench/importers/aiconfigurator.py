@@ -293,8 +293,9 @@ def _find(
 
 
 def systems_folder() -> Path | None:
-    """Returns the folder of the systems in the installed aiconfigurator-core; None if it is not
-    installed.
+    """Returns the folder of the systems in the installed aiconfigurator-core.
+
+    Returns None if it is not installed.
     """
     spec = find_spec("aiconfigurator_core")
     found = spec.submodule_search_locations if spec is not None else None

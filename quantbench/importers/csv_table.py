@@ -40,8 +40,9 @@ class CsvRow:
         return self.cells[column].strip()
 
     def integer(self, column: str) -> int:
-        """Reads a whole number. `64.0` is accepted, because pandas writes it in a column with
-        gaps.
+        """Reads a whole number.
+
+        `64.0` is accepted, because pandas writes it in a column with gaps.
         """
         value = self.number(column)
         if not value.is_integer():  # nan and inf are no integers either
@@ -103,8 +104,9 @@ class CsvFile:
             raise self._broken(f"column {repeated!r} appears twice")
 
     def require(self, columns: tuple[str, ...]) -> None:
-        """Raises InputError for the first of `columns` that the file lacks. It names the columns of
-        the file.
+        """Raises InputError for the first of `columns` that the file lacks.
+
+        It names the columns of the file.
         """
         for column in columns:
             if column not in self.columns:
@@ -116,8 +118,9 @@ class CsvFile:
                 )
 
     def rows(self) -> Iterator[CsvRow]:
-        """Yields all rows after the header. Raises InputError for a row with too few or too many
-        cells.
+        """Yields all rows after the header.
+
+        Raises InputError for a row with too few or too many cells.
         """
         lines = self._lines()
         next(lines, None)
@@ -203,8 +206,9 @@ class Mapped:
 
 
 def parse_map(text: str) -> Mapped:
-    """Parses a mapping such as `m=M,n=N,k=K,latency=time:ms`. The fields determine the kind of
-    workload.
+    """Parses a mapping such as `m=M,n=N,k=K,latency=time:ms`.
+
+    The fields determine the kind of workload.
 
     Raises InputError for a malformed mapping and for fields that no workload has.
 

@@ -137,15 +137,17 @@ class Iterations:
 
     @property
     def tokens_per_s(self) -> FloatArray:
-        """Tokens per second, as gbs × seq / elapsed_s (iterations,). The logged samples_per_s is
-        not used.
+        """Tokens per second, as gbs × seq / elapsed_s (iterations,).
+
+        The logged samples_per_s is not used.
         """
         return np.asarray(self.values["gbs"] * self.seq / self.values["elapsed_s"])
 
     @property
     def final(self) -> npt.NDArray[np.bool_]:
-        """Whether a line is the last one of its iteration (iterations,). A restart repeats
-        iterations.
+        """Whether a line is the last one of its iteration (iterations,).
+
+        A restart repeats iterations.
         """
         iteration = self.values["iteration"]
         _, last = np.unique(iteration[::-1], return_index=True)
@@ -226,8 +228,9 @@ def _job(printed: dict[str, str]) -> dict[str, Any]:
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Yields blocks of whole lines, of about half a megabyte. Raises InputError for a line without
-    an end.
+    """Yields blocks of whole lines, of about half a megabyte.
+
+    Raises InputError for a line without an end.
     """
     rest = b""
     while block := stream.read(_BLOCK_BYTES):

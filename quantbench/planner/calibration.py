@@ -70,8 +70,9 @@ _UNKNOWN = Stack(overlaps=False)
 
 
 def software(stack: str) -> Stack:
-    """Returns the stack with this name. For an unknown name, returns what is assumed of unknown
-    software.
+    """Returns the stack with this name.
+
+    For an unknown name, returns what is assumed of unknown software.
     """
     return STACKS.get(stack, _UNKNOWN)
 

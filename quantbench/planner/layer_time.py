@@ -161,8 +161,9 @@ class LayerTime(NamedTuple):
         return LayerTime(*map(mean, self, other))
 
     def repeated(self, recompute: str) -> Span:
-        """Returns the time of the recomputation of a layer, in s. For `full` it is the time of the
-        forward pass.
+        """Returns the time of the recomputation of a layer, in s.
+
+        For `full` it is the time of the forward pass.
 
         recompute: kind of recomputation, as in `Layout`.
         """
@@ -191,8 +192,9 @@ class LayerTimes:
         self._known: dict[LayerKey, LayerTime] = {}
 
     def at(self, key: LayerKey) -> LayerTime:
-        """Returns the times of ideal single ops on one GPU. `LayerTime.fitted` converts them to
-        times in training.
+        """Returns the times of ideal single ops on one GPU.
+
+        `LayerTime.fitted` converts them to times in training.
         """
         self.prepare([key])
         return self._known[key]
@@ -483,8 +485,9 @@ def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]
 
 
 def _core_dropout_bytes(shape: TransformerShape) -> float:
-    """Returns the bytes of the dropout on attention probabilities (a read, a write and a mask); 0
-    if attention is fused.
+    """Returns the bytes of the dropout on attention probabilities (a read, a write and a mask).
+
+    Returns 0 if attention is fused.
     """
     if not shape.dropout or shape.attention == "flash":
         return 0.0

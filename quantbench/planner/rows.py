@@ -426,8 +426,9 @@ def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
 
 
 def known_of(row: TableRow) -> str:
-    """Returns the notes of the table on a row, except published rates in tokens/s; "" if there are
-    none.
+    """Returns the notes of the table on a row, except published rates in tokens/s.
+
+    Returns "" if there are none.
     """
     notes = (row.source_error, row.notes)
     return "; ".join(note for note in notes if note and not _RATE.fullmatch(note))

@@ -31,8 +31,9 @@ Degrees = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LayoutSpace:
-    """Allowed values in a search over layouts. For dp, tp, pp, mbs and interleave, an empty tuple
-    allows all values.
+    """Allowed values in a search over layouts.
+
+    For dp, tp, pp, mbs and interleave, an empty tuple allows all values.
 
     recompute: () allows all kinds except selective recomputation of flash attention, which frees
         next to nothing.
@@ -111,8 +112,9 @@ def search(
 
 
 def _impossible(job: Job, space: LayoutSpace) -> InputError:
-    """Returns the error for a space without layouts. It names the rule that the nearest layout
-    breaks.
+    """Returns the error for a space without layouts.
+
+    It names the rule that the nearest layout breaks.
     """
     tensor = space.tp or divisors(job.cluster.gpus_per_node)
     stages = space.pp or divisors(job.gpus)

@@ -87,8 +87,9 @@ class Provider(Protocol):
     id: str
 
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
-        """Returns the reason why the provider cannot run the workload on the device; None if it
-        can.
+        """Returns the reason why the provider cannot run the workload on the device.
+
+        Returns None if it can.
         """
 
     def prepare(

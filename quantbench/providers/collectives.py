@@ -116,8 +116,9 @@ class TorchRanks:
 
 
 class TorchWork:
-    """One rank's part of a collective: its buffers, call, check and clock. Implements
-    `timing.lockstep.Work`.
+    """One rank's part of a collective: its buffers, call, check and clock.
+
+    Implements `timing.lockstep.Work`.
 
     state: function that reads the state of this rank's GPU.
     """
@@ -135,8 +136,9 @@ class TorchWork:
         self._expected: Callable[[torch.Tensor], torch.Tensor] = lambda at: at
 
     def allocate(self, collective: Collective) -> str:
-        """Allocates the buffers of a collective. Returns the reason why this is impossible, else
-        "".
+        """Allocates the buffers of a collective.
+
+        Returns the reason why this is impossible, else "".
         """
         self._release()
         dtype = _DTYPES.get(collective.dtype)

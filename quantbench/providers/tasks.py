@@ -60,8 +60,9 @@ class BuiltInProvider(Generic[_W]):
         return self.task(cast("_W", workload), device, Inputs(device, distribution, seed))
 
     def refusal(self, work: _W, device: DeviceSpec) -> str | None:
-        """Returns the reason why the provider cannot run a workload of its kind on the device; None
-        if it can.
+        """Returns the reason why the provider cannot run a workload of its kind on the device.
+
+        Returns None if it can.
         """
         raise NotImplementedError
 

@@ -102,8 +102,9 @@ class TorchAttention(BuiltInProvider[Attention]):
 
 @cache
 def _cpu_flash_takes_groups() -> bool:
-    """Returns whether torch's flash kernel for CPUs takes grouped heads. That of torch 2.6 does
-    not.
+    """Returns whether torch's flash kernel for CPUs takes grouped heads.
+
+    That of torch 2.6 does not.
     """
     q = torch.zeros(1, 2, 1, 8)
     k = torch.zeros(1, 1, 1, 8)

@@ -114,8 +114,9 @@ def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
 
 
 def _no_narrow(gemm: Gemm, device: DeviceSpec) -> str | None:
-    """Returns the reason why torch's function for a narrow format does not take the GEMM; None if
-    it does.
+    """Returns the reason why torch's function for a narrow format does not take the GEMM.
+
+    Returns None if it does.
     """
     if gemm.dtype not in _NARROW:
         return None

@@ -53,8 +53,9 @@ class _TritonProvider(BuiltInProvider[_W]):
         return refusal
 
     def _no_product(self, dtype: str, device: DeviceSpec) -> str | None:
-        """Returns the reason why GEMMs in a dtype are not supported on the device; None if they
-        are.
+        """Returns the reason why GEMMs in a dtype are not supported on the device.
+
+        Returns None if they are.
         """
         if dtype not in TORCH_DTYPES:
             return f"{self.id} does not take {dtype}"

@@ -48,8 +48,9 @@ def relevant_environment(environ: Mapping[str, str] | None = None) -> dict[str, 
 
 
 def installed_versions() -> dict[str, str]:
-    """Returns the versions of quantbench, Python, the OS and installed packages. No package is
-    imported.
+    """Returns the versions of quantbench, Python, the OS and installed packages.
+
+    No package is imported.
     """
     found = {
         "quantbench": __version__,

@@ -217,8 +217,9 @@ class RunWriter:
         self.extend((record,))
 
     def extend(self, records: Iterable[Record]) -> None:
-        """Appends many records, with one flush to disk at the end. If this fails, the file is left
-        unchanged.
+        """Appends many records, with one flush to disk at the end.
+
+        If this fails, the file is left unchanged.
         """
         start = os.fstat(self._records.fileno()).st_size
         added = 0

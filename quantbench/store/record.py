@@ -45,8 +45,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Measured:
-    """Outcome of a point that was timed. (`latency.gemm.trees.Measured` is a different class, which
-    holds training data.)
+    """Outcome of a point that was timed.
+
+    (`latency.gemm.trees.Measured` is a different class, which holds training data.)
     """
 
     measurement: Measurement
@@ -252,8 +253,9 @@ def record_from_json(data: object) -> Record:
 
 
 def _shared(value: object) -> object:
-    """Returns the one object that all records share for a text. Other values are returned
-    unchanged.
+    """Returns the one object that all records share for a text.
+
+    Other values are returned unchanged.
     """
     return intern(value) if type(value) is str else value
 

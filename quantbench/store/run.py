@@ -91,8 +91,9 @@ def write_run_info(folder: Path, info: RunInfo) -> None:
 
 
 def read_run_info(folder: Path) -> RunInfo:
-    """Reads run.json. Raises StoreError if the file is missing, broken, or not that of a quantbench
-    run.
+    """Reads run.json.
+
+    Raises StoreError if the file is missing, broken, or not that of a quantbench run.
     """
     path = folder / "run.json"
     try:

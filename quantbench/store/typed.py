@@ -82,8 +82,9 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
 
 
 def encode(value: Any) -> Any:
-    """Encodes a dataclass, mapping, list or tuple as JSON, recursively. Returns other values
-    unchanged.
+    """Encodes a dataclass, mapping, list or tuple as JSON, recursively.
+
+    Returns other values unchanged.
 
     A class with a constant `kind`, such as a workload, is encoded with its kind.
     """

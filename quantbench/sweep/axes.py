@@ -145,8 +145,9 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
 
 @dataclass(frozen=True)
 class Held:
-    """Sizes and options that no axis varies. 0 and "" select a default that depends on the device
-    or the shape.
+    """Sizes and options that no axis varies.
+
+    0 and "" select a default that depends on the device or the shape.
 
     attention: one of ATTENTIONS; `ops` overrides it.
     heads: number of heads; 0 for hidden / head_dim. Along an axis of hidden, a head_dim of 0 means

@@ -20,8 +20,9 @@ from quantbench.workload import Gemm, Op
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """Options of a sweep, which determine its plan on a device. One of dims, shapes and models is
-    set.
+    """Options of a sweep, which determine its plan on a device.
+
+    One of dims, shapes and models is set.
 
     dims: axes as the user typed them, `hidden` or `hidden=1024:4096`.
     shapes: (m, n, k, batch) of each GEMM to measure.

@@ -173,8 +173,9 @@ def _points_in(groups: Iterable[Group]) -> tuple[PlanPoint, ...]:
 
 
 def _without(groups: Iterable[Group], done: Collection[str]) -> tuple[Group, ...]:
-    """Returns the groups without the points whose keys are in `done`. Groups without other points
-    are dropped.
+    """Returns the groups without the points whose keys are in `done`.
+
+    Groups without other points are dropped.
     """
     found = []
     for group in groups:

@@ -303,8 +303,9 @@ class Sweep:
             self.append(self.records[index])
 
     def _ask(self, point: PlanPoint, *, name: bool = False) -> Reply:
-        """Sends a point to the worker and returns the reply. The worker is started if there is
-        none.
+        """Sends a point to the worker and returns the reply.
+
+        The worker is started if there is none.
 
         name: whether to identify the kernel.
         """

@@ -29,8 +29,9 @@ Connect = Callable[[], WorkerClient]
 
 
 class SweepSession:
-    """A sweep into one run folder. It is created by `new` or `resume` and used as a context
-    manager.
+    """A sweep into one run folder.
+
+    It is created by `new` or `resume` and used as a context manager.
 
     worker: worker that identified the device. It also measures.
     connect: function that starts another worker.
@@ -117,8 +118,9 @@ class SweepSession:
 
     @property
     def interpreted(self) -> bool:
-        """Whether Triton's interpreter runs some of the points. Their times are not those of a
-        kernel.
+        """Whether Triton's interpreter runs some of the points.
+
+        Their times are not those of a kernel.
         """
         providers = {point.provider.partition(".")[0] for point in self.plan.points}
         return interpreter_runs() and providers != {"torch"}

@@ -106,8 +106,9 @@ def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
 
 
 def named_shapes(data: object) -> tuple[NamedShape, ...]:
-    """Decodes the list of shapes in a file or in the options of a run. Raises InputError if it is
-    malformed.
+    """Decodes the list of shapes in a file or in the options of a run.
+
+    Raises InputError if it is malformed.
     """
     if not isinstance(data, list | tuple) or not 1 <= len(data) <= _MOST_SHAPES:
         raise InputError("shapes", repr(data)[:60], f"a list of 1 to {_MOST_SHAPES} shapes")

@@ -142,8 +142,9 @@ def copier(
 
 
 def too_large(workload: Workload, spec: DeviceSpec) -> str | None:
-    """Returns the reason if inputs and outputs alone exceed the memory of the device; None if they
-    fit.
+    """Returns the reason if inputs and outputs alone exceed the memory of the device.
+
+    Returns None if they fit.
     """
     if workload.min_bytes <= spec.memory_bytes:
         return None

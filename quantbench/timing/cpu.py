@@ -185,8 +185,9 @@ class CpuTimer(Timer):
         min_bytes: int | None = None,
         audit: Audit | None = None,
     ) -> Measurement:
-        """Times `run`, which must return only when its work is done. See `Timer.measure` for the
-        arguments.
+        """Times `run`, which must return only when its work is done.
+
+        See `Timer.measure` for the arguments.
         """
         with _one_thread():
             start_s = self._now()

@@ -131,8 +131,9 @@ class TorchEventPair:
 
 
 class TorchCuda:
-    """CUDA calls of the samplers, on the current device and stream. Tests replace it by a simulated
-    device.
+    """CUDA calls of the samplers, on the current device and stream.
+
+    Tests replace it by a simulated device.
 
     Its creation allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the two probe
     kernels, which takes about a second the first time. Without these kernels (no Triton, or no C
@@ -189,14 +190,16 @@ class TorchCuda:
         self._hold.release()
 
     def was_held(self) -> bool:
-        """Returns whether the stream stayed held until `release`. It must be called after
-        `synchronize`.
+        """Returns whether the stream stayed held until `release`.
+
+        It must be called after `synchronize`.
         """
         return self._hold.was_held()
 
     def stamp(self, index: int) -> None:
-        """Queues the kernel that reads the counters of all SMs. Without the probe kernels it does
-        nothing.
+        """Queues the kernel that reads the counters of all SMs.
+
+        Without the probe kernels it does nothing.
 
         index: number of the stamp within the batch.
         """

@@ -31,8 +31,9 @@ class Ranks(Protocol):
         """Returns the command of rank 0 on every rank; None means stop. Other ranks pass None."""
 
     def gather(self, value: object) -> list[object] | None:
-        """Returns the values of all ranks, in the order of the ranks, on rank 0; None on the other
-        ranks.
+        """Returns the values of all ranks, in the order of the ranks, on rank 0.
+
+        Returns None on the other ranks.
         """
 
 

@@ -134,8 +134,9 @@ class Steadiness:
         return self._windows(self.counted_s)[1]
 
     def _agree(self, window_s: float) -> bool:
-        """Returns whether the last two windows of this length agree; False while they are not
-        full.
+        """Returns whether the last two windows of this length agree.
+
+        Returns False while they are not full.
         """
         if not self._batches or self._batches[-1][0] < 2 * window_s:
             return False
@@ -234,8 +235,9 @@ class StoppingRule:
 
     @property
     def missing(self) -> int:
-        """Number of samples until the next check, at least 1. It limits the size of the next
-        batch.
+        """Number of samples until the next check, at least 1.
+
+        It limits the size of the next batch.
         """
         return max(1, min(self._next_check, self.max_samples) - self.count)
 
