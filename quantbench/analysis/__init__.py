@@ -1,3 +1,4 @@
-"""Analyses measured runs: finds cliffs and their causes, infers tiles and waves, tests rules of
-thumb, and compares runs.
+"""Analyses measured runs.
+
+Finds cliffs and their causes, infers tiles and waves, tests rules of thumb, and compares runs.
 """

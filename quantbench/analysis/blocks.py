@@ -1,5 +1,6 @@
-"""Counts the blocks, waves and padding of a workload, and names the reasons why it runs below
-peak.
+"""Counts the blocks, waves and padding of a workload.
+
+Also names the reasons why a workload runs below peak.
 """
 
 from __future__ import annotations
@@ -255,8 +256,7 @@ def idle_reasons(
 
 
 def misaligned_share(aligned_bytes: int) -> float:
-    """Returns the share of its rate that a GEMM loses if its rows are aligned to fewer than 16
-    bytes.
+    """Returns the share of its rate that a GEMM loses if its rows are not aligned to 16 bytes.
 
     The share comes from the parameter `misaligned` of the cost model.
 

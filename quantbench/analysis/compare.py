@@ -345,8 +345,9 @@ def _compared(pair: Matched, test: RatioTest, p: float, margin: float) -> Compar
 
 
 def _kernel_change(pair: Matched) -> str:
-    """Returns the change of kernel between the runs in words, empty if there is none or it is
-    unknown.
+    """Describes the change of kernel between the runs.
+
+    The text is empty if there is no change or a kernel is unknown.
     """
     old, new = pair.a.launch, pair.b.launch
     if old is None or new is None or pair.a.provider != pair.b.provider or old.kernel == new.kernel:

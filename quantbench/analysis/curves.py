@@ -248,9 +248,7 @@ class FittedCurve:
     fit: PiecewiseFit
 
     def part(self, start: int, stop: int) -> FittedCurve:
-        """Returns the points start … stop − 1 as a curve of their own, with their part of the
-        fit.
-        """
+        """Returns the points start … stop − 1, with their part of the fit, as a curve."""
         breaks = []
         for one in self.fit.breaks:
             if start <= one.index < stop - 1:
@@ -280,8 +278,9 @@ def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ..
 
 
 def _fit_family(curves: Sequence[Curve], between: float) -> list[FittedCurve]:
-    """Fits the curves of one family, in the order given, with standard errors that match their
-    scatter.
+    """Fits the curves of one family with standard errors that match their scatter.
+
+    The fits are in the order of the curves.
     """
     figure_error = _error_of_figures(curves)
     sigmas = [_errors(curve, between, figure_error) for curve in curves]
@@ -326,11 +325,10 @@ def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
 
 
 def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:
-    """Fits curves of single times at several noise levels and returns the fits with the highest
-    likelihood.
+    """Fits curves of single times at several noise levels.
 
-    Fits that leave few degrees of freedom are rejected, because pieces of one or two points can
-    explain any noise.
+    Returns the fits with the highest likelihood. Fits that leave few degrees of freedom are
+    rejected, because pieces of one or two points can explain any noise.
     """
     best: _Grids = []
     best_cost = np.inf

@@ -36,8 +36,9 @@ _USUAL_BLOCK_M = 128
 
 
 def padding_lines(points: Iterable[Point], tile_of: TileOf) -> tuple[str, ...]:
-    """Returns a line for each provider that ran grouped GEMMs: how many rows it pads, or that this
-    is not known.
+    """Describes, in a line for each provider of grouped GEMMs, how many rows it pads.
+
+    The line says so if the number is not known.
 
     tile_of: function that maps a point to its tile (`check.RunCheck.tile_of`). Assumed tiles are
         not used.

@@ -150,9 +150,7 @@ def _kernel_change(step: CurveStep) -> Cause | None:
 
 
 def _same_kernel(old: Launch, new: Launch) -> bool:
-    """Returns whether two launches run the same kernel on tiles of equal sides and equal
-    split-k.
-    """
+    """Returns whether two launches run the same kernel on tiles of equal sides and split-k."""
     if old.kernel != new.kernel or old.tile is None or new.tile is None:
         return old.kernel == new.kernel and old.tile is new.tile
     return _SIDES_AND_SPLIT(old.tile) == _SIDES_AND_SPLIT(new.tile)
@@ -179,9 +177,7 @@ def _misaligned(step: CurveStep, limits: Sequence[int] = (16, 128)) -> tuple[int
 
 
 def _alignment(step: CurveStep, tile_of: TileOf) -> Cause | None:
-    """Returns the cause `alignment` if the slower side has lost an alignment that matters to its
-    kernel.
-    """
+    """Returns the cause `alignment` if the slower side lost an alignment that its kernel needs."""
     misaligned = _misaligned(step)
     if misaligned is None:
         return None
@@ -267,9 +263,7 @@ def _split_blocks(step: CurveStep, before: int, after: int, used: TileInUse) -> 
 
 
 def _padding(step: CurveStep) -> Cause | None:
-    """Returns the tile edge that arises because the kernel pads a dimension, if it explains the
-    step.
-    """
+    """Returns the tile edge that padding of a dimension causes, if it explains the step."""
     old = padded(step.before.workload)
     new = padded(step.after.workload)
     if old is None or new is None:
@@ -283,8 +277,9 @@ def _padding(step: CurveStep) -> Cause | None:
 
 
 def _memory(step: CurveStep, spec: DeviceSpec) -> Cause | None:
-    """Returns the cause `memory boundary` if the working set outgrows the last-level cache at the
-    step.
+    """Returns the cause `memory boundary` if the working set outgrows the cache at the step.
+
+    The cache is the last-level cache of the device.
     """
     small = step.before.workload.min_bytes
     large = step.after.workload.min_bytes
@@ -304,11 +299,10 @@ def idle_at(point: Point, spec: DeviceSpec, tile_of: TileOf) -> tuple[Cause, ...
 
 
 def cause_of_loss(slow: Point, better: Point, spec: DeviceSpec, tile_of: TileOf) -> Cause:
-    """Determines why an op runs at a lower rate at one size than at a better size, if no cliff lies
-    between them.
+    """Determines why an op has a lower rate at one size than at a better size.
 
-    The cause is a changed kernel, else the first reason for idle SMs that only the slow size has. A
-    tile that is only assumed is not used.
+    The caller has found no cliff between the two sizes. The cause is a changed kernel, else the
+    first reason for idle SMs that only the slow size has. A tile that is only assumed is not used.
     """
     changed = _kernel_change(CurveStep((better, slow), 0, 1.0))
     if changed is not None:

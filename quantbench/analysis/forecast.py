@@ -116,8 +116,9 @@ class Forecast:
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """Distinct reasons why times rest on no measurement, each with its number of ops, most
-        frequent first.
+        """Distinct reasons why times rest on no measurement, most frequent first.
+
+        Each has its number of ops.
         """
         reasons = Counter(op.estimate.unmeasured for op in self.ops if op.estimate.unmeasured)
         return tuple(
@@ -210,9 +211,7 @@ def _op(found: OpEstimate, spec: DeviceSpec) -> PredictedOp:
 
 
 def with_cliffs(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[PredictedPlace, ...]:
-    """Returns the rows with what the model predicts about nearby cliffs and about slower
-    kernels.
-    """
+    """Adds what the model predicts about nearby cliffs and about slower kernels to the rows."""
     found = []
     rises = rises_at_next_m(rows, model)
     for row, rise, share in zip(rows, rises, slower_than_best_kernel(rows, model), strict=True):

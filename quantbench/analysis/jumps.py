@@ -185,8 +185,9 @@ _Key = tuple[str, str, str, str, int, int]
 
 @dataclass(frozen=True)
 class CommonCliff(OfFamily):
-    """A jump of the median time over many curves of one family, between sizes `at` and `next` of
-    `axis`.
+    """A jump of the median time over many curves of one family.
+
+    It lies between the sizes `at` and `next` of `axis`.
 
     num_curves: number of curves that were measured at both sizes.
     ratio, low, high: median jump, as a ratio of times, with its 95 % interval.
@@ -215,8 +216,8 @@ class CommonCliff(OfFamily):
 
     @property
     def cause_words(self) -> str:
-        """The two most costly kinds of cause, each with its number of cliffs: `wave edge 71, tile
-        edge 64`.
+        """The two most costly kinds of cause with their numbers of cliffs: `wave edge 71, tile edge
+        64`.
         """
         words = [f"{kind} {number}" for kind, number in self.causes.items()]
         return ", ".join(words[:_CAUSES_NAMED]) or "unexplained"

@@ -60,8 +60,9 @@ class BadSize:
 
 
 def rows_by_dtype(points: Sequence[Point]) -> tuple[LayerRow, ...]:
-    """Returns the rows of the points, separately for each dtype, because a table may hold one shape
-    in several dtypes.
+    """Returns the rows of the points, separately for each dtype.
+
+    A table may hold one shape in several dtypes.
     """
     by_dtype: dict[str, list[Point]] = defaultdict(list)
     for point in points:
@@ -70,11 +71,10 @@ def rows_by_dtype(points: Sequence[Point]) -> tuple[LayerRow, ...]:
 
 
 def curves_of_rows(rows: Iterable[LayerRow], axis: str) -> tuple[tuple[LayerRow, ...], ...]:
-    """Groups the rows with the same provider, dtype and other axes into curves, in ascending order
-    of `axis`.
+    """Groups rows with the same provider, dtype and other axes into curves along `axis`.
 
-    Leaves out a row if its ops or their timing modes differ from those of most rows, because an op
-    failed there.
+    The rows of a curve are in ascending order of `axis`. Leaves out a row if its ops or their
+    timing modes differ from those of most rows, because an op failed there.
     """
     curves: dict[tuple[object, ...], list[LayerRow]] = {}
     for row in rows:
@@ -162,8 +162,9 @@ def has_spread(row: LayerRow) -> bool:
 
 
 def _culprit(row: LayerRow, better: LayerRow) -> tuple[Point, Point]:
-    """Returns the op that loses most time against its rate at the better size, and the same op at
-    the better size.
+    """Returns the op that loses most time against its rate at the better size.
+
+    The second point is the same op at the better size.
     """
     there = {point.op: point for point in better.points}
 

@@ -1,5 +1,6 @@
-"""Infers the tile, the number of resident blocks and the distance between steps from measured
-latencies, one result per curve family.
+"""Infers tiles, resident blocks and the distance between steps from measured latencies.
+
+There is one result per curve family.
 """
 
 from __future__ import annotations
@@ -107,9 +108,7 @@ def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec) -> tuple[Perio
 
 
 def _num_close(one: FittedCurve) -> int:
-    """Returns the number of neighbours on a curve that are close enough to locate a step between
-    them.
-    """
+    """Returns how many neighbours on a curve are close enough to locate a step between."""
     return len(one.curve.close_gaps)
 
 

@@ -1,8 +1,8 @@
-"""Finds pairs of measurements that test a rule of thumb: one keeps the rule, the other breaks it,
-and everything else is similar.
+"""Finds pairs of measurements that test a rule of thumb.
 
-The effect of a pair is the time per unit of useful work of the measurement that breaks the rule,
-over that of the measurement that keeps it. Above 1, the rule helps.
+One measurement of a pair keeps the rule, the other breaks it, and everything else is similar. The
+effect is the ratio of their times per unit of useful work, broken over kept: above 1, the rule
+helps.
 """
 
 from __future__ import annotations
@@ -186,9 +186,7 @@ def _nearest(
 
 
 def _pair(kept: Point, broken: Sequence[Point], material: Material) -> RulePair:
-    """Compares the geometric mean of the points that break the rule with the point that keeps the
-    rule.
-    """
+    """Compares the geometric mean of the points that break the rule with the kept point."""
     effect = float(np.mean(list(map(log_cost, broken))) - log_cost(kept))
     error = sqrt(sum(material.sigma(point) ** 2 for point in broken)) / len(broken)
     predicted = None
@@ -202,10 +200,10 @@ def _pair(kept: Point, broken: Sequence[Point], material: Material) -> RulePair:
 
 
 def _log_slots(point: Point, used: TileInUse | None) -> float | None:
-    """Returns the log ratio of the elements that all waves of a GEMM have room for to the elements
-    of its output.
+    """Returns the log ratio of the elements that all waves have room for to those of the output.
 
-    Returns None for other workloads, and if the tile is unknown or only assumed.
+    The waves and the output are those of a GEMM. Returns None for other workloads, and if the tile
+    is unknown or only assumed.
     """
     if used is None or used.source == "assumed" or not isinstance(point.workload, Gemm):
         return None
@@ -342,11 +340,11 @@ class _Layer:
 
 
 def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
-    """Returns whole layers by their value of `axis`, one mapping for each setting of the other
-    axes.
+    """Returns whole layers by their value of `axis`.
 
-    Each op is taken from its fastest provider. Only ops that were measured at every value in one
-    timing mode are summed. A setting without a linear op among them is skipped.
+    There is one mapping for each setting of the other axes. Each op is taken from its fastest
+    provider. Only ops that were measured at every value in one timing mode are summed. A setting
+    without a linear op among them is skipped.
     """
     groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = defaultdict(
         lambda: defaultdict(dict)

@@ -1,5 +1,6 @@
-"""Tests whether two sets of times differ by more than a tolerance, and estimates the noise and
-drift of a run from its reference points.
+"""Tests whether two sets of times differ by more than a tolerance.
+
+Also estimates the noise and drift of a run from its reference points.
 """
 
 from __future__ import annotations
@@ -88,9 +89,7 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _p_greater(large: FloatArray, small: FloatArray) -> float:
-    """Returns the one-sided p-value for "the values of `large` are greater than those of
-    `small`".
-    """
+    """Returns the one-sided p-value for "`large` is greater than `small`"."""
     from scipy.stats import mannwhitneyu
 
     both = np.concatenate((large, small))
@@ -196,10 +195,9 @@ def reference_medians(records: Iterable[Record]) -> dict[str, list[float]]:
 
 
 def pooled_noise(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
-    """Returns the relative standard deviation around the mean of each group, and its degrees of
-    freedom.
+    """Returns the relative standard deviation around the mean of each group.
 
-    Returns (0, 0) if no group has more than one value.
+    The second value is its degrees of freedom. Returns (0, 0) if no group has more than one value.
     """
     freedom = 0
     squares = 0.0
@@ -211,8 +209,7 @@ def pooled_noise(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
 
 
 def reference_noise(medians_us: dict[str, list[float]]) -> float | None:
-    """Returns the relative standard deviation of the medians around the median of their reference
-    point.
+    """Returns the relative standard deviation of the medians of each reference point.
 
     Returns None if there are too few repetitions.
 

@@ -36,9 +36,7 @@ MOST_BLOCKS_PER_SM = 4
 
 @dataclass(frozen=True)
 class Explanation:
-    """A tile of block_m × block_n, of which `resident_blocks` blocks run concurrently on the
-    device.
-    """
+    """A tile of block_m × block_n, with the number of blocks that run concurrently."""
 
     block_m: int
     block_n: int
@@ -266,8 +264,9 @@ def _whitener(log_size: Floats, sigma: Floats) -> Floats:
 
 
 def _share_of_wins(misfit: Floats, best: int) -> float:
-    """Returns the share of bootstrap resamples of the curves in which `best` has the smallest
-    misfit.
+    """Returns the share of bootstrap resamples in which `best` has the smallest misfit.
+
+    Each resample draws as many curves as there are, with replacement.
 
     misfit: misfit of each class on each curve (curves, classes).
     best: index of a class.

@@ -189,14 +189,17 @@ class _Sums:
         return _moments(self._sums[:, curve, stop] - self._sums[:, curve, start])
 
     def cost(self, curve: Ints | int, start: Ints, stop: Ints) -> Floats:
-        """Returns the cost of each piece: the squared residuals over variance of its best fit,
-        including the prior of the slope.
+        """Returns the cost of each piece.
+
+        The cost is the squared residuals over variance of its best fit, including the prior of the
+        slope.
         """
         return _cost(self.moments(curve, start, stop))
 
     def costs_up_to(self, low: int, stop: int) -> Floats:
-        """Returns the costs of the pieces that begin at low … stop − 1 and end at `stop` (curves,
-        stop − low).
+        """Returns the costs of the pieces that end at `stop` (curves, stop − low).
+
+        They begin at low … stop − 1.
         """
         return _cost(_moments(self._sums[:, :, stop : stop + 1] - self._sums[:, :, low:stop]))
 
@@ -217,9 +220,7 @@ def _cost(moments: tuple[Floats, ...]) -> Floats:
 
 @dataclass(frozen=True)
 class _Flat:
-    """All pieces of all curves in sequence: the index of the curve, the first point, and the
-    exclusive end.
-    """
+    """All pieces of all curves in sequence: index of the curve, first point, exclusive end."""
 
     curve: Ints
     start: Ints
@@ -273,8 +274,9 @@ def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
 
 
 def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
-    """Estimates the elasticity over each gap from the slopes of the pieces around it (curves,
-    points − 1).
+    """Estimates the elasticity over each gap (curves, points − 1).
+
+    The estimate comes from the slopes of the pieces around the gap.
 
     trend: previous trend, to which the slopes in `sums` are relative.
     near: weight of each gap at each other gap (curves, gaps, gaps).

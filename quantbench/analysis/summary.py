@@ -145,8 +145,9 @@ class LayerRow:
 
 
 def useful_work(workload: Workload) -> int:
-    """Returns the floating-point operations of a workload, or its bytes if it has none
-    (collectives).
+    """Returns the floating-point operations of a workload.
+
+    Returns its bytes if it has no such operations (collectives).
     """
     return workload.flops or workload.min_bytes
 
@@ -192,8 +193,9 @@ def is_accepted(outcome: Outcome) -> TypeGuard[Measured]:
 
 
 def rejected_lines(records: Iterable[Record]) -> list[str]:
-    """Describes the rejected measurements that `points_of` leaves out: one line, with their number,
-    for each kind of reason.
+    """Describes the rejected measurements that `points_of` leaves out.
+
+    There is one line, with their number, for each kind of reason.
     """
     kinds: Counter[str] = Counter()
     for record in records:
@@ -262,8 +264,9 @@ def floor_lines(times: Iterable[tuple[float, Point | Measurement]]) -> list[str]
 
 
 def rows_of(points: Sequence[Point]) -> tuple[LayerRow, ...]:
-    """Returns a row for each place and provider, sorted by place, with the logits excluded from the
-    sum.
+    """Returns a row for each place and provider, sorted by place.
+
+    The sum of a row excludes the logits.
     """
     groups: dict[tuple[tuple[int, ...], str], list[Point]] = {}
     # Ops that each provider should have at every place with the same axes.
@@ -322,9 +325,7 @@ FASTEST = "each op's fastest"
 
 
 def are_parts(points: Sequence[Point]) -> bool:
-    """Returns whether the providers of a run compute different ops, so that they form a layer only
-    together.
-    """
+    """Returns whether the providers form a layer only together, with different ops."""
     ops: dict[str, set[str]] = defaultdict(set)
     for point in points:
         ops[point.provider].add(point.op)

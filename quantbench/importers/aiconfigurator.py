@@ -1,5 +1,4 @@
-"""Reads the measured tables of aiconfigurator-core, from the installed package or from a folder of
-its systems.
+"""Reads the measured tables of aiconfigurator-core, from the package or a folder of systems.
 
 The folder has one `<system>.yaml` per system, whose `data_dir` has the tables as
 `<family>/<backend>/<version>/<table>.parquet`. Each row of a table has one shape and its mean time
@@ -303,8 +302,9 @@ def systems_folder() -> Path | None:
 
 
 def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
-    """Returns the folder of the tables of a system, and the NCCL version in the YAML file of the
-    system.
+    """Returns the folder of the tables of a system, and its NCCL version.
+
+    The version is the one in the YAML file of the system.
     """
     if root is None:
         root = systems_folder()

@@ -1,5 +1,4 @@
-"""Reads CSV and Parquet files, and imports tables of times whose columns the user has mapped to
-sizes.
+"""Reads CSV and Parquet files, and imports tables of times whose columns the user names.
 
 CSV files may be compressed (.gz or .xz). Errors name the file, the line, the column and the value.
 """

@@ -1,5 +1,4 @@
-"""Reads the iterations (time, loss, TFLOP/s, …) in training logs of Megatron-LM, Megatron-DeepSpeed
-and NeMo.
+"""Reads the iterations in training logs of Megatron-LM, Megatron-DeepSpeed and NeMo.
 
 Lines may be truncated, or contain the interleaved output of two ranks. A field is used only if a
 `|` follows it, so truncated numbers are discarded.

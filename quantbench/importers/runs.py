@@ -360,12 +360,11 @@ def _launch(kernel: str) -> Launch:
 
 
 def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
-    """Raises InputError if the median time is so far from the roofline that the unit or the GPU
-    must be wrong.
+    """Raises InputError if the unit or the GPU of a table must be wrong.
 
-    A wrong unit is a factor of 1,000. Good libraries are within a factor of about two of the
-    roofline, and slow kernels and small sizes within a factor of ten. Collectives are not checked,
-    because their times depend on the links.
+    The median time is then far from the roofline. A wrong unit is a factor of 1,000. Good libraries
+    are within a factor of about two of the roofline, and slow kernels and small sizes within a
+    factor of ten. Collectives are not checked, because their times depend on the links.
     """
     judged = [row for row in rows if row.has_time and not isinstance(row.workload, Collective)]
     judged = judged[:: max(1, len(judged) // _MOST_JUDGED)]
@@ -416,8 +415,9 @@ def _repeated(rows: list[Row]) -> list[list[Row]]:
 
 
 def _times(rows: Sequence[Row]) -> str:
-    """Formats the times of rows of one workload: `4096×4096×4096: 600 µs (line 2), 700 µs (line
-    3)`.
+    """Formats the times of rows of one workload.
+
+    Example: `4096×4096×4096: 600 µs (line 2), 700 µs (line 3)`.
     """
     shown = []
     for row in rows:

@@ -1,3 +1,4 @@
-"""Predicts the memory and the time per iteration of training jobs in parallel layouts, and searches
-over layouts.
+"""Predicts the memory and the time per iteration of training jobs.
+
+Also searches over parallel layouts.
 """

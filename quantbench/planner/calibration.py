@@ -1,9 +1,8 @@
-"""Provides the factors by which training differs from ideal single ops, for a software stack on a
-GPU or for one site.
+"""Provides the factors by which training differs from ideal single ops.
 
-The factors of all stacks and GPUs are fitted together, so that a stack or a GPU without runs gets
-the factors of its relatives. A site (its machines and software) may have factors and measured links
-of its own.
+The factors of all software stacks and GPUs are fitted together, so that a stack or a GPU without
+runs gets the factors of its relatives. A site (its machines and software) may have factors and
+measured links of its own.
 """
 
 from __future__ import annotations
@@ -278,12 +277,12 @@ def with_measured_links(
     *,
     between_nodes: bool = True,
 ) -> Cluster:
-    """Returns `cluster` with links measured by `quantbench comm` in place of those from public
-    tables.
+    """Returns `cluster` with links that `quantbench comm` measured.
 
-    All-reduces within a node give the links of the node, by number of GPUs. The highest bus
-    bandwidth of all-reduces between nodes gives the network rate of a node: a ring leaves a node
-    once, so the adapters of the node carry the bytes that each GPU sends.
+    They replace links from public tables. All-reduces within a node give the links of the node, by
+    number of GPUs. The highest bus bandwidth of all-reduces between nodes gives the network rate of
+    a node: a ring leaves a node once, so the adapters of the node carry the bytes that each GPU
+    sends.
 
     measured: (workload, time in µs) pairs, of which only all-reduces are used.
     source: origin of the times, for provenance.

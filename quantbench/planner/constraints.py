@@ -1,5 +1,4 @@
-"""Checks layouts against the divisibility rules of the model and the rules of the training
-framework.
+"""Checks layouts against the rules of the model and of the training framework.
 
 The rules are those of Megatron-DeepSpeed. Sources: Megatron-LM (megatron/arguments.py,
 fused_softmax.py), DeepSpeed's pipeline engine, and the sanity checks in the BigScience documents.

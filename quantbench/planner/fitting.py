@@ -1,8 +1,8 @@
 """Fits the planner's factors to measured iterations, of one site or of many stacks and GPUs.
 
-The fit is a robust (soft L1) Gauss-Newton fit of log times. The effects on the factors have normal
-priors on the log scale, so that little data changes them little. A table of many runs counts as
-eight runs, because the runs repeat a few layouts.
+The fit is a robust (soft L1) Gauss-Newton fit of log times, with normal priors on the log scale, so
+that little data changes the factors little. A table of many runs counts as eight runs, because the
+runs repeat a few layouts.
 """
 
 import math
@@ -136,8 +136,7 @@ def log_errors(observed: Sequence[Observed], calibration: Calibration) -> FloatA
 
 
 def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
-    """Returns the half-width in ln time of the interval that the times of the ops alone give, for
-    each run (observed,).
+    """Returns the half-width in ln time that the ops alone give to each run (observed,).
 
     The half-width is that of the side on which the error lies.
     """
@@ -149,8 +148,7 @@ def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
 
 
 def scatter_beyond(observed: Sequence[Observed], errors: FloatArray) -> float:
-    """Returns the independent error in ln time that is needed in addition to the intervals of the
-    ops.
+    """Returns the independent error in ln time beyond the intervals of the ops.
 
     With both, nine in ten of `errors` are covered.
     """

@@ -1,5 +1,6 @@
-"""Compares the rules of thumb in BigScience's training notes (BLOOM) with the best layouts of a
-search.
+"""Compares rules of thumb with the best layouts of a search.
+
+The rules are those of BigScience's training notes (BLOOM).
 """
 
 from dataclasses import asdict, dataclass
@@ -192,9 +193,7 @@ def _compared(rule: LayoutRule, found: Found, choice: Prediction, which: str) ->
 
 
 def _eighteen_bytes(job: Job, found: Found) -> Judged:
-    """Compares the rule of 18 bytes per parameter with whether the search finds a layout on one
-    GPU.
-    """
+    """Compares the rule of 18 bytes per parameter with the layouts that fit one GPU."""
     needed = _BYTES_PER_PARAMETER * parameters(job.shape)
     limit = _MEMORY_SHARE * job.cluster.device.memory_bytes
     alone = any(p.layout.tp * p.layout.pp == 1 for p in found.ranked)

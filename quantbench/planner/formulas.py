@@ -1,5 +1,4 @@
-"""Counts the FLOPs of a training iteration, and computes TFLOP/s per GPU by the formulas of three
-public calculators.
+"""Counts the FLOPs of a training iteration, and computes TFLOP/s by three public calculators.
 
 The calculators differ by up to 16 % for the same run, so a figure must be stated with its
 calculator. All of them count the hardware FLOPs of training with activation recomputation: 8 FLOPs
@@ -21,8 +20,9 @@ def tflops_by_calculator(
     gpus: int,
     size_b: float | None = None,
 ) -> dict[str, float]:
-    """Returns TFLOP/s per GPU with full recomputation, by the name of each calculator that applies
-    to the shape.
+    """Returns TFLOP/s per GPU with full recomputation, by the name of the calculator.
+
+    Only calculators that apply to the shape are in the result.
 
     - `simple`: 8 · parameters · seq · gbs / time. It omits the attention scores, whose share grows
       with seq / hidden. Source: bigscience-workshop/bigscience, train/tr8-104B-wide and

@@ -1,5 +1,4 @@
-"""Predicts the time of one training iteration from layer times, pipeline schedule, traffic and
-optimizer step.
+"""Predicts the time of a training iteration from layer times, schedule, traffic and optimizer.
 
 The schedule is 1F1B (Narayanan et al., 2019 and 2021): each micro-batch takes one slot per stage,
 forward and backward, and the slowest stage sets the pace. Filling and draining the pipeline costs
@@ -75,8 +74,9 @@ class Iteration:
 
     @property
     def bound(self) -> str:
-        """The largest loss, if it exceeds a fifth of the time of GEMMs and attention; else
-        `compute`.
+        """The largest loss; `compute` if it is small.
+
+        A loss counts if it exceeds a fifth of the time of GEMMs and attention.
         """
         losses = {
             "tensor-parallel traffic": self.tensor,
@@ -177,13 +177,13 @@ def point_to_point_s(job: Job, layout: Layout) -> float:
 
 
 def ring_passes(job: Job, layout: Layout) -> tuple[int, int]:
-    """Returns how often per iteration the weights are gathered and the gradients reduced around the
-    data-parallel ring.
+    """Returns how often weights are gathered and gradients reduced per iteration.
 
-    An all-reduce counts as two reductions. ZeRO-1 gathers and reduces once per step. ZeRO-2 reduces
-    once per micro-batch, and PyTorch's FSDP then also gathers once per micro-batch
-    (torch.distributed.fsdp.ShardingStrategy: SHARD_GRAD_OP reshards after the backward pass).
-    ZeRO-3 gathers twice per micro-batch. Source: Rajbhandari et al., ZeRO, 2020, section 7.
+    Each pass goes around the data-parallel ring. An all-reduce counts as two reductions. ZeRO-1
+    gathers and reduces once per step. ZeRO-2 reduces once per micro-batch, and PyTorch's FSDP then
+    also gathers once per micro-batch (torch.distributed.fsdp.ShardingStrategy: SHARD_GRAD_OP
+    reshards after the backward pass). ZeRO-3 gathers twice per micro-batch. Source: Rajbhandari et
+    al., ZeRO, 2020, section 7.
     """
     if layout.zero == 0:
         return 0, 2
@@ -264,8 +264,9 @@ def _ring_s(
 def tied_embedding_s(
     job: Job, layout: Layout, calibration: Calibration, embedding_parameters: int
 ) -> float:
-    """Returns the time to add up the gradients of a tied embedding on the first and the last stage,
-    in s.
+    """Returns the time to add up the gradients of a tied embedding, in s.
+
+    They are on the first and the last stage.
 
     embedding_parameters: parameters of the embedding on one GPU.
     """

@@ -1,9 +1,8 @@
-"""Computes the time per micro-batch of one layer, of the embedding and of the logits, on one GPU of
-a parallel layout.
+"""Computes the time of one layer per micro-batch, on one GPU of a parallel layout.
 
-The times of GEMMs, softmax and attention are predicted op by op. Kernels that the memory bandwidth
-limits (norms, biases, activations, dropout, residuals) are counted in bytes. Collectives use the
-links of the cluster.
+GEMMs, softmax and attention are predicted op by op, and collectives from the links of the cluster.
+Kernels that the memory bandwidth limits (norms, biases, activations, dropout, residuals) are
+counted in bytes.
 """
 
 from __future__ import annotations
@@ -117,8 +116,9 @@ class LayerTime(NamedTuple):
     overhead: float = 0.0
 
     def fitted(self, c: Calibration) -> LayerTime:
-        """Returns the times in training: the times of single ops and ideal passes, multiplied by
-        factors.
+        """Returns the times in training.
+
+        They are the times of single ops and ideal passes, multiplied by factors.
 
         c: factors of training.
         """
@@ -417,11 +417,11 @@ def _timed(work: Compute) -> dict[Compute, float]:
 
 
 def _filled(rows: int) -> tuple[tuple[int, float], ...]:
-    """Returns the numbers of rows around the rows of an expert that fill tiles, each with its
-    weight.
+    """Returns numbers of rows that fill tiles, each with its weight.
 
-    The weighted mean is the number of rows of the expert. The rows of an expert vary from step to
-    step, so the mean time has no steps at whole tiles.
+    They are the numbers around the rows of an expert. The weighted mean is the number of rows of
+    the expert. The rows of an expert vary from step to step, so the mean time has no steps at whole
+    tiles.
 
     >>> _filled(128), _filled(160), _filled(40), _filled(3), _filled(0)
     (((128, 1.0),), ((128, 0.75), (256, 0.25)), ((32, 0.75), (64, 0.25)), ((8, 1.0),), ())
@@ -437,8 +437,9 @@ def _filled(rows: int) -> tuple[tuple[int, float], ...]:
 
 
 def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:
-    """Returns one layer of the model on one of `tp` GPUs, with the vocabulary padded as in
-    Megatron.
+    """Returns one layer of the model on one of `tp` GPUs.
+
+    The vocabulary is padded as in Megatron.
     """
     return replace(
         shape, layers=1, dense_layers=0, tp=tp, mbs=mbs, vocab=padded_vocab(shape.vocab, tp)
@@ -446,8 +447,7 @@ def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:
 
 
 def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]:
-    """Returns the bytes (forward, backward) that the elementwise kernels and norms of one layer
-    move.
+    """Returns the bytes (forward, backward) of the elementwise kernels and norms of one layer.
 
     The kernels are assumed to be fused as in Megatron-LM (megatron/fused_kernels, bias_gelu,
     bias_dropout_add).

@@ -134,8 +134,9 @@ class Layout:
         return LayerKey(self.tp, self.mbs, self.sequence_parallel, self.cp, self.ep)
 
     def micro_batches(self, gbs: int) -> int:
-        """Returns the number of micro-batches of each pipeline per iteration, including a partial
-        last one.
+        """Returns the number of micro-batches of each pipeline per iteration.
+
+        A partial last micro-batch counts.
         """
         return -(-gbs // (self.mbs * self.dp))
 
@@ -153,8 +154,7 @@ class Layout:
 def layer_weights(
     shape: TransformerShape, part: Layout | LayerKey, *, dense: bool = False
 ) -> tuple[int, int]:
-    """Returns the number of weights of one layer on one GPU: without its experts, and of its
-    experts.
+    """Returns the weights of one layer on one GPU: without its experts, and of its experts.
 
     dense: whether the layer is one of the model's `dense_layers`.
     """

@@ -1,5 +1,4 @@
-"""Predicts the memory of the fullest GPU: weights, gradients, optimizer states, activations, logits
-and overheads.
+"""Predicts the memory of the fullest GPU of a training job.
 
 Activations follow Korthikanti et al., Reducing Activation Recomputation in Large Transformer
 Models, 2022, sections 4 and 5, extended to any MLP width, gate and number of key/value heads. Sizes
@@ -82,15 +81,15 @@ def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
 
 
 def embedding_parameters(shape: TransformerShape, tp: int) -> int:
-    """Returns the number of parameters of the embedding matrix, or of the logits matrix, on one of
-    `tp` GPUs.
+    """Returns the parameters of the embedding matrix on one of `tp` GPUs.
+
+    The logits matrix has as many.
     """
     return padded_vocab(shape.vocab, tp) // tp * shape.hidden
 
 
 def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> tuple[int, int]:
-    """Returns the number of parameters of a stage on one GPU: without its experts, and of its
-    experts.
+    """Returns the parameters of a stage on one GPU: without its experts, and of its experts.
 
     Biases and norms are included.
     """

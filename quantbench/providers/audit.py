@@ -1,9 +1,8 @@
-"""Checks the results of a task before, while and after it is timed, so that only times of correct
-results are recorded.
+"""Checks the results of a task before, while and after it is timed.
 
 The inputs change between samples and the outputs are overwritten before a check, so a result that
-was kept from an earlier run is found. The seeds come from the operating system. A provider runs in
-the process of the harness and could change the harness itself, which no check finds.
+was kept from an earlier run is found. A provider runs in the process of the harness and could
+change the harness itself, which no check finds.
 """
 
 from __future__ import annotations
@@ -74,6 +73,8 @@ class Audit:
     4. Then the inputs get new random numbers, the outputs are poisoned, and the same sampler takes
        one more sample, whose outputs are checked in the same way.
 
+    The seeds come from the operating system, so a provider cannot know the numbers.
+
     distribution: distribution of the timed inputs.
     elapsed_s: time that the checks have taken so far, in s.
 
@@ -117,8 +118,9 @@ class Audit:
         return Check(self._worst, correctness.tolerance(self.workload).relative_norm)
 
     def before_timing(self) -> None:
-        """Runs the check before timing, on inputs of the timed distribution (normal if that is
-        zeros).
+        """Runs the check before timing, on inputs of the timed distribution.
+
+        If that distribution is zeros, the inputs are normal.
         """
         if not self._watched:
             return
@@ -141,8 +143,9 @@ class Audit:
                 watched.refill(self._inputs("zeros"))
 
     def before_sample(self) -> None:
-        """Changes random elements of the operands, on the stream of the samples, before each timed
-        sample.
+        """Changes random elements of the operands before each timed sample.
+
+        The changes are queued on the stream of the samples.
         """
         for watched in self._watched[:1]:
             watched.change(self._random)
@@ -246,8 +249,9 @@ class _Watched:
                     output.fill_(torch.iinfo(output.dtype).max)
 
     def verify(self, when: str, generator: torch.Generator) -> float:
-        """Checks the outputs of the last run and the state of the inputs, and returns the relative
-        error.
+        """Checks the outputs of the last run and the state of the inputs.
+
+        Returns the relative error of the outputs.
 
         when: time of the check, for error messages.
         generator: source of the random vectors and rows of the check.
@@ -367,8 +371,7 @@ class _Changes:
         return torch.equal(found, expected)
 
     def last_rows(self) -> list[tuple[int, ...]]:
-        """Returns the rows of a contiguous operand that the last change has changed, up to
-        _MUST_SEE of them.
+        """Returns up to _MUST_SEE rows of a contiguous operand that the last change has changed.
 
         A row is given by all its indices but the last.
         """

@@ -93,8 +93,9 @@ def _split(provider_id: str) -> tuple[str, Tile | None]:
 def gemm_tiles(
     provider_ids: Sequence[str], declared: Mapping[str, Tile]
 ) -> tuple[Tile | None, ...]:
-    """Returns the distinct tiles that the ids state for GEMMs; None stands for ids that state no
-    tile.
+    """Returns the distinct tiles that the ids state for GEMMs.
+
+    None stands for ids that state no tile.
 
     declared: tiles of user-defined providers, from `declared_tiles`.
     """
@@ -131,8 +132,9 @@ def require_found(names: Sequence[str]) -> None:
 
 
 def declared_tiles(names: Sequence[str]) -> dict[str, Tile]:
-    """Creates the user-defined providers among the names, and returns the attribute `tile` of those
-    that have one.
+    """Creates the user-defined providers among the names, and returns their tiles.
+
+    Only providers with an attribute `tile` are in the result.
     """
     made = {name: make(name) for name in names if ":" in name}
     tiles = {name: getattr(provider, "tile", None) for name, provider in made.items()}

@@ -155,9 +155,7 @@ class TorchWork:
         return ""
 
     def _make(self, collective: Collective, dtype: torch.dtype) -> None:
-        """Allocates the buffers of a collective, and defines how it runs and what its result must
-        be.
-        """
+        """Allocates the buffers of a collective and defines its call and its expected result."""
         device = self._ranks.device
         world = self._ranks.world_size
         rank = self._ranks.rank
@@ -245,12 +243,12 @@ class TorchWork:
         return RankBatch(tuple(times))
 
     def _event_samples(self, count: int, runs: int) -> RankBatch:
-        """Takes the times between two events on the current stream, which torch synchronises with
-        the stream of NCCL.
+        """Takes the times between two events on the current stream.
 
-        Nothing holds the stream, so if the host needs longer to launch a run than the device to
-        execute it, the sample is the time of launching. Of the launch times the least is returned,
-        because the host waits for the device once the queue is full.
+        torch synchronises this stream with the stream of NCCL. Nothing holds the stream, so if the
+        host needs longer to launch a run than the device to execute it, the sample is the time of
+        launching. Of the launch times the least is returned, because the host waits for the device
+        once the queue is full.
         """
         pairs = []
         launches_us = []
@@ -271,8 +269,9 @@ class TorchWork:
 
 
 def topology(ranks: TorchRanks) -> dict[str, object]:
-    """Returns the host and the device of this rank, and for a GPU its peers and the NCCL
-    version.
+    """Returns the host and the device of this rank.
+
+    For a GPU the result includes its peers and the NCCL version.
     """
     found: dict[str, object] = {
         "rank": ranks.rank,

@@ -1,9 +1,7 @@
-"""Computes the error of a result from its inputs and outputs alone, at a small share of the
-workload's cost.
+"""Computes the error of a result from its inputs and outputs, at a small share of its cost.
 
-The error of a whole output is ‖out − ref‖ / ‖ref‖, which must be at most the tolerance; the error
-of each row must be at most 3.2 times the tolerance. This module shares no code with quantbench's
-kernels.
+The error of a whole output is ‖out − ref‖ / ‖ref‖, which must be at most the tolerance. The error
+of each row must be at most 3.2 times the tolerance.
 """
 
 from __future__ import annotations
@@ -217,15 +215,17 @@ def fast_format() -> torch.dtype:
 
 
 def _precision(workload: Workload) -> torch.dtype:
-    """Returns the dtype in which a check sums up: fp32 if the tolerance is 1e-3 or more, else
-    float64.
+    """Returns the dtype in which a check sums up.
+
+    It is fp32 if the tolerance is 1e-3 or more, else float64.
     """
     return fast_format() if tolerance(workload).relative_norm >= 1e-3 else torch.float64
 
 
 def row_chunks(matrices: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yields chunks of consecutive rows of matrices (group, rows, cols), each with the slice of its
-    rows.
+    """Yields chunks of consecutive rows of matrices, each with the slice of its rows.
+
+    The matrices have the shape (group, rows, cols).
     """
     group, rows, cols = matrices.shape
     step = max(1, _CHUNK_ELEMENTS[matrices.device.type] // (group * cols))
@@ -571,11 +571,11 @@ def _attention_gradients(
     queries: torch.Tensor,
     keys: torch.Tensor,
 ) -> list[Rows]:
-    """Checks the rows `queries` of dq, and the rows `keys` of dk and dv, for one key head of one
-    sample.
+    """Checks some rows of dq, dk and dv for one key head of one sample.
 
-    The gradient of the scores is ds = p·(dp − δ), where δ is the mean of dp under p. Errors are
-    relative to the norms of the terms before they cancel.
+    The rows are `queries` of dq, and `keys` of dk and dv. The gradient of the scores is ds = p·(dp
+    − δ), where δ is the mean of dp under p. Errors are relative to the norms of the terms before
+    they cancel.
 
     q, gradient: the query heads that share the key head, and the gradient of o (heads, seq_q,
         head_dim).

@@ -1,7 +1,7 @@
-"""Identifies the kernel that a workload ran, with torch.profiler, and lists the installed software
-versions.
+"""Identifies the kernel that a workload ran, with torch.profiler.
 
-Each point is profiled once, in a process that times nothing.
+Also lists the installed software versions. Each point is profiled once, in a process that times
+nothing.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def identify(
 
 
 def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
-    """Runs once to load modules and once under torch.profiler; returns the events of the Chrome
-    trace.
+    """Runs once under torch.profiler and returns the events of the Chrome trace.
 
-    The exported trace is read instead of the profiler's event objects, because only the trace
-    contains grid, block, registers and shared memory.
+    A first run without the profiler loads modules. The exported trace is read instead of the
+    profiler's event objects, because only the trace contains grid, block, registers and shared
+    memory.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -156,8 +156,7 @@ def launch_of(
 
 
 def blocks_per_sm(launch: Launch, device: DeviceSpec) -> int | None:
-    """Returns the resident blocks per SM that the profiler stated, else those computed from the
-    launch.
+    """Returns the resident blocks per SM that the profiler stated, else computes them.
 
     Returns None if the device or the resources of the launch are unknown.
     """
@@ -237,9 +236,7 @@ def split_k_of(
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions, by name, of all installed software that a measured time may depend
-    on.
-    """
+    """Returns the versions of all installed software that a measured time may depend on."""
     import torch
 
     found = {

@@ -174,8 +174,9 @@ class Inputs:
 
 
 def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
-    """Returns templates of `Task.inputs` on torch's meta device, with their shapes, dtypes and
-    strides.
+    """Returns templates of `Task.inputs` on torch's meta device.
+
+    They have the shapes, dtypes and strides of the inputs.
 
     gemm: a (m, k) and b (k, n), with a leading batch dimension if batch > 1.
     grouped_gemm: a (rows, k) and b (experts, k, n); for layout tn a (k, rows) and b (rows, n).

@@ -1,9 +1,9 @@
 """Parses the name of a GPU kernel into its library, role and tile.
 
 Names of library kernels are not documented, so the grammars were derived from names seen in
-practice and checked against the grids that were launched with them;
-tests/providers/test_kernel_names.py holds both, with their sources. A name that fits no grammar has
-no tile. quantbench's own kernels state their tile themselves and are not parsed.
+practice and checked against the grids that were launched with them
+(tests/providers/test_kernel_names.py lists both, with their sources). A name that fits no grammar
+has no tile.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ def _read(family: str, role: str, match: re.Match[str]) -> KernelName:
 
 
 def _with_options(name: KernelName, tile: Tile, options: str) -> KernelName:
-    """Adds the properties that Tensile states in options of its own, such as `_GSU2` and
-    `_WG16_4_4`.
+    """Adds the properties that Tensile states in options of its own.
+
+    Examples of such options are `_GSU2` and `_WG16_4_4`.
     """
 
     def option(letters: str) -> list[int]:

@@ -53,9 +53,7 @@ class BuiltInProvider(Generic[_W]):
     def prepare(
         self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0
     ) -> Task:
-        """Allocates the inputs with `Inputs.operands`, allocates the outputs, and compiles the
-        kernels.
-        """
+        """Allocates the inputs and the outputs, and compiles the kernels."""
         assert workload.kind == self.kind
         return self.task(cast("_W", workload), device, Inputs(device, distribution, seed))
 
@@ -180,8 +178,9 @@ class BackwardTask(_Task):
         self._outputs = torch.autograd.grad(result, self._leaves, self._gradient, retain_graph=True)
 
     def _result(self) -> torch.Tensor:
-        """Returns the result of `forward` on the current stream, which it computes once for each
-        stream.
+        """Returns the result of `forward` on the current stream.
+
+        It is computed once for each stream.
         """
         cuda = self._gradient.is_cuda
         stream = torch.cuda.current_stream().cuda_stream if cuda else 0

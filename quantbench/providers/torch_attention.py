@@ -86,8 +86,7 @@ class TorchAttention(BuiltInProvider[Attention]):
         return BackwardTask(forward, (q, k, v), gradient[0])
 
     def _heads(self, work: Attention, device: DeviceSpec) -> tuple[bool, str | None]:
-        """Returns whether grouped heads must be repeated, and torch's reason for refusing the
-        workload.
+        """Returns whether grouped heads must be repeated, and torch's reason for refusing.
 
         On a GPU this is `choose_heads`. On a CPU only some versions of torch's flash kernel take
         grouped heads.
@@ -120,8 +119,9 @@ def _cpu_flash_takes_groups() -> bool:
 def choose_heads(
     provider_id: str, can_use: Callable[..., bool] | None, work: Attention, device: torch.device
 ) -> tuple[bool, str | None]:
-    """Returns whether grouped heads must be repeated for each query head, and torch's reason for
-    refusing.
+    """Returns whether grouped heads must be repeated, and torch's reason for refusing.
+
+    If they are repeated, each query head has keys and values of its own.
 
     can_use: torch's check of the backend; None if the backend supports everything.
     """
@@ -165,13 +165,13 @@ def _refusal(
 
 
 class TorchEagerSoftmax(BuiltInProvider[Softmax]):
-    """Softmax as a sequence of torch operations (`torch.eager`), as in Megatron-LM without its
-    fused kernel.
+    """Softmax as a sequence of torch operations (`torch.eager`).
 
-    fp16 and bf16 are cast to fp32, scaled, masked with −10000, and cast back after the softmax.
-    Source: Megatron-LM, megatron/core/fusions/fused_softmax.py, `forward_torch_softmax` with
-    softmax_in_fp32. As in Megatron-LM, the causal mask is made once and kept. The backward pass is
-    autograd's, through the same operations.
+    Megatron-LM runs these operations without its fused kernel. fp16 and bf16 are cast to fp32,
+    scaled, masked with −10000, and cast back after the softmax. Source: Megatron-LM,
+    megatron/core/fusions/fused_softmax.py, `forward_torch_softmax` with softmax_in_fp32. As in
+    Megatron-LM, the causal mask is made once and kept. The backward pass is autograd's, through the
+    same operations.
     """
 
     kind = "softmax"

@@ -1,5 +1,6 @@
-"""Provides GEMMs with torch, which calls cuBLAS or cuBLASLt on a GPU, and oneDNN or MKL on a
-CPU.
+"""Provides GEMMs with torch.
+
+torch calls cuBLAS or cuBLASLt on a GPU, and oneDNN or MKL on a CPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Lists the differences between the metadata of two runs that may explain a change of their
-times.
-"""
+"""Lists the metadata of two runs that differ and may explain a change of their times."""
 
 from __future__ import annotations
 
@@ -42,8 +40,9 @@ class Difference:
 
 
 def differences(a: Run, b: Run) -> tuple[Difference, ...]:
-    """Returns all differences of the metadata that may explain a change, those of the device
-    first.
+    """Returns all differences of the metadata that may explain a change.
+
+    The differences of the device come first.
     """
     of_a = _metadata(a)
     of_b = _metadata(b)

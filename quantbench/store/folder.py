@@ -258,10 +258,10 @@ class RunWriter:
         self._records.close()
 
     def remove_if_empty(self) -> None:
-        """Removes the folder of a new run without records, and the parent folders that were created
-        for it.
+        """Removes the folder of a new run without records.
 
-        It must be called before `close`.
+        Parent folders that were created for the run are removed too. It must be called before
+        `close`.
         """
         if self.count or not self._made:
             return

@@ -1,5 +1,6 @@
-"""Defines the record, which is one line of records.jsonl: a workload and the outcome of its
-measurement.
+"""Defines the record: a workload and the outcome of its measurement.
+
+A record is one line of records.jsonl.
 """
 
 import hashlib
@@ -121,10 +122,9 @@ _TILE_FIELDS = tuple(one.name for one in fields(Tile))
 
 
 def _launch_to_json(launch: Launch | None) -> Json | None:
-    """Encodes a launch as one flat JSON object, in which the fields of the tile stand next to the
-    grid.
+    """Encodes a launch as one flat JSON object.
 
-    An unknown launch is null.
+    The fields of the tile stand next to the grid. An unknown launch is null.
     """
     if launch is None:
         return None

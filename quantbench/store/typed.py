@@ -1,5 +1,6 @@
-"""Converts dataclasses to JSON objects and back, with field names and types checked against the
-dataclass.
+"""Converts dataclasses to JSON objects and back.
+
+Field names and types are checked against the dataclass.
 """
 
 from collections.abc import Callable, Mapping
@@ -110,8 +111,9 @@ def _kind_of(option: Any) -> str | None:
 
 @cache
 def _fields(kind: Any, whole: bool = False) -> tuple[Mapping[str, _Field], frozenset[str]]:
-    """Returns the decoders of the fields of a dataclass, by name, and the names of the required
-    fields.
+    """Returns the decoders of the fields of a dataclass, and the names of required fields.
+
+    The decoders are by the name of the field.
 
     whole: whether all fields are required.
     """
@@ -184,8 +186,9 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def _checked(valid: Callable[[Any], bool]) -> _Convert:
-    """Returns a function that returns a valid value unchanged and raises _WrongTypeError for
-    others.
+    """Returns a function that checks a value.
+
+    The function returns a valid value unchanged and raises _WrongTypeError for others.
     """
 
     def convert(value: Any) -> Any:
@@ -270,8 +273,9 @@ def _words(hint: Any) -> str:
 
 
 def _word(hint: Any) -> str:
-    """Returns the name in JSON of one member of a union: an integer, a list of texts, an object of
-    finite numbers.
+    """Returns the name in JSON of one member of a union.
+
+    Examples: an integer, a list of texts, an object of finite numbers.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (tuple, list):

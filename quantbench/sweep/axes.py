@@ -1,8 +1,8 @@
 """Parses the axes of a sweep and lists the ops at each point.
 
-An axis is written as items separated by commas, each of which is an integer or `start:stop[:step]`.
-The stop is included if the step reaches it. `@edges` at the end adds both sides of every predicted
-edge between the smallest and the largest value.
+An axis is written as items separated by commas, each an integer or `start:stop[:step]`, where the
+stop is included if the step reaches it. `@edges` at the end adds both sides of every predicted edge
+between the smallest and the largest value.
 """
 
 import re
@@ -237,8 +237,9 @@ def ops_at(
     *,
     modelled: bool = False,
 ) -> tuple[tuple[Op, ...], str]:
-    """Returns the ops of one point, and a sentence on the wanted ops that are left out ("" if none
-    are).
+    """Returns the ops of one point, and a sentence on the wanted ops that are left out.
+
+    The sentence is "" if none are left out.
 
     point: value of each axis, by the name of its field.
     held: values of all other dimensions, with the defaults filled in.

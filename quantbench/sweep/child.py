@@ -41,8 +41,9 @@ _CONTEXT_LOST = (
 
 
 def refusal(who: str, reason: str) -> MeasurementError:
-    """Builds an error from the reason that another process sent, which may be the text of an error
-    itself.
+    """Builds an error from the reason that another process sent.
+
+    The reason may be the text of an error itself.
     """
     found, _, expected = reason.partition("; expected ")
     return MeasurementError(who, found, expected or "a device that can be measured")
@@ -62,8 +63,9 @@ class WorkerLostError(MeasurementError):
 
 
 class WorkerClient(Protocol):
-    """Interface of a worker, which is a local process, a worker on another machine, or a test
-    double.
+    """Interface of a worker.
+
+    A worker is a local process, a process on another machine, or a test double.
     """
 
     hello: Hello
@@ -158,8 +160,9 @@ class ChildProcess:
         return data
 
     def _lost(self) -> WorkerLostError:
-        """Returns the error for a process that has died, with its exit code and the reason from its
-        output.
+        """Returns the error for a process that has died.
+
+        It has the exit code of the process and the reason from its output.
         """
         code = self._process.wait()
         self._errors.seek(0)
@@ -193,9 +196,9 @@ class WorkerProcess(ChildProcess):
 
 @contextmanager
 def parent_pipe() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], None]]]:
-    """Yields, inside a `ChildProcess`, an iterator of the parent's messages and a function that
-    sends a message to the parent.
+    """Connects a `ChildProcess`, from inside, with its parent.
 
+    Yields an iterator of the parent's messages, and a function that sends a message to the parent.
     A watchdog thread ends this process soon after its parent has ended, for whatever reason and
     even while a kernel runs.
     """

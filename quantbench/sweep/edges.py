@@ -1,8 +1,7 @@
-"""Predicts at which sizes the number of waves grows, and adds both sides of these edges to the axes
-of a sweep.
+"""Predicts at which sizes the number of waves grows.
 
-Neighbouring sizes are put into groups that are measured together, because a step shows only between
-two measured sizes.
+Adds both sides of these edges to the axes of a sweep. Neighbouring sizes are put into groups that
+are measured together, because a step shows only between two measured sizes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -60,8 +59,7 @@ def predicted_edges(
     spec: DeviceSpec,
     tiles: Sequence[Tile | None] = (None,),
 ) -> list[int]:
-    """Returns the values of axis `index` after which some GEMM needs at least 2 % more waves of a
-    tile.
+    """Returns the sizes of axis `index` after which some GEMM needs at least 2 % more waves.
 
     The other axes stay at their first value. Impossible sizes (for example, heads that do not
     divide hidden) are skipped.

@@ -17,10 +17,10 @@ from quantbench.workload import Workload
 
 @dataclass(frozen=True)
 class Hello:
-    """First message of a worker: its device, the state and limits of the device, and software
-    versions by name.
+    """First message of a worker, which describes its device and its software.
 
-    limits: limits of the GPU; None on a CPU and without NVML.
+    state, limits: state and limits of the device; no limits on a CPU and without NVML.
+    software: versions by name.
     tiles: tiles that user-defined providers declare, by the name of the provider.
     """
 

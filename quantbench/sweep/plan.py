@@ -101,10 +101,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """Groups in the order in which they run, and the reference point (None if the plan has fewer
-    than two GEMMs).
+    """Groups in the order in which they run, and the reference point.
 
-    Groups may share points. Each point is measured once.
+    The reference is None if the plan has fewer than two GEMMs. Groups may share points. Each point
+    is measured once.
 
     left_out: groups that are not expected to fit into the budget. They run after `groups` if time
         is left.
@@ -160,8 +160,9 @@ class Plan:
 
 
 def reference_every(points: int) -> int:
-    """Returns the number of points between two repetitions of the reference point in a plan of
-    `points` points.
+    """Returns the number of points between two repetitions of the reference point.
+
+    points: number of points of the plan.
     """
     return min(max(points // 3, _REFERENCE_EVERY[0]), _REFERENCE_EVERY[-1])
 

@@ -140,8 +140,9 @@ class AxisGap:
 
 @dataclass
 class Refine:
-    """Selects the next points of a sweep with --refine, by bisection to all edges of the plan at
-    once.
+    """Selects the next points of a sweep with --refine.
+
+    It bisects to all edges of the plan at once.
 
     Each call bisects from the records alone, so that a stopped sweep can be resumed.
 

@@ -1,5 +1,4 @@
-"""Runs the loop of a sweep: sends each missing point to a worker, grades the reply and stores the
-record.
+"""Runs the loop of a sweep: measures each missing point in a worker and stores a graded record.
 
 The loop repeats the reference point to measure drift, and it keeps to the budget. Workers, writer,
 clock and progress are injected, so that resuming, drift, crashes and budgets are tested without a
@@ -45,8 +44,9 @@ _ESTIMATE_WEIGHS_S = 0.1
 
 @dataclass
 class Progress:
-    """Progress of a sweep, which is passed to `on_progress` after each point and a few times a
-    second in between.
+    """Progress of a sweep.
+
+    It is passed to `on_progress` after each point and a few times a second in between.
 
     total, done: number of points of the sweep, and of those that are done.
     current: what is being measured.
@@ -177,8 +177,9 @@ class Sweep:
         return Finished("budget" if left_over else "complete")
 
     def _groups(self) -> Iterator[Group]:
-        """Yields the groups of the plan, then the points of `more`, then the rest of the plan if
-        time is left.
+        """Yields the groups of the plan, then the points of `more`.
+
+        The rest of the plan follows if time is left.
         """
         yield from self._in_time(1.0 if self.more is None else _SHARE_OF_THE_PLAN)
         if self.more is None:
@@ -193,8 +194,7 @@ class Sweep:
         yield from self._in_time(1.0)
 
     def _in_time(self, share: float) -> Iterator[Group]:
-        """Yields the missing groups of the plan, in its order, while they fit into a share of the
-        budget.
+        """Yields the missing groups of the plan while they fit into a share of the budget.
 
         At least one group per sweep is yielded.
         """
@@ -217,9 +217,7 @@ class Sweep:
         return (_ESTIMATE_WEIGHS_S + self._elapsed_s()) / (_ESTIMATE_WEIGHS_S + self._expected_s)
 
     def _missing(self) -> list[Group]:
-        """Returns the groups of the plan that have a missing point, in the order in which they
-        run.
-        """
+        """Returns the groups of the plan that have a missing point, in their order."""
         plan = self.job.plan.without(self._seen)
         return [*plan.groups, *plan.left_out]
 
@@ -282,8 +280,9 @@ class Sweep:
         self._append(point, self._outcome(reply, point), reply, role="reference")
 
     def _grade_again(self) -> None:
-        """Lowers the grades of the points since the last reference measurement if the device has
-        changed since then.
+        """Lowers the grades of the latest points if the device has changed.
+
+        These are the points since the last reference measurement.
         """
         if self._drift is not None and self._drift.off:
             for index in self._since_reference:

@@ -63,8 +63,9 @@ class SweepSession:
     def new(
         cls, make_options: Callable[[DeviceSpec], SweepOptions], results: Path, connect: Connect
     ) -> SweepSession:
-        """Starts a worker, builds the plan for its device and creates the folder of the run under
-        `results`.
+        """Starts a worker, builds the plan for its device and creates the folder of the run.
+
+        The folder is under `results`.
 
         make_options: function that returns the options for a device, because the default dtype and
             budget depend on the device.
@@ -84,8 +85,9 @@ class SweepSession:
 
     @classmethod
     def resume(cls, folder: Path, connect: Connect, budget_s: float | None = None) -> SweepSession:
-        """Reopens a run to measure its missing points, with the options of the run and on the same
-        device.
+        """Reopens a run to measure its missing points.
+
+        The options are those of the run, and the device must be the same.
 
         budget_s: time for this session in s, whatever earlier sessions took; None for all points of
             the plan.

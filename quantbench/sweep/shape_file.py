@@ -1,5 +1,6 @@
-"""Reads and writes the shape files of a sweep: GEMM sizes in CSV, and transformer shapes in JSON
-(format version 1).
+"""Reads and writes the shape files of a sweep.
+
+GEMM sizes are in CSV, and transformer shapes in JSON (format version 1).
 """
 
 import csv
@@ -31,8 +32,9 @@ _MOST_NAME = 200
 
 @dataclass(frozen=True)
 class Gain:
-    """Relative increase of the tokens per second over the first shape in the file, at equal
-    parameters.
+    """Relative increase of the tokens per second over the first shape in the file.
+
+    The shapes have equal parameters.
 
     low, high: bounds of the interval (90 % if predicted, 95 % if measured).
     """

@@ -1,5 +1,6 @@
-"""Lists the sizes that the commands know, with their meaning, their usual value and how each is
-swept.
+"""Lists the sizes that the commands know.
+
+Each has a meaning, a usual value, and a way in which it is swept.
 """
 
 from dataclasses import dataclass

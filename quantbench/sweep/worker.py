@@ -73,8 +73,9 @@ class Worker:
             return Reply(failed=("error", message))
 
     def _run(self, request: Request) -> Reply:
-        """Measures one point and identifies its kernel; skips it if the provider or the device
-        cannot run it.
+        """Measures one point and identifies its kernel.
+
+        The point is skipped if the provider or the device cannot run it.
         """
         import torch
 
@@ -103,8 +104,9 @@ class Worker:
 def measure(
     provider: Provider, workload: Workload, spec: DeviceSpec, timer: Timer, timing: TimingOptions
 ) -> Reply:
-    """Times a workload and checks its results before and after timing
-    (`quantbench.providers.audit`).
+    """Times a workload and checks its results before and after timing.
+
+    `quantbench.providers.audit` describes the checks.
     """
     from quantbench.providers.audit import Audit
 
@@ -127,8 +129,9 @@ def copier(
     timing: TimingOptions,
     audit: Audit | None = None,
 ) -> Callable[[int], Run]:
-    """Returns a function that makes copies of the work with other inputs, over which the timer may
-    rotate.
+    """Returns a function that makes copies of the work with other inputs.
+
+    The timer may rotate over the copies.
 
     audit: audit that watches the copies; None for none.
     """

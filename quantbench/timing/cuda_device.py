@@ -80,9 +80,7 @@ class HostFlagHold:
         self._release_view[0] = 1
 
     def was_held(self) -> bool:
-        """Returns whether the kernel ended because of the flag and not because of its time
-        limit.
-        """
+        """Returns whether the flag ended the kernel, and not its time limit."""
         return bool(self._timed_out_view[0] == 0)
 
 
@@ -170,13 +168,13 @@ class TorchCuda:
         self._sink.fill_(0.0)
 
     def flush(self) -> None:
-        """Makes the cache cold: neither input nor output is in L2, and L2 holds nothing that must
-        be written back.
+        """Makes the cache cold by reading a buffer.
 
-        The flush reads a buffer of COLD_L2_MULTIPLE times L2, which evicts everything and leaves
-        clean lines. A memset would leave dirty lines, and the timed kernel would pay for writing
-        them back (up to 15 µs on an H100). The flush does not evict lines that a kernel asked to
-        keep (evict_last, persisting windows). Rotating over copies does.
+        Cold means that neither input nor output is in L2, and that L2 holds nothing that must be
+        written back. The flush reads a buffer of COLD_L2_MULTIPLE times L2, which evicts everything
+        and leaves clean lines. A memset would leave dirty lines, and the timed kernel would pay for
+        writing them back (up to 15 µs on an H100). The flush does not evict lines that a kernel
+        asked to keep (evict_last, persisting windows). Rotating over copies does.
         """
         torch.sum(self._buffer, dim=0, out=self._sink)
 
@@ -234,11 +232,11 @@ class TorchCuda:
         torch.cuda.synchronize()
 
     def capture(self, body: Callable[[], None]) -> Run:
-        """Captures the work that `body` queues as a graph, and returns the function that replays
-        it.
+        """Captures the work that `body` queues as a graph.
 
-        `body` first runs once on the stream of the capture, so that cuBLAS and the allocator set up
-        their state of this stream outside the graph.
+        Returns the function that replays the graph. `body` first runs once on the stream of the
+        capture, so that cuBLAS and the allocator set up their state of this stream outside the
+        graph.
         """
         self._graph_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._graph_stream):

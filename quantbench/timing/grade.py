@@ -1,6 +1,6 @@
 """Grades the quality of a measurement as A, B, C, D or rejected, and gives the reasons.
 
-Every reason has a weight. A sum of 0 gives A, 1 gives B, 2 or 3 gives C, and more gives D. A rate
+Every reason has a weight; a sum of 0 gives A, 1 gives B, 2 or 3 gives C, and more gives D. A rate
 above the peak of the hardware and a time of Triton's interpreter are rejected.
 """
 

@@ -21,8 +21,9 @@ Command = tuple[str, tuple[Collective | int, ...]]
 
 
 class Ranks(Protocol):
-    """Group of processes as seen from one rank; implemented by
-    `providers.collectives.TorchRanks`.
+    """Group of processes as seen from one rank.
+
+    It is implemented by `providers.collectives.TorchRanks`.
     """
 
     world_size: int
@@ -102,11 +103,11 @@ class Leader:
         return Refused(kind, trouble) if trouble else None
 
     def sample(self, count: int, runs: int) -> RankBatch:
-        """Returns `count` samples of the last point that was begun, each the time of the slowest
-        rank.
+        """Returns `count` samples of the point, each the time of the slowest rank.
 
-        `launch_us` of the result is the longest of all ranks. `state` is the state of rank 0, with
-        the lowest clock and the throttle reasons of all ranks.
+        The point is the last one that was begun. `launch_us` of the result is the longest of all
+        ranks. `state` is the state of rank 0, with the lowest clock and the throttle reasons of all
+        ranks.
 
         Raises MeasurementError if a rank did not take all samples.
         """
@@ -126,8 +127,9 @@ class Leader:
         self._ranks.broadcast(None)
 
     def _do(self, method: str, *arguments: Collective | int) -> list[object]:
-        """Calls a method of `Work` on all ranks, and returns the results in the order of the
-        ranks.
+        """Calls a method of `Work` on all ranks.
+
+        Returns the results in the order of the ranks.
         """
         self._ranks.broadcast((method, arguments))
         gathered = self._ranks.gather(getattr(self._work, method)(*arguments))

@@ -56,8 +56,9 @@ class _Block:
 
 
 class MeanClocks:
-    """Mean clock of the last seconds of work that no limit slowed, and the scatter of single clocks
-    around it.
+    """Mean clock of the last seconds of work that no limit slowed.
+
+    Also knows the scatter of single clocks around the mean.
     """
 
     def __init__(self) -> None:
@@ -117,8 +118,7 @@ class MeanClocks:
         return self._of_device(at_s)
 
     def _near(self, own_mhz: Sequence[float]) -> bool:
-        """Returns whether the clock of a point differs from the mean by no more than a clock
-        wanders.
+        """Returns whether a point's clock differs from the mean by no more than clocks wander.
 
         Returns True while there are too few blocks for a mean.
         """

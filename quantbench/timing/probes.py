@@ -1,6 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
-"""Defines two small Triton kernels: one holds a stream until the host releases it, the other reads
-the counters of the SMs.
+"""Defines two small Triton kernels: one holds a stream, the other reads counters of the SMs.
 
 They are written in Triton because it needs no CUDA compiler on the machine. mypy does not check
 their bodies, which Triton's compiler reads.
@@ -51,12 +50,11 @@ def hold(release_ptr, timed_out_ptr, timeout_ns):
 
 @triton.jit
 def stamp(stamps_ptr, max_sms):
-    """Writes the global timer in ns and clock64 in cycles of each SM to its row of stamps (max_sms,
-    2).
+    """Writes the time and the cycle counter of each SM to the SM's row of stamps (max_sms, 2).
 
-    The kernel must be launched with twice as many blocks as there are SMs, so that every SM gets a
-    block. It does not matter which block of an SM writes last, because each block reads the two
-    numbers together.
+    The time is the global timer in ns, and the counter is clock64 in cycles. The kernel must be
+    launched with twice as many blocks as there are SMs, so that every SM gets a block. It does not
+    matter which block of an SM writes last, because each block reads the two numbers together.
     """
     index = sm()
     if index < max_sms:

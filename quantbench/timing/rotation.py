@@ -1,5 +1,4 @@
-"""Computes how many copies of the same work must run in turn to find their inputs evicted from the
-cache.
+"""Computes how many copies of the same work must run in turn to find their inputs not cached.
 
 A flush within a graph would be timed too, and replays of a single run are warm from the second one
 on (flashinfer issue 4468 is a "cold" graph that was warm). Copies with inputs and outputs of their

@@ -1,7 +1,7 @@
-"""Samples a point: warms up until the times are steady, then takes batches until the stopping rule
-is satisfied.
+"""Samples a point: warms up, then takes batches until the stopping rule is satisfied.
 
-The device, the clock and the sleep are injected, so that tests can simulate them.
+The warm-up lasts until the times are steady. The device, the clock and the sleep are injected, so
+that tests can simulate them.
 """
 
 import gc
@@ -100,8 +100,9 @@ class Sampler(Protocol):
 
 
 class Audit(Protocol):
-    """Check that the timed work is really computed; implemented by
-    `quantbench.providers.audit.Audit`.
+    """Check that the timed work is really computed.
+
+    It is implemented by `quantbench.providers.audit.Audit`.
     """
 
     def before_sample(self) -> None:
@@ -231,12 +232,12 @@ def sample_point(
     pause: Callable[[float], None],
     clocks: MeanClocks | None = None,
 ) -> Measurement:
-    """Samples a point after its warm-up until the stopping rule is satisfied or sampling is given
-    up.
+    """Samples a point after its warm-up.
 
-    Sampling is given up after too many bad batches (stopped by `discards`). Throttled samples are
-    discarded, and a pause follows them. If every sample was bad, all are kept except the one with
-    the lowest clock, whose reason ends with `KEPT`.
+    Sampling ends when the stopping rule is satisfied or sampling is given up. Sampling is given up
+    after too many bad batches (stopped by `discards`). Throttled samples are discarded, and a pause
+    follows them. If every sample was bad, all are kept except the one with the lowest clock, whose
+    reason ends with `KEPT`.
 
     mode, runs_per_sample: stored in the `Measurement`.
     batch_limit: most samples in a batch.
@@ -469,8 +470,9 @@ def before_sample(audit: Audit | None) -> Run:
 
 
 def _judge(batch: Batch, steady_mhz: float | None) -> tuple[list[Discarded], list[Discarded]]:
-    """Returns the good samples of a batch, with an empty reason, and the bad ones with the reason
-    why they are discarded.
+    """Splits the samples of a batch into good and bad ones.
+
+    Good samples have an empty reason, bad samples the reason why they are discarded.
 
     steady_mhz: steady clock of the same work; None if unknown.
     """

@@ -106,8 +106,9 @@ class Steadiness:
 
     @property
     def light(self) -> bool:
-        """Whether the runs take so little of the time that the power limit cannot lower the
-        clock.
+        """Whether the runs take too little of the time to reach the power limit.
+
+        The power limit then cannot lower the clock.
         """
         return self._sampled_us * 1e-6 <= _LIGHT_SHARE * self._batches[-1][0]
 
