@@ -104,9 +104,9 @@ def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
 def _tiles(step: CurveStep, tile_of: TileOf) -> tuple[TileInUse | None, TileInUse | None]:
     """Returns the tiles before and after the step; None for a tile that is unknown.
 
-    If the kernel of one side was not recorded, that side is assumed to run the kernel of the other
-    side, provided that the next recorded kernel beyond it is the same. Blocks of two different
-    tiles must not be compared, because their numbers differ at any size.
+    If only one side has a recorded kernel, the other side is assumed to run the same kernel. This
+    is done only if the next recorded kernel beyond the other side is that kernel too. Blocks of two
+    different tiles must not be compared, because their numbers differ at any size.
     """
     old = tile_of(step.before)
     new = tile_of(step.after)

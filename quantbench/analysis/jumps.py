@@ -216,9 +216,7 @@ class CommonCliff(OfFamily):
 
     @property
     def cause_words(self) -> str:
-        """The two most costly kinds of cause with their numbers of cliffs: `wave edge 71, tile edge
-        64`.
-        """
+        """The two most costly kinds of cause with their number: `wave edge 71, tile edge 64`."""
         words = [f"{kind} {number}" for kind, number in self.causes.items()]
         return ", ".join(words[:_CAUSES_NAMED]) or "unexplained"
 

@@ -225,9 +225,12 @@ def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
 def _misfits(curves: Sequence[FittedCurve], waves: Ints) -> tuple[Floats, Floats, Floats, int]:
     """Computes the misfit of every class, as squared residuals over variance.
 
-    Returns four values: the misfit of each class on each curve (curves, classes); the improvement
-    of the fit if the waves of each class were present, at share 1 and the first overhead
-    (classes,); the misfit of the trend alone (curves,); the number of points.
+    Returns four values:
+    - the misfit of each class on each curve (curves, classes);
+    - the improvement of the fit if the waves of each class were present, at share 1 and the first
+      overhead (classes,);
+    - the misfit of the trend alone (curves,);
+    - the number of points.
 
     waves: number of waves of each class at each point (classes, points).
     """

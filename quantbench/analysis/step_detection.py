@@ -1,10 +1,9 @@
 """Finds steps in curves by a piecewise linear fit with a penalty on every break.
 
 The log time is modelled as pieces, each a level plus a small slope against the log size, and
-dynamic programming finds the best break positions exactly (Jackson et al., "An algorithm for
-optimal partitioning of data on an interval", IEEE Signal Processing Letters 12, 2005). The slope of
-a piece has a prior around the local trend, so fit and trend are estimated alternately from several
-initial trends, and the cheapest result is kept.
+dynamic programming finds the best break positions exactly (Jackson et al., IEEE Signal Processing
+Letters 12, 2005). The slope of a piece has a prior around the local trend, so fit and trend are
+estimated alternately from several initial trends, and the cheapest result is kept.
 """
 
 from __future__ import annotations

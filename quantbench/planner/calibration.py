@@ -114,8 +114,8 @@ class Calibration:
     activation_slack: memory that the caching allocator holds beyond the activations, as a share of
         the activations.
     memory_scatter: 90 % quantile of |ln(predicted / measured memory)|.
-    scatter: half-width, in ln time, by which the interval of a time is widened to cover 90 % of
-        measured times. It changes no predicted time.
+    scatter: half-width in ln time of an independent error that is added to the interval of a time,
+        so that the interval covers 90 % of measured times. It changes no predicted time.
     provenance: where the factors come from.
     """
 

@@ -54,8 +54,9 @@ _TILE_ROWS = 128
 
 @dataclass(frozen=True)
 class Span:
-    """Time in seconds with its 90 % interval. A plain number stands for a time whose interval has
-    no width.
+    """Time in seconds with its 90 % interval.
+
+    A plain number stands for a time whose interval has no width.
     """
 
     low: float
@@ -395,11 +396,11 @@ def _moved(op: Op, shape: TransformerShape) -> tuple[int, int]:
 def _timed(work: Compute) -> dict[Compute, float]:
     """Returns the workloads whose times make up the time of `work`, each with its weight.
 
-    The result is empty for an op that only moves bytes. Rows are never misaligned by the number of
-    tokens of a GPU or of rows of an expert: a 16-bit operand stores its rows along the other
-    dimension, and narrow formats are padded to 16 bytes. Tokens over which a GEMM sums are rounded
-    up to the next multiple of 16 bytes. Experts count as one batched GEMM, at the numbers of rows
-    around theirs that fill tiles.
+    The result is empty for an op that only moves bytes. The number of tokens of a GPU, or of rows
+    of an expert, never misaligns an operand: it is the number of 16-bit rows and not their length,
+    and narrow formats are padded to 16 bytes. Tokens over which a GEMM sums are rounded up to the
+    next multiple of 16 bytes. Experts count as one batched GEMM, at the numbers of rows around
+    theirs that fill tiles.
     """
     if isinstance(work, GroupedGemm):
         shares: dict[int, float] = defaultdict(float)

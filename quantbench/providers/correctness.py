@@ -148,6 +148,8 @@ def check(
 ) -> float:
     """Returns the relative error of the worst output. `audit.check` runs the workload first.
 
+    The references share no code with quantbench's kernels.
+
     who: operation for error messages.
     inputs, outputs: tensors of `Task.inputs` and `Task.outputs`, with correct shapes.
     generator: source of the random vectors and rows, with a seed that the provider cannot know.

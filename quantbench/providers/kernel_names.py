@@ -46,7 +46,8 @@ class KernelName:
 def parse(name: str) -> KernelName:
     """Parses the name of a kernel as the profiler prints it.
 
-    The name is demangled, with or without `void` and template arguments.
+    The name is demangled, with or without `void` and template arguments. quantbench's own kernels
+    state their tile themselves and are not parsed.
 
     >>> parse("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nn").tile
     Tile(block_m=256, block_n=128, block_k=64, split_k=1, stages=3, num_warps=None)
