@@ -7,7 +7,7 @@ Lines may be truncated, or contain the interleaved output of two ranks. A field 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +21,7 @@ from quantbench.units import size
 
 _WHO = "import training log"
 #: largest log; logs are read block by block, so they need not fit into memory
-LARGEST_LOG_BYTES = 2**38
+_LARGEST_LOG_BYTES = 2**38
 _LONGEST_LINE_BYTES = 2**24
 _BLOCK_BYTES = 2**19
 # An iteration is a line of fields separated by `|`, in an order that depends on the release:
@@ -45,12 +45,8 @@ _FIELDS = {
     b"lm loss": "loss",
     b"actual seq length": "seq",
     b"curriculum seqlen": "seq",
-    b"number of skipped iterations": "skipped",
-    b"number of nan iterations": "nan_iterations",
-    b"samples per second": "samples_per_s",
     b"TFLOPs": "tflops",
     b"throughput per GPU (TFLOP/s/GPU)": "tflops",
-    b"tokens per gpu per second (tgs)": "tokens_per_gpu_per_s",
 }
 COLUMNS = tuple(dict.fromkeys(("iteration", *_FIELDS.values())))
 #: quantbench's name of each size among the arguments that Megatron prints at its start (`
@@ -117,7 +113,7 @@ class Iterations:
     values: dict[str, FloatArray]
     segment: npt.NDArray[np.int64]
     left_out: Counter[str]
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any]
 
     def __len__(self) -> int:
         return len(self.segment)
@@ -138,21 +134,9 @@ class Iterations:
     def tokens_per_s(self) -> FloatArray:
         """Tokens per second, as gbs × seq / elapsed_s (iterations,).
 
-        The logged samples_per_s is not used.
+        The rates in the log are not used.
         """
         return np.asarray(self.values["gbs"] * self.seq / self.values["elapsed_s"])
-
-    @property
-    def final(self) -> npt.NDArray[np.bool_]:
-        """Whether a line is the last one of its iteration (iterations,).
-
-        A restart repeats iterations.
-        """
-        iteration = self.values["iteration"]
-        _, last = np.unique(iteration[::-1], return_index=True)
-        mask = np.zeros(len(self), dtype=bool)
-        mask[len(self) - 1 - last] = True
-        return mask
 
 
 def read_log(path: Path) -> Iterations:
@@ -161,7 +145,7 @@ def read_log(path: Path) -> Iterations:
     Raises StoreError if the log cannot be read, and InputError if it has no iteration.
     """
     try:
-        with open_unpacked(path, most_bytes=LARGEST_LOG_BYTES) as stream:
+        with open_unpacked(path, most_bytes=_LARGEST_LOG_BYTES) as stream:
             found = read_stream(stream)
     except UNREADABLE as error:
         raise StoreError(_WHO, f"{path} ({reason(error)})", "a log that can be read") from None
@@ -265,7 +249,7 @@ def _rows(block: bytes, left_out: Counter[str]) -> Iterator[list[float]]:
         ends = [*(start.start() for start in starts[1:]), position]
         for start, end in zip(starts, ends, strict=False):
             row = {"iteration": float(start[1])}
-            for text in block[start.end() : end].split(b"|")[:-1]:  # no bar follows the last field
+            for text in block[start.end() : end].split(b"|")[:-1]:  # no bar follows the last
                 name, _, value = text.partition(b":")
                 column = _FIELDS.get(name.strip())
                 if column is not None and column not in row:

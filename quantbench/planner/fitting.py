@@ -35,7 +35,7 @@ _FEWEST = 5
 # factors are not told apart if their correlation is larger than the second value.
 _DETERMINED = 0.7
 _APART = 0.7
-_UNUSUAL = 2  # in spreads of the prior
+_UNUSUAL = 2  # spreads of the prior
 
 
 class Prior(NamedTuple):
@@ -165,26 +165,13 @@ def start_from(rest: Mapping[str, float]) -> Calibration:
     return Calibration(1.0, 0.0, 1.0, **values)
 
 
-@dataclass(frozen=True)
-class SiteFit:
-    """Fitted factors of a site.
-
-    The provenance of the factors names those about which the rows say little, which keep the values
-    of the stack (`undetermined`). It also names the pairs that the rows do not tell apart, of which
-    only the joint effect is known (`confounded`).
-
-    errors: relative error of each row if it is left out of the fit (rows,).
-    unusual: factors that differ from those of the stack by more than is expected of nineteen in
-        twenty sites.
-    """
-
-    calibration: Calibration
-    errors: FloatArray
-    unusual: list[str]
-
-
-def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
+def fit_site(observed: Sequence[Observed], prior: Calibration) -> Calibration:
     """Fits every factor to the rows of one site, starting from the factors of its stack.
+
+    The provenance of the result names three kinds of factors. `undetermined` are those about which
+    the rows say little, which keep the values of the stack. `confounded` are pairs that the rows do
+    not tell apart, of which only the joint effect is known. `unusual` are factors that differ from
+    those of the stack by more than is expected of nineteen in twenty sites.
 
     Raises InputError if there are too few rows.
     """
@@ -198,7 +185,7 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
         for name, _ in effects:
             low, high = RANGES[name]
             value = max(getattr(prior, name), 1e-3) * math.exp(effects[Term(name, "")])
-            values[name] = min(max(value, low / _STEP), high)  # keeps a step down in range
+            values[name] = min(max(value, low / _STEP), high)  # so that a step down stays inside
         return replace(prior, **values)
 
     effects, jacobian = solve(observed, lambda _: spread, constants)
@@ -214,18 +201,16 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
     rows = jacobian[: len(observed)]
     leverage = np.einsum("ij,jk,ik->i", rows, covariance, rows)
     left_out_log = log_errors(observed, found) / np.maximum(1 - leverage, 0.1)
-    left_out = np.expm1(left_out_log)
     provenance: dict[str, Any] = {
         "rows_fitted": len(observed),
-        "leave_one_out_mean_error_pct": float(100 * np.abs(left_out).mean()),
+        "leave_one_out_mean_error_pct": float(100 * np.abs(np.expm1(left_out_log)).mean()),
         "undetermined": [names[i] for i in np.flatnonzero(spread_left >= _DETERMINED)],
         "confounded": pairs,
+        "unusual": [term.factor for term, s in spread.items() if abs(effects[term]) > _UNUSUAL * s],
         "stack": observed[0].case.job.stack,
     }
     scatter = scatter_beyond(observed, left_out_log)
-    fitted = replace(found, scatter=scatter, provenance=provenance)
-    unusual = [term.factor for term, s in spread.items() if abs(effects[term]) > _UNUSUAL * s]
-    return SiteFit(fitted, left_out, unusual)
+    return replace(found, scatter=scatter, provenance=provenance)
 
 
 def solve(
