@@ -118,7 +118,7 @@ class Forecast:
     def unmeasured(self) -> tuple[str, ...]:
         """Distinct reasons why times rest on no measurement, most frequent first.
 
-        Each has its number of ops.
+        Each reason states its number of ops.
         """
         reasons = Counter(op.estimate.unmeasured for op in self.ops if op.estimate.unmeasured)
         return tuple(

@@ -138,7 +138,7 @@ class Cliff(OfFamily):
 def find_cliffs(jumps: Iterable[Jump], spec: DeviceSpec, tile_of: TileOf) -> tuple[Cliff, ...]:
     """Finds the significant jumps, largest first.
 
-    They are rises of the time that lower the rate of useful work, and falls of the time.
+    Significant are rises of the time that lower the rate of useful work, and falls of the time.
 
     tile_of: function that maps a point to its tile (see `periods.tile_finder`).
     """

@@ -79,10 +79,7 @@ class Period(OfFamily):
 
     @property
     def tile_words(self) -> str:
-        """Description of the chosen explanation (`128x256 tile on 108 SMs`).
-
-        It is empty if there is none.
-        """
+        """Description of the chosen explanation (`128x256 tile on 108 SMs`), else ""."""
         return "" if self.chosen is None else self.words_of(self.chosen)
 
     def words_of(self, explanation: Explanation) -> str:

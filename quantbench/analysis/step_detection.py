@@ -198,7 +198,7 @@ class _Sums:
     def costs_up_to(self, low: int, stop: int) -> Floats:
         """Returns the costs of the pieces that end at `stop` (curves, stop − low).
 
-        They begin at low … stop − 1.
+        The pieces begin at the points low … stop − 1.
         """
         return _cost(_moments(self._sums[:, :, stop : stop + 1] - self._sums[:, :, low:stop]))
 

@@ -131,10 +131,7 @@ class LayerRow:
 
     @property
     def floor_us(self) -> float | None:
-        """Part of `latency_us` that the same number of empty kernels takes.
-
-        It is None if it is unknown.
-        """
+        """Part of `latency_us` that as many empty kernels take; None if it is unknown."""
         floors = [p.floor_us * p.count for p in self.points if p.floor_us is not None]
         return sum(floors) if len(floors) == len(self.points) else None
 

@@ -105,7 +105,7 @@ class CsvFile:
     def require(self, columns: tuple[str, ...]) -> None:
         """Raises InputError for the first of `columns` that the file lacks.
 
-        It names the columns of the file.
+        The error names the columns of the file.
         """
         for column in columns:
             if column not in self.columns:

@@ -26,8 +26,8 @@ _MOST = 500
 def disagreements(device: DeviceSpec, rows: Sequence[Row]) -> Iterator[str]:
     """Yields a line for each dtype and region of m in which the table disagrees with the model.
 
-    They disagree if the median time is more than three times the prediction, or less than a third
-    of it. Dtypes without measured rows in the model are not judged.
+    Table and model disagree if the median time is more than three times the prediction, or less
+    than a third of it. Dtypes without measured rows in the model are not judged.
     """
     regions: dict[tuple[str, int], list[tuple[Gemm, float]]] = defaultdict(list)
     for row in rows:

@@ -122,7 +122,7 @@ class Iterations:
     def seq(self) -> FloatArray:
         """Tokens per sample (iterations,).
 
-        They are the logged ones, else consumed tokens / samples, else the seq_length of the job.
+        The logged value is used, else consumed tokens / samples, else the seq_length of the job.
         """
         logged = self.values["seq"]
         with np.errstate(invalid="ignore", divide="ignore"):

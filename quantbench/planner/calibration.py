@@ -178,9 +178,9 @@ RANGES: dict[str, tuple[float, float]] = {
 
 
 def architecture(device: DeviceSpec) -> str:
-    """Returns the name of the architecture under which the factors of a GPU are stored.
+    """Returns the architecture name under which the factors of a GPU are stored.
 
-    It is the first part of the name of the GPU.
+    The architecture is the first part of the name of the GPU.
     """
     return device.name.split("-")[0]
 
@@ -204,8 +204,8 @@ class Calibrations:
     def of(self, cluster: Cluster, stack: str = "") -> Calibration:
         """Returns the factors of a cluster.
 
-        They are those of its site, if the site has any and no other stack is named. Otherwise they
-        are those of the stack on the GPU of the cluster.
+        If the site of the cluster has factors and no other stack is named, those are returned.
+        Otherwise the factors of the stack on the GPU of the cluster are returned.
         """
         if self.chosen is not None:
             return self.chosen

@@ -61,8 +61,7 @@ def _is_gpt(shape: TransformerShape) -> bool:
 
 
 def _megatron_flops(shape: TransformerShape, gbs: int) -> float:
-    """Returns the FLOPs of an iteration of GPT layers with full recomputation, as Megatron counts
-    them.
+    """Returns the FLOPs of an iteration with full recomputation, as Megatron counts GPT layers.
 
     The formula is 96 · gbs · s · l · h² · (1 + s/6h + V/16lh), which counts all pairs of tokens.
     Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using

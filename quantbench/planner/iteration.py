@@ -266,7 +266,7 @@ def tied_embedding_s(
 ) -> float:
     """Returns the time to add up the gradients of a tied embedding, in s.
 
-    They are on the first and the last stage.
+    The first and the last stage each have such a gradient.
 
     embedding_parameters: parameters of the embedding on one GPU.
     """

@@ -119,7 +119,7 @@ class LayerTime(NamedTuple):
     def fitted(self, c: Calibration) -> LayerTime:
         """Returns the times in training.
 
-        They are the times of single ops and ideal passes, multiplied by factors.
+        The times of single ops and of ideal passes are multiplied by the factors.
 
         c: factors of training.
         """
@@ -420,9 +420,9 @@ def _timed(work: Compute) -> dict[Compute, float]:
 def _filled(rows: int) -> tuple[tuple[int, float], ...]:
     """Returns numbers of rows that fill tiles, each with its weight.
 
-    They are the numbers around the rows of an expert. The weighted mean is the number of rows of
-    the expert. The rows of an expert vary from step to step, so the mean time has no steps at whole
-    tiles.
+    They are the next smaller and the next larger number around the rows of an expert, and at least
+    8. From 8 rows on, their weighted mean is the rows of the expert. These rows vary from step to
+    step, so the mean time has no steps at whole tiles.
 
     >>> _filled(128), _filled(160), _filled(40), _filled(3), _filled(0)
     (((128, 1.0),), ((128, 0.75), (256, 0.25)), ((32, 0.75), (64, 0.25)), ((8, 1.0),), ())

@@ -114,7 +114,7 @@ def search(
 def _impossible(job: Job, space: LayoutSpace) -> InputError:
     """Returns the error for a space without layouts.
 
-    It names the rule that the nearest layout breaks.
+    The error names the rule that the nearest layout breaks.
     """
     tensor = space.tp or divisors(job.cluster.gpus_per_node)
     stages = space.pp or divisors(job.gpus)

@@ -50,8 +50,8 @@ def torch_device(device: DeviceSpec) -> torch.device:
 def quantum(dtype: str, distribution: str) -> float:
     """Returns the real value of one stored unit, such that real = quantum · stored.
 
-    It is 1 unless the dtype is fp8 or int8 and the distribution normal or uniform, whose values are
-    scaled to the range of the dtype like quantised tensors.
+    The value is 1 unless the dtype is fp8 or int8 and the distribution is normal or uniform.
+    Numbers of these distributions are scaled to the range of the dtype, like quantised tensors.
 
     >>> quantum("int8", "uniform") == 1 / 127
     True

@@ -133,7 +133,7 @@ class TritonGrouped(_TritonProvider[GroupedGemm]):
 class TritonFusedSoftmax(_TritonProvider[Softmax]):
     """Scale, mask and softmax in one pass (`triton.fused`).
 
-    It computes the same as Megatron-LM's fused softmax, without its conditions on shapes.
+    The result is that of Megatron-LM's fused softmax, but no shape is excluded by its conditions.
     """
 
     kind = "softmax"

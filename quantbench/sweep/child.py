@@ -162,7 +162,7 @@ class ChildProcess:
     def _lost(self) -> WorkerLostError:
         """Returns the error for a process that has died.
 
-        It has the exit code of the process and the reason from its output.
+        The error states the exit code of the process and the reason from its output.
         """
         code = self._process.wait()
         self._errors.seek(0)

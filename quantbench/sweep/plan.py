@@ -346,8 +346,9 @@ def _points_of(
 def _reference(points: Sequence[PlanPoint]) -> PlanPoint | None:
     """Returns the GEMM with the median expected time; None if there are fewer than two GEMMs.
 
-    It is long enough to have little noise, and short enough to be repeated. Of grouped GEMMs, only
-    those of the first provider are considered, because another provider may not run on the device.
+    A GEMM of median time is long enough to have little noise, and short enough to be repeated. Of
+    grouped GEMMs, only those of the first provider are considered, because another provider may not
+    run on the device.
     """
     gemms = [point for point in points if isinstance(point.workload, Gemm)]
     grouped = [point for point in points if isinstance(point.workload, GroupedGemm)]

@@ -142,9 +142,8 @@ class AxisGap:
 class Refine:
     """Selects the next points of a sweep with --refine.
 
-    It bisects to all edges of the plan at once.
-
-    Each call bisects from the records alone, so that a stopped sweep can be resumed.
+    All edges of the plan are bisected at once. Each call bisects from the records alone, so that a
+    stopped sweep can be resumed.
 
     axes: axes with the values of the coarse sweep.
     find: function that returns, from the records of the coarse sweep, the gaps with a jump, the

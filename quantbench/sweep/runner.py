@@ -44,9 +44,9 @@ _ESTIMATE_WEIGHS_S = 0.1
 
 @dataclass
 class Progress:
-    """Progress of a sweep.
+    """Progress of a sweep, for the callback `on_progress`.
 
-    It is passed to `on_progress` after each point and a few times a second in between.
+    The callback is called after each point, and a few times a second in between.
 
     total, done: number of points of the sweep, and of those that are done.
     current: what is being measured.
@@ -204,9 +204,9 @@ class Sweep:
                 yield group
 
     def _expected_in_s(self, points: Sequence[PlanPoint]) -> float:
-        """Returns the expected time of those of the points that are missing, in s.
+        """Returns the expected time of the missing ones among some points, in s.
 
-        It is their estimates multiplied by the pace so far.
+        The expected time is the sum of their estimates, multiplied by the pace so far.
         """
         estimate_s = sum(point.estimate_s for point in points if point.key not in self._seen)
         return estimate_s * self._pace
@@ -280,10 +280,7 @@ class Sweep:
         self._append(point, self._outcome(reply, point), reply, role="reference")
 
     def _grade_again(self) -> None:
-        """Lowers the grades of the latest points if the device has changed.
-
-        These are the points since the last reference measurement.
-        """
+        """Lowers grades since the last reference measurement if the device has since changed."""
         if self._drift is not None and self._drift.off:
             for index in self._since_reference:
                 self._lower_grade(index)

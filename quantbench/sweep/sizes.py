@@ -1,6 +1,6 @@
-"""Lists the sizes that the commands know.
+"""Lists the sizes that the commands know, such as hidden, heads and m, n, k.
 
-Each has a meaning, a usual value, and a way in which it is swept.
+Each size has a meaning with a unit, usual values, and the values over which it is swept by default.
 """
 
 from dataclasses import dataclass
@@ -159,7 +159,7 @@ def usual_sizes(kind: str, *of: str) -> dict[str, int]:
 def grain_of(dim: str) -> int:
     """Returns the step of the search for edges along a dimension.
 
-    It is 8 if misalignment could be taken for an edge, else 1.
+    The step is 8 if misalignment could be taken for an edge, else 1.
 
     >>> grain_of("n"), grain_of("m")
     (8, 1)

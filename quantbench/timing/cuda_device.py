@@ -190,7 +190,7 @@ class TorchCuda:
     def was_held(self) -> bool:
         """Returns whether the stream stayed held until `release`.
 
-        It must be called after `synchronize`.
+        The caller must call `synchronize` first.
         """
         return self._hold.was_held()
 

@@ -103,11 +103,11 @@ class Leader:
         return Refused(kind, trouble) if trouble else None
 
     def sample(self, count: int, runs: int) -> RankBatch:
-        """Returns `count` samples of the point, each the time of the slowest rank.
+        """Returns `count` samples of the current point, each the time of the slowest rank.
 
-        The point is the last one that was begun. `launch_us` of the result is the longest of all
-        ranks. `state` is the state of rank 0, with the lowest clock and the throttle reasons of all
-        ranks.
+        The current point is the one that was begun last. `launch_us` of the result is the longest
+        of all ranks. `state` is the state of rank 0, with the lowest clock and the throttle reasons
+        of all ranks.
 
         Raises MeasurementError if a rank did not take all samples.
         """
@@ -170,7 +170,7 @@ def _worst(states: Sequence[DeviceState]) -> DeviceState:
 
 @dataclass
 class LeaderSampler:
-    """Sampler that samples the last point that was begun, on all ranks.
+    """Sampler of the current point of a leader, which samples on all ranks.
 
     runs: number of runs per sample.
     launch_us: least time in which the hosts launched one run of the last batch, in µs.

@@ -238,7 +238,7 @@ class StoppingRule:
     def missing(self) -> int:
         """Number of samples until the next check, at least 1.
 
-        It limits the size of the next batch.
+        The next batch has at most this many samples.
         """
         return max(1, min(self._next_check, self.max_samples) - self.count)
 
