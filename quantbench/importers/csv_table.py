@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 class CsvRow:
     """Row of a CSV file.
 
-    operation: command that errors name.
+    operation: command to name in error messages.
     line: number of the line, from 1.
     cells: text of each cell, by the name of its column.
     """
@@ -83,7 +83,7 @@ class CsvRow:
 class CsvFile:
     """A CSV file with a header line, or a Parquet file.
 
-    operation: command that errors name.
+    operation: command to name in error messages.
     columns: names of the columns.
     Raises InputError for an empty file and for two columns of one name, and StoreError for a file
     that cannot be read.

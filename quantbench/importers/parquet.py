@@ -13,7 +13,7 @@ MOST_ROWS = 5_000_000
 def read_parquet(operation: str, file: Path) -> Any:
     """Reads a Parquet file as a pyarrow Table.
 
-    operation: command that errors name.
+    operation: command to name in error messages.
     Raises StoreError if the file cannot be read or has too many rows.
     """
     import pyarrow as pa  # imported here, because most commands read no Parquet file

@@ -55,7 +55,7 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     a dataclass is kept.
 
     kind: the dataclass.
-    who: what errors name; by default the name of `kind`.
+    who: name for error messages; by default the name of `kind`.
     whole: whether fields with a default must be present too, also in nested objects.
     Raises InputError that names `who` and the field.
     """

@@ -243,7 +243,7 @@ def ops_at(
 
     point: value of each axis, by the name of its field.
     held: values of all other dimensions, with the defaults filled in.
-    who: command that errors name.
+    who: command to name in error messages.
     modelled: whether to return the routed experts of a layer as one op, as the models predict them.
 
     Raises InputError for an impossible point (for example, heads that do not divide hidden).

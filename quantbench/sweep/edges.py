@@ -35,7 +35,7 @@ def parse_grid(
 
     dims: axes as the user typed them, `hidden` or `hidden=1024:4096`.
     held: values of all other sizes, with the defaults filled in.
-    who: command that errors name.
+    who: command to name in error messages.
     tiles: tiles to predict edges for, as in `predicted_edges`.
     """
     axes = tuple(parse_axis(text, spec.torch_kind) for text in dims)

@@ -124,7 +124,7 @@ def named_shapes(data: object) -> tuple[NamedShape, ...]:
 def _named_shape(data: object, who: str) -> NamedShape:
     """Decodes one shape.
 
-    who: shape that errors name.
+    who: shape to name in error messages.
     """
     if not isinstance(data, dict):
         raise InputError(who, repr(data)[:60], "a JSON object")
@@ -140,7 +140,7 @@ def read_shapes(path: Path, who: str = _WHO) -> tuple[tuple[int, int, int, int],
 
     The file has the columns m, n, k and optionally batch. Other columns are ignored.
 
-    who: option that errors name.
+    who: option to name in error messages.
     Raises InputError that names the file and the line.
     """
     try:
