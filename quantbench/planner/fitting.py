@@ -41,7 +41,7 @@ _UNUSUAL = 2  # spreads of the prior
 class Prior(NamedTuple):
     """Standard deviations of the effects on one factor, on the log scale.
 
-    common: effect that all runs share.
+    common: effect that all runs share, or all runs with the same kind of kernels (`Stack.kernels`).
     stack, gpu, both: effect of a stack, of a GPU architecture, and of the two together.
     site: effect of a table, whose runs share a site.
     """
