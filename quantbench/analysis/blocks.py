@@ -170,10 +170,12 @@ def padded(workload: Workload) -> tuple[str, int, int] | None:
 
 def compute_bound(workload: Workload, spec: DeviceSpec) -> bool:
     """Returns whether arithmetic takes longer than memory traffic at the spec rates; True if the
-    peak is unknown.
+    peak is unknown, and on a CPU, whose peaks are only bounds.
     """
     peak = spec.peak(workload.dtype)
-    return peak is None or workload.flops / (peak * 1e3) > workload.min_bytes / spec.memory_gb_per_s
+    if peak is None or spec.kind == "cpu":
+        return True
+    return workload.flops / (peak * 1e3) > workload.min_bytes / spec.memory_gb_per_s
 
 
 # Smaller idle shares are not reported.

@@ -51,7 +51,7 @@ class Point:
     count: number of times the shape at this place runs the workload.
     tflops, gb_per_s: useful operations and minimal memory traffic per time, at the median.
     peak_share: share of the dense peak for GEMMs and attention, of the memory bandwidth for other
-        workloads; None if the peak is unknown.
+        workloads; None if the peak is unknown, and on a CPU.
     noise: relative standard deviation of the samples (0 for a single sample).
     clock_mhz: median SM clock during the samples; None if not recorded.
     mode, floor_us: timing mode and time of an empty kernel in it (`Measurement`).

@@ -89,8 +89,7 @@ def default_dtype(spec: DeviceSpec) -> str:
     """Returns the dtype to measure by default: bf16 if it is native; else fp16 on a GPU, fp32 on a
     CPU.
 
-    bf16 counts as native if its peak exceeds that of fp32 (`cpu_spec` sets them equal without bf16
-    instructions).
+    bf16 counts as native if its peak exceeds that of fp32.
     """
     bf16_tflops = spec.peak("bf16")
     if bf16_tflops is not None and bf16_tflops > (spec.peak("fp32") or 0):

@@ -80,11 +80,12 @@ _VOLTA = Tile(256, 128)
 # core.
 _CPU = Tile(1, 64)
 
-# Share of the spec-sheet peak that a large GEMM reaches; good libraries reach 0.7 to 0.85.
-_COMPUTE_EFFICIENCY = 0.75
-_BANDWIDTH_EFFICIENCY = 0.8
-# Start and end of a kernel on the device, without the launch from the host.
-_KERNEL_OVERHEAD_US = {"cuda": 3.0, "cpu": 2.0}
+#: Share of the spec's peak that a large GEMM reaches; good libraries reach 0.7 to 0.85 on a GPU.
+#: The peaks of a CPU are bounds of any core: a usual one reaches 0.1 TFLOP/s in fp32 and 15 GB/s.
+COMPUTE_EFFICIENCY = {"cuda": 0.75, "cpu": 0.015}
+BANDWIDTH_EFFICIENCY = {"cuda": 0.8, "cpu": 0.1}
+#: Start and end of a kernel on the device, without the launch from the host.
+KERNEL_OVERHEAD_US = {"cuda": 3.0, "cpu": 2.0}
 _OF_FLOPS = Gemm | GroupedGemm | MoE | Attention
 
 
@@ -103,13 +104,13 @@ def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
 
     Accurate to a factor of about two, which is enough to plan a sweep and to place expected edges.
     """
-    overhead_us = _KERNEL_OVERHEAD_US[spec.torch_kind]
+    overhead_us = KERNEL_OVERHEAD_US[spec.torch_kind]
     memory_us = copy_us(workload.min_bytes, spec) - overhead_us
     compute_us = 0.0
     if isinstance(workload, _OF_FLOPS):
         # An unsupported dtype runs at the slowest supported peak: emulation is not faster.
         peak = spec.peak(workload.dtype) or min(spec.peak_tflops.values())
-        compute_us = workload.flops / (peak * 1e6 * _COMPUTE_EFFICIENCY)
+        compute_us = workload.flops / (peak * 1e6 * COMPUTE_EFFICIENCY[spec.torch_kind])
     if isinstance(workload, Gemm | GroupedGemm):
         compute_us /= quantize(workload, assumed_tile(spec), spec.sm_count).efficiency
     return max(memory_us, compute_us) + overhead_us
@@ -120,14 +121,17 @@ def copy_us(moved_bytes: float, spec: DeviceSpec) -> float:
 
     moved_bytes: bytes read and written.
     """
-    bytes_per_us = spec.memory_gb_per_s * 1e3 * _BANDWIDTH_EFFICIENCY
-    return moved_bytes / bytes_per_us + _KERNEL_OVERHEAD_US[spec.torch_kind]
+    bytes_per_us = spec.memory_gb_per_s * 1e3 * BANDWIDTH_EFFICIENCY[spec.torch_kind]
+    return moved_bytes / bytes_per_us + KERNEL_OVERHEAD_US[spec.torch_kind]
 
 
 def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:
     """Returns the share of the peak reached: of FLOP/s for (grouped) GEMMs, experts and attention
-    (None without a peak for the dtype), of memory bandwidth for others.
+    (None without a peak for the dtype), of memory bandwidth for others. None on a CPU, whose peaks
+    are only bounds.
     """
+    if spec.kind == "cpu":
+        return None
     if isinstance(workload, _OF_FLOPS):
         peak = spec.peak(workload.dtype)
         return None if peak is None else workload.flops / latency_us / 1e6 / peak

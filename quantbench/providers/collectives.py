@@ -68,7 +68,6 @@ class TorchRanks:
             expected = "at least two: torchrun --nproc-per-node=2 or more"
             raise InputError("comm", "a single rank", expected)
         self.rank = int(os.environ["RANK"])
-        self.local_rank = int(os.environ["LOCAL_RANK"])
         per_node = int(os.environ["LOCAL_WORLD_SIZE"])
         if self.world_size % per_node:
             found = f"{self.world_size} ranks, {per_node} on this node"
@@ -77,7 +76,7 @@ class TorchRanks:
         self.backend = backend
         self.device = torch.device("cpu")
         if backend == "nccl":
-            self.device = torch.device("cuda", self.local_rank)
+            self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(self.device)
         else:
             torch.set_num_threads(1)

@@ -10,7 +10,7 @@ from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceState
 
 A100 = lookup("a100-sxm4-80gb")
-CPU = cpu_spec(CpuInfo("AMD EPYC", "AuthenticAMD", 26, 2, frozenset({"sse2"}), 2**25, 2**34, None))
+CPU = cpu_spec(CpuInfo("AMD EPYC", frozenset({"sse2"}), 2**25, 2**34))
 QUIET = Limits(
     max_sm_clock_mhz=1410, application_sm_mhz=1410, default_application_sm_mhz=1410, power_limit_w=400,
     default_power_limit_w=400, slowdown_c=92, persistence=True,
