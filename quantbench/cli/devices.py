@@ -100,9 +100,8 @@ def device_line(spec: DeviceSpec) -> str:
         cache = f"{spec.l2_bytes / 2**20:.0f} MiB of last-level cache"
         return f"{spec.name}: one core of it, {cache}, {memory} of memory"
     units = "CUs" if spec.kind == "rocm" else "SMs"
-    least = "up to " if "upper bound" in spec.source.get("memory_gb_per_s", "") else ""
-    speed = f"{least}{spec.memory_gb_per_s:.0f} GB/s"
-    cache = f"{least}{spec.l2_bytes / 2**20:.0f} MiB of L2"
+    speed = f"{spec.memory_gb_per_s:.0f} GB/s"
+    cache = f"{spec.l2_bytes / 2**20:.0f} MiB of L2"
     return (
         f"{spec.name}: {spec.sm_count} {units} ({spec.architecture}), {memory} at {speed}, {cache}"
     )

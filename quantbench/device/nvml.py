@@ -54,7 +54,6 @@ class Limits:
     default_application_sm_mhz: that clock by default, often below the highest clock (V100:
         1312 of 1530 MHz).
     slowdown_c: temperature at which the hardware slows down.
-    persistence: whether the driver stays loaded between programs.
     exclusive: whether only one process may use the card (compute mode EXCLUSIVE_PROCESS).
     note: the missing values, with reasons.
     """
@@ -68,7 +67,6 @@ class Limits:
     power_limit_w: float | None = None
     default_power_limit_w: float | None = None
     slowdown_c: float | None = None
-    persistence: bool | None = None
     exclusive: bool | None = None
     note: str = ""
 
@@ -127,12 +125,10 @@ class Nvml:
             library.nvmlInit()
         except library.NVMLError as error:
             return Absent(f"NVML does not start: {error}")
-        names: list[str] = []
-        if uuid and uuid.startswith(("GPU-", "MIG-")):
-            names = [uuid]
-        elif uuid:
-            names = [f"GPU-{uuid}", f"MIG-{uuid}"]
-        ways = [(library.nvmlDeviceGetHandleByUUID, name) for name in names]
+        ways = []
+        if uuid:
+            for prefix in ("", "GPU-", "MIG-"):
+                ways.append((library.nvmlDeviceGetHandleByUUID, prefix + uuid))
         if pci_bus_id:
             ways.append((library.nvmlDeviceGetHandleByPciBusId, pci_bus_id))
         why = "CUDA reports neither its UUID nor its PCI bus id"
@@ -173,7 +169,6 @@ class Nvml:
             default_power_limit_w=self._watts(
                 notes, "default power limit", "nvmlDeviceGetPowerManagementDefaultLimit"
             ),
-            persistence=number("persistence mode", "nvmlDeviceGetPersistenceMode", kind=bool),
             driver_version=self._ask(
                 notes, "driver version", "nvmlSystemGetDriverVersion", kind=str
             ),

@@ -112,7 +112,6 @@ def test_limits() -> None:
         power_limit_w=700,
         default_power_limit_w=700,
         slowdown_c=95,
-        persistence=True,
         exclusive=False,
     )
 
@@ -172,10 +171,11 @@ def test_a_driver_from_before_the_renaming() -> None:
 
 def test_the_gpu_is_found_by_uuid_never_by_index() -> None:
     library = FakeLibrary()
-    opened(library, uuid="1234")
     opened(library, uuid="GPU-1234")
+    opened(library, uuid="1234")
     assert [a for n, a in library.asked if n == "nvmlDeviceGetHandleByUUID"] == [
         ("GPU-1234",),
+        ("1234",),
         ("GPU-1234",),
     ]
     assert not [n for n, _ in library.asked if "Index" in n]
