@@ -155,7 +155,9 @@ def test_one_run_alone_and_one_run_twice_are_refused() -> None:
     one = run_of(1, [point(64)])
     with pytest.raises(InputError, match=r"^merge: 1 run; expected two or more"):
         merge_runs([one])
-    with pytest.raises(InputError, match=r"^merge: records of part-1 twice; expected each run once"):
+    with pytest.raises(
+        InputError, match=r"^merge: records of part-1 twice; expected each run once"
+    ):
         merge_runs([one, one])
 
 
