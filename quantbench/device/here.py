@@ -51,7 +51,7 @@ def current() -> DeviceSpec:
 
     torch.cuda.set_device(index)
     properties = torch.cuda.get_device_properties(index)
-    return match(read_properties(properties, _open_nvml(properties)))
+    return match(read_properties(properties, Nvml.open(str(properties.uuid))))
 
 
 def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
@@ -68,13 +68,13 @@ def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
 
 
 def open_nvml() -> Nvml | Absent:
-    """Opens NVML for the GPU in use, found by UUID or PCI bus id; returns Absent on a CPU."""
+    """Opens NVML for the GPU in use, found by UUID; returns Absent on a CPU."""
     index = gpu_index()
     if index is None:
         return Absent("no GPU is used")
     import torch
 
-    return _open_nvml(torch.cuda.get_device_properties(index))
+    return Nvml.open(str(torch.cuda.get_device_properties(index).uuid))
 
 
 def default_dtype(spec: DeviceSpec) -> str:
@@ -167,17 +167,6 @@ def gpu_index() -> int | None:
     if machine.index is None and wish:
         raise InputError(VARIABLE, repr(wish), "cpu: torch sees no GPU")
     return machine.index
-
-
-def _open_nvml(properties: Any) -> Nvml | Absent:
-    bus = getattr(properties, "pci_bus_id", None)
-    pci_bus_id = None
-    if bus is not None:
-        domain = getattr(properties, "pci_domain_id", 0)
-        device = getattr(properties, "pci_device_id", 0)
-        pci_bus_id = f"{domain:08X}:{bus:02X}:{device:02X}.0"
-    uuid = getattr(properties, "uuid", None)
-    return Nvml.open(uuid=uuid and str(uuid), pci_bus_id=pci_bus_id)
 
 
 def _property(properties: Any, name: str) -> Any:

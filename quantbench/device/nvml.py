@@ -71,6 +71,22 @@ class Limits:
     note: str = ""
 
 
+def _own_pids() -> frozenset[int]:
+    """Returns the ids of this process, its descendants and its ancestors (a sweep's main process
+    starts the worker).
+    """
+    import psutil
+
+    me = psutil.Process()
+    return frozenset(process.pid for process in (me, *me.children(recursive=True), *me.parents()))
+
+
+def _pid_exists(pid: int) -> bool:
+    import psutil
+
+    return bool(psutil.pid_exists(pid))
+
+
 class Nvml:
     """NVML connection to one GPU; created by `Nvml.open`.
 
@@ -103,15 +119,13 @@ class Nvml:
     @classmethod
     def open(
         cls,
+        uuid: str,
         *,
-        uuid: str | None = None,
-        pci_bus_id: str | None = None,
         library: Any = None,
-        own_pids: Callable[[], frozenset[int]] | None = None,
-        pid_exists: Callable[[int], bool] | None = None,
+        own_pids: Callable[[], frozenset[int]] = _own_pids,
+        pid_exists: Callable[[int], bool] = _pid_exists,
     ) -> Nvml | Absent:
-        """Opens the GPU with this UUID (with or without NVML's prefix `GPU-` or `MIG-`) or PCI bus
-        id.
+        """Opens the GPU or MIG slice with this UUID, as torch states it: without NVML's prefix.
 
         An index would be wrong: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER renumber GPUs for CUDA
         but not for NVML.
@@ -125,25 +139,14 @@ class Nvml:
             library.nvmlInit()
         except library.NVMLError as error:
             return Absent(f"NVML does not start: {error}")
-        ways = []
-        if uuid:
-            for prefix in ("", "GPU-", "MIG-"):
-                ways.append((library.nvmlDeviceGetHandleByUUID, prefix + uuid))
-        if pci_bus_id:
-            ways.append((library.nvmlDeviceGetHandleByPciBusId, pci_bus_id))
-        why = "CUDA reports neither its UUID nor its PCI bus id"
-        for find, name in ways:
+        why = ""
+        for name in (f"GPU-{uuid}", f"MIG-{uuid}"):
             try:
-                handle = find(name)
+                handle = library.nvmlDeviceGetHandleByUUID(name)
             except library.NVMLError as error:
                 why = f"{name}: {error}"
             else:
-                return cls(
-                    library,
-                    handle,
-                    own_pids=own_pids or _own_pids,
-                    pid_exists=pid_exists or _pid_exists,
-                )
+                return cls(library, handle, own_pids=own_pids, pid_exists=pid_exists)
         return Absent(f"NVML does not know this GPU ({why})")
 
     def state(self, *, processes: bool = True) -> DeviceState:
@@ -280,19 +283,3 @@ def decode_reasons(mask: int) -> tuple[str, ...]:
 
 def _is_exclusive(compute_mode: int) -> bool:
     return compute_mode == _COMPUTE_EXCLUSIVE_PROCESS
-
-
-def _own_pids() -> frozenset[int]:
-    """Returns the ids of this process, its descendants and its ancestors (a sweep's main process
-    starts the worker).
-    """
-    import psutil
-
-    me = psutil.Process()
-    return frozenset(process.pid for process in (me, *me.children(recursive=True), *me.parents()))
-
-
-def _pid_exists(pid: int) -> bool:
-    import psutil
-
-    return bool(psutil.pid_exists(pid))

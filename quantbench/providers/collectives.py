@@ -252,20 +252,15 @@ class TorchWork:
 
 
 def topology(ranks: TorchRanks) -> dict[str, object]:
-    """Returns this rank's host, device, GPUs with peer access and NCCL version."""
+    """Returns this rank's host, device, GPU and NCCL version."""
     found: dict[str, object] = {
         "rank": ranks.rank,
         "host": os.uname().nodename,
         "device": str(ranks.device),
     }
     if ranks.device.type == "cuda":
-        properties = torch.cuda.get_device_properties(ranks.device)
-        found["gpu"] = properties.name
-        found["pci_bus_id"] = getattr(properties, "pci_bus_id", None)
+        found["gpu"] = torch.cuda.get_device_name(ranks.device)
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        mine = ranks.device.index or 0
-        others = [d for d in range(torch.cuda.device_count()) if d != ranks.device.index]
-        found["peer_access"] = [d for d in others if torch.cuda.can_device_access_peer(mine, d)]
     return found
 
 
