@@ -117,6 +117,7 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
         "least_k": LEAST_K,
         "in_waves": model.in_waves,
         "rows": model.rows,
+        "unaligned": model.unaligned,
     }
 
 
