@@ -178,10 +178,13 @@ def padded(workload: Workload) -> tuple[str, int, int] | None:
 def compute_bound(workload: Workload, spec: DeviceSpec) -> bool:
     """Returns whether arithmetic takes longer than memory traffic at the peak rates of the device.
 
-    Returns True if the peak for the data type is unknown.
+    Returns True if the peak for the data type is unknown, and on a CPU, whose peaks are only
+    bounds.
     """
     peak = spec.peak(workload.dtype)
-    return peak is None or workload.flops / (peak * 1e3) > workload.min_bytes / spec.memory_gb_per_s
+    if peak is None or spec.kind == "cpu":
+        return True
+    return workload.flops / (peak * 1e3) > workload.min_bytes / spec.memory_gb_per_s
 
 
 # Smallest idle share that is reported.

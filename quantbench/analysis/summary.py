@@ -54,7 +54,7 @@ class Point:
     low_us, high_us: 95 % confidence interval of the median.
     tflops, gb_per_s: useful operations and minimal memory traffic per unit of time, at the median.
     peak_share: share of the dense peak for GEMMs and attention, and of the memory bandwidth for
-        other workloads; None if the peak is unknown.
+        other workloads; None if the peak is unknown, and on a CPU.
     noise: relative standard deviation of the samples; 0 for a single sample.
     clock_mhz: median SM clock during the samples; None if it was not recorded.
     mode, floor_us: timing mode, and the time of an empty kernel in this mode (see `Measurement`).

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 _BACKENDS = ("nccl", "gloo")
 # Longest sampling time of a point.
 _MAX_TIME_S = 1.0
+# 10 %-90 % spread of a point's samples, and change of the repeated point, that are warned of.
+_SPREAD = 0.10
+_DRIFT = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +72,6 @@ def comm(
 ) -> Result | None:
     """Measure collectives over message sizes: torchrun --nproc-per-node=8 -m quantbench comm."""
     from quantbench import device
-    from quantbench.comm.isolation import idle_traffic_mb_per_s
     from quantbench.device.spec import DeviceState
     from quantbench.timing.lockstep import Leader, follow
 
@@ -82,7 +85,6 @@ def comm(
     lines = libraries_to_stderr() if as_json else nullcontext()
     with lines, TorchRanks(arguments.backend or backend_here()) as ranks:
         places = ranks.gather(topology(ranks))
-        idle = ranks.gather(idle_traffic_mb_per_s() if ranks.local_rank == 0 else None)
         on_gpu = ranks.backend == "nccl"
         state = device.monitor(device.current()) if on_gpu else DeviceState
         work = TorchWork(ranks, state)
@@ -93,11 +95,7 @@ def comm(
         # After Ctrl-C or a bug, torchrun ends the other ranks with this process. After a complete
         # run or an expected error they wait for the leader's stop.
         try:
-            told = {
-                "ranks": places,
-                "idle_traffic_mb_per_s": [i for i in idle or () if i is not None],
-            }
-            result = _lead(arguments, ranks, leader, told, results, output(stderr=as_json))
+            result = _lead(arguments, ranks, leader, places, results, output(stderr=as_json))
         except QuantbenchError:
             leader.stop()
             raise
@@ -121,13 +119,12 @@ def _lead(
     arguments: CommOptions,
     ranks: TorchRanks,
     leader: Leader,
-    topology: dict[str, Any],
+    places: list[object] | None,
     results: Path,
     console: Console,
 ) -> Result:
-    """Measures as rank 0. topology: the places of the ranks, and the traffic before the run."""
+    """Measures as rank 0. places: `topology` of each rank."""
     from quantbench import device
-    from quantbench.comm.isolation import repeat_line, spread_warnings, traffic_warnings
     from quantbench.comm.session import CommSession
     from quantbench.device.here import warnings_for
     from quantbench.providers.identity import versions
@@ -140,8 +137,7 @@ def _lead(
     state = device.monitor(spec)
     plan = arguments.plan(ranks.backend, ranks.world_size, ranks.num_nodes)
     started = datetime.now(UTC)
-    idle = topology["idle_traffic_mb_per_s"]
-    warnings = [*warnings_for(spec, state()), *traffic_warnings(idle)]
+    warnings = warnings_for(spec, state())
     info = RunInfo(
         run_id=f"{started:%Y-%m-%dT%H%M%S}-comm-{ranks.backend}-{ranks.world_size}",
         device=spec,
@@ -156,7 +152,7 @@ def _lead(
             "topology": {
                 "world_size": ranks.world_size,
                 "num_nodes": ranks.num_nodes,
-                **topology,
+                "ranks": places,
             },
             "warnings": warnings,
         },
@@ -196,12 +192,8 @@ def _lead(
         finally:
             writer.end(how, {})
     rows = [row for row in map(row_to_json, records) if row["role"] == "point"]
-    samples = []
-    for r in records:
-        if isinstance(r.outcome, Measured) and isinstance(r.workload, Collective):
-            name = f"{r.workload.op} {size(r.workload.message_bytes)}"
-            samples.append((name, r.outcome.measurement.samples_us))
-    doubts = spread_warnings(samples, session.reference_us)
+    measured = [row for row in rows if "latency_us" in row]
+    doubts = spread_warnings(measured, session.reference_us)
     answer = {
         "folder": writer.folder,
         "points": rows,
@@ -211,9 +203,33 @@ def _lead(
     columns = ("op", ">message", ">time", ">algorithm GB/s", ">bus GB/s", ">spread", "trust", "")
     cells = [(row["op"], size(row["message_bytes"]), *_cells(row)) for row in rows]
     table = plain_table(columns, cells)
-    repeated = f"repeated point: {repeat_line('all_reduce', session.reference_us)}"
-    said = (table, repeated, *map(warning, doubts), str(writer.folder))
-    return Result(answer, said, exit_code=not samples)
+    said = (table, *map(warning, doubts), str(writer.folder))
+    return Result(answer, said, exit_code=not measured)
+
+
+def spread_warnings(rows: Sequence[dict[str, Any]], reference_us: Sequence[float]) -> list[str]:
+    """Formats messages if samples of a point scatter by over 10 %, or repetitions of the reference
+    differ by over 5 %.
+
+    rows: measured points, by `row_to_json`.
+    reference_us: median of each repetition of the reference.
+    """
+    wide = [row for row in rows if row["spread"] > _SPREAD]
+    found = []
+    if wide:
+        worst = max(wide, key=itemgetter("spread"))
+        found.append(
+            f"{len(wide)} of {len(rows)} points scatter by more than {percent(_SPREAD)}, the "
+            f"worst by {percent(worst['spread'])} ({worst['op']} {size(worst['message_bytes'])}): "
+            "the network or the hosts are shared."
+        )
+    apart = max(reference_us, default=1.0) / min(reference_us, default=1.0) - 1
+    if apart > _DRIFT:
+        found.append(
+            f"The repeated point took {percent(apart)} longer at one time than at another: "
+            "differences below that between two settings mean nothing here."
+        )
+    return found
 
 
 def row_to_json(record: Record) -> dict[str, Any]:

@@ -82,7 +82,8 @@ def _triton(machine: Machine) -> Finding:
 def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> Lines:
     """Yields lines on the device, its state, and what disturbs its timings."""
     yield device_line(spec)
-    yield f"dense peak: {peaks_line(spec)}"
+    if spec.kind != "cpu":
+        yield f"dense peak: {peaks_line(spec)}"
     yield f"state: {state_line(state, limits)}"
     yield from map(warning, warnings_for(spec, state, limits))
     if spec.kind == "cpu":
@@ -97,36 +98,26 @@ def device_line(spec: DeviceSpec) -> str:
     memory = f"{spec.memory_bytes / 2**30:.0f} GiB"
     if spec.kind == "cpu":
         cache = f"{spec.l2_bytes / 2**20:.0f} MiB of last-level cache"
-        speed = f"up to {spec.memory_gb_per_s:.0f} GB/s"
-        return f"{spec.name}: one core of it, {cache}, {memory} of memory at {speed}"
+        return f"{spec.name}: one core of it, {cache}, {memory} of memory"
     units = "CUs" if spec.kind == "rocm" else "SMs"
-    least = "up to " if "upper bound" in spec.source.get("memory_gb_per_s", "") else ""
-    speed = f"{least}{spec.memory_gb_per_s:.0f} GB/s"
-    cache = f"{least}{spec.l2_bytes / 2**20:.0f} MiB of L2"
+    speed = f"{spec.memory_gb_per_s:.0f} GB/s"
+    cache = f"{spec.l2_bytes / 2**20:.0f} MiB of L2"
     return (
         f"{spec.name}: {spec.sm_count} {units} ({spec.architecture}), {memory} at {speed}, {cache}"
     )
 
 
 def peaks_line(spec: DeviceSpec) -> str:
-    """Formats the dense peaks with their clock: `bf16 989, tf32 495, fp32 66.9 TFLOP/s at 1830 MHz`
-    (CPU: GFLOP/s).
+    """Formats the dense peaks with their clock: `bf16 989, tf32 495, fp32 66.9 TFLOP/s at 1830
+    MHz`.
     """
-    unit = "TFLOP/s"
-    scale = 1.0
-    bound = ""
-    if spec.kind == "cpu":
-        unit = "GFLOP/s"
-        scale = 1e3
-        bound = " (upper bounds)"
-    elif not spec.registered:
-        bound = " (estimated)"
+    bound = "" if spec.registered else " (estimated)"
     if not spec.peak_tflops:
         return "unknown"
     known = [dtype for dtype in _DTYPES if dtype in spec.peak_tflops]
-    peaks = ", ".join(f"{d} {_three_digits(spec.peak_tflops[d] * scale)}" for d in known)
+    peaks = ", ".join(f"{d} {_three_digits(spec.peak_tflops[d])}" for d in known)
     own_clocks = "".join(f" ({dtype} at {mhz:.0f})" for dtype, mhz in spec.peak_clock_mhz.items())
-    return f"{peaks} {unit} at {spec.sm_clock_mhz:.0f} MHz{own_clocks}{bound}"
+    return f"{peaks} TFLOP/s at {spec.sm_clock_mhz:.0f} MHz{own_clocks}{bound}"
 
 
 def state_line(state: DeviceState, limits: Limits | None) -> str:

@@ -18,7 +18,6 @@ from quantbench.cli.output import (
     Result,
     StyledLine,
     check_folder,
-    encoded,
     output,
     progress_bar,
     say,
@@ -235,8 +234,7 @@ def run_on_ray(
         failed = failed or _failed(measured)
         lines, answer = result(measured, run.finished, wall_s, devices=devices, earlier_s=earlier_s)
         cards = compare_cards(measured.records)
-        of_cards = [{**encoded(card), "slow": card.slow} for card in cards]
-        of_run = {"assumed": assumed[run.folder], "devices": devices, "cards": of_cards}
+        of_run = {"assumed": assumed[run.folder], "devices": devices, "cards": cards}
         told.append({**answer, **of_run})
         said += [*lines, *card_lines(cards)]
     return Result({"runs": told}, said, exit_code=failed)

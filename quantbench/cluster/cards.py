@@ -5,10 +5,9 @@ slow ones.
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import pi, sqrt
 from statistics import median_high, median_low
 
-from quantbench.stats import median, noise
+from quantbench.stats import median, median_interval
 from quantbench.store.record import Measured, Record
 from quantbench.sweep.plan import Plan, PlanPoint
 from quantbench.units import percent
@@ -17,34 +16,24 @@ from quantbench.workload import Gemm
 # Devices of one kind differ by 1 to 2 % in clock at the same power; one that differs by more is
 # named.
 _SLOW = 0.03
-# Number of standard errors that the difference must exceed as well. A median's is √(π/2) times a
-# mean's; √2 because the median device's time has an error too.
-_SURE_ERRORS = 3.0
-_ERROR_FACTOR = sqrt(pi / 2) * sqrt(2)
 
 
 @dataclass(frozen=True)
 class Card:
     """Comparison of one device with the median device of its run.
 
-    slowdown: median over the references of time / median device's time, minus 1.
-    error: standard error of the slowdown.
+    slowdown: median over its references of time / median device's time, minus 1.
+    slow: whether it is surely over 3 %: so is the lower end of its 95 % interval.
     clock_mhz, usual_clock_mhz: median clocks during the references, of this and the median device;
         None if unknown.
     """
 
     label: str
     slowdown: float
-    error: float
-    repeats: int
+    slow: bool
     clock_mhz: float | None
     usual_clock_mhz: float | None
-    throttled: tuple[str, ...] = ()
-
-    @property
-    def slow(self) -> bool:
-        """Whether the slowdown exceeds both 3 % and three standard errors."""
-        return self.slowdown > max(_SLOW, _SURE_ERRORS * self.error)
+    throttled: tuple[str, ...]
 
     def __str__(self) -> str:
         text = f"{self.label} is {100 * self.slowdown:.0f} % slower"
@@ -61,10 +50,9 @@ def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
     These are the largest GEMM (heat, power limit) and the one with the fewest operations per byte
     (memory).
     """
-    if plan.reference is None:
-        return ()
     products = [point for point in plan.points if isinstance(point.workload, Gemm)]
-    products = products or [plan.reference]
+    if plan.reference is None or not products:
+        return ()
     largest = max(products, key=lambda point: (point.workload.flops, point.key))
     thinnest = min(
         products, key=lambda point: (point.workload.flops / point.workload.min_bytes, point.key)
@@ -77,50 +65,35 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
     """Compares each device with the median (of two, the faster), slowest first; empty for one
     device.
     """
-    times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    times_us: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     clocks: dict[str, list[float]] = defaultdict(list)
     reasons: dict[str, set[str]] = defaultdict(set)
     for record in records:
         is_reference = record.role == "reference" and record.origin != "imported"
         if is_reference and isinstance(record.outcome, Measured):
             measurement = record.outcome.measurement
-            times[record.source][record.key].append(measurement.stated.latency_us)
+            times_us[record.key][record.source].append(measurement.stated.latency_us)
             clocks[record.source].extend(measurement.clocks_mhz)
             reasons[record.source].update(measurement.state_after.throttle_reasons)
-    if len(times) < 2:
+    if len(clocks) < 2:
         return ()
-    # The usual device is the median one; of two, the faster one. The noise is the relative standard
-    # deviation of repeated references on one device, pooled over all; each group's median uses up
-    # one degree of freedom.
-    own_us: dict[str, list[float]] = defaultdict(list)
-    groups = 0
-    ratios: list[float] = []
-    for of_card in times.values():
-        for key, repeated in of_card.items():
-            middle_us = median(repeated)
-            own_us[key].append(middle_us)
-            if len(repeated) > 1:
-                groups += 1
-                ratios += [us / middle_us for us in repeated]
-    usual_us = {key: median_low(medians) for key, medians in own_us.items()}
-    own_clock = {label: median(values) for label, values in clocks.items() if values}
-    usual_clock = median_high(own_clock.values()) if own_clock else None
-    scatter = 0.0
-    if ratios:
-        scatter = noise(ratios) * sqrt(len(ratios) / (len(ratios) - groups))
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for by_card in times_us.values():
+        usual_us = median_low(map(median, by_card.values()))
+        for label, repeated in by_card.items():
+            ratios[label] += [us / usual_us for us in repeated]
+    own_mhz = {label: median(values) for label, values in clocks.items() if values}
+    usual_mhz = median_high(own_mhz.values()) if own_mhz else None
     cards = []
-    for label, of_card in times.items():
-        slower = [median(repeated) / usual_us[key] for key, repeated in of_card.items()]
-        repeats = sum(map(len, of_card.values()))
+    for label, of_card in ratios.items():
         cards.append(
             Card(
-                label,
-                median(slower) - 1,
-                _ERROR_FACTOR * scatter / sqrt(repeats),
-                repeats,
-                own_clock.get(label),
-                usual_clock,
-                tuple(sorted(reasons[label])),
+                label=label,
+                slowdown=median(of_card) - 1,
+                slow=median_interval(of_card).low > 1 + _SLOW,
+                clock_mhz=own_mhz.get(label),
+                usual_clock_mhz=usual_mhz,
+                throttled=tuple(sorted(reasons[label])),
             )
         )
     return tuple(sorted(cards, key=lambda card: -card.slowdown))

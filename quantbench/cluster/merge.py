@@ -21,7 +21,7 @@ class Merged:
     """A merged run.
 
     repeated: number of point records dropped because another record of the same point was kept.
-    notes: messages on copies, tolerated differences and missing parts.
+    notes: messages on tolerated differences and missing parts.
     """
 
     info: RunInfo
@@ -31,26 +31,26 @@ class Merged:
 
 
 def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) -> Merged:
-    """Merges runs. Records that two copies of a run share (same run id and start) count once.
+    """Merges runs.
 
     If several runs have a point, the measurement with the best grade is kept, and the earlier one
     if grades are equal. A measurement is preferred to a failure, a failure to a skip.
 
     run_id: id of the merged run; by default `<first run's id>-merged`.
     force: merge runs of different devices, software or origin; the notes name the differences.
-    Raises InputError for fewer than two different runs, a folder passed twice, and differences
-    unless `force`.
+    Raises InputError for fewer than two runs, a run passed twice or with a copy of it, and
+    differences unless `force`.
     """
     if len(runs) < 2:
         raise InputError("merge", counted(len(runs), "run"), "two or more")
-    folders = [run.folder.resolve() for run in runs]
-    twice = first_repeated(folders)
-    if twice is not None:
-        named = runs[folders.index(twice)].folder
-        raise InputError("merge", f"{named} twice", "each run once")
-    runs, copies = _without_copies(runs)
-    if len(runs) == 1:
-        raise InputError("merge", copies[0], "two or more different runs")
+    runs = sorted(runs, key=lambda run: run.info.started)
+    measured: set[tuple[object, ...]] = set()
+    for run in runs:
+        started = (run.info.run_id, run.info.started)
+        own = {(*started, record.key, record.elapsed_s) for record in run.records}
+        if own & measured:
+            raise InputError("merge", f"records of {run.folder} twice", "each run once")
+        measured |= own
     first = runs[0].info
     serious: list[str] = []
     for run in runs[1:]:
@@ -107,7 +107,7 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
         phases_s=dict(sorted(phases_s.items())),
     )
     records = sorted([*points.values(), *others], key=lambda record: record.elapsed_s)
-    notes = (*copies, *serious, *missing, *_tolerated(runs))
+    notes = (*serious, *missing, *_tolerated(runs))
     return Merged(info, tuple(records), repeated, notes)
 
 
@@ -117,27 +117,6 @@ def _better(one: Record, other: Record) -> Record:
     for place in (*one.places, *other.places):
         places[place.op, *sorted(place.axes.items())] = place
     return replace(min(one, other, key=_rank), places=tuple(places.values()))
-
-
-def _without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """Removes from each run the records that a longer copy of it has; drops runs without records
-    left. Returns the runs in order of their start, and notes on the copies."""
-    kept: list[Run] = []
-    notes = []
-    for run in sorted(runs, key=lambda run: (-len(run.records), run.info.started)):
-        own = run.records
-        for other in kept:
-            if (other.info.run_id, other.info.started) != (run.info.run_id, run.info.started):
-                continue
-            theirs = {(r.role, r.key, r.elapsed_s): r for r in other.records}
-            left = tuple(r for r in own if theirs.get((r.role, r.key, r.elapsed_s)) != r)
-            if len(left) < len(own) or not own:
-                copies = f"{len(own) - len(left)} records count once"
-                notes.append(f"{run.folder} is a copy of {other.folder}: {copies}")
-                own = left
-        if own:
-            kept.append(replace(run, records=own))
-    return sorted(kept, key=lambda run: run.info.started), notes
 
 
 def write_merged(results: Path, merged: Merged) -> Path:

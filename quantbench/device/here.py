@@ -30,18 +30,10 @@ _BUSY_LOAD_PER_CORE = 0.5
 # A sweep of minutes heats a card by more than this, so a card closer to its slowdown temperature
 # will reach it.
 _HOT_MARGIN_C = 8.0
-# Threshold if the slowdown temperature is unknown. Data-centre cards slow down between 85 and 95
-# °C.
-_HOT_C = 80.0
+# Data-centre cards slow down between 85 and 95 °C; used if the card does not tell.
+_SLOWDOWN_C = 88.0
 # Clock and power settings above this share of the maximum have no visible effect.
 _UNNOTICEABLE_SHARE = 0.99
-_THROTTLE_CAUSES = {
-    "sw_power_cap": "its power limit",
-    "hw_slowdown": "the hardware slowdown signal (heat, power or supply)",
-    "sw_thermal": "its temperature",
-    "hw_thermal": "its temperature, in hardware",
-    "hw_power_brake": "the power brake of the server",
-}
 
 
 def current() -> DeviceSpec:
@@ -59,7 +51,7 @@ def current() -> DeviceSpec:
 
     torch.cuda.set_device(index)
     properties = torch.cuda.get_device_properties(index)
-    return match(read_properties(properties, _open_nvml(properties)))
+    return match(read_properties(properties, Nvml.open(str(properties.uuid))))
 
 
 def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
@@ -76,21 +68,20 @@ def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
 
 
 def open_nvml() -> Nvml | Absent:
-    """Opens NVML for the GPU in use, found by UUID or PCI bus id; returns Absent on a CPU."""
+    """Opens NVML for the GPU in use, found by UUID; returns Absent on a CPU."""
     index = gpu_index()
     if index is None:
         return Absent("no GPU is used")
     import torch
 
-    return _open_nvml(torch.cuda.get_device_properties(index))
+    return Nvml.open(str(torch.cuda.get_device_properties(index).uuid))
 
 
 def default_dtype(spec: DeviceSpec) -> str:
     """Returns the dtype to measure by default: bf16 if it is native; else fp16 on a GPU, fp32 on a
     CPU.
 
-    bf16 counts as native if its peak exceeds that of fp32 (`cpu_spec` sets them equal without bf16
-    instructions).
+    bf16 counts as native if its peak exceeds that of fp32.
     """
     bf16_tflops = spec.peak("bf16")
     if bf16_tflops is not None and bf16_tflops > (spec.peak("fp32") or 0):
@@ -120,8 +111,6 @@ def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Abs
         sm_count=properties.multi_processor_count,
         memory_bytes=properties.total_memory,
         l2_bytes=_property(properties, "L2_cache_size"),
-        smem_per_sm_bytes=_property(properties, "shared_memory_per_multiprocessor"),
-        smem_per_block_bytes=_property(properties, "shared_memory_per_block_optin"),
         max_sm_clock_mhz=limits.max_sm_clock_mhz or (clock_khz and clock_khz / 1000),
         max_memory_clock_mhz=limits.max_memory_clock_mhz
         or (memory_clock_khz and memory_clock_khz / 1000),
@@ -180,17 +169,6 @@ def gpu_index() -> int | None:
     return machine.index
 
 
-def _open_nvml(properties: Any) -> Nvml | Absent:
-    bus = getattr(properties, "pci_bus_id", None)
-    pci_bus_id = None
-    if bus is not None:
-        domain = getattr(properties, "pci_domain_id", 0)
-        device = getattr(properties, "pci_device_id", 0)
-        pci_bus_id = f"{domain:08X}:{bus:02X}:{device:02X}.0"
-    uuid = getattr(properties, "uuid", None)
-    return Nvml.open(uuid=uuid and str(uuid), pci_bus_id=pci_bus_id)
-
-
 def _property(properties: Any, name: str) -> Any:
     """Returns a property, or None if this version of torch lacks it or it is 0."""
     return getattr(properties, name, None) or None
@@ -205,12 +183,12 @@ def warnings_for(
     Each message states the condition, its effect on timings and, if possible, a remedy.
 
     >>> spec = DeviceSpec("x", "cuda", 1, 1000, 2**20, 0, 2**30, 100, {}, (8, 0))
-    >>> warnings_for(spec, DeviceState(other_processes=2))  # doctest: +NORMALIZE_WHITESPACE
-    ('2 other processes compute on this GPU: their work lands in the timings. End them or take
-    another GPU.',)
+    >>> warnings_for(spec, DeviceState(throttle_reasons=("sw_power_cap",)))
+    ('The clock is held down at this moment by sw_power_cap: kernels run slower.',)
     """
     if spec.kind == "cuda":
-        return (*_state_warnings(state, limits), *_setting_warnings(spec, limits or Limits()))
+        limits = limits or Limits()
+        return (*_state_warnings(state, limits), *_setting_warnings(spec, limits))
     load = state.load_per_core
     if load is None or load <= _BUSY_LOAD_PER_CORE:
         return ()
@@ -220,35 +198,20 @@ def warnings_for(
     )
 
 
-def _state_warnings(state: DeviceState, limits: Limits | None) -> Iterator[str]:
-    others = state.other_processes
-    if others == 1:
+def _state_warnings(state: DeviceState, limits: Limits) -> Iterator[str]:
+    if state.other_processes:
         yield (
-            "1 other process computes on this GPU: its work lands in the timings. "
-            "End it or take another GPU."
-        )
-    elif others:
-        yield (
-            f"{others} other processes compute on this GPU: their work lands in the timings. "
-            "End them or take another GPU."
+            f"Other processes compute on this GPU ({state.other_processes}): their work lands in "
+            "the timings. End them or take another GPU."
         )
     held = [reason for reason in state.throttle_reasons if reason in HARMFUL_REASONS]
     if held:
-        what = " and ".join(_THROTTLE_CAUSES[reason] for reason in held)
+        yield f"The clock is held down at this moment by {', '.join(held)}: kernels run slower."
+    slowdown_c = limits.slowdown_c or _SLOWDOWN_C
+    if (state.temperature_c or 0.0) >= slowdown_c - _HOT_MARGIN_C:
         yield (
-            f"The clock is held down at this moment by {what} ({', '.join(held)}): "
-            "kernels run slower."
-        )
-    hot_c = _HOT_C
-    margin = ""
-    if limits and limits.slowdown_c and state.temperature_c is not None:
-        hot_c = limits.slowdown_c - _HOT_MARGIN_C
-        below_c = limits.slowdown_c - state.temperature_c
-        margin = f", {below_c:.0f} °C below where it slows down"
-    if state.temperature_c is not None and state.temperature_c >= hot_c:
-        yield (
-            f"The GPU is hot: {state.temperature_c:.0f} °C{margin}. "
-            "Let it cool, or expect the clock to fall."
+            f"The GPU is hot: {state.temperature_c:.0f} °C, and slows down from about "
+            f"{slowdown_c:.0f} °C on. Let it cool, or expect the clock to fall."
         )
 
 
@@ -267,11 +230,6 @@ def _setting_warnings(spec: DeviceSpec, limits: Limits) -> Iterator[str]:
         yield (
             f"Its power is capped at {now_w:.0f} W instead of {default_w:.0f} W: "
             "long kernels will run slower than published figures."
-        )
-    if limits.persistence is False:
-        yield (
-            "Persistence mode is off: the driver unloads between programs, so starts are slow and "
-            "clocks cold. An administrator turns it on with nvidia-smi -pm 1."
         )
     if limits.exclusive:
         yield (

@@ -7,16 +7,14 @@ so that a MIG slice, a vGPU or a card with disabled SMs does not get the full ca
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
 
-from quantbench.device.registry import Architecture, Entry, architectures, entries
+from quantbench.device.registry import Architecture, architectures, entries
 from quantbench.device.spec import DeviceSpec, sm_name
 from quantbench.errors import UnsupportedError
 
 # CUDA reports less than the nominal memory: ECC on GDDR6 takes 6 %, the driver up to 3 %.
 _LEAST_MEMORY = 0.88
 _MOST_MEMORY = 1.01
-_MIG = re.compile(r"^(?P<card>.+?) MIG (?P<profile>\S+)$")
 # Rates of older architectures are not in the registry.
 _OLDEST = (7, 0)
 _GIB = 2**30
@@ -32,7 +30,6 @@ class Properties:
 
     name: name in CUDA (`NVIDIA A100-SXM4-80GB`).
     max_sm_clock_mhz, max_memory_clock_mhz: maximum settable clocks.
-    smem_per_block_bytes: opt-in maximum shared memory per block.
     """
 
     name: str
@@ -40,8 +37,6 @@ class Properties:
     sm_count: int
     memory_bytes: int
     l2_bytes: int | None = None
-    smem_per_sm_bytes: int | None = None
-    smem_per_block_bytes: int | None = None
     max_sm_clock_mhz: float | None = None
     max_memory_clock_mhz: float | None = None
     memory_bus_bits: int | None = None
@@ -56,8 +51,7 @@ def match(properties: Properties) -> DeviceSpec:
     'h200-sxm-141gb'
     """
     capability = properties.compute_capability
-    mig = _MIG.match(properties.name)
-    card = mig["card"] if mig else properties.name
+    card, mig, _ = properties.name.partition(" MIG ")
     entry = next((e for e in entries() if card.casefold() in map(str.casefold, e.names)), None)
     if entry is None or entry.spec.compute_capability != capability:
         if capability < _OLDEST:
@@ -67,15 +61,12 @@ def match(properties: Properties) -> DeviceSpec:
                 "device", found, "7.0 (Volta) or later, or a Tesla P100-PCIE-16GB"
             )
         return _unknown(properties, capability)
-    card_bytes = entry.spec.memory_bytes
-    whole_memory = (
-        _LEAST_MEMORY * card_bytes <= properties.memory_bytes <= _MOST_MEMORY * card_bytes
-    )
-    if mig:
-        return _part_of(entry, properties, mig["profile"])
-    if whole_memory and properties.sm_count == entry.spec.sm_count:
-        return _with_reported_clock(entry.spec, properties)
-    return _part_of(entry, properties)
+    spec = entry.spec
+    memory_share = properties.memory_bytes / spec.memory_bytes
+    whole_memory = _LEAST_MEMORY <= memory_share <= _MOST_MEMORY
+    if mig or not whole_memory or properties.sm_count != spec.sm_count:
+        spec = _part_of(spec, properties, is_mig=bool(mig))
+    return _with_reported_clock(spec, properties)
 
 
 def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec:
@@ -90,37 +81,31 @@ def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec
     )
 
 
-def _part_of(entry: Entry, properties: Properties, mig_profile: str = "") -> DeviceSpec:
+def _part_of(card: DeviceSpec, properties: Properties, *, is_mig: bool) -> DeviceSpec:
     """Scales the peaks of a registered card by the share of SMs, and for MIG bandwidth and L2 by
     that of memory.
     """
-    card = entry.spec
-    sm_share = properties.sm_count / card.sm_count
     # A MIG slice has its own memory channels and cache banks, in eighths of the card's (NVIDIA MIG
     # User Guide), and reports slightly less than its share of the memory. Other variants use all
     # channels and banks.
     memory_share = 1.0
-    if mig_profile:
+    if is_mig:
         eighths = max(1, round(8 * properties.memory_bytes / card.memory_bytes))
         memory_share = min(1.0, eighths / 8)
-        what = f"MIG slice {mig_profile}"
-        suffix = f"mig-{mig_profile}"
-    elif properties.sm_count != card.sm_count:
-        what = f"{properties.sm_count} of {card.sm_count} SMs"
-        suffix = f"{properties.sm_count}sm"
-    else:
-        size_gib = round(properties.memory_bytes / _GIB)
-        what = f"{size_gib} GiB of {card.memory_bytes // _GIB}"
-        suffix = f"with-{size_gib}gb"
-    share = f"estimated: {what} of {card.name}"
-    part = replace(
+    sm_count = properties.sm_count
+    size_gib = round(properties.memory_bytes / _GIB)
+    of_sms = f"{sm_count} of {card.sm_count} SMs"
+    of_memory = f"{size_gib} of {card.memory_bytes // _GIB} GiB"
+    share = f"estimated: {of_sms} and {of_memory} of {card.name}"
+    peaks = card.peak_tflops.items()
+    return replace(
         card,
-        name=f"{card.name}-{suffix}".replace(".", "-"),
-        sm_count=properties.sm_count,
+        name=f"{card.name}-{sm_count}sm-{size_gib}gb",
+        sm_count=sm_count,
         memory_bytes=properties.memory_bytes,
         l2_bytes=properties.l2_bytes or int(card.l2_bytes * memory_share),
         memory_gb_per_s=card.memory_gb_per_s * memory_share,
-        peak_tflops={dtype: peak * sm_share for dtype, peak in card.peak_tflops.items()},
+        peak_tflops={dtype: peak * sm_count / card.sm_count for dtype, peak in peaks},
         source={
             **card.source,
             **dict.fromkeys(("sm_count", "memory_bytes"), _REPORTED),
@@ -128,7 +113,6 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str = "") -> Dev
         },
         registered=False,
     )
-    return _with_reported_clock(part, properties)
 
 
 def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
@@ -139,25 +123,16 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
     of = architecture.name
     kin = [e.spec for e in entries() if e.spec.architecture == of]
     unreported = f"estimated: the highest of {of}, not reported by the card"
-    smem = architecture.smem_source
-    clock = (properties.max_sm_clock_mhz, max(s.max_sm_clock_mhz for s in kin), unreported)
-    # As reported, else as estimated from the architecture.
-    known: dict[str, tuple[Any, Any, str]] = {
-        "sm_clock_mhz": clock,
-        "max_sm_clock_mhz": clock,
-        "l2_bytes": (properties.l2_bytes, max(s.l2_bytes for s in kin), unreported),
-        "smem_per_sm_bytes": (properties.smem_per_sm_bytes, architecture.smem_per_sm_bytes, smem),
-        "smem_per_block_bytes": (
-            properties.smem_per_block_bytes,
-            architecture.smem_per_block_bytes,
-            smem,
-        ),
-    }
-    values: dict[str, Any] = {}
-    sources = dict.fromkeys(("compute_capability", "sm_count", "memory_bytes"), _REPORTED)
-    for name, (reported, estimated, source) in known.items():
-        values[name] = reported or estimated
-        sources[name] = _REPORTED if reported else source
+    sm_clock_mhz = properties.max_sm_clock_mhz
+    clock_source = _REPORTED
+    if not sm_clock_mhz:
+        sm_clock_mhz = max(s.max_sm_clock_mhz for s in kin)
+        clock_source = unreported
+    l2_bytes = properties.l2_bytes
+    l2_source = _REPORTED
+    if not l2_bytes:
+        l2_bytes = max(s.l2_bytes for s in kin)
+        l2_source = unreported
     if properties.max_memory_clock_mhz and properties.memory_bus_bits:
         memory_gb_per_s = (
             2e6 * properties.max_memory_clock_mhz * properties.memory_bus_bits / 8 / 1e9
@@ -172,18 +147,26 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
         halved = ", half for fp32 accumulation on a GeForce"
         for dtype in rate.keys() & set(_GEFORCE_HALF):
             rate[dtype] /= 2
-    per_tflops = properties.sm_count * values["sm_clock_mhz"] * 1e-6
+    per_tflops = properties.sm_count * sm_clock_mhz * 1e-6
     return DeviceSpec(
         name=slug_of(properties.name, properties.memory_bytes),
         kind="cuda",
         sm_count=properties.sm_count,
-        **values,
+        sm_clock_mhz=sm_clock_mhz,
+        l2_bytes=l2_bytes,
+        smem_per_sm_bytes=architecture.smem_per_sm_bytes,
+        smem_per_block_bytes=architecture.smem_per_block_bytes,
         memory_bytes=properties.memory_bytes,
         memory_gb_per_s=memory_gb_per_s,
         peak_tflops={dtype: ops * per_tflops for dtype, ops in rate.items()},
         compute_capability=capability,
         source={
-            **sources,
+            **dict.fromkeys(("compute_capability", "sm_count", "memory_bytes"), _REPORTED),
+            **dict.fromkeys(("sm_clock_mhz", "max_sm_clock_mhz"), clock_source),
+            **dict.fromkeys(
+                ("smem_per_sm_bytes", "smem_per_block_bytes"), architecture.smem_source
+            ),
+            "l2_bytes": l2_source,
             "memory_gb_per_s": memory_source,
             "peak_tflops": f"estimated: SMs × the rate of {of}{remark} × clock{halved}",
         },

@@ -57,7 +57,6 @@ class Limits:
     default_application_sm_mhz: default of this clock, which often is below the highest clock (V100:
         1312 of 1530 MHz).
     slowdown_c: temperature in °C at which the hardware slows down.
-    persistence: whether the driver stays loaded between programs.
     exclusive: whether only one process may use the card (compute mode EXCLUSIVE_PROCESS).
     note: missing values, with reasons.
     """
@@ -71,9 +70,25 @@ class Limits:
     power_limit_w: float | None = None
     default_power_limit_w: float | None = None
     slowdown_c: float | None = None
-    persistence: bool | None = None
     exclusive: bool | None = None
     note: str = ""
+
+
+def _own_pids() -> frozenset[int]:
+    """Returns the ids of this process, its descendants and its ancestors.
+
+    The ancestors include the main process of a sweep, which starts the worker.
+    """
+    import psutil
+
+    me = psutil.Process()
+    return frozenset(process.pid for process in (me, *me.children(recursive=True), *me.parents()))
+
+
+def _pid_exists(pid: int) -> bool:
+    import psutil
+
+    return bool(psutil.pid_exists(pid))
 
 
 class Nvml:
@@ -109,20 +124,19 @@ class Nvml:
     @classmethod
     def open(
         cls,
+        uuid: str,
         *,
-        uuid: str | None = None,
-        pci_bus_id: str | None = None,
         library: Any = None,
-        own_pids: Callable[[], frozenset[int]] | None = None,
-        pid_exists: Callable[[int], bool] | None = None,
+        own_pids: Callable[[], frozenset[int]] = _own_pids,
+        pid_exists: Callable[[int], bool] = _pid_exists,
     ) -> Nvml | Absent:
-        """Opens the GPU with this UUID or PCI bus id.
+        """Opens the GPU or MIG slice with this UUID.
 
         An index would be wrong, because CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER renumber GPUs
         for CUDA but not for NVML.
 
-        uuid: UUID with or without NVML's prefix `GPU-` or `MIG-`.
-        library, own_pids, pid_exists: as in `Nvml`; None for the real ones.
+        uuid: UUID as torch states it, without NVML's prefix `GPU-` or `MIG-`.
+        library, own_pids, pid_exists: as in `Nvml`; without a library, pynvml is imported.
         """
         if library is None:
             try:
@@ -133,27 +147,14 @@ class Nvml:
             library.nvmlInit()
         except library.NVMLError as error:
             return Absent(f"NVML does not start: {error}")
-        names: list[str] = []
-        if uuid and uuid.startswith(("GPU-", "MIG-")):
-            names = [uuid]
-        elif uuid:
-            names = [f"GPU-{uuid}", f"MIG-{uuid}"]
-        ways = [(library.nvmlDeviceGetHandleByUUID, name) for name in names]
-        if pci_bus_id:
-            ways.append((library.nvmlDeviceGetHandleByPciBusId, pci_bus_id))
-        why = "CUDA reports neither its UUID nor its PCI bus id"
-        for find, name in ways:
+        why = ""
+        for name in (f"GPU-{uuid}", f"MIG-{uuid}"):
             try:
-                handle = find(name)
+                handle = library.nvmlDeviceGetHandleByUUID(name)
             except library.NVMLError as error:
                 why = f"{name}: {error}"
             else:
-                return cls(
-                    library,
-                    handle,
-                    own_pids=own_pids or _own_pids,
-                    pid_exists=pid_exists or _pid_exists,
-                )
+                return cls(library, handle, own_pids=own_pids, pid_exists=pid_exists)
         return Absent(f"NVML does not know this GPU ({why})")
 
     def state(self, *, processes: bool = True) -> DeviceState:
@@ -182,7 +183,6 @@ class Nvml:
             default_power_limit_w=self._watts(
                 notes, "default power limit", "nvmlDeviceGetPowerManagementDefaultLimit"
             ),
-            persistence=number("persistence mode", "nvmlDeviceGetPersistenceMode", kind=bool),
             driver_version=self._ask(
                 notes, "driver version", "nvmlSystemGetDriverVersion", kind=str
             ),
@@ -299,20 +299,3 @@ def decode_reasons(mask: int) -> tuple[str, ...]:
 
 def _is_exclusive(compute_mode: int) -> bool:
     return compute_mode == _COMPUTE_EXCLUSIVE_PROCESS
-
-
-def _own_pids() -> frozenset[int]:
-    """Returns the ids of this process, its descendants and its ancestors.
-
-    The ancestors include the main process of a sweep, which starts the worker.
-    """
-    import psutil
-
-    me = psutil.Process()
-    return frozenset(process.pid for process in (me, *me.children(recursive=True), *me.parents()))
-
-
-def _pid_exists(pid: int) -> bool:
-    import psutil
-
-    return bool(psutil.pid_exists(pid))

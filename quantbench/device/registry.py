@@ -51,15 +51,10 @@ class Entry:
     """Entry of the registry, which is one GPU model.
 
     names: names that CUDA reports for the model.
-    memory_clock_mhz, memory_bus_bits: memory clock (two transfers per clock) and bus width.
-    half_rate: dtypes that this model runs at half the rate of its architecture.
     """
 
     spec: DeviceSpec
     names: tuple[str, ...]
-    memory_clock_mhz: float
-    memory_bus_bits: int
-    half_rate: tuple[str, ...]
 
 
 def lookup(name: str) -> DeviceSpec:
@@ -195,13 +190,7 @@ def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entr
         compute_capability=architecture.compute_capability,
         source=source,
     )
-    return Entry(
-        spec,
-        tuple(values["names"]),
-        values["memory_clock_mhz"],
-        values["memory_bus_bits"],
-        half_rate=tuple(values.get("half_rate", ())),
-    )
+    return Entry(spec, tuple(values["names"]))
 
 
 def _cite(text: str, documents: dict[str, str]) -> str:

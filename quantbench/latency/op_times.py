@@ -85,12 +85,13 @@ _VOLTA = Tile(256, 128)
 # in n on one core.
 _CPU = Tile(1, 64)
 
-# Share of the spec-sheet peak that a large GEMM is taken to reach. Good libraries reach 0.7 to
-# 0.85.
-_COMPUTE_EFFICIENCY = 0.75
-_BANDWIDTH_EFFICIENCY = 0.8
-# Time in µs to start and end a kernel on the device, without the launch from the host.
-_KERNEL_OVERHEAD_US = {"cuda": 3.0, "cpu": 2.0}
+#: Share of the spec-sheet peak that a large GEMM is taken to reach. Good libraries reach 0.7 to
+#: 0.85 on a GPU. The peaks of a CPU are bounds of any core, of which a usual core reaches 0.1
+#: TFLOP/s in fp32 and 15 GB/s.
+COMPUTE_EFFICIENCY = {"cuda": 0.75, "cpu": 0.015}
+BANDWIDTH_EFFICIENCY = {"cuda": 0.8, "cpu": 0.1}
+#: Time in µs to start and end a kernel on the device, without the launch from the host.
+KERNEL_OVERHEAD_US = {"cuda": 3.0, "cpu": 2.0}
 _OF_FLOPS = Gemm | GroupedGemm | MoE | Attention
 
 
@@ -110,14 +111,14 @@ def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
     The time is the larger of compute time, in waves of the assumed tile, and memory time. It is
     accurate to a factor of about two, which is enough to plan a sweep and to place expected edges.
     """
-    overhead_us = _KERNEL_OVERHEAD_US[spec.torch_kind]
+    overhead_us = KERNEL_OVERHEAD_US[spec.torch_kind]
     memory_us = copy_us(workload.min_bytes, spec) - overhead_us
     compute_us = 0.0
     if isinstance(workload, _OF_FLOPS):
         # A dtype that the device lacks is taken to run at the slowest peak it has, because
         # emulation is not faster.
         peak = spec.peak(workload.dtype) or min(spec.peak_tflops.values())
-        compute_us = workload.flops / (peak * 1e6 * _COMPUTE_EFFICIENCY)
+        compute_us = workload.flops / (peak * 1e6 * COMPUTE_EFFICIENCY[spec.torch_kind])
     if isinstance(workload, Gemm | GroupedGemm):
         compute_us /= quantize(workload, assumed_tile(spec), spec.sm_count).efficiency
     return max(memory_us, compute_us) + overhead_us
@@ -128,16 +129,19 @@ def copy_us(moved_bytes: float, spec: DeviceSpec) -> float:
 
     moved_bytes: bytes read and written together.
     """
-    bytes_per_us = spec.memory_gb_per_s * 1e3 * _BANDWIDTH_EFFICIENCY
-    return moved_bytes / bytes_per_us + _KERNEL_OVERHEAD_US[spec.torch_kind]
+    bytes_per_us = spec.memory_gb_per_s * 1e3 * BANDWIDTH_EFFICIENCY[spec.torch_kind]
+    return moved_bytes / bytes_per_us + KERNEL_OVERHEAD_US[spec.torch_kind]
 
 
 def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:
     """Returns the share of the device's peak that a time corresponds to.
 
     The peak is FLOP/s for (grouped) GEMMs, experts and attention, and memory bandwidth for other
-    workloads. The result is None if the device has no peak for the dtype.
+    workloads. The result is None if the device has no peak for the dtype, and on a CPU, whose
+    peaks are only bounds.
     """
+    if spec.kind == "cpu":
+        return None
     if isinstance(workload, _OF_FLOPS):
         peak = spec.peak(workload.dtype)
         return None if peak is None else workload.flops / latency_us / 1e6 / peak

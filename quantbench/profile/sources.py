@@ -23,6 +23,11 @@ from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.libraries import library_of
 from quantbench.latency.model_times import TWINS, best_gemm_model
+from quantbench.latency.op_times import (
+    BANDWIDTH_EFFICIENCY,
+    COMPUTE_EFFICIENCY,
+    KERNEL_OVERHEAD_US,
+)
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile.interpolation import Base, FloatArray, Predicted, Sizes, Surface
 from quantbench.profile.models import Models
@@ -51,11 +56,8 @@ _FAMILIES: dict[str, tuple[tuple[int, ...], ...]] = {
 #: Extra half-width (log time) for a layout or twin dtype that was not measured. cuBLAS's layouts
 #: differ by up to 15 % if operands exceed L2.
 ALIKE = log(1.15)
-# Half-width (log time) of an estimate from the spec sheet, time of a small kernel, and share of the
-# peaks that is assumed to be reached.
-_ROOFLINE = log(2.0)
-_SMALL_KERNEL_US = {"cuda": 3.0, "cpu": 2.0}
-_REACHED = 0.75
+# Half-width (log time) of an estimate from the spec sheet.
+_ROOFLINE = {"cuda": log(2.0), "cpu": log(4.0)}
 
 
 def roofline_parts(
@@ -118,13 +120,10 @@ def _product(model: GemmModel, layout: str, wider: float, sizes: Sizes) -> Predi
 def _roofline(device: DeviceSpec, kind: str, fixed: Fixed, sizes: Sizes) -> Predicted:
     """Predicts workloads of any kind from the device's spec sheet alone."""
     memory_us, compute_us = roofline_parts(device, kind, sizes, fixed)
-    half = np.full(len(memory_us), _ROOFLINE)
-    return (
-        np.maximum(memory_us, compute_us) / _REACHED + _SMALL_KERNEL_US[device.torch_kind],
-        half,
-        half,
-        compute_us,
-    )
+    on = device.torch_kind
+    half = np.full(len(memory_us), _ROOFLINE[on])
+    busy_us = np.maximum(memory_us / BANDWIDTH_EFFICIENCY[on], compute_us / COMPUTE_EFFICIENCY[on])
+    return busy_us + KERNEL_OVERHEAD_US[on], half, half, compute_us
 
 
 def _softmax(model: SoftmaxModel, fused: bool, fixed: Fixed, sizes: Sizes) -> Predicted:
@@ -151,13 +150,13 @@ def _product_base(
     """Returns a model of GEMMs of a dtype, its note, and whether the profile has the model.
 
     The profile's model of `library` is preferred, and then other models of the dtype. A CPU is
-    predicted from its spec sheet.
+    predicted at usual rates.
 
     Raises UnsupportedError for a dtype that the device does not support.
     """
     if device.kind == "cpu":
-        note = f"no model of products on {device.name}: from its spec sheet"
-        note += ", good to a factor of two"
+        note = f"no model of products on {device.name}: from the rates of a usual core"
+        note += ", good to a factor of four"
         return partial(_roofline, device, "gemm", {"dtype": dtype}), note, False
     if device.peak(dtype) is None:
         raise UnsupportedError(

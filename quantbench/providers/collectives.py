@@ -74,7 +74,6 @@ class TorchRanks:
             expected = "at least two: torchrun --nproc-per-node=2 or more"
             raise InputError("comm", "a single rank", expected)
         self.rank = int(os.environ["RANK"])
-        self.local_rank = int(os.environ["LOCAL_RANK"])
         per_node = int(os.environ["LOCAL_WORLD_SIZE"])
         if self.world_size % per_node:
             found = f"{self.world_size} ranks, {per_node} on this node"
@@ -83,7 +82,7 @@ class TorchRanks:
         self.backend = backend
         self.device = torch.device("cpu")
         if backend == "nccl":
-            self.device = torch.device("cuda", self.local_rank)
+            self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(self.device)
         else:
             torch.set_num_threads(1)
@@ -269,23 +268,15 @@ class TorchWork:
 
 
 def topology(ranks: TorchRanks) -> dict[str, object]:
-    """Returns the host and the device of this rank.
-
-    For a GPU the result includes its peers and the NCCL version.
-    """
+    """Returns the host, the device, the GPU and the NCCL version of this rank."""
     found: dict[str, object] = {
         "rank": ranks.rank,
         "host": os.uname().nodename,
         "device": str(ranks.device),
     }
     if ranks.device.type == "cuda":
-        properties = torch.cuda.get_device_properties(ranks.device)
-        found["gpu"] = properties.name
-        found["pci_bus_id"] = getattr(properties, "pci_bus_id", None)
+        found["gpu"] = torch.cuda.get_device_name(ranks.device)
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        mine = ranks.device.index or 0
-        others = [d for d in range(torch.cuda.device_count()) if d != ranks.device.index]
-        found["peer_access"] = [d for d in others if torch.cuda.can_device_access_peer(mine, d)]
     return found
 
 

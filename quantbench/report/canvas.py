@@ -116,19 +116,19 @@ def plain(text: str, longest: int = 90) -> str:
 
 
 def rate(measured: Point | LayerRow) -> float:
-    """Returns the y value of a point: percent of peak if known, else TFLOP/s, else GB/s if it has
-    no arithmetic.
+    """Returns the y value of a point: percent of peak if known, else GFLOP/s, as on a CPU, or GB/s
+    if it has no arithmetic.
     """
     if measured.peak_share is not None:
         return 100 * measured.peak_share
-    return measured.tflops or measured.gb_per_s
+    return 1000 * measured.tflops or measured.gb_per_s
 
 
 def rate_unit(measured: Point | LayerRow) -> str:
     """Returns the unit of `rate`, as a y label."""
     if measured.peak_share is not None:
         return "share of peak, %"
-    return "TFLOP/s" if measured.tflops else "GB/s"
+    return "GFLOP/s" if measured.tflops else "GB/s"
 
 
 def typical(curves: Sequence[Curve], most: int) -> list[Curve]:

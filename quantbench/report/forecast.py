@@ -29,7 +29,7 @@ def forecast_table(rows: Sequence[PredictedPlace]) -> Table:
     """
     best = max((row.peak_share or 0.0 for row in rows), default=0.0)
     lines = [_cells(row, best) for row in rows]
-    return plain_table(*filled(lines, optional=(">logits",)), narrowest=20)
+    return plain_table(*filled(lines, optional=(">logits", ">of peak")), narrowest=20)
 
 
 def _cells(row: PredictedPlace, best: float) -> dict[str, str | Text]:

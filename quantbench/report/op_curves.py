@@ -176,7 +176,7 @@ def cost_words(cliff: Cliff | CommonCliff) -> str:
 def losses_card(
     rows: Sequence[LayerRow], bad: Sequence[BadSize], axis: str, caption: str
 ) -> Card | None:
-    """Charts the share of peak over `axis`, all ops of a place together, with the sizes that lose
+    """Charts the rate over `axis`, all ops of a place together, with the sizes that lose
     in red.
 
     Draws at most four curves, those with the largest total loss; None if no curve has two sizes.

@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 
 from quantbench.analysis.summary import LayerRow, Point, values_along
-from quantbench.report.canvas import figure, plain
+from quantbench.report.canvas import figure, plain, rate, rate_unit
 from quantbench.report.content import Caption, Card, Chart, Dot, Line, Section, embedded
 from quantbench.stats import median
 from quantbench.store.record import Measured, Record
@@ -50,7 +50,7 @@ def maps_section(rows: Sequence[LayerRow], axes: Sequence[str], caption: Caption
         for row in own:
             points += row.points
         ops = ", ".join(dict.fromkeys(point.op for point in points))
-        title = f"Share of peak of {ops} over {dashed(x_axis)} and {dashed(y_axis)}"
+        title = f"Rate of {ops} over {dashed(x_axis)} and {dashed(y_axis)}"
         picture = draw_heat_map(
             own, x_axis, y_axis, title=", ".join(words), caption=caption(points)
         )
@@ -66,7 +66,7 @@ def _middle_slice(
     """
     slices: dict[tuple[str, ...], list[LayerRow]] = defaultdict(list)
     for row in rows:
-        if row.peak_share is None or row.missing or not {x_axis, y_axis} <= row.axes.keys():
+        if row.missing or not {x_axis, y_axis} <= row.axes.keys():
             continue
         held = dict(row.axes)
         del held[x_axis], held[y_axis]
@@ -85,7 +85,8 @@ def _middle_slice(
 def draw_heat_map(
     rows: Sequence[LayerRow], x_axis: str, y_axis: str, *, title: str, caption: str
 ) -> bytes:
-    """Returns a PNG: percent of peak, one cell per place; places that were not measured stay empty.
+    """Returns a PNG: the rate of each place, one cell per place; places that were not measured stay
+    empty.
 
     caption: see `canvas.figure`.
     """
@@ -95,8 +96,7 @@ def draw_heat_map(
     y = sorted({row.axes[y_axis] for row in rows}, reverse=True)
     cells = np.full((len(y), len(x)), np.nan)
     for row in rows:
-        assert row.peak_share is not None
-        cells[y.index(row.axes[y_axis]), x.index(row.axes[x_axis])] = 100 * row.peak_share
+        cells[y.index(row.axes[y_axis]), x.index(row.axes[x_axis])] = rate(row)
     height_in = min(6.5, 1.6 + 0.26 * len(y) + (0.6 if len(y) < 6 else 0.0))
     drawn = BytesIO()
     with figure(drawn, (6.8, height_in), title=title, caption=caption) as panels:
@@ -108,7 +108,7 @@ def draw_heat_map(
             annot=cells.size <= _MOST_LABELLED,
             fmt=".0f",
             annot_kws={"fontsize": 7.5},
-            cbar_kws={"label": "share of peak, %"},
+            cbar_kws={"label": rate_unit(rows[0])},
             xticklabels=False,
             yticklabels=False,
             mask=np.isnan(cells),

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
-_FIGURES_OF_ROW = (">ops", ">time", ">logits", ">TFLOP/s", ">GB/s", ">of peak")
 # Largest cliffs shown for one row; `check` shows all of them.
 _MOST_CLIFFS_NAMED = 2
 _FIGURES = re.compile(r"[±]?\d")
@@ -46,9 +45,10 @@ _TIGHT_PERCENT = re.compile(r"(?<=[0-9])%")
 
 
 def sizes_table(rows: Sequence[LayerRow], check: RunCheck) -> Table:
-    """Builds the table of rows, one line per place and provider: rates, share of peak, trust, and
-    causes of losses. Low shares of peak and bad grades stand out on a terminal."""
+    """Builds the table of rows, one line per place and provider: rates, share of peak (not on a
+    CPU), trust, and causes of losses. Low shares of peak and bad grades stand out on a terminal."""
     several = len({row.provider for row in rows}) > 1
+    on_cpu = check.run.info.device.kind == "cpu"
     best = max((row.peak_share or 0.0 for row in rows if not row.missing), default=0.0)
     axes: dict[str, str] = {}
     for row in rows:
@@ -59,29 +59,31 @@ def sizes_table(rows: Sequence[LayerRow], check: RunCheck) -> Table:
         for name, value in {**axes, **row.axes}.items():
             cells[f">{dashed(name)}"] = str(value)
         cells["provider"] = row.provider if several else ""
-        cells |= _figures(row, best)
+        cells |= _figures(row, best, on_cpu=on_cpu)
         cells["trust"] = Text(row.grade.letter, style=_GRADE_STYLE[row.grade.letter])
         cells["cliffs, or what the worst op loses"] = printable(row_words(row, check), 400)
         lines.append(cells)
-    return Table(*filled(lines, optional=("provider", ">logits")))
+    return Table(*filled(lines, optional=("provider", ">logits", ">of peak")))
 
 
-def _figures(row: LayerRow, best: float) -> dict[str, str | Text]:
+def _figures(row: LayerRow, best: float, *, on_cpu: bool) -> dict[str, str | Text]:
     """Formats ops, times and rates of a row; only ops and logits if the row lacks some ops. best:
     best share of peak in the table."""
     count = len(row.points)
-    logits = shown(row.logits_us, latency)
-    if row.missing:
-        cells: dict[str, str | Text] = dict.fromkeys(_FIGURES_OF_ROW, "-")
-        return cells | {">ops": f"{count} of {count + len(row.missing)}", ">logits": logits}
-    return {
+    unit = ">GFLOP/s" if on_cpu else ">TFLOP/s"
+    flops = row.tflops * (1e3 if on_cpu else 1.0)
+    cells: dict[str, str | Text] = {
         ">ops": str(count),
         ">time": latency(row.latency_us),
-        ">logits": logits,
-        ">TFLOP/s": with_interval(row.tflops, row.tflops * row.half_width),
+        ">logits": shown(row.logits_us, latency),
+        unit: with_interval(flops, flops * row.half_width),
         ">GB/s": with_interval(row.gb_per_s, row.gb_per_s * row.half_width),
         ">of peak": share_cell(row.peak_share, best),
     }
+    if row.missing:
+        cells |= dict.fromkeys((">time", unit, ">GB/s"), "-")
+        cells |= {">ops": f"{count} of {count + len(row.missing)}", ">of peak": ""}
+    return cells
 
 
 def ops_line(rows: Sequence[LayerRow]) -> str:

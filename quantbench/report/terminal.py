@@ -107,7 +107,7 @@ def cliffs_table(cliffs: Iterable[tuple[Cliff | KnownCliff, str]], title: str) -
 
 def share_cell(share: float | None, best: float) -> Text:
     """Formats a share of peak (0 to 1) as a cell, in red if below 80 % of `best`, the best share in
-    the table.
+    the table; empty if unknown.
     """
     low = share is not None and share < _STANDS_OUT * best
-    return Text(shown(share, percent, "?"), style="bold red" if low else "")
+    return Text(shown(share, percent), style="bold red" if low else "")

@@ -1,4 +1,4 @@
-"""Collectives: points, lock step, isolation, sessions with made-up ranks; and real ones, 2 and 4
+"""Collectives: points, lock step, warnings, sessions with made-up ranks; and real ones, 2 and 4
 over gloo.
 """
 
@@ -21,12 +21,7 @@ import torch
 from commands import refused
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quantbench.cli.comm import CommOptions, libraries_to_stderr, row_to_json
-from quantbench.comm.isolation import (
-    idle_traffic_mb_per_s,
-    traffic_counters,
-    traffic_warnings,
-)
+from quantbench.cli.comm import CommOptions, libraries_to_stderr, row_to_json, spread_warnings
 from quantbench.comm.session import (
     DEFAULT_OPS,
     CommSession,
@@ -380,26 +375,15 @@ def test_followers_do_as_they_are_told_until_they_are_let_go() -> None:
     assert ranks.gathered[2].samples_us == pytest.approx([14.096, 14.097])  # type: ignore[attr-defined]
 
 
-def test_traffic_of_others_is_seen(tmp_path: Path) -> None:
-    for name, value in (("eth0", 1000), ("lo", 5)):
-        folder = tmp_path / "net" / name / "statistics"
-        folder.mkdir(parents=True)
-        (folder / "rx_bytes").write_text(f"{value}\n")
-        (folder / "tx_bytes").write_text("1\n")
-    port = tmp_path / "infiniband" / "hfi1_0" / "ports" / "1" / "counters"
-    port.mkdir(parents=True)
-    (port / "port_rcv_data").write_text("10\n")
-    (port / "port_xmit_data").write_text("broken\n")
-    assert traffic_counters(tmp_path) == {"eth0": 1001, "hfi1_0:1": 40}
-    readings = iter([{"eth0": 0, "ib": 7}, {"eth0": 10_000_000, "ib": 7}])
-    times = iter([0.0, 0.5])
-    idle = idle_traffic_mb_per_s(
-        lambda: next(readings), now=lambda: next(times), sleep=lambda s: None
-    )
-    assert idle == {"eth0": 20.0, "ib": 0.0}
-    (warning,) = traffic_warnings([{}, idle])
-    assert warning.startswith("20 MB/s go over eth0 of node 1 while this job sends nothing")
-    assert traffic_warnings([{"eth0": 0.2}]) == []
+def test_scatter_and_drift_are_warned_of() -> None:
+    quiet = {"op": "all_reduce", "message_bytes": 4096, "spread": 0.05}
+    wide = {"op": "all_gather", "message_bytes": 65536, "spread": 0.31}
+    assert spread_warnings([quiet], [100.0, 104.0]) == []
+    assert spread_warnings([], []) == []
+    scatter, drift = spread_warnings([quiet, wide], [100.0, 112.0, 101.0])
+    assert scatter.startswith("1 of 2 points scatter by more than 10 %, the worst by 31 %")
+    assert "(all_gather 64.0 KiB)" in scatter
+    assert drift.startswith("The repeated point took 12 % longer")
 
 
 def test_plans_by_backend() -> None:

@@ -53,9 +53,6 @@ def properties() -> Any:
         "clock_rate": 1_980_000,
         "memory_clock_rate": 2_619_000,
         "memory_bus_width": 5120,
-        "pci_bus_id": 1,
-        "pci_device_id": 0,
-        "pci_domain_id": 0,
         "uuid": "01234567-89ab-cdef-0123-456789abcdef",
     }
     real = torch._C._CudaDeviceProperties

@@ -76,28 +76,32 @@ def test_a_card_that_may_run_faster_keeps_its_peaks_and_gets_a_higher_bound() ->
 def test_a_mig_slice_is_not_the_card() -> None:
     spec = match(Properties("NVIDIA A100 80GB PCIe MIG 1g.10gb", (8, 0), 14, 10200547328))
     card = lookup("a100-pcie-80gb")
-    assert spec.name == "a100-pcie-80gb-mig-1g-10gb"
+    assert spec.name == "a100-pcie-80gb-14sm-10gb"
     assert not spec.registered
     assert spec.sm_count == 14
     assert spec.peak("bf16") == pytest.approx(312 * 14 / 108)
     assert spec.memory_gb_per_s == pytest.approx(card.memory_gb_per_s / 8)
     assert spec.l2_bytes == card.l2_bytes // 8
     assert spec.smem_per_block_bytes == card.smem_per_block_bytes
-    assert spec.source["peak_tflops"] == "estimated: MIG slice 1g.10gb of a100-pcie-80gb"
+    assert spec.source["peak_tflops"] == (
+        "estimated: 14 of 108 SMs and 10 of 80 GiB of a100-pcie-80gb"
+    )
 
 
 def test_fewer_sms_are_not_the_card() -> None:
     spec = match(Properties("NVIDIA H200", (9, 0), 66, 143156 * MIB))
-    assert spec.name == "h200-sxm-141gb-66sm"
+    assert spec.name == "h200-sxm-141gb-66sm-140gb"
     assert not spec.registered
     assert spec.peak("bf16") == pytest.approx(989.4 / 2)
     assert spec.memory_gb_per_s == 4800
-    assert spec.source["peak_tflops"] == "estimated: 66 of 132 SMs of h200-sxm-141gb"
+    assert spec.source["peak_tflops"] == (
+        "estimated: 66 of 132 SMs and 140 of 141 GiB of h200-sxm-141gb"
+    )
 
 
 def test_a_vgpu_with_part_of_the_memory_is_not_the_card() -> None:
     spec = match(Properties("NVIDIA A40", (8, 6), 84, 24 * 2**30))
-    assert spec.name == "a40-48gb-with-24gb"
+    assert spec.name == "a40-48gb-84sm-24gb"
     assert not spec.registered
     assert spec.memory_bytes == 24 * 2**30
     assert spec.peak("bf16") == lookup("a40-48gb").peak("bf16")
@@ -112,8 +116,8 @@ def test_a_known_name_with_another_architecture_is_unknown() -> None:
 def test_an_unknown_card_gets_estimates_from_what_it_reports() -> None:
     spec = match(
         Properties(
-            "NVIDIA H20", (9, 0), 78, 97285 * MIB, l2_bytes=60 * MIB, smem_per_sm_bytes=233472,
-            smem_per_block_bytes=232448, max_sm_clock_mhz=1980, max_memory_clock_mhz=2619, memory_bus_bits=6144,
+            "NVIDIA H20", (9, 0), 78, 97285 * MIB, l2_bytes=60 * MIB, max_sm_clock_mhz=1980,
+             max_memory_clock_mhz=2619, memory_bus_bits=6144,
         )
     )  # fmt: skip
     assert spec.name == "h20-95gb"

@@ -55,7 +55,6 @@ class FakeLibrary:
             return {1: 1980, 2: 3201}[arguments[1]]
         answers: dict[str, Any] = {
             "nvmlInit": None,
-            "nvmlDeviceGetHandleByPciBusId": "card",
             "nvmlDeviceIsMigDeviceHandle": ctypes.c_uint(
                 self.mig
             ),  # as nvidia-ml-py answers it, unlike the others
@@ -73,7 +72,6 @@ class FakeLibrary:
             "nvmlDeviceGetEnforcedPowerLimit": 700000,
             "nvmlDeviceGetPowerManagementDefaultLimit": 700000,
             "nvmlDeviceGetTemperatureThreshold": 95,
-            "nvmlDeviceGetPersistenceMode": 1,
         }
         return answers[name]
 
@@ -112,7 +110,6 @@ def test_limits() -> None:
         power_limit_w=700,
         default_power_limit_w=700,
         slowdown_c=95,
-        persistence=True,
         exclusive=False,
     )
 
@@ -173,19 +170,8 @@ def test_a_driver_from_before_the_renaming() -> None:
 def test_the_gpu_is_found_by_uuid_never_by_index() -> None:
     library = FakeLibrary()
     opened(library, uuid="1234")
-    opened(library, uuid="GPU-1234")
-    assert [a for n, a in library.asked if n == "nvmlDeviceGetHandleByUUID"] == [
-        ("GPU-1234",),
-        ("GPU-1234",),
-    ]
+    assert [a for n, a in library.asked if n == "nvmlDeviceGetHandleByUUID"] == [("GPU-1234",)]
     assert not [n for n, _ in library.asked if "Index" in n]
-
-
-def test_the_pci_bus_id_is_the_second_way() -> None:
-    library = FakeLibrary()
-    found = Nvml.open(uuid="unheard", pci_bus_id="00000000:DE:00.0", library=library)
-    assert isinstance(found, Nvml)
-    assert ("nvmlDeviceGetHandleByPciBusId", ("00000000:DE:00.0",)) in library.asked
 
 
 def test_a_mig_slice_has_its_cards_clocks_and_its_own_processes() -> None:
@@ -206,9 +192,6 @@ def test_absent_driver_is_a_stated_fact() -> None:
 def test_unknown_gpu_is_a_stated_fact() -> None:
     assert Nvml.open(uuid="unheard", library=FakeLibrary()) == Absent(
         "NVML does not know this GPU (MIG-unheard: Not Found)"
-    )
-    assert Nvml.open(library=FakeLibrary()) == Absent(
-        "NVML does not know this GPU (CUDA reports neither its UUID nor its PCI bus id)"
     )
 
 

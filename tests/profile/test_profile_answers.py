@@ -216,7 +216,7 @@ def test_it_is_a_source_of_times_for_the_planner() -> None:
     assert [one.unmeasured for one in found] == ["", *beyond, ""]
 
 
-def test_a_processor_without_models_answers_from_its_rows_and_its_spec_sheet() -> None:
+def test_a_processor_without_models_answers_from_its_rows_and_usual_rates() -> None:
     spec = replace(made.A100, name="cpu-made", kind="cpu", peak_tflops={"fp32": 0.1}, compute_capability=None,
                    memory_gb_per_s=20.0, peak_clock_mhz={})  # fmt: skip
     gemms = [Gemm(256, n, 256, dtype="fp32") for n in (64, 128, 256, 512)]
@@ -230,7 +230,7 @@ def test_a_processor_without_models_answers_from_its_rows_and_its_spec_sheet() -
     far = profile.gemm(4096, 4096, 4096)
     assert (far.source, far.outside) == ("modelled", True)
     assert far.note.startswith(
-        "no model of products on cpu-made: from its spec sheet, good to a factor of two"
+        "no model of products on cpu-made: from the rates of a usual core, good to a factor of four"
     )
 
 

@@ -17,12 +17,12 @@ from simulator import SimulatedGpu, records_of
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.curves import curves_of
-from quantbench.analysis.summary import points_of
+from quantbench.analysis.summary import points_of, rows_of
 from quantbench.errors import StoreError
 from quantbench.launch import Launch, Tile
 from quantbench.report import canvas
 from quantbench.report.source import picture_caption
-from quantbench.report.sweep_result import draw_run, wave_edges
+from quantbench.report.sweep_result import draw_run, sizes_table, wave_edges
 from quantbench.store.folder import Run
 from quantbench.store.record import Place, Record
 from quantbench.workload import Gemm
@@ -135,6 +135,17 @@ def test_wave_edges_are_drawn_where_the_tile_and_its_waves_are_known() -> None:
         assumed.source == "assumed"
     )  # the analysis has a tile to offer, and the picture does not draw it
     assert edges_of(unknown) == []
+
+
+def test_rates_on_a_cpu_are_in_gflop_per_s() -> None:
+    made = run([record(Gemm(256, 256, 256), (1000.0,), {"n": 256})], device=CPU)
+    (point,) = points_of(made.records, CPU)
+    assert canvas.rate(point) == pytest.approx(2 * 256**3 / 1e6)
+    assert canvas.rate_unit(point) == "GFLOP/s"
+    table = sizes_table(rows_of([point]), check_run(made, rules=()))
+    assert table.head[1:5] == (">ops", ">time", ">GFLOP/s", ">GB/s")
+    assert ">of peak" not in table.head
+    assert table.rows[0][3] == "33.6"
 
 
 def test_a_sweeps_picture_has_a_panel_for_each_op_and_one_legend(

@@ -256,7 +256,7 @@ def test_two_axes_have_a_map_and_many_curves_are_told_together(tmp_path: Path) -
         "m: the worst size is 257: 14 of 14 shapes lose there, median 28 %"
     )
     page = checked(written.page)
-    assert "Share of peak of gemm over n and m" in page.text
+    assert "Rate of gemm over n and m" in page.text
     assert "img" in page.tags
 
 
