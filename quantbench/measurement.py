@@ -57,6 +57,8 @@ class Grade:
     `rejected` (impossible: faster than the hardware's peak, or not the time of a kernel).
     """
 
+    shared = True
+
     letter: str
     reasons: tuple[str, ...] = ()
 

@@ -231,7 +231,7 @@ def _checked_line(run: Run) -> str:
     right = sum(record.check is not None for record in points)
     wrong = 0
     for record in points:
-        if isinstance(record.outcome, Failed) and record.outcome.kind == "wrong_result":
+        if isinstance(record.outcome, Failed) and record.outcome.error == "wrong_result":
             wrong += 1
     return f"results compared with a reference: {right} right, {wrong} wrong"
 

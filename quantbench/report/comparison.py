@@ -85,7 +85,7 @@ def result_lines(comparison: Comparison) -> list[str]:
 
 def _failure(lost: Matched) -> str:
     assert isinstance(lost.b.outcome, Failed)
-    return f"{lost.b.outcome.kind}: {lost.b.outcome.message}"
+    return f"{lost.b.outcome.error}: {lost.b.outcome.message}"
 
 
 def _ratio_words(ratio: float) -> str:

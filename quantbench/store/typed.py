@@ -4,8 +4,9 @@ dataclass.
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import isfinite
+from sys import intern
 from types import NoneType, UnionType
 from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -48,7 +49,8 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     """Decodes a JSON object into dataclass `kind`; unknown fields are errors.
 
     Lists become tuples and objects become dataclasses if the field declares them; a dataclass
-    instance is kept. Fields with a default may be missing unless `whole`, which applies to nested
+    instance is kept. Equal texts are one object, as are equal instances of a class with the constant
+    `shared`. Fields with a default may be missing unless `whole`, which applies to nested
     objects too. Raises InputError that names `who` (default: the name of `kind`) and the field.
     """
     who = who or kind.__name__
@@ -70,8 +72,15 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
                 value = field.convert(value)
             except _WrongTypeError:
                 raise InputError(who, f"{name} = {value!r}"[:100], field.expected) from None
-        values[name] = value
-    return kind(**values)
+        values[name] = intern(value) if type(value) is str else value
+    made = kind(**values)
+    return _first_equal(made) if hasattr(kind, "shared") else made
+
+
+@lru_cache(maxsize=1024)
+def _first_equal(value: _T) -> _T:
+    """Returns the first value that was equal to this one, so that equal ones take memory once."""
+    return value
 
 
 def encode(value: Any) -> Any:
@@ -80,6 +89,8 @@ def encode(value: Any) -> Any:
 
     A class with a constant `kind`, such as a workload, is encoded with it.
     """
+    if type(value) in _SCHEMA_TYPES:
+        return value
     if is_dataclass(value):
         kind = _kind_of(type(value))
         tag = {} if kind is None else {"kind": kind}
@@ -199,7 +210,7 @@ def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
         kind = value.get("kind") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind in by_kind:
             rest = {name: item for name, item in value.items() if name != "kind"}
-            return decode(by_kind[kind], rest, f"workload {kind}")
+            return decode(by_kind[kind], rest, whole=whole)
         raise _WrongTypeError
 
     return convert
