@@ -1,17 +1,14 @@
-"""Writes the result of `quantbench advise` as JSON, shapes for `sweep --shapes`, and JUnit XML."""
+"""Writes the result of `quantbench advise` as JSON and shapes for `sweep --shapes`."""
 
 from dataclasses import asdict
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from quantbench.advice.advise import Advice, Advised
 from quantbench.advice.cost import LOWER_BOUND, OpCost, ShapeCost
-from quantbench.junit import Case, write_suite
 from quantbench.latency.estimate import Estimate
 from quantbench.store.typed import encode
 from quantbench.sweep.shape_file import Gain, NamedShape
-from quantbench.units import percent
 
 _ADVICE_FORMAT = "quantbench-advice"
 _ADVICE_VERSION = 1
@@ -114,26 +111,3 @@ def _advised_to_json(advised: Advised) -> dict[str, Any]:
         "reasons": list(found.reasons),
         **_totals(advised.cost),
     }
-
-
-def write_junit(cost: ShapeCost, allowed: float | None, path: Path) -> None:
-    """Writes a shape's waste as JUnit XML: one test case per op, and one for the whole shape.
-
-    allowed: largest waste, as a share of the time, with which the last one passes; None: any.
-
-    Raises StoreError if the file cannot be written. `report.comparison.write_junit` does the same
-    for a comparison.
-    """
-    text = f"{percent(cost.waste_share)} of the time is wasted past edges"
-    failure = ""
-    if allowed is not None and cost.waste_share > allowed:
-        text += f", {percent(allowed)} allowed"
-        failure = "waste"
-    cases = [Case("quantbench.advise", "waste past edges", text, failure=failure)]
-    for op in cost.ops:
-        share = percent(op.waste_us / cost.latency.latency_us)
-        text = f"{op.op.workload}: {share} of the whole time wasted"
-        for edge in op.edges:
-            text += f"\n{edge.kind}: {edge.words}"
-        cases.append(Case("quantbench.advise", op.op.label, text, op.latency.latency_us / 1e6))
-    write_suite(path, "quantbench advise", cases)
