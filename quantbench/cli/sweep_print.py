@@ -1,6 +1,5 @@
 """Formats the plan, the progress and the result of a sweep."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,6 +14,7 @@ from quantbench.analysis.summary import floor_lines, points_of, rows_of
 from quantbench.cli.output import StyledLine, encoded, warning
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
+from quantbench.report.sections import trust_lines
 from quantbench.report.shape_comparison import (
     compare_shapes,
     comparison_lines,
@@ -26,11 +26,10 @@ from quantbench.report.sweep_result import (
     ops_line,
     rows_to_json,
     sizes_table,
-    trust_lines,
 )
 from quantbench.report.terminal import drawn
 from quantbench.store.folder import Run
-from quantbench.store.record import Failed, Measured, Place, Record, Skipped
+from quantbench.store.record import Failed, Measured, Place, Record
 from quantbench.store.run import RunInfo
 from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
 from quantbench.sweep.plan import Group, Plan
@@ -155,7 +154,7 @@ def result(
     else:
         lines.append("nothing was measured")
     lines += floor_lines((p.latency_us, p) for p in points)
-    lines += [*trust_lines(rows), *_not_measured_lines(run), _checked_line(run), *naming_lines(run)]
+    lines += [*trust_lines(run), _checked_line(run), *naming_lines(run)]
     edges = []
     if options.refine and not listed:
         found = refine_of(options, spec).edges(run.records)
@@ -208,22 +207,6 @@ def refine_of(options: SweepOptions, spec: DeviceSpec) -> Refine:
 
     axes, _ = plan_sweep(options, spec)
     return Refine(options, axes, spec, find)
-
-
-def _not_measured_lines(run: Run) -> list[str]:
-    """Counts skipped, failed and rejected points by reason."""
-    reasons: Counter[str] = Counter()
-    for record in run.records:
-        if record.role != "point":
-            continue
-        match record.outcome:
-            case Skipped(reason):
-                reasons[f"skipped, {record.provider}: {reason}"] += 1
-            case Failed(kind, message):
-                reasons[f"failed, {record.provider}: {kind}: {message}"] += 1
-            case Measured(_, grade) if grade.letter == "rejected":
-                reasons[f"rejected, {record.provider}: {grade.reasons[0]}"] += 1
-    return [f"{number} × {reason}" for reason, number in reasons.most_common()]
 
 
 def _checked_line(run: Run) -> str:

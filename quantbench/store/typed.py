@@ -49,8 +49,8 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     """Decodes a JSON object into dataclass `kind`; unknown fields are errors.
 
     Lists become tuples and objects become dataclasses if the field declares them; a dataclass
-    instance is kept. Equal texts are one object, as are equal instances of a class with the constant
-    `shared`. Fields with a default may be missing unless `whole`, which applies to nested
+    instance is kept. Equal texts are one object, as are equal instances of a class with the
+    constant `shared`. Fields with a default may be missing unless `whole`, which applies to nested
     objects too. Raises InputError that names `who` (default: the name of `kind`) and the field.
     """
     who = who or kind.__name__
