@@ -226,7 +226,7 @@ def state_words(records: Sequence[Record]) -> str:
     for template, values in seen.items():
         known = [value for value in values if value is not None]
         if known:
-            ends = dict.fromkeys(f"{end:.4g}" for end in (min(known), max(known)))
+            ends = dict.fromkeys(f"{round(end, 1) + 0:g}" for end in (min(known), max(known)))
             words.append(template.format(" to ".join(ends)))
     return "; ".join(words)
 

@@ -2,6 +2,7 @@
 dataclass.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, lru_cache
@@ -36,11 +37,11 @@ class _WrongTypeError(Exception):
 
 @dataclass(frozen=True)
 class _Field:
-    """Decoder of one field. exact: class whose values need no conversion. expected: the type in
+    """Decoder of one field. exact: classes whose values need no conversion. expected: the type in
     words, for errors.
     """
 
-    exact: type | None
+    exact: frozenset[type]
     convert: _Convert
     expected: str
 
@@ -57,9 +58,10 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     if not isinstance(data, dict):
         raise InputError(who, repr(data)[:80], "a JSON object")
     by_name, needed = _fields(kind, whole)  # type: ignore[arg-type]
-    if not needed <= data.keys() <= by_name.keys():
-        name = min((data.keys() - by_name.keys()) | (needed - data.keys()))
-        known = ", ".join(by_name)
+    names = by_name.keys()
+    if data.keys() != names and not needed <= data.keys() <= names:
+        name = min((data.keys() - names) | (needed - data.keys()))
+        known = ", ".join(names)
         field_name = f"field {name[:60]!r}"
         if name in data:
             raise InputError(who, f"{field_name} is unknown", f"no field but {known}")
@@ -67,20 +69,27 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     values = {}
     for name, value in data.items():
         field = by_name[name]
-        if type(value) is not field.exact:
+        if type(value) not in field.exact:
             try:
                 value = field.convert(value)
             except _WrongTypeError:
                 raise InputError(who, f"{name} = {value!r}"[:100], field.expected) from None
-        values[name] = intern(value) if type(value) is str else value
-    made = kind(**values)
-    return _first_equal(made) if hasattr(kind, "shared") else made
+        elif type(value) is str:
+            value = intern(value)
+        values[name] = value
+    return kind(**values)
+
+
+def _decode_shared(kind: type[_T], data: object, *, whole: bool) -> _T:
+    """Decodes to one object for equal data. Records of a run share few device states and grades,
+    which saves memory.
+    """
+    return _decode_text(kind, json.dumps(data), whole)
 
 
 @lru_cache(maxsize=1024)
-def _first_equal(value: _T) -> _T:
-    """Returns the first value that was equal to this one, so that equal ones take memory once."""
-    return value
+def _decode_text(kind: type[_T], text: str, whole: bool) -> _T:
+    return decode(kind, json.loads(text), whole=whole)
 
 
 def encode(value: Any) -> Any:
@@ -91,15 +100,27 @@ def encode(value: Any) -> Any:
     """
     if type(value) in _SCHEMA_TYPES:
         return value
+    if isinstance(value, (list, tuple)):
+        return list(map(encode, value))
     if is_dataclass(value):
-        kind = _kind_of(type(value))
-        tag = {} if kind is None else {"kind": kind}
-        return tag | {one.name: encode(getattr(value, one.name)) for one in fields(value)}
+        return _encode_shared(value) if hasattr(value, "shared") else _encode_object(value)
     if isinstance(value, Mapping):
         return {key: encode(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return list(map(encode, value))
     return value
+
+
+def _encode_object(value: Any) -> Json:
+    kind, names = _names(type(value))
+    tag = {} if kind is None else {"kind": kind}
+    return tag | {name: encode(getattr(value, name)) for name in names}
+
+
+_encode_shared = lru_cache(maxsize=64)(_encode_object)
+
+
+@cache
+def _names(kind: Any) -> tuple[str | None, tuple[str, ...]]:
+    return _kind_of(kind), tuple(one.name for one in fields(kind))
 
 
 def _kind_of(option: Any) -> str | None:
@@ -120,7 +141,7 @@ def _fields(kind: Any, whole: bool = False) -> tuple[Mapping[str, _Field], froze
     needed = set()
     for one in fields(kind):
         hint = hints[one.name]
-        exact = next(filter(_is_exact, _options(hint)), None)
+        exact = frozenset(filter(_is_exact, _options(hint)))
         by_name[one.name] = _Field(exact, _converter(hint, whole), _words(hint))
         if whole or (one.default is MISSING and one.default_factory is MISSING):
             needed.add(one.name)
@@ -163,7 +184,8 @@ def _converter(hint: Any, whole: bool) -> _Convert:
         return lambda value: {of_key(k): of_value(v) for k, v in a_mapping(value).items()}
     if is_dataclass(hint):
         kind: Any = hint
-        return lambda value: value if isinstance(value, kind) else decode(kind, value, whole=whole)
+        made = _decode_shared if hasattr(kind, "shared") else decode
+        return lambda value: value if isinstance(value, kind) else made(kind, value, whole=whole)
     raise TypeError(f"no JSON form for {hint}")  # a field of a new type needs one
 
 
@@ -193,12 +215,12 @@ def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
     """Converts a union. Of several dataclasses, instances pass, and JSON objects that name the
     class by its `kind`.
     """
-    classes: list[Any] = list(filter(is_dataclass, options))
+    classes: Any = tuple(filter(is_dataclass, options))
     by_kind = {_kind_of(option): option for option in classes}
     others = [_converter(option, whole) for option in options if not is_dataclass(option)]
 
     def convert(value: Any) -> Any:
-        if isinstance(value, tuple(classes)):
+        if isinstance(value, classes):
             return value
         for other in others:
             try:
@@ -207,9 +229,9 @@ def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
                 continue
         if len(classes) == 1 and isinstance(value, dict):
             return decode(classes[0], value, whole=whole)
-        kind = value.get("kind") if isinstance(value, dict) else None
+        rest = dict(value) if isinstance(value, dict) else {}
+        kind = rest.pop("kind", None)
         if isinstance(kind, str) and kind in by_kind:
-            rest = {name: item for name, item in value.items() if name != "kind"}
             return decode(by_kind[kind], rest, whole=whole)
         raise _WrongTypeError
 
