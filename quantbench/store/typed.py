@@ -80,7 +80,7 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     return kind(**values)
 
 
-def _decode_shared(kind: type[_T], data: object, *, whole: bool) -> _T:
+def _decode_shared(kind: Any, data: object, *, whole: bool) -> Any:
     """Decodes to one object for equal data. Records of a run share few device states and grades,
     which saves memory.
     """
@@ -88,7 +88,7 @@ def _decode_shared(kind: type[_T], data: object, *, whole: bool) -> _T:
 
 
 @lru_cache(maxsize=1024)
-def _decode_text(kind: type[_T], text: str, whole: bool) -> _T:
+def _decode_text(kind: Any, text: str, whole: bool) -> Any:
     return decode(kind, json.loads(text), whole=whole)
 
 
@@ -102,15 +102,17 @@ def encode(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return list(map(encode, value))
+    if hasattr(value, "shared"):
+        return _encode_shared(value)
     if is_dataclass(value):
-        return _encode_shared(value) if hasattr(value, "shared") else _encode_object(value)
+        return _encode_object(value)
     if isinstance(value, Mapping):
         return {key: encode(item) for key, item in value.items()}
     return value
 
 
 def _encode_object(value: Any) -> Json:
-    kind, names = _names(type(value))
+    kind, names = _names(type(value))  # type: ignore[arg-type]
     tag = {} if kind is None else {"kind": kind}
     return tag | {name: encode(getattr(value, name)) for name in names}
 
