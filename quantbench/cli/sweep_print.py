@@ -17,9 +17,8 @@ from quantbench.errors import StoreError
 from quantbench.report.sections import trust_lines
 from quantbench.report.shape_comparison import (
     compare_shapes,
-    comparison_lines,
+    comparison_section,
     comparison_sentence,
-    comparison_table,
 )
 from quantbench.report.sweep_result import (
     draw_run,
@@ -27,7 +26,7 @@ from quantbench.report.sweep_result import (
     rows_to_json,
     sizes_table,
 )
-from quantbench.report.terminal import drawn
+from quantbench.report.terminal import drawn, section_lines
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Place, Record
 from quantbench.store.run import RunInfo
@@ -144,11 +143,9 @@ def result(
     if options.models and points:
         comparison = compare_shapes(points, options.models)
         told["shapes"] = comparison
-        lines += [
-            drawn(comparison_table(comparison), fold=("shape", "library")),
-            comparison_sentence(comparison),
-            *comparison_lines(comparison),
-        ]
+        section = comparison_section(comparison)
+        lines += section_lines(section, fold=("shape", "library"))
+        lines.append(comparison_sentence(comparison))
     elif rows:
         lines += [ops_line(rows), drawn(sizes_table(rows, check), narrowest=20), *check.padding]
     else:

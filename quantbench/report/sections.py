@@ -15,7 +15,7 @@ from quantbench.analysis.check import RunCheck
 from quantbench.analysis.jumps import CommonCliff
 from quantbench.analysis.periods import Period
 from quantbench.analysis.rules import untested_lines
-from quantbench.analysis.summary import LayerRow, Point, floor_lines
+from quantbench.analysis.summary import LayerRow
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
 from quantbench.measurement import GRADES
@@ -233,10 +233,7 @@ def state_words(records: Sequence[Record]) -> str:
 
 def sizes_section(rows: Sequence[LayerRow], check: RunCheck) -> Section:
     """Builds the folded section with one row per place and provider (at most 400)."""
-    points: list[Point] = []
-    for row in rows:
-        points += row.points
-    notes = [ops_line(rows), *floor_lines((point.latency_us, point) for point in points)]
+    notes = [ops_line(rows)]
     if len(rows) > _MOST_ROWS:
         shown = f"the first {_MOST_ROWS} of {len(rows)} sizes"
         notes.append(f"{shown}; all of them are in records.jsonl")

@@ -82,20 +82,16 @@ def _figures(row: LayerRow, best: float) -> dict[str, str | Text]:
 def ops_line(rows: Sequence[LayerRow]) -> str:
     """Returns a message listing the ops that a row of the table sums, by provider."""
     found: dict[str, dict[str, None]] = {}
-    layers = 1
     apart = ""
     for row in rows:
         found.setdefault(row.provider, {}).update(dict.fromkeys(row.ops))
-        layers = max(layers, *map(attrgetter("count"), row.points))
         if row.logits:
             apart = "; logits, once per model, are not in it"
     summed = "; ".join(f"{' + '.join(ops)} ({provider})" for provider, ops in found.items())
     every = set().union(*found.values())
     if every == {"gemm"}:
         return f"a row is one product: {summed}"
-    whole = "one layer" if layers == 1 else f"{layers} layers"
-    if all(op.startswith("logits") for op in every):
-        whole = "the model"
+    whole = "the model" if all(op.startswith("logits") for op in every) else "one layer"
     return f"a row sums, of {whole}, {summed}{apart}"
 
 
