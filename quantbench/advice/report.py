@@ -1,6 +1,5 @@
 """Writes the result of `quantbench advise` as JSON and shapes for `sweep --shapes`."""
 
-from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
@@ -10,31 +9,26 @@ from quantbench.latency.estimate import Estimate
 from quantbench.store.typed import encode
 from quantbench.sweep.shape_file import Gain, NamedShape
 
-_ADVICE_FORMAT = "quantbench-advice"
-_ADVICE_VERSION = 1
-
 
 def advice_to_json(advice: Advice) -> dict[str, Any]:
-    """Converts the whole advice to JSON objects, with the most wasteful ops first."""
+    """Returns the whole advice by name, for `--json`, with the most wasteful ops first."""
     return {
-        "format": _ADVICE_FORMAT,
-        "version": _ADVICE_VERSION,
         "device": advice.device.name,
-        "missing": list(advice.missing),
-        "blocks": list(advice.blocks),
+        "missing": advice.missing,
+        "blocks": advice.blocks,
         "too_large": advice.too_large,
-        "unmeasured": [asdict(one) for one in advice.unmeasured],
+        "unmeasured": advice.unmeasured,
         "op_times": advice.note,
         "keep": advice.keep,
-        "shape": asdict(advice.shape),
+        "shape": advice.shape,
         **_totals(advice.cost),
-        "broken_rules": [{**asdict(one), "words": one.words} for one in advice.broken],
+        "broken_rules": [{**encode(one), "words": one.words} for one in advice.broken],
         "ops": [_op_to_json(op, advice.cost) for op in chain(*advice.cost.by_name.values())],
         "tried": advice.tried,
-        "space": asdict(advice.space),
-        "neighbours": list(map(_advised_to_json, advice.neighbours)),
-        "same_heads_or_head_dim": list(map(_advised_to_json, advice.alike)),
-        "one_change": list(map(_advised_to_json, advice.singles)),
+        "space": advice.space,
+        "neighbours": map(_advised_to_json, advice.neighbours),
+        "same_heads_or_head_dim": map(_advised_to_json, advice.alike),
+        "one_change": map(_advised_to_json, advice.singles),
     }
 
 
@@ -70,15 +64,14 @@ def _latency(latency: Estimate) -> dict[str, float]:
 
 
 def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
-    tile = cost.launch and cost.launch.tile
     return {
         "op": cost.op.label,
         "workload": encode(cost.op.workload),
         "count": cost.op.count,
         **_latency(cost.latency),
         "share": cost.total_us / whole.latency.latency_us,
-        "tile": tile and asdict(tile),
-        "quantization": cost.quantization and asdict(cost.quantization),
+        "tile": cost.launch and cost.launch.tile,
+        "quantization": cost.quantization,
         "waste_us": cost.waste_us,
         "waste_gpu_hours_per_trillion_tokens": whole.gpu_hours_per_trillion_tokens(cost.waste_us),
         "edges": [
@@ -98,16 +91,8 @@ def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
 def _advised_to_json(advised: Advised) -> dict[str, Any]:
     found = advised.found
     return {
-        "shape": asdict(found.shape),
         "changes": advised.changes,
-        "gain": found.gain,
-        "gain_low": found.low,
-        "gain_high": found.high,
-        "surely_faster": found.sure,
-        "parameters": found.parameters,
-        "parameters_change": found.parameters_change,
-        "move": found.move,
-        "no_nearer_equals": found.nearest,
-        "reasons": list(found.reasons),
+        **encode(found),
+        "sure": found.sure,
         **_totals(advised.cost),
     }

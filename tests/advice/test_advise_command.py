@@ -70,8 +70,8 @@ def test_everything_as_json() -> None:
     assert len(data["neighbours"]) == 3
     for neighbour in data["neighbours"]:
         assert abs(neighbour["parameters_change"]) <= 0.05
-        assert neighbour["gain_low"] < neighbour["gain"] < neighbour["gain_high"]
-        assert neighbour["surely_faster"] == (neighbour["gain_low"] > 0)
+        assert neighbour["low"] < neighbour["gain"] < neighbour["high"]
+        assert neighbour["sure"] == (neighbour["low"] > 0)
         assert neighbour["reasons"]
 
 
