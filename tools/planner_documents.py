@@ -2,8 +2,8 @@
 the tables.
 
 The file contexts.toml beside a table has values for cells that it leaves empty, corrections of
-cells that the document itself shows to be typed wrong, rows that cannot be compared, and notes;
-each states where it was found.
+cells that the document itself shows to be typed wrong, and cells that cannot be compared; each
+states where it was found.
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ from quantbench.planner.rows import TableRow, read_table
 CONTEXTS = "contexts.toml"
 
 
-def read_documents(path: Path, *, as_typed: bool = False) -> tuple[TableRow, ...]:
-    """Reads a table and fills its cells from contexts.toml beside it.
-
-    as_typed: leave typing mistakes uncorrected, and rows that cannot be compared with their times.
-    """
+def read_documents(path: Path) -> tuple[TableRow, ...]:
+    """Reads a table, and fills and corrects its cells from contexts.toml beside it."""
     contexts = _contexts(path.parent)
-    return tuple(_stated(row, _context_of(row, contexts), as_typed) for row in read_table(path))
+    return tuple(_stated(row, _context_of(row, contexts)) for row in read_table(path))
 
 
 def document_of(row: TableRow, folder: Path) -> str:
@@ -34,7 +31,7 @@ def document_of(row: TableRow, folder: Path) -> str:
     return str(_context_of(row, _contexts(folder)).get("document", row.source_file))
 
 
-def _stated(row: TableRow, context: dict[str, Any], as_typed: bool) -> TableRow:
+def _stated(row: TableRow, context: dict[str, Any]) -> TableRow:
     filled: dict[str, Any] = {}
     sections = [s for s in context.get("section", ()) if row.section.startswith(s["begins"])]
     for part in (context, *sections):
@@ -43,14 +40,12 @@ def _stated(row: TableRow, context: dict[str, Any], as_typed: bool) -> TableRow:
                 filled[name] = found["value"]
     if "cluster" in context:
         filled["cluster"] = context["cluster"]["value"]
-    if not as_typed:
-        for correction in context.get("correction", ()):
-            if row.line in (correction.get("line"), *correction.get("lines", ())):
-                filled[correction["cell"]] = correction["value"]
-        if any(row.line == one["line"] for one in context.get("uncounted", ())):
-            filled["sec_per_it"] = None
-    notes = [known["text"] for known in context.get("known", ()) if row.line in known["lines"]]
-    filled["notes"] = "; ".join(filter(None, (*notes, row.notes)))
+    for correction in context.get("correction", ()):
+        if row.line == correction["line"]:
+            filled[correction["cell"]] = correction["value"]
+    for one in context.get("uncounted", ()):
+        if row.line == one["line"]:
+            filled[one["cell"]] = None
     found = replace(row, **filled)
     if found.heads is None and str(found.hidden) in context.get("heads", {}):
         return replace(found, heads=context["heads"][str(found.hidden)]["value"])

@@ -164,7 +164,7 @@ def fit_site(
     stated = []
     stated_gb = []
     for row, case in cases:
-        if row.mem_gb and not row.source_error.startswith("Mem"):
+        if row.mem_gb:
             stated.append(case)
             stated_gb.append(row.mem_gb)
 

@@ -1,36 +1,37 @@
-"""Command `import`: imports tables of aiconfigurator and CSV files as runs, and Megatron logs as
-summaries.
+"""Command `import`: imports tables of aiconfigurator and CSV files as runs, and summarizes Megatron
+logs.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from io import StringIO
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from quantbench.cli.options import argument, command, gpu_option, option, results_option
-from quantbench.cli.output import Result, check_file, encoded
+from quantbench.cli.output import Result, check_file, plain_table
 from quantbench.device import lookup
-from quantbench.errors import InputError
+from quantbench.errors import InputError, one_line
 from quantbench.files import write_file
 from quantbench.latency.libraries import slug_of, system_of
+from quantbench.report.terminal import filled, shown
+from quantbench.units import with_interval
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.importers.runs import Origin, Rows
     from quantbench.importers.training_run import TrainingSummary
 
-# Sizes of a training run that its log may state.
-_SIZES = ("gpus", "dp", "tp", "pp", "mbs", "gbs", "seq")
-
 import_ = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Import other tools' tables and logs as runs."
+    no_args_is_help=True,
+    add_completion=False,
+    help="Import tables as runs; summarize training logs.",
 )
 
 
@@ -134,7 +135,7 @@ def _write(
 _STATED_TOLERANCE = 0.05
 
 
-def _stated_words(summary: TrainingSummary, arguments: Mapping[str, Any]) -> Iterator[str]:
+def _stated_words(summary: TrainingSummary) -> Iterator[str]:
     """Yields a line if the log's TFLOP/s per GPU disagree with its sizes and times, by model FLOPs
     as by hardware FLOPs.
     """
@@ -142,28 +143,54 @@ def _stated_words(summary: TrainingSummary, arguments: Mapping[str, Any]) -> Ite
     from quantbench.workload import TransformerShape
 
     stated = summary.tflops
+    arguments = summary.arguments
     names = {one.name for one in fields(TransformerShape)}
     sizes = {name: arguments[name] for name in names & arguments.keys()}
-    if (
-        stated is None
-        or not summary.gpus
-        or not {"hidden", "heads", "layers", "seq"} <= sizes.keys()
-    ):
+    gpus = arguments.get("gpus")
+    needed = {"hidden", "heads", "layers", "seq"}
+    if stated is None or not gpus or not needed <= sizes.keys():
         return
     try:
         shape = TransformerShape(**sizes)
     except InputError:
         return
-    flops_per_tflop_s = summary.sec_per_it * summary.gpus * 1e12
-    model = model_flops(shape, summary.gbs) / flops_per_tflop_s
-    hardware = (
-        hardware_flops(shape, summary.gbs, arguments.get("recompute", "none")) / flops_per_tflop_s
-    )
+    gbs = arguments["gbs"]
+    flops_per_tflop_s = summary.sec_per_it * gpus * 1e12
+    model = model_flops(shape, gbs) / flops_per_tflop_s
+    recompute = arguments.get("recompute", "none")
+    hardware = hardware_flops(shape, gbs, recompute) / flops_per_tflop_s
     if all(abs(stated / one - 1) > _STATED_TOLERANCE for one in (model, hardware)):
         yield (
             f"{summary.name}: the log states {stated:.1f} TFLOP/s per GPU; its sizes and times "
             f"give {model:.1f} of model FLOPs, {hardware:.1f} of hardware FLOPs"
         )
+
+
+def _log_cells(log: TrainingSummary) -> dict[str, str]:
+    """Returns the cells of a log by column name."""
+    tokens = None
+    if log.tokens_per_s is not None and log.tokens_per_s_within is not None:
+        tokens = with_interval(log.tokens_per_s, log.tokens_per_s_within.half_width)
+    loss = None
+    if log.last_loss is not None:
+        loss = f"{log.first_loss:.3g} → {log.last_loss:.3g}"
+        if log.nan_losses:
+            loss += f" ({log.nan_losses} nan)"
+    cells = {
+        "log": log.name,
+        ">GPUs": log.arguments.get("gpus"),
+        ">TP": log.arguments.get("tp"),
+        ">PP": log.arguments.get("pp"),
+        ">MBS": log.arguments.get("mbs"),
+        ">GBS": log.arguments["gbs"],
+        ">iterations": log.iterations,
+        ">restarts": log.restarts,
+        ">sec/it": f"{log.sec_per_it:.4g}",
+        ">tokens/s": tokens,
+        ">hardware TFLOP/s": shown(log.tflops, "{:.1f}".format, "–"),
+        ">loss": loss,
+    }
+    return {name: shown(cell, unknown="–") for name, cell in cells.items()}
 
 
 @import_.command("megatron-log")
@@ -181,50 +208,43 @@ def import_megatron_log(
     rows: Path | None = option(
         None, "Write a table of layouts for plan --rows and --fit here (CSV)."
     ),
-    results: Path = results_option(),
-    run_id: str | None = option(None, "Name of the run, for one file."),
 ) -> Result:
-    """Import training logs, also with line prefixes, restarts, several ranks and truncated
+    """Summarize training logs, also with line prefixes, restarts, several ranks and truncated
     lines.
     """
     from quantbench.importers.megatron_log import read_log
-    from quantbench.importers.training_run import default_run_id, summarize, write_training
-    from quantbench.report.training import training_table
+    from quantbench.importers.training_run import fastest, summarize
 
     spec = lookup(gpu)
-    if run_id is not None and len(files) > 1:
-        typed = f"--run-id {run_id} for {len(files)} files"
-        raise InputError("import training log", typed, "one file with it")
     if rows is not None:
         check_file("import --rows", rows, suffix=".csv")
-    typed_sizes = {"gpus": gpus, "tp": tp, "pp": pp, "mbs": mbs}
-    given = {name: value for name, value in typed_sizes.items() if value}
+    sizes = {"gpus": gpus, "tp": tp, "pp": pp, "mbs": mbs, "seq": seq}
+    given = {name: value for name, value in sizes.items() if value}
     summaries = []
-    answer = []
     lines = []
     layouts = []
     for path in files:
         found = read_log(path)
-        if seq:
-            found = replace(found, arguments={**found.arguments, "seq": seq})
-        name = run_id or default_run_id(path)
-        summary = summarize(name, found, given)
+        found = replace(found, arguments={**found.arguments, **given})
+        summary = summarize(one_line(str(path)), found)
         summaries.append(summary)
-        folder = write_training(results, spec.name, name, path, found, summary)
         for reason, count in summary.left_out.items():
             lines.append(f"{summary.name}: {count} lines left out: {reason}")
-        lines += [*_stated_words(summary, found.arguments), str(folder)]
-        answer.append({**encoded(summary), "folder": folder})
-        of_row = {"row_id": name, "gpu": spec.name, "sec_per_it": f"{summary.sec_per_it:.6g}"}
-        sizes = {size: getattr(summary, size) for size in _SIZES}
-        layouts.append({**of_row, **found.arguments, **sizes})
-    if rows is not None:
+        lines += _stated_words(summary)
+        of_row = {"row_id": summary.name, "gpu": spec.name}
+        of_row["sec_per_it"] = f"{summary.sec_per_it:.6g}"
+        layouts.append({**of_row, **summary.arguments})
+    untold = "the logs do not give GPUs and tokens: --gpus, --seq and the layout state them"
+    lines.append(fastest(summaries) or untold)
+    if rows is None:
+        lines.append("\nNext: add --rows layouts.csv to write these layouts for quantbench plan")
+    else:
         table = StringIO()
         columns = dict.fromkeys(chain.from_iterable(layouts))
         cells = csv.DictWriter(table, columns, lineterminator="\n")
         cells.writeheader()
         cells.writerows(layouts)
         write_file("import --rows", rows, table.getvalue())
-    folders = " ".join(str(one["folder"]) for one in answer)
-    next_command = f"Next: quantbench report {folders}"
-    return Result(answer, (training_table(summaries), *lines, next_command))
+        lines.append(f"\nNext: quantbench plan --rows {rows}, or plan --fit {rows} --stack …")
+    logs = plain_table(*filled(list(map(_log_cells, summaries))))
+    return Result(summaries, (logs, *lines))

@@ -21,7 +21,7 @@ def plan(
         None, "CSV table of layouts to predict row by row (columns as in bloom_tables.csv)."
     ),
     check: bool = option(
-        False, "Check one layout, or with --rows a table; exit code 1 if anything is wrong."
+        False, "Check one layout; exit code 1 if a rule forbids it or it does not fit."
     ),
     fit: Path | None = option(
         None, "CSV table of your site's runs: fit the factors to it and write them to --output."
@@ -41,7 +41,7 @@ def plan(
 
     modes = (("--fit", fit is not None), ("--rows", rows is not None), ("--check", check))
     asked = [word for word, typed in modes if typed]
-    if len(asked) > 1 and asked != ["--rows", "--check"]:
+    if len(asked) > 1:
         raise InputError("plan", f"{asked[1]} with {asked[0]}", "one of them")
     if fit is None and output != _SITE:
         raise InputError("plan", f"--output {output} without --fit", "--fit with it")
@@ -52,8 +52,6 @@ def plan(
     setup = Setup(arguments)
     if fit is not None:
         result = plan_tables.fit_table(setup, fit, output)
-    elif rows is not None and check:
-        result = plan_tables.check_table(setup, rows)
     elif rows is not None:
         result = plan_tables.predict_table(setup, rows)
     elif check:

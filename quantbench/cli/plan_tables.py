@@ -1,4 +1,4 @@
-"""Predicts, checks and fits tables of layouts for the command `plan`."""
+"""Predicts and fits tables of layouts for the command `plan`."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,17 +15,12 @@ from quantbench.errors import InputError
 from quantbench.files import write_file
 from quantbench.planner.calibration import site_json
 from quantbench.planner.fitting import fit_site, observe
-from quantbench.planner.row_checks import check_rows
-from quantbench.planner.row_results import (
-    WORTH_A_WORD,
-    RowResult,
-    Summary,
-    misses,
-    predict_rows,
-    summarize,
-)
+from quantbench.planner.row_results import RowResult, Summary, predict_rows, summarize
 from quantbench.planner.rows import read_table, require_stated
 from quantbench.units import counted
+
+# Larger errors stand out.
+_LARGE_ERROR = 0.08
 
 
 def predict_table(setup: Setup, path: Path) -> Result:
@@ -34,22 +29,16 @@ def predict_table(setup: Setup, path: Path) -> Result:
         read_table(path), setup.times_of, setup.calibrations, given(setup.options)
     )
     summary = summarize(results)
-    missed = misses(results)
     answer = {
         "file": path,
         "calibrations": setup.calibrations.to_json(),
         "rows": map(RowResult.to_json, results),
         "summary": summary,
-        "missed_by_more_than_8_percent": [{**r.to_json(), "known": known} for r, known in missed],
     }
 
     def lines() -> Lines:
         yield _rows_table(results)
         yield from _summary_lines(summary)
-        if missed:
-            yield "\nMissed by more than 8 %, and what is known:"
-        for r, known in missed:
-            yield f"  {r.row.place}: {100 * (r.error or 0):+.1f} %: {known}"
         unpredicted = [r.problem for r in results if r.prediction is None]
         if unpredicted:
             yield f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0]}"
@@ -59,7 +48,7 @@ def predict_table(setup: Setup, path: Path) -> Result:
 
 def _rows_table(results: Sequence[RowResult]) -> Table:
     """Tabulates predicted and measured values, one line per predicted row."""
-    times = (">row", ">line", ">sec/it", ">measured", ">error")
+    times = (">row", ">sec/it", ">measured", ">error")
     rates = (">hardware TFLOP/s", ">reported", ">GiB", ">stated")
     table = plain_table((*times, *rates, "layout"))
     for r in results:
@@ -68,11 +57,10 @@ def _rows_table(results: Sequence[RowResult]) -> Table:
         if p is None:
             continue
         error = Text("" if r.error is None else f"{100 * r.error:+.1f} %")
-        if abs(r.error or 0) > WORTH_A_WORD:
+        if abs(r.error or 0) > _LARGE_ERROR:
             error.stylize("bold red")
         table.add_row(
             row.row_id,
-            _or_dash(row.line),
             f"{p.sec_per_it:.2f}",
             _or_dash(row.sec_per_it),
             error,
@@ -122,28 +110,26 @@ def fit_table(setup: Setup, path: Path, output: Path) -> Result:
             cases.append((r.case, r.row.sec_per_it or 0.0, path.name))
             errors_pct.append(100 * abs(r.error))
     if not cases:
-        problem = next((r.problem for r in results if r.problem), "no row has a time")
-        what = f"no row of {path.name} can be predicted: {problem}"
+        what = f"no row of {path.name} can be predicted: {results[0].problem}"
         raise InputError("plan --fit", what, "rows with all their cells")
     if len({(case.job.cluster.device.name, case.job.stack) for case, *_ in cases}) > 1:
         what = f"{path.name} has rows of several GPUs or stacks"
         raise InputError("plan --fit", what, "one site with one stack")
     prior = setup.calibration(cases[0][0].job)
     fit = fit_site(observe(cases, setup.times_of), prior)
-    before = mean(errors_pct)
-    site = site_json(fit.calibration)
+    site = site_json(fit)
     write_file("plan --fit", output, json.dumps(site, indent=1) + "\n")
-    known = fit.calibration.provenance
+    known = fit.provenance
 
     def lines() -> Lines:
-        yield f"fitted to {len(cases)} of {len(results)} rows of {path.name}: {fit.calibration}"
+        yield f"fitted to {len(cases)} of {len(results)} rows of {path.name}: {fit}"
         yield (
-            f"mean error {before:.1f} % with the stack's factors, "
+            f"mean error {mean(errors_pct):.1f} % with the stack's factors, "
             f"{known['leave_one_out_mean_error_pct']:.1f} % with "
             "each row left out of the fit"
         )
-        if fit.unusual:
-            factors = [f"{name} {getattr(fit.calibration, name):.3g}" for name in fit.unusual]
+        if known["unusual"]:
+            factors = [f"{name} {getattr(fit, name):.3g}" for name in known["unusual"]]
             said = f"far from every known site: {', '.join(factors)}"
             yield warning(f"{said}; do the rows say all that was run?")
         if known["undetermined"]:
@@ -154,21 +140,4 @@ def fit_table(setup: Setup, path: Path, output: Path) -> Result:
         yield f"wrote {output}"
         yield f"\nNext: quantbench plan --site {output} …"
 
-    errors = [100 * e for e in fit.errors]
-    answer = {"file": path, "site": site, "unusual": fit.unusual, "left_out_errors_pct": errors}
-    return Result(answer, lines())
-
-
-def check_table(setup: Setup, path: Path) -> Result:
-    """Finds impossible rows and contradictory cells of a table."""
-    found = check_rows(read_table(path), setup.times_of, setup.calibrations)
-    findings = []
-    for f in found:
-        place = {"row_id": f.row.row_id, "line": f.row.line}
-        findings.append({**place, "kind": f.kind, "message": f.message})
-    said = f"nothing is wrong in {path.name}"
-    if found:
-        wrong = len({f.row.row_id for f in found})
-        said = f"{wrong} rows of {path.name} have something wrong"
-    answer = {"file": path, "findings": findings}
-    return Result(answer, (*map(str, found), said), exit_code=bool(found))
+    return Result({"file": path, "site": site}, lines())

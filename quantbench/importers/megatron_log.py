@@ -8,7 +8,7 @@ follows it, so truncated numbers are discarded.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +22,7 @@ from quantbench.units import size
 
 _WHO = "import training log"
 #: logs are read block by block, so they need not fit into memory
-LARGEST_LOG_BYTES = 2**38
+_LARGEST_LOG_BYTES = 2**38
 _LONGEST_LINE_BYTES = 2**24
 _BLOCK_BYTES = 2**19
 # An iteration is a line of `|`-separated fields, whose order varies by release: `[default7]:
@@ -44,12 +44,8 @@ _FIELDS = {
     b"lm loss": "loss",
     b"actual seq length": "seq",
     b"curriculum seqlen": "seq",
-    b"number of skipped iterations": "skipped",
-    b"number of nan iterations": "nan_iterations",
-    b"samples per second": "samples_per_s",
     b"TFLOPs": "tflops",
     b"throughput per GPU (TFLOP/s/GPU)": "tflops",
-    b"tokens per gpu per second (tgs)": "tokens_per_gpu_per_s",
 }
 COLUMNS = tuple(dict.fromkeys(("iteration", *_FIELDS.values())))
 #: sizes among the arguments that Megatron prints at its start, `  micro_batch_size ....... 2`, with
@@ -116,7 +112,7 @@ class Iterations:
     values: dict[str, FloatArray]
     segment: npt.NDArray[np.int64]
     left_out: Counter[str]
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any]
 
     def __len__(self) -> int:
         return len(self.segment)
@@ -134,25 +130,14 @@ class Iterations:
 
     @property
     def tokens_per_s(self) -> FloatArray:
-        """Returns (n,) gbs × seq / elapsed_s; the logged samples_per_s is not used."""
+        """Returns (n,) gbs × seq / elapsed_s; rates in the log are not used."""
         return np.asarray(self.values["gbs"] * self.seq / self.values["elapsed_s"])
-
-    @property
-    def final(self) -> npt.NDArray[np.bool_]:
-        """Returns (n,) whether a line is the last one of its iteration, since a restart repeats
-        iterations.
-        """
-        iteration = self.values["iteration"]
-        _, last = np.unique(iteration[::-1], return_index=True)
-        mask = np.zeros(len(self), dtype=bool)
-        mask[len(self) - 1 - last] = True
-        return mask
 
 
 def read_log(path: Path) -> Iterations:
     """Reads all iterations of a log (plain, .gz or .xz). Raises InputError if it has none."""
     try:
-        with open_unpacked(path, most_bytes=LARGEST_LOG_BYTES) as stream:
+        with open_unpacked(path, most_bytes=_LARGEST_LOG_BYTES) as stream:
             found = read_stream(stream)
     except UNREADABLE as error:
         raise StoreError(_WHO, f"{path} ({reason(error)})", "a log that can be read") from None

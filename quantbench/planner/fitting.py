@@ -143,25 +143,15 @@ def start_from(rest: Mapping[str, float]) -> Calibration:
     return Calibration(1.0, 0.0, 1.0, **values)
 
 
-@dataclass(frozen=True)
-class SiteFit:
-    """Factors of a site. Their provenance names those that the rows say little about, which keep
-    the values of the stack (`undetermined`), and pairs that the rows do not tell apart, of which
-    only the joint effect is known (`confounded`).
+def fit_site(observed: Sequence[Observed], prior: Calibration) -> Calibration:
+    """Fits every factor to the rows of one site, from the factors of its stack.
 
-    errors: relative error of each row when it is left out.
-    unusual: factors that lie further from the stack's than those of nineteen in twenty sites are
-        expected to.
-    """
+    The provenance names factors that the rows say little about, which keep the values of the stack
+    (`undetermined`), pairs that the rows do not tell apart, of which only the joint effect is known
+    (`confounded`), and factors that lie further from the stack's than those of nineteen in twenty
+    sites are expected to (`unusual`).
 
-    calibration: Calibration
-    errors: FloatArray
-    unusual: list[str]
-
-
-def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
-    """Fits every factor to the rows of one site, from the factors of its stack. Raises InputError
-    for too few rows.
+    Raises InputError for too few rows.
     """
     if len(observed) < _FEWEST:
         what = f"{counted(len(observed), 'row')} with a time"
@@ -188,18 +178,16 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
     rows = jacobian[: len(observed)]
     leverage = np.einsum("ij,jk,ik->i", rows, covariance, rows)
     left_out_log = log_errors(observed, found) / np.maximum(1 - leverage, 0.1)
-    left_out = np.expm1(left_out_log)
     provenance: dict[str, Any] = {
         "rows_fitted": len(observed),
-        "leave_one_out_mean_error_pct": float(100 * np.abs(left_out).mean()),
+        "leave_one_out_mean_error_pct": float(100 * np.abs(np.expm1(left_out_log)).mean()),
         "undetermined": [names[i] for i in np.flatnonzero(spread_left >= _DETERMINED)],
         "confounded": pairs,
+        "unusual": [term.factor for term, s in spread.items() if abs(effects[term]) > _UNUSUAL * s],
         "stack": observed[0].case.job.stack,
     }
     scatter = scatter_beyond(observed, left_out_log)
-    fitted = replace(found, scatter=scatter, provenance=provenance)
-    unusual = [term.factor for term, s in spread.items() if abs(effects[term]) > _UNUSUAL * s]
-    return SiteFit(fitted, left_out, unusual)
+    return replace(found, scatter=scatter, provenance=provenance)
 
 
 def solve(

@@ -14,10 +14,8 @@ from quantbench.planner.constraints import OF_SOFTWARE, strict_violations
 from quantbench.planner.formulas import tflops_by_calculator
 from quantbench.planner.memory import limit_bytes
 from quantbench.planner.predict import Planner, Prediction
-from quantbench.planner.rows import NOT_TOLD, Assumption, Case, Given, TableRow, case_of, known_of
+from quantbench.planner.rows import NOT_TOLD, Assumption, Case, Given, TableRow, case_of
 
-#: rows with larger errors are listed with their notes
-WORTH_A_WORD = 0.08
 # Micro-batch sizes to try for a row without one.
 _MICRO_BATCHES = tuple(2**power for power in range(7))
 _TUNED = "not stated: the fastest that fits"
@@ -82,7 +80,6 @@ class RowResult:
         known["hardware_tflops"] = self.hardware_tflops
         data: dict[str, Any] = {
             "row_id": row.row_id,
-            "line": row.line,
             **{name: known.get(name) for name in _SHOWN},
             "problem": self.problem,
             "measured": {name: getattr(row, name) for name in _MEASURED},
@@ -160,8 +157,18 @@ def predict_case(
         factors = calibrations.of(job.cluster, job.stack)
         planners[job.key] = Planner(job, times(job.cluster.device), factors)
     found = planners[job.key].predict(case.layout)
-    tflops = tflops_of(row, case, found.sec_per_it)
-    return RowResult(row, case, found, tflops.get(calculator_of(row), found.hardware_tflops))
+    tflops = tflops_by_calculator(
+        job.shape,
+        gbs=job.gbs,
+        tp=case.layout.tp,
+        sec_per_it=found.sec_per_it,
+        gpus=job.gpus,
+        size_b=row.size_b,
+    )
+    calculator = row.calculator
+    if "simple" in calculator:
+        calculator = "simple"
+    return RowResult(row, case, found, tflops.get(calculator, found.hardware_tflops))
 
 
 def _choices(case: Case) -> list[Case]:
@@ -184,26 +191,6 @@ def _choices(case: Case) -> list[Case]:
 def _time_if_it_fits(result: RowResult) -> float:
     found = result.prediction
     return found.sec_per_it if found and found.fits else inf
-
-
-def calculator_of(row: TableRow) -> str:
-    """Returns the key of `tflops_by_calculator` that the row names; "" if it names none."""
-    if "simple" in row.calculator:
-        return "simple"
-    return {"old": "old", "new": "megatron"}.get(row.calculator, "")
-
-
-def tflops_of(row: TableRow, case: Case, sec_per_it: float) -> dict[str, float]:
-    """Returns the TFLOPs of a row's job at a time per iteration, by calculator."""
-    job = case.job
-    return tflops_by_calculator(
-        job.shape,
-        gbs=job.gbs,
-        tp=case.layout.tp,
-        sec_per_it=sec_per_it,
-        gpus=job.gpus,
-        size_b=row.size_b,
-    )
 
 
 def summarize(results: Sequence[RowResult]) -> Summary:
@@ -234,10 +221,3 @@ def summarize(results: Sequence[RowResult]) -> Summary:
         oom_seen=sum(oom),
         worst_overrun=max(overruns, default=nan),
     )
-
-
-def misses(results: Sequence[RowResult]) -> list[tuple[RowResult, str]]:
-    """Returns the rows with errors above 8 %, largest first, each with its notes."""
-    beyond = [r for r in results if r.error is not None and abs(r.error) > WORTH_A_WORD]
-    beyond.sort(key=lambda r: -abs(r.error or 0.0))
-    return [(r, known_of(r.row) or "nothing is known that would explain it") for r in beyond]

@@ -5,7 +5,6 @@ Empty cells are filled from options, else with usual values. Each filled cell is
 """
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from quantbench.workload.parameters import gpt_layer_parameters, padded_vocab
 from quantbench.workload.recipes import RECIPES
 
 _WHO = "plan"
-_RATE = re.compile(r"[0-9]+ tokens/s")
 # Megatron's GPT vocabulary, padded for 8 tensor-parallel ranks.
 _USUAL_VOCAB = 51200
 _USUAL_SEQ = 2048
@@ -90,8 +88,6 @@ class TableRow:
     precision: str = ""
     calculator: str = ""
     status: str = ""
-    notes: str = ""
-    source_error: str = ""
     recompute: str = ""
     optimizer: str = ""
     attention: str = ""
@@ -141,13 +137,6 @@ class TableRow:
     tied: Flag = None
     sequence_parallel: Flag = None
     dropout: Flag = None
-
-    @property
-    def place(self) -> str:
-        """Location for messages: number of the row, and its line in the document."""
-        if self.line is None:
-            return f"row {self.row_id}"
-        return f"row {self.row_id} (line {self.line})"
 
 
 @dataclass(frozen=True)
@@ -277,15 +266,11 @@ class _Filling:
         return value
 
     def missing(self, what: str, expected: str) -> NoReturn:
-        raise InputError(f"{_WHO}, {self.row.place}", what, expected)
+        raise InputError(f"{_WHO}, row {self.row.row_id}", what, expected)
 
 
-def case_of(row: TableRow, given: Given | None = None, *, uneven: bool = True) -> Case:
-    """Builds the job and layout of a row.
-
-    uneven: whether the layers may divide unevenly over the stages.
-    Raises InputError if a required cell is unknown.
-    """
+def case_of(row: TableRow, given: Given | None = None) -> Case:
+    """Builds the job and layout of a row. Raises InputError if a required cell is unknown."""
     filling = _Filling(row, given or Given())
     where = _cluster(filling)
     tp = filling.need("tp")
@@ -312,7 +297,7 @@ def case_of(row: TableRow, given: Given | None = None, *, uneven: bool = True) -
     # Runs with stages of different length exist, but not with a stage that is far longer than the
     # mean.
     even_enough = -(-shape.layers // pp) * pp <= _LONGEST_STAGE * shape.layers
-    partition = partition_of(shape.layers, pp, uneven=uneven and even_enough)
+    partition = partition_of(shape.layers, pp, uneven=even_enough)
     if partition == "uneven":
         filling.assume(
             "partition", "uneven", f"{shape.layers} layers do not divide over {pp} stages"
@@ -405,9 +390,3 @@ def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
         return min(abs(beyond), abs(beyond + vocab * hidden))
 
     return min((pp * stages for stages in range(max(1, last - 4), last + 1)), key=distance)
-
-
-def known_of(row: TableRow) -> str:
-    """Returns the table's notes on a row, except published rates in tokens/s; "" without notes."""
-    notes = (row.source_error, row.notes)
-    return "; ".join(note for note in notes if note and not _RATE.fullmatch(note))

@@ -74,10 +74,10 @@ class Page:
     banners: Sequence[tuple[str, str, str]]
     facts: Sequence[tuple[str, str]]
     sections: Sequence[Section]
-    lead: Lead | None = None
-    lead_card: Card | None = None
-    explanation: str = ""
-    origin: str = ""
+    lead: Lead | None
+    lead_card: Card | None
+    explanation: str
+    origin: str
 
 
 @dataclass(frozen=True)
@@ -91,21 +91,13 @@ class Written:
 def write_report(run: Run, output: Path, where: Mapping[str, int] | None = None) -> Written:
     """Writes the page of a run.
 
-    output: see `write_page`.
+    output: a file name that ends in .html or .htm, or a folder for report.html, created if needed.
     where: axis values; only points at these values are shown. Causes and rules still use the whole
         run.
     Raises StoreError if the page cannot be written, InputError if the run has no such point.
     """
     shown = points_where(points_of(run.records, run.info.device), where or {})
-    return write_page(output, build_page(run, shown, where or {}))
-
-
-def write_page(output: Path, page: Page) -> Written:
-    """Writes the HTML file in one step.
-
-    output: a file name that ends in .html or .htm, or a folder for report.html, created if needed.
-    Raises StoreError if the page cannot be written.
-    """
+    page = build_page(run, shown, where or {})
     alone = output.suffix.lower() in (".html", ".htm") and not os.path.isdir(output)
     path = output if alone else output / PAGE
     try:

@@ -130,16 +130,6 @@ def test_rows_of_ones_own_with_options_for_what_they_lack(tmp_path: Path) -> Non
     assert "nan" not in run(f"{words}")
 
 
-def test_mistakes_of_a_table_end_with_1(tmp_path: Path) -> None:
-    table = tmp_path / "table.csv"
-    head = "gpu,gpus,tp,pp,mbs,gbs,nhidden,nheads,nlayers,vocab\n"
-    good = "A100-80GB,384,4,12,2,2048,14336,112,72,250880\n"
-    table.write_text(head + good + good.replace(",12,", ",48,"))
-    assert len(run_json(f"plan --rows {table} --check", code=1)["findings"]) == 1
-    table.write_text(head + good)
-    assert "nothing is wrong in table.csv" in run(f"plan --rows {table} --check")
-
-
 HEAD = "gpu,gpus,tp,pp,mbs,gbs,nhidden,nheads,kv_heads,ffn,gated,seq,vocab,nlayers,recompute,sec_per_it,stack"
 
 

@@ -64,6 +64,7 @@ QUERY = f"profile query {PROFILE}"
         (f"{PLAN} --rows {TABLE}", "plan --rows: --model bloom-176b"),
         (f"{PLAN} --check", "plan --check: no --tp"),
         ("plan --fit a.csv --check", "plan: --check with --fit"),
+        ("plan --rows a.csv --check", "plan: --check with --rows"),
         ("predict --gpu a100 --dim m=64 --gated", "predict: --gated with --dim m"),
         ("predict --gpu a100 --dim m=64 --attention flash", "predict: --attention flash with"),
         ("predict --gpu a100 --dim hidden=1024 -m 64", "predict: --m 64 with --dim hidden"),
@@ -343,21 +344,6 @@ def test_a_provider_that_is_none_is_refused_before_a_run_is_made(
     (tmp_path / "broken.py").write_text("raise ValueError('boom [/b]')\n", encoding="utf-8")
     assert said in str(refused(f"sweep --dim n=64 --provider {name}"))
     assert not (tmp_path / "results").exists()
-
-
-def test_training_logs_named_absolutely_and_relatively_are_one_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    line = " iteration {}/ 9 | elapsed time per iteration (ms): 1234.5 | global batch size: 64 | lm loss: 1.0E+01 |\n"
-    for name in ("one.log", "two.log"):
-        (tmp_path / name).write_text("".join(line.format(n) for n in range(1, 4)), encoding="utf-8")
-    said = run("import megatron-log one.log two.log --gpu a100-sxm4-80gb")
-    folders = said.strip().splitlines()[-1].removeprefix("Next: quantbench report ").split()
-    assert len(folders) == 2
-    said = run(f"report {folders[0]} {tmp_path / folders[1]}")
-    assert "import them with --gpus, --seq" in said
-    assert said.endswith("report.html\n")
 
 
 def test_brackets_in_a_name_are_no_markup() -> None:

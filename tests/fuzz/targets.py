@@ -21,12 +21,6 @@ from foreign_texts import FALCON_7B, GEMMA_3_12B, LLAMA_3_70B, MS_LINE, S_LINE
 from foreign_texts import log_line as line
 
 from quantbench.importers import aiconfigurator, csv_table, megatron_log
-from quantbench.importers.training_run import (
-    TrainingSummary,
-    read_training,
-    summarize,
-    write_training,
-)
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.planner.calibration import Calibrations, shipped
 from quantbench.planner.rows import read_table
@@ -116,25 +110,6 @@ def _json(content: bytes) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError):
         return None
-
-
-@cache
-def _training() -> bytes:
-    with TemporaryDirectory() as text:
-        folder = Path(text)
-        log = _at(folder, "train.log", "\n".join(line(n) for n in range(1, 20)).encode())
-        found = megatron_log.read_log(log)
-        written = write_training(
-            folder, "a100-sxm4-80gb", "run", log, found, summarize("run", found)
-        )
-        return (written / "training.json").read_bytes()
-
-
-def _read_training(content: bytes, folder: Path) -> object:
-    _at(folder, "training.json", content)
-    found = read_training(folder)
-    assert isinstance(found, TrainingSummary)
-    return found
 
 
 @cache
@@ -241,7 +216,6 @@ TARGETS = (
         lambda: (gzip.compress(LOG),),
         "binary",
     ),
-    Target("training.json", _read_training, lambda: (_training(),), "json"),
     Target(
         "huggingface-config",
         lambda b, d: describe(_at(d, "config.json", b)).shape.ops(),
