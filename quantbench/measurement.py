@@ -58,6 +58,8 @@ class Grade:
     reasons: every problem found. They may be empty only for A.
     """
 
+    shared = True
+
     letter: str
     reasons: tuple[str, ...] = ()
 

@@ -145,7 +145,7 @@ class Search:
         """Returns the best change of each dimension alone that gains enough, largest gain first."""
         found = []
         for group, timed in self._single.items():
-            found.append(self._compared(_preferred(group, timed), nearest=True))
+            found.append(self._compared(_preferred(group, timed)))
         return _worthwhile(sorted(found, key=lambda one: -one.gain))
 
     def _surest(self, group: Group, timed: Sequence[_Timed]) -> _Timed:

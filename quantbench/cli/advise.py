@@ -16,7 +16,7 @@ from rich.text import Text
 from quantbench.cli.devices import device_line
 from quantbench.cli.model_options import ROUTING, ShapeOptions, chosen_model, with_sizes
 from quantbench.cli.options import command, option, percentage
-from quantbench.cli.output import Lines, Result, check_file, output, plain_table
+from quantbench.cli.output import Lines, Result, check_file, plain_table
 from quantbench.cli.pad import broken_lines
 from quantbench.cli.times import TimesOptions
 from quantbench.errors import require_choice
@@ -26,15 +26,11 @@ if TYPE_CHECKING:
     from quantbench.advice import Advice, Advised, OpCost, ShapeCost, Space
     from quantbench.latency.estimate import Estimate
 
-# Columns of a terminal that tables with reasons need; in a narrower one the reasons follow the
-# table.
-_WIDE = 140
 # Ops that waste a smaller share of the shape's time have no row of their own.
 _WORTH_A_ROW = 0.005
 # A waste of at least this share of the shape's time is shown in red, a smaller one in yellow.
 _STANDS_OUT = 0.01
 _search = partial(option, panel="Search for better shapes")
-_gate = partial(option, panel="Check in continuous integration")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +59,11 @@ class AdviseOptions(TimesOptions, ShapeOptions):
         "--shapes-out",
         "-o",
     )
-    fail_over: str = _gate(
-        "", "Largest share of time wasted past edges, such as 3%; else exit code 1."
+    fail_over: str = option(
+        "",
+        "Largest share of time wasted past edges, such as 3%; else exit code 1.",
+        panel="Check in continuous integration",
     )
-    junit: Path | None = _gate(None, "File for the result as JUnit XML.")
 
 
 @command
@@ -76,17 +73,14 @@ def advise(arguments: AdviseOptions) -> Result:
     """
     from quantbench.advice import advise as advice_on
     from quantbench.advice.advise import TOP
-    from quantbench.advice.report import advice_to_json, named_shapes, write_junit
+    from quantbench.advice.report import advice_to_json, named_shapes
     from quantbench.sweep.shape_file import SUFFIX, write_shape_file
 
     out = arguments.shapes_out
-    junit = arguments.junit
     allowed = None
     if arguments.fail_over:
         allowed = percentage("--fail-over", arguments.fail_over)
     space = _space(arguments.keep)
-    if junit is not None:
-        check_file("write JUnit", junit)
     if out is not None:
         check_file("--shapes-out", out, suffix=SUFFIX)
     times, kernels = arguments.times()
@@ -105,8 +99,6 @@ def advise(arguments: AdviseOptions) -> Result:
         shape, times, space=space, top=top, kernels=kernels, library=arguments.library
     )
     failed = allowed is not None and advice.cost.waste_share > allowed
-    if junit is not None:
-        write_junit(advice.cost, allowed, junit)
     if out is not None:
         write_shape_file(out, named_shapes(advice))
     told = {"assumed": assumed, "fail_over": allowed, "failed": failed}
@@ -132,11 +124,10 @@ def _lines(
     advice: Advice, assumed: Sequence[str], allowed: float | None, arguments: AdviseOptions
 ) -> Lines:
     """assumed: texts. allowed: largest share of the time that may be wasted."""
-    wide = output().width >= _WIDE  # tables have a column for reasons
     cost = advice.cost
     yield from _header_lines(advice, assumed)
     yield ""
-    yield from _cost_lines(cost, reasons=wide)
+    yield from _cost_lines(cost)
     yield ""
     yield from _waste_lines(cost)
     for words in advice.blocks:
@@ -146,28 +137,11 @@ def _lines(
     yield from broken_lines([one for one in advice.broken if edges.isdisjoint(one.rule.sides)])
     if advice.tried:
         yield f"\n{_verdict(advice)}"
-        named = {one.found.shape for one in advice.better}
-        alone = [one for one in advice.better_alone if one.found.shape not in named]
-        yield from _advised_lines(
-            "better shapes (● best gain for the smallest change)", advice.better, wide, marks=True
-        )
+        yield from _advised_lines(_worth_showing(advice, all_tried=bool(arguments.top)))
         if advice.better:
-            yield from _advised_lines(
-                "the best with as many heads, or with heads as wide", advice.alike, wide
-            )
             faster = {one.found.shape.heads for one in (*advice.better, *advice.alike)}
             if advice.shape.heads not in faster:
                 yield f"with {advice.shape.heads} heads: no shape that was tried is faster"
-        yield from _advised_lines("better with one change alone", alone, wide)
-        if arguments.top:
-            unsure = dict.fromkeys((*advice.neighbours, *advice.singles))
-            rest = [one for one in unsure if not one.found.sure and one.found.shape not in named]
-            yield from _advised_lines(
-                "candidates, none of them surely faster: measure before you move", rest, wide
-            )
-        if advice.better or alone or arguments.top:
-            at = "at equal parameters, with the 90 % interval of the ratio"
-            yield f"gain: more tokens per second {at}"
     if allowed is not None:
         yield ""
         verdict = ("ok", "green")
@@ -177,8 +151,6 @@ def _lines(
             verdict,
             f": {percent(cost.waste_share)} wasted past edges, {percent(allowed)} allowed",
         )
-    if arguments.junit is not None:
-        yield f"JUnit: {arguments.junit}"
     yield ""
     yield from _next_lines(advice, arguments.shapes_out)
 
@@ -226,11 +198,9 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
         yield f"tried: {advice.space.words(shape)}"
 
 
-def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Lines:
-    """Yields a table with a row per op that wastes enough, the worst first; then the other ops and
-    the legend.
-
-    reasons: whether the table has a column for the reasons; if not, they follow it.
+def _cost_lines(cost: ShapeCost) -> Lines:
+    """Yields a table with a row per op that wastes enough, the worst first; then their reasons,
+    the other ops and the legend.
     """
     from quantbench.advice.cost import latency_per_run
 
@@ -242,26 +212,20 @@ def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Lines:
         waste_us[name] = sum(op.waste_us for op in ops)
         worth = waste_us[name] >= _WORTH_A_ROW * whole_us
         (bad if worth else rest)[name] = ops
-    titles = ["op", ">forward", ">backward", ">of time", ">wasted"]
-    if reasons:
-        titles += [">GPU-h per 1T", "why"]
-    table = plain_table(titles)
+    table = plain_table(["op", ">forward", ">backward", ">of time", ">wasted"])
     for name, ops in bad.items():
         style = "bold red" if waste_us[name] / whole_us >= _STANDS_OUT else "yellow"
-        hours = f"{_two_digits(cost.gpu_hours_per_trillion_tokens(waste_us[name])):,}"
         table.add_row(
             Text(name, style=style),
             _time([op for op in ops if op.op.phase == "forward"]),
             _time([op for op in ops if op.op.phase != "forward"]),
             percent(sum(op.total_us for op in ops) / whole_us),
             Text(percent(waste_us[name] / whole_us), style=style),
-            *(hours, Text(_why(ops)))[: 2 * reasons],
         )
     if bad:
         yield table
-    if not reasons:
-        for name, ops in bad.items():
-            yield f"  {name}: {_why(ops)}"
+    for name, ops in bad.items():
+        yield f"  {name}: {_why(ops)}"
     if rest:
         each = [f"{name} {latency(latency_per_run(ops).latency_us)}" for name, ops in rest.items()]
         less = f"less than {percent(_WORTH_A_ROW)}"
@@ -269,12 +233,9 @@ def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Lines:
         others = "the others" if bad else "all ops"
         yield f"{others}, each wasting {less} ({together} together): {', '.join(each)}"
     passes = "forward" if cost.shape.experts else "forward and backward"
-    hours = ""
-    if reasons and bad:
-        hours = " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tp GPUs."
     yield (
         f"times: one layer {passes} (logits: of the model). wasted: extra time against a size just "
-        f"below the edge.{hours} Norms, activations, communication, the optimizer and "
+        "below the edge. Norms, activations, communication, the optimizer and "
         "recomputation are not counted."
     )
 
@@ -382,37 +343,47 @@ def _least_gain(one: Advised) -> float:
     return one.found.low
 
 
-def _advised_lines(
-    title: str, advised: Sequence[Advised], wide: bool, *, marks: bool = False
-) -> Lines:
-    """Yields a table of shapes compared with the one asked about. marks: whether to mark
-    `Neighbour.nearest`.
+def _worth_showing(advice: Advice, *, all_tried: bool) -> list[Advised]:
+    """Returns the surely faster shapes, the best with as many heads or heads as wide beside them,
+    and with `all_tried` also those that are not surely faster.
+    """
+    shown = []
+    for one in advice.compared:
+        beside = advice.better and one in advice.alike
+        if one.found.sure or beside or all_tried:
+            shown.append(one)
+    return shown
+
+
+def _advised_lines(advised: Sequence[Advised]) -> Lines:
+    """Yields a table of shapes compared with the one asked about, then their reasons and the
+    legend.
     """
     if not advised:
         return
-    names = ["change", ">head_dim", ">gain", ">low to high", ">params"]
-    if marks:
-        names.insert(0, "")
-    if wide:
-        names += [">wasted", "why"]
-    table = plain_table(names, title=title, fold=("change",))
-    for a in advised:
-        found = a.found
-        row = (
+    table = plain_table(
+        ["", "change", ">head_dim", ">gain", ">low to high", ">params"],
+        title="other shapes (● best gain for the smallest change)",
+        fold=("change",),
+    )
+    for one in advised:
+        found = one.found
+        table.add_row(
             "●" * found.nearest,
-            a.changes,
+            one.changes,
             str(found.shape.head_dim),
             Text(signed_percent(found.gain), style="bold green" if found.sure else ""),
             f"{signed_percent(found.low)} to {signed_percent(found.high)}",
             signed_percent(found.parameters_change),
         )
-        why = (percent(a.cost.waste_share), Text("; ".join(found.reasons)))
-        table.add_row(*row[not marks :], *why[: 2 * wide])
     yield ""
     yield table
-    if not wide:
-        for a in advised:
-            yield f"  {a.changes}: {'; '.join(a.found.reasons)}"
+    for one in advised:
+        yield f"  {one.changes}: {'; '.join(one.found.reasons)}"
+    yield (
+        "gain: more tokens per second at equal parameters, with the 90 % interval of the ratio; "
+        "measure a shape whose interval holds 0 before you move"
+    )
 
 
 def _next_lines(advice: Advice, out: Path | None) -> Iterator[str]:

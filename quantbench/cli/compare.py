@@ -29,7 +29,7 @@ def compare(
 ) -> Result:
     """Compare two runs point by point; exit code 1 on a regression."""
     from quantbench.analysis.compare import CompareOptions, compare_runs
-    from quantbench.report.comparison import write_junit
+    from quantbench.report.junit import write_junit
     from quantbench.store.folder import read_one_run
 
     options = CompareOptions(

@@ -142,9 +142,8 @@ def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, libr
     from quantbench.analysis.summary import rejected_lines
     from quantbench.cli import profile_print as view
     from quantbench.profile import Profile
-    from quantbench.store.folder import read_one_run
 
-    runs = of_library([read_one_run(run) for path in paths for run in runs_below(path)], library)
+    runs = _runs(paths, library)
     a_device = len(paths) == 1 and runs_below(paths[0]) != paths
     target = target_file or (paths[0] / "profile.json" if a_device else Path("profile.json"))
     check_file("profile export", target)
@@ -206,10 +205,13 @@ def runs_below(path: Path) -> list[Path]:
     return below or [path]
 
 
-def of_library(runs: list[Run], library: str) -> list[Run]:
-    """Keeps the records of a library ("": all), and collectives. Raises InputError if the runs have
-    no record of that library.
+def _runs(paths: list[Path], library: str) -> list[Run]:
+    """Reads the runs in folders. Of a library ("": all) keeps its records and collectives; raises
+    InputError if there is no record of it.
     """
+    from quantbench.store.folder import read_one_run
+
+    runs = [read_one_run(run) for path in paths for run in runs_below(path)]
     if not library:
         return runs
     require_choice("profile export", "--library", library, LIBRARIES)
@@ -236,16 +238,14 @@ def of_library(runs: list[Run], library: str) -> list[Run]:
 
 def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
     """Loads a profile, or makes one of runs. fit: whether to fit models to their rows. library: as
-    in `of_library`.
+    in `_runs`.
     """
     from quantbench.profile import Profile
-    from quantbench.store.folder import read_one_run
 
     paths = [_profile_in(path) for path in paths]
     files = [path for path in paths if os.path.lexists(path) and not os.path.isdir(path)]
     if not files:
-        runs = [read_one_run(run) for path in paths for run in runs_below(path)]
-        return Profile.from_runs(of_library(runs, library), fit=fit)
+        return Profile.from_runs(_runs(paths, library), fit=fit)
     if library:
         raise InputError(
             "profile export", f"--library {library} with {files[0]}", "runs, or --provider"

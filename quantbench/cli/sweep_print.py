@@ -1,6 +1,5 @@
 """Formats the plan, the progress and the result of a sweep."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,22 +14,21 @@ from quantbench.analysis.summary import floor_lines, points_of, rows_of
 from quantbench.cli.output import StyledLine, encoded, warning
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
+from quantbench.report.sections import trust_lines
 from quantbench.report.shape_comparison import (
     compare_shapes,
-    comparison_lines,
+    comparison_section,
     comparison_sentence,
-    comparison_table,
 )
 from quantbench.report.sweep_result import (
     draw_run,
     ops_line,
     rows_to_json,
     sizes_table,
-    trust_lines,
 )
-from quantbench.report.terminal import drawn
+from quantbench.report.terminal import drawn, section_lines
 from quantbench.store.folder import Run
-from quantbench.store.record import Failed, Measured, Place, Record, Skipped
+from quantbench.store.record import Failed, Measured, Place, Record
 from quantbench.store.run import RunInfo
 from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
 from quantbench.sweep.plan import Group, Plan
@@ -145,17 +143,15 @@ def result(
     if options.models and points:
         comparison = compare_shapes(points, options.models)
         told["shapes"] = comparison
-        lines += [
-            drawn(comparison_table(comparison), fold=("shape", "library")),
-            comparison_sentence(comparison),
-            *comparison_lines(comparison),
-        ]
+        section = comparison_section(comparison)
+        lines += section_lines(section, fold=("shape", "library"))
+        lines.append(comparison_sentence(comparison))
     elif rows:
         lines += [ops_line(rows), drawn(sizes_table(rows, check), narrowest=20), *check.padding]
     else:
         lines.append("nothing was measured")
     lines += floor_lines((p.latency_us, p) for p in points)
-    lines += [*trust_lines(rows), *_not_measured_lines(run), _checked_line(run), *naming_lines(run)]
+    lines += [*trust_lines(run), _checked_line(run), *naming_lines(run)]
     edges = []
     if options.refine and not listed:
         found = refine_of(options, spec).edges(run.records)
@@ -210,28 +206,12 @@ def refine_of(options: SweepOptions, spec: DeviceSpec) -> Refine:
     return Refine(options, axes, spec, find)
 
 
-def _not_measured_lines(run: Run) -> list[str]:
-    """Counts skipped, failed and rejected points by reason."""
-    reasons: Counter[str] = Counter()
-    for record in run.records:
-        if record.role != "point":
-            continue
-        match record.outcome:
-            case Skipped(reason):
-                reasons[f"skipped, {record.provider}: {reason}"] += 1
-            case Failed(kind, message):
-                reasons[f"failed, {record.provider}: {kind}: {message}"] += 1
-            case Measured(_, grade) if grade.letter == "rejected":
-                reasons[f"rejected, {record.provider}: {grade.reasons[0]}"] += 1
-    return [f"{number} × {reason}" for reason, number in reasons.most_common()]
-
-
 def _checked_line(run: Run) -> str:
     points = [record for record in run.records if record.role == "point"]
     right = sum(record.check is not None for record in points)
     wrong = 0
     for record in points:
-        if isinstance(record.outcome, Failed) and record.outcome.kind == "wrong_result":
+        if isinstance(record.outcome, Failed) and record.outcome.error == "wrong_result":
             wrong += 1
     return f"results compared with a reference: {right} right, {wrong} wrong"
 

@@ -135,7 +135,7 @@ def _failed(run: Run) -> bool:
     The times of triton's interpreter, which only checks results, need not be accepted.
     """
     points = [record.outcome for record in run.records if record.role == "point"]
-    if any(isinstance(outcome, Failed) and outcome.kind == "wrong_result" for outcome in points):
+    if any(isinstance(outcome, Failed) and outcome.error == "wrong_result" for outcome in points):
         return True
     grades = [outcome.grade for outcome in points if isinstance(outcome, Measured)]
     return all(grade.letter == "rejected" and INTERPRETED not in grade.reasons for grade in grades)

@@ -189,6 +189,8 @@ class DeviceState:
     load_per_core: load average of the last minute per logical core (CPU only).
     """
 
+    shared = True
+
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
     temperature_c: float | None = None

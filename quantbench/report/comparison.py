@@ -1,10 +1,6 @@
-"""Shows a comparison of two runs (`analysis.compare`) as text and a table, as JSON, and as JUnit
-XML.
-"""
+"""Shows a comparison of two runs (`analysis.compare`) as text and a table."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
@@ -12,7 +8,6 @@ from rich.text import Text
 from quantbench.analysis.compare import METHOD, Compared, Comparison, Matched
 from quantbench.analysis.summary import floor_lines
 from quantbench.errors import printable
-from quantbench.junit import Case, write_suite
 from quantbench.measurement import Measurement
 from quantbench.report.terminal import filled, plain_table, shown
 from quantbench.store.record import Failed, Place
@@ -76,16 +71,16 @@ def result_lines(comparison: Comparison) -> list[str]:
     if comparison.lost:
         lines.append(f"measured in A and failing in B: {len(comparison.lost)}")
         for lost in comparison.lost[:_MOST_LOST_SHOWN]:
-            lines.append(f"  {place_words(lost.place)}: {printable(_failure(lost))}")
+            lines.append(f"  {place_words(lost.place)}: {printable(failure_words(lost))}")
     for number, there, elsewhere in ((comparison.only_a, "A", "B"), (comparison.only_b, "B", "A")):
         if number:
             lines.append(f"of {there}, without a partner in {elsewhere}: {number}")
     return lines
 
 
-def _failure(lost: Matched) -> str:
+def failure_words(lost: Matched) -> str:
     assert isinstance(lost.b.outcome, Failed)
-    return f"{lost.b.outcome.kind}: {lost.b.outcome.message}"
+    return f"{lost.b.outcome.error}: {lost.b.outcome.message}"
 
 
 def _ratio_words(ratio: float) -> str:
@@ -140,42 +135,3 @@ def _cells(point: Compared) -> dict[str, str | Text]:
         "change": Text(point.change, style=_STYLE[point.change]),
         "why": Text(printable(point.why)),
     }
-
-
-def write_junit(comparison: Comparison, path: Path) -> None:
-    """Writes the comparison as JUnit XML, one case per point.
-
-    Slower points and points that now fail are failures; unclear points are skipped, with the
-    reason. Raises StoreError if the file cannot be written.
-    """
-    cases = []
-    for point in comparison.points:
-        times = f"{latency(point.a_us)} → {latency(point.b_us)}, ratio {point.ratio:.4f}"
-        interval = "no interval"
-        if point.low is not None:
-            interval = f"95 % interval {point.low:.4f} to {point.high:.4f}"
-        text = f"{point.change}: {times}, {interval}"
-        if point.why:
-            text += f"; {point.why}"
-        case = Case(
-            f"quantbench.{point.b.provider}",
-            place_words(point.place),
-            text,
-            point.b_us / 1e6,
-            failure="slower" if point.change == "slower" else "",
-            skipped=point.change == "unclear",
-        )
-        cases.append(case)
-    for lost in comparison.lost:
-        text = f"measured before, fails now: {_failure(lost)}"
-        provider = f"quantbench.{lost.b.provider}"
-        cases.append(Case(provider, place_words(lost.place), text, failure="lost"))
-    properties: list[tuple[str, object]] = [
-        ("a", comparison.a.folder),
-        ("b", comparison.b.folder),
-        ("tolerance", comparison.tolerance),
-    ]
-    for difference in comparison.differences:
-        properties.append(("difference", difference))
-    suite = f"quantbench compare {comparison.b.info.device.name}"
-    write_suite(path, suite, cases, properties)

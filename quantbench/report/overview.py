@@ -1,4 +1,4 @@
-"""Shows a whole run: heat maps over two axes, and the device's state over time."""
+"""Draws heat maps of a run over two axes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import numpy as np
 
 from quantbench.analysis.summary import LayerRow, Point, values_along
 from quantbench.report.canvas import figure, plain, rate, rate_unit
-from quantbench.report.content import Caption, Card, Chart, Dot, Line, Section, embedded
-from quantbench.stats import median
-from quantbench.store.record import Measured, Record
+from quantbench.report.content import Caption, Card, Section, embedded
 from quantbench.units import axis_words, dashed
 
 # Pairs of axes (x, y) that are shown first if the run has them.
@@ -127,71 +125,3 @@ def _ticks(values: Sequence[int], most: int) -> tuple[list[float], list[str]]:
     every = -(-len(values) // most)
     centres = np.arange(0.5, len(values), every)
     return centres.tolist(), list(map(str, values[::every]))
-
-
-_REFERENCE = ("reference point", "% against its first time")
-# Minute, median, smallest and largest value of a quantity in the samples of a record.
-_Sample = tuple[float, float, float, float]
-
-
-def _tracks(records: Sequence[Record]) -> dict[tuple[str, str], list[_Sample]]:
-    """Returns the recorded device quantities over time, by (name, unit); those without samples are
-    omitted, and the change of the reference's time, percent, for fewer than two samples."""
-    found: dict[tuple[str, str], list[_Sample]] = defaultdict(list)
-    first_us: dict[str, float] = {}  # by key: a run over many devices has several references
-    for record in sorted(records, key=lambda r: r.elapsed_s):
-        if not isinstance(record.outcome, Measured):
-            continue
-        measurement = record.outcome.measurement
-        after = measurement.state_after
-        values: dict[tuple[str, str], Sequence[float | None]] = {
-            ("SM clock", "MHz"): measurement.clocks_mhz or [after.sm_clock_mhz],
-            ("temperature", "°C"): [after.temperature_c],
-            ("power", "W"): [after.power_w],
-        }
-        if record.role == "reference":
-            us = measurement.stated.latency_us
-            values[_REFERENCE] = [100 * (us / first_us.setdefault(record.key, us) - 1)]
-        for name, every in values.items():
-            known = [value for value in every if value is not None]
-            if known:
-                found[name].append((record.elapsed_s / 60, median(known), min(known), max(known)))
-    if len(found[_REFERENCE]) < 2:
-        del found[_REFERENCE]
-    return dict(found)
-
-
-def _range_words(name: str, unit: str, samples: Sequence[_Sample]) -> str:
-    """Formats `SM clock 1410 to 1980 MHz`."""
-    _, _, lows, highs = zip(*samples, strict=True)
-    extremes = dict.fromkeys((_figure(min(lows)), _figure(max(highs))))
-    return f"{name} {' to '.join(extremes)} {unit}"
-
-
-def _figure(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def state_section(records: Sequence[Record], origin: str, caption: str) -> Section:
-    """Builds the section on the device's state, with a chart of all that was recorded at several
-    times.
-    """
-    title = "The device during the run"
-    tracks = _tracks(records)
-    if not tracks:
-        why = "this device does not tell"
-        if origin == "imported":
-            why = "imported figures come without it"
-        return Section("state", title, f"Clock, temperature, power and drift are not known: {why}.")
-    words = []
-    cards = []
-    for (name, unit), samples in tracks.items():
-        words.append(_range_words(name, unit, samples))
-        dots = []
-        for minute, middle, low, high in samples:
-            label = f"{name} {middle:.4g} {unit} at {minute:.1f} minutes"
-            dots.append(Dot(minute, middle, low, high, label))
-        if len({dot.x for dot in dots}) > 1:
-            line = Line(name, tuple(dots))
-            cards.append(Card(name, caption, Chart("minutes since the run began", unit, (line,))))
-    return Section("state", title, "; ".join(words), tuple(cards))

@@ -30,7 +30,7 @@ from quantbench.files import write_file
 from quantbench.report.content import Card, Section
 from quantbench.report.lead import Lead, lead_of
 from quantbench.report.op_curves import axis_section, losses_card
-from quantbench.report.overview import maps_section, state_section
+from quantbench.report.overview import maps_section
 from quantbench.report.sections import (
     facts_of,
     how_section,
@@ -146,7 +146,6 @@ def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> P
             lead_card = losses_card(layers, lead.bad, lead.axis, caption(points))
         all_sizes = sizes_section(rows, check)
     sections += [
-        state_section(run.records, info.origin, caption(points)),
         trust_section(run),
         all_sizes,
         how_section(run),

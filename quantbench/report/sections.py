@@ -15,7 +15,7 @@ from quantbench.analysis.check import RunCheck
 from quantbench.analysis.jumps import CommonCliff
 from quantbench.analysis.periods import Period
 from quantbench.analysis.rules import untested_lines
-from quantbench.analysis.summary import LayerRow, Point, floor_lines
+from quantbench.analysis.summary import LayerRow
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
 from quantbench.measurement import GRADES
@@ -26,7 +26,7 @@ from quantbench.report.terminal import filled
 from quantbench.rules import VERDICTS, Verdict
 from quantbench.store.differences import CONSTANTS, flattened
 from quantbench.store.folder import Run
-from quantbench.store.record import Failed, Measured, Skipped
+from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.units import dashed, duration, percent, signed_percent
 
 # Maximum number of equivalent explanations named in one line, and of rows in the table of common
@@ -147,7 +147,6 @@ def _change(ratio: float) -> str:
 # Maximum number of rows in the table of all sizes; records.jsonl has all of them.
 _MOST_ROWS = 400
 _MOST_REASONS = 14
-_MOST_KINDS = 3
 # Reasons that differ only in their numbers are counted together.
 _FIGURE = re.compile(r"[-+±]?\d+(?:\.\d+)?")
 _GRADE_WORDS = {
@@ -160,47 +159,81 @@ _GRADE_WORDS = {
 
 
 def trust_section(run: Run) -> Section:
-    """Builds the section of trust grades with their most frequent reasons, and of skipped and
-    failed points.
+    """Builds the section of trust grades, with their reasons and those of skipped and failed
+    points, and the ranges of the device's state.
     """
     points: Counter[str] = Counter()
-    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for record in run.records:
+        if record.role == "point" and isinstance(record.outcome, Measured):
+            points[record.outcome.grade.letter] += 1
+    rows = [(one, str(points[one]), _GRADE_WORDS[one]) for one in GRADES if points[one]]
+    return Section(
+        "trust",
+        "Quality of the measurements",
+        state_words(run.records),
+        table=Table(("trust", ">points", "meaning"), tuple(rows)) if rows else None,
+        lines=tuple(trust_lines(run)),
+    )
+
+
+def trust_lines(run: Run) -> list[str]:
+    """Counts points below grade A, skipped and failed points by reason, the most frequent first."""
+    number: Counter[str] = Counter()
     examples: dict[str, str] = {}
-    other: Counter[str] = Counter()
     for record in run.records:
         if record.role != "point":
             continue
         match record.outcome:
             case Measured(_, grade):
-                points[grade.letter] += 1
-                for reason in grade.reasons:
-                    kind = _FIGURE.sub("#", reason)
-                    reasons[grade.letter][kind] += 1
-                    examples[kind] = printable(reason)
-            case Skipped(reason):
-                other[f"skipped, {record.provider}: {printable(reason)}"] += 1
-            case Failed(kind, message):
-                other[f"failed, {record.provider}: {kind}: {printable(message)}"] += 1
-    rows = []
-    for letter in GRADES:
-        usual = []
-        for kind, times in reasons[letter].most_common(_MOST_KINDS):
-            usual.append(examples[kind] + (f" ({times} points)" if times > 1 else ""))
-        if points[letter]:
-            rows.append((letter, str(points[letter]), _GRADE_WORDS[letter], "; ".join(usual)))
-    lines = [f"{number} × {reason}" for reason, number in other.most_common(_MOST_REASONS)]
-    if len(other) > _MOST_REASONS:
-        lines.append(f"{len(other) - _MOST_REASONS} more reasons are in records.jsonl")
-    table = Table(("trust", ">points", "meaning", "mostly because"), tuple(rows)) if rows else None
-    return Section("trust", "Quality of the measurements", table=table, lines=tuple(lines))
+                if grade.letter == "A":
+                    continue
+                outcome = f"trust {grade.letter}"
+                why = grade.reasons[0]
+            case Skipped(why):
+                outcome = "skipped"
+            case Failed(error, message):
+                outcome = "failed"
+                why = f"{error}: {message}"
+        words = printable(f"{outcome}, {record.provider}: {why}")
+        kind = _FIGURE.sub("#", words)
+        number[kind] += 1
+        examples[kind] = words
+    lines = [f"{times} × {examples[kind]}" for kind, times in number.most_common(_MOST_REASONS)]
+    if len(number) > _MOST_REASONS:
+        lines.append(f"{len(number) - _MOST_REASONS} more reasons are in records.jsonl")
+    return lines
+
+
+def state_words(records: Sequence[Record]) -> str:
+    """Formats the ranges of the device's clock, temperature and power during the run, and of the
+    reference point's time; "" if none is known.
+    """
+    seen: dict[str, list[float | None]] = defaultdict(list)
+    first_us: dict[str, float] = {}  # by key: a run over many devices has several references
+    for record in sorted(records, key=lambda r: r.elapsed_s):
+        if not isinstance(record.outcome, Measured):
+            continue
+        measurement = record.outcome.measurement
+        after = measurement.state_after
+        seen["SM clock {} MHz"] += measurement.clocks_mhz or [after.sm_clock_mhz]
+        seen["temperature {} °C"].append(after.temperature_c)
+        seen["power {} W"].append(after.power_w)
+        if record.role == "reference":
+            us = measurement.stated.latency_us
+            first = first_us.setdefault(record.key, us)
+            seen["reference point {} % against its first time"].append(100 * (us / first - 1))
+    words = []
+    for template, values in seen.items():
+        known = [value for value in values if value is not None]
+        if known:
+            ends = dict.fromkeys(f"{round(end, 1) + 0:g}" for end in (min(known), max(known)))
+            words.append(template.format(" to ".join(ends)))
+    return "; ".join(words)
 
 
 def sizes_section(rows: Sequence[LayerRow], check: RunCheck) -> Section:
     """Builds the folded section with one row per place and provider (at most 400)."""
-    points: list[Point] = []
-    for row in rows:
-        points += row.points
-    notes = [ops_line(rows), *floor_lines((point.latency_us, point) for point in points)]
+    notes = [ops_line(rows)]
     if len(rows) > _MOST_ROWS:
         shown = f"the first {_MOST_ROWS} of {len(rows)} sizes"
         notes.append(f"{shown}; all of them are in records.jsonl")

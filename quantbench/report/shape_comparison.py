@@ -132,9 +132,13 @@ def _gain(
     return Gain(faster - 1, faster * exp(-half_width) - 1, faster * exp(half_width) - 1)
 
 
-def comparison_table(shapes: Sequence[MeasuredShape]) -> Table:
-    """Builds the table, one line per shape and library; names a library only if there are several.
-    On a terminal, significant gains are green, significant losses red."""
+def comparison_section(shapes: Sequence[MeasuredShape]) -> Section:
+    """Builds the table, one line per shape and library, with its legend and the ops that are left
+    out.
+
+    Names a library only if there are several. On a terminal, significant gains are green,
+    significant losses red.
+    """
     several = len({one.library for one in shapes}) > 1
     lines = []
     for one in shapes:
@@ -149,7 +153,17 @@ def comparison_table(shapes: Sequence[MeasuredShape]) -> Table:
             "": lacks if one.missing else one.verdict,
         }
         lines.append(cells)
-    return Table(*filled(lines, optional=("library", ">predicted")))
+    legend = {
+        "": "one layer: its ops forward and backward; logits: of the model. gain: measured tokens "
+        "per second at equal parameters against the first shape, with the 95 % interval."
+    }
+    for one in shapes:
+        if one.left_out:
+            lacks = f"{', '.join(one.left_out)} of the first shape not measured"
+            left_out = "left out everywhere, predictions not judged"
+            legend[one.library] = f"{one.library}: {lacks}: {left_out}"
+    table = Table(*filled(lines, optional=("library", ">predicted")))
+    return Section("shapes", "Shapes side by side", table=table, lines=tuple(legend.values()))
 
 
 _words = attrgetter("words")
@@ -164,11 +178,6 @@ def _styled(gain: Gain | None) -> Text:
     return text
 
 
-def comparison_section(shapes: Sequence[MeasuredShape]) -> Section:
-    lines = tuple(comparison_lines(shapes))
-    return Section("shapes", "Shapes side by side", table=comparison_table(shapes), lines=lines)
-
-
 def comparison_sentence(shapes: Sequence[MeasuredShape]) -> str:
     """Returns a message naming the shape that is most significantly faster than the first, if there
     is one.
@@ -181,17 +190,3 @@ def comparison_sentence(shapes: Sequence[MeasuredShape]) -> str:
     if gain.low <= 0:
         return f"none of {len(gains)} other shapes is surely faster than {first}"
     return f"{name} is faster than {first} by {gain.words}"
-
-
-def comparison_lines(shapes: Sequence[MeasuredShape]) -> list[str]:
-    """Returns the legend of the table and the ops that are left out."""
-    said = {
-        "": "one layer: its ops forward and backward; logits: of the model. gain: measured tokens "
-        "per second at equal parameters against the first shape, with the 95 % interval."
-    }
-    for one in shapes:
-        if one.left_out:
-            lacks = f"{', '.join(one.left_out)} of the first shape not measured"
-            left_out = "left out everywhere, predictions not judged"
-            said[one.library] = f"{one.library}: {lacks}: {left_out}"
-    return list(said.values())

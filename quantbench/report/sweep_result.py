@@ -4,7 +4,6 @@ picture.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -22,7 +21,6 @@ from quantbench.analysis.explain import idle_at
 from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import LayerRow, Point, op_order, points_of
 from quantbench.errors import printable
-from quantbench.measurement import Grade
 from quantbench.quantization import cdiv, credible_waves, quantize
 from quantbench.report.canvas import MARKERS, curve_names, figure, plain, rate, rate_unit
 from quantbench.report.content import PALETTE, Table
@@ -39,9 +37,6 @@ if TYPE_CHECKING:
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
 # Largest cliffs shown for one row; `check` shows all of them.
 _MOST_CLIFFS_NAMED = 2
-_FIGURES = re.compile(r"[±]?\d")
-# Reasons are stored; older runs have "36%" for "36 %".
-_TIGHT_PERCENT = re.compile(r"(?<=[0-9])%")
 
 
 def sizes_table(rows: Sequence[LayerRow], check: RunCheck) -> Table:
@@ -89,38 +84,17 @@ def _figures(row: LayerRow, best: float, *, on_cpu: bool) -> dict[str, str | Tex
 def ops_line(rows: Sequence[LayerRow]) -> str:
     """Returns a message listing the ops that a row of the table sums, by provider."""
     found: dict[str, dict[str, None]] = {}
-    layers = 1
     apart = ""
     for row in rows:
         found.setdefault(row.provider, {}).update(dict.fromkeys(row.ops))
-        layers = max(layers, *map(attrgetter("count"), row.points))
         if row.logits:
             apart = "; logits, once per model, are not in it"
     summed = "; ".join(f"{' + '.join(ops)} ({provider})" for provider, ops in found.items())
     every = set().union(*found.values())
     if every == {"gemm"}:
         return f"a row is one product: {summed}"
-    whole = "one layer" if layers == 1 else f"{layers} layers"
-    if all(op.startswith("logits") for op in every):
-        whole = "the model"
+    whole = "the model" if all(op.startswith("logits") for op in every) else "one layer"
     return f"a row sums, of {whole}, {summed}{apart}"
-
-
-def trust_lines(rows: Sequence[LayerRow]) -> list[str]:
-    """Lists the reasons why rows are graded below B, one line per kind of reason, the most frequent
-    first.
-    """
-    # Numbers differ from row to row: the text before the first number identifies the kind.
-    kinds: dict[str, list[Grade]] = {}
-    for row in rows:
-        if row.grade.letter not in ("A", "B"):
-            kinds.setdefault(_FIGURES.split(row.grade.reasons[0])[0], []).append(row.grade)
-    lines = []
-    for alike in sorted(kinds.values(), key=len, reverse=True):
-        first = alike[0]
-        reason = _TIGHT_PERCENT.sub(" %", first.reasons[0])
-        lines.append(f"trust {first.letter}, {len(alike)} of {len(rows)} rows: {reason}")
-    return lines
 
 
 def row_words(row: LayerRow, check: RunCheck) -> str:

@@ -82,12 +82,14 @@ def drawn(table: content.Table, **options: Any) -> Table:
     return plain_table(table.head, (map(Text.assemble, row) for row in table.rows), **options)
 
 
-def section_lines(section: content.Section) -> Iterator[str | Table]:
-    """Yields a section of the report's page, without its plots, for the terminal."""
+def section_lines(section: content.Section, **options: Any) -> Iterator[str | Table]:
+    """Yields a section of the report's page, without its plots, for the terminal. options: of
+    `plain_table`.
+    """
     if section.table is None:
         yield section.title
     else:
-        yield drawn(section.table, title=section.title)
+        yield drawn(section.table, title=section.title, **options)
     yield from filter(None, (section.note, *section.lines))
 
 

@@ -5,10 +5,9 @@
 
 import json
 import sys
-from dataclasses import fields
 
 from quantbench.device.spec import DEVICE_KINDS, DeviceSpec
-from quantbench.launch import Launch, Tile
+from quantbench.launch import Launch
 from quantbench.measurement import CACHES, GRADES, MODES, Grade, MeanClock, Measurement
 from quantbench.store.record import (
     FAILURES,
@@ -18,7 +17,6 @@ from quantbench.store.record import (
     Failed,
     Place,
     Record,
-    Skipped,
 )
 from quantbench.store.run import ENDINGS, RUN_FORMAT, RUN_VERSION, RunInfo
 from quantbench.store.typed import Json, json_schema
@@ -70,7 +68,7 @@ _LIMITS: dict[tuple[type, str], Json] = {
     (Grade, "letter"): _one_of(GRADES),
     (Launch, "grid"): {"anyOf": [_GRID, _NULL]},
     (Launch, "block"): {"anyOf": [_GRID, _NULL]},
-    (Failed, "kind"): _one_of(FAILURES),
+    (Failed, "error"): _one_of(FAILURES),
 }  # fmt: skip
 
 
@@ -82,57 +80,22 @@ def schema(name: str) -> Json:
 
     name: `run` for run.json, or `record` for a line of records.jsonl.
     """
-    return {"run": _run, "record": _record}[name]()
-
-
-def _run() -> Json:
-    head = {"format": {"const": RUN_FORMAT}, "version": {"const": RUN_VERSION}}
-    title = f"run.json, version {RUN_VERSION}"
-    return _document(f"quantbench-run-{RUN_VERSION}", title, head, _of(RunInfo))
-
-
-def _record() -> Json:
-    outcomes = {"measurement": _measurement(), "skipped": _of(Skipped), "failed": _of(Failed)}
-    body = _of(Record)
-    properties = body["properties"] | outcomes | {"launch": {"anyOf": [_launch(), _NULL]}}
-    del properties["outcome"]
-    optional = (*outcomes, "launch", "check", "phases_s")
-    body["properties"] = properties
-    body["required"] = [name for name in properties if name not in optional]
-    body["oneOf"] = [{"required": [name]} for name in outcomes]
-    head = {"version": {"const": RECORD_VERSION}}
-    title = f"One line of records.jsonl, version {RECORD_VERSION}"
-    return _document(f"quantbench-record-{RECORD_VERSION}", title, head, body)
-
-
-def _document(name: str, title: str, head: Json, body: Json) -> Json:
+    kind, version, title = {
+        "run": (RunInfo, RUN_VERSION, "run.json"),
+        "record": (Record, RECORD_VERSION, "One line of records.jsonl"),
+    }[name]
+    head: Json = {"version": {"const": version}}
+    if kind is RunInfo:
+        head["format"] = {"const": RUN_FORMAT}
+    body = json_schema(kind, _LIMITS)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": name,
-        "title": title,
+        "$id": f"quantbench-{name}-{version}",
+        "title": f"{title}, version {version}",
         **body,
         "properties": head | body["properties"],
         "required": [*head, *body["required"]],
     }
-
-
-def _of(kind: type) -> Json:
-    return json_schema(kind, _LIMITS)
-
-
-def _measurement() -> Json:
-    body = _of(Measurement)
-    body["properties"]["grade"] = _of(Grade)
-    body["required"].append("grade")
-    return body
-
-
-def _launch() -> Json:
-    body = _of(Launch)
-    del body["properties"]["tile"]
-    for one in fields(Tile):
-        body["properties"][one.name] = json_schema(int | None)
-    return body
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 Field names and types are checked against the dataclass.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import isfinite
+from sys import intern
 from types import NoneType, UnionType
 from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -38,12 +40,12 @@ class _WrongTypeError(Exception):
 class _Field:
     """Decoder of one field.
 
-    exact: class whose values need no conversion; None if there is none.
+    exact: classes whose values need no conversion.
     convert: function that converts a JSON value.
     expected: the type in words, for errors.
     """
 
-    exact: type | None
+    exact: frozenset[type]
     convert: _Convert
     expected: str
 
@@ -52,7 +54,8 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     """Decodes a JSON object into a dataclass. Unknown fields are errors.
 
     Lists become tuples, and objects become dataclasses, if the field declares them. An instance of
-    a dataclass is kept.
+    a dataclass is kept. Equal texts become one object, as do equal instances of a class with the
+    constant `shared`.
 
     kind: the dataclass.
     who: name for error messages; by default the name of `kind`.
@@ -63,9 +66,10 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     if not isinstance(data, dict):
         raise InputError(who, repr(data)[:80], "a JSON object")
     by_name, needed = _fields(kind, whole)  # type: ignore[arg-type]
-    if not needed <= data.keys() <= by_name.keys():
-        name = min((data.keys() - by_name.keys()) | (needed - data.keys()))
-        known = ", ".join(by_name)
+    names = by_name.keys()
+    if data.keys() != names and not needed <= data.keys() <= names:
+        name = min((data.keys() - names) | (needed - data.keys()))
+        known = ", ".join(names)
         field_name = f"field {name[:60]!r}"
         if name in data:
             raise InputError(who, f"{field_name} is unknown", f"no field but {known}")
@@ -73,13 +77,28 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     values = {}
     for name, value in data.items():
         field = by_name[name]
-        if type(value) is not field.exact:
+        if type(value) not in field.exact:
             try:
                 value = field.convert(value)
             except _WrongTypeError:
                 raise InputError(who, f"{name} = {value!r}"[:100], field.expected) from None
+        elif type(value) is str:
+            value = intern(value)
         values[name] = value
     return kind(**values)
+
+
+def _decode_shared(kind: Any, data: object, *, whole: bool) -> Any:
+    """Decodes equal data to one object.
+
+    The records of a run have few different device states and grades, so sharing them saves memory.
+    """
+    return _decode_text(kind, json.dumps(data), whole)
+
+
+@lru_cache(maxsize=1024)
+def _decode_text(kind: Any, text: str, whole: bool) -> Any:
+    return decode(kind, json.loads(text), whole=whole)
 
 
 def encode(value: Any) -> Any:
@@ -89,15 +108,31 @@ def encode(value: Any) -> Any:
 
     A class with a constant `kind`, such as a workload, is encoded with its kind.
     """
+    if type(value) in _SCHEMA_TYPES:
+        return value
+    if isinstance(value, (list, tuple)):
+        return list(map(encode, value))
+    if hasattr(value, "shared"):
+        return _encode_shared(value)
     if is_dataclass(value):
-        kind = _kind_of(type(value))
-        tag = {} if kind is None else {"kind": kind}
-        return tag | {one.name: encode(getattr(value, one.name)) for one in fields(value)}
+        return _encode_object(value)
     if isinstance(value, Mapping):
         return {key: encode(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return list(map(encode, value))
     return value
+
+
+def _encode_object(value: Any) -> Json:
+    kind, names = _names(type(value))  # type: ignore[arg-type]
+    tag = {} if kind is None else {"kind": kind}
+    return tag | {name: encode(getattr(value, name)) for name in names}
+
+
+_encode_shared = lru_cache(maxsize=64)(_encode_object)
+
+
+@cache
+def _names(kind: Any) -> tuple[str | None, tuple[str, ...]]:
+    return _kind_of(kind), tuple(one.name for one in fields(kind))
 
 
 def _kind_of(option: Any) -> str | None:
@@ -122,7 +157,7 @@ def _fields(kind: Any, whole: bool = False) -> tuple[Mapping[str, _Field], froze
     needed = set()
     for one in fields(kind):
         hint = hints[one.name]
-        exact = next(filter(_is_exact, _options(hint)), None)
+        exact = frozenset(filter(_is_exact, _options(hint)))
         by_name[one.name] = _Field(exact, _converter(hint, whole), _words(hint))
         if whole or (one.default is MISSING and one.default_factory is MISSING):
             needed.add(one.name)
@@ -171,7 +206,8 @@ def _converter(hint: Any, whole: bool) -> _Convert:
         return lambda value: {of_key(k): of_value(v) for k, v in a_mapping(value).items()}
     if is_dataclass(hint):
         kind: Any = hint
-        return lambda value: value if isinstance(value, kind) else decode(kind, value, whole=whole)
+        made = _decode_shared if hasattr(kind, "shared") else decode
+        return lambda value: value if isinstance(value, kind) else made(kind, value, whole=whole)
     raise TypeError(f"no JSON form for {hint}")  # a field of a new type needs a JSON form
 
 
@@ -205,12 +241,12 @@ def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
     If the union has several dataclasses, instances of them are kept, and a JSON object must name
     its class by its `kind`.
     """
-    classes: list[Any] = list(filter(is_dataclass, options))
+    classes: Any = tuple(filter(is_dataclass, options))
     by_kind = {_kind_of(option): option for option in classes}
     others = [_converter(option, whole) for option in options if not is_dataclass(option)]
 
     def convert(value: Any) -> Any:
-        if isinstance(value, tuple(classes)):
+        if isinstance(value, classes):
             return value
         for other in others:
             try:
@@ -219,10 +255,10 @@ def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
                 continue
         if len(classes) == 1 and isinstance(value, dict):
             return decode(classes[0], value, whole=whole)
-        kind = value.get("kind") if isinstance(value, dict) else None
+        rest = dict(value) if isinstance(value, dict) else {}
+        kind = rest.pop("kind", None)
         if isinstance(kind, str) and kind in by_kind:
-            rest = {name: item for name, item in value.items() if name != "kind"}
-            return decode(by_kind[kind], rest, f"workload {kind}")
+            return decode(by_kind[kind], rest, whole=whole)
         raise _WrongTypeError
 
     return convert

@@ -9,7 +9,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from commands import refused, run, run_json
@@ -39,8 +38,8 @@ def test_it_says_device_times_shape_costs_neighbours_and_what_is_next() -> None:
     assert "softmax: none measured on a100-sxm4-80gb (" in lines[0]
     assert "90 layers of 14400, 96 heads of 150, ffn 57600" in lines[3]
     assert "layers = 90 (hidden / 160), vocab = 51200, seq = 2048" in lines[4]
-    worst = next(line for line in lines if line.startswith(("scores ", "context ")))
-    assert "alignment: head_dim = 150 is no multiple of 8" in worst
+    assert any(line.startswith(("scores ", "context ")) for line in lines)
+    assert "  scores: alignment: head_dim = 150 is no multiple of 8" in said
     assert "GPU-hours per trillion tokens" in said
     assert "wasted past edges: " in said
     assert re.search(
@@ -71,13 +70,12 @@ def test_everything_as_json() -> None:
     assert len(data["neighbours"]) == 3
     for neighbour in data["neighbours"]:
         assert abs(neighbour["parameters_change"]) <= 0.05
-        assert neighbour["gain_low"] < neighbour["gain"] < neighbour["gain_high"]
-        assert neighbour["surely_faster"] == (neighbour["gain_low"] > 0)
+        assert neighbour["low"] < neighbour["gain"] < neighbour["high"]
+        assert neighbour["sure"] == (neighbour["low"] > 0)
         assert neighbour["reasons"]
 
 
-def test_a_narrow_terminal_loses_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantbench.cli.output._PIPE_WIDTH", 80)
+def test_reasons_follow_narrow_tables() -> None:
     lines = run(f"{WIDE}").splitlines()
     assert (
         "  scores: alignment: head_dim = 150 is no multiple of 8: rows aligned to 4 bytes, not 16"
@@ -173,13 +171,12 @@ def test_a_shape_that_none_surely_beats_is_kept() -> None:
     assert said.startswith("not measured, only estimated: ")
     assert "(every gain is within the error of the times)" in said
     assert re.search(r"^Keep it: of \d+ shapes tried none is surely faster", said, re.M)
-    assert "better" not in said
-    assert "candidates" not in said
+    assert "other shapes" not in said
     assert "all ops, each wasting less than 0.5 % (" in said
     assert not any(line.startswith("op ") for line in said.splitlines())
     asked = run(f"{words} --top 3")
-    assert "candidates, none of them surely faster: measure before you move" in asked
-    assert "better shapes" not in asked
+    assert "other shapes" in asked
+    assert "measure a shape whose interval holds 0 before you move" in asked
     assert run_json(f"{words}")["keep"] is True
 
 
@@ -255,23 +252,12 @@ def test_the_file_it_writes_is_planned_as_it_was_compared(tmp_path: Path) -> Non
     assert (tmp_path / "new" / "s.json").read_text() == file.read_text()
 
 
-def test_the_gate(tmp_path: Path) -> None:
-    junit = tmp_path / "new" / "advice.xml"
-    said = run(f"{WIDE} --top 0 --fail-over 3% --junit {junit}", code=1)
+def test_the_gate() -> None:
+    said = run(f"{WIDE} --top 0 --fail-over 3%", code=1)
     assert "FAIL: " in said
     assert "wasted past edges, 3.0 % allowed" in said
-    suite = ElementTree.parse(junit).getroot()[0]
-    assert suite.get("failures") == "1"
-    failure = suite.find("testcase[@name='waste past edges']/failure")
-    assert failure.get("message", "").endswith("% of the time is wasted past edges, 3.0 % allowed")
-    assert "head_dim = 150 is no multiple of 8" in (
-        suite.findtext("testcase[@name='scores']/system-out") or ""
-    )
-    said = run(f"{WIDE} --top 0 --fail-over '90 %' --junit {junit}")
-    assert "ok: " in said
-    assert ElementTree.parse(junit).getroot()[0].get("failures") == "0"
+    assert "ok: " in run(f"{WIDE} --top 0 --fail-over '90 %'")
     assert run_json(f"{WIDE} --top 0 --fail-over 3%", code=1)["failed"] is True
-    assert refused(f"{WIDE} --top 0 --junit {tmp_path}").operation == "write JUnit"
 
 
 @pytest.mark.parametrize(

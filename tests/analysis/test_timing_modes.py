@@ -142,7 +142,7 @@ def test_the_floor_stands_in_the_outputs_of_all_commands_that_show_times(tmp_pat
     assert line in lines
     assert {row["floor_us"] for row in answer["rows"]} == {1.8}
     page = write_report(run, tmp_path / "page").page.read_text()
-    assert page.count(line) == 2  # below the first picture and at the table of all sizes
+    assert page.count(line) == 1  # below the first picture
 
 
 def test_times_of_different_modes_are_not_called_slower(tmp_path: Path) -> None:

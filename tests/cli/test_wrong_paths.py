@@ -52,7 +52,6 @@ COMMANDS = (
 #: and of those that write one
 WRITERS = (
     "sweep --dim n=64 --results PATH",
-    "advise --gpu a100 --hidden 1024 --heads 8 --junit PATH",
     "profile export . -o PATH",
 )  # fmt: skip
 

@@ -140,7 +140,7 @@ def test_a_cheat_is_refused_with_the_reason(
     points = 4 if cheat == "CachesByCorners" else 1
     outcomes = (record_of(spec, cheat, work).outcome for _ in range(points))
     outcome = next((found for found in outcomes if isinstance(found, Failed)), None)
-    assert outcome.kind == "wrong_result"
+    assert outcome.error == "wrong_result"
     assert outcome.message.startswith("check ")
     assert reason in outcome.message
 
@@ -156,7 +156,7 @@ def test_following_a_few_rows_and_columns_fails_each_time(
     monkeypatch.setattr("secrets.randbits", random.Random(seed).getrandbits)
     outcome = record_of(spec, cheat, work).outcome
     assert isinstance(outcome, Failed), outcome
-    assert outcome.kind == "wrong_result"
+    assert outcome.error == "wrong_result"
 
 
 def test_a_task_without_inputs_is_graded_d(spec: DeviceSpec) -> None:

@@ -290,7 +290,7 @@ def test_a_broken_line_in_the_middle_is_refused_by_its_number(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("version", 3),
+        ("version", 4),
         ("version", 1),
         ("key", None),
         ("origin", "dreamt"),

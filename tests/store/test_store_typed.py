@@ -146,7 +146,7 @@ def test_classes_with_a_kind_are_told_apart_by_it() -> None:
     data = encode(side)
     assert data["work"]["kind"] == "softmax"
     assert decode(Side, data, whole=True) == side
-    with pytest.raises(InputError, match="workload gemm: field 'k' is missing"):
+    with pytest.raises(InputError, match="Gemm: field 'k' is missing"):
         decode(Side, {"work": {"kind": "gemm", "m": 1, "n": 2}})
     with pytest.raises(InputError, match=r"Side: work = .*; expected Gemm or Softmax or null"):
         decode(Side, {"work": {"kind": "attention"}})

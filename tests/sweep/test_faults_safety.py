@@ -47,7 +47,7 @@ HOSTILE = (
 # into them.
 CHOSEN = (
     "format", "kind", "dtype", "layout", "accumulate", "mask", "direction", "role", "origin", "key", "run_id", "name",
-    "letter", "how_ended", "started", "ended", "mode", "cache", "stopped_by",
+    "letter", "how_ended", "started", "ended", "mode", "cache", "stopped_by", "error",
 )  # fmt: skip
 
 

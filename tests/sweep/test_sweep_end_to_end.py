@@ -131,7 +131,9 @@ def test_kill_9_costs_at_most_the_point_in_flight_and_resume_measures_the_rest(
     lines = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     points = [line for line in lines if line["role"] == "point"]
     # A point that is graded again has a second line, with the same samples.
-    measured = {(line["key"], json.dumps(line["measurement"]["samples_us"])) for line in points}
+    measured = {
+        (line["key"], json.dumps(line["outcome"]["measurement"]["samples_us"])) for line in points
+    }
     assert sorted(key for key, _ in measured) == sorted(after)
     assert len(after) == 40
     info = read_run(folder).info
@@ -170,7 +172,7 @@ def test_a_provider_that_crashes_and_hangs_costs_its_points_alone(
     ) as session:
         assert session.run(lambda progress: None).how == "complete"
     failed = {
-        (r.provider.partition(":")[2], r.workload.n, r.outcome.kind): r.outcome.message  # type: ignore[union-attr]
+        (r.provider.partition(":")[2], r.workload.n, r.outcome.error): r.outcome.message  # type: ignore[union-attr]
         for r in read_run(session.folder).records
         if r.role == "point" and isinstance(r.outcome, Failed)
     }

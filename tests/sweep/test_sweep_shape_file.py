@@ -22,9 +22,8 @@ from quantbench.measurement import Grade
 from quantbench.report.page import write_report
 from quantbench.report.shape_comparison import (
     compare_shapes,
-    comparison_lines,
+    comparison_section,
     comparison_sentence,
-    comparison_table,
 )
 from quantbench.store.folder import read_run
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
@@ -201,7 +200,10 @@ def test_missing_ops_are_named_and_never_summed() -> None:
     assert [one.left_out for one in comparison] == [("attention",)] * 3
     assert comparison[1].gain is not None
     assert comparison[1].verdict == ""
-    assert "torch: attention of the first shape not measured" in comparison_lines(comparison)[-1]
+    assert (
+        "torch: attention of the first shape not measured"
+        in comparison_section(comparison).lines[-1]
+    )
 
 
 def test_libraries_are_compared_apart_and_the_fastest_kernel_of_one_counts() -> None:
@@ -211,7 +213,7 @@ def test_libraries_are_compared_apart_and_the_fastest_kernel_of_one_counts() -> 
     other = points({1: 1.0, 2: 1.0, 3: 1.0}, provider="mine.kernels:Gemm")
     comparison = compare_shapes([*made, *other], SHAPES)
     assert [one.library for one in comparison] == ["torch"] * 3 + ["mine.kernels:Gemm"] * 3
-    assert len(comparison_table(comparison).rows) == 6
+    assert len(comparison_section(comparison).table.rows) == 6
 
 
 def test_the_number_of_a_shape_is_no_size_to_look_for_cliffs_along() -> None:

@@ -182,6 +182,3 @@ def test_a_row_is_one_layer_with_logits_apart(tmp_path: Path) -> None:
     assert line.split()[2:6] == ["15.0", "µs", "100", "µs"]
     (alone,) = rows_of([_point("logits", 100.0)])
     assert (alone.latency_us, alone.logits_us) == (100.0, None)
-    # Runs from before measured whole models.
-    (whole,) = rows_of([_point("qkv", 10.0, count=32)])
-    assert ops_line([whole]) == "a row sums, of 32 layers, qkv (torch.mm)"

@@ -234,10 +234,10 @@ def _accepts(one: dict[str, object], stored: object) -> bool:
         ),
         (
             {"kind": "gemm", "m": 1, "n": 1, "k": 1, "q": 1},
-            "workload gemm: field 'q' is unknown",
+            "Gemm: field 'q' is unknown",
         ),
-        ({"kind": "gemm", "m": 1}, "workload gemm: field 'k' is missing"),
-        ({"kind": "gemm", "m": "1", "n": 1, "k": 1}, "workload gemm: m = '1'"),
+        ({"kind": "gemm", "m": 1}, "Gemm: field 'k' is missing"),
+        ({"kind": "gemm", "m": "1", "n": 1, "k": 1}, "Gemm: m = '1'"),
     ],
 )
 def test_foreign_json_is_refused(data, message: str) -> None:

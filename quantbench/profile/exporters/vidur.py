@@ -1,8 +1,8 @@
 """Exports a profile as Vidur's profiling files, with times in milliseconds.
 
-The files are CSV for Vidur's source tree, and compressed with a config.json as its PyPI release
-0.0.26 downloads them. Vidur's random forests need a time of each operation in every row: GEMMs are
-measured, or predicted and scaled to match, and the time of other operations follows from bytes.
+The files are CSV, compressed, with a config.json, as Vidur's PyPI release 0.0.26 downloads them.
+Vidur's random forests need a time of each operation in every row: GEMMs are measured, or predicted
+and scaled to match, and the time of other operations follows from bytes.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ from quantbench.profile.table import Table
 from quantbench.workload import Attention, Gemm, TransformerShape
 from quantbench.workload.presets import preset
 
-# Names and sizes are from vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and
-# from data/profiling/ of its source tree.
-#: Maps a preset to (name in the release, folder in the source tree, vocab_size, max_model_len).
+# Names and sizes are from vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26.
+#: Maps a preset to (name, vocab_size, max_model_len).
 MODELS = {
-    "llama-2-7b": ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b-hf", 32768, 4096),
-    "llama-2-70b": ("meta-llama/Llama-2-70b-hf", "meta-llama/Llama-2-70b-hf", 32768, 4096),
-    "llama-3-8b": ("meta-llama/Llama-3-8B", "meta-llama/Meta-Llama-3-8B", 128256, 4096),
-    "llama-3-70b": ("meta-llama/Llama-3-70B", "meta-llama/Meta-Llama-3-70B", 128256, 8192),
+    "llama-2-7b": ("meta-llama/Llama-2-7b-hf", 32768, 4096),
+    "llama-2-70b": ("meta-llama/Llama-2-70b-hf", 32768, 4096),
+    "llama-3-8b": ("meta-llama/Llama-3-8B", 128256, 4096),
+    "llama-3-70b": ("meta-llama/Llama-3-70B", 128256, 8192),
 }
 #: Maps a device slug to (device_sku, node sku). Other devices get their slug, which must first be
 #: added to Vidur.
@@ -74,7 +73,7 @@ _MODEL_SEQS = tuple(2**power for power in range(4, 13))
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
-    """Writes `data/profiling/…` for the source tree, `compute/` and `network/` for the release.
+    """Writes the folders `compute/` and `network/`.
 
     Raises InputError for a model that Vidur does not have.
     """
@@ -89,8 +88,8 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     mlp = _mlp_rows(profile, products(profile, options, out), model, options, out)
     measured = of_provider(forward_attention(profile, options, out), options.provider, out)
     attention = _attention_rows(profile, measured, model, options, out)
-    for name, rows in (("mlp", mlp), ("attention", attention)):
-        _write_csv(rows, name, out, "compute", device_sku, *model.source_name.split("/"))
+    _write_csv(mlp, out, "compute", "mlp")
+    _write_csv(attention, out, "compute", "attention")
     out.leave_out("softmax: no place for it there", len(profile.tables["softmax"]))
     out.write(
         json.dumps({"model": model.name, "device_sku": device_sku}) + "\n", "compute", "config.json"
@@ -234,7 +233,7 @@ def _write_network(profile: Profile, sku: str, out: Exported) -> None:
         if not rows:
             out.notes.append(f"{op} was not measured: no {op}.csv (Vidur needs it beyond one GPU)")
             continue
-        _write_csv(list(rows.values()), op, out, "network", sku)
+        _write_csv(list(rows.values()), out, "network", op)
     if out.rows.keys() & _NETWORK_OPS:
         out.write(json.dumps({"sku": sku}) + "\n", "network", "config.json")
     keep(table, np.isin(table["op"], _NETWORK_OPS), "a collective that Vidur has no file for", out)
@@ -250,14 +249,8 @@ def _statistics(latency_us: dict[str, float]) -> dict[str, float]:
     return columns
 
 
-def _write_csv(rows: Rows, name: str, out: Exported, kind: str, *folders: str) -> None:
-    """Writes rows as the source tree's CSV file, and compressed for the release.
-
-    kind: folder in the release, and below data/profiling in the source tree.
-    """
-    text = csv_text(rows)
-    out.write(text, "data", "profiling", kind, *folders, f"{name}.csv")
-    out.write(lzma.compress(text.encode()), kind, f"{name}.csv.xz")
+def _write_csv(rows: Rows, out: Exported, folder: str, name: str) -> None:
+    out.write(lzma.compress(csv_text(rows).encode()), folder, f"{name}.csv.xz")
     out.rows[name] = len(rows)
 
 
@@ -265,12 +258,10 @@ def _write_csv(rows: Rows, name: str, out: Exported, kind: str, *folders: str) -
 class VidurModel:
     """Model under the names that Vidur uses.
 
-    name, source_name: name in the release, and folder in the source tree.
-    vocab, max_model_len: vocabulary size and longest sequence in Vidur's configuration.
+    name, vocab, max_model_len: name, vocabulary size and longest sequence in Vidur's configuration.
     """
 
     name: str
-    source_name: str
     shape: TransformerShape
     vocab: int
     max_model_len: int
@@ -281,9 +272,9 @@ class VidurModel:
         if text not in MODELS:
             given = f"--model {text}" if text else "no --model (a row is of one model there)"
             raise InputError(WHO, given, "one of " + ", ".join(MODELS))
-        name, source_name, vocab, max_model_len = MODELS[text]
+        name, vocab, max_model_len = MODELS[text]
         shape = preset(text)
-        return cls(name, source_name, replace(shape, gate_fused=shape.gated), vocab, max_model_len)
+        return cls(name, replace(shape, gate_fused=shape.gated), vocab, max_model_len)
 
     def keys(self, tp: int) -> dict[str, int | bool]:
         """Returns the columns that identify the model in mlp.csv."""
