@@ -29,7 +29,7 @@ from tools.published_tables import (
     read_softmax,
 )
 
-#: NeuSight's shorter times are not judged, because a third or more of each is the launch from Python
+#: NeuSight's shorter times are not judged, because a third of each or more is launch overhead
 _LEAST_US = 200.0
 _MOST_TESTED = 2500
 _HEAD = (
