@@ -98,7 +98,7 @@ def search_layouts(setup: Setup, *, explain: bool) -> Result:
 def _ranking_lines(found: Found) -> Lines:
     """Yields the table of the best layouts, and remarks on the layouts that are not in it.
 
-    The table has the fastest layout of each combination of TP, PP, CP and EP.
+    The table has the fastest layout of each of the best combinations of TP, PP, CP and EP.
     """
     fastest = found.ranked[0]
     by_degrees: dict[str, Prediction] = {}

@@ -130,8 +130,8 @@ class Setup:
     def uneven(self) -> bool:
         """Whether pipeline stages may differ in their number of layers.
 
-        This is --allow-uneven if typed, else true for megatron-bridge only, whose pipeline layouts
-        do so.
+        This is --allow-uneven if typed. Else it is true for megatron-bridge only, because
+        Megatron's pipeline layouts divide layers unevenly.
         """
         typed = self.options.allow_uneven
         return self.stack == "megatron-bridge" if typed is None else typed

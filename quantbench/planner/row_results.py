@@ -161,7 +161,8 @@ def predict_case(
 ) -> RowResult:
     """Predicts a row as the job and layout of `case`.
 
-    A layout that breaks a strict rule has no prediction, and the rule in `problem`.
+    A layout that breaks a strict rule has no prediction. `problem` then names the rule. Rules of a
+    framework are ignored.
 
     planners: planners by key of their job. The planner of a new job is added, so that equal jobs
         share layer times.

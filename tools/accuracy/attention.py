@@ -102,7 +102,7 @@ class AttentionTable:
         return np.maximum(compute_us, self.shapes.min_bytes / (device.memory_gb_per_s * 1e3))
 
     def logs(self) -> FloatArray:
-        """Returns what baselines learn from, (rows, 6): log sizes, and whether the mask is causal."""
+        """Returns what baselines learn from, (rows, 6): log sizes, and whether causal."""
         of = self.shapes
         sizes = map(np.log, (of.batch, of.heads, of.kv_heads, of.seq_q, of.head_dim))
         return np.column_stack([*sizes, of.causal])
