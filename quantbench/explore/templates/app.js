@@ -364,7 +364,8 @@ function causeOf({op, before}, times) {
   const tile = one => tileName(times.tile(times.estimate(one).kernel));
   const waste = times.waste(op), reasons = times.reasons(op), words = waste ? waste.words : reasons.length ? reasons[0] : '';
   const kernel = op.kind === 'gemm' && tile(before) !== tile(op) ? `the library probably changes its kernel, ${tile(before)} → ${tile(op)}` : '';
-  return `${op.label}: ${[words, kernel].filter(Boolean).join('; ') || 'loses most; no tile or wave explains it here'}`;
+  const guessed = op.kind === 'gemm' && times.alignment(op) < 16 && !times.of(op).entry.gemm.unaligned ? 'nobody measured products of unaligned rows there' : '';
+  return `${op.label}: ${[words, kernel, guessed].filter(Boolean).join('; ') || 'loses most; no tile or wave explains it here'}`;
 }
 
 function picture() {
