@@ -2,8 +2,9 @@
 
 Factors of software stacks are fitted to all published tables together, and their intervals come
 from predicting each table, and each stack, with factors fitted without it. The site Jean Zay has
-factors of its own, fitted to the rows of BigScience's documents before `LAST_DAY`; docs/planning.md
-explains why GEMM times have no factor there. Run it as `python -m tools.planner_fit tests/data`.
+factors of its own, which are fitted to the rows of BigScience's documents before `LAST_DAY`. Run it
+as `python -m tools.planner_fit tests/data`. docs/planning.md explains why GEMM times have no factor
+at that site.
 """
 
 from __future__ import annotations

@@ -191,6 +191,7 @@ class Setup:
         )
 
     def space(self) -> LayoutSpace:
+        """Returns the layouts that a search goes through, as the typed options limit them."""
         o = self.options
         degrees: dict[str, Any] = {}
         for name in ("dp", "tp", "pp", "cp", "mbs", "interleave"):
@@ -230,6 +231,11 @@ class Setup:
         )
 
     def _one(self, name: str, default: int | None = None, *, low: int = 1) -> int:
+        """Returns the only value of an option of the layout; `default` if none was typed.
+
+        low: smallest allowed value.
+        Raises InputError for several values, and for none without a default.
+        """
         text = getattr(self.options, name)
         values = integers(f"--{name}", text, low=low)
         if not values and default is not None:

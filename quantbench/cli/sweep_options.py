@@ -122,6 +122,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
 def assumed_of(
     arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec
 ) -> tuple[str, ...]:
+    """Lists the assumptions that change the result of a planned sweep, as text."""
     if options.models:
         return _stated_words([one.shape for one in options.models])
     held = with_defaults(options.held, spec, options.dims)

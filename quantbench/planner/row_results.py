@@ -211,6 +211,7 @@ def _time_if_it_fits(result: RowResult) -> float:
 
 
 def summarize(results: Sequence[RowResult]) -> Summary:
+    """Computes the errors of time and memory over the rows of a table."""
     from scipy.stats import spearmanr
 
     counted = [r for r in results if r.error is not None and r.prediction]
