@@ -1,1 +1,1 @@
-"""What maintainers run from a checkout and users never import; not part of the wheel."""
+"""Programs that maintainers run from a checkout. They are not part of the wheel."""

@@ -1,7 +1,7 @@
-"""Make links.json: what all-reduce takes inside a node, from the public NCCL tables of the package
-aiconfigurator-core.
+"""Writes links.json, the times of all-reduce inside a node, from public NCCL tables.
 
-`python -m tools.make_links` writes the file again (extra `tables`; Apache-2.0).
+The tables are those of the package aiconfigurator-core (extra `tables`; Apache-2.0). Run it as
+`python -m tools.make_links`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ _HALF_BYTES = 2
 
 
 def links_of(file: Path) -> dict[str, Any]:
-    """All-reduce of fp16 by number of GPUs: message sizes in bytes and times in microseconds,
-    ascending, from one nccl_perf.parquet (columns op_name, nccl_dtype, num_gpus, message_size in
-    elements, latency in ms). Repeated sizes keep their median."""
+    """Returns the times of all-reduce in fp16 by number of GPUs.
+
+    The times are in microseconds, beside message sizes in bytes, ascending. A size measured
+    repeatedly has its median time.
+
+    file: an nccl_perf.parquet with the columns op_name, nccl_dtype, num_gpus, message_size
+        (elements) and latency (ms).
+    """
     import pyarrow.parquet as pq
 
     table = pq.read_table(file).to_pandas()
@@ -38,7 +43,10 @@ def links_of(file: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write links.json beside this file."""
+    """Writes quantbench/latency/links.json.
+
+    Raises UnsupportedError if aiconfigurator-core is not installed.
+    """
     systems = systems_folder()
     if systems is None:
         raise UnsupportedError(

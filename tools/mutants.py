@@ -1,5 +1,7 @@
-"""Draws mutants of a cosmic-ray session (`sample`), or runs the tests of the module that differs
-from git's.
+"""Draws a random sample of a cosmic-ray session's mutants, or runs the tests of a mutated module.
+
+The mutated modules are the files of quantbench that differ from git's version. mutants.toml lists
+the tests of each.
 """
 
 from __future__ import annotations
@@ -14,11 +16,17 @@ import pytest
 
 
 def sample(session: str, count: int) -> None:
-    """Keeps `count` of the session's pending mutants of functions, drawn at random."""
+    """Keeps `count` random mutants of the session's pending ones, and drops the others.
+
+    Only mutants inside a definition are drawn.
+
+    session: file of the session.
+    """
     from cosmic_ray.work_db import use_db
 
     with use_db(session) as database:
-        # Constants of a module are tested through their users.
+        # Constants of a module are left out, because they are tested through the functions that use
+        # them.
         found = [item for item in database.pending_work_items if item.mutations[0].definition_name]
         chosen = random.Random(0).sample(sorted(found, key=lambda item: str(item.mutations)), count)
         database.clear()

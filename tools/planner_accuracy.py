@@ -1,12 +1,9 @@
-"""Writes the accuracy tables of docs/planning.md: `python -m tools.planner_accuracy tests/data
-docs`.
+"""Writes the planner's accuracy tables into docs/planning.md.
 
-First table: the BigScience documents, with the constants of their site, split by whether these were
-fitted to a row. Second table: published runs of other sites, each table predicted with factors
-fitted without it (`left out`) and with the shipped ones. Third table: Megatron-Bridge's runs, each
-model predicted with factors fitted without it. Fourth table: ranks of its layouts. Fifth table:
-what is picked among layouts that ran, what is said to fit, and which ZeRO stages searches over all
-layouts pick.
+The predictions are compared with published runs: those of the BigScience documents, of other sites
+and of Megatron-Bridge. Tables of other sites and models of Megatron-Bridge are predicted with
+factors that were fitted without them (`left out`). Run it as
+`python -m tools.planner_accuracy tests/data docs`.
 """
 
 from __future__ import annotations
@@ -44,8 +41,8 @@ from tools.planner_fit import (
 )
 
 PAGE = "planning.md"
-# Layouts of one job that make a sweep, and the share by which a pick may be slower than the
-# fastest.
+# A job with at least _SWEEP layouts that ran is a sweep. A picked layout is right if it was at most
+# the share _NEAR slower than the fastest.
 _SWEEP = 3
 _NEAR = 0.05
 _HEAD = [
@@ -76,7 +73,8 @@ _RANKS_HEAD = [
     "its rank, behind the first",
     "of these degrees, any MBS and interleave",
 ]
-#: groups of the BigScience rows: (name, predicate of a result and the fitted row ids)
+#: groups of the BigScience rows: (name, function from a result and the fitted row ids to whether
+#: the result is in the group)
 _DOCUMENTS: tuple[tuple[str, Callable[[RowResult, set[str]], bool]], ...] = (
     ("documents, days fitted to", lambda r, fitted: r.row.row_id in fitted),
     ("documents, 02-25 (nothing fitted)", lambda r, fitted: r.row.date >= "02-25"),
@@ -86,7 +84,11 @@ _DOCUMENTS: tuple[tuple[str, Callable[[RowResult, set[str]], bool]], ...] = (
 
 
 def documents_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
-    """Formats the accuracy on the BigScience documents as a Markdown table."""
+    """Formats the errors on the BigScience documents as a Markdown table, one line per group.
+
+    data: folder with the tables of runs.
+    times: function from a device to its op times.
+    """
     results = predict_rows(read_documents(data / DOCUMENTS), times, calibrations)
     fitted = set()
     for site in calibrations.sites.values():
@@ -107,8 +109,11 @@ def documents_table(data: Path, times: TimesOf, calibrations: Calibrations) -> s
 
 
 def left_out_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
-    """Formats the errors on published tables, each predicted with factors fitted without it, as a
-    Markdown table.
+    """Formats the errors on the published tables of other sites as a Markdown table.
+
+    Each table is predicted with factors that were fitted without it, and with the shipped factors.
+
+    data: folder with the tables of runs.
     """
     observed: list[Observed] = []
     files = {}
@@ -153,8 +158,13 @@ def _mean_error(off: FloatArray) -> str:
 
 
 def bridge_table(path: Path, times: TimesOf, calibrations: Calibrations) -> str:
-    """Formats the errors on Megatron-Bridge's runs, each model predicted with factors fitted
-    without it, as a Markdown table, and says which runs cannot be expressed."""
+    """Formats the errors on Megatron-Bridge's runs as a Markdown table.
+
+    Each model is predicted with factors that were fitted without it. A note below the table counts
+    the runs that the planner cannot express.
+
+    path: CSV file of the runs.
+    """
     observed, refused = bridge_runs(path, times)
     errors = left_out(observed, rest_of(calibrations), _table_of)
     half = np.hypot(op_spreads(observed, errors), calibrations.of_stack(STACK, "").scatter)
@@ -180,7 +190,7 @@ def bridge_table(path: Path, times: TimesOf, calibrations: Calibrations) -> str:
 
 
 def ranks_table(times: TimesOf, calibrations: Calibrations) -> str:
-    """Formats the ranks of published layouts among all that fit into memory as a Markdown table."""
+    """Formats the ranks of published layouts among all layouts that fit as a Markdown table."""
     rows = []
     for one in PUBLISHED_LAYOUTS:
         ranked, alike = one.rank(times, calibrations)
@@ -197,8 +207,13 @@ def ranks_table(times: TimesOf, calibrations: Calibrations) -> str:
 
 
 def picks_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
-    """Formats how well layouts that ran are ranked and said to fit, and which ZeRO stages a search
-    picks for their jobs, as a Markdown table."""
+    """Formats checks of the planner's choices on the published runs as a Markdown table.
+
+    The checks are whether the fastest of several layouts that ran is picked, whether memory is
+    predicted to suffice, and which ZeRO stages a search picks for the jobs of the runs.
+
+    data: folder with the tables of runs.
+    """
     results: list[RowResult] = []
     for name in (DOCUMENTS, *PUBLISHED):
         results += predict_rows(read_documents(data / name), times, calibrations)
@@ -249,8 +264,11 @@ def picks_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
 
 
 def _loss(layouts: dict[Layout, list[RowResult]]) -> float:
-    """Returns the share by which the layout with the shortest predicted time was slower than the
-    fastest that ran.
+    """Returns the loss of time from trusting the predictions of one job's layouts, as a share.
+
+    This is how much slower the layout with the shortest predicted time ran than the fastest one.
+
+    layouts: results of each layout that ran.
     """
     shortest = inf
     picked_s = nan
@@ -266,8 +284,10 @@ def _loss(layouts: dict[Layout, list[RowResult]]) -> float:
 
 
 def main(data: Path, docs: Path) -> None:
-    """Writes the tables into the page. data: folder with the tables of runs. docs: folder with
-    PAGE.
+    """Writes the tables into the page.
+
+    data: folder with the tables of runs.
+    docs: folder with PAGE.
     """
     page = docs / PAGE
     times = BestTimes()

@@ -1,9 +1,9 @@
-"""Reads Megatron-Bridge's published runs, and ranks its layouts among all.
+"""Reads Megatron-Bridge's published runs, and ranks its published layouts among all layouts.
 
-What the table does not say is taken as in Megatron-Bridge's recipes for these runs: no
-recomputation, sequence parallelism with tensor parallelism, distributed optimizer, ZeRO-3 where it
-names FSDP, tokens balanced over the experts, whole experts on each GPU. FP8 is current scaling by
-tensor (fp8cs in the names of the recipes).
+Settings that the table does not state are those of Megatron-Bridge's recipes for these runs: no
+recomputation, sequence parallelism with tensor parallelism, a distributed optimizer (ZeRO-3 where
+the table names FSDP), tokens balanced over the experts, and whole experts on each GPU. FP8 stands
+for current scaling per tensor (fp8cs in the names of the recipes).
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ _SHAPE = (
 
 
 def row_of(row: CsvRow) -> TableRow:
-    """Returns a run as a row of a table of layouts. Raises InputError for a model that cannot be
-    expressed.
+    """Converts a published run to a row of a table of layouts.
+
+    Raises InputError for a model that the planner cannot express.
     """
     model = row.text("model")
     if model not in _MODELS:
@@ -99,8 +100,11 @@ def row_of(row: CsvRow) -> TableRow:
 def bridge_runs(
     path: Path, times: TimesOf, release: str = RELEASE
 ) -> tuple[list[Observed], Counter[str]]:
-    """Returns the runs of a release that the planner can express, and why others cannot be, with
-    their number.
+    """Returns the runs of a release that the planner can express, and the number of other runs by
+    reason.
+
+    path: CSV file of the runs.
+    times: function from a device to its op times.
     """
     runs = []
     refused = Counter[str]()
@@ -123,7 +127,13 @@ def bridge_runs(
 
 @dataclass(frozen=True)
 class Published:
-    """Layout that Megatron-Bridge publishes for a job. recipe: key of RECIPES, "" for bf16."""
+    """Layout that Megatron-Bridge publishes for a training job.
+
+    model: name of a preset.
+    gpu: slug of the GPU.
+    gbs: global batch size, sequences.
+    recipe: key of RECIPES; "" for bf16.
+    """
 
     model: str
     gpu: str
@@ -135,9 +145,11 @@ class Published:
     def rank(
         self, times: TimesOf, calibrations: Calibrations
     ) -> tuple[list[Prediction], list[Prediction]]:
-        """Searches all layouts of the job; returns their ranking, and those of it with the
-        published parallel degrees, of which the one with the published micro-batch and chunks is
-        first."""
+        """Searches the layouts of the job; returns their ranking, and the part of it that has the
+        published parallel degrees.
+
+        That part begins with the layout of the published micro-batch size and interleaving.
+        """
         dtype = RECIPES[self.recipe].forward if self.recipe else "bf16"
         shape = replace(preset(self.model), dtype=dtype, fp8_recipe=self.recipe)
         where = reference_cluster(lookup(self.gpu))
@@ -152,11 +164,13 @@ class Published:
         return list(found), alike
 
 
-#: Megatron-Bridge's table of 26.04.01; DeepSeek-V3 on H100: its
-#: scripts/performance/configs/deepseek, DEEPSEEK_V3_PRETRAIN_CONFIG_H100_FP8_CS_V1; Qwen3-30B on
-#: 64: its perf_recipes/qwen/h100/qwen3_moe.py, qwen3_30b_a3b_pretrain_64gpu_h100_fp8cs_config;
+#: The layouts are from Megatron-Bridge's table of 26.04.01, with three exceptions.
+#: DeepSeek-V3 on H100: scripts/performance/configs/deepseek,
+#: DEEPSEEK_V3_PRETRAIN_CONFIG_H100_FP8_CS_V1.
+#: Qwen3-30B on 64 GPUs: perf_recipes/qwen/h100/qwen3_moe.py,
+#: qwen3_30b_a3b_pretrain_64gpu_h100_fp8cs_config.
 #: Llama 3.1 405B in bf16: scripts/performance/configs/llama,
-#: LLAMA31_405B_PRETRAIN_CONFIG_H100_BF16_V2
+#: LLAMA31_405B_PRETRAIN_CONFIG_H100_BF16_V2.
 PUBLISHED_LAYOUTS = (
     Published(
         "deepseek-v3", _GPUS["DGX-H100"], 1024, 8192, "tensorwise", Layout(64, 2, 8, 1, 4, ep=64)

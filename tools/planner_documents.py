@@ -1,9 +1,8 @@
-"""Reads the published tables of layouts in tests/data, with what their source documents say beside
-the tables.
+"""Reads published tables of layouts, completed with what their source documents say elsewhere.
 
-The file contexts.toml beside a table has values for cells that it leaves empty, corrections of
-cells that the document itself shows to be typed wrong, and cells that cannot be compared; each
-states where it was found.
+The file contexts.toml beside a table has values for empty cells, corrections of cells that the
+document itself shows to be wrong, and cells that cannot be compared. Each entry states where it was
+found.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ CONTEXTS = "contexts.toml"
 
 
 def read_documents(path: Path) -> tuple[TableRow, ...]:
-    """Reads a table, and fills and corrects its cells from contexts.toml beside it."""
+    """Reads a table, and fills and corrects its cells from the contexts.toml beside it."""
     contexts = _contexts(path.parent)
     return tuple(_stated(row, _context_of(row, contexts)) for row in read_table(path))
 
 
 def document_of(row: TableRow, folder: Path) -> str:
-    """Returns the source document of a row; source_file if contexts.toml in `folder` does not know
-    it.
+    """Returns the source document of a row.
+
+    This is the row's source_file if the contexts.toml in `folder` names no document for it.
     """
     return str(_context_of(row, _contexts(folder)).get("document", row.source_file))
 

@@ -1,11 +1,10 @@
-"""Fits the planner's factors and writes quantbench/planner/planner.json: `python -m
-tools.planner_fit tests/data`.
+"""Fits the planner's factors to published training runs, and writes the package's planner.json.
 
-Stacks: `planner_pooling.fit_pooled` over all published tables; their intervals come from predicting
-each table, and each stack, without itself. Site: the rows of Jean Zay dated before `LAST_DAY` fit
-the factors that BigScience's documents can tell apart; memory over the rows of those days with a
-stated memory that is not noted as wrong. docs/planning.md explains why GEMM times have no factor
-there.
+Factors of software stacks are fitted to all published tables together, and their intervals come
+from predicting each table, and each stack, with factors fitted without it. The site Jean Zay has
+factors of its own, which are fitted to the rows of BigScience's documents before `LAST_DAY`. Run it
+as `python -m tools.planner_fit tests/data`. docs/planning.md explains why GEMM times have no factor
+at that site.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from tools.planner_pooling import Pooled, fit_pooled
 
 FloatArray = npt.NDArray[np.float64]
 
-#: tables of published runs in the data folder
+#: files of published runs in the data folder: BigScience's, those of other sites, Megatron-Bridge's
 DOCUMENTS = "bloom_tables.csv"
 PUBLISHED = ("published_training.csv", "published_layouts.csv")
 BRIDGE = "megatron_bridge.csv"
@@ -56,9 +55,11 @@ SITE_FACTORS = {
     "data_parallel_share": (0.01, 1.0),
 }
 _MEMORY_RANGES = {name: RANGES[name] for name in ("base_gib", "activation_slack")}
-# Repeated runs of one layout differ by this share (rows of the documents that were run twice).
+# Repeated runs of one layout differ by this share, as rows of the documents that were run twice
+# show.
 _NOISE = 0.005
-#: start of the site's fit: 5 ms are about 300 launches of 15 µs; half of the network
+#: start of the site's fit: 5 ms of overhead per layer and micro-batch, about 300 launches of 15 µs,
+#: and half of the network's rate
 _START = Calibration(1.5, 5.0, 0.5, base_gib=4.0, activation_slack=0.1)
 SITE = "jean-zay-a100"
 #: rows of the documents dated from this day on are kept for the test
@@ -66,16 +67,23 @@ LAST_DAY = "02-25"
 
 
 def table_of(row: TableRow) -> str:
-    """Returns the published table of a row: its own name of it, else its document and GPU."""
+    """Returns the name of the published table that a row belongs to.
+
+    This is the name that the row states, else its document and GPU.
+    """
     return row.table or f"{row.section.split(' ')[0]} {row.gpu}"
 
 
 def published(
     data: Path, times: TimesOf, constants: Calibrations, names: Sequence[str] = PUBLISHED
 ) -> list[Observed]:
-    """Reads the timed rows of other sites from the tables `names`.
+    """Reads the timed runs of other sites.
 
-    constants: choose unknown micro-batches, the fastest that fit.
+    data: folder with the tables of runs.
+    times: function from a device to its op times.
+    constants: constants of the planner, by which a missing micro-batch size is taken as the
+        fastest that fits.
+    names: names of the files to read.
     """
     rows = [*chain.from_iterable(read_documents(data / name) for name in names)]
     runs = []
@@ -104,8 +112,9 @@ def documents(path: Path) -> list[tuple[TableRow, Case]]:
 def left_out(
     observed: Sequence[Observed], rest: dict[str, float], key: Callable[[Observed], str]
 ) -> FloatArray:
-    """Returns ln(predicted / measured) of each run, with effects fitted without the runs of the
-    same `key`.
+    """Returns ln(predicted / measured) of each run, (observed,), from factors fitted without it.
+
+    key: function from a run to its group. A group's runs are left out of the fit together.
     """
     errors = np.empty(len(observed))
     keys = list(map(key, observed))
@@ -120,7 +129,10 @@ def left_out(
 
 
 def fit_stacks(observed: Sequence[Observed], rest: dict[str, float]) -> Pooled:
-    """Fits the effects, and the intervals of known and of unknown stacks."""
+    """Fits the effects of stacks, and the scatter of their times, for known and unknown stacks.
+
+    rest: constants that do not differ between stacks, by name.
+    """
     pooled = fit_pooled(observed, rest)
     outside = [one for one in observed if one.table != SITE]
     by_table = left_out(observed, rest, lambda one: one.table)
@@ -131,8 +143,12 @@ def fit_stacks(observed: Sequence[Observed], rest: dict[str, float]) -> Pooled:
 
 
 def fit_bridge(path: Path, times: TimesOf, rest: dict[str, float]) -> Pooled:
-    """Fits the effects of Megatron-Bridge's release to its runs, and the interval of models left
-    out.
+    """Fits the effects of Megatron-Bridge's release to its published runs.
+
+    The scatter of its times comes from predicting each model with factors fitted without it.
+
+    path: CSV file of the runs.
+    rest: constants that do not differ between stacks, by name.
     """
     observed, _ = bridge_runs(path, times)
     scatter = scatter_beyond(observed, left_out(observed, rest, lambda one: one.table))
@@ -153,8 +169,13 @@ def fit_site(
     times: TimesOf,
     folder: Path,
 ) -> Calibration:
-    """Fits the three factors of the documents' site, by robust least squares of log errors, and its
-    memory.
+    """Fits the factors of the documents' site to its runs, by robust least squares of log errors.
+
+    The constants of memory are fitted after that, to the rows that state their memory.
+
+    cases: rows of the documents, with the job and layout of each.
+    observed: the same runs, prepared for the fit.
+    folder: folder with the tables and contexts.toml.
     """
 
     def errors(found: Calibration) -> FloatArray:
@@ -192,7 +213,11 @@ def _least(
     start: Calibration,
     ranges: dict[str, tuple[float, float]],
 ) -> Calibration:
-    """Minimizes the errors over the constants in `ranges`."""
+    """Returns the constants that minimize the errors; those not in `ranges` stay as in `start`.
+
+    errors: function from constants to the log error of each run.
+    ranges: smallest and largest value of each fitted constant, by name.
+    """
     from scipy.optimize import least_squares
 
     def with_constants(x: FloatArray) -> Calibration:
@@ -207,8 +232,9 @@ def _least(
 
 
 def fit(data: Path, start: Calibrations, times: TimesOf) -> Calibrations:
-    """Fits everything to the tables in the folder `data`. start: constants that choose unknown
-    micro-batches.
+    """Fits the constants of all stacks and of the site to the tables in the folder `data`.
+
+    start: constants by which missing micro-batch sizes are chosen.
     """
     cases = documents(data / DOCUMENTS)
     own = observe([(case, row.sec_per_it or 0.0, SITE) for row, case in cases], times)
@@ -242,9 +268,12 @@ def rest_of(constants: Calibrations) -> dict[str, float]:
 
 
 def memory_of_others() -> dict[str, float]:
-    """Returns the memory constants of other sites: CUDA's context, NCCL's buffers and cuBLAS's
-    workspaces take 2 to 4 GiB, and allocators keep 5 to 20 % beyond the activations; no table of
-    other sites states its memory."""
+    """Returns the memory constants of all sites but the documents', by name.
+
+    They are estimates, because no table of other sites states its memory. CUDA's context, NCCL's
+    buffers and cuBLAS's workspaces take 2 to 4 GiB. Allocators keep 5 to 20 % more than the
+    activations need.
+    """
     return {"base_gib": 3.0, "activation_slack": 0.1, "memory_scatter": 0.12}
 
 

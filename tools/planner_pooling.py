@@ -1,11 +1,9 @@
 """Fits the planner's factors to measured iterations of many stacks and GPUs with partial pooling.
 
-
-A factor of a stack on a GPU is the product of a prior mean and of effects: of all runs, of the
-stack's kind of kernels, of the stack, of the GPU's architecture and of both together. Effects have
-normal priors on the log scale, so that little data moves them little. Each table of runs also has
-an effect on its times and on its network, because runs of one table share what is not modelled;
-those effects are estimated and dropped.
+A factor is a prior mean times the effects of all runs, of the stack's kind of kernels, of the
+stack, of the GPU's architecture, and of this stack on this architecture. Effects have normal priors
+on the log scale, so that few measurements move them little. Each table of runs also has effects of
+its own, which are dropped after the fit, because the runs of one table share what is not modelled.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from quantbench.planner.calibration import RANGES, STACKS, Calibration
 from quantbench.planner.fitting import PRIORS, TIME, Observed, Term, solve, start_from
 
 _TABLE_SPREAD = 0.08
-# Means of the factors. The network: NCCL's rings reach 0.8 of the adapters' rate; the others are
-# order of magnitude.
+# Prior means of the factors. NCCL's rings reach 0.8 of the adapters' rate. The other means are
+# orders of magnitude.
 _MEANS = {
     "compute_factor": 1.05,
     "quantized_factor": 1.0,
@@ -35,20 +33,20 @@ _MEANS = {
     "congestion": 0.02,
     "straggler_spread": 0.005,
 }
-# Mean of elementwise_factor by kind of kernels: they move 1.2 to 3.4 times the ideal bytes from
-# fused to eager ones.
+# Prior mean of elementwise_factor, by kind of kernels. Fused kernels move 1.2 times the ideal bytes
+# and eager ones up to 3.4 times.
 _ELEMENTWISE_MEANS = {"fused": 1.3, "compiled": 1.7, "eager": 3.0}
 
 
 @dataclass(frozen=True)
 class Pooled:
-    """Factors by stack and GPU.
+    """Fitted effects, from which the factors of any stack on any GPU architecture are computed.
 
-    effects: fitted effect on ln factor by `Term`, whose key is "" (all runs), a kind of kernels, a
-        stack, an architecture, or both as `stack@architecture`.
-    groups: (stack, architecture) of the runs.
-    scatter, unknown_scatter: `Calibration.scatter` of the known stacks, and of unknown ones.
-    rest: constants that do not differ between stacks.
+    effects: effect on the logarithm of a factor. The key of its `Term` is "" (all runs), a kind of
+        kernels, a stack, an architecture, or `stack@architecture`.
+    groups: every (stack, architecture) that the runs have.
+    rest: constants of the planner that do not differ between stacks, by name.
+    scatter, unknown_scatter: `Calibration.scatter` for stacks in the runs, and for all others.
     """
 
     effects: Mapping[Term, float]
@@ -74,8 +72,9 @@ class Pooled:
 
 
 def fit_pooled(observed: Sequence[Observed], rest: Mapping[str, float]) -> Pooled:
-    """Fits effects by stack and GPU to runs of many tables. rest: constants that do not differ
-    between stacks.
+    """Fits the effects of stacks and GPU architectures to runs of many tables.
+
+    rest: constants of the planner that do not differ between stacks, by name.
     """
 
     def spreads(group: tuple[str, str, str]) -> dict[Term, float]:
@@ -111,12 +110,12 @@ def fit_pooled(observed: Sequence[Observed], rest: Mapping[str, float]) -> Poole
 
 
 def _kernels_of(stack: str) -> str:
-    """Returns the kind of kernels of a stack; of unknown ones, PyTorch's own."""
+    """Returns the kind of kernels that a stack runs; unknown stacks count as eager PyTorch."""
     return STACKS[stack].kernels if stack in STACKS else "eager"
 
 
 def _terms(factor: str, stack: str, architecture: str) -> tuple[Term, ...]:
-    """Returns the effects that make up a factor."""
+    """Returns the terms whose effects make up a factor."""
     keys = ("", _kernels_of(stack), stack, architecture, f"{stack}@{architecture}")
     return tuple(Term(factor, key) for key in dict.fromkeys(keys))
 
@@ -124,7 +123,10 @@ def _terms(factor: str, stack: str, architecture: str) -> tuple[Term, ...]:
 def _composed(
     factor: str, effects: Mapping[Term, float], terms: Iterable[Term], stack: str
 ) -> float:
-    """Returns a factor: its prior mean times exp(sum of its terms' effects), within its limits."""
+    """Returns the value of a factor: its prior mean times exp(sum of the terms' effects).
+
+    The value is clipped to the range that the planner allows for the factor.
+    """
     mean = _MEANS.get(factor, _ELEMENTWISE_MEANS[_kernels_of(stack)])
     low, high = RANGES[factor]
     total = sum(effects.get(term, 0.0) for term in terms)

@@ -1,8 +1,6 @@
-"""Reads the published tables that shipped models are fitted to: NeuSight's, DeepBench's and
-aiter's.
+"""Reads the published tables of NeuSight, DeepBench and aiter, to which shipped models are fitted.
 
-The files are kept beside the checkout (`DATA`). What each project's words mean here stands with its
-reader.
+The files are kept beside the checkout (`DATA`).
 """
 
 from __future__ import annotations
@@ -39,11 +37,10 @@ Cells = Mapping[str, Any]
 
 
 def read_neusight(rows: Iterable[Cells], spec: DeviceSpec) -> Iterator[Row]:
-    """Yields PyTorch's fp32 products and softmax. linear: torch.nn.Linear with bias; bmm:
-    torch.bmm.
+    """Yields NeuSight's rows: GEMMs and softmax of PyTorch in fp32.
 
-    A time is the mean of the fastest 5 of 25 calls between CUDA events on an idle GPU, launch
-    included.
+    The op `linear` is torch.nn.Linear with bias, `bmm` is torch.bmm. A time is the mean of the
+    fastest 5 of 25 calls between CUDA events on an idle GPU, and includes the launch.
     Source: https://github.com/sitar-lab/NeuSight, neusight/Dataset/collect.py.
     """
     for row in rows:
@@ -74,12 +71,13 @@ def _neusight_launch(row: Cells, work: Gemm | Softmax, spec: DeviceSpec) -> Laun
 
 
 def read_deepbench(rows: Iterable[Cells], spec: DeviceSpec) -> Iterator[Row]:
-    """Yields cuBLAS' products. A time is the mean of 400 calls in a row by the host's clock; C is
-    added to.
+    """Yields DeepBench's rows: GEMMs of cuBLAS.
 
-    cuBLAS is column-major: their C = op(A)·op(B) is the row-major Cᵀ = op(B)ᵀ·op(A)ᵀ, so their N is
-    our m and their M our n. Source: https://github.com/baidu-research/DeepBench,
-    code/nvidia/gemm_bench.cu.
+    A time is the mean of 400 calls in a row by the host's clock. Each call adds its product to C.
+
+    cuBLAS is column-major. DeepBench's C = op(A)·op(B) is the row-major Cᵀ = op(B)ᵀ·op(A)ᵀ, so that
+    its N is our m and its M is our n.
+    Source: https://github.com/baidu-research/DeepBench, code/nvidia/gemm_bench.cu.
     """
     for row in rows:
         layout = (row["b_transposed"] + row["a_transposed"]).lower()
@@ -87,16 +85,16 @@ def read_deepbench(rows: Iterable[Cells], spec: DeviceSpec) -> Iterator[Row]:
         yield Row(work, float(row["time_ms"]) * 1e3, "cublas", _place(work, "gemm", "m", "n", "k"))
 
 
-# What aiter writes for a kernel that another library chose.
+# Texts in aiter's tables that replace a kernel's name where another library chose the kernel.
 _NOT_KERNELS = {"", "native", "auto", "triton", "sol2", "nan"}
 
 
 def read_aiter(rows: Iterable[Cells], spec: DeviceSpec) -> Iterator[Row]:
-    """Yields tuned products, y = x·Wᵀ. A time is the best of a search over the kernels of several
-    libraries.
+    """Yields aiter's rows: tuned GEMMs y = x·Wᵀ.
 
-    Leaves out mxfp4 products whose kernel says fp8. Source: https://github.com/ROCm/aiter,
-    aiter/configs.
+    A time is the best of a search over the kernels of several libraries. mxfp4 GEMMs whose kernel's
+    name says fp8 are left out.
+    Source: https://github.com/ROCm/aiter, aiter/configs.
     """
     for row in rows:
         kernel = row["kernel"]
@@ -109,8 +107,11 @@ def read_aiter(rows: Iterable[Cells], spec: DeviceSpec) -> Iterator[Row]:
 
 
 def _aiter_launch(kernel: str, split: int) -> Launch:
-    """Returns the launch. split: the number of parts in the rows of assembly, FlyDSL and opus; its
-    base-2 logarithm in those of Composable Kernel (KBatch = pow(2, splitK) in csrc)."""
+    """Returns the launch of a kernel, with its tile if the name states one.
+
+    split: the column split_k. Kernels of assembly, FlyDSL and opus give the number of parts there.
+        Composable Kernel gives its base-2 logarithm (KBatch = pow(2, splitK) in csrc).
+    """
     name = kernel_names.parse(kernel)
     if name.tile is None:
         return Launch(kernel)
@@ -124,13 +125,17 @@ def _place(work: Gemm | Softmax, op: str, *sizes: str) -> Place:
 
 @dataclass(frozen=True)
 class Published:
-    """File of one project.
+    """Published file of one project.
 
-    library: provider of its rows.
-    framework, version: what ran the products.
+    name: name of the project.
+    library: provider of the rows.
+    file: name of the file in DATA.
+    read: function from the cells of the rows and the GPU to the rows.
+    framework, version: software that ran the GEMMs.
     source: repository and license.
-    caveat: what a time is.
-    least_us: `read_published` leaves out products that take no longer.
+    caveat: how a time was measured, and what is not recorded.
+    mode: timing mode of the rows.
+    least_us: `read_published` leaves out GEMMs that take no longer than this, microseconds.
     """
 
     name: str
@@ -149,7 +154,10 @@ class Published:
         return DATA / self.file
 
     def rows(self, gpu: str) -> Rows:
-        """Reads the rows of one GPU."""
+        """Reads the rows of one GPU.
+
+        gpu: slug of the GPU.
+        """
         spec = lookup(gpu)
         if self.path.suffix == ".parquet":
             cells = read_parquet(self.name, self.path).to_pylist()
@@ -160,7 +168,7 @@ class Published:
         return Rows(list(self.read((row for row in cells if is_own(row["gpu"])), spec)))
 
     def origin(self, gpu: str) -> Origin:
-        """Describes a run of the rows of one GPU."""
+        """Returns the origin that a run of one GPU's rows states."""
         return file_origin(
             self.path,
             self.name.lower(),
@@ -173,7 +181,7 @@ class Published:
         )
 
     def provenance(self, gpu: str) -> dict[str, Any]:
-        """Describes the table as a model stores it."""
+        """Returns the origin of one GPU's rows as a model stores it."""
         return {
             "table": self.file,
             "sha256": digest(self.path),
@@ -194,7 +202,7 @@ NEUSIGHT = Published(
     source="sitar-lab/NeuSight, MIT",
     caveat="the mean of the fastest 5 of 25 calls with the launch from Python; clock not recorded",
     mode="events",
-    least_us=100.0,  # more of a shorter time is the launch from Python than the kernel
+    least_us=100.0,  # most of a shorter time is the launch from Python
 )
 DEEPBENCH = Published(
     name="DeepBench",
@@ -216,7 +224,7 @@ AITER = Published(
     source="ROCm/aiter, MIT",
     caveat="the best time of a search over kernels; spread, clock and cache state not recorded",
 )
-#: (device, dtype) → its table
+#: (slug of the GPU, dtype) → the table that has its GEMMs
 PUBLISHED = {
     ("v100-pcie-32gb", "fp32"): NEUSIGHT,
     ("t4-16gb", "fp32"): NEUSIGHT,
@@ -227,13 +235,14 @@ PUBLISHED = {
     ("mi300x-192gb", "fp8_block"): AITER,
     ("mi355x-288gb", "fp8_block"): AITER,
 }
-#: GPUs whose softmax was measured
+#: slugs of the GPUs whose softmax was measured
 SOFTMAX_GPUS = tuple(gpu for (gpu, _), table in PUBLISHED.items() if table is NEUSIGHT)
 
 
 def read_published(gpu: str, dtype: str) -> GemmTable:
-    """Reads the products of a pair in PUBLISHED, sorted. A shape measured twice in one layout keeps
-    its shorter time.
+    """Reads the published GEMMs of a GPU and dtype in PUBLISHED, sorted by size.
+
+    A shape measured repeatedly in one layout has its shortest time.
     """
     table = PUBLISHED[gpu, dtype]
     best: dict[tuple[int, int, int, int, str], float] = {}
@@ -254,15 +263,19 @@ def read_published(gpu: str, dtype: str) -> GemmTable:
 
 @dataclass(frozen=True)
 class SoftmaxTable(WorkTable):
-    """Measured shapes of PyTorch's softmax, fp32, on one GPU."""
+    """Measured times of PyTorch's fp32 softmax on one GPU."""
 
     @property
     def groups(self) -> npt.NDArray[np.int64]:
-        """Index of each row: none is held out with another."""
+        """Index of each row's group, (rows,). Every row is a group of its own."""
         return np.arange(len(self))
 
     def fit(self, prior: Any = None, seed: int = 0) -> SoftmaxModel:
-        """Fits a model to all rows, from the only prior that there is; deterministic."""
+        """Fits a model to all rows.
+
+        The model has only one prior and its fit is deterministic, so that both arguments are
+        ignored.
+        """
         return SoftmaxModel.fit(lookup(self.gpu), self.works, self.latency_us, library="torch")
 
     def prior(self) -> SoftmaxModel:
@@ -271,7 +284,7 @@ class SoftmaxTable(WorkTable):
 
 
 def read_softmax(gpu: str) -> SoftmaxTable:
-    """Reads PyTorch's fp32 softmax on a GPU of SOFTMAX_GPUS."""
+    """Reads the times of PyTorch's fp32 softmax on a GPU in SOFTMAX_GPUS."""
     rows = [row for row in NEUSIGHT.rows(gpu).rows if isinstance(row.workload, Softmax)]
     timed = [row for row in rows if row.has_time]
     works = [row.workload for row in timed]

@@ -1,8 +1,9 @@
-"""Compares serving times that aiconfigurator predicts with its own tables and with tables that are
-exported from few rows of them.
+"""Compares serving times that aiconfigurator predicts from its own tables with those that it
+predicts from tables exported by quantbench.
 
-The measured times are those of the package itself (silicon_sample.csv, mode agg). Each table is
-filled by models of 200 rows that know no other table of the GPU's generation.
+An exported table is filled by models fitted to 200 rows of the package's table, with priors that
+know no other table of the GPU's generation. The measured times come from the package too
+(silicon_sample.csv, mode agg).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tools.guide.markers import table as markdown
 from tools.guide.markers import write_between
 
 _FORMATS = ("bf16", "fp8", "fp8_block", "nvfp4")
-#: model in the sample → its file in the package, if named otherwise
+#: model in the sample → name of its configuration in the package, where the two differ
 _FILES = {
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
     "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Meta-Llama-3.1-8B",
@@ -50,25 +51,26 @@ _DENSE = ("Llama-3", "Qwen3-32B")
 _DENSE_SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm")
 #: (system, library) → version of the table of experts that the planner takes for most models
 _EXPERTS = {(system, "vllm"): "0.19.0" for system in ("b200_sxm", "h200_sxm")}
-#: share of the rows of attention that are decoding, on which the time per token depends most
+#: share of the attention rows that are drawn from decoding. The time per token depends on it most.
 _DECODING = 0.7
-#: seeds that draw the rows of exported tables, and how many of each table; "own" is the package's
+#: seeds that draw the rows of exported tables; "own" stands for the package's own tables; number of
+#: rows that are drawn from each table
 _SEEDS = ("0", "1")
 _TABLES = ("own", *_SEEDS)
 _ROWS = 200
 
-Row = Any  # a named tuple of the sample
+Row = Any  # named tuple with one row of the sample
 
 
 def package() -> Path:
-    """Returns the folder of aiconfigurator-core, which must be installed."""
+    """Returns the folder of the package aiconfigurator-core, which must be installed."""
     systems = aiconfigurator.systems_folder()
     assert systems is not None
     return systems.parent
 
 
 def sample(*, experts: bool) -> dict[tuple[str, str], list[Row]]:
-    """Returns the rows of dense models, or of experts, by (system, backend)."""
+    """Returns the rows of dense models, or of models with experts, by (system, backend)."""
     import pandas
 
     frame = pandas.read_csv(package() / "systems" / "silicon_sample.csv")
@@ -86,8 +88,11 @@ def file_of(row: Row) -> str:
 
 
 def tpot_ms(row: Row, database: Any, attention: str | None) -> float:
-    """Returns the planner's time per output token. attention: its dtype for prompts, None for that
-    of the checkpoint."""
+    """Returns the time per output token that aiconfigurator predicts for a row, milliseconds.
+
+    database: tables that it predicts from.
+    attention: dtype of the attention over prompts; None for that of the checkpoint.
+    """
     from aiconfigurator_core.sdk import config
     from aiconfigurator_core.sdk.backends.factory import get_backend
     from aiconfigurator_core.sdk.config_builders import build_model_config
@@ -106,7 +111,12 @@ def tpot_ms(row: Row, database: Any, attention: str | None) -> float:
 
 
 def few_rows(kind: str, system: str, library: str, seed: int, count: int) -> dict[str, list[Any]]:
-    """Returns random rows of a table by dtype, of the provider with most rows of each."""
+    """Returns at most `count` random rows of a table for each dtype.
+
+    All rows of a dtype have the provider with the most rows.
+
+    kind: kind of table, such as gemm or moe.
+    """
     version = _EXPERTS.get((system, library)) if kind == "moe" else None
     tables, _ = aiconfigurator.find_tables(system, backend=library, version=version, kinds=[kind])
     by_dtype: dict[str, list[Any]] = defaultdict(list)
@@ -122,7 +132,7 @@ def few_rows(kind: str, system: str, library: str, seed: int, count: int) -> dic
 
 
 def _columns(rows: Sequence[Any]) -> tuple[list[Any], list[float]]:
-    """Returns the workloads and the times of rows."""
+    """Returns the workloads and the times of rows, microseconds."""
     return [row.workload for row in rows], [row.latency_us for row in rows]
 
 
@@ -139,7 +149,11 @@ def table_of(kind: str, rows: Sequence[Any]) -> Table:
 
 
 def profile_of(system: str, library: str, seed: int, *, experts: bool) -> Profile:
-    """Returns a profile of few rows of each of an engine's tables, with models of them."""
+    """Returns a profile with few random rows of each of an engine's tables, and models fitted to
+    them.
+
+    experts: whether to include layers of experts.
+    """
     device = lookup(slug_of(system) or system)
     known: dict[str, Any] = {"prior": "family-out", "seed": seed}
     of_kind: dict[str, list[Any]] = defaultdict(list)
@@ -173,7 +187,10 @@ def profile_of(system: str, library: str, seed: int, *, experts: bool) -> Profil
 
 
 def predictions(rows: Sequence[Row], system: str, root: Path | None) -> list[float]:
-    """Returns predicted over measured time per output token, nan where none is predicted."""
+    """Returns predicted over measured time per output token of each row, nan without a prediction.
+
+    root: folder with the tables to predict from; None for the package's own.
+    """
     from aiconfigurator_core.sdk import perf_database
 
     backend = rows[0].backend
@@ -194,12 +211,15 @@ def predictions(rows: Sequence[Row], system: str, root: Path | None) -> list[flo
     return found
 
 
-#: why rows are not predicted
+#: number of rows without a prediction, by reason
 reasons: Counter[str] = Counter()
 
 
 def exported(rows: Sequence[Row], system: str, seed: str, *, experts: bool) -> list[float]:
-    """Returns `predictions` with tables exported from few rows; seed own: with the package's."""
+    """Returns `predictions` from tables that are exported from few rows.
+
+    seed: seed that draws the rows; "own" to predict from the package's tables instead.
+    """
     if seed == "own":
         return predictions(rows, system, None)
     backend = rows[0].backend
@@ -220,8 +240,11 @@ def exported(rows: Sequence[Row], system: str, seed: str, *, experts: bool) -> l
 
 
 def judge(work: Path, *, experts: bool) -> None:
-    """Appends to `work` predicted over measured times of the engines that it lacks, one line each:
-    with the package's own tables, and with exported ones of each seed."""
+    """Appends predicted over measured times to the JSON lines in `work`, unless they are there.
+
+    Each line has the ratios of one engine, predicted from the package's own tables or from tables
+    exported with one seed.
+    """
     done = {(entry["system"], entry["backend"], entry["seed"]) for entry in entries(work)}
     for (system, backend), rows in sample(experts=experts).items():
         for seed in _TABLES:
@@ -239,7 +262,11 @@ def entries(work: Path) -> list[dict[str, Any]]:
 
 
 def lines(work: Path) -> Iterator[list[str]]:
-    """Yields the errors of each engine, and of all, with each table, where all of them answer."""
+    """Yields the lines of the page's table: for each engine, each backend and all together, the
+    number of predicted rows and the errors with each table.
+
+    The errors are over the rows that are predicted with every table.
+    """
     by_engine: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(dict)
     for entry in entries(work):
         by_engine[entry["system"], entry["backend"]][entry["seed"]] = entry["ratios"]

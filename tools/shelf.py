@@ -1,8 +1,8 @@
 """Writes profiles of the GPUs that public tables cover, with models, cliffs and verdicts but
 without measured rows.
 
-`python -m tools.shelf` needs the extra `tables`, and the files of `tools.published_tables`, without
-which their GPUs are left out. The `provenance` of a profile names where the rows are.
+The `provenance` of a profile says where the rows are. `python -m tools.shelf` needs the extra
+`tables`. GPUs of `tools.published_tables` are left out if those files are missing.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from tools.accuracy.tables import SHIPPED_GPUS
 from tools.published_tables import DATA, PUBLISHED
 
 _KINDS = ("gemm", "context_attention")
-# Maximum number of cliffs in a profile, besides those that many curves have in common.
+# Largest number of cliffs in a profile. Cliffs that many curves have in common do not count.
 _MOST_CLIFFS = 50
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a GPU's measured rows are. dtypes: formats with a shipped model, the usual one first.
+    """Source of a GPU's measured rows.
 
-    words: where the rows stay. again: the command that makes runs of them, if there is one.
+    dtypes: number formats with a shipped model, the usual one first.
+    words: name of the package or project that has the rows.
+    again: command that imports the rows as runs; "" if there is none.
     """
 
     dtypes: tuple[str, ...]
@@ -46,8 +48,10 @@ class Source:
 
 
 def public_runs(slug: str, folder: Path) -> tuple[list[Run], Source]:
-    """Imports the public tables of a GPU as runs below `folder`. Raises UnsupportedError without
-    their package.
+    """Imports a GPU's tables from aiconfigurator-core as runs below `folder`.
+
+    slug: slug of the GPU.
+    Raises UnsupportedError if the package is not installed.
     """
     tables, _ = find_tables(slug, kinds=_KINDS)
     runs = []
@@ -60,8 +64,10 @@ def public_runs(slug: str, folder: Path) -> tuple[list[Run], Source]:
 
 
 def published_runs(slug: str, folder: Path) -> tuple[list[Run], Source]:
-    """Imports the published file of a GPU (`PUBLISHED`) as a run below `folder`. Raises StoreError
-    without the file.
+    """Imports a GPU's published file (`PUBLISHED`) as a run below `folder`.
+
+    slug: slug of the GPU.
+    Raises StoreError if the file is missing.
     """
     dtypes = tuple(dtype for gpu, dtype in PUBLISHED if gpu == slug)
     table = PUBLISHED[slug, dtypes[0]]
@@ -70,7 +76,10 @@ def published_runs(slug: str, folder: Path) -> tuple[list[Run], Source]:
 
 
 def shelf_profile(slug: str, runs: list[Run], source: Source) -> Profile:
-    """Builds a GPU's profile without rows: models, cliffs and findings."""
+    """Builds a GPU's profile from models, cliffs and findings, without measured rows.
+
+    runs: runs in which the cliffs are found.
+    """
     device = lookup(slug)
     checks = [check_run(run) for run in runs]
     cliffs, num_cliffs = cliffs_of(checks, keep=_MOST_CLIFFS)
@@ -91,12 +100,12 @@ def shelf_profile(slug: str, runs: list[Run], source: Source) -> Profile:
     )
 
 
-#: GPUs on the shelf that a published file has
+#: GPUs whose rows come from a published file
 PUBLISHED_GPUS = tuple(dict.fromkeys(gpu for gpu, _ in PUBLISHED))
 
 
 def main(results: Path = Path("results")) -> None:
-    """Writes results/<slug>/profile.json for every GPU with public tables; takes minutes."""
+    """Writes results/<slug>/profile.json for every GPU with public tables. This takes minutes."""
     for slug in (*SHIPPED_GPUS, *PUBLISHED_GPUS):
         published = slug in PUBLISHED_GPUS
         if published and not DATA.is_dir():

@@ -1,8 +1,7 @@
-"""Writes the models that the package ships: `python -m tools.ship KIND [NAME …]`.
+"""Fits the latency models that the package ships to public tables: `python -m tools.ship KIND`.
 
-Public tables are read and fitted, the fits are judged on rows that they have not seen, and the
-files of quantbench/latency/models are written with what was found. Needs the extra `tables` and the
-published files (`tools.published_tables`).
+Each model is judged on rows that its fit has not seen, and its file in quantbench/latency/models
+states the errors found. Needs the extra `tables` and the files of `tools.published_tables`.
 """
 
 from __future__ import annotations
@@ -56,19 +55,21 @@ from tools.published_tables import (
     read_softmax,
 )
 
-#: what a file has beside a model: its table, and the errors on rows held out
+#: provenance that is stored with a model: its table, and its errors on held-out rows
 Found = Mapping[str, Any]
 Told = Sequence[tuple[Any, Found]]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of shipped model.
+    """Kind of shipped model, with the functions that make it.
 
     read: function from a name to the tables that are fitted and written together.
     fit: function from a table to its model.
-    hold_out: function from a model, its table and all models of the name to what was found.
-    write: function of the models, each with what was found.
+    hold_out: function from a model, its table and all models of the name to the provenance of the
+        model, with its errors on held-out rows.
+    write: function that writes models, each with its provenance, to files of the package.
+    names: names that can be shipped one by one.
     """
 
     read: Callable[[str], Sequence[Any]]
@@ -79,10 +80,11 @@ class Kind:
 
 
 def ship(kind: Kind, name: str) -> None:
-    """Reads, fits, holds out and writes what one name of a kind stands for."""
+    """Reads the tables of one name, fits and judges their models, and writes the models' files."""
     tables = kind.read(name)
     models = list(map(kind.fit, tables))
-    # What other GPUs' models predict for a GPU is found with their files in place.
+    # The files must be in place first, because a model may be judged by what other GPUs' models
+    # predict for its GPU.
     kind.write([(model, {}) for model in models])
     told = []
     for model, table in zip(models, tables, strict=True):
@@ -92,7 +94,10 @@ def ship(kind: Kind, name: str) -> None:
 
 
 def _errors(model: Any, test: Table, digits: int) -> dict[str, float]:
-    """Returns the errors, and the share of times inside the 90 % interval, on test rows."""
+    """Returns the errors on the test rows, and the share of times inside the 90 % interval.
+
+    digits: number of decimals of that share.
+    """
     predicted = test.ask(model)
     errors = summarize(predicted.latency_us, test.latency_us).rounded()
     covered = coverage(test.latency_us, predicted.low_us, predicted.high_us)
@@ -103,7 +108,7 @@ def _write_json(name: str, data: Mapping[str, Any], **style: Any) -> None:
     (FOLDER / name).write_text(json.dumps(data, **style) + "\n", encoding="utf-8")
 
 
-# --- products: a model of each GPU and dtype, of its default library
+# --- products: one model per GPU and dtype, for the default library
 
 _MOST_HELD_OUT = 4000
 
@@ -127,7 +132,11 @@ def _fit_gemm(table: GemmTable) -> GemmModel:
 
 
 def _hold_out_gemm(model: GemmModel, table: GemmTable, _: Any) -> Found:
-    """Judges a model of a small table, which is fitted whole, by a fit to two thirds of it."""
+    """Returns the errors of a model on rows that its fit has not seen.
+
+    A small table is fitted as a whole, so that its model is judged by another fit, to two thirds of
+    the rows.
+    """
     if len(table) >= 2 * TABLE_ROWS:
         split = random_split(len(table), TABLE_ROWS, seed=0)
         judged = model
@@ -147,11 +156,11 @@ def _write_gemm(told: Told) -> None:
         replace(model, provenance={**model.provenance, **found}).save(file)
 
 
-# --- the pool: parameters of each table, fitted from the hand prior alone, so that any family can
-# be left out
+# --- the pool: parameters of each table, fitted from the hand-written prior alone. Therefore any
+# family of GPUs can be left out
 
 _POOL_ROWS = 700
-#: tables in the pool: fp8 so that a GPU's fp8 can be told from the others'
+#: tables in the pool, with fp8, so that the fp8 of a GPU can be predicted from that of other GPUs
 POOLED = (
     *(f"{slug}:bf16" for slug in SHIPPED_GPUS),
     *(f"{slug}:fp8" for slug in SHIPPED_GPUS if slug != "a100-sxm4-80gb"),
@@ -165,8 +174,8 @@ def _read_pool(_: str) -> list[GemmTable]:
 
 def _fit_pool(table: GemmTable) -> MeasuredGpu:
     if "batch" in table.sizes:
-        # For batched products the libraries take one or two tiles, whatever is fastest; the cost
-        # model chooses.
+        # For batched products the libraries take one or two tiles, even if others are faster. The
+        # cost model chooses the fastest.
         table = table.take(table.sizes["batch"] == 1)
     rows = random_split(len(table), min(_POOL_ROWS, len(table) - 1), seed=77).train
     one_model = Effort(members=1, rows_first=_POOL_ROWS, growth=Trees(trees=1))
@@ -177,7 +186,10 @@ def _fit_pool(table: GemmTable) -> MeasuredGpu:
 
 
 def _hold_out_pool(known: MeasuredGpu, table: GemmTable, pool: Sequence[MeasuredGpu]) -> Found:
-    """Returns how far the other families' pool is off: the 90th percentile of |log error|."""
+    """Returns the error of predictions from other GPU families' parameters alone.
+
+    The error is the 90th percentile of |log(predicted / measured)|.
+    """
     device = lookup(known.device)
     start, _ = choose(device, known.dtype, pool, family_out=True)
     ensemble = Ensemble(Machine.of(device, known.dtype), Menu.of(), (Member(start.mean, None),))
@@ -197,7 +209,7 @@ def _write_pool(told: Told) -> None:
 
 
 # --- attention: prompts and decoding of each GPU, each table with its train and test rows. More
-# rows make the files larger and predictions slower, for little
+# train rows would make the files larger and predictions slower, and gain little
 
 _PROMPT_ROWS = 800
 _DECODE_ROWS = 500
@@ -221,8 +233,10 @@ def _fit_attention(parts: _Parts) -> AttentionModel:
 
 
 def _hold_out_attention(model: AttentionModel, parts: _Parts, _: Any) -> Found:
-    """Returns the errors, and by what factors the times differ from the prior that knows other
-    architectures only: the 5th and 95th percentile of the logarithm.
+    """Returns the errors for prompts and for decoding, and the spread of times around the prior.
+
+    The prior knows other GPU architectures only. The spread is the 5th and 95th percentile of
+    log(measured / prior).
     """
     (prompts, split), (decoding, decode_split) = parts
     blind_us = prompts.ask(prompts.prior()).latency_us
@@ -254,13 +268,13 @@ def _write_attention(told: Told) -> None:
     attention.shipped_json.cache_clear()
 
 
-# --- experts: the newest table of each GPU and library, a file for each dtype
+# --- experts: one model for the newest table of each GPU and library, one file per dtype
 
 DTYPES = ("bf16", "fp8", "fp8_block", "nvfp4", "mxfp4")
-#: boosted trees only: a hundredth of the size of randomised ones
+#: boosted trees only, because they take a hundredth of the space of randomised ones
 _GROWTH = Growth(randomised=0, boosted=150, depth=5)
 _BLIND_ROWS = 2000
-#: most rows of a fit, drawn at random
+#: largest number of rows in a fit; they are drawn at random
 _EXPERT_ROWS = 12_000
 
 
@@ -283,7 +297,10 @@ def _fit_moe(table: MoETable) -> MoEModel:
 
 
 def _hold_out_moe(model: MoEModel, table: MoETable, models: Sequence[MoEModel]) -> Found:
-    """Returns the 90 % quantile of |log(measured / prior)|, the prior knowing other GPUs only."""
+    """Returns the 90th percentile of |log(measured / prior)|, for a prior from other GPUs' models.
+
+    models: models of all GPUs.
+    """
     alike = [one for one in models if one.dtype == model.dtype]
     others = [one for one in alike if one.device.name != model.device.name]
     prior = MoEModel.prior(model.device, dtype=model.dtype, library=model.library, prior=others)
@@ -298,7 +315,7 @@ def _write_moe(told: Told) -> None:
         save_models(FOLDER / f"{dtype}.moe", of)
 
 
-# --- softmax: fitted to all rows, and judged by a fit to half of them
+# --- softmax: a model is fitted to all rows, and judged by another fit to half of them
 
 
 def _read_softmax(_: str) -> list[SoftmaxTable]:
@@ -329,7 +346,9 @@ KINDS = {
 
 
 def main() -> None:
-    """Writes what is asked for; products take half a minute a name on one idle core."""
+    """Ships the kind and names on the command line. A name of gemm takes half a minute on one idle
+    core.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("name", nargs="*", help="of gemm: <device>:<dtype>; default: all")

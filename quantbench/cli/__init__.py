@@ -1,4 +1,3 @@
-"""The command line: one module per command, and the options and output that the commands share.
-
-Entry point: the module `app`, called by `quantbench.__main__`.
+"""Implements the command line: one module per command, and modules for the options and the output
+that the commands share.
 """

@@ -1,5 +1,7 @@
-"""Defines the commands, and imports a command's module only when the command is called, so that
-`quantbench --help` answers at once.
+"""Registers the commands of `quantbench` by name and short help.
+
+A command's module is imported only when the command is called, so that `quantbench --help` answers
+at once.
 """
 
 import sys
@@ -12,7 +14,7 @@ from typer.main import get_command
 
 from quantbench import __version__
 
-#: short help by command; the module of that name has the function (or typer group) of that name
+#: Short help by command name. Each command is a function or typer group in the module of its name.
 COMMANDS = {
     "devices": "This machine's device and its state; known GPUs.",
     "models": "List the models that --model knows.",
@@ -37,7 +39,7 @@ _COMMAND_GIVEN = any(not word.startswith("-") for word in sys.argv[1:])
 
 
 def load(name: str) -> Any:
-    """Returns the click command for a name in COMMANDS, with its options and subcommands."""
+    """Imports the module of a command in COMMANDS and returns its click command."""
     attribute = f"{name}_" if name == "import" else name
     found = getattr(import_module(f"quantbench.cli.{attribute}"), attribute)
     if not isinstance(found, typer.Typer):
@@ -47,7 +49,7 @@ def load(name: str) -> Any:
 
 
 class _Commands(TyperGroup):
-    """A group whose commands have only a name and short help until one is called."""
+    """Group of commands that imports the module of a command when the command is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from quantbench.store.folder import Run
     from quantbench.sweep.options import SweepOptions
 
-# Number of cliffs shown; --json has all.
+# Largest number of cliffs that are printed. --json has all of them.
 _MOST_CLIFFS = 20
 
 
@@ -91,7 +91,7 @@ def check(
 
 
 def _failed_everywhere(run: Run) -> list[str]:
-    """Returns the providers that failed at a point and were measured at none."""
+    """Returns the providers that failed at one point or more and were measured at none, sorted."""
     points = [record for record in run.records if record.role == "point"]
     failed = {one.provider for one in points if isinstance(one.outcome, Failed)}
     measured = {one.provider for one in points if isinstance(one.outcome, Measured)}
@@ -99,7 +99,11 @@ def _failed_everywhere(run: Run) -> list[str]:
 
 
 def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) -> Path:
-    """Runs a rule's experiment on the device at hand and returns the folder of its run."""
+    """Runs the experiment of a rule of thumb on this machine's device and returns the run's folder.
+
+    results: folder in which the run is created.
+    budget: the text of --budget.
+    """
     from quantbench.cli.sweep_options import SweepArguments, sweep_options
     from quantbench.cli.sweep_run import measure, stop_on_sigterm
     from quantbench.sweep.child import WorkerProcess
@@ -161,7 +165,7 @@ def _lines(found: RunCheck) -> Lines:
 
 
 def _head_lines(found: RunCheck) -> list[str]:
-    """Counts points, rejected times, curves, cliffs and the causes of the cliffs."""
+    """Formats the numbers of points, rejected times, curves and cliffs (by cause) as lines."""
     from quantbench.analysis.summary import rejected_lines
 
     records = [record for record in found.run.records if record.role == "point"]
@@ -185,10 +189,12 @@ def _head_lines(found: RunCheck) -> list[str]:
 
 
 def _broken_rules(found: RunCheck) -> Counter[tuple[AlignmentRule, str]]:
-    """Counts the shapes that break each rule of their library and number format, by rule and
-    format.
+    """Counts the distinct shapes of a run that break an alignment rule of their library.
+
+    The keys are (rule, number format).
     """
-    # `torch` of `torch.mm`; a user-defined kernel is no library that has rules.
+    # The library is the first part of a provider, as in `torch.mm`. Alignment rules say nothing
+    # about user-defined kernels (`module:Class`).
     works = dict.fromkeys(
         (record.workload, record.provider.partition(".")[0])
         for record in found.run.records

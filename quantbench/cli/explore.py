@@ -1,5 +1,5 @@
-"""Command `explore`: writes a self-contained HTML page with sliders that predicts shapes on some
-GPUs.
+"""Command `explore`: writes a self-contained HTML page whose sliders set the sizes of a transformer
+and which shows its predicted times on several GPUs.
 """
 
 from __future__ import annotations

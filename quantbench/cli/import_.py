@@ -1,5 +1,5 @@
-"""Command `import`: imports tables of aiconfigurator and CSV files as runs, and summarizes Megatron
-logs.
+"""Command `import`: imports measured tables (aiconfigurator's or CSV files) as runs, and summarizes
+Megatron's training logs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import_ = typer.Typer(
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """Options shared by the imports of tables."""
+    """Options of every command that imports tables."""
 
     results: Path = results_option()
     run_id: str | None = option(None, "Name of the run (default: made from the table's name).")
@@ -116,7 +116,11 @@ def _write(
     tables: Sequence[tuple[Rows, Origin]],
     missing: Sequence[str] = (),
 ) -> Result:
-    """Writes each table as a run. missing: one line per table that was not found."""
+    """Writes each table as a run; returns summaries of the runs.
+
+    tables: rows of each table, and the origin that the run states.
+    missing: one line for each table that was not found, printed after the summaries.
+    """
     from quantbench.importers.disagreement import disagreements
     from quantbench.importers.runs import summary_lines, write_run
 
@@ -131,13 +135,14 @@ def _write(
     return Result(summaries, (*lines, *missing, next_command))
 
 
-# Largest relative difference of stated and computed TFLOP/s that is not mentioned.
+# Stated TFLOP/s that differ from the computed ones by more than this share are reported.
 _STATED_TOLERANCE = 0.05
 
 
 def _stated_words(summary: TrainingSummary) -> Iterator[str]:
-    """Yields a line if the log's TFLOP/s per GPU disagree with its sizes and times, by model FLOPs
-    as by hardware FLOPs.
+    """Yields a line if a log's TFLOP/s per GPU fit neither its model FLOPs nor its hardware FLOPs.
+
+    Both are computed from the sizes and times in the log. Yields nothing if sizes are missing.
     """
     from quantbench.planner.formulas import hardware_flops, model_flops
     from quantbench.workload import TransformerShape
@@ -167,7 +172,10 @@ def _stated_words(summary: TrainingSummary) -> Iterator[str]:
 
 
 def _log_cells(log: TrainingSummary) -> dict[str, str]:
-    """Returns the cells of a log by column name."""
+    """Formats the summary of a log as table cells by column name; unknown values are dashes.
+
+    A column name that begins with `>` is aligned to the right.
+    """
     tokens = None
     if log.tokens_per_s is not None and log.tokens_per_s_within is not None:
         tokens = with_interval(log.tokens_per_s, log.tokens_per_s_within.half_width)

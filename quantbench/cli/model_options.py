@@ -1,8 +1,7 @@
 """Declares options that describe a model or a grid of sizes, and converts them to shapes and axes.
 
-The options of sizes come from `sweep.sizes`. `chosen_model` returns one model, `held_and_dims` a
-grid. A value is the typed one, else that of the preset or configuration, else what is usual on the
-device.
+A typed value always counts. A value that was not typed comes from the preset or configuration, and
+without one it is the usual value on the device.
 """
 
 import re
@@ -37,7 +36,8 @@ from quantbench.workload.presets import preset
 from quantbench.workload.recipes import RECIPES
 from quantbench.workload.transformer import ATTENTIONS
 
-# Fields of a model that a grid takes over; not layers, because a point is one layer.
+# Fields that a grid copies from the named model. The number of layers is not copied, because each
+# point of a grid is one layer.
 _OF_A_MODEL = (
     "hidden",
     "heads",
@@ -77,7 +77,7 @@ _SAID_AGAIN = (
 _SOFTMAX_WORDS = {"megatron": "Megatron's fused softmax", "torch": "torch's separate softmax"}
 _LARGEST_HISTOGRAM_BYTES = 2**20
 _model = partial(option, panel="Model")
-# Has the usual values of the fields that no model and no option states.
+# Holds the usual values of fields that neither a model nor an option states.
 _USUAL_MODEL = TransformerShape(hidden=1, heads=1)
 _MOE_FIELDS = [name.replace("-", "_") for name in MOE_DIMS]
 _EXPERTS_EXPECTED = "--experts, or a model with experts"
@@ -91,10 +91,12 @@ _Options = TypeVar("_Options", bound=type)
 
 
 def with_sizes(*names: str) -> Callable[[_Options], _Options]:
-    """Adds an option for each of these sizes (`sweep.sizes.SIZES`) to a class of options, before it
-    is a dataclass.
+    """Returns a class decorator that declares one option per size. Apply it before `dataclass`.
 
-    A size is an integer; in `GridOptions` a text, which may be a range, if it may be swept.
+    An option takes an integer. In `GridOptions`, a size that can be swept takes a text instead,
+    because the text may be a range.
+
+    names: keys of `sweep.sizes.SIZES`.
     """
 
     def add(options: _Options) -> _Options:
@@ -117,10 +119,10 @@ def with_sizes(*names: str) -> Callable[[_Options], _Options]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Options shared by all commands about a model; "" and None stand for the default.
+    """Options of every command that takes a model; "" and None stand for the default.
 
-    who: the command, named in errors.
-    size_names: sizes that the command takes.
+    who: name of the command, for error messages.
+    size_names: names of the sizes that the command takes.
     """
 
     who: ClassVar[str]
@@ -145,7 +147,7 @@ class ModelOptions:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Typed sizes by field."""
+        """Values of the typed sizes, by field name."""
         found = {}
         for name in self.size_names:
             field = name.replace("-", "_")
@@ -155,7 +157,7 @@ class ModelOptions:
 
     @cached_property
     def named(self) -> Described:
-        """The preset or configuration; usual values without a name if neither was typed."""
+        """Model of --model or --config; usual values without a name if neither was typed."""
         return named_model(self.who, self.model, self.config)
 
 
@@ -164,9 +166,9 @@ class ModelOptions:
 class ShapeOptions(ModelOptions):
     """Options for a model with one value per size.
 
-    needed: sizes that must be typed if no model is named; if layers or vocab are not among them,
-        they are guessed.
-    casts: how the casts of an 8- or 4-bit step run.
+    needed: sizes that must be typed if no model is named. Layers and vocab are guessed if they are
+        neither needed nor typed.
+    casts: assumption on how the casts of an 8- or 4-bit training step run, as text.
     """
 
     who: ClassVar[str] = "advise"
@@ -182,7 +184,7 @@ class ShapeOptions(ModelOptions):
 @dataclass(frozen=True, kw_only=True)
 @with_sizes("kv-heads", *DIMS)
 class GridOptions(ModelOptions):
-    """Options for a grid of sizes, as typed. The text of a size that is an axis is a range."""
+    """Options for a grid of sizes, as typed. The text of a size that varies is a range or list."""
 
     who: ClassVar[str] = "sweep"
 
@@ -209,13 +211,16 @@ class GridOptions(ModelOptions):
 
     @property
     def axes(self) -> set[str]:
-        """Fields of the sizes that vary."""
+        """Field names of the sizes that vary."""
         return {text.partition("=")[0].replace("-", "_") for text in self.dims}
 
 
 def named_model(who: str, model: str, config: Path | None) -> Described:
-    """Reads a preset or a configuration; returns usual values without a name if there is neither.
-    Raises InputError for both.
+    """Returns the model of --model or --config; usual values without a name if both are empty.
+
+    who: name of the command, for error messages.
+    Raises InputError if both are given, or if products of the configuration are too large to
+    predict.
     """
     if model and config is not None:
         raise InputError(who, f"--model {model} and --config {config}", "one of them")
@@ -230,7 +235,9 @@ def named_model(who: str, model: str, config: Path | None) -> Described:
 
 
 def _require_reach(config: Path, shape: TransformerShape) -> None:
-    """Raises InputError for a config with products too large to predict. (Logits may be.)"""
+    """Raises InputError if a product of the configuration, other than logits, is too large to
+    predict.
+    """
     from quantbench.latency.model_times import require_reach
 
     try:
@@ -245,8 +252,9 @@ def _require_reach(config: Path, shape: TransformerShape) -> None:
 
 
 def attention_of(options: ModelOptions, device: DeviceSpec) -> tuple[dict[str, Any], list[str]]:
-    """Returns the fields attention and dropout of a shape, and the assumptions about them as
-    text.
+    """Returns attention and dropout as fields of a shape, and the assumptions about both as text.
+
+    Raises InputError for an unknown kind of attention.
     """
     named = options.named
     usual = default_attention(device)
@@ -269,15 +277,22 @@ def attention_of(options: ModelOptions, device: DeviceSpec) -> tuple[dict[str, A
 
 
 def latent_words(kv_rank: int, core_dim: int) -> list[str]:
-    """Returns a note on how latent attention is priced; [] for usual attention."""
+    """Returns a note on how latent attention is predicted; [] for other attention.
+
+    kv_rank: rank of the latent keys and values; 0 without latent attention.
+    core_dim: head_dim of the attention whose time is used instead.
+    """
     if not kv_rank:
         return []
     return [f"latent attention not measured: priced as heads of {core_dim}, with as many FLOPs"]
 
 
 def window_ignored(window: int, seq: int) -> list[str]:
-    """Returns a note on a sliding window, which predictions and measurements ignore; [] if it has
-    no effect.
+    """Returns a note that a sliding window is ignored; [] if it would have no effect.
+
+    Predictions and measurements ignore such windows.
+
+    window, seq: sizes of the window (0: none) and of the sequence, in tokens.
     """
     if not 0 < window < seq:
         return []
@@ -290,7 +305,7 @@ def chosen_model(
     """Returns the shape that the options describe on `device`, and all assumptions about it as
     text.
 
-    Raises InputError for a missing or impossible size.
+    Raises InputError for a missing or impossible size, and for a dtype that the device lacks.
     """
     named = options.named
     base = named.shape
@@ -360,8 +375,16 @@ def chosen_model(
 
 
 def _following(base: TransformerShape, typed: dict[str, Any], tp: int) -> dict[str, Any]:
-    """Returns the sizes that follow from a typed `hidden` or `heads`: derived ones must not keep
-    those of `base`, unless the heads do."""
+    """Returns new values for sizes of `base` that depend on a typed hidden or heads.
+
+    ffn scales with hidden. kv_heads and head_dim become 0, which means that they are derived again.
+    While the number of heads stays, grouped kv_heads stay, and so does a head_dim that is not
+    hidden / heads.
+
+    base: shape of the preset or configuration.
+    typed: typed sizes, by field name.
+    tp: tensor-parallel degree.
+    """
     if not {"hidden", "heads"} & typed.keys():
         return {}
     found = {"kv_heads": 0, "head_dim": 0}
@@ -379,8 +402,10 @@ def _following(base: TransformerShape, typed: dict[str, Any], tp: int) -> dict[s
 
 
 def _heads_at(base: TransformerShape, hidden: int, tp: int) -> dict[str, int]:
-    """Returns heads and kv_heads at another hidden size, of the same head_dim and in the same
-    ratio; {} if there are none that tp divides, so that the number of heads stays."""
+    """Returns heads and kv_heads for another hidden size, with head_dim and their ratio unchanged.
+
+    Returns {} if there are no such numbers that tp can divide. The number of heads then stays.
+    """
     heads = hidden // base.head_dim
     kv_heads = heads * base.kv_heads // base.heads
     whole = heads * base.head_dim == hidden and kv_heads * base.heads == heads * base.kv_heads
@@ -391,11 +416,12 @@ def _heads_at(base: TransformerShape, hidden: int, tp: int) -> dict[str, int]:
 
 
 def held_and_dims(arguments: GridOptions) -> tuple[Held, tuple[str, ...]]:
-    """Returns the fixed sizes, and the axes as text. If `--dim` has no values, those of its size
-    option are used.
+    """Returns the fixed sizes, and the axes as texts such as `hidden=1024:4096:64`.
 
-    Raises InputError for a size that is no integer, for a size typed twice, and for a missing
-    `--dim`.
+    If `--dim` names a size without values, the axis takes them from the option of that size.
+
+    Raises InputError for a fixed size that is not an integer, for a size typed twice, for an option
+    without effect, and for a missing `--dim`.
     """
     who = arguments.who
     if not arguments.dims and not arguments.listed:
@@ -448,7 +474,10 @@ def held_and_dims(arguments: GridOptions) -> tuple[Held, tuple[str, ...]]:
 
 
 def _routing(text: str) -> str | tuple[int, ...]:
-    """Returns a distribution by name, or the counts in a JSON file."""
+    """Returns the value of --routing: a distribution's name, or the counts that a JSON file lists.
+
+    Raises InputError for a file that cannot be read or is not a list of integers.
+    """
     if not text.endswith(".json"):
         return text
     try:
@@ -467,8 +496,9 @@ def assumed_words(
 ) -> tuple[str, ...]:
     """Lists the assumptions that change the result, as text.
 
-    held: fixed sizes with the defaults filled in.
+    held: fixed sizes, with the defaults filled in.
     ops: names of the ops that run.
+    spec: device that the sweep is for.
     """
     named = arguments.named
     axes = arguments.axes
@@ -514,7 +544,7 @@ def _layer_words(
         words += ["gated experts", "products of the busiest GPU"]
     if {*UNFUSED_OPS, "attention"} & set(ops):
         how, of_attention = attention_of(arguments, spec)
-        if not held.ops:  # named ops run whatever the usual attention is
+        if not held.ops:  # ops named by --ops run whatever the usual attention is
             words += [word for word in of_attention if "dropout" not in word]
         if how["dropout"]:
             words.append("dropout is not timed")
@@ -526,7 +556,7 @@ def _layer_words(
     if not held.kv_heads and shape.kv_heads != shape.heads:
         ratio = held.heads_per_kv_head
         words.append("kv_heads = heads" if ratio == 1 else f"kv_heads = heads / {ratio}")
-    # The model's widths stay, unless ffn is 4 · hidden.
+    # A given hidden leaves the model's widths as they are, except an ffn of 4 · hidden.
     if named.name and "hidden" in given:
         if held.ffn and {"mlp_up", "mlp_up_gate"} & set(ops) and "ffn" not in given:
             words.append(f"ffn = {held.ffn}")
@@ -536,7 +566,7 @@ def _layer_words(
 
 
 def _no_dim(arguments: GridOptions) -> InputError:
-    """Returns the error for a missing --dim, which lists the dimensions that fit the typed
+    """Returns the error for a missing --dim. Its text lists the dimensions that fit the typed
     sizes.
     """
     given = [dim for dim in map(dashed, arguments.sizes) if dim in DIMS]
@@ -549,8 +579,10 @@ def _no_dim(arguments: GridOptions) -> InputError:
 
 
 def _require_used(arguments: GridOptions) -> None:
-    """Raises InputError for an option without effect: one of a model with plain GEMMs, or the
-    reverse.
+    """Raises InputError for an option without effect.
+
+    Options of models have none on plain GEMMs, options of plain GEMMs have none on models, and
+    sizes have none beside a file of shapes.
     """
     unused = GEMM_DIMS
     others: Collection[str] = ("layout",)
@@ -578,9 +610,13 @@ def sweep_words(arguments: GridOptions) -> str:
 
 
 def _free_what_follows(held: Held, given: set[str]) -> Held:
-    """Sets to 0 the preset's sizes that follow from given ones: heads and kv_heads from hidden at
-    the same head_dim (if heads × head_dim is hidden), kv_heads and head_dim from heads, heads and
-    kv_heads from head_dim, and ffn from hidden if it is 4 · hidden. Given sizes stay.
+    """Sets to 0 the preset's sizes that follow from given ones, so that they are derived again.
+
+    A given hidden resets heads and kv_heads if heads × head_dim is the preset's hidden, and ffn if
+    that is 4 · hidden. Given heads reset head_dim and kv_heads. A given head_dim resets heads and
+    kv_heads, unless heads are given too. Given sizes are never reset.
+
+    given: field names of the sizes that were typed or vary.
     """
     free: set[str] = set()
     if "hidden" in given:

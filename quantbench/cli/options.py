@@ -30,9 +30,11 @@ from quantbench.errors import InputError
 def option(default: Any, help_text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
     """Declares one option of a command.
 
-    default: `...` for a required option. A flag whose default is False has no `--no-` form.
+    default: value if the option is not typed; `...` for a required option. A flag whose default is
+        False has no `--no-` form.
     names: spellings of the option (default: `--` and the parameter's name).
-    more: arguments of `typer.Option`.
+    panel: title of the option's group in the help.
+    more: further arguments of `typer.Option`.
     """
     metadata = {"names": names, "help": help_text, "rich_help_panel": panel, **more}
     return field(default=MISSING if default is ... else default, metadata=metadata)
@@ -44,7 +46,7 @@ def argument(help_text: str, *, metavar: str | None = None, default: Any = ...) 
 
 
 def json_option() -> Any:
-    """Declares `--json`, for commands that use it themselves; the others have it anyway."""
+    """Declares `--json` for a command that reads it. `command` adds it to every other command."""
     return option(False, "Print the result as JSON.", "--json")
 
 
@@ -60,9 +62,10 @@ def gpu_option(default: Any = ..., panel: str | None = None) -> Any:
 
 
 def command(function: Callable[..., Result | None]) -> Callable[..., None]:
-    """Makes a function a typer command that has `--json` and prints the function's result.
+    """Turns a function into a typer command that has `--json` and prints the function's result.
 
-    The command takes keyword arguments with their declared defaults.
+    Python code can call the command with keyword arguments. Arguments that are left out have their
+    declared defaults. The command raises `typer.Exit` if the result has an exit code other than 0.
     """
     groups: dict[str, Any] = {}
     declared: dict[str, Parameter] = {}
@@ -110,8 +113,10 @@ def _parameter(name: str, hint: Any, declared: Field[Any]) -> Parameter:
 
 
 def typed_words(options: Any, names: Iterable[str]) -> list[str]:
-    """Formats the options that differ from their defaults, as typed. names: fields in the order of
-    the output.
+    """Formats the options that differ from their defaults, as typed.
+
+    options: dataclass whose fields are options.
+    names: fields to format, in the order of the output.
     """
     usual = {one.name: one.default for one in fields(options)}
     words = []
@@ -131,10 +136,12 @@ def typed_words(options: Any, names: Iterable[str]) -> list[str]:
 
 
 def percentage(option: str, text: str, *, above: bool = False) -> float:
-    """Converts `3%` or `0.5 %` to a share. Raises InputError without the sign: 0.03 could mean 3 %
-    or 0.03 %.
+    """Converts a text such as `3%` or `0.5 %` to a share, 0 to 1.
 
+    option: name of the option, for error messages.
     above: whether 0 % and 100 % are excluded.
+    Raises InputError for a value out of bounds, and for a text without the sign, because 0.03 could
+    mean 3 % or 0.03 %.
 
     >>> percentage("--fail-over", "3%")
     0.03
@@ -154,7 +161,10 @@ def percentage(option: str, text: str, *, above: bool = False) -> float:
 
 
 def integers(option: str, text: str, *, low: int = 1, high: int = 2**31 - 1) -> tuple[int, ...]:
-    """Parses comma-separated integers in their order; () for an empty text.
+    """Parses comma-separated integers in their order; returns () for an empty text.
+
+    option: name of the option, for error messages.
+    Raises InputError for a word that is not an integer from `low` to `high`.
 
     >>> integers("--tp", "1, 2,4")
     (1, 2, 4)

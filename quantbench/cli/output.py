@@ -27,17 +27,16 @@ from quantbench.report.terminal import plain_table as plain_table
 
 #: a text, or a text and its style
 StyledText = str | tuple[str, str]
-#: one line: a text, or its parts
+#: one line: a text, or the parts that make it up
 StyledLine = str | tuple[StyledText, ...]
-#: an output of lines and tables
+#: output of a command: lines and tables, in order
 Lines = Iterable[StyledLine | Table]
 
-# Width for a pipe, which has none; wide, because programs cannot use folded lines.
+# Line width for a pipe, in characters. It is large, because programs cannot use folded lines.
 _PIPE_WIDTH = 180
-# Columns of sentences may be folded down to this width, or to their longest word if that is
-# shorter.
+# A column of sentences may be folded down to this width, or to its longest word if that is shorter.
 _NARROWEST_SENTENCE = 20
-# Least time between lines of progress if the output is no terminal.
+# Shortest time between two lines of progress if the output is not a terminal.
 _PLAIN_PROGRESS_EVERY_S = 15.0
 
 
@@ -45,9 +44,9 @@ _PLAIN_PROGRESS_EVERY_S = 15.0
 class Result:
     """The result of a command.
 
-    answer: printed as JSON (see `encoded`).
-    lines: the same for a terminal.
-    exit_code: 1 if a check found something, 2 if nothing could be judged.
+    answer: value that `--json` prints, converted by `encoded`.
+    lines: lines and tables that a terminal shows.
+    exit_code: 1 if a check found something, 2 if nothing could be judged, else 0.
     """
 
     answer: Any
@@ -114,8 +113,9 @@ def narrowest(console: Console, table: Table) -> int:
 
 
 def output(*, stderr: bool = False) -> Console:
-    """Returns a console: with the terminal's width and colours on a terminal, for wide plain text
-    into a pipe.
+    """Returns a console on standard output, or on standard error.
+
+    On a terminal it has the terminal's width and colours. Into a pipe it writes wide plain text.
     """
     stream = sys.stderr if stderr else sys.stdout
     return SafeConsole(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH)
@@ -139,8 +139,8 @@ def warning(text: str) -> StyledLine:
 def say(console: Console, *parts: StyledText) -> None:
     """Prints one line without folding it, and without colouring numbers and paths.
 
-    parts: texts, or (text, style). A line break at the beginning of the first part prints an empty
-        line before.
+    parts: texts or (text, style), printed one after the other. If the first part begins with a line
+        break, an empty line is printed first.
     """
     pairs = [(part, "") if isinstance(part, str) else part for part in parts]
     if pairs[0][0].startswith("\n"):
@@ -164,10 +164,10 @@ def print_result(as_json: bool, answer: Callable[[], Any], items: Lines) -> None
 
 
 def encoded(value: Any) -> Any:
-    """Returns a value as JSON has it: a dataclass as an object of its fields, without those that
-    `repr` leaves out.
+    """Converts a value to one that `json` can write.
 
-    NaN and infinities become null, paths become text.
+    A dataclass becomes an object of its fields, without those declared with `repr=False`. NaN and
+    infinities become null, paths become text, and sequences become arrays.
     """
     match value:
         case float():
@@ -189,9 +189,12 @@ def encoded(value: Any) -> Any:
 
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Callable[..., None]]:
-    """Yields `show(done, total, text, now="")`: a bar on a terminal, elsewhere `text` as a line
-    every 15 s.
+    """Yields a function `show(done, total, text, now="")` that displays progress.
 
+    On a terminal it updates a bar. Elsewhere it prints `text` as a line, at most every 15 s.
+
+    done, total: amounts of work in the same unit.
+    text: the progress in words.
     now: the current step, shown on a terminal only.
     """
     if not console.is_terminal:
@@ -215,10 +218,11 @@ def progress_bar(console: Console) -> Iterator[Callable[..., None]]:
 
 
 def check_file(operation: str, path: Path, *, suffix: str = "") -> None:
-    """Raises StoreError if the file `path` or a folder above it cannot be created. Leaves nothing
-    behind.
+    """Checks that a file can be written, and leaves nothing behind.
 
-    Raises InputError if the file's name does not end in `suffix`.
+    operation: name of the operation, for error messages.
+    Raises StoreError if the file or a folder above it cannot be created, and InputError if the
+    file's name does not end in `suffix`.
     """
     if not path.name.endswith(suffix):
         raise InputError(operation, str(path), f"a name that ends in {suffix}")
@@ -228,7 +232,11 @@ def check_file(operation: str, path: Path, *, suffix: str = "") -> None:
 
 
 def check_folder(operation: str, folder: Path) -> None:
-    """Raises StoreError if a folder, or a file in it, cannot be created. Leaves nothing behind."""
+    """Checks that a folder can be written, and leaves nothing behind.
+
+    operation: name of the operation, for error messages.
+    Raises StoreError if the folder, or a file in it, cannot be created.
+    """
     _try(operation, folder, str(folder), "a folder that can be written")
 
 

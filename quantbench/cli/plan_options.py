@@ -10,7 +10,7 @@ from quantbench.cli.options import option
 from quantbench.cli.times import MACHINES, TimesOptions
 from quantbench.planner.calibration import STACKS
 
-#: options of one layout; a search takes several values of each
+#: options that describe one layout; a search over layouts takes several values of each
 OF_A_LAYOUT = (
     "dp",
     "tp",

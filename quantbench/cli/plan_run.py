@@ -1,4 +1,4 @@
-"""Searches the layouts of a job for the command `plan`, or checks one."""
+"""Searches all layouts of a training job, or checks one of them, for the command `plan`."""
 
 import math
 import time
@@ -47,7 +47,11 @@ def provenance(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def search_layouts(setup: Setup, *, explain: bool) -> Result:
-    """Ranks every layout of a job."""
+    """Ranks the layouts of the job that fit into memory by predicted time.
+
+    explain: whether to print the sources, the memory and time by part, other software and rules of
+        thumb too.
+    """
     job = setup.job()
     space = setup.space()
     begun = time.perf_counter()
@@ -92,8 +96,9 @@ def search_layouts(setup: Setup, *, explain: bool) -> Result:
 
 
 def _ranking_lines(found: Found) -> Lines:
-    """Yields the best layouts that differ in their degrees, and what the best of the other degrees
-    cost.
+    """Yields the table of the best layouts, and remarks on the layouts that are not in it.
+
+    The table has the fastest layout of each of the best combinations of TP, PP, CP and EP.
     """
     fastest = found.ranked[0]
     by_degrees: dict[str, Prediction] = {}
@@ -177,7 +182,7 @@ def _explaining_lines(
 
 
 def _other_stacks(setup: Setup, job: Job, best: Prediction, times: OpTimes) -> Iterator[str]:
-    """Yields how much longer the best layout takes with each other stack."""
+    """Yields how much longer the best layout takes with each other stack that allows it."""
     typed = setup.options.dp_overlap
     for name, stack in STACKS.items():
         other = replace(
@@ -205,7 +210,7 @@ def _next_line(setup: Setup, layout: Layout) -> str:
 
 
 def _memory_table(p: Prediction, calibration: Calibration) -> Table:
-    """Tabulates the memory of the fullest GPU by part, GiB."""
+    """Tabulates the memory of the fullest GPU by part, in GiB."""
     parts = p.memory.parts_gib
     within = percent(math.expm1(calibration.memory_scatter))
     caption = f"GiB on the fullest GPU; nine in ten runs are within {within}"
@@ -216,7 +221,9 @@ def _memory_table(p: Prediction, calibration: Calibration) -> Table:
 
 
 def header_lines(job: Job, assumed: Sequence[str]) -> Lines:
-    """Yields the model with its machines, and what was assumed."""
+    """Yields a description of the model and the machines, the assumptions, and a warning if the
+    rates of the links are generic.
+    """
     shape, where = job.shape, job.cluster
     gated = "gated " if shape.gated else ""
     mlp = f"{gated}MLP of {shape.ffn}"
@@ -245,7 +252,7 @@ def header_lines(job: Job, assumed: Sequence[str]) -> Lines:
 
 
 def _source_lines(calibration: Calibration, times: OpTimes) -> Iterator[str]:
-    """Yields the sources of constants and times."""
+    """Yields where the constants and the op times come from, and the versions in use."""
     rests = "fitted there" if calibration.fitted else calibration.provenance.get("rule", "")
     installed = installed_versions()
     versions = ", ".join(f"{name} {installed[name]}" for name in installed if name != "os")
@@ -257,7 +264,7 @@ def _source_lines(calibration: Calibration, times: OpTimes) -> Iterator[str]:
 
 
 def _bound_lines(p: Prediction) -> Iterator[str]:
-    """Yields time and cost of a training run at this rate, and what is not counted."""
+    """Yields the days and GPU-hours for 10^12 tokens, and the costs that are not counted."""
     hours = float(f"{p.gpu_hours_per_trillion_tokens:.3g}")
     yield (
         f"10^12 tokens: {p.days_per_trillion_tokens:.3g} days, {hours:,.0f} GPU-hours, MFU "
@@ -267,13 +274,19 @@ def _bound_lines(p: Prediction) -> Iterator[str]:
 
 
 def _seconds(sec: Span, between: str) -> str:
-    """Formats a time with its interval: `12.34 (11.9–12.8)`."""
+    """Formats a time in seconds with its interval, such as `12.34 (11.9–12.8)`.
+
+    between: text between the ends of the interval.
+    """
     decimals = 1 if sec.mid >= 10 else 2
     return f"{sec.mid:.2f} ({sec.low:.{decimals}f}{between}{sec.high:.{decimals}f})"
 
 
 def check_layout(setup: Setup, *, explain: bool) -> Result:
-    """Checks one layout against every rule, and predicts its time and memory."""
+    """Checks one layout against every rule, and predicts its time and memory if none forbids it.
+
+    explain: whether to print the sources and the memory by part too.
+    """
     layout = setup.layout()
     job = setup.job(gpus=setup.options.gpus or layout.gpus)
     broken = violations(job, layout)

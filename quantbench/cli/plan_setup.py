@@ -1,5 +1,5 @@
-"""Resolves the options of `plan`: the model, the machines, the software, and where times of ops
-come from.
+"""Resolves the options of `plan` to a model, a cluster, a software stack and a source of op
+times.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ from quantbench.workload.transformer import ATTENTIONS
 
 _WHO = "plan"
 _BITS_PER_BYTE = 8
-# Values of one layout that no option states.
+# Assumptions about a checked layout, by the option that would state it.
 _USUAL = {
     "mbs": "mbs = 1",
     "zero": "ZeRO-1",
@@ -51,8 +51,10 @@ _USUAL = {
 
 
 class Setup:
-    """What the options of `plan` stand for. Each part raises InputError for the options that it
-    needs and lacks.
+    """Model, cluster, software, op times and job that the options of `plan` describe.
+
+    Every property and method raises InputError if the options that it needs are missing or
+    contradictory.
     """
 
     def __init__(self, options: PlanOptions) -> None:
@@ -69,8 +71,9 @@ class Setup:
 
     @cached_property
     def where(self) -> Cluster:
-        """--cluster or the GPU's reference system, with the rates of --profile and the typed
-        ones.
+        """Cluster of --cluster, or the GPU's reference system.
+
+        Rates measured in --profile replace its own, and typed rates replace both.
         """
         o = self.options
         device = None
@@ -93,7 +96,7 @@ class Setup:
 
     @cached_property
     def model(self) -> tuple[TransformerShape, tuple[str, ...]]:
-        """The shape, and what was assumed about it as text."""
+        """Shape of the model, and the assumptions about it as text."""
         return chosen_model(self.options, self.where.device)
 
     @property
@@ -102,7 +105,7 @@ class Setup:
 
     @cached_property
     def calibrations(self) -> Calibrations:
-        """The shipped factors, or those of --site."""
+        """Fitted factors that the package ships; those of --site override them."""
         if self.options.stack:
             require_choice(_WHO, "--stack", self.options.stack, tuple(STACKS))
         if self.options.site is None:
@@ -111,8 +114,9 @@ class Setup:
 
     @cached_property
     def stack(self) -> str:
-        """--stack, or that of --site; "" if the cluster's own factors are used; else the usual one
-        of the model.
+        """Name of the software stack: of --stack, else of --site, else the usual one for the model.
+
+        A cluster with factors of its own has the stack "".
         """
         if self.options.stack:
             return self.options.stack
@@ -124,15 +128,19 @@ class Setup:
 
     @property
     def uneven(self) -> bool:
-        """--allow-uneven, or whether the stack usually divides layers that way (Megatron's pipeline
-        layouts).
+        """Whether pipeline stages may differ in their number of layers.
+
+        This is --allow-uneven if typed. Else it is true for megatron-bridge only, because
+        Megatron's pipeline layouts divide layers unevenly.
         """
         typed = self.options.allow_uneven
         return self.stack == "megatron-bridge" if typed is None else typed
 
     @property
     def overlap(self) -> float:
-        """--dp-overlap, or what is usual for the stack."""
+        """Share of data-parallel traffic that overlaps with computation: --dp-overlap, else the
+        usual one for the stack.
+        """
         if self.options.dp_overlap is not None:
             return self.options.dp_overlap
         return float(software(self.stack).overlaps)
@@ -142,8 +150,9 @@ class Setup:
 
     @cached_property
     def times_of(self) -> TimesOf:
-        """Function from a device to the times of its ops: those of --profile, else of the best
-        models of the device.
+        """Function from a device to its op times, measured in --profile or predicted by models.
+
+        With --profile, the function raises InputError for any other device than the profile's.
         """
         profile = self.profile
         if profile is None:
@@ -159,7 +168,11 @@ class Setup:
         return times
 
     def job(self, gpus: int = 0) -> Job:
-        """Builds the training job. gpus: number of GPUs (0: --gpus)."""
+        """Builds the training job.
+
+        gpus: number of GPUs (0: that of --gpus).
+        Raises InputError without a number of GPUs or a global batch size.
+        """
         o = self.options
         gpus = gpus or o.gpus or 0
         if not gpus:
@@ -178,6 +191,7 @@ class Setup:
         )
 
     def space(self) -> LayoutSpace:
+        """Returns the layouts that a search goes through, as the typed options limit them."""
         o = self.options
         degrees: dict[str, Any] = {}
         for name in ("dp", "tp", "pp", "cp", "mbs", "interleave"):
@@ -195,8 +209,10 @@ class Setup:
         )
 
     def layout(self) -> Layout:
-        """Returns the one layout that --check is about. Raises InputError for an option with
-        several values.
+        """Returns the layout that --check examines.
+
+        Raises InputError if an option has several values, or if --tp, --pp or a needed --dp has
+        none.
         """
         o = self.options
         tp = self._one("tp")
@@ -215,6 +231,11 @@ class Setup:
         )
 
     def _one(self, name: str, default: int | None = None, *, low: int = 1) -> int:
+        """Returns the only value of an option of the layout; `default` if none was typed.
+
+        low: smallest allowed value.
+        Raises InputError for several values, and for none without a default.
+        """
         text = getattr(self.options, name)
         values = integers(f"--{name}", text, low=low)
         if not values and default is not None:
@@ -225,8 +246,9 @@ class Setup:
         return values[0]
 
     def assumed(self, *, one_layout: bool = False) -> list[str]:
-        """Lists the assumptions that change the result, as text. one_layout: include those about
-        the checked layout.
+        """Lists the assumptions that change the result, as text.
+
+        one_layout: whether to include the assumptions about the checked layout.
         """
         assumed = [*self.model[1], *self._of_the_job()]
         if one_layout:
@@ -263,7 +285,10 @@ class Setup:
 
 
 def rates(o: PlanOptions) -> dict[str, Any]:
-    """Returns the typed rates of the links, as `Cluster.changed` takes them."""
+    """Returns the typed GPUs per node and link rates (GB/s) as arguments of `Cluster.changed`.
+
+    Raises InputError for an infinite rate.
+    """
     for name in ("node_gbit_per_s", "link_gb_per_s"):
         if isinf(getattr(o, name)):
             raise InputError(_WHO, typed_words(o, [name])[0], "a rate that is finite")
@@ -276,7 +301,10 @@ def rates(o: PlanOptions) -> dict[str, Any]:
 
 
 def given(o: PlanOptions) -> Given:
-    """Returns the values of cells that rows of a table leave empty."""
+    """Returns the values that fill the empty cells of a table's rows, taken from the options.
+
+    Raises InputError for an option that names a model, and for several values of one cell.
+    """
     for typed in typed_words(o, ("model", "config")):
         raise InputError(f"{_WHO} --rows", typed, "models as the rows name them")
     cells: dict[str, Any] = {one.name: getattr(o, one.name, None) for one in fields(TableRow)}

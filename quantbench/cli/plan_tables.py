@@ -1,4 +1,6 @@
-"""Predicts and fits tables of layouts for the command `plan`."""
+"""Predicts the rows of a table of layouts, or fits a site's factors to them, for the command
+`plan`.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,12 +21,12 @@ from quantbench.planner.row_results import RowResult, Summary, predict_rows, sum
 from quantbench.planner.rows import read_table, require_stated
 from quantbench.units import counted
 
-# Larger errors stand out.
+# Relative errors above this are printed in red.
 _LARGE_ERROR = 0.08
 
 
 def predict_table(setup: Setup, path: Path) -> Result:
-    """Predicts every row of a table and compares it with its measured time."""
+    """Predicts every row of the CSV table `path` and compares it with its measured values."""
     results = predict_rows(
         read_table(path), setup.times_of, setup.calibrations, given(setup.options)
     )
@@ -47,7 +49,7 @@ def predict_table(setup: Setup, path: Path) -> Result:
 
 
 def _rows_table(results: Sequence[RowResult]) -> Table:
-    """Tabulates predicted and measured values, one line per predicted row."""
+    """Tabulates predicted beside measured values, one line per predicted row."""
     times = (">row", ">sec/it", ">measured", ">error")
     rates = (">hardware TFLOP/s", ">reported", ">GiB", ">stated")
     table = plain_table((*times, *rates, "layout"))
@@ -97,7 +99,12 @@ def _or_dash(value: float | None) -> str:
 
 
 def fit_table(setup: Setup, path: Path, output: Path) -> Result:
-    """Fits the factors of a site to a table of its runs, and writes them."""
+    """Fits the factors of a site to a table of its runs, and writes them as JSON.
+
+    path: CSV table of the runs.
+    output: file for the factors.
+    Raises InputError if no row can be predicted, or if the rows have several GPUs or stacks.
+    """
     check_file("plan --fit", output, suffix=".json")
     rows = read_table(path)
     cells = given(setup.options)

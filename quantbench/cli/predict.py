@@ -86,8 +86,11 @@ def predict(arguments: PredictOptions) -> Result:
 
 
 def _whole_experts(ops: str) -> str:
-    """Returns --ops with all of a layer's routed ops in place of `experts`. Raises InputError for a
-    part of them, as they are predicted together."""
+    """Returns the text of --ops with `experts` replaced by all routed ops of a layer.
+
+    Raises InputError if only some of the routed ops are named, because a prediction covers all of
+    them together.
+    """
     names = [name.strip() for name in ops.split(",")]
     routed = [name for name in EXPERT_OPS if name in names]
     if "experts" in names:
@@ -102,9 +105,12 @@ def _whole_experts(ops: str) -> str:
 def predict_sweep(
     arguments: PredictOptions, source: OpTimes
 ) -> tuple[tuple[Axis, ...], Forecast, tuple[str, ...]]:
-    """Returns the axes with their values, the forecast, and the assumptions as text.
+    """Predicts a sweep; returns the axes with their values, the forecast, and the assumptions as
+    text.
 
-    source: times of a profile or of the models of a GPU.
+    source: op times of a profile, or of a GPU's models.
+    Raises InputError for a dtype that the device lacks, and UnsupportedError for gradients of
+    experts.
     """
     from quantbench.analysis.forecast import forecast
     from quantbench.latency.op_times import RememberedTimes

@@ -1,4 +1,4 @@
-"""The options of `sweep`, and their conversion to `SweepOptions`."""
+"""Declares the options of `sweep`, converts them to `SweepOptions`, and rejects contradictions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from quantbench.sweep.plan import Plan
     from quantbench.workload import TransformerShape
 
-# With these, `make sweep` including the installation takes less than three minutes on two cores,
-# five on a GPU.
+# Default time for measuring, by kind of device. With it, `make sweep` takes less than three minutes
+# on two cores and five on a GPU, installation included.
 _BUDGET = {"cuda": "4m", "cpu": "60s"}
-# One thread of a shared processor repeats within 1 to 2 %; a tighter target only costs time.
+# Default precision, by kind of device. Times of one thread on a shared processor repeat within 1 to
+# 2 %, so that a tighter target only costs time.
 _PRECISION = {"cuda": "0.5%", "cpu": "1%"}
 _MAX_TIME_S = {"cuda": 2.0, "cpu": 0.5}
-# Options allowed with a file of transformer shapes: those that say how to measure, not what.
+# Options allowed with a file of transformer shapes. They say how to measure, not what.
 _BESIDE_MODELS = (
     "shapes", "provider", "cache", "mode", "precision", "distribution", "budget", "points", "shard",
 )  # fmt: skip
@@ -76,7 +77,11 @@ class SweepArguments(GridOptions):
 
 
 def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
-    """Converts the options, with the defaults of a kind of device (cuda or cpu)."""
+    """Converts the options, with the defaults of the kind of device.
+
+    device_kind: cuda or cpu.
+    Raises InputError for contradictory options, and for values that cannot be parsed.
+    """
     from quantbench.sweep.options import SweepOptions
     from quantbench.sweep.shape_file import SUFFIX, read_shape_file, read_shapes
     from quantbench.timing.options import TimingOptions
@@ -117,6 +122,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
 def assumed_of(
     arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec
 ) -> tuple[str, ...]:
+    """Lists the assumptions that change the result of a planned sweep, as text."""
     if options.models:
         return _stated_words([one.shape for one in options.models])
     held = with_defaults(options.held, spec, options.dims)
@@ -125,7 +131,7 @@ def assumed_of(
 
 
 def _stated_words(shapes: Sequence[TransformerShape]) -> tuple[str, ...]:
-    """Lists what all shapes of a file have in common, as text."""
+    """Lists the settings that all shapes of a file have in common, as text."""
     names = ["dtype", "attention", "seq", "mbs", "tp"]
     if any(shape.experts for shape in shapes):
         names += ["ep", "routing"]
@@ -138,7 +144,10 @@ def _stated_words(shapes: Sequence[TransformerShape]) -> tuple[str, ...]:
 
 
 def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: str) -> None:
-    """Raises InputError for contradictory or impossible options, before a worker is started."""
+    """Raises InputError for contradictory or impossible options, before a worker is started.
+
+    on, resume, gpu: values of the options with these names.
+    """
     from quantbench.providers.catalog import expand
     from quantbench.sweep.session import resumed_options
 
@@ -170,13 +179,13 @@ def _budget_s(text: str) -> float | None:
 
 
 def _typed_except(arguments: SweepArguments, *names: str) -> list[str]:
-    """Lists the options that differ from their defaults, as typed, except those named."""
+    """Formats the options that differ from their defaults, as typed, without the fields `names`."""
     others = [field.name for field in fields(arguments) if field.name not in names]
     return typed_words(arguments, others)
 
 
 def _shard(text: str) -> tuple[int, ...]:
-    """Parses `2/8` to (2, 8), and "" to ()."""
+    """Parses a shard: `2/8` becomes (2, 8), "" becomes (). Raises InputError for other texts."""
     if not text:
         return ()
     found = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)

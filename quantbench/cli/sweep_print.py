@@ -44,9 +44,12 @@ _KERNEL_NAMES = "QUANTBENCH_KERNEL_NAMES"
 def plan_lines(
     plan: Plan, *, already: int = 0, retried: int = 0, devices: int = 1
 ) -> Iterator[str]:
-    """Yields the number of points, the estimated time, and what is left out. already: points
-    measured before `plan`.
-    retried: points of `plan` that failed before."""
+    """Yields the number of points, the estimated time, and the sizes that are left out.
+
+    already: number of points that were measured before `plan` was made.
+    retried: number of points in `plan` that failed before.
+    devices: number of devices that share the points.
+    """
     text = counted(len(plan.points), "point")
     if plan.left_out:
         text = f"{len(plan.points)} of {plan.total} points selected"
@@ -75,9 +78,9 @@ class LeftOut:
     """A range of sizes along an axis that a budget leaves out.
 
     low, high: smallest and largest size that is left out.
-    sizes: number of sizes that are left out.
+    sizes: number of places in the grid that are left out.
     ops: names of the ops that are not measured there.
-    whole: whether no size between low and high is kept.
+    whole: whether every size from low to high is left out.
     """
 
     axis: str
@@ -93,7 +96,10 @@ class LeftOut:
 
 
 def left_out(plan: Plan) -> list[LeftOut]:
-    """Returns what the budget leaves out, along the axis with the most values."""
+    """Returns the ranges of sizes that the budget leaves out of a plan.
+
+    The ranges lie along the axis on which the most values are left out.
+    """
     missing = _places(plan.left_out)
     kept = _places(plan.groups)
     if not missing:
@@ -115,7 +121,10 @@ def _places(groups: Sequence[Group]) -> list[Place]:
 
 
 def show_progress(show: Callable[..., None], progress: Progress) -> None:
-    """Shows the progress of a sweep. show: function that `progress_bar` yields."""
+    """Displays the progress of a sweep.
+
+    show: the function that `progress_bar` yields.
+    """
     text = f"{progress.done} of {progress.total} points"
     if progress.left_s is not None:
         text += f", {duration(progress.left_s)} left"
@@ -125,7 +134,7 @@ def show_progress(show: Callable[..., None], progress: Progress) -> None:
 def result(
     run: Run, finished: Finished, wall_s: float, *, devices: int = 1, earlier_s: float = 0.0
 ) -> tuple[list[StyledLine | Table], dict[str, Any]]:
-    """Formats the result of a run as lines and tables, and as a JSON object. Draws the run's plot.
+    """Draws the plot of a run; returns its result as lines and tables, and as a JSON object.
 
     wall_s: duration of this session, seconds.
     devices: number of devices that measured the run together.
@@ -226,7 +235,10 @@ def _edge_line(placed: AxisGap, edge: Edge) -> str:
 
 
 def naming_lines(run: Run) -> Iterator[str]:
-    """Yields how many points of a run on a GPU have no kernel name, unless none was asked for."""
+    """Yields a line that counts the points of a GPU run without a kernel name.
+
+    Yields nothing if there are none, or if kernel names were switched off.
+    """
     way = run.info.environment.get(_KERNEL_NAMES, "apart").strip().lower()
     if run.info.device.kind == "cpu" or run.info.origin != "measured" or way == "off":
         return

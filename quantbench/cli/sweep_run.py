@@ -54,7 +54,10 @@ _MOST_PLANNED_LINES = 40
 
 
 def dry_run(arguments: SweepArguments, gpu: str) -> Result:
-    """Lists the points in the order of measurement, and the estimated time."""
+    """Lists the points in the order of measurement, and the estimated time.
+
+    gpu: name of the GPU to plan for; "" for this machine's device.
+    """
     spec = device.lookup(gpu) if gpu else device.current()
     options = sweep_options(arguments, spec.torch_kind)
     catalog.require_found(options.providers)
@@ -79,8 +82,10 @@ def dry_run(arguments: SweepArguments, gpu: str) -> Result:
 
 
 def _dry_run_lines(plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here: bool) -> Lines:
-    """here: whether the plan is for the device at hand, so that its providers can be asked what
-    they support.
+    """Yields the plan, and its first points with their roofline times.
+
+    here: whether the plan is for this machine's device. Only then can the providers be asked what
+        they support.
     """
     yield f"plan for {spec.name}"
     if assumed:
@@ -130,9 +135,10 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
 
 
 def _failed(run: Run) -> bool:
-    """Returns whether a result was wrong or no time was accepted, so that a script notices.
+    """Returns whether the exit code must show a failure: a result was wrong, or no time was
+    accepted.
 
-    The times of triton's interpreter, which only checks results, need not be accepted.
+    Times of triton's interpreter need not be accepted, because the interpreter only checks results.
     """
     points = [record.outcome for record in run.records if record.role == "point"]
     if any(isinstance(outcome, Failed) and outcome.error == "wrong_result" for outcome in points):
@@ -142,13 +148,18 @@ def _failed(run: Run) -> bool:
 
 
 def stop_on_sigterm() -> None:
-    """Makes SIGTERM, which a scheduler sends to end a job, stop as cleanly as Ctrl-C."""
+    """Makes SIGTERM stop a sweep as cleanly as Ctrl-C does. Schedulers send it to end a job."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()) -> Finished:
-    """Prints the run's folder on standard error, then device, assumptions and plan, and measures.
-    When stopped, prints how to continue. Raises MeasurementError if nothing was measured."""
+    """Prints device, assumptions and plan, measures the sweep, and returns how it ended.
+
+    The run's folder is printed first, on standard error. A sweep that is stopped prints how to
+    continue.
+
+    Raises MeasurementError if nothing was measured.
+    """
     say(output(stderr=True), f"run: {session.folder}")
     show(console, device_lines(session.hello.device, session.hello.state, session.hello.limits))
     if assumed:
@@ -178,7 +189,7 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
 
 
 def _kept(session: SweepSession) -> str:
-    """Says where the records are, and how to continue."""
+    """Names the folder of the records, and the command that continues or reports the run."""
     if not session.num_records:
         return "nothing was measured"
     missing = session.plan.without(session.done).total
@@ -194,8 +205,8 @@ def _kept(session: SweepSession) -> str:
 def run_on_ray(
     arguments: SweepArguments, results: Path, resume: Path | None, *, as_json: bool
 ) -> Result:
-    """Runs a new sweep on the cluster, one run per kind of device, or finishes the one in the
-    folder `resume`.
+    """Runs a new sweep on a Ray cluster, with one run per kind of device, or finishes the run in
+    the folder `resume`.
     """
     start_s = time.monotonic()
     console = output(stderr=as_json)

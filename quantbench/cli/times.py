@@ -24,9 +24,9 @@ MACHINES = "Machines"
 
 @dataclass(frozen=True, kw_only=True)
 class TimesOptions:
-    """Options of a source of times; "" and None stand for the default.
+    """Options that choose the source of op times; "" and None stand for the default.
 
-    who: the command, named in errors.
+    who: name of the command, for error messages.
     """
 
     who: ClassVar[str]
@@ -43,9 +43,11 @@ class TimesOptions:
     )
 
     def times(self) -> tuple[OpTimes, ModelTimes]:
-        """Returns the source of times, and the models of its device, which name launches.
+        """Returns the source of op times, and the latency models of its device.
 
-        Raises InputError for neither a GPU nor a profile, for both, and for a CPU's profile.
+        Without --profile, both are the same object.
+
+        Raises InputError if neither --gpu nor --profile is typed, or both, and for a CPU's profile.
         """
         from quantbench.latency.model_times import ModelTimes
         from quantbench.profile import Profile
@@ -65,7 +67,10 @@ class TimesOptions:
         return measured, ModelTimes(measured.device)
 
     def words(self, device: DeviceSpec, dtype: str, *, experts: bool) -> str:
-        """Says whose times are predicted."""
+        """Names the profile, or the libraries whose kernels are predicted.
+
+        experts: whether the workload has experts.
+        """
         from quantbench.latency.model_times import chosen_libraries
 
         if self.profile is not None:

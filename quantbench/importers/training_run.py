@@ -1,4 +1,4 @@
-"""Summarizes training logs: medians over the iterations of the last batch size."""
+"""Summarizes training logs by medians over the steady iterations at the last batch size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +15,16 @@ from quantbench.stats import Interval, median_interval
 class TrainingSummary:
     """Summary of a training log; None for values that the log does not contain.
 
-    arguments: those of the log (see `Iterations`), with gbs and seq of the last iteration.
-    iterations: distinct ones; a restart repeats some.
-    sec_per_it, tokens_per_s, tflops: medians over the iterations of that gbs, without the first
-        after each start.
-    tokens_per_s_within: 95 % interval of the median.
+    arguments: the job's settings by name (see `Iterations.arguments`), with the last gbs and seq of
+        the log.
+    iterations: number of distinct iterations. A restart may repeat some.
+    restarts: number of restarts of the job.
+    sec_per_it, tokens_per_s, tflops: medians over the iterations of the last gbs, without the first
+        one after each start. tflops counts TFLOP/s per GPU.
+    tokens_per_s_within: 95 % interval of the median of tokens_per_s.
     first_loss, last_loss: first and last finite loss.
-    nan_losses: number of other losses.
-    left_out: lines left out, by reason.
+    nan_losses: number of losses that are not finite; 0 if none is finite.
+    left_out: number of lines left out, by reason.
     """
 
     name: str
@@ -40,7 +42,10 @@ class TrainingSummary:
 
 
 def summarize(name: str, found: Iterations) -> TrainingSummary:
-    """Summarizes a log. name: for its row."""
+    """Summarizes the iterations of one log.
+
+    name: name of the log, which its summary repeats.
+    """
     steady = _steady(found)
     tokens = _finite(found.tokens_per_s[steady])
     losses = found.values["loss"]
@@ -74,18 +79,22 @@ def _finite(values: FloatArray) -> FloatArray:
 
 
 def _steady(found: Iterations) -> npt.NDArray[np.bool_]:
-    """Returns (n,) whether an iteration has the last batch size and is not the first after a start
-    (if any is so).
+    """Returns the mask, (n,), of iterations that have the last batch size and do not follow a
+    start.
+
+    If there are none, the mask has all iterations of the last batch size.
     """
-    # While the batch size ramps up, the workload changes every few iterations; the first after a
-    # start fills caches.
+    # While the batch size ramps up, the workload changes every few iterations. The first iteration
+    # after a start fills caches.
     same = found.values["gbs"] == found.values["gbs"][-1]
     steady = same & (np.diff(found.segment, prepend=-1) == 0)
     return np.asarray(steady if steady.any() else same)
 
 
 def fastest(summaries: Sequence[TrainingSummary]) -> str:
-    """Returns a message on the log with most tokens per second per GPU; empty if none is known."""
+    """Returns a sentence on the log with the most tokens per second and GPU; "" if none is
+    known.
+    """
     per_gpu = {}
     for one in summaries:
         gpus = one.arguments.get("gpus")

@@ -1,4 +1,4 @@
-"""Predicts the rows of a table of layouts and compares the predictions with the measured values."""
+"""Predicts every row of a table of layouts, and compares the predictions with measured values."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +20,7 @@ from quantbench.planner.rows import NOT_TOLD, Assumption, Case, Given, TableRow,
 _MICRO_BATCHES = tuple(2**power for power in range(7))
 _TUNED = "not stated: the fastest that fits"
 
-# Fields of a row's JSON: those of the prediction's, and those measured.
+# Fields of the prediction, and measured fields of the row, that a row's JSON has.
 _SHOWN = (
     "sec_per_it",
     "sec_per_it_low",
@@ -36,11 +36,12 @@ _MEASURED = ("sec_per_it", "tflops", "mem_gb", "status")
 
 @dataclass(frozen=True)
 class RowResult:
-    """Row of a table and its prediction.
+    """Row of a table, with the prediction for it.
 
     case: job and layout of the row; None if they could not be built.
-    prediction: prediction for the case; None if `problem` has the reason.
-    hardware_tflops: predicted TFLOP/s per GPU with recomputation, by the row's calculator.
+    prediction: predicted time and memory of the case; None if it cannot be predicted.
+    hardware_tflops: predicted TFLOP/s per GPU, counted as the row's calculator counts FLOPs.
+    problem: why there is no case or no prediction; "" if there is one.
     """
 
     row: TableRow
@@ -51,7 +52,10 @@ class RowResult:
 
     @property
     def error(self) -> float | None:
-        """Relative error of the predicted time; None for rows that are not counted."""
+        """Relative error of the predicted time.
+
+        None for a duplicate row, and for a row without a prediction or a measured time.
+        """
         if self.prediction is None or self.row.sec_per_it is None or self._repeats:
             return None
         return self.prediction.sec_per_it / self.row.sec_per_it - 1
@@ -62,7 +66,11 @@ class RowResult:
 
     @property
     def memory_error(self) -> float | None:
-        """Relative error of the predicted memory; None for duplicates and rows that did not run."""
+        """Relative error of the predicted memory.
+
+        None for a duplicate row, for a row that did not run, and for a row without a prediction or
+        a measured memory.
+        """
         if self.prediction is None or self.row.mem_gb is None or self._repeats or not self.ran:
             return None
         return self.prediction.memory.total_gib / self.row.mem_gb - 1
@@ -94,15 +102,17 @@ class RowResult:
 
 @dataclass(frozen=True)
 class Summary:
-    """Prediction errors over the counted rows; nan if there are none.
+    """Prediction errors over the rows of a table; a figure without rows is nan.
 
-    rows, memory_rows: number of rows with an error of time, of memory.
-    mape, median, bias: mean absolute, median absolute and mean error of time, percent.
-    memory_mape: percent.
-    spearman: rank correlation of predicted and measured time (nan below 3 rows).
-    oom_seen: rows predicted to run out of memory, of the oom_rows rows that did.
-    worst_overrun: largest excess of predicted memory over the limit in rows that ran, as a share of
-        the limit.
+    rows: number of rows with an error of the time.
+    mape, median, bias: mean absolute, median absolute and mean error of the time, percent.
+    spearman: rank correlation of predicted and measured time; nan below 3 rows.
+    memory_rows: number of rows with an error of the memory.
+    memory_mape: mean absolute error of the memory, percent.
+    oom_rows: number of predicted rows that ran out of memory.
+    oom_seen: number of `oom_rows` that were predicted to run out of memory.
+    worst_overrun: largest excess of the predicted memory over the limit among rows that ran, as a
+        share of the limit.
     """
 
     rows: int
@@ -122,8 +132,11 @@ def predict_rows(
 ) -> list[RowResult]:
     """Predicts every row, in order. A row that cannot be predicted has the reason in `problem`.
 
-    Rows may break framework-specific rules (`constraints.OF_SOFTWARE`), because they were run. An
-    unknown micro-batch size is taken as the fastest that fits, because published runs are tuned.
+    Rows may break the rules of a framework (`constraints.OF_SOFTWARE`), because they were run. A
+    row without a micro-batch size gets the fastest one that fits, because published runs are tuned.
+
+    times: function from a device to its op times.
+    given: values for the empty cells of rows.
     """
     planners: dict[object, Planner] = {}
     results = []
@@ -134,7 +147,7 @@ def predict_rows(
             results.append(RowResult(row, problem=str(error)))
             continue
         found = [predict_case(row, case, times, calibrations, planners) for case in choices]
-        # The first one if none fits.
+        # If none fits, `min` returns the first.
         results.append(min(found, key=_time_if_it_fits))
     return results
 
@@ -146,8 +159,14 @@ def predict_case(
     calibrations: Calibrations,
     planners: dict[object, Planner],
 ) -> RowResult:
-    """Predicts a row with one case. planners: known planners by job, to which a new one is added;
-    equal jobs share their layer times."""
+    """Predicts a row as the job and layout of `case`.
+
+    A layout that breaks a strict rule has no prediction. `problem` then names the rule. Rules of a
+    framework are ignored.
+
+    planners: planners by key of their job. The planner of a new job is added, so that equal jobs
+        share layer times.
+    """
     job = case.job
     broken = strict_violations(job, case.layout)
     problem = "; ".join(str(one) for one in broken if one.name not in OF_SOFTWARE)
@@ -172,9 +191,7 @@ def predict_case(
 
 
 def _choices(case: Case) -> list[Case]:
-    """Returns the case with every possible micro-batch size, or only itself if the size is
-    known.
-    """
+    """Returns one case per possible micro-batch size, or only `case` if the row states the size."""
     unknown = Assumption("mbs", 1, NOT_TOLD)
     if unknown not in case.assumed:
         return [case]
@@ -194,11 +211,12 @@ def _time_if_it_fits(result: RowResult) -> float:
 
 
 def summarize(results: Sequence[RowResult]) -> Summary:
+    """Computes the errors of time and memory over the rows of a table."""
     from scipy.stats import spearmanr
 
     counted = [r for r in results if r.error is not None and r.prediction]
     pairs = np.array([(r.prediction.sec_per_it, r.row.sec_per_it) for r in counted if r.prediction])
-    # A constant has no ranks.
+    # Spearman's correlation is not defined if one of the columns is constant.
     varied = len(pairs) >= 3 and np.ptp(pairs, axis=0).all()
     errors = np.array([r.error for r in counted] or [nan])
     memory = [abs(r.memory_error) for r in results if r.memory_error is not None]

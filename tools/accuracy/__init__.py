@@ -1,1 +1,1 @@
-"""Computes the accuracy tables of docs/accuracy.md from public measured tables (extra `tables`)."""
+"""Judges latency models on public measured tables, for docs/accuracy.md (extra `tables`)."""

@@ -1,6 +1,8 @@
-"""Runs aiconfigurator's engine in a child process, with selected rows as its only table. The child,
-which is this module, isolates the engine's imports, memory leaks and crashes; it reads and writes
-JSON objects on its standard streams."""
+"""Runs aiconfigurator's engine in a child process, with selected rows as its only table.
+
+The child runs this module, and isolates the engine's imports, memory leaks and crashes. It reads
+and writes JSON objects on its standard streams.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,16 @@ _LIMIT_S = 900.0
 
 
 def engine_missing() -> str:
-    """Returns the reason why aiconfigurator's engine is not available, "" if it is."""
+    """Returns why aiconfigurator's engine is not available; "" if it is."""
     return "" if systems_folder() else "the package aiconfigurator-core is not installed"
 
 
 def engine(place: Mapping[str, str], rows: GemmTable, asked: GemmTable) -> Answer:
-    """Returns the engine's times of the GEMMs `asked`, with `rows` as its whole bf16 table.
+    """Returns the engine's times of GEMMs.
 
     place: system, backend and version under which the engine stores its tables.
+    rows: the only rows of the engine's bf16 table.
+    asked: GEMMs to predict.
     """
     columns = {name: column.tolist() for name, column in rows.sizes.items()}
     columns["latency"] = (rows.latency_us / 1e3).tolist()
@@ -42,8 +46,10 @@ def engine(place: Mapping[str, str], rows: GemmTable, asked: GemmTable) -> Answe
 
 
 def ask_child(module: str, request: Mapping[str, Any]) -> Answer:
-    """Runs `python -m module` with the request as JSON on standard input, and parses the JSON on
-    its last output line.
+    """Runs `python -m module` as a child process, and returns its answer.
+
+    The child reads the request as JSON from standard input, and prints its answer as JSON on the
+    last line (`print_answer`).
 
     Raises MeasurementError if the child fails or takes more than 900 s.
     """
@@ -66,12 +72,16 @@ def ask_child(module: str, request: Mapping[str, Any]) -> Answer:
         failed = f"{module} ended with {done.returncode}: {last[:200]}"
         raise MeasurementError("validate", failed, "an answer")
     answer = json.loads(done.stdout.strip().splitlines()[-1])
-    # No answer is null, which becomes nan.
+    # A GEMM without an answer has the time null, which becomes nan.
     return Answer(**{**answer, "latency_us": np.array(answer["latency_us"], dtype=float)})
 
 
 def print_answer(times_us: Sequence[float | None], start: float, loaded: float) -> None:
-    """Prints the child's answer. start, loaded: CPU seconds before and after loading the table."""
+    """Prints the child's answer as one line of JSON.
+
+    times_us: time of each GEMM in microseconds; None without an answer.
+    start, loaded: CPU time of the process before and after it loaded its data, seconds.
+    """
     answer = {
         "latency_us": times_us,
         "fit_s": loaded - start,
@@ -111,7 +121,8 @@ def _answer_as_child() -> None:
             columns[column] = [value] * len(columns["m"])
         pq.write_table(pa.table(columns), data / "gemm_perf.parquet")
         start = time.process_time()
-        # Its own rows only: by default it would fill gaps from sibling tables of the package.
+        # `shared_layer=False` keeps the engine to these rows. By default it fills gaps from sibling
+        # tables of the package.
         database = perf_database.get_database(
             name, backend, framework_version, systems_paths=str(root), shared_layer=False
         )

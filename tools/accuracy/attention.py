@@ -1,5 +1,7 @@
-"""Compares the attention model with simple baselines on held-out sites of the public tables, and
-judges decoding.
+"""Compares the latency model of attention with simple baselines on sites that were held out.
+
+A site is a combination of heads, key heads, head_dim and mask. Attention over prompts and decoding
+are judged apart.
 """
 
 from __future__ import annotations
@@ -38,14 +40,18 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-# Kind of table whose times include writing keys and values into a cache.
+# Kind of table whose times include the writing of keys and values into a cache.
 _WRITES_CACHE = "context_attention"
 
 
 @dataclass(frozen=True)
 class AttentionTable:
-    """Measured attention on one GPU (device slug). provenance: table → provider, number of rows
-    and sha256.
+    """Measured attention on one GPU; each shape has one row.
+
+    gpu: slug of the GPU.
+    latency_us: (rows,) measured times.
+    cache_write: (rows,) whether the time includes the writing of keys and values into a cache.
+    provenance: provider, number of rows and sha256 of each table, by name of the table.
     """
 
     gpu: str
@@ -62,7 +68,7 @@ class AttentionTable:
         return self.shapes.sites
 
     def take(self, rows: npt.NDArray[np.intp]) -> AttentionTable:
-        """Returns the table of some rows, by index."""
+        """Returns a table of the rows with these indices."""
         return replace(
             self,
             shapes=self.shapes[rows],
@@ -71,7 +77,7 @@ class AttentionTable:
         )
 
     def fit(self, prior: str, seed: int = 0) -> AttentionModel:
-        """Fits a model to all rows; arguments as of `AttentionModel.fit`."""
+        """Fits a model to all rows. The arguments are those of `AttentionModel.fit`."""
         return AttentionModel.fit(
             lookup(self.gpu),
             self.shapes,
@@ -82,29 +88,30 @@ class AttentionTable:
         )
 
     def prior(self) -> AttentionModel:
-        """Returns the unfitted model, from other GPU generations."""
+        """Returns the unfitted model, which knows other GPU generations only."""
         return AttentionModel.prior(lookup(self.gpu), prior="family-out")
 
     def ask(self, model: AttentionModel) -> Estimates:
-        """Predicts all rows."""
+        """Returns a model's predictions for all rows."""
         return model.predict(self.shapes, cache_write=self.cache_write)
 
     def ideal_us(self) -> FloatArray:
-        """Returns the roofline time, (rows,)."""
+        """Returns the roofline times, (rows,), microseconds."""
         device = lookup(self.gpu)
         compute_us = self.shapes.flops / (peak_tflops(device, self.shapes.dtype) * 1e6)
         return np.maximum(compute_us, self.shapes.min_bytes / (device.memory_gb_per_s * 1e3))
 
     def logs(self) -> FloatArray:
-        """Returns what baselines learn from, (rows, 6)."""
+        """Returns what baselines learn from, (rows, 6): log sizes, and whether causal."""
         of = self.shapes
         sizes = map(np.log, (of.batch, of.heads, of.kv_heads, of.seq_q, of.head_dim))
         return np.column_stack([*sizes, of.causal])
 
 
 def read_attention(device: str) -> AttentionTable:
-    """Reads the default tables of a device (slug): of each, the provider
-    with most rows.
+    """Reads the default tables of attention over prompts, and of encoders, for a GPU.
+
+    device: slug of the GPU.
     """
     tables, _ = aiconfigurator.find_tables(device, kinds=["context_attention"])
     more, _ = aiconfigurator.find_tables(device, kinds=["gemm", "encoder_attention"])
@@ -112,8 +119,10 @@ def read_attention(device: str) -> AttentionTable:
 
 
 def _read(gpu: str, tables: Sequence[aiconfigurator.TableFile]) -> AttentionTable:
-    """Reads the bf16 rows of each table's most frequent provider, each shape once, at its median
-    time.
+    """Reads the bf16 rows of tables, and joins the tables.
+
+    Each table contributes the rows of the provider with the most rows. A shape measured repeatedly
+    has its median time.
     """
     times: dict[tuple[Attention, bool], list[float]] = defaultdict(list)
     sources: dict[str, dict[str, object]] = {}
@@ -143,15 +152,23 @@ def _read(gpu: str, tables: Sequence[aiconfigurator.TableFile]) -> AttentionTabl
 
 
 def read_decode(device: str, library: str | None = None) -> AttentionTable:
-    """Reads the newest table of decoding of a device and library (by default, the library with the
-    largest table of products): of the provider with most rows."""
+    """Reads the newest table of decoding for a GPU and library.
+
+    device: slug of the GPU.
+    library: library whose kernels ran; None for that of the GPU's default table.
+    """
     tables, _ = aiconfigurator.find_tables(device, backend=library, kinds=["generation_attention"])
     return _read(device, tables)
 
 
 def new_sites_and_batches(table: AttentionTable, train_rows: int | None, seed: int) -> Split:
-    """Splits decoding: of the test are half of the sites in half of the batches, and training rows,
-    in the order of the seed, are of the other sites in the other batches."""
+    """Splits decoding so that no test row shares its site or its batch size with a train row.
+
+    Half of the sites at half of the batch sizes are the test. Train rows are drawn from the other
+    sites at the other batch sizes.
+
+    train_rows: number of train rows; None for all.
+    """
     rng = np.random.default_rng(0)
     site = table.groups
     batch = table.shapes.batch
@@ -165,7 +182,9 @@ def new_sites_and_batches(table: AttentionTable, train_rows: int | None, seed: i
 
 
 def fitted_roofline(train_rows: int) -> Contestant:
-    """Returns the roofline with a launch and an efficiency fitted to the train rows."""
+    """Returns the roofline as a contestant, with a launch time and an efficiency that are fitted to
+    the train rows.
+    """
 
     def answer(train: AttentionTable, test: AttentionTable, seed: int) -> Answer:
         from scipy.optimize import least_squares
@@ -183,7 +202,11 @@ def fitted_roofline(train_rows: int) -> Contestant:
 
 
 def attention_contests(gpus: Sequence[str], rows: int) -> Plan:
-    """Plans the comparison on each device's tables."""
+    """Plans the comparison on each GPU's tables.
+
+    gpus: slugs of the GPUs.
+    rows: number of train rows.
+    """
     contestants = [ours(rows), unfitted(), roofline(), fitted_roofline(rows)]
     contestants.append(gaussian_process(rows))
     return [(Contest(read_attention(gpu), "heads"), contestants) for gpu in gpus]
@@ -201,8 +224,11 @@ _DECODE_COLUMNS = (
 
 
 def decode_table(seeds: Sequence[int], progress: Callable[[str], None]) -> str:
-    """Returns the Markdown table of decoding, on every table: from few rows, and from all of the
-    training half.
+    """Formats the errors on every table of decoding as a Markdown table.
+
+    The fits have 200 train rows, and all rows of the training half.
+
+    progress: function that is called with a text before each fit.
     """
     rows = []
     for gpu, system in SYSTEMS.items():

@@ -1,4 +1,4 @@
-"""Compares latency models on measured tables, with the same train and test rows for each."""
+"""Compares predictors of latency on measured tables, with the same train and test rows for each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FEWEST_CLIFFS = 20
 
 
 class Table(Protocol):
-    """Measured rows of one GPU, of which groups (such as one n and k) can be held out."""
+    """Measured rows of one GPU, in groups (such as those of one n and k) that can be held out."""
 
     @property
     def gpu(self) -> str: ...
@@ -53,25 +53,30 @@ class Table(Protocol):
     def ask(self, model: Any) -> Estimates: ...
 
 
-#: function of a table, the number of train rows (None: all of the training half) and a seed
+#: function that splits a table, from the table, the number of train rows (None: all of the training
+#: half) and a seed
 Splitter = Callable[[Any, int | None, int], Split]
 
 
 def of_groups(table: Table, train_rows: int | None, seed: int) -> Split:
-    """Holds out half of the groups."""
+    """Splits a table so that half of the groups are the test."""
     return held_out(table.groups, train_rows, seed)
 
 
 def at_random(table: Table, train_rows: int | None, seed: int) -> Split:
-    """Holds out all rows but `train_rows`."""
+    """Splits a table into random train rows, and all other rows as the test.
+
+    train_rows: number of train rows; None for half of the table.
+    """
     rows = len(table) // 2 if train_rows is None else train_rows
     return random_split(len(table), rows, seed)
 
 
 @dataclass(frozen=True)
 class Contest:
-    """Table, and the protocol (its name, and the function) that splits it into train and test
-    rows.
+    """Table on which predictors are compared, and how it is split into train and test rows.
+
+    protocol: name of the split.
     """
 
     table: Table
@@ -81,11 +86,11 @@ class Contest:
 
 @dataclass(frozen=True)
 class Answer:
-    """Predictions of one contestant for the test rows, (rows,) in µs; nan for rows without a
-    prediction.
+    """Predictions of one contestant for the test rows.
 
-    low_us, high_us: 90 % interval, (rows,) µs; None if the contestant gives none.
-    fit_s, predict_s: CPU seconds; None if not timed.
+    latency_us: (rows,) predicted times; nan for a row without a prediction.
+    low_us, high_us: (rows,) ends of the 90 % intervals; None if the contestant gives none.
+    fit_s, predict_s: CPU seconds of the fit and of the predictions; None if not timed.
     """
 
     latency_us: FloatArray
@@ -100,8 +105,9 @@ class Answer:
         return len(self.latency_us) / self.predict_s if self.predict_s else None
 
     def covers(self, measured_us: FloatArray) -> float | None:
-        """Returns the share of the measurements inside the interval, None if it gives no
-        interval.
+        """Returns the share of measurements inside their intervals; None if there are none.
+
+        measured_us: (rows,) measured times.
         """
         if self.low_us is None or self.high_us is None:
             return None
@@ -112,9 +118,10 @@ class Answer:
 class Contestant:
     """Predictor in a comparison.
 
-    train_rows: None for all of the training half, 0 for none.
-    answer: function of the train rows, the test rows and a seed that predicts the latter.
-    missing: why it cannot run.
+    train_rows: number of rows that it is fitted to; None for all of the training half, 0 for none.
+    answer: function from a table of train rows, a table of test rows and a seed to predictions for
+        the test rows.
+    missing: why the predictor cannot run; "" if it can.
     """
 
     name: str
@@ -123,8 +130,10 @@ class Contestant:
     missing: str = ""
 
     def needed(self, seeds: Sequence[int]) -> Sequence[int]:
-        """Returns the seeds to run: only the first if no row or all rows are fitted, since all give
-        the same result.
+        """Returns the seeds to run.
+
+        A contestant that is fitted to no rows, or to the whole training half, needs only the first
+        seed, because all seeds give the same result.
         """
         return seeds[:1] if self.train_rows in (0, None) else seeds
 
@@ -136,8 +145,10 @@ Plan = Sequence[tuple[Contest, Sequence[Contestant]]]
 def run_contests(
     contests: Plan, seeds: Sequence[int], progress: Callable[[str], None]
 ) -> Iterator[Line]:
-    """Yields one line of metrics per contest and contestant that can run, each as soon as it is
-    done.
+    """Runs contests; yields the scores of each contestant that can run, averaged over the seeds.
+
+    progress: function that is called with a text before each fit.
+    Raises InputError without a seed, and for a contestant that predicts no row.
     """
     if not seeds:
         raise InputError("validate", "no seeds", "at least one")
@@ -154,7 +165,8 @@ def run_contests(
 
 
 def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
-    # A contestant without train rows gets the same test rows as the others.
+    # A contestant that needs no train rows gets one, so that its test rows are the same as those of
+    # the others.
     unfitted = contestant.train_rows == 0
     split = contest.split(contest.table, 1 if unfitted else contestant.train_rows, seed)
     test = contest.table.take(split.test)
@@ -179,7 +191,7 @@ def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
 
 
 def _with_shapes(found: Line, test: GemmTable, answer: Answer) -> Line:
-    """Adds the errors of large products, and the cliffs."""
+    """Adds the errors on large GEMMs, and the recall and precision of cliffs, to scores."""
     answered = np.isfinite(answer.latency_us)
     large = compute_rows(*test.shapes) & answered
     if large.any():
@@ -193,7 +205,10 @@ def _with_shapes(found: Line, test: GemmTable, answer: Answer) -> Line:
 
 
 def answer_of(model: Any, test: Table, fit_s: float | None = None) -> Answer:
-    """Returns a model's predictions. fit_s: CPU seconds that its fit took."""
+    """Returns a model's predictions for the test rows.
+
+    fit_s: CPU seconds that the fit took; None if nothing is timed.
+    """
     start = time.process_time()
     found = test.ask(model)
     predict_s = None if fit_s is None else time.process_time() - start
@@ -201,8 +216,9 @@ def answer_of(model: Any, test: Table, fit_s: float | None = None) -> Answer:
 
 
 def fitted(name: str, train_rows: int | None, prior_of: Callable[[Any], Any]) -> Contestant:
-    """Returns our model as a contestant. prior_of: function from the train rows to the fit's
-    prior.
+    """Returns our model as a contestant.
+
+    prior_of: function from the table of train rows to the prior of the fit.
     """
 
     def answer(train: Table, test: Table, seed: int) -> Answer:
@@ -214,23 +230,27 @@ def fitted(name: str, train_rows: int | None, prior_of: Callable[[Any], Any]) ->
 
 
 def ours(train_rows: int | None) -> Contestant:
-    """Returns our model with the prior `family-out`: the shipped parameters have seen the table."""
+    """Returns our model as a contestant, with a prior from other GPU families only.
+
+    The shipped parameters would be no fair prior, because they were fitted to the same table.
+    """
     return fitted("ours", train_rows, lambda train: "family-out")
 
 
 def unfitted() -> Contestant:
-    """Returns the prior of other GPU generations as a contestant."""
+    """Returns our model before any fit, which knows other GPU generations only, as a contestant."""
     return Contestant("unfitted", 0, lambda train, test, seed: answer_of(test.prior(), test))
 
 
-#: function of sizes on a log scale, (rows, sizes), log efficiency, (rows,), and a seed to a
-#: predictor of log efficiency
+#: function that learns efficiency: from log sizes, (rows, sizes), log efficiencies, (rows,), and a
+#: seed to a function from log sizes to log efficiencies
 Learner = Callable[[FloatArray, FloatArray, int], Callable[[FloatArray], FloatArray]]
 
 
 def baseline(name: str, train_rows: int, learn: Learner) -> Contestant:
-    """Returns a contestant that learns log efficiency (roofline over measured time) and knows no
-    tiles.
+    """Returns a contestant that learns the logarithm of efficiency, and knows nothing of tiles.
+
+    Efficiency is the roofline time over the measured time.
     """
 
     def answer(train: Any, test: Any, seed: int) -> Answer:
@@ -253,7 +273,7 @@ def _full_efficiency(
 def _interpolated(
     at: FloatArray, log_efficiency: FloatArray, seed: int
 ) -> Callable[[FloatArray], FloatArray]:
-    """Interpolates linearly; outside the convex hull, takes the nearest row."""
+    """Learns by linear interpolation; outside the convex hull of the rows, by the nearest row."""
     from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 
     inside = LinearNDInterpolator(at, log_efficiency)

@@ -1,4 +1,7 @@
-"""Judges GEMM fits on every packaged table, and on `CLOSER` ones with more seeds."""
+"""Judges GEMM models fitted to every packaged table, and to some tables with more rows and seeds.
+
+Finished scores are kept in a file, so that an interrupted start can be continued.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tools.accuracy.scoring import ErrorSummary, Line, over_seeds, row_count, sh
 from tools.accuracy.tables import GemmTable, read_packaged
 from tools.guide.markers import table
 
-#: (device slug, dtype, library)
+#: table by (slug of the GPU, dtype, library)
 Key = tuple[str, str, str]
 
 
@@ -31,9 +34,9 @@ def _keys() -> Iterator[Key]:
                 yield slug, dtype, library
 
 
-#: all tables, each GPU's and dtype's default library first
+#: all tables; for each GPU and dtype, that of the default library comes first
 KEYS: tuple[Key, ...] = tuple(_keys())
-#: tables judged with more seeds and rows, and with what the other tables know
+#: tables that are judged with more seeds, with more rows, and with models of other tables as prior
 CLOSER: tuple[Key, ...] = (
     ("h100-sxm5-80gb", "fp8", "vllm"),
     ("b200-sxm-180gb", "fp8", "vllm"),
@@ -47,8 +50,9 @@ _CLOSER_SEEDS = (0, 1, 2)
 
 
 def others_known(train_rows: int) -> Contestant:
-    """Returns our model with all that is shipped but of the table itself: `prior="auto"` on a GPU
-    without it.
+    """Returns our model as a contestant whose prior is the shipped models of other tables.
+
+    The prior excludes the table that the model is fitted to.
     """
 
     def prior(train: GemmTable) -> object:
@@ -62,8 +66,11 @@ _CLOSE = (_WIDE[1], ours(_MANY_ROWS), others_known(_ROWS))
 
 
 def judge(work: Path, keys: Sequence[Key], report: Callable[[str], None]) -> None:
-    """Appends to `work` the scores of these tables that it lacks: JSON lines, one per table,
-    contestant and seed.
+    """Judges the fits to tables, and appends each score that the file `work` lacks to it.
+
+    work: file of JSON lines, one per table, contestant and seed.
+    keys: tables to judge.
+    report: function that is called with a text on the progress.
     """
     done = _scores(work) if work.exists() else {}
     read = cache(lambda key: read_packaged(key[0], dtype=key[1], library=key[2]))
@@ -87,7 +94,10 @@ def judge(work: Path, keys: Sequence[Key], report: Callable[[str], None]) -> Non
 
 
 def _scores(work: Path) -> dict[tuple[str | int | None, ...], tuple[Line, str]]:
-    """Returns (table, contestant, rows, seed) → line and version of the library."""
+    """Reads a file of scores; returns each score and the library's version.
+
+    The keys are (GPU, dtype, library, contestant, number of train rows, seed).
+    """
     found = {}
     for text in work.read_text(encoding="utf-8").splitlines():
         entry = json.loads(text)
@@ -98,7 +108,10 @@ def _scores(work: Path) -> dict[tuple[str | int | None, ...], tuple[Line, str]]:
 
 
 def lines_table(work: Path) -> str:
-    """Returns the Markdown table of the tables in a work file, 200 rows and one seed each."""
+    """Formats the errors on every table in a file of scores as a Markdown table.
+
+    The fits have 200 train rows and one seed.
+    """
     scores = _scores(work)
     header = ["GPU", "format", "library", "unfitted", "fitted", "interval covers", "cliffs"]
     rows = []
@@ -121,7 +134,7 @@ def lines_table(work: Path) -> str:
 
 
 def closer_table(work: Path) -> str:
-    """Returns the Markdown table of the `CLOSER` tables, means over the seeds in a work file."""
+    """Formats the errors on the `CLOSER` tables as a Markdown table, averaged over the seeds."""
     scores = _scores(work)
     header = ["table", "learned from", "rows", "seeds", "errors", "interval covers", "cliffs"]
     rows = []
@@ -143,7 +156,7 @@ def _fitted(line: Line) -> tuple[str, ...]:
 
 
 def _known(slug: str, dtype: str, library: str) -> str:
-    """Returns the model that `others_known` starts from, in words."""
+    """Describes the model that `others_known` takes as prior, as text."""
     kin = shipped_kin(lookup(slug), dtype, library)
     if kin:
         return f"the model of {kin.device.name}"

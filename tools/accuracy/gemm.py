@@ -1,4 +1,4 @@
-"""Defines the GEMM comparisons of docs/accuracy.md: predictors on aiconfigurator's tables."""
+"""Defines the comparisons of GEMM predictors on aiconfigurator's tables for docs/accuracy.md."""
 
 from __future__ import annotations
 
@@ -24,14 +24,18 @@ from tools.accuracy.heuristics import heuristics as ask_heuristics
 from tools.accuracy.heuristics import heuristics_missing
 from tools.accuracy.tables import SHIPPED_GPUS, GemmTable, read_packaged
 
-#: train rows of the larger fit
+#: number of train rows of the larger fit
 MANY_ROWS = 1000
-#: train rows of few-shot transfer
+#: number of train rows of the few-shot fits
 FEW_ROWS = 50
 
 
 def packaged_contests(gpus: Sequence[str], rows: int) -> Plan:
-    """Plans both protocols on each device's packaged bf16 table."""
+    """Plans the contests on each GPU's packaged bf16 table, with held-out sites and random rows.
+
+    gpus: slugs of the GPUs.
+    rows: number of train rows of most contestants.
+    """
     plan: list[tuple[Contest, list[Contestant]]] = []
     for gpu in gpus:
         table = read_packaged(gpu)
@@ -44,7 +48,7 @@ def packaged_contests(gpus: Sequence[str], rows: int) -> Plan:
 
 
 def heuristics(table: GemmTable) -> Contestant:
-    """Returns nvidia-matmul-heuristics as a contestant, without fitting."""
+    """Returns nvidia-matmul-heuristics as a contestant, which is not fitted to any row."""
     missing = heuristics_missing(table.gpu, table.dtype)
     return Contestant(
         "nvidia-matmul-heuristics", 0, lambda train, test, seed: ask_heuristics(test), missing
@@ -52,8 +56,9 @@ def heuristics(table: GemmTable) -> Contestant:
 
 
 def engine(train_rows: int | None) -> Contestant:
-    """Returns aiconfigurator's engine as a contestant. train_rows: None for all of the training
-    half.
+    """Returns aiconfigurator's engine as a contestant.
+
+    train_rows: number of rows in the engine's table; None for all of the training half.
     """
 
     def answer(train: GemmTable, test: GemmTable, seed: int) -> Answer:
@@ -66,8 +71,9 @@ def engine(train_rows: int | None) -> Contestant:
 
 
 def few_shot(train_rows: int) -> Contestant:
-    """Returns our model with the shipped models of all other GPUs as prior, including the same
-    architecture's.
+    """Returns our model as a contestant whose prior is the shipped models of all other GPUs.
+
+    Other GPUs of the same architecture are among them.
     """
 
     def others(train: GemmTable) -> list[GemmModel]:

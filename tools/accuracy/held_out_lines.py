@@ -1,7 +1,8 @@
-"""Tests on measured rows how much better a planner interpolates after `profile blindspots` chose
-rows to add. Of a measured table only the rows at powers of two in m are seen; others are added at
-random, or as a model of the seen rows chooses them: `python -m tools.accuracy.held_out_lines RUN
-docs/exporting.md`.
+"""Tests how much better a planner interpolates a table with rows that `profile blindspots` chose.
+
+Only the rows of a measured table at powers of two in m are taken as known. Other rows are added at
+random, or chosen with a model of the known rows, and the errors on the remaining rows are compared.
+Run it as `python -m tools.accuracy.held_out_lines RUN docs/exporting.md`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
+#: bound of the expected relative error, above which rows are added
 BOUND = 0.05
 
 _MODEL_ROWS = 1000
@@ -41,7 +43,7 @@ _FEWEST_MODEL_ROWS = 20
 _SEEDS = (0, 1, 2)
 _LARGE_M = 128
 _LARGE_NK = 1024
-#: parts of a table that errors are given for
+#: parts of a table, in words, for which errors are given
 _PARTS = (
     "rows in none of the tables",
     "of them m ≥ 128 and n, k ≥ 1024",
@@ -50,25 +52,31 @@ _PARTS = (
 
 
 def is_thin(table: GemmTable) -> BoolArray:
-    """Whether each row is at a power of two in m, (rows,)."""
+    """Returns whether m is a power of two in each row, (rows,)."""
     m = table.sizes["m"]
     return np.asarray((m & (m - 1)) == 0, dtype=np.bool_)
 
 
 def sites_of(table: GemmTable) -> list[IntArray]:
-    """Returns the row indices of each (n, k); rows of one follow each other."""
+    """Returns the indices of the rows of each pair (n, k).
+
+    table: rows of the same pair must follow each other.
+    """
     _, n, k = table.shapes
     ends = np.flatnonzero((np.diff(n) != 0) | (np.diff(k) != 0)) + 1
     return np.split(np.arange(len(table)), ends)
 
 
-#: function from the rows of a table and queries to the planner's µs of the queries
+#: function from the rows of a table, and queries, to the times that a planner interpolates for the
+#: queries, (queries,) microseconds
 Consumer = Callable[[GemmTable, GemmTable], FloatArray]
 
 
 def straight_lines(rows: GemmTable, queries: GemmTable) -> FloatArray:
-    """Returns linear interpolation in m at each (n, k), (queries,); nan if no row has the (n,
-    k).
+    """Interpolates linearly in m at the (n, k) of each query; returns times, (queries,)
+    microseconds.
+
+    A query whose (n, k) no row has is nan.
     """
     out = np.full(len(queries), np.nan)
     known_m, known_n, known_k = rows.shapes
@@ -80,9 +88,14 @@ def straight_lines(rows: GemmTable, queries: GemmTable) -> FloatArray:
 
 
 def consumer_of(device: str, dtype: str) -> tuple[Consumer, str]:
-    """Returns (aiconfigurator's engine, or `straight_lines` if it is not installed or lacks the
-    device or dtype; a description). The engine clamps times to the roofline of its system, so
-    another system's data cannot stand in."""
+    """Returns the interpolation to test, and its description.
+
+    It is that of aiconfigurator's engine, or `straight_lines` if the engine is not installed or
+    lacks the device or dtype. Another system cannot replace a missing one, because the engine
+    clamps times to the roofline of its system.
+
+    device: slug of the GPU.
+    """
     system = system_of(device)
     if engine_missing() or system == device or dtype not in ("bf16", "fp16"):
         words = "straight lines in m at each (n, k), as aiconfigurator's engine draws them"
@@ -97,16 +110,19 @@ def consumer_of(device: str, dtype: str) -> tuple[Consumer, str]:
 
 
 def held_out(table: GemmTable, expected_us: FloatArray, consumer: Consumer) -> list[list[str]]:
-    """Returns the rows of the page's table: one for each compared table of products.
+    """Returns the rows of the page's table, headings first: one for each way to choose rows.
 
-    expected_us: (rows,) times of all rows by a model of the rows at powers of two.
+    table: measured GEMMs, sorted by n, k and m.
+    expected_us: (rows,) times that a model of the rows at powers of two predicts, microseconds.
+    consumer: interpolation to test.
+    Raises InputError if too few rows, or all, are at powers of two in m.
     """
     m, n, k = table.shapes
     thin = is_thin(table)
     if thin.sum() < _FEWEST_MODEL_ROWS or thin.all():
         few = f"{int(thin.sum())} of {len(thin)} rows on powers of two in m"
         raise InputError("held-out lines", few, "some on and some off")
-    # Rows between the first and the last thin row of their (n, k).
+    # Rows from the first to the last row at a power of two of their (n, k).
     inside = np.zeros(len(thin), dtype=np.bool_)
     chosen = thin.copy()
     modelled_us = table.latency_us.copy()
@@ -141,7 +157,11 @@ def held_out(table: GemmTable, expected_us: FloatArray, consumer: Consumer) -> l
     def line(
         name: str, rows_of: Sequence[BoolArray], times_us: FloatArray = table.latency_us
     ) -> list[str]:
-        """Returns the mean errors of tables with these rows and times."""
+        """Returns one row of the page's table: the errors, averaged over several sets of rows.
+
+        rows_of: masks of the rows that each set has.
+        times_us: times of all rows, which the interpolation takes as measured.
+        """
         timed = replace(table, latency_us=times_us)
         predicted_us = np.stack([consumer(timed.take(rows), table) for rows in rows_of])
         errors = np.abs(predicted_us / table.latency_us - 1.0)
@@ -166,7 +186,7 @@ def held_out(table: GemmTable, expected_us: FloatArray, consumer: Consumer) -> l
 
 
 def measured_products(profile: Profile) -> GemmTable:
-    """Returns the products of a profile's most frequent dtype, sorted by n, k and m."""
+    """Returns the GEMMs of a profile's most frequent dtype, sorted by n, k and m."""
     dtype = dtype_of(profile, ExportOptions())
     table = products(profile, ExportOptions(dtype=dtype), Exported())
     order = np.lexsort((table["m"], table["k"], table["n"]))
@@ -175,7 +195,10 @@ def measured_products(profile: Profile) -> GemmTable:
 
 
 def thin_model(table: GemmTable) -> GemmModel:
-    """Fits a model to the rows at powers of two, with a prior that excludes this GPU's family."""
+    """Fits a model to at most _MODEL_ROWS of the rows at powers of two in m.
+
+    The model's prior excludes this GPU's family.
+    """
     thin = np.flatnonzero(is_thin(table))
     if len(thin) > _MODEL_ROWS:
         drawn = np.random.default_rng(0).choice(len(thin), _MODEL_ROWS, replace=False)
@@ -184,7 +207,11 @@ def thin_model(table: GemmTable) -> GemmModel:
 
 
 def main(run: Path, page: Path) -> None:
-    """Writes the experiment's table on a run between the markers `blindspots` of a page."""
+    """Runs the experiment, and writes its table between the markers `blindspots` of a page.
+
+    run: folder of the run with the measured GEMMs.
+    page: Markdown file.
+    """
     profile = profile_of([run], fit=False)
     table = measured_products(profile)
     consumer, who = consumer_of(table.gpu, table.dtype)

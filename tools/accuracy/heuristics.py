@@ -1,7 +1,6 @@
-"""Queries nvidia-matmul-heuristics in a child process.
+"""Asks the package nvidia-matmul-heuristics for GEMM times, in a child process.
 
-The child runs this module (`python -m tools.accuracy.heuristics`) and ends with os._exit, because
-destroying the package's handle crashes.
+The child runs this module. It ends with os._exit, because destroying the package's handle crashes.
 """
 
 from __future__ import annotations
@@ -26,12 +25,15 @@ HEURISTICS_GPUS = {
     "b200-sxm-180gb": "B200",
     "gb200-186gb": "GB200_NVL", "gb300-279gb": "GB300_NVL", "rtx-pro-6000-96gb": "RTX_PRO_6000",
 }  # fmt: skip
-#: dtype → precision letters of the package: inputs, accumulation, output
+#: dtype → the package's letters for the precision of inputs, accumulation and output
 _PRECISION = {"bf16": "TST", "fp16": "HSH", "fp32": "SSS"}
 
 
 def heuristics_missing(device: str, dtype: str) -> str:
-    """Returns why nvidia-matmul-heuristics is not available for a device and dtype, "" if it is."""
+    """Returns why nvidia-matmul-heuristics cannot be asked about a device and dtype; "" if it can.
+
+    device: slug of the GPU.
+    """
     if find_spec("nvMatmulHeuristics") is None:
         return "the package nvidia-matmul-heuristics is not installed"
     if device not in HEURISTICS_GPUS:
@@ -40,9 +42,12 @@ def heuristics_missing(device: str, dtype: str) -> str:
 
 
 def heuristics(asked: GemmTable) -> Answer:
-    """Returns the estimated time of the configuration ranked first, for row-major nt GEMMs.
+    """Returns the package's estimated time of each GEMM, taken as row-major nt.
 
-    `tools.accuracy.gemm.heuristics` is the contestant that calls this."""
+    This is the time of the kernel configuration that the package ranks first.
+
+    asked: GEMMs to estimate.
+    """
     request = {
         "gpu": HEURISTICS_GPUS[asked.gpu],
         "precision": _PRECISION[asked.dtype],

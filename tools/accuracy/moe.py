@@ -1,4 +1,6 @@
-"""Scores the MoE model on the public tables: half of the model shapes are the test."""
+"""Judges the latency model of expert layers on public tables, with half of the model shapes as
+test rows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from tools.guide.markers import table as markdown
 
 IntArray = npt.NDArray[np.int64]
 
-#: (device, library, dtype)
+#: tables to judge on: (slug of the GPU, library, dtype)
 TABLES = (
     ("h100-sxm5-80gb", "vllm", "bf16"),
     ("h100-sxm5-80gb", "trtllm", "fp8"),
@@ -35,18 +37,21 @@ TABLES = (
 
 @dataclass(frozen=True)
 class MoETable(WorkTable):
-    """Measured layers of one GPU, dtype and library: the newest table's."""
+    """Measured expert layers of one GPU, dtype and library, from the newest table.
+
+    version: the library's version.
+    """
 
     version: str = ""
 
     @property
     def groups(self) -> IntArray:
-        """Index of each row's model shape, (rows,)."""
+        """Index of each row's group, (rows,). Rows with the same model shape form a group."""
         shape = attrgetter("hidden", "expert_ffn", "top_k", "num_experts")
         return group_index(np.transpose(list(map(shape, self.works))))
 
     def fit(self, prior: Any, seed: int = 0, growth: Growth | None = None) -> MoEModel:
-        """Fits a model to all rows; arguments as of `MoEModel.fit`."""
+        """Fits a model to all rows. The arguments are those of `MoEModel.fit`."""
         return MoEModel.fit(
             self.gpu,
             self.works,
@@ -58,14 +63,16 @@ class MoETable(WorkTable):
         )
 
     def prior(self) -> MoEModel:
-        """Returns the unfitted model."""
+        """Returns the unfitted model of the table's dtype and library."""
         return MoEModel.prior(lookup(self.gpu), dtype=self.works[0].dtype, library=self.library)
 
 
 def read_moe(gpu: str, library: str) -> dict[str, MoETable]:
-    """Reads the newest table of a GPU and library, by dtype. Where several kernels ran one layer,
-    the fastest counts.
+    """Reads aiconfigurator-core's newest table of expert layers; returns one table per dtype.
 
+    If several kernels ran the same layer, the fastest time counts.
+
+    gpu: slug of the GPU.
     Raises InputError if there is no such table.
     """
     (table,), _ = find_tables(gpu, backend=library, kinds=["moe"])
@@ -89,7 +96,7 @@ def read_moe(gpu: str, library: str) -> dict[str, MoETable]:
 
 
 def new_models(table: MoETable, train_rows: int | None, seed: int) -> Split:
-    """Holds out half of the model shapes, other ones for each seed."""
+    """Splits a table so that half of the model shapes, drawn with the seed, are the test."""
     return held_out(table.groups, train_rows, seed, group_seed=seed)
 
 
@@ -97,7 +104,10 @@ _COLUMNS = ("table", "learned from", "rows", "median %", "p95 %", "in the 90 % i
 
 
 def accuracy_table(seeds: Sequence[int], progress: Callable[[str], None]) -> str:
-    """Returns the Markdown table of all `TABLES`, from all training rows and from few."""
+    """Formats the errors on `TABLES` of fits to all train rows, and to few, as a Markdown table.
+
+    progress: function that is called with a text before each fit.
+    """
     cases = {
         "all shapes of the training half, other GPUs' models": None,
         "300 rows of it, other GPUs' models": 300,

@@ -1,7 +1,7 @@
 """Writes the accuracy tables of docs/accuracy.md: `python -m tools.accuracy.page docs/accuracy.md`.
 
-Every figure is computed on one core from the packaged public tables (extra `tables`), those of the
-section `published` from the files of NeuSight, DeepBench and aiter (`tables.PUBLISHED`); takes tens
+The figures come from the packaged public tables (extra `tables`). Those of the section `published`
+come from the files of NeuSight, DeepBench and aiter. All are computed on one core, which takes tens
 of minutes.
 """
 
@@ -36,16 +36,17 @@ _PROTOCOLS = {
     "heads": "Held-out heads: half of the combinations of heads, key heads, head_dim and mask are "
     "the test",
 }
-#: rows to learn from, and seeds that draw them
+#: number of rows that models learn from
 _ROWS = 200
-#: finished scores of formats
+#: file of the scores of the section `formats` that are finished
 _WORK = Path("build/formats.jsonl")
+#: seeds that draw the rows that models learn from
 _SEEDS = (0, 1, 2)
 _PACKAGES = ("quantbench", "numpy", "scipy", "scikit-learn")
 
 
 def gemm_origin(table: GemmTable) -> str:
-    """Describes the origin of a GEMM table."""
+    """Describes where a GEMM table comes from, as text."""
     of = table.provenance
     framework = f"{of['framework']} {of['framework_version']}, sha256 {of['sha256']:.12}"
     what = f"{of['package']}: {of['table']} ({framework})"
@@ -53,7 +54,7 @@ def gemm_origin(table: GemmTable) -> str:
 
 
 def attention_origin(table: AttentionTable) -> str:
-    """Describes the origin of an attention table."""
+    """Describes where an attention table comes from, as text."""
     parts = []
     for source, of in table.provenance.items():
         rows = f"{of['rows']:,} rows of {of['provider']}"
@@ -62,8 +63,12 @@ def attention_origin(table: AttentionTable) -> str:
 
 
 def compared(plan: Plan, origin: Callable[[Any], str]) -> str:
-    """Runs a plan. Formats one section per protocol and device, then the contestants that cannot
-    run, the tables' origins, and the versions and CPU used.
+    """Runs the contests of a plan, and formats their results as Markdown.
+
+    There is one section per protocol and device. Notes name the contestants that cannot run, the
+    tables, the versions and the CPU.
+
+    origin: function that describes where a contest's table comes from.
     """
     by_protocol: dict[str, dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
     for line in run_contests(plan, _SEEDS, _print):
@@ -86,15 +91,15 @@ def compared(plan: Plan, origin: Callable[[Any], str]) -> str:
 
 
 def _section(lines: Sequence[Line]) -> str:
-    """Returns the table of a device, without empty columns."""
+    """Formats the results of one device as a Markdown table without empty columns."""
     columns = zip(COLUMNS, *map(cells, lines), strict=True)
     head, *rows = zip(*(column for column in columns if {*column[1:]} != {"–"}), strict=True)
     return markdown_table(head, rows)
 
 
 def main() -> None:
-    """Runs the comparisons of some sections, and writes their tables and the conclusion into the
-    page.
+    """Runs the comparisons of the named sections, or of all, and writes their tables and the
+    conclusion into the page.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
@@ -128,7 +133,10 @@ _SECTIONS: dict[str, Callable[[], Iterable[tuple[str, str]]]] = {
 
 
 def conclusion(page: str) -> str:
-    """Returns the page's conclusion in words, from its tables."""
+    """Returns the conclusion in words, computed from the tables in the page.
+
+    page: text of the page.
+    """
     _, _, _, bare, fitted, covers, *_ = zip(*_rows(page, "lines"), strict=True)
     covered = [float(cell.rstrip(" %")) for cell in covers]
     half, most = _typical(fitted)
@@ -159,7 +167,7 @@ def conclusion(page: str) -> str:
 
 
 def _rows(page: str, section: str) -> list[list[str]]:
-    """Returns the cells of the tables' rows between the markers of a section."""
+    """Returns the cells of each table row between the markers of a section, without headings."""
     text = page.partition(f"<!-- {section}:begin -->")[2].partition(f"<!-- {section}:end -->")[0]
     rows = []
     for line in text.splitlines():
@@ -170,7 +178,10 @@ def _rows(page: str, section: str) -> list[list[str]]:
 
 
 def _typical(errors: Sequence[str]) -> tuple[float, float]:
-    """Returns the medians of the first and the last of "median / mean / p95"."""
+    """Returns the median over tables of the median error and of the 95th percentile, percent.
+
+    errors: texts of the form "median / mean / p95", one per table.
+    """
     medians, _, highs = zip(*(text.split(" / ") for text in errors), strict=True)
     return median(map(float, medians)), median(float(high.split()[0]) for high in highs)
 

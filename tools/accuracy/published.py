@@ -1,6 +1,4 @@
-"""Judges fits on the published tables of NeuSight, DeepBench and aiter, one line per GPU, dtype,
-library and op.
-"""
+"""Judges models fitted to the published tables of NeuSight, DeepBench and aiter."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from tools.published_tables import (
     read_softmax,
 )
 
-#: NeuSight's shorter times are not judged: launches from Python are a third of them and more
+#: NeuSight's shorter times are not judged, because a third of each or more is launch overhead
 _LEAST_US = 200.0
 _MOST_TESTED = 2500
 _HEAD = (
@@ -49,14 +47,17 @@ _HEAD = (
 def few_tested(
     table: Table, train_rows: int, seed: int, *, split: Splitter, least_us: float = 0.0
 ) -> Split:
-    """Splits a table, and keeps at most _MOST_TESTED test rows, all above `least_us`."""
+    """Splits a table, and keeps at most _MOST_TESTED random test rows.
+
+    least_us: test rows must take longer than this, microseconds.
+    """
     found = split(table, train_rows, seed)
     kept = found.test[table.latency_us[found.test] > least_us]
     return Split(found.train, np.random.default_rng(seed).permutation(kept)[:_MOST_TESTED])
 
 
 def cases() -> Iterator[tuple[str, Contest, int]]:
-    """Yields (dtype, contest, number of train rows) of every published table."""
+    """Yields (dtype, contest, number of train rows) for every contest on a published table."""
     random = partial(few_tested, split=at_random)
     sites = partial(few_tested, split=of_groups)
     for (gpu, dtype), source in PUBLISHED.items():
@@ -81,8 +82,11 @@ def cases() -> Iterator[tuple[str, Contest, int]]:
 
 
 def published_table(seeds: Sequence[int], progress: Callable[[str], None]) -> str:
-    """Returns the Markdown table: median / mean / p95 error in percent and coverage, averaged over
-    seeds.
+    """Formats the errors on the published tables as a Markdown table.
+
+    Errors (median / mean / p95, percent) and coverage are averages over the seeds.
+
+    progress: function that is called with a text before each fit.
     """
     rows = []
     sources = {}

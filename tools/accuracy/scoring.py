@@ -1,5 +1,6 @@
-"""Scores predictions against measured times: splits into train and test rows, errors, interval
-coverage, cliffs.
+"""Splits measured rows into train and test rows, and scores predictions for the test rows.
+
+The scores are relative errors, the coverage of intervals, and the recall and precision of cliffs.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ _STEP = 0.10
 
 @dataclass(frozen=True)
 class Split:
-    """Disjoint indices of train and test rows; with held-out groups they share none
-    either.
-    """
+    """Indices of train rows and of test rows, which have no row in common."""
 
     train: IntArray
     test: IntArray
 
 
 def random_split(rows: int, train: int, seed: int) -> Split:
-    """Draws `train` of `rows` rows at random as train rows; the other rows are test rows.
+    """Draws train rows at random; all other rows are test rows.
+
+    rows: number of all rows.
+    train: number of train rows.
+    Raises InputError unless 1 <= train < rows.
 
     >>> random_split(5, 3, seed=0).train
     array([2, 4, 3])
@@ -46,11 +49,12 @@ def random_split(rows: int, train: int, seed: int) -> Split:
 
 
 def held_out(group: IntArray, train: int | None, seed: int, group_seed: int = 0) -> Split:
-    """Takes all rows of half of the groups as test rows, and `train` rows (None: all) of the other
-    half.
+    """Takes all rows of half of the groups as test rows, and train rows from the other groups.
 
     group: (rows,) index of each row's group.
-    seed, group_seed: select the train rows, and the groups of the test.
+    train: number of train rows; None for all rows of the other groups.
+    seed: seed that draws the train rows.
+    group_seed: seed that draws the groups of the test.
     """
     groups = group.max() + 1
     order = np.random.default_rng(group_seed).permutation(groups)
@@ -82,15 +86,18 @@ class ErrorSummary:
         return f"{self.median_pct:.2f} / {self.mean_pct:.1f} / {self.p95_pct:.1f}"
 
     def rounded(self) -> dict[str, float]:
-        """Returns the fields as a model's provenance has them."""
+        """Returns the fields by name, rounded to two decimals."""
         return {name: round(value, 2) for name, value in vars(self).items()}
 
 
 def summarize(
     predicted_us: FloatArray, measured_us: FloatArray, rows: BoolArray | None = None
 ) -> ErrorSummary:
-    """Computes median, mean and 95th percentile of the relative error. rows: mask of the rows to
-    use, default all.
+    """Computes the median, mean and 95th percentile of the relative error.
+
+    predicted_us, measured_us: (rows,) times.
+    rows: mask of the rows to use, (rows,); None for all.
+    Raises InputError if there are no rows, or the shapes differ.
     """
     predicted_us = np.asarray(predicted_us, dtype=float)
     measured_us = np.asarray(measured_us, dtype=float)
@@ -107,18 +114,19 @@ def summarize(
 
 
 def compute_rows(m: IntArray, n: IntArray, k: IntArray) -> BoolArray:
-    """Returns a mask of large GEMMs: m >= 256 and n, k >= 512."""
+    """Returns the mask of large GEMMs, (rows,): m >= 256, n >= 512 and k >= 512."""
     return np.asarray((m >= 256) & (n >= 512) & (k >= 512))
 
 
 def coverage(measured_us: FloatArray, low_us: FloatArray, high_us: FloatArray) -> float:
-    """Returns the share of the measurements inside [low_us, high_us], 0 to 1."""
+    """Returns the share of measurements inside their intervals [low_us, high_us], 0 to 1."""
     return float(np.mean((measured_us >= low_us) & (measured_us <= high_us)))
 
 
 def cliff_pairs(m: IntArray, n: IntArray, k: IntArray) -> tuple[IntArray, IntArray]:
-    """Returns indices (low, high) of rows with equal n and k and adjacent m, for m >= 128 and n, k
-    >= 1024.
+    """Finds the pairs of rows with m and m + 1 at the same n and k; returns (low, high) indices.
+
+    Only rows with m >= 128, n >= 1024 and k >= 1024 count. Both arrays are (pairs,).
     """
     rows = np.flatnonzero((m >= 128) & (n >= 1024) & (k >= 1024)).tolist()
     shapes = zip(m[rows].tolist(), n[rows].tolist(), k[rows].tolist(), strict=True)
@@ -132,18 +140,21 @@ def cliff_pairs(m: IntArray, n: IntArray, k: IntArray) -> tuple[IntArray, IntArr
 
 
 def rises(latency_us: FloatArray, pairs: tuple[IntArray, IntArray]) -> BoolArray:
-    """Returns True where the time rises by over 10 %, (pairs,).
+    """Returns whether the time rises by more than 10 % within each pair of rows, (pairs,).
 
-    latency_us: times of all rows.
-    pairs: lower and higher rows, from `cliff_pairs`.
+    latency_us: (rows,) times.
+    pairs: indices of the rows with m and with m + 1, from `cliff_pairs`.
     """
     low, high = pairs
     return np.asarray(latency_us[high] / latency_us[low] > 1 + _STEP)
 
 
 def recall_and_precision(forecast: BoolArray, measured: BoolArray) -> tuple[float, float]:
-    """Returns recall and precision of forecast cliffs; nan without measured or forecast cliffs.
-    Masks are (pairs,).
+    """Returns the recall and the precision of forecast cliffs, 0 to 1.
+
+    Recall is nan without measured cliffs, precision without forecast cliffs.
+
+    forecast, measured: (pairs,) whether a pair of rows is a cliff.
     """
     hits = int((measured & forecast).sum())
     recall = hits / int(measured.sum()) if measured.any() else nan
@@ -153,12 +164,18 @@ def recall_and_precision(forecast: BoolArray, measured: BoolArray) -> tuple[floa
 
 @dataclass(frozen=True)
 class Line:
-    """Line of an accuracy table: metrics of one predictor for one seed or averaged over several
-    (`over_seeds`).
+    """Scores of one predictor, for one seed or averaged over several (`over_seeds`).
 
-    train_rows: None for a predictor without fit.
+    gpu: slug of the GPU.
+    protocol: name of the way in which test rows are held out.
+    train_rows: number of rows that the predictor was fitted to; None if it is not fitted.
+    seeds: number of seeds.
+    compute: errors on large GEMMs (`compute_rows`).
     unanswered: share of test rows without a prediction.
-    cliff_recall, cliff_precision: of cliffs in the predicted times.
+    coverage: share of measurements inside the 90 % interval; None without intervals.
+    cliff_recall, cliff_precision: recall and precision of the cliffs in the predicted times.
+    fit_s: CPU seconds of the fit.
+    shapes_per_s: predictions per CPU second.
     """
 
     gpu: str
@@ -180,8 +197,9 @@ _AVERAGED = ("unanswered", "coverage", "cliff_recall", "cliff_precision")
 
 
 def over_seeds(lines: Sequence[Line]) -> Line:
-    """Averages lines of several seeds; for fit_s and shapes_per_s takes the median, which is robust
-    to machine load.
+    """Averages the scores of several seeds.
+
+    fit_s and shapes_per_s are medians, which the load of the machine changes less.
     """
     found: dict[str, Any] = {}
     for names, average in ((_AVERAGED, np.mean), (("fit_s", "shapes_per_s"), np.median)):
@@ -219,8 +237,9 @@ COLUMNS = (
 
 
 def cells(entry: Line) -> tuple[str, ...]:
-    """Formats a line as table cells, in the order of COLUMNS. Errors are median / mean / p95 in
-    percent.
+    """Formats scores as table cells, in the order of COLUMNS.
+
+    Errors are median / mean / 95th percentile in percent.
     """
     errors = str(entry.errors)
     if entry.unanswered:

@@ -1,5 +1,5 @@
-"""Measured tables: what a comparison or a shipped model needs of one, and the GEMM tables of
-aiconfigurator-core (extra `tables`).
+"""Defines measured tables, to which models are fitted and on which they are judged, and reads the
+GEMM tables of aiconfigurator-core (extra `tables`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.training import Effort
 from quantbench.latency.libraries import default_library, libraries_of, slug_of, system_of
 
-#: devices whose default tables the shipped models were fitted to and docs/accuracy.md evaluates. No
-#: other bf16 table influenced a design choice, so the others are unseen test data.
+#: GPUs whose default tables shipped models are fitted to and docs/accuracy.md evaluates. No other
+#: bf16 table influenced a design choice, so the other tables are unseen test data.
 SHIPPED_GPUS = ("a100-sxm4-80gb", "b200-sxm-180gb", "h100-sxm5-80gb", "h200-sxm-141gb", "l40s-48gb")
-# Spelling in tables → the framework's own.
+# Spelling of a framework's name in the tables → its own spelling.
 _SPELLED = {"VLLM": "vLLM"}
 
 IntArray = npt.NDArray[np.int64]
@@ -35,12 +35,13 @@ Rows = npt.NDArray[np.intp] | npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class GemmTable:
-    """Measured products of one dtype on one GPU (device slug), each shape once.
+    """Measured GEMMs of one dtype on one GPU; each shape has one row.
 
-    sizes: m, n, k, and batch and layout where they vary; (rows,) each.
-    latency_us: (rows,).
-    library: whose kernels ran (`libraries.LIBRARIES`).
-    provenance: as a model stores it.
+    gpu: slug of the GPU.
+    sizes: m, n and k of each row, and batch and layout if they vary; (rows,) each.
+    latency_us: (rows,) measured times.
+    library: library whose kernels ran (`libraries.LIBRARIES`).
+    provenance: origin of the rows, as a model stores it.
     """
 
     gpu: str
@@ -55,21 +56,24 @@ class GemmTable:
 
     @property
     def shapes(self) -> tuple[IntArray, IntArray, IntArray]:
-        """m, n and k, (rows,) each."""
+        """m, n and k of the rows, (rows,) each."""
         return self.sizes["m"], self.sizes["n"], self.sizes["k"]
 
     def take(self, rows: Rows) -> GemmTable:
-        """Returns the table of some rows, by index or mask."""
+        """Returns a table of some of the rows.
+
+        rows: indices, or a mask over all rows.
+        """
         sizes = {name: column[rows] for name, column in self.sizes.items()}
         return replace(self, sizes=sizes, latency_us=self.latency_us[rows])
 
     @property
     def groups(self) -> IntArray:
-        """Index of each row's (n, k), (rows,)."""
+        """Index of each row's group, (rows,). Rows with equal n and k form a group."""
         return group_index(self.shapes[1:])
 
     def fit(self, prior: Any, seed: int = 0, effort: Effort | None = None) -> GemmModel:
-        """Fits a model to all rows; arguments as of `GemmModel.fit`."""
+        """Fits a model to all rows. The arguments are those of `GemmModel.fit`."""
         return GemmModel.fit(
             self.gpu,
             **self.sizes,
@@ -82,16 +86,17 @@ class GemmTable:
         )
 
     def prior(self) -> GemmModel:
-        """Returns the unfitted model, from other GPU generations."""
+        """Returns the unfitted model, which knows other GPU generations only."""
         return GemmModel.prior(self.gpu, dtype=self.dtype, family_out=True)
 
     def ask(self, model: GemmModel) -> Estimates:
-        """Predicts all rows."""
+        """Returns a model's predictions for all rows."""
         return model.predict(**self.sizes)
 
     def ideal_us(self) -> Any:
-        """Returns the roofline time, (rows,): the larger of FLOP over peak and bytes over bandwidth
-        (spec sheet).
+        """Returns the roofline times, (rows,), microseconds.
+
+        A time is the larger of FLOPs over peak rate and bytes over bandwidth, from the spec sheet.
         """
         machine = Machine.of(lookup(self.gpu), self.dtype)
         m, n, k = np.stack(self.shapes).astype(float)
@@ -100,14 +105,19 @@ class GemmTable:
         return np.maximum(2.0 * m * n * k / machine.flop_per_us, memory_us)
 
     def logs(self) -> Any:
-        """Returns what baselines learn from: log m, n, k, (rows, 3)."""
+        """Returns log m, log n and log k of each row, (rows, 3), from which baselines learn."""
         return np.log(np.column_stack(self.shapes).astype(float))
 
 
 @dataclass(frozen=True)
 class WorkTable:
-    """Measured workloads of one kind on one GPU (device slug), each once. latency_us: (rows,).
-    provenance: as a model stores it.
+    """Measured workloads of one kind on one GPU; each workload has one row.
+
+    gpu: slug of the GPU.
+    library: library whose kernels ran (`libraries.LIBRARIES`).
+    works: (rows,) workloads.
+    latency_us: (rows,) measured times.
+    provenance: origin of the rows, as a model stores it.
     """
 
     gpu: str
@@ -120,27 +130,33 @@ class WorkTable:
         return len(self.works)
 
     def take(self, rows: npt.NDArray[np.intp]) -> Self:
-        """Returns the table of some rows, by index."""
+        """Returns a table of the rows with these indices."""
         works = [self.works[i] for i in rows]
         return replace(self, works=works, latency_us=self.latency_us[rows])
 
     def ask(self, model: Any) -> Estimates:
-        """Predicts all rows."""
+        """Returns a model's predictions for all rows."""
         found: Estimates = model.predict(self.works)
         return found
 
 
 def group_index(columns: Any) -> IntArray:
-    """Returns the index of each row's combination of values, (rows,). columns: (rows,) each."""
+    """Finds the distinct combinations of values; returns the index of each row's one, (rows,).
+
+    columns: values to combine, (rows,) each.
+    """
     return np.unique(np.stack(columns), axis=1, return_inverse=True)[1].ravel()
 
 
 def read_packaged(system: str, *, dtype: str = "bf16", library: str = "") -> GemmTable:
-    """Reads the newest table of a system (aiconfigurator's name or device slug) and library ("":
-    `default_library`), sorted by (m, n, k); repeated shapes keep their median.
+    """Reads aiconfigurator-core's newest GEMM table of a system and library, sorted by (m, n, k).
 
-    Raises UnsupportedError without the package, InputError for a system, library or dtype without a
-    table.
+    A shape measured repeatedly has its median time.
+
+    system: aiconfigurator's name of the system, or the slug of a GPU.
+    library: library whose kernels ran; "" for the GPU's default one (`default_library`).
+    Raises UnsupportedError if the package is not installed, and InputError for a system, library or
+    dtype without a table.
     """
     slug = slug_of(system_of(system)) or system
     library = library or (default_library(slug, dtype) if libraries_of(slug, dtype) else "")

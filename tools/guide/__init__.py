@@ -1,3 +1,1 @@
-"""Fills marked places of README and docs/ with figures from public measured tables, and draws their
-pictures.
-"""
+"""Programs that fill marked places of README and docs/ with figures, and draw the pictures."""

@@ -1,6 +1,6 @@
-"""Writes the explorer's screenshots for README and docs, and its page for the documentation site.
+"""Takes the explorer's screenshots for the docs, or writes its page for the documentation site.
 
-Screenshots need Chromium; without it they stay as they are.
+Screenshots need Chromium. Without it, they stay as they are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ATTEMPTS = 5
 #: --curve-0 in quantbench/explore/templates/explore.css
 _CURVE_RGB = (0x00, 0x72, 0xB2)
 _GPUS = ("a100-sxm4-80gb", "h100-sxm5-80gb")
-#: file name → (setting of the page, width and height in pixels)
+#: file of a screenshot → (settings of the page, width and height in pixels)
 SHOTS: dict[str, tuple[dict[str, object], tuple[int, int]]] = {
     "docs/figures/explore.png": (
         {"hidden": 5000, "heads": 40, "kv_heads": 40, "head_dim": 125, "ffn": 20000, "seq": 2048,
@@ -44,7 +44,7 @@ SHOTS: dict[str, tuple[dict[str, object], tuple[int, int]]] = {
 
 
 def shelf_devices() -> tuple[DeviceSpec, ...]:
-    """Returns the GPUs with a shipped GEMM model of their default dtype."""
+    """Returns the NVIDIA GPUs that have a shipped GEMM model for their default dtype."""
     return tuple(
         spec
         for spec in known()
@@ -53,8 +53,9 @@ def shelf_devices() -> tuple[DeviceSpec, ...]:
 
 
 def screenshots() -> None:
-    """Writes the files of SHOTS with the first Chromium found. Raises StoreError if no curve is
-    drawn in one.
+    """Writes the files of SHOTS with the first Chromium found, or prints that there is none.
+
+    Raises StoreError if a screenshot still shows no curve after several attempts.
     """
     browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
@@ -67,8 +68,8 @@ def screenshots() -> None:
         )
         for name, (setting, (width, height)) in SHOTS.items():
             words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-            # Virtual time lets the page finish before it is drawn, though not always: it unpacks
-            # models in threads.
+            # Virtual time lets the page finish before it is drawn. This does not always succeed,
+            # because the page unpacks models in threads.
             words += [f"--user-data-dir={folder}/profile", "--virtual-time-budget=60000"]
             words += [f"--window-size={width},{height}", f"--screenshot={Path(name).resolve()}"]
             for _ in range(_ATTEMPTS):
@@ -91,15 +92,18 @@ def screenshots() -> None:
 
 
 def shows_curve(shot: Image.Image) -> bool:
-    """Whether an RGB picture of the page has the first curve: a hundred pixels of about its
-    colour.
+    """Returns whether a picture of the page shows the first curve.
+
+    It does if at least a hundred pixels are close to the curve's colour.
+
+    shot: RGB picture.
     """
     near = np.abs(np.asarray(shot, dtype=int) - _CURVE_RGB).max(axis=-1) <= 24
     return bool(near.sum() >= 100)
 
 
 def site_page(path: Path) -> None:
-    """Writes the explorer of all GPUs with a shipped model."""
+    """Writes the explorer's page for all GPUs with a shipped model."""
     write_explorer(
         path,
         shelf_devices(),

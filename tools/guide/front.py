@@ -1,4 +1,4 @@
-"""Fills README.md with a measured staircase, its plot, and samples of what commands print."""
+"""Fills README.md with a plot of a measured staircase, its explanation, and output of commands."""
 
 from __future__ import annotations
 
@@ -43,31 +43,32 @@ from tools.guide.markers import fill
 
 PAGE = Path("README.md")
 PICTURE = Path("docs/figures/a100-staircase.png")
-#: run that README shows as the result of a sweep on a CPU
+#: run whose result README shows as that of a sweep on a CPU
 CPU_RUN = Path("results/cpu-amd-epyc/2026-11-20T153933-hidden")
 BENCHMARK = "pytest --benchmark-only --benchmark-columns=median,iqr,rounds"
 EXPORT = f"quantbench profile export {CPU_RUN}"
 ADVISE = "quantbench advise --gpu a100-sxm4-80gb --model gpt2-xl --attention flash"
-# How the lines of advice that README shows begin.
+# Beginnings of the lines of advice that README shows.
 _SHOWN_ADVICE = ("op ", "logits", "mlp_", "all of it", "wasted past", "Worth a change")
-# Benchmarks of the group that README shows.
+# Beginnings of the lines of the benchmark's table that README shows.
 _SHOWN_BENCHMARKS = ("Name", "test_gemm[0-")
-# Sizes of the sweep that README shows.
+# Number of the sweep's sizes that README shows.
 _SHOWN_ROWS = 3
 
 _GPU = "a100-sxm4-80gb"
 _N = 4096
 _K = 4096
-# From half a wave of large tiles up to the last closely spaced size in the table.
+# Sizes in m, from half a wave of large tiles up to the last closely spaced size in the table.
 _SHOWN_M = range(256, 4354)
-# Terminal width for the sample.
+# Width of the terminal in which commands run, in characters.
 _COLUMNS = 100
 
 
 @dataclass(frozen=True)
 class Staircase:
-    """Times of one GEMM of the A100's table over m, and the tile that explains its steps.
+    """Times over m of the A100's GEMMs with one n and k, and the tile that explains the steps.
 
+    info: run into which the table was imported.
     rows: number of GEMMs in the whole table.
     """
 
@@ -82,7 +83,7 @@ class Staircase:
 
     @property
     def edge(self) -> tuple[Point, Point]:
-        """The two neighbouring sizes between which the time grows most."""
+        """The two points, with m and m + 1 rows, between which the time grows most."""
         pairs = pairwise(self.curve.points)
         adjacent = [(a, b) for a, b in pairs if b.axes["m"] == a.axes["m"] + 1]
         return max(adjacent, key=lambda pair: pair[1].latency_us / pair[0].latency_us)
@@ -93,7 +94,7 @@ class Staircase:
         return cdiv(_N, self.tile.block_n)
 
     def busy_share(self, m: int) -> float:
-        """Returns the share of the SMs' time that the tiles of a product of m rows use."""
+        """Returns the share of the SMs' time in which they compute tiles, for m rows, 0 to 1."""
         return quantize(Gemm(m, _N, _K), self.tile.tile, self.tile.resident_blocks).efficiency
 
     def num_waves(self, m: int) -> int:
@@ -101,8 +102,9 @@ class Staircase:
 
 
 def read_staircase() -> Staircase:
-    """Imports the table and finds the tile that explains its steps. Raises StoreError if no tile
-    explains them.
+    """Imports the table, and finds the tile that explains the steps of its times.
+
+    Raises StoreError if no tile explains them.
     """
     with TemporaryDirectory() as folder:
         (table,), _ = aiconfigurator.find_tables(_GPU, kinds=("gemm",))
@@ -152,8 +154,9 @@ def staircase_text(found: Staircase) -> str:
 
 
 def draw_staircase(found: Staircase, path: Path) -> None:
-    """Plots time and rate over m, with those computed from tiles and waves; the largest edge is
-    marked.
+    """Plots time and rate over m as a picture, and marks the largest edge.
+
+    Dashed lines show the time and rate that are computed from tiles and waves.
     """
     sizes = found.curve.sizes
     before, after = found.edge
@@ -217,9 +220,10 @@ def draw_staircase(found: Staircase, path: Path) -> None:
 
 
 def printed(command: str, folder: Path) -> list[str]:
-    """Runs a Python program in a terminal of 100 columns and returns its lines.
+    """Runs a Python module in a terminal of 100 columns, and returns the lines that it prints.
 
-    command: a module that runs as a program, and its arguments.
+    command: name of the module, and its arguments.
+    folder: working directory of the command.
     Raises StoreError if the command fails.
     """
     terminal, inside = pty.openpty()
@@ -235,7 +239,7 @@ def printed(command: str, folder: Path) -> list[str]:
         while True:
             try:
                 read = os.read(terminal, 1 << 16)
-            except OSError:  # Linux raises it if the other end is closed
+            except OSError:  # Linux raises it when the command has closed its end
                 break
             if not read:
                 break
@@ -249,14 +253,17 @@ def printed(command: str, folder: Path) -> list[str]:
 
 
 def advise_text() -> str:
-    """Returns the lines of advice that matter, as a Markdown block."""
+    """Runs ADVISE, and returns the lines that README shows as a Markdown block."""
     lines = printed(ADVISE, Path.cwd())
     kept = [line for line in lines if line.lstrip().startswith(_SHOWN_ADVICE)]
     return _block(ADVISE, kept)
 
 
 def benchmark_text(root: Path) -> str:
-    """Measures this machine; returns the first lines of the table of products."""
+    """Measures this machine, and returns the first lines of the table of GEMMs as a Markdown block.
+
+    root: folder of the checkout.
+    """
     lines = printed(BENCHMARK, root)
     first = next(i for i, line in enumerate(lines) if "benchmark 'gemm" in line)
     kept = [line for line in lines[first:] if line.startswith(_SHOWN_BENCHMARKS)]
@@ -264,7 +271,7 @@ def benchmark_text(root: Path) -> str:
 
 
 def sweep_text(run: Run) -> str:
-    """Returns the last rows of the table with which the stored sweep ended."""
+    """Returns the last rows of a stored sweep's table of results as a Markdown block."""
     rows = rows_of(points_of(run.records, run.info.device))
     shown_text = StringIO()
     SafeConsole(width=120, file=shown_text).print(
@@ -276,20 +283,26 @@ def sweep_text(run: Run) -> str:
 
 
 def export_text(root: Path) -> str:
-    """Exports the stored sweep; returns what the command prints."""
+    """Exports CPU_RUN, and returns what the command prints as a Markdown block.
+
+    root: folder of the checkout.
+    """
     with TemporaryDirectory() as folder:
         (Path(folder) / CPU_RUN.parts[0]).symlink_to(root.resolve() / CPU_RUN.parts[0])
         return _block(EXPORT, [line for line in printed(EXPORT, Path(folder)) if line])
 
 
 def _block(command: str, lines: Sequence[str]) -> str:
-    # Prose is folded at spaces; table rows stay whole.
+    # Prose is folded at spaces. Rows of tables, which have wide gaps, stay whole.
     folded = [line if "   " in line else fill_lines(line, _COLUMNS) for line in lines]
     return "\n".join(["```text", f"$ {command}", *folded, "```", ""])
 
 
 def write_front(root: Path) -> list[Path]:
-    """Draws the plot and fills README.md of a checkout. Returns the written paths."""
+    """Draws the plot and fills README.md; returns the paths of both.
+
+    root: folder of the checkout.
+    """
     found = read_staircase()
     values = {
         "benchmark": benchmark_text(root),

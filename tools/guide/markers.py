@@ -1,5 +1,8 @@
 """Replaces the text between the markers `<!-- name:begin -->` and `<!-- name:end -->` of a Markdown
-page. Markers may be within a line or around several."""
+page.
+
+A pair of markers may stand in one line or around several lines.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,13 @@ _PLACE = re.compile(r"(<!-- (?P<name>[\w.-]+):begin -->)(?P<old>.*?)(<!-- (?P=na
 
 
 def fill(text: str, found: Mapping[str, str]) -> str:
-    """Returns the page with every marker filled. A value of several lines is put on its own lines.
+    """Returns the page with a new text between every pair of markers.
 
-    found: value by marker name.
-    Raises StoreError for a marker without a value, and for a value without a marker.
+    A text of several lines begins on a line of its own.
+
+    text: the page.
+    found: new text, by name of the markers.
+    Raises StoreError for a name in the page that `found` lacks, and the reverse.
 
     >>> fill("m = <!-- m:begin -->?<!-- m:end -->.", {"m": "128"})
     'm = <!-- m:begin -->128<!-- m:end -->.'
@@ -41,8 +47,9 @@ def fill(text: str, found: Mapping[str, str]) -> str:
 
 
 def write_between(path: Path, name: str, text: str) -> None:
-    """Replaces what the file `path` has between the markers of `name`. Raises StoreError if it
-    lacks them.
+    """Replaces the text between the markers `name` in the file `path`.
+
+    Raises StoreError if the file cannot be read or lacks the markers.
     """
     begin = f"<!-- {name}:begin -->"
     end = f"<!-- {name}:end -->"
@@ -64,7 +71,11 @@ def write_between(path: Path, name: str, text: str) -> None:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1, numeric: bool = True
 ) -> str:
-    """Formats a Markdown table. numeric: align all columns but the first `words` to the right."""
+    """Formats a Markdown table.
+
+    words: number of columns of text, which come first.
+    numeric: whether the other columns are aligned to the right.
+    """
     rule = ["---"] * words + (["---:"] if numeric else ["---"]) * (len(head) - words)
     lines = [head, rule, *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

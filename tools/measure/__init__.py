@@ -1,3 +1,3 @@
-"""What is measured on a GPU beside sweeps: other timing methods, the cost of a point, copies,
-random products.
+"""Measurements that maintainers make on a GPU beside sweeps: comparisons with other timing methods,
+the cost of a point, copy bandwidth and random products.
 """

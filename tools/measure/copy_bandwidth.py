@@ -1,6 +1,6 @@
-"""Measures copy bandwidth: the limit for kernels that read once and write once, such as softmax.
+"""Measures copy bandwidth, the limit for kernels that read once and write once, such as softmax.
 
-Entry point: `python -m tools.measure.copy_bandwidth FILE.json`.
+Run it as `python -m tools.measure.copy_bandwidth FILE.json`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quantbench.timing import make_timer
 from quantbench.timing.options import TimingOptions
 from tools.measure.side_by_side import write_json
 
-#: bytes read (as many are written); many times the size of any last-level cache
+#: number of bytes that the copy reads, and writes too; many times the size of any last-level cache
 COPIED_BYTES = 2**31
 
 

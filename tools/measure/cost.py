@@ -1,7 +1,7 @@
-"""Compares the cost of measuring a point by our timer, a fixed number of runs and a short graph, on
-random shapes.
+"""Compares what a measured point costs with our timer, a fixed number of runs and a short CUDA
+graph, on random shapes.
 
-Entry point: `python -m tools.measure.cost FILE.json`.
+Run it as `python -m tools.measure.cost FILE.json`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _METHODS = ("mamf", "graph6")
 
 
 def main() -> None:
-    """Measures the missing rows of the table and writes it."""
+    """Measures the missing rows of the table, and writes the table."""
     out = Path(sys.argv[1])
     spec = device.current()
     methods = {"quantbench": by_timer(make_timer(spec, TimingOptions()))}
     methods |= {name: METHODS[name] for name in _METHODS}
     dtype = device.default_dtype(spec)
-    # A different seed than for the shapes that the model is tested on.
+    # The seed differs from that of the shapes on which the model is tested.
     shapes = random_shapes(seed=1)[:COST_SHAPES]
     gemms = [Gemm(m, n, k, dtype=dtype, layout="nt") for m, n, k in shapes]
     measure_rows(out, spec, gemms, methods)

@@ -1,6 +1,6 @@
-"""Prints the figures of measured tables and of a sweep over random products as Markdown.
+"""Prints the figures of comparisons of timers, and of a sweep over random products, as Markdown.
 
-python -m tools.measure.figures timer-truth.json cost.json RUN
+Run it as `python -m tools.measure.figures timer-truth.json cost.json RUN`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ from quantbench.units import latency
 from quantbench.workload import Gemm
 
 Table = dict[str, Any]
-# Differences between timers are given in percent from this time on and in microseconds below it.
+# Differences between timers are in percent for kernels from this time on, and in microseconds for
+# shorter ones.
 _SHORT_US = 20.0
 _OURS = "quantbench"
-#: warm-up of the GPU by mamf-finder before its first shape (stas00/ml-engineering, mamf-finder.py:
-#: `warmup` of 30 s)
+#: seconds for which mamf-finder warms up the GPU before its first shape (stas00/ml-engineering,
+#: mamf-finder.py: `warmup` of 30 s)
 MAMF_START_S = 30.0
-#: number of shapes that this warm-up is shared by
+#: number of shapes that share this warm-up
 MAMF_SHAPES = 50
-# A point should cost at most this fraction of one of mamf-finder's.
+# Target: a point of mamf-finder takes at least this many times as long as one of our timer.
 _TIMES_CHEAPER = 5.0
 
 
 def timer_lines(table: Table) -> list[str]:
-    """Formats medians per kernel and method, then our difference from each other method and our
-    spread over repeats.
+    """Formats the medians as a Markdown table, one row per kernel and one column per method.
+
+    Below it, a list states how our timer differs from each other method, and its spread over
+    repeats.
     """
     rows = table["rows"]
     methods = _methods(rows, "medians_us")
@@ -54,7 +57,10 @@ def timer_lines(table: Table) -> list[str]:
 
 
 def _methods(rows: Sequence[Table], column: str) -> list[str]:
-    """Returns the names of the methods with figures in a column, in order of appearance."""
+    """Returns the names of the methods in a column of the rows, in order of appearance.
+
+    column: medians_us or wall_s.
+    """
     return list(dict.fromkeys(chain.from_iterable(row[column] for row in rows)))
 
 
@@ -93,8 +99,10 @@ def _most_and_median(shares: Sequence[float]) -> str:
 
 
 def cost_lines(table: Table) -> list[str]:
-    """Formats seconds on the device and in total per point and the spread over the repeats for each
-    method, then whether the target for the cost is met."""
+    """Formats the cost per point of each method as a Markdown table, and whether our target is met.
+
+    The columns are the seconds on the device, the seconds in all, and the spread over the repeats.
+    """
     rows = table["rows"]
     methods = _methods(rows, "wall_s")
     lines = [
@@ -131,14 +139,14 @@ def cost_lines(table: Table) -> list[str]:
 
 
 def _percent(share: float) -> str:
-    """Formats a share with two decimals, because the target is half a percent; `–` if it is not
-    known.
+    """Formats a share in percent with two decimals, because the target is half a percent; nan
+    becomes `–`.
     """
     return "–" if np.isnan(share) else f"{100 * share:.2f} %"
 
 
 def _spreads(rows: Sequence[Table], method: str) -> list[float]:
-    """Returns the largest over the smallest repeat, minus 1, of each row with several."""
+    """Returns the largest over the smallest repeat, minus 1, for each row with several repeats."""
     spreads = []
     for row in rows:
         repeats_us = row["medians_us"].get(method, ())
@@ -151,13 +159,19 @@ def _median_text(medians_us: Sequence[float] | None) -> str:
     return latency(float(np.median(medians_us))) if medians_us else "–"
 
 
+#: number of a run's first products to which a model is fitted
 FITTED_ROWS = 200
 
 
 def prediction_lines(run: Run) -> list[str]:
-    """Formats |predicted / measured - 1| of a run's products that no fit has seen: by the shipped
-    model of their device, and by a model fitted to the first FITTED_ROWS of them, which were
-    measured in random order."""
+    """Formats the errors of two models on a run's products as a Markdown table.
+
+    One is the shipped model of the device. The other is fitted to the run's first FITTED_ROWS
+    products, which were measured in random order. The errors |predicted / measured - 1| are over
+    the remaining products.
+
+    Raises InputError if the run has fewer than 2 · FITTED_ROWS products.
+    """
     device = run.info.device
     points = [p for p in points_of(run.records, device) if isinstance(p.workload, Gemm)]
     if len(points) < 2 * FITTED_ROWS:
@@ -188,7 +202,7 @@ def prediction_lines(run: Run) -> list[str]:
 
 
 def main() -> None:
-    """Prints the figures of each file or run that is named."""
+    """Prints the figures of each file and run on the command line."""
     for path in map(Path, sys.argv[1:]):
         if path.is_dir():
             lines = prediction_lines(read_run(path))

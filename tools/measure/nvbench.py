@@ -1,8 +1,8 @@
 """Times square GEMMs with NVBench's Python bindings (`cuda-bench`), for comparison with our timer.
 
-`python -m tools.measure.nvbench FILE.json SIZE…` runs one state per size. `timer_truth` runs it in
-a separate process, because NVBench keeps its benchmarks for the whole process. Each sample is one
-cold run, as with our timer.
+Each sample is one cold run, as with our timer. The module runs as a process of its own, because
+NVBench keeps its benchmarks for the whole process: `python -m tools.measure.nvbench FILE.json
+SIZE…` runs one state per size.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tools.measure.side_by_side import write_json
 
 _NAME = "product"
 _AXIS = "Size"
-# Sampling time per state. The default of 0.5 s would take most of the step, and the median is
-# steady long before.
+# Sampling time per state. NVBench's default of 0.5 s would take most of the time of a comparison,
+# and the median is steady long before.
 _MIN_TIME_S = "0.1"
 _TIMEOUT_S = "4"
 
 
 def main() -> None:
-    """Times every size and writes `{size: [samples in µs]}`."""
+    """Times every size on the command line, and writes `{size: [samples in µs]}` as JSON."""
     from cuda import bench
     from cuda.bench.results import BenchmarkResult
 
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _product(state: Any) -> None:
-    """Runs one state: the GEMM of our provider, launched on NVBench's stream."""
+    """Runs one NVBench state: the GEMM of our provider `torch.mm`, launched on NVBench's stream."""
     import torch
 
     from quantbench import device
@@ -71,7 +71,11 @@ def _product(state: Any) -> None:
 
 
 def merge_nvbench(rows: list[dict[str, Any]], file: Path) -> None:
-    """Adds the medians in `file`, one repeat, to the rows of the same sizes."""
+    """Adds the medians of one repeat to the rows of the same sizes, in place.
+
+    rows: rows of the table of medians.
+    file: JSON file with the samples of the repeat, as this module writes it.
+    """
     samples_us = json.loads(file.read_text(encoding="utf-8"))
     for row in rows:
         found = samples_us.get(str(row["sizes"][0]))

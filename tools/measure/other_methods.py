@@ -1,13 +1,6 @@
-"""Times a kernel by other methods, for comparison with our timer. Each returns samples in
-microseconds.
+"""Times a kernel by methods of other projects, for comparison with our timer.
 
-
-- do_bench: `triton.testing.do_bench`, events around launches; the cache is cleared by writing a
-  buffer.
-- profiler: kernel times from CUPTI through torch.profiler, after the same flush as in our timer.
-- mamf: as in mamf-finder (stas00/ml-engineering): 50 runs to warm up, then 100 runs between two
-  events each, the cache cleared by zeroing 256 MiB before each.
-- graph6: a CUDA graph of 6 runs, replayed once untimed and once timed, without a flush; one sample.
+A method is a function from a kernel to samples in microseconds.
 """
 
 from __future__ import annotations
@@ -21,14 +14,14 @@ from quantbench.workload import Gemm
 
 @dataclass(frozen=True)
 class Case:
-    """GEMM that is timed, and the function that runs it once."""
+    """GEMM to time, the device, and the function that runs the GEMM once."""
 
     gemm: Gemm
     spec: DeviceSpec
     run: Callable[[], None]
 
 
-#: function that times a case: samples in microseconds, none where it cannot
+#: function that times a case; returns samples in microseconds, or none if it cannot time the case
 Method = Callable[[Case], list[float]]
 _MAMF_WARM_UP = 50
 _MAMF_RUNS = 100
@@ -37,15 +30,20 @@ _PROFILED_RUNS = 20
 
 
 def do_bench(case: Case) -> list[float]:
-    """Runs Triton's benchmark with its default times: 25 ms of warm-up, 100 ms of runs."""
+    """Runs `triton.testing.do_bench` with its default times: 25 ms of warm-up, 100 ms of runs.
+
+    It times each launch between two events, and clears the cache by writing a buffer.
+    """
     from triton.testing import do_bench as bench
 
     return [float(ms) * 1e3 for ms in bench(case.run, return_mode="all")]
 
 
 def profiler(case: Case) -> list[float]:
-    """Returns the sum of the kernel times of each run, without the flush's kernels; empty if runs
-    are not separable.
+    """Returns the sum of the kernel times of each run, from CUPTI through torch.profiler.
+
+    Each run follows a flush of the cache as in our timer, whose kernels are not counted. Returns no
+    sample if the kernels cannot be assigned to runs.
     """
     import torch
 
@@ -73,7 +71,10 @@ def profiler(case: Case) -> list[float]:
 
 
 def mamf(case: Case) -> list[float]:
-    """Times 100 runs after 50 of warm-up, with the cache cleared by writing zeros."""
+    """Times runs as mamf-finder does (stas00/ml-engineering): 50 runs to warm up, then 100.
+
+    Each of the 100 is timed between two events. Before it, the cache is cleared by zeroing 256 MiB.
+    """
     import torch
 
     clear = torch.empty(_MAMF_CLEAR_BYTES // 4, dtype=torch.int32, device="cuda")
@@ -91,7 +92,10 @@ def mamf(case: Case) -> list[float]:
 
 
 def graph6(case: Case) -> list[float]:
-    """Returns one sample: the mean of six runs in a graph."""
+    """Returns one sample: the mean of six runs in a CUDA graph.
+
+    The graph is replayed once untimed and once timed, without clearing the cache.
+    """
     import torch
 
     stream = torch.cuda.Stream()

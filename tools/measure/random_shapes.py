@@ -1,5 +1,6 @@
-"""Draws random products: `python -m tools.measure.random_shapes FILE.csv`, which `quantbench sweep
---shapes` reads.
+"""Writes a file of random GEMM shapes for `quantbench sweep --shapes`.
+
+Run it as `python -m tools.measure.random_shapes FILE.csv`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ _LARGEST = 16384
 
 
 def random_shapes(seed: int = 0) -> list[tuple[int, int, int]]:
-    """Draws COUNT times (m, n, k), log-uniform; n and k are multiples of 8, three in four of 64."""
+    """Draws COUNT shapes (m, n, k) at random, uniform on a log scale.
+
+    n and k are multiples of 8, and three in four of them are multiples of 64.
+    """
     random = np.random.default_rng(seed)
 
     def draw(least: int, step: int) -> int:
@@ -29,7 +33,7 @@ def random_shapes(seed: int = 0) -> list[tuple[int, int, int]]:
 
 
 def main() -> None:
-    """Writes the file."""
+    """Writes the shapes as CSV with the columns m, n and k."""
     with Path(sys.argv[1]).open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("m", "n", "k"), *random_shapes()])
 

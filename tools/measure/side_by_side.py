@@ -1,6 +1,4 @@
-"""Times the same GEMMs by several methods, repeated in turn, and stores medians and the seconds
-spent.
-"""
+"""Times the same GEMMs by several methods in turn, and stores the medians and the seconds spent."""
 
 from __future__ import annotations
 
@@ -26,12 +24,12 @@ REPEATS = 3
 
 
 def by_timer(timer: Timer) -> Method:
-    """Returns our timer as a method; its only sample is the stated time."""
+    """Returns our timer as a method. Its only sample is the time that the timer states."""
 
     def samples_us(case: Case) -> list[float]:
         provider = catalog.make("torch.mm")
         copy = copier(provider, case.gemm, case.spec, TimingOptions())
-        # A graph with a cold cache may need too many copies to rotate over.
+        # A CUDA graph with a cold cache may need too many copies of the inputs.
         with suppress(UnsupportedError):
             measured = timer.measure(case.run, copy=copy, min_bytes=case.gemm.min_bytes)
             return [measured.stated.latency_us]
@@ -47,11 +45,11 @@ def prepare(gemm: Gemm, spec: DeviceSpec) -> Case:
 def measure_rows(
     out: Path, spec: DeviceSpec, gemms: Sequence[Gemm], methods: Mapping[str, Method]
 ) -> list[dict[str, Any]]:
-    """Times the GEMMs by those of the methods that the table `out` lacks; writes it after each.
-    Returns all rows.
+    """Times GEMMs by the methods that the table in the file `out` lacks; returns all its rows.
 
-    A row has, per method and repeat, the median in microseconds and the seconds spent; and the
-    seconds for making the inputs, which every method needs.
+    The table is written after each GEMM. A row has, for each method, the medians (microseconds) and
+    the seconds spent, by repeat. It also has the seconds for making the inputs, which are the same
+    for every method.
     """
     rows: list[dict[str, Any]] = []
     if out.exists():
@@ -88,13 +86,15 @@ def measure_rows(
 
 
 def write_table(out: Path, spec: DeviceSpec, rows: list[dict[str, Any]]) -> None:
-    """Writes the rows as a JSON file that `figures` reads."""
+    """Writes the rows as a JSON file from which `figures` makes Markdown tables."""
     table = {"device": spec.name, "repeats": REPEATS, "rows": rows}
     write_json(out, table)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file, replacing the last one in one step."""
+    """Writes a JSON file. An existing file is replaced in one step, so that none is left half
+    written.
+    """
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, path)

@@ -1,8 +1,7 @@
 """Times the same GEMMs with our timer and with other methods, and writes one table of medians.
 
-`python -m tools.measure.timer_truth FILE.json [--nvbench]`: the profiler comes last, because it
-stays attached to the process and slows down later launches. With --nvbench the other method is
-NVBench alone, in processes of its own; it needs `cuda-bench` (README.md).
+With --nvbench, NVBench is the only other method; it runs in processes of its own and needs
+`cuda-bench` (README.md). Run it as `python -m tools.measure.timer_truth FILE.json [--nvbench]`.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ from tools.measure.side_by_side import REPEATS, by_timer, measure_rows, write_ta
 # Sizes of square GEMMs: from a few microseconds to about 20 ms on an H200.
 _SIZES = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
 _NVBENCH_LIMIT_S = 60.0
+# The profiler stays attached to the process and slows down later launches.
 _LAST = "profiler"
 
 
 def main() -> None:
-    """Measures the missing rows of the table and writes it."""
+    """Measures the missing rows of the table, writes the table, and prints its medians."""
     out = Path(sys.argv[1])
     spec = device.current()
     options = TimingOptions(max_time_s=1.0)
@@ -52,15 +52,18 @@ def main() -> None:
 
 
 def _add_nvbench(rows: list[dict[str, Any]], out: Path, spec: DeviceSpec) -> None:
-    """Adds NVBench's medians and writes the table after each repeat, which is a process. A failure
-    is printed and ends only this column; repeats of an earlier, interrupted start are kept."""
+    """Adds NVBench's medians to the rows, and writes the table after each repeat.
+
+    Each repeat is a process. Repeats whose files exist, from an interrupted start, are not run
+    again. If a process fails, the error is printed and NVBench has no further repeats.
+    """
     if not (find_spec("cuda") and find_spec("cuda.bench")):
         print(
             "nvbench: cuda-bench is not installed; README.md says how to carry it to this machine"
         )
         return
     for row in rows:
-        row["medians_us"].pop("nvbench", None)  # read again from the repeats' files
+        row["medians_us"].pop("nvbench", None)  # the repeats' files are read again
     for repeat in range(REPEATS):
         file = out.with_name(f"nvbench-{repeat}.json")
         words = [sys.executable, "-m", "tools.measure.nvbench", str(file), *map(str, _SIZES)]
