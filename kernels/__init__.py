@@ -1,1 +1,1 @@
-"""Triton kernels (GEMM, attention, softmax), imported as `quantbench.kernels`."""
+"""Triton kernels for GEMM, attention and softmax, imported as `quantbench.kernels`."""

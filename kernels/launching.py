@@ -1,8 +1,7 @@
-"""Compiles, describes and launches kernels with triton: 3.2 on Volta and Turing, 3.6 and newer on
-later GPUs.
+"""Compiles, describes and launches kernels with Triton.
 
-`step` compiles and describes one kernel as a `Step`, and a `Plan` runs one or more. All checks of
-the triton version and of the GPU belong here.
+All checks of the Triton version and of the GPU are here: Triton 3.2 serves Volta and Turing, and
+3.6 or newer serves later GPUs.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Launch, Tile
 from quantbench.quantization import WARP_THREADS, resident_blocks
 
-#: Major and minor version of triton.
+#: major and minor version of Triton
 TRITON = tuple(int(number) for number in triton.__version__.split(".")[:2])
 
-#: Whether kernels take tensor descriptors as arguments (loads and stores by the TMA unit)
+#: whether kernels take tensor descriptors as arguments, so that the TMA unit loads and stores
 HAS_TENSOR_DESCRIPTOR = TRITON >= (3, 6)
 
-#: torch dtypes by our names; tf32 is stored as fp32.
+#: Maps our dtype names to torch's dtypes. tf32 is stored as fp32.
 TORCH_DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
@@ -37,20 +36,20 @@ TORCH_DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 
-#: Whether kernels run in Python on CPU tensors. Fixed when triton is imported; changing it later
-#: breaks triton.
+#: Whether kernels run in Python on CPU tensors. The value is fixed when Triton is imported; a later
+#: change of the variable breaks Triton.
 INTERPRETER = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
-#: Bytes. A TMA descriptor needs the first element and every stride but the last at a multiple of
-#: it. Source: cuTensorMapEncodeTiled, CUDA driver API.
+#: Alignment in bytes of a TMA descriptor's first element, and of every stride but the last. Source:
+#: cuTensorMapEncodeTiled, CUDA driver API.
 TMA_ALIGN_BYTES = 16
 
-#: Registers per thread, every compute capability. Source: CUDA C++ Programming Guide 13.0
+#: Registers per thread on every compute capability. Source: CUDA C++ Programming Guide 13.0.
 MAX_REGISTERS = 255
-#: Options of every launch. a·b + c is one instruction: triton's default up to 3.9, and no longer
-#: from 3.10 on.
+#: Options of every launch. They make a·b + c one instruction, which is Triton's default up to 3.9
+#: but not from 3.10 on.
 OPTIONS = {"enable_fp_fusion": True}
-#: Function of a compute capability that returns why it is not supported, or None.
+#: function from a compute capability to the reason why it is not supported, or None
 Reason = Callable[[tuple[int, int]], str | None]
 
 _AUTOTUNE_WARMUP_MS = 20
@@ -60,12 +59,13 @@ _AUTOTUNE_MS = 80
 def unsupported_architecture(
     capability: tuple[int, int], version: tuple[int, ...] = TRITON
 ) -> str | None:
-    """Returns None if our kernels run on a compute capability with triton `version`, otherwise the
-    reason.
+    """Returns why our kernels do not run on a compute capability, or None if they do.
 
-    Found by compiling (`make test-aot`, `make test-volta`): 3.2 is the last with tensor-core code
-    for sm_70 and sm_75. 3.3 to 3.5 spill registers in stream_k or attention, or compile them not at
-    all.
+    The limits were found by compiling (`make test-aot`, `make test-volta`). Triton 3.2 is the last
+    version with tensor-core code for sm_70 and sm_75. Triton 3.3 to 3.5 spill registers in stream_k
+    or attention, or do not compile them.
+
+    version: Triton's version.
 
     >>> print(unsupported_architecture((7, 0), (3, 6)))
     our kernels do not run on sm_70 with triton 3.6; it needs triton 3.2 (torch 2.6)
@@ -88,15 +88,13 @@ def unsupported_architecture(
 
 
 def wrong_in_interpreter(dtype: str) -> str | None:
-    """Returns why triton's interpreter computes wrong GEMMs in this dtype, or None."""
+    """Returns why Triton's interpreter computes wrong GEMMs in this dtype, or None."""
     return "triton's interpreter multiplies the bit patterns of bf16" if dtype == "bf16" else None
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a kernel is configured for: a GPU's compute capability, number of SMs and size of the L2
-    cache.
-    """
+    """Properties of a GPU that kernels are configured for."""
 
     capability: tuple[int, int]
     sm_count: int
@@ -104,8 +102,9 @@ class Gpu:
 
 
 def gpu_of(x: torch.Tensor, interpreted: Gpu) -> Gpu:
-    """Returns the GPU that a checked tensor is on. interpreted: the one that the interpreter
-    simulates.
+    """Returns the GPU that a checked tensor is on.
+
+    interpreted: GPU that the interpreter simulates, for tensors that are on none.
     """
     if not x.is_cuda:
         return interpreted
@@ -124,9 +123,10 @@ def require_support(
     dtype: str,
     *reasons: Reason,
 ) -> None:
-    """Raises UnsupportedError unless triton runs kernels where x is.
+    """Raises UnsupportedError unless Triton runs kernels on the device of x.
 
-    dtype: of the kernel's products, "" for none.
+    who, name: operation and name of the tensor for error messages.
+    dtype: dtype of the kernel's products; "" for a kernel without products.
     reasons: further conditions on the GPU.
     """
     if INTERPRETER:
@@ -140,8 +140,9 @@ def require_support(
 
 
 def first_reason(capability: tuple[int, int], *reasons: Reason) -> str | None:
-    """Returns the first reason, or that of `unsupported_architecture`, against a compute
-    capability; None if there is none.
+    """Returns the first reason against a compute capability, or None if there is none.
+
+    The conditions in `reasons` come first, and then `unsupported_architecture`.
     """
     for reason in (*reasons, unsupported_architecture):
         if found := reason(capability):
@@ -161,8 +162,9 @@ def _capability(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
 
 
 def widest(most: int, *sizes: int) -> int:
-    """Returns the largest power of two up to `most`, itself one, that divides all sizes; ignores
-    zeros.
+    """Returns the largest power of two up to `most` that divides all sizes. Zeros are ignored.
+
+    most: a power of two.
 
     >>> widest(16, 24, 0, 64), widest(8, 2049)
     (8, 1)
@@ -198,7 +200,7 @@ def result(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """Returns `out` after checking it, or a new contiguous tensor if `out` is None."""
+    """Returns `out` after a check of it, or a new contiguous tensor if `out` is None."""
     if out is None:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
     require_like(who, name, out, shape, dtype, device)
@@ -207,14 +209,16 @@ def result(
 
 
 def short(dtype: torch.dtype) -> str:
-    """Formats a torch dtype without `torch.`, for error messages."""
+    """Returns the name of a torch dtype without `torch.`, for error messages."""
     return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One prepared kernel launch: `call` enqueues it on the current stream, `launch` describes
-    it.
+    """One prepared kernel launch.
+
+    launch: description of the launch.
+    call: enqueues the launch on the current stream.
     """
 
     launch: Launch
@@ -238,14 +242,16 @@ class Plan:
 
     @property
     def launch(self) -> Launch:
-        """Launch of the kernel that does most of the work. Registers and occupancy are None in the
-        interpreter.
+        """Launch of the kernel that does most of the work.
+
+        In the interpreter, its registers and occupancy are None.
         """
         return self.steps[0].launch
 
     def run(self) -> None:
-        """Enqueues all kernels once on the current stream: launches only, no allocation, no
-        synchronisation.
+        """Enqueues all kernels once on the current stream.
+
+        It only launches: it neither allocates nor synchronises.
         """
         with torch.cuda.device(self.out.device) if self.out.is_cuda else nullcontext():
             for each in self.steps:
@@ -260,10 +266,13 @@ def step(
     device: torch.device,
     tile: Tile | None = None,
 ) -> Step:
-    """Compiles `kernel` for `arguments` (including num_warps and num_stages) and a grid of `grid`
-    blocks.
+    """Compiles a kernel and returns its launch as a step.
 
-    who: operation name in error messages. Raises InputError when a block does not fit on one SM.
+    who: operation name for error messages.
+    grid: number of blocks.
+    arguments: arguments of the kernel, with num_warps and num_stages.
+
+    Raises InputError if a block does not fit on one SM.
     """
     return enqueue(kernel, (grid, 1, 1), arguments, describe(who, kernel, arguments, device, tile))
 
@@ -275,16 +284,17 @@ def describe(
     device: torch.device,
     tile: Tile | None = None,
 ) -> Launch:
-    """Compiles `kernel` for these arguments and returns its Launch without a grid.
+    """Compiles a kernel for these arguments and returns its Launch, without a grid.
 
-    Registers and occupancy are None in the interpreter.
+    In the interpreter, registers and occupancy are None. Raises InputError if a block does not fit
+    on one SM.
     """
     if INTERPRETER:
         return Launch(kernel.fn.__name__, tile=tile)
     with torch.cuda.device(device):
         compiled = kernel.warmup(grid=(1, 1, 1), **arguments, **OPTIONS)
         try:
-            compiled._init_handles()  # loads the binary, which is when triton learns its registers
+            compiled._init_handles()  # loads the binary, after which Triton knows its registers
         except OutOfResources as error:
             raise InputError(who, f"tile {tile}: {error}", "a tile that fits on one SM") from None
     metadata = compiled.metadata
@@ -294,7 +304,7 @@ def describe(
         threads=threads,
         registers=compiled.n_regs,
         shared_memory_bytes=metadata.shared,
-        # A block that finds no free tensor memory waits for it: it is on the SM without running.
+        # A block that finds no free tensor memory waits for it, so it is on the SM without running.
         tensor_memory_columns=getattr(metadata, "tmem_size", None) or 0,
     )
     return Launch(
@@ -310,7 +320,7 @@ def describe(
 def enqueue(
     kernel: Any, grid: tuple[int, int, int], arguments: Mapping[str, Any], described: Launch
 ) -> Step:
-    """Builds the step that launches a described kernel on a grid."""
+    """Returns the step that launches a described kernel on a grid."""
     launcher = kernel[grid]
     return Step(replace(described, grid=grid), lambda: launcher(**arguments, **OPTIONS))
 
@@ -322,8 +332,14 @@ _FASTEST: dict[tuple[Any, ...], Any] = {}
 def fastest(
     who: str, build: Callable[[_Choice], Plan], choices: Iterable[_Choice], key: tuple[Any, ...]
 ) -> _Choice:
-    """Returns the choice whose plan has the shortest median time on this device; times once per key
-    and process.
+    """Returns the choice whose plan has the shortest median time on this device.
+
+    The choices are timed once per key and process.
+
+    build: makes the plan of a choice.
+    key: identifies the problem, together with `who`.
+
+    Raises UnsupportedError in the interpreter.
     """
     if INTERPRETER:
         raise UnsupportedError(who, "autotune in the interpreter", "a GPU to time on")

@@ -6,24 +6,12 @@
     work = plan_forward(scores, 0.125, causal=True)       # checked, compiled, allocated
     work.run()                                            # the launch alone; fits a CUDA graph
 
-y = softmax(scale · x) over rows of `cols` scores; fp16, bf16 or fp32 in and out, fp32 inside.
-`quantbench.megatron` tells whether Megatron itself would use its fused kernel.
-
-The kernel is limited by memory bandwidth: one read of x and one write of y. A program (one thread
-block) holds ROWS whole rows in registers (`softmax_tile`), about 4096 scores at a time; a long row
-has a program of its own.
-
-The cliffs:
-- cols % ALIGN. A thread reads 16 bytes at a time only if every row starts at a multiple of 16
-  bytes: 8 scores of 16 bits. With an odd number of columns it reads 2 bytes at a time, in several
-  times the instructions.
-- A row takes the next power of two of registers: with 2049 columns the program holds, exponentiates
-  and adds up 4096. The padding is not read, so this shows only where the arithmetic no longer hides
-  behind the memory.
-- Under a causal mask row q reads q + 1 scores, rounded up to 16 bytes, and writes all of them.
+Memory bandwidth limits the kernel, which reads x and writes y = softmax(scale · x) once over rows
+of `cols` scores. A program (one thread block) holds about 4096 scores, in whole rows, in registers;
+a long row has a program of its own. Input and output are fp16, bf16 or fp32, and sums are fp32.
 """
 
-# ruff: noqa: N803  (compile-time parameters are written in capitals, as in triton's own kernels)
+# ruff: noqa: N803  (compile-time parameters are written in capitals, as in Triton's own kernels)
 
 from math import e, isfinite, log2
 from typing import Any
@@ -45,29 +33,30 @@ from quantbench.kernels.launching import (
 from quantbench.errors import InputError, require_int
 from quantbench.launch import Tile
 
-# Offered from here too.
+# Callers may import this function from here too.
 from quantbench.megatron import megatron_fused_available as megatron_fused_available
 from quantbench.quantization import VECTOR_BYTES, WARP_THREADS, cdiv
 from quantbench.workload.dtypes import dtype_name, missing_format
 
-# So that the row numbers of the last program, of up to 4096 rows, fit 32 bits.
+# The limit keeps the row numbers of the last program, of up to 4096 rows, within 32 bits.
 _MAX_ROWS = 2**31 - 4097
 
-#: Longest row: its 64 bytes of loads per thread fill the largest block of 1024 threads.
+#: Longest row. Its 64 bytes of loads per thread fill the largest block of 1024 threads.
 MAX_COLS = 16_384
 
 _MAX_WARPS = 32
 _MIN_BLOCK_COLS = 16
-# Four 16-byte loads in flight per thread. HBM bandwidth needs enough bytes in flight (Little's law:
-# 4.8 TB/s times some 0.7 µs is 25 KB for each of an H200's 132 SMs), and more of them per thread
-# costs the registers of another block.
+# Each thread has four 16-byte loads in flight. HBM bandwidth needs enough bytes in flight (Little's
+# law: 4.8 TB/s times some 0.7 µs is 25 KB for each of an H200's 132 SMs). More bytes per thread
+# would cost the registers of another block.
 _BYTES_PER_THREAD = 4 * VECTOR_BYTES
-# Scores per program, at least: blocks that move less than 16 KB come and go faster than they are
-# handed out.
+# Smallest number of scores per program. Blocks that move less than 16 KB finish faster than new
+# blocks are launched.
 _MIN_SCORES = 4096
 
-#: What Megatron-LM puts in place of masked scores, times log₂e. A row that is masked whole comes
-#: out as 1 / cols (Megatron-LM's and apex' kernels; apex issue 1390): it is not dropped.
+#: Value that Megatron-LM puts in place of masked scores, times log₂e. A row that is masked
+#: completely becomes 1 / cols and is not dropped (Megatron-LM's and apex' kernels; apex issue
+#: 1390).
 MASKED_LOG2E = tl.constexpr(-10_000.0 * 1.4426950408889634)
 
 
@@ -89,11 +78,16 @@ def softmax_forward(
 ):
     """Computes y = softmax(scale · x), ROWS rows per program. Grid: ceil(rows_in_all / ROWS).
 
-    x, y: contiguous [rows_in_all, cols], rows_in_all = batch · heads · rows_per_head.
-    MASK: "causal" (row q of a head drops columns past q), "full" (mask: bytes [samples,
-        rows_per_head, cols], other than 0 drops; one for all samples when mask_rows_per_sample is
-        0) or "none".
-    ALIGN: scores per vector, divides cols.
+    The time has cliffs in cols. A thread reads 16 bytes at a time only if every row starts at a
+    multiple of 16 bytes; with an odd number of columns it reads 2 bytes at a time. A row takes the
+    next power of two of registers, which shows only if the memory no longer hides the arithmetic.
+    With a causal mask, row q reads q + 1 scores, rounded up to 16 bytes, and writes the whole row.
+
+    x, y: contiguous [rows_in_all, cols], where rows_in_all = batch · heads · rows_per_head.
+    mask: bytes [samples, rows_per_head, cols] for MASK = "full", where any value but 0 drops the
+        score. One mask serves all samples if mask_rows_per_sample is 0.
+    MASK: "causal" (row q of a head drops the columns past q), "full" or "none".
+    ALIGN: number of scores per vector, which divides cols.
     BLOCK_COLS: power of two, at least cols.
     """
     first_row, rows, col, length = _tile(cols, ALIGN, ROWS, BLOCK_COLS)
@@ -112,7 +106,8 @@ def softmax_forward(
         p = tl.exp2(scores - tl.max(scores, 1)[:, None])
     else:
         scores = tl.where(counts, scores, float("-inf"))
-        # The difference first, which is exact for 16-bit scores: large scores cost no accuracy.
+        # The difference is taken first. It is exact for 16-bit scores, so that large scores cost no
+        # accuracy.
         p = tl.exp2((scores - tl.max(scores, 1)[:, None]) * scale_log2e)
     p *= (1.0 / tl.sum(p, 1))[:, None]
     tl.store(y + at, p.to(y.dtype.element_ty), mask=inside & (col < length))
@@ -132,10 +127,10 @@ def softmax_backward(
     ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
-    """Computes dx = scale · y · (dy - Σ dy · y), the sum in fp32. Grid and arguments: see
-    `softmax_forward`.
+    """Computes dx = scale · y · (dy - Σ dy · y), with the sum in fp32.
 
-    Masked elements have y = 0 and get 0; under a causal mask they are not read.
+    Masked elements have y = 0 and get 0. With a causal mask they are not read. Grid and arguments
+    are those of `softmax_forward`.
     """
     first_row, rows, col, length = _tile(cols, ALIGN, ROWS, BLOCK_COLS)
     readable, counts = _columns(rows % rows_per_head, col, length, MASK, ALIGN)
@@ -153,8 +148,9 @@ def softmax_backward(
 
 @triton.jit
 def _tile(cols, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """Returns this program's first row, its rows (ROWS × 1), the columns (1 × BLOCK_COLS) and the
-    row length.
+    """Returns the program's first row, its rows, the columns, and the length of a row.
+
+    The rows are ROWS × 1, and the columns are 1 × BLOCK_COLS.
     """
     first_row = tl.program_id(0) * ROWS
     rows = first_row + tl.arange(0, ROWS)[:, None]
@@ -163,8 +159,9 @@ def _tile(cols, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexp
 
 @triton.jit
 def _columns(position, col, length, MASK: tl.constexpr, ALIGN: tl.constexpr):
-    """Returns masks of the columns that are read (whole vectors of ALIGN) and of those that
-    count.
+    """Returns a mask of the columns that are read, and a mask of the columns that count.
+
+    Columns are read in whole vectors of ALIGN.
     """
     if MASK == "causal":
         readable = col < (position // ALIGN + 1) * ALIGN
@@ -176,27 +173,30 @@ def _columns(position, col, length, MASK: tl.constexpr, ALIGN: tl.constexpr):
 
 
 def scaled_causal_softmax(scores: torch.Tensor, scale: float) -> torch.Tensor:
-    """Computes softmax(scale · scores) over columns 0 … row of scores[batch, heads, sq, sk], sq =
-    sk.
+    """Computes softmax(scale · scores) over columns 0 … row of scores[batch, heads, sq, sk].
 
-    Scores above the diagonal are ignored; the result is 0 there. Differentiable.
+    sq equals sk. Scores above the diagonal are ignored, and the result is 0 there. The result is
+    differentiable.
     """
     return _Softmax.apply(scores, None, scale, True)
 
 
 def scaled_masked_softmax(scores: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """Computes softmax(scale · scores, masked ones set to -10000) for scores[batch, heads, sq, sk];
-    differentiable.
+    """Computes softmax(scale · scores), with masked scores set to -10000.
 
-    mask: boolean [batch, 1, sq, sk] or [1, 1, sq, sk], True drops. A fully masked row is 1 / sk
-        everywhere.
+    scores: [batch, heads, sq, sk].
+    mask: boolean [batch, 1, sq, sk] or [1, 1, sq, sk], where True masks a score. A row that is
+        masked completely is 1 / sk everywhere.
+
+    The result is differentiable.
     """
     return _Softmax.apply(scores, mask, scale, False)
 
 
 def scaled_softmax(scores: torch.Tensor, scale: float) -> torch.Tensor:
-    """Computes softmax(scale · scores) over the last dimension of scores[batch, heads, sq, sk];
-    differentiable.
+    """Computes softmax(scale · scores) over the last dimension of scores[batch, heads, sq, sk].
+
+    The result is differentiable.
     """
     return _Softmax.apply(scores, None, scale, False)
 
@@ -210,11 +210,14 @@ def plan_forward(
     out: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> Plan:
-    """Checks the tensors, compiles the kernel and allocates the result. tile: by default
-    `softmax_tile`.
+    """Checks the tensors, compiles the kernel and allocates the result.
 
-    Raises InputError for invalid tensors, UnsupportedError for a dtype, GPU or triton without
-    support.
+    mask: as in `scaled_masked_softmax`; None for no mask.
+    out: tensor for the result; None allocates it.
+    tile: rows and columns of a program; None for `softmax_tile`.
+
+    Raises InputError for invalid tensors, and UnsupportedError for a dtype, GPU or Triton version
+    without support.
     """
     who = "softmax"
     _check(who, "scores", scores, scale, causal)
@@ -239,8 +242,11 @@ def plan_backward(
     out: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> Plan:
-    """Like `plan_forward`, for the gradient scale · y · (grad - Σ grad · y). grad, y: [batch,
-    heads, sq, sk].
+    """Checks the tensors, and compiles the kernel for the gradient scale · y · (grad - Σ grad · y).
+
+    grad, y: [batch, heads, sq, sk], gradient and result of forward.
+
+    The other arguments and the errors are those of `plan_forward`.
     """
     who = "softmax backward"
     _check(who, "y", y, scale, causal)
@@ -267,7 +273,8 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (y,) = ctx.saved_tensors
-        # autograd may pass an expanded gradient, such as that of a sum; only those are copied.
+        # autograd may pass an expanded gradient, such as the gradient of a sum. Only such a
+        # gradient is copied.
         dx = _ran(plan_backward(grad.contiguous(), y, ctx.scale, causal=ctx.causal))
         return dx, None, None, None
 
@@ -278,7 +285,7 @@ def _ran(work: Plan) -> torch.Tensor:
 
 
 def _plan(who: str, kernel: Any, arguments: dict[str, Any], out: torch.Tensor, tile: Tile) -> Plan:
-    """Compiles the kernel. Raises InputError if a row does not fit the tile."""
+    """Returns the plan of a kernel. Raises InputError if a row does not fit the tile."""
     cols = out.shape[-1]
     odd_sides = tile.block_n & (tile.block_n - 1) or tile.block_m & (tile.block_m - 1)
     if tile.block_n < cols or odd_sides:
@@ -341,7 +348,10 @@ def _shared_arguments(x: torch.Tensor, mask: str, tile: Tile) -> dict[str, Any]:
 
 
 def _check(who: str, name: str, x: torch.Tensor, scale: float, causal: bool) -> None:
-    """Raises InputError or UnsupportedError for scores that the kernels cannot take."""
+    """Raises InputError or UnsupportedError for scores that the kernels do not support.
+
+    who, name: operation and name of the tensor for error messages.
+    """
     shape = f"{name} of shape {tuple(x.shape)}"
     if x.dim() != 4 or 0 in x.shape:
         raise InputError(who, shape, "[batch, heads, sq, sk], each at least 1")
@@ -362,10 +372,10 @@ def _check(who: str, name: str, x: torch.Tensor, scale: float, causal: bool) -> 
 
 
 def softmax_tile(cols: int, element_bytes: int, direction: str = "forward") -> Tile:
-    """Returns the rows (block_m), row length rounded up to a power of two (block_n) and warps of a
-    softmax program.
+    """Returns the tile of a softmax program.
 
-    Backward loads two tensors, forward one.
+    block_m is its number of rows, and block_n the row length rounded up to a power of two. The
+    number of warps follows from the bytes that are loaded: backward loads two tensors, forward one.
 
     >>> softmax_tile(2048, 2)
     Tile(block_m=2, block_n=2048, block_k=None, split_k=1, stages=None, num_warps=4)

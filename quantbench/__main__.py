@@ -1,4 +1,4 @@
-"""Runs the command `quantbench` or `python -m quantbench`; converts errors to exit codes."""
+"""Runs the command `quantbench` or `python -m quantbench`, and converts errors to exit codes."""
 
 import codecs
 import gc
@@ -10,28 +10,28 @@ import typer
 
 from quantbench.errors import InputError, QuantbenchError, StoreError
 
-# The exit code that a shell reports for a program ended by SIGPIPE.
+# Exit code that a shell reports for a program ended by SIGPIPE.
 _NO_READER = 128 + 13
-# The base class of errors about arguments. It is click's or typer's own, depending on typer's
-# version.
+# Base class of errors about arguments. It is click's or typer's own, depending on typer's version.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
-# ASCII replacements, for terminals without Unicode, of the characters that quantbench prints.
+# ASCII replacements of the characters that quantbench prints, for terminals without Unicode.
 _IN_ASCII = {
     "µ": "u", "×": "x", "±": "+-", "≤": "<=", "≥": ">=", "–": "-", "−": "-", "·": "-", "…": "...",
     "→": "->",
     "°": "deg ", "●": "*", "²": "^2", "³": "^3", "⌈": "ceil(", "⌉": ")",
 }  # fmt: skip
 # Number of new objects after which the garbage collector looks for cycles. A run of 100,000 records
-# makes millions of objects without cycles; with the default of 700 the collector takes a third of
-# the time.
+# makes millions of objects without cycles. With the default of 700, the collector would take a
+# third of the time.
 _COLLECT_AFTER = 100_000
 
 
 def main() -> None:
     """Runs the command line.
 
-    Exit codes: 0 fine, 1 a check or comparison found something, 2 wrong use or bad input, 130
-    Ctrl-C, 141 broken pipe (not 0, because a gate must not pass on output that nobody read).
+    Exit codes: 0 if all is well, 1 if a check or comparison found something, 2 for wrong use or bad
+    input, 130 for Ctrl-C, and 141 for a broken pipe. The last is not 0, because a gate must not
+    pass on output that nobody read.
     """
     _prepare_streams()
     gc.set_threshold(_COLLECT_AFTER, 50, 100)
@@ -45,13 +45,13 @@ def main() -> None:
     except BrokenPipeError:  # the output was closed, as by `quantbench … | head`
         code = _no_reader()
     except SystemExit as end:
-        # rich and click turn a broken pipe into exit code 1, which here means that a check found
-        # something.
+        # rich and click turn a broken pipe into exit code 1. Here, 1 means that a check found
+        # something, so broken pipes get their own code.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         code = _no_reader()
     except OSError as error:
-        if error.errno is None:  # not raised by the system: a bug, so show the traceback
+        if error.errno is None:  # the system did not raise it, so it is a bug: show the traceback
             raise
         code = _refuse(_system_error(error))
     if code:
@@ -69,7 +69,7 @@ def _run() -> int:
     except _UsageError as error:
         if (
             type(error).__name__ == "NoArgsIsHelpError"
-        ):  # click 8.2 on: `quantbench` alone shows its help
+        ):  # from click 8.2 on, `quantbench` alone shows its help
             error.show()  # type: ignore[attr-defined]
             return 2
         raise _wrong_words(error) from None
@@ -81,7 +81,7 @@ def _wrong_words(error: Exception) -> InputError:
     command = context.command_path if context is not None else "quantbench"
     said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     operation = command.removeprefix("quantbench").strip() or "command line"
-    # What refuses a value does not repeat it.
+    # The message about a refused value does not repeat the value, so it is added from the cause.
     refused: list[dict[str, str]] = getattr(error.__cause__, "errors", list)()
     expected = f"words as `{command} --help` lists them"
     if refused:
@@ -92,8 +92,9 @@ def _wrong_words(error: Exception) -> InputError:
 
 
 def _system_error(error: OSError) -> StoreError:
-    """Converts a system error that no command handled. An error without a file name is about the
-    output.
+    """Converts a system error that no command handled.
+
+    An error without a file name is about the output.
     """
     if error.filename is None:
         _abandon_output()
@@ -106,7 +107,7 @@ def _system_error(error: OSError) -> StoreError:
 
 
 def _refuse(error: QuantbenchError) -> int:
-    with suppress(OSError):  # stderr is closed; the exit code still tells
+    with suppress(OSError):  # stderr may be closed, but the exit code still tells
         print(f"quantbench: {error}", file=sys.stderr, flush=True)
     return error.exit_code
 
@@ -118,8 +119,9 @@ def _no_reader() -> int:
 
 
 def _abandon_output() -> None:
-    """Discards buffered output, which Python would otherwise try to write again at exit, and
-    fail.
+    """Discards buffered output.
+
+    Python would otherwise try to write it again at exit, and fail.
     """
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -128,8 +130,9 @@ def _abandon_output() -> None:
 
 
 def _prepare_streams() -> None:
-    """Makes the streams replace characters that they cannot encode; opens the null device for a
-    missing stream.
+    """Makes the output streams replace characters that they cannot encode.
+
+    The null device takes the place of a missing stream.
     """
     codecs.register_error("quantbench", _nearest)
     if sys.stdout is None:
@@ -142,9 +145,7 @@ def _prepare_streams() -> None:
 
 
 def _nearest(error: UnicodeError) -> tuple[str, int]:
-    """Returns the closest ASCII text, or an escape such as \\u0431, as an error handler for
-    codecs.
-    """
+    """Returns the closest ASCII text, or an escape such as \\u0431; an error handler for codecs."""
     assert isinstance(error, UnicodeEncodeError)
     found = error.object[error.start : error.end]
     return "".join(

@@ -1,7 +1,7 @@
-"""Lists the sizes that number formats and libraries require to be multiples, and finds the rules
-that a shape breaks.
+"""Lists sizes that number formats and libraries require to be multiples, and checks shapes.
 
-Every rule names the threads, documentation or source files that state it; all were read in 2026-11.
+Every rule names the threads, documentation or source files that state it. All of these were read in
+2026-11.
 """
 
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from quantbench.rules import Rule
 from quantbench.workload import Attention, Gemm, GroupedGemm, Op, TransformerShape
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES
 
-# `crashes`: the library raises an error. `falls back`: it runs another, slower kernel, mostly
-# without a message. `wastes`: it pads.
+# Effects of a broken rule. `crashes`: the library raises an error. `falls back`: the library runs a
+# slower kernel, mostly without a message. `wastes`: the library pads.
 EFFECTS = ("crashes", "falls back", "wastes")
-# Rows of an expert that break no rule, to look at its weights alone.
+# Number of rows of an expert that breaks no rule. It serves to judge the expert's weights alone.
 _WHOLE_ROWS = 128
 
-# Names of the sides (m, n, k) of the forward GEMMs that TransformerShape.ops makes.
+# Names of the sides (m, n, k) of the forward GEMMs that TransformerShape.ops returns.
 _FORWARD = {
     "qkv": ("tokens", "qkv width / tp", "hidden"),
     "latent_down": ("tokens", "q_rank + kv_rank + rope_dim", "hidden"),
@@ -47,15 +47,16 @@ _FORWARD = {
 class AlignmentRule(Rule):
     """Sizes that a library or a number format requires of one op.
 
-    dtypes: formats of the op's inputs that the rule is about.
-    sides: m, n, k of a GEMM; rows of an expert; head_dim; tokens / tp (with sequence parallelism
-        each GPU quantizes that many).
+    dtypes: dtypes of the op's inputs that the rule is about.
+    sides: sides that the rule is about: m, n or k of a GEMM, rows, rows of an expert, head_dim, or
+        tokens / tp (with sequence parallelism, each GPU quantizes that many tokens).
     multiple: divisor of the size, or the sizes to which a kernel pads, in order.
+    effect: one of EFFECTS.
     whose: library or software that has the rule, for texts.
-    libraries: names of `--library` that it concerns; () for all.
-    phases: of `Op.phase`; () for all.
-    min_tp: smallest tensor-parallel degree at which it matters.
-    training: whether it concerns training steps only.
+    libraries: values of `--library` that the rule concerns; () for all.
+    phases: values of `Op.phase` that the rule concerns; () for all.
+    min_tp: smallest tensor-parallel degree at which the rule matters.
+    training: whether the rule concerns training steps only.
     capability: smallest CUDA compute capability that the software runs on.
     """
 
@@ -73,7 +74,7 @@ class AlignmentRule(Rule):
     def concerns(
         self, dtype: str, library: str, tp: int, *, training: bool, device: DeviceSpec | None
     ) -> bool:
-        """Returns whether the rule is about such work; arguments as of `broken_rules`."""
+        """Returns whether the rule is about such work; the arguments are as in `broken_rules`."""
         if device is not None and (device.compute_capability or (0, 0)) < self.capability:
             return False
         named = not library or not self.libraries or library in self.libraries
@@ -81,8 +82,9 @@ class AlignmentRule(Rule):
         return named and in_use and dtype in self.dtypes
 
     def allowed(self, size: int) -> int:
-        """Returns the smallest size of at least `size` that the rule allows; itself if it exceeds
-        every step.
+        """Returns the smallest size of at least `size` that the rule allows.
+
+        It is `size` itself if that exceeds every size to which a kernel pads.
         """
         if isinstance(self.multiple, int):
             return cdiv(size, self.multiple) * self.multiple
@@ -91,8 +93,11 @@ class AlignmentRule(Rule):
 
 @dataclass(frozen=True)
 class Broken:
-    """A rule that a workload breaks. name: the side in terms of the shape. to: next allowed size.
-    ops: labels.
+    """A rule that a workload breaks.
+
+    name: name of the side in terms of the shape.
+    size, to: size of the side, and the next allowed size.
+    ops: labels of the ops that break the rule.
     """
 
     rule: AlignmentRule
@@ -103,7 +108,9 @@ class Broken:
 
     @property
     def words(self) -> str:
-        """Text such as `ffn / tp = 688 is no multiple of 128: crashes in vLLM, SGLang (…); next:
+        """Text that says what is broken and how to mend it.
+
+        An example is `ffn / tp = 688 is no multiple of 128: crashes in vLLM, SGLang (…); next:
         768`.
         """
         multiple = self.rule.multiple
@@ -118,12 +125,12 @@ _FLASH_ATTENTION = "https://github.com/Dao-AILab/flash-attention"
 _VLLM = "https://github.com/vllm-project/vllm"
 _TE = "https://github.com/NVIDIA/TransformerEngine"
 _SERVING = ("vllm", "sglang")
-# What DeepGEMM and FlashAttention need: their READMEs.
+# Smallest compute capabilities of DeepGEMM and FlashAttention, from their READMEs.
 _DEEPGEMM = (9, 0)
 _FLASH = (8, 0)
 _TRAINING = ("torch",)
 
-#: all rules; 16-byte rows first, because they concern every library
+#: All rules. Rows of 16 bytes come first, because they concern every library.
 RULES = (
     AlignmentRule(
         "rows-16-bytes", "rows start at multiples of 16 bytes",
@@ -242,10 +249,10 @@ def broken_rules(
     training: bool = False,
     device: DeviceSpec | None = None,
 ) -> tuple[Broken, ...]:
-    """Returns the rules that one workload of one GPU breaks.
+    """Returns the rules that a workload of one GPU breaks.
 
-    library: whose kernels run, as for `--library`; "" for the rules of every library.
-    phase: of `Op.phase`.
+    library: library whose kernels run, as for `--library`; "" for the rules of every library.
+    phase: phase of the op, as in `Op.phase`.
     tp: tensor-parallel degree by which the sizes were divided.
     training: whether the workload is part of a training step.
     device: the GPU; None for the rules of every GPU.
@@ -274,7 +281,7 @@ def _broken(rule: AlignmentRule, work: Gemm | GroupedGemm | Attention) -> Iterat
             name = f"rows of {work.num_experts} experts, one or more"
             yield Broken(rule, name, work.rows, padded)
     for side in rule.sides:
-        # A grouped GEMM has no m, attention only head_dim.
+        # A grouped GEMM has no m, and attention has only head_dim.
         size = getattr(work, side, None) if side in ("m", "n", "k", "head_dim") else None
         if size is not None and rule.allowed(size) != size:
             yield Broken(rule, side, size, rule.allowed(size))
@@ -287,13 +294,12 @@ def broken_by_shape(
     backward: bool = True,
     device: DeviceSpec | None = None,
 ) -> tuple[Broken, ...]:
-    """Returns the rules that the ops of a transformer break at its tp, each once per named size,
-    worst effect first.
+    """Returns the rules that the ops of a transformer break at its tp, worst effect first.
 
-    Logits count as bf16: FP8 and FP4 recipes leave the output head alone (DeepSeek-V3,
-    arXiv:2412.19437, section 3.3).
+    Each rule is listed once per named size. Logits count as bf16, because FP8 and FP4 recipes leave
+    the output head alone (DeepSeek-V3, arXiv:2412.19437, section 3.3).
 
-    library, device: see `broken_rules`.
+    library, device: as in `broken_rules`.
     backward: whether gradients are computed too.
     """
     found: dict[tuple[AlignmentRule, str, int, int], list[str]] = {}
@@ -302,7 +308,8 @@ def broken_by_shape(
             continue
         if op.name == "logits" and isinstance(work, Gemm):
             work = replace(work, dtype=shape.attention_dtype, accumulate="")
-        # Of latent attention it has the mean width of keys and values.
+        # The head_dim of latent attention is the mean width of keys and values, so the shape's own
+        # head_dim takes its place.
         if isinstance(work, Attention):
             work = replace(work, head_dim=shape.head_dim)
         names = side_names(op)
@@ -324,8 +331,9 @@ def broken_by_shape(
 
 
 def side_names(op: Op) -> dict[str, str]:
-    """Returns the names of the op's `m`, `n` and `k` in terms of the shape; {} for softmax and
-    attention.
+    """Returns the names of the op's `m`, `n` and `k` in terms of the shape.
+
+    The result is {} for softmax and attention.
 
     >>> from quantbench.workload import TransformerShape
     >>> ops = TransformerShape(hidden=1024, heads=16, seq=512).ops()
@@ -338,14 +346,17 @@ def side_names(op: Op) -> dict[str, str]:
     if op.phase == "dgrad":
         n, k = k, n
     elif op.phase == "wgrad":
-        # The gradient of a weight stored n×k is n×k; that of context's values, stored k×n, is k×n.
+        # The gradient of a weight stored as n×k is n×k. The gradient of context's values, which are
+        # stored as k×n, is k×n.
         m, n, k = (k, n, m) if op.name == "context" else (n, k, m)
     return {"m": m, "n": n, "k": k}
 
 
 def row_steps(gemm: Gemm) -> dict[str, int]:
-    """Returns the sides along which rows lie (`Gemm.row_sides`, and those of c), and what they must
-    be a multiple of to be aligned to 16 bytes."""
+    """Returns the multiple that each side needs for rows aligned to 16 bytes.
+
+    The sides are those along which rows of a and b lie (`Gemm.row_sides`), and n for c.
+    """
     step = VECTOR_BYTES * DTYPES[gemm.dtype].packed // DTYPES[gemm.dtype].element_bytes
     rows = dict.fromkeys(gemm.row_sides, step)
     rows["n"] = max(rows.get("n", 1), VECTOR_BYTES // DTYPES[gemm.output_dtype].element_bytes)
@@ -353,7 +364,7 @@ def row_steps(gemm: Gemm) -> dict[str, int]:
 
 
 def misaligned_sides(gemm: Gemm) -> dict[str, int]:
-    """Returns those of `row_steps` that are no such multiple.
+    """Returns the sides in `row_steps` whose size is not the multiple they need.
 
     >>> misaligned_sides(Gemm(m=100, n=150, k=64))
     {'n': 8}

@@ -1,7 +1,7 @@
 """Defines quantbench's exceptions, and checks of argument values that raise them.
 
 Each message is one line that names the operation, the value and what was expected. The command line
-prints it and exits with `exit_code`.
+prints the message and exits with the exception's `exit_code`.
 
 >>> print(InputError("Gemm", "m = 0", "an integer of at least 1"))
 Gemm: m = 0; expected an integer of at least 1
@@ -13,14 +13,14 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 
-# Largest number of characters of a value in an error message; longer values are cut in the middle.
+# Largest number of characters of a value in an error message. Longer values are cut in the middle.
 _MOST_SHOWN = 600
 
 
 def one_line(text: str) -> str:
     """Returns the text on one line, with control and other invisible characters escaped.
 
-    Names of files, kernels and providers may contain anything, including terminal escape sequences.
+    Names of files, kernels and providers may contain anything, even terminal escape sequences.
 
     >>> one_line("a\\x1b[31m\\nb")
     'a\\\\x1b[31m\\\\nb'
@@ -32,7 +32,7 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str, longest: int = 200) -> str:
-    """Returns the text as by `one_line`, cut in the middle to at most `longest` characters.
+    """Returns the result of `one_line`, cut in the middle to at most `longest` characters.
 
     >>> printable("a\\x1b[31m\\nb"), printable("cutlass_80_tensorop_bf16_s16816gemm", 21)
     ('a\\\\x1b[31m\\\\nb', 'cutlass_80…s16816gemm')
@@ -41,8 +41,9 @@ def printable(text: str, longest: int = 200) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Returns the text with its middle replaced by an ellipsis if it has more than `longest`
-    characters.
+    """Returns the text, with an ellipsis in place of its middle if it is too long.
+
+    longest: largest number of characters.
     """
     if len(text) <= longest:
         return text
@@ -51,7 +52,10 @@ def shortened(text: str, longest: int) -> str:
 
 
 class QuantbenchError(Exception):
-    """Base class of quantbench's exceptions. exit_code: exit status of the command line."""
+    """Base class of quantbench's exceptions.
+
+    exit_code: exit status of the command line.
+    """
 
     exit_code = 2
 
@@ -85,8 +89,11 @@ class MeasurementError(QuantbenchError):
 def require_int(
     operation: str, name: str, value: object, *, low: int = 1, high: int = 2**31 - 1
 ) -> int:
-    """Returns `value` if it is an integer (not a bool) in [low, high]; raises InputError
-    otherwise.
+    """Returns `value` if it is an integer (not a bool) in [low, high].
+
+    operation, name: operation and name of the value for error messages.
+
+    Raises InputError for any other value.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InputError(operation, f"{name} = {value!r}", f"an integer from {low} to {high}")
@@ -94,7 +101,7 @@ def require_int(
 
 
 def first_repeated(items: Sequence[_T]) -> _T | None:
-    """Returns the first item that is there more than once; None without one."""
+    """Returns the first item that occurs more than once, or None if there is none."""
     return next((item for item in items if items.count(item) > 1), None)
 
 
@@ -129,7 +136,12 @@ def require_divisor(value: object, name: str, whole: str) -> None:
 
 
 def require_choice(operation: str, name: str, value: object, choices: tuple[str, ...]) -> str:
-    """Returns `value` if it is one of `choices`; raises InputError otherwise."""
+    """Returns `value` if it is one of `choices`.
+
+    operation, name: operation and name of the value for error messages.
+
+    Raises InputError for any other value.
+    """
     if not isinstance(value, str) or value not in choices:
         raise InputError(
             operation, f"{name} = {value!r}", "one of " + ", ".join(filter(None, choices))

@@ -1,8 +1,8 @@
-"""Reads files named by a user, if they are regular and below a size limit, unpacking .gz and .xz;
-writes files.
+"""Reads files that a user names, if they are regular and not too large, and replaces files at once.
 
 A pipe could block forever, a device never ends, and a file of the wrong kind may exceed the memory.
-Such files raise OSError with the reason in `strerror`.
+Such files raise OSError with the reason in `strerror`. Files with the suffix .gz or .xz are
+unpacked.
 """
 
 import errno
@@ -22,7 +22,7 @@ from quantbench.units import size
 
 #: default size limit, for configurations, run.json, profiles, models and tables
 _LARGEST_BYTES = 2**29
-#: what reading a file, packed or not, may raise
+#: exceptions that reading a file, packed or not, may raise
 UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 
@@ -33,7 +33,7 @@ def open_binary(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTE
     pipe, a device, a larger file or a name with a NUL byte.
     """
     try:
-        # O_NONBLOCK: a pipe opens at once
+        # With O_NONBLOCK, opening a pipe does not wait for a writer.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
         raise OSError(errno.EINVAL, str(error), os.fspath(path)) from None
@@ -58,15 +58,17 @@ def open_binary(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTE
 
 
 def open_text(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> TextIO:
-    """Opens a file as `open_unpacked` does, as text with unchanged line ends (the csv module needs
-    them).
+    """Opens a file as text, as `open_unpacked` does.
+
+    Line ends stay unchanged, because the csv module needs them.
     """
     return io.TextIOWrapper(open_unpacked(path), encoding=encoding, newline="")
 
 
 def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> BinaryIO:
-    """Opens a file as `open_binary` does and unpacks .gz and .xz; reading more than `most_bytes`
-    raises OSError.
+    """Opens a file as `open_binary` does, and unpacks .gz and .xz.
+
+    Reading more than `most_bytes` of unpacked content raises OSError.
     """
     file = open_binary(path, most_bytes=most_bytes)
     match Path(path).suffix:
@@ -80,7 +82,10 @@ def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BY
 
 
 class _Unpacked(io.RawIOBase):
-    """Stream of a packed file's content, up to `most_bytes`."""
+    """Stream of a packed file's content.
+
+    most_bytes: number of unpacked bytes beyond which reading raises OSError.
+    """
 
     def __init__(
         self, packed: BinaryIO, content: gzip.GzipFile | lzma.LZMAFile, most_bytes: int
@@ -110,10 +115,10 @@ class _Unpacked(io.RawIOBase):
 
 
 def read_bytes(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> bytes:
-    """Returns the content of a regular file. Raises OSError as `open_binary` does."""
+    """Returns the content of a regular file. Raises OSError for the reasons in `open_binary`."""
     with open_binary(path, most_bytes=most_bytes) as file:
         content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:  # it has grown, or reports no size, as files in /proc
+    if len(content) > most_bytes:  # the file has grown, or reports no size, as files in /proc do
         raise OSError(
             errno.EFBIG, f"more than the {size(most_bytes)} that are read", os.fspath(path)
         )
@@ -121,15 +126,17 @@ def read_bytes(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES
 
 
 def read_text(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> str:
-    """Returns the content of a UTF-8 file. Raises OSError as `open_binary` does, UnicodeDecodeError
-    if not UTF-8.
+    """Returns the content of a UTF-8 file.
+
+    Raises OSError for the reasons in `open_binary`, and UnicodeDecodeError if it is not UTF-8.
     """
     return read_bytes(path, most_bytes=most_bytes).decode("utf-8")
 
 
 def read_json(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> Any:
-    """Returns the value in a JSON file. Raises OSError as `open_binary` does, ValueError if it is
-    not JSON in UTF-8.
+    """Returns the value in a JSON file.
+
+    Raises OSError for the reasons in `open_binary`, and ValueError if it is not JSON in UTF-8.
     """
     try:
         return json.loads(read_text(path, most_bytes=most_bytes))
@@ -148,8 +155,11 @@ def reason(error: Exception) -> str:
 
 
 def folders_with(folder: Path, pattern: str) -> list[Path]:
-    """Returns the sorted folders below `folder` with a file of this pattern (`*/run.json`); skips
-    unreadable ones.
+    """Returns the sorted folders below `folder` that contain a file of a pattern.
+
+    Folders that cannot be read are skipped.
+
+    pattern: glob pattern relative to `folder`, such as `*/run.json`.
     """
     if not os.path.isdir(folder):
         return []
@@ -163,10 +173,13 @@ def write_file(
     *,
     expected: str = "a file that can be written",
 ) -> None:
-    """Replaces a file at once, so that readers never see a part of it. Keeps a symbolic link,
-    creates folders.
+    """Replaces a file at once, so that readers never see a part of it.
 
-    Raises StoreError, which names `operation` and says what was expected.
+    A symbolic link stays, and its target is replaced. Missing folders are created.
+
+    operation, expected: operation and expectation for error messages.
+
+    Raises StoreError if the file cannot be written.
     """
     target = path.resolve()
     special = os.path.exists(target) and not os.path.isfile(target)  # such as /dev/stdout

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from quantbench.files import write_file
 
-# Characters that XML 1.0 cannot hold (https://www.w3.org/TR/xml/#charsets); kernel names and
+# Characters that XML 1.0 cannot contain (https://www.w3.org/TR/xml/#charsets). Kernel names and
 # messages may have them.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -17,7 +17,7 @@ _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 class Case:
     """One test case of a JUnit file.
 
-    text: message of a failed or skipped case, output of a passed one.
+    text: message of a failed or skipped case, or output of a passed case.
     failure: type of the failure; "" if the case did not fail.
     """
 
@@ -32,9 +32,10 @@ class Case:
 def write_suite(
     path: Path, name: str, cases: Sequence[Case], properties: Iterable[tuple[str, object]] = ()
 ) -> None:
-    """Writes one suite to `path`; characters that XML 1.0 cannot hold become `?`.
+    """Writes one suite of test cases. Characters that XML 1.0 cannot contain become `?`.
 
     properties: (name, value) pairs of the suite.
+
     Raises StoreError if the file cannot be written.
     """
     root = ElementTree.Element("testsuites")

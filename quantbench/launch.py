@@ -1,8 +1,7 @@
-"""Describes a kernel launch by its grid and resources, and the tile of the output that each block
-computes.
+"""Describes a kernel launch: its grid, its resources, and the tile that each block computes.
 
-quantbench's own kernels fill every field; for library kernels some come from the name and the
-profiler. None means unknown.
+quantbench's own kernels fill every field. For library kernels, some fields come from the kernel's
+name and the profiler. None means unknown.
 """
 
 import re
@@ -19,10 +18,11 @@ _TILE = re.compile(
 class Tile:
     """Part of the output that one thread block computes, and the split of the reduction.
 
-    block_m, block_n: rows and columns of the output tile, in elements.
-    block_k: elements of the reduction per main-loop step.
-    split_k: number of blocks that share one output tile along the reduction (1: no split).
-    stages: depth of the software pipeline (buffers of block_k in flight).
+    block_m, block_n: number of rows and columns of the output tile.
+    block_k: number of elements of the reduction per step of the main loop.
+    split_k: number of blocks that share one output tile along the reduction; 1 means no split.
+    stages: depth of the software pipeline, which is the number of block_k buffers in flight.
+    num_warps: number of warps per block.
 
     >>> Tile(128, 256, block_k=64).elements
     32768
@@ -46,8 +46,10 @@ class Tile:
 
     @classmethod
     def parse(cls, text: str) -> "Tile":
-        """Parses block_m × block_n, with block_k, stages, num_warps and split_k if given; raises
-        InputError.
+        """Returns the tile that a text such as `128x256x64` describes.
+
+        block_m and block_n are required. block_k, stages, num_warps and split_k may follow. Raises
+        InputError for other texts.
 
         >>> Tile.parse("128x256"), Tile.parse("64x64x32-stages3-warps4-split2").split_k
         (Tile(block_m=128, block_n=256, block_k=None, split_k=1, stages=None, num_warps=None), 2)
@@ -82,9 +84,11 @@ class Launch:
     """One kernel launch, measured or predicted.
 
     kernel: full name of the kernel.
-    grid, block: (x, y, z) size of the grid in blocks and of a block in threads.
+    grid, block: (x, y, z), size of the grid in blocks and of a block in threads.
+    registers: number of registers per thread.
     shared_memory_bytes: static and dynamic shared memory per block.
-    blocks_per_sm: resident blocks of this kernel per SM (occupancy, not grid / SM count).
+    blocks_per_sm: number of blocks of this kernel that are resident on an SM, which is its
+        occupancy and not grid / SM count.
     """
 
     kernel: str

@@ -1,7 +1,6 @@
-"""Defines the result of timing one point: its samples, the check of its output and the grade of its
-quality.
+"""Defines the result of timing one point: samples, the check of its output, and its quality grade.
 
-Only raw samples are stored; statistics are computed when they are read.
+Only raw samples are stored. Statistics are computed when they are read.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ CACHES = ("cold", "hot", "unknown")
 
 @dataclass(frozen=True)
 class Discarded:
-    """Discarded sample.
+    """Sample that was discarded.
 
-    reason: starts with `throttled`, `preempted`, `launch gap`, `other threads` or `not a time`
-        (then sample_us is 0).
+    sample_us: time in µs; 0 if it was not a time.
+    reason: starts with `throttled`, `preempted`, `launch gap`, `other threads` or `not a time`.
     """
 
     sample_us: float
@@ -37,10 +36,12 @@ class Discarded:
 
 @dataclass(frozen=True)
 class Check:
-    """A point's passed output check by `providers.correctness`: largest relative error, and the
-    tolerance.
+    """Passed check of a point's output by `providers.correctness`.
 
-    (`analysis.check.Check` is about a whole run.)
+    `analysis.check` judges a whole run instead.
+
+    relative_error: largest relative error of the output.
+    tolerance: largest error that passes.
     """
 
     relative_error: float
@@ -51,10 +52,10 @@ class Check:
 class Grade:
     """Quality grade of a measured time.
 
-    reasons: every problem found; may be empty only for A.
-    letter: A (no problem), B (one minor problem), C (several, or one serious), D (use only together
-        with its reasons),
-    `rejected` (impossible: faster than the hardware's peak, or not the time of a kernel).
+    letter: A (no problem), B (one minor problem), C (several minor problems or a serious one), D
+        (use it only together with its reasons) or `rejected` (impossible: faster than the
+        hardware's peak, or not the time of a kernel).
+    reasons: every problem found. They may be empty only for A.
     """
 
     letter: str
@@ -70,7 +71,7 @@ class Grade:
 
 @dataclass(frozen=True)
 class MeanClock:
-    """Mean SM clock of a kind of work at a time.
+    """Mean SM clock of a kind of work over some time.
 
     half_width_mhz: half-width of its 95 % interval.
     """
@@ -91,18 +92,20 @@ class MeanClock:
 class Measurement:
     """Timing samples of one point.
 
-    samples_us: accepted device times of single runs in the order they were taken, microseconds.
+    samples_us: accepted device times of single runs in µs, in the order they were taken.
     clocks_mhz: SM clock at each sample; empty if the device does not report it.
-    stopped_by: rule that ended sampling (`precision`; `clock`: what is left of the interval is the
-        mean clock's; `max_time`, `max_samples`, `noise_floor`; `discards` for too many
-        discarded samples; `imported` for an imported time).
+    discarded: samples that were not accepted, with reasons.
+    stopped_by: rule that ended sampling: `precision`, `clock` (the interval that remains is due to
+        the mean clock), `max_time`, `max_samples`, `noise_floor`, `discards` (too many discarded
+        samples), or `imported` (an imported time).
     mode: `events`, `graph` or `cpu`; `unknown` for some imported times.
     cache: `cold` or `hot`; `unknown` for some imported times.
-    kernels_per_sample: runs per sample; above 1 if a single run is too short to time.
+    kernels_per_sample: number of runs per sample. It is above 1 if a single run is too short to
+        time.
     floor_us: time of an empty kernel in the same mode on the same device, which every sample
-        includes; None if unknown.
-    mean_clock: mean SM clock of such work at that time, at which the time is stated; None if
-        unknown.
+        includes; None if it is unknown.
+    mean_clock: mean SM clock of such work at that time. The time is stated at this clock. None if
+        it is unknown.
     """
 
     samples_us: tuple[float, ...]
@@ -120,7 +123,7 @@ class Measurement:
     @cached_property
     def stated(self) -> Stated:
         """The time at the mean clock, with its interval."""
-        from quantbench.stated import stated  # numpy takes longer to import than some commands run
+        from quantbench.stated import stated  # importing numpy takes longer than some commands
 
         return stated(self.samples_us, self.clocks_mhz, self.mean_clock)
 

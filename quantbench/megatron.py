@@ -1,7 +1,7 @@
-"""Checks whether Megatron-LM computes scale, mask and softmax in its fused CUDA kernel or falls
-back to torch.
+"""Checks whether Megatron-LM's fused CUDA kernel for scale, mask and softmax runs.
 
-The fallback reads and writes the scores several times in fp32, in every layer.
+Otherwise Megatron falls back to torch, which reads and writes the scores several times in fp32, in
+every layer.
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,18 @@ from quantbench.workload.ops import MASKS, Softmax
 
 _THREADS_PER_BLOCK = 128
 _WARP_THREADS = 32
-_TWO_ROWS_PER_WARP_UP_TO = 128  # columns, rounded up to a power of two
+_TWO_ROWS_PER_WARP_UP_TO = 128  # number of columns, rounded up to a power of two
 _VECTOR = 4  # divisor that sq, sk and the number of attention matrices must have
 _SMALLEST_SK = 17
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Conditions of one generation of the kernels: longest row, need of a mask, and required
-    divisor of sk.
+    """Conditions of one generation of the kernels.
+
+    max_sk: longest row.
+    needs_mask: whether the kernel needs a mask.
+    sk_multiple: divisor that sk must have.
     """
 
     max_sk: int
@@ -28,12 +31,12 @@ class Generation:
     sk_multiple: int
 
 
-# Sources, read in the repositories. "2048": NVIDIA/apex,
-# apex/transformer/functional/fused_softmax.py, `is_kernel_available` (sk up to 2048, a mask), with
-# `get_batch_per_block` and the limits in csrc/megatron/scaled_masked_softmax.h; Megatron-LM of 2021
-# too. "4096": NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py (sk up to 4096, sk % 4 ==
-# 0, no mask needed). "16384": the same, with the limit of the current kernels in NVIDIA/apex,
-# csrc/megatron/*_softmax.h.
+# Sources, read in the repositories. "2048" is NVIDIA/apex,
+# apex/transformer/functional/fused_softmax.py, `is_kernel_available` (sk up to 2048, with a mask),
+# with `get_batch_per_block` and the limits in csrc/megatron/scaled_masked_softmax.h, and also
+# Megatron-LM of 2021. "4096" is NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py (sk up
+# to 4096, sk % 4 == 0, no mask needed). "16384" is the same, with the limit of the current kernels
+# in NVIDIA/apex, csrc/megatron/*_softmax.h.
 GENERATIONS = {
     "2048": Generation(2048, needs_mask=True, sk_multiple=1),
     "4096": Generation(4096, needs_mask=False, sk_multiple=_VECTOR),
@@ -43,7 +46,10 @@ GENERATIONS = {
 
 @dataclass(frozen=True)
 class Availability:
-    """Availability of the fused kernel. reasons: one text per failed condition."""
+    """Availability of the fused kernel.
+
+    reasons: one text per failed condition.
+    """
 
     reasons: tuple[str, ...] = ()
 
@@ -53,8 +59,10 @@ class Availability:
 
 
 def batches_per_block(sk: int) -> int:
-    """Returns the rows of `sk` scores that one block of Megatron's softmax kernels takes: 8 for up
-    to 128 columns, else 4 (and more below 17 columns, for which the kernel is not used).
+    """Returns how many rows of `sk` scores one block of Megatron's softmax kernels processes.
+
+    There are 8 rows for up to 128 columns, and 4 rows above. Below 17 columns there are more, but
+    the kernel is not used there.
 
     >>> batches_per_block(128), batches_per_block(129)
     (8, 4)
@@ -75,13 +83,12 @@ def megatron_fused_available(
     fusion_on: bool = True,
     generation: str = "2048",
 ) -> Availability:
-    """Checks whether Megatron's fused softmax kernel accepts scores of shape [mbs, heads_per_gpu,
-    sq, sk].
+    """Returns whether Megatron's fused softmax kernel accepts scores [mbs, heads_per_gpu, sq, sk].
 
-    heads_per_gpu: heads / tensor-parallel degree.
+    heads_per_gpu: number of heads divided by the tensor-parallel degree.
     mask: causal, full (a padding mask) or none.
     fusion_on: Megatron's option `masked_softmax_fusion`.
-    generation: key of GENERATIONS (2048, 4096 or 16384).
+    generation: generation of the kernels, a key of GENERATIONS (2048, 4096 or 16384).
 
     Raises InputError for a causal mask with sq other than sk.
 
@@ -103,8 +110,8 @@ def megatron_fused_available(
         )
     matrices = heads_per_gpu * mbs
     per_block = batches_per_block(sk)
-    # A causal block takes one row of each of `per_block` attention matrices; other blocks take rows
-    # of one matrix.
+    # A causal block processes one row of each of `per_block` attention matrices. Other blocks
+    # process rows of one matrix.
     matrices_multiple = per_block if mask == "causal" else _VECTOR
     sq_multiple = _VECTOR if mask == "causal" else per_block
     reasons = []
@@ -127,11 +134,10 @@ def megatron_fused_available(
 
 
 def softmax_objections(work: Softmax) -> tuple[str, ...]:
-    """Returns the reasons why Megatron's fused kernel does not accept this softmax; empty if it
-    does.
+    """Returns the reasons why Megatron's fused kernel does not accept a softmax.
 
-    Assumes the first generation of the kernels for rows of up to 2048 scores, the last one for
-    longer rows.
+    They are empty if it does. Rows of up to 2048 scores are assumed to run the first generation of
+    the kernels, and longer rows the last one.
     """
     return megatron_fused_available(
         sq=work.rows,

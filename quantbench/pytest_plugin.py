@@ -1,13 +1,12 @@
-"""Provides the pytest fixture `device_benchmark`, which reports device times through
-pytest-benchmark.
+"""Provides the pytest fixture `device_benchmark`, which reports device times in pytest-benchmark.
 
     def test_my_kernel(device_benchmark):
         a, b = torch.randn(2, 4096, 4096, device="cuda", dtype=torch.bfloat16)
         device_benchmark(lambda: torch.mm(a, b), flops=2 * 4096**3, dtype="bf16")
 
-The fixture replaces pytest-benchmark's clock by one that advances by device time only, and replays
-the samples of quantbench's timer to it, one per round, so all of its options use device time.
-pytest loads this module in every environment with quantbench installed, so it must not import
+The fixture replaces pytest-benchmark's clock by a clock that advances only by device time. It
+replays the samples of quantbench's timer to it, one per round, so all of pytest-benchmark's options
+use device time. pytest loads this module wherever quantbench is installed, so it must not import
 torch.
 """
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _DeviceClock:
-    """Clock in seconds that advances by device time only."""
+    """Clock in seconds that advances only by device time."""
 
     now_s: float = 0.0
 
@@ -45,7 +44,10 @@ _CLOCK = _DeviceClock()
 
 
 class DeviceBenchmark:
-    """Value of the fixture; call it with the function to time. spec: device in use."""
+    """Value of the fixture. Calling it times a function.
+
+    spec: device in use.
+    """
 
     def __init__(
         self, benchmark: Any, spec: DeviceSpec, timer: Timer, options: TimingOptions
@@ -63,16 +65,17 @@ class DeviceBenchmark:
         min_bytes: int | None = None,
         dtype: object = None,
     ) -> Measurement:
-        """Times `run`, which must enqueue the same work each time, and passes its samples to
-        pytest-benchmark.
+        """Times `run`, and passes its samples to pytest-benchmark.
 
-        flops, min_bytes: operations and bytes of one run, at least 1; used to reject rates above
-            the hardware's peak.
-        dtype: dtype of the arithmetic (`bf16`, `torch.bfloat16`), for the peak; default: the
+        The results of `run` are not checked.
+
+        run: function that enqueues the same work each time.
+        flops, min_bytes: operations and bytes of one run, at least 1. They serve to reject rates
+            above the hardware's peak.
+        dtype: dtype of the arithmetic (`bf16`, `torch.bfloat16`), for the peak; None for the
             device's highest peak.
 
-        Does not check the results of `run`. Raises InputError for wrong arguments, AssertionError
-        for a rejected rate.
+        Raises InputError for wrong arguments, and AssertionError for a rejected rate.
         """
         for name, value in (("flops", flops), ("min_bytes", min_bytes)):
             if value is not None:
@@ -82,8 +85,9 @@ class DeviceBenchmark:
         return self._report(self._timer.measure(timed), flops or 0, min_bytes or 0, known)
 
     def workload(self, workload: Workload, provider: str) -> Measurement:
-        """Times a workload by a provider and checks it as a sweep does; skips the test if it is not
-        supported.
+        """Times a workload by a provider, and checks its output as a sweep does.
+
+        The test is skipped if the provider does not support the workload.
         """
         from quantbench.providers import catalog
         from quantbench.sweep.worker import measure
@@ -156,7 +160,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Rejects invalid option values once, before any test."""
+    """Rejects invalid values of options once, before any test runs."""
     try:
         _timing_options(config)
     except InputError as error:
@@ -169,8 +173,9 @@ def _timing_options(config: pytest.Config) -> TimingOptions:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sets pytest-benchmark's timer to the device clock in each test that uses the fixture; keeps
-    its other options.
+    """Sets pytest-benchmark's timer to the device clock in each test that uses the fixture.
+
+    Other options of pytest-benchmark stay as they are.
     """
     for item in items:
         if "device_benchmark" in getattr(item, "fixturenames", ()):
@@ -196,5 +201,5 @@ def _device_timer(request: pytest.FixtureRequest) -> tuple[DeviceSpec, Timer, Ti
 def device_benchmark(
     benchmark: Any, _device_timer: tuple[DeviceSpec, Timer, TimingOptions]
 ) -> DeviceBenchmark:
-    """Returns the `DeviceBenchmark` for the device in use."""
+    """Returns the `DeviceBenchmark` of the device in use."""
     return DeviceBenchmark(benchmark, *_device_timer)

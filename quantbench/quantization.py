@@ -1,10 +1,9 @@
-"""Computes the tile and wave quantization of a GEMM or grouped GEMM and the occupancy of its
-kernel.
+"""Computes tile and wave quantization of a GEMM or grouped GEMM, and the occupancy of its kernel.
 
-A GEMM is padded to whole tiles of block_m × block_n (tile quantization). Tiles, times split_k, run
-in waves of sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full one
-(wave quantization); the terms are those of NVIDIA's "Matrix Multiplication Background User's Guide"
-and of DeepGEMM.
+A GEMM is padded to whole tiles of block_m × block_n (tile quantization). The tiles, times split_k,
+run in waves of sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full
+one (wave quantization). The terms are those of DeepGEMM and of NVIDIA's "Matrix Multiplication
+Background User's Guide".
 """
 
 from collections import Counter
@@ -19,28 +18,28 @@ from quantbench.workload.moe import GroupedGemm
 from quantbench.workload.ops import Gemm
 
 WARP_THREADS = 32
-#: bytes of a thread's widest load
+#: number of bytes in a thread's widest load
 VECTOR_BYTES = 16
-# Rows of an expert that are aligned in every format, to look at its weights alone.
+# Number of rows of an expert that is aligned in every format. It serves to judge the weights alone.
 _ALIGNED_ROWS = 256
 _KIB = 1024
-# Sources of the occupancy rule: CUDA C++ Programming Guide 13.0, "Technical Specifications per
-# Compute Capability"; `cuda_occupancy.h` of the CUDA toolkit 12.6 (registers are allocated per warp
-# in units of 256, in four partitions; shared memory in units of 128 or 256 bytes, with 1 KiB per
-# block reserved from 8.0 on). Barriers and clusters are ignored, because a profiler does not report
-# them.
-_REGISTERS_PER_SM = 65_536  # every compute capability from 7.0 on
+# Sources of the occupancy rule are the CUDA C++ Programming Guide 13.0, "Technical Specifications
+# per Compute Capability", and `cuda_occupancy.h` of the CUDA toolkit 12.6. Registers are allocated
+# per warp in units of 256, in four partitions. Shared memory is allocated in units of 128 or 256
+# bytes, with 1 KiB per block reserved from 8.0 on. Barriers and clusters are ignored, because a
+# profiler does not report them.
+_REGISTERS_PER_SM = 65_536  # of every compute capability from 7.0 on
 _REGISTER_UNIT_PER_WARP = 256
 _PARTITIONS = 4
 _RESERVED_SMEM_BYTES = 1 * _KIB  # per block, from compute capability 8.0 on
-#: Of tensor memory per SM of compute capability 10. Source: NVIDIA tilus documentation, "128 lanes
-#: x 512 columns".
+#: Columns of tensor memory per SM of compute capability 10. Source: NVIDIA tilus documentation,
+#: "128 lanes x 512 columns".
 TENSOR_MEMORY_COLUMNS = 512
 
 
 @dataclass(frozen=True)
 class SmLimits:
-    """Limits of one SM: resident warps and blocks, and its largest shared memory, bytes."""
+    """Limits of one SM: resident warps, resident blocks, and bytes of shared memory."""
 
     warps: int
     blocks: int
@@ -65,14 +64,14 @@ SM_LIMITS = {
 
 @dataclass(frozen=True)
 class Quantization:
-    """Tiles and waves of a GEMM. All counts are exact; efficiencies are in (0, 1].
+    """Tiles and waves of a GEMM. All counts are exact, and efficiencies are in (0, 1].
 
-    num_tiles: number of blocks, including split-k parts and batch.
+    num_tiles: number of blocks, including split-k parts and the batch.
     tile_efficiency: useful share of the padded output.
     num_waves: number of waves, including the last.
-    last_wave_tiles: blocks in the last wave (1 … resident_blocks).
+    last_wave_tiles: number of blocks in the last wave, 1 to resident_blocks.
     wave_efficiency: num_tiles / (num_waves · resident_blocks).
-    resident_blocks: resident blocks of the whole device.
+    resident_blocks: number of resident blocks on the whole device.
     """
 
     num_tiles: int
@@ -103,7 +102,7 @@ class IdleShare:
 
 
 def cdiv(value: int, divisor: int) -> int:
-    """Returns value / divisor rounded up, in integer arithmetic.
+    """Returns value / divisor, rounded up in integer arithmetic.
 
     >>> cdiv(3264, 128)
     26
@@ -112,7 +111,7 @@ def cdiv(value: int, divisor: int) -> int:
 
 
 def divisors(number: int) -> list[int]:
-    """Returns all divisors, ascending.
+    """Returns all divisors of a number, ascending.
 
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
@@ -124,8 +123,10 @@ def divisors(number: int) -> list[int]:
 def quantize(
     gemm: Gemm | GroupedGemm, tile: Tile, sm_count: int, blocks_per_sm: int = 1
 ) -> Quantization:
-    """Returns the tiles and waves of `gemm` with `tile` on sm_count SMs with blocks_per_sm resident
-    blocks each.
+    """Returns the tiles and waves of a GEMM.
+
+    sm_count: number of SMs.
+    blocks_per_sm: number of resident blocks per SM.
 
     >>> quantize(Gemm(m=2304, n=3072, k=4096), Tile(128, 256), sm_count=108).num_waves
     2
@@ -155,8 +156,7 @@ def quantize(
 
 
 def padded_rows(gemm: GroupedGemm, block_m: int) -> int:
-    """Returns the rows that the experts have once each expert's rows are padded to whole blocks of
-    block_m rows.
+    """Returns the number of rows after each expert's rows are padded to whole blocks of block_m.
 
     >>> padded_rows(GroupedGemm((1, 0, 129), n=3072, k=4096), block_m=128)
     384
@@ -173,12 +173,12 @@ def credible_waves(
 ) -> Quantization | None:
     """Returns the tiles and waves of a GEMM, or None if they would mislead.
 
-    They mislead unless exactly one block is resident per SM: with several, a half-full wave takes
-    less time than a full one. They also mislead if they contradict the rate: a GEMM at 72 % of peak
-    does not leave 52 % of the SMs idle.
+    They mislead unless exactly one block is resident per SM, because with several blocks a
+    half-full wave takes less time than a full one. They also mislead if they contradict the rate: a
+    GEMM at 72 % of peak does not leave 52 % of the SMs idle.
 
-    blocks_per_sm: resident blocks per SM; None if unknown.
-    peak_share: measured or predicted rate as a share of the device's peak; None if unknown.
+    blocks_per_sm: number of resident blocks per SM; None if it is unknown.
+    peak_share: measured or predicted rate as a share of the device's peak; None if it is unknown.
     """
     if blocks_per_sm != 1:
         return None
@@ -193,10 +193,10 @@ def idle_shares(
     blocks_per_sm: int | None,
     peak_share: float | None,
 ) -> tuple[IdleShare, ...]:
-    """Returns the shares that padding and the last wave leave idle, largest first; empty if they
-    contradict the rate.
+    """Returns the shares that padding and the last wave leave idle, largest first.
 
-    The busy shares multiply to at least peak_share. Arguments: see `credible_waves`.
+    The result is empty if the shares contradict the rate, so the busy shares multiply to at least
+    peak_share. The arguments are those of `credible_waves`.
 
     >>> gemm = Gemm(m=2305, n=3072, k=4096)
     >>> [idle.words for idle in idle_shares(gemm, Tile(128, 256), 108, 1, peak_share=0.6)]
@@ -226,28 +226,30 @@ def idle_shares(
 
 
 def padding_words(name: str, size: int, padded_to: int) -> str:
-    """Formats a tile edge: `m = 2305 pads to 2432`."""
+    """Returns the text of a tile edge: `m = 2305 pads to 2432`."""
     return f"{name} = {size} pads to {padded_to}"
 
 
 def last_wave_words(found: Quantization) -> str:
-    """Formats a wave edge: `wave 3 of 3 is 11 % full`."""
+    """Returns the text of a wave edge: `wave 3 of 3 is 11 % full`."""
     full = percent(found.last_wave_tiles / found.resident_blocks)
     return f"wave {found.num_waves} of {found.num_waves} is {full} full"
 
 
 def alignment_words(aligned_bytes: int, needed_bytes: int = VECTOR_BYTES, *, verb: str = "") -> str:
-    """Formats a misalignment: `rows aligned to 4 bytes, not 16`, or with verb="are" `rows are
-    aligned to …`.
+    """Returns the text of a misalignment: `rows aligned to 4 bytes, not 16`.
+
+    verb: verb of a sentence: with "are", it is `rows are aligned to …`.
     """
     return f"rows {verb}{' ' if verb else ''}aligned to {aligned_bytes} bytes, not {needed_bytes}"
 
 
 def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
-    """Formats a kernel change: `the library changed from 128x256 to 64x64`, by kernel names if the
-    tiles do not differ.
+    """Returns the text of a kernel change: `the library changed from 128x256 to 64x64`.
 
-    longest: characters of a kernel's name; longer names are cut in the middle.
+    If the tiles do not differ, it has the kernels' names instead.
+
+    longest: largest number of characters of a kernel's name. Longer names are cut in the middle.
     """
     if old.tile is not None and new.tile is not None and str(old.tile) != str(new.tile):
         return f"the library changed from {old.tile} to {new.tile}"
@@ -260,10 +262,11 @@ def _leaves_room(used: float, peak_share: float | None) -> bool:
 
 
 def alignment_bytes(row_length: int, dtype: str) -> int:
-    """Returns the largest power of two up to 128 that divides the length of a row of row_length
-    elements, in bytes.
+    """Returns the largest power of two, up to 128, that divides the bytes of a row.
 
-    Loads of 16 bytes need 16; loads of whole cache lines need 128.
+    Loads of 16 bytes need 16, and loads of whole cache lines need 128.
+
+    row_length: number of elements in a row.
 
     >>> alignment_bytes(150, "bf16"), alignment_bytes(128, "bf16")
     (4, 128)
@@ -273,8 +276,9 @@ def alignment_bytes(row_length: int, dtype: str) -> int:
 
 
 def gemm_alignment_bytes(gemm: Gemm | GroupedGemm) -> int:
-    """Returns the largest power of two up to 128 that divides the length of every row
-    (`Gemm.row_sides`, c), bytes.
+    """Returns the largest power of two, up to 128, that divides the bytes of every row.
+
+    The rows are those of a and b (`Gemm.row_sides`) and of c.
     """
     if isinstance(gemm, GroupedGemm):
         gemm = gemm.gemm(_ALIGNED_ROWS)
@@ -290,11 +294,13 @@ def resident_blocks(
     shared_memory_bytes: int,
     tensor_memory_columns: int = 0,
 ) -> int | None:
-    """Returns the resident blocks of one kernel per SM; 0 if not even one fits, None for an unknown
-    device.
+    """Returns how many blocks of one kernel are resident on an SM.
+
+    The result is 0 if not even one block fits, and None for an unknown device.
 
     threads: threads per block.
-    shared_memory_bytes: static and dynamic, per block.
+    registers: registers per thread.
+    shared_memory_bytes: static and dynamic shared memory per block.
     tensor_memory_columns: columns of Blackwell's tensor memory that a block allocates.
 
     >>> resident_blocks((8, 0), threads=256, registers=128, shared_memory_bytes=49_152)

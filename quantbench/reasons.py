@@ -1,5 +1,6 @@
-"""Extracts from another library's exception, or from the output of a dead process, the line that
-states the cause.
+"""Extracts the line that states the cause from another library's exception or a dead process.
+
+The output of a dead process stands for its exception.
 """
 
 import os
@@ -12,14 +13,14 @@ from tempfile import gettempdir
 
 from quantbench.errors import shortened
 
-# Lines that torch adds to every CUDA error, whatever the error is.
+# Lines that torch adds to every CUDA error.
 _BOILERPLATE = re.compile(
     "CUDA kernel errors might be asynchronously reported"
     "|For debugging consider passing CUDA_LAUNCH_BLOCKING"
     "|Compile with `?TORCH_USE_CUDA_DSA"
     "|Search for `?cudaError"
 )
-# Exceptions whose text alone is often no more than a name or a value.
+# Exceptions whose text alone often is only a name or a value.
 _TERSE = (AssertionError, AttributeError, LookupError, TypeError)
 _TRACEBACK = "Traceback (most recent call last):"
 _LONGEST = 300
@@ -29,7 +30,7 @@ _STDERR_BYTES = 65_536
 def reason_line(error: BaseException) -> str:
     """Returns the line of an exception's text that states the cause, at most 300 characters.
 
-    The line is the same each time that the same thing goes wrong: it names no temporary files.
+    The line is the same each time the same thing goes wrong, so it names no temporary files.
 
     >>> reason_line(RuntimeError("CUDA error: no kernel image\\nCompile with `TORCH_USE_CUDA_DSA`"))
     'CUDA error: no kernel image'
@@ -42,9 +43,9 @@ def reason_line(error: BaseException) -> str:
         reason = _failed_command(error)
     elif not lines:
         reason = type(error).__name__
-    elif from_ptxas:  # triton's PTXASError: a heading, then what ptxas wrote
+    elif from_ptxas:  # Triton's PTXASError is a heading, and then the output of ptxas
         reason = from_ptxas[0]
-    elif re.match(r"at \d+:\d+:", lines[0]):  # triton's CompilationError: place, source, reason
+    elif re.match(r"at \d+:\d+:", lines[0]):  # Triton's CompilationError: place, source, reason
         reason = lines[-1]
     else:
         reason = lines[0]
@@ -56,7 +57,7 @@ def reason_line(error: BaseException) -> str:
 def reason_in_output(text: str) -> str:
     """Returns the line of a dead process's output that states the cause, or "".
 
-    That is the last traceback's exception; without a traceback, the last line.
+    It is the exception of the last traceback, or the last line if there is no traceback.
     """
     _, traceback, after = text.rpartition(_TRACEBACK)
     lines = _informative_lines(after)
@@ -82,10 +83,11 @@ def _failed_command(error: CalledProcessError) -> str:
 
 
 def _last_compiler_error() -> str:
-    """Returns the last `error: …` in this process's standard error if that is a file, as a sweep's
-    worker has it.
+    """Returns the last `error: …` in this process's standard error, or "".
+
+    Standard error can be read only if it is a file, as in the worker of a sweep.
     """
-    with suppress(OSError):  # standard error is closed, or not open for reading
+    with suppress(OSError):  # standard error may be closed, or not open for reading
         status = os.fstat(2)
         if stat.S_ISREG(status.st_mode):
             start = max(0, status.st_size - _STDERR_BYTES)

@@ -1,6 +1,4 @@
-"""Defines rules about sizes, and the verdict on one, as computed from a run and as stored in a
-profile.
-"""
+"""Defines rules about sizes, and verdicts on them that a run gives and a profile stores."""
 
 from dataclasses import dataclass
 
@@ -13,10 +11,10 @@ VERDICTS = ("CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED")
 class Rule:
     """A rule about sizes.
 
-    id: short name, unlike that of any other rule.
+    id: short name, which no other rule has.
     statement: the rule as a condition.
-    claim: what keeping it gains, or what breaking it costs.
-    sources: documents, threads and source files that state it.
+    claim: what keeping the rule gains, or what breaking it costs.
+    sources: documents, threads and source files that state the rule.
     """
 
     id: str
@@ -31,14 +29,14 @@ class Verdict:
 
     rule, predicate, claim: id of the rule, its condition, and the benefit that it promises.
     verdict: one of VERDICTS.
-    effect: ratio of the times per unit of work, rule broken / kept; median over the pairs (mean if
-        there are few).
+    effect: ratio of the times per unit of work with the rule broken and with the rule kept. It is
+        the median over the pairs, or the mean if there are few.
     low, high: 95 % interval of the effect.
     num_pairs: number of pairs.
-    predicted: effect computed from tiles and waves alone, median; None if a tile is unknown.
+    predicted: median effect computed from tiles and waves alone; None if a tile is unknown.
     evidence: keys of the first records compared, in the order of the pairs.
-    evidence_total: number of the records compared.
-    reason: why the rule was not tested, or why the verdict is inconclusive; else empty.
+    evidence_total: number of records compared.
+    reason: why the rule was not tested, or why the verdict is inconclusive; otherwise empty.
     """
 
     rule: str

@@ -1,5 +1,4 @@
-"""States the time of a point at its mean SM clock, from its samples and their clocks, with an
-interval.
+"""Computes the time of a point at its mean SM clock, with an interval, from samples and clocks.
 
 The clock varies, and the samples of a point show only a moment of it.
 """
@@ -24,14 +23,14 @@ from quantbench.stats import (
 
 Times = npt.NDArray[np.float64]
 
-# Fewest samples whose clocks tell how their times follow the clock, and least relative range of
-# these clocks.
+# Smallest number of samples, and smallest relative range of their clocks, from which the effect of
+# the clock on the times is estimated.
 _FEWEST_FOR_EXPONENT = 10
 _LEAST_MOVE = 1e-4
 
 
 class Mean(Protocol):
-    """A mean clock and the half-width of its 95 % interval, such as `measurement.MeanClock`."""
+    """Mean clock and the half-width of its 95 % interval, such as `measurement.MeanClock`."""
 
     @property
     def mhz(self) -> float: ...
@@ -43,11 +42,11 @@ class Mean(Protocol):
 class Stated:
     """Time of one point at its mean clock.
 
-    times_us: the samples, each as if it had been taken at the mean clock.
-    latency_us: their median.
+    times_us: the samples, each scaled to the mean clock.
+    latency_us: typical value of these times (`stats.typical_us`).
     interval: 95 % interval of the time at the mean clock.
-    sampling: relative half-width that more samples narrow; infinite if there are too few for an
-        interval.
+    sampling: relative half-width that more samples narrow. It is infinite if there are too few
+        samples for an interval.
     clock: relative half-width that the mean clock adds.
     """
 
@@ -59,8 +58,9 @@ class Stated:
 
     @property
     def relative_half_width(self) -> float:
-        """Half-width of the interval as a share of the time; infinite if there are too few
-        samples.
+        """Half-width of the interval as a share of the time.
+
+        It is infinite if there are too few samples.
         """
         if isinf(self.sampling):
             return self.sampling
@@ -75,14 +75,15 @@ def stated(
 ) -> Stated:
     """Returns the time at the mean clock, estimated from the samples.
 
-    A time is proportional to clock^-e: e is 1 for work that waits for the SMs, 0 for work that
-    waits for memory. Within these bounds, the samples and their clocks give the interval of e, by
-    regression.
+    A time is proportional to clock^-e, where e is 1 for work that waits for the SMs and 0 for work
+    that waits for memory. A regression of the samples on their clocks gives the interval of e,
+    within these bounds.
 
-    clocks_mhz: SM clock at each sample; empty if unknown.
-    tick_us: resolution of the times, used if all samples are equal.
+    clocks_mhz: SM clock at each sample; empty if it is unknown.
+    mean: mean clock; None if it is unknown.
+    tick_us: resolution of the times in µs, which is used if all samples are equal.
     """
-    if len(samples_us) == 1:  # large tables of single times
+    if len(samples_us) == 1:  # a short cut for large tables of single times
         return Stated(samples_us, samples_us[0], Interval(samples_us[0], samples_us[0], 0.0), inf)
     if mean is None or not clocks_mhz:
         interval = typical_interval(samples_us, tick_us=tick_us)
@@ -105,7 +106,7 @@ def stated(
 
 
 def _exponent(times_us: Times, log_clocks: Times) -> tuple[float, float]:
-    """Returns the interval of the exponent e of time ~ clock^-e, within 0 and 1."""
+    """Returns the interval of the exponent e in time ~ clock^-e, within 0 and 1."""
     if len(log_clocks) < _FEWEST_FOR_EXPONENT or np.ptp(log_clocks) < _LEAST_MOVE:
         return 0.0, 1.0
     x = log_clocks - log_clocks.mean()
@@ -120,8 +121,10 @@ def _exponent(times_us: Times, log_clocks: Times) -> tuple[float, float]:
 
 
 def _scaled(times_us: Times, logs: Times) -> Times:
-    """Returns times · exp(logs). Samples on ticks of the clock are all scaled by the mean, to keep
-    the share of samples on each tick.
+    """Returns times · exp(logs).
+
+    Samples on ticks of the clock are all scaled by the mean, which keeps the share of samples on
+    each tick.
     """
     if float(np.ptp(logs) * times_us.mean()) < tick(times_us):
         logs = logs.mean()

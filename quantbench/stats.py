@@ -2,7 +2,7 @@
 
 Clocks tick: a kernel of 12.2 µs between events of 0.5 µs reads 12.0 or 12.5, and the median of such
 samples moves in steps of 4 %. A sample starts at a random moment between two ticks, so the share of
-each reading tells the time between them.
+each reading tells where between the ticks the time lies.
 """
 
 from bisect import bisect_left
@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import inf
 from statistics import NormalDist
 
-# scipy.stats takes 0.8 s to import, so it is not used.
+# scipy.stats is not used because it takes 0.8 s to import.
 import numpy as np
 import numpy.typing as npt
 
@@ -23,22 +23,22 @@ Samples = Sequence[float] | npt.NDArray[np.float64]
 #: default confidence of intervals of a median
 CONFIDENCE = 0.95
 
-# Tukey (Exploratory Data Analysis, 1977, ch. 2) calls what lies beyond 3 interquartile ranges "far
+# Tukey (Exploratory Data Analysis, 1977, ch. 2) calls values beyond 3 interquartile ranges "far
 # out".
 _FAR_OUT = 3.0
 
-# Standard deviations per median absolute deviation for a normal distribution: 1 / Φ⁻¹(3/4) =
-# 1.4826.
+# Number of standard deviations per median absolute deviation for a normal distribution: 1 /
+# Φ⁻¹(3/4) = 1.4826.
 _SIGMA_PER_MAD = 1.0 / NormalDist().inv_cdf(0.75)
 
-# Values closer than this share differ by float rounding (float32 milliseconds: 6e-8), not by time.
+# Values that differ by less than this share differ by float rounding (float32 milliseconds: 6e-8).
 _SAME = 1e-6
 
-# No clock in use ticks more finely than 1 ns, so a step of more than half of that is no rounding.
+# No clock in use ticks more finely than 1 ns, so a step of more than half of it is not rounding.
 _LARGEST_ROUNDING_US = 0.0005
 
-# No clock in use ticks more coarsely (CUDA events: 0.5 to 1.024 µs). Steps above it separate modes
-# or outliers.
+# No clock in use ticks more coarsely than this (CUDA events: 0.5 to 1.024 µs). Larger steps
+# separate modes or outliers.
 _COARSEST_TICK_US = 2.0
 
 
@@ -47,7 +47,7 @@ class Interval:
     """Confidence interval of a median.
 
     low, high: bounds in the unit of the samples.
-    coverage: actual confidence, below the requested one if there are too few samples.
+    coverage: actual confidence. It is below the requested one if there are too few samples.
     """
 
     low: float
@@ -70,7 +70,7 @@ def _array(samples: Samples, who: str) -> npt.NDArray[np.float64]:
 
 
 def median(samples: Samples) -> float:
-    """Returns the median (mean of the middle two for an even count).
+    """Returns the median, which is the mean of the middle two samples for an even count.
 
     >>> median([3.0, 1.0, 2.0])
     2.0
@@ -80,13 +80,12 @@ def median(samples: Samples) -> float:
 
 @lru_cache(maxsize=4096)
 def median_ranks(count: int, confidence: float = CONFIDENCE) -> tuple[int, int, float]:
-    """Returns the ranks (1-based) of the order statistics that enclose the median, and their
-    coverage.
+    """Returns the ranks of the order statistics that enclose the median, and their coverage.
 
-    For any continuous distribution the interval from the r-th smallest to the r-th largest of n
-    independent samples misses the median with probability 2·P(B ≤ r − 1), B binomial(n, ½). Takes
-    the largest r that keeps the confidence; with fewer than 6 samples even r = 1 does not reach 95
-    %.
+    Ranks count from 1. For any continuous distribution, the interval from the r-th smallest to the
+    r-th largest of n independent samples misses the median with probability 2·P(B ≤ r − 1), where B
+    is binomial(n, ½). The result has the largest r that keeps the confidence. With fewer than 6
+    samples, even r = 1 does not reach 95 %.
     Source: H. A. David and H. N. Nagaraja, Order Statistics, 3rd ed. (2003), section 7.1.
 
     >>> low, high, coverage = median_ranks(10)
@@ -97,7 +96,7 @@ def median_ranks(count: int, confidence: float = CONFIDENCE) -> tuple[int, int, 
         raise InputError("median_ranks", f"count = {count}", "at least one sample")
     if not 0 < confidence < 1:
         raise InputError("median_ranks", f"confidence = {confidence!r}", "a share between 0 and 1")
-    # The coverage falls with the rank, to 0 from the middle on.
+    # The coverage falls with the rank, and is 0 from the middle on.
     first_below = bisect_left(
         range(1, count), True, key=lambda rank: _coverage(count, rank) < confidence
     )
@@ -106,7 +105,7 @@ def median_ranks(count: int, confidence: float = CONFIDENCE) -> tuple[int, int, 
 
 
 def normal_quantile(confidence: float = CONFIDENCE) -> float:
-    """Returns the two-sided normal quantile: 1.96 standard deviations for a confidence of 0.95."""
+    """Returns the two-sided normal quantile, such as 1.96 for a confidence of 0.95."""
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
@@ -117,8 +116,9 @@ def _coverage(count: int, rank: int) -> float:
 
 
 def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interval:
-    """Returns a distribution-free confidence interval of the median, from two order statistics (see
-    `median_ranks`).
+    """Returns a distribution-free confidence interval of the median.
+
+    Its ends are two order statistics (see `median_ranks`).
 
     >>> median_interval(range(1, 11)).low, median_interval(range(1, 11)).high
     (2.0, 9.0)
@@ -132,11 +132,11 @@ def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interva
 def typical_us(samples_us: Samples) -> float:
     """Returns the median of times, interpolated between the clock's ticks.
 
-    The median of the mid-distribution, in which half of the samples on a tick count as below it.
-    For samples on two neighbouring ticks it is their mean, which is unbiased; without ties it is
-    the ordinary median. Source: Y. Ma, M. Genton and E. Parzen, Asymptotic properties of sample
-    quantiles of discrete distributions, Annals of the Institute of Statistical Mathematics 63
-    (2011).
+    It is the median of the mid-distribution, in which half of the samples on a tick count as below
+    the tick. For samples on two neighbouring ticks it is their mean, which is unbiased. Without
+    ties it is the ordinary median.
+    Source: Y. Ma, M. Genton and E. Parzen, Asymptotic properties of sample quantiles of discrete
+    distributions, Annals of the Institute of Statistical Mathematics 63 (2011).
 
     >>> typical_us([12.0, 12.0, 12.0, 12.5]), typical_us([12.0, 12.1, 12.4])
     (12.125, 12.1)
@@ -155,10 +155,10 @@ def typical_us(samples_us: Samples) -> float:
 
 
 def untied(samples_us: Samples) -> npt.NDArray[np.float64]:
-    """Returns the samples in ascending order, those on one tick spread evenly from the tick before
-    to the one after.
+    """Returns the samples in ascending order, with samples on one tick spread evenly.
 
-    For rank tests of two sets of samples, whose shift would otherwise be a whole number of ticks.
+    They are spread from the previous tick to the next one. The result serves rank tests of two sets
+    of samples, whose shift would otherwise be a whole number of ticks.
 
     >>> untied([12.0, 12.5, 12.0]).tolist()
     [11.75, 12.25, 12.5]
@@ -173,16 +173,17 @@ def untied(samples_us: Samples) -> npt.NDArray[np.float64]:
 def typical_interval(
     samples_us: Samples, confidence: float = CONFIDENCE, tick_us: float = 0.0
 ) -> Interval:
-    """Returns a confidence interval of `typical_us`: that of the median unless ticks are what
-    limits it.
+    """Returns a confidence interval of `typical_us`.
 
-    tick_us: resolution of the clock, used if the samples show none because all are equal.
+    It is the median's interval unless the clock's ticks limit that. With more samples than ticks
+    between its ends, the median's interval is a whole number of ticks. The interval is then that of
+    Huber's estimator with a limit of one tick, whose standard error follows from the samples within
+    a tick. As in Agresti and Coull's interval of a share, z²/2 is added to the squares, because
+    equal samples do not mean that the time is exactly on the tick. Steps above 2 µs are not ticks;
+    for them, the half-width is at least half a step.
 
-    With more samples than ticks between its ends, the median's interval is a whole number of ticks.
-    `typical_us` is Huber's estimator with a limit of one tick, and its standard error follows from
-    the samples within a tick. As in Agresti and Coull's interval of a share, z²/2 is added to the
-    squares, because samples that are all equal do not say that the time is exactly on the tick.
-    Steps above 2 µs are no ticks: the half-width is at least half a step.
+    tick_us: resolution of the clock in µs. It is used if the samples show none because all are
+        equal.
 
     >>> equal = typical_interval([12.0] * 40, tick_us=0.5)
     >>> round(equal.low, 2), round(equal.high, 2)
@@ -207,8 +208,11 @@ def typical_interval(
 
 
 def _on_ticks(width: float, step: float, ranks: float) -> bool:
-    """Returns whether samples that span `width` over this many ranks share ticks that are `step`
-    apart.
+    """Returns whether samples share ticks.
+
+    width: distance that the samples span.
+    step: distance between ticks.
+    ranks: number of ranks between the ends of the span.
     """
     return width < step * (ranks - 0.5)
 
@@ -218,9 +222,10 @@ def relative_half_width(
 ) -> float:
     """Returns the half-width of `typical_interval` as a share of `typical_us`.
 
-    tick_us: resolution of the clock, used if all samples are equal.
-    Returns infinity if there are too few samples for the confidence (6 for 95 %) or the median is
-    not positive.
+    The result is infinity if there are too few samples for the confidence (6 for 95 %), or if the
+    median is not positive.
+
+    tick_us: resolution of the clock in µs, which is used if all samples are equal.
 
     >>> relative_half_width([10.0] * 10), round(relative_half_width([10.0] * 10, tick_us=0.5), 3)
     (0.0, 0.014)
@@ -234,7 +239,7 @@ def relative_half_width(
 
 
 def quantiles(samples: Samples, shares: Sequence[float]) -> tuple[float, ...]:
-    """Returns the linearly interpolated quantiles at these shares (0 to 1).
+    """Returns the linearly interpolated quantiles at these shares, 0 to 1.
 
     >>> quantiles([1.0, 2.0, 3.0, 4.0, 5.0], (0.25, 0.5, 0.75))
     (2.0, 3.0, 4.0)
@@ -245,8 +250,9 @@ def quantiles(samples: Samples, shares: Sequence[float]) -> tuple[float, ...]:
 
 
 def spread(samples: Samples) -> float:
-    """Returns (90 % quantile − 10 % quantile) / median, without the tick that the clock adds to
-    tied samples.
+    """Returns (90 % quantile − 10 % quantile) / median.
+
+    The tick that the clock adds to tied samples is taken off the difference.
     """
     low, middle, high = quantiles(samples, (0.1, 0.5, 0.9))
     width = high - low
@@ -257,10 +263,10 @@ def spread(samples: Samples) -> float:
 
 
 def outlier_share(samples: Samples) -> float:
-    """Returns the share of samples more than 3 interquartile ranges outside the quartiles (Tukey's
-    "far out").
+    """Returns the share of samples that are "far out" (Tukey).
 
-    The range counts as at least a tick.
+    They are more than 3 interquartile ranges outside the quartiles. The range counts as at least a
+    tick.
 
     >>> outlier_share([10.0, 10.1, 10.2, 10.1, 10.0, 10.2, 10.1, 30.0])
     0.125
@@ -274,8 +280,8 @@ def outlier_share(samples: Samples) -> float:
 def noise(samples: Samples) -> float:
     """Returns the robust relative standard deviation, 1.4826 · median absolute deviation / median.
 
-    A few disturbed samples change it little. If most samples are on one tick, their deviation is 0;
-    then the standard deviation counts, with deviations limited to a tick.
+    A few disturbed samples change it little. If most samples are on one tick, their median
+    deviation is 0. The standard deviation, with deviations limited to a tick, is then used instead.
 
     >>> round(noise([9.0, 10.0, 11.0, 10.0, 9.0, 11.0, 500.0]), 4)
     0.1483
@@ -291,11 +297,10 @@ def noise(samples: Samples) -> float:
 
 
 def tick(samples: Samples) -> float:
-    """Returns the clock's resolution: the smallest step between two different samples; 0 if all are
-    equal.
+    """Returns the clock's resolution, which is the smallest step between two different samples.
 
-    For a coarse clock, a few samples show its tick; for a fine one the result is far below the
-    noise.
+    It is 0 if all samples are equal. A few samples show the tick of a coarse clock. For a fine
+    clock, the result is far below the noise.
 
     >>> tick([10.24, 11.264, 12.288, 10.24])
     1.024
@@ -308,6 +313,6 @@ def tick(samples: Samples) -> float:
 
 
 def _fine_tick(samples: Samples) -> float:
-    """Returns the tick, 0 if the smallest step is larger than any clock's tick."""
+    """Returns the tick, or 0 if the smallest step is larger than any clock's tick."""
     step = tick(samples)
     return step if step <= _COARSEST_TICK_US else 0.0

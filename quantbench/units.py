@@ -11,8 +11,11 @@ _SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 
 
 def parse_duration_s(option: str, text: str) -> float:
-    """Parses `90s`, `8m`, `1h`, `500ms` or `1m30s` into seconds. Raises InputError that names
-    `option`.
+    """Returns the seconds of a duration such as `90s`, `8m`, `1h`, `500ms` or `1m30s`.
+
+    option: name of the option for error messages.
+
+    Raises InputError for other texts.
 
     >>> parse_duration_s("--budget", "1m30s")
     90.0
@@ -25,7 +28,7 @@ def parse_duration_s(option: str, text: str) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Formats a duration in seconds, minutes or hours.
+    """Returns a duration as text, in seconds, minutes or hours.
 
     >>> duration(7.4), duration(95), duration(7320)
     ('7 s', '1 min 35 s', '2 h 2 min')
@@ -39,7 +42,7 @@ def duration(seconds: float) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Formats a number of things.
+    """Returns a number of things as text.
 
     >>> counted(1, "point"), counted(2000, "point")
     ('1 point', '2,000 points')
@@ -49,7 +52,7 @@ def counted(number: int, what: str) -> str:
 
 
 def listed(items: Sequence[object], most: int, separator: str = ", ") -> str:
-    """Joins the first items; an ellipsis stands for those beyond `most`.
+    """Returns the first items as text, with an ellipsis in place of items beyond `most`.
 
     >>> listed([1, 2, 3], most=2)
     '1, 2, …'
@@ -61,7 +64,7 @@ def listed(items: Sequence[object], most: int, separator: str = ", ") -> str:
 
 
 def billions(count: float) -> str:
-    """Formats a number of parameters, to three significant digits or whole billions.
+    """Returns a number of parameters as text, to three significant digits or whole billions.
 
     >>> billions(8.03e9), billions(124.4e6), billions(1.0277e12)
     ('8.03 B', '0.124 B', '1028 B')
@@ -70,7 +73,7 @@ def billions(count: float) -> str:
 
 
 def latency(us: float) -> str:
-    """Formats a time in µs, ms or s, to three significant digits.
+    """Returns a time as text in µs, ms or s, to three significant digits.
 
     >>> latency(3.456), latency(1234.5), latency(2_500_000)
     ('3.46 µs', '1.23 ms', '2.50 s')
@@ -89,8 +92,9 @@ def _three_digits(value: float) -> str:
 
 
 def with_interval(value: float, half_width: float) -> str:
-    """Formats a value and its half-width (in the same unit), rounded to the first digit of the
-    half-width.
+    """Returns a value and its half-width as text, rounded to the half-width's first digit.
+
+    Both have the same unit.
 
     >>> with_interval(412.34, 2.1), with_interval(0.12345, 0.0004), with_interval(95.0, 0.0)
     ('412 ±2', '0.1235 ±0.0004', '95.0')
@@ -104,7 +108,7 @@ def with_interval(value: float, half_width: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Formats a share as percent, with one decimal below 10 %.
+    """Returns a share as text in percent, with one decimal below 10 %.
 
     >>> percent(0.0433), percent(0.62)
     ('4.3 %', '62 %')
@@ -115,7 +119,7 @@ def percent(share: float) -> str:
 
 
 def signed_percent(share: float) -> str:
-    """Formats a share as percent with its sign.
+    """Returns a share as text in percent, with its sign.
 
     >>> signed_percent(0.0433), signed_percent(-0.62)
     ('+4.3 %', '−62 %')
@@ -125,7 +129,7 @@ def signed_percent(share: float) -> str:
 
 
 def size(count_bytes: float) -> str:
-    """Formats a number of bytes in binary units.
+    """Returns a number of bytes as text in binary units.
 
     >>> size(80 * 2**30)
     '80.0 GiB'
@@ -138,12 +142,12 @@ def size(count_bytes: float) -> str:
 
 
 def dashed(axis: str) -> str:
-    """Returns the name of an axis as the command line spells it: `head-dim` for `head_dim`."""
+    """Returns the command line's spelling of an axis: `head-dim` for `head_dim`."""
     return axis.replace("_", "-")
 
 
 def axis_words(axes: Mapping[str, int | str], equals: str = "=") -> list[str]:
-    """Formats each axis with its value.
+    """Returns each axis with its value as text.
 
     >>> axis_words({"hidden": 4096, "head_dim": 128})
     ['hidden=4096', 'head-dim=128']

@@ -1,4 +1,4 @@
-"""Runs flash attention in Triton, forward and backward."""
+"""Computes flash attention in Triton, forward and backward."""
 
 from quantbench.kernels.attention.host import (
     AttentionPlan,

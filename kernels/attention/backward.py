@@ -1,26 +1,12 @@
-"""Computes dq, dk and dv of flash attention from q, k, v, o, do and the row statistics of forward.
+"""Computes the gradients of flash attention from q, k, v, o, do and the row statistics of forward.
 
 With p = softmax(scale · q·kᵀ) the gradients are dv = pᵀ·do, dp = do·vᵀ, ds = p ∘ (dp - delta) with
-delta = Σ do ∘ o per row, dq = scale · ds·k and dk = scale · dsᵀ·q. p is computed anew from q, k and
-the stored log₂ of the row sums (Dao, "FlashAttention-2", 2023, section 2.2).
-
-Three kernels, none of which adds into another program's output, so that results are the same each
-run:
-- `attention_delta`: delta, one program per BLOCK_M rows.
-- `attention_backward_kv`: a program keeps BLOCK_N rows of k and v with their gradients and walks
-  over the rows of q, of every head that shares them (grouped-query attention adds them up here, in
-  fp32).
-- `attention_backward_q`: a program keeps BLOCK_M rows of q with their gradient and walks over k and
-  v as forward does.
-The second computes four products per pair of blocks, the third three: seven for five that are
-needed at least. An atomic addition into dq would save two of them and make the result depend on the
-order of the programs.
-
-The cliffs are forward's. With few kv heads `attention_backward_kv` has few, long programs:
-ceil(seq_k / BLOCK_N) · batch · kv_heads, which can leave SMs idle.
+delta = Σ do ∘ o per row, dq = scale · ds·k and dk = scale · dsᵀ·q. The kernels recompute p from q,
+k and the stored log₂ of the row sums (Dao, "FlashAttention-2", 2023, section 2.2).
+Separate kernels compute delta, then dk and dv, and then dq, so results are the same in each run.
 """
 
-# ruff: noqa: N803  (compile-time parameters are written in capitals, as in triton's own kernels)
+# ruff: noqa: N803  (compile-time parameters are written in capitals, as in Triton's own kernels)
 
 import triton
 import triton.language as tl
@@ -52,8 +38,9 @@ def attention_delta(
     ALIGN: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Computes delta[batch, head, row] = Σ o · do over head_dim, fp32. Grid: ceil(seq_q / BLOCK_M)
-    · batch · heads.
+    """Computes delta[batch, head, row] = Σ o · do over head_dim in fp32.
+
+    Grid: ceil(seq_q / BLOCK_M) · batch · heads.
     """
     row_blocks = tl.cdiv(seq_q, BLOCK_M)
     first_row = tl.program_id(0) % row_blocks * BLOCK_M
@@ -142,13 +129,16 @@ def attention_backward_kv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Computes dk and dv, BLOCK_N rows per program. Grid: ceil(seq_k / BLOCK_N) · batch · kv_heads.
+    """Computes dk and dv. Grid: ceil(seq_k / BLOCK_N) · batch · kv_heads.
+
+    A program keeps BLOCK_N rows of k and v with their gradients, and walks over the rows of q of
+    every head that shares them. Grouped-query attention adds these heads up here, in fp32. With a
+    causal mask, the first programs walk over the most rows. With few kv heads there are few, long
+    programs, which can leave SMs idle.
 
     dk, dv: contiguous [batch, kv_heads, seq_k, head_dim].
     lse, delta: contiguous fp32 [batch, heads, seq_q]; lse as in `attention_forward`.
     EVEN_Q: whether seq_q % BLOCK_M == 0.
-
-    The first programs have the most rows to walk over under a causal mask.
     """
     col_blocks = tl.cdiv(seq_k, BLOCK_N)
     first_col = tl.program_id(0) % col_blocks * BLOCK_N
@@ -194,7 +184,7 @@ def attention_backward_kv(
     dk_rest = tl.zeros((BLOCK_N, TAIL if TAIL > 0 else 16), tl.float32)
     dv_rest = tl.zeros((BLOCK_N, TAIL if TAIL > 0 else 16), tl.float32)
 
-    # Rows [edge, whole) of q are cut by the diagonal, [whole, seq_q) see all of these columns.
+    # The diagonal cuts rows [edge, whole) of q. Rows [whole, seq_q) see all columns of the program.
     edge = 0
     whole = 0
     if CAUSAL:
@@ -331,8 +321,9 @@ def _walk_rows(
     BOUNDED: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Add the contributions of rows [start, end) of q to dk / scale and dv. Scores are transposed:
-    keys × queries.
+    """Adds the contributions of rows [start, end) of q to dk / scale and dv.
+
+    The scores are transposed: keys × queries.
     """
     for first_row in range(start, end, BLOCK_M):
         q_rows, q_rest = load_rows(
@@ -351,7 +342,7 @@ def _walk_rows(
             BOUNDED=BOUNDED,
         )
         rows = first_row + tl.arange(0, BLOCK_M)
-        # Rows past the end have an infinite sum: their p is 0.
+        # Rows past the end get an infinite sum, so that their p is 0.
         row_lse = tl.load(lse + rows, mask=rows < seq_q, other=float("inf"))
         s = multiply_transposed(k, k_rest, q_rows, q_rest, TAIL, PRECISION)
         if EDGE:
@@ -426,8 +417,12 @@ def attention_backward_q(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Computes dq, BLOCK_M rows per program. Grid: ceil(seq_q / BLOCK_M) · batch · heads, the last
-    row blocks first.
+    """Computes dq. Grid: ceil(seq_q / BLOCK_M) · batch · heads.
+
+    A program keeps BLOCK_M rows of q with their gradient, and walks over k and v as in forward. The
+    last row blocks start first. The kernels for dk, dv and dq together compute seven products per
+    pair of blocks, where five are the minimum. An atomic addition into dq would save two products,
+    but the result would depend on the order of the programs.
 
     dq: contiguous [batch, heads, seq_q, head_dim].
     lse, delta: contiguous fp32 [batch, heads, seq_q].
@@ -481,8 +476,8 @@ def attention_backward_q(
     dq_main = tl.zeros((BLOCK_M, MAIN), tl.float32)
     dq_rest = tl.zeros((BLOCK_M, TAIL if TAIL > 0 else 16), tl.float32)
 
-    # As in forward: every row attends to all of [0, edge); the diagonal or the end of the keys cuts
-    # [edge, end).
+    # As in forward, every row attends to all keys in [0, edge). The diagonal, or the end of the
+    # keys, cuts the block [edge, end).
     if CAUSAL:
         edge = first_row // BLOCK_N * BLOCK_N
         end = tl.minimum(first_row + BLOCK_M, seq_k)
@@ -625,7 +620,7 @@ def _add_columns(
     EDGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Add the contributions of BLOCK_N rows of k and v from n on to dq / scale."""
+    """Adds the contributions of BLOCK_N rows of k and v, from row n on, to dq / scale."""
     k_rows, k_rest = load_rows(
         k,
         k_tail,

@@ -1,31 +1,16 @@
 """Computes o = softmax(q·kᵀ · scale)·v without writing the seq_q × seq_k matrix to memory.
 
-Tiling is over the rows of q. A *program* (one thread block) keeps BLOCK_M rows of one head and
-walks over k and v in blocks of BLOCK_N rows. For each block it computes s = q·kᵀ (BLOCK_M ×
-BLOCK_N), turns it into p = exp(s - m) with the running row maximum m, and adds p·v to the output
-and Σp to the row sum l; when the maximum rises, what was summed before is scaled down (Milakov and
-Gimelshein, "Online normalizer calculation for softmax", 2018; Dao, "FlashAttention-2", 2023).
-Everything between the two products stays in registers.
+A program (one thread block) keeps BLOCK_M rows of one head and walks over k and v in blocks of
+BLOCK_N rows. For each block it computes s = q·kᵀ (BLOCK_M × BLOCK_N), turns it into p = exp(s - m)
+with the running row maximum m, and adds p·v to the output and Σp to the row sum l. Earlier sums are
+scaled down when the maximum rises (Milakov and Gimelshein, "Online normalizer calculation for
+softmax", 2018; Dao, "FlashAttention-2", 2023).
 
-Blocks cut by the diagonal or by the end of the keys (EDGE) compare each element with its bound; the
-others do not.
-
-The cliffs:
-- seq_q rounds up to BLOCK_M, seq_k to BLOCK_N, and head_dim to MAIN + TAIL columns (see tile.py).
-- Programs run in waves of SMs × blocks per SM. Under a causal mask the last row block costs as much
-  as all of the first few together, so the longest are started first and the short ones fill the
-  last wave.
-
-On Hopper the two products of a block take about twice as long as its exponentials. Without OVERLAP
-the tensor cores idle during the exponentials; with it, they compute the next block's s meanwhile
-(Shah et al., "FlashAttention-3", 2024, section 3.2). `_overlapped` is written so that triton and
-ptxas recognise this. The menu's defaults for Hopper overlap up to a head_dim of 192.
-
-Exponentials are of base 2, one instruction each, with log₂e folded into the scale.
+Exponentials have base 2, which takes one instruction each, with log₂e folded into the scale.
 """
 
-# ruff: noqa: N803, N806, E741  (compile-time parameters are written in capitals, as in triton's
-# own kernels; l is the papers' row sum)
+# ruff: noqa: N803, N806, E741  (compile-time parameters are written in capitals, as in Triton's
+# own kernels; l is the row sum of the papers)
 
 import triton
 import triton.language as tl
@@ -79,23 +64,32 @@ def attention_forward(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Computes o and lse, BLOCK_M rows of one head per program. Grid: ceil(seq_q / BLOCK_M) ·
-    all_heads.
+    """Computes o and lse, BLOCK_M rows of one head per program.
+
+    Grid: ceil(seq_q / BLOCK_M) · all_heads. seq_q is rounded up to BLOCK_M, seq_k to BLOCK_N, and
+    head_dim to MAIN + TAIL columns (see tile.py). Only blocks that the diagonal or the end of the
+    keys cuts (EDGE) compare each element with its bound.
+
+    Programs run in waves of SMs × blocks per SM. With a causal mask, the last row block costs as
+    much as all of the first few together. The longest programs therefore start first, and short
+    ones fill the last wave.
 
     q, o: [batch, heads, seq_q, head_dim].
     k, v: [batch, heads / kv_group, seq_k, head_dim].
-    q_tail, k_tail, v_tail: with DESCRIPTORS, descriptors of the TAIL columns of q, k and v; else
-        unused.
+    q_tail, k_tail, v_tail: descriptors of the TAIL columns of q, k and v if DESCRIPTORS is True;
+        otherwise unused.
     lse: contiguous fp32 [batch, heads, seq_q], log₂ Σ exp of each row's scaled scores.
-    *_stride: in elements; batch and head strides are multiples of ALIGN. Descriptors need none.
+    *_stride: strides in elements. Batch and head strides are multiples of ALIGN. Descriptors need
+        no strides.
     all_heads: batch · heads.
-    side_by_side: heads whose programs run together, so that their k and v stay in the L2 cache.
-    scale_log2e: scale · log₂e, because exponentials are of base 2.
-    MAIN, TAIL: columns of the two parts in which a row is held (see tile.py).
+    side_by_side: number of heads whose programs run together, so that their k and v stay in L2.
+    scale_log2e: scale · log₂e, because exponentials have base 2.
+    MAIN, TAIL: numbers of columns of the two parts in which a row is held (see tile.py).
     EVEN_K: whether seq_k % BLOCK_N == 0.
+    OVERLAP: whether to use `_overlapped`.
     """
-    # Programs start in the order of their ids: group of heads after group, and in each the last row
-    # blocks first.
+    # Programs start in the order of their ids. The ids run through the groups of heads, and in each
+    # group through the row blocks, last block first.
     row_blocks = tl.cdiv(seq_q, BLOCK_M)
     group = tl.program_id(0) // (side_by_side * row_blocks)
     within = tl.program_id(0) % (side_by_side * row_blocks)
@@ -131,7 +125,8 @@ def attention_forward(
     acc = tl.zeros((BLOCK_M, MAIN), tl.float32)
     acc_rest = tl.zeros((BLOCK_M, TAIL if TAIL > 0 else 16), tl.float32)
 
-    # Every row attends to all of [0, edge); the diagonal or the end of the keys cuts [edge, end).
+    # Every row attends to all keys in [0, edge). The diagonal, or the end of the keys, cuts the
+    # block [edge, end).
     if CAUSAL:
         edge = first_row // BLOCK_N * BLOCK_N
         end = min(first_row + BLOCK_M, seq_k)
@@ -169,9 +164,9 @@ def attention_forward(
             BLOCK_N=BLOCK_N,
         )
     else:
-        # A last block that is cut by the end of the keys comes first where it is loaded by
-        # pointers: behind the loop it makes ptxas serialise all products on Hopper (C7515). By
-        # descriptors it would take shared memory of its own.
+        # If the end of the keys cuts the last block, and pointers load it, it comes first: after
+        # the loop it makes ptxas serialise all products on Hopper (C7515). With descriptors it
+        # would take additional shared memory, so it stays last.
         if not CAUSAL and not EVEN_K and not DESCRIPTORS:
             acc, acc_rest, m, l = _block(
                 acc,
@@ -308,7 +303,10 @@ def _block(
     EDGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Process the block of k and v from row n on. EDGE: whether some of its elements are masked."""
+    """Processes the block of k and v from row n on.
+
+    EDGE: whether some elements of the block are masked.
+    """
     k_rows, k_rest = load_rows(
         k,
         k_tail,
@@ -379,24 +377,29 @@ def _overlapped(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """All blocks: first those at the edge, then [0, edge) with each block's softmax beside the next
-    block's q·kᵀ.
+    """Processes all blocks, with the softmax of each block beside the next block's q·kᵀ.
 
-    In the loop's state p belongs to the block before (its product with v is still to be added) and
-    s to this block. One turn adds p·v, starts the next s, and then computes this softmax. Four
-    things let the compiler keep the tensor cores busy through it; without any one of them they wait
-    (triton's WGMMAPipeline rules; ptxas says C7514):
-    - p·v is used within the turn, so that it is waited for, and the s started one turn ago with it;
-    - the next s is used by nothing but the next turn;
-    - p crosses the loop as plain bits: as a 16-bit float it would be moved to shared memory first;
-    - s is read for the last time before the next s is started (x = s - m), so that both can have
-      the same registers.
+    On Hopper the two products of a block take about twice as long as its exponentials. Without
+    overlap, the tensor cores idle during the exponentials; here they compute the next block's s
+    meanwhile (Shah et al., "FlashAttention-3", 2024, section 3.2). Blocks at the edge come first,
+    and then the blocks [0, edge).
+
+    In the state of the loop, p belongs to the previous block, whose product with v is still to be
+    added, and s belongs to the current block. One iteration adds p·v, starts the next s, and then
+    computes the current softmax. Four conditions let the compiler keep the tensor cores busy during
+    the softmax. If one of them is missing, they wait (Triton's WGMMAPipeline rules; ptxas says
+    C7514):
+    - p·v is used within the iteration, so the iteration waits for it and for the s started before;
+    - only the next iteration uses the next s;
+    - p crosses iterations as plain bits, because a 16-bit float would move to shared memory first;
+    - s is read for the last time before the next s starts (x = s - m), so that both can have the
+      same registers.
     """
     if CAUSAL:
         EDGE_BLOCKS: tl.constexpr = BLOCK_M // BLOCK_N if BLOCK_M > BLOCK_N else 1
     else:
         EDGE_BLOCKS: tl.constexpr = 1
-        edge = (end - 1) // BLOCK_N * BLOCK_N  # the last block, cut or not
+        edge = (end - 1) // BLOCK_N * BLOCK_N  # start of the last block, whether cut or not
     last = edge + (EDGE_BLOCKS - 1) * BLOCK_N
     for i in tl.static_range(EDGE_BLOCKS):
         n = edge + i * BLOCK_N
@@ -498,9 +501,9 @@ def _overlapped(
         acc *= shrink[:, None]
         acc_rest *= shrink[:, None]
         bits = p.to(q.dtype).to(tl.int16, bitcast=True)
-    # What is left: p·v of the block before the last whole one, and the last whole one. Where there
-    # is none (the first row block), block 0 takes its place and counts for nothing: a branch here
-    # would cost the overlap above.
+    # Two steps remain: p·v of the block before the last whole block, and the last whole block. In
+    # the first row block there is no whole block. Block 0 then takes its place with weight 0,
+    # because a branch here would cost the overlap above.
     before = tl.where(edge > BLOCK_N, edge - 2 * BLOCK_N, last)
     v_rows, v_rest = load_rows(
         v,
@@ -545,8 +548,9 @@ def _overlapped(
 
 @triton.jit
 def _softmax(s, m, l, scale_log2e):
-    """One step of the running softmax: (p, factor for what was summed before, new maximum, new
-    sum).
+    """Computes one step of the running softmax.
+
+    Returns p, the factor for earlier sums, the new maximum and the new sum.
     """
     higher = tl.maximum(m, tl.max(s, 1))
     p = tl.exp2(s * scale_log2e - (higher * scale_log2e)[:, None])
@@ -556,7 +560,7 @@ def _softmax(s, m, l, scale_log2e):
 
 @triton.jit
 def _softmax_of_difference(x, m, l, scale_log2e):
-    """Like `_softmax`, for x = s - m."""
+    """Computes the same as `_softmax` from x = s - m."""
     rise = tl.maximum(tl.max(x, 1), 0.0)
     p = tl.exp2(x * scale_log2e - (rise * scale_log2e)[:, None])
     shrink = tl.exp2(-rise * scale_log2e)
@@ -565,7 +569,7 @@ def _softmax_of_difference(x, m, l, scale_log2e):
 
 @triton.jit
 def _add_product(acc, acc_rest, p, v, v_rest, TAIL: tl.constexpr, PRECISION: tl.constexpr):
-    """acc + p·v for both parts of head_dim."""
+    """Returns acc + p·v for both parts of head_dim."""
     acc = tl.dot(p, v, acc, input_precision=PRECISION)
     if TAIL > 0:
         acc_rest = tl.dot(p, v_rest, acc_rest, input_precision=PRECISION)

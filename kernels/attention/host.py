@@ -1,12 +1,11 @@
-"""Runs flash attention, forward and backward, with a user-defined tile and reports the exact
-launch.
+"""Runs flash attention, forward and backward, with a chosen tile, and reports the exact launch.
 
     o = attention(q, k, v, causal=True)                     # differentiable
     work = plan_forward(q, k, v, tile=Tile(128, 128, stages=2, num_warps=8), schedule="overlapped")
 
-q: [batch, heads, seq_q, head_dim]; k, v: [batch, kv_heads, seq_k, head_dim], kv_heads a divisor of
-heads (grouped-query attention). fp16 and bf16 use tensor cores, fp32 does not; sums are in fp32.
-head_dim is any number from 8 to 256.
+q is [batch, heads, seq_q, head_dim]. k and v are [batch, kv_heads, seq_k, head_dim], where kv_heads
+divides heads (grouped-query attention). fp16 and bf16 use tensor cores, fp32 does not, and sums are
+in fp32. head_dim is any number from 8 to 256.
 """
 
 from __future__ import annotations
@@ -46,18 +45,19 @@ from quantbench.launch import Launch, Tile
 from quantbench.quantization import cdiv
 from quantbench.workload.dtypes import DTYPES
 
-#: Device that the interpreter simulates: Hopper, so that descriptors and the overlapped schedule
-#: are interpreted.
+#: Device that the interpreter simulates. It is a Hopper GPU, so that descriptors and the overlapped
+#: schedule are interpreted too.
 _INTERPRETED = Gpu((9, 0), sm_count=4, l2_bytes=2**20)
-_SMALLEST_BLOCK = 16  # minimum of a matrix instruction
+_SMALLEST_BLOCK = 16  # smallest side of a matrix instruction
 _DELTA_TILE = Tile(64, 16, num_warps=4, stages=1)
 
 
 @dataclass(frozen=True)
 class AttentionPlan(Plan):
-    """Forward or backward, ready to run any number of times.
+    """Forward or backward pass, ready to run any number of times.
 
-    outputs: (o, lse), with lse in fp32 the log₂ Σ exp of each row's scores; or (dq, dk, dv).
+    outputs: (o, lse) for forward, where lse is log₂ Σ exp of each row's scores in fp32; (dq, dk,
+        dv) for backward.
     setting: tile and schedule of forward; None for backward.
     """
 
@@ -65,13 +65,14 @@ class AttentionPlan(Plan):
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """Launches of one run, in order; registers and occupancy are None in the interpreter."""
+        """Launches of one run, in order. The interpreter gives no registers and no occupancy."""
         return tuple(each.launch for each in self.steps)
 
     @property
     def launch(self) -> Launch:
-        """Launch of the kernel that does most of the work: forward's only one, or the one that
-        computes dk and dv.
+        """Launch of the kernel that does most of the work.
+
+        It is the only launch of forward, or the launch that computes dk and dv.
         """
         return self.launches[0] if self.setting is not None else self.launches[1]
 
@@ -87,8 +88,11 @@ def attention(
     schedule: str | None = None,
     autotune: bool = False,
 ) -> torch.Tensor:
-    """Computes softmax(q·kᵀ · scale)·v, differentiable. scale defaults to 1/√head_dim; arguments:
-    see `plan_forward`.
+    """Computes softmax(q·kᵀ · scale)·v; the result is differentiable.
+
+    scale: 1/√head_dim by default.
+
+    The other arguments and the errors are those of `plan_forward`.
     """
     return _Attention.apply(q, k, v, causal, scale, tile, schedule, autotune)
 
@@ -109,15 +113,17 @@ def plan_forward(
 ) -> AttentionPlan:
     """Checks the operands, chooses and compiles the forward kernel, and allocates its outputs.
 
-    tile: block_m rows of q, block_n of k and v, stages, num_warps; fields left None come from the
-        menu.
-    schedule: `plain` or `overlapped`, by default that of the menu's nearest entry. Without tile and
-        schedule, the menu's first entry is used, or with autotune=True the fastest one (timed once
-        per kind of problem and process).
-    operands: how the kernel loads them: by `pointers`, by `descriptors` (TMA), or `auto`.
+    scale: factor on the scores, 1/√head_dim by default.
+    tile: block_m rows of q, block_n rows of k and v, stages and num_warps. Fields that are None
+        come from the menu.
+    schedule: `plain` or `overlapped`. The default is the schedule of the menu's nearest entry.
+    autotune: applies without tile and schedule. True selects the fastest entry of the menu, which
+        is timed once per kind of problem and process; False selects the first entry.
+    out, lse: tensors for the results; None allocates them.
+    operands: how the kernel loads them: `pointers`, `descriptors` (TMA) or `auto`.
 
-    Raises InputError for invalid operands and tiles, UnsupportedError for a dtype, GPU or triton
-    without support.
+    Raises InputError for invalid operands and tiles, and UnsupportedError for a dtype, GPU or
+    Triton version without support.
     """
     checked = check(q, k, v, causal, scale)
     work = checked.work
@@ -159,12 +165,14 @@ def plan_backward(
     q_tile: Tile | None = None,
     operands: str = "auto",
 ) -> AttentionPlan:
-    """Like `plan_forward`, for the gradients of q, k and v.
+    """Checks the operands, and compiles the kernels for the gradients of q, k and v.
 
     o, lse: outputs of forward.
     grad: gradient of o.
-    kv_tile: tile of the kernel that computes dk and dv.
-    q_tile: tile of the kernel that computes dq.
+    kv_tile: tile of the kernel that computes dk and dv; None for the menu's.
+    q_tile: tile of the kernel that computes dq; None for the menu's.
+
+    The other arguments and the errors are those of `plan_forward`.
     """
     checked = check(q, k, v, causal, scale, o=o, grad=grad)
     work = checked.work
@@ -197,7 +205,7 @@ def plan_backward(
 
 
 class _Attention(torch.autograd.Function):
-    """Autograd function that computes the scores anew for the gradients."""
+    """Autograd function whose backward pass recomputes the scores."""
 
     @staticmethod
     def forward(
@@ -224,15 +232,18 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, o, lse = ctx.saved_tensors
-        # autograd may pass an expanded gradient, such as that of a sum; only those are copied.
+        # autograd may pass an expanded gradient, such as the gradient of a sum. Only such a
+        # gradient is copied.
         work = plan_backward(q, k, v, o, lse, grad.contiguous(), causal=ctx.causal, scale=ctx.scale)
         work.run()
         return *work.outputs, None, None, None, None, None
 
 
 def heads_side_by_side(checked: Checked, l2_bytes: int) -> int:
-    """Returns how many query heads run together: as many as keep their k and v in half of the L2
-    cache, at least those of one kv head. The other half is for q, o and other data.
+    """Returns how many query heads run together.
+
+    They are as many as keep their k and v in half of the L2 cache, and at least the heads that
+    share one kv head. The other half of the cache is for q, o and other data.
     """
     work = checked.work
     kv_bytes = 2 * work.seq_k * work.head_dim * DTYPES[work.dtype].element_bytes
@@ -273,7 +284,7 @@ def forward_arguments(
 def delta_arguments(
     o: torch.Tensor, grad: torch.Tensor, delta: torch.Tensor, checked: Checked
 ) -> dict[str, Any]:
-    """Returns the arguments of the kernel for delta."""
+    """Returns the arguments of the kernel that computes delta."""
     work = checked.work
     return (
         {
@@ -304,7 +315,10 @@ def backward_arguments(
     q_tile: Tile,
     descriptors: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the arguments of the kernel for dk and dv, and of the kernel for dq."""
+    """Returns the arguments of the kernel for dk and dv, and of the kernel for dq.
+
+    gradients: tensors for dq, dk and dv.
+    """
     work = checked.work
     tensors = {"q": q, "k": k, "v": v, "do": grad}
     shared = {
@@ -343,7 +357,10 @@ def _completed(
     descriptors: bool,
     dtype: str,
 ) -> Setting:
-    """Complete the requested setting from the menu's nearest entry."""
+    """Returns the requested tile and schedule, completed from the menu's nearest entry.
+
+    Raises InputError for a schedule or tile that the kernel cannot run.
+    """
     if schedule is not None:
         require_choice(WHO, "schedule", schedule, SCHEDULES)
     if schedule == "overlapped" and not descriptors:
@@ -374,7 +391,10 @@ def _completed(
 
 
 def _by_descriptors(checked: Checked, capability: tuple[int, int], operands: str) -> bool:
-    """Returns whether TMA descriptors load the operands. Raises InputError if they cannot."""
+    """Returns whether TMA descriptors load the operands.
+
+    Raises InputError if the caller asked for descriptors and they cannot.
+    """
     require_choice(WHO, "operands", operands, ("auto", "pointers", "descriptors"))
     if operands == "descriptors" and not checked.descriptors:
         raise InputError(
@@ -382,7 +402,7 @@ def _by_descriptors(checked: Checked, capability: tuple[int, int], operands: str
             "operands = 'descriptors'",
             "triton 3.6 or newer, 16-bit numbers, and rows at multiples of 16 bytes",
         )
-    # sm_120 has TMA but not the matrix instructions that read what it writes.
+    # sm_120 has TMA, but lacks the matrix instructions that read what TMA writes.
     return operands == "descriptors" or (
         operands == "auto" and checked.descriptors and architecture(capability) in WITH_DESCRIPTORS
     )

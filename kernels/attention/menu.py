@@ -1,9 +1,9 @@
-"""Lists the attention tiles for each GPU architecture.
+"""Lists the attention tiles for each GPU architecture; the first entry of each menu is the default.
 
-Every entry compiles for its architecture without spills and within the shared memory of one block
-(the tests compile all of them). The first of each menu is the default. The sets follow
-FlashAttention-3 on Hopper (overlapped up to a head_dim of 192), and FlashAttention-2 on Ampere,
-whose matrix instructions read both operands from registers.
+Every entry compiles for its architecture without spills and within the shared memory of one block;
+the tests compile all of them. The sets follow FlashAttention-3 on Hopper (overlapped up to a
+head_dim of 192) and FlashAttention-2 on Ampere, whose matrix instructions read both operands from
+registers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from quantbench.errors import InputError
 from quantbench.launch import Tile
 from quantbench.quantization import VECTOR_BYTES
 
-#: plain: one block after the other. overlapped: softmax concurrent with the next block's q·kᵀ
-#: (needs descriptors).
+#: plain runs one block after the other. overlapped runs the softmax beside the next block's q·kᵀ,
+#: and needs descriptors.
 SCHEDULES = ("plain", "overlapped")
-#: Supported head dimensions; a program holds at most 256 columns.
+#: Supported range of head_dim. A program holds at most 256 columns.
 MIN_HEAD_DIM = 8
 MAX_HEAD_DIM = 256
 
-_SMALLEST_PART = 16  # minimum of a matrix instruction
+_SMALLEST_PART = 16  # smallest side of a matrix instruction
 _ELEMENT_BYTES = 2
 
 
@@ -31,7 +31,7 @@ _ELEMENT_BYTES = 2
 class Setting:
     """Tile and schedule of the forward kernel.
 
-    tile: block_m rows of q, block_n rows of k and v, stages, num_warps.
+    tile: block_m rows of q, block_n rows of k and v, stages and num_warps.
     schedule: one of SCHEDULES.
     """
 
@@ -43,8 +43,9 @@ class Setting:
 
 
 def split_head_dim(head_dim: int) -> tuple[int, int]:
-    """Splits head_dim columns into power-of-two parts (main, tail); tail is 0 if one part is
-    enough.
+    """Splits head_dim columns into two power-of-two parts, main and tail.
+
+    The tail is 0 if one part is enough.
 
     >>> split_head_dim(128), split_head_dim(96), split_head_dim(72), split_head_dim(100)
     ((128, 0), (64, 32), (64, 16), (128, 0))
@@ -64,8 +65,7 @@ def _power_of_two(columns: int) -> int:
 
 
 def held_columns(head_dim: int) -> int:
-    """Returns the padded columns that a row of head_dim elements takes in registers and shared
-    memory.
+    """Returns the columns that a row takes in registers and shared memory, padding included.
 
     >>> [held_columns(d) for d in (8, 40, 72, 96, 100, 192, 256)]
     [16, 48, 80, 96, 128, 192, 256]
@@ -78,12 +78,16 @@ def _tile(block_m: int, block_n: int, num_warps: int, stages: int) -> Tile:
 
 
 def _plain(*blocks: tuple[int, int, int, int], schedule: str = "plain") -> tuple[Setting, ...]:
-    """Settings from (block_m, block_n, warps, stages)."""
+    """Returns settings from (block_m, block_n, warps, stages)."""
     return tuple(Setting(_tile(*block), schedule) for block in blocks)
 
 
 def _pairs(blocks: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[Tile, Tile]]:
-    """Backward's tiles by columns, from the four numbers of each of the two kernels."""
+    """Returns the tiles of the backward kernels by number of columns.
+
+    blocks: eight numbers by number of columns: (block_m, block_n, warps, stages) of the kernel for
+        dk and dv, and the same of the kernel for dq.
+    """
     return {columns: (_tile(*both[:4]), _tile(*both[4:])) for columns, both in blocks.items()}
 
 
@@ -91,7 +95,7 @@ def _overlapped(*blocks: tuple[int, int, int, int]) -> tuple[Setting, ...]:
     return _plain(*blocks, schedule="overlapped")
 
 
-# Keyed by the maximum of `held_columns`: (block_m, block_n, warps, stages).
+# Menus by the largest number of `held_columns`. An entry is (block_m, block_n, warps, stages).
 _AMPERE = {
     64: _plain((128, 64, 8, 3), (128, 32, 8, 2), (64, 64, 4, 3)),
     128: _plain((128, 32, 8, 3), (64, 64, 4, 3)),
@@ -115,7 +119,8 @@ _BLACKWELL = {
     128: _plain((128, 64, 4, 2), (128, 128, 8, 2)),
     256: _plain((128, 64, 8, 2), (64, 64, 4, 2)),
 }
-# Rows that begin at multiples of 4 or 8 bytes: more addresses in registers, less room for blocks.
+# Rows that begin at multiples of 4 or 8 bytes. Their addresses take more registers, which leaves
+# less room for blocks.
 _AMPERE_NARROW = {
     64: _plain((128, 64, 8, 2)),
     96: _plain((128, 32, 8, 2)),
@@ -129,18 +134,18 @@ _BLACKWELL_BY_POINTERS = {
     192: _plain((64, 32, 8, 2)),
     256: _plain((64, 16, 8, 2)),
 }
-# Rows of an odd number of 16-bit elements: read one by one.
+# Rows of an odd number of 16-bit elements, which are read one element at a time.
 _ODD = {
     64: _plain((64, 64, 8, 2)),
     128: _plain((64, 32, 8, 2)),
     192: _plain((64, 16, 8, 2)),
     256: _plain((32, 32, 8, 2)),
 }
-# fp32 is multiplied without tensor cores and unrolled whole: small blocks, for checks and not for
-# speed.
+# fp32 is multiplied without tensor cores, in completely unrolled code. The blocks are small: they
+# serve checks and not speed.
 _SCALAR = {64: _plain((32, 32, 4, 1)), 256: _plain((16, 16, 4, 1))}
 
-# Backward: blocks of the kernel for dk and dv, then those of the kernel for dq, as above.
+# Backward menus: blocks of the kernel for dk and dv, and then of the kernel for dq, as above.
 _BACKWARD_AMPERE = _pairs({
     64: (16, 128, 8, 2, 128, 64, 8, 2), 96: (16, 64, 8, 2, 128, 32, 8, 2),
     128: (32, 64, 8, 2, 64, 64, 8, 2), 192: (32, 32, 8, 2, 64, 32, 8, 2),
@@ -182,8 +187,8 @@ _BACKWARD_SCALAR = _pairs({
 })  # fmt: skip
 
 
-# By architecture: forward and backward, each for 16-bit rows that begin at multiples of 16 bytes,
-# and for others by pointers.
+# Menus of forward and backward by architecture. Each has two tables: for 16-bit rows that begin at
+# multiples of 16 bytes, and for other rows, which are loaded by pointers.
 _ADA_MENUS = (_ADA, _AMPERE_NARROW), (_BACKWARD_ADA, _BACKWARD_AMPERE_NARROW)
 _MENUS = {
     80: ((_AMPERE, _AMPERE_NARROW), (_BACKWARD_AMPERE, _BACKWARD_AMPERE_NARROW)),
@@ -196,14 +201,16 @@ _MENUS = {
     ),
     120: _ADA_MENUS,
 }
-#: Architectures whose main menus assume loads by TMA descriptors.
+#: architectures whose main menus assume that TMA descriptors load the rows
 WITH_DESCRIPTORS = (90, 100)
 
 
 @dataclass(frozen=True)
 class Loads:
-    """How rows are loaded: by pointers, `bytes` (2 to 16) per thread at a time, or by the TMA unit
-    (`descriptors`).
+    """How rows are loaded.
+
+    bytes: bytes (2 to 16) that a thread loads at a time by a pointer.
+    descriptors: whether the TMA unit loads the rows instead.
     """
 
     bytes: int = 16
@@ -211,8 +218,9 @@ class Loads:
 
 
 def architecture(capability: tuple[int, int]) -> int:
-    """Returns the newest architecture of the attention menu that is not newer than a compute
-    capability.
+    """Returns the newest architecture of the attention menu that a compute capability supports.
+
+    It is not newer than the capability. Raises InputError for capabilities below 8.0.
 
     >>> architecture((9, 0)), architecture((10, 3)), architecture((8, 7))
     (90, 100, 86)
@@ -226,14 +234,20 @@ def architecture(capability: tuple[int, int]) -> int:
 def forward_menu(
     arch: int, head_dim: int, loads: Loads, *, fp32: bool = False
 ) -> tuple[Setting, ...]:
-    """Returns the settings for forward, the default first."""
+    """Returns the settings for forward, default first.
+
+    arch: architecture, as returned by `architecture`.
+    """
     return _entry(_MENUS[arch][0], _ODD, _SCALAR, arch, head_dim, loads, fp32)
 
 
 def backward_tiles(
     arch: int, head_dim: int, loads: Loads, *, fp32: bool = False
 ) -> tuple[Tile, Tile]:
-    """Returns the tile of the kernel for dk and dv, and that of the kernel for dq."""
+    """Returns the tile of the kernel for dk and dv, and the tile of the kernel for dq.
+
+    arch: architecture, as returned by `architecture`.
+    """
     return _entry(_MENUS[arch][1], _BACKWARD_ODD, _BACKWARD_SCALAR, arch, head_dim, loads, fp32)
 
 
@@ -249,7 +263,12 @@ def _entry(
     loads: Loads,
     fp32: bool,
 ) -> _T:
-    """Look up the smallest entry that head_dim fits in, in the table for these loads."""
+    """Returns the smallest entry that holds head_dim, in the table for these loads.
+
+    tables: tables for rows at multiples of 16 bytes, and for other rows.
+    odd: table for rows that are read one element at a time.
+    scalar: table for fp32.
+    """
     if fp32:
         menu = scalar
     elif loads.descriptors or (loads.bytes == VECTOR_BYTES and arch not in WITH_DESCRIPTORS):

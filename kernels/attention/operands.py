@@ -1,8 +1,8 @@
 """Validates the operands of attention and builds the kernels' arguments.
 
-Any strides are allowed as long as the elements of a row (head_dim) are contiguous: [batch, heads,
-seq, head_dim], or [batch, seq, heads, head_dim] transposed to it. Other storage is refused: reading
-it fast needs a copy, and an implicit copy would be timed.
+Any strides are allowed if the elements of a row (head_dim) are contiguous: [batch, heads, seq,
+head_dim], or [batch, seq, heads, head_dim] transposed to it. Other storage is refused, because
+reading it fast needs a copy, and an implicit copy would be timed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _SMALLEST_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class Checked:
-    """Validated attention problem: size, scale and possible ways to load its tensors.
+    """Validated attention problem.
 
-    align: elements that a thread can load at a time.
+    work: size of the problem.
+    align: number of elements that a thread can load at a time.
     descriptors: whether TMA descriptors can address all tensors on a device that has them.
     """
 
@@ -41,7 +42,7 @@ class Checked:
     descriptors: bool
 
     def loads(self, descriptors: bool) -> Loads:
-        """Returns how rows are loaded, with descriptors or without."""
+        """Returns how rows are loaded, with or without descriptors."""
         return Loads(self.align * DTYPES[self.work.dtype].element_bytes, descriptors)
 
 
@@ -55,10 +56,11 @@ def check(
 ) -> Checked:
     """Validates q[batch, heads, seq_q, head_dim] and k, v[batch, kv_heads, seq_k, head_dim].
 
-    others: other loaded tensors of q's shape, by name.
+    scale: factor on the scores; None for 1/√head_dim.
+    others: further tensors to load, by name. They have the shape of q.
 
-    Raises InputError for incompatible tensors and UnsupportedError for a dtype, GPU or triton
-    without support.
+    Raises InputError for incompatible tensors, and UnsupportedError for a dtype, GPU or Triton
+    version without support.
     """
     work = _work(q, k, v, causal)
     tensors = {"q": q, "k": k, "v": v} | others
@@ -85,8 +87,10 @@ def check(
 
 
 def strides(name: str, x: torch.Tensor, descriptors: bool) -> dict[str, int]:
-    """Returns the kernels' stride arguments for a tensor. Descriptors use none, so the compiled-in
-    row stride is then 0 and one kernel serves all strides.
+    """Returns the kernels' stride arguments for a tensor.
+
+    Descriptors use no strides. The row stride, a compile-time constant, is then 0, so that one
+    kernel serves all strides.
     """
     batch, head, row = _strides(x)
     return {
@@ -99,11 +103,12 @@ def strides(name: str, x: torch.Tensor, descriptors: bool) -> dict[str, int]:
 def arguments(
     tensors: dict[str, torch.Tensor], checked: Checked, tile: Tile, descriptors: bool
 ) -> dict[str, Any]:
-    """Returns the arguments shared by the kernels: inputs and their strides, sizes, parts of
-    head_dim, tile.
+    """Returns the arguments that the kernels share.
 
-    tensors: input tensors by argument name; passed as pointers, or as descriptors of boxes with the
-        tile's rows.
+    They are the inputs and their strides, the sizes, the parts of head_dim, and the tile.
+
+    tensors: input tensors by argument name. They are passed as pointers, or as descriptors of boxes
+        with as many rows as the tile.
     """
     work = checked.work
     given: dict[str, Any] = {
@@ -111,7 +116,7 @@ def arguments(
         "seq_k": work.seq_k,
         "CAUSAL": work.causal,
         "DESCRIPTORS": descriptors,
-        # fp32 products without tensor cores
+        # fp32 products do not use tensor cores.
         "PRECISION": "ieee" if work.dtype == "fp32" else "tf32",
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
@@ -136,9 +141,13 @@ def parts(checked: Checked) -> dict[str, int]:
 def backend_options(
     tile: Tile, dtype: str = "bf16", align: int = 8, causal: bool = True
 ) -> dict[str, int]:
-    """Returns num_warps and num_stages, and for non-causal attention with loads under 16 bytes and
-    up to 8 warps also the hardware's register limit: without it ptxas halves the limit and spills
-    to fit a second block. In other cases an explicit limit makes the code slower.
+    """Returns num_warps, num_stages and, in one case, the hardware's register limit.
+
+    The case is non-causal attention with loads under 16 bytes and up to 8 warps. Without an
+    explicit limit, ptxas halves it there and spills to fit a second block. In other cases an
+    explicit limit makes the code slower.
+
+    align: number of elements that a thread can load at a time.
     """
     options = {"num_warps": tile.num_warps or 4, "num_stages": tile.stages or 2}
     narrow = align * DTYPES[dtype].element_bytes < VECTOR_BYTES
@@ -166,7 +175,7 @@ def _work(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> At
         raise InputError(WHO, f"head_dim = {q.shape[3]}", f"from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}")
     if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise InputError(WHO, f"q in {short(q.dtype)}", "float16, bfloat16 or float32")
-    return Attention(  # which also checks that kv_heads divides heads, and causal's seq_q == seq_k
+    return Attention(  # which also checks that kv_heads divides heads, and seq_q == seq_k if causal
         batch=q.shape[0],
         heads=q.shape[1],
         kv_heads=k.shape[1],
@@ -181,8 +190,8 @@ def _work(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> At
 def too_old(capability: tuple[int, int]) -> str | None:
     """Returns why a GPU of this compute capability has no attention kernel, or None.
 
-    Found by compiling: triton 3.2, the last with tensor-core code for sm_70 and sm_75, aborts on
-    the two products in a row.
+    The limit was found by compiling: Triton 3.2, the last version with tensor-core code for sm_70
+    and sm_75, aborts on two products in a row.
 
     >>> too_old((7, 0))
     'triton compiles no attention for sm_70'
@@ -193,8 +202,10 @@ def too_old(capability: tuple[int, int]) -> str | None:
 
 
 def _strides(x: torch.Tensor) -> list[int]:
-    """Returns the strides of batch, head and row. A dimension of size 1 gets head_dim, because
-    triton would compile an argument of 1 as a constant.
+    """Returns the strides of batch, head and row in elements.
+
+    A dimension of size 1 gets head_dim as its stride, because Triton would compile an argument of 1
+    as a constant.
     """
     strides = list(x.stride()[:3])
     for dimension in range(3):
@@ -211,7 +222,7 @@ def _describable(x: torch.Tensor) -> bool:
 
 
 def _descriptor(x: torch.Tensor, rows: int, columns: int) -> Any:
-    """Returns the TMA descriptor of boxes of rows × columns of one head."""
+    """Returns a TMA descriptor of x with boxes of rows × columns of one head."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(x, list(x.shape), [*_strides(x), 1], [1, 1, rows, columns])

@@ -1,16 +1,12 @@
 """Loads and stores blocks of rows of q, k and v of any head_dim, for the attention kernels.
 
-Triton's tensors have power-of-two sizes, head_dim need not. A row is held in two parts, MAIN and
-TAIL columns, the first a power of two and the second a power of two or 0: 96 = 64 + 32, 72 = 64 + 8
-(held in 16, the least of a matrix instruction). Columns past head_dim are zeros that cost as much
-as the others: *tile quantization* in head_dim.
-
-Tensor descriptors (Hopper and newer) need rows that start at multiples of 16 bytes. Pointers take
-any strides; the widest load is the largest power of two that divides every stride and head_dim.
-This is the cliff of a misaligned head_dim: 108 and 100 load 8 bytes at a time, 150 loads 4.
+Triton's tensors have power-of-two sizes, but head_dim need not be one. A row is therefore held in
+two parts, MAIN and TAIL columns: 96 = 64 + 32, 72 = 64 + 8 (held in 16, the smallest side of a
+matrix instruction). Columns past head_dim are zeros that cost as much as other columns, which is
+tile quantization in head_dim.
 """
 
-# ruff: noqa: N803  (compile-time parameters are written in capitals, as in triton's own kernels)
+# ruff: noqa: N803  (compile-time parameters are written in capitals, as in Triton's own kernels)
 
 import triton
 import triton.language as tl
@@ -18,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def head_offset(batch, head, batch_stride, head_stride, ALIGN: tl.constexpr):
-    """Returns the offset of one head of one sample, elements, a multiple of ALIGN."""
+    """Returns the offset of one head of one sample in elements, which is a multiple of ALIGN."""
     return (batch.to(tl.int64) * batch_stride + head.to(tl.int64) * head_stride) // ALIGN * ALIGN
 
 
@@ -38,14 +34,18 @@ def load_rows(
     DESCRIPTORS: tl.constexpr,
     BOUNDED: tl.constexpr,
 ):
-    """Loads ROWS rows of one head from `row` on, as (ROWS × MAIN, ROWS × TAIL); the second is
-    unused when TAIL is 0.
+    """Returns ROWS rows of one head from `row` on, as (ROWS × MAIN) and (ROWS × TAIL) elements.
 
-    source, tail: descriptors of [batch, head, row, head_dim] with boxes of MAIN and TAIL columns;
-        or source is a pointer to the head's first element.
-    ROW_STRIDE: elements; being constant, it leaves one address register per thread where each load
-        would have its own.
-    BOUNDED: rows from `rows_end` on are read as zeros (descriptors do so in any case).
+    The second result is unused if TAIL is 0. Tensor descriptors (Hopper and newer) need rows that
+    start at multiples of 16 bytes. Pointers take any strides, but the widest load is the largest
+    power of two that divides every stride and head_dim. A misaligned head_dim is a cliff for this
+    reason: 108 and 100 load 8 bytes at a time, and 150 loads 4.
+
+    source, tail: descriptors of [batch, head, row, head_dim] with boxes of MAIN and TAIL columns.
+        Without DESCRIPTORS, source is a pointer to the first element of the head.
+    ROW_STRIDE: stride in elements. As a constant, it needs one address register per thread; a
+        variable needs one per load.
+    BOUNDED: whether rows from `rows_end` on are read as zeros. Descriptors always do so.
     """
     if DESCRIPTORS:
         main = source.load([batch, head, row, 0]).reshape(ROWS, MAIN)
@@ -53,7 +53,7 @@ def load_rows(
         if TAIL > 0:
             rest = tail.load([batch, head, row, MAIN]).reshape(ROWS, TAIL)
     else:
-        # 64 bits up to the block's first row, 32 within the block.
+        # The offset of the block's first row has 64 bits, and offsets within the block have 32.
         first = source + row * tl.full((), ROW_STRIDE, tl.int64)
         main = _load_part(
             first,
@@ -91,7 +91,7 @@ def _load_part(
     HEAD_DIM: tl.constexpr,
     BOUNDED: tl.constexpr,
 ):
-    """Returns ROWS × WIDTH elements from column FIRST on, zeros past HEAD_DIM."""
+    """Returns ROWS × WIDTH elements from column FIRST on, with zeros past HEAD_DIM."""
     rows = tl.arange(0, ROWS)
     cols = FIRST + tl.arange(0, WIDTH)
     at = first + rows[:, None] * ROW_STRIDE + cols[None, :]
@@ -116,8 +116,9 @@ def store_rows(
     ROW_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
-    """Writes main (rows × MAIN) and rest (rows × TAIL) to the rows of one head from `row` on, as
-    far as they lie inside.
+    """Writes `main` (rows × MAIN) and `rest` (rows × TAIL) to one head, from `row` on.
+
+    Rows from `rows_end` on and columns past HEAD_DIM are not written.
     """
     first = target + row * tl.full((), ROW_STRIDE, tl.int64)
     _store_part(first, main, rows_end - row, ROW_STRIDE=ROW_STRIDE, FIRST=0, HEAD_DIM=HEAD_DIM)
@@ -153,10 +154,10 @@ def _store_part(
 
 @triton.jit
 def multiply_transposed(a, a_tail, b, b_tail, TAIL: tl.constexpr, PRECISION: tl.constexpr):
-    """Returns a · bᵀ over head_dim: rows of a × rows of b, fp32."""
+    """Returns a · bᵀ over head_dim in fp32: rows of a × rows of b."""
     if TAIL > 0:
-        # The short part first: on Hopper a product whose result is used at once waits for its end,
-        # the one that is added to it does not.
+        # The short part comes first. On Hopper, a product whose result is used at once is waited
+        # for; a product that is added to it is not.
         c = tl.dot(a_tail, b_tail.T, input_precision=PRECISION)
         c = tl.dot(a, b.T, c, input_precision=PRECISION)
     else:
@@ -166,8 +167,9 @@ def multiply_transposed(a, a_tail, b, b_tail, TAIL: tl.constexpr, PRECISION: tl.
 
 @triton.jit
 def drop(s, rows, n, seq_k, CAUSAL: tl.constexpr):
-    """Returns s with -inf for columns past the end of the keys, and past the row under a causal
-    mask.
+    """Returns the scores s with -inf in the columns that do not count.
+
+    These are the columns past the end of the keys and, with a causal mask, past the row.
     """
     cols = n + tl.arange(0, s.shape[1])
     counts = cols[None, :] < seq_k

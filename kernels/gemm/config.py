@@ -1,8 +1,7 @@
-"""Describes how GEMM operands are stored, and derives the configuration of the kernel from that.
+"""Describes how GEMM operands are stored, and derives the configuration of the kernel from it.
 
-It needs neither a GPU nor tensors, so kernels can be launched or compiled ahead of time with it. A
-matrix is stored row-major or transposed (column-major), with a leading dimension in elements, as in
-BLAS.
+A matrix is stored row-major or transposed (column-major), with a leading dimension in elements, as
+in BLAS. The module needs neither a GPU nor tensors, so kernels can also be compiled ahead of time.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from quantbench.quantization import cdiv
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.ops import Gemm
 
-#: Operation name in error messages.
+#: operation name in error messages
 WHO = "matmul"
 
-_MAX_ALIGN = 16  # elements; more does not make loads wider in any dtype
+_MAX_ALIGN = 16  # elements; a larger alignment does not make loads wider in any dtype
 
-#: Rows of tiles that run together, for reuse in the L2 cache. Source: triton's matmul tutorials,
-#: which use 8.
+#: Number of rows of tiles that run together, for reuse in the L2 cache. Source: Triton's matmul
+#: tutorials, which use 8.
 GROUP_M = 8
-#: At this size and above, the pipeline needs the shared memory that a whole output tile would take.
+#: From this size on, the pipeline needs the shared memory that a whole output tile would take.
 _SUBTILE_ELEMENTS = 128 * 256
-_SMALLEST_BLOCK = 16  # minimum of a matrix instruction
+_SMALLEST_BLOCK = 16  # smallest side of a matrix instruction
 _FP8_SMALLEST_BLOCK_K = 32
 _LARGEST_BLOCK = 256  # limit of a TMA box. Source: cuTensorMapEncodeTiled, CUDA driver API
 _LARGEST_LEADING = (2**31 - 1) // _LARGEST_BLOCK
@@ -42,15 +41,15 @@ _LARGEST_LEADING = (2**31 - 1) // _LARGEST_BLOCK
 
 @dataclass(frozen=True)
 class Matrix:
-    """Storage of one operand, sizes in elements.
+    """Storage of one operand. Sizes are in elements.
 
-    transposed: stored cols × rows.
+    transposed: whether the matrix is stored as cols × rows.
     leading: distance between stored rows.
-    batch_stride: distance between matrices of the batch; 0 if all share this one or there is only
-        one.
+    batch_stride: distance between the matrices of the batch; 0 if all of them are this one, or if
+        there is only one.
     align: largest power of two up to 16 that divides the length of a stored row, the leading
         dimension and the batch stride.
-    descriptor: whether a TMA descriptor can address it.
+    descriptor: whether a TMA descriptor can address the matrix.
     """
 
     transposed: bool
@@ -71,14 +70,15 @@ class Operands:
 
 
 def align_bytes(operands: Operands) -> int:
-    """Returns the alignment of the stored rows of a and b, bytes, at most 16."""
+    """Returns the alignment of the stored rows of a and b in bytes, at most 16."""
     element_bytes = DTYPES[operands.gemm.dtype].element_bytes
     return min(16, min(operands.a.align, operands.b.align) * element_bytes)
 
 
 def padded(size: int) -> int:
-    """Rounds up to a multiple of 16; a placeholder leading dimension for single-row or
-    single-column operands.
+    """Returns the size rounded up to a multiple of 16.
+
+    It serves as the leading dimension of operands with a single row or column.
     """
     return cdiv(size, _MAX_ALIGN) * _MAX_ALIGN
 
@@ -92,8 +92,11 @@ def matrix(
     *,
     addressable: bool = True,
 ) -> Matrix:
-    """Builds a `Matrix`. length: elements per stored row. addressable: whether the base address
-    meets TMA alignment.
+    """Returns the storage of a matrix.
+
+    length: number of elements per stored row.
+    leading, batch_stride: as in `Matrix`.
+    addressable: whether the base address meets TMA alignment.
     """
     aligned = all(size * element_bytes % TMA_ALIGN_BYTES == 0 for size in (leading, batch_stride))
     align = widest(_MAX_ALIGN, length, leading, batch_stride)
@@ -102,15 +105,16 @@ def matrix(
 
 @dataclass(frozen=True)
 class Config:
-    """Configuration of one kernel: schedule, tile (every field set) and data movement.
+    """Configuration of one kernel.
 
+    tile: tile with every field set.
     load_descriptors, store_descriptors: whether TMA descriptors load the operands and store the
         result.
-    subtiles: number of parts in which a tile is written, 1 or 2.
-    flatten: whether tiles and steps share one loop (persistent only).
-    warp_specialize: whether loading, multiplying and writing have separate warps (persistent on
-        Blackwell; on Hopper triton 3.6 and 3.7 fail or ignore it).
-    max_registers: register limit per thread for the compiler, None for none.
+    subtiles: number of parts, 1 or 2, in which a tile is written.
+    flatten: whether tiles and steps share one loop (persistent schedule only).
+    warp_specialize: whether loading, multiplying and writing have separate warps. This applies to
+        the persistent schedule on Blackwell; on Hopper, Triton 3.6 and 3.7 fail or ignore it.
+    max_registers: register limit per thread for the compiler; None for no limit.
     """
 
     schedule: str
@@ -131,11 +135,14 @@ def configure(
     *,
     path: str = "auto",
 ) -> Config:
-    """Configures the kernel for a schedule and a tile; tile fields that are None come from
-    `menu.tiles`.
+    """Returns the configuration of the kernel for a schedule and a tile.
 
-    path: `auto` uses descriptors on Hopper and newer if they can address the operands (never for
-        fp32), else pointers.
+    tile: fields that are None come from `menu.tiles`.
+    capability: compute capability of the GPU.
+    path: `pointers`, `descriptors`, or `auto`. `auto` uses descriptors on Hopper and newer if they
+        can address the operands (never for fp32), and pointers otherwise.
+
+    Raises InputError for a schedule, tile or path that the kernel cannot run.
     """
     require_choice(WHO, "schedule", schedule, SCHEDULES)
     require_choice(WHO, "operands", path, ("auto", "pointers", "descriptors"))
@@ -143,21 +150,21 @@ def configure(
     _check_tile(tile, operands.gemm, schedule)
     load = _load_by_descriptors(operands, capability, path)
     longest = max(operands.a.leading, operands.b.leading)
-    # By pointers, offsets inside a tile are 32 bits wide.
+    # With pointers, offsets inside a tile have 32 bits.
     if not load and longest > _LARGEST_LEADING:
         raise InputError(
             WHO, f"a leading dimension of {longest} elements", f"at most {_LARGEST_LEADING}"
         )
-    # The parts of split-k are fp32 and stored by pointers.
+    # The parts of split-k are fp32, and pointers store them.
     store = load and operands.c.descriptor and tile.split_k == 1
     large = tile.elements >= _SUBTILE_ELEMENTS
     narrow = operands.gemm.dtype != "tf32"  # tf32 needs the shared memory for transposed copies
     warps = tile.num_warps or 0
     persistent = schedule == "persistent" and load
     specialize = persistent and capability[0] == 10 and warps >= 4 and narrow
-    # If sums and fragments, or two partial tiles, are in registers, ptxas spills two registers to
-    # keep another block per SM, unless it has an explicit limit. With fragments in shared memory no
-    # limit is needed.
+    # If registers hold sums and fragments, or two partial tiles, ptxas spills two registers to keep
+    # another block per SM, unless it has an explicit limit. No limit is needed if shared memory
+    # holds the fragments.
     crowded = capability < (9, 0) or operands.gemm.dtype == "fp32" or schedule == "stream_k"
     return Config(
         schedule=schedule,
@@ -174,10 +181,11 @@ def configure(
 def complete(
     tile: Tile, dtype: str, schedule: str, capability: tuple[int, int], aligned: int
 ) -> Tile:
-    """Fills in missing tile fields from the tile in `menu.tiles` of the same or the nearest output
-    size.
+    """Returns the tile with its missing fields filled in.
 
-    aligned: alignment of the operands' rows, bytes.
+    The fields come from the tile in `menu.tiles` with the same or the nearest output size.
+
+    aligned: alignment of the operands' rows in bytes.
     """
 
     def distance(other: Tile) -> tuple[int, bool]:
@@ -218,7 +226,7 @@ def constexprs(operands: Operands, config: Config) -> dict[str, Any]:
 
 
 def backend_options(config: Config) -> dict[str, Any]:
-    """Returns num_warps, num_stages and, if set, the register limit."""
+    """Returns num_warps, num_stages and the register limit, if there is one."""
     options = {"num_warps": config.tile.num_warps, "num_stages": config.tile.stages}
     if config.max_registers is not None:
         options["maxnreg"] = config.max_registers
@@ -226,8 +234,9 @@ def backend_options(config: Config) -> dict[str, Any]:
 
 
 def box_shapes(operands: Operands, config: Config) -> dict[str, list[int]]:
-    """Returns the TMA box shape of each operand in stored order, with a leading 1 for batched
-    GEMMs.
+    """Returns the TMA box shape of each operand in stored order.
+
+    Batched GEMMs have a leading 1.
     """
     tile = config.tile
     assert tile.block_k is not None
@@ -243,9 +252,11 @@ def box_shapes(operands: Operands, config: Config) -> dict[str, list[int]]:
 
 
 def streamed_tiles(tiles_in_all: int, programs: int) -> int:
-    """Returns how many tiles stream-k splits by steps: those of the partial last wave and of the
-    wave before it, so that each program gets one to two tiles of work; the other tiles form whole
-    waves ("two-tile stream-k", Osama et al. 2023).
+    """Returns how many tiles stream-k splits by steps of k.
+
+    They are the tiles of the partial last wave and of the wave before it, so that each program gets
+    one to two tiles of work. The other tiles form whole waves ("two-tile stream-k", Osama et al.
+    2023).
 
     >>> streamed_tiles(300, programs=132), streamed_tiles(264, programs=132)
     (168, 0)
@@ -286,13 +297,16 @@ def _check_tile(tile: Tile, gemm: Gemm, schedule: str) -> None:
 
 
 def _load_by_descriptors(operands: Operands, capability: tuple[int, int], path: str) -> bool:
-    """Returns whether TMA descriptors load the operands. Raises InputError if they cannot."""
+    """Returns whether TMA descriptors load the operands.
+
+    Raises InputError if the caller asked for descriptors and they cannot.
+    """
     possible = HAS_TENSOR_DESCRIPTOR and operands.a.descriptor and operands.b.descriptor
     if path == "descriptors":
         if not possible:
             expected = "triton 3.6 or newer, rows and first elements at multiples of 16 bytes"
             raise InputError(WHO, "operands = 'descriptors'", expected)
         return True
-    # fp32 without tf32 runs on scalar units, which read shared memory by rows: TMA's layout gains
-    # nothing there.
+    # fp32 without tf32 runs on scalar units, which read shared memory by rows, so TMA's layout
+    # gains nothing.
     return path == "auto" and capability >= (9, 0) and operands.gemm.dtype != "fp32" and possible

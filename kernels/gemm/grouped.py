@@ -1,18 +1,12 @@
-"""Multiplies the rows of each expert by its own weights, in one launch for all experts.
+"""Multiplies the rows of each expert by the expert's own weights, in one launch for all experts.
 
-Rows are sorted by expert; tokens_per_expert says how many each has. a[rows, k] and b[experts, k, n]
-give c[rows, n], forward and for the gradient of the rows. a[k, rows] and b[rows, n] give c[experts,
-k, n], the gradient of the weights, whose reduction is the expert's rows. Tiles are those of
-`kernels.py`, and each expert's rows begin a new tile.
-
-`grouped_data_parallel` has a program for each tile of all experts; `grouped_persistent` has one
-wave of programs, each of which computes tile after tile. The table of tiles is made once in `plan`:
-the routing is part of the workload, as in `quantbench.workload.GroupedGemm`. Results are written by
-pointers, because a TMA box would overwrite the next expert's first rows; the gradient of the
-weights also reads by pointers, because a box would add the next expert's rows.
+Rows are sorted by expert, and tokens_per_expert gives the number of rows of each. a[rows, k] and
+b[experts, k, n] give c[rows, n], which serves forward and the gradient of the rows. a[k, rows] and
+b[rows, n] give c[experts, k, n], the gradient of the weights, whose reduction runs over the rows of
+one expert.
 """
 
-# ruff: noqa: N803  (compile-time parameters are written in capitals, as in triton's own kernels)
+# ruff: noqa: N803  (compile-time parameters are written in capitals, as in Triton's own kernels)
 
 from __future__ import annotations
 
@@ -83,13 +77,17 @@ def _tile(
     GROUP_M: tl.constexpr,
     OF_WEIGHTS: tl.constexpr,
 ):
-    """Computes one tile of c.
+    """Computes one tile of c. Each expert's rows begin a new tile.
 
-    index: number of the tile among those of all experts.
-    ends: (experts + 1,) row at which each expert's rows end, after a leading 0.
-    tile_rows: (tiles_m, 2) expert and number within the expert of each row of tiles.
-    OF_WEIGHTS: whether c is the gradient of the weights; then tiles_m is the number of
-        rows of tiles of one expert, and k is not used.
+    Pointers write the result, because a TMA box would overwrite the next expert's first rows. For
+    the gradient of the weights, pointers also read the operands, because a box would add the next
+    expert's rows.
+
+    index: number of the tile, counted over all experts.
+    ends: (experts + 1,), 0 and then the row at which each expert's rows end.
+    tile_rows: (tiles_m, 2), for each row of tiles its expert, and its number within the expert.
+    OF_WEIGHTS: whether c is the gradient of the weights. If it is, tiles_m is the number of rows of
+        tiles of one expert, and k is not used.
     """
     tiles_n = tl.cdiv(n, BLOCK_N)
     if OF_WEIGHTS:
@@ -101,8 +99,9 @@ def _tile(
         tile_m = tl.load(tile_rows + 2 * tile_row + 1)
     start = tl.load(ends + expert)
     rows = tl.load(ends + expert + 1) - start
-    # A product of `height` rows and a reduction of `depth`. Tensors of all experts' rows begin at
-    # this expert's, so they have no stride from expert to expert.
+    # The tile belongs to a product of `height` rows with a reduction of `depth`. Pointers to the
+    # rows of all experts advance to this expert's first row, so these tensors need no stride from
+    # expert to expert.
     if OF_WEIGHTS:
         height = m
         depth = rows
@@ -115,10 +114,10 @@ def _tile(
         depth = k
         b_stride = batch_stride_b
         c_stride = 0
-    # At least one step, of zeros for an expert without rows: see `gemm_data_parallel`.
+    # An expert without rows gets one step, of zeros: see `gemm_data_parallel`.
     steps = tl.maximum(tl.cdiv(depth, BLOCK_K), 1)
     if LOAD_DESCRIPTORS:
-        # The rows of a box after the expert's last one are another expert's; what they yield is
+        # A box may read rows of the next expert after this expert's last row. Their results are
         # never stored.
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         row = start + tile_m * BLOCK_M
@@ -226,7 +225,7 @@ def grouped_data_parallel(
     GROUP_M: tl.constexpr,
     OF_WEIGHTS: tl.constexpr,
 ):
-    """Multiplies with one program per tile of all experts. Arguments: see `_tile`."""
+    """Multiplies with one program per tile of all experts. The arguments are those of `_tile`."""
     _tile(
         tl.program_id(0),
         a,
@@ -290,8 +289,9 @@ def grouped_persistent(
     GROUP_M: tl.constexpr,
     OF_WEIGHTS: tl.constexpr,
 ):
-    """Multiplies with P programs, one per block slot of the device; program p computes tiles p, p +
-    P, p + 2P, …
+    """Multiplies with P programs, one per block slot of the device.
+
+    Program p computes tiles p, p + P, p + 2P, … The arguments are those of `_tile`.
     """
     tiles = tiles_m * tl.cdiv(n, BLOCK_N)
     if OF_WEIGHTS:
@@ -341,8 +341,9 @@ def grouped_matmul(
     schedule: str = "data_parallel",
     tf32: bool = False,
 ) -> torch.Tensor:
-    """Computes each expert's product, accumulated in fp32. Arguments: see `plan`. Computes no
-    gradients.
+    """Computes each expert's product, accumulated in fp32. It has no gradients.
+
+    The arguments and the errors are those of `plan`.
 
     >>> rows, weights = torch.randn(5, 64), torch.randn(3, 64, 32)  # doctest: +SKIP
     >>> grouped_matmul(rows, weights, (4, 0, 1)).shape  # doctest: +SKIP
@@ -366,15 +367,18 @@ def plan(
 ) -> Plan:
     """Checks the operands, chooses and compiles the kernel, and allocates its buffers.
 
-    a, b: [rows, k] and [experts, k, n], or [k, rows] and [rows, n] for the gradient of the weights.
-    tokens_per_expert: rows of each expert, which add up to `rows`.
-    tile: fields left None come from the menu; without a tile, `menu.pick` selects one for the mean
-        rows of an expert.
-    schedule: data_parallel or persistent.
-    path: how the kernel loads the operands, as `operands` of `host.plan`.
-    programs: grid of persistent, by default the number of resident blocks.
+    The table of tiles is made here, because the routing is part of the workload.
 
-    Raises InputError for invalid operands and tiles, UnsupportedError for a GPU or a dtype that
+    a, b: [rows, k] and [experts, k, n], or [k, rows] and [rows, n] for the gradient of the weights.
+    tokens_per_expert: number of rows of each expert. The numbers add up to `rows`.
+    tile: fields that are None come from the menu. Without a tile, `menu.pick` selects one for the
+        mean number of rows of an expert.
+    schedule: data_parallel or persistent.
+    tf32: whether fp32 operands are multiplied in tf32.
+    path: how the kernel loads the operands, as `operands` in `host.plan`.
+    programs: number of programs of the persistent schedule; None for the number of resident blocks.
+
+    Raises InputError for invalid operands and tiles, and UnsupportedError for a GPU or a dtype that
     the kernels do not run on.
     """
     require_choice(WHO, "schedule", schedule, SCHEDULES)
@@ -403,7 +407,7 @@ def kernel_arguments(
     config: Config,
     tokens_per_expert: Sequence[int],
 ) -> tuple[dict[str, object], int]:
-    """Returns all arguments of a kernel, and the number of tiles of all experts."""
+    """Returns all arguments of the kernel, and the number of tiles of all experts."""
     gemm = operands.gemm
     tile = config.tile
     of_weights = b.dim() == 2
@@ -440,8 +444,10 @@ def kernel_arguments(
 def _checked(
     a: torch.Tensor, b: torch.Tensor, tokens_per_expert: Sequence[int], tf32: bool
 ) -> tuple[Operands, torch.Tensor]:
-    """Validates the operands; returns their storage, described as a batch of products with the mean
-    number of rows, and a new result.
+    """Validates the operands, and returns their storage and a new result tensor.
+
+    The storage is described as a batch of products with the mean number of rows. Raises InputError
+    for incompatible operands.
     """
     if a.dim() != 2 or b.dim() not in (2, 3):
         shapes = f"a of shape {tuple(a.shape)} and b of shape {tuple(b.shape)}"

@@ -1,4 +1,4 @@
-"""Runs GEMMs with a user-defined tile and schedule and reports the exact launch.
+"""Runs GEMMs with a chosen tile and schedule, and reports the exact launch.
 
     c = matmul(a, b, tile=Tile(128, 256), schedule="stream_k")
 
@@ -7,7 +7,7 @@
     work.run()                                 # the launch alone; may be captured into a CUDA graph
 
 Operands are stored by rows or by columns, with any leading dimension. Other storage (an inner
-stride of 2, overlapping rows) is refused: it would need a copy, which would be timed.
+stride of 2, overlapping rows) is refused, because it would need a copy, which would be timed.
 """
 
 from __future__ import annotations
@@ -48,20 +48,21 @@ KERNELS = {
     "stream_k": gemm_kernels.gemm_stream_k,
 }
 
-#: Device that the interpreter simulates: the menu needs an architecture, and few programs keep
-#: tests short.
+#: Device that the interpreter simulates. The menu needs an architecture, and a small number of SMs
+#: keeps tests short.
 INTERPRETED = launching.Gpu((8, 0), sm_count=4, l2_bytes=2**20)
-_ADD_BLOCK = (32, 128)  # rows and columns per program of the kernel that adds up split-k parts
+_ADD_BLOCK = (32, 128)  # rows and columns per program of the kernel that adds the split-k parts
 
 
 @dataclass(frozen=True)
 class GemmPlan(Plan):
     """One GEMM, ready to run any number of times.
 
-    config: configuration of the kernel.
-    steps: the first one multiplies; split-k adds up its parts in a second one.
+    A plan must not run on two streams at the same time, because all runs share one buffer for
+    partial sums.
 
-    A plan must not run on two streams at the same time, because its partial sums have one buffer.
+    config: configuration of the kernel.
+    steps: the first step multiplies. With split-k, a second step adds up the parts.
     """
 
     operands: Operands
@@ -79,12 +80,13 @@ def matmul(
     autotune: bool = False,
     operands: str = "auto",
 ) -> torch.Tensor:
-    """Computes c = a·b for a[m, k], b[k, n], or [batch, m, k] and [batch, k, n], accumulated in
-    fp32.
+    """Computes c = a·b for a[m, k], b[k, n], or [batch, m, k] and [batch, k, n].
 
-    Takes fp16, bf16, fp32 (multiplied in fp32, or in tf32 on request) and fp8 (e4m3, result in
-    bf16), each operand row- or column-major. Takes the arguments of `plan` but `programs`. Computes
-    no gradients.
+    Products are accumulated in fp32. The operands are fp16, bf16, fp32 (multiplied in fp32, or in
+    tf32 on request) or fp8 (e4m3, with a result in bf16), each row- or column-major. No gradients
+    are computed.
+
+    The arguments and the errors are those of `plan`.
     """
     work = plan(
         a, b, tile=tile, schedule=schedule, out=out, tf32=tf32, autotune=autotune, operands=operands
@@ -107,16 +109,19 @@ def plan(
 ) -> GemmPlan:
     """Checks the operands, chooses and compiles the kernel, and allocates its buffers.
 
-    tile: fields left None come from the menu. Without a tile, `menu.pick` selects the one estimated
-        to be fastest; autotune=True times every tile of the menu instead, once per kind of GEMM and
-        process.
+    tile: fields that are None come from the menu. Without a tile, `menu.pick` selects the one that
+        is estimated to be fastest.
     schedule: data_parallel, split_k (tile.split_k parts), stream_k or persistent.
-    operands: how the kernel loads them: by `pointers`, by `descriptors` (TMA), or `auto`.
-    programs: grid of stream_k and persistent, by default the number of resident blocks; for
-        stream_k at most that, since its programs wait for each other.
+    out: tensor for the result; None allocates it.
+    tf32: whether fp32 operands are multiplied in tf32.
+    autotune: whether, without a tile, every tile of the menu is timed, once per kind of GEMM and
+        process.
+    operands: how the kernel loads them: `pointers`, `descriptors` (TMA) or `auto`.
+    programs: grid of stream_k and persistent; None for the number of resident blocks. stream_k
+        takes at most that number, because its programs wait for each other.
 
-    Raises InputError for invalid operands, dtypes and tiles, UnsupportedError for a GPU, or a dtype
-    that it lacks.
+    Raises InputError for invalid operands, dtypes and tiles, and UnsupportedError for a GPU that is
+    not supported or lacks the dtype.
     """
     checked, out = check(a, b, out, tf32)
     if programs is not None:
@@ -150,7 +155,7 @@ def _build(
     sm_count: int,
     programs: int | None,
 ) -> GemmPlan:
-    """Compiles the kernel of `config` and allocates what it needs beside a, b and out."""
+    """Compiles the kernel of `config`, and allocates the buffers it needs beside a, b and out."""
     gemm = operands.gemm
     tile = config.tile
     split = tile.split_k > 1
@@ -188,10 +193,10 @@ def _build(
 def kernel_arguments(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Operands, config: Config
 ) -> dict[str, Any]:
-    """Returns all arguments of the multiplying kernel; those specific to stream-k describe an empty
-    grid.
+    """Returns all arguments of the kernel that multiplies.
 
-    a, b and c are passed as tensors (pointers) or as descriptors, created here once.
+    a, b and c are passed as tensors (pointers) or as descriptors, which are created here once. The
+    arguments of stream-k describe an empty grid.
     """
     given: dict[str, Any] = {"a": a, "b": b, "c": c}
     boxes = box_shapes(operands, config)
@@ -208,8 +213,11 @@ def kernel_arguments(
 def _stream_k_arguments(
     out: torch.Tensor, tile: Tile, programs: int, streamed: int
 ) -> dict[str, Any]:
-    """Allocates a partial tile and a flag for each program. Flags are 0, and every run resets them
-    to 0.
+    """Allocates a partial tile and a flag for each program.
+
+    Flags start at 0, and every run resets them to 0.
+
+    streamed: number of tiles that stream-k splits by steps.
     """
     return {
         "partials": out.new_empty(programs * tile.elements, dtype=torch.float32),
@@ -219,7 +227,7 @@ def _stream_k_arguments(
 
 
 def sizes(operands: Operands) -> dict[str, int]:
-    """Returns the run-time sizes and strides of a kernel, elements."""
+    """Returns the run-time sizes and strides of a kernel in elements."""
     gemm = operands.gemm
     return {
         "batches": gemm.batch,
@@ -236,7 +244,7 @@ def sizes(operands: Operands) -> dict[str, int]:
 
 
 def descriptor(x: torch.Tensor, matrix: Matrix, box: list[int]) -> Any:
-    """Returns the TMA descriptor of a matrix, or of a batch of them for a box with 3 dimensions."""
+    """Returns the TMA descriptor of a matrix, or of a batch of matrices if the box has 3 sides."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     stored = x.mT if matrix.transposed else x
@@ -247,7 +255,7 @@ def descriptor(x: torch.Tensor, matrix: Matrix, box: list[int]) -> Any:
 def _add_parts(
     parts: torch.Tensor, out: torch.Tensor, operands: Operands, split_k: int
 ) -> launching.Step:
-    """Prepares the kernel that adds up the parts of split-k."""
+    """Returns the step that adds up the parts of split-k."""
     gemm = operands.gemm
     rows, cols = _ADD_BLOCK
     arguments = accepted(gemm_kernels.gemm_add_parts, sizes(operands)) | {
@@ -264,26 +272,27 @@ def _add_parts(
 
 
 def accepted(kernel: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Returns those of the values that are parameters of the kernel."""
+    """Returns the values that are parameters of the kernel."""
     return {name: value for name, value in values.items() if name in kernel.arg_names}
 
 
 def check(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool
 ) -> tuple[Operands, torch.Tensor]:
-    """Validates a·b; returns its operands and the result tensor (`out`, or a new one).
+    """Validates a·b, and returns its operands and the result tensor (`out`, or a new one).
 
-    a: [m, k] or [batch, m, k], b: [k, n] or [batch, k, n], same dtype and device.
+    a, b: [m, k] and [k, n], or [batch, m, k] and [batch, k, n], of the same dtype and device.
+    tf32: whether fp32 operands are multiplied in tf32.
 
-    Raises InputError for incompatible tensors or dtypes, UnsupportedError for a device, or a dtype
-    that it lacks.
+    Raises InputError for incompatible tensors or dtypes, and UnsupportedError for a device that is
+    not supported or lacks the dtype.
     """
     gemm = _gemm(a, b, tf32)
     launching.require_like(WHO, "b", b, b.shape, a.dtype, a.device)
     stored_a = stored("a", a)
     stored_b = stored("b", b)
     layout = "nt"[stored_a.transposed] + "nt"[stored_b.transposed]
-    if layout != "tt":  # `Gemm` has no such layout; the kernels take it
+    if layout != "tt":  # `Gemm` has no such layout, but the kernels take it
         gemm = replace(gemm, layout=layout)
     shape = (*a.shape[:-1], gemm.n)
     dtype = TORCH_DTYPES[gemm.output_dtype]
@@ -324,13 +333,14 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
 
 
 def stored(name: str, x: torch.Tensor) -> Matrix:
-    """Returns the storage of an operand. Raises InputError if neither rows nor columns are
-    contiguous.
+    """Returns the storage of an operand.
+
+    Raises InputError if neither its rows nor its columns are contiguous.
     """
     rows, cols = x.shape[-2:]
     row_stride, col_stride = x.stride()[-2:]
     # The stride of a dimension of size 1 is arbitrary. A leading dimension of 1 is avoided, because
-    # triton makes a constant of an argument that is 1.
+    # Triton compiles an argument of 1 as a constant.
     if col_stride == 1 and (rows == 1 or row_stride >= max(cols, 2)):
         return _matrix(x, False, cols, row_stride if rows > 1 else padded(cols))
     if row_stride == 1 and (cols == 1 or col_stride >= rows):
@@ -345,8 +355,9 @@ def stored(name: str, x: torch.Tensor) -> Matrix:
 
 
 def stored_in_rows(x: torch.Tensor) -> Matrix:
-    """Returns the storage of a result. Raises InputError unless it is row-major without
-    overlaps.
+    """Returns the storage of a result.
+
+    Raises InputError unless it is row-major without overlaps.
     """
     rows, cols = x.shape[-2:]
     row_stride, col_stride = x.stride()[-2:]
@@ -366,7 +377,10 @@ def stored_in_rows(x: torch.Tensor) -> Matrix:
 
 
 def _matrix(x: torch.Tensor, transposed: bool, length: int, leading: int) -> Matrix:
-    """Builds the `Matrix` of a tensor. length: elements per stored row."""
+    """Returns the storage of a tensor.
+
+    length: number of elements per stored row.
+    """
     batched = x.dim() == 3 and x.shape[0] > 1
     batch_stride = x.stride(0) if batched else 0
     aligned = x.data_ptr() % launching.TMA_ALIGN_BYTES == 0

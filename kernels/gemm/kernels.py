@@ -1,29 +1,17 @@
-"""Defines the GEMM kernels: one way to compute a tile, three ways to assign tiles to SMs.
+"""Defines the GEMM kernels: one way to compute a tile, and three ways to assign tiles to SMs.
 
-c[m, n] = sum over k of a[m, k] · b[k, n], for `batch` independent products, summed in fp32. c is
-cut into tiles of BLOCK_M × BLOCK_N; a *program* (one thread block) computes a tile in steps of
-BLOCK_K along the reduction. A tile that hangs over m or n takes as long as a full one: *tile
-quantization*. The kernels differ in how tiles are assigned to programs, which determines the
-cliffs:
+c[m, n] = sum over k of a[m, k] · b[k, n], for `batch` independent products, summed in fp32. A
+program (one thread block) computes a tile of BLOCK_M × BLOCK_N in steps of BLOCK_K along the
+reduction, and a tile that extends past m or n takes as long as a full one (tile quantization). How
+tiles are assigned to programs determines the cliffs.
 
-- `gemm_data_parallel`: one program per tile. The device holds sm_count × blocks_per_sm programs at
-  a time, a *wave*; the last wave takes as long as a full one however few tiles it has: *wave
-  quantization*. With SPLIT_K > 1 the reduction of each tile is shared by SPLIT_K programs; more,
-  shorter programs fill a device that m × n alone cannot.
-- `gemm_persistent`: exactly one wave of programs, each of which computes tile after tile. The cliff
-  stays, the cost of starting programs goes, and on Hopper the loads of the next tile run while the
-  last one is written.
-- `gemm_stream_k`: one wave of programs that share the reduction *steps* of the tiles of the ragged
-  end evenly (Osama et al., "Stream-K", PPoPP 2023). This flattens the cliff and pays with partial
-  tiles that one program writes and another adds up.
-
-`lda`, `ldb`, `ldc` are leading dimensions in elements as in BLAS, row-major. A_TRANSPOSED means
-that a is stored k × m, B_TRANSPOSED that b is stored n × k. Operands arrive by pointers on any GPU,
-or by tensor descriptors on Hopper and newer, where the TMA unit copies whole boxes into shared
-memory in the layout that wgmma reads.
+`lda`, `ldb` and `ldc` are leading dimensions in elements as in BLAS, row-major. A_TRANSPOSED means
+that a is stored k × m, and B_TRANSPOSED that b is stored n × k. Operands are loaded by pointers on
+any GPU, or by tensor descriptors on Hopper and newer, where the TMA unit copies whole boxes into
+shared memory in the layout that wgmma reads.
 """
 
-# ruff: noqa: N803, N806  (compile-time values are written in capitals, as in triton's own kernels)
+# ruff: noqa: N803, N806  (compile-time values are written in capitals, as in Triton's own kernels)
 
 import triton
 import triton.language as tl
@@ -31,20 +19,20 @@ import triton.language as tl
 
 @triton.jit
 def known_multiple(x, ALIGN: tl.constexpr):
-    """Returns x, a known multiple of ALIGN, in a form from which the compiler infers that.
+    """Returns x, a known multiple of ALIGN, in a form from which the compiler infers this.
 
-    By itself triton detects only multiples of 16 elements. A row length of 8 fp16 elements more or
-    less still allows 16-byte loads, and without this it would get loads of 2 bytes.
+    By itself, Triton detects only multiples of 16 elements. A row length that is a multiple of only
+    8 fp16 elements also allows 16-byte loads, but without this hint it would get 2-byte loads.
     """
     return x // ALIGN * ALIGN
 
 
 @triton.jit
 def tile_position(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Returns row and column of the index-th tile, in an order that reuses the L2 cache.
+    """Returns the row and column of the index-th tile, in an order that reuses the L2 cache.
 
-    Tiles are taken GROUP_M rows at a time, column by column. The programs that run together then
-    form a block of GROUP_M × (programs / GROUP_M) tiles, and read far fewer different rows of a and
+    Tiles are taken GROUP_M rows at a time, column by column. Programs that run together then form a
+    block of GROUP_M × (programs / GROUP_M) tiles. They read far fewer different rows of a and
     columns of b than one long row of tiles would.
     """
     tiles_in_group = GROUP_M * tiles_n
@@ -82,13 +70,14 @@ def accumulate(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Returns the sum of a·b over the reduction steps [first_step, last_step) for one tile: BLOCK_M
-    × BLOCK_N, fp32.
+    """Returns the sum of a·b for one tile, BLOCK_M × BLOCK_N in fp32.
+
+    The sum runs over the reduction steps [first_step, last_step).
     """
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     if DESCRIPTORS:
-        # The TMA unit fills what lies outside the matrix with zeros: no masks and no address
-        # arithmetic here.
+        # The TMA unit fills elements outside the matrix with zeros, so this path needs no masks and
+        # no address arithmetic.
         row = tile_m * BLOCK_M
         col = tile_n * BLOCK_N
         for step in range(first_step, last_step):
@@ -115,8 +104,8 @@ def accumulate(
             )
             acc = tl.dot(a_block, b_block, acc, input_precision=PRECISION)
     else:
-        # A scalar pointer walks along the reduction; what a thread adds to it stays the same and
-        # fits 32 bits.
+        # A scalar pointer advances along the reduction. The offsets that a thread adds to it stay
+        # the same and fit 32 bits.
         lda = known_multiple(lda, ALIGN_A)
         ldb = known_multiple(ldb, ALIGN_B)
         row = tile_m * BLOCK_M
@@ -127,9 +116,8 @@ def accumulate(
         k_b = k
         a += batch.to(tl.int64) * batch_stride_a
         b += batch.to(tl.int64) * batch_stride_b
-        # Rows of a and columns of b past the edge are replaced by others of the same matrix; what
-        # they yield is never stored. Only the reduction needs a mask, since everything in it
-        # counts.
+        # Rows of a and columns of b past the edge are replaced by others of the same matrix, whose
+        # results are never stored. Only the reduction needs a mask, because all its elements count.
         if A_TRANSPOSED:
             rows = (row + tl.arange(0, BLOCK_M)) % known_multiple(m, ALIGN_A) - row
             a += row + lda.to(tl.int64) * first
@@ -176,8 +164,9 @@ def load_box(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """Returns ROWS × COLS elements of a matrix from (row, col) on, which may be stored
-    transposed.
+    """Returns ROWS × COLS elements of a matrix from (row, col) on.
+
+    TRANSPOSED: whether the matrix is stored transposed.
     """
     if TRANSPOSED and BATCHED:
         box = descriptor.load([batch, col, row]).reshape(COLS, ROWS).T
@@ -206,10 +195,11 @@ def store_tile(
     BATCHED: tl.constexpr,
     SUBTILES: tl.constexpr,
 ):
-    """Writes one tile of c: acc, BLOCK_M × BLOCK_N.
+    """Writes one tile of c.
 
-    SUBTILES = 2 writes it in two halves of BLOCK_N / 2 columns, through half the shared memory; the
-    rest holds another stage of the main loop.
+    acc: values of the tile, BLOCK_M × BLOCK_N.
+    SUBTILES: 2 writes the tile in two halves of BLOCK_N / 2 columns, which pass through half the
+        shared memory. The other half holds another stage of the main loop.
     """
     if SUBTILES == 2:
         left, right = halves(acc)
@@ -273,7 +263,7 @@ def store_block(
     DESCRIPTORS: tl.constexpr,
     BATCHED: tl.constexpr,
 ):
-    """Writes a block of values from (row, col) on, as far as they lie inside m × n."""
+    """Writes the values that lie inside m × n, from (row, col) on."""
     if DESCRIPTORS:
         values = values.to(c.dtype)
         if BATCHED:
@@ -292,7 +282,7 @@ def store_block(
 
 @triton.jit
 def halves(x):
-    """Returns the left and the right half of the columns of x; no data move between threads."""
+    """Returns the left and right halves of the columns of x. No data move between threads."""
     return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
 
 
@@ -328,19 +318,24 @@ def gemm_data_parallel(
     GROUP_M: tl.constexpr,
     SUBTILES: tl.constexpr,
 ):
-    """Multiplies with one program per tile and part of the reduction. Grid: (tiles · batches,
-    SPLIT_K ≤ steps).
+    """Multiplies with one program per tile and part of the reduction.
 
-    With SPLIT_K > 1, c is fp32 of SPLIT_K · batches × m × n, the parts one after the other;
-    `gemm_add_parts` adds them.
+    Grid: (tiles · batches, SPLIT_K ≤ steps). The device holds sm_count × blocks_per_sm programs at
+        a
+    time, which is a wave. The last wave takes as long as a full one, however few tiles it has (wave
+    quantization).
+
+    With SPLIT_K > 1, SPLIT_K programs share the reduction of each tile. The additional, shorter
+    programs fill a device that m × n alone cannot fill. c is then fp32 of SPLIT_K · batches × m ×
+    n, with one part after the other, and `gemm_add_parts` adds the parts.
     """
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
     tiles = tiles_m * tiles_n
     batch = tl.program_id(0) // tiles
     tile_m, tile_n = tile_position(tl.program_id(0) % tiles, tiles_m, tiles_n, GROUP_M)
-    # Every program has a step. Unless the compiler can see that, ptxas serialises Hopper's matrix
-    # instructions (C7515).
+    # Every program has at least one step. If the compiler cannot see that, ptxas serialises
+    # Hopper's matrix instructions (C7515).
     steps = tl.maximum(tl.cdiv(k, BLOCK_K), 1)
     if SPLIT_K == 1:
         first_step = 0
@@ -409,10 +404,10 @@ def gemm_add_parts(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Computes c, the sum of the SPLIT_K fp32 parts, always in the same order, so that it is the
-    same each run.
+    """Computes c as the sum of the SPLIT_K fp32 parts.
 
-    One program per BLOCK_M × BLOCK_N elements: grid (blocks · batches).
+    The order of the sum is fixed, so the result is the same in each run. Grid: blocks of BLOCK_M ×
+    BLOCK_N elements, times batches.
     """
     blocks_n = tl.cdiv(n, BLOCK_N)
     blocks = tl.cdiv(m, BLOCK_M) * blocks_n
@@ -465,13 +460,14 @@ def gemm_persistent(
     FLATTEN: tl.constexpr,
     WARP_SPECIALIZE: tl.constexpr,
 ):
-    """Multiplies with P programs, one per block slot of the device; program p computes tiles p, p +
-    P, p + 2P, …
+    """Multiplies with P programs, one per block slot of the device.
 
-    FLATTEN joins the loop over tiles and the loop over steps into one, so that its software
-    pipeline does not drain between tiles: the first loads of a tile are under way while the tile
-    before is still being written. WARP_SPECIALIZE (Blackwell) gives loading, multiplying and
-    writing to warps of their own.
+    Program p computes tiles p, p + P, p + 2P, … Waves are quantized as with one program per tile,
+    but programs start only once. On Hopper, the loads of the next tile run while a tile is written.
+
+    FLATTEN: whether the loops over tiles and over steps are one loop, whose software pipeline does
+        not drain between tiles: the first loads of a tile run while the previous tile is written.
+    WARP_SPECIALIZE: whether loading, multiplying and writing have their own warps (Blackwell).
     """
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
@@ -479,8 +475,7 @@ def gemm_persistent(
     steps = tl.cdiv(k, BLOCK_K)
     programs = tl.num_programs(0)
     if FLATTEN:
-        # The index of the tile to be written is counted apart from the one being loaded, which runs
-        # ahead.
+        # The loads run ahead, so the index of the tile to write is counted separately.
         written = tl.program_id(0) - programs
         for index in tl.range(
             tl.program_id(0),
@@ -615,22 +610,25 @@ def gemm_stream_k(
     GROUP_M: tl.constexpr,
     SUBTILES: tl.constexpr,
 ):
-    """Multiplies with P programs, one per block slot of the device: the last tiles shared by steps,
-    then whole tiles.
+    """Multiplies with P programs, one per block slot of the device.
 
-    The first `streamed_tiles` tiles have streamed_tiles · steps steps, of which program p takes the
-    p-th P-th. A tile belongs to the program that computes its first step (its *owner*). A program
-    that begins inside a tile writes what it has to its slot of `partials` (P × BLOCK_M × BLOCK_N,
-    fp32) and sets its flag in `ready`; it does so first of all, and the owner reaches that tile
-    last of all, so that waiting is rare. The owner adds the slots of the programs after it in their
-    order: results do not change from run to run.
+    Programs share the steps of the last tiles evenly, and then compute whole tiles (Osama et al.,
+    "Stream-K", PPoPP 2023). This removes the cliff of a partial wave, at the cost of partial tiles
+    that one program writes and another adds up.
+
+    The first `streamed_tiles` tiles have streamed_tiles · steps steps, of which program p computes
+    the p-th of P shares. The owner of a tile is the program that computes its first step. A program
+    that begins inside a tile writes its partial sum to its slot of `partials` (P × BLOCK_M ×
+    BLOCK_N, fp32) and sets its flag in `ready`. It does this first, and the owner reaches the tile
+    last, so waiting is rare. The owner adds the slots of the following programs in their order, so
+    results do not change from run to run.
 
     The remaining tiles are computed whole, an equal number by every program, as in
     `gemm_persistent`.
 
-    Waiting needs those waited for to run. All programs of a grid are resident at a time (the caller
-    sees to it), and an owner waits only for programs that were started before it: p counts down
-    from the end of the grid.
+    A program may wait only for programs that run. The caller ensures that all programs of a grid
+    are resident at a time. In addition, an owner waits only for programs that started before it,
+    because p counts down from the end of the grid.
     """
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
@@ -688,7 +686,8 @@ def gemm_stream_k(
                     pass  # taking the flag also clears it for the next launch
                 covered = _share_begin(last + 1, streamed_steps, programs) - index * steps
             tl.debug_barrier()  # no thread reads a slot before the one that saw its flag
-            # Half a tile at a time, straight into c: two whole tiles do not fit into registers.
+            # Half a tile at a time goes straight into c, because two whole tiles do not fit into
+            # registers.
             left, right = halves(acc)
             for other in range(p + 1, last + 1):
                 left += tl.load(_slot(partials, other, 0, BLOCK_M, BLOCK_N), cache_modifier=".cg")
@@ -773,8 +772,9 @@ def gemm_stream_k(
 
 @triton.jit
 def _share_begin(p, steps, programs):
-    """First step of program p's share: shares differ by at most one step, the longer ones come
-    first.
+    """Returns the first step of program p's share.
+
+    Shares differ by at most one step, and the longer ones come first.
     """
     return p * (steps // programs) + min(p, steps % programs)
 
@@ -790,8 +790,9 @@ def _slot(partials, p, half, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _store_partial(partials, p, acc):
-    """Writes a partial tile to program p's slot, past the L1 cache, which the reader does not
-    share.
+    """Writes a partial tile to program p's slot.
+
+    The store bypasses the L1 cache, which the reader does not share.
     """
     left, right = halves(acc)
     tl.store(_slot(partials, p, 0, acc.shape[0], acc.shape[1]), left, cache_modifier=".cg")

@@ -1,9 +1,9 @@
-"""Lists the GEMM tiles for each GPU architecture and selects one.
+"""Lists the GEMM tiles for each GPU architecture, and selects one by an estimate of its clocks.
 
-Each tile of a menu compiles for its architecture with every schedule and layout without spills and
-within the shared memory of one block (the tests compile all of them). The sets follow triton's
-matmul tutorials: on Ampere 128×256×32 and 128×128×32, on Hopper and Blackwell 128×256×64 with 8
-warps, and smaller tiles for GEMMs that would not fill the device.
+Each tile of a menu compiles for its architecture with every schedule and layout, without spills and
+within the shared memory of one block; the tests compile all of them. The sets follow Triton's
+matmul tutorials: 128×256×32 and 128×128×32 on Ampere, 128×256×64 with 8 warps on Hopper and
+Blackwell, and smaller tiles for GEMMs that would not fill the device.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from quantbench.workload.ops import Gemm
 
 SCHEDULES = ("data_parallel", "split_k", "stream_k", "persistent")
 
-#: Numbers of parts that are tried for split-k.
+#: numbers of parts that are tried for split-k
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-#: Fixed cost of a tile, clocks: latency from the first load to the first result, and writing begins
-#: only after the last one. A global load takes 500 to 600 clocks on A100 and H100 (microbenchmarks:
-#: Luo et al. 2024), and filling the pipeline takes about two in a row.
+#: Fixed cost of a tile in clocks: the latency from the first load to the first result, and of the
+#: write, which begins only after the last result. A global load takes 500 to 600 clocks on A100 and
+#: H100 (microbenchmarks: Luo et al. 2024), and filling the pipeline takes about two in a row.
 _LATENCY_CLOCKS = 1200.0
-_REGISTERS_BESIDE_SUMS = 40  # as compiled: addresses and fragments, beside the fp32 sums
+_REGISTERS_BESIDE_SUMS = 40  # addresses and fragments beside the fp32 sums, as compiled
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Properties of an architecture on which the choice of a tile depends, per SM and clock.
+    """Properties of an architecture that the choice of a tile depends on, per SM and clock.
 
     tiles: menu for 16-bit operands whose rows begin at multiples of at least 16 bytes.
     flops_per_clock: rate of the 16-bit tensor cores.
-    l2_bytes_per_clock: L2 bandwidth per SM when all SMs read.
+    l2_bytes_per_clock: L2 bandwidth per SM if all SMs read.
 
-    Sources of the rates: the whitepapers of V100 2017, Turing 2018, A100 2020 (L2: 2048 bytes a
+    The rates come from the whitepapers of V100 2017, Turing 2018, A100 2020 (L2: 2048 bytes per
     clock on V100, 5120 on A100), GA102 2020 and H100 2022. No L2 bandwidth is published for Hopper
-    and later, where the A100's is assumed, divided by their SM count.
+    and later, so A100's bandwidth is assumed and divided by their SM count.
     """
 
     tiles: tuple[Tile, ...]
@@ -47,14 +47,14 @@ class Architecture:
 
 
 def _tiles(*sizes: tuple[int, int, int, int, int]) -> tuple[Tile, ...]:
-    """Tiles from (block_m, block_n, block_k, stages, num_warps)."""
+    """Returns tiles from (block_m, block_n, block_k, stages, num_warps)."""
     return tuple(Tile(m, n, k, stages=stages, num_warps=warps) for m, n, k, stages, warps in sizes)
 
 
-# For rows that do not begin at multiples of 16 bytes: narrow loads go through registers instead of
-# straight to shared memory, so less fits, in any dtype.
+# Tiles for rows that do not begin at multiples of 16 bytes. Narrow loads go through registers
+# instead of straight to shared memory, so less fits, in any dtype.
 _UNALIGNED = _tiles((128, 64, 32, 2, 8), (64, 64, 32, 2, 4))
-# For fp32, which does not use tensor cores.
+# Tiles for fp32, which does not use tensor cores.
 _SCALAR = _tiles((128, 128, 16, 3, 8), (128, 64, 16, 3, 4))
 
 _VOLTA = _tiles((128, 128, 32, 2, 8), (128, 64, 32, 2, 4), (64, 128, 32, 2, 4))
@@ -65,7 +65,7 @@ _HOPPER = _tiles(
     (128, 256, 64, 4, 8), (256, 128, 64, 4, 8), (128, 128, 64, 4, 8), (128, 128, 64, 3, 4),
     (64, 256, 64, 3, 4), (128, 64, 64, 4, 4), (64, 128, 64, 4, 4), (64, 64, 64, 4, 4),
 )  # fmt: skip
-# tcgen05 multiplies 128 rows at a time; 64 use half of it.
+# tcgen05 multiplies 128 rows at a time, so tiles of 64 rows use half of it.
 _BLACKWELL = tuple(tile for tile in _HOPPER if (tile.block_m, tile.block_n) != (64, 256))
 
 ARCHITECTURES: dict[int, Architecture] = {
@@ -81,7 +81,9 @@ ARCHITECTURES: dict[int, Architecture] = {
 
 
 def architecture(capability: tuple[int, int]) -> int:
-    """Returns the newest architecture of the GEMM menu that is not newer than a compute capability.
+    """Returns the newest architecture of the GEMM menu that a compute capability supports.
+
+    It is not newer than the capability. Older capabilities get the oldest architecture.
 
     >>> architecture((10, 3))
     100
@@ -104,14 +106,14 @@ def tiles(
         return _UNALIGNED
     fitting = ARCHITECTURES[arch].tiles
     if schedule == "stream_k" and arch < 90:
-        # With fragments in registers, 256 rows leave none for adding up partial tiles.
+        # If registers hold the fragments, 256 rows leave none for adding up partial tiles.
         fitting = tuple(tile for tile in fitting if tile.block_m <= 128)
     if dtype == "tf32" and arch >= 100:
-        # Blackwell transposes tf32 by way of copies in shared memory, and large tiles leave no room
-        # for them.
+        # Blackwell transposes tf32 with copies in shared memory, for which large tiles leave no
+        # room.
         fitting = tuple(tile for tile in fitting if tile.elements <= 128 * 128)
-    # A step covers as many bytes of the reduction as for 16-bit operands. tf32 has a stage less,
-    # since its result is twice as wide and takes its place in shared memory.
+    # A step covers as many bytes of the reduction as with 16-bit operands. tf32 has one stage less,
+    # because its result is twice as wide and takes the place of a stage in shared memory.
     element_bytes = DTYPES[dtype].element_bytes
     scaled = []
     for tile in fitting:
@@ -127,9 +129,9 @@ def tiles(
 def pick(
     gemm: Gemm, schedule: str, capability: tuple[int, int], sm_count: int, align_bytes: int = 16
 ) -> Tile:
-    """Selects the tile of the menu with the lowest `estimated_clocks`; deterministic.
+    """Returns the tile of the menu with the lowest `estimated_clocks`, and for split_k its parts.
 
-    For split_k, also selects the number of parts.
+    align_bytes: alignment of the operands' rows in bytes.
 
     >>> str(pick(Gemm(8192, 8192, 8192), "data_parallel", (9, 0), sm_count=132))
     '128x256x64'
@@ -148,9 +150,9 @@ def pick(
 def estimated_clocks(
     gemm: Gemm, tile: Tile, schedule: str, capability: tuple[int, int], sm_count: int
 ) -> float:
-    """Estimates the clocks of a GEMM, accurate enough only to rank the tiles of one menu.
+    """Estimates the clocks of a GEMM. The estimate only serves to rank the tiles of one menu.
 
-    Uses a roofline for one SM (tensor cores against the L2 cache), times the waves that the
+    It is a roofline for one SM (tensor cores against the L2 cache), times the waves that the
     schedule needs.
     """
     machine = ARCHITECTURES[architecture(capability)]
@@ -164,11 +166,12 @@ def estimated_clocks(
     multiply = 2.0 * tile.elements * padded_k / rate
     load = (tile.block_m + tile.block_n) * padded_k * element_bytes / machine.l2_bytes_per_clock
     write_bytes = 4 if tile.split_k > 1 else output_bytes
-    # The two overlap only in part: the result lies between their maximum and their sum.
+    # Multiplying and loading overlap only in part, so the result lies between their maximum and
+    # their sum.
     busy = hypot(multiply, load) + tile.elements * write_bytes / machine.l2_bytes_per_clock
     per_sm = estimated_blocks_per_sm(tile, gemm.dtype, capability)
     num_tiles = gemm.batch * cdiv(gemm.m, tile.block_m) * cdiv(gemm.n, tile.block_n) * tile.split_k
-    # Blocks that share an SM share its throughput and hide each other's latency; the last wave
+    # Blocks that share an SM share its throughput and hide each other's latency. The last wave
     # spreads over all SMs.
     waves, rest = divmod(num_tiles, sm_count * per_sm)
     clocks = waves * (per_sm * busy + _LATENCY_CLOCKS)
@@ -183,8 +186,9 @@ def estimated_clocks(
 
 
 def estimated_blocks_per_sm(tile: Tile, dtype: str, capability: tuple[int, int]) -> int:
-    """Estimates the resident blocks per SM of a menu tile, from its sums and pipeline; at least
-    1.
+    """Estimates the resident blocks per SM of a menu tile, from its sums and pipeline.
+
+    The result is at least 1.
     """
     threads = 32 * (tile.num_warps or 4)
     stage_bytes = (tile.block_m + tile.block_n) * (tile.block_k or 1) * DTYPES[dtype].element_bytes
@@ -194,5 +198,5 @@ def estimated_blocks_per_sm(tile: Tile, dtype: str, capability: tuple[int, int])
         registers=min(255, tile.elements // threads + _REGISTERS_BESIDE_SUMS),
         shared_memory_bytes=(tile.stages or 2) * stage_bytes,
     )
-    # 0: the estimate does not fit; None: unknown device.
+    # The result is 0 if the estimate does not fit, and None for an unknown device.
     return resident or 1

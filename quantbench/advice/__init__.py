@@ -1,6 +1,4 @@
-"""Predicts the cost of a transformer shape on a GPU, the time lost past tile edges, and better
-shapes near it.
-"""
+"""Predicts the cost of a transformer shape on a GPU, time lost past edges, and better shapes."""
 
 from quantbench.advice.advise import Advice, Advised, Unmeasured, advise
 from quantbench.advice.cost import EdgeWaste, OpCost, ShapeCost

@@ -1,5 +1,6 @@
-"""Gives advice on a shape: its cost on a GPU, the time lost past edges, and better shapes near it
-with the reasons.
+"""Gives advice on a shape: its cost on a GPU, the time lost past edges, and better shapes near it.
+
+Each better shape comes with the reasons for its gain.
 """
 
 from collections import defaultdict
@@ -16,25 +17,30 @@ from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
 
-# Least saving, as a share of the shape's time, that is given as a reason, and the most reasons for
-# one shape.
+# Smallest saving, as a share of the shape's time, that is given as a reason, and the largest number
+# of reasons for one shape.
 _WORTH_SAYING = 0.004
 _REASONS = 3
-# Sizes that are multiples of this fill the tiles of every kernel in common use.
+# A size that is a multiple of this fills the tiles of every kernel in common use.
 _ROUND = 128
-# Rates with a smaller relative difference count as equal.
+# Rates that differ by less than this share count as equal.
 _SAME_RATE = 0.01
-# Kinds of edges that an op is either past or not, unlike partly filled tiles and waves.
+# Kinds of edges that an op either has crossed or not, unlike partly filled tiles and waves.
 _HARD = {"alignment", "fused softmax"}
-# Least rise of the tile and wave efficiency that is given as a reason.
+# Smallest increase of the tile and wave efficiency that is given as a reason.
 _FULLER = 0.02
-#: default number of neighbours to return
+#: default number of neighbours that are returned
 TOP = 8
 
 
 @dataclass(frozen=True)
 class Advised:
-    """A shape compared with the one asked about, with the changed sizes in words and its cost."""
+    """A shape compared with the given shape.
+
+    found: the shape and its gain.
+    changes: changed sizes in words.
+    cost: predicted cost of the shape.
+    """
 
     found: Neighbour
     changes: str
@@ -43,7 +49,11 @@ class Advised:
 
 @dataclass(frozen=True)
 class Unmeasured:
-    """A reason why predicted times rest on no measurement, with the ops and their share of time."""
+    """Reason why predicted times rest on no measurement.
+
+    ops: labels of the ops that the reason applies to.
+    share: their share of the shape's time, 0 to 1.
+    """
 
     reason: str
     ops: tuple[str, ...]
@@ -52,18 +62,20 @@ class Unmeasured:
 
 @dataclass(frozen=True)
 class Advice:
-    """The predicted cost of a shape, and better shapes near it.
+    """Predicted cost of a shape, and better shapes near it.
 
-    unmeasured: parts of the time that rest on no measurement, the largest share first.
-    neighbours: shapes that are predicted to be faster, the surely faster ones first.
-    alike: the best shape with as many heads, and the best with heads as wide, unless they are among
-        the neighbours.
-    singles: the best change of one dimension alone, the largest gain first.
-    tried: number of shapes within `space` that were compared with this one.
+    note: sources of the predicted times.
+    unmeasured: parts of the time that rest on no measurement, largest share first.
+    neighbours: shapes that are predicted to be faster. Those that are surely faster come first.
+    alike: the best shape with as many heads, and the best shape with heads as wide, unless they are
+        among the neighbours.
+    singles: best change of each dimension alone, largest gain first.
+    tried: number of shapes within `space` that were compared with the given shape.
     broken: rules of number formats and libraries that the shape breaks.
-    missing: text on what has no model and is left out of the times.
-    blocks: texts on sizes of the experts that are no multiples of 128.
-    too_large: text on weights of experts that exceed a GPU's memory and what helps; "" if they fit.
+    missing: text on work that has no model and is left out of the times.
+    blocks: texts on sizes of the experts that are not multiples of 128.
+    too_large: text on weights of experts that exceed a GPU's memory, and what helps; "" if they
+        fit.
     """
 
     device: DeviceSpec
@@ -82,12 +94,12 @@ class Advice:
 
     @property
     def shape(self) -> TransformerShape:
-        """The shape asked about."""
+        """The shape that the advice is about."""
         return self.cost.shape
 
     @property
     def better(self) -> tuple[Advised, ...]:
-        """Neighbours that are surely faster: the 90 % interval of their gain is above 0."""
+        """Neighbours that are surely faster, because the 90 % interval of their gain is above 0."""
         return _sure(self.neighbours)
 
     @property
@@ -97,7 +109,9 @@ class Advice:
 
     @property
     def keep(self) -> bool:
-        """Whether the shape fits, wastes little by misaligned rows, and none with the same
+        """Whether to keep the shape.
+
+        It is kept if it fits in memory, loses little to misaligned rows, and no shape with the same
         micro-batch is surely faster.
         """
         if self.too_large or self.cost.misaligned:
@@ -107,7 +121,7 @@ class Advice:
 
     @property
     def compared(self) -> tuple[Advised, ...]:
-        """All other shapes in this advice, each once."""
+        """All other shapes in this advice, without repetition."""
         found = {}
         for one in (*self.neighbours, *self.alike, *self.singles):
             found[one.found.shape] = one
@@ -127,13 +141,14 @@ def advise(
     kernels: OpTimes | None = None,
     library: str = "",
 ) -> Advice:
-    """Returns advice on `shape` on the device of `times`.
+    """Returns advice on a shape, on the device of `times`.
 
     times: latency models (`ModelTimes`), a profile, or any other `OpTimes`.
-    space: limits of the neighbours to try (default: `Space()`).
+    space: limits of the neighbours to try; None for `Space()`.
     top: number of neighbours to return; 0 tries none.
-    kernels: source of launches that `times` does not know (default: the device's assumed tile).
-    library: whose rules on divisibility to check, "" for those of every library.
+    kernels: source of launches that `times` does not name. Without one, the device's assumed tile
+        is used.
+    library: library whose rules on divisibility are checked; "" for the rules of every library.
 
     Raises InputError if the device has no peak for the dtype.
 
@@ -201,7 +216,7 @@ def _broken_blocks(shape: TransformerShape) -> tuple[str, ...]:
 
 
 def _unmeasured(whole: ShapeCost) -> tuple[Unmeasured, ...]:
-    """Groups the ops whose times rest on no measurement by reason, the largest share first."""
+    """Groups the ops whose times rest on no measurement by reason, largest share first."""
     ops: dict[str, list[OpCost]] = defaultdict(list)
     for cost in whole.ops:
         if cost.latency.unmeasured:
@@ -219,7 +234,7 @@ def _advised(
     advised = []
     for neighbour in found:
         new = cost_of(neighbour.shape, times)
-        # The gain is per token and parameter, so the times must be too.
+        # The gain is per token and parameter, so the times are compared per token and parameter.
         weight = cost.latency.latency_us / new.latency.latency_us / (1 + neighbour.gain)
         why = _reasons(cost, new, weight)
         advised.append(Advised(replace(neighbour, reasons=why), _changes(cost, new), new))
@@ -227,7 +242,10 @@ def _advised(
 
 
 def _changes(old: ShapeCost, new: ShapeCost) -> str:
-    """Describes the differences: `hidden 14400 → 13824, heads 96 → 72, layers 80 → 87`."""
+    """Returns the changed sizes as text: `hidden 14400 → 13824, heads 96 → 72, layers 80 → 87`.
+
+    Sizes that follow from a changed hidden size or number of heads are left out.
+    """
     before = old.shape
     after = new.shape
     following = set()
@@ -247,8 +265,10 @@ def _changes(old: ShapeCost, new: ShapeCost) -> str:
 
 
 def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
-    """Returns reasons for the one to three ops that save the most time, equal reasons merged, and
-    new hard edges.
+    """Returns the reasons why a shape is faster.
+
+    The one to three ops that save the most time each give a reason, and equal reasons are merged.
+    Hard edges that only the new shape has crossed are added.
 
     weight: factor on the new times that makes them comparable per token and parameter.
     """
@@ -262,7 +282,7 @@ def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
             subject, text = _reason(name, old, new)
             found.setdefault(text, []).append(subject)
     reasons = [", ".join(filter(None, subjects)) + text for text, subjects in found.items()]
-    # Hard edges that only the new shape is past are the next thing to change.
+    # Hard edges that only the new shape has crossed are the next thing to change.
     hard = _HARD - _kinds(old)
     for edge in new.edges:
         words = f"but {edge.words}"
@@ -276,7 +296,10 @@ def _kinds(cost: ShapeCost | OpCost) -> set[str]:
 
 
 def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
-    """Explains the ops of one name: (the subject, "" if the text names it, and the text)."""
+    """Returns why the ops of one name are faster, as a subject and a text.
+
+    The subject is "" if the text names it.
+    """
     pairs = list(zip(old.by_name[name], new.by_name[name], strict=True))
     was, now = max(pairs, key=lambda pair: pair[0].waste_us - pair[1].waste_us)
     lost = _kinds(was) - _kinds(now)

@@ -1,5 +1,6 @@
-"""Predicts each op's time in a transformer shape on one GPU, and the time lost by crossing
-`edges`.
+"""Predicts each op's time in a transformer shape on one GPU, and the time lost by crossing edges.
+
+Intervals of ratios of times account for errors that the ops share.
 """
 
 from collections import defaultdict
@@ -18,12 +19,12 @@ from quantbench.quantization import Quantization, credible_waves
 from quantbench.workload import Gemm, Op, TransformerShape
 from quantbench.workload.kinds import Compute
 
-# Least waste, as a share of an op's time, that is reported; no model resolves less.
+# Smallest waste, as a share of an op's time, that is reported. No model resolves less.
 _WORTH_SAYING = 0.01
-# Share of a shape's time that misaligned rows waste, from which the shape is not to be kept.
+# A shape is not to be kept if misaligned rows waste at least this share of its time.
 _MISALIGNED = 0.02
 _TRILLION = 1e12
-#: text on what the times of a shape leave out
+#: text that says what the times of a shape leave out
 LOWER_BOUND = "lower bound: no communication, norms, optimizer or stalls"
 _US_PER_HOUR = 3.6e9
 
@@ -32,10 +33,11 @@ _US_PER_HOUR = 3.6e9
 class EdgeWaste:
     """An `Edge` that an op has crossed, and the time that one run loses by it, with its interval.
 
-    The waste is the predicted time minus the time of the same arithmetic at the rate (FLOP per µs)
-    predicted just before the edge; for the fused softmax, minus the time of the fused kernel; for
-    skew, minus that of balanced experts. For tiles and waves, its share of the time is at most the
-    share of the device that becomes idle at the edge (`Edge.largest_share`).
+    The waste is the predicted time minus an ideal time. The ideal is the same arithmetic at the
+    rate (FLOP per µs) predicted just before the edge. For the fused softmax it is the time of the
+    fused kernel, and for skew the time of balanced experts. The waste is at most
+    `Edge.largest_share` of the time: for tiles and waves, the share of the device that becomes idle
+    at the edge.
     """
 
     edge: Edge
@@ -46,13 +48,14 @@ class EdgeWaste:
 
 @dataclass(frozen=True)
 class OpCost:
-    """The predicted cost of one op of a shape.
+    """Predicted cost of one op of a shape.
 
     latency: time of one run.
-    launch: the predicted kernel launch; None if unknown.
+    launch: predicted kernel launch; None if it is unknown.
     quantization: tiles and waves of a GEMM; None for other ops, or if `credible_waves` returns
         None.
-    findings: edges past which 1 % or more is wasted, worst first. They overlap: the worst counts.
+    findings: crossed edges that waste 1 % or more, worst first. The wastes overlap, so only the
+        worst one counts.
     """
 
     op: Op
@@ -63,12 +66,12 @@ class OpCost:
 
     @property
     def total_us(self) -> float:
-        """Time of all runs of this op in a micro-batch, µs."""
+        """Time in µs of all runs of this op in a micro-batch."""
         return self.latency.latency_us * self.op.count
 
     @property
     def waste_us(self) -> float:
-        """Time wasted by this op over all its runs in a micro-batch, µs."""
+        """Time in µs that this op wastes over all its runs in a micro-batch."""
         return self.findings[0].waste_us * self.op.count if self.findings else 0.0
 
     @property
@@ -78,11 +81,13 @@ class OpCost:
 
 @dataclass(frozen=True)
 class ShapeCost:
-    """Cost of all GEMM, softmax and attention ops of a shape, forward and backward, per micro-batch
-    on one GPU.
+    """Cost of all GEMM, softmax and attention ops of a shape, per micro-batch on one GPU.
 
-    Of a shape with experts it is that of a forward pass. Norms, activations, communication, the
-    optimizer and recomputation are not counted.
+    It covers forward and backward pass, or only the forward pass for a shape with experts. Norms,
+    activations, communication, the optimizer and recomputation are not counted.
+
+    latency: total time.
+    waste_low_us, waste_high_us: 90 % interval of the wasted time.
     """
 
     shape: TransformerShape
@@ -93,7 +98,7 @@ class ShapeCost:
 
     @property
     def waste_us(self) -> float:
-        """Time wasted past edges in a micro-batch, µs."""
+        """Time in µs that is wasted past edges in a micro-batch."""
         return total_waste_us(self.ops)
 
     @property
@@ -103,7 +108,7 @@ class ShapeCost:
 
     @property
     def misaligned(self) -> list[OpCost]:
-        """Ops that lose most by misaligned rows, worst first; [] if that is a small share."""
+        """Ops that lose most by misaligned rows, worst first; empty if their share is small."""
         found = [op for op in self.ops if op.findings and op.findings[0].edge.kind == "alignment"]
         if total_waste_us(found) < _MISALIGNED * self.latency.latency_us:
             return []
@@ -119,13 +124,17 @@ class ShapeCost:
         return list(chain.from_iterable(op.edges for op in self.ops))
 
     def gpu_hours_per_trillion_tokens(self, us: float) -> float:
-        """Converts `us` per micro-batch on each of the tp GPUs to GPU-hours per 1e12 tokens."""
+        """Converts a time per micro-batch on each of the tp GPUs to GPU-hours per 1e12 tokens.
+
+        us: time in µs.
+        """
         return us * self.shape.tp / self.shape.tokens * _TRILLION / _US_PER_HOUR
 
     @cached_property
     def by_name(self) -> dict[str, tuple[OpCost, ...]]:
-        """Ops by name (qkv, proj, …), forward first; names by wasted time, then by total time,
-        largest first.
+        """Ops by name (qkv, proj, …), forward before backward.
+
+        Names are ordered by wasted time and then by total time, largest first.
         """
         named: dict[str, tuple[OpCost, ...]] = defaultdict(tuple)
         for cost in self.ops:
@@ -158,7 +167,7 @@ def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
     for op, past in found.items():
         share = _peak_share(op.workload, times)
         for edge in edges(op, times.device, times.launch(op.workload), share):
-            # Without Megatron the fused kernel is not wanted.
+            # A missing fused kernel is waste only if Megatron is used.
             if times.softmax == "megatron" or edge.kind != "fused softmax":
                 past.append(edge)
                 before.append(edge.before)
@@ -170,13 +179,16 @@ def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
 
 
 def _latency_of(costs: Iterable[OpCost]) -> Estimate:
-    """Returns the total time of several ops, with the interval of `op_times.total`."""
+    """Returns the total time of several ops, with the interval from `op_times.total`."""
     summed = total([OpEstimate(c.op, c.latency) for c in costs], CORRELATION)
     return Estimate(summed.latency_us, summed.low_us, summed.high_us)
 
 
 def latency_per_run(costs: Sequence[OpCost]) -> Estimate:
-    """Returns the time to run each of these ops, of the same count, once, with its interval."""
+    """Returns the time to run each of these ops once, with its interval.
+
+    costs: ops that run equally often.
+    """
     return _latency_of(costs).scaled(1 / costs[0].op.count)
 
 
@@ -199,7 +211,7 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
     now = times.estimate(op.workload)
     found = []
     for edge in past:
-        # Time of the op's arithmetic at the rate just before the edge.
+        # The ideal is the time of the op's arithmetic at the rate just before the edge.
         ideal = times.fused(edge.before)
         if edge.kind != "skew":
             ideal = ideal.scaled(op.workload.flops / edge.before.flops)
@@ -207,7 +219,8 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
         if share < _WORTH_SAYING:
             continue
         if edge.before == op.workload:
-            # The time of the unfused softmax is estimated from its bytes.
+            # The time of the unfused softmax is estimated from its bytes, and its interval gives
+            # the factor.
             factor = sqrt(now.high_us / now.low_us)
         else:
             shares = {op.workload: (1.0, now)}
@@ -216,15 +229,18 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
         high = min(edge.largest_share, _wasted_if_slower(share, 1 / factor))
         us = now.latency_us
         found.append(EdgeWaste(edge, share * us, low * us, high * us))
-    # Of edges that cost the same but for rounding, the first of `edges` comes first.
+    # Edges that cost the same except for rounding keep the order of `edges`.
     return tuple(sorted(found, key=lambda f: -float(f"{f.waste_us:.6g}")))
 
 
 def _waste_interval(
     costs: Iterable[OpCost], whole_us: float, wasted_us: float, times: RememberedTimes
 ) -> tuple[float, float]:
-    """Returns the 90 % interval of the wasted time, from that of the ratio of the remaining to the
-    whole time.
+    """Returns the 90 % interval of the wasted time in µs.
+
+    It follows from the interval of the ratio of the remaining to the whole time.
+
+    whole_us, wasted_us: total and wasted time of the ops.
     """
     if not wasted_us:
         return 0.0, 0.0
@@ -252,36 +268,39 @@ def _add(
 
 
 def _wasted_if_slower(share: float, factor: float) -> float:
-    """Returns the wasted share of a time if the rest takes `factor` times as long as estimated."""
+    """Returns the wasted share if the rest of the time takes `factor` times as long as estimated.
+
+    share: estimated wasted share, 0 to 1.
+    """
     return max(0.0, 1 - (1 - share) * factor)
 
 
 # --- intervals of ratios ---
 #
-# Each op's log error has a half-width, from its own interval. Ops of one kind (GEMM, softmax,
-# attention: each kind has its own model) share a part of their errors. This part cancels as far as
-# both sums have the same share of that kind, and the error of an op that is in both sums cancels
-# completely. So the interval of a shape against itself is 1 ± 0, and it is narrow for shapes that
-# differ in few ops.
+# Each op's log error has a half-width, which comes from its own interval. Ops of one kind (GEMM,
+# softmax, attention) come from one model and share a part of their errors. This part cancels to the
+# extent that both sums have the same share of that kind. The error of an op that is in both sums
+# cancels completely. The interval of a shape against itself is therefore 1 ± 0, and it is narrow
+# for shapes that differ in few ops.
 #
 # The shared part was tested on five public tables (A100, H100, H200, B200, L40S; rows that the
-# shipped models were not fitted to, sides of at least 1024), as ratios of four GEMMs to four
-# neighbouring GEMMs. The errors of a fitted model share nothing, because it is right on average,
-# and its intervals are too narrow for these GEMMs by up to WIDER. On a GPU without measurements,
-# most of the error is shared.
+# shipped models were not fitted to, with sides of at least 1024), as ratios of four GEMMs to four
+# neighbouring GEMMs. The errors of a fitted model share nothing, because the model is right on
+# average. Its intervals are too narrow for these GEMMs by a factor of up to WIDER. On a GPU without
+# measurements, most of the error is shared.
 
-#: factor on intervals with which 99, 93, 92, 92 and 90 % of the ratios in those tables lie within
-#: them
+#: Factor on the intervals. With it, the intervals contain 99, 93, 92, 92 and 90 % of the ratios in
+#: those tables.
 WIDER = 1.3
 
-#: by workload: its share of a sum of times, 0 to 1, and its estimated time
+#: Maps a workload to its share of a sum of times, 0 to 1, and its estimated time.
 Shares = Mapping[Compute, tuple[float, Estimate]]
 
 
 def ratio_factor(
     above: Shares, below: Shares, common: float = 0.0, *, wider: float = WIDER
 ) -> float:
-    """Returns f such that the 90 % interval of the ratio r of two sums of times is r / f to r · f.
+    """Returns f such that the 90 % interval of a ratio r of two sums of times is r / f to r · f.
 
     above, below: shares of the numerator and of the denominator, by workload.
     common: fraction of the error variance that ops of one kind share, 0 to 1.

@@ -1,8 +1,8 @@
 """Finds the efficiency edges that an op has just crossed.
 
-A size crosses an edge when it breaks 16-byte alignment, starts a new tile or wave, or violates the
-conditions of Megatron's fused softmax. Experts cross one if their rows do not fill tiles, or if
-some get more rows than others.
+A size crosses an edge if it breaks 16-byte alignment, starts a new tile or wave, or violates the
+conditions of Megatron's fused softmax. Experts cross an edge if their rows do not fill tiles, or if
+some experts get more rows than others.
 """
 
 from collections.abc import Iterator
@@ -32,22 +32,25 @@ from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.kinds import Compute
 
 KINDS = ("alignment", "fused softmax", "wave edge", "tile edge", "skew")
-# Rows of the tiles of grouped GEMMs: kernels take a smaller one for few rows per expert.
+# Rows of the tiles of grouped GEMMs. Kernels use a smaller tile for few rows per expert.
 _EXPERT_TILES = (16, 64, 128)
-#: largest relative change of a size that is considered; equal to `analysis.neighbours.NEAR`, which
-#: imports scipy
+#: Largest relative change of a size that is considered. It equals `analysis.neighbours.NEAR`, which
+#: is not imported because it needs scipy.
 NEAR = 0.10
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A condition by which an op has become less efficient; `sweep.refine.Edge` is a measured jump.
+    """Condition by which an op has become less efficient.
+
+    In contrast, `sweep.refine.Edge` is a measured jump.
 
     kind: one of KINDS.
-    before: the workload just before the edge; for the fused softmax, the same workload; for skew,
-        balanced experts.
-    largest_share: upper bound of the share of the op's time that this edge costs: for tiles and
-        waves the idle share, else 1.
+    words: description of the edge.
+    before: workload just before the edge. For the fused softmax it is the same workload, and for
+        skew the balanced experts.
+    largest_share: upper bound of the share of the op's time that the edge costs. It is the idle
+        share for tiles and waves, and 1 for other edges.
     """
 
     kind: str
@@ -61,9 +64,9 @@ def edges(
 ) -> tuple[Edge, ...]:
     """Returns every edge that the op has crossed.
 
-    launch: the kernel that runs it; None for the device's assumed tile.
-    peak_share: predicted rate as a share of peak; tile and wave edges that contradict it are left
-        out.
+    launch: kernel that runs the op; None for the device's assumed tile.
+    peak_share: predicted rate as a share of the peak. Tile and wave edges that contradict it are
+        left out.
     """
     work = op.workload
     if isinstance(work, Gemm):
@@ -128,7 +131,12 @@ def _tiles_and_waves(
 
 
 def _tile_edge(name: str, size: int, to: int, before: Compute, suffix: str = "") -> Edge:
-    """Returns the edge of a size that is padded to another."""
+    """Returns the edge of a size that is padded.
+
+    name, size: name and value of the size.
+    to: value that it is padded to.
+    before: workload just before the edge.
+    """
     idle = 1 - size / to
     words = f"{padding_words(name, size, to)}: {percent(idle)} idle{suffix}"
     return Edge("tile edge", words, before, idle)

@@ -1,7 +1,7 @@
-"""Decides whether padding a matrix product saves time, and prices the copies and the memory.
+"""Decides whether padding a GEMM saves time, given the copies and the memory that padding costs.
 
-Weights (n and k) are padded once, when the model is built; tokens (m) are copied into a larger
-tensor in every call. Padded rows and columns compute nothing of use, so the saving is that of the
+Weights (n and k) are padded once, when the model is built. Tokens (m) are copied into a larger
+tensor in every call. Padded rows and columns compute nothing useful, so times are compared for the
 same useful work.
 """
 
@@ -24,22 +24,23 @@ from quantbench.workload import Gemm
 from quantbench.workload.dtypes import DTYPES
 
 SIDES = ("m", "n", "k")
-#: smallest expected saving, as a share of the time, for which padding is advised: the saving of a
-#: pair differs by as much between two measurements (docs/padding.md, "differs by": median over the
-#: tables)
+#: Smallest expected saving, as a share of the time, for which padding is advised. The saving of a
+#: pair of shapes differs by as much between two measurements (docs/padding.md, "differs by": median
+#: over the tables).
 NOISE = 0.02
-# Options whose savings differ by less than this share are alike.
+# Options whose savings differ by less than this share count as equal.
 _ALIKE = 0.005
-# Padded sizes are the next multiples of these.
+# A size is padded to the next multiples of these.
 _STEPS = (8, 16, 32, 64, 128, 256)
-# Multiples of this fill the tiles of every kernel in common use.
+# A size that is a multiple of this fills the tiles of every kernel in common use.
 _ROUND = 128
 
 
 @dataclass(frozen=True)
 class Change:
-    """A side of the product and its padded size.
+    """A side of a GEMM and the size that it is padded to.
 
+    dimension: m, n or k.
     at_run_time: whether a tensor is copied in every call.
     """
 
@@ -51,15 +52,15 @@ class Change:
 
 @dataclass(frozen=True)
 class Padding:
-    """One way to pad, compared with the product as it is.
+    """One way to pad a GEMM, compared with the GEMM as it is.
 
-    now, then: time without and with padding; `then` leaves out the copy.
-    copy_bytes, copy_us: bytes moved by the copy in every call, and its time.
+    now, then: time without and with padding; `then` does not include the copy.
+    copy_bytes, copy_us: bytes that the copy moves in every call, and its time.
     more_bytes: additional memory of the padded tensors.
-    saving, low, high: saved share of the time, the copy included, with its 90 % interval; negative
-        if it costs time.
-    crashes: number of broken rules by which the library crashes on the padded sizes.
-    repairs: whether there are fewer of them than without padding.
+    saving, low, high: saved share of the time, with its 90 % interval. The copy is included. The
+        saving is negative if padding costs time.
+    crashes: number of broken rules that make the library crash on the padded sizes.
+    repairs: whether fewer such rules are broken than without padding.
     """
 
     changes: tuple[Change, ...]
@@ -81,12 +82,12 @@ class Padding:
 
     @property
     def worth(self) -> bool:
-        """Whether it is expected to save more than measured times scatter."""
+        """Whether padding is expected to save more than measured times scatter."""
         return self.saving >= NOISE
 
     @property
     def sure(self) -> bool:
-        """Whether it is worth it, and the interval of the saving lies above 0."""
+        """Whether padding is worth it and the 90 % interval of the saving lies above 0."""
         return self.worth and self.low > 0
 
     @property
@@ -96,12 +97,12 @@ class Padding:
 
 @dataclass(frozen=True)
 class PaddingVerdict:
-    """Whether to pad a product, and how.
+    """Whether to pad a GEMM, and how.
 
-    now: time as it is.
-    options: the fastest way for each side alone, and for all sides together if that differs. Those
-        that repair most come first, then those that save most.
-    broken: rules of number formats and libraries that it breaks.
+    now: time without padding.
+    options: the fastest way for each side alone, and for all sides together if that differs.
+        Options that avoid the most crashes come first, and then options that save the most.
+    broken: rules of number formats and libraries that the GEMM breaks.
     note: source of the times.
     """
 
@@ -115,24 +116,24 @@ class PaddingVerdict:
 
     @property
     def advised(self) -> tuple[Padding, ...]:
-        """Options that are worth it, or without which the library crashes."""
+        """Options that are worth it, or that avoid a crash of the library."""
         return tuple(one for one in self.options if one.worth or one.repairs)
 
     @property
     def best(self) -> Padding | None:
-        """The first of `advised`; None if nothing should be padded."""
+        """First of the advised options; None if nothing should be padded."""
         return next(iter(self.advised), None)
 
 
 def padding_verdict(
     gemm: Gemm, device: DeviceSpec, *, library: str = "", times: OpTimes | None = None
 ) -> PaddingVerdict:
-    """Decides whether to pad a product a[m, k] · b[k, n].
+    """Decides whether to pad a GEMM a[m, k] · b[k, n].
 
-    library: whose kernels run; "" for the GPU's default (`libraries.default_library`).
-    times: source of times (default: the models of the device and library).
+    library: library whose kernels run; "" for the GPU's default (`libraries.default_library`).
+    times: source of times; None for the models of the device and library.
 
-    Raises InputError for an unknown library, or a dtype without a peak on the device.
+    Raises InputError for an unknown library, and for a dtype without a peak on the device.
 
     >>> from quantbench.device import lookup
     >>> verdict = padding_verdict(Gemm(4096, 50257, 1600, layout="nt"), lookup("a100-sxm4-80gb"))
@@ -158,15 +159,14 @@ def padding_verdict(
 
 
 def compare(gemm: Gemm, padded: Gemm, now: Estimate, then: Estimate, times: OpTimes) -> Padding:
-    """Compares the time without and with padding.
+    """Compares the times without and with padding.
 
-    The interval is that of the ratio of two independent errors of the estimates' own intervals,
-    which hold the measurement noise and the choice of kernel: a shape and its padded shape do not
-    share them.
+    The interval is that of a ratio of two times with independent errors, each with its own
+    interval. These contain measurement noise and the choice of kernel, which a shape and its padded
+    shape do not share. Padding m costs a copy of a, which already has k padded.
 
-    Padding m costs a copy of a, which is read with k padded already.
-
-    times: source of the times, for its device and common errors.
+    now, then: times of `gemm` and of `padded`.
+    times: source of the times, for its device and its common error.
     """
     changes = []
     for side in SIDES:
@@ -198,7 +198,7 @@ def compare(gemm: Gemm, padded: Gemm, now: Estimate, then: Estimate, times: OpTi
 
 
 def _padded_sizes(size: int) -> list[int]:
-    """Returns the size and the next multiples of `_STEPS` above it."""
+    """Returns the size itself and the next multiples of `_STEPS` above it."""
     sizes = [size]
     for step in _STEPS:
         to = cdiv(size, step) * step
@@ -212,7 +212,10 @@ def _crashes(broken: Iterable[Broken]) -> int:
 
 
 def _shown(options: Sequence[Padding]) -> tuple[Padding, ...]:
-    """Returns the fastest option of each side alone and of all, each once, the best first."""
+    """Returns the fastest option for each side alone and for all sides, best first.
+
+    An option that is the fastest in several of these groups is listed once.
+    """
     groups: dict[str, list[Padding]] = defaultdict(list)
     for option in options:
         if len(option.changes) == 1:
@@ -226,14 +229,14 @@ def _shown(options: Sequence[Padding]) -> tuple[Padding, ...]:
 def _fastest(options: Sequence[Padding]) -> Padding:
     """Returns the option with the fewest crashes and the largest saving.
 
-    Of those within `_ALIKE` of it, it is the one that changes fewest sides, to the roundest sizes,
-    as kernels differ in what alignment they want beyond 16 bytes.
+    Among options within `_ALIKE` of it, the one that changes the fewest sides, to the roundest
+    sizes, is returned: kernels differ in the alignment that they need beyond 16 bytes.
     """
     best = min(options, key=lambda one: (one.crashes, -one.saving))
     least = best.saving - _ALIKE
 
     def rank(one: Padding) -> tuple[int, int, float]:
-        # A size's roundness: the largest power of two up to _ROUND that divides it.
+        # The roundness of a size is the largest power of two, up to _ROUND, that divides it.
         roundness = [min(_ROUND, change.to & -change.to) for change in one.changes]
         return len(one.changes), -min(roundness), -one.saving
 

@@ -1,4 +1,4 @@
-"""Writes the result of `quantbench advise` as JSON, shapes for `sweep --shapes`, and JUnit XML."""
+"""Writes the result of `quantbench advise` as JSON, as shapes for a sweep, and as JUnit XML."""
 
 from dataclasses import asdict
 from itertools import chain
@@ -18,7 +18,7 @@ _ADVICE_VERSION = 1
 
 
 def advice_to_json(advice: Advice) -> dict[str, Any]:
-    """Converts the whole advice to JSON objects, with the most wasteful ops first."""
+    """Returns the whole advice as JSON objects, with the most wasteful ops first."""
     return {
         "format": _ADVICE_FORMAT,
         "version": _ADVICE_VERSION,
@@ -42,8 +42,9 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
 
 
 def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
-    """Lists the shape and all others in the advice, with their predicted gains, for `sweep
-    --shapes`.
+    """Returns the shape and all others in the advice, with their predicted gains.
+
+    The result is input of `sweep --shapes`.
     """
     named = [NamedShape("the shape as it is", advice.shape)]
     for one in advice.compared:
@@ -117,12 +118,12 @@ def _advised_to_json(advised: Advised) -> dict[str, Any]:
 
 
 def write_junit(cost: ShapeCost, allowed: float | None, path: Path) -> None:
-    """Writes a shape's waste as JUnit XML: one test case per op, and one for the whole shape.
+    """Writes a shape's waste as JUnit XML: a test case for each op, and one for the whole shape.
 
-    allowed: largest waste, as a share of the time, with which the last one passes; None: any.
+    allowed: largest waste, as a share of the time, with which the test case of the whole shape
+        passes. None allows any waste.
 
-    Raises StoreError if the file cannot be written. `report.comparison.write_junit` does the same
-    for a comparison.
+    Raises StoreError if the file cannot be written.
     """
     text = f"{percent(cost.waste_share)} of the time is wasted past edges"
     failure = ""

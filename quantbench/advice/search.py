@@ -1,7 +1,7 @@
 """Finds the shapes near a given one with the least predicted time per token and parameter.
 
-Times are compared per token and parameter, so that a smaller model does not win by its size alone.
-Arithmetic without parameters (attention between all pairs of tokens) counts as time only.
+Times are per token and parameter, so that a smaller model does not win only by its size. Arithmetic
+without parameters (attention between all pairs of tokens) adds to the time only.
 """
 
 from collections import defaultdict
@@ -17,30 +17,30 @@ from quantbench.workload import Op, TransformerShape
 from quantbench.workload.kinds import Compute
 from quantbench.workload.parameters import useful_parameters
 
-#: shapes whose times differ by a smaller share count as equally fast, because no model here
-#: resolves less.
+#: Shapes whose times differ by a smaller share count as equally fast, because no model here
+#: resolves smaller differences.
 AS_GOOD = 0.01
-#: least gain of a neighbour that is returned.
+#: smallest gain of a neighbour that is returned
 WORTH_MOVING = 0.005
-#: 16-bit elements in a cache line of 128 bytes; wider alignment of a head's rows brings nothing
-#: more.
+#: Number of 16-bit elements in a cache line of 128 bytes. Aligning a head's rows to more has no
+#: effect.
 LINE_ELEMENTS = 64
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A shape near the one asked about, compared with it.
+    """A shape near the given one, compared with it.
 
-    gain: relative increase of tokens per second at equal parameters (0.03: 3 % more).
-    low, high: 90 % interval of the gain. With a sliding window, which is not priced, it holds the
-        gains with attention over all tokens and with none.
+    gain: relative increase of tokens per second at equal parameters (0.03 means 3 % more).
+    low, high: 90 % interval of the gain. Sliding windows are not modelled. With one, the interval
+        contains the gain with attention over all tokens and the gain without attention.
     parameters: number of parameters without padding of the vocabulary.
-    parameters_change: relative difference of the parameters from those of the shape asked about.
+    parameters_change: relative difference of the parameters from the given shape's.
     move: largest relative change among hidden, ffn and layers.
     nearest: whether no shape with a smaller move gains as much.
-    reasons: why it is faster, the largest saving first.
-    exchanges_more: whether its tensor- or expert-parallel degree is larger than that of the shape
-        asked about. The time of the added exchange is not counted.
+    reasons: why the shape is faster, largest saving first.
+    exchanges_more: whether its tensor- or expert-parallel degree is larger than the given shape's.
+        The time of the added exchange is not counted.
     """
 
     shape: TransformerShape
@@ -56,8 +56,9 @@ class Neighbour:
 
     @property
     def sure(self) -> bool:
-        """Whether the 90 % interval of the gain is above 0, and nothing that is not priced becomes
-        slower.
+        """Whether the shape is surely faster.
+
+        The 90 % interval of its gain is above 0, and it adds no communication, which has no model.
         """
         return self.low > 0 and not self.exchanges_more
 
@@ -69,12 +70,12 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class _Timed:
-    """A timed shape.
+    """A shape with its predicted time.
 
-    us: GPU time per token and parameter.
-    shares: of each workload in the time.
+    us: GPU time in µs per token and parameter.
+    shares: share of each workload in the time.
     attention: share of fused attention in the time.
-    move: see `Neighbour`.
+    move: as in `Neighbour`.
     """
 
     shape: TransformerShape
@@ -86,7 +87,10 @@ class _Timed:
 
 
 class Search:
-    """The shapes near `base`, timed. space: limits of the search; None: no neighbours."""
+    """The shapes near `base` with their times.
+
+    space: limits of the search. Without them there are no neighbours.
+    """
 
     def __init__(self, base: TransformerShape, times: RememberedTimes, space: Space | None) -> None:
         self._times = times
@@ -104,9 +108,10 @@ class Search:
             of_kind[group] = [timed[shape] for shape in found]
 
     def best(self, count: int) -> tuple[Neighbour, ...]:
-        """Returns the best shape of each hidden size, at most `count`, that gain 0.5 % or more.
+        """Returns the best shape of each hidden size that gains 0.5 % or more, at most `count`.
 
-        Surely faster ones come first, then those that no nearer shape equals, then by time.
+        Shapes that are surely faster come first. Among these, and among the rest, shapes that no
+        nearer shape equals come first, and then the fastest.
         """
         found: dict[bool, list[_Timed]] = {True: [], False: []}
         for group, timed in self._joint.items():
@@ -115,8 +120,11 @@ class Search:
         return (*self._ranked(found[True]), *self._ranked(found[False]))[:count]
 
     def alike(self, listed: Iterable[Neighbour] = ()) -> tuple[Neighbour, ...]:
-        """Returns the best shape with as many heads as the one asked about, and the best with heads
-        as wide, without those that are listed.
+        """Returns the best shapes that share one size of the heads with the given shape.
+
+        One of them has as many heads, and the other has heads of the same width.
+
+        listed: shapes to leave out.
         """
         known = [one.shape for one in listed]
         found = []
@@ -134,16 +142,14 @@ class Search:
         return _worthwhile(found)
 
     def single(self) -> tuple[Neighbour, ...]:
-        """Returns the best change of each dimension alone that gains enough, the largest gain
-        first.
-        """
+        """Returns the best change of each dimension alone that gains enough, largest gain first."""
         found = []
         for group, timed in self._single.items():
             found.append(self._compared(_preferred(group, timed), nearest=True))
         return _worthwhile(sorted(found, key=lambda one: -one.gain))
 
     def _surest(self, group: Group, timed: Sequence[_Timed]) -> _Timed:
-        """Returns the preferred of the shapes that are surely faster, or else of all."""
+        """Returns the preferred shape among those that are surely faster, or else among all."""
         sure = [one for one in timed if self._compared(one).sure]
         return _preferred(group, sure or timed)
 
@@ -208,10 +214,11 @@ def _worthwhile(found: Iterable[Neighbour]) -> tuple[Neighbour, ...]:
 
 
 def _preferred(group: Group, timed: Sequence[_Timed]) -> _Timed:
-    """Returns one of those within AS_GOOD of the fastest.
+    """Returns one of the shapes within AS_GOOD of the fastest.
 
-    If only the micro-batch changes, it is the smallest one, which takes least memory. If heads
-    change, it is the one whose head rows are aligned best. Else it is the fastest.
+    If only the micro-batch changes, it is the shape with the smallest micro-batch, which takes the
+    least memory. If heads change, it is the shape whose head rows are aligned best. Otherwise it is
+    the fastest shape.
     """
 
     def rank(one: _Timed) -> tuple[float, ...]:

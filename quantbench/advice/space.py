@@ -1,6 +1,6 @@
-"""Lists the shapes near a given one, in groups of which a search takes the best.
+"""Lists the shapes near a given one, in groups from each of which a search keeps the best shape.
 
-One group has a new hidden size with heads, MLP and depth to match; another changes a single
+A group either has a new hidden size, with heads, MLP and depth to match, or changes a single
 dimension.
 """
 
@@ -35,8 +35,8 @@ DIMENSIONS = (
     "tp",
     "ep",
 )
-#: largest factor by which the width of experts may change, and the largest degree of expert
-#: parallelism tried
+#: Largest factor by which the width of experts may change, and largest degree of expert parallelism
+#: that is tried.
 EXPERT_FACTOR = 4
 LARGEST_EP = 64
 #: head widths that attention kernels are tuned for
@@ -49,8 +49,8 @@ class Space:
     """Limits of the shapes to try.
 
     tolerance: largest relative difference of the number of parameters.
-    near: largest relative change of hidden, or of the MLP width when it changes alone.
-    hidden_step: step of hidden sizes and of MLP widths per GPU; the exact values are tried as well.
+    near: largest relative change of hidden, or of the MLP width if it changes alone.
+    hidden_step: step of hidden sizes, and of MLP widths per GPU. The exact sizes are also tried.
     head_dims: head widths to try besides the shape's own.
     heads: largest factor by which the number of heads may change.
     keep: names from DIMENSIONS that must not change.
@@ -77,7 +77,7 @@ class Space:
             require_choice("advise", "keep", name, DIMENSIONS)
 
     def words(self, base: TransformerShape) -> str:
-        """Says which shapes near `base` are tried."""
+        """Returns a text that says which shapes near `base` are tried."""
         within = f"parameters within ±{percent(self.tolerance)}"
         widths = ", ".join(map(str, self.head_dims))
         if base.experts:
@@ -103,9 +103,9 @@ class Space:
 
 @dataclass(frozen=True)
 class Group:
-    """Shapes of which one is to be taken.
+    """Shapes of which a search keeps one.
 
-    changed: the dimension that changes alone; "hidden" if the others follow it.
+    changed: dimension that changes alone, or "hidden" if other dimensions follow it.
     hidden: hidden size of the group.
     """
 
@@ -121,15 +121,15 @@ class Group:
 def shapes_near(
     base: TransformerShape, space: Space, memory_bytes: float = float("inf")
 ) -> dict[Group, list[TransformerShape]]:
-    """Lists the shapes near `base` by group, without `base` itself.
+    """Returns the shapes near `base` by group, without `base` itself.
 
-    Sizes that change jointly keep the micro-batch, and the vocabulary if its rows are 16-byte
-    aligned. Their layers stay if hidden does and the tolerance allows it; otherwise they are those
-    that come nearest to the base's parameters. No micro-batch has more rows than a product that is
-    predicted.
+    Sizes that change jointly keep the micro-batch, and keep the vocabulary if its rows are 16-byte
+    aligned. The number of layers stays if hidden stays and the tolerance allows it. Otherwise it is
+    the number that comes nearest to the parameters of `base`. No micro-batch has more rows than the
+    models predict.
 
-    memory_bytes: memory of a GPU, which the weights of a model with experts, spread over ep GPUs,
-        must leave.
+    memory_bytes: memory of a GPU. The weights of a model with experts, spread over ep GPUs, must
+        take less.
     """
     found: dict[Group, list[TransformerShape]] = defaultdict(list)
     for group, change in _changes(base, space):
@@ -149,8 +149,9 @@ def weights_bytes(shape: TransformerShape) -> float:
 
 
 def least_ep(shape: TransformerShape, memory_bytes: float) -> int:
-    """Returns the least divisor of the experts that, as ep, leaves memory beside the weights of a
-    GPU; 0: none does.
+    """Returns the smallest ep with which the weights of a GPU take less than its memory.
+
+    ep is a divisor of the number of experts. The result is 0 if no ep suffices.
     """
     for ep in divisors(shape.experts):
         if weights_bytes(replace(shape, ep=ep)) < memory_bytes:
@@ -159,9 +160,10 @@ def least_ep(shape: TransformerShape, memory_bytes: float) -> int:
 
 
 def _changes(base: TransformerShape, space: Space) -> Iterator[tuple[Group, dict[str, Any]]]:
-    """Yields the sizes that differ from `base`, before parameters are compared.
+    """Yields the group of each candidate, and its sizes that differ from `base`.
 
-    A shape with experts, which are most of its parameters, changes one dimension at a time.
+    Parameters are compared later. A shape with experts changes one dimension at a time, because the
+    experts have most of its parameters.
     """
     if not base.experts:
         for change in _jointly(base, space):
@@ -185,7 +187,7 @@ def _jointly(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
 
 
 def _one_by_one(base: TransformerShape, space: Space) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields changes of one dimension and its name."""
+    """Yields the name of a dimension, and the sizes that change with it alone."""
     step = space.hidden_step * base.tp
     if not base.experts:
         for heads in _heads(base, base.hidden, space):
@@ -212,8 +214,9 @@ def _multiples(step: int, low: float, high: float) -> list[int]:
 
 
 def _experts(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
-    """Yields experts of other widths, as many and as many per token as keep the parameters and the
-    arithmetic.
+    """Yields experts of other widths.
+
+    Their number and top_k keep the parameters and the arithmetic.
     """
     widest = EXPERT_FACTOR * base.moe_ffn
     routing = base.routing if isinstance(base.routing, str) else "balanced"
@@ -226,7 +229,7 @@ def _experts(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
 
 
 def _split(base: TransformerShape) -> Iterator[dict[str, Any]]:
-    """Yields other tp and ep on as many GPUs with as many tokens."""
+    """Yields other tp and ep with the same number of GPUs and of tokens."""
     gpus = base.tp * base.ep
     samples = base.mbs * base.ep
     widths = (base.heads, base.ffn, base.vocab, base.shared_ffn, base.moe_ffn)
@@ -241,7 +244,10 @@ def _split(base: TransformerShape) -> Iterator[dict[str, Any]]:
 def _within_budget(
     shape: TransformerShape, base: TransformerShape, space: Space, *, same_depth: bool
 ) -> TransformerShape | None:
-    """Returns the shape with layers that bring its parameters near the base's; None: none do."""
+    """Returns the shape with the layers that bring its parameters near the base's, or None.
+
+    same_depth: whether the number of layers must stay.
+    """
     low, middle, high = layers_within(shape, parameters(base), space.tolerance)
     same_depth = same_depth or "layers" in space.keep
     if (same_depth or shape.hidden == base.hidden) and low <= base.layers <= high:
@@ -253,8 +259,9 @@ def _within_budget(
 
 
 def _widths(base: TransformerShape, hidden: int, step: int) -> list[int]:
-    """Returns MLP widths in the ratio to hidden: the nearest multiple of step, and the exact one if
-    tp divides it.
+    """Returns MLP widths that keep the ratio to hidden.
+
+    They are the nearest multiple of `step`, and the exact width if tp divides it.
     """
     exact = round(base.ffn / base.hidden * hidden)
     widths = {max(step, round(exact / step) * step)}
@@ -264,10 +271,11 @@ def _widths(base: TransformerShape, hidden: int, step: int) -> list[int]:
 
 
 def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, Any]]:
-    """Lists heads, kv_heads and head_dim for hidden.
+    """Returns heads, kv_heads and head_dim that are tried with a hidden size.
 
-    Nothing changes if heads × head_dim is not hidden in the base. Misaligned heads of the base are
-    tried with the next aligned width as well, where their product is more than hidden.
+    Nothing changes if heads × head_dim is not hidden in the base. If the heads of the base are
+    misaligned, their number is also tried with the next aligned width, so that heads × head_dim is
+    more than hidden.
     """
     if base.heads * base.head_dim != base.hidden:
         return [{}]
@@ -290,8 +298,9 @@ def _aligned_width(base: TransformerShape) -> int:
 
 
 def _kv_heads(base: TransformerShape, heads: int) -> int | None:
-    """Returns the key/value heads: in the base's ratio, else the base's number; None if tp allows
-    neither.
+    """Returns the number of key/value heads for a number of heads.
+
+    It keeps the base's ratio, or else the base's number. It is None if tp allows neither.
     """
     group = base.heads // base.kv_heads
     kv_heads = heads // group

@@ -1,3 +1,4 @@
-"""Analyses measured runs: cliffs and their causes, tiles and waves, rules of thumb, comparisons of
-runs.
+"""Analyses measured runs.
+
+Finds cliffs and their causes, infers tiles and waves, tests rules of thumb, and compares runs.
 """

@@ -1,5 +1,6 @@
-"""Counts blocks, padding and row alignment of a workload, and gives the reasons why it runs below
-peak.
+"""Counts the blocks, waves and padding of a workload.
+
+Also names the reasons why a workload runs below peak.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ class TileInUse:
     """The tile that computes a workload, and the number of resident blocks.
 
     tile: output tile of one block.
-    resident_blocks: blocks that run concurrently on the whole device.
-    source: `launch` (recorded launch), `steps` (recovered from the steps of the run's curves) or
-        `assumed` (default of the device).
-    words: description (`128x256 tile on 108 SMs`).
-    waves: False if blocks do not run in waves (a CPU core; persistent kernels that divide the work
-        evenly).
-    blocks_per_sm: resident blocks per SM, from the same source; None if unknown or without waves.
+    resident_blocks: number of blocks that run concurrently on the whole device.
+    source: where the tile comes from: `launch` (the recorded launch), `steps` (inferred from the
+        steps of the run's curves) or `assumed` (the default of the device).
+    words: description for the user (`128x256 tile on 108 SMs`).
+    waves: False if the blocks do not run in waves, as on a CPU core or in a persistent kernel that
+        divides the work evenly.
+    blocks_per_sm: number of resident blocks per SM, from the same source as the tile; None if it is
+        unknown or if the blocks do not run in waves.
     """
 
     tile: Tile
@@ -55,8 +57,9 @@ class TileInUse:
 def tile_in_use(spec: DeviceSpec, dtype: str, launch: Launch | None) -> TileInUse:
     """Returns the tile of a launch if it is known, else the tile assumed for the device.
 
-    dtype: data type of the GEMM. The assumed tile runs in waves only if measurements of this GPU or
-        its family show it.
+    launch: recorded launch of the kernel; None if no kernel was recorded.
+    dtype: data type of the GEMM. An assumed tile runs in waves only if measurements of this GPU or
+        of its family show waves for this data type.
     """
     if spec.kind == "cpu":
         if launch is None or launch.tile is None:
@@ -74,9 +77,11 @@ def tile_in_use(spec: DeviceSpec, dtype: str, launch: Launch | None) -> TileInUs
 
 
 def tile_words(tile: Tile, resident_blocks: int, sm_count: int) -> str:
-    """Describes a tile and its resident blocks: `128x256 tile on 108 SMs`, `64x64 tile, 2 blocks on
-    each of 108 SMs`.
+    """Describes a tile and its resident blocks for the user.
 
+    Examples: `128x256 tile on 108 SMs`, `64x64 tile, 2 blocks on each of 108 SMs`.
+
+    resident_blocks: number of blocks that run concurrently on the whole device.
     sm_count: number of SMs; 1 for a CPU core.
 
     >>> tile_words(Tile(128, 256), 97, 108)
@@ -96,8 +101,9 @@ def tile_words(tile: Tile, resident_blocks: int, sm_count: int) -> str:
 
 
 def num_blocks(workload: Workload, tile: Tile) -> int | None:
-    """Returns the number of blocks that compute a GEMM, grouped or not, or attention; None for
-    other workloads.
+    """Returns the number of blocks that compute a GEMM, a grouped GEMM or attention.
+
+    Returns None for other workloads.
 
     >>> num_blocks(Gemm(m=257, n=512, k=64), Tile(128, 256))
     6
@@ -106,8 +112,8 @@ def num_blocks(workload: Workload, tile: Tile) -> int | None:
         case Gemm() | GroupedGemm():
             return quantize(workload, tile, sm_count=1).num_tiles
         case Attention():
-            # Forward, a block keeps block_m queries and loops over the keys; backward, the other
-            # way round.
+            # In the forward pass a block keeps block_m queries and loops over the keys. In the
+            # backward pass it keeps block_m keys and loops over the queries.
             rows = workload.seq_q if workload.direction == "forward" else workload.seq_k
             return workload.batch * workload.heads * cdiv(rows, tile.block_m)
         case _:
@@ -115,17 +121,15 @@ def num_blocks(workload: Workload, tile: Tile) -> int | None:
 
 
 def num_waves(workload: Workload, tile: Tile, resident_blocks: int) -> int | None:
-    """Returns the number of waves of a workload; None for those without blocks (`num_blocks`)."""
+    """Returns the number of waves of a workload; None if `num_blocks` has no number for it."""
     blocks = num_blocks(workload, tile)
     return None if blocks is None else cdiv(blocks, resident_blocks)
 
 
 def largest_split(blocks: int, resident_blocks: int) -> int:
-    """Returns the largest power of two by which a library can split each block without exceeding
-    one wave.
+    """Returns the largest power of two by which a library can split each block within one wave.
 
-    Libraries split blocks (narrower tiles, split-k) when there are at most half as many as fit in a
-    wave.
+    Libraries split blocks, into narrower tiles or by split-k, when at most half a wave is occupied.
 
     >>> largest_split(24, 108), largest_split(60, 108)
     (4, 1)
@@ -134,8 +138,9 @@ def largest_split(blocks: int, resident_blocks: int) -> int:
 
 
 def row_alignment_bytes(workload: Workload) -> int | None:
-    """Returns the alignment of the rows in memory, bytes: a power of two up to 128; None for
-    collectives.
+    """Returns the alignment of the rows in memory, in bytes: a power of two up to 128.
+
+    Returns None for collectives.
     """
     match workload:
         case Gemm() | GroupedGemm():
@@ -148,13 +153,15 @@ def row_alignment_bytes(workload: Workload) -> int | None:
             return None
 
 
-# Attention kernels pad head_dim to such steps; FlashAttention 2 compiles for multiples of 32.
+# Attention kernels pad head_dim to a multiple of this; FlashAttention 2 compiles for multiples of
+# 32.
 _HEAD_DIM_STEP = 32
 
 
 def padded(workload: Workload) -> tuple[str, int, int] | None:
-    """Returns the dimension that the kernel pads, as (name, size, padded size); None for GEMMs and
-    collectives.
+    """Returns the dimension that the kernel pads, as (name, size, padded size).
+
+    Returns None for GEMMs and collectives.
 
     >>> padded(Softmax(batch=8, rows=96, cols=96))
     ('columns', 96, 128)
@@ -169,8 +176,10 @@ def padded(workload: Workload) -> tuple[str, int, int] | None:
 
 
 def compute_bound(workload: Workload, spec: DeviceSpec) -> bool:
-    """Returns whether arithmetic takes longer than memory traffic at the spec rates; True if the
-    peak is unknown, and on a CPU, whose peaks are only bounds.
+    """Returns whether arithmetic takes longer than memory traffic at the peak rates of the device.
+
+    Returns True if the peak for the data type is unknown, and on a CPU, whose peaks are only
+    bounds.
     """
     peak = spec.peak(workload.dtype)
     if peak is None or spec.kind == "cpu":
@@ -178,10 +187,10 @@ def compute_bound(workload: Workload, spec: DeviceSpec) -> bool:
     return workload.flops / (peak * 1e3) > workload.min_bytes / spec.memory_gb_per_s
 
 
-# Smaller idle shares are not reported.
+# Smallest idle share that is reported.
 _SMALLEST_IDLE = 0.01
 
-#: kinds of cause
+#: kinds of `Cause`
 KINDS = (
     "throttling",
     "kernel change",
@@ -197,11 +206,12 @@ EVIDENCE = ("identity", "arithmetic", "clock")
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a size takes longer than another, or runs below peak.
+    """Why one size takes longer than another, or why a size runs below peak.
 
     kind: one of KINDS.
-    evidence: `identity` (recorded kernels), `arithmetic` (computed from sizes and a tile) or
-        `clock` (recorded SM clock).
+    words: explanation for the user.
+    evidence: what the cause rests on: `identity` (the recorded kernels), `arithmetic` (a
+        computation from the sizes and a tile) or `clock` (the recorded SM clock).
     """
 
     kind: str
@@ -216,16 +226,17 @@ class Cause:
 def idle_reasons(
     workload: Workload, spec: DeviceSpec, used: TileInUse | None, peak_share: float | None
 ) -> tuple[Cause, ...]:
-    """Returns what a workload loses by padding and partial waves, from 1 % on, and by misaligned
-    rows, the largest loss first.
+    """Returns the reasons why a workload runs below peak, the largest loss first.
 
-    spec: device that it runs on.
-    used: tile that computes the workload; if None, only alignment is checked.
-    peak_share: measured or predicted rate as a share of peak, None if unknown. Idle shares that
-        contradict it are left out.
+    The reasons are padding and partial waves that leave at least 1 % idle, and misaligned rows.
+
+    spec: the device that runs the workload.
+    used: the tile that computes the workload; with None only the alignment is checked.
+    peak_share: measured or predicted rate as a share of peak; None if it is unknown. Idle shares
+        that contradict this rate are left out.
     """
     if isinstance(workload, Attention):
-        if workload.head_dim % 8 == 0:  # 16-byte loads in fp16 and bf16
+        if workload.head_dim % 8 == 0:  # 8 fp16 or bf16 elements fill a 16-byte load
             return ()
         words = f"head_dim = {workload.head_dim} is not a multiple of 8"
         return (Cause("alignment", words, "arithmetic"),)
@@ -248,8 +259,11 @@ def idle_reasons(
 
 
 def misaligned_share(aligned_bytes: int) -> float:
-    """Returns the share of its rate that a product is expected to lose by rows aligned to fewer
-    than 16 bytes (the parameter `misaligned` of the cost model).
+    """Returns the share of its rate that a GEMM loses if its rows are not aligned to 16 bytes.
+
+    The share comes from the parameter `misaligned` of the cost model.
+
+    aligned_bytes: alignment of the rows, in bytes; a power of two.
 
     >>> round(misaligned_share(2), 2)
     0.53

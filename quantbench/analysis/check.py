@@ -1,4 +1,4 @@
-"""Analyses a run: cliffs, their causes, tiles and rules of thumb."""
+"""Runs every analysis on one run: cliffs with their causes, tiles and waves, and rules of thumb."""
 
 from __future__ import annotations
 
@@ -33,18 +33,23 @@ from quantbench.store.folder import Run
 
 @dataclass(frozen=True)
 class RunCheck:
-    """Result of `check_run` (`measurement.RunCheck` is the check of a kernel's output).
+    """The result of `check_run`.
 
-    num_curves: number of curves with neighbours close enough to show a step.
-    noise: median relative standard error of the points on these curves; None if there are none.
+    (`measurement.RunCheck` is a different class: the check of a kernel's output.)
+
+    num_points: number of points that were analysed.
+    curves: all curves of the run, by axis.
+    num_curves: number of curves that have neighbours close enough to locate a step.
+    noise: median relative standard error of the points on these curves; None if there is no such
+        curve.
     cliffs: significant rises of the time, largest first.
     falls: significant drops of the time, largest first.
-    common: sizes after which the median over many curves rises.
-    periods: tile and waves recovered from the steps of each curve family.
+    common: sizes after which the median time over many curves rises.
+    periods: the tile and the waves inferred from the steps of each curve family.
     rules: one verdict per rule of thumb.
-    padding: one line per provider that ran grouped GEMMs, on the rows that it pads.
-    tile_of: function from a point of the run to its tile; None if the steps contradict the assumed
-        tile.
+    padding: one line for each provider that ran grouped GEMMs, on the rows that it pads.
+    tile_of: function that maps a point of the run to its tile; None as the result means that no
+        tile is credible.
     """
 
     run: Run = field(repr=False)
@@ -69,8 +74,11 @@ class RunCheck:
         return found
 
     def explain(self, bad: BadSize) -> Cause:
-        """Returns why a size loses: the largest cliff between it and the better one, unless it
-        rests on an assumed tile, else the cause of the loss (`explain.cause_of_loss`)."""
+        """Returns the cause of the lower rate of a bad size.
+
+        The cause is that of the largest cliff between the bad size and the better size, unless that
+        cliff rests on an assumed tile. Otherwise `explain.cause_of_loss` determines it.
+        """
         slow = bad.culprit
         better = bad.culprit_at_better
         low, high = sorted((better.axes[bad.axis], bad.size))
@@ -86,7 +94,7 @@ class RunCheck:
 
 
 def _curve_key(point: Point, axis: str) -> tuple[object, ...]:
-    """Returns what points of one curve along `axis` have in common, in any order of the axes."""
+    """Returns a key that all points of one curve along `axis` share, in any order of their axes."""
     held = frozenset(held_of(point.axes, axis))
     return (axis, point.op, point.provider, point.workload.dtype, held)
 
@@ -94,8 +102,10 @@ def _curve_key(point: Point, axis: str) -> tuple[object, ...]:
 def check_run(
     run: Run, *, rules: Sequence[RuleOfThumb] = RULES, points: Sequence[Point] | None = None
 ) -> RunCheck:
-    """Analyses all curves of a run and tests the rules. points: `points_of` the run, if already
-    computed.
+    """Analyses all curves of a run and tests the rules of thumb.
+
+    rules: the rules to test.
+    points: the result of `points_of` on the run, if the caller has it already.
     """
     spec = run.info.device
     points = points_of(run.records, spec) if points is None else points
@@ -124,8 +134,9 @@ def check_run(
 
 
 def fit_all(points: Sequence[Point], between: float) -> tuple[FittedCurve, ...]:
-    """Fits every curve along every axis. between: scatter between points, log time (see
-    `curves.fit_curves`).
+    """Fits every curve along every axis.
+
+    between: scatter between points, in log time (see `curves.fit_curves`).
     """
     curves = [curves_of(points, axis) for axis in axes_of(points)]
     return fit_curves(list(chain(*curves)), between)

@@ -1,10 +1,9 @@
 """Compares two runs point by point and classifies each point as slower, faster, same or unclear.
 
-A point is slower or faster if a rank test on the raw samples (single times: a log-normal test)
-rejects a change within the tolerance, after Holm's correction over all points: a single false
-regression fails a build. The tolerance is the user's margin or the noise of the reference point,
-whichever is larger. "Same": the 95 % interval lies within the margin, since noise cannot show that
-nothing changed.
+A point is slower or faster if a rank test on the raw samples finds a change larger than the
+tolerance, after Holm's correction over all points, because one false regression fails a build. The
+tolerance is the user's margin or the noise of the reference points, whichever is larger; a point is
+the same only if the whole 95 % interval lies within the margin.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from quantbench.store.record import Failed, Measured, Place, Record, Skipped
 
 
 def obstacles(a: Run, b: Run) -> tuple[str, ...]:
-    """Returns the reasons why two runs must not be compared; empty if they may be."""
+    """Returns the reasons why two runs must not be compared; an empty tuple if they may be."""
     found = []
     if a.info.device.name != b.info.device.name:
         found.append(f"different devices, {a.info.device.name} and {b.info.device.name}")
@@ -40,9 +39,11 @@ MATCHES = ("key", "workload")
 
 @dataclass(frozen=True)
 class Matched:
-    """Records of the same workload in runs a and b (of one that failed in b: lost).
+    """Two records of the same workload, one from run a and one from run b.
 
-    place: first place of the workload on the axes of run b, else of run a.
+    place: first place of the workload on the axes of run b, or of run a if run b has none.
+    workload: description of the workload.
+    keys, providers: key and provider of the record in run a and of the record in run b.
     """
 
     place: Place
@@ -64,8 +65,12 @@ _Key = tuple[object, ...]
 def _matched_points(
     a: Run, b: Run, options: CompareOptions
 ) -> tuple[tuple[Matched, ...], tuple[Matched, ...], int, int]:
-    """Returns (points measured in both runs; points measured in a that failed in b; number of
-    points measured only in a, only in b, and lacking, skipped or rejected in the other)."""
+    """Matches the points of two runs.
+
+    Returns four values: the points measured in both runs, the points measured in a that failed in
+    b, and the numbers of points measured only in a and only in b. A point that is missing, skipped
+    or rejected in one run counts as measured only in the other.
+    """
     ours, theirs = _same_kernels_apart(
         _side(a, options.by, options.provider_a, "A"), _side(b, options.by, options.provider_b, "B")
     )
@@ -87,10 +92,17 @@ def _matched_points(
 
 
 def _counts(record: Record) -> bool:
+    """Returns whether a record holds a usable measurement."""
     return is_accepted(record.outcome)
 
 
 def _side(run: Run, by: str, provider: str, name: str) -> dict[_Key, list[Record]]:
+    """Groups the points of one run by key or by workload.
+
+    name: `A` or `B`, for error messages.
+    Raises InputError if the run has no point of the provider, or several providers for one
+    workload.
+    """
     option = f"--provider-{name.lower()}"
     found: dict[_Key, list[Record]] = defaultdict(list)
     for record in run.records:
@@ -112,8 +124,12 @@ def _side(run: Run, by: str, provider: str, name: str) -> dict[_Key, list[Record
 def _same_kernels_apart(
     a: dict[_Key, list[Record]], b: dict[_Key, list[Record]]
 ) -> tuple[dict[_Key, Record], dict[_Key, Record]]:
-    """Returns one record per key; keys with several records (imported tables) are extended by the
-    kernel name. Records without a usable measurement count only where there is no other."""
+    """Returns one record per key for each run.
+
+    If a key has several measured records, as in an imported table with one row per kernel, the
+    kernel name becomes part of the key. A record without a usable measurement is used only if its
+    key has no usable one.
+    """
     several = set()
     for key, records in (*a.items(), *b.items()):
         if sum(map(_counts, records)) > 1:
@@ -122,7 +138,11 @@ def _same_kernels_apart(
 
 
 def _one_each(side: dict[_Key, list[Record]], several: set[_Key]) -> dict[_Key, Record]:
-    """Returns the first record per key, or per key and kernel for the keys in `several`."""
+    """Returns the first record of each key.
+
+    For the keys in `several`, returns the first record of each kernel, under a key that ends in the
+    kernel name.
+    """
     found: dict[_Key, Record] = {}
     for key, records in side.items():
         for record in [*filter(_counts, records)] or records[:1]:
@@ -137,10 +157,10 @@ METHOD = (
     "intervals are the same test's, each at 95 %"
 )
 
-# Limit of a kernel name's length in `why`.
+# Longest kernel name in `Compared.why`, in characters.
 _LONGEST_KERNEL = 10_000
 _MODES = "timed in mode {} in A and {} in B, which differ by the time between events and kernel"
-# Below these numbers of samples the rank test has no 95 % interval.
+# The rank test has no 95 % interval for so few samples.
 _FEW = "{} against {} samples: too few for an interval"
 _SINGLE = "single figures without a spread"
 
@@ -149,11 +169,11 @@ _SINGLE = "single figures without a spread"
 class CompareOptions:
     """Options of `compare_runs`.
 
-    margin: relative change that does not matter.
-    by: match points by `key` (same workload, provider and timing) or by `workload` (any provider
-        and timing).
-    provider_a, provider_b: use only this provider's points of a run; needed with `workload` if a
-        run has several providers for one workload.
+    margin: relative change of the time that does not matter to the user.
+    by: how points are matched: by `key` (same workload, provider and timing) or by `workload` (any
+        provider and timing).
+    provider_a, provider_b: if given, only points of this provider are used from that run. With
+        `workload`, it is needed for a run that has several providers for one workload.
     force: whether to compare runs of different devices or origins.
     """
 
@@ -175,11 +195,13 @@ class CompareOptions:
 class Compared(Matched):
     """One point measured in both runs.
 
-    a_us, b_us: median times in a and b.
-    ratio: time in b over time in a; above 1 is slower.
+    a_us, b_us: median time in each run, in µs.
+    ratio: time in b over time in a; above 1 if b is slower.
     low, high: 95 % interval of the ratio; None if there are too few samples.
+    p: p-value of the test for a change, after Holm's correction.
     change: one of CHANGES.
-    why: why there is no interval or the times do not compare, or the change of kernel; else empty.
+    why: why there is no interval, why the times cannot be compared, or which kernel replaced which;
+        empty if none of these applies.
     """
 
     a_us: float
@@ -193,7 +215,7 @@ class Compared(Matched):
 
     @property
     def times(self) -> tuple[tuple[float, Measurement], ...]:
-        """Median time in a and b, each with its measurement."""
+        """Median time in µs and measurement of run a, then of run b."""
         return (self.a_us, _measurement(self.a)), (self.b_us, _measurement(self.b))
 
 
@@ -201,12 +223,13 @@ class Compared(Matched):
 class Comparison:
     """The result of `compare_runs`.
 
-    obstacles: reasons against comparing these runs, overridden by options.force.
-    wander: noise of the reference points.
-    tolerance: relative change that is ignored: the margin, or `wander.allowance` if larger.
+    obstacles: reasons against comparing these runs, which options.force has overridden.
+    differences: differences between the environments and settings of the runs.
+    wander: noise and drift of the reference points.
+    tolerance: relative change that is ignored: the margin, or `wander.allowance` if that is larger.
     points: compared points in the order of CHANGES, largest change first.
-    lost: points measured in a that failed in b; they count as regressions.
-    only_a, only_b: number of points measured in one run only.
+    lost: points that were measured in a and failed in b. They count as regressions.
+    only_a, only_b: number of points that were measured in one run only.
     """
 
     a: Run = field(repr=False)
@@ -223,6 +246,7 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
+        """Number of points of each kind of change."""
         found = Counter(point.change for point in self.points)
         return {change: found[change] for change in CHANGES}
 
@@ -233,7 +257,10 @@ class Comparison:
 
     @property
     def median_ratio(self) -> float:
-        """Median ratio over all points; far from 1 if the whole device became slower or faster."""
+        """Median ratio over all points.
+
+        A value far from 1 means that the whole device became slower or faster.
+        """
         return median([point.ratio for point in self.points])
 
 
@@ -280,6 +307,7 @@ def _measurement(record: Record) -> Measurement:
 
 
 def _test(pair: Matched, tolerance: float) -> RatioTest:
+    """Tests the ratio of the times of one point; single times give a ratio without an interval."""
     a = _measurement(pair.a).stated
     b = _measurement(pair.b).stated
     if min(len(a.times_us), len(b.times_us)) > 1:
@@ -288,6 +316,11 @@ def _test(pair: Matched, tolerance: float) -> RatioTest:
 
 
 def _compared(pair: Matched, test: RatioTest, p: float, margin: float) -> Compared:
+    """Classifies one point.
+
+    p: p-value of its test after Holm's correction.
+    margin: relative change of the time that does not matter.
+    """
     a = _measurement(pair.a)
     b = _measurement(pair.b)
     change = "unclear"
@@ -312,6 +345,10 @@ def _compared(pair: Matched, test: RatioTest, p: float, margin: float) -> Compar
 
 
 def _kernel_change(pair: Matched) -> str:
+    """Describes the change of kernel between the runs.
+
+    The text is empty if there is no change or a kernel is unknown.
+    """
     old, new = pair.a.launch, pair.b.launch
     if old is None or new is None or pair.a.provider != pair.b.provider or old.kernel == new.kernel:
         return ""
@@ -319,6 +356,7 @@ def _kernel_change(pair: Matched) -> str:
 
 
 def _why_none(a: Run, b: Run, options: CompareOptions) -> str:
+    """Returns the reason why two runs have no point in common."""
     for name, run, provider in (("A", a, options.provider_a), ("B", b, options.provider_b)):
         records = [r for r in run.records if r.provider == (provider or r.provider)]
         if any(map(_counts, records)):

@@ -1,9 +1,9 @@
 """Groups points into curves along one axis, estimates their noise and fits them piecewise.
 
-The standard error of a point's log time has three parts: the error of the median from its own
-samples; the scatter between points (`repeatability` of the reference point); and, for single times,
-the scatter between nearly equal sizes. If the fits of a family scatter more than expected, its
-standard errors are scaled up to match.
+The standard error of a point's log time combines the error of the median from the point's own
+samples, the scatter between repetitions of the reference point and, for single times, the scatter
+between nearly equal sizes. If the fits of a family scatter more than expected, its standard errors
+are scaled up to match.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from quantbench.analysis.summary import Point, held_of
 from quantbench.store.record import Record
 from quantbench.sweep.axes import SHAPE_DIM
 
-#: op, provider and variant of the curves that are fitted and explained together
+#: (op, provider, variant) of the curves that are fitted and explained together
 Family = tuple[str, str, str]
 
-#: neighbours further apart than this (log size) are too distant to locate a step between them
+#: largest distance, in log size, at which a step between two neighbours can be located
 COARSE = 0.125
 
-# Workload fields that are not sizes: points of one curve agree in all of them.
+# Workload fields that are not sizes. The points of one curve agree in all of them.
 _VARIANTS = ("dtype", "layout", "mask", "causal", "direction", "op", "distribution")
 
 
 @dataclass(frozen=True)
 class OfFamily:
-    """What belongs to the curves of one family along `axis`.
+    """Identifies the family that a curve or a result along `axis` belongs to.
 
-    variant: kind of the workloads and their fields that are not sizes (`gemm bf16 nt`).
+    variant: kind of the workloads and the values of their fields that are not sizes (`gemm bf16
+        nt`).
     """
 
     axis: str
@@ -54,15 +55,15 @@ class OfFamily:
 
     @property
     def family(self) -> Family:
-        """Op, provider and variant. Curves of one family are fitted and explained together."""
+        """Op, provider and variant. The curves of one family are fitted and explained together."""
         return (self.op, self.provider, self.variant)
 
 
 @dataclass(frozen=True)
 class Curve(OfFamily):
-    """Points of one op and provider along `axis`, by ascending size without duplicates.
+    """Points of one op and provider along `axis`, in ascending order of size, without duplicates.
 
-    held: (axis, value) of the other axes.
+    held: (axis, value) of each other axis.
     """
 
     held: tuple[tuple[str, int], ...]
@@ -84,24 +85,27 @@ class Curve(OfFamily):
 
     @cached_property
     def log_time(self) -> Floats:
-        """Natural logarithm of the medians in microseconds (points,)."""
+        """Natural logarithm of the medians in µs (points,)."""
         return np.log(_column(self.points, "latency_us"))
 
 
 def _column(points: Iterable[Point], name: str) -> Floats:
-    """Returns a field of each point (points,)."""
+    """Returns the values of one field, of all points (points,)."""
     return np.array(list(map(attrgetter(name), points)), dtype=np.float64)
 
 
 @cache
 def _variant_getter(kind: Any) -> attrgetter[tuple[object, ...]]:
+    """Returns a getter of the kind of a workload and of its fields that are not sizes."""
     names = {f.name for f in fields(kind)}
     return attrgetter("kind", *(name for name in _VARIANTS if name in names))
 
 
 def curve_family(point: Point) -> Family:
-    """Returns op, provider and variant of a point; the variant is the kind and what is no size:
-    `gemm bf16 nt`.
+    """Returns the op, provider and variant of a point.
+
+    The variant is the kind of the workload and the values of its fields that are not sizes: `gemm
+    bf16 nt`.
     """
     kind: Any = type(point.workload)
     return (point.op, point.provider, " ".join(map(str, _variant_getter(kind)(point.workload))))
@@ -110,8 +114,9 @@ def curve_family(point: Point) -> Family:
 def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[Curve, ...]:
     """Returns all curves along `axis` with at least `fewest` points, in order of first appearance.
 
-    The points of a curve have one timing mode: between modes times differ by 1-2.5 µs, which is no
-    cliff. Of several records at one place (a table with a row per kernel) the fastest counts.
+    All points of a curve have the same timing mode, because times differ by 1 to 2.5 µs between
+    modes, which is no cliff. If several records have the same place (a table with one row per
+    kernel), the fastest is used.
     """
     groups: dict[tuple[Any, ...], dict[int, Point]] = {}
     for point in points:
@@ -131,7 +136,7 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
 
 
 def axes_of(points: Sequence[Point]) -> tuple[str, ...]:
-    """Returns the axes with more than one value, those with the most values first.
+    """Returns the axes with more than one value, ordered by decreasing number of values.
 
     Leaves out the index of a shape in a list of shapes, because it is not a size.
     """
@@ -143,24 +148,25 @@ def axes_of(points: Sequence[Point]) -> tuple[str, ...]:
     return tuple(sorted(varied, key=lambda name: -len(values[name])))
 
 
-#: ratio of the standard errors of median and mean, for a normal distribution: √(π/2)
+#: standard error of the median over that of the mean, for a normal distribution: √(π/2)
 MEDIAN_FACTOR = sqrt(np.pi / 2)
 #: smallest relative scatter between two measurements of one point, even on an idle GPU
 LEAST_ERROR = 0.002
-# Relative error of single times if too few sizes are close together to estimate it; rows of
-# published tables repeat within 1 to 3 % (aiconfigurator-core, rows with the same work).
+# Relative error of single times if too few sizes are close together to estimate it. In published
+# tables, rows with the same work differ by 1 to 3 % (aiconfigurator-core).
 _UNKNOWN_ERROR = 0.03
-# A point with fewer samples is given part of the mean noise of its curve.
+# A point with fewer samples than this takes part of its noise from the mean of its curve.
 _OWN_SAMPLES = 10
-# The median absolute deviation of few samples is too small on average; factors for 2 … 9 samples,
-# and n / (n − 0.8) for more, from Croux and Rousseeuw, "Time-efficient algorithms for two highly
-# robust estimators of scale" (COMPSTAT 1992).
+# The median absolute deviation of few samples is too small on average. These factors correct it for
+# 2 … 9 samples; for more samples the factor is n / (n − 0.8). Source: Croux and Rousseeuw,
+# "Time-efficient algorithms for two highly robust estimators of scale" (COMPSTAT 1992).
 _FEW_SAMPLES = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
-# Sizes within this distance (log size) are treated as repetitions; at least so many are needed.
+# Two sizes within this distance (log size) are treated as repetitions. At least this many pairs are
+# needed to estimate an error.
 _CLOSE = 0.02
 _FEWEST_CLOSE = 8
-# |difference| of two normal values over the standard deviation of one: its median, √2 · Φ⁻¹(3/4),
-# and its lower quartile, √2 · Φ⁻¹(5/8).
+# For two normal values, the absolute difference over the standard deviation of one value has the
+# median √2 · Φ⁻¹(3/4) and the lower quartile √2 · Φ⁻¹(5/8).
 _MEDIAN_PER_SIGMA = sqrt(2) * 0.674490
 _QUARTILE_PER_SIGMA = sqrt(2) * 0.318639
 
@@ -168,8 +174,8 @@ _QUARTILE_PER_SIGMA = sqrt(2) * 0.318639
 def repeatability(records: Iterable[Record]) -> float:
     """Returns the relative standard deviation between repetitions of the run's reference points.
 
-    At least LEAST_ERROR, also without repetitions. Includes differences between the devices of a
-    run.
+    The result includes differences between the devices of a run. It is at least LEAST_ERROR.
+    Without enough repetitions of reference points it is estimated from the few there are.
     """
     medians_us = reference_medians(records)
     known = reference_noise(medians_us)
@@ -177,11 +183,13 @@ def repeatability(records: Iterable[Record]) -> float:
 
 
 def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
-    """Returns the standard errors of a curve's log times (points,). figure_error: that of points of
-    a single sample.
+    """Returns the standard errors of a curve's log times (points,).
+
+    between: scatter between points, in log time (see `fit_curves`).
+    figure_error: standard error of a point that has a single sample, in log time.
     """
     count = _column(curve.points, "num_samples")
-    if count.max() == 1:  # most imported tables
+    if count.max() == 1:  # single times, as in most imported tables
         return np.full(len(count), sqrt(between**2 + figure_error**2))
     factors = count / (count - 0.8)
     for few, factor in _FEW_SAMPLES.items():
@@ -196,11 +204,11 @@ def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
 
 
 def _error_of_figures(curves: Sequence[Curve]) -> float:
-    """Estimates the standard error of a single time of a family from pairs of close sizes.
+    """Estimates the standard error of the single times of one family from pairs of close sizes.
 
-    Steps go up, so a larger size that took less time shows noise, which is symmetric. If a slope
-    leaves too few such pairs, the lower quartile of all pairs is used, which tolerates steps in
-    half of them.
+    Steps go up, so a larger size that took less time shows noise. Noise is symmetric, so the size
+    of these drops measures it. If a slope leaves too few drops, the lower quartile over all pairs
+    is used, which tolerates steps in half of the pairs.
     """
     rises = []
     for curve in curves:
@@ -214,29 +222,33 @@ def _error_of_figures(curves: Sequence[Curve]) -> float:
     return _UNKNOWN_ERROR
 
 
-# Standard errors are scaled up if the fits scatter more than this many times as expected.
+# Standard errors are scaled up if the fits scatter by more than this many times the expected
+# scatter.
 _SETTLED = 1.3
-# Fewest degrees of freedom of a family's fits from which its scatter is estimated.
+# Fewest degrees of freedom, over all fits of a family, from which its scatter is estimated.
 _ENOUGH_FREEDOM = 8
-# Factors on the noise of single times that are tried; 1.0, the estimate from close sizes, comes
-# first.
+# Factors on the noise of single times that are tried. The first, 1.0, keeps the estimate from close
+# sizes.
 _NOISE_FACTORS = (1.0, 0.5, 0.7, 1.4)
-# Families with more curves have enough close pairs, and no other factor is tried.
+# A family with more curves has enough close pairs of sizes, so only the factor 1.0 is tried.
 _MANY_CURVES = 4
-# Fits must leave at least this many degrees of freedom per point.
+# Fewest degrees of freedom per point that a fit must leave.
 _ENOUGH_SHARE = 0.4
 
 
 @dataclass(frozen=True)
 class FittedCurve:
-    """A curve with its piecewise fit. sigma: standard errors of the log times (points,)."""
+    """A curve with its piecewise fit.
+
+    sigma: standard errors of the log times (points,).
+    """
 
     curve: Curve
     sigma: Floats
     fit: PiecewiseFit
 
     def part(self, start: int, stop: int) -> FittedCurve:
-        """Returns points start … stop − 1 with their part of the fit."""
+        """Returns the points start … stop − 1, with their part of the fit, as a curve."""
         breaks = []
         for one in self.fit.breaks:
             if start <= one.index < stop - 1:
@@ -250,9 +262,10 @@ class FittedCurve:
 
 
 def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ...]:
-    """Fits every curve; returns the fits in the same order.
+    """Fits every curve and returns the fits in the same order.
 
-    between: scatter between points beyond their samples, log time (see `repeatability`).
+    between: scatter between points that their own samples do not show, in log time (see
+        `repeatability`).
     """
     families: dict[Family, list[int]] = defaultdict(list)
     for i, curve in enumerate(curves):
@@ -265,6 +278,10 @@ def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ..
 
 
 def _fit_family(curves: Sequence[Curve], between: float) -> list[FittedCurve]:
+    """Fits the curves of one family with standard errors that match their scatter.
+
+    The fits are in the order of the curves.
+    """
     figure_error = _error_of_figures(curves)
     sigmas = [_errors(curve, between, figure_error) for curve in curves]
     if all(_column(curve.points, "num_samples").max() < 3 for curve in curves):
@@ -282,15 +299,18 @@ def _fit_family(curves: Sequence[Curve], between: float) -> list[FittedCurve]:
     return list(map(found.__getitem__, range(len(curves))))
 
 
-# For each batch of curves fitted together: their indices in the family, and their pieces.
+# One entry per batch of curves that are fitted together: their indices in the family and their
+# pieces.
 _Grids = list[tuple[list[int], Pieces]]
 
 
-# Curves of equal length are fitted together up to this many curves × points², to bound the memory.
+# Largest curves × points² of one batch, which bounds the memory. All curves of a batch have equal
+# length.
 _MOST_TOGETHER = 1_000_000
 
 
 def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
+    """Finds the pieces of all curves, in batches of curves of equal length."""
     by_length: dict[int, list[int]] = defaultdict(list)
     for i, curve in enumerate(curves):
         by_length[len(curve.points)].append(i)
@@ -305,9 +325,11 @@ def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
 
 
 def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:
-    """Fits curves of single times at several noise levels, and returns the fits with the highest
-    likelihood. Fits with few degrees of freedom are rejected, because pieces of one or two points
-    can explain any noise."""
+    """Fits curves of single times at several noise levels.
+
+    Returns the fits with the highest likelihood. Fits that leave few degrees of freedom are
+    rejected, because pieces of one or two points can explain any noise.
+    """
     best: _Grids = []
     best_cost = np.inf
     points = sum(len(curve.points) for curve in curves)
@@ -325,9 +347,11 @@ def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: flo
 
 
 def _scatter_factor(grids: _Grids) -> float:
-    """Returns the measured over the expected scatter about the fits; 1 if there are too few degrees
-    of freedom. Takes the median over the curves, so that a few badly fitted curves do not affect
-    the rest."""
+    """Returns the measured scatter about the fits over the expected scatter.
+
+    Takes the median over the curves, so that a few badly fitted curves have no effect. Returns 1 if
+    there are too few degrees of freedom.
+    """
     freedom = np.concatenate([pieces.freedom for _, pieces in grids])
     chi2 = np.concatenate([pieces.chi2 for _, pieces in grids])
     known = freedom >= 1

@@ -1,7 +1,7 @@
-"""Counts the rows of experts, and tells how many of them grouped GEMMs pad.
+"""Computes how many rows grouped GEMMs add when they pad the rows of each expert.
 
-A kernel that runs all experts in one launch pads each expert's rows to whole tiles; a loop of
-products pads none.
+A kernel that runs all experts in one launch pads each expert's rows to whole tiles. A loop of one
+GEMM per expert pads none.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from quantbench.workload import GroupedGemm, MoE
 
 
 def rows_of(point: Point) -> int:
-    """Returns the rows of the fullest expert of grouped products or of a layer; 0 if not all
-    experts have the same.
+    """Returns the number of rows per expert of a grouped GEMM or an MoE layer.
+
+    Returns 0 if the experts have different numbers of rows, and for all other workloads.
     """
     work = point.workload
     if isinstance(work, GroupedGemm | MoE):
@@ -29,17 +30,18 @@ def rows_of(point: Point) -> int:
     return 0
 
 
-#: rows of the tile that unpadded rows are compared with, as of most grouped kernels on GPUs
+#: tile rows to which unpadded rows are compared; most grouped kernels on GPUs use this number
 #: (DeepGEMM pads to 128)
 _USUAL_BLOCK_M = 128
 
 
 def padding_lines(points: Iterable[Point], tile_of: TileOf) -> tuple[str, ...]:
-    """Returns a line for each provider that ran grouped GEMMs: the rows that it pads, or that this
-    is not known.
+    """Describes, in a line for each provider of grouped GEMMs, how many rows it pads.
 
-    tile_of: function from a point to its tile (`check.RunCheck.tile_of`); assumed tiles do not
-        count.
+    The line says so if the number is not known.
+
+    tile_of: function that maps a point to its tile (`check.RunCheck.tile_of`). Assumed tiles are
+        not used.
     """
     by_provider: dict[str, list[_Padding]] = {}
     for point in points:
@@ -57,7 +59,7 @@ def padding_lines(points: Iterable[Point], tile_of: TileOf) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Padding:
-    """Grouped products at a place, and the rows of the tile that they are padded to."""
+    """A grouped GEMM at one place, and the rows of the tile to which its rows are padded."""
 
     axes: dict[str, int]
     work: GroupedGemm
@@ -65,7 +67,7 @@ class _Padding:
 
     @property
     def factor(self) -> float:
-        """Rows with padding over rows without."""
+        """Number of rows with padding over the number without."""
         return padded_rows(self.work, self.block_m) / self.work.rows
 
     def __str__(self) -> str:
@@ -78,6 +80,10 @@ class _Padding:
 
 
 def _line(provider: str, known: list[_Padding]) -> str:
+    """Describes the padding of one provider in a line.
+
+    known: the grouped GEMMs whose tile is known.
+    """
     kernel = f"{provider} multiplies each expert's rows"
     if not known:
         return f"{kernel} by a kernel whose tile is not known: whether it pads them cannot be told"

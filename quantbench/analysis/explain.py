@@ -1,9 +1,8 @@
-"""Explains why a size takes longer than another, or runs below peak: one answer for `check`, the
-sweep and the report.
+"""Determines why one size takes longer than another, or why a size runs below peak.
 
-`cause_of` checks, in this order: lower clock, changed kernel, lost alignment, more waves or tiles,
-padding, working set beyond the cache. The first that applies is the cause; clock, waves, tiles and
-padding must explain half of the step.
+The possible causes are checked in a fixed order, and the first that applies is returned: lower
+clock, changed kernel, lost alignment, more waves or tiles, padding, working set beyond the cache.
+Clock, waves, tiles and padding count only if they explain half of the step.
 """
 
 from __future__ import annotations
@@ -32,22 +31,24 @@ from quantbench.quantization import alignment_words, cdiv, kernel_change_words, 
 from quantbench.units import percent, size
 from quantbench.workload import Softmax
 
-# An effect must explain this share of the log jump to be its cause.
+# Smallest share of the log jump that an effect must explain to be its cause.
 _SMALLEST_SHARE = 0.5
-# What makes two tiles of a kernel the same work.
+# The fields that two tiles must share to divide the work in the same way.
 _SIDES_AND_SPLIT = attrgetter("block_m", "block_n", "split_k")
-# The slowdown begins a little before the working set exceeds the cache and ends a little after.
+# The slowdown begins before the working set exceeds the cache, and ends after it does, both by up
+# to this factor.
 _CACHE_EDGE = 1.15
-# Number of later points checked for a return of the time once the alignment is restored, and the
-# most work they may do relative to the point before the step.
+# Number of later points that are checked for a drop of the time once the alignment is restored, and
+# the most work that such a point may do, relative to the point before the step.
 _LOOK_AHEAD = 8
 _LITTLE_MORE_WORK = 1.1
 
 
 @dataclass(frozen=True)
 class CurveStep:
-    """A step between `index` and `index + 1` of a curve's points. log_jump: rise of the log time
-    beyond the trend.
+    """A step between `index` and `index + 1` of a curve's points.
+
+    log_jump: rise of the log time beyond the trend; negative if the time falls.
     """
 
     points: Sequence[Point]
@@ -63,15 +64,17 @@ class CurveStep:
         return self.points[self.index + 1]
 
     def follows(self, before: float, after: float) -> bool:
-        """Returns whether the growth of a quantity that the time is proportional to explains at
-        least half of the step.
+        """Returns whether the growth of a quantity explains at least half of the step.
+
+        before, after: the quantity on each side of the step. The time is proportional to it.
         """
         return log(after / before) / self.log_jump >= _SMALLEST_SHARE
 
 
 def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
-    """Determines the cause of one step up or down. tile_of: maps a point to its tile (see
-    `periods.tile_finder`).
+    """Determines the cause of one step up or down.
+
+    tile_of: function that maps a point to its tile (see `periods.tile_finder`).
     """
     old, new = _tiles(step, tile_of)
     evidence = "identity" if old and new and old.identified and new.identified else "arithmetic"
@@ -99,11 +102,11 @@ def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
 
 
 def _tiles(step: CurveStep, tile_of: TileOf) -> tuple[TileInUse | None, TileInUse | None]:
-    """Returns the tiles before and after the step, None if unknown.
+    """Returns the tiles before and after the step; None for a tile that is unknown.
 
-    If one side has no recorded kernel, it is assumed to run the other side's, provided that the
-    next recorded kernel beyond it is that one. Blocks of two different tiles must not be compared:
-    their numbers differ anywhere.
+    If only one side has a recorded kernel, the other side is assumed to run the same kernel. This
+    is done only if the next recorded kernel beyond the other side is that kernel too. Blocks of two
+    different tiles must not be compared, because their numbers differ at any size.
     """
     old = tile_of(step.before)
     new = tile_of(step.after)
@@ -124,6 +127,7 @@ def _tiles(step: CurveStep, tile_of: TileOf) -> tuple[TileInUse | None, TileInUs
 
 
 def _throttling(step: CurveStep) -> Cause | None:
+    """Returns the cause `throttling` if a change of the SM clock explains the step."""
     old = step.before.clock_mhz
     new = step.after.clock_mhz
     if not old or not new or not step.follows(new, old):
@@ -132,12 +136,13 @@ def _throttling(step: CurveStep) -> Cause | None:
 
 
 def _kernel_change(step: CurveStep) -> Cause | None:
+    """Returns the cause `kernel change` if different kernels were recorded on the two sides."""
     old = step.before.launch
     new = step.after.launch
     if old is None or new is None or _same_kernel(old, new):
         return None
     words = kernel_change_words(old, new)
-    # Below 16 bytes libraries must change kernel; below 128 they need not.
+    # Below 16 bytes libraries must change the kernel. Below 128 bytes they need not.
     misaligned = _misaligned(step, (16,))
     if misaligned is not None:
         words += f", as {misaligned[1]}"
@@ -145,15 +150,20 @@ def _kernel_change(step: CurveStep) -> Cause | None:
 
 
 def _same_kernel(old: Launch, new: Launch) -> bool:
-    """Returns whether two launches run one kernel on equal tiles, split alike."""
+    """Returns whether two launches run the same kernel on tiles of equal sides and split-k."""
     if old.kernel != new.kernel or old.tile is None or new.tile is None:
         return old.kernel == new.kernel and old.tile is new.tile
     return _SIDES_AND_SPLIT(old.tile) == _SIDES_AND_SPLIT(new.tile)
 
 
 def _misaligned(step: CurveStep, limits: Sequence[int] = (16, 128)) -> tuple[int, str] | None:
-    """Returns the first of `limits` (bytes) that row alignment falls below at a step up, or rises
-    to at a step down, with a description."""
+    """Returns which alignment limit is lost between the two sides of a step, and its description.
+
+    The faster side keeps the limit and the slower side does not. At a step up, the faster side is
+    the one before the step. Returns None if no limit is lost.
+
+    limits: row alignments in bytes; the first one that is lost is returned.
+    """
     verb = "are"
     whole = row_alignment_bytes(step.before.workload) or 0
     broken = row_alignment_bytes(step.after.workload) or 0
@@ -167,19 +177,22 @@ def _misaligned(step: CurveStep, limits: Sequence[int] = (16, 128)) -> tuple[int
 
 
 def _alignment(step: CurveStep, tile_of: TileOf) -> Cause | None:
+    """Returns the cause `alignment` if the slower side lost an alignment that its kernel needs."""
     misaligned = _misaligned(step)
     if misaligned is None:
         return None
     needed, words = misaligned
     drops = _drops_back(step, tile_of)
-    if drops is None:  # no later point to compare: 16 bytes matter to every kernel, 128 to few
+    if drops is None:  # without a later point: 16 bytes matter to every kernel, 128 to few
         drops = needed == 16
     return Cause("alignment", words, "arithmetic") if drops else None
 
 
 def _drops_back(step: CurveStep, tile_of: TileOf) -> bool | None:
-    """Returns whether the time drops back at a near point with restored alignment and as many
-    waves; None without.
+    """Returns whether the time drops back at a nearby point whose alignment is restored.
+
+    The point must need as many waves as the point after the step. Returns None if there is no such
+    point, or if the step goes down.
     """
     if step.log_jump < 0:
         return None
@@ -195,11 +208,16 @@ def _drops_back(step: CurveStep, tile_of: TileOf) -> bool | None:
 
 
 def _waves(point: Point, tile_of: TileOf) -> int | None:
+    """Returns the number of waves of a point; None if its tile is unknown."""
     used = tile_of(point)
     return None if used is None else num_waves(point.workload, used.tile, used.resident_blocks)
 
 
 def _more_blocks(step: CurveStep, old: TileInUse, new: TileInUse, evidence: str) -> Cause | None:
+    """Returns the wave edge or the tile edge that explains the step, if any.
+
+    old, new: tiles before and after the step.
+    """
     before = num_blocks(step.before.workload, old.tile)
     after = num_blocks(step.after.workload, new.tile)
     if before is None or after is None or (before < after) != (step.log_jump > 0):
@@ -214,8 +232,8 @@ def _more_blocks(step: CurveStep, old: TileInUse, new: TileInUse, evidence: str)
     found = _split_blocks(step, before, after, new) if one_wave else None
     if found is not None:
         return found
-    # More tiles in the same number of waves cost nothing, except within one wave, where they share
-    # the memory.
+    # More tiles in the same number of waves cost nothing, except within one wave, where they
+    # compete for memory bandwidth.
     if (one_wave or not new.waves) and step.follows(before, after):
         where = " within one wave" if new.waves else ""
         return Cause("tile edge", f"{new.words}: {before} to {after} tiles{where}", evidence)
@@ -223,9 +241,13 @@ def _more_blocks(step: CurveStep, old: TileInUse, new: TileInUse, evidence: str)
 
 
 def _split_blocks(step: CurveStep, before: int, after: int, used: TileInUse) -> Cause | None:
-    """Returns the wave edge of split tiles: below half a wave libraries split tiles to use more
-    SMs. The parts may need a second wave where whole tiles would not. docs/choosing-shapes.md shows
-    measured steps."""
+    """Returns the wave edge that arises because the library splits tiles, if it explains the step.
+
+    Below half a wave, libraries split tiles to use more SMs. The parts may need a second wave where
+    whole tiles would not. docs/choosing-shapes.md shows measured steps.
+
+    before, after: number of tiles on each side of the step.
+    """
     parts = largest_split(min(before, after), used.resident_blocks)
     if used.source != "steps" or not used.waves or parts == 1:
         return None
@@ -241,6 +263,7 @@ def _split_blocks(step: CurveStep, before: int, after: int, used: TileInUse) -> 
 
 
 def _padding(step: CurveStep) -> Cause | None:
+    """Returns the tile edge that padding of a dimension causes, if it explains the step."""
     old = padded(step.before.workload)
     new = padded(step.after.workload)
     if old is None or new is None:
@@ -254,6 +277,10 @@ def _padding(step: CurveStep) -> Cause | None:
 
 
 def _memory(step: CurveStep, spec: DeviceSpec) -> Cause | None:
+    """Returns the cause `memory boundary` if the working set outgrows the cache at the step.
+
+    The cache is the last-level cache of the device.
+    """
     small = step.before.workload.min_bytes
     large = step.after.workload.min_bytes
     if step.log_jump < 0:
@@ -267,16 +294,15 @@ def _memory(step: CurveStep, spec: DeviceSpec) -> Cause | None:
 
 
 def idle_at(point: Point, spec: DeviceSpec, tile_of: TileOf) -> tuple[Cause, ...]:
-    """Returns why a point runs below peak by itself: padding, partial waves, misaligned rows."""
+    """Returns the reasons why a point runs below peak: padding, partial waves, misaligned rows."""
     return idle_reasons(point.workload, spec, tile_of(point), point.peak_share)
 
 
 def cause_of_loss(slow: Point, better: Point, spec: DeviceSpec, tile_of: TileOf) -> Cause:
-    """Determines why an op runs at a lower rate at one size than at a better one, without a cliff
-    between them.
+    """Determines why an op has a lower rate at one size than at a better size.
 
-    It is the changed kernel, else what only the slow size leaves idle. Nothing rests on an assumed
-    tile.
+    The caller has found no cliff between the two sizes. The cause is a changed kernel, else the
+    first reason for idle SMs that only the slow size has. A tile that is only assumed is not used.
     """
     changed = _kernel_change(CurveStep((better, slow), 0, 1.0))
     if changed is not None:
@@ -290,5 +316,8 @@ def cause_of_loss(slow: Point, better: Point, spec: DeviceSpec, tile_of: TileOf)
 
 
 def known(used: TileInUse | None) -> bool:
-    """Returns whether a tile was recorded or recovered from the steps, not assumed."""
+    """Returns whether a tile was recorded or inferred from the steps.
+
+    An assumed tile is not known.
+    """
     return used is not None and used.source != "assumed"

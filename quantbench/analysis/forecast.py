@@ -1,4 +1,4 @@
-"""Predicts the times of a sweep's grid, and the rise of the time from m to m + 1."""
+"""Predicts the time of every place of a sweep, and the rise of the time from m to m + 1."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _SIDES = attrgetter("m", "n", "k")
 
 @dataclass(frozen=True)
 class Rise:
-    """Predicted relative rise of the time from m to m + 1 (0.3: 30 % longer), with its 90 %
-    interval.
+    """Predicted relative rise of the time from m to m + 1, with its 90 % interval.
+
+    share: the relative rise; 0.3 means 30 % longer.
     """
 
     share: float
@@ -38,7 +39,10 @@ class Rise:
 
 @dataclass(frozen=True)
 class PredictedOp:
-    """Prediction of one op, `count` times in a place. See `Estimate` for the other fields."""
+    """Prediction of one op, which a place runs `count` times.
+
+    See `Estimate` for the other fields.
+    """
 
     op: str
     count: int
@@ -58,14 +62,18 @@ class PredictedOp:
 class PredictedPlace:
     """Predicted ops at one place on the axes: one layer, or a single op.
 
-    latency_us, low_us, high_us, tflops: of the sum of the ops, without the logits if there are
-        other ops.
+    latency_us, low_us, high_us, tflops: figures for the sum of the ops. The sum excludes the logits
+        if there are other ops.
     logits_us: time of the model's logits if the place has other ops as well, else None.
     peak_share: time-weighted share of peak of the summed ops; None if a peak is unknown.
-    reasons: why the worst op, that with the smallest share of peak, runs below peak.
-    ops: all ops, with the logits.
-    rise_at_next_m: see `rises_at_next_m`. slower_than_best_kernel: see `slower_than_best_kernel`.
+    worst_op: name of the summed op with the smallest share of peak.
+    reasons: the reasons why the worst op runs below peak.
+    ops: all ops, including the logits.
     summed: estimates of the summed ops.
+    worst: estimate of the worst op.
+    rise_at_next_m: rise of the time from m to m + 1 (see `rises_at_next_m`).
+    slower_than_best_kernel: share of the time lost against the fastest kernel (see the function of
+        this name).
     """
 
     axes: dict[str, int]
@@ -88,8 +96,8 @@ class PredictedPlace:
 class Forecast:
     """Predictions over a grid of axes.
 
-    rows: predicted places, in axis order.
-    impossible: one error message per place that cannot exist and was skipped.
+    rows: predicted places, in the order of the axes.
+    impossible: one error message for each place that cannot exist and was skipped.
     """
 
     rows: tuple[PredictedPlace, ...]
@@ -97,17 +105,21 @@ class Forecast:
 
     @property
     def ops(self) -> tuple[OpEstimate, ...]:
+        """Estimates of all ops of all places."""
         ops = chain.from_iterable(row.ops for row in self.rows)
         return tuple(map(attrgetter("estimate"), ops))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Distinct notes on the basis of the predictions."""
+        """Distinct notes on what the predictions rest on."""
         return tuple(dict.fromkeys(op.estimate.note for op in self.ops if op.estimate.note))
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """Distinct reasons why times rest on no measurement, with the number of ops, most first."""
+        """Distinct reasons why times rest on no measurement, most frequent first.
+
+        Each reason states its number of ops.
+        """
         reasons = Counter(op.estimate.unmeasured for op in self.ops if op.estimate.unmeasured)
         return tuple(
             f"{reason} ({count} of {counted(len(self.ops), 'op')})"
@@ -118,9 +130,9 @@ class Forecast:
 def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes) -> Forecast:
     """Predicts every place of a grid.
 
-    axes: axes with `@edges` already expanded.
-    held: values of all other dimensions, defaults filled in.
-    times: source of op times for the device.
+    axes: axes of the grid, with `@edges` already expanded.
+    held: values of all other dimensions, with the defaults filled in.
+    times: source of the op times for the device.
     Raises InputError if no place is left.
     """
     places, impossible = places_of(axes, held, "predict", modelled=True)
@@ -142,6 +154,11 @@ def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes) -> Foreca
 def _row(
     axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correlation: float
 ) -> PredictedPlace:
+    """Sums the predictions of the ops at one place.
+
+    found: estimates of all ops at the place.
+    correlation: correlation of the errors of the ops' times, for the interval of the sum.
+    """
     layer: list[PredictedOp] = []
     logits: list[PredictedOp] = []
     for estimate in found:
@@ -194,7 +211,7 @@ def _op(found: OpEstimate, spec: DeviceSpec) -> PredictedOp:
 
 
 def with_cliffs(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[PredictedPlace, ...]:
-    """Returns the rows with what the model knows of cliffs near them."""
+    """Adds what the model predicts about nearby cliffs and about slower kernels to the rows."""
     found = []
     rises = rises_at_next_m(rows, model)
     for row, rise, share in zip(rows, rises, slower_than_best_kernel(rows, model), strict=True):
@@ -203,11 +220,11 @@ def with_cliffs(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[Predi
 
 
 def rises_at_next_m(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[Rise | None, ...]:
-    """Returns for each row the predicted rise from m to m + 1.
+    """Returns the predicted rise from m to m + 1 for each row.
 
-    The errors of both times count as independent: on six public tables, learned from 200 rows, 90 %
-    of the rises then lie within 0.7 to 1.1 half-widths of the interval.
-    None for rows other than a single unbatched GEMM along m, and for all rows if the model has no
+    The errors of the two times are treated as independent. On six public tables, with 200 training
+    rows each, 90 % of the rises then lie within 0.7 to 1.1 half-widths of the interval. A row has
+    None unless it is a single unbatched GEMM along m. All rows have None if the model has no
     training rows.
     """
     asked: dict[int, Gemm] = {}
@@ -234,15 +251,17 @@ def rises_at_next_m(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[R
 
 
 def slower_than_best_kernel(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[float, ...]:
-    """Returns for each row of a single GEMM by how much (a share of the time) the model's rows of
-    such products were slower than the fastest kernel of its cost model, as another kernel or a
-    lower clock makes them; 0 for other rows.
+    """Returns how much slower than the fastest kernel the model expects each row to be.
+
+    The value is a share of the time. It is large where the model's training rows for similar GEMMs
+    were slower than the fastest kernel of its cost model, for instance because the library chose
+    another kernel or the clock dropped. It is 0 for all rows unless each row is a single GEMM.
     """
     gemms = []
     for row in rows:
         work = row.ops[0].estimate.op.workload
         if len(row.ops) != 1 or not isinstance(work, Gemm) or not model.rows:
-            return (0.0,) * len(rows)  # the ops of a grid's places are the same
+            return (0.0,) * len(rows)  # all places of a grid have the same ops
         gemms.append(work)
     batch = [min(one.batch, LARGEST_SIDE // one.m) for one in gemms]
     layouts = [one.layout for one in gemms]
@@ -252,7 +271,10 @@ def slower_than_best_kernel(rows: Sequence[PredictedPlace], model: GemmModel) ->
 
 
 def _along_m(row: PredictedPlace) -> Gemm | None:
-    """Returns the only GEMM of a row along m, None for other rows and at the largest m."""
+    """Returns the GEMM of a row that is a single unbatched GEMM along m.
+
+    Returns None for other rows, and at the largest m.
+    """
     work = row.summed[0].op.workload
     if "m" not in row.axes or len(row.summed) != 1 or not isinstance(work, Gemm) or work.batch != 1:
         return None

@@ -1,9 +1,8 @@
-"""Finds jumps of the time: one table with a row per gap of each curve, from which cliffs, common
-cliffs and gaps come.
+"""Finds the cliffs of a run, and the gaps between measured sizes that are worth refining.
 
-A cliff is a significant jump between close sizes of one curve, a common cliff a jump of the median
-over many curves, a gap one that is worth measuring between. (The latency models have cliffs of
-their own in `latency.gemm.cliffs`.)
+Every gap between two neighbours of a curve has a jump of the time. A cliff is a significant jump
+between close sizes of one curve, and a common cliff is a jump of the median over many curves.
+(`latency.gemm.cliffs` predicts cliffs; this module finds measured ones.)
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from quantbench.sweep.refine import AxisGap, Gap
 from quantbench.sweep.sizes import grain_of
 from quantbench.units import dashed
 
-# Smallest jump (log time) that is called a cliff, at any noise.
+# Smallest jump (log time) that is called a cliff, however low the noise is.
 SMALLEST_CLIFF = log(1.03)
-# Standard errors that a jump must exceed. High, because each curve has many gaps: on simulated
-# curves of a hundred points without steps, about one curve in seven then shows a false step.
+# Number of standard errors that a cliff must exceed. It is high because each curve has many gaps:
+# even so, about one in seven simulated curves of a hundred points without steps shows a false step.
 _SURE = 4.0
 _95_PERCENT = 1.96
 
@@ -39,8 +38,8 @@ _95_PERCENT = 1.96
 class Jump:
     """The change of the time over one gap of a curve, from point `index` to the next.
 
-    log_rise: change of the log time, beyond the trend.
-    step: the step that the fit has there, if any.
+    log_rise: change of the log time beyond the trend.
+    step: the step of the fit at this gap, if there is one.
     close: whether the two sizes are close enough to locate a step between them.
     """
 
@@ -60,13 +59,14 @@ class Jump:
 
     @property
     def log_growth(self) -> float:
-        """Growth of the useful work, as a log ratio."""
+        """Growth of the useful work over the gap, as a log ratio."""
         return log(useful_work(self.after.workload) / useful_work(self.before.workload))
 
     @property
     def cliff(self) -> Break | None:
-        """The step, if it is a cliff: large, significant, between close sizes, and steeper than the
-        work grows.
+        """The step, if it is a cliff: large, significant, and between close sizes.
+
+        A step up must also be larger than the growth of the work.
         """
         step = self.step
         if step is None or not self.close:
@@ -78,8 +78,10 @@ class Jump:
 
     @property
     def log_height(self) -> float:
-        """Height for refinement: of a cliff between close sizes, else the drop of the rate if it is
-        significant.
+        """Height that decides about refinement, in log time.
+
+        Between close sizes it is the height of the cliff, or 0 if there is none. Between distant
+        sizes it is the drop of the rate, or 0 if that drop is not significant.
         """
         if self.close:
             cliff = self.cliff
@@ -95,6 +97,7 @@ def jumps_of(fitted: Iterable[FittedCurve]) -> tuple[Jump, ...]:
 
 
 def _jumps(one: FittedCurve) -> Iterator[Jump]:
+    """Yields the jump over each gap of one curve."""
     curve = one.curve
     rises = np.diff(curve.log_time) - one.fit.trend * np.diff(curve.log_size)
     steps = {found.index: found for found in one.fit.breaks}
@@ -108,12 +111,13 @@ class Cliff(OfFamily):
     """A jump of the time between two neighbours of a curve, beyond the trend.
 
     held: values of the other axes.
-    at, next: the last size before the jump and the first measured after it.
-    keys: of the records on both sides.
-    ratio, low, high: time after / before without the trend, with 95 % interval; below 1 the time
-        falls.
+    at, next: the last size before the jump and the first measured size after it.
+    ratio, low, high: time after the jump over time before it, without the trend, with its 95 %
+        interval. Below 1 the time falls.
     first, last: range of axis values after which the jump may lie, with 95 % confidence.
-    rate_ratio: useful work per second, after / before, trend included.
+    rate_ratio: useful work per second after the jump over that before it, including the trend.
+    cause: why the time jumps.
+    keys: keys of the records before and after the jump.
     """
 
     held: Mapping[str, int]
@@ -132,10 +136,11 @@ class Cliff(OfFamily):
 
 
 def find_cliffs(jumps: Iterable[Jump], spec: DeviceSpec, tile_of: TileOf) -> tuple[Cliff, ...]:
-    """Finds the significant jumps, largest first: rises that lower the rate of useful work, and
-    falls.
+    """Finds the significant jumps, largest first.
 
-    tile_of: maps a point to its tile (see `periods.tile_finder`).
+    Significant are rises of the time that lower the rate of useful work, and falls of the time.
+
+    tile_of: function that maps a point to its tile (see `periods.tile_finder`).
     """
     found = []
     for jump in jumps:
@@ -169,25 +174,28 @@ def _cliff(jump: Jump, step: Break, spec: DeviceSpec, tile_of: TileOf) -> Cliff:
     )
 
 
-# Fewest curves that have a common cliff.
+# Fewest curves over which a common cliff is determined.
 _FEWEST_CURVES = 8
-# Most kinds of cause named for one size.
+# Most kinds of cause that are named for one size.
 _CAUSES_NAMED = 2
 
-#: axis, op, provider, variant, and the sizes on both sides
+#: (axis, op, provider, variant, size before the gap, size after it)
 _Key = tuple[str, str, str, str, int, int]
 
 
 @dataclass(frozen=True)
 class CommonCliff(OfFamily):
-    """A jump of the median time over many curves of one family, between sizes `at` and `next` of
-    `axis`.
+    """A jump of the median time over many curves of one family.
 
-    ratio, low, high: median jump (time ratio) with 95 % interval.
-    num_cliffs: number of curves with a significant jump of their own there.
-    causes: number of curves by kind of these cliffs, by decreasing total cost.
-    stepping, level: (median ratio, number) of the curves that begin a new wave there, and of those
-        that do not; None if there are none, or no tile explains the family's steps.
+    It lies between the sizes `at` and `next` of `axis`.
+
+    num_curves: number of curves that were measured at both sizes.
+    ratio, low, high: median jump, as a ratio of times, with its 95 % interval.
+    num_cliffs: number of curves that have a cliff of their own at this place.
+    causes: number of these cliffs by kind of cause, ordered by decreasing total cost.
+    stepping: (median ratio, number) of the curves that begin a new wave at this place; None if
+        there are none, or if no tile explains the family's steps.
+    level: the same of the curves that do not begin a new wave.
     """
 
     at: int
@@ -208,9 +216,7 @@ class CommonCliff(OfFamily):
 
     @property
     def cause_words(self) -> str:
-        """The two most costly kinds of cause with their number of curves: `wave edge 71, tile edge
-        64`.
-        """
+        """The two most costly kinds of cause with their number: `wave edge 71, tile edge 64`."""
         words = [f"{kind} {number}" for kind, number in self.causes.items()]
         return ", ".join(words[:_CAUSES_NAMED]) or "unexplained"
 
@@ -221,11 +227,13 @@ def common_cliffs(
     spec: DeviceSpec,
     explained_by: Mapping[Family, Explanation],
 ) -> tuple[CommonCliff, ...]:
-    """Finds sizes after which the median jump over eight or more curves is significant and at least
-    3 %, largest first.
+    """Finds the sizes at which the median jump over many curves is significant, largest first.
 
-    cliffs: result of `find_cliffs` on the same jumps.
-    explained_by: the tile that explains the steps of a family, for families that have one.
+    At least eight curves must be measured on both sides, and the median must rise by 3 % or more.
+    Only compute-bound points are used.
+
+    cliffs: the result of `find_cliffs` on the same jumps.
+    explained_by: the tile that explains the steps of a family, for the families that have one.
     """
     rises: dict[_Key, list[tuple[float, bool | None]]] = {}
     counted: set[tuple[_Key, str]] = set()
@@ -252,7 +260,10 @@ def common_cliffs(
 
 
 def _more_waves(jump: Jump, explanation: Explanation) -> bool | None:
-    """Returns whether the point after the gap needs more waves than the one before it."""
+    """Returns whether the point after the gap needs more waves than the point before it.
+
+    Returns None if unknown.
+    """
     before = num_waves(jump.before.workload, explanation.tile, explanation.resident_blocks)
     after = num_waves(jump.after.workload, explanation.tile, explanation.resident_blocks)
     return None if before is None or after is None else after > before
@@ -261,6 +272,11 @@ def _more_waves(jump: Jump, explanation: Explanation) -> bool | None:
 def _common(
     key: _Key, jumps: Sequence[tuple[float, bool | None]], heights: dict[str, list[float]]
 ) -> CommonCliff | None:
+    """Returns the common cliff at one pair of sizes; None if the median jump is not significant.
+
+    jumps: (log rise, whether the curve begins a new wave) of each curve.
+    heights: log heights of the cliffs at these sizes, by kind of cause.
+    """
     if len(jumps) < _FEWEST_CURVES:
         return None
     rises = [rise for rise, _ in jumps]
@@ -284,16 +300,17 @@ def _common(
 
 
 def _median_ratio(rises: Sequence[float]) -> tuple[float, int] | None:
+    """Returns (median ratio, number) of log rises; None if there are none."""
     return (exp(float(np.median(rises))), len(rises)) if rises else None
 
 
-# Smallest jump (log time) that is refined, and the largest number of gaps.
+# Smallest jump (log time) that is refined, and the largest number of gaps that are returned.
 _SMALLEST_GAP = log(1.05)
 _MOST_GAPS = 32
 
 
 def find_gaps(jumps: Iterable[Jump]) -> tuple[AxisGap, ...]:
-    """Returns up to 32 gaps with a jump of 5 % or more, largest first."""
+    """Returns up to 32 gaps with a jump of 5 % or more, the largest first."""
     large = []
     for jump in jumps:
         height = jump.log_height

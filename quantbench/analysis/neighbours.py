@@ -1,5 +1,7 @@
-"""Finds sizes with a lower rate than a nearby size: smaller within 10 %, or within a factor of
-two.
+"""Finds sizes that run at a lower rate than a nearby better size, and measures the loss.
+
+A nearby size is one that is smaller by up to 10 %, or one within a factor of two for dimensions in
+powers of two.
 """
 
 from __future__ import annotations
@@ -14,27 +16,31 @@ import numpy as np
 
 from quantbench.analysis.summary import LayerRow, Point, held_of, rows_of, useful_work
 
-#: relative distance within which a user may change a size
+#: relative distance within which a user can change a size
 NEAR = 0.10
-#: the same as a factor, for sizes in powers of two
+#: factor within which a user can change a size in powers of two
 DOUBLE = 2
-# Smallest loss that is reported: larger for single times without samples, whose repetitions differ
-# by a few per cent.
+# Smallest loss that is reported. It is larger for single times without samples, because their
+# repetitions differ by a few per cent.
 _SMALLEST_LOSS = 0.03
 _SMALLEST_LOSS_OF_FIGURES = 0.08
-# A larger size that takes at most this much longer counts as free.
+# A larger size counts as free if it takes at most this much longer (a share of the time).
 _FREE = 0.01
 
 
 @dataclass(frozen=True)
 class BadSize:
-    """A size with a lower rate than a better one nearby: smaller within NEAR, or within DOUBLE.
+    """A size that runs at a lower rate than a better size nearby.
 
-    row, better: rows of both sizes.
+    The better size is smaller by up to NEAR, or within a factor of DOUBLE.
+
+    row, better: rows of the slow size and of the better size.
     loss: throughput lost against the better size, as a share.
-    low, high: bounds of the loss from both intervals; None for times without samples.
-    up_to: largest value of `axis` within NEAR above that takes no longer; None if there is none.
-    culprit, culprit_at_better: op that loses most time, at both sizes.
+    low, high: bounds of the loss, from the intervals of both rows; None for times without samples.
+    up_to: largest value of `axis`, up to NEAR larger than the slow size, that takes no longer; None
+        if there is none.
+    culprit, culprit_at_better: the op that loses most time, at the slow size and at the better
+        size.
     """
 
     axis: str
@@ -54,8 +60,9 @@ class BadSize:
 
 
 def rows_by_dtype(points: Sequence[Point]) -> tuple[LayerRow, ...]:
-    """Returns the rows of `rows_of` separately for each dtype, because a table may hold one shape
-    in several.
+    """Returns the rows of the points, separately for each dtype.
+
+    A table may hold one shape in several dtypes.
     """
     by_dtype: dict[str, list[Point]] = defaultdict(list)
     for point in points:
@@ -64,10 +71,10 @@ def rows_by_dtype(points: Sequence[Point]) -> tuple[LayerRow, ...]:
 
 
 def curves_of_rows(rows: Iterable[LayerRow], axis: str) -> tuple[tuple[LayerRow, ...], ...]:
-    """Groups rows with the same provider, dtype and other axes, by ascending `axis`.
+    """Groups rows with the same provider, dtype and other axes into curves along `axis`.
 
-    Leaves out rows whose ops, or their timing modes, differ from those of most rows (an op failed
-    there).
+    The rows of a curve are in ascending order of `axis`. Leaves out a row if its ops or their
+    timing modes differ from those of most rows, because an op failed there.
     """
     curves: dict[tuple[object, ...], list[LayerRow]] = {}
     for row in rows:
@@ -85,16 +92,17 @@ def curves_of_rows(rows: Iterable[LayerRow], axis: str) -> tuple[tuple[LayerRow,
 
 
 def _ops_and_modes(row: LayerRow) -> tuple[tuple[str, str], ...]:
+    """Returns the name and the timing mode of each op of a row."""
     return tuple([(point.op, point.mode) for point in row.points])
 
 
 def bad_sizes_on(
     curves: Iterable[Sequence[LayerRow]], axis: str, *, doubles: bool = False
 ) -> tuple[BadSize, ...]:
-    """Finds bad sizes on curves from `curves_of_rows`, largest loss first.
+    """Finds the bad sizes on the curves of `curves_of_rows`, largest loss first.
 
-    doubles: whether to compare with sizes within a factor of DOUBLE (tp = 1, 2, 4, 8) instead of
-        smaller ones within NEAR; `up_to` is then None.
+    doubles: whether to compare each size with all sizes within a factor of DOUBLE (tp = 1, 2, 4, 8)
+        instead of only smaller sizes within NEAR. `up_to` is then None.
     """
     found: list[BadSize] = []
     for curve in curves:
@@ -103,6 +111,7 @@ def bad_sizes_on(
 
 
 def _of_curve(curve: Sequence[LayerRow], axis: str, *, doubles: bool) -> Iterable[BadSize]:
+    """Yields the bad sizes of one curve. The arguments are those of `bad_sizes_on`."""
     sizes = [row.axes[axis] for row in curve]
     times_us = np.array([row.latency_us for row in curve])
     rates = np.array([row.work for row in curve]) / times_us
@@ -128,7 +137,10 @@ def _of_curve(curve: Sequence[LayerRow], axis: str, *, doubles: bool) -> Iterabl
 
 
 def _against(row: LayerRow, better: LayerRow, axis: str, up_to: int | None) -> BadSize | None:
-    """Returns the loss of one row against another; None if it is small or not significant."""
+    """Returns the bad size that one row is against a better row.
+
+    Returns None if the loss is small or not significant.
+    """
     ratio = (row.work / row.latency_us) / (better.work / better.latency_us)
     loss = 1 - ratio
     low = None
@@ -150,8 +162,9 @@ def has_spread(row: LayerRow) -> bool:
 
 
 def _culprit(row: LayerRow, better: LayerRow) -> tuple[Point, Point]:
-    """Returns the op that loses most time against its rate at the better size, and the same op
-    there.
+    """Returns the op that loses most time against its rate at the better size.
+
+    The second point is the same op at the better size.
     """
     there = {point.op: point for point in better.points}
 

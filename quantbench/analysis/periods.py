@@ -1,5 +1,6 @@
-"""Infers the tile, the number of resident blocks and the step spacing from the steps in each curve
-family's latency.
+"""Infers tiles, resident blocks and the distance between steps from measured latencies.
+
+There is one result per curve family.
 """
 
 from __future__ import annotations
@@ -35,27 +36,27 @@ from quantbench.quantization import cdiv
 from quantbench.units import percent
 from quantbench.workload import Gemm
 
-# Most curves compared with the candidates, and most points in total. Longer curves are cut, because
-# the work grows with the square of their points.
+# Most curves that are compared with the candidates, and the most points of all curves together.
+# Curves longer than _LONGEST_CURVE are cut, because the work grows with the square of their points.
 _MOST_CURVES = 48
 _MOST_POINTS = 6000
 _LONGEST_CURVE = 256
-# Usual limit of the ratio of a tile's sides.
+# Largest ratio of a tile's sides that is usual.
 _USUAL_ASPECT = 2.0
-# Fewest points of a curve from which steps are explained.
+# Fewest points of a curve whose steps are explained.
 _FEWEST_POINTS = 6
 
 
 @dataclass(frozen=True)
 class Period(OfFamily):
-    """Tile and waves inferred from the steps of one curve family (op, provider, variant) along
-    `axis`.
+    """Tile and waves inferred from the steps of one curve family along `axis`.
 
-    recovered: explanations found, with their confidence.
-    num_curves: number of curves compared with the candidates.
-    spacing, spacing_error: distance between steps in axis units, with standard error; None if steps
-        are few or uneven.
-    chosen: the reported explanation; None if none is clear.
+    recovered: the explanations found, with their confidence.
+    sm_count: number of SMs of the device.
+    num_curves: number of curves that were compared with the candidates.
+    spacing, spacing_error: distance between steps in axis units, and its standard error; None if
+        the steps are few or uneven.
+    chosen: the explanation that is reported; None if none is clear.
     """
 
     recovered: Recovered
@@ -67,18 +68,18 @@ class Period(OfFamily):
 
     @property
     def sure_words(self) -> str:
-        """Confidence as text, e.g. `97 % sure`; `over 99 % sure` above 99 %."""
+        """Confidence as text: `97 % sure`, or `over 99 % sure` above 99 %."""
         confidence = self.recovered.confidence
         return "over 99 % sure" if confidence > 0.99 else f"{percent(confidence)} sure"
 
     @property
     def clear(self) -> bool:
-        """Whether the search has a clear result."""
+        """Whether the search for a tile has a clear result."""
         return self.recovered.verdict == "CONFIRMED"
 
     @property
     def tile_words(self) -> str:
-        """Description of the chosen explanation, e.g. `128x256 tile on 108 SMs`; "" without one."""
+        """Description of the chosen explanation (`128x256 tile on 108 SMs`), else ""."""
         return "" if self.chosen is None else self.words_of(self.chosen)
 
     def words_of(self, explanation: Explanation) -> str:
@@ -87,8 +88,9 @@ class Period(OfFamily):
 
 
 def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec) -> tuple[Period, ...]:
-    """Infers the period of each family of GEMM curves with enough close points, along the axis with
-    most of them.
+    """Infers the period of each family of GEMM curves that has enough close points.
+
+    Of several axes, the one with most close points is used.
     """
     families: dict[Family, dict[str, list[FittedCurve]]] = {}
     for one in fitted:
@@ -103,13 +105,15 @@ def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec) -> tuple[Perio
 
 
 def _num_close(one: FittedCurve) -> int:
+    """Returns how many neighbours on a curve are close enough to locate a step between."""
     return len(one.curve.close_gaps)
 
 
 def _period(curves: Sequence[FittedCurve], spec: DeviceSpec) -> Period:
+    """Infers the period of one family from its curves along one axis."""
     chosen = _choose(curves, spec)
-    # One resident block stands for kernels without waves: on a CPU core, and persistent kernels
-    # that divide the last tiles.
+    # One resident block stands for kernels without waves: kernels on a CPU core, and persistent
+    # kernels that divide the last tiles.
     resident = [1]
     sides: tuple[int, ...] = CPU_BLOCK_SIDES
     if spec.kind != "cpu":
@@ -132,9 +136,9 @@ def _products(curve: Curve) -> list[Gemm]:
 
 
 def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec) -> list[FittedCurve]:
-    """Cuts long curves into parts and samples the parts at even intervals of the list.
+    """Cuts long curves into parts and selects parts at even intervals.
 
-    Only compute-bound ones are taken if there are any, because a memory bound hides the waves.
+    Only compute-bound parts are selected if there are any, because a memory bound hides the waves.
     """
     parts = []
     bound = []
@@ -156,8 +160,8 @@ def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec) -> list[FittedCurve
 def _plausibility(explanation: Explanation, spec: DeviceSpec) -> tuple[float, ...]:
     """Returns a sort key that selects one of several equivalent explanations.
 
-    Prefers, in this order: few blocks per SM, sides that are powers of two, an aspect ratio up to
-    two, a size near the device's assumed tile.
+    It prefers, in this order: few blocks per SM, sides that are powers of two, an aspect ratio of
+    at most two, and a size near the device's assumed tile.
     """
     assumed = assumed_tile(spec)
     m = explanation.block_m
@@ -170,8 +174,11 @@ def _plausibility(explanation: Explanation, spec: DeviceSpec) -> tuple[float, ..
 
 
 def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]:
-    """Returns the mean distance between steps on the curve with the most steps, and its standard
-    error. Allows for missed steps, which leave gaps of a whole number of distances."""
+    """Returns the mean distance between the steps of one curve, and its standard error.
+
+    The curve with the most steps is used. A step that was missed leaves a gap of several distances,
+    which is allowed for. Returns (None, None) if the steps are fewer than three or uneven.
+    """
     best = np.zeros(0)
     for one in curves:
         middles = np.convolve(one.curve.sizes, [0.5, 0.5], "valid")
@@ -189,17 +196,17 @@ def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]
     return float(slope), scatter / float(np.sqrt(((number - number.mean()) ** 2).sum()))
 
 
-#: maps a point to its tile; None if no tile is credible
+#: function that maps a point to its tile, or to None if no tile is credible
 TileOf = Callable[[Point], TileInUse | None]
 
 
 def tile_finder(spec: DeviceSpec, periods: Iterable[Period]) -> TileOf:
-    """Returns a function from a point to its tile: recorded, else recovered from its family's
-    steps, else assumed.
+    """Returns a function that maps a point to its tile.
 
-    A loop of one product per expert has no tile: the products run one after the other, so their
-    waves are not shared. Without a recorded or recovered tile it returns None if the measured steps
-    contradict the assumed tile.
+    The tile is the recorded one, else the one inferred from the steps of the point's family, else
+    the assumed one. The function returns None if the measured steps contradict the assumed tile. It
+    also returns None for a loop of one GEMM per expert, because the GEMMs run one after the other
+    and share no waves.
     """
     one_core = spec.kind == "cpu"
     by_family = {period.family: period for period in periods}

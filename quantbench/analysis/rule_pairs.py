@@ -1,8 +1,8 @@
-"""Finds pairs of measurements that test a rule of thumb: one keeps the rule, one breaks it, all
-else is similar.
+"""Finds pairs of measurements that test a rule of thumb.
 
-A finder takes a `Material` and returns its pairs, or the reason why there are none. Effects are
-ratios of time per unit of useful work, broken / kept: above 1, the rule helps.
+One measurement of a pair keeps the rule, the other breaks it, and everything else is similar. The
+effect is the ratio of their times per unit of useful work, broken over kept: above 1, the rule
+helps.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from quantbench.sweep.sizes import LINEAR_OPS
 from quantbench.units import dashed
 from quantbench.workload import Gemm, Softmax
 
-# A size with a neighbour on one side only (end of a range) counts if they are this close, in log
-# size.
+# A size with a neighbour on one side only, at the end of a range, is used if the two are within
+# this distance, in log size.
 _VERY_NEAR = 0.02
-# A last wave at least this full counts as whole.
+# A last wave counts as whole if at least this share of it is occupied.
 _WHOLE = 0.9
 
 #: provider of the unfused softmax, which Megatron runs if its fused kernel does not support the
@@ -49,9 +49,11 @@ FALLBACK = "torch.eager"
 
 @dataclass(frozen=True)
 class RulePair:
-    """Measurements that keep a rule, compared with measurements that break it.
+    """A measurement that keeps a rule, compared with measurements that break it.
 
-    log_effect: log ratio of the times per unit of work, broken / kept.
+    keys: keys of all records that were compared.
+    log_effect: log ratio of the times per unit of useful work, broken over kept.
+    standard_error: standard error of log_effect.
     predicted: log_effect computed from tiles and waves alone; None if a tile is unknown.
     """
 
@@ -63,9 +65,9 @@ class RulePair:
 
 @dataclass(frozen=True)
 class Material:
-    """Points and fitted curves of a run, as input of the finders.
+    """The points and fitted curves of a run, which the pair finders search.
 
-    tile_of: function from a point to its tile (see `periods.tile_finder`).
+    tile_of: function that maps a point to its tile (see `periods.tile_finder`).
     """
 
     points: Sequence[Point]
@@ -74,24 +76,27 @@ class Material:
     tile_of: TileOf
 
     def along(self, axis: str) -> list[FittedCurve]:
+        """Returns the fitted curves along one axis."""
         return [one for one in self.fitted if one.curve.axis == axis]
 
     @cached_property
     def _sigma(self) -> dict[int, float]:
+        """Standard error of the log time of each point on a curve, by the id of the point."""
         found: dict[int, float] = {}
         for one in self.fitted:
             found.update(zip(map(id, one.curve.points), one.sigma.tolist(), strict=True))
         return found
 
     def sigma(self, point: Point) -> float:
-        """Returns the standard error of a point's log time; from its samples alone if it is on no
-        curve.
+        """Returns the standard error of a point's log time.
+
+        For a point on no curve it comes from the samples of the point alone.
         """
         own = MEDIAN_FACTOR * point.noise / float(np.sqrt(point.num_samples))
         return self._sigma.get(id(point), max(own, LEAST_ERROR))
 
 
-#: pairs, or the reason why there are none
+#: the pairs that test a rule, or the reason why there are none
 PairsOrReason = list[RulePair] | str
 PairFinder = Callable[[Material], PairsOrReason]
 
@@ -113,14 +118,15 @@ def multiples(
 ) -> PairsOrReason:
     """Compares multiples of `divisor` with the nearest other sizes on both sides.
 
-    Using both sides cancels the trend along the axis.
+    The comparison with both sides cancels the trend along the axis.
 
-    divisor: number, or function of the device.
-    alike: divisors that must divide both sizes or neither, so that related rules do not interfere.
-    same_padding: whether head_dim or columns must pad to the same size.
-    ops: names of the ops to use; empty for all.
-    size_of: size of a point that is to be a multiple, 0 for points without; None for its value on
-        the axis.
+    divisor: number, or function that returns the number for a device.
+    alike: divisors that must divide both sizes or neither of them, so that related rules do not
+        interfere.
+    same_padding: whether head_dim or columns of both sizes must be padded to the same size.
+    ops: names of the ops to use; empty for all ops.
+    size_of: function that returns the size that must be a multiple, and 0 for a point without such
+        a size. With None, the size is the point's value on the axis.
     """
     by = divisor if isinstance(divisor, int) else divisor(material.spec)
     reason = f"no curve along {dashed(axis)}"
@@ -150,21 +156,23 @@ def multiples(
 
 @dataclass(frozen=True)
 class _Sized:
-    """A point with the size that a rule on multiples is about."""
+    """A point and the size that a rule on multiples applies to."""
 
     size: int
     point: Point
 
     def away(self, other: _Sized) -> float:
-        """Returns the distance between the sizes, log size."""
+        """Returns the distance between two sizes, in log size."""
         return abs(log(other.size / self.size))
 
 
 def _nearest(
     kept: _Sized, others: Sequence[_Sized], by: int, alike: Sequence[int], same_padding: bool
 ) -> _Sized | None:
-    """Returns the first of `others` within COARSE that breaks the rule and is otherwise like
-    `kept`. The arguments are those of `multiples`.
+    """Returns the first of `others` that breaks the rule and is otherwise like `kept`.
+
+    The size must be within COARSE of the size that keeps the rule. The other arguments are those of
+    `multiples`.
     """
     pads = padded(kept.point.workload) if same_padding else None
     for other in takewhile(lambda one: kept.away(one) <= COARSE, others):
@@ -178,9 +186,7 @@ def _nearest(
 
 
 def _pair(kept: Point, broken: Sequence[Point], material: Material) -> RulePair:
-    """Compares the geometric mean of the points that break the rule with the point that keeps
-    it.
-    """
+    """Compares the geometric mean of the points that break the rule with the kept point."""
     effect = float(np.mean(list(map(log_cost, broken))) - log_cost(kept))
     error = sqrt(sum(material.sigma(point) ** 2 for point in broken)) / len(broken)
     predicted = None
@@ -194,8 +200,11 @@ def _pair(kept: Point, broken: Sequence[Point], material: Material) -> RulePair:
 
 
 def _log_slots(point: Point, used: TileInUse | None) -> float | None:
-    """Returns the log of the tile elements in all occupied block slots per output element of a
-    GEMM. None if its tile is unknown or only assumed."""
+    """Returns the log ratio of the elements that all waves have room for to those of the output.
+
+    The waves and the output are those of a GEMM. Returns None for other workloads, and if the tile
+    is unknown or only assumed.
+    """
     if used is None or used.source == "assumed" or not isinstance(point.workload, Gemm):
         return None
     resident = max(1, used.resident_blocks) if used.waves else 1
@@ -203,7 +212,7 @@ def _log_slots(point: Point, used: TileInUse | None) -> float | None:
 
 
 def halves(material: Material, axis: str) -> PairsOrReason:
-    """Compares compute-bound GEMMs at half a size with the full size along `axis`."""
+    """Compares compute-bound GEMMs at half a size with GEMMs at the full size along `axis`."""
     pairs = []
     for one in material.along(axis):
         at = dict(zip(one.curve.sizes, one.curve.points, strict=True))
@@ -217,8 +226,9 @@ def halves(material: Material, axis: str) -> PairsOrReason:
 
 
 def whole_waves(material: Material) -> PairsOrReason:
-    """Pairs neighbours with the same tile: a last wave at least 90 % full, and another wave
-    begun.
+    """Pairs neighbours that run the same tile and differ by a wave.
+
+    The smaller one fills its last wave to at least 90 %. The larger one begins another wave.
     """
     pairs = []
     reason = "the tile is not known: no kernel was recorded, and the steps do not identify one"
@@ -236,6 +246,7 @@ def whole_waves(material: Material) -> PairsOrReason:
 def _ends_a_wave(
     before: Point, used: TileInUse | None, after: Point, used_after: TileInUse | None
 ) -> bool:
+    """Returns whether the first point fills its last wave and the second point needs one more."""
     if used is None or used_after is None or used.source == "assumed" or not used.waves:
         return False
     if (used.tile, used.resident_blocks) != (used_after.tile, used_after.resident_blocks):
@@ -244,15 +255,16 @@ def _ends_a_wave(
     waves_after = num_waves(after.workload, used.tile, used.resident_blocks)
     if blocks is None or waves_after is None:
         return False
-    # Waves before the last one, and the index of the last block in it.
+    # Number of waves before the last one, and the index of the last block within the last wave.
     waves, last = divmod(blocks - 1, used.resident_blocks)
     full = last + 1 >= _WHOLE * used.resident_blocks
     return full and waves_after > waves + 1 and _loads_in_full(before) == _loads_in_full(after)
 
 
 def _loads_in_full(point: Point) -> bool:
-    """Returns whether rows are aligned to 16 bytes: other rows use another kernel; cache lines
-    matter less.
+    """Returns whether the rows of a point are aligned to 16 bytes.
+
+    Other rows need another kernel. Alignment to cache lines matters less.
     """
     return (row_alignment_bytes(point.workload) or 0) >= 16
 
@@ -262,11 +274,11 @@ def fallbacks(
 ) -> PairsOrReason:
     """Compares fallback softmaxes that break a rule with the nearest softmax that Megatron fuses.
 
-    breaks: condition on a workload.
-    same: fields that must be equal.
+    breaks: function that returns whether a softmax breaks the rule.
+    same: names of the fields that must be equal in a pair.
     what: description of the sizes that break the rule.
     """
-    # Points of fused softmaxes by what a pair has in common.
+    # Fused softmaxes, grouped by the properties that a pair must share.
     kept: dict[tuple[object, ...], list[tuple[Point, Softmax]]] = defaultdict(list)
     broken: list[tuple[Point, Softmax]] = []
     reason = "no softmax was measured"
@@ -295,6 +307,7 @@ def fallbacks(
 
 
 def _fused(work: Softmax) -> bool:
+    """Returns whether Megatron's fused kernel supports a softmax."""
     heads = work.batch // work.mask_batch
     return megatron_fused_available(
         sq=work.rows,
@@ -307,15 +320,18 @@ def _fused(work: Softmax) -> bool:
 
 
 def first_of(material: Material, finders: Sequence[PairFinder]) -> PairsOrReason:
-    """Returns the pairs of the first finder with any, else the first finder's reason."""
+    """Returns the pairs of the first finder that has any, else the reason of the first finder."""
     results = [finder(material) for finder in finders]
     return next(filter(lambda found: not isinstance(found, str), results), results[0])
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """Sum of the ops of a layer at one place. log_cost: log time per unit of work. sigma: its
-    standard error.
+    """Sum of the ops of a layer at one place.
+
+    keys: keys of the records of the ops.
+    log_cost: log of the time per unit of useful work.
+    sigma: standard error of log_cost.
     """
 
     keys: tuple[str, ...]
@@ -324,13 +340,16 @@ class _Layer:
 
 
 def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
-    """Returns, for each setting of the other axes, layers by value of `axis`, with each op's
-    fastest provider. Uses only ops that were measured at every value in one timing mode, and skips
-    settings without a linear op among them."""
+    """Returns whole layers by their value of `axis`.
+
+    There is one mapping for each setting of the other axes. Each op is taken from its fastest
+    provider. Only ops that were measured at every value in one timing mode are summed. A setting
+    without a linear op among them is skipped.
+    """
     groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = defaultdict(
         lambda: defaultdict(dict)
     )
-    # The fastest of each op comes last and stays.
+    # The fastest point of each op comes last, so it overwrites the others.
     for point in sorted(material.points, key=lambda p: -p.latency_us):
         if axis in point.axes:
             key = (held_of(point.axes, axis), point.workload.dtype)
@@ -353,6 +372,7 @@ def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
 
 
 def _layer(points: Sequence[Point], material: Material) -> _Layer:
+    """Sums the ops of one layer."""
     total_us = sum(point.total_us for point in points)
     work = sum(useful_work(point.workload) * point.count for point in points)
     error = sqrt(sum((point.total_us * material.sigma(point)) ** 2 for point in points)) / total_us
@@ -371,7 +391,7 @@ def best_value(material: Material, axis: str, value: int) -> PairsOrReason:
 
 
 def doublings(material: Material, axis: str) -> PairsOrReason:
-    """Compares whole layers at each value of `axis` with twice that value."""
+    """Compares whole layers at each value of `axis` with layers at twice that value."""
     pairs = []
     for layers in _layers(material, axis):
         for value, layer in layers.items():
@@ -381,5 +401,6 @@ def doublings(material: Material, axis: str) -> PairsOrReason:
 
 
 def _between(kept: _Layer, broken: _Layer) -> RulePair:
+    """Returns the pair of a layer that keeps the rule and a layer that breaks it."""
     error = hypot(kept.sigma, broken.sigma)
     return RulePair(kept.keys + broken.keys, broken.log_cost - kept.log_cost, error)

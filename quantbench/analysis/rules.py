@@ -1,9 +1,8 @@
-"""Tests rules of thumb for transformer shapes: defines each rule, the shapes to measure and the
-pairs that test it.
+"""Tests rules of thumb for transformer shapes against measurements.
 
-The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code, without those
-that one GPU cannot test. Rules on experts compare whole layers of imported tables, or grouped
-products.
+The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code, except those
+that one GPU cannot test. Each rule has the shapes to measure and the search for the pairs of
+measurements that test it.
 """
 
 from __future__ import annotations
@@ -41,22 +40,24 @@ from quantbench.sweep.sizes import GROUPED_OPS, LINEAR_OPS
 from quantbench.units import counted
 from quantbench.workload import Softmax
 
-#: smallest relative effect for which a rule is worth following
+#: smallest relative effect that makes a rule worth following
 MARGIN = 0.01
 _SMALLEST_EFFECT = log(1 + MARGIN)
-# Fewest pairs whose median has a distribution-free interval.
+# Fewest pairs for which the median has a distribution-free interval.
 _MANY = 6
-# Pairs that scatter by more than this many times their standard errors are inconsistent.
+# Pairs are inconsistent if they scatter by more than this many times their standard errors.
 _INCONSISTENT = 2.0
-# Most record keys kept as evidence, of possibly thousands.
+# Largest number of record keys that a verdict keeps as evidence. There may be thousands.
 _MOST_EVIDENCE = 200
 
 
 def verdict_on(rule: RuleOfThumb, found: PairsOrReason) -> Verdict:
     """Returns the verdict on one rule.
 
-    CONFIRMED if the whole interval of the effect is above 1 + MARGIN, REFUTED if it is below, else
-    INCONCLUSIVE; NOT TESTED if `found` is a reason instead of pairs.
+    The verdict is CONFIRMED if the whole interval of the effect is above 1 + MARGIN, REFUTED if the
+    whole interval is below, and INCONCLUSIVE otherwise. It is NOT TESTED if there are no pairs.
+
+    found: pairs that test the rule, or the reason why there are none.
     """
     if isinstance(found, str):
         return Verdict(rule.id, rule.statement, rule.claim, "NOT TESTED", reason=found)
@@ -88,11 +89,12 @@ def verdict_on(rule: RuleOfThumb, found: PairsOrReason) -> Verdict:
 
 
 def _interval(pairs: Sequence[RulePair]) -> tuple[float, float, float]:
-    """Returns center and 95 % interval of the log effects.
+    """Returns the center and the 95 % interval of the log effects.
 
-    Six or more pairs: median and order statistics. Fewer: mean and standard errors. Fewer pairs
-    that scatter beyond their errors: the span of all their intervals if they agree whether the
-    effect exceeds MARGIN, else an interval from the scatter (Student's t).
+    - Six or more pairs: the median, with order statistics.
+    - Fewer pairs: the mean, with standard errors.
+    - Fewer pairs that scatter beyond their errors: the span of all their intervals if these agree
+      on whether the effect exceeds MARGIN, else an interval from the scatter (Student's t).
     """
     effects = np.array([pair.log_effect for pair in pairs])
     errors = np.array([pair.standard_error for pair in pairs])
@@ -126,8 +128,10 @@ _LAYER_OPS = ("qkv", "attention", "proj", "mlp_up", "mlp_down")
 
 @dataclass(frozen=True)
 class Experiment:
-    """Sweep that measures the points for one rule. dims: axes with their values
-    (`hidden=1024,2048`).
+    """A sweep that measures the points that test one rule.
+
+    dims: axes with their values (`hidden=1024,2048`).
+    held: values of all other dimensions.
     """
 
     dims: tuple[str, ...]
@@ -140,8 +144,8 @@ class RuleOfThumb(Rule):
     """A rule of thumb and how to test it.
 
     find: function that finds the pairs that test the rule in a run.
-    plan: the experiment, or a function that returns it for a device.
-    gpu_only: whether the rule is about tensor cores, SMs or CUDA kernels, so that it is not tested
+    plan: the experiment that measures such pairs, or a function that returns it for a device.
+    gpu_only: whether the rule is about tensor cores, SMs or CUDA kernels. Such a rule is not tested
         on a CPU.
     """
 
@@ -154,8 +158,9 @@ class RuleOfThumb(Rule):
         return spec.kind != "cpu" or not self.gpu_only
 
     def experiment(self, spec: DeviceSpec) -> Experiment:
-        """Returns the sweep that tests the rule on a device. Raises UnsupportedError for a GPU rule
-        on a CPU.
+        """Returns the sweep that tests the rule on a device.
+
+        Raises UnsupportedError for a GPU rule on a CPU.
         """
         if not self.applies_to(spec):
             others = ", ".join(rule.id for rule in RULES if not rule.gpu_only)
@@ -168,7 +173,7 @@ class RuleOfThumb(Rule):
 
 
 def _around_each(held: Held, axis: str, bases: Sequence[int], offsets: Sequence[int]) -> Experiment:
-    """Builds an experiment over all values base + offset of an axis: `hidden=1984,2048,2112`."""
+    """Builds an experiment over all values base + offset of one axis: `hidden=1984,2048,2112`."""
     values = set(starmap(add, product(bases, offsets)))
     return Experiment((f"{axis}={','.join(map(str, sorted(values)))}",), held)
 
@@ -182,30 +187,33 @@ _VOCABULARIES = (32000, 50304, 128256)
 _EXPERTS = Held(
     hidden=2048, experts=8, top_k=2, moe_ffn=2048, vocab=32000, seq=2048, ops=GROUPED_OPS
 )
-# Rows per expert are a quarter of the tokens.
+# Each expert gets a quarter of the tokens as rows.
 _TOKENS = (512, 1024, 2048, 4096)
 
 
 def _hidden_sm_count(spec: DeviceSpec) -> Experiment:
+    """Builds an experiment around multiples of both the SM count and 64."""
     step = lcm(spec.sm_count, 64)
     bases = [step * i for i in range(1, 9) if 1024 <= step * i <= 12288][:5]
     return _around_each(_LINEAR, "hidden", bases, (-128, 0, 128))
 
 
 def _softmax(*dims: str, heads: int = 0, seq: int = 0) -> Experiment:
+    """Builds an experiment that runs both the fused softmax and its fallback."""
     held = Held(hidden=2048, heads=heads, head_dim=64, seq=seq, ops=("softmax",))
     return Experiment(dims, held, _SOFTMAX_PROVIDERS)
 
 
 def _layer(spec: DeviceSpec, dim: str) -> Experiment:
-    """Builds a layer experiment: large enough to time on a GPU, smaller on a CPU core."""
+    """Builds an experiment over whole layers: large layers on a GPU, smaller ones on a CPU core."""
     held = Held(hidden=4096, heads=32, seq=2048, ops=_LAYER_OPS)
     if spec.kind == "cpu":
         held = replace(held, hidden=256, seq=128)
     return Experiment((dim,), held)
 
 
-# Finds pairs by the rows of the experts, which the tokens set.
+# Compares grouped GEMMs and MoE layers by the rows per expert, which the number of tokens
+# determines.
 _multiples_of_rows = partial(multiples, axis="tokens", ops=(*GROUPED_OPS, "moe"), size_of=rows_of)
 
 
@@ -370,7 +378,8 @@ RULES: tuple[RuleOfThumb, ...] = (
         "no wave runs nearly empty",
         _MATRIX_GUIDE,
         whole_waves,
-        # Small m and small steps of n: for any tile, some size fills the last wave to 90 % or more.
+        # With a small m and small steps of n, some size fills the last wave to 90 % or more for any
+        # tile.
         Experiment(("n=4096:16384:256@edges",), Held(m=512, k=4096, layout="nt")),
     ),
     RuleOfThumb(
@@ -403,7 +412,10 @@ RULES: tuple[RuleOfThumb, ...] = (
 
 
 def rule_named(name: str) -> RuleOfThumb:
-    """Returns the rule with id `name`. Raises InputError that lists all ids if there is none."""
+    """Returns the rule with the id `name`.
+
+    Raises InputError that lists all ids if there is no such rule.
+    """
     by_id = {rule.id: rule for rule in RULES}
     if name not in by_id:
         raise InputError("--experiment", repr(name), "one of " + ", ".join(by_id))
@@ -411,7 +423,7 @@ def rule_named(name: str) -> RuleOfThumb:
 
 
 def judge_all(material: Material, rules: Sequence[RuleOfThumb] = RULES) -> tuple[Verdict, ...]:
-    """Returns a verdict on each rule; rules about GPUs are NOT TESTED on a run of a CPU."""
+    """Returns a verdict on each rule. Rules about GPUs are NOT TESTED on a run of a CPU."""
     verdicts = []
     for rule in rules:
         found = rule.find(material) if rule.applies_to(material.spec) else _ONLY_GPUS
@@ -420,8 +432,10 @@ def judge_all(material: Material, rules: Sequence[RuleOfThumb] = RULES) -> tuple
 
 
 def untested_lines(verdicts: Sequence[Verdict], spec: DeviceSpec) -> list[str]:
-    """Formats the untested rules in up to two lines: rules that this device could test, and GPU
-    rules on a CPU.
+    """Describes the untested rules in up to two lines.
+
+    The first line names the rules that this device could test. The second line counts the GPU rules
+    on a CPU.
     """
     own = {}
     gpu_rules = 0

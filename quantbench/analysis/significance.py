@@ -1,5 +1,6 @@
-"""Computes the statistics of a comparison: tests of a time ratio, Holm's correction, drift of the
-reference points.
+"""Tests whether two sets of times differ by more than a tolerance.
+
+Also estimates the noise and drift of a run from its reference points.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from quantbench.store.record import Measured, Record
 
 FloatArray = npt.NDArray[np.float64]
 
-# Most samples, both sides together, for the exact distribution of the rank sum; beyond, the normal
-# approximation is as good, and conservative in its far tails.
+# Most samples, of both sides together, for which the exact distribution of the rank sum is used.
+# Beyond, the normal approximation is as good, and it is conservative in its far tails.
 _EXACT_UP_TO = 60
-# Larger samples are reduced to this many quantiles before the pairwise ratios: the interval moves
-# by less than one rank.
+# Larger samples are reduced to this many quantiles before the pairwise ratios are computed. The
+# interval moves by less than one rank.
 _MOST_RANKS = 400
 
 
 @dataclass(frozen=True)
 class RatioTest:
-    """Test result for the ratio of the times of b to those of a.
+    """Result of a test of the times of b against the times of a.
 
-    ratio: median of all pairwise ratios.
+    ratio: median of all pairwise ratios of a time of b to a time of a.
     low, high: 95 % interval of the ratio; None if there are too few samples.
     p: two-sided p-value for "the times differ by more than the tolerance"; 1 if there are too few
         samples.
@@ -44,10 +45,12 @@ class RatioTest:
 def rank_test(
     a_us: Sequence[float], b_us: Sequence[float], tolerance: float, unsure: float = 0.0
 ) -> RatioTest:
-    """Tests whether the times of b and a differ by more than `tolerance` (0.01: ratio over 1.01 or
-    under 1/1.01).
+    """Tests whether the times of b and a differ by more than a tolerance.
 
-    unsure: relative half-width of what all times of a or of b have in common, such as the error of
+    a_us, b_us: samples of the two sides, in µs.
+    tolerance: relative change that is allowed. With 0.01, times differ if their ratio is over 1.01
+        or under 1/1.01.
+    unsure: relative half-width of an error that all times of one side share, such as the error of
         their mean clock.
 
     >>> a_us = [10.0, 10.1, 9.9, 10.2, 9.8, 10.05]
@@ -69,7 +72,9 @@ def rank_test(
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Returns Holm's adjusted p-values: rejecting those below α limits the probability of any false
+    """Returns Holm's adjusted p-values.
+
+    Rejecting the hypotheses whose adjusted p-value is below α limits the probability of any false
     claim to α.
 
     >>> holm([0.01, 0.04, 0.03])
@@ -84,7 +89,7 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _p_greater(large: FloatArray, small: FloatArray) -> float:
-    """Returns the one-sided p-value for "large is greater than small"."""
+    """Returns the one-sided p-value for "`large` is greater than `small`"."""
     from scipy.stats import mannwhitneyu
 
     both = np.concatenate((large, small))
@@ -96,6 +101,10 @@ def _p_greater(large: FloatArray, small: FloatArray) -> float:
 
 
 def _ratio_interval(a: FloatArray, b: FloatArray) -> tuple[float, float | None, float | None]:
+    """Returns the median of all pairwise ratios b / a and its 95 % interval.
+
+    Returns None for the bounds if there are too few samples.
+    """
     pairs = a.size * b.size
     ratios = np.sort((_thinned(b)[:, None] / _thinned(a)[None, :]).ravel())
     ratio = float(np.median(ratios))
@@ -110,6 +119,7 @@ def _ratio_interval(a: FloatArray, b: FloatArray) -> tuple[float, float | None, 
 
 
 def _thinned(samples: FloatArray) -> FloatArray:
+    """Returns at most _MOST_RANKS quantiles in place of the samples."""
     if samples.size <= _MOST_RANKS:
         return samples
     shares = (np.arange(_MOST_RANKS) + 0.5) / _MOST_RANKS
@@ -117,20 +127,21 @@ def _thinned(samples: FloatArray) -> FloatArray:
     return thinned
 
 
-# Fewest repetitions from which their noise is estimated.
+# Fewest repetitions from which the noise of a reference point is estimated.
 _FEWEST = 4
 
 
 @dataclass(frozen=True)
 class Wander:
-    """Drift of the reference points in two runs.
+    """Noise and drift of the reference points in two runs.
 
     repeats_a, repeats_b: number of measurements of reference points in each run.
-    noise_a, noise_b: relative standard deviation of their medians; if a run has too few, of both
-        runs together; None if no reference is repeated.
+    noise_a, noise_b: relative standard deviation of the medians of each run. If a run has too few
+        repetitions, it is estimated from both runs together. It is None if no reference point is
+        repeated.
     allowance: ratio − 1 that the most extreme of all compared points stays below, with 95 %
-        probability, without a real change.
-    shift: ratio b / a of the reference times; None if the runs have no common reference.
+        probability, if nothing changed.
+    shift: ratio b / a of the reference times; None if the runs have no common reference point.
     """
 
     repeats_a: int
@@ -142,17 +153,20 @@ class Wander:
 
 
 def wander(a: Run, b: Run, points: int) -> Wander:
-    """Computes the drift of the reference points in two runs. points: number of points compared."""
+    """Computes the noise and drift of the reference points in two runs.
+
+    points: number of points that are compared.
+    """
     of_a = reference_medians(a.records)
     of_b = reference_medians(b.records)
     noise_a = reference_noise(of_a)
     noise_b = reference_noise(of_b)
     shift = None
     common = of_a.keys() & of_b.keys()
-    if common:  # runs of several devices have several references
+    if common:  # a run of several devices has several reference points
         shift = median([median(of_b[key]) / median(of_a[key]) for key in common])
-    # Bonferroni: quantile for the largest of all points; of few repeats, Student's, because they
-    # barely tell the noise.
+    # The quantile is that of the largest of all points (Bonferroni). Few repetitions determine the
+    # noise badly, so Student's t is used for them.
     confidence = 1 - (1 - CONFIDENCE) / max(points, 1)
     z = normal_quantile(confidence)
     if noise_a is None or noise_b is None:
@@ -169,8 +183,9 @@ def wander(a: Run, b: Run, points: int) -> Wander:
 
 
 def reference_medians(records: Iterable[Record]) -> dict[str, list[float]]:
-    """Returns the median times (µs) of the reference points by key, in order; runs of many devices
-    have several.
+    """Returns the median times of the reference points in µs, by key, in the order of the records.
+
+    A run of several devices has several reference points.
     """
     found: dict[str, list[float]] = {}
     for record in records:
@@ -180,8 +195,9 @@ def reference_medians(records: Iterable[Record]) -> dict[str, list[float]]:
 
 
 def pooled_noise(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
-    """Returns (relative standard deviation around each group's mean, degrees of freedom); (0, 0) if
-    none repeats.
+    """Returns the relative standard deviation around the mean of each group.
+
+    The second value is its degrees of freedom. Returns (0, 0) if no group has more than one value.
     """
     freedom = 0
     squares = 0.0
@@ -193,8 +209,11 @@ def pooled_noise(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
 
 
 def reference_noise(medians_us: dict[str, list[float]]) -> float | None:
-    """Returns the relative standard deviation of the medians around those of their reference; None
-    for too few.
+    """Returns the relative standard deviation of the medians of each reference point.
+
+    Returns None if there are too few repetitions.
+
+    medians_us: median times in µs, by the key of the reference point.
     """
     ratios: list[float] = []
     for of_key in medians_us.values():

@@ -1,8 +1,8 @@
-"""Recovers the tile and the number of resident blocks from the steps of curves.
+"""Infers the tile and the number of resident blocks from the steps of curves, without kernel names.
 
-`recover` models the log time of each curve as `share · log(waves + overhead)` plus a smooth trend
-plus noise; the trend is a Gaussian process too slow for steps, so only steps distinguish the
-candidates. Kernel names are not used.
+The log time of each curve is modelled as `share · log(waves + overhead)` plus a smooth trend plus
+noise. The trend is a Gaussian process that is too slow for steps, so only the steps distinguish the
+candidates.
 """
 
 from __future__ import annotations
@@ -23,22 +23,20 @@ Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.float64]
 
 #: tile sides of GPU kernels, in elements (from the names of cuBLAS, CUTLASS and nvjet kernels, and
-#: our own)
+#: from our own kernels)
 BLOCK_SIDES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
-#: tile sides of CPU kernels, whose m side is a few rows of registers
+#: tile sides of CPU kernels, in elements; their m side is a few rows of registers
 CPU_BLOCK_SIDES = (1, 4, 6, 8, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128)
-#: most output elements of a tile: no kernel keeps more in registers (320×128 is the largest seen)
+#: most output elements of a tile; no kernel keeps more in registers (320×128 is the largest seen)
 _LARGEST_TILE = 256 * 192
-#: most resident blocks per SM: GEMM kernels use too many registers and too much shared memory for
+#: most resident blocks per SM; GEMM kernels use too many registers and too much shared memory for
 #: more
 MOST_BLOCKS_PER_SM = 4
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A tile of block_m × block_n, with `resident_blocks` blocks running concurrently on the
-    device.
-    """
+    """A tile of block_m × block_n, with the number of blocks that run concurrently."""
 
     block_m: int
     block_n: int
@@ -49,15 +47,15 @@ class Explanation:
         return Tile(self.block_m, self.block_n)
 
     def per_sm(self, sm_count: int) -> int | None:
-        """Returns the resident blocks per SM; None if the number is not whole."""
+        """Returns the number of resident blocks per SM; None if it is not a whole number."""
         return None if self.resident_blocks % sm_count else self.resident_blocks // sm_count
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Explanations grouped into classes that predict the same steps.
+    """Explanations grouped into classes. The explanations of one class predict the same steps.
 
-    waves: number of waves of the first member of each class (classes, points).
+    waves: number of waves that the first member of each class needs (classes, points).
     members: explanations of each class.
     """
 
@@ -68,10 +66,11 @@ class Candidates:
 def candidates(
     products: Sequence[Sequence[Gemm]], sides: Sequence[int], resident: Sequence[int]
 ) -> Candidates:
-    """Lists all explanations with tile sides from `sides` and resident blocks from `resident`, by
-    class.
+    """Lists all explanations with the given tile sides and resident blocks, grouped into classes.
 
-    products: GEMMs of each curve; the points of `Candidates.waves` follow their order.
+    products: GEMMs of each curve. The points of `Candidates.waves` follow their order.
+    sides: possible values of block_m and of block_n.
+    resident: possible numbers of resident blocks on the device.
 
     >>> sizes = [[Gemm(m=4096, n=n, k=64) for n in range(256, 4096, 256)]]
     >>> found = candidates(sizes, (128, 256), (108, 216))
@@ -105,8 +104,13 @@ def candidates(
 
 
 def _shape(waves: Ints, ends: Ints) -> npt.NDArray[np.float32]:
-    """Scales each row of waves (rows, points) to 0 … 1 on each curve, in single precision so that
-    equal shapes have equal bits."""
+    """Scales each row of waves to 0 … 1 on each curve (rows, points).
+
+    The result is in single precision, so that equal shapes have equal bits.
+
+    waves: numbers of waves (rows, points).
+    ends: index of the first point after each curve (curves,).
+    """
     shapes = np.empty(waves.shape, dtype=np.float32)
     start = 0
     for stop in ends:
@@ -118,33 +122,36 @@ def _shape(waves: Ints, ends: Ints) -> npt.NDArray[np.float32]:
     return shapes
 
 
-# Launch overheads that are tried, in units of one wave's time.
+# Launch overheads that are tried, in units of the time of one wave.
 _OVERHEADS = (0.0, 0.25, 0.5, 1.0, 2.0)
-# Upper limit of `share`: time is at most proportional to the waves, plus a margin for clocks that
-# drop under load.
+# Upper limit of `share`. The time is at most proportional to the waves, with a margin for clocks
+# that drop under load.
 _MOST_SHARE = 1.05
-# Gaussian process of the trend: (amplitude in log time, length in log size) of large slow bends
-# (memory- to compute- bound) and of slight faster ones; wide priors for level and elasticity.
+# Gaussian process of the trend, as (amplitude in log time, length in log size): first large slow
+# bends (from memory-bound to compute-bound), then slight faster bends. Level and elasticity have
+# wide priors.
 _TREND_BENDS = ((0.5, 2.0), (0.05, 0.5))
 _TREND_LEVEL = 10.0
 _TREND_ELASTICITY = 1.0
-# Smallest probability of the best class for a clear result.
+# Smallest probability of the best class that makes the result clear.
 CONFIDENT = 0.95
-#: smallest explained share of the deviations from the trend for any tile, and for a clear result
+#: share of the deviations from the trend that one tile must explain: below the first value no
+#: single tile explains the steps, from the second value on the result can be clear
 EXPLAINS_LITTLE = 0.3
 EXPLAINS_MUCH = 0.4
-# From this many curves on, confidence is at most the share of bootstrap resamples that the class
-# wins.
+# From this many curves on, the confidence is limited to the share of bootstrap resamples in which
+# the class is the best.
 _FEWEST_TO_RESAMPLE = 8
 _RESAMPLES = 200
 _RESAMPLE_SEED = 0
-# Smallest improvement of the fit (twice log likelihood) that is evidence for waves.
+# Smallest improvement of the fit (twice the log likelihood) that is evidence for waves.
 _LEAST_IMPROVEMENT = 12.0
-# Smallest likelihood of a rival relative to the best class, and the largest number of rivals.
+# A rival is a class with at least this likelihood relative to the best class. At most this many are
+# reported.
 _RIVAL = 0.01
 _MOST_RIVALS = 5
-# "no waves" requires that the waves of three in four candidates would improve the fit by more than
-# this.
+# "no waves" is reported only if waves, had they been present, would have improved the fit by more
+# than this for three in four candidates.
 _WOULD_SHOW = 100.0
 
 
@@ -152,14 +159,14 @@ _WOULD_SHOW = 100.0
 class Recovered:
     """Result of `recover`.
 
-    verdict: one of `rules.VERDICTS` on "one tile explains the steps".
-    reason: `no waves` or `no single tile` if that is refuted, else "".
-    best: explanations of the most likely class, which predict the same steps at the measured sizes.
-    confidence: probability of this class among all candidates.
-    explained: share of the squared deviations from a smooth trend, beyond noise, that its waves
-        explain.
+    verdict: one of `rules.VERDICTS` on the statement "one tile explains the steps".
+    reason: `no waves` or `no single tile` if the statement is refuted, else "".
+    best: explanations of the most likely class. They predict the same steps at the measured sizes.
+    confidence: probability of the best class among all candidates.
+    explained: share of the squared deviations from a smooth trend, beyond noise, that the waves of
+        the best class explain.
     rivals: one explanation of each of the next likely classes, most likely first.
-    plausible: all explanations of the best class and the rivals.
+    plausible: all explanations of the best class and of the rivals.
     """
 
     verdict: str
@@ -172,15 +179,17 @@ class Recovered:
 
 
 def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
-    """Finds the class that best explains the curves. The columns of `found.waves` are the points of
-    `curves`.
+    """Finds the class of candidates that best explains the curves.
+
+    found: the candidates. The columns of `found.waves` are the points of `curves`, in their order.
     """
     misfit, visible, null, points = _misfits(curves, found.waves)
     total = misfit.sum(axis=0)
     order = np.argsort(total, kind="stable")
     best = int(order[0])
     freedom = max(points - 3.0 * len(curves), 1.0)
-    # If the best class leaves more than noise, likelihood differences are scaled down.
+    # If the residuals of the best class exceed the noise, the likelihood differences are scaled
+    # down.
     scale = max(1.0, total[best] / freedom)
     weight = np.exp(-(total - total[best]) / 2 / scale)
     confidence = float(weight[best] / weight.sum())
@@ -216,9 +225,14 @@ def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
 def _misfits(curves: Sequence[FittedCurve], waves: Ints) -> tuple[Floats, Floats, Floats, int]:
     """Computes the misfit of every class, as squared residuals over variance.
 
-    Returns the misfit of each class on each curve (curves, classes); the improvement that its waves
-    would make if present, at share 1 and the first overhead (classes,); the misfit of the trend
-    (curves,); the number of points.
+    Returns four values:
+    - the misfit of each class on each curve (curves, classes);
+    - the improvement of the fit if the waves of each class were present, at share 1 and the first
+      overhead (classes,);
+    - the misfit of the trend alone (curves,);
+    - the number of points.
+
+    waves: number of waves of each class at each point (classes, points).
     """
     misfit = np.full((len(curves), len(waves)), np.inf)
     visible = np.zeros(len(waves))
@@ -242,7 +256,7 @@ def _misfits(curves: Sequence[FittedCurve], waves: Ints) -> tuple[Floats, Floats
 
 
 def _whitener(log_size: Floats, sigma: Floats) -> Floats:
-    """Returns the matrix that whitens a smooth trend plus noise (points, points)."""
+    """Returns the matrix that whitens deviations of a smooth trend plus noise (points, points)."""
     u = log_size - log_size.mean()
     apart = u[:, None] - u
     covariance = np.diag(sigma**2) + _TREND_LEVEL**2 + _TREND_ELASTICITY**2 * np.outer(u, u)
@@ -253,8 +267,12 @@ def _whitener(log_size: Floats, sigma: Floats) -> Floats:
 
 
 def _share_of_wins(misfit: Floats, best: int) -> float:
-    """Returns the share of bootstrap resamples of the curves in which `best` has the smallest
-    misfit.
+    """Returns the share of bootstrap resamples in which `best` has the smallest misfit.
+
+    Each resample draws as many curves as there are, with replacement.
+
+    misfit: misfit of each class on each curve (curves, classes).
+    best: index of a class.
     """
     rng = np.random.default_rng(_RESAMPLE_SEED)
     times = rng.multinomial(len(misfit), np.full(len(misfit), 1 / len(misfit)), size=_RESAMPLES)

@@ -1,10 +1,9 @@
 """Finds steps in curves by a piecewise linear fit with a penalty on every break.
 
-The log time is modelled as pieces, each a level plus a small slope against the log size. Dynamic
-programming finds the exact optimum over all break positions (Jackson et al., "An algorithm for
-optimal partitioning of data on an interval", IEEE Signal Processing Letters 12, 2005). The slope of
-a piece has a prior around the local trend, which is estimated from the pieces: fit and trend
-alternate from several initial trends, and the cheapest result is kept.
+The log time is modelled as pieces, each a level plus a small slope against the log size, and
+dynamic programming finds the best break positions exactly (Jackson et al., IEEE Signal Processing
+Letters 12, 2005). The slope of a piece has a prior around the local trend, so fit and trend are
+estimated alternately from several initial trends, and the cheapest result is kept.
 """
 
 from __future__ import annotations
@@ -20,20 +19,21 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
-# Initial trends as elasticities (d log time / d log size): constant, overhead and work mixed,
-# proportional, quadratic (attention over its sequence length).
+# Initial trends, as elasticities (d log time / d log size): constant time, a mix of overhead and
+# work, proportional time, and quadratic time (attention over its sequence length).
 _FIRST_TRENDS = (0.0, 0.5, 1.0, 2.0)
 _ROUNDS = 3
 # Prior standard deviation of a piece's slope around the local trend (elasticity).
 _SLOPE_SPREAD = 0.15
-# Width of the window over which the trend is averaged, in log size: half an octave.
+# Width of the window over which the trend is averaged, in log size (half an octave).
 _TREND_WIDTH = 0.35
-# Limits of the trend: elasticities that a workload can have.
+# Smallest and largest trend, as the elasticities that a workload can have.
 _TREND_RANGE = (-0.2, 2.2)
-# Longer pieces are cut, with a break of height near 0, to bound the work on very long curves.
+# Most points of a piece. A longer piece is cut by a break of height near 0, which bounds the work
+# on very long curves.
 _LONGEST_PIECE = 512
-# 95 % limit of the drop in twice the log likelihood for the position of a break (χ², one degree of
-# freedom).
+# A break may lie where twice the log likelihood is lower by at most this (95 % limit of χ² with one
+# degree of freedom).
 _SAME_PLACE = 3.84
 
 
@@ -41,7 +41,8 @@ _SAME_PLACE = 3.84
 class Break:
     """A break between points `index` and `index + 1`.
 
-    log_jump: rise of the log time there, beyond the trend.
+    log_jump: rise of the log time at the break, beyond the trend.
+    standard_error: standard error of log_jump.
     first, last: range of point indices after which the break lies, with 95 % confidence.
     """
 
@@ -54,8 +55,10 @@ class Break:
 
 @dataclass(frozen=True)
 class PiecewiseFit:
-    """Piecewise fit of one curve. levels: fitted log times (points,). trend: elasticity over each
-    gap (points − 1,).
+    """Piecewise fit of one curve.
+
+    levels: fitted log times (points,).
+    trend: elasticity over each gap (points − 1,).
     """
 
     breaks: tuple[Break, ...]
@@ -68,11 +71,11 @@ class Pieces:
     """Optimal pieces of several curves.
 
     log_size, log_time, sigma: log sizes, log times and their standard errors (curves, points).
-    starts: for each curve, the index of the first point of each piece.
+    starts: index of the first point of each piece, one array per curve.
     trend: elasticity over each gap (curves, points − 1).
     cost: squared residuals over variance, plus the penalties (curves,).
     freedom: degrees of freedom of the residuals (curves,).
-    chi2: squared residuals over variance; close to `freedom` if sigma is correct (curves,).
+    chi2: squared residuals over variance (curves,). It is close to `freedom` if sigma is correct.
     """
 
     log_size: Floats
@@ -86,9 +89,9 @@ class Pieces:
 
 
 def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
-    """Finds the optimal pieces of each curve. Takes memory for curves × points² numbers.
+    """Finds the optimal pieces of each curve, in memory proportional to curves × points².
 
-    log_size: ascending log sizes (curves, points), or (points,) if all curves have the same.
+    log_size: ascending log sizes (curves, points), or (points,) if all curves have the same sizes.
     log_time, sigma: log times and their standard errors (curves, points).
     """
     curves, points = log_time.shape
@@ -96,7 +99,7 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
     cost = np.full(curves, np.inf)
     starts: list[Ints] = [np.zeros(1, dtype=np.intp)] * curves
     trends = np.zeros((curves, max(0, points - 1)))
-    # The weight of each gap for the trend at each other gap (curves, gaps, gaps).
+    # Weight of each gap in the trend at each other gap (curves, gaps, gaps).
     gaps = (log_size[:, 1:] + log_size[:, :-1]) / 2
     near = np.exp(-0.5 * ((gaps[:, :, None] - gaps[:, None, :]) / _TREND_WIDTH) ** 2)
     for elasticity in _FIRST_TRENDS if points > 1 else ():
@@ -112,7 +115,7 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
     flat = _Flat.of(starts, points)
     per_piece = _Sums(log_size, log_time, sigma, trends).cost(flat.curve, flat.start, flat.stop)
     chi2 = np.bincount(flat.curve, per_piece, minlength=curves).astype(np.float64)
-    # A piece of one point has no degree of freedom; the prior makes a slope count as half a
+    # A piece of one point leaves no degree of freedom. The prior makes a slope count as half a
     # parameter.
     parameters = np.where(flat.stop - flat.start > 1, 1.5, 1.0)
     spent = np.bincount(flat.curve, parameters, minlength=curves).astype(np.float64)
@@ -120,7 +123,7 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
 
 
 def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
-    """Returns breaks, levels and trend of each curve.
+    """Returns the breaks, levels and trend of each curve.
 
     >>> size = np.log(np.arange(1.0, 13.0))
     >>> stairs = np.log([[5.0] * 4 + [10.0] * 4 + [15.0] * 4])
@@ -160,7 +163,7 @@ def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
 
 
 class _Sums:
-    """Cumulative weighted sums over each curve, which give the fit of any piece in constant time.
+    """Cumulative weighted sums over each curve, from which any piece is fitted in constant time.
 
     u: centred log sizes (curves, points).
     offset: mean of the log times without the trend (curves,).
@@ -178,22 +181,24 @@ class _Sums:
         self.shape = z.shape
 
     def moments(self, curve: Ints | int, start: Ints, stop: Ints) -> tuple[Floats, ...]:
-        """Returns weight, means of u and z, and central Suu, Suz, Szz over points start … stop − 1
-        of each piece.
+        """Returns the weight, the means of u and z, and the central Suu, Suz, Szz of each piece.
 
-        z: log time without the trend, centred.
+        A piece has the points start … stop − 1. z is the centred log time without the trend.
         """
         return _moments(self._sums[:, curve, stop] - self._sums[:, curve, start])
 
     def cost(self, curve: Ints | int, start: Ints, stop: Ints) -> Floats:
-        """Returns the minimum of squared residuals over variance, with the prior of the slope, of
-        each piece.
+        """Returns the cost of each piece.
+
+        The cost is the squared residuals over variance of its best fit, including the prior of the
+        slope.
         """
         return _cost(self.moments(curve, start, stop))
 
     def costs_up_to(self, low: int, stop: int) -> Floats:
-        """Returns the costs of the pieces that begin at low … stop − 1 and end at `stop` (curves,
-        stop − low).
+        """Returns the costs of the pieces that end at `stop` (curves, stop − low).
+
+        The pieces begin at the points low … stop − 1.
         """
         return _cost(_moments(self._sums[:, :, stop : stop + 1] - self._sums[:, :, low:stop]))
 
@@ -207,14 +212,14 @@ def _moments(sums: Floats) -> tuple[Floats, ...]:
 
 def _cost(moments: tuple[Floats, ...]) -> Floats:
     _, _, _, suu, suz, szz = moments
-    # Rounding may make it negative.
+    # Rounding may make the cost negative.
     cost: Floats = np.maximum(szz - suz**2 / (suu + _Sums.ridge), 0.0)
     return cost
 
 
 @dataclass(frozen=True)
 class _Flat:
-    """All pieces of all curves in sequence: curve index, first point, and end (exclusive)."""
+    """All pieces of all curves in sequence: index of the curve, first point, exclusive end."""
 
     curve: Ints
     start: Ints
@@ -230,19 +235,20 @@ class _Flat:
 
 
 def _integral(trend: Floats, u: Floats) -> Floats:
-    """Returns the log time due to the trend (curves, points), 0 at the first point."""
+    """Returns the log time due to the trend, which is 0 at the first point (curves, points)."""
     steps = np.cumsum(trend * np.diff(u), axis=1)
     return np.concatenate([np.zeros((len(steps), 1)), steps], axis=1)
 
 
 def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
-    """Partitions every curve optimally; returns the penalised costs and the first points of the
-    pieces.
+    """Partitions every curve optimally.
+
+    Returns the penalised cost of each curve (curves,) and the first points of its pieces.
     """
     curves, points = sums.shape
-    # Of a break, in squared residuals over variance: like half the Bayesian information criterion
-    # for position, level and slope, because spurious breaks are later filtered by jump size, but
-    # missed ones are lost.
+    # Penalty of a break, in squared residuals over variance. It is about half the Bayesian
+    # information criterion for position, level and slope, because spurious breaks are filtered
+    # later by the size of their jump, but missed breaks are lost.
     penalty = 0.5 + 1.5 * log(points)
     best = np.zeros((curves, points + 1))
     best[:, 0] = -penalty
@@ -253,7 +259,7 @@ def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
         choice = np.argmin(total, axis=1)
         last[:, stop] = low + choice
         best[:, stop] = total[np.arange(curves), choice] + penalty
-    # Many short curves share a few partitions.
+    # Many short curves have the same partition, so each distinct one is traced back once.
     distinct, which = np.unique(last, axis=0, return_inverse=True)
     found = []
     for previous in distinct.tolist():
@@ -267,13 +273,17 @@ def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
 
 
 def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
-    """Estimates the elasticity over each gap from the slopes of the pieces around it (curves,
-    points − 1).
+    """Estimates the elasticity over each gap (curves, points − 1).
+
+    The estimate comes from the slopes of the pieces around the gap.
+
+    trend: previous trend, to which the slopes in `sums` are relative.
+    near: weight of each gap at each other gap (curves, gaps, gaps).
     """
     _, mean_u, _, suu, suz, _ = sums.moments(pieces.curve, pieces.start, pieces.stop)
     gaps = (sums.u[:, 1:] + sums.u[:, :-1]) / 2
     at = np.clip((gaps[pieces.curve] < mean_u[:, None]).sum(axis=1), 0, gaps.shape[1] - 1)
-    # Fitted slopes are relative to the previous trend, so it is added back.
+    # Fitted slopes are relative to the previous trend, so the trend is added back.
     weight = np.zeros_like(trend)
     weighted_slope = np.zeros_like(trend)
     np.add.at(weight, (pieces.curve, at), suu)
@@ -291,12 +301,14 @@ def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
 
 
 def _places(sums: _Sums, curve: Ints, start: Ints, split: Ints, stop: Ints) -> tuple[Ints, Ints]:
-    """Returns, for each break at `split`, the first and last point after which it may lie within
-    `start` … `stop`.
+    """Returns the first and the last point after which each break may lie.
+
+    start, stop: first point and exclusive end of the two pieces that each break separates.
+    split: first point after each break.
     """
     if not len(split):
         return split, split
-    lengths = stop - start - 1  # positions tried for each break
+    lengths = stop - start - 1  # number of positions that are tried for each break
     begins = np.cumsum(lengths) - lengths
     own = np.repeat(np.arange(len(split)), lengths)
     tried = np.arange(len(own)) - begins[own] + start[own] + 1

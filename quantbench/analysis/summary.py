@@ -1,5 +1,6 @@
-"""Summarises the records of a run as points and rows with medians, intervals, rates and shares of
-peak.
+"""Converts the records of a run to points, and sums the points of a layer to rows.
+
+A point is one measured workload at one place, with its median, interval, rates and share of peak.
 """
 
 from __future__ import annotations
@@ -46,15 +47,17 @@ _OP_NAMES = (
 class Point:
     """One measured workload at one place on the axes.
 
+    axes: value of each axis at the place.
+    op: name of the op at the place.
+    count: number of times that the shape at this place runs the workload.
     latency_us: median of the samples.
     low_us, high_us: 95 % confidence interval of the median.
-    count: number of times the shape at this place runs the workload.
-    tflops, gb_per_s: useful operations and minimal memory traffic per time, at the median.
-    peak_share: share of the dense peak for GEMMs and attention, of the memory bandwidth for other
-        workloads; None if the peak is unknown, and on a CPU.
-    noise: relative standard deviation of the samples (0 for a single sample).
-    clock_mhz: median SM clock during the samples; None if not recorded.
-    mode, floor_us: timing mode and time of an empty kernel in it (`Measurement`).
+    tflops, gb_per_s: useful operations and minimal memory traffic per unit of time, at the median.
+    peak_share: share of the dense peak for GEMMs and attention, and of the memory bandwidth for
+        other workloads; None if the peak is unknown, and on a CPU.
+    noise: relative standard deviation of the samples; 0 for a single sample.
+    clock_mhz: median SM clock during the samples; None if it was not recorded.
+    mode, floor_us: timing mode, and the time of an empty kernel in this mode (see `Measurement`).
     """
 
     key: str
@@ -79,7 +82,7 @@ class Point:
 
     @property
     def total_us(self) -> float:
-        """Time of all `count` runs of the workload."""
+        """Time of all `count` executions of the workload."""
         return self.latency_us * self.count
 
 
@@ -87,15 +90,15 @@ class Point:
 class LayerRow:
     """Sum over the ops of one layer at one place, by one provider.
 
-    points: the ops summed.
+    points: points of the ops that are summed.
     latency_us: sum of latency × count over the ops.
     half_width: relative half-width of the 95 % interval of the sum.
-    tflops, gb_per_s, peak_share: as in `Point`, for the sum.
-    grade: worst grade of all ops, logits included.
-    logits: points of the model's logits, excluded from the sum if the place has other ops; else
-        empty.
-    missing: ops measured at other places but not here. Sums with missing ops cannot be compared
-        with other rows.
+    tflops, gb_per_s, peak_share: the same as in `Point`, for the sum.
+    grade: worst grade of all ops, including the logits.
+    logits: points of the model's logits, which are excluded from the sum if the place has other
+        ops; else empty.
+    missing: ops that were measured at other places but not at this one. A sum with missing ops
+        cannot be compared with other rows.
     """
 
     axes: dict[str, int]
@@ -112,52 +115,54 @@ class LayerRow:
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Names of the ops summed."""
+        """Names of the ops that are summed."""
         return tuple(map(attrgetter("op"), self.points))
 
     @cached_property
     def work(self) -> float:
-        """Floating-point operations of all ops, or bytes if there are none (collectives)."""
+        """Floating-point operations of all ops, or bytes if no op has any (collectives)."""
         flops = sum([p.workload.flops * p.count for p in self.points])
         return float(flops or sum(p.workload.min_bytes * p.count for p in self.points))
 
     @property
     def logits_us(self) -> float | None:
-        """Time of `logits`, which `latency_us` excludes; None if there are none."""
+        """Time of `logits`, which `latency_us` excludes; None if there are no such logits."""
         return sum(map(attrgetter("total_us"), self.logits)) if self.logits else None
 
     @property
     def floor_us(self) -> float | None:
-        """Part of `latency_us` that as many empty kernels take; None if unknown."""
+        """Part of `latency_us` that as many empty kernels take; None if it is unknown."""
         floors = [p.floor_us * p.count for p in self.points if p.floor_us is not None]
         return sum(floors) if len(floors) == len(self.points) else None
 
     @property
     def worst(self) -> Point:
-        """Op with the smallest share of peak."""
+        """The op with the smallest share of peak."""
         return min(self.points, key=lambda p: (p.peak_share is None, p.peak_share, p.op))
 
 
 def useful_work(workload: Workload) -> int:
-    """Returns the floating-point operations of a workload, or its bytes if it has none
-    (collectives).
+    """Returns the floating-point operations of a workload.
+
+    Returns its bytes if it has no such operations (collectives).
     """
     return workload.flops or workload.min_bytes
 
 
 def held_of(axes: Mapping[str, int], axis: str) -> tuple[tuple[str, int], ...]:
-    """Returns (name, value) of all axes but `axis`."""
+    """Returns the (name, value) pairs of all axes except `axis`."""
     return tuple([item for item in axes.items() if item[0] != axis])
 
 
 def values_along(rows: Iterable[LayerRow], axis: str) -> set[int | None]:
-    """Returns the values of an axis; None stands for the rows without it."""
+    """Returns the values of an axis. None stands for the rows without this axis."""
     return {row.axes.get(axis) for row in rows}
 
 
 def op_order(label: str) -> tuple[int, str]:
-    """Returns a sort key for op labels: in layer order, each forward op before its gradients,
-    unknown ops last.
+    """Returns a sort key that puts op labels in the order of the layer.
+
+    Each forward op comes before its gradients. Unknown ops come last.
 
     >>> sorted(["mlp_down", "qkv.dgrad", "qkv"], key=op_order)
     ['qkv', 'qkv.dgrad', 'mlp_down']
@@ -167,10 +172,10 @@ def op_order(label: str) -> tuple[int, str]:
 
 
 def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
-    """Returns a point for every measured record and each of its places, sorted by place, provider
-    and op.
+    """Returns a point for each place of each measured record, sorted by place, provider and op.
 
-    Leaves out repetitions of the reference points, and measurements rejected as impossible.
+    Leaves out repetitions of the reference points, and measurements that were rejected as
+    impossible.
     """
     found: list[Point] = []
     for record in records:
@@ -180,13 +185,14 @@ def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
 
 
 def is_accepted(outcome: Outcome) -> TypeGuard[Measured]:
-    """Returns whether a point was measured, and the measurement not rejected as impossible."""
+    """Returns whether a point was measured and its measurement was not rejected as impossible."""
     return isinstance(outcome, Measured) and outcome.grade.letter != "rejected"
 
 
 def rejected_lines(records: Iterable[Record]) -> list[str]:
-    """Returns how many times `points_of` leaves out because they were rejected, a line for each
-    kind of reason.
+    """Describes the rejected measurements that `points_of` leaves out.
+
+    There is one line, with their number, for each kind of reason.
     """
     kinds: Counter[str] = Counter()
     for record in records:
@@ -200,6 +206,7 @@ def rejected_lines(records: Iterable[Record]) -> list[str]:
 
 
 def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Point]:
+    """Yields a point for each place of a measured record."""
     measurement = outcome.measurement
     stated = measurement.stated
     work = record.workload
@@ -229,15 +236,16 @@ def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Poi
         yield replace(first, axes=place.axes, op=place.op, count=place.count)
 
 
-# Times below this are published with their floor, which is 2 % or more of them.
+# The time of an empty kernel is stated for times below this, because it is 2 % or more of them.
 _FLOOR_BELOW_US = 50.0
 
 
 def floor_lines(times: Iterable[tuple[float, Point | Measurement]]) -> list[str]:
-    """Returns a line on the empty-kernel time in times under 50 µs; [] if none is short or it is
-    unknown.
+    """Returns a line that states how much of times under 50 µs an empty kernel takes.
 
-    times: latency in µs, and the point or measurement it belongs to.
+    Returns an empty list if no time is that short, or if the time of an empty kernel is unknown.
+
+    times: pairs of a latency in µs and the point or measurement that it belongs to.
     """
     floors: dict[str, list[float]] = defaultdict(list)
     for latency_us, of in times:
@@ -253,9 +261,12 @@ def floor_lines(times: Iterable[tuple[float, Point | Measurement]]) -> list[str]
 
 
 def rows_of(points: Sequence[Point]) -> tuple[LayerRow, ...]:
-    """Returns a row for each place and provider, with logits apart, sorted by place."""
+    """Returns a row for each place and provider, sorted by place.
+
+    The sum of a row excludes the logits.
+    """
     groups: dict[tuple[tuple[int, ...], str], list[Point]] = {}
-    # A provider has the same ops at all places with the same axes.
+    # Ops that each provider should have at every place with the same axes.
     ops: dict[tuple[str, frozenset[str]], set[str]] = defaultdict(set)
     names = cache(frozenset[str])
     for point in points:
@@ -268,6 +279,10 @@ def rows_of(points: Sequence[Point]) -> tuple[LayerRow, ...]:
 
 
 def _row(points: tuple[Point, ...], ops: Collection[str]) -> LayerRow:
+    """Returns the row of one place and provider, with the logits excluded from the sum.
+
+    ops: names of all ops of a complete row.
+    """
     whole = row_of(points, ops)
     parts: dict[bool, list[Point]] = {False: [], True: []}
     for point in points:
@@ -280,11 +295,12 @@ def _row(points: tuple[Point, ...], ops: Collection[str]) -> LayerRow:
 
 
 def row_of(points: tuple[Point, ...], ops: Collection[str] = ()) -> LayerRow:
-    """Sums the points of one place under the provider of the first. ops: names of all ops of a
-    complete row.
+    """Sums the points of one place. The provider of the row is that of the first point.
+
+    ops: names of all ops of a complete row.
     """
     latency_us = sum([p.total_us for p in points])
-    # Independent errors: the squares of the half-widths add.
+    # The errors are independent, so the squares of the half-widths add up.
     width_us = sum([((p.high_us - p.low_us) / 2 * p.count) ** 2 for p in points]) ** 0.5
     known = [p.peak_share * p.total_us for p in points if p.peak_share is not None]
     return LayerRow(
@@ -301,14 +317,12 @@ def row_of(points: tuple[Point, ...], ops: Collection[str] = ()) -> LayerRow:
     )
 
 
-#: provider name of rows with several providers
+#: provider name of rows whose ops come from several providers
 FASTEST = "each op's fastest"
 
 
 def are_parts(points: Sequence[Point]) -> bool:
-    """Returns whether the providers of a run compute different ops, so that only together they form
-    a layer.
-    """
+    """Returns whether the providers form a layer only together, with different ops."""
     ops: dict[str, set[str]] = defaultdict(set)
     for point in points:
         ops[point.provider].add(point.op)
@@ -316,11 +330,12 @@ def are_parts(points: Sequence[Point]) -> bool:
 
 
 def layer_rows(points: Sequence[Point]) -> tuple[LayerRow, ...]:
-    """Returns a row for each dtype and place, with the fastest provider of each op, sorted by dtype
-    and place.
+    """Returns a row for each dtype and place, sorted by dtype and place.
+
+    Each op is taken from its fastest provider.
     """
     places: dict[tuple[str, tuple[int, ...]], dict[str, Point]] = defaultdict(dict)
-    # The fastest of each op comes last and stays.
+    # The fastest point of each op comes last, so it overwrites the others.
     for point in sorted(points, key=lambda p: -p.latency_us):
         places[point.workload.dtype, tuple(point.axes.values())][point.op] = point
     whole = set(counted(set().union(*places.values())))
@@ -333,8 +348,9 @@ def layer_rows(points: Sequence[Point]) -> tuple[LayerRow, ...]:
 
 
 def counted(ops: Iterable[str]) -> tuple[str, ...]:
-    """Returns the ops of a layer in layer order, without the unfused ops if fused attention, which
-    replaces them, is present.
+    """Returns the ops of a layer in layer order.
+
+    The unfused attention ops are left out if fused attention, which replaces them, is present.
 
     >>> counted(["attention", "softmax", "qkv", "context", "scores"])
     ('qkv', 'attention')

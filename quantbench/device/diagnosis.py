@@ -1,6 +1,6 @@
 """Finds out why torch cannot use the NVIDIA card of this machine, and what fixes it.
 
-The device files, the driver and torch are read once, then judged line by line.
+The device files, the driver and torch are read once. Then each of them is judged in turn.
 """
 
 import os
@@ -17,7 +17,7 @@ from quantbench.errors import UnsupportedError
 _BLOCKING = "CUDA_LAUNCH_BLOCKING"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _UNKNOWN_CARD = "an NVIDIA card"
-# torch's words if the driver works and shows it no card.
+# Message of torch if the driver works but shows torch no card.
 _NO_CARDS = "No CUDA GPUs are available"
 _TOO_OLD = "too old"
 
@@ -26,17 +26,20 @@ _TOO_OLD = "too old"
 class Machine:
     """An NVIDIA card as the machine and torch show it.
 
-    index: torch's number of the card; None if torch cannot use any.
-    reason: why not, in torch's words; empty if it can.
-    card: name; empty if nothing shows a card.
-    capability: compute capability, None if unknown.
-    driver: version, None if neither NVML nor /proc/driver/nvidia states it.
-    device_files: paths of the cards.
-    closed_files: those that this user cannot open; looked for only if torch uses no card.
-    visible, blocking: CUDA_VISIBLE_DEVICES and CUDA_LAUNCH_BLOCKING, None where not set.
+    index: torch's number of the card; None if torch cannot use any card.
+    reason: why torch cannot use a card, in torch's words; empty if it can.
+    card: name of the card; empty if nothing shows a card.
+    capability: compute capability; None if it is unknown.
+    driver: version of the driver; None if neither NVML nor /proc/driver/nvidia states it.
+    device_files: paths of the device files of cards.
+    closed_files: device files that this user cannot open. They are searched only if torch uses no
+        card.
+    visible, blocking: values of CUDA_VISIBLE_DEVICES and CUDA_LAUNCH_BLOCKING; None if they are not
+        set.
     torch: version of torch.
-    cuda: version of CUDA that torch is built for; None if it is built without.
-    architectures: what torch has machine code (`sm_80`) or PTX (`compute_90`) for; may be empty.
+    cuda: version of CUDA that torch is built for; None if torch is built without CUDA.
+    architectures: architectures for which torch has machine code (`sm_80`) or PTX (`compute_90`);
+        may be empty.
     """
 
     index: int | None
@@ -55,8 +58,12 @@ class Machine:
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the diagnosis. problem: why torch cannot use the card. remedy: what
-    fixes that. Both are empty if the line is in order."""
+    """One line of the diagnosis.
+
+    what, found: part that was judged, and its state.
+    problem: why torch cannot use the card; empty if the part is in order.
+    remedy: what fixes the problem; empty if there is none.
+    """
 
     what: str
     found: str
@@ -65,7 +72,7 @@ class Finding:
 
 
 def opens(path: Path) -> bool:
-    """Returns whether this process may open a device file, by permissions and its container."""
+    """Returns whether this process may open a device file, by permissions and container."""
     try:
         os.close(os.open(path, os.O_RDWR))
     except OSError:
@@ -82,10 +89,12 @@ def look(
     environ: Mapping[str, str] = os.environ,
     may_open: Callable[[Path], bool] = opens,
 ) -> Machine:
-    """Reads what device files, the driver and torch state about the machine's card.
+    """Reads what the device files, the driver and torch state about the machine's card.
 
-    torch: the module. index: its number of the card in use, None if it has none.
-    root, ask_driver (for driver and capability), environ, may_open: replaced by tests.
+    torch: the torch module.
+    index: torch's number of the card in use; None if torch has no card.
+    root, environ, may_open: file system, environment and test of device files. Tests replace them.
+    ask_driver: returns the driver's version and the compute capability.
     """
     driver, capability = ask_driver()
     files = sorted(root.glob("dev/nvidia[0-9]*"))
@@ -118,8 +127,10 @@ def look(
 
 
 def refusal(machine: Machine) -> UnsupportedError | None:
-    """Returns the error, one line, that ends a measurement; None if the card can be measured or
-    there is no card."""
+    """Returns the error that ends a measurement, in one line.
+
+    It is None if the card can be measured, or if there is no card.
+    """
     problems = [finding for finding in findings(machine) if finding.problem]
     if not machine.card or not problems:
         return None
@@ -137,7 +148,7 @@ def refusal(machine: Machine) -> UnsupportedError | None:
 
 
 def findings(machine: Machine) -> Iterator[Finding]:
-    """Judges each part in the order in which problems are to be solved."""
+    """Yields a finding for each part, in the order in which problems are to be solved."""
     capability = "" if machine.capability is None else f" ({sm_name(machine.capability)})"
     yield Finding("card", f"{machine.card}{capability}")
     yield _device_file(machine)
@@ -164,7 +175,7 @@ def _driver(machine: Machine) -> Finding:
 
 
 def _variables(machine: Machine) -> Iterator[Finding]:
-    """Judges the variables of the environment that are set and may hide cards or forbid timing."""
+    """Judges the environment variables that are set and may hide cards or forbid timing."""
     if machine.visible is not None:
         found = repr(machine.visible)
         nothing_named = machine.visible.strip() in ("", "-1")
@@ -176,7 +187,7 @@ def _variables(machine: Machine) -> Iterator[Finding]:
             yield Finding(_VISIBLE, found)
     if machine.blocking is not None:
         found = repr(machine.blocking)
-        # CUDA reads a number; whatever is not plainly 0 may be on.
+        # CUDA reads a number. Any value that is not plainly 0 may switch blocking on.
         if machine.blocking.strip().strip("0"):
             problem = f"{_BLOCKING}={found} makes every launch wait, so nothing can be timed"
             yield Finding(_BLOCKING, found, problem, f"{_BLOCKING} unset or 0")
@@ -185,7 +196,7 @@ def _variables(machine: Machine) -> Iterator[Finding]:
 
 
 def _torch(machine: Machine) -> Iterator[Finding]:
-    """Judges the build of torch."""
+    """Judges the build of torch and the architectures it has code for."""
     install = wheels.install_line(machine.driver, machine.capability)
     if machine.cuda is None:
         yield Finding("torch", machine.torch, "this torch is for CPUs", install)
@@ -212,9 +223,9 @@ def _torch(machine: Machine) -> Iterator[Finding]:
 def has_code(architectures: tuple[str, ...], capability: tuple[int, int]) -> bool:
     """Returns whether code for one of `architectures` runs on a GPU of a compute capability.
 
-    Machine code runs on the same major and a higher minor version, PTX on all higher versions; with
-    suffix f both run on the same major version only, with suffix a on the very same version (CUDA
-    C++ Programming Guide 13.0, binary and PTX compatibility).
+    Machine code runs on the same major version and a higher minor version, and PTX runs on all
+    higher versions. With suffix f, both run on the same major version only, and with suffix a on
+    exactly the same version (CUDA C++ Programming Guide 13.0, binary and PTX compatibility).
 
     >>> has_code(("sm_80", "sm_86"), (8, 9)), has_code(("sm_75", "sm_80"), (7, 0))
     (True, False)
@@ -236,7 +247,7 @@ def has_code(architectures: tuple[str, ...], capability: tuple[int, int]) -> boo
 
 
 def _reason(torch: Any) -> str:
-    """Returns the first sentence of torch's reason for having no card."""
+    """Returns the first sentence of torch's reason why it has no card."""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
@@ -245,7 +256,7 @@ def _reason(torch: Any) -> str:
 
 
 def _first_model(gpus: Path) -> str:
-    """Reads the name of the first card from the driver's folder of cards; empty if it has none."""
+    """Returns the name of the first card in the driver's folder of cards, or "" if it has none."""
     for information in sorted(gpus.glob("*/information")):
         text = information.read_text(encoding="utf-8")
         found = re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE)

@@ -1,7 +1,7 @@
-"""Reads a GPU's state and limits from NVML. If NVML is absent or a query fails, the values are None
-with a note.
+"""Reads a GPU's state and limits from NVML.
 
-Bit values and names follow nvml.h (NVIDIA Management Library API Reference, driver 580).
+If NVML is absent or a query fails, the values are None, with a note. Bit values and names follow
+nvml.h (NVIDIA Management Library API Reference, driver 580).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from quantbench.device.spec import DeviceState
 
-# nvmlClocksEventReasons: name by bit
+# Names of nvmlClocksEventReasons by bit.
 _REASONS = {
     0x001: "gpu_idle",
     0x002: "applications_clocks_setting",
@@ -27,7 +27,7 @@ _REASONS = {
     0x080: "hw_power_brake",
     0x100: "display_clock_setting",
 }
-#: reasons that lower the clock for heat or power, and so disturb timings
+#: reasons that lower the clock because of heat or power, and so disturb timings
 HARMFUL_REASONS = frozenset(
     {"sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 )
@@ -41,21 +41,24 @@ _COMPUTE_EXCLUSIVE_PROCESS = 3
 
 @dataclass(frozen=True)
 class Absent:
-    """Result of `Nvml.open` if NVML cannot be used. note: reason."""
+    """Result of `Nvml.open` if NVML cannot be used.
+
+    note: why it cannot be used.
+    """
 
     note: str
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Current limits of a card; None if NVML does not report a value.
+    """Current limits of a card. Values that NVML does not report are None.
 
     application_sm_mhz: SM clock set for applications.
-    default_application_sm_mhz: that clock by default, often below the highest clock (V100:
+    default_application_sm_mhz: default of this clock, which often is below the highest clock (V100:
         1312 of 1530 MHz).
-    slowdown_c: temperature at which the hardware slows down.
+    slowdown_c: temperature in °C at which the hardware slows down.
     exclusive: whether only one process may use the card (compute mode EXCLUSIVE_PROCESS).
-    note: the missing values, with reasons.
+    note: missing values, with reasons.
     """
 
     driver_version: str | None = None
@@ -88,13 +91,14 @@ def _pid_exists(pid: int) -> bool:
 
 
 class Nvml:
-    """NVML connection to one GPU; created by `Nvml.open`.
+    """NVML connection to one GPU, made by `Nvml.open`.
 
-    library: module pynvml (nvidia-ml-py), or a stand-in.
+    library: the module pynvml (nvidia-ml-py), or a stand-in.
     handle: NVML handle of the GPU or MIG slice.
     own_pids: function that returns the ids of quantbench's own processes, which change as workers
         start and end.
-    pid_exists: function that tests a process id (in a container NVML may report ids of the host).
+    pid_exists: function that tells whether a process id exists. In a container, NVML may report ids
+        of the host.
     """
 
     def __init__(
@@ -108,9 +112,9 @@ class Nvml:
         self._nvml = library
         self._own_pids = own_pids
         self._pid_exists = pid_exists
-        # Cache: process ids last judged, number of those of others, and a note.
+        # Last judgement: process ids, number of processes that are not quantbench's, and a note.
         self._judged: tuple[set[int], int | None, str] = (set(), 0, "")
-        # A MIG slice reports its own processes, but clocks and temperature are those of its card.
+        # A MIG slice reports its own processes, but its card reports clocks and temperature.
         self._processes_handle = self._handle = handle
         if self._number([], "MIG mode", "nvmlDeviceIsMigDeviceHandle"):
             card = self._ask([], "card", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
@@ -125,10 +129,13 @@ class Nvml:
         own_pids: Callable[[], frozenset[int]] = _own_pids,
         pid_exists: Callable[[int], bool] = _pid_exists,
     ) -> Nvml | Absent:
-        """Opens the GPU or MIG slice with this UUID, as torch states it: without NVML's prefix.
+        """Opens the GPU or MIG slice with this UUID.
 
-        An index would be wrong: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER renumber GPUs for CUDA
-        but not for NVML.
+        An index would be wrong, because CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER renumber GPUs
+        for CUDA but not for NVML.
+
+        uuid: UUID as torch states it, without NVML's prefix `GPU-` or `MIG-`.
+        library, own_pids, pid_exists: as in `Nvml`; by default the real ones.
         """
         if library is None:
             try:
@@ -150,7 +157,10 @@ class Nvml:
         return Absent(f"NVML does not know this GPU ({why})")
 
     def state(self, *, processes: bool = True) -> DeviceState:
-        """Reads the card's state. processes=False omits other processes, the slowest query."""
+        """Reads the card's state.
+
+        processes: whether to count other processes, which is the slowest query.
+        """
         notes: list[str] = []
         number = partial(self._number, notes)
         return DeviceState(
@@ -164,7 +174,7 @@ class Nvml:
         )
 
     def limits(self) -> Limits:
-        """Reads the settings of the card."""
+        """Reads the card's limits and settings."""
         notes: list[str] = []
         number = partial(self._number, notes)
         return Limits(
@@ -201,8 +211,12 @@ class Nvml:
         *arguments: Any,
         kind: Callable[[Any], Any] = lambda answer: answer,
     ) -> Any:
-        """Calls an NVML function and converts its answer by `kind`. Returns None and adds the
-        reason to `notes` if it fails or does not exist.
+        """Calls an NVML function and returns its answer.
+
+        If the function fails or does not exist, the result is None, and `notes` gets the reason.
+
+        what: name of the value for the note.
+        kind: converts the answer.
         """
         try:
             return kind(getattr(self._nvml, function)(*arguments))
@@ -218,8 +232,8 @@ class Nvml:
         *arguments: Any,
         kind: Callable[[Any], Any] = float,
     ) -> Any:
-        # nvidia-ml-py returns a ctypes object in place of a number from nvmlDeviceIsMigDeviceHandle
-        # (12.535 to 13.615).
+        # nvmlDeviceIsMigDeviceHandle returns a ctypes object in place of a number in nvidia-ml-py
+        # 12.535 to 13.615.
         return self._ask(
             notes,
             what,
@@ -234,7 +248,7 @@ class Nvml:
         return None if milliwatts is None else milliwatts / 1000
 
     def _reasons(self, notes: list[str]) -> tuple[str, ...]:
-        # The function was renamed in driver 535; older libraries have only the old name.
+        # The function was renamed in driver 535. Older libraries have only the old name.
         mask = self._ask([], "", "nvmlDeviceGetCurrentClocksEventReasons", self._handle)
         if mask is None:
             mask = self._ask(
@@ -248,9 +262,9 @@ class Nvml:
         if running is None:
             return None
         pids = {int(process.pid) for process in running}
-        if pids <= {os.getpid()}:  # the usual case, without walking the process tree (milliseconds)
+        if pids <= {os.getpid()}:  # the usual case needs no walk of the process tree (milliseconds)
             return 0
-        # Cached, because this runs about 50 times a second during sampling.
+        # The judgement is cached, because this runs about 50 times a second during sampling.
         if pids != self._judged[0]:
             self._judged = (pids, *self._judge(pids))
         _, others, note = self._judged
@@ -259,20 +273,21 @@ class Nvml:
         return others
 
     def _judge(self, pids: set[int]) -> tuple[int | None, str]:
-        """Returns how many of these processes are not quantbench's own; None and the reason if
-        unknown.
+        """Returns how many of these processes are not quantbench's own, and a note.
+
+        If the number is unknown, it is None, and the note has the reason.
         """
         own = self._own_pids()
         unknown = any(not self._pid_exists(pid) for pid in pids - own)
         if unknown and not pids & own:
-            # One of them may be this process under its id on the host.
+            # One of them may be this process, under the id that it has on the host.
             reported = f"NVML reports {len(pids)} process ids of another PID namespace"
             return None, f"{reported}, perhaps including this process"
         return len(pids - own), ""
 
 
 def decode_reasons(mask: int) -> tuple[str, ...]:
-    """Returns the names of the bits set in NVML's clock event reasons, lowest first.
+    """Returns the names of the bits that are set in NVML's clock event reasons, lowest bit first.
 
     >>> decode_reasons(0x24)
     ('sw_power_cap', 'sw_thermal')

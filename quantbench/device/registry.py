@@ -16,12 +16,12 @@ _KIB = 2**10
 _MIB = 2**20
 _GIB = 2**30
 
-# Words of CUDA's names that slugs omit, and parts of a slug that are not the model.
+# Words of CUDA's names that slugs omit.
 _MAKERS = ("nvidia", "tesla", "geforce", "amd", "instinct")
 _MEMORY_SIZE = re.compile(r"^(\d+)g(?:i?b)?$")
 _NOT_MODEL = re.compile(r"^(sxm\d*|pcie|nvl|\d+g(i?b)?)$")
 
-#: fields of a spec with a source for every registered GPU
+#: fields of a spec that have a source for every registered GPU
 SOURCED = (
     "compute_capability", "sm_count", "sm_clock_mhz", "max_sm_clock_mhz", "l2_bytes",
     "smem_per_sm_bytes",
@@ -31,9 +31,9 @@ SOURCED = (
 
 @dataclass(frozen=True)
 class Architecture:
-    """Constants shared by all GPUs of one compute capability, or of one LLVM target of AMD.
+    """Constants that all GPUs of one compute capability share, or of one LLVM target of AMD.
 
-    name: as `DeviceSpec.architecture` gives it.
+    name: name as in `DeviceSpec.architecture`.
     rate: dense operations per SM and clock by dtype, at full rate.
     smem_source: source of the sizes of shared memory.
     """
@@ -48,19 +48,25 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Entry:
-    """Entry of the registry: one GPU model. names: as CUDA reports it."""
+    """Entry of the registry, which is one GPU model.
+
+    names: names that CUDA reports for the model.
+    """
 
     spec: DeviceSpec
     names: tuple[str, ...]
 
 
 def lookup(name: str) -> DeviceSpec:
-    """Returns the spec of a registered GPU by slug, by the name that CUDA reports, or by words of a
-    slug that identify one model (`h100`, `a100-40gb`, `A100 PCIe 80G`).
+    """Returns the spec of a registered GPU.
 
-    Among variants of one model, SXM modules come before PCIe cards, then the first in the file: the
-    one with the most public measurements. Raises InputError with
-    candidates if the name matches several models (`rtx-6000`) or none.
+    Among variants of one model, SXM modules come before PCIe cards. After that, the first one in
+    the file is returned, which has the most public measurements.
+
+    name: slug, name that CUDA reports, or words of a slug that identify one model (`h100`,
+        `a100-40gb`, `A100 PCIe 80G`).
+
+    Raises InputError with candidates if the name matches several models (`rtx-6000`) or none.
 
     >>> lookup("a100").name, lookup("V100").name
     ('a100-sxm4-80gb', 'v100-sxm2-16gb')
@@ -90,7 +96,7 @@ def lookup(name: str) -> DeviceSpec:
 
 
 def _parts(slug: str) -> set[str]:
-    """Returns the words that find a GPU; `sxm` stands for each version of it."""
+    """Returns the words by which a GPU is found. `sxm` stands for each version of SXM."""
     parts = set(slug.split("-"))
     if "-sxm" in slug:
         parts.add("sxm")
@@ -98,7 +104,9 @@ def _parts(slug: str) -> set[str]:
 
 
 def same_chip(slug: str) -> tuple[str, ...]:
-    """Returns `slug` and the cards with the same chip and form factor, whatever their memory.
+    """Returns a slug, and the slugs of cards with the same chip and form factor.
+
+    The cards may have other memory.
 
     >>> same_chip("v100-sxm2-32gb"), same_chip("h100-pcie-80gb")
     (('v100-sxm2-32gb', 'v100-sxm2-16gb'), ('h100-pcie-80gb',))
@@ -114,18 +122,18 @@ def _chip(spec: DeviceSpec) -> tuple[object, ...]:
 
 
 def _words_of(name: str) -> list[str]:
-    """Splits a name into the words of a slug: `NVIDIA A100_80GiB` into a100, 80gb."""
+    """Returns the words of a slug for a name: a100 and 80gb for `NVIDIA A100_80GiB`."""
     words = re.split(r"[-_\s]+", name.strip().lower())
     return [_MEMORY_SIZE.sub(r"\1gb", word) for word in words if word and word not in _MAKERS]
 
 
 def _model_of(slug: str) -> str:
-    """Returns the slug without form factor and memory: rtx-pro-6000 for `rtx-pro-6000-96gb`."""
+    """Returns a slug without form factor and memory: rtx-pro-6000 for `rtx-pro-6000-96gb`."""
     return "-".join(part for part in slug.split("-") if not _NOT_MODEL.match(part))
 
 
 def known() -> tuple[DeviceSpec, ...]:
-    """Returns the specs of all registered GPUs, in the file's order."""
+    """Returns the specs of all registered GPUs in the order of the file."""
     return tuple(entry.spec for entry in entries())
 
 
@@ -186,11 +194,11 @@ def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entr
 
 
 def _cite(text: str, documents: dict[str, str]) -> str:
-    """Replaces the key in `key: remark` by the document's title."""
+    """Returns a text `key: remark` with the document's title in place of the key."""
     key, colon, remark = text.partition(":")
     return documents[key] + colon + remark
 
 
 def _capability(digits: str) -> tuple[int, int]:
-    """Parses `90` or `120`: the last digit is the minor version."""
+    """Returns the capability of digits such as `90` or `120`, whose last is the minor version."""
     return int(digits[:-1]), int(digits[-1])

@@ -1,5 +1,6 @@
-"""Defines a device's constants for the arithmetic of tiles, waves and rooflines, and its state at
-one moment.
+"""Defines the hardware constants of a device, for tiles, waves and rooflines, and its state.
+
+The state is what changes between measurements, such as clocks and temperature.
 """
 
 import re
@@ -8,8 +9,8 @@ from dataclasses import dataclass, field
 
 from quantbench.errors import InputError, require_choice
 
-# Plausible values of devices built since 2016; they catch a misplaced decimal point or a wrong
-# unit.
+# Plausible values of devices built since 2016. The ranges catch a misplaced decimal point or a
+# wrong unit.
 _RANGES: dict[str, tuple[float, float]] = {
     "sm_count": (1, 1024),
     "sm_clock_mhz": (200, 7000),
@@ -20,27 +21,27 @@ _RANGES: dict[str, tuple[float, float]] = {
     "memory_bytes": (2**28, 2**44),
     "memory_gb_per_s": (1, 20_000),
 }
-# LLVM targets by GFX IP version (AMD, ROCm documentation 7.13, 2026, AMD GPU specifications).
+# Maps GFX IP versions to LLVM targets (AMD, ROCm documentation 7.13, 2026, AMD GPU specifications).
 _GFX = {(9, 0): "gfx90a", (9, 4): "gfx942", (9, 5): "gfx950"}
-# The name is used for folders and files.
+# Pattern of a device's name, which is used for folders and files.
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PEAK_TFLOPS_RANGE = (0.001, 50_000)
-# Formats that differ in their scales only run at the same peak (NVIDIA, libcu++ 2026, tcgen05.mma:
-# mxf4nvf4).
+# Maps formats to the format with the same peak, from which they differ only in their scales
+# (NVIDIA, libcu++ 2026, tcgen05.mma: mxf4nvf4).
 _SAME_PEAK = {"fp8_block": "fp8", "mxfp8": "fp8", "mxfp4": "nvfp4"}
-# The first with scales per 32 elements in the matrix cores: gfx950 (9, 5); sm_100 (10, 0) of
-# NVIDIA, after sm_90.
+# Lowest capability with scales per 32 elements in the matrix cores: gfx950 (9, 5) of AMD. NVIDIA's
+# first is sm_100 (10, 0), after sm_90.
 _FIRST_MX = (9, 5)
 
-#: rocm: a GPU of AMD's; its times are predicted and imported, not measured.
+#: Kinds of devices. Times of AMD GPUs (rocm) are predicted and imported, not measured.
 DEVICE_KINDS = ("cuda", "rocm", "cpu")
-#: Rates above the peak are impossible. The margin allows for rounded peaks of data sheets (H200:
-#: printed 4.8 TB/s, 3201 MHz × 2 × 6144 bits make 4.92) and for clocks, which are read to about 1
-#: %.
+#: A measured rate may exceed the peak by this factor; higher rates are impossible. The margin
+#: allows for rounded peaks in data sheets (H200: 4.8 TB/s are printed, and 3201 MHz × 2 × 6144 bits
+#: make 4.92) and for clocks, which are read to about 1 %.
 PEAK_MARGIN = 1.05
-#: No cache is this much faster than memory: a core's first-level cache moves up to 192 bytes a
-#: cycle (two loads and a store of 512 bits), 700 GB/s at 3.7 GHz, 35 times one core's 20 GB/s; an
-#: H100's L1 caches together 33 TB/s, 10 times.
+#: No cache is faster than memory by this factor. A core's first-level cache moves up to 192 bytes
+#: per cycle (two loads and a store of 512 bits), which is 700 GB/s at 3.7 GHz and 35 times one
+#: core's 20 GB/s. The L1 caches of an H100 together move 33 TB/s, which is 10 times.
 CACHE_OVER_MEMORY = 100
 
 
@@ -48,29 +49,30 @@ CACHE_OVER_MEMORY = 100
 class DeviceSpec:
     """Hardware constants of one device model.
 
-    On an AMD GPU (kind rocm) an SM is a compute unit (CU), a warp a wavefront of 64 threads
-    (`warp_threads`), a block a workgroup, shared memory the LDS, and a tensor core a matrix core.
-    "Blocks per SM" are the workgroups resident on one CU. The dies of an MI300 or MI350 are one
-    device; the two dies of an MI250X are two.
+    On an AMD GPU (kind rocm), an SM is a compute unit (CU), a warp is a wavefront of 64 threads
+    (`warp_threads`), a block is a workgroup, shared memory is the LDS, and a tensor core is a
+    matrix core. "Blocks per SM" are the workgroups resident on one CU. The dies of an MI300 or
+    MI350 are one device, and the two dies of an MI250X are two.
 
     name: slug (`a100-sxm4-80gb`, `cpu-amd-epyc`).
-    sm_count: streaming multiprocessors; cores in use on a CPU.
+    sm_count: number of streaming multiprocessors, or of cores in use on a CPU.
     sm_clock_mhz: boost clock at which the peaks are stated.
-    l2_bytes: last-level cache (the Infinity Cache where there is one).
-    smem_per_sm_bytes: shared memory per SM (0 on a CPU).
-    memory_gb_per_s: memory bandwidth, 1e9 bytes/s.
-    peak_tflops: dense peak by dtype, 1e12 operations/s, with tensor cores if they support the dtype
-        and with fp32 accumulation.
-    source: source of each constant, by field name; `peak_tflops.bf16` etc. for single peaks.
-    registered: False for a spec derived from the properties that the device reports.
-    smem_per_block_bytes: opt-in maximum shared memory per block (0: unknown).
+    l2_bytes: size of the last-level cache (the Infinity Cache if there is one).
+    smem_per_sm_bytes: shared memory per SM; 0 on a CPU.
+    memory_gb_per_s: memory bandwidth in 1e9 bytes/s.
+    peak_tflops: dense peak by dtype in 1e12 operations/s, with tensor cores if they support the
+        dtype, and with fp32 accumulation.
+    source: source of each constant by field name. Single peaks have names such as
+        `peak_tflops.bf16`.
+    registered: False for a spec that was derived from the properties the device reports.
+    smem_per_block_bytes: opt-in maximum of shared memory per block; 0 if it is unknown.
     max_sm_clock_mhz: maximum clock; 0 means sm_clock_mhz. Many cards run above sm_clock_mhz (H100
-        SXM: peaks at 1830, runs at up to 1980 MHz), so their rates can exceed peak_tflops: see
-            `ceiling`.
-    peak_clock_mhz: clock of the peak by dtype, for peaks not stated at sm_clock_mhz.
-    compute_capability: (major, minor); on a rocm device those of its GFX IP, as HIP reports them
-        (9.4 for gfx942); None on a CPU.
-    board_power_w: most power that the card draws, W (0: unknown).
+        SXM states its peaks at 1830 MHz and runs at up to 1980 MHz), so their rates can exceed
+        peak_tflops. See `ceiling`.
+    peak_clock_mhz: clock of the peak by dtype, for peaks that are not stated at sm_clock_mhz.
+    compute_capability: (major, minor). On a rocm device it is the version of the GFX IP, as HIP
+        reports it (9.4 for gfx942). It is None on a CPU.
+    board_power_w: highest power that the card draws in W; 0 if it is unknown.
     """
 
     name: str
@@ -118,14 +120,14 @@ class DeviceSpec:
             )
 
     def peak(self, dtype: str) -> float | None:
-        """Returns the dense peak in TFLOP/s for `dtype`; None if unsupported or unknown."""
+        """Returns the dense peak in TFLOP/s, or None if the dtype is unsupported or unknown."""
         if dtype == "mxfp8" and (self.compute_capability or (0, 0)) < _FIRST_MX:
             return None
         return self.peak_tflops.get(self._rated(dtype))
 
     @property
     def dtypes(self) -> str:
-        """Names the dtypes that have a peak, comma separated."""
+        """Names of the dtypes that have a peak, separated by commas."""
         named = {*self.peak_tflops, *_SAME_PEAK}
         return ", ".join(sorted(dtype for dtype in named if self.peak(dtype) is not None))
 
@@ -136,10 +138,11 @@ class DeviceSpec:
         return _SAME_PEAK.get(dtype, dtype)
 
     def ceiling(self, dtype: str, clock_mhz: float | None = None) -> float | None:
-        """Returns the stated peak in TFLOP/s scaled to `clock_mhz` (default: the maximum clock);
-        None if unknown.
+        """Returns the stated peak in TFLOP/s, scaled to a clock, or None if it is unknown.
 
         A rate above the ceiling cannot be a valid measurement.
+
+        clock_mhz: clock in MHz; None for the maximum clock.
         """
         peak = self.peak(dtype)
         if peak is None:
@@ -154,8 +157,9 @@ class DeviceSpec:
 
     @property
     def architecture(self) -> str:
-        """Name of the architecture: `sm_80` etc., the LLVM target `gfx942` etc.; the kind if that
-        is unknown.
+        """Name of the architecture, such as `sm_80`, or the LLVM target, such as `gfx942`.
+
+        It is the device's kind if the architecture is unknown.
         """
         if self.compute_capability is None:
             return self.kind
@@ -165,23 +169,23 @@ class DeviceSpec:
 
     @property
     def warp_threads(self) -> int:
-        """Threads of a warp; of a wavefront on the CDNA GPUs of AMD."""
+        """Number of threads of a warp, or of a wavefront on AMD's CDNA GPUs."""
         return 64 if self.kind == "rocm" else 32
 
 
 def sm_name(compute_capability: tuple[int, int]) -> str:
-    """Formats a compute capability as NVIDIA does: `sm_80`."""
+    """Returns NVIDIA's name of a compute capability, such as `sm_80`."""
     major, minor = compute_capability
     return f"sm_{major}{minor}"
 
 
 @dataclass(frozen=True)
 class DeviceState:
-    """State of a device at one moment; unknown values are None.
+    """State of a device at one moment. Unknown values are None.
 
-    throttle_reasons: active NVML clock event reasons.
-    other_processes: number of compute processes of others.
-    note: reason for unknown values ("NVML is not installed").
+    throttle_reasons: active clock event reasons of NVML.
+    other_processes: number of compute processes that are not quantbench's.
+    note: why values are unknown ("NVML is not installed").
     load_per_core: load average of the last minute per logical core (CPU only).
     """
 

@@ -1,7 +1,7 @@
-"""Chooses the torch and triton that fit a machine's driver and card, by one table.
+"""Chooses the torch and Triton that fit a machine's driver and card, from one table.
 
-Uses only the standard library and nothing of this package: `make install` runs this file with a
-bare Python.
+The module uses only the standard library and nothing of this package, because `make install` runs
+this file with a bare Python.
 """
 
 import argparse
@@ -26,11 +26,12 @@ class Wheels:
     """One line of the table.
 
     name: name of the line, and of this package's extra with the same requirements.
-    requirements: what pip is asked for. torch requires a triton itself, so only another is named.
+    requirements: requirements for pip. torch requires a Triton itself, so only another Triton is
+        named.
     cuda: version of CUDA that this torch comes with; empty for the CPU build.
     driver: lowest major version of NVIDIA's driver.
-    lowest, end: compute capabilities, from the lowest up to but without the end.
-    source: of cards and driver.
+    lowest, end: range of compute capabilities, which excludes the end.
+    source: source of the cards and of the driver.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Wheels:
     source: str
 
 
-#: The first line that serves both card and driver is taken.
+#: The first line that serves both the card and the driver applies.
 TABLE = (
     # With torch 2.15, triton 3.9 spills registers in some of our kernels (`make test-aot`).
     Wheels(
@@ -58,7 +59,7 @@ TABLE = (
         "cuda12", ("torch==2.10.*",), "12.8", 525, (7, 5), (10, 0),
         f"cards: {_MATRIX}; driver: {_MINOR_VERSIONS}",
     ),
-    # torch up to 2.10 serves a V100 as well, but triton after 3.2 compiles for 8.0 and newer only.
+    # torch up to 2.10 also serves a V100, but Triton after 3.2 compiles only for 8.0 and newer.
     Wheels(
         "volta", ("torch==2.6.*", "triton==3.2.*"), "12.4", 525, (5, 0), (7, 5),
         "cards: torch.cuda.get_arch_list() of the wheel, "
@@ -67,19 +68,21 @@ TABLE = (
     ),
 )  # fmt: skip
 
-#: Without an NVIDIA driver: any torch that passes the tests, as PyTorch's CPU build if possible.
+#: Requirements without an NVIDIA driver: any torch that passes the tests, as PyTorch's CPU build if
+#: possible.
 CPU_REQUIREMENTS = ("torch>=2.6,<2.14", 'triton>=3.2,<3.8; platform_system == "Linux"')
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What to install on a machine.
+    """Packages to install on a machine.
 
-    name: of the line, "cpu" without an NVIDIA driver, "" if no torch since 2.6 serves the machine.
-    requirements: what pip is asked for; empty if nothing serves the machine.
-    index: package index where torch is looked for first; None: pip's own.
-    reason: one clause, what was found and what follows.
+    name: name of the line; "cpu" without an NVIDIA driver; "" if no torch since 2.6 serves the
+        machine.
+    requirements: requirements for pip; empty if nothing serves the machine.
+    index: package index to look for torch first; None for pip's own.
+    reason: one clause that says what was found and what follows.
     command: command that repairs an environment with another torch, or what to do instead.
     """
 
@@ -91,10 +94,11 @@ class Choice:
 
 
 def choose(driver: str | None, capability: Capability | None) -> Choice:
-    """Chooses torch and triton for a machine.
+    """Returns the torch and Triton for a machine.
 
-    driver: version of NVIDIA's driver, as 535.183.01; None if there is none.
-    capability: compute capability, as (8, 0); None if unknown, then 7.5 or newer is assumed.
+    driver: version of NVIDIA's driver, such as 535.183.01; None if there is none.
+    capability: compute capability, such as (8, 0). None means that it is unknown. The first line
+        that serves the driver applies then.
     """
     if driver is None:
         return _chosen("cpu", CPU_REQUIREMENTS, CPU_INDEX, "no NVIDIA driver, so the CPU build")
@@ -115,10 +119,12 @@ def choose(driver: str | None, capability: Capability | None) -> Choice:
 def machine(
     load: Callable[[str], Any] = ctypes.CDLL, proc: Path = Path("/proc/driver/nvidia/version")
 ) -> tuple[str | None, Capability | None]:
-    """Returns NVIDIA's driver version and the highest compute capability, None where unknown.
+    """Returns the version of NVIDIA's driver and the highest compute capability.
 
-    load: loads NVML by its file name. proc: where the driver's module states its version, for
-    containers without NVML.
+    Unknown values are None.
+
+    load: loads NVML by its file name.
+    proc: file in which the driver's module states its version, for containers without NVML.
     """
     try:
         nvml = load("libnvidia-ml.so.1")
@@ -133,7 +139,7 @@ def machine(
 
 
 def _ask_nvml(nvml: Any) -> tuple[str | None, Capability | None]:
-    """Returns driver and capability as `machine` does; (None, None) if NVML knows no card."""
+    """Returns driver and capability as `machine` does, or (None, None) if NVML knows no card."""
     count = ctypes.c_uint()
     if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0 or count.value == 0:
         return None, None
@@ -154,12 +160,16 @@ def _ask_nvml(nvml: Any) -> tuple[str | None, Capability | None]:
 
 
 def install_line(driver: str | None, capability: Capability | None) -> str:
-    """Returns the command that repairs an environment whose torch does not fit; see `choose`."""
+    """Returns the command that repairs an environment whose torch does not fit.
+
+    The arguments are those of `choose`.
+    """
     return choose(driver, capability).command
 
 
 def _chosen(name: str, requirements: tuple[str, ...], index: str | None, reason: str) -> Choice:
-    # pip keeps an installed torch of the right version, even if built for another CUDA.
+    # pip keeps an installed torch of the right version even if it was built for another CUDA, so
+    # torch is uninstalled first.
     command = "pip uninstall --yes torch triton && pip install"
     if index is not None:
         command += f" --extra-index-url {index}"
@@ -169,7 +179,7 @@ def _chosen(name: str, requirements: tuple[str, ...], index: str | None, reason:
 
 
 def by_name(name: str) -> Choice:
-    """Returns the line of this name, whatever the machine is."""
+    """Returns the choice that has this name, whatever the machine is."""
     reason = f"the line {name} was asked for"
     for wheels in TABLE:
         if wheels.name == name:
@@ -178,14 +188,15 @@ def by_name(name: str) -> Choice:
 
 
 def install(choice: Choice, arguments: list[str], python: str = sys.executable) -> None:
-    """Installs the chosen torch and triton together with pip's further `arguments`.
+    """Installs the chosen torch and Triton, together with further arguments for pip.
 
-    Raises CalledProcessError if pip fails; without the choice's index pip takes what it finds.
+    If the choice's index has no torch, pip takes what it finds elsewhere. Raises CalledProcessError
+    if pip fails.
     """
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if choice.index is not None:
         torch = choice.requirements[0]
-        # One retry: a machine without this index should learn it in seconds.
+        # pip retries once, so that a machine without this index learns it in seconds.
         alone = ["--no-deps", "--retries", "1", "--index-url", choice.index, torch]
         tried = subprocess.run([*pip, *alone], stderr=subprocess.PIPE, text=True)
         if tried.returncode:

@@ -1,3 +1,4 @@
-"""A page that predicts any shape in the browser: the code of the models as JavaScript, their trees
-as data.
+"""Builds a page that predicts any shape in the browser.
+
+The page holds the models' code as JavaScript, and their trees as data.
 """

@@ -1,7 +1,7 @@
 """Packs the latency models of a GPU for a page: code as JavaScript, trees and tables as arrays.
 
-The models run on symbols (`trace`) from sizes to the time with its interval. The page provides what
-symbols cannot express: the walk through a forest, and the Gaussian process.
+The models run on symbols (`trace`), which record how the time and its interval follow from the
+sizes. The page itself evaluates what symbols cannot express: forests and the Gaussian process.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ _GEMM = ("m", "n", "k", "batch", "layout")
 _ATTENTION = ("batch", "heads", "kv_heads", "seq", "head_dim")
 _LAYER = ("tokens", "hidden", "expert_ffn", "ffn", "width", "num_experts", "top_k", "ep")
 _LOADS = ("rows", "active", "fullest", "median")
-# Types of a forest's arrays in the page.
+# numpy types of a forest's arrays in the page.
 _PACKED = {"roots": "<i4", "feature": "u1", "number": "<f4", "right": "<i4"}
 
 
 class Blobs:
-    """Byte strings of a page, each once; `add` returns (offset, bytes)."""
+    """Byte strings of a page. Equal strings are stored once; `add` returns (offset, bytes)."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -48,7 +48,7 @@ class Blobs:
         data = content.encode() if isinstance(content, str) else content.tobytes()
         if data not in self._places:
             self._places[data] = (self._end, len(data))
-            # Every array starts at a multiple of its items' size.
+            # Padding makes every array start at a multiple of its items' size.
             padded = data + bytes(-len(data) % 8)
             self.parts.append(padded)
             self._end += len(padded)
@@ -56,14 +56,14 @@ class Blobs:
 
 
 class _Forests:
-    """The forests of one model, packed in the order in which the page walks through them."""
+    """Forests of one model, packed in the order in which the page evaluates them."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
         self.packed: list[dict[str, Any]] = []
 
     def walked(self, forest: Forest) -> SimpleNamespace:
-        """Packs a forest and returns one whose `predict` the page evaluates."""
+        """Packs a forest, and returns a forest whose `predict` records a call of the page."""
         name = f"forests[{len(self.packed)}]"
         arrays = forest.to_arrays()
         packed = {key: self._blobs.add(arrays[key].astype(_PACKED[key])) for key in _PACKED}
@@ -83,14 +83,15 @@ def _mean(values: Sequence[Any]) -> Any:
 def _time(
     log_us: Any, variance: Any, interval: IntervalCalibration, fastest_us: Any
 ) -> tuple[Any, Any, Any]:
-    """Returns the time and its interval, µs."""
+    """Returns the time and its interval in µs."""
     half = interval.half_width(variance)
     return bounded(np.exp(log_us), half, half, fastest_us)
 
 
 def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
-    """Returns a GEMM model as JSON: functions from sizes and layout to the time, its interval and
-    the kernel.
+    """Returns a GEMM model as JSON.
+
+    Its functions compute the time, the interval and the kernel from sizes and layout.
     """
     ensemble = model.ensemble
     forests = _Forests(blobs)
@@ -101,7 +102,7 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
     peak_us = sizes.flop / ensemble.machine.flop_per_us
     log_us, variance, kernel = _product(ensemble, sizes, forests)
     times = [*_time(log_us, variance, model.interval, peak_us), kernel]
-    # The trees see no shorter k than LEAST_K.
+    # The trees see no k below LEAST_K, so such products have a function of their own.
     deep = replace(sizes, k=np.maximum(sizes.k, LEAST_K))
     log_us, variance, kernel = _product(ensemble, deep, forests)
     log_us = log_us + _physics(ensemble, sizes) - _physics(ensemble, deep)
@@ -122,7 +123,7 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
 
 
 def _product(ensemble: Ensemble, sizes: Sizes, forests: _Forests) -> tuple[Any, Any, Any]:
-    """Returns log µs of a product, its variance and the fastest kernel of the first member."""
+    """Returns the log time of a GEMM in µs, its variance, and the first member's fastest kernel."""
     shapes = ensemble.shapes(sizes)
     reference: Any = None
     if ensemble.reference is not None:
@@ -145,14 +146,16 @@ def _product(ensemble: Ensemble, sizes: Sizes, forests: _Forests) -> tuple[Any, 
 
 
 def _physics(ensemble: Ensemble, sizes: Sizes) -> Any:
-    """Returns the mean log µs of the members' cost models."""
+    """Returns the mean log time in µs by the members' cost models."""
     shapes = ensemble.shapes(sizes)
     return _mean([member.physics(shapes)[0] for member in ensemble.members])
 
 
 def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str, Any]:
-    """Returns an attention model for one dtype as JSON: functions from sizes of causal attention to
-    its time and interval."""
+    """Returns an attention model for one dtype as JSON.
+
+    Its functions compute the time and the interval from the sizes of causal attention.
+    """
     functions = {
         "forward": (_ATTENTION, _attention(model, dtype, backward=False)),
         "backward": (_ATTENTION, _attention(model, dtype, backward=True)),
@@ -168,7 +171,7 @@ def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str
 
 
 def _attention(model: AttentionModel, dtype: str, *, backward: bool) -> tuple[Any, Any, Any]:
-    """Returns the time of causal attention and its interval, µs."""
+    """Returns the time of causal attention and its interval in µs."""
     batch, heads, kv_heads, seq, head_dim = inputs(*_ATTENTION)
     causal: Any = np.array(True)
     sizes: Any = (batch, heads, kv_heads, seq, seq, head_dim, causal, np.array(backward), dtype)
@@ -209,10 +212,11 @@ def softmax_model(device: DeviceSpec, blobs: Blobs) -> dict[str, Any]:
 
 
 def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
-    """Returns a model of experts as JSON: a function from sizes and loads to the time and its
-    interval.
+    """Returns a model of experts as JSON.
 
-    Raises InputError for a model whose forests need references, which no shipped one has.
+    Its function computes the time and the interval from sizes and loads.
+
+    Raises InputError for a model whose forests need references. No shipped model has such forests.
     """
     sizes: dict[str, Any] = dict(zip(_LAYER, inputs(*_LAYER), strict=True))
     loads: dict[str, Any] = dict(zip(_LOADS, inputs(*_LOADS), strict=True))
@@ -220,8 +224,8 @@ def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
     tiles: Any = inputs(*of_tiles)
     layers = Layers(dtype=model.dtype, **sizes, loads=ExpertLoads(**loads, tiles=tiles))
     forests = _Forests(blobs)
-    # Forests of a fitted model, or the references of a prior: their mean corrects the roofline,
-    # their spread gives the interval.
+    # The corrections come from the forests of a fitted model, or from the references of a prior.
+    # Their mean corrects the roofline, and their spread gives the interval.
     corrections: list[Any] = []
     for one in [model] if model.learners else model.references:
         if one.references or not one.learners:

@@ -1,7 +1,8 @@
 """Writes recorded expressions (`trace`) as JavaScript text.
 
-Rows become constants. Vectors are computed entry by entry, in one loop for each level of
-reductions: the loop of a level ends before the code that uses its sums and extremes.
+A row, which is one number per shape, becomes a constant. The entries of vectors are computed in a
+loop, one loop per level of reductions: the sums and extremes of a level are complete before the
+code that uses them.
 """
 
 import re
@@ -46,18 +47,18 @@ _EXPRESSIONS = {
     "tanh": "Math.tanh({})",
     "where": "({} ? {} : {})",
 }
-# Reductions that a loop carries on: the value before the first entry, and what an entry x does to
-# the value r.
+# Reductions that a loop accumulates: the initial value of r, and the statement that updates r with
+# an entry x.
 _CARRIED = {
     "max": ("-Infinity", "if ({x} > {r}) {r} = {x};"),
     "min": ("Infinity", "if ({x} < {r}) {r} = {x};"),
     "sum": ("0", "{r} += {x};"),
 }
-# Reductions that read a stored vector v after its loop.
+# Reductions that read a stored vector v after its loop has ended.
 _READ = {"argmin": "argmin({v})", "smallest": "smallest({v}, {n})"}
-# A node in a text (`Node.__str__`).
+# Pattern of a node in a text, as `Node.__str__` writes it.
 _MARK = "\0(\\d+)\0"
-# Longer expressions of scripts become functions.
+# Expressions of scripts that are longer than this become functions.
 _LONG = 120
 
 
@@ -75,7 +76,8 @@ def number(value: float) -> str:
 def module(functions: Mapping[str, tuple[Sequence[str], Sequence[Any]]]) -> str:
     """Returns the body of a JavaScript function that makes an object of the given functions.
 
-    functions: by name, their arguments and outputs; each returns an array of its outputs.
+    functions: arguments and outputs of each function by its name. A function returns an array of
+        its outputs.
     """
     made: list[str] = []
     bodies = []
@@ -86,9 +88,11 @@ def module(functions: Mapping[str, tuple[Sequence[str], Sequence[Any]]]) -> str:
 
 
 class _Function:
-    """The body of one function.
+    """Body of one JavaScript function.
 
-    made: declarations of tables and stored vectors, to which its own are added.
+    outputs: expressions that the function returns.
+    made: declarations of tables and stored vectors that all functions share. This function adds its
+        own.
     """
 
     def __init__(self, outputs: Sequence[Any], made: list[str]) -> None:
@@ -123,7 +127,7 @@ class _Function:
             self._made.append(f"const v{len(self._made)} = new Float64Array({node.kernels});")
 
     def _value(self, node: Node, level: int | None = None) -> str:
-        """Returns the text of a node in a loop of a level, or outside loops."""
+        """Returns the text of a node inside the loop of a level, or outside loops for None."""
         if node.op == "input":
             return str(node.value)
         if node.op == "constant" and not node.kernels:
@@ -139,7 +143,7 @@ class _Function:
         return self._names[node]
 
     def _level(self, level: int, computed: Sequence[Node]) -> None:
-        """Adds the rows of a level, then the loop over its vectors with their reductions."""
+        """Adds the rows of a level, and then the loop over its vectors with their reductions."""
         vectors = []
         for node in computed:
             if self._levels[node] != level:
@@ -183,11 +187,11 @@ class _Function:
 
 
 class Script:
-    """Functions of one argument, s, that were plain Python.
+    """JavaScript functions of one argument s, written from plain Python code.
 
-    Long expressions become functions, and equal ones the same function.
+    Long expressions become functions, and equal expressions share a function.
 
-    given: outcomes of conditions that are known.
+    given: known outcomes of conditions.
     """
 
     def __init__(self, given: Mapping[Node, bool]) -> None:
@@ -202,9 +206,11 @@ class Script:
         function: Callable[[], Any],
         refused: Callable[[InputError], Any] | None = None,
     ) -> None:
-        """Adds a function that takes no argument but reads symbols.
+        """Adds a function to the script.
 
-        refused: makes the result of an InputError; None: as in `ways`.
+        name: name of the JavaScript function.
+        function: Python code without arguments, which reads symbols.
+        refused: makes the function's result from an InputError. For None, see `ways`.
         """
         self._functions[name] = ways(
             lambda: self._named(self._text(function())),

@@ -1,7 +1,7 @@
 """Writes the explorer: one HTML file that predicts any shape of a transformer on some GPUs.
 
-The file holds the models of each GPU (`evaluator`), so that a browser computes what `quantbench
-predict` prints.
+The file holds the models of each GPU (`evaluator`), so that a browser computes the same times as
+`quantbench predict`.
 """
 
 import base64
@@ -49,7 +49,7 @@ from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.presets import preset, preset_names
 
 _SCRIPTS = ("model.js", "shape.js", "app.js")
-# The routing of a layer with more experts is not drawn.
+# The routing of a layer with more experts than this is not drawn.
 _MOST_EXPERTS = 1024
 _FIRST_LINES = 4
 _FITTED_ROWS = 8000
@@ -57,10 +57,10 @@ _FITTED_ROWS = 8000
 
 @dataclass(frozen=True)
 class FittedModel:
-    """A GEMM model to show instead of the shipped one of its dtype, with a note on its source.
+    """GEMM model to show instead of the shipped one of its dtype, with a note on its source.
 
-    sizes: (rows, 3) m, n and k of measured products, which are looked up.
-    times: (rows, 9) their µs, low and high by layout (`LAYOUTS`).
+    sizes: (rows, 3), m, n and k of measured GEMMs. The page looks these up.
+    times: (rows, 9), for each layout in `LAYOUTS` the time, low and high in µs.
     """
 
     model: GemmModel
@@ -79,11 +79,11 @@ def write_explorer(
 ) -> int:
     """Writes the page and returns its size in bytes.
 
-    shape: setting that the page starts with.
-    title: heading, plain text.
-    fitted: models by dtype that replace the shipped ones, for one device.
+    shape: shape that the page starts with.
+    title: heading as plain text.
+    fitted: models by dtype that replace the shipped ones, if the page has one device.
 
-    Raises InputError for a device that is no GPU, StoreError if the file cannot be written.
+    Raises InputError for a device that is no GPU, and StoreError if the file cannot be written.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -149,8 +149,9 @@ def _format(dtype: str) -> dict[str, Any]:
 
 
 def _packed(content: dict[str, Any], blobs: Blobs) -> str:
-    """Returns JSON and arrays as base64 of one deflated block: length of the JSON, the JSON, the
-    arrays.
+    """Returns the page's data: JSON and arrays in one deflated block, as base64.
+
+    The block holds the length of the JSON, the JSON, and the arrays.
     """
     text = json.dumps(content).encode()
     whole = struct.pack("<II", len(text), 0) + text + bytes(-len(text) % 8) + b"".join(blobs.parts)
@@ -200,7 +201,7 @@ def _gpu(
 def _models(
     device: DeviceSpec, fitted: Mapping[str, FittedModel]
 ) -> Iterator[tuple[str, str, GemmModel, str]]:
-    """Yields dtype, library, model and note of every product that the page can show on a device."""
+    """Yields the dtype, library, model and note of all GEMMs that the page can show on a device."""
     for dtype in GEMM_DTYPES:
         if device.peak(dtype) is None or device.peak(_attention_dtype(dtype)) is None:
             continue
@@ -218,12 +219,12 @@ def _attention_dtype(dtype: str) -> str:
 
 
 def _sizes(shape: TransformerShape) -> dict[str, Any]:
-    """Returns the page's setting of a shape."""
+    """Returns the page's settings for a shape."""
     names = (*SIZES, *FLAGS, "attention", "sliding_window", "routing")
     setting = {name: getattr(shape, name) for name in names}
     if not isinstance(shape.routing, str):
         setting["routing"] = "balanced"
-    # If experts or latent attention are switched on:
+    # These sizes apply once the user switches on experts or latent attention.
     if not shape.experts:
         setting |= {"top_k": 2, "moe_ffn": shape.ffn}
     if not shape.kv_rank:
@@ -232,7 +233,7 @@ def _sizes(shape: TransformerShape) -> dict[str, Any]:
 
 
 def left_out(shape: TransformerShape) -> list[str]:
-    """Returns what a page does not show of a shape, in words."""
+    """Returns the properties of a shape that a page does not show, in words."""
     kinds = {
         f"its sliding window of {shape.sliding_window}": shape.sliding_window,
         "experts split otherwise than the rest": shape.expert_tp not in (0, shape.tp),
@@ -243,10 +244,12 @@ def left_out(shape: TransformerShape) -> list[str]:
 
 
 def fitted_models(path: Path) -> tuple[DeviceSpec, dict[str, FittedModel]]:
-    """Fits a model to the single products of each dtype in a profile, and looks their times up.
+    """Fits a model to the unbatched GEMMs of each dtype in a profile.
 
-    Returns the device and the models by dtype. Of more than _FITTED_ROWS rows, as many are drawn at
-    random (seed 0) for the fit; all are looked up. A profile without rows has no models of its own.
+    Returns the device and the models by dtype. At most _FITTED_ROWS rows, drawn at random with seed
+    0, are fitted. The page looks up the times of all rows. A profile without rows gives no models.
+
+    Raises InputError for the profile of a CPU.
     """
     from quantbench.profile import Profile
 

@@ -1,7 +1,6 @@
-"""Writes the arithmetic of shapes as JavaScript: what makes one impossible, its ops, parameters and
-weights.
+"""Writes the arithmetic of transformer shapes as JavaScript: validity, ops, parameters and weights.
 
-The code of `workload` runs on symbols (`trace`), so its conditions on sizes become the page's.
+The code of `workload` runs on symbols (`trace`), so the page has the same conditions on sizes.
 """
 
 from functools import partial
@@ -25,19 +24,19 @@ SIZES = (
     "rope_dim", "value_dim",
 )  # fmt: skip
 FLAGS = ("gated", "gate_fused", "tied")
-# Sizes of ops that the page uses, where an op has them.
+# Sizes of ops that the page uses if the op has them.
 _OF_OPS = (
     "m", "n", "k", "batch", "heads", "kv_heads", "seq_q", "head_dim", "rows", "mask_batch",
     "tokens", "hidden", "expert_ffn", "num_experts", "top_k", "tp", "ep", "gated",
 )  # fmt: skip
-# Of these, 0 stands for a default, which the page has put in.
+# A value of 0 stands for a default in these sizes. The page has replaced it by the default.
 _GIVEN = ("head_dim", "kv_heads", "ffn")
-# A format whose attention has another one.
+# A dtype whose attention has another dtype, which tells ops of attention from other ops.
 _DTYPE = "fp8"
 
 
 class _Experts(MoE):
-    """Experts whose rows the page draws."""
+    """Experts without grouped GEMMs, because the page draws their rows itself."""
 
     def grouped_gemms(self, rank: int | None = None) -> dict[str, Any]:
         return {}
@@ -49,9 +48,12 @@ class _Shape(TransformerShape):
 
 
 def shape_script() -> str:
-    """Returns the body of a JavaScript function that makes an object of functions of a shape:
-    objection ("" if it is possible), parameters, weights (on one GPU), flashOps and unfusedOps; and
-    of a softmax, by direction and format."""
+    """Returns the body of a JavaScript function that makes an object of functions.
+
+    The functions of a shape are objection (the reason why it is impossible, or ""), parameters,
+    weights (on one GPU), flashOps and unfusedOps. Further functions, one per direction and dtype,
+    describe a softmax.
+    """
     sizes: dict[str, Any] = {name: inputs(f"s.{name}")[0] for name in SIZES}
     flags: dict[str, Any] = {name: flag(f"s.{name}") for name in FLAGS}
     made = Script({sizes[name] == 0: False for name in _GIVEN})
@@ -85,9 +87,9 @@ def shape_script() -> str:
 
 
 def _op(op: Op) -> dict[str, Any]:
-    """Returns an op for the page.
+    """Returns an op as a dictionary for the page.
 
-    core: whether it is in attention's format. sides: names of m, n and k.
+    `core` says whether the op has the dtype of attention. `sides` names m, n and k.
     """
     work: Any = op.workload
     found = {}
@@ -105,8 +107,9 @@ def _op(op: Op) -> dict[str, Any]:
 
 
 def _softmax(*sizes: Any, **more: Any) -> dict[str, Any]:
-    """Returns the bytes that one kernel and separate ones move, and the objections to Megatron's
-    fused kernel.
+    """Returns the bytes of a softmax, and the objections to Megatron's fused kernel.
+
+    The bytes are those of one kernel and of separate kernels.
     """
     work = Softmax(*sizes, **more)
     return {

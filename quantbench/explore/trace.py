@@ -1,9 +1,9 @@
-"""Records numpy expressions symbolically, so that `javascript` can write the cost models.
+"""Records numpy expressions symbolically, so that the cost models can be written as JavaScript.
 
-The code of `latency` runs unchanged on nodes: numpy passes its functions to them (NEP 13 and NEP
-18), and constants are folded as usual. A node is a row (one number for each shape) or a vector (one
-number for each kernel of a menu); reductions over the first axis turn vectors into rows. Plain
-Python, with conditions on nodes, runs once for each way through it (`ways`).
+The code of `latency` runs unchanged on nodes: numpy dispatches its functions to them (NEP 13 and
+NEP 18). A node is a row (one number per shape) or a vector (one number per kernel of a menu), and
+reductions over the first axis turn vectors into rows. Plain Python code with conditions on nodes
+runs once for each combination of outcomes (`ways`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Node(NDArrayOperatorsMixin):
     """A symbolic array: an operation on other nodes. Equal operations on equal nodes are one node.
 
     kernels: length of a vector; 0 for a row.
-    value: value of a constant; of other operations, what they get besides nodes.
+    value: value of a constant. For other operations, an argument that is not a node.
     kind: type that `isinstance` sees.
     """
 
@@ -38,8 +38,9 @@ class Node(NDArrayOperatorsMixin):
     def of(op: str, *args: Any, kernels: int | None = None, extra: Any = None) -> Node:
         """Returns the node of an operation.
 
-        extra: what selects from a vector (an index, or a tuple of indices), or the name of a
-            function that is called.
+        kernels: length of the result. The default is the longest argument.
+        extra: an argument that is not a node: an index or indices into a vector, or the name of a
+            function or an input.
         """
         nodes = tuple(map(as_node, args))
         key = (op, tuple(map(id, nodes)), extra)
@@ -65,11 +66,11 @@ class Node(NDArrayOperatorsMixin):
         return _FUNCTIONS[function.__name__](*args, **options)
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
-        # Sizes are positive.
+        # Sizes are positive, so rounding down equals truncation.
         return np.floor(self) if np.issubdtype(dtype, np.integer) else self
 
     def any(self) -> bool:
-        return True  # for some shapes
+        return True  # the condition holds for some shapes
 
     def min(self, axis: int) -> Node:
         if self.op == "some":
@@ -97,7 +98,7 @@ class Node(NDArrayOperatorsMixin):
         return _DECIDED[-1][self]
 
     def __str__(self) -> str:
-        """Returns a mark, by which `javascript` finds the node in a text."""
+        """Returns a mark by which `javascript` finds the node in a text."""
         MARKED[id(self)] = self
         return f"\0{id(self)}\0"
 
@@ -125,14 +126,14 @@ class Node(NDArrayOperatorsMixin):
 
 
 _KNOWN: dict[Any, Node] = {}
-#: nodes in texts, by what stands there between zero characters
+#: Maps the number between the zero characters of a mark to the node.
 MARKED: dict[int, Node] = {}
-# Outcomes of the conditions in plain Python.
+# Known outcomes of conditions; the last entry belongs to the run in progress.
 _DECIDED: list[dict[Node, bool]] = [{}]
 
 
 class _Undecided(BaseException):
-    """A condition of which both outcomes are to be followed."""
+    """Raised at a condition whose outcome is unknown, so that both outcomes are followed."""
 
 
 def ways(
@@ -141,12 +142,12 @@ def ways(
     refused: Callable[[InputError], Any] | None = None,
     given: Mapping[Node, bool] | None = None,
 ) -> Any:
-    """Returns the joined results of a function on every way through its conditions on nodes.
+    """Runs a function for every combination of outcomes of its conditions, and joins the results.
 
-    join: makes one result of a condition and of the results if it holds and if not.
-    refused: makes the result of a way that ends in an InputError; None: no shape takes it, so that
-        a comparison with which it ends has the other outcome everywhere.
-    given: outcomes that are known.
+    join: makes one result from a condition, the result if it holds, and the result if it does not.
+    refused: makes a result from an InputError that the function raises. None means that no shape
+        raises it, so the condition before it has the other outcome everywhere.
+    given: known outcomes of conditions.
     """
     settled = dict(given or {})
 
@@ -192,25 +193,29 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def inputs(*names: str) -> list[Node]:
-    """Makes the arguments of a function, one number for each shape."""
+    """Returns input nodes, each of which is one number per shape."""
     return [Node.of("input", kernels=0, extra=name) for name in names]
 
 
 def flag(name: str) -> Node:
-    """Makes an argument that is true or false."""
+    """Returns an input node that is true or false."""
     (found,) = inputs(name)
     found.kind = bool
     return found
 
 
 def call(name: str, arguments: Sequence[Any], results: int) -> list[Node]:
-    """Records the call of a function of the page with a list of numbers; returns its results."""
+    """Records the call of a JavaScript function of the page, and returns its results as nodes.
+
+    arguments: numbers that the function gets as a list.
+    results: number of results that it returns.
+    """
     made = Node.of("call", *arguments, extra=name)
     return [made[i] for i in range(results)]
 
 
 def in_order(wanted: Sequence[Node]) -> list[Node]:
-    """Returns all nodes that the wanted ones need, operands first."""
+    """Returns all nodes that the wanted nodes depend on, operands first."""
     done: dict[Node, None] = {}
     stack = list(reversed(wanted))
     while stack:

@@ -1,1 +1,4 @@
-"""Imports other tools' tables as runs marked `origin: imported`, and training logs as summaries."""
+"""Imports the tables of other tools as runs, and training logs as summaries.
+
+The runs are marked `origin: imported`.
+"""

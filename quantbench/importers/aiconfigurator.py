@@ -1,7 +1,8 @@
-"""Reads the measured tables of aiconfigurator-core, from the installed package or a systems folder.
+"""Reads the measured tables of aiconfigurator-core, from the package or a folder of systems.
 
-A root has `<system>.yaml`, whose `data_dir` has `<family>/<backend>/<version>/<table>.parquet`.
-Each row has one shape and its mean time in ms.
+The folder has one `<system>.yaml` per system, whose `data_dir` has the tables as
+`<family>/<backend>/<version>/<table>.parquet`. Each row of a table has one shape and its mean time
+in ms.
 """
 
 import os
@@ -26,7 +27,8 @@ from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES, element_bytes
 _WHO = "import aiconfigurator"
 _INSTALL = "pip install '.[tables]' in quantbench's checkout"
 
-# Values of `kernel_source` that name an entry point of a framework or library, not a kernel.
+# Values of `kernel_source`, in lower case, that name an entry point of a framework or library and
+# not a kernel.
 _NOT_KERNELS = {
     "torch.nn.functional.linear",
     "sglang",
@@ -35,14 +37,14 @@ _NOT_KERNELS = {
     "torch_flow",
     "nccl",
 }
-# CUDA graphs of the call timed by events (collector/helper.py); whether the cache is cold depends
-# on the shape.
+# The tables hold times of CUDA graphs of the call, taken with events (collector/helper.py). Whether
+# the cache is cold depends on the shape.
 _MODE = "graph"
 _CAVEATS: tuple[str, ...] = (
     "imported: one mean of a few runs, its spread, clock and cache state not recorded",
 )
 
-#: names of collectives: the package's, and quantbench's
+#: quantbench's name of each collective, by the name of the package
 COLLECTIVES = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
     "alltoall": "all_to_all",
@@ -51,7 +53,11 @@ COLLECTIVES = {
 
 @dataclass(frozen=True)
 class TableFile:
-    """Table on disk, of a `kind` in TABLES. package: its name and version, or the root folder."""
+    """A table on disk.
+
+    kind: kind of the table, a key of TABLES.
+    package: name and version of the package, or the root folder.
+    """
 
     kind: str
     path: Path
@@ -62,14 +68,19 @@ class TableFile:
 
     @property
     def shown(self) -> str:
-        """Returns the last five parts of its path, from the system's folder on."""
+        """The last five parts of the path, from the folder of the system on."""
         return "/".join(self.path.parts[-5:])
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Kind of table. family: folder. columns: required columns. read: function from a row to its
-    workload, or to the reason that quantbench has none."""
+    """A kind of table.
+
+    family: folder of such tables.
+    columns: required columns.
+    read: function that returns the workload of a row, or the reason why quantbench has no such
+        workload.
+    """
 
     family: str
     columns: tuple[str, ...]
@@ -77,14 +88,19 @@ class _Kind:
 
 
 def _gemm(row: dict[str, Any]) -> Gemm | str:
+    """Returns the GEMM of a row, or the reason why there is none."""
     dtype = dtype_name(row["gemm_dtype"])
     if dtype not in GEMM_DTYPES:
         return f"gemm_dtype {row['gemm_dtype']}: no such matrix product here"
-    # Both frameworks time a linear layer, y = x·Wᵀ.
+    # The frameworks time a linear layer, y = x·Wᵀ.
     return Gemm(row["m"], row["n"], row["k"], dtype=dtype, layout="nt")
 
 
 def _attention(row: dict[str, Any], kind: str) -> Attention | str:
+    """Returns the attention of a row, or the reason why there is none.
+
+    kind: name of the table.
+    """
     dtype = dtype_name(row["attn_dtype"])
     if dtype not in VECTOR_DTYPES:
         return f"attn_dtype {row['attn_dtype']}: no such attention here"
@@ -96,7 +112,7 @@ def _attention(row: dict[str, Any], kind: str) -> Attention | str:
         return "beam search"
     if kind == "context" and row["step"] != 0:
         return "a prefix that is cached already"
-    # One new token attends to `step` cached ones and itself, as in the package's own loader.
+    # One new token attends to `step` cached tokens and to itself, as in the loader of the package.
     seq_k = row["isl"]
     if kind == "generation":
         seq_k += row["step"]
@@ -112,8 +128,9 @@ def _attention(row: dict[str, Any], kind: str) -> Attention | str:
     )
 
 
-# Models whose experts have no gate (hidden, expert_ffn, top_k, num_experts): only TRT-LLM's tables
-# mark them, by their kernel_source, moe_torch_flow_nongated; the same models are in all tables.
+# Models whose experts have no gate, as (hidden, expert_ffn, top_k, num_experts). Only the tables of
+# TRT-LLM mark them, by their kernel_source moe_torch_flow_nongated, but the same models are in all
+# tables.
 _UNGATED = {
     (1024, 2688, 22, 512),
     (2048, 5120, 22, 512),
@@ -121,12 +138,13 @@ _UNGATED = {
     (4096, 2688, 22, 512),
     (8192, 5120, 22, 512),
 }
-# Of the formats named by weights and activations, only this one multiplies in a format of
+# Of the formats that are named by weights and activations, only this one multiplies in a format of
 # quantbench.
 _MOE_DTYPES = {"w4a8_mxfp4_mxfp8": "mxfp4"}
 
 
 def _moe(row: dict[str, Any]) -> MoE | str:
+    """Returns the MoE layer of a row, or the reason why there is none."""
     dtype = _MOE_DTYPES.get(row["moe_dtype"], dtype_name(row["moe_dtype"]))
     if dtype not in GEMM_DTYPES:
         return f"moe_dtype {row['moe_dtype']}: no such matrix product here"
@@ -149,23 +167,25 @@ def _moe(row: dict[str, Any]) -> MoE | str:
 
 
 def _collective(row: dict[str, Any]) -> Collective | str:
+    """Returns the collective of a row, or the reason why there is none."""
     op = COLLECTIVES.get(row["op_name"])
     dtype = dtype_name(row["nccl_dtype"])
     if op is None:
         return f"op_name {row['op_name']}: no such collective here"
-    # The table counts elements; nccl-tests was run with sizes in bytes (collector/collect_nccl.py).
+    # The table counts elements, although nccl-tests was run with sizes in bytes
+    # (collector/collect_nccl.py).
     message_bytes = row["message_size"] * element_bytes(dtype)
     return Collective(op, message_bytes, row["num_gpus"], dtype=dtype)
 
 
-# Fields of a workload that its table varies; each is an axis.
+# Fields of each workload that its tables vary. Each is an axis.
 _VARIED: dict[type, tuple[str, ...]] = {
     Attention: ("batch", "seq_k", "heads", "kv_heads", "head_dim"),
     Collective: ("message_bytes", "num_gpus"),
     MoE: ("tokens", "hidden", "expert_ffn", "top_k", "num_experts", "tp", "ep"),
     Gemm: ("m", "n", "k"),
 }
-# Axes that are not called as the field.
+# Names of the axes that differ from the name of the field.
 _AXES = {"batch": "mbs", "seq_k": "seq"}
 
 
@@ -209,12 +229,16 @@ def find_tables(
     kinds: Sequence[str] = DEFAULT_KINDS,
     root: Path | None = None,
 ) -> tuple[list[TableFile], list[str]]:
-    """Returns the tables of a system, and a message for each missing one of `kinds`.
+    """Returns the tables of a system, and a message for each of `kinds` that is missing.
 
-    system: the package's name of the system, or a device slug.
-    backend, version: by default those to which the shipped models were fitted, or the only ones.
+    system: name of the system in the package, or a device slug.
+    backend, version: backend and version of the tables. By default they are those to which the
+        shipped models were fitted, or the only ones.
+    kinds: kinds of tables, keys of TABLES.
+    root: folder of the systems; None for the installed package.
 
-    Raises UnsupportedError if the package is not installed, InputError if there is no such table.
+    Raises UnsupportedError if the package is not installed, and InputError if there is no such
+    table.
     """
     for kind in kinds:
         if kind not in TABLES:
@@ -245,6 +269,10 @@ def find_tables(
 def _find(
     data: Path, kind: str, backend: str | None, version: str | None, system: str
 ) -> Path | None:
+    """Returns the path of a table; None if the system has none.
+
+    Raises InputError if several backends or versions match.
+    """
     known = sorted(data.glob(f"{TABLES[kind].family}/*/*/{kind}_perf.parquet"))
     if kind == "nccl":
         exact = [path for path in known if path.parts[-2] == version]
@@ -264,8 +292,9 @@ def _find(
 
 
 def systems_folder() -> Path | None:
-    """Returns the folder of the systems in the installed aiconfigurator-core, None without that
-    package.
+    """Returns the folder of the systems in the installed aiconfigurator-core.
+
+    Returns None if it is not installed.
     """
     spec = find_spec("aiconfigurator_core")
     found = spec.submodule_search_locations if spec is not None else None
@@ -273,7 +302,10 @@ def systems_folder() -> Path | None:
 
 
 def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
-    """Returns the folder of a system's tables and the NCCL version in its YAML."""
+    """Returns the folder of the tables of a system, and its NCCL version.
+
+    The version is the one in the YAML file of the system.
+    """
     if root is None:
         root = systems_folder()
         if root is None:
@@ -309,12 +341,13 @@ def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
 
 
 def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
-    """Reads the rows of one table; `Rows.left_out` counts those that are not read, by reason.
+    """Reads the rows of one table. `Rows.left_out` counts the rows that are not used, by reason.
 
-    dtypes: quantbench's names of the dtypes to keep, () for all; collectives are always kept.
+    dtypes: names of the dtypes to keep, in quantbench's terms; () for all. Collectives are always
+        kept.
 
-    Raises StoreError if the file cannot be read, InputError for a missing column or an impossible
-    value.
+    Raises StoreError if the file cannot be read, and InputError for a missing column or an
+    impossible value.
     """
     kind = TABLES[table.kind]
     found = Rows()
@@ -347,7 +380,7 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
             kernel = None
             if source and source.lower() not in _NOT_KERNELS:
                 kernel = source
-            # The framework, with its variant if the table names one: `sglang`,
+            # The provider is the framework, with its variant if the table names one: `sglang`,
             # `vllm.flash_attn_fa3`.
             provider = table.backend
             variant = source.lower().removeprefix(f"{table.backend}_")

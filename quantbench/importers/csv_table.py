@@ -1,7 +1,6 @@
-"""Reads CSV files (plain, .gz or .xz; Parquet too) and imports tables of times by the columns of
-`--map`.
+"""Reads CSV and Parquet files, and imports tables of times whose columns the user names.
 
-Errors name the file, the line, the column and the value.
+CSV files may be compressed (.gz or .xz). Errors name the file, the line, the column and the value.
 """
 
 import csv
@@ -23,8 +22,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class CsvRow:
-    """Row of a CSV file: its line number, and cells by column name. `operation`: command named in
-    errors.
+    """Row of a CSV file.
+
+    operation: command to name in error messages.
+    line: number of the line, from 1.
+    cells: text of each cell, by the name of its column.
     """
 
     operation: str
@@ -33,13 +35,16 @@ class CsvRow:
     cells: dict[str, str]
 
     def text(self, column: str) -> str:
-        """Returns the cell's text, stripped."""
+        """Returns the text of a cell, stripped."""
         return self.cells[column].strip()
 
     def integer(self, column: str) -> int:
-        """Reads a whole number; accepts `64.0`, as pandas writes it in a column with gaps."""
+        """Reads a whole number.
+
+        `64.0` is accepted, because pandas writes it in a column with gaps.
+        """
         value = self.number(column)
-        if not value.is_integer():  # nor are nan and inf
+        if not value.is_integer():  # nan and inf are no integers either
             raise self.error(column, "a whole number")
         return int(value)
 
@@ -52,14 +57,14 @@ class CsvRow:
             raise self.error(column, "a number") from None
 
     def flag(self, column: str) -> bool:
-        """Reads yes, no, true, false, 1 or 0 in any case."""
+        """Reads yes, no, true, false, 1 or 0, in upper or lower case."""
         text = self.text(column).lower()
         if text not in ("yes", "true", "1", "no", "false", "0"):
             raise self.error(column, "True or False")
         return text in ("yes", "true", "1")
 
     def made(self, make: Callable[..., _T], *args: Any, **values: Any) -> _T:
-        """Calls `make(*args, **values)` and adds the row to its InputError."""
+        """Calls `make(*args, **values)`, and adds the row to an InputError that it raises."""
         try:
             return make(*args, **values)
         except InputError as error:
@@ -70,13 +75,18 @@ class CsvRow:
             ) from None
 
     def error(self, column: str, expected: str) -> InputError:
+        """Returns the error for a cell."""
         where = f"{self.file}, line {self.line}, column {column}"
         return InputError(self.operation, f"{where} = {self.text(column)!r}", expected)
 
 
 class CsvFile:
-    """CSV file with a header line, or a Parquet file, with its column names. `operation`: command
-    named in errors.
+    """A CSV file with a header line, or a Parquet file.
+
+    operation: command to name in error messages.
+    columns: names of the columns.
+    Raises InputError for an empty file and for two columns of one name, and StoreError for a file
+    that cannot be read.
     """
 
     def __init__(self, operation: str, path: Path) -> None:
@@ -93,7 +103,10 @@ class CsvFile:
             raise self._broken(f"column {repeated!r} appears twice")
 
     def require(self, columns: tuple[str, ...]) -> None:
-        """Raises InputError for the first missing one of `columns`, naming the file's columns."""
+        """Raises InputError for the first of `columns` that the file lacks.
+
+        The error names the columns of the file.
+        """
         for column in columns:
             if column not in self.columns:
                 there = ", ".join(filter(None, self.columns))
@@ -104,7 +117,10 @@ class CsvFile:
                 )
 
     def rows(self) -> Iterator[CsvRow]:
-        """Yields all rows after the header."""
+        """Yields all rows after the header.
+
+        Raises InputError for a row with too few or too many cells.
+        """
         lines = self._lines()
         next(lines, None)
         for line, cells in lines:
@@ -117,6 +133,7 @@ class CsvFile:
             yield CsvRow(self._operation, self.path.name, line, by_column)
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        """Yields the number and the cells of each line, including the header."""
         if self.path.suffix == ".parquet":
             table = read_parquet(self._operation, self.path)
             yield 1, table.column_names
@@ -143,13 +160,13 @@ _WHO = "import csv"
 _EXAMPLE = "m=M,n=N,k=K,latency=time:ms"
 _TIME = "latency"
 _COMMON = ("dtype", "kernel", "provider", _TIME)
-# Text fields of a workload; causal is a flag, all others are sizes.
+# Fields of a workload that are texts. `causal` is a flag, and all other fields are sizes.
 _WORDS = ("layout", "mask", "direction", "op", "dtype")
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Kind of workload with the required and optional fields of its tables."""
+    """A kind of workload, with the required and the optional fields of its tables."""
 
     make: type[Gemm] | type[Softmax] | type[Attention] | type[Collective]
     needed: tuple[str, ...]
@@ -157,7 +174,7 @@ class _Kind:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """All fields, the required ones first."""
+        """All fields, the required fields first."""
         return (*self.needed, *self.optional)
 
 
@@ -175,7 +192,12 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Mapped:
-    """Parsed `--map`: kind of workload, column name by field, and unit of the latency column."""
+    """A parsed `--map`.
+
+    kind: kind of workload.
+    columns: name of the column of each field.
+    unit: unit of the latency column.
+    """
 
     kind: str
     columns: Mapping[str, str]
@@ -183,7 +205,11 @@ class Mapped:
 
 
 def parse_map(text: str) -> Mapped:
-    """Parses `m=M,n=N,k=K,latency=time:ms`; the named fields determine the kind of workload.
+    """Parses a mapping such as `m=M,n=N,k=K,latency=time:ms`.
+
+    The fields determine the kind of workload.
+
+    Raises InputError for a malformed mapping and for fields that no workload has.
 
     >>> parse_map("m=M,n=N,k=K,latency=time:ms").unit
     'ms'
@@ -225,8 +251,10 @@ def parse_map(text: str) -> Mapped:
 def read_rows(
     path: Path, mapped: Mapped, *, dtype: str | None = None, provider: str = "imported"
 ) -> Rows:
-    """Reads the rows of `path`. dtype, provider: values for all rows if `mapped` has no column for
-    them.
+    """Reads the rows of a table.
+
+    dtype, provider: values for all rows if `mapped` has no column for them.
+    Raises InputError for a missing column or dtype, and for an impossible value.
     """
     file = CsvFile(_WHO, path)
     columns = mapped.columns
@@ -252,6 +280,7 @@ def read_rows(
 
 
 def _value(row: CsvRow, name: str, column: str) -> object:
+    """Reads the value of one field."""
     if name == "dtype":
         return dtype_name(row.text(column))
     if name in _WORDS:
@@ -262,6 +291,6 @@ def _value(row: CsvRow, name: str, column: str) -> object:
 
 
 def origin_of(path: Path, mapped: Mapped, *, run_id: str | None = None) -> Origin:
-    """Describes the origin of a table: the file and the mapping of its columns."""
+    """Describes the origin of a table: the file, and the mapping of its columns."""
     pairs = ",".join(map("=".join, mapped.columns.items()))
     return file_origin(path, "csv", mapped.kind, run_id, columns=f"{pairs}:{mapped.unit}")

@@ -1,5 +1,6 @@
-"""Finds regions where a table of products and the shipped model of the GPU disagree as a whole, as
-where a table holds the host's work beside the kernel's.
+"""Finds regions in which all times of a table of GEMMs disagree with the shipped model of the GPU.
+
+Such a table may contain the time of the host in addition to that of the kernel.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from quantbench.latency.model_times import best_gemm_model
 from quantbench.workload import Gemm
 
 _FACTOR = 3.0
-#: regions of m, by their largest size
+#: regions of m, by the largest m in them
 _REGIONS = (64, 1024, 2**31)
 _FEWEST = 20
 _MOST = 500
 
 
 def disagreements(device: DeviceSpec, rows: Sequence[Row]) -> Iterator[str]:
-    """Yields a line for each format and region whose median time is more than three times the
-    model's, or less than a third of it. Unmeasured formats are not judged."""
+    """Yields a line for each dtype and region of m in which the table disagrees with the model.
+
+    Table and model disagree if the median time is more than three times the prediction, or less
+    than a third of it. Dtypes without measured rows in the model are not judged.
+    """
     regions: dict[tuple[str, int], list[tuple[Gemm, float]]] = defaultdict(list)
     for row in rows:
         work = row.workload

@@ -1,8 +1,7 @@
-"""Reads the iterations (time, loss, TFLOPs, …) of training logs of Megatron-LM, Megatron-DeepSpeed
-and NeMo.
+"""Reads the iterations in training logs of Megatron-LM, Megatron-DeepSpeed and NeMo.
 
-Lines may be truncated, or contain interleaved output of two ranks. A field counts only if a `|`
-follows it, so truncated numbers are discarded.
+Lines may be truncated, or contain the interleaved output of two ranks. A field is used only if a
+`|` follows it, so truncated numbers are discarded.
 """
 
 import re
@@ -21,16 +20,18 @@ from quantbench.files import UNREADABLE, open_unpacked, reason
 from quantbench.units import size
 
 _WHO = "import training log"
-#: logs are read block by block, so they need not fit into memory
+#: largest log; logs are read block by block, so they need not fit into memory
 _LARGEST_LOG_BYTES = 2**38
 _LONGEST_LINE_BYTES = 2**24
 _BLOCK_BYTES = 2**19
-# An iteration is a line of `|`-separated fields, whose order varies by release: `[default7]:
-# iteration 2/ 250000 | consumed samples: 384 | … | elapsed time per iteration (ms): 5350.0 |`.
-# NeMo's lines: `Training epoch 0, iteration 9/99 | … | train_step_timing in s: 2.83 |`.
+# An iteration is a line of fields separated by `|`, in an order that depends on the release:
+# `[default7]: iteration 2/ 250000 | consumed samples: 384 | … | elapsed time per iteration (ms):
+# 5350.0 |`. NeMo writes lines such as `Training epoch 0, iteration 9/99 | … | train_step_timing in
+# s: 2.83 |`.
 _MARK = re.compile(rb"elapsed time per iteration|train_step_timing in s")
 _START = re.compile(rb"iteration +(\d+)/ *\d+ \|")
-# Columns by the names of fields in a log; of the columns' units, but for milliseconds.
+# Column of each field, by the name of the field in a log. Fields have the unit of their column,
+# except those in milliseconds, which are converted.
 _FIELDS = {
     b"elapsed time per iteration (ms)": "elapsed_s",
     b"elapsed time per iteration (s)": "elapsed_s",
@@ -48,8 +49,8 @@ _FIELDS = {
     b"throughput per GPU (TFLOP/s/GPU)": "tflops",
 }
 COLUMNS = tuple(dict.fromkeys(("iteration", *_FIELDS.values())))
-#: sizes among the arguments that Megatron prints at its start, `  micro_batch_size ....... 2`, with
-#: quantbench's names
+#: quantbench's name of each size among the arguments that Megatron prints at its start (`
+#: micro_batch_size ....... 2`)
 ARGUMENTS = {
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp",
     "data_parallel_size": "dp",
@@ -64,7 +65,7 @@ ARGUMENTS = {
 }  # fmt: skip
 _FLAG = {"True": True, "False": False}
 _NUMBER = {"True": 1, "False": 0}
-#: settings among them: quantbench's name, and its value by the printed one
+#: for each setting among these arguments: quantbench's name, and its value for each printed value
 SETTINGS: dict[str, tuple[str, Mapping[str, object]]] = {
     "swiglu": ("gated", _FLAG),
     "untie_embeddings_and_output_weights": ("tied", {"True": False, "False": True}),
@@ -85,14 +86,14 @@ _ARGUMENT = re.compile(
     "group_query_attention"))
     + rb") \.{2,} ([\w.]{1,15})(?![\w.])", re.MULTILINE,
 )  # fmt: skip
-# Megatron's first line: "using world size: 384, data-parallel-size: 8, tensor-model-parallel size:
+# First line of Megatron: "using world size: 384, data-parallel-size: 8, tensor-model-parallel size:
 # 4, pipeline-…: 12".
 _WORLD = re.compile(
     rb"using world size: (\d{1,15}), data-parallel-size: (\d{1,15}), "
     rb"tensor-model-parallel size: (\d{1,15}), pipeline-model-parallel size: (\d{1,15})\b"
 )
 
-# Most consecutive lines of one iteration, one printed by each rank of a node.
+# Most consecutive lines of one iteration, of which each rank of a node prints one.
 _MOST_RANKS = 17
 
 FloatArray = npt.NDArray[np.float64]
@@ -100,12 +101,12 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Iterations:
-    """Iterations of a log in the order of its lines.
+    """Iterations of a log, in the order of its lines.
 
-    values: (n,) array for each name in COLUMNS, nan if a line lacks the field.
-    segment: (n,) number of restarts of the job before each line.
-    left_out: number of lines left out, by reason.
-    arguments: parallel degrees, dimensions and settings of the job, by quantbench's names, if the
+    values: values of each column of COLUMNS, nan if a line lacks the field (iterations,).
+    segment: number of restarts of the job before each line (iterations,).
+    left_out: number of lines that are left out, by reason.
+    arguments: parallel degrees, dimensions and settings of the job by quantbench's names, if the
         log prints them.
     """
 
@@ -119,8 +120,9 @@ class Iterations:
 
     @property
     def seq(self) -> FloatArray:
-        """Returns (n,) tokens per sample: as logged, else consumed tokens / samples, else the job's
-        seq_length.
+        """Tokens per sample (iterations,).
+
+        The logged value is used, else consumed tokens / samples, else the seq_length of the job.
         """
         logged = self.values["seq"]
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -130,12 +132,18 @@ class Iterations:
 
     @property
     def tokens_per_s(self) -> FloatArray:
-        """Returns (n,) gbs × seq / elapsed_s; rates in the log are not used."""
+        """Tokens per second, as gbs × seq / elapsed_s (iterations,).
+
+        The rates in the log are not used.
+        """
         return np.asarray(self.values["gbs"] * self.seq / self.values["elapsed_s"])
 
 
 def read_log(path: Path) -> Iterations:
-    """Reads all iterations of a log (plain, .gz or .xz). Raises InputError if it has none."""
+    """Reads all iterations of a log, which may be compressed (.gz or .xz).
+
+    Raises StoreError if the log cannot be read, and InputError if it has no iteration.
+    """
     try:
         with open_unpacked(path, most_bytes=_LARGEST_LOG_BYTES) as stream:
             found = read_stream(stream)
@@ -183,8 +191,11 @@ def read_stream(stream: BinaryIO) -> Iterations:
 
 
 def _job(printed: dict[str, str]) -> dict[str, Any]:
-    """Returns the values of printed arguments, by quantbench's names; without what is None or not
-    known.
+    """Returns the values of printed arguments by quantbench's names.
+
+    Arguments that are None or not known are left out.
+
+    printed: printed value of each argument.
     """
     found: dict[str, Any] = {}
     for name, (ours, values) in SETTINGS.items():
@@ -193,14 +204,17 @@ def _job(printed: dict[str, str]) -> dict[str, Any]:
     for name, ours in ARGUMENTS.items():
         if printed.get(name, "").isdigit():
             found[ours] = int(printed[name])
-    # Megatron prints one group where it does not use groups.
+    # Megatron prints a single group if it does not use groups.
     if printed.get("group_query_attention") == "False" and "heads" in found:
         found["kv_heads"] = found["heads"]
     return found
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Yields blocks of whole lines of about half a megabyte."""
+    """Yields blocks of whole lines, of about half a megabyte.
+
+    Raises InputError for a line without an end.
+    """
     rest = b""
     while block := stream.read(_BLOCK_BYTES):
         cut = block.rfind(b"\n") + 1
@@ -217,8 +231,9 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _rows(block: bytes, left_out: Counter[str]) -> Iterator[list[float]]:
-    """Yields the iterations in a block as rows of COLUMNS; counts other lines with a time in
-    left_out.
+    """Yields the iterations in a block as rows of COLUMNS.
+
+    Other lines with a time are counted in `left_out`.
     """
     position = 0
     while found := _MARK.search(block, position):
@@ -226,7 +241,7 @@ def _rows(block: bytes, left_out: Counter[str]) -> Iterator[list[float]]:
         position = block.find(b"\n", found.start())
         if position < 0:
             position = len(block)
-        # A line may hold interleaved output of two ranks, so every match of _START begins an
+        # A line may contain the interleaved output of two ranks, so every match of _START begins an
         # iteration.
         starts = list(_START.finditer(block, first, position))
         if not starts:
@@ -248,7 +263,7 @@ def _rows(block: bytes, left_out: Counter[str]) -> Iterator[list[float]]:
 
 
 def _number(text: bytes) -> float:
-    """Reads a number; returns nan for any other text."""
+    """Reads a number. Returns nan for any other text."""
     try:
         return float(text)
     except ValueError:
@@ -256,8 +271,9 @@ def _number(text: bytes) -> float:
 
 
 def _echoes(values: dict[str, FloatArray]) -> npt.NDArray[np.bool_]:
-    """Returns (n,) whether another rank printed a line with the same iteration, samples and time
-    just before.
+    """Returns whether a line repeats a line of another rank (lines,).
+
+    The other line stands just before and has the same iteration, samples and time.
     """
     iteration = values["iteration"]
     samples = values["consumed_samples"]

@@ -11,10 +11,12 @@ MOST_ROWS = 5_000_000
 
 
 def read_parquet(operation: str, file: Path) -> Any:
-    """Reads a Parquet file as a pyarrow Table. Raises StoreError, naming `operation`, if unreadable
-    or too long.
+    """Reads a Parquet file as a pyarrow Table.
+
+    operation: command to name in error messages.
+    Raises StoreError if the file cannot be read or has too many rows.
     """
-    import pyarrow as pa  # here: most commands read none
+    import pyarrow as pa  # imported here, because most commands read no Parquet file
     import pyarrow.parquet as pq
 
     try:

@@ -27,27 +27,29 @@ from quantbench.timing.options import TimingOptions
 from quantbench.units import counted, latency, listed
 from quantbench.workload import Attention, Collective, Gemm, Workload
 
-# Bounds of a table's median of time / roofline. The packaged tables have 0.6 to 3.7, small shapes
-# in a cache down to 0.05; with a unit wrong by a factor of 1,000 they have less than 0.004 or more
-# than 500.
+# Bounds of the median of time / roofline in a table. The packaged tables have 0.6 to 3.7, and small
+# shapes in a cache down to 0.05. With a unit that is wrong by a factor of 1,000 they would have
+# less than 0.004 or more than 500.
 _FASTEST = 1 / 30
 _SLOWEST = 100.0
-# In the public tables no product is faster than the peak, and the median of those that should take
-# 50 µs or more is 0.3 to 2.5 times the roofline. Other GPUs' times are neither. Only libraries that
-# are tuned are held to the latter.
+# Signs that a table belongs to another GPU: too many GEMMs faster than the peak, or a median too
+# far above the roofline for GEMMs that should take 50 µs or more. In the public tables no GEMM is
+# faster than the peak, and this median is 0.3 to 2.5. The second sign is used only for tuned
+# libraries.
 _MOST_REJECTED = 0.2
 _LONG_US = 50.0
 _SLOWEST_LONG = 4.0
 _FEWEST = 10
 _TUNED = ("aiter", "cublas", "torch")
-# Approximate number of rows for this median, and most rows that a note names.
+# Approximate number of rows from which the medians are computed, and the most rows that a note
+# names.
 _MOST_JUDGED = 1000
 _MOST_NAMED = 3
 
 #: microseconds in each unit of time
 UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 
-# Other tools' names of dtypes, and quantbench's.
+# quantbench's name of each dtype, by its name in other tools.
 _DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
     "float32": "fp32", "float": "fp32", "single": "fp32",
@@ -56,7 +58,7 @@ _DTYPES = {
 
 
 def dtype_name(text: str) -> str:
-    """Returns quantbench's name of a dtype, or the text in lower case if it is unknown.
+    """Returns quantbench's name of a dtype; if the dtype is unknown, the text in lower case.
 
     >>> dtype_name("torch.bfloat16")
     'bf16'
@@ -69,11 +71,12 @@ def dtype_name(text: str) -> str:
 class Row:
     """Workload and time from one row of an imported table.
 
-    latency_us: time as in the table, which may be nan, 0 or negative.
-    provider: library that ran it (`sglang`, `vllm.flash_attn_fa3`).
+    latency_us: time as in the table, in µs. It may be nan, 0 or negative.
+    provider: library that ran the workload (`sglang`, `vllm.flash_attn_fa3`).
     place: sizes that the table varies.
-    where: position of the row for messages (`line 12`).
-    launch: the launch, if the table has more of it than the name.
+    kernel: name of the kernel; None if it is unknown.
+    where: position of the row, for messages (`line 12`).
+    launch: the launch, if the table states more of it than the name of the kernel.
     """
 
     workload: Workload
@@ -86,23 +89,27 @@ class Row:
 
     @property
     def has_time(self) -> bool:
+        """Whether the time is finite and above 0."""
         return isfinite(self.latency_us) and self.latency_us > 0
 
 
 @dataclass
 class Rows:
-    """Rows in the table's order. left_out: number of rows that no workload describes, by reason."""
+    """Rows in the order of the table.
+
+    left_out: number of rows that are not used, by reason.
+    """
 
     rows: list[Row] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
 
     @property
     def total(self) -> int:
-        """Returns the number of rows read, including those left out."""
+        """Number of rows that were read, including those left out."""
         return len(self.rows) + sum(self.left_out.values())
 
     def sample(self, count: int, seed: int) -> None:
-        """Keeps `count` random rows of each dtype, in the table's order."""
+        """Keeps `count` random rows of each dtype, in the order of the table."""
         by_dtype: dict[str, list[int]] = defaultdict(list)
         for index, row in enumerate(self.rows):
             by_dtype[row.workload.dtype].append(index)
@@ -124,11 +131,12 @@ _UNKNOWN_STATE = DeviceState(note="imported: the device's state was not recorded
 class Origin:
     """Provenance of an imported table.
 
-    run_id: name of the run, the same for the same table.
+    run_id: name of the run, which is the same for the same table.
     source: package, version, table and framework in one line.
+    software: versions by name.
     options: description of the table in run.json (importer, file, sha256, …).
-    mode: timing mode, if known.
-    caveats: reasons stored with the grade of every record.
+    mode: timing mode, if it is known.
+    caveats: reasons that are stored with the grade of every record.
     """
 
     run_id: str
@@ -140,6 +148,7 @@ class Origin:
 
 
 def digest(path: Path) -> str:
+    """Returns the SHA-256 digest of a file."""
     return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
@@ -152,10 +161,12 @@ def file_origin(
     columns: str = "",
     **more: Any,
 ) -> Origin:
-    """Describes the origin of a table in a file of its own.
+    """Describes the origin of a table that is a file of its own.
 
-    what: prefix of the digest in the source's line.
-    columns: mapping of the table's columns, if it was typed.
+    importer, table: name of the importer and kind of the table.
+    run_id: name of the run; None for a name from the table and its digest.
+    what: text before the digest in the line of the source.
+    columns: mapping of the columns, if the user gave one.
     more: other fields of `Origin`.
     """
     sha256 = digest(path)
@@ -175,14 +186,17 @@ def file_origin(
 class ImportSummary:
     """Result of an import.
 
-    records: number written, of which `rejected` exceed the device's peak and `cached` exceed its
-        memory bandwidth (graded D).
+    rows: number of rows that were read.
+    records: number of records that were written.
+    rejected: number of records that exceed the peak of the device.
+    cached: number of records that exceed the memory bandwidth of the device (graded D).
     no_time: number of rows without a time above 0.
     repeated: number of shapes with several different times, which become samples.
     no_tile: number of records whose kernel name has no tile.
-    notes: examples of these.
-    left_out: rows that no workload describes, by reason.
-    existed: whether the table was imported before and left unchanged.
+    notes: one line about each kind of irregular rows, with examples.
+    left_out: number of rows that are not used, by reason.
+    seconds: duration of the import, in s.
+    existed: whether the table had been imported before and was left unchanged.
     """
 
     folder: Path
@@ -205,11 +219,11 @@ def write_run(
 ) -> ImportSummary:
     """Writes `results/<device-slug>/<run-id>/`, or leaves it unchanged if it holds the same table.
 
-    units_are_right: whether to accept times far from the device's roofline. Raises InputError for
-        such times otherwise,
-    for a number format that the device lacks, and for a table without a usable row; StoreError if
-    the folder holds another table, or this one in other formats or of other providers, or an
-    unfinished import.
+    units_are_right: whether to accept times that are far from the roofline of the device.
+
+    Raises InputError for such times otherwise, for a dtype that the device lacks, and for a table
+    without a usable row. Raises StoreError if the folder holds another table, the same table with
+    other dtypes or providers, or an unfinished import.
     """
     if not found.rows:
         reasons = found.left_out.most_common(3)
@@ -230,7 +244,7 @@ def write_run(
     }
     if os.path.exists(folder):
         info = read_run_info(folder)
-        # Older imports lack some of the options.
+        # Imports of earlier versions lack some of the options.
         known = info.options
         same = all(known.get(name, value) == value for name, value in described.items())
         same = same and info.source == origin.source
@@ -299,8 +313,9 @@ def write_run(
 
 
 def records_of(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Record]:
-    """Yields one record per workload, provider and launch, whose samples are the rows in the
-    table's order.
+    """Yields one record per workload, provider and launch.
+
+    The samples of a record are its rows, in the order of the table.
     """
     timing = TimingOptions()
     groups: dict[tuple[Workload, str, Launch | None], list[Row]] = defaultdict(list)
@@ -336,20 +351,20 @@ def records_of(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Re
 
 @cache
 def _launch(kernel: str) -> Launch:
-    """Returns a launch with the tile in the kernel's name, if it has one and its split_k is
-    known.
+    """Returns a launch with the tile that the name of the kernel states.
+
+    The launch has no tile if the name states none, or if its split_k is unknown.
     """
     name = kernel_names.parse(kernel)
     return Launch(kernel, tile=None if name.split_k_unknown else name.tile)
 
 
 def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
-    """Raises InputError if the median time is so far from the roofline that the unit or the GPU
-    must be wrong.
+    """Raises InputError if the unit or the GPU of a table must be wrong.
 
-    A wrong unit is a factor of 1,000. Good libraries are within a factor of about two of the
-    roofline, slow kernels and small sizes within ten. Collectives are not checked: their times
-    depend on the links.
+    The median time is then far from the roofline. A wrong unit is a factor of 1,000. Good libraries
+    are within a factor of about two of the roofline, and slow kernels and small sizes within a
+    factor of ten. Collectives are not checked, because their times depend on the links.
     """
     judged = [row for row in rows if row.has_time and not isinstance(row.workload, Collective)]
     judged = judged[:: max(1, len(judged) // _MOST_JUDGED)]
@@ -383,8 +398,9 @@ def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
 
 
 def _repeated(rows: list[Row]) -> list[list[Row]]:
-    """Groups rows of one workload and provider with different times, those that differ most
-    first.
+    """Groups the rows of one workload and provider that have different times.
+
+    The groups whose times differ most come first.
     """
     groups: dict[tuple[Workload, str], list[Row]] = defaultdict(list)
     for row in rows:
@@ -399,7 +415,10 @@ def _repeated(rows: list[Row]) -> list[list[Row]]:
 
 
 def _times(rows: Sequence[Row]) -> str:
-    """Formats rows of one workload: `4096×4096×4096: 600 µs (line 2), 700 µs (line 3)`."""
+    """Formats the times of rows of one workload.
+
+    Example: `4096×4096×4096: 600 µs (line 2), 700 µs (line 3)`.
+    """
     shown = []
     for row in rows:
         text = latency(row.latency_us) if row.has_time else f"{row.latency_us:g} µs"
@@ -410,7 +429,7 @@ def _times(rows: Sequence[Row]) -> str:
 
 
 def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int) -> Iterator[str]:
-    """Yields one line about each kind of irregular row, with examples."""
+    """Yields one line about each kind of irregular rows, with examples."""
     if timeless:
         shown = listed([_times([row]) for row in timeless], _MOST_NAMED, "; ")
         yield f"{counted(len(timeless), 'row')} without a time above 0: {shown}"
@@ -423,8 +442,12 @@ def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int)
 
 
 def _grade(workload: Workload, latency_us: float, spec: DeviceSpec, origin: Origin) -> Grade:
-    """Grades a time: rejected if above the device's peak; D if above its memory bandwidth, so that
-    the inputs were in a cache; else C, since the spread of an imported time is unknown."""
+    """Grades a time of a table.
+
+    A time is rejected if its rate is above the peak of the device. It is graded D if its rate is
+    above the memory bandwidth, because the inputs were in a cache. Other times are graded C,
+    because the spread of an imported time is unknown.
+    """
     if isinstance(workload, Collective):
         return Grade("C", origin.caveats)
     peak_tflops = spec.peak(workload.dtype)
@@ -440,6 +463,7 @@ def _grade(workload: Workload, latency_us: float, spec: DeviceSpec, origin: Orig
 
 
 def summary_lines(summary: ImportSummary) -> list[str]:
+    """Describes the result of an import in several lines."""
     if summary.existed:
         return [summary.source, f"  imported before, unchanged: {summary.folder}"]
     read = counted(summary.rows, "row")

@@ -1,6 +1,7 @@
-"""Predicts latencies of products, softmax, attention and experts, with 90 % intervals.
+"""Predicts how long matrix products, softmax, attention and expert layers take on a GPU.
 
-Names are imported on first use, so that importing this package is cheap.
+Each prediction is a latency in µs with a 90 % interval. The package imports its names on first
+use, so that importing it is cheap.
 """
 
 from importlib import import_module

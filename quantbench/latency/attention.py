@@ -1,7 +1,7 @@
 """Predicts fused attention latencies with a cost model and a Gaussian process for its residual.
 
-A fit selects the kernel family (its tiles, whether it packs query heads) and the parameters with
-the lowest loss; priors come from the shipped models.
+A fit tries several kernel families (their tiles, and whether they pack query heads) and keeps the
+family and parameters with the lowest loss. The shipped models of other GPUs serve as the prior.
 """
 
 from __future__ import annotations
@@ -55,35 +55,35 @@ MODEL_VERSION = 1
 PRIORS = ("auto", "family-out")
 _MODELS = Path(__file__).parent / "models"
 
-#: fewest rows for fitting the 12 parameters; with fewer, `fit` returns the prior
+#: `fit` returns the prior if it gets fewer rows than this for the 12 parameters.
 FEWEST_ROWS = 20
-# Fewest rows for a Gaussian process, which has one length scale per feature.
+# A Gaussian process is fitted to at least this many rows: it has one length scale per feature.
 _FEWEST_FOR_LEARNER = 40
-# The loss is quadratic in relative errors below this size, and linear above.
+# The loss is quadratic for relative errors below this size and linear above.
 _NOISE = 0.05
 _FOLDS = 5
-# Interval half-widths (log time) if no shipped model can serve as prior.
+# Half-widths of the interval (log time) if no shipped model can serve as the prior.
 _BLIND_BELOW, _BLIND_ABOVE = float(np.log(2.0)), float(np.log(3.0))
 # A parameter that several GPUs agree on may still differ on the next one.
 _LEAST_SPREAD = 0.2
-# Extra half-width for kinds of shapes absent from the fitted rows: backward passes, which are taken
-# to run at the rate of forward ones, and another mask or dtype, unequal sequences, misaligned or
-# very wide heads, which are predicted without the Gaussian process.
+# Extra half-width (log time) for shapes unlike the fitted rows. Backward passes are predicted from
+# the forward time. Another mask or dtype, unequal sequences, and misaligned or very wide heads are
+# predicted without the Gaussian process.
 UNSEEN_HALF_WIDTH = float(np.log(2.0))
 WIDEST_HEAD = 256
 
 
-#: the cost model of one kind of attention: of equal sequences, or of unequal ones such as decoding
+#: cost model of one kind of attention: `Physics` for equal sequence lengths, `DecodePhysics` for
+#: unequal ones, such as decoding
 CostModel = Physics | DecodePhysics
 
 
 @dataclass(frozen=True)
 class Corrected:
-    """Cost model of one kind of attention, with the learner of its residual and the calibration of
-    its interval.
+    """Cost model of one kind of attention, with the learner of its residual and its calibration.
 
-    below, above: extra half-widths of a prior's interval, log time, from its errors on other GPUs;
-        0 after a fit.
+    below, above: extra half-widths of a prior's interval in log time, from the prior's errors on
+        other GPUs. Both are 0 after a fit.
     """
 
     physics: CostModel
@@ -94,15 +94,20 @@ class Corrected:
 
     @property
     def fitted(self) -> bool:
-        """Whether it was fitted to rows of this device, unlike a prior."""
+        """Whether the model was fitted to rows of this device; False for a prior."""
         return self.below == self.above == 0.0
 
     def predict(
         self, shapes: AttentionShapes, cache_write: BoolArray, seen: BoolArray
     ) -> FloatArray:
-        """Returns the forward time, its half-widths below and above in log time, the launch,
-        compute and memory time, and the waves, (7, n). seen: (n,), whether the fit covers this kind
-        of shape; the others get no learner."""
+        """Predicts forward passes.
+
+        cache_write: (n,), whether the time includes writing keys and values to a cache.
+        seen: (n,), whether the fit covers this kind of shape. Other shapes get no learner.
+
+        Returns an array (7, n): time in µs, half-widths of the interval below and above it in log
+        time, launch, compute and memory time in µs, and waves.
+        """
         terms = self.physics.cost(shapes, cache_write)(self.physics.parameters)
         shift, deviation = np.zeros(len(shapes)), np.zeros(len(shapes))
         if self.learner is not None and seen.any():
@@ -128,7 +133,7 @@ class Corrected:
     def from_json(
         cls, data: dict[str, Any], kind: type[CostModel], device: DeviceSpec
     ) -> Corrected:
-        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError for broken data."""
+        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError if the data is broken."""
         learner = data["learner"]
         interval = {name: float(data["interval"][name]) for name in ("factor", "floor")}
         return cls(
@@ -142,15 +147,15 @@ class Corrected:
 
 @dataclass(frozen=True)
 class AttentionModel:
-    """Latency model of fused attention on one device, fitted to its rows or a prior.
+    """Latency model of fused attention on one device: fitted to measured rows, or a prior.
 
-    prefill: of equal sequences.
-    decode: of unequal ones; without it, the cost model of equal ones predicts them, with a wider
-        interval.
-    dtype, masks: dtype and masks (causal, full) of the fitted rows; other shapes get a wider
-        interval, and no learner.
-    backward_cost: time of a backward pass over that of its forward pass; as their FLOPs unless
-        measured.
+    prefill: model of equal sequence lengths (seq_q = seq_k).
+    decode: model of unequal sequence lengths. If it is None, `prefill` predicts them too, with a
+        wider interval.
+    dtype, masks: dtype and masks (causal, full) of the fitted rows. Other shapes get a wider
+        interval and no learner.
+    backward_cost: time of a backward pass divided by the time of its forward pass. The default is
+        the ratio of their FLOPs.
     note: source and caveats of the predictions.
     """
 
@@ -177,8 +182,9 @@ class AttentionModel:
 
     @classmethod
     def best(cls, device: DeviceSpec) -> AttentionModel:
-        """Returns the model shipped for this device, or its prior if none is shipped; `note` says
-        which.
+        """Returns the model shipped for this device, or the device's prior if none is shipped.
+
+        The model's `note` says which of the two it is.
         """
         data = next(filter(None, map(shipped_json, same_chip(device.name))), None)
         return (
@@ -199,9 +205,17 @@ class AttentionModel:
         seed: int = 0,
         provenance: dict[str, Any] | None = None,
     ) -> AttentionModel:
-        """Fits measured times (n,), µs. cache_write: whether they include writing keys and values
-        into a serving engine's cache, one value or (n,). Returns the prior, with a note, for fewer
-        than FEWEST_ROWS rows of each kind."""
+        """Fits the model to measured times.
+
+        works: n shapes, all of one dtype.
+        latency_us: (n,), measured times in µs.
+        cache_write: whether the times include writing keys and values into a serving engine's
+            cache; one value or (n,).
+        prior: `auto` or `family-out`, as in the classmethod `prior`.
+
+        Returns the prior, with a note, if neither equal nor unequal sequence lengths have
+        FEWEST_ROWS forward passes.
+        """
         shapes = works if isinstance(works, AttentionShapes) else AttentionShapes.of(works)
         times_us = measured_times(_WHO, latency_us, len(shapes))
         writes = np.broadcast_to(np.asarray(cache_write, dtype=bool), times_us.shape)
@@ -245,8 +259,10 @@ class AttentionModel:
     def _with_backward_cost(
         self, shapes: AttentionShapes, latency_us: FloatArray
     ) -> AttentionModel:
-        """Returns the model with the median cost of the backward passes among these rows, if there
-        are enough.
+        """Returns the model with `backward_cost` set from the backward passes among the rows.
+
+        The cost is the median over these passes. The model is unchanged if they are fewer than
+        FEWEST_ROWS.
         """
         rows = np.flatnonzero(shapes.backward)
         if len(rows) < FEWEST_ROWS:
@@ -259,8 +275,9 @@ class AttentionModel:
     def predict(
         self, works: Iterable[Attention] | AttentionShapes, *, cache_write: npt.ArrayLike = False
     ) -> Estimates:
-        """Predicts the times of `works`. cache_write: whether keys and values are also written to a
-        cache.
+        """Predicts the times of `works`.
+
+        cache_write: whether keys and values are also written to a cache; one value or (n,).
         """
         shapes = works if isinstance(works, AttentionShapes) else AttentionShapes.of(works)
         writes = np.broadcast_to(np.asarray(cache_write, dtype=bool), (len(shapes),))
@@ -287,12 +304,13 @@ class AttentionModel:
 
     @property
     def fitted(self) -> bool:
-        """Whether the model was fitted to equal sequences on this device, unlike a prior."""
+        """Whether the model of equal sequence lengths was fitted on this device."""
         return self.prefill.fitted
 
     def knows(self, work: Attention) -> bool:
-        """Returns whether the fit covers this kind of shape (dtype, mask, head_dim); others get a
-        wider interval.
+        """Returns whether the fit covers this shape's dtype, mask, head_dim and direction.
+
+        Shapes that it does not cover get a wider interval.
         """
         shapes = AttentionShapes.of([work])
         return (
@@ -300,7 +318,7 @@ class AttentionModel:
         )
 
     def _of(self, shapes: AttentionShapes) -> Corrected:
-        """Returns the part that predicts shapes of one kind."""
+        """Returns the part that predicts `shapes`, which are all of one kind (equal or unequal)."""
         if self.decode is None or shapes.seq_q[0] == shapes.seq_k[0]:
             return self.prefill
         return self.decode
@@ -316,7 +334,7 @@ class AttentionModel:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the model as a JSON object; the device is stored by its slug."""
+        """Returns the model as a JSON object that names the device by its slug."""
         return {
             "format": MODEL_FORMAT,
             "version": MODEL_VERSION,
@@ -332,8 +350,9 @@ class AttentionModel:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> AttentionModel:
-        """Inverse of `to_json`. Raises InputError for another device, format or version, and for a
-        broken model.
+        """Inverse of `to_json`.
+
+        Raises InputError for another device, format or version, and for a broken model.
         """
         require_format(_WHO, data, MODEL_FORMAT, MODEL_VERSION, device)
         try:
@@ -364,7 +383,7 @@ def shipped_slugs() -> tuple[str, ...]:
 
 @cache
 def shipped_json(slug: str) -> dict[str, Any] | None:
-    """Returns the JSON of a device's shipped attention model, None if there is none."""
+    """Returns the JSON of the attention model shipped for a device, or None if there is none."""
     if slug not in shipped_slugs():
         return None
     data: dict[str, Any] = json.loads(
@@ -375,11 +394,13 @@ def shipped_json(slug: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Prior of a device.
+    """Prior of a device's attention model.
 
-    start, spread: mean and standard deviation of the parameters.
-    log_below, log_above: extra half-widths of the interval, log time, from the prior's errors on
+    family: kernel family that the device is assumed to run.
+    start, spread: mean and standard deviation of each parameter, (parameters,).
+    log_below, log_above: extra half-widths of the interval in log time, from the prior's errors on
         other GPUs.
+    words: source of the prior, for the model's note.
     """
 
     family: KernelFamily
@@ -390,7 +411,7 @@ class Knowledge:
     words: str
 
     def prefill(self, device: DeviceSpec) -> Corrected:
-        """Returns the unfitted model of equal sequences."""
+        """Returns the unfitted model of equal sequence lengths."""
         physics = Physics(device, self.family, self.start)
         return Corrected(
             physics, IntervalCalibration(1.0, 0.0), below=self.log_below, above=self.log_above
@@ -398,8 +419,9 @@ class Knowledge:
 
 
 def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
-    """Returns the prior of `device` from the shipped models. family_out: whether to exclude its
-    generation.
+    """Returns the prior of `device` from the shipped models.
+
+    family_out: whether to exclude all models of the device's generation.
     """
     shipped = [model for model in map(shipped_json, shipped_slugs()) if model is not None]
     own = family(device)
@@ -446,8 +468,11 @@ def _fit_physics(
     latency_us: FloatArray,
     cache_write: BoolArray,
 ) -> CostModel:
-    """Returns the candidate that fits `latency_us` (n,) best, with its parameters. spread: prior
-    deviation of the parameters from each candidate's own."""
+    """Returns the candidate that fits the measured times best, with its fitted parameters.
+
+    spread: (parameters,), prior standard deviation of each parameter around the candidate's value.
+    latency_us: (n,), measured times in µs.
+    """
     from scipy.optimize import least_squares
 
     target = np.log(latency_us)
@@ -457,7 +482,7 @@ def _fit_physics(
 
         def residuals(parameters: FloatArray) -> FloatArray:
             error = (np.log(cost(parameters).latency_us) - target) / _NOISE
-            # Pseudo-Huber, as a least-squares residual.
+            # Half the square of this residual is the pseudo-Huber loss.
             robust = np.sign(error) * np.sqrt(2.0 * (np.sqrt(1.0 + error**2) - 1.0))
             return np.concatenate([robust, (parameters - physics.parameters) / spread])
 
@@ -477,11 +502,12 @@ def _fitted(
     cache_write: BoolArray,
     seed: int,
 ) -> Corrected:
-    """Fits a cost model, and a Gaussian process to log(measured / cost model) unless it does not
-    help, and calibrates the interval.
+    """Fits a cost model and the learner of its residual, and calibrates the interval.
 
-    Both use cross-validation: rows that share heads, head_dim and mask are held out together
-    (single rows, if all share them), and the parameters and the process are refitted without them.
+    The learner is a Gaussian process of log(measured / cost model). Cross-validation decides
+    whether to keep it, and provides the held-out errors for the interval. Rows that share heads,
+    head_dim and mask are held out together, or row by row if all rows share them. Each fold refits
+    the parameters; the process keeps its hyperparameters.
     """
     physics = _fit_physics(candidates, spread, shapes, latency_us, cache_write)
     learner = None

@@ -1,9 +1,9 @@
 """Computes attention times from the blocks that each kernel family divides its work into.
 
-latency = launch + ‖compute, memory‖₃ (increased if a long kernel throttles) + padding copies of
-misaligned heads + writing keys and values, if the measured time includes that. compute runs the row
-blocks in waves of one per SM, softened by a fluid share; each key block costs the p-norm of its two
-matrix products and its exponentials.
+latency = launch + ‖compute, memory‖₃ + padding copies of misaligned heads + cache write, where a
+throttling factor increases the norm of long kernels. Compute time runs the row blocks in waves of
+one per SM, softened by a fluid share; a key block costs the p-norm of its two matrix products and
+its exponentials.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-# Up to this many row blocks, key blocks are counted exactly; above, by an average that is within 2
-# %.
+# Key blocks are counted exactly for up to this many row blocks per head. Above it, they follow from
+# an average that is within 2 %.
 _EXACT_BLOCKS = 64
 
 
@@ -36,12 +36,12 @@ _EXACT_BLOCKS = 64
 class KernelFamily:
     """Attention kernels that share tile sizes and scheduling.
 
-    tiles: (largest head_dim, full tile, causal tile), by ascending head_dim; a tile is (block_m,
-        block_n), and the last one also applies to wider heads.
-    packs: whether query heads that share a key head are packed into the rows of one block (all
-        families do so for a single query).
-    splits: whether keys are split over idle SMs if row blocks are few.
-    widths: supported head widths, to which head_dim is padded.
+    tiles: (largest head_dim, full tile, causal tile) in ascending order of head_dim. A tile is
+        (block_m, block_n). The last entry also applies to wider heads.
+    packs: whether query heads that share a key head are packed into the rows of one block. Every
+        family packs them if there is a single query.
+    splits: whether the keys are split over idle SMs if there are few row blocks.
+    widths: head widths that the kernels support; head_dim is padded to the next one.
     """
 
     name: str
@@ -51,7 +51,7 @@ class KernelFamily:
     widths: tuple[int, ...]
 
     def tile(self, head_dim: IntArray, causal: BoolArray) -> tuple[IntArray, IntArray]:
-        """Returns block_m and block_n of shapes, (n,) each."""
+        """Returns block_m and block_n for each shape, (n,) each."""
         _, full, masked = self.tiles[-1]
         block_m, block_n = (
             np.where(causal, masked[0], full[0]),
@@ -96,22 +96,25 @@ FAMILIES: dict[str, KernelFamily] = {
 
 
 def assumed_family(device: DeviceSpec) -> KernelFamily:
-    """Returns the family assumed without a measurement: fa2_dense, which needs only mma.sync,
-    except on GPUs with wgmma or tcgen05 (sm_12x has neither)."""
+    """Returns the kernel family that is assumed without a measurement.
+
+    It is fa2_dense, which needs only mma.sync, except on GPUs with wgmma or tcgen05. sm_12x has
+    neither.
+    """
     own = {"hopper": "fa3_sm90", "blackwell": "fmha_sm100"}
     return FAMILIES[own.get(family(device), "fa2_dense")]
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of shapes under one family; all arrays are (n,).
+    """Blocks into which a kernel family divides n shapes; all arrays are (n,).
 
     rows: thread blocks in the grid.
-    keys: key blocks processed by all of them.
-    longest: key blocks of the longest one.
+    keys: key blocks that all thread blocks together process.
+    longest: key blocks that the longest thread block processes.
     width: padded head_dim.
-    group: query heads packed into the rows of a block.
-    may_split: whether keys are split over idle SMs if row blocks are few.
+    group: query heads packed into the rows of one block.
+    may_split: whether the keys are split over idle SMs if there are few row blocks.
     """
 
     rows: FloatArray
@@ -125,7 +128,7 @@ class Blocks:
 
 
 def cut(family: KernelFamily, shapes: AttentionShapes) -> Blocks:
-    """Returns the blocks of shapes under a family."""
+    """Returns the blocks into which a kernel family divides the shapes."""
     heads, seq_q = shapes.heads, shapes.seq_q
     group = np.where(family.packs | (seq_q == 1), heads // shapes.kv_heads, 1)
     block_m, block_n = family.tile(shapes.head_dim, shapes.causal)
@@ -153,11 +156,12 @@ def _key_blocks(
     block_m: IntArray,
     block_n: IntArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns the key blocks processed by all row blocks of one head, and by the longest of
-    them.
+    """Returns the key blocks that all row blocks of one head process, and those of the longest one.
+
+    per_head: row blocks of one head. All arrays are (n,).
     """
     every = -(-shapes.seq_k // block_n)
-    # The last query of a row block sees the keys up to itself.
+    # With a causal mask, the last query of a row block sees the keys up to its own position.
     index = np.arange(_EXACT_BLOCKS)[:, None]
     last_row = np.minimum((index + 1) * block_m, shapes.seq_q * group) - 1
     walked = -(-(last_row // group + 1) // block_n)
@@ -184,8 +188,9 @@ _SPLIT_KEYS = 512
 
 @dataclass(frozen=True)
 class AttentionShapes:
-    """Columns of n attention shapes, (n,) each; fields as in `Attention`, with `backward` instead
-    of direction.
+    """Columns of n attention shapes, (n,) each.
+
+    The fields are those of `Attention`, with `backward` (a bool) in place of `direction`.
     """
 
     batch: IntArray
@@ -222,7 +227,7 @@ class AttentionShapes:
 
     @cached_property
     def flops(self) -> FloatArray:
-        """Useful FLOP of each shape's matrix products, as `Attention.flops`."""
+        """FLOP of the useful matrix products of each shape, as in `Attention.flops`."""
         seq_q, seq_k = self.seq_q.astype(float), self.seq_k.astype(float)
         pairs = np.where(self.causal, seq_q * (seq_q + 1) / 2, seq_q * seq_k)
         forward = 4.0 * self.batch * self.heads * pairs * self.head_dim
@@ -231,7 +236,7 @@ class AttentionShapes:
 
     @cached_property
     def query_bytes(self) -> FloatArray:
-        """Bytes of q, equal to those of o."""
+        """Bytes of the queries, which equal the bytes of the output."""
         size: Any = (
             float(element_bytes(self.dtype)) * self.batch * self.heads * self.seq_q * self.head_dim
         )
@@ -239,7 +244,7 @@ class AttentionShapes:
 
     @cached_property
     def key_bytes(self) -> FloatArray:
-        """Bytes of k and v together."""
+        """Bytes of the keys and values together."""
         size: Any = (
             float(element_bytes(self.dtype))
             * self.batch
@@ -258,7 +263,7 @@ class AttentionShapes:
 
     @cached_property
     def min_bytes(self) -> FloatArray:
-        """Minimum device memory traffic of each shape in bytes, as `Attention.min_bytes`."""
+        """Minimum device memory traffic of each shape in bytes, as in `Attention.min_bytes`."""
         gradients = 2.0 * self.query_bytes + self.key_bytes
         total: FloatArray = self.forward_bytes + np.where(self.backward, gradients, 0.0)
         return total
@@ -267,12 +272,12 @@ class AttentionShapes:
     def misaligned(self) -> BoolArray:
         misaligned: BoolArray = (
             self.head_dim % ALIGNED_ELEMENTS != 0
-        )  # torch's SDPA pads others by copies
+        )  # torch's SDPA pads misaligned heads by copying the tensors.
         return misaligned
 
     @property
     def sites(self) -> IntArray:
-        """Group index of each row; rows of a group share heads, kv_heads, head_dim and mask."""
+        """Group index of each row; the rows of a group share heads, kv_heads, head_dim and mask."""
         what = np.stack([self.heads, self.kv_heads, self.head_dim, self.causal])
         return np.asarray(np.unique(what, axis=1, return_inverse=True)[1].ravel())
 
@@ -321,8 +326,9 @@ SPREAD = np.array([p.sd for p in PARAMETERS])
 
 @dataclass(frozen=True)
 class Terms:
-    """Predicted times and their parts in µs, and waves; all (n,). The parts overlap and do not sum
-    to latency_us.
+    """Predicted times in µs, their parts, and waves; all (n,).
+
+    The parts overlap, so they do not sum to latency_us.
     """
 
     latency_us: FloatArray
@@ -333,8 +339,9 @@ class Terms:
 
 
 def peak_tflops(device: DeviceSpec, dtype: str) -> float:
-    """Returns the device's peak for a dtype. Raises UnsupportedError if it does not support the
-    dtype.
+    """Returns the device's peak for a dtype in TFLOP/s.
+
+    Raises UnsupportedError if the device does not support the dtype.
     """
     peak = device.peak(dtype)
     if peak is None:
@@ -353,6 +360,7 @@ def times(
 ) -> Terms:
     """Computes the times of forward passes of `shapes` on `device`.
 
+    blocks: blocks into which the kernels divide the shapes.
     parameters: values in the order of PARAMETERS.
     cache_write: (n,), whether keys and values are also written to a serving engine's cache.
     """
@@ -383,7 +391,7 @@ def times(
     per_block_bytes = 2.0 * shapes.query_bytes / blocks.rows
     store_us = per_block_bytes / (bytes_per_us / device.sm_count) * np.exp(x["log_store"])
     fixed_us = np.exp(x["log_block_us"]) + masked_us + store_us
-    # With few row blocks, keys are split over idle SMs and the partial results combined.
+    # If there are few row blocks, the kernel splits keys over idle SMs and combines the results.
     most = np.floor(blocks.longest * blocks.block_n / _SPLIT_KEYS)
     few = blocks.may_split & (blocks.rows < _SPLIT_BELOW * device.sm_count) & (most >= 2.0)
     splits = np.where(few, np.minimum(np.ceil(2.0 * device.sm_count / blocks.rows), most), 1.0)
@@ -414,7 +422,7 @@ def times(
     write_us = tokens / device.sm_count * np.exp(x["log_token_write_us"])
     write_us = write_us + 2.0 * shapes.key_bytes / bytes_per_us * np.exp(x["log_cache_write"])
     launch_us = np.full(len(shapes), np.exp(x["log_launch_us"]))
-    # Copies are separate kernels, so their time does not overlap.
+    # The padding copies are separate kernels, so their time does not overlap.
     padding_us = padding_bytes / useful_bytes_per_us
     latency_us = launch_us + busy_us + padding_us + np.where(cache_write, write_us, 0.0)
     return Terms(latency_us, launch_us, compute_us, memory_us, waves)
@@ -423,8 +431,9 @@ def times(
 def learner_features(
     device: DeviceSpec, shapes: AttentionShapes, blocks: Blocks, terms: Terms
 ) -> FloatArray:
-    """Returns the inputs of the Gaussian process, (n, 9): shape, predicted time, waves and their
-    fill.
+    """Returns the inputs of the Gaussian process, (n, 9).
+
+    The features describe the shape, the cost model's time, the waves and how full they are.
     """
     per_sm = blocks.rows / device.sm_count
     filling = terms.waves / per_sm
@@ -446,7 +455,7 @@ def learner_features(
 
 @dataclass(frozen=True)
 class Physics:
-    """Cost model of one device: its kernel family and parameter values."""
+    """Cost model of prefill attention on one device: its kernel family and parameter values."""
 
     device: DeviceSpec
     family: KernelFamily
@@ -456,12 +465,15 @@ class Physics:
     def cost(
         self, shapes: AttentionShapes, cache_write: BoolArray
     ) -> Callable[[FloatArray], Terms]:
-        """Returns the function from parameters to the times of shapes; see `times`."""
+        """Returns a function that computes the times of these shapes from the parameters.
+
+        cache_write: as in `times`.
+        """
         blocks = cut(self.family, shapes)
         return lambda parameters: times(self.device, shapes, blocks, parameters, cache_write)
 
     def features(self, shapes: AttentionShapes, terms: Terms) -> FloatArray:
-        """Returns the inputs of the Gaussian process, (n, 9)."""
+        """Returns the inputs of the Gaussian process, (n, 9), as in `learner_features`."""
         return learner_features(self.device, shapes, cut(self.family, shapes), terms)
 
     def to_json(self) -> dict[str, Any]:
@@ -470,6 +482,6 @@ class Physics:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], device: DeviceSpec) -> Physics:
-        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError for broken data."""
+        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError if the data is broken."""
         parameters = np.array([float(data["parameters"][p.name]) for p in PARAMETERS])
         return cls(device, FAMILIES[data["family"]], parameters)

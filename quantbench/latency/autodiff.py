@@ -1,7 +1,7 @@
-"""Computes reverse-mode gradients of numpy expressions, for the operations of the GEMM cost model.
+"""Computes reverse-mode gradients of numpy expressions, with which GEMM cost models are fitted.
 
-With plain arrays the operations return plain arrays. With a `Variable` they also record the
-backward function (numpy passes its functions on, NEP 13), so that the cost model is written once.
+Operations on plain arrays return plain arrays. Operations on a `Variable` also record the backward
+function (numpy dispatches them, NEP 13), so one expression serves prediction and fitting.
 
 >>> x = Variable(np.array([2.0, 3.0]))
 >>> y = np.exp(x * 2.0) + x
@@ -19,16 +19,20 @@ import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 FloatArray = npt.NDArray[np.float64]
-#: smallest exponent: e^-50 is about 1e-22, and avoids denormal numbers, which are slow
+#: Exponents are limited to this value: e^-50 is about 1e-22, and slow denormal numbers are avoided.
 NEGLIGIBLE = -50.0
 
 Back = Callable[[FloatArray], FloatArray]
 
 
 class Variable(NDArrayOperatorsMixin):
-    """Array that records its operands; numpy's functions in `_GRADIENTS` accept it.
+    """Array that records the operands it was computed from.
 
-    parents: (operand, function from own gradient to the operand's) pairs.
+    It supports the numpy functions in `_GRADIENTS` and the operators that use them.
+
+    value: the plain array.
+    parents: pairs of an operand and the function that maps the gradient of this array to the
+        gradient of the operand.
     """
 
     __slots__ = ("gradient", "parents", "value")
@@ -50,7 +54,7 @@ class Variable(NDArrayOperatorsMixin):
         return Variable(output, tuple(parents))
 
     def __getitem__(self, index: slice | npt.NDArray[np.intp]) -> Variable:
-        """Returns entries of a one-dimensional variable; indices may repeat."""
+        """Returns the entries at `index` of a one-dimensional variable. Indices may repeat."""
 
         def back(g: FloatArray) -> FloatArray:
             whole = np.zeros(len(self.value))
@@ -60,14 +64,14 @@ class Variable(NDArrayOperatorsMixin):
         return Variable(self.value[index], ((self, back),))
 
 
-#: function → for each operand, its gradient from the output's gradient g, the output and the
-#: operands
+#: Maps a numpy function to the gradient functions of its operands. Each takes the output's gradient
+#: g, the output and the operands, and returns the operand's gradient.
 _GRADIENTS: dict[np.ufunc, tuple[Callable[..., FloatArray], ...]] = {
     np.add: (lambda g, out, a, b: g, lambda g, out, a, b: g),
     np.subtract: (lambda g, out, a, b: g, lambda g, out, a, b: -g),
     np.multiply: (lambda g, out, a, b: g * b, lambda g, out, a, b: g * a),
     np.divide: (lambda g, out, a, b: g / b, lambda g, out, a, b: -g * out / b),
-    # The gradient of an extremum flows to the operand that is taken.
+    # The gradient of a maximum or minimum flows to the operand that it selects.
     np.maximum: (lambda g, out, a, b: g * (a >= b), lambda g, out, a, b: g * (a < b)),
     np.minimum: (lambda g, out, a, b: g * (a <= b), lambda g, out, a, b: g * (a > b)),
     np.exp: (lambda g, out, x: g * out,),
@@ -80,7 +84,7 @@ def _backward(slope: Callable[..., FloatArray], output: FloatArray, values: list
 
 
 def value_of(operand: Any) -> Any:
-    """Returns the plain array or number of an operand."""
+    """Returns the plain array or number that an operand holds."""
     return operand.value if isinstance(operand, Variable) else operand
 
 
@@ -104,9 +108,9 @@ def soft_plus(x: Any) -> Any:
 def soft_minimum(x: Any, width: Any) -> Any:
     """Computes -width · log(sum(exp(-x / width))) over the first axis of x, (kernels, rows).
 
-    x, width: two Variables, or plain numbers.
+    The result is a smooth minimum, at most width · log(kernels) below the true one.
 
-    The result is at most width · log(kernels) below the minimum.
+    x, width: either both Variables, or both plain arrays or numbers.
     """
     w = value_of(width)
     scaled = value_of(x) * (-1.0 / w)
@@ -132,6 +136,8 @@ def _reduced(gradient: FloatArray, shape: tuple[int, ...]) -> FloatArray:
 
 def gradient(output: Variable, source: Variable, seed: FloatArray) -> FloatArray:
     """Computes the gradient of sum(seed · output) with respect to `source`.
+
+    seed: weights of the output's entries, in the shape of `output`.
 
     The result is zero if `output` does not depend on `source`.
     """

@@ -1,9 +1,8 @@
-"""Computes the time of attention between unequal sequences, such as decoding, from the blocks that
-read the keys.
+"""Computes how long decoding and other attention between unequal sequences takes.
 
-A block reads the keys of one key head of one sequence, or a part of them where the kernel shares
-them out over SMs. An SM reads and multiplies at rates of its own, blocks run in waves of one per
-SM, and all of them share the memory.
+A block reads the keys of one key head of one sequence, or a part of these keys if the kernel splits
+them over SMs. Its time follows from the rates at which one SM reads and multiplies. Blocks run in
+waves of one per SM, and all SMs share the memory bandwidth.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from quantbench.workload.dtypes import element_bytes
 
 @dataclass(frozen=True)
 class DecodeKernel:
-    """Rule by which attention kernels cut the keys of a batch into blocks.
+    """Rule by which an attention kernel divides the keys of a batch into blocks.
 
-    block_m: query rows of a block; the query heads that share a key head are its rows.
-    blocks_per_sm: up to so many blocks for each SM the keys of a head are shared out; 0 if they
-        never are.
-    least_keys: fewest keys of a part.
-    shares_groups_only: whether only keys that several query heads share are shared out.
+    block_m: query rows of a block. The query heads that share a key head are rows of one block.
+    blocks_per_sm: the keys of a head are split until there are this many blocks per SM; 0 if keys
+        are never split.
+    least_keys: smallest number of keys in a part.
+    shares_groups_only: whether keys are split only if several query heads share them.
     """
 
     block_m: int
@@ -43,8 +42,8 @@ class DecodeKernel:
     shares_groups_only: bool = False
 
 
-# FlashAttention-2 shares out the keys of grouped heads only (csrc/flash_attn/flash_api.cpp,
-# seqlenq_ngroups_swapped).
+# FlashAttention-2 splits keys only if several query heads share them
+# (csrc/flash_attn/flash_api.cpp, seqlenq_ngroups_swapped).
 KERNELS = tuple(
     DecodeKernel(block_m, *rule)
     for block_m in (16, 64)
@@ -74,8 +73,10 @@ SPREAD = np.array([p.sd for p in PARAMETERS])
 
 @dataclass(frozen=True)
 class DecodePhysics:
-    """Cost model of one device: the rule of its kernel and its parameters, in the order of
-    PARAMETERS.
+    """Cost model of decode attention on one device.
+
+    kernel: rule by which the kernel divides the keys.
+    parameters: values in the order of PARAMETERS.
     """
 
     device: DeviceSpec
@@ -85,14 +86,15 @@ class DecodePhysics:
 
     @classmethod
     def candidates(cls, device: DeviceSpec) -> list[DecodePhysics]:
-        """Returns the cost model of each kernel, with the parameters' means."""
+        """Returns one cost model for each rule in KERNELS, with the prior means as parameters."""
         return [cls(device, kernel, np.array([p.mean for p in PARAMETERS])) for kernel in KERNELS]
 
     def cost(
         self, shapes: AttentionShapes, cache_write: BoolArray
     ) -> Callable[[FloatArray], Terms]:
-        """Returns the function from parameters to the times of shapes. cache_write: not used, a
-        token is little.
+        """Returns a function that computes the times of these shapes from the parameters.
+
+        cache_write: ignored, because writing one token takes little time.
         """
         device, kernel = self.device, self.kernel
         query_rows = shapes.heads / shapes.kv_heads * shapes.seq_q
@@ -122,11 +124,11 @@ class DecodePhysics:
             memory_us = moved_us * np.exp(-x["log_memory_efficiency"])
             memory_us = memory_us * (1.0 - hits * (1.0 - np.exp(-x["log_l2_rate"])))
             join = 1.0 + np.exp(x["log_join"])
-            # Powers of the ratio, because powers of the times overflow.
+            # The norm uses the ratio of the times, because powers of the times overflow.
             longer_us = np.maximum(compute_us, memory_us)
             ratio = np.minimum(compute_us, memory_us) / longer_us
             busy_us = longer_us * (1.0 + ratio**join) ** (1.0 / join)
-            # What the parts of a head add up to is put together by one block more.
+            # One more block combines the partial results of a head.
             launch_us = np.exp(x["log_launch_us"]) + np.where(
                 parts > 1.0, np.exp(x["log_block_us"]), 0.0
             )
@@ -135,7 +137,7 @@ class DecodePhysics:
         return terms
 
     def _cut(self, shapes: AttentionShapes) -> tuple[FloatArray, FloatArray]:
-        """Returns the blocks before keys are shared out, and the parts of each, (n,)."""
+        """Returns the blocks before the keys are split, and the parts of each block, (n,) each."""
         kernel = self.kernel
         group = shapes.heads / shapes.kv_heads
         rows = np.ceil(group * shapes.seq_q / kernel.block_m)
@@ -147,8 +149,10 @@ class DecodePhysics:
         return blocks, parts
 
     def features(self, shapes: AttentionShapes, terms: Terms) -> FloatArray:
-        """Returns the inputs of the Gaussian process, (n, 10): shape, predicted time, waves, their
-        fill and parts.
+        """Returns the inputs of the Gaussian process, (n, 10).
+
+        The features describe the shape, the cost model's time, the waves, how full they are, and
+        the parts.
         """
         blocks, parts = self._cut(shapes)
         filled = blocks * parts / self.device.sm_count
@@ -174,7 +178,7 @@ class DecodePhysics:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> DecodePhysics:
-        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError for broken data."""
+        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError if the data is broken."""
         return cls(
             device,
             DecodeKernel(**data["kernel"]),

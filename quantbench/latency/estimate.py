@@ -1,4 +1,7 @@
-"""Defines what the latency models answer, a time with a 90 % interval, and calibrates intervals."""
+"""Defines the answer of every latency model, a time with a 90 % interval, and calibrates intervals.
+
+Times are in µs. Half-widths of intervals are in log time, so an interval is a factor either way.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,19 @@ class Estimate:
     """Latency of one run of an op, with its 90 % interval.
 
     latency_us: expected time.
-    low_us, high_us: 90 % interval of the time; for a measured shape, of its median.
+    low_us, high_us: 90 % interval of the time. For a measured shape, it is the interval of the
+        median.
     source: measured, interpolated (between two measured shapes) or modelled.
-    bound: dominant time: compute, memory, or latency (launch and pipeline fill); "" if unknown.
+    bound: dominant part of the time: compute, memory, or latency (launch and pipeline fill); "" if
+        it is unknown.
     outside: whether the shape is outside the measured range.
     note: source and caveats of the model's predictions.
-    launch: kernel selected by the model; None if it names none.
+    launch: kernel that the model selected; None if it names none.
     waves: waves of the GEMM's blocks; None if they cannot be determined
         (`quantization.credible_waves`).
-    unmeasured: reason why no measurement on this GPU supports the time; "" if one does.
-    format: dtype, layout or mask, direction and provider that a profile answered for; "" of a
-        model's estimate.
+    unmeasured: why no measurement on this GPU supports the time; "" if one does.
+    format: dtype, layout or mask, direction and provider that a profile answered for; "" if a
+        model made the estimate.
     """
 
     latency_us: float
@@ -59,14 +64,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Estimates of workloads as columns, (n,) or of the shape of the sizes that were asked.
+    """Estimates of many workloads as columns, (n,) or in the shape of the sizes given.
+
+    `profile.answers.ProfileEstimates` is the counterpart for profiles.
 
     waves: modelled waves of blocks.
-    note: caveats of all the estimates.
-    tiles: (…, 3) block_m, block_n and split_k of the selected kernels; None but of products.
-    beyond: share of the cost model's time by which the prediction exceeds it; None but of products.
-
-    `profile.answers.Estimates` is the profile's counterpart.
+    note: caveats that apply to all estimates.
+    tiles: (…, 3), block_m, block_n and split_k of the selected kernels; None except for products.
+    beyond: relative excess of the prediction over the cost model's time; None except for products.
     """
 
     latency_us: FloatArray
@@ -109,7 +114,8 @@ class Estimates:
 class Parameter:
     """Parameter of a cost model.
 
-    mean, sd: prior set by hand, used before any GPU was fitted.
+    mean, sd: mean and standard deviation of the prior. They are set by hand and apply until a GPU
+        was fitted.
     meaning: definition and scale (logarithm, logit or plain number).
     """
 
@@ -121,7 +127,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class IntervalCalibration:
-    """Calibration of a 90 % interval: half-width in log time = factor · √(variance + floor²)."""
+    """Calibration of a 90 % interval: half-width in log time = factor · √(variance + floor²).
+
+    factor: multiplier of the deviation.
+    floor: typical held-out error in log time.
+    """
 
     factor: float
     floor: float
@@ -137,10 +147,12 @@ class IntervalCalibration:
         variance: FloatArray,
         tails: Sequence[tuple[float, float]] = ((0.9, 1.0),),
     ) -> IntervalCalibration:
-        """Calibrates on held-out rows, (n,) each: |error| in log time, and the predicted variance.
+        """Calibrates the interval on n held-out rows.
 
-        tails: (share, ratio): quantiles of the scaled errors, and the typical ratio of the 0.9
-            quantile to each; the factor is the geometric mean of their products.
+        error: (n,), absolute error in log time.
+        variance: (n,), predicted variance of log time.
+        tails: pairs (share, ratio) of a quantile of the scaled errors, and the typical ratio of
+            the 0.9 quantile to it. The factor is the geometric mean of quantile · ratio.
         """
         floor = float(np.median(error)) + 1e-3
         scaled = error / np.sqrt(variance + floor**2)
@@ -154,9 +166,11 @@ class IntervalCalibration:
 
 
 def measured_times(who: str, latency_us: npt.ArrayLike, count: int) -> FloatArray:
-    """Returns measured times as an array, (count,) µs.
+    """Returns measured times as an array, (count,) in µs.
 
-    Raises InputError, which names `who`, unless there is one each, finite and above 0.
+    who: the model's name for error messages.
+
+    Raises InputError unless there are `count` times, all finite and above 0.
     """
     times = np.atleast_1d(np.asarray(latency_us, dtype=np.float64))
     if times.shape != (count,):
@@ -171,7 +185,10 @@ def measured_times(who: str, latency_us: npt.ArrayLike, count: int) -> FloatArra
 def require_format(
     who: str, data: Mapping[str, Any], model_format: str, version: int, device: DeviceSpec
 ) -> None:
-    """Raises InputError unless a model's JSON has this format, version and device."""
+    """Raises InputError unless a model's JSON has this format, version and device.
+
+    who: the model's name for error messages.
+    """
     found = f"{data.get('format')} version {data.get('version')}"
     expected = f"{model_format} version {version}"
     if found != expected:
@@ -183,9 +200,9 @@ def require_format(
 def bounded(
     latency_us: FloatArray, half_below: FloatArray, half_above: FloatArray, fastest_us: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Returns latency, low and high in µs, none below `fastest_us`; all (n,).
+    """Returns the latency and the interval's low and high end in µs, none below `fastest_us`.
 
-    half_below, half_above: half-widths of the interval in log time.
+    half_below, half_above: half-widths of the interval in log time. All arrays are (n,).
     """
     latency_us = np.maximum(latency_us, fastest_us)
     low_us = np.maximum(latency_us * np.exp(-half_below), fastest_us)
@@ -195,6 +212,6 @@ def bounded(
 def name_bound(
     launch_us: FloatArray, compute_us: FloatArray, memory_us: FloatArray
 ) -> npt.NDArray[np.str_]:
-    """Names the dominant time of each row: latency (of the launch), compute or memory; all (n,)."""
+    """Names the largest part of each row's time: latency (the launch), compute or memory; (n,)."""
     parts = np.stack([compute_us, memory_us, launch_us])
     return np.asarray(np.array(BOUNDS)[np.argmax(parts, axis=0)], dtype=np.str_)

@@ -1,5 +1,6 @@
-"""Groups GPUs into architecture families, whose models share a prior because libraries run the same
-kernels on them.
+"""Groups GPUs into architecture families, on which libraries run the same kernels.
+
+Latency models of one family share a prior.
 """
 
 from quantbench.device.spec import DeviceSpec
@@ -11,8 +12,8 @@ _FAMILIES = {
     9: "hopper",
     10: "blackwell",
     11: "blackwell",
-    # Also called Blackwell, but it runs other kernels: it has mma.sync like Ada, no tcgen05 or
-    # tensor memory.
+    # NVIDIA also calls these Blackwell, but they run other kernels: they have mma.sync like Ada and
+    # neither tcgen05 nor tensor memory.
     12: "blackwell-rtx",
 }
 
@@ -37,8 +38,9 @@ def family_of(compute_capability: tuple[int, int] | None) -> str:
 
 
 def generation(name: str) -> str:
-    """Returns NVIDIA's generation name of a family. The prior "family-out" excludes the whole
-    generation.
+    """Returns NVIDIA's name for the generation of a family.
+
+    The prior "family-out" excludes the whole generation.
 
     >>> generation("blackwell-rtx")
     'blackwell'
@@ -47,10 +49,10 @@ def generation(name: str) -> str:
 
 
 def unit(device: DeviceSpec, dtype: str) -> str:
-    """Returns which unit multiplies matrices of a dtype: tensor cores, CUDA cores or matrix cores
-    (AMD).
+    """Returns which unit multiplies matrices of a dtype: tensor, CUDA or (AMD) matrix cores.
 
-    CUDA cores: fp32, everything before Volta, and int8 on Volta, whose tensor cores have fp16 only.
+    CUDA cores multiply fp32 everywhere, every dtype before Volta, and int8 on Volta, whose tensor
+    cores support only fp16.
 
     >>> from quantbench.device import lookup
     >>> unit(lookup("a100-sxm4-80gb"), "fp32"), unit(lookup("a100-sxm4-80gb"), "tf32")

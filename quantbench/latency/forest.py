@@ -1,4 +1,7 @@
-"""Decision trees that scikit-learn grows and numpy evaluates, as flat arrays."""
+"""Stores decision trees as flat arrays, which scikit-learn grows and numpy evaluates.
+
+The predictor needs no scikit-learn, and one pass per tree level serves all rows and trees.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ from quantbench.latency.autodiff import FloatArray
 Float32Array = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.intp]
 
-#: rows per batch: amortises numpy's call overhead and keeps the arrays in the cache
+#: rows per batch: enough to amortise numpy's call overhead, few enough to stay in the cache
 CHUNK = 1024
-# Resolution of leaf values, log time: a forest's mean moves by 0.1 % at most.
+# Step to which leaf values are rounded, in log time. It moves a forest's mean by 0.1 % at most.
 _VALUE_STEP = 2.0**-9
 _LARGEST_VALUE = 64.0
-# Levels allowed beyond a balanced tree's: every level costs a pass over all rows and trees.
+# Levels that a tree may have beyond a balanced one. Each costs a pass over all rows and trees.
 _SPARE_DEPTH = 5
 _DEEPEST = 64
-# Feature number of a leaf in stored arrays.
+# Feature number that marks a leaf in the stored arrays.
 _LEAF = 255
 
 
@@ -37,11 +40,14 @@ def chunks(rows: int, most: int = CHUNK) -> list[slice]:
 class Forest:
     """Decision trees as flat arrays.
 
-    feature, threshold, right, value: (nodes,).
-    roots: (trees,), node index of each root.
+    The left child of a node (feature <= threshold) is the next node. A leaf is its own child and
+    has the threshold +inf.
 
-    A node's left child (feature <= threshold) is the next node; a leaf is its own child, with
-    threshold +inf.
+    feature, threshold: (nodes,), feature that a node tests and the value it compares with.
+    right: (nodes,), index of the right child.
+    value: (nodes,), prediction of a leaf; 0 for other nodes.
+    roots: (trees,), node index of each tree's root.
+    depth: levels of the deepest tree.
     """
 
     feature: npt.NDArray[np.int16]
@@ -55,13 +61,13 @@ class Forest:
     def grow(cls, x: Float32Array, y: FloatArray, *, trees: int, leaf: int, seed: int) -> Forest:
         """Grows extremely randomised trees of y (rows,) over x (rows, features).
 
-        leaf: fewest rows of a leaf.
+        leaf: smallest number of rows in a leaf.
         """
         from sklearn.ensemble import ExtraTreesRegressor
 
         deepest = int(np.ceil(np.log2(len(y)))) + _SPARE_DEPTH
-        # Every split considers all features: a third of them gave larger tail errors on A100 from
-        # 1000 rows.
+        # Every split considers all features: with a third of them, tail errors on A100 were larger
+        # from 1000 rows on.
         grown = ExtraTreesRegressor(
             trees, min_samples_leaf=leaf, max_depth=deepest, random_state=seed, n_jobs=1
         ).fit(x, y)
@@ -79,8 +85,14 @@ class Forest:
         leaf: int,
         seed: int,
     ) -> Forest:
-        """Grows boosted trees with learning rate `rate`. Leaf values are scaled so that the
-        prediction is the trees' mean, as with `grow`."""
+        """Grows boosted trees of y (rows,) over x (rows, features).
+
+        Leaf values are scaled so that the prediction is the mean of the trees, as with `grow`.
+
+        depth: levels of each tree.
+        rate: learning rate.
+        leaf: smallest number of rows in a leaf.
+        """
         from sklearn.ensemble import GradientBoostingRegressor
 
         grown = GradientBoostingRegressor(
@@ -95,8 +107,10 @@ class Forest:
 
     @classmethod
     def _flat(cls, estimators: Sequence[Any], scale: float) -> Forest:
-        """Joins scikit-learn's trees, rounded as they are stored: thresholds to 16 significant
-        bits, leaf values in steps of _VALUE_STEP.
+        """Joins scikit-learn's trees and rounds their numbers as they are stored.
+
+        Thresholds keep 16 significant bits; leaf values, multiplied by `scale`, are rounded to
+        steps of _VALUE_STEP.
         """
         trees = [estimator.tree_ for estimator in estimators]
 
@@ -108,7 +122,8 @@ class Forest:
         leaf = joined("children_left") < 0
         right = np.repeat(roots, counts) + joined("children_right")
         threshold = joined("threshold").astype(np.float32)
-        # Rounded down, a threshold passes no value of few bits, such as a whole wave's fill of 1.
+        # Thresholds are rounded down, so that none passes a value of few bits, such as the fill 1
+        # of a whole wave.
         bits = threshold.view(np.uint32) + np.where(threshold < 0, np.uint32(255), np.uint32(0))
         bits &= np.uint32(0xFFFFFF00)
         value = np.round(scale * joined("value")[:, 0, 0] / _VALUE_STEP) * _VALUE_STEP
@@ -123,7 +138,7 @@ class Forest:
         )
 
     def predict(self, x: Float32Array) -> tuple[FloatArray, FloatArray]:
-        """Predicts mean and variance over the trees, (rows,) each, for x (rows, features)."""
+        """Predicts the mean and variance over the trees, (rows,) each, for x (rows, features)."""
         mean = np.empty(len(x))
         variance = np.empty(len(x))
         for part in chunks(len(x)):
@@ -132,7 +147,7 @@ class Forest:
             variance[part] = values.var(axis=0)
         return mean, variance
 
-    # Indices are intp throughout: numpy casts others on every take.
+    # Indices have the dtype intp throughout, because numpy casts any other on every take.
     @cached_property
     def _children(self) -> IndexArray:
         """Left and right child of each node, (2 · nodes,); a leaf's children are itself."""
@@ -144,13 +159,16 @@ class Forest:
         return self.feature.astype(np.intp)
 
     def _leaves(self, columns: Float32Array) -> IndexArray:
-        """Returns the leaf of each row, (trees, rows). columns: (features, rows)."""
+        """Returns the leaf that each row reaches in each tree, (trees, rows).
+
+        columns: (features, rows).
+        """
         rows = columns.shape[1]
         flat = columns.ravel()
         offset = np.arange(rows)
         node = np.repeat(self.roots.astype(np.intp)[:, None], rows, axis=1)
         row_of = self._feature * rows
-        # No index is out of range (`from_arrays`); "wrap" is numpy's fastest mode.
+        # `from_arrays` checks that no index is out of range; "wrap" is numpy's fastest mode.
         for _ in range(self.depth):
             place = row_of.take(node, mode="wrap")
             place += offset
@@ -161,8 +179,9 @@ class Forest:
         return node
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Returns the arrays that `from_arrays` reads: `number` is a threshold, or a leaf's
-        value.
+        """Returns the arrays that `from_arrays` reads.
+
+        `number` holds the threshold of a node or the value of a leaf.
         """
         leaf = np.isinf(self.threshold)
         skipped = self.right - np.arange(len(leaf))
@@ -178,7 +197,7 @@ class Forest:
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], num_features: int) -> Forest:
         """Inverse of `to_arrays`.
 
-        Raises StoreError unless the trees terminate and read `num_features` features.
+        Raises StoreError unless all trees end in leaves and read only `num_features` features.
         """
         feature = arrays["feature"]
         number = arrays["number"].astype(np.float32)
@@ -199,7 +218,7 @@ class Forest:
             and ((found.roots >= 0) & (found.roots < len(leaf))).all()
             and (found.feature < num_features).all()
             and np.isfinite(number).all()
-            # Only a leaf is its own child.
+            # A leaf, and no other node, is its own child.
             and ((skipped > 0) != leaf).all()
             and (found.right < len(leaf)).all()
         )

@@ -1,7 +1,8 @@
 """Fits Gaussian processes with scikit-learn and evaluates them with numpy and scipy.
 
-The kernel is a Matérn 3/2 with one length scale per feature, plus noise; its hyperparameters are
-fitted on few rows, because that costs the cube of the rows, and the posterior then uses all.
+The kernel is a Matérn 3/2 with one length scale per feature, plus noise. The hyperparameters are
+fitted on a subset of the rows, because the cost grows with the cube of their number; the posterior
+then uses all rows.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from quantbench.latency.autodiff import FloatArray
 from quantbench.latency.forest import chunks
 
 _SQRT3 = 3**0.5
-# Digits kept in JSON: rounding at 1e-6 of a standardised feature is far below any length scale.
+# Digits kept in JSON: a rounding of 1e-6 in standardised features is far below any length scale.
 _DIGITS = 6
-# Rows per batch: keeps the kernel matrix below some 40 MB.
+# Rows per batch. The number keeps the kernel matrix below some 40 MB.
 _BATCH = 8192
 
 
@@ -28,8 +29,9 @@ _BATCH = 8192
 class GaussianProcess:
     """Gaussian process posterior over standardised features.
 
-    features: (rows, features), standardised.
-    shift, spread: (features,), mean and deviation of the raw features.
+    features: (rows, features), standardised features of the fitted rows.
+    targets: (rows,), fitted values minus `centre`.
+    shift, spread: (features,), mean and standard deviation of the raw features.
     """
 
     features: FloatArray
@@ -45,7 +47,12 @@ class GaussianProcess:
     def fit(
         cls, features: FloatArray, targets: FloatArray, *, seed: int = 0, subset: int = 300
     ) -> GaussianProcess:
-        """Fits `targets` (rows,) as a function of `features` (rows, features)."""
+        """Fits `targets` (rows,) as a function of `features` (rows, features).
+
+        subset: largest number of rows that the hyperparameters are fitted on.
+
+        Raises InputError for fewer than 4 rows and for numbers that are not finite.
+        """
         import warnings
 
         from sklearn.exceptions import ConvergenceWarning
@@ -67,7 +74,7 @@ class GaussianProcess:
         rows = np.random.default_rng(seed).permutation(len(scaled))[:subset]
         search = GaussianProcessRegressor(level * smooth + noise, random_state=seed)
         with warnings.catch_warnings():
-            # A length scale at its bound means that the feature does not matter.
+            # A length scale at its bound causes a warning. It means that the feature has no effect.
             warnings.simplefilter("ignore", ConvergenceWarning)
             search.fit(scaled[rows], targets[rows] - centre)
         found = search.kernel_
@@ -83,12 +90,13 @@ class GaussianProcess:
         )
 
     def condition(self, rows: npt.NDArray[np.int64]) -> GaussianProcess:
-        """Returns the posterior of only these rows with the same hyperparameters."""
+        """Returns the posterior given only these rows, with the same hyperparameters."""
         return replace(self, features=self.features[rows], targets=self.targets[rows])
 
     def predict(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Predicts mean and standard deviation (without noise), (n,) each, at `features` (n,
-        features).
+        """Predicts the mean and the standard deviation without noise, (n,) each.
+
+        features: (n, features), not standardised.
         """
         from scipy.linalg import solve_triangular
 

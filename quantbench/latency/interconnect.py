@@ -1,6 +1,6 @@
 """Describes GPU clusters: times of all-reduces inside a node, and network bandwidth between nodes.
 
-clusters.toml holds the systems, links.json the public NCCL tables.
+clusters.toml holds the known systems, and links.json holds public tables of NCCL times.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ _WHO = "cluster"
 #: latency of a message between GPUs of two nodes (NCCL over InfiniBand, nccl-tests' small sizes)
 NODE_LATENCY_S = 20e-6
 _BITS_PER_BYTE = 8
-#: assumed share of a link's stated rate inside a node for large messages, if no public table
-#: measures it: A100's NCCL table reaches 222 of 300 GB/s
+#: Large messages inside a node are assumed to reach this share of the link's stated rate if no
+#: public table measures them. A100's NCCL table reaches 222 of 300 GB/s.
 _UNMEASURED_SHARE = 0.75
-#: name of the system that is assumed for a GPU of which none is known
+#: name of the system that is assumed for a GPU for which no system is known
 GENERIC = "generic"
 _UNMEASURED_LATENCY_US = 25.0
 
 
 @dataclass(frozen=True)
 class Link:
-    """All-reduce times between GPUs of a node, as points: bytes sent per GPU (ascending) and time
-    in µs.
+    """All-reduce times between the GPUs of a node, as a curve of points.
 
-    Interpolates in log space; above the last point the bandwidth stays constant, below the first
-    the time.
+    bus_bytes: bytes that each GPU sends, ascending.
+    latency_us: time of each point in µs.
+
+    Times between points are interpolated in log space. Above the last point the bandwidth stays
+    constant, and below the first point the time stays constant.
     """
 
     bus_bytes: tuple[float, ...]
@@ -45,12 +47,15 @@ class Link:
 
     @classmethod
     def of_rate(cls, gb_per_s: float, latency_us: float) -> Link:
-        """Builds a link from a latency and a constant rate in GB/s (1e9 bytes per second)."""
+        """Returns a link with a latency in µs and a constant rate in GB/s (1e9 bytes/s)."""
         sizes = tuple(float(4**power) for power in range(4, 17))
         return cls(sizes, tuple(latency_us + size / gb_per_s / 1e3 for size in sizes))
 
     def time_s(self, bus_bytes: float) -> float:
-        """Returns the seconds of a collective in which each GPU sends `bus_bytes`."""
+        """Returns the time of a collective in seconds.
+
+        bus_bytes: bytes that each GPU sends.
+        """
         if bus_bytes <= self.bus_bytes[0]:
             return self.latency_us[0] * 1e-6
         if bus_bytes >= self.bus_bytes[-1]:
@@ -66,10 +71,11 @@ class Link:
 class Cluster:
     """Cluster of nodes with identical GPUs.
 
-    node_gb_per_s: bandwidth of all network adapters of a node, one direction, 1e9 bytes per second.
-    links: all-reduce times inside a node, by number of participating GPUs (`intra_node` takes the
-        next larger).
-    source: document or table of the data.
+    node_gb_per_s: bandwidth of all network adapters of a node in one direction, in 1e9 bytes per
+        second.
+    links: all-reduce times inside a node, by number of participating GPUs. `intra_node` takes the
+        next larger number.
+    source: document or table that the values come from.
     """
 
     name: str
@@ -92,12 +98,12 @@ class Cluster:
 
     @property
     def gpu_gb_per_s(self) -> float:
-        """Network bandwidth per GPU while all GPUs of a node send, 1e9 bytes per second."""
+        """Network bandwidth per GPU while all GPUs of a node send, in 1e9 bytes per second."""
         return self.node_gb_per_s / self.gpus_per_node
 
     @property
     def gpu_bytes_per_s(self) -> float:
-        """Network bandwidth per GPU while all GPUs of a node send, bytes per second."""
+        """Network bandwidth per GPU while all GPUs of a node send, in bytes per second."""
         return self.gpu_gb_per_s * 1e9
 
     def intra_node(self, num_gpus: int) -> Link:
@@ -111,10 +117,11 @@ class Cluster:
         node_gb_per_s: float | None = None,
         link_gb_per_s: float | None = None,
     ) -> Cluster:
-        """Returns the cluster with changed values.
+        """Returns the cluster with changed values; a value of None stays as it is.
 
-        node_gb_per_s: by default it scales with gpus_per_node.
-        link_gb_per_s: bus bandwidth of large all-reduces inside a node.
+        node_gb_per_s: bandwidth of a node's adapters in GB/s. By default it scales with
+            gpus_per_node.
+        link_gb_per_s: bus bandwidth of large all-reduces inside a node in GB/s.
         """
         if gpus_per_node is None and node_gb_per_s is None and link_gb_per_s is None:
             return self
@@ -132,8 +139,11 @@ class Cluster:
 
 
 def cluster(name: str, device: DeviceSpec | None = None) -> Cluster:
-    """Returns a known cluster by name. device: its GPU, if the system exists with several; default
-    the first.
+    """Returns a known cluster by name.
+
+    device: the cluster's GPU. The default is the first GPU that the system has.
+
+    Raises InputError for an unknown name, and for a generic system without a device.
 
     >>> cluster("jean-zay-a100").node_gb_per_s
     50.0
@@ -152,7 +162,7 @@ def cluster(name: str, device: DeviceSpec | None = None) -> Cluster:
 
 
 def same_site(name: str) -> tuple[str, ...]:
-    """Returns the names of other clusters of the same computing centre."""
+    """Returns the names of the other clusters at the same computing centre."""
     clusters = _data()["cluster"]
     site = clusters[name].get("site")
     if site is None:
@@ -162,7 +172,10 @@ def same_site(name: str) -> tuple[str, ...]:
 
 
 def reference_cluster(device: DeviceSpec) -> Cluster:
-    """Returns the cluster to assume for a GPU: its vendor's reference, or a generic server."""
+    """Returns the cluster to assume for a GPU.
+
+    It is the reference system of the GPU's vendor if there is one, or else a generic server.
+    """
     for name, values in _data()["cluster"].items():
         if values.get("reference") and device.name in values["gpus"]:
             return cluster(name, device)
@@ -201,9 +214,9 @@ def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
 
 
 def stated_link(device: DeviceSpec) -> tuple[float, str]:
-    """Returns the stated rate between GPUs of a node and its source.
+    """Returns the stated rate between the GPUs of a node, and its source.
 
-    The rate is that of one direction, 1e9 bytes per second.
+    The rate is for one direction, in 1e9 bytes per second.
     """
     for prefix in _data()["intra_node_gb_per_s"]:
         if device.name.startswith(prefix):
@@ -212,7 +225,7 @@ def stated_link(device: DeviceSpec) -> tuple[float, str]:
 
 
 def host_link(device: DeviceSpec) -> tuple[float, str]:
-    """Returns the PCIe rate between a GPU and its host and its source, as `stated_link`."""
+    """Returns the PCIe rate between a GPU and its host in one direction in GB/s, and its source."""
     major = (device.compute_capability or (0, 0))[0]
     return _stated(f"pcie-gen{min(max(major - 4, 3), 5)}")
 

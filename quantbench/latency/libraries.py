@@ -1,16 +1,18 @@
-"""Names the libraries whose kernels were measured, and selects the default one of each GPU and
-dtype: the one whose public table has the most shapes. A library changes the kernels, and so the
-cliffs, as much as the GPU does.
+"""Names the libraries whose kernels were measured, and selects a default for each GPU and dtype.
+
+A library changes the kernels, and so the cliffs, as much as the GPU does. The default library is
+the one whose public table has the most shapes.
 """
 
 from quantbench.device.registry import same_chip
 from quantbench.errors import require_choice
 
-#: whose kernels ran. The bf16 products of vllm, sglang and trtllm are those of
+#: Libraries whose kernels ran. The bf16 products of vllm, sglang and trtllm are those of
 #: `torch.nn.functional.linear`.
 LIBRARIES = ("torch", "triton", "vllm", "sglang", "trtllm", "aiter")
 
-#: device slug → name of the system in aiconfigurator-core; not every system has a GEMM table
+#: Maps a device slug to the system's name in aiconfigurator-core. Not every system has a GEMM
+#: table.
 SYSTEMS: dict[str, str] = {
     "a100-pcie-80gb": "a100_pcie",
     "a100-sxm4-80gb": "a100_sxm",
@@ -37,37 +39,38 @@ _WITH_NEWEST = (
     "l40s",
     "rtx_pro_6000_server",
 )
-#: system → library → version of its newest GEMM table in aiconfigurator-core 0.12.0, the default
-#: library first: the one with the most shapes (to 1 %), in the order vLLM, SGLang, TensorRT-LLM
-#: among equals. Of fp8_block, vLLM's comes last: its small products take 55 to 300 µs, SGLang's 4,
-#: because they hold the host's work (aiconfigurator issue 1414)
+#: Maps a system to its libraries and the version of each library's newest GEMM table in
+#: aiconfigurator-core 0.12.0. The default library comes first: the one with the most shapes (to
+#: 1 %), and among equals in the order vLLM, SGLang, TensorRT-LLM. For fp8_block, vLLM comes last:
+#: its small products take 55 to 300 µs where SGLang's take 4 µs, because the times include the
+#: host's work (aiconfigurator issue 1414).
 TABLES: dict[str, dict[str, str]] = {
     "a100_sxm": {"sglang": "0.5.10", "vllm": "0.14.0", "trtllm": "1.0.0"},
     **dict.fromkeys(_WITH_NEWEST, _NEWEST),
 }
-#: libraries whose tables of experts may hold, at ep > 1, rows of other GPUs' experts: SGLang's
+#: At ep > 1, the expert tables of these libraries may include rows of other GPUs' experts. SGLang's
 #: collector masks them (aiconfigurator, 2026, collector/helper.py, build_rank0_local_workload), and
-#: some times of vLLM are those of all top_k rows of each token that reaches the GPU.
-#: docs/experts.md has what ep = 8 saves by library.
+#: some times of vLLM cover all top_k rows of each token that reaches the GPU. docs/experts.md shows
+#: what ep = 8 saves by library.
 MASKED_EXPERTS = ("sglang", "vllm")
 MASKED_WORDS = "times for ep > 1 may include masked rows of other GPUs' experts"
-#: system → (library, version) of its default table
+#: Maps a system to the library and version of its default table.
 DEFAULT_TABLES: dict[str, tuple[str, str]] = {
     system: next(iter(of.items())) for system, of in TABLES.items()
 }
-#: formats of those tables; weight-only and smooth-quantised ones (int8_wo, int4_wo, sq) are other
-#: products than int8
+#: Dtypes of those tables. The weight-only and smooth-quantised formats (int8_wo, int4_wo, sq) are
+#: left out, because they are other products than int8.
 _FORMATS: dict[str, tuple[str, ...]] = {
     "a100_sxm": ("bf16",),
     **dict.fromkeys(("h100_sxm", "h200_sxm", "l40s"), ("bf16", "fp8", "fp8_block")),
 }
 _BLACKWELL = ("bf16", "fp8", "fp8_block", "nvfp4")
-# No table, or one of 518 rows (vLLM on the RTX PRO 6000).
+# These libraries have no table, or one of only 518 rows (vLLM on the RTX PRO 6000).
 _WITHOUT = {
     ("l40s", "fp8_block"): ("sglang",),
     ("rtx_pro_6000_server", "fp8_block"): ("vllm", "sglang"),
 }
-#: (device slug, dtype) → library of its published file (`tools.published_tables`)
+#: Maps (device slug, dtype) to the library of its published file (`tools.published_tables`).
 _PUBLISHED = {
     ("mi300x-192gb", "fp8_block"): "aiter",
     ("mi355x-288gb", "fp8_block"): "aiter",
@@ -90,13 +93,14 @@ def system_of(name: str) -> str:
 
 
 def slug_of(system: str) -> str | None:
-    """Returns the device slug of an aiconfigurator system, None if unknown."""
+    """Returns the device slug of an aiconfigurator system, or None if it is unknown."""
     return next((slug for slug, name in SYSTEMS.items() if name == system), None)
 
 
 def libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
-    """Returns the libraries with a public GEMM table of a device (or of its chip with other memory)
-    and dtype, the default one first.
+    """Returns the libraries with a public GEMM table of a device and dtype, the default one first.
+
+    A table of the same chip with other memory counts as a table of the device.
 
     >>> libraries_of("h100-sxm5-80gb", "fp8"), libraries_of("h100-sxm5-80gb", "nvfp4")
     (('vllm', 'sglang', 'trtllm'), ())
@@ -117,7 +121,7 @@ def _libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
 
 
 def default_library(slug: str, dtype: str) -> str:
-    """Returns the library of a device and dtype if none is named; torch if none was measured.
+    """Returns the library of a device and dtype if none is named: torch if none was measured.
 
     >>> default_library("h100-sxm5-80gb", "fp8"), default_library("l4-24gb", "fp8")
     ('vllm', 'torch')
@@ -126,9 +130,12 @@ def default_library(slug: str, dtype: str) -> str:
 
 
 def library_words(slug: str, dtype: str, requested: str, operation: str) -> str:
-    """Returns which library's products are predicted, and why. requested: its name, or "".
+    """Returns a line that says which library's products are predicted, and why.
 
-    Raises InputError, which names `operation`, for an unknown name.
+    requested: name of the library that the user asked for, or "".
+    operation: the caller's name for error messages.
+
+    Raises InputError for an unknown name.
 
     >>> library_words("h100-sxm5-80gb", "fp8", "", "predict")
     'library = vllm (the default: the largest table of 3)'
@@ -156,7 +163,7 @@ def library_words(slug: str, dtype: str, requested: str, operation: str) -> str:
 
 
 def library_of(provider: str) -> str:
-    """Returns the library of a provider's products; torch for cuBLAS and other names.
+    """Returns the library that a provider's products belong to; torch for cuBLAS and other names.
 
     >>> library_of("vllm.flash_attn_fa3"), library_of("cublas")
     ('vllm', 'torch')
@@ -166,8 +173,14 @@ def library_of(provider: str) -> str:
 
 
 def resolve_library(slug: str, dtype: str, library: str, operation: str = "library") -> str:
-    """Returns `library`, or the default for "". For bf16, torch stands for the default table: its
-    rows ran `torch.nn.functional.linear`. Raises InputError for an unknown name."""
+    """Returns `library`, or the default library if it is "".
+
+    For bf16, torch stands for the default table, whose rows ran `torch.nn.functional.linear`.
+
+    operation: the caller's name for error messages.
+
+    Raises InputError for an unknown name.
+    """
     if not library:
         return default_library(slug, dtype)
     require_choice(operation, "library", library, LIBRARIES)

@@ -1,5 +1,6 @@
-"""Files of models: a JSON header and named arrays in one `.npz` file, which is read without
-pickle.
+"""Reads and writes files of models: a JSON header and named arrays in one `.npz` file.
+
+No file is read with pickle, so a file from elsewhere cannot run code.
 """
 
 import json
@@ -18,9 +19,9 @@ from quantbench.errors import InputError, StoreError, one_line
 
 Arrays = dict[str, npt.NDArray[Any]]
 _HEADER = "header"
-# A larger file is no model.
+# A file whose arrays are larger than this is not a model.
 _LARGEST_BYTES = 2**28
-#: what a damaged or foreign file raises on its way from bytes to a model
+#: exceptions that a damaged or foreign file raises on its way from bytes to a model
 BROKEN = (
     ArithmeticError,
     AttributeError,
@@ -37,7 +38,7 @@ BROKEN = (
 
 
 def pack(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """Returns the content of a file."""
+    """Returns the content of a file with this header and these arrays."""
     stream = BytesIO()
     named: dict[str, Any] = {_HEADER: np.array(json.dumps(header)), **arrays}
     np.savez_compressed(stream, **named)
@@ -49,7 +50,9 @@ def unpack(
 ) -> tuple[dict[str, Any], Arrays]:
     """Inverse of `pack`.
 
-    Raises StoreError for a damaged file, InputError for another format or version.
+    who: the caller's name for error messages.
+
+    Raises StoreError for a damaged file, and InputError for another format or version.
     """
     try:
         with ZipFile(BytesIO(content)) as packed:
@@ -70,7 +73,7 @@ def unpack(
 
 
 def inner(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
-    """Returns the arrays whose names begin with a prefix, by the rest of their names."""
+    """Returns the arrays whose names begin with a prefix, under names without the prefix."""
     found = {}
     for name, array in arrays.items():
         if name.startswith(prefix):
@@ -79,7 +82,7 @@ def inner(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
 
 
 def outer(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
-    """Returns the arrays with a prefix to their names."""
+    """Returns the arrays under names that begin with the prefix."""
     return {prefix + name: array for name, array in arrays.items()}
 
 

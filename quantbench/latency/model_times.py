@@ -1,5 +1,6 @@
-"""Predicts op times of one GPU with the shipped latency models, or with priors where none is
-shipped, and extrapolates to batches larger than the models support.
+"""Predicts op times of one GPU with the shipped latency models, or with priors.
+
+Times of batches that are larger than the models support are extrapolated.
 """
 
 from collections import defaultdict
@@ -27,11 +28,12 @@ from quantbench.workload.kinds import Compute
 
 
 class ModelTimes:
-    """Op times from latency models, with the kernels that they select; implements `OpTimes`.
+    """Op times from latency models, with the kernels that the models select; implements `OpTimes`.
 
-    library: whose kernels run products, "" for the default of each dtype
+    library: library whose kernels run products; "" means the default of each dtype
         (`libraries.default_library`).
-    gemm: function from a dtype to a GEMM model and its note; default `best_gemm_model`.
+    gemm: function from a dtype to a GEMM model and a note on its source. The default is
+        `best_gemm_model`.
 
     >>> from quantbench.device import lookup
     >>> times = ModelTimes(lookup("a100-sxm4-80gb"))
@@ -60,12 +62,14 @@ class ModelTimes:
         return "; ".join(filter(None, self._notes))
 
     def products(self, dtype: str) -> tuple[GemmModel, str]:
-        """Returns the model of a dtype's products and a note on its source."""
+        """Returns the model of products of a dtype, and a note on the model's source."""
         return self._gemm_of(dtype)
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
-        """Returns one estimate per workload, in order; predicts all workloads of one kind and dtype
-        in one batch.
+        """Returns one estimate per workload, in order.
+
+        All workloads of one kind and dtype are predicted in one batch. Raises UnsupportedError for
+        a workload without a model.
         """
         answers: dict[type[Any], Callable[[list[Any]], list[Estimate]]] = {
             Gemm: self._products,
@@ -111,7 +115,7 @@ class ModelTimes:
     def _attentions(self, works: list[Attention]) -> list[Estimate]:
         found = self._attention.predict(works)
         self._notes[self._attention.note] = None
-        # The model's note for a batch differs if shapes are outside the measured kinds.
+        # The note differs from the model's own if the batch has shapes outside the measured kinds.
         if found.note != self._attention.note:
             beyond = "backward attention and unusual heads are beyond what was measured there"
             self._notes[beyond] = None
@@ -143,7 +147,7 @@ class ModelTimes:
 
 
 class BestTimes:
-    """Cached `ModelTimes` per GPU, of one library; an `op_times.TimesOf`."""
+    """`ModelTimes` of one library for each GPU, cached; an `op_times.TimesOf`."""
 
     def __init__(self, library: str = "") -> None:
         self._library = library
@@ -155,7 +159,7 @@ class BestTimes:
         return self._times[device.name]
 
 
-#: formats of the same bytes and tiles and, on most GPUs, the same peak
+#: Pairs of dtypes with the same element size and tiles and, on most GPUs, the same peak.
 TWINS = {"bf16": "fp16", "fp16": "bf16"}
 
 
@@ -165,10 +169,13 @@ def best_gemm_model(
     library: str = "",
     preferred: Callable[[str], GemmModel | None] = lambda dtype: None,
 ) -> tuple[GemmModel, str]:
-    """Returns a model of a dtype's products and a note on its source: a model of the dtype, or of
-    its twin (`TWINS`) if both have the same peak, or else the prior from the spec sheet.
+    """Returns a model of the products of a dtype, and a note on the model's source.
 
-    preferred: function from a dtype to a model that replaces the shipped one, as of a profile.
+    The model was fitted to the dtype, or to its twin (`TWINS`) if both have the same peak. Without
+    such a model, the result is the prior.
+
+    preferred: function from a dtype to a model that is used before the shipped one, such as a
+        profile's; it returns None if it has none.
     """
 
     def shipped(name: str) -> GemmModel | None:
@@ -193,10 +200,13 @@ def best_gemm_model(
 def chosen_libraries(
     device: DeviceSpec, dtype: str, requested: str, operation: str, *, experts: bool
 ) -> str:
-    """Returns whose products `ModelTimes` predicts and why (`libraries.library_words`), and whose
-    experts if another's.
+    """Returns a line that says whose products `ModelTimes` predicts, and why.
 
-    experts: whether there are any.
+    The line also names the library of the experts if it is another one.
+
+    requested: name of the library that the user asked for, or "".
+    operation: the caller's name for error messages.
+    experts: whether the workloads include experts.
     """
     words = library_words(device.name, dtype, requested, operation)
     if experts:
@@ -217,7 +227,7 @@ def _origin(model: GemmModel) -> str:
 
 
 def require_reach(m: int, n: int, k: int) -> None:
-    """Raises InputError for a GEMM with a side above LARGEST_SIDE."""
+    """Raises InputError if a side of a GEMM is above LARGEST_SIDE."""
     for name, size in {"m": m, "n": n, "k": k}.items():
         if size > LARGEST_SIDE:
             expected = f"at most {LARGEST_SIDE}: no time is predicted of larger products"
@@ -225,10 +235,10 @@ def require_reach(m: int, n: int, k: int) -> None:
 
 
 def predict_within_reach(model: GemmModel, gemms: Sequence[Gemm]) -> list[Estimate]:
-    """Predicts GEMMs, in order, ignoring their dtype in favour of the model's.
+    """Predicts GEMMs, in order, as GEMMs of the model's dtype.
 
-    The time of a batch with more than LARGEST_SIDE rows is scaled up from the largest supported
-    batch. Raises InputError for a GEMM with a side above LARGEST_SIDE.
+    The models support batches of up to LARGEST_SIDE rows. The time of a larger batch is scaled up
+    from the largest supported one. Raises InputError for a GEMM with a side above LARGEST_SIDE.
     """
     smaller = []
     factors = []
@@ -254,10 +264,12 @@ _resident_blocks = cache(resident_blocks)
 def _launch_and_waves(
     found: Estimate, gemm: Gemm, device: DeviceSpec, *, in_waves: bool
 ) -> tuple[Launch | None, int | None]:
-    """Returns the launch with its blocks per SM, and the waves (`quantization.credible_waves`).
+    """Returns the launch with its blocks per SM, and the number of waves.
 
-    Both are None where unknown. in_waves: whether GEMMs run in waves by the model; if not, blocks
-    per SM and waves are unknown.
+    The waves are None if they cannot be determined (`quantization.credible_waves`).
+
+    in_waves: whether GEMMs run in waves by the model. If not, the blocks per SM and the waves are
+        unknown.
     """
     launch = found.launch
     if launch is None or launch.tile is None:

@@ -1,5 +1,6 @@
-"""Predicts the time of an MoE layer's experts on the busiest GPU, from a few measured layers and
-models of other GPUs.
+"""Predicts the time of an MoE layer's experts on the busiest GPU from a few measured layers.
+
+A model multiplies the roofline by a correction, which it also learns from models of other GPUs.
 
 >>> layer = MoE(tokens=512, hidden=4096, expert_ffn=14336, num_experts=8, top_k=2)
 >>> found = MoEModel.best("h100-sxm5-80gb", library="vllm").predict([layer])
@@ -46,38 +47,40 @@ from quantbench.latency.model_file import (
 from quantbench.latency.moe_features import NUM_FEATURES, Layers
 from quantbench.workload import MoE
 
-# A model multiplies the spec sheet's roofline by a correction. Trees predict its log from the
-# layer's terms (`moe_features`) and from the corrections by the models of other GPUs, its
-# references. One learner fits trees to what a linear combination of those corrections leaves over:
-# it extrapolates where GPUs resemble each other. The other takes them as inputs only, which is
-# safer where they do not.
+# A model multiplies the spec sheet's roofline by a correction. Trees predict the log of the
+# correction from the layer's terms (`moe_features`) and from the corrections of the references,
+# which are models of other GPUs. One learner fits its trees to the residual of a linear combination
+# of those corrections: it extrapolates where GPUs resemble each other. The other learner takes the
+# corrections as inputs only, which is safer where GPUs differ.
 _WHO = "MoEModel"
 MODEL_FORMAT = "quantbench-moe-model"
-#: 1: initial version
+#: Version 1 is the initial version.
 MODEL_VERSION = 1
 _MODELS = Path(__file__).parent / "models"
 PRIORS = ("auto", "family-out", "none")
-#: fewest rows of a fit; with fewer, `fit` returns the prior
+#: smallest number of rows for a fit; with fewer, `fit` returns the prior
 FEWEST_ROWS = 20
 _MOST_REFERENCES = 5
 _ALONE = "without models of other GPUs"
-# Rows on which references are chosen.
+# Largest number of rows on which references are chosen.
 _CHOICE_ROWS = 1000
 _FOLDS = 3
 _LEAST_LEAF = 3
 _RATE = 0.08
-# Half-width of the interval, log time, without a reference of the GPU's architecture: the error of
-# the priors of L40S and A100. With one it is the largest error (90 % quantile) of the references'
-# own priors (`provenance["transfer"]`).
+# Half-width of the interval (log time) without a reference of the GPU's architecture: the error of
+# the priors of L40S and A100. With such a reference, the half-width is the largest error (90 %
+# quantile) of the references' own priors (`provenance["transfer"]`).
 _BLIND = float(np.log(4.0))
-# Ridge penalty of the references' slopes, in rows: a few rows must not swing them.
+# Ridge penalty of the references' slopes, in rows. It keeps a few rows from swinging the slopes.
 _RIDGE = 3.0
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Settings of each learner's trees: the number of randomised and of boosted ones, and the depth
-    of the latter.
+    """Settings of each learner's trees.
+
+    randomised: number of randomised trees.
+    boosted, depth: number and depth of boosted trees.
     """
 
     randomised: int = 24
@@ -87,24 +90,29 @@ class Growth:
 
 @dataclass(frozen=True)
 class Learner:
-    """Forests for what a linear combination of the references' corrections leaves of the log
-    residual. slopes: (1 + references,) intercept, and share of each reference's correction.
+    """Linear combination of the references' corrections, and forests for its residual.
+
+    slopes: (1 + references,), intercept and the share of each reference's correction.
     """
 
     slopes: FloatArray
     forests: tuple[Forest, ...]
 
     def base(self, corrections: FloatArray) -> FloatArray:
-        """Returns the linear part, (layers,). corrections: (layers, references)."""
+        """Returns the linear combination, (layers,).
+
+        corrections: (layers, references).
+        """
         return np.asarray(self.slopes[0] + corrections @ self.slopes[1:])
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What learners are fitted to.
+    """Rows that learners are fitted to.
 
-    x: (layers, features), the references' corrections last. corrections: (layers, references).
-    residual: (layers,) log of the measured time over the roofline.
+    x: (layers, features), inputs of the trees, with the references' corrections last.
+    corrections: (layers, references), log of the references' time over the roofline.
+    residual: (layers,), log of the measured time over the roofline.
     """
 
     x: Float32Array
@@ -149,7 +157,7 @@ def _grown(rows: _Rows, slopes: FloatArray, growth: Growth, seed: int) -> Learne
 
 
 def _slopes(corrections: FloatArray, residual: FloatArray) -> FloatArray:
-    """Returns intercept and slopes of a ridge regression, (1 + references,)."""
+    """Returns the intercept and the slopes of a ridge regression, (1 + references,)."""
     centre = corrections.mean(axis=0)
     middle = residual.mean()
     x = corrections - centre
@@ -159,12 +167,14 @@ def _slopes(corrections: FloatArray, residual: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class MoEModel:
-    """Model of the experts of MoE layers of one dtype, run by one library on one device, fitted or
-    a prior.
+    """Latency model of MoE experts of one dtype, run by one library on one device.
+
+    The model is either fitted or a prior.
 
     references: models of other GPUs whose corrections are inputs.
-    learners: empty for a prior, which takes the mean of its references' corrections.
-    interval: calibration in log time; of a prior, the spread of its references sets the variance.
+    learners: empty for a prior, whose correction is the mean of its references' corrections.
+    interval: calibration in log time. The variance of a prior is the spread of its references.
+    rows: number of measured layers; 0 for a prior.
     """
 
     device: DeviceSpec
@@ -189,14 +199,17 @@ class MoEModel:
         seed: int = 0,
         growth: Growth | None = None,
     ) -> MoEModel:
-        """Fits measured times (n,), µs, of layers of one dtype.
+        """Fits the model to measured layers of one dtype.
 
-        prior: "auto" (the shipped models of other GPUs; never this GPU's own), "family-out" (of
-            other GPU generations only), "none" or a sequence of models.
+        latency_us: (n,), measured times in µs.
+        library: library whose kernels ran.
+        prior: "auto" (the shipped models of other GPUs), "family-out" (only those of other GPU
+            generations), "none", or a sequence of models.
         seed: the same rows and seed give the same model.
 
         Returns the prior, with a note, for fewer than FEWEST_ROWS rows. Raises InputError for
-        invalid times, no layers or several dtypes, UnsupportedError for a device that is no GPU.
+        invalid times, for no layers and for several dtypes, and UnsupportedError for a device that
+        is no GPU.
         """
         spec = _gpu(device)
         dtype = _one_dtype(works)
@@ -234,8 +247,12 @@ class MoEModel:
         library: str,
         prior: str | Sequence[MoEModel] = "auto",
     ) -> MoEModel:
-        """Returns the unfitted model: the roofline with the mean correction of the GPUs and
-        libraries that are most alike. prior: as in `fit`."""
+        """Returns the unfitted model of a device, dtype and library.
+
+        It is the roofline with the mean correction of the most similar GPUs and libraries.
+
+        prior: as in `fit`.
+        """
         spec = _gpu(device)
         require_choice(_WHO, "library", library, LIBRARIES)
 
@@ -259,9 +276,9 @@ class MoEModel:
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> MoEModel:
         """Returns the model shipped for a GPU, dtype and library, or its prior if none is shipped.
 
-        library: "" for one not in `MASKED_EXPERTS` if such a one was measured; among these the
-            default of products (`libraries.default_library`) or else the one with the largest
-            table; trtllm if none was measured.
+        library: library whose kernels will run. With "", libraries outside `MASKED_EXPERTS` come
+            first, then the default library of products (`libraries.default_library`), then the
+            largest table. If none was measured, the prior is for trtllm.
         """
         spec = _gpu(device)
         usual = library or default_library(spec.name, dtype)
@@ -288,9 +305,9 @@ class MoEModel:
         return f"{self.library} on {self.device.name}"
 
     def predict(self, works: Sequence[MoE]) -> Estimates:
-        """Predicts the busiest rank's time of layers of the model's dtype.
+        """Predicts the times of layers of the model's dtype on their busiest rank.
 
-        No time is below that of its FLOPs at peak. Raises InputError for another dtype.
+        No time is below the time of the layer's FLOPs at peak. Raises InputError for another dtype.
         """
         if not works:
             none = np.zeros(0)
@@ -311,8 +328,9 @@ class MoEModel:
         return np.asarray(self._by_forest(layers).mean(axis=0))
 
     def _by_forest(self, layers: Layers) -> FloatArray:
-        """Returns the log of the predicted time over the roofline by forest, (forests, layers), or
-        by reference of a prior.
+        """Returns the log of the predicted time over the roofline for each forest.
+
+        The result is (forests, layers), or (references, layers) for a prior.
         """
         corrections = _corrections(self.references, layers)
         if self.learners:
@@ -322,8 +340,8 @@ class MoEModel:
 
 
 def save_models(path: Path, models: Sequence[MoEModel]) -> None:
-    """Writes models and all their references to one file."""
-    # By identity: comparing two models would compare arrays.
+    """Writes models and all their references to one file. Raises StoreError if it cannot."""
+    # Models are told apart by identity, because comparing two models would compare arrays.
     places: dict[int, int] = {}
     order: list[MoEModel] = []
     for model in models:
@@ -344,7 +362,10 @@ def save_models(path: Path, models: Sequence[MoEModel]) -> None:
 
 
 def _to_json(model: MoEModel, places: Mapping[int, int]) -> dict[str, Any]:
-    """Returns a model's header. places: place in the file of each model, by its identity."""
+    """Returns the header of a model.
+
+    places: index in the file of each model, by the model's `id`.
+    """
     return {
         "device": device_to_json(model.device),
         "dtype": model.dtype,
@@ -359,9 +380,9 @@ def _to_json(model: MoEModel, places: Mapping[int, int]) -> dict[str, Any]:
 
 
 def load_models(path: Path) -> list[MoEModel]:
-    """Reads what `save_models` wrote.
+    """Reads a file that `save_models` wrote.
 
-    Raises InputError for another format, StoreError for a damaged file.
+    Raises InputError for another format, and StoreError for a damaged file.
     """
     try:
         data, arrays = unpack(_WHO, read_bytes(path), MODEL_FORMAT, MODEL_VERSION)
@@ -375,7 +396,11 @@ def load_models(path: Path) -> list[MoEModel]:
 
 
 def _from_json(data: Any, arrays: Arrays, before: Sequence[MoEModel]) -> MoEModel:
-    """Returns a model from its header. before: models of the file up to this one."""
+    """Returns a model from its header.
+
+    arrays: arrays of this model.
+    before: models that come before this one in the file, among which its references are.
+    """
     references = tuple(before[i] for i in data["references"])
     inputs = NUM_FEATURES + len(references)
     learners = []
@@ -398,15 +423,16 @@ def _from_json(data: Any, arrays: Arrays, before: Sequence[MoEModel]) -> MoEMode
 
 @cache
 def shipped_models(dtype: str) -> tuple[MoEModel, ...]:
-    """Returns the models in the package of a dtype, each fitted to its own table without
-    references.
+    """Returns the models of a dtype in the package.
+
+    Each one was fitted to its own table, without references.
     """
     file = _MODELS / f"{dtype}.moe"
     return tuple(load_models(file)) if file.is_file() else ()
 
 
 def _corrections(models: Sequence[MoEModel], layers: Layers) -> FloatArray:
-    """Returns the corrections by models, (layers, models)."""
+    """Returns the correction of each model for each layer, (layers, models)."""
     return np.array([one.correction(layers) for one in models]).reshape(-1, len(layers)).T
 
 
@@ -426,8 +452,11 @@ def _predicted(learners: Sequence[Learner], x: Float32Array, corrections: FloatA
 def _calibrate(
     rows: _Rows, sites: npt.NDArray[np.intp], growth: Growth, seed: int
 ) -> IntervalCalibration:
-    """Calibrates the interval on the errors of folds of models' shapes, each predicted by a fit
-    without it. sites: (layers,) index of each layer's model shape.
+    """Calibrates the interval by cross-validation over model shapes.
+
+    Each fold is predicted by a fit to the other folds.
+
+    sites: (layers,), index of each layer's model shape.
     """
     count = len(rows)
     rng = np.random.default_rng(seed)
@@ -451,7 +480,10 @@ def _calibrate(
 
 
 def _sites(layers: Layers) -> npt.NDArray[np.intp]:
-    """Returns the index of each layer's model shape."""
+    """Returns the index of each layer's model shape, (layers,).
+
+    A model shape is one (hidden, expert_ffn, top_k, num_experts).
+    """
     shapes = np.stack([layers.hidden, layers.expert_ffn, layers.top_k, layers.num_experts])
     return np.unique(shapes, axis=1, return_inverse=True)[1].ravel()
 
@@ -459,9 +491,12 @@ def _sites(layers: Layers) -> npt.NDArray[np.intp]:
 def _most_telling(
     others: Sequence[MoEModel], works: Sequence[MoE], residual: FloatArray, seed: int
 ) -> tuple[MoEModel, ...]:
-    """Returns the models that explain most of the residual, (layers,), together.
+    """Returns the models that together explain most of the residual.
 
-    Each in turn is the one that correlates best with what those before it leave over.
+    Models are chosen one by one. Each is the model that correlates best with the residual that the
+    models chosen before leave.
+
+    residual: (layers,), log of the measured time over the roofline.
     """
     rows = np.random.default_rng(seed).permutation(len(residual))[:_CHOICE_ROWS]
     residual = residual[rows]
@@ -479,7 +514,7 @@ def _most_telling(
 
 
 def _others(device: DeviceSpec, dtype: str, prior: str | Sequence[MoEModel]) -> list[MoEModel]:
-    """Returns the models that may be references."""
+    """Returns the models that may be references; `prior` is as in `MoEModel.fit`."""
     if not isinstance(prior, str):
         return list(prior)
     require_choice(_WHO, "prior", prior, PRIORS)

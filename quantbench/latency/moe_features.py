@@ -1,5 +1,6 @@
-"""Computes the expected load of each GPU's experts, and from it the terms that explain the time of
-an MoE layer: bytes over the memory's bandwidth, FLOPs of rows padded to tiles over the peak, and
+"""Computes the terms that explain the time of an MoE layer from the load of its busiest GPU.
+
+The terms are bytes over the memory bandwidth, FLOPs of rows padded to tiles over the peak, and
 tiles over the SMs, in waves.
 """
 
@@ -18,23 +19,23 @@ from quantbench.latency.forest import Float32Array, chunks
 from quantbench.workload import MoE
 from quantbench.workload.dtypes import DTYPES
 
-#: rows per tile for which an expert's rows are padded
+#: Numbers of rows per tile to which an expert's rows are padded.
 TILES = (16, 64, 128)
 _TILE_COLUMNS = 128
-#: columns of `Layers.features`
+#: number of columns of `Layers.features`
 NUM_FEATURES = 21 + 5 * len(TILES)
-#: draws of a power law over which loads are averaged: a time is known for a distribution, not for
-#: one draw of it
+#: Loads are averaged over this many draws of a power law, because a measured time is known for a
+#: distribution and not for one draw of it.
 LOAD_DRAWS = 4
 _DRAW_SEED = 0
-# Elements per array of drawn loads: keeps them in the cache.
+# Number of elements per array of drawn loads. It keeps the arrays in the cache.
 _ELEMENTS = 2**18
-# Shares of the peaks that good kernels reach, and the launches of a layer, µs. The trees correct
-# all three.
+# Shares of the peaks that good kernels reach, and the time of a layer's launches in µs. The trees
+# correct all three.
 _COMPUTE_SHARE = 0.6
 _MEMORY_SHARE = 0.75
 _LAUNCH_US = 8.0
-# Smallest time and count whose logarithm is taken: far below any measured one.
+# Smallest time or count whose logarithm is taken. It is far below any measured one.
 _LEAST = 1e-4
 
 
@@ -44,12 +45,14 @@ MOST_TOKENS = 16384
 
 @dataclass(frozen=True)
 class ExpertLoads:
-    """Loads of the busiest rank, (layers,) each: means over draws where the distribution is a power
-    law.
+    """Loads of the rank with the most rows, (layers,) each.
 
-    rows, active, fullest, median: rows of all experts, experts with rows, rows of the fullest and
-        of the median expert.
-    tiles: (len(TILES), layers) tiles along the rows, over all experts.
+    For a power law, the loads are means over draws.
+
+    rows: rows of all its experts together.
+    active: number of its experts that have rows.
+    fullest, median: rows of its fullest and of its median expert.
+    tiles: (len(TILES), layers), tiles along the rows, summed over its experts.
     """
 
     rows: FloatArray
@@ -60,7 +63,7 @@ class ExpertLoads:
 
     @classmethod
     def of(cls, works: Sequence[MoE]) -> ExpertLoads:
-        """Returns the loads of each layer; layers with the same routing are computed once."""
+        """Returns the loads of each layer. Layers with the same routing are computed once."""
         keys = [(w.num_experts, w.ep, w.distribution, w.tokens, w.top_k) for w in works]
         place = {key: i for i, key in enumerate(sorted(set(keys), key=str))}
         groups = defaultdict(list)
@@ -81,7 +84,7 @@ def _loads(
 ) -> FloatArray:
     """Returns the rows of each expert, (layers, draws, experts).
 
-    routed: (layers, 2) tokens and top_k.
+    routed: (layers, 2), tokens and top_k of each layer.
     """
     total = routed.prod(axis=1)[:, None, None]
     if distribution == "balanced":
@@ -93,8 +96,8 @@ def _loads(
             work = MoE(tokens, 1, 1, experts, top_k, ep=ep, distribution=distribution)
             exact.append(work.tokens_per_expert)
         return np.array(exact, dtype=np.float64)[:, None, :]
-    # The draw of `MoE.tokens_per_expert` for many layers at once; what rounding leaves over is
-    # shared out by rank.
+    # These lines repeat the draw of `MoE.tokens_per_expert` for many layers at once. Rows that
+    # rounding leaves over are shared out by rank.
     tokens = routed[:, :1, None]
     low = np.where(total > experts, 1.0, 0.01)
     high = np.where(total > experts, 0.8 * tokens, 2.0)
@@ -113,8 +116,11 @@ def _loads(
 
 
 def _busiest(loads: FloatArray, ep: int) -> FloatArray:
-    """Returns rows, active, fullest, median and tiles of the rank with the most rows, (4 + tiles,
-    layers).
+    """Returns rows, active, fullest, median and tiles of the rank with the most rows.
+
+    The result is (4 + tiles, layers), with the names of `ExpertLoads`.
+
+    loads: (layers, draws, experts), rows of each expert.
     """
     ranks = loads.reshape(*loads.shape[:2], ep, -1)
     which = ranks.sum(axis=3).argmax(axis=2)[:, :, None, None]
@@ -126,8 +132,10 @@ def _busiest(loads: FloatArray, ep: int) -> FloatArray:
 
 
 def fewer_gpus(tokens: int, ep: int) -> int:
-    """Returns the divisor of ep by which a layer's tokens, experts and GPUs are divided before its
-    time is predicted, so that it has at most MOST_TOKENS. Each GPU keeps its rows and experts.
+    """Returns the divisor of ep that brings a layer to at most MOST_TOKENS tokens.
+
+    A layer's tokens, experts and GPUs are divided by it before its time is predicted, so each GPU
+    keeps its rows and experts.
     """
     return next((f for f in range(1, ep) if ep % f == 0 and tokens <= f * MOST_TOKENS), ep)
 
@@ -136,9 +144,10 @@ def fewer_gpus(tokens: int, ep: int) -> int:
 class Layers:
     """Sizes of MoE layers of one dtype, (layers,) each, and the loads of their busiest ranks.
 
-    Layers of more tokens than were measured have the sizes of fewer GPUs (`fewer_gpus`).
+    Layers with more tokens than were measured have the sizes of fewer GPUs (`fewer_gpus`).
 
-    ffn: width of one expert on one GPU. width: columns of its first product, twice ffn with a gate.
+    ffn: width of one expert on one GPU.
+    width: columns of the expert's first product: twice ffn with a gate.
     """
 
     dtype: str
@@ -154,7 +163,7 @@ class Layers:
 
     @classmethod
     def of(cls, works: Sequence[MoE]) -> Layers:
-        """Returns the layers of `works`, at least one, of one dtype."""
+        """Returns the sizes of `works`, which are at least one layer, all of one dtype."""
 
         def column(name: str) -> FloatArray:
             return np.array([getattr(work, name) for work in works], dtype=np.float64)
@@ -182,8 +191,10 @@ class Layers:
         return self.hidden * (self.width + self.ffn)
 
     def bytes_moved(self) -> tuple[FloatArray, FloatArray]:
-        """Returns the bytes of the weights of experts with rows, and of rows read and written by
-        both products and by their sum per token.
+        """Returns the bytes of the weights that are read, and the bytes of rows read and written.
+
+        Only experts with rows read their weights. Rows are read and written by both products, and
+        by the sum over each token's experts.
         """
         held = DTYPES[self.dtype]
         read = (self.hidden + self.ffn) * held.a_bytes
@@ -192,37 +203,45 @@ class Layers:
         return self.loads.active * self.weights_per_expert * held.b_bytes, rows
 
     def compute_us(self, device: DeviceSpec, rows: FloatArray | None = None) -> FloatArray:
-        """Returns the time of `rows` (by default those of the busiest rank) at peak, µs."""
-        # Formats that the device does not multiply are widened to bf16 first.
+        """Returns the time of `rows` at the device's peak in µs, (layers,).
+
+        rows: (layers,); the default is the rows of the busiest rank.
+        """
+        # A dtype that the device does not multiply is widened to bf16 first.
         peak = device.peak(self.dtype) or device.peak("bf16") or min(device.peak_tflops.values())
         if rows is None:
             rows = self.loads.rows
         return 2.0 * rows * self.weights_per_expert / (peak * 1e6)
 
     def limits(self, device: DeviceSpec) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Returns the times of launches, of padded rows' FLOPs and of memory traffic from the spec
-        sheet, µs.
+        """Returns the times of launches, of the padded rows' FLOPs and of memory traffic in µs.
+
+        The times, (layers,) each, follow from the spec sheet.
         """
         memory_us = np.add(*self.bytes_moved()) / (device.memory_gb_per_s * 1e3 * _MEMORY_SHARE)
         padded_us = self.compute_us(device, TILES[1] * self.loads.tiles[1]) / _COMPUTE_SHARE
         return np.full(len(self), _LAUNCH_US), padded_us, memory_us
 
     def roofline(self, device: DeviceSpec) -> FloatArray:
-        """Returns log µs by the spec sheet: launches, and the larger of memory and padded compute
-        time.
+        """Returns the log of the roofline time in µs, (layers,).
+
+        The roofline is the launches plus the larger of memory time and padded compute time.
         """
         launch_us, padded_us, memory_us = self.limits(device)
         log_us: FloatArray = np.log(launch_us + np.maximum(memory_us, padded_us))
         return log_us
 
     def _waves(self, device: DeviceSpec, tiles: FloatArray) -> list[FloatArray]:
-        """Returns the waves of both products, one block per SM, for tiles along the rows."""
+        """Returns the waves of both products, with one block per SM.
+
+        tiles: (layers,), tiles along the rows.
+        """
         first = tiles * np.ceil(self.width / _TILE_COLUMNS)
         second = tiles * np.ceil(self.hidden / _TILE_COLUMNS)
         return [first / device.sm_count, second / device.sm_count]
 
     def waves(self, device: DeviceSpec) -> FloatArray:
-        """Returns the whole waves of both products with the largest tile."""
+        """Returns the whole waves of both products together, with the largest tile."""
         first, second = self._waves(device, self.loads.tiles[-1])
         return np.ceil(first) + np.ceil(second)
 
@@ -231,8 +250,9 @@ class Layers:
         return np.array(self.columns(device)).astype(np.float32).T
 
     def columns(self, device: DeviceSpec) -> list[Any]:
-        """Returns `features` before they are rounded, each (layers,), of arrays or of symbols
-        (`explore.trace`).
+        """Returns the columns of `features` before they are rounded, each (layers,).
+
+        They hold arrays, or symbols for a layer of symbols (`explore.trace`).
         """
         loads = self.loads
         per_us = device.memory_gb_per_s * 1e3

@@ -1,4 +1,8 @@
-"""Defines the interface for op times of one GPU, caches them, and sums correlated errors."""
+"""Defines how op times of one GPU are asked for, caches them, and adds them up with their errors.
+
+Errors of ops of one GPU are correlated, so the interval of a sum is wider than for independent
+errors.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,25 +24,25 @@ from quantbench.workload.kinds import Compute
 from quantbench.workload.ops import Cast
 
 #: Correlation of the errors of two ops: 0 for independent errors, 1 if all ops err by the same
-#: share of their interval. With 0.5 the interval of sums of four GEMMs covers 89 to 99 % of them on
-#: the five public tables (rows that the shipped models were not fitted on).
+#: share of their interval. With 0.5, the interval of sums of four GEMMs covers 89 to 99 % of them
+#: on the five public tables (on rows that the shipped models were not fitted to).
 CORRELATION = 0.5
-#: correlation for a device without measurements: one error affects all of its ops
+#: The same correlation for a device without measurements: one error affects all of its ops.
 UNMEASURED_CORRELATION = 1.0
 
-#: Common share of the errors of ops of one kind on a GPU without measurements, for ratios of times:
-#: with it, intervals of ratios cover at least 90 % on each of the five tables, using priors without
-#: GPUs of the same architecture.
+#: Share of the error that ops of one kind have in common on a GPU without measurements. It applies
+#: to ratios of times: with it, intervals of ratios cover at least 90 % on each of the five tables,
+#: using priors without GPUs of the same architecture.
 UNMEASURED_COMMON = 0.8
 
-#: rate of batched 16-bit GEMMs with rows not aligned to 16 bytes, as a share of the GPU's fp32
-#: peak: fitted with the factors of its site to the iterations of BigScience's tables with heads of
-#: 150 (tests/data/bloom_tables.csv)
+#: Rate of batched 16-bit GEMMs with rows not aligned to 16 bytes, as a share of the GPU's fp32
+#: peak. It was fitted, with the factors of its site, to the training iterations of BigScience's
+#: tables with heads of 150 (tests/data/bloom_tables.csv).
 UNALIGNED_SHARE = 0.5555
-#: interval of unaligned batched GEMMs: a guess, since their rate was fitted to whole training
-#: iterations only.
+#: Factor of the interval of unaligned batched GEMMs. It is a guess, because their rate was fitted
+#: to whole training iterations only.
 UNALIGNED_SPREAD = 1.5
-# Factor by which casts may differ from their bytes at the assumed bandwidth: a guess.
+# Factor by which casts may differ from their bytes at the assumed bandwidth. It is a guess.
 _CAST_SPREAD = 1.3
 _CAST_NOTE = "casts: by their bytes and the memory's bandwidth"
 UNALIGNED_NOTE = "batched products of unaligned rows: at a rate fitted to whole iterations on A100s"
@@ -49,7 +53,7 @@ class OpTimes(Protocol):
 
     @property
     def device(self) -> DeviceSpec:
-        """GPU of the times."""
+        """GPU that the times are for."""
 
     @property
     def note(self) -> str:
@@ -57,41 +61,43 @@ class OpTimes(Protocol):
 
     @property
     def common_error(self) -> float:
-        """Common share of the errors of ops of one kind, 0 to 1 (used by `advice.cost`)."""
+        """Share of the error that ops of one kind have in common, 0 to 1; see `advice.cost`."""
 
     def estimates(self, workloads: Sequence[Compute]) -> Sequence[Estimate]:
-        """Returns one estimate per workload, in order. A softmax is assumed to run as one fused
-        kernel.
+        """Returns one estimate per workload, in order.
+
+        A softmax is assumed to run as one fused kernel.
         """
 
 
-#: function from a GPU to its op times, for tables with rows of several GPUs
+#: function from a GPU to its op times, for tables whose rows are of several GPUs
 TimesOf = Callable[[DeviceSpec], OpTimes]
 
 
-# The steps of the public A100 bf16 GEMM table correlate best (0.72) with the waves of a 128×256
-# tile at one block per SM; those of Hopper and Blackwell correlate less with any tile, so theirs is
-# a guess.
+# The steps in the public A100 table of bf16 GEMMs correlate best (0.72) with the waves of a 128×256
+# tile at one block per SM. The steps of Hopper and Blackwell correlate less with any tile, so the
+# tile is a guess there.
 _AMPERE_AND_LATER = Tile(128, 256)
 # The largest tile of cuBLAS's fp16 kernels on Volta and Turing
 # (volta_fp16_s884gemm_fp16_256x128_…).
 _VOLTA = Tile(256, 128)
-# oneDNN's AVX-512 kernels walk n in blocks of 64 columns: measured as steps every 64 in n on one
-# core.
+# oneDNN's AVX-512 kernels process n in blocks of 64 columns, which was measured as steps every 64
+# in n on one core.
 _CPU = Tile(1, 64)
 
-#: Share of the spec's peak that a large GEMM reaches; good libraries reach 0.7 to 0.85 on a GPU.
-#: The peaks of a CPU are bounds of any core: a usual one reaches 0.1 TFLOP/s in fp32 and 15 GB/s.
+#: Share of the spec's peak that a large GEMM is taken to reach. Good libraries reach 0.7 to 0.85 on
+#: a GPU. The peaks of a CPU bound any core; a usual core reaches 0.1 TFLOP/s in fp32 and 15 GB/s.
 COMPUTE_EFFICIENCY = {"cuda": 0.75, "cpu": 0.015}
 BANDWIDTH_EFFICIENCY = {"cuda": 0.8, "cpu": 0.1}
-#: Start and end of a kernel on the device, without the launch from the host.
+#: Time in µs to start and end a kernel on the device, without the launch from the host.
 KERNEL_OVERHEAD_US = {"cuda": 3.0, "cpu": 2.0}
 _OF_FLOPS = Gemm | GroupedGemm | MoE | Attention
 
 
 def assumed_tile(spec: DeviceSpec) -> Tile:
-    """Returns the tile assumed on a device, at one block per SM, where no launch or fitted model
-    names one.
+    """Returns the tile that is assumed on a device if no launch or fitted model names one.
+
+    It is assumed to run at one block per SM.
     """
     if spec.compute_capability is None:
         return _CPU
@@ -99,16 +105,17 @@ def assumed_tile(spec: DeviceSpec) -> Tile:
 
 
 def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
-    """Estimates the time of one run, µs: the larger of compute time in waves of the assumed tile
-    and memory time.
+    """Estimates the time of one run in µs from the spec sheet.
 
-    Accurate to a factor of about two, which is enough to plan a sweep and to place expected edges.
+    The time is the larger of compute time, in waves of the assumed tile, and memory time. It is
+    accurate to a factor of about two, which is enough to plan a sweep and to place expected edges.
     """
     overhead_us = KERNEL_OVERHEAD_US[spec.torch_kind]
     memory_us = copy_us(workload.min_bytes, spec) - overhead_us
     compute_us = 0.0
     if isinstance(workload, _OF_FLOPS):
-        # An unsupported dtype runs at the slowest supported peak: emulation is not faster.
+        # A dtype that the device lacks is taken to run at the slowest peak it has, because
+        # emulation is not faster.
         peak = spec.peak(workload.dtype) or min(spec.peak_tflops.values())
         compute_us = workload.flops / (peak * 1e6 * COMPUTE_EFFICIENCY[spec.torch_kind])
     if isinstance(workload, Gemm | GroupedGemm):
@@ -117,18 +124,20 @@ def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
 
 
 def copy_us(moved_bytes: float, spec: DeviceSpec) -> float:
-    """Estimates the time of one kernel that only moves data, µs.
+    """Estimates the time in µs of one kernel that only moves data.
 
-    moved_bytes: bytes read and written.
+    moved_bytes: bytes read and written together.
     """
     bytes_per_us = spec.memory_gb_per_s * 1e3 * BANDWIDTH_EFFICIENCY[spec.torch_kind]
     return moved_bytes / bytes_per_us + KERNEL_OVERHEAD_US[spec.torch_kind]
 
 
 def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:
-    """Returns the share of the peak reached: of FLOP/s for (grouped) GEMMs, experts and attention
-    (None without a peak for the dtype), of memory bandwidth for others. None on a CPU, whose peaks
-    are only bounds.
+    """Returns the share of the device's peak that a time corresponds to.
+
+    The peak is FLOP/s for (grouped) GEMMs, experts and attention, and memory bandwidth for other
+    workloads. The result is None if the device has no peak for the dtype, and on a CPU,
+    whose peaks are only bounds.
     """
     if spec.kind == "cpu":
         return None
@@ -141,8 +150,8 @@ def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float
 def runs_separately(work: Compute, softmax: str) -> bool:
     """Returns whether a softmax runs as separate kernels (`softmax.fallback_bytes`).
 
-    softmax: megatron (fused kernel if its constraints are met), torch (always separate) or ""
-        (always fused).
+    softmax: "megatron" (a fused kernel if its constraints are met), "torch" (always separate
+        kernels) or "" (always a fused kernel).
     """
     if not isinstance(work, Softmax) or not softmax:
         return False
@@ -150,9 +159,10 @@ def runs_separately(work: Compute, softmax: str) -> bool:
 
 
 def unaligned_us(work: Compute, device: DeviceSpec) -> float | None:
-    """Returns the time, µs, of a batched 16-bit GEMM with rows not aligned to 16 bytes.
+    """Returns the time in µs of a batched 16-bit GEMM with rows not aligned to 16 bytes.
 
-    None for all other work. Fused attention pads its heads instead, which its own model includes.
+    The result is None for all other work. Fused attention pads its heads instead of running such a
+    GEMM, and its own model includes the padding.
     """
     if not isinstance(work, Gemm) or work.batch == 1 or work.dtype not in ("fp16", "bf16"):
         return None
@@ -165,14 +175,14 @@ def unaligned_us(work: Compute, device: DeviceSpec) -> float | None:
 
 
 def as_run(work: Compute, source: Estimate, device: DeviceSpec, *, softmax: str = "") -> Estimate:
-    """Returns a source's estimate corrected for the softmax fallback and for unaligned batched
-    GEMMs.
+    """Returns an estimate corrected for softmax in separate kernels and for unaligned GEMMs.
 
-    An unmeasured unaligned batched GEMM takes `unaligned_us`, but at least the source's time. The
-    time of a softmax in separate kernels is scaled by the bytes that they move over those of the
-    fused kernel.
+    The time of a softmax in separate kernels is scaled by their bytes over the bytes of the fused
+    kernel. An unaligned batched GEMM that was not measured takes `unaligned_us`, but at least the
+    time of the given estimate.
 
-    softmax: see `runs_separately`.
+    source: estimate to correct.
+    softmax: as in `runs_separately`.
     """
     if runs_separately(work, softmax):
         assert isinstance(work, Softmax)
@@ -191,8 +201,10 @@ def as_run(work: Compute, source: Estimate, device: DeviceSpec, *, softmax: str 
 
 
 def with_casts(times: OpTimes, works: Sequence[Compute]) -> dict[Compute, Estimate]:
-    """Returns the times of distinct workloads: of casts by their bytes and the bandwidth, of others
-    by `times`.
+    """Returns the times of distinct workloads.
+
+    Casts take the time of their bytes at the memory bandwidth. `times` estimates the other
+    workloads.
     """
     others = [work for work in works if not isinstance(work, Cast)]
     found: dict[Compute, Estimate] = {}
@@ -207,10 +219,10 @@ def with_casts(times: OpTimes, works: Sequence[Compute]) -> dict[Compute, Estima
 
 
 class RememberedTimes:
-    """Cache of op times that prices casts and applies `as_run`; implements `OpTimes`.
+    """Cache of op times that also estimates casts and applies `as_run`; implements `OpTimes`.
 
-    softmax: see `as_run`.
-    kernels: source of launches that `times` does not name.
+    softmax: how softmax runs, as in `runs_separately`.
+    kernels: source of launches that `times` does not name; None without one.
     """
 
     def __init__(
@@ -244,7 +256,7 @@ class RememberedTimes:
         return self._times.common_error
 
     def ask(self, workloads: Iterable[Compute]) -> None:
-        """Estimates all workloads that are not cached, in one batch."""
+        """Estimates all workloads that are not cached yet, in one batch."""
         wanted = [work for work in dict.fromkeys(workloads) if work not in self._fused]
         if not wanted:
             return
@@ -264,13 +276,13 @@ class RememberedTimes:
         return self._known[work]
 
     def fused(self, work: Compute) -> Estimate:
-        """Returns the estimate of one workload, with softmax as one fused kernel."""
+        """Returns the estimate of one workload, where a softmax runs as one fused kernel."""
         if work not in self._fused:
             self.ask([work])
         return self._fused[work]
 
     def launch(self, work: Compute) -> Launch | None:
-        """Returns the kernel expected to run a workload, None if no source names one."""
+        """Returns the kernel expected to run a workload, or None if no source names one."""
         launch = self.fused(work).launch
         if launch is not None or self._kernels is None or isinstance(work, Cast):
             return launch
@@ -281,20 +293,20 @@ class RememberedTimes:
 
 @dataclass(frozen=True)
 class OpEstimate:
-    """Op of a transformer shape, with the estimate of one run."""
+    """Op of a transformer shape, with the estimate of one of its runs."""
 
     op: Op
     estimate: Estimate
 
     @property
     def total_us(self) -> float:
-        """Time of all runs of the op in a micro-batch, µs."""
+        """Time in µs of all runs of the op in a micro-batch."""
         return self.estimate.latency_us * self.op.count
 
 
 @dataclass(frozen=True)
 class ShapeEstimate:
-    """Summed time of all ops of a shape per micro-batch, with its 90 % interval."""
+    """Summed time of all ops of a shape per micro-batch in µs, with its 90 % interval."""
 
     ops: tuple[OpEstimate, ...]
     latency_us: float
@@ -307,17 +319,22 @@ class ShapeEstimate:
 
     @property
     def tflops(self) -> float:
-        """Useful TFLOP per second."""
+        """Useful TFLOP/s."""
         return self.flops / self.latency_us / 1e6
 
 
 def correlation_of(times: OpTimes) -> float:
-    """Returns the error correlation to use for sums of ops from `times`."""
+    """Returns the error correlation that sums of ops from `times` use."""
     return UNMEASURED_CORRELATION if times.common_error else CORRELATION
 
 
 def total(ops: Sequence[OpEstimate], correlation: float = CORRELATION) -> ShapeEstimate:
-    """Sums ops and their intervals. correlation: error correlation between ops, see CORRELATION."""
+    """Sums the times of ops and their intervals.
+
+    correlation: correlation of the errors of two ops; see CORRELATION.
+
+    Raises InputError for no ops.
+    """
     if not ops:
         raise InputError("total", "no ops", "at least one")
     rows = []

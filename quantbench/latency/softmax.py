@@ -1,6 +1,7 @@
-"""Predicts the time of unfused attention's softmax from its bytes, its waves of row blocks and its
-launches: Megatron's fused kernel, Megatron's separate kernels where the fused one's constraints are
-not met, or PyTorch's.
+"""Predicts the time of unfused attention's softmax from bytes, waves of row blocks and launches.
+
+Three implementations are modelled: Megatron's fused kernel, Megatron's separate kernels, which run
+if the fused kernel's constraints are not met, and PyTorch's softmax.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ from quantbench.latency.estimate import (
 from quantbench.workload import Softmax
 from quantbench.workload.dtypes import element_bytes
 
-# Two libraries differ. Megatron's fused kernel applies scale and mask and reads and writes each
-# element once. When its constraints are not met, Megatron falls back to separate kernels in fp32
-# (cast, mask, softmax, cast), which move 5 to 9 times the bytes forward and 3 to 4.5 times backward
-# in 16-bit formats. PyTorch's softmax has neither scale nor mask; it holds a row of up to 1024
-# columns in a warp's registers, and reads a wider one, a block per row, once more for each of
-# maximum, sum and result (aten/src/ATen/native/cuda/SoftMax.cu, PersistentSoftmax.cuh, 2.1). The
-# packaged models are fitted to measured times of PyTorch's in fp32. Megatron's kernel is its kernel
-# for rows in registers, with scale and mask added (scaled_masked_softmax.h: "extended softmax (from
-# native aten pytorch)"). So `SoftmaxModel.best` gives it the same share of the bandwidth, and a
-# launch from the prior, because the launch in the measured times is that of Python. On other GPUs
-# its intervals rest on reported bandwidths.
+# The two libraries differ. Megatron's fused kernel applies scale and mask, and reads and writes
+# each element once. If its constraints are not met, Megatron runs separate kernels in fp32 (cast,
+# mask, softmax, cast), which move 5 to 9 times the bytes forward and 3 to 4.5 times backward in
+# 16-bit dtypes. PyTorch's softmax has neither scale nor mask. It holds a row of up to 1024 columns
+# in a warp's registers. A wider row is processed by one block, which reads it once more for each of
+# maximum, sum and result (aten/src/ATen/native/cuda/SoftMax.cu, PersistentSoftmax.cuh, 2.1).
+#
+# The packaged models are fitted to measured times of PyTorch's softmax in fp32. Megatron's kernel
+# is PyTorch's kernel for rows in registers, with scale and mask added (scaled_masked_softmax.h:
+# "extended softmax (from native aten pytorch)"). `SoftmaxModel.best` therefore gives it the same
+# share of the bandwidth. It takes the launch from the prior, because the launch in the measured
+# times is Python's. On other GPUs, the intervals rest on reported bandwidths.
 _WHO = "SoftmaxModel"
 MODEL_FORMAT = "quantbench-softmax-model"
 MODEL_VERSION = 1
@@ -46,35 +48,35 @@ MODEL_VERSION = 1
 SHIPPED = Path(__file__).parent / "models" / "softmax.json"
 LIBRARIES = ("megatron", "torch")
 
-# A block of 128 threads holds 4 rows of more than 128 columns (Megatron's scaled_masked_softmax.h:
-# a warp per row), and 16 such blocks fill the 2048 threads of an SM.
+# A block of 128 threads holds 4 rows of more than 128 columns, one warp per row (Megatron's
+# scaled_masked_softmax.h), and 16 such blocks fill the 2048 threads of an SM.
 _ROWS_PER_BLOCK = 4
 _BLOCKS_PER_SM = 16
-# Rows are read in whole vectors of the next power of two (log2_elements in the same file).
+# A row is read as if it had the next power of two of columns (log2_elements in the same file).
 _LEAST_COLUMNS = 32
-#: launches counted for the fallback; its passes are cast, softmax and cast, plus one for a mask
-#: (`fallback_bytes`)
+#: Number of launches that the fallback counts. Its passes are cast, softmax and cast, plus one for
+#: a mask (`fallback_bytes`).
 _FALLBACK_KERNELS = 3
 
-# Logarithms by name: (start, optimistic, pessimistic). Launch and drain of a small kernel 2 to 8
-# µs; share of the bandwidth 0.93 (a copy's) down to 0.5; fixed cost of a wave of row blocks 0.2 to
-# 3 µs.
+# Maps each parameter, a logarithm, to its start, optimistic and pessimistic value. Launch and drain
+# of a small kernel take 2 to 8 µs. The share of the bandwidth is 0.93 (as in a copy) down to 0.5.
+# The fixed cost of a wave of row blocks is 0.2 to 3 µs.
 _PARAMETERS = {
     "log_launch_us": np.log((3.5, 2.0, 8.0)),
     "log_memory_efficiency": np.log((0.8, 0.93, 0.5)),
     "log_wave_us": np.log((0.7, 0.2, 3.0)),
-    # A time measured from Python is at least that of the host's launch, 30 to 60 µs; a timer on the
-    # GPU holds none.
+    # A time measured from Python is at least the host's launch of 30 to 60 µs. A timer on the GPU
+    # does not include it.
     "log_host_us": np.log((0.1, 0.1, 10.0)),
-    # Cost of a byte in rows that PyTorch does not hold in registers; the rereads mostly hit in L2.
+    # Cost of a byte in rows that PyTorch does not hold in registers. Rereads mostly hit in L2.
     "log_wide": np.log((1.0, 1.0, 2.0)),
-    # Additional time of such rows over that of as many bytes as L2 holds: seen on four GPUs, up to
-    # the size of L2.
+    # Extra time of such rows, relative to the time of as many bytes as L2 holds. It was seen on
+    # four GPUs, up to the size of L2.
     "log_wide_cached": np.log((1.0, 0.3, 3.0)),
 }
-# What Megatron's kernel shares with PyTorch's.
+# Parameters that Megatron's kernel shares with PyTorch's.
 _SHARED = ("log_memory_efficiency", "log_wave_us")
-# (parameters,) each
+# (parameters,) each.
 _START, _FAST, _SLOW = zip(*np.array([*_PARAMETERS.values()]).tolist(), strict=True)
 _INDEX = {name: i for i, name in enumerate(_PARAMETERS)}
 _WIDEST_IN_REGISTERS = 1024
@@ -88,12 +90,12 @@ class SoftmaxModel:
     """Latency model of `Softmax` on one device.
 
     parameters: logarithms of the parameters, in the order of _PARAMETERS.
-    half_width: half-width of the 90 % interval, log time; None before a fit, when the interval
-        spans the times of the optimistic and the pessimistic parameters. Without rows, it is that
-        of a fit to PyTorch's softmax (`best`).
-    rows: measured shapes of this library's kernel that it was fitted to.
-    note: source and caveats of predictions.
-    library: whose kernel runs, one of LIBRARIES.
+    half_width: half-width of the 90 % interval in log time. It is None for a prior, whose interval
+        spans the times of the optimistic and the pessimistic parameters. If `rows` is 0, it was
+        taken from a fit to PyTorch's softmax (`best`).
+    rows: number of measured shapes of this library's kernel that the model was fitted to.
+    note: source and caveats of the predictions.
+    library: library whose kernel runs, one of LIBRARIES.
 
     >>> from quantbench.device import lookup
     >>> model = SoftmaxModel.prior(lookup("a100-sxm4-80gb"))
@@ -117,9 +119,10 @@ class SoftmaxModel:
 
     @classmethod
     def best(cls, device: DeviceSpec, *, library: str = "megatron") -> SoftmaxModel:
-        """Returns the shipped model of PyTorch's softmax on a device, or its prior.
+        """Returns the model shipped for a device, or its prior if none is shipped.
 
-        Megatron's kernel takes from PyTorch's what they share (`_SHARED`). `note` says which it is.
+        The shipped models are of PyTorch's softmax. A model of Megatron's kernel takes from it the
+        parameters that both kernels share (`_SHARED`). `note` says which model it is.
         """
         prior = cls.prior(device, library=library)
         shipped = [_shipped()[name] for name in same_chip(device.name) if name in _shipped()]
@@ -146,8 +149,13 @@ class SoftmaxModel:
         fused: bool = True,
         library: str = "megatron",
     ) -> SoftmaxModel:
-        """Fits measured times, µs, of Megatron's fused kernel, its fallback (fused=False) or
-        PyTorch's softmax (library="torch"). Returns the prior for fewer than six rows."""
+        """Fits the model to measured times in µs.
+
+        fused: whether Megatron's fused kernel ran, or its separate kernels. PyTorch's softmax
+            (library="torch") always is one kernel.
+
+        Returns the prior, with a note, for fewer than six rows.
+        """
         from scipy.optimize import least_squares
 
         found = list(works)
@@ -164,11 +172,11 @@ class SoftmaxModel:
             return np.concatenate([error, (parameters - start) / spread])
 
         first = start.copy()
-        # Far below every time, the host's would have no gradient.
+        # A start far below every measured time would give the host's launch no gradient.
         first[_INDEX["log_host_us"]] = np.log(times_us.min())
         solved = least_squares(residuals, first, loss="soft_l1")
         predicted = prior._times(found, solved.x, fused)[0]
-        # Corrects for the degrees of freedom used by the parameters.
+        # The factor corrects for the degrees of freedom that the parameters use.
         left = max(1.0, len(found) - len(start)) / len(found)
         half_width = float(np.quantile(np.abs(np.log(predicted / times_us)), 0.9)) / left + 0.01
         kernel = "PyTorch's softmax" if library == "torch" else "softmax"
@@ -176,7 +184,12 @@ class SoftmaxModel:
         return cls(device, tuple(solved.x.tolist()), half_width, len(found), note, library)
 
     def predict(self, works: Iterable[Softmax], *, fused: bool = True) -> Estimates:
-        """Predicts the times of `works`, run by one fused kernel or by the fallback's kernels."""
+        """Predicts the times of `works`.
+
+        fused: whether one fused kernel runs, or Megatron's separate kernels.
+
+        Raises InputError for no shapes.
+        """
         found = list(works)
         if not found:
             raise InputError(_WHO, "no shapes", "at least one Softmax")
@@ -195,15 +208,16 @@ class SoftmaxModel:
 
     @property
     def extremes(self) -> list[tuple[float, ...]]:
-        """Optimistic and pessimistic parameters, but for those that were measured: the interval
-        without rows.
+        """Optimistic and pessimistic parameters, which span the interval of a model without rows.
+
+        Parameters that were measured with PyTorch's softmax have their measured value in both.
         """
         if self.half_width is None:
             return [_FAST, _SLOW]
         return [self._sharing(_FAST), self._sharing(_SLOW)]
 
     def _sharing(self, parameters: Iterable[float]) -> tuple[float, ...]:
-        """Returns parameters with this model's where PyTorch's and Megatron's share them."""
+        """Returns `parameters` with this model's value for each parameter in `_SHARED`."""
         shared = list(parameters)
         for name in _SHARED:
             shared[_INDEX[name]] = self.parameters[_INDEX[name]]
@@ -212,8 +226,9 @@ class SoftmaxModel:
     def _times(
         self, works: list[Softmax], parameters: Iterable[float], fused: bool
     ) -> tuple[FloatArray, ...]:
-        """Returns the latency and its launch, memory and wave parts in µs, and the number of waves;
-        all (n,).
+        """Returns the latency, its launch, memory and wave parts in µs, and the waves.
+
+        All are (n,).
         """
         one_kernel = fused or self.library == "torch"
         of_kernel = [work.min_bytes if one_kernel else fallback_bytes(work) for work in works]
@@ -227,7 +242,7 @@ class SoftmaxModel:
         return latency_us, np.full(len(works), launch_us), *others
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the model as a JSON object; the device is stored by its slug."""
+        """Returns the model as a JSON object that names the device by its slug."""
         return {
             "format": MODEL_FORMAT,
             "version": MODEL_VERSION,
@@ -255,10 +270,10 @@ def _shipped() -> dict[str, Any]:
 
 
 def fallback_bytes(work: Softmax) -> int:
-    """Returns the bytes moved by the fallback: cast to fp32 with the scale, masked fill, softmax,
-    cast back.
+    """Returns the bytes that Megatron's separate kernels move.
 
-    Backward counts one softmax gradient in fp32 and a cast.
+    A forward pass casts to fp32 with the scale, fills masked elements, computes the softmax and
+    casts back. A backward pass computes one softmax gradient in fp32 and casts it.
     """
     elements = work.batch * work.rows * work.cols
     width = element_bytes(work.dtype)
@@ -279,15 +294,17 @@ def softmax_times(
     kernels: float,
     library: str,
 ) -> tuple[Any, float, Any, Any, Any]:
-    """Computes the latency and its launch, memory and wave parts in µs, and the number of waves.
+    """Computes the latency, its launch, memory and wave parts in µs, and the number of waves.
 
-    moved, rows, columns: (n,) bytes, rows of all matrices, and scores of a row; or symbols
-        (`explore.trace`).
-    parameters: logarithms, in the order of _PARAMETERS. kernels: number of launches.
+    moved, rows, columns: (n,), bytes moved, rows of all matrices together, and scores per row. They
+        may be symbols (`explore.trace`).
+    parameters: logarithms, in the order of _PARAMETERS.
+    kernels: number of launches.
+    library: library whose kernel runs, one of LIBRARIES.
     """
     log_launch, log_efficiency, log_wave, log_host, log_wide, log_cached = parameters
     columns = np.maximum(columns, float(_LEAST_COLUMNS))
-    # A row of more than 1024 columns counts as several.
+    # A row of more than 1024 columns takes the place of several rows in a block.
     per_block = np.maximum(_ROWS_PER_BLOCK / np.maximum(columns / 1024.0, 1.0), 1.0)
     waves = np.ceil(rows / per_block / (device.sm_count * _BLOCKS_PER_SM))
     launch_us = kernels * float(np.exp(log_launch))

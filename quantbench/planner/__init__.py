@@ -1,3 +1,4 @@
-"""Predicts memory and time per iteration of parallel layouts of training jobs, and searches over
-layouts and shapes.
+"""Predicts the memory and the time per iteration of training jobs.
+
+Also searches over parallel layouts.
 """

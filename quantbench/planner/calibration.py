@@ -1,8 +1,8 @@
-"""Loads the planner's fitted factors by software stack and GPU, or by site, and measured links of a
-cluster.
+"""Provides the factors by which training differs from ideal single ops.
 
-`tools.planner_fit` fits the factors of all stacks and GPUs together, so that a stack or GPU without
-runs gets the factors of its relatives. A site (its machines and software) has factors of its own.
+The factors of all software stacks and GPUs are fitted together, so that a stack or a GPU without
+runs gets the factors of its relatives. A site (its machines and software) may have factors and
+measured links of its own.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _LARGEST_SITE_BYTES = 2**20
 class Stack:
     """Software that trains a model.
 
-    kernels: kind of its elementwise kernels: fused, compiled (torch.compile) or eager.
+    kernels: kind of its elementwise kernels: fused, compiled (by torch.compile) or eager.
     overlaps: whether it overlaps data-parallel traffic with computation by default.
     fsdp: whether its ZeRO-3 is PyTorch's FSDP.
-    stages_with_zero: whether it combines ZeRO-2 and 3 with pipeline stages.
+    stages_with_zero: whether it can combine ZeRO-2 and ZeRO-3 with pipeline stages.
     """
 
     kernels: str = "fused"
@@ -54,7 +54,7 @@ STACKS = {
     "megatron": Stack(),
     # Megatron with Transformer Engine and overlapped collectives.
     "nemo": Stack(),
-    # Megatron-Bridge 26.04.01, of 2026, with FP8 and experts.
+    # Megatron-Bridge 26.04.01 (2026), with FP8 and experts.
     "megatron-bridge": Stack(),
     # FSDP2 with torch.compile.
     "torchtitan": Stack("compiled", fsdp=True, stages_with_zero=True),
@@ -69,48 +69,54 @@ _UNKNOWN = Stack(overlaps=False)
 
 
 def software(stack: str) -> Stack:
-    """Returns the stack of a name, or what is assumed of an unknown one."""
+    """Returns the stack with this name.
+
+    For an unknown name, returns what is assumed of unknown software.
+    """
     return STACKS.get(stack, _UNKNOWN)
 
 
 def _within(low: float, high: float, default: Any = MISSING) -> Any:
-    """Declares a constant with its lowest and highest plausible value."""
+    """Declares a constant with its smallest and largest plausible value."""
     return field(default=default, metadata={"range": (low, high)})
 
 
 @dataclass(frozen=True)
 class Calibration:
     """Factors of training at one site, or of one software stack on one GPU.
-    (`latency.gemm.cliffs.Calibration` is part of a GEMM model.)
 
-    compute_factor: time of products and attention in training over that in short runs; clocks fall
-        under load.
-    quantized_factor: further factor of products with 8- or 4-bit inputs over those of the inference
-        libraries that were measured, which also cast their input.
-    experts_factor: further factor of grouped products of experts over one batch of theirs.
-    attention_factor: further factor of attention's kernels over those that the latency model was
-        fitted to.
-    elementwise_factor: bytes that elementwise kernels and norms move over those of ideal fused
+    (`latency.gemm.cliffs.Calibration` is a different class: part of a GEMM model.)
+
+    compute_factor: time of GEMMs and attention in training over their time in short runs. Clocks
+        fall under load.
+    quantized_factor: further factor of GEMMs with 8- or 4-bit inputs. It is relative to the
+        inference libraries that were measured, which also cast their input.
+    experts_factor: further factor of the grouped GEMMs of experts, relative to one batched GEMM of
+        all experts.
+    attention_factor: further factor of attention kernels, relative to those that the latency model
+        was fitted to.
+    elementwise_factor: bytes that elementwise kernels and norms move, over the bytes of ideal fused
         passes.
-    tensor_factor: time of a tensor-parallel collective that shows over its isolated time. It is
-        above 1 if GPUs wait for the slowest of them and for the hosts, and below if the collective
-        overlaps with products.
+    tensor_factor: time that a tensor-parallel collective adds, over its isolated time. It is above
+        1 if GPUs wait for the slowest GPU and for the hosts, and below 1 if the collective overlaps
+        with GEMMs.
     layer_overhead_ms: time of launches and small kernels per layer and micro-batch, forward and
-        backward.
-    step_overhead_ms: fixed time per iteration: gradient norm, launches of the optimizer,
+        backward, in ms.
+    step_overhead_ms: fixed time per iteration, in ms: gradient norm, launches of the optimizer,
         synchronisation, logging.
     data_parallel_share: share of the bandwidth of a node's network adapters that data-parallel
         traffic reaches.
-    exposed_share: share of the overlapped gathers of ZeRO's weights that computation waits for.
-    hop_us: latency of a step of a ring between nodes.
-    congestion: loss of that bandwidth per doubling of the nodes.
-    straggler_spread: spread of the nodes' speeds; a job waits for the slowest.
-    base_gib: memory of a process for context, communicators, buckets and workspaces, GiB.
+    exposed_share: share of ZeRO's overlapped gathers of weights for which computation waits.
+    hop_us: latency of one step of a ring between nodes, in µs.
+    congestion: loss of the data-parallel bandwidth per doubling of the nodes, as a share.
+    straggler_spread: relative spread of the speeds of the nodes. A job waits for the slowest node.
+    base_gib: memory of a process for context, communicators, buckets and workspaces, in GiB.
     activation_slack: memory that the caching allocator holds beyond the activations, as a share of
-        them.
+        the activations.
     memory_scatter: 90 % quantile of |ln(predicted / measured memory)|.
-    scatter: widens the interval of times to 90 % coverage, as a share of ln time; changes no
-        prediction.
+    scatter: half-width in ln time of an independent error that is added to the interval of a time,
+        so that the interval covers 90 % of measured times. It changes no predicted time.
+    provenance: where the factors come from.
     """
 
     tensor_factor: float = _within(0.05, 10.0)
@@ -140,7 +146,7 @@ class Calibration:
 
     @property
     def fitted(self) -> bool:
-        """True if the constants were fitted to rows of this site."""
+        """Whether the factors were fitted to rows of this site."""
         return bool(self.provenance.get("rows_fitted"))
 
     def __str__(self) -> str:
@@ -165,27 +171,29 @@ class Calibration:
         )
 
 
-#: constants: name → (lowest, highest) plausible value
+#: (smallest, largest) plausible value of each factor, by its name
 RANGES: dict[str, tuple[float, float]] = {
     f.name: f.metadata["range"] for f in fields(Calibration) if f.metadata
 }
 
 
 def architecture(device: DeviceSpec) -> str:
-    """Returns the architecture name under which factors are kept: the first part of the GPU's
-    name.
+    """Returns the architecture name under which the factors of a GPU are stored.
+
+    The architecture is the first part of the name of the GPU.
     """
     return device.name.split("-")[0]
 
 
 @dataclass(frozen=True)
 class Calibrations:
-    """Planner constants by stack and GPU, and by site (name of a cluster).
+    """Factors by stack and GPU, and by site.
 
-    stacks: constants by stack, then by GPU architecture; "" stands for every other one.
-    provenance: of the constants of a stack that was fitted on its own, because one release of it
-        was measured; of all others under "".
-    chosen: overrides all others.
+    sites: factors by site, which is the name of a cluster.
+    stacks: factors by stack, then by GPU architecture; "" stands for all others.
+    provenance: where the factors of a stack come from, if the stack was fitted on its own because
+        only one release of it was measured. The entry "" applies to all other stacks.
+    chosen: factors that override all others.
     """
 
     sites: Mapping[str, Calibration]
@@ -194,8 +202,11 @@ class Calibrations:
     chosen: Calibration | None = None
 
     def of(self, cluster: Cluster, stack: str = "") -> Calibration:
-        """Returns the constants of a cluster's site, if it has any and no other stack is named;
-        else those of the stack on the cluster's GPU."""
+        """Returns the factors of a cluster.
+
+        If the site of the cluster has factors and no other stack is named, those are returned.
+        Otherwise the factors of the stack on the GPU of the cluster are returned.
+        """
         if self.chosen is not None:
             return self.chosen
         site = self.sites.get(cluster.name)
@@ -204,7 +215,7 @@ class Calibrations:
         return self.of_stack(stack, architecture(cluster.device))
 
     def of_stack(self, stack: str, architecture: str) -> Calibration:
-        """Returns the constants of a stack ("": unknown) on a GPU architecture."""
+        """Returns the factors of a stack ("" for an unknown one) on a GPU architecture."""
         by_gpu = self.stacks.get(stack, self.stacks[""])
         fit = self.provenance.get(stack, self.provenance[""])
         where = f"{stack or 'an unknown stack'} on {architecture} {fit.get('release', '')}".strip()
@@ -217,19 +228,20 @@ class Calibrations:
         del data["chosen"]
         for by_gpu in data["stacks"].values():
             for constants in by_gpu.values():
-                del constants["provenance"]  # that of the whole fit is beside them
+                del constants["provenance"]  # stored once for the whole fit
         return {**_HEADER, **data}
 
     @classmethod
     def from_json(cls, data: object) -> Calibrations:
-        """Builds the constants from the output of `to_json`. Raises InputError for anything
-        else.
-        """
+        """Builds the factors from the output of `to_json`. Raises InputError for anything else."""
         return decode(cls, _content(data, _HEADER, _WHO), _WHO)
 
 
 def _content(data: object, header: dict[str, Any], who: str) -> dict[str, Any]:
-    """Returns a JSON object without its header. Raises InputError for another header."""
+    """Returns a JSON object without its header.
+
+    Raises InputError if the object has another header.
+    """
     if not isinstance(data, dict) or not header.items() <= data.items():
         expected = "{format} version {version}".format(**header)
         raise InputError(who, repr(data)[:120], expected)
@@ -238,18 +250,18 @@ def _content(data: object, header: dict[str, Any], who: str) -> dict[str, Any]:
 
 @cache
 def shipped() -> Calibrations:
-    """Returns the constants in the package's planner.json."""
+    """Returns the factors in the planner.json of this package."""
     text = (files("quantbench.planner") / "planner.json").read_text("utf-8")
     return Calibrations.from_json(json.loads(text))
 
 
 def site_json(site: Calibration) -> dict[str, Any]:
-    """Returns the content of a site's file."""
+    """Returns the content of the file of a site."""
     return {**_SITE_HEADER, **asdict(site)}
 
 
 def load_site(path: Path) -> Calibration:
-    """Reads a site's file, as `plan --fit` writes it. Raises InputError for anything else."""
+    """Reads the file of a site, as `plan --fit` writes it. Raises InputError for anything else."""
     try:
         data = read_json(path, most_bytes=_LARGEST_SITE_BYTES)
         return decode(Calibration, _content(data, _SITE_HEADER, str(path)), str(path))
@@ -265,17 +277,17 @@ def with_measured_links(
     *,
     between_nodes: bool = True,
 ) -> Cluster:
-    """Returns `cluster` with links measured by `quantbench comm` in place of those from public
-    tables.
+    """Returns `cluster` with links that `quantbench comm` measured.
 
-    All-reduces inside a node give its links, by number of GPUs. The highest bus bandwidth of
-    all-reduces between nodes gives the node's network rate: a ring leaves a node once, so its
-    adapters carry the bytes that each GPU sends.
+    They replace links from public tables. All-reduces within a node give the links of the node, by
+    number of GPUs. The highest bus bandwidth of all-reduces between nodes gives the network rate of
+    a node: a ring leaves a node once, so the adapters of the node carry the bytes that each GPU
+    sends.
 
-    measured: (workload, time in µs) pairs; only all-reduces are used.
+    measured: (workload, time in µs) pairs, of which only all-reduces are used.
     source: origin of the times, for provenance.
-    between_nodes: whether to replace the node's rate; False if constants were fitted against the
-        stated rate.
+    between_nodes: whether to replace the network rate of a node. It must be False if the factors
+        were fitted with the stated rate.
     """
     times: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     node_gb_per_s = 0.0
@@ -286,7 +298,7 @@ def with_measured_links(
             node_gb_per_s = max(node_gb_per_s, work.bus_bytes / us / 1e3)
         elif work.num_nodes == 1:
             times[work.num_gpus][work.bus_bytes].append(us)
-    # A link is a curve of time over size; one size is not enough for it.
+    # A link is a curve of time over message size, for which one size is not enough.
     links = {gpus: _link(by_size) for gpus, by_size in times.items() if len(by_size) > 1}
     groups = [f"{gpus} GPUs of a node" for gpus in sorted(links)]
     if node_gb_per_s:
@@ -302,7 +314,10 @@ def with_measured_links(
 
 
 def _link(by_size: dict[int, list[float]]) -> Link:
-    """Returns the curve through the median times, made non-decreasing in the message size."""
+    """Returns the curve through the median times, made non-decreasing in the message size.
+
+    by_size: times in µs, by message size in bytes.
+    """
     sizes = sorted(by_size)
     medians = (median(by_size[size]) for size in sizes)
     return Link(tuple(map(float, sizes)), tuple(accumulate(medians, max)))

@@ -1,8 +1,7 @@
-"""Checks layouts against the divisibility and framework rules of Megatron-DeepSpeed.
+"""Checks layouts against the rules of the model and of the training framework.
 
-Sources: Megatron-LM (megatron/arguments.py, fused_softmax.py), DeepSpeed's pipeline engine, and the
-    sanity checks in
-the BigScience documents.
+The rules are those of Megatron-DeepSpeed. Sources: Megatron-LM (megatron/arguments.py,
+fused_softmax.py), DeepSpeed's pipeline engine, and the sanity checks in the BigScience documents.
 """
 
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from quantbench.workload.dtypes import ALIGNED_ELEMENTS
 from quantbench.workload.ops import multiples_around
 from quantbench.workload.parameters import padded_vocab
 
-# Conditions by name of the rule. A layout that breaks a strict one cannot run.
+# Condition of each rule, by its name. A layout that breaks a strict rule cannot run.
 _STRICT = {
     "gpus": "dp * tp * pp * cp == gpus",
     "gbs": "gbs % (mbs * dp) == 0",
@@ -40,16 +39,18 @@ _COSTLY = {
     "fused softmax": "16 < seq <= 16384, seq % 4 == 0, (heads / tp * mbs) % 4 == 0",
     "bubble": "micro-batches >= 4 * pp",
 }
-#: names of strict rules specific to one framework; other frameworks run layouts that break them
+#: names of the strict rules that are specific to one framework; other frameworks run layouts that
+#: break them
 OF_SOFTWARE = ("gbs", "interleave", "tp in a node", "ZeRO with stages")
 
 
 @dataclass(frozen=True)
 class Violation:
-    """Rule broken by a layout.
+    """A rule that a layout breaks.
 
-    rule: the condition.
-    strict: whether a layout that breaks it cannot run.
+    name: name of the rule.
+    rule: condition of the rule.
+    strict: whether a layout that breaks the rule cannot run.
     message: the conflict and the suggested change.
     """
 
@@ -63,7 +64,7 @@ class Violation:
 
 
 def violations(job: Job, layout: Layout) -> list[Violation]:
-    """Returns every rule that the layout breaks, strict ones first."""
+    """Returns every rule that the layout breaks, strict rules first."""
     found = strict_violations(job, layout)
     for name, message in _costly(job, layout):
         found.append(Violation(name, _COSTLY[name], False, message))
@@ -77,12 +78,12 @@ def strict_violations(job: Job, layout: Layout) -> list[Violation]:
 
 
 def is_possible(job: Job, layout: Layout) -> bool:
-    """Returns True if the layout breaks no strict rule."""
+    """Returns whether the layout breaks no strict rule."""
     return next(_strictly_broken(job, layout), None) is None
 
 
 def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[str, str]]:
-    """Yields (name, message) for every broken strict rule."""
+    """Yields (name, message) for every strict rule that the layout breaks."""
     shape = job.shape
     tp = layout.tp
     pp = layout.pp
@@ -147,7 +148,7 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 def _stages(layers: int, layout: Layout) -> str:
-    """Returns why the layers do not divide into the layout's stages; "" if they do."""
+    """Returns why the layers do not divide into the stages of the layout; "" if they do."""
     pp = layout.pp
     if layers < pp:
         return f"{layers} layers cannot fill {pp} stages; take pp = {layers} or less"
@@ -164,14 +165,15 @@ def _stages(layers: int, layout: Layout) -> str:
 
 
 def chunk_layers(layers: int, layout: Layout) -> int:
-    """Returns the layers to divide into chunks, with the embeddings if the partition counts
-    them.
+    """Returns the number of layers that are divided into chunks.
+
+    Embedding and logits count as two layers if the partition counts them.
     """
     return layers + 2 if layout.partition == "embedding" else layers
 
 
 def _interleave(layers: int, layout: Layout, micro_batches: int) -> str:
-    """Returns why the layout's stages cannot be interleaved; "" if they can."""
+    """Returns why the stages of the layout cannot be interleaved; "" if they can."""
     pp = layout.pp
     chunks = layout.interleave
     if pp == 1:
@@ -196,7 +198,7 @@ def _interleave(layers: int, layout: Layout, micro_batches: int) -> str:
 
 
 def _costly(job: Job, layout: Layout) -> Iterator[tuple[str, str]]:
-    """Yields (name, message) for every broken rule that is not strict."""
+    """Yields (name, message) for every rule that is not strict and that the layout breaks."""
     shape = job.shape
     tp = layout.tp
     padded = padded_vocab(shape.vocab, tp)

@@ -1,8 +1,8 @@
-"""Fits the planner's factors to measured iterations, of one site or by a model of effects.
+"""Fits the planner's factors to measured iterations, of one site or of many stacks and GPUs.
 
-Method: robust (soft L1) Gauss-Newton on log times. Effects on factors have normal priors on the log
-    scale, so that
-little data moves them little. A table of many runs counts as eight: they repeat a few layouts.
+The fit is a robust (soft L1) Gauss-Newton fit of log times, with normal priors on the log scale, so
+that little data changes the factors little. A table of many runs counts as eight runs, because the
+runs repeat a few layouts.
 """
 
 import math
@@ -25,21 +25,26 @@ from quantbench.units import counted
 
 FloatArray = npt.NDArray[np.float64]
 
-# Spread of ln time between repeated or similar runs of a table.
+# Standard deviation of ln time between repeated or similar runs of a table.
 _ROW_SPREAD = 0.03
 _RUNS_THAT_COUNT = 8
 _STEP = 0.99
 _COVERED = 0.9
 _FEWEST = 5
-# A factor whose spread the rows reduce by less than this is not determined; a pair correlated more
-# is not told apart.
+# A factor is not determined if the rows leave more than this share of the spread of its prior. Two
+# factors are not told apart if their correlation is larger than the second value.
 _DETERMINED = 0.7
 _APART = 0.7
 _UNUSUAL = 2  # spreads of the prior
 
 
 class Prior(NamedTuple):
-    """Spreads of the effects on a factor, on the log scale."""
+    """Standard deviations of the effects on one factor, on the log scale.
+
+    common: effect that all runs share, or all runs with the same kind of kernels (`Stack.kernels`).
+    stack, gpu, both: effect of a stack, of a GPU architecture, and of the two together.
+    site: effect of a table, whose runs share a site.
+    """
 
     common: float
     stack: float = 0.0
@@ -64,25 +69,33 @@ PRIORS = {
     "congestion": Prior(0.5, site=0.7),
     "straggler_spread": Prior(0.5, 0.5),
 }
-#: effect of a table on all of its times, in place of a factor
+#: name, in place of a factor, of the effect of a table on all of its times
 TIME = "time"
 
 
 class Term(NamedTuple):
-    """Effect on the logarithm of a factor. key: the runs that it is common to; "" for all."""
+    """Effect on the logarithm of a factor.
+
+    key: names the runs that share the effect; "" for all runs.
+    """
 
     factor: str
     key: str
 
 
-#: stack, GPU architecture and table of a run
+#: (stack, GPU architecture, table) of a run
 Group = tuple[str, str, str]
 Effects = dict[Term, float]
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Measured iteration of a case. table: the runs that share a site and software."""
+    """Measured iteration of a case.
+
+    layers: layer times of the job.
+    measured_s: measured time per iteration, in s.
+    table: name of the runs that share a site and software.
+    """
 
     case: Case
     layers: LayerTimes
@@ -91,13 +104,16 @@ class Observed:
 
     @property
     def group(self) -> Group:
+        """Stack, GPU architecture and table of the run."""
         job = self.case.job
         return job.stack, architecture(job.cluster.device), self.table
 
 
 def observe(runs: Iterable[tuple[Case, float, str]], times: TimesOf) -> list[Observed]:
-    """Prepares measured runs (case, seconds, table) for fits; runs of one job share their layer
-    times.
+    """Prepares measured runs for fits. The runs of one job share their layer times.
+
+    runs: (case, time per iteration in s, table) of each run.
+    times: function that returns the source of op times for a GPU.
     """
     known: dict[object, LayerTimes] = {}
     found = []
@@ -110,17 +126,19 @@ def observe(runs: Iterable[tuple[Case, float, str]], times: TimesOf) -> list[Obs
 
 
 def predicted_s(one: Observed, calibration: Calibration) -> float:
+    """Returns the predicted time per iteration, in s."""
     return iteration(one.case.job, one.case.layout, one.layers, calibration).sec.mid
 
 
 def log_errors(observed: Sequence[Observed], calibration: Calibration) -> FloatArray:
-    """Returns ln(predicted / measured), shape (observed,)."""
+    """Returns ln(predicted / measured) of each run (observed,)."""
     return np.log([predicted_s(one, calibration) / one.measured_s for one in observed])
 
 
 def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
-    """Returns the half-widths on ln time of the intervals that the ops alone give, on the side of
-    each error.
+    """Returns the half-width in ln time that the ops alone give to each run (observed,).
+
+    The half-width is that of the side on which the error lies.
     """
     sides = []
     for one, error in zip(observed, errors, strict=True):
@@ -130,28 +148,32 @@ def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
 
 
 def scatter_beyond(observed: Sequence[Observed], errors: FloatArray) -> float:
-    """Returns the independent error on ln time that, with the intervals of the ops, covers nine in
-    ten `errors`.
+    """Returns the independent error in ln time beyond the intervals of the ops.
+
+    With both, nine in ten of `errors` are covered.
     """
     beyond = np.maximum(errors**2 - op_spreads(observed, errors) ** 2, 0.0)
     return float(np.quantile(np.sqrt(beyond), _COVERED))
 
 
 def start_from(rest: Mapping[str, float]) -> Calibration:
-    """Returns constants before a fit: times of single ops, and what no fit of times determines."""
+    """Returns the factors before a fit, which are those of ideal single ops.
+
+    rest: factors that no fit of times determines, by name.
+    """
     values: dict[str, Any] = {"base_gib": 4.0, "activation_slack": 0.1, **rest}
     return Calibration(1.0, 0.0, 1.0, **values)
 
 
 def fit_site(observed: Sequence[Observed], prior: Calibration) -> Calibration:
-    """Fits every factor to the rows of one site, from the factors of its stack.
+    """Fits every factor to the rows of one site, starting from the factors of its stack.
 
-    The provenance names factors that the rows say little about, which keep the values of the stack
-    (`undetermined`), pairs that the rows do not tell apart, of which only the joint effect is known
-    (`confounded`), and factors that lie further from the stack's than those of nineteen in twenty
-    sites are expected to (`unusual`).
+    The provenance of the result names three kinds of factors. `undetermined` are those about which
+    the rows say little, which keep the values of the stack. `confounded` are pairs that the rows do
+    not tell apart, of which only the joint effect is known. `unusual` are factors that differ from
+    those of the stack by more than is expected of nineteen in twenty sites.
 
-    Raises InputError for too few rows.
+    Raises InputError if there are too few rows.
     """
     if len(observed) < _FEWEST:
         what = f"{counted(len(observed), 'row')} with a time"
@@ -169,7 +191,8 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> Calibration:
     effects, jacobian = solve(observed, lambda _: spread, constants)
     found = constants(effects, None)
     names = list(PRIORS)
-    # Posterior in units of the priors' spreads; the rows of the identity are the priors.
+    # Covariance of the posterior, in units of the spreads of the priors. The rows of the identity
+    # in the Jacobian are the priors.
     covariance = np.linalg.inv(jacobian.T @ jacobian)
     spread_left = np.sqrt(np.diag(covariance))
     apart = np.abs(covariance / np.outer(spread_left, spread_left)) <= _APART
@@ -195,11 +218,13 @@ def solve(
     spreads: Callable[[Group], Effects],
     constants: Callable[[Effects, Group], Calibration],
 ) -> tuple[Effects, FloatArray]:
-    """Minimizes robust log errors plus priors; returns the effects and the Jacobian of the scaled
-    residuals, priors last, by effect over its spread.
+    """Minimizes the robust log errors plus the priors.
 
-    spreads: spread of each effect on a group's rows.
-    constants: factors of a group.
+    Returns the effects, and the Jacobian of the scaled residuals by each effect over its spread.
+    The rows of the priors come last.
+
+    spreads: function that returns the spread of each effect on the rows of a group.
+    constants: function that returns the factors of a group, given the effects.
     """
     from scipy.optimize import least_squares
 

@@ -1,5 +1,6 @@
-"""Compares rules of thumb of BigScience's training notes (BLOOM) with the best layouts of a
-search.
+"""Compares rules of thumb with the best layouts of a search.
+
+The rules are those of BigScience's training notes (BLOOM).
 """
 
 from dataclasses import asdict, dataclass
@@ -13,7 +14,8 @@ from quantbench.units import percent
 from quantbench.workload.dtypes import ALIGNED_ELEMENTS
 from quantbench.workload.parameters import parameters
 
-# Costs below this are within the model's accuracy, so the rule's layout counts as equally good.
+# Largest cost that is within the accuracy of the model. Up to this cost, the layout of a rule
+# counts as equally good.
 _NEGLIGIBLE = 0.02
 _BYTES_PER_PARAMETER = 18
 _MEMORY_SHARE = 0.75
@@ -25,8 +27,10 @@ _PREQUEL = f"{_BIGSCIENCE}/tr11-176B-ml/chronicles-prequel.md"
 
 @dataclass(frozen=True)
 class LayoutRule:
-    """Rule of thumb for layouts, the public document that states it, and cases in which it is wrong
-    (`weakness`).
+    """A rule of thumb for layouts.
+
+    source: public document that states the rule.
+    weakness: cases in which the rule is wrong.
     """
 
     name: str
@@ -39,11 +43,11 @@ class LayoutRule:
 class Judged:
     """Verdict on a rule of thumb for one job.
 
-    verdict: holds, costs time, fails (no layout that follows the rule fits, or its prediction is
-        wrong), or note.
+    verdict: `holds`, `costs time`, `fails` (no layout that follows the rule fits, or its prediction
+        is wrong), or `note`.
     finding: text of the comparison.
-    cost: extra time of the rule's best layout over the best of all, as a share; None if no layout
-        is compared.
+    cost: extra time of the rule's best layout over the best of all layouts, as a share; None if no
+        layout is compared.
     choice: the rule's best layout.
     """
 
@@ -164,8 +168,9 @@ def judge_folklore(job: Job, found: Found) -> list[Judged]:
 
 
 def _best_of(rule: LayoutRule, found: Found, name: str, degree: int, which: str) -> Judged:
-    """Compares the best layout whose `name` is `degree` with the best of all. which: text for
-    these layouts.
+    """Compares the best layout whose degree `name` is `degree` with the best of all layouts.
+
+    which: text for the layouts with this degree.
     """
     choice = next((p for p in found.ranked if getattr(p.layout, name) == degree), None)
     if choice is None:
@@ -174,7 +179,10 @@ def _best_of(rule: LayoutRule, found: Found, name: str, degree: int, which: str)
 
 
 def _compared(rule: LayoutRule, found: Found, choice: Prediction, which: str) -> Judged:
-    """Compares one layout with the best of all. which: text for the layout."""
+    """Compares one layout with the best of all layouts.
+
+    which: text for the layout.
+    """
     best = found.ranked[0]
     cost = choice.sec_per_it / best.sec_per_it - 1
     finding = f"{which} is {choice.layout}"
@@ -185,6 +193,7 @@ def _compared(rule: LayoutRule, found: Found, choice: Prediction, which: str) ->
 
 
 def _eighteen_bytes(job: Job, found: Found) -> Judged:
+    """Compares the rule of 18 bytes per parameter with the layouts that fit one GPU."""
     needed = _BYTES_PER_PARAMETER * parameters(job.shape)
     limit = _MEMORY_SHARE * job.cluster.device.memory_bytes
     alone = any(p.layout.tp * p.layout.pp == 1 for p in found.ranked)

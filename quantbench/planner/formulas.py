@@ -1,15 +1,9 @@
-"""Counts FLOPs of a training iteration, and computes TFLOPs per GPU by the formulas of three public
-calculators.
+"""Counts the FLOPs of a training iteration, and computes TFLOP/s by three public calculators.
 
-The calculators differ by up to 16 % for the same run, so TFLOPs must be stated with their
-calculator. All count hardware FLOPs of training with activation recomputation: 8 FLOPs per
-parameter and token (2 forward, 2 for the recomputed forward, 4 backward). Without recomputation the
-work is 3/4 of that.
-
-Sources: `simple`: bigscience-workshop/bigscience, train/tr8-104B-wide and math/README.md. `old`:
-    the estimate that Megatron-DeepSpeed logged before 21 February 2022. Megatron's: Narayanan et
-    al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC 2021,
-    equation 3, in Megatron-DeepSpeed since its pull request 251.
+The calculators differ by up to 16 % for the same run, so a figure must be stated with its
+calculator. All of them count the hardware FLOPs of training with activation recomputation: 8 FLOPs
+per parameter and token (2 forward, 2 for the recomputed forward pass, 4 backward), of which 3/4
+remain without recomputation.
 """
 
 from quantbench.workload import TransformerShape
@@ -25,18 +19,23 @@ def tflops_by_calculator(
     gpus: int,
     size_b: float | None = None,
 ) -> dict[str, float]:
-    """Returns TFLOP/s per GPU with full recomputation, by name of each older calculator that
-    applies to the shape. That of Megatron is `hardware_flops`.
+    """Returns TFLOP/s per GPU with full recomputation, by the name of the older calculator.
 
-    simple: 8 · parameters · seq · gbs / time. Omits the attention scores, whose share grows with
-        seq / hidden.
-    old: 8 · l·(12h² + 13h + 6h·(tp − 1)) · seq · gbs / time, for GPT layers. The last term counts
-        biases and norms of a layer once per tensor-parallel rank. Omits embeddings and attention
-        scores, so it is too low: by 4 % for 80 layers of hidden 14400 and by 16 % for 8 layers.
+    Only calculators that apply to the shape are in the result. `hardware_flops` has the formula of
+    Megatron.
+
+    - `simple`: 8 · parameters · seq · gbs / time. It omits the attention scores, whose share grows
+      with seq / hidden. Source: bigscience-workshop/bigscience, train/tr8-104B-wide and
+      math/README.md.
+    - `old`: 8 · l·(12h² + 13h + 6h·(tp − 1)) · seq · gbs / time, for GPT layers. The last term
+      counts the biases and norms of a layer once per tensor-parallel rank. It omits embeddings and
+      attention scores, so it is too low: by 4 % for 80 layers of hidden 14400, and by 16 % for 8
+      layers. Source: the estimate that Megatron-DeepSpeed logged before 21 February 2022.
 
     gbs: samples of shape.seq tokens per iteration.
-    sec_per_it: seconds per iteration on `gpus` GPUs.
-    size_b: stated number of parameters, 1e9, for `simple`; default: parameters of the shape.
+    sec_per_it: time per iteration on `gpus` GPUs, in s.
+    size_b: stated number of parameters in 1e9, for `simple`. The default is the number of
+        parameters of the shape.
 
     >>> shape = TransformerShape(hidden=11600, heads=80, layers=64)
     >>> found = tflops_by_calculator(
@@ -56,14 +55,17 @@ def tflops_by_calculator(
 
 
 def _is_gpt(shape: TransformerShape) -> bool:
-    """Checks for GPT layers of 12·hidden² weights."""
+    """Returns whether the layers are GPT layers, which have 12·hidden² weights."""
     as_many_heads = shape.kv_heads == shape.heads and shape.heads * shape.head_dim == shape.hidden
     return as_many_heads and not shape.gated and shape.ffn == 4 * shape.hidden
 
 
 def _megatron_flops(shape: TransformerShape, gbs: int) -> float:
-    """Returns 96 · gbs · s · l · h² · (1 + s/6h + V/16lh), the FLOPs of an iteration of GPT layers
-    with full recomputation. Counts all pairs of tokens.
+    """Returns the FLOPs of an iteration with full recomputation, as Megatron counts GPT layers.
+
+    The formula is 96 · gbs · s · l · h² · (1 + s/6h + V/16lh), which counts all pairs of tokens.
+    Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using
+    Megatron-LM, SC 2021, equation 3, in Megatron-DeepSpeed since its pull request 251.
     """
     h = shape.hidden
     beside = 1 + shape.seq / (6 * h) + shape.vocab / (16 * shape.layers * h)
@@ -71,20 +73,24 @@ def _megatron_flops(shape: TransformerShape, gbs: int) -> float:
 
 
 def model_flops(shape: TransformerShape, gbs: int) -> float:
-    """Returns the FLOPs of an iteration without recomputation: the numerator of MFU.
+    """Returns the FLOPs of an iteration without recomputation, which are the numerator of MFU.
 
-    Counts every GEMM of any shape (grouped heads, gated MLPs), and all pairs of tokens in
-    attention, masked or not, as Megatron does. For a GPT with ffn = 4·hidden this is 3/4 of the
-    `megatron` count plus 1/4 of the logits' 6·V·h per token, since logits are never recomputed.
+    All GEMMs of any shape are counted (grouped heads, gated MLPs), and all pairs of tokens in
+    attention, masked or not, as in Megatron. For a GPT with ffn = 4·hidden the result is 3/4 of
+    Megatron's count, plus 1/4 of the 6·V·h per token of the logits, because logits are never
+    recomputed.
     """
     pairs = 4 * shape.seq * shape.heads * shape.core_dim
-    # The embedding is looked up, and the logits are a product, whether they share a matrix or not.
+    # The embedding is a lookup and the logits are a GEMM, whether or not they share a matrix.
     met = shape.active_parameters - shape.vocab * shape.hidden * (not shape.tied)
     return 3.0 * gbs * shape.seq * (2 * met + shape.layers * pairs)
 
 
 def hardware_flops(shape: TransformerShape, gbs: int, recompute: str = "none") -> float:
-    """Returns FLOPs per iteration with a recomputation (see `Layout`); GPT layers as `megatron`."""
+    """Returns the FLOPs of an iteration with a kind of recomputation (see `Layout`).
+
+    GPT layers are counted as in Megatron (`_megatron_flops`).
+    """
     none = 0.75 * _megatron_flops(shape, gbs) if _is_gpt(shape) else model_flops(shape, gbs)
     if recompute == "full":
         return none * 4 / 3

@@ -1,15 +1,8 @@
-"""Predicts the time of one training iteration from layer times, the pipeline schedule, traffic and
-the optimizer step.
+"""Predicts the time of a training iteration from layer times, schedule, traffic and optimizer.
 
-Schedule: 1F1B (Narayanan et al., 2019 and 2021). Each micro-batch takes one slot per stage, forward
-    and backward. The
-slowest stage sets the pace. Filling and draining the pipeline costs one slot of each other stage,
-divided by the number of chunks if stages are interleaved.
-
-Rank placement: as in Megatron-DeepSpeed, tensor-parallel ranks are adjacent, then data-parallel
-ones, and pipeline stages are outermost. So a node holds gpus_per_node / tp members of a
-data-parallel group (at most dp), their ring leaves the node once, and gpus_per_node / members rings
-share its adapters.
+The schedule is 1F1B (Narayanan et al., 2019 and 2021): each micro-batch takes one slot per stage,
+forward and backward, and the slowest stage sets the pace. Filling and draining the pipeline costs
+one slot of each other stage, divided by the number of chunks if stages are interleaved.
 """
 
 import math
@@ -21,32 +14,36 @@ from quantbench.planner.layer_time import NO_TIME, LayerTimes, Span
 from quantbench.planner.layout import Job, Layout, stages_of
 from quantbench.planner.memory import embedding_parameters, stage_parameters
 
-# Mixed-precision Adam reads the master weight, two moments and the gradient in fp32; it writes the
-# first three in fp32 and the weight in half precision.
+# Bytes per parameter of an optimizer step. Mixed-precision Adam reads the master weight, two
+# moments and the gradient in fp32. It writes the first three in fp32 and the weight in half
+# precision.
 _STEP_BYTES = 4 * 4 + 3 * 4 + 2
-# Parameters per gradient bucket, except with ZeRO-3 (default of DeepSpeed's reduce_bucket_size).
+# Parameters per gradient bucket, except with ZeRO-3 (the default of DeepSpeed's
+# reduce_bucket_size).
 _BUCKET_PARAMETERS = 5e8
-# Share of overlapped reductions that shows over that of gathers: nothing waits for them, but they
-# take SMs and memory bandwidth. Assumed, not fitted.
+# Share of overlapped reductions that shows in the time, over the share of overlapped gathers.
+# Nothing waits for reductions, but they take SMs and memory bandwidth. This value is assumed, not
+# fitted.
 _REDUCTIONS_WAIT = 0.25
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """Seconds per iteration, and its parts on the slowest stage, which add up to `sec.mid`.
+    """Time per iteration in s, and its parts on the slowest stage, which add up to `sec.mid`.
 
     products: weight GEMMs.
-    attention: attention's GEMMs and softmax.
+    attention: GEMMs and softmax of attention.
     recompute: recomputed forward passes.
     vector: elementwise kernels.
     overhead: fitted overhead per layer.
-    tensor: tensor-parallel collectives and context-parallel traffic.
+    tensor: tensor-parallel collectives, exchange of rows between experts, and context-parallel
+        traffic.
     logits: embedding, logits and loss, if the slowest stage holds them.
     point_to_point: transfers between stages.
     bubble: idle time while the pipeline fills and drains.
+    data_parallel: part of the data-parallel traffic that shows in the time.
     optimizer: optimizer step, with its fixed overhead.
-    data_parallel: data-parallel traffic that shows in the time.
-    stragglers: waiting for the slowest node.
+    stragglers: time of waiting for the slowest node.
     """
 
     sec: Span
@@ -65,24 +62,30 @@ class Iteration:
 
     @property
     def bubble_share(self) -> float:
+        """Share of the iteration that the pipeline bubble takes."""
         return self.bubble / self.sec.mid
 
     @property
     def parts(self) -> dict[str, float]:
+        """The parts of the iteration in s, by name."""
         parts = asdict(self)
         del parts["sec"]
         return parts
 
     @property
     def bound(self) -> str:
-        """Largest loss, if it exceeds a fifth of the GEMM and attention time; else `compute`."""
+        """The largest loss; `compute` if it is small.
+
+        A loss counts if it exceeds a fifth of the time of GEMMs and attention.
+        """
         losses = {
             "tensor-parallel traffic": self.tensor,
             "pipeline bubble": self.bubble,
             "network": self.data_parallel + self.point_to_point,
             "recomputation": self.recompute,
             "launches and stragglers": self.overhead + self.stragglers,
-            # In a pipeline the logits delay the other stages; without one they are ordinary work.
+            # In a pipeline the logits delay the other stages. Without a pipeline they are ordinary
+            # work.
             "logits": self.logits * (self.bubble > 0),
             "memory bandwidth": self.vector + self.optimizer,
         }
@@ -93,7 +96,11 @@ class Iteration:
 def iteration(
     job: Job, layout: Layout, layer_times: LayerTimes, calibration: Calibration
 ) -> Iteration:
-    """Predicts one iteration of `job` in `layout`, which must break no strict rule."""
+    """Predicts one iteration of a job in a layout, which must break no strict rule.
+
+    layer_times: layer times of the job.
+    calibration: factors of training.
+    """
     key = layout.per_layer
     time = layer_times.at(key).fitted(calibration)
     without = time
@@ -153,11 +160,11 @@ def iteration(
 
 
 def point_to_point_s(job: Job, layout: Layout) -> float:
-    """Returns the seconds to send one micro-batch's activation to the next stage.
+    """Returns the time to send the activations of one micro-batch to the next stage, in s.
 
-    Each tensor-parallel rank sends its share, and the receiving ranks gather it (Narayanan et al.,
-    2021, section 4.1; DeepSpeed's PartitionedTensor). Assumes the full rate of the adapters: the
-    fitted data_parallel_share describes rings with many small messages.
+    Each tensor-parallel rank sends its share, and the receiving ranks gather the shares (Narayanan
+    et al., 2021, section 4.1; DeepSpeed's PartitionedTensor). The full rate of the adapters is
+    assumed, because the fitted data_parallel_share describes rings with many small messages.
     """
     if layout.pp == 1:
         return 0.0
@@ -170,13 +177,13 @@ def point_to_point_s(job: Job, layout: Layout) -> float:
 
 
 def ring_passes(job: Job, layout: Layout) -> tuple[int, int]:
-    """Returns how often the weights are gathered and the gradients reduced around the data-parallel
-    ring per iteration (Rajbhandari et al., ZeRO, 2020, section 7); an all-reduce counts as two
-    reductions.
+    """Returns how often weights are gathered and gradients reduced per iteration.
 
-    ZeRO-1 gathers and reduces once per step. ZeRO-2 reduces per micro-batch, and PyTorch's FSDP
-    also gathers then (torch.distributed.fsdp.ShardingStrategy, SHARD_GRAD_OP: reshards after the
-    backward pass). ZeRO-3 gathers twice.
+    Each pass goes around the data-parallel ring. An all-reduce counts as two reductions. ZeRO-1
+    gathers and reduces once per step. ZeRO-2 reduces once per micro-batch, and PyTorch's FSDP then
+    also gathers once per micro-batch (torch.distributed.fsdp.ShardingStrategy: SHARD_GRAD_OP
+    reshards after the backward pass). ZeRO-3 gathers twice per micro-batch. Source: Rajbhandari et
+    al., ZeRO, 2020, section 7.
     """
     if layout.zero == 0:
         return 0, 2
@@ -197,9 +204,9 @@ def data_parallel_s(
     stage_parameters: int,
     experts: int = 0,
 ) -> float:
-    """Returns the seconds of data-parallel traffic per iteration, without overlap.
+    """Returns the time of data-parallel traffic per iteration without overlap, in s.
 
-    stage_parameters: parameters of a stage on one GPU.
+    stage_parameters: parameters of a stage on one GPU, without its experts.
     experts: parameters of the stage's experts on one GPU.
     """
     volume = sum(ring_passes(job, layout))
@@ -210,8 +217,8 @@ def data_parallel_s(
     seconds = _ring_s(job, layout, calibration, layout.replicas, 1, ring_bytes, volume * each)
     if not experts:
         return seconds
-    # Experts have fewer replicas: the ring of those GPUs, at the stride of the expert-parallel
-    # group.
+    # Experts have fewer replicas. Their ring connects only the GPUs that hold the same experts,
+    # which are ep / tp data-parallel GPUs apart.
     stride = max(1, layout.ep // layout.tp)
     ring_bytes = volume * experts * job.shape.element_bytes
     ranks = layout.expert_replicas
@@ -227,9 +234,15 @@ def _ring_s(
     ring_bytes: float,
     collectives: float,
 ) -> float:
-    """Returns the seconds of collectives over rings of `ranks` data-parallel GPUs, every
-    `stride`-th of them.
+    """Returns the time of collectives over rings of data-parallel GPUs, in s.
 
+    Ranks are placed as in Megatron-DeepSpeed: tensor-parallel ranks are adjacent, then come
+    data-parallel ranks, and pipeline stages are outermost. So a node holds gpus_per_node / tp
+    members of a data-parallel group (at most dp), their ring leaves the node once, and
+    gpus_per_node / members rings share the adapters of the node.
+
+    ranks: number of GPUs in a ring.
+    stride: distance between neighbours of a ring, in data-parallel GPUs.
     ring_bytes: bytes of the buffers of all passes.
     collectives: number of passes.
     """
@@ -241,7 +254,7 @@ def _ring_s(
     if in_node == ranks:
         return cluster.intra_node(ranks).time_s(ring_bytes)
     rings = cluster.gpus_per_node / in_node
-    # Each collective of a ring passes every node in turn.
+    # Each collective passes every node of the ring in turn.
     nodes = ranks / in_node
     share = calibration.data_parallel_share / (1 + calibration.congestion * math.log2(nodes))
     latency_s = collectives * (nodes - 1) * calibration.hop_us * 1e-6
@@ -251,8 +264,11 @@ def _ring_s(
 def tied_embedding_s(
     job: Job, layout: Layout, calibration: Calibration, embedding_parameters: int
 ) -> float:
-    """Returns the seconds to add up the gradients of a tied embedding on the first and the last
-    stage.
+    """Returns the time to add up the gradients of a tied embedding, in s.
+
+    The first and the last stage each have such a gradient.
+
+    embedding_parameters: parameters of the embedding on one GPU.
     """
     if layout.pp == 1 or not job.shape.tied:
         return 0.0
@@ -269,16 +285,17 @@ def exposed_s(
     traffic_s: float,
     room_s: float,
 ) -> float:
-    """Returns the seconds of traffic that show in the time.
+    """Returns how much of the traffic shows in the time of the iteration, in s.
 
-    That is what does not overlap, and a share of the overlapped gathers of weights, which
-    computation waits for. It does not wait for reductions of gradients, but these slow it down.
-    Both saturate: overlapped traffic is bounded by the computation.
+    This is the traffic that does not overlap, and a share of the overlapped gathers of weights, for
+    which computation waits. Computation does not wait for reductions of gradients, but these slow
+    it down. The overlapped traffic is at most as long as the computation.
 
-    room_s: computation that can overlap with the traffic, s.
+    traffic_s: time of the traffic without overlap, in s.
+    room_s: time of the computation that can overlap with the traffic, in s.
     """
-    # DeepSpeed's overlap_comm is true for stage 3 (deepspeed.ai, DeepSpeed Configuration JSON), and
-    # FSDP prefetches.
+    # With ZeRO-3 all traffic can overlap: DeepSpeed's overlap_comm is true for stage 3
+    # (deepspeed.ai, DeepSpeed Configuration JSON), and FSDP prefetches.
     overlap = 1.0 if layout.zero == 3 else job.dp_overlap
     gathers, reductions = ring_passes(job, layout)
     shown = gathers + _REDUCTIONS_WAIT * reductions

@@ -1,8 +1,8 @@
-"""Computes the time of one layer, embedding and logits per micro-batch, on one GPU of a
-tensor-parallel group.
+"""Computes the time of one layer per micro-batch, on one GPU of a parallel layout.
 
-Times of GEMMs, softmax and attention come from an `OpTimes`. Bandwidth-bound kernels (norms,
-biases, activations, dropout, residuals) are counted in bytes. All-reduces use the cluster's links.
+GEMMs, softmax and attention are predicted op by op, and collectives from the links of the cluster.
+Kernels that the memory bandwidth limits (norms, biases, activations, dropout, residuals) are
+counted in bytes.
 """
 
 from __future__ import annotations
@@ -28,33 +28,35 @@ from quantbench.workload.ops import Cast
 from quantbench.workload.parameters import padded_vocab
 from quantbench.workload.recipes import RECIPES, casts_of
 
-# Ops between the qkv and output projections.
+# Ops between the qkv projection and the output projection.
 _CORE = ("scores", "softmax", "context", "attention")
 
-# Half-width of attention's interval, log time, with latent keys and values, which is priced as
-# another one of as many FLOPs (`TransformerShape.core_dim`). Forward, the medians of TRT-LLM
-# 1.3.0rc20 are 3 % above that on H100 and up to 25 % below on B300 and GB300 (aiconfigurator-core
-# 0.12.0, context_mla_perf, 1024 tokens and more); backward is not measured.
+# Half-width in log time of the interval of attention with latent keys and values, which is
+# predicted as ordinary attention with the same FLOPs (`TransformerShape.core_dim`). In the forward
+# pass, the medians of TRT-LLM 1.3.0rc20 are 3 % above this prediction on H100, and up to 25 % below
+# it on B300 and GB300 (aiconfigurator-core 0.12.0, context_mla_perf, 1024 tokens and more). The
+# backward pass is not measured.
 _LATENT_SCATTER = math.log(1.4)
 
-# Products whose input, or whose output's gradient, comes from attention, a residual addition or a
-# permutation.
+# GEMMs whose input comes from attention, a residual addition or a permutation, and GEMMs for which
+# this is true of the gradient of their output.
 _CASTS_INPUT = ("proj", "experts_up", "experts_up_gate")
 _CASTS_GRADIENT = ("qkv", "q_up", "kv_up", "proj", "mlp_down", "shared_down", "experts_down")
 
-# Bytes that the vocabulary-parallel cross entropy moves per logit, in fp32: logits are cast,
-# reduced twice, exponentiated and scaled; the gradient is written and cast back (Megatron-LM,
+# Bytes that the vocabulary-parallel cross entropy moves per logit, in fp32. The logits are cast,
+# reduced twice, exponentiated and scaled, and the gradient is written and cast back (Megatron-LM,
 # mpu/cross_entropy.py).
 _LOSS_BYTES = (2 + 4) + 4 + (4 + 4) + (4 + 4) + (4 + 2)
 
-# Rows of the tiles of grouped products.
+# Rows of the tiles of grouped GEMMs.
 _TILE_ROWS = 128
 
 
 @dataclass(frozen=True)
 class Span:
-    """Time in seconds with its 90 % interval. A plain number is one with an interval of zero
-    width.
+    """Time in seconds with its 90 % interval.
+
+    A plain number stands for a time whose interval has no width.
     """
 
     low: float
@@ -70,8 +72,10 @@ class Span:
         return Span(self.low * factor, self.mid * factor, self.high * factor)
 
     def widened(self, scatter: float) -> Span:
-        """Returns the time with an independent error added, whose 90 % interval is a factor of
-        exp(±scatter).
+        """Returns the time with an independent error added.
+
+        scatter: half-width in log time of the error's 90 % interval, which is a factor of
+            exp(±scatter).
         """
         below = math.hypot(math.log(self.mid / self.low), scatter)
         above = math.hypot(math.log(self.high / self.mid), scatter)
@@ -83,18 +87,20 @@ Spans = tuple[Span, Span]
 
 
 class LayerTime(NamedTuple):
-    """Seconds per micro-batch on one GPU; pairs are (forward, backward).
+    """Times per micro-batch on one GPU, in s. Pairs are (forward, backward).
 
-    products, experts, core: of a layer, its weight GEMMs, those of routed experts, and attention's
-        GEMMs with softmax.
-    vector: bandwidth-bound kernels of a layer.
-    dropout: dropout of the attention core's forward pass.
-    reduces: tensor-parallel collectives of a layer, both ways.
-    context: context-parallel traffic of a layer, both ways.
-    logits: GEMMs of the logits; in training with the loss.
+    products: weight GEMMs of a layer, without those of routed experts.
+    experts: GEMMs of the routed experts of a layer.
+    core: GEMMs and softmax of attention, or fused attention.
+    vector: kernels of a layer that the memory bandwidth limits.
+    dropout: dropout in the forward pass of the attention core.
+    reduces: tensor-parallel collectives and exchange of rows between experts, forward and backward.
+    context: context-parallel traffic of a layer, forward and backward.
+    logits: GEMMs of the logits. After `fitted` they include the loss.
+    loss: loss, at the bytes of ideal passes.
     embedding: lookup and its gradient.
-    quantized: whether the products of a layer have 8- or 4-bit inputs.
-    overhead: overhead per layer.
+    quantized: whether the GEMMs of a layer have 8- or 4-bit inputs.
+    overhead: overhead per layer, which `fitted` sets.
     """
 
     products: Spans
@@ -111,8 +117,11 @@ class LayerTime(NamedTuple):
     overhead: float = 0.0
 
     def fitted(self, c: Calibration) -> LayerTime:
-        """Returns the times in training: those of single ops and ideal passes, times the factors of
-        `c`.
+        """Returns the times in training.
+
+        The times of single ops and of ideal passes are multiplied by the factors.
+
+        c: factors of training.
         """
         products = c.compute_factor
         if self.quantized:
@@ -132,12 +141,16 @@ class LayerTime(NamedTuple):
 
     @property
     def once(self) -> Span:
-        """Seconds of a layer without recomputation."""
+        """Time of a layer without recomputation, in s."""
         rest = sum(self.vector) + self.reduces + self.context + self.overhead
         return sum((*self.products, *self.experts, *self.core), NO_TIME) + rest
 
     def mixed(self, other: LayerTime, share: float) -> LayerTime:
-        """Returns the mean layer of a stage. share: that of the layers that are `other` ones."""
+        """Returns the mean layer of a stage that has two kinds of layers.
+
+        other: times of the other kind of layer.
+        share: share of the layers that are of the other kind.
+        """
         if not share:
             return self
 
@@ -149,8 +162,11 @@ class LayerTime(NamedTuple):
         return LayerTime(*map(mean, self, other))
 
     def repeated(self, recompute: str) -> Span:
-        """Returns the seconds of a layer's recomputation, which for `full` are those of its forward
-        pass.
+        """Returns the time of the recomputation of a layer, in s.
+
+        For `full` it is the time of the forward pass.
+
+        recompute: kind of recomputation, as in `Layout`.
         """
         if recompute == "full":
             again = self.vector[0] + self.reduces / 2 + self.context / 3
@@ -161,12 +177,14 @@ class LayerTime(NamedTuple):
 
 
 def _scaled(pair: Any, factor: float) -> Any:
+    """Multiplies both values of a pair by a factor."""
     return pair[0] * factor, pair[1] * factor
 
 
 class LayerTimes:
-    """Cache of the layer times of a job, by the part of a layout that they depend on
-    (`Layout.per_layer`).
+    """Cache of the layer times of a job.
+
+    The key is the part of a layout on which they depend (`Layout.per_layer`).
     """
 
     def __init__(self, job: Job, times: OpTimes) -> None:
@@ -175,7 +193,10 @@ class LayerTimes:
         self._known: dict[LayerKey, LayerTime] = {}
 
     def at(self, key: LayerKey) -> LayerTime:
-        """Returns the times on one GPU; `LayerTime.fitted` gives those in training."""
+        """Returns the times of ideal single ops on one GPU.
+
+        `LayerTime.fitted` converts them to times in training.
+        """
         self.prepare([key])
         return self._known[key]
 
@@ -200,6 +221,10 @@ class LayerTimes:
             self._known[key] = self._layer(key, seconds)
 
     def _layer(self, key: LayerKey, seconds: Mapping[Compute, Span]) -> LayerTime:
+        """Adds up the times of the ops, bytes and collectives of one layer.
+
+        seconds: time of each workload, in s.
+        """
         shape, ops = _ops(self._job.shape, key)
         spans: dict[tuple[str, bool], Span] = defaultdict(lambda: NO_TIME)
         own = replace(shape, seq=shape.seq // key.cp)
@@ -221,8 +246,8 @@ class LayerTimes:
                 part = "core"
                 if shape.kv_rank:
                     time = time.widened(_LATENT_SCATTER)
-                # Ring attention gives every GPU two chunks, one early and one late, so that causal
-                # work is even.
+                # Ring attention gives every GPU an early and a late chunk of the sequence, so that
+                # all GPUs have the same causal work.
                 time *= 1 / key.cp
             spans[part, op.phase == "forward"] += time
 
@@ -241,8 +266,8 @@ class LayerTimes:
                 (backward_bytes + moved_backward) / bytes_per_s + dropout_s,
             ),
             dropout=dropout_s,
-            # Megatron runs two all-reduces forward and two backward (with sequence parallelism:
-            # gathers and scatters of the same volume).
+            # Megatron runs two all-reduces forward and two backward. With sequence parallelism they
+            # are gathers and scatters of the same volume.
             reduces=4 * (self._reduce_s(own) + self._exchange_s(own, key)),
             context=self._context_s(shape, key, spans["core", True].mid),
             logits=spans["logits", True] + spans["logits", False],
@@ -253,6 +278,7 @@ class LayerTimes:
         )
 
     def _reduce_s(self, shape: TransformerShape) -> float:
+        """Returns the time of one tensor-parallel all-reduce, in s."""
         if shape.tp == 1:
             return 0.0
         cluster = self._job.cluster
@@ -263,14 +289,17 @@ class LayerTimes:
         return bus_bytes / cluster.gpu_bytes_per_s
 
     def _exchange_s(self, shape: TransformerShape, key: LayerKey) -> float:
-        """Returns the seconds to send the rows of a layer to their experts; the way back, and both
-        backward, take as long. A row goes once to each GPU, and once to each node, with an expert
-        that it needs."""
+        """Returns the time to send the rows of a layer to their experts, in s.
+
+        The way back takes as long, and so do both ways in the backward pass. A row is sent once to
+        each GPU, and once to each node, that holds an expert of the row.
+        """
         if key.ep == 1 or not shape.experts:
             return 0.0
         cluster = self._job.cluster
         row_bytes = shape.tokens / key.tp * shape.hidden * shape.element_bytes
-        # all_reduce's links: a GPU sends the same bytes, to its neighbour instead of to all.
+        # The links are those of all-reduces, in which a GPU sends as many bytes to its neighbour
+        # instead of to all GPUs.
         seconds = 0.0
         inside = min(key.ep, cluster.gpus_per_node)
         if inside > 1:
@@ -283,9 +312,14 @@ class LayerTimes:
         return max(seconds, NODE_LATENCY_S + sent / cluster.gpu_bytes_per_s)
 
     def _context_s(self, shape: TransformerShape, key: LayerKey, core_forward_s: float) -> float:
-        """Returns the exposed seconds of context-parallel traffic: keys and values once forward;
-        forward again and their gradients backward. A ring overlaps each step with attention on the
-        chunk at hand."""
+        """Returns how much of the context-parallel traffic shows in the time, in s.
+
+        Keys and values are sent once in the forward pass. In the backward pass they are sent again,
+        with their gradients. A ring overlaps each step with attention on the chunk that has
+        arrived.
+
+        core_forward_s: time of the forward pass of the attention core, in s.
+        """
         if key.cp == 1:
             return 0.0
         width = shape.kv_heads_per_gpu * (shape.head_dim + shape.value_width) * shape.element_bytes
@@ -295,16 +329,17 @@ class LayerTimes:
             once = cluster.intra_node(key.cp).time_s(sent)
         else:
             once = (key.cp - 1) * NODE_LATENCY_S + sent / cluster.gpu_bytes_per_s
-        # One of cp steps has nothing to overlap with; backward computes 2.5 times as much (five
-        # products for two).
+        # One of cp steps has nothing to overlap with. The backward pass computes 2.5 times as much
+        # as the forward pass (five GEMMs instead of two).
         room = core_forward_s * (key.cp - 1) / key.cp
         return max(once - room, 0.0) + max(2 * once - 2.5 * room, 0.0)
 
 
 @lru_cache(maxsize=1024)
 def _ops(whole: TransformerShape, key: LayerKey) -> tuple[TransformerShape, tuple[Op, ...]]:
-    """Returns a layer on one GPU with whole sequences, and its ops with the tokens that the GPU
-    holds.
+    """Returns a layer on one GPU, and its ops.
+
+    The layer has whole sequences. Its linear ops have the tokens that the GPU holds.
     """
     shape = divided(whole, key.tp, key.mbs)
     if key.dense:
@@ -313,15 +348,16 @@ def _ops(whole: TransformerShape, key: LayerKey) -> tuple[TransformerShape, tupl
         shape = replace(shape, ep=key.ep, expert_tp=1)
     ops = shape.ops()
     if key.cp > 1:
-        # Linear layers see the GPU's tokens; attention is divided later.
+        # Linear ops have the tokens of the GPU. Attention is divided later.
         part = replace(shape, seq=shape.seq // key.cp).ops()
         ops = tuple(a if a.name in _CORE else b for a, b in zip(ops, part, strict=True))
     return shape, ops
 
 
 def _other_places(shape: TransformerShape, places: float) -> float:
-    """Returns the expected number of other GPUs or nodes, of `places`, that hold experts of a
-    row.
+    """Returns the expected number of other GPUs or nodes that hold experts of one row.
+
+    places: number of GPUs or nodes that share the experts.
     """
     groups = shape.expert_groups
     top = shape.top_groups
@@ -335,9 +371,13 @@ def _other_places(shape: TransformerShape, places: float) -> float:
 
 
 def _moved(op: Op, shape: TransformerShape) -> tuple[int, int]:
-    """Returns the (forward, backward) bytes of an op's permutation, or of a product's casts that
-    are kernels of their own. Transformer Engine casts once per iteration what is a weight, and in
-    the kernel before what a norm or an activation puts out (LayerNormLinear, LayerNormMLP)."""
+    """Returns the bytes (forward, backward) that an op moves in addition to its GEMM.
+
+    These are the bytes of a permutation, or of the casts of a GEMM that are kernels of their own.
+    Transformer Engine casts weights once per iteration, and casts the output of a norm or an
+    activation within the kernel that computes it (LayerNormLinear, LayerNormMLP), so these casts
+    are not counted.
+    """
     work = op.workload
     forward = op.phase == "forward"
     if isinstance(work, Permute):
@@ -354,13 +394,13 @@ def _moved(op: Op, shape: TransformerShape) -> tuple[int, int]:
 
 
 def _timed(work: Compute) -> dict[Compute, float]:
-    """Returns the workloads whose times make up that of `work`, each with its weight; none of what
-    only moves bytes.
+    """Returns the workloads whose times make up the time of `work`, each with its weight.
 
-    Neither a GPU's tokens nor an expert's rows are ever misaligned: 16-bit rows are not as long as
-    they are many, and narrow formats are padded to 16 bytes. Tokens that are summed over count as
-    the next multiple of that, and experts as one batch at the numbers of rows around theirs that
-    fill tiles.
+    The result is empty for an op that only moves bytes. The number of tokens of a GPU, or of rows
+    of an expert, never misaligns an operand: it is the number of 16-bit rows and not their length,
+    and narrow formats are padded to 16 bytes. Tokens over which a GEMM sums are rounded up to the
+    next multiple of 16 bytes. Experts count as one batched GEMM, at the numbers of rows around
+    theirs that fill tiles.
     """
     if isinstance(work, GroupedGemm):
         shares: dict[int, float] = defaultdict(float)
@@ -378,10 +418,11 @@ def _timed(work: Compute) -> dict[Compute, float]:
 
 
 def _filled(rows: int) -> tuple[tuple[int, float], ...]:
-    """Returns the numbers of rows around an expert's that fill tiles, with weights that have its
-    rows as their mean.
+    """Returns numbers of rows that fill tiles, each with its weight.
 
-    An expert's rows vary from step to step, so the mean time has no steps at whole tiles.
+    They are the next smaller and the next larger number around the rows of an expert, and at least
+    8. From 8 rows on, their weighted mean is the rows of the expert. These rows vary from step to
+    step, so the mean time has no steps at whole tiles.
 
     >>> _filled(128), _filled(160), _filled(40), _filled(3), _filled(0)
     (((128, 1.0),), ((128, 0.75), (256, 0.25)), ((32, 0.75), (64, 0.25)), ((8, 1.0),), ())
@@ -397,8 +438,9 @@ def _filled(rows: int) -> tuple[tuple[int, float], ...]:
 
 
 def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:
-    """Returns one layer of the model on one of `tp` GPUs, with the vocabulary padded as in
-    Megatron.
+    """Returns one layer of the model on one of `tp` GPUs.
+
+    The vocabulary is padded as in Megatron.
     """
     return replace(
         shape, layers=1, dense_layers=0, tp=tp, mbs=mbs, vocab=padded_vocab(shape.vocab, tp)
@@ -406,9 +448,10 @@ def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:
 
 
 def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]:
-    """Returns (forward, backward) bytes moved by the elementwise kernels and norms of one layer.
+    """Returns the bytes (forward, backward) of the elementwise kernels and norms of one layer.
 
-    Assumes the fused kernels of Megatron-LM (megatron/fused_kernels, bias_gelu, bias_dropout_add).
+    The kernels are assumed to be fused as in Megatron-LM (megatron/fused_kernels, bias_gelu,
+    bias_dropout_add).
     """
     w = shape.element_bytes
     mask = MASK_BYTES * shape.dropout
@@ -419,28 +462,33 @@ def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]
     if shape.experts:
         width = shape.top_k * shape.moe_ffn + shape.shared_ffn
     gates = 2 + shape.gated
-    # Read with its gate, write.
+    # The activation function reads its input with the gate and writes its output.
     activation = shape.tokens * width / shape.tp * gates * w
     qkv = shape.tokens * shape.qkv_columns
     context = shape.tokens * (shape.heads // shape.tp * shape.value_width)
     latents = shape.tokens * (shape.q_rank + shape.kv_rank)
-    # Accesses per element. Two norms: read, write. Two residual additions with bias and dropout:
-    # two reads, a write, a mask. Bias and transpose of q, k and v, transpose of the context: read,
-    # write. Norms of latents, as the others.
+    # Accesses per element in the forward pass. Two norms: a read and a write each. Two residual
+    # additions with bias and dropout: two reads, a write and a mask each. Bias and transpose of q,
+    # k and v, and transpose of the context: a read and a write each. Norms of latents: a read and a
+    # write each.
     forward = whole * 2 * 2 * w + whole * 2 * (3 * w + mask) + activation
     forward += (qkv + context + latents) * 2 * w
-    # Two norms: two reads and a write, two reads for weight gradients. Two dropouts: read, write,
-    # mask. Two residual gradients added: two reads, a write. Bias gradients: a read of each output.
-    # Activation: one read more than forward. q, k, v and the context: read, write.
+    # Accesses per element in the backward pass. Two norms: two reads and a write each, and two
+    # reads for the weight gradients. Two dropouts: a read, a write and a mask each. Two additions
+    # of residual gradients: two reads and a write each. Bias gradients: a read of each output,
+    # including those of the activation and of q, k and v. Activation: one read more than in the
+    # forward pass. q, k, v and the context: a read and a write each. Norms of latents: the same as
+    # the two norms.
     backward = whole * (2 * 5 * w + 2 * (2 * w + mask) + 2 * 3 * w + 2 * w)
     backward += activation * (gates + 2) / gates + qkv * 3 * w + context * 2 * w + latents * 5 * w
-    # Weight gradients are accumulated over micro-batches: two reads, a write.
+    # Weight gradients are accumulated over the micro-batches: two reads and a write each.
     return forward, backward + 3 * w * sum(layer_weights(shape, key))
 
 
 def _core_dropout_bytes(shape: TransformerShape) -> float:
-    """Returns the bytes of dropout on attention probabilities (read, write, mask); 0 if attention
-    is fused.
+    """Returns the bytes of the dropout on attention probabilities (a read, a write and a mask).
+
+    Returns 0 if attention is fused.
     """
     if not shape.dropout or shape.attention == "flash":
         return 0.0

@@ -1,4 +1,4 @@
-"""Defines the training job, its parallel layout and the split of layers into pipeline stages."""
+"""Defines a training job, its parallel layout, and the split of its layers into pipeline stages."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,8 +12,9 @@ from quantbench.workload import TransformerShape
 OPTIMIZERS = ("adam", "fused_adam", "adam_8bit")
 PRECISIONS = ("fp16", "bf16")
 RECOMPUTATIONS = ("full", "selective", "none")
-#: splits of layers into stages: equal counts; embedding and logits counted as a layer each (BLOOM's
-#: `--pp-partition-method 'type:transformer|embedding'`); or as equal as possible
+#: splits of the layers into stages: `layers` into equal counts; `embedding` with embedding and
+#: logits counted as a layer each (BLOOM's `--pp-partition-method 'type:transformer|embedding'`);
+#: `uneven` as equal as possible
 PARTITIONS = ("layers", "embedding", "uneven")
 # Share of the memory bandwidth that elementwise kernels reach, as in quantbench.latency.op_times.
 _BANDWIDTH_SHARE = 0.8
@@ -21,14 +22,15 @@ _BANDWIDTH_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Job:
-    """Training job: the settings that all compared layouts share.
+    """A training job: the settings that all compared layouts share.
 
-    shape: whole model (mbs = tp = 1).
+    shape: the whole model (mbs = tp = 1).
+    gpus: number of GPUs.
     gbs: samples per iteration.
     optimizer: adam (torch.optim.Adam), fused_adam (apex) or adam_8bit (bitsandbytes).
-    dp_overlap: share of data-parallel traffic that overlaps with computation (0 in DeepSpeed's
-        pipeline engine, which reduces after the flush).
-    stack: software, one of `calibration.STACKS`, or "" if unknown.
+    dp_overlap: share of the data-parallel traffic that overlaps with computation. It is 0 in
+        DeepSpeed's pipeline engine, which reduces after the flush.
+    stack: software, one of `calibration.STACKS`, or "" if it is unknown.
     """
 
     shape: TransformerShape
@@ -49,17 +51,20 @@ class Job:
 
     @property
     def key(self) -> object:
+        """Hashable value that is equal for equal jobs."""
         return tuple((vars(self) | {"cluster": self.cluster.key}).values())
 
     @property
     def elementwise_bytes_per_s(self) -> float:
-        """Memory bandwidth that elementwise kernels reach on the job's GPU, bytes/s."""
+        """Memory bandwidth that elementwise kernels reach on the GPU of the job, in bytes/s."""
         return self.cluster.device.memory_gb_per_s * 1e9 * _BANDWIDTH_SHARE
 
 
 class LayerKey(NamedTuple):
-    """Part of a layout that the time of a layer depends on; fields as in `Layout`. dense: a layer
-    without experts of a model that has them in others."""
+    """The part of a layout on which the time of a layer depends. Its fields are those of `Layout`.
+
+    dense: whether the layer has no experts although other layers of the model have some.
+    """
 
     tp: int
     mbs: int
@@ -73,17 +78,19 @@ class LayerKey(NamedTuple):
 class Layout:
     """Parallel layout of a training job.
 
-    dp, tp, pp, cp: degrees of data, tensor, pipeline and context parallelism.
+    dp, tp, pp, cp: degrees of data, tensor, pipeline and context parallelism. With context
+        parallelism, keys and values go around a ring that overlaps with attention. Each GPU has an
+        early and a late chunk of the sequence, so that all GPUs have the same causal work.
     mbs: samples per micro-batch.
-    interleave: model chunks per stage (1: plain 1F1B).
-    zero: ZeRO stage: 0 shards nothing over dp, 1 optimizer states, 2 also gradients, 3 also
-        weights.
-    recompute: full, none, or selective: the attention core (scores, softmax and context).
+    interleave: model chunks per stage; 1 for plain 1F1B.
+    zero: ZeRO stage. 0 shards nothing over dp, 1 shards optimizer states, 2 also gradients, and 3
+        also weights.
+    recompute: `full`, `none`, or `selective` for only the attention core (scores, softmax and
+        context).
     sequence_parallel: whether norms and dropout are also divided over tp.
-    partition: split of layers into stages, one of PARTITIONS.
-    cp: keys and values go around a ring that overlaps with attention; each GPU has an early and a
-        late chunk of the sequence, which evens out causal attention.
-    ep: GPUs of the tensor-, context- and data-parallel ones that share out the experts, whole ones.
+    partition: split of the layers into stages, one of PARTITIONS.
+    ep: number of GPUs over which the experts are divided, whole experts each. They are some of the
+        tensor-, context- and data-parallel GPUs.
     """
 
     dp: int
@@ -105,26 +112,32 @@ class Layout:
 
     @property
     def gpus(self) -> int:
+        """Number of GPUs of the layout."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
     def replicas(self) -> int:
-        """GPUs that hold the same weights before ZeRO, over which it shards: the ranks of
-        data-parallel traffic.
+        """Number of GPUs that hold the same weights before ZeRO.
+
+        ZeRO shards over them, and they are the ranks of data-parallel traffic.
         """
         return self.dp * self.cp
 
     @property
     def expert_replicas(self) -> int:
-        """GPUs that hold the same experts before ZeRO."""
+        """Number of GPUs that hold the same experts before ZeRO."""
         return max(1, self.replicas * self.tp // self.ep)
 
     @property
     def per_layer(self) -> LayerKey:
+        """The part of the layout on which the time of a layer depends."""
         return LayerKey(self.tp, self.mbs, self.sequence_parallel, self.cp, self.ep)
 
     def micro_batches(self, gbs: int) -> int:
-        """Returns the micro-batches of each pipeline per iteration, counting a partial last one."""
+        """Returns the number of micro-batches of each pipeline per iteration.
+
+        A partial last micro-batch counts.
+        """
         return -(-gbs // (self.mbs * self.dp))
 
     def __str__(self) -> str:
@@ -141,9 +154,10 @@ class Layout:
 def layer_weights(
     shape: TransformerShape, part: Layout | LayerKey, *, dense: bool = False
 ) -> tuple[int, int]:
-    """Returns the weights of one layer on one GPU: those that all its data-parallel peers hold, and
-    of its experts.
-    dense: whether it is one of the model's `dense_layers`."""
+    """Returns the weights of one layer on one GPU: without its experts, and of its experts.
+
+    dense: whether the layer is one of the model's `dense_layers`.
+    """
     if dense:
         return shape.layer_weights(part.tp, dense=True), 0
     matrices = (2 + shape.gated) * shape.hidden * shape.moe_ffn * shape.experts
@@ -151,8 +165,11 @@ def layer_weights(
 
 
 def partition_of(layers: int, pp: int, *, uneven: bool = False) -> str:
-    """Returns the partition that divides `layers` over `pp` stages; if none does, 'uneven' if
-    allowed, else 'layers'.
+    """Returns the partition that divides `layers` over `pp` stages.
+
+    If neither equal split does, returns 'uneven' if that is allowed, else 'layers'.
+
+    uneven: whether stages of different length are allowed.
 
     >>> partition_of(70, 12), partition_of(72, 12), partition_of(71, 12)
     ('embedding', 'layers', 'layers')
@@ -166,12 +183,12 @@ def partition_of(layers: int, pp: int, *, uneven: bool = False) -> str:
 
 @dataclass(frozen=True)
 class StageKind:
-    """Group of `count` equal pipeline stages with `layers` layers each.
+    """A group of `count` equal pipeline stages with `layers` layers each.
 
-    first: whether it holds the embedding.
-    last: whether it holds the logits.
-    dense: its layers without experts, of a model that has them in others; a mean if chunks cut such
-        a run of layers.
+    first: whether the stage holds the embedding.
+    last: whether the stage holds the logits.
+    dense: number of its layers without experts, in a model with experts in other layers. It is a
+        mean if chunks divide a run of such layers.
     """
 
     layers: int
@@ -182,12 +199,12 @@ class StageKind:
 
     @property
     def neighbours(self) -> int:
-        """Stages next to this one; each costs one transfer per micro-batch."""
+        """Number of stages next to this one. Each costs one transfer per micro-batch."""
         return 2 - self.first - self.last
 
 
 def stages_of(shape: TransformerShape, layout: Layout) -> tuple[StageKind, ...]:
-    """Returns the groups of equal stages of a layout from first to last (`stage_kinds`)."""
+    """Returns the groups of equal stages of a layout, from first to last (see `stage_kinds`)."""
     dense = (shape.dense_layers, shape.dense_spread, layout.interleave)
     return stage_kinds(shape.layers, layout.pp, layout.partition, *dense)
 
@@ -196,11 +213,14 @@ def stages_of(shape: TransformerShape, layout: Layout) -> tuple[StageKind, ...]:
 def stage_kinds(
     layers: int, pp: int, partition: str, dense: int = 0, spread: bool = False, interleave: int = 1
 ) -> tuple[StageKind, ...]:
-    """Returns the groups of stages from first to last. With 'uneven', leftover layers go to the
-    middle stages, because the first and last also hold embedding and logits.
+    """Returns the groups of equal stages, from first to last.
 
-    dense: layers without experts, the first ones, or if `spread`, at even distances.
-    interleave: chunks of each stage; the first chunks of all stages hold the first layers.
+    With 'uneven', leftover layers go to the middle stages, because the first and last stages also
+    hold the embedding and the logits.
+
+    dense: number of layers without experts. They are the first layers, or at even distances if
+        `spread`.
+    interleave: chunks of each stage. The first chunks of all stages hold the first layers.
 
     >>> [(kind.layers, kind.count) for kind in stage_kinds(70, 12, "embedding")]
     [(5, 1), (6, 10), (5, 1)]

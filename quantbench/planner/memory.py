@@ -1,9 +1,9 @@
-"""Predicts the memory of the fullest GPU: weights, gradients, optimizer states, activations,
-logits, overheads.
+"""Predicts the memory of the fullest GPU of a training job.
 
 Activations follow Korthikanti et al., Reducing Activation Recomputation in Large Transformer
 Models, 2022, sections 4 and 5, extended to any MLP width, gate and number of key/value heads. Sizes
-are bytes and shown in GiB: a GPU sold with 80 GB has 80 GiB, and nvidia-smi reports GiB too.
+are in bytes and shown in GiB, because a GPU sold with 80 GB has 80 GiB and nvidia-smi reports GiB
+too.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,14 +15,15 @@ from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.parameters import padded_vocab
 
 GIB = 2**30
-# CUDA reports 79.2 of 80 GiB as usable on an A100, and 31.7 of 32 GiB on a V100.
+# Share of the memory that is usable. CUDA reports 79.2 of 80 GiB on an A100, and 31.7 of 32 GiB on
+# a V100.
 _USABLE_SHARE = 0.99
 _FP32 = 4
 #: bytes per element of a dropout mask
 MASK_BYTES = 1
-# Bytes per parameter: fp32 master weight, fp32 gradient during the optimizer step, two moments
-# (fp32, or one byte each for adam_8bit). torch.optim.Adam makes one more fp32 copy, the square root
-# of the second moment.
+# Bytes per parameter of each optimizer: the fp32 master weight, the fp32 gradient during the
+# optimizer step, and two moments (fp32, or one byte each for adam_8bit). torch.optim.Adam makes one
+# more fp32 copy, the square root of the second moment.
 _STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 + 4 + 2}
 
 
@@ -30,8 +31,8 @@ _STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 +
 class Memory:
     """Memory of the fullest GPU in bytes, by use.
 
-    activations: activations kept for the backward pass.
-    working: recomputed activations and logits.
+    activations: activations that are kept for the backward pass.
+    working: recomputed activations, weights gathered by ZeRO-3, and logits.
     slack: extra memory of the caching allocator.
     base: context, communicators and buffers.
     stage: pipeline stage of the GPU, from 0.
@@ -48,21 +49,23 @@ class Memory:
 
     @property
     def parts_gib(self) -> dict[str, float]:
-        """Memory by use, GiB."""
+        """Memory in GiB, by use."""
         return {name: value / GIB for name, value in asdict(self).items() if name != "stage"}
 
     @property
     def total(self) -> float:
+        """Total memory, in bytes."""
         static = self.weights + self.gradients + self.optimizer
         return static + self.activations + self.working + self.slack + self.base
 
     @property
     def total_gib(self) -> float:
+        """Total memory, in GiB."""
         return self.total / GIB
 
 
 def limit_bytes(job: Job) -> float:
-    """Returns the usable memory of the job's GPU in bytes."""
+    """Returns the usable memory of the job's GPU, in bytes."""
     return job.cluster.device.memory_bytes * _USABLE_SHARE
 
 
@@ -71,20 +74,24 @@ def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
     found = []
     stage = 0
     for kind in stages_of(job.shape, layout):
-        # Among equal stages, the first holds the most micro-batches.
+        # Of several equal stages, the first holds the most micro-batches.
         found.append(_stage(job, layout, calibration, kind, stage))
         stage += kind.count
     return max(found, key=lambda one: one.total)
 
 
 def embedding_parameters(shape: TransformerShape, tp: int) -> int:
-    """Returns the parameters of the embedding matrix (or the logits matrix) on one of `tp` GPUs."""
+    """Returns the parameters of the embedding matrix on one of `tp` GPUs.
+
+    The logits matrix has as many.
+    """
     return padded_vocab(shape.vocab, tp) // tp * shape.hidden
 
 
 def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> tuple[int, int]:
-    """Returns the parameters of a stage on one GPU, including biases and norms, and of its
-    experts.
+    """Returns the parameters of a stage on one GPU: without its experts, and of its experts.
+
+    Biases and norms are included.
     """
     shape = job.shape
     sparse = kind.layers - kind.dense
@@ -101,6 +108,10 @@ def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> tuple[int, in
 def _stage(
     job: Job, layout: Layout, calibration: Calibration, kind: StageKind, stage: int
 ) -> Memory:
+    """Predicts the memory of a GPU of one stage.
+
+    stage: number of the stage, from 0.
+    """
     shape = job.shape
     w = shape.element_bytes
     dense, experts = stage_parameters(job, layout, kind)
@@ -110,25 +121,26 @@ def _stage(
             return float(dense + experts)
         return dense / layout.replicas + experts / layout.expert_replicas
 
-    # FSDP shards the fp32 weights and gradients that the optimizer counts, and casts what it
-    # gathers.
+    # FSDP shards only the fp32 weights and gradients, which are counted under the optimizer, and
+    # casts what it gathers.
     half = w
     if layout.zero >= 3 and software(job.stack).fsdp:
         half = 0
     kept = stage_activations(job, layout, kind)
     activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
     dense_only = kind.dense == kind.layers
-    # What a layer drops exists while it is recomputed.
+    # The activations that a layer does not keep exist while the layer is recomputed.
     working = 0.0
     if layout.recompute == "full":
         working = _layer_activations(job, layout, dense=dense_only)
     elif layout.recompute == "selective":
         working = _core_activations(job, layout)
     if layout.zero >= 3:
-        # Weights of the layer at hand and of the next, gathered ahead, and the gradients of one.
+        # The gathered weights of the current layer and of the next one, and the gradients of one
+        # layer.
         working += 3 * w * sum(layer_weights(shape, layout, dense=dense_only))
     if kind.last:
-        # fp16 logits, their fp32 copy and the gradient.
+        # The fp16 logits, their fp32 copy and the gradient.
         vocab = padded_vocab(shape.vocab, layout.tp)
         working += _tokens(job, layout) * vocab / layout.tp * (w + _FP32 + _FP32)
     return Memory(
@@ -144,13 +156,19 @@ def _stage(
 
 
 def _tokens(job: Job, layout: Layout) -> float:
+    """Returns the tokens of a micro-batch on one GPU."""
     return layout.mbs * job.shape.seq / layout.cp
 
 
 def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
-    """Returns the micro-batches whose activations a stage holds: with 1F1B the number of stages
-    from it to the last; if interleaved, the first stage holds pp - 1 more chunks (Korthikanti et
-    al., section 4.2.3)."""
+    """Returns the number of micro-batches whose activations a stage holds.
+
+    With 1F1B it is the number of stages from this stage to the last. With interleaved stages, the
+    first stage holds pp - 1 more chunks (Korthikanti et al., section 4.2.3).
+
+    stage: number of the stage, from 0.
+    micro_batches: micro-batches of the pipeline per iteration.
+    """
     depth: float = layout.pp - stage
     if layout.interleave > 1:
         depth = layout.pp * (1 + (layout.pp - 1) / (layout.pp * layout.interleave)) - stage
@@ -177,29 +195,30 @@ def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
 
 
 def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
-    """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT
-    layer, plus core.
+    """Returns the bytes of activations that the backward pass of a layer reads, per micro-batch.
 
-    dense: whether it is one of the model's `dense_layers`.
+    For a GPT layer they are s·b·h·(10 + 24/t), plus the attention core.
+
+    dense: whether the layer is one of the model's `dense_layers`.
     """
     shape = job.shape
     w = shape.element_bytes
     tokens = _tokens(job, layout)
-    # Inputs of products are kept in their format.
+    # Inputs of GEMMs are kept in the format of the GEMM.
     kept = DTYPES[shape.dtype].a_bytes if shape.fp8_recipe else w
-    # Inputs of two norms, of qkv and of the MLP; two dropout masks.
+    # The inputs of two norms, of qkv and of the MLP, and two dropout masks.
     whole = tokens * shape.hidden * (2 * w + 2 * kept + 2 * MASK_BYTES * shape.dropout)
-    # Latents, before and after their norms (DeepSeek-V2, arXiv:2405.04434, section 2.1), which no
-    # GPU divides.
+    # The latents before and after their norms (DeepSeek-V2, arXiv:2405.04434, section 2.1), which
+    # are not divided over tp.
     whole += tokens * ((shape.q_rank + shape.kv_rank) * (w + kept) + shape.rope_dim * w)
-    # Queries, keys, values; attention's output.
+    # Queries, keys and values, and the output of attention.
     width = shape.heads * shape.head_dim + max(shape.kv_heads, layout.tp) * (
         shape.head_dim + shape.value_width
     )
     width += shape.heads * shape.value_width
     each = (1 + shape.gated) * w + kept
     mlp_bytes = each * shape.ffn
-    if shape.experts and not dense:  # with the rows gathered for the experts
+    if shape.experts and not dense:  # includes the rows gathered for the experts
         mlp_bytes = shape.top_k * (each * shape.moe_ffn + kept * shape.hidden)
         mlp_bytes += each * shape.shared_ffn
     divided = tokens * (w * width + mlp_bytes) / layout.tp
@@ -209,8 +228,10 @@ def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
 
 
 def _core_activations(job: Job, layout: Layout) -> float:
-    """Returns the bytes of the attention core: softmax output, dropout mask and output; row
-    statistics if fused.
+    """Returns the bytes of the attention core per micro-batch.
+
+    These are softmax output, dropout mask and dropout output, or only the row statistics if
+    attention is fused.
     """
     shape = job.shape
     rows = layout.mbs * shape.heads / layout.tp * shape.seq / layout.cp

@@ -1,6 +1,4 @@
-"""Predicts time, memory, TFLOPs and MFU for layouts of one job, and encodes them for `plan
---json`.
-"""
+"""Predicts the time, memory, TFLOP/s and MFU of layouts of one job."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +14,7 @@ from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import Memory, limit_bytes, memory
 from quantbench.quantization import cdiv
 
-# A layout above this share of the memory limit may fail.
+# A layout that needs more than this share of the memory limit may fail.
 _NEARLY_FULL = 0.95
 #: activities that take further time in a real run; predicted times are lower bounds
 NOT_COUNTED = ("data loading", "checkpoints", "evaluation", "restarts")
@@ -37,12 +35,14 @@ _SHOWN = (
 class Prediction:
     """Predicted time, memory and rates of a layout.
 
-    model_tflops: TFLOP/s per GPU without what is recomputed.
-    hardware_tflops: TFLOP/s per GPU with it (Megatron's formula for GPT layers).
-    mfu: model_tflops over the GPU's peak.
+    model_tflops: TFLOP/s per GPU without recomputed operations.
+    hardware_tflops: TFLOP/s per GPU with recomputed operations (by Megatron's formula for GPT
+        layers).
+    mfu: model_tflops over the peak of the GPU.
+    tokens_per_s: tokens per second of the whole job.
     fits: whether the memory is within the limit.
-    tight: whether the memory is so close to the limit that the run may fail, if allocations happen
-        in another order.
+    tight: whether the memory is so close to the limit that the run may fail, because allocations
+        may happen in another order.
     """
 
     layout: Layout
@@ -67,10 +67,11 @@ class Prediction:
 
     @property
     def sec_per_it(self) -> float:
+        """Time per iteration, in s."""
         return self.iteration.sec.mid
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the prediction as a JSON object: times in seconds, memory in GiB."""
+        """Returns the prediction as a JSON object, with times in seconds and memory in GiB."""
         found = self.iteration
         return {
             "layout": asdict(self.layout),
@@ -96,8 +97,9 @@ class Planner:
         self.layers = LayerTimes(job, times)
 
     def predict(self, layout: Layout, needed: Memory | None = None) -> Prediction:
-        """Predicts a layout that breaks no strict rule. needed: memory of the layout, if already
-        computed.
+        """Predicts a layout, which must break no strict rule.
+
+        needed: memory of the layout, if the caller has computed it already.
         """
         job = self.job
         needed = needed or memory(job, layout, self.calibration)
@@ -122,10 +124,10 @@ class Planner:
 def job_to_json(
     job: Job, calibration: Calibration, times_note: str, assumed: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Returns a job as a JSON object, with the planner's constants.
+    """Returns a job as a JSON object, with the factors of the planner.
 
     times_note: source of the times of single ops.
-    assumed: texts of assumed values.
+    assumed: texts of the assumed values.
     """
     where = job.cluster
     data = asdict(job)

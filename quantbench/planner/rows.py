@@ -1,7 +1,7 @@
 """Reads tables of layouts from CSV, and builds a job and a layout from each row.
 
-Empty cells are filled from options, else with usual values. Each filled cell is recorded as an
-`Assumption`.
+Empty cells are filled from options, else with usual values. Each filled cell is recorded with its
+reason.
 """
 
 import math
@@ -27,7 +27,7 @@ _USUAL_VOCAB = 51200
 _USUAL_SEQ = 2048
 #: reason for an assumed micro-batch size of 1
 NOT_TOLD = "not stated: the smallest"
-# further column names of a field
+# Further names of the column of a field.
 _COLUMNS = {
     "date": ("date_note",), "calculator": ("tflops_calculator",), "layers": ("nlayers",),
     "hidden": ("nhidden",), "heads": ("nheads",), "seq": ("seq_len",), "zero": ("zero_stage",),
@@ -35,13 +35,13 @@ _COLUMNS = {
     "node_gbit_per_s": ("network", "run_node_gbit"),
 }  # fmt: skip
 _BITS_PER_BYTE = 8
-# Sizes of a model whose default is the usual one, or no such part.
+# Sizes of a model that keep the default of `TransformerShape` if they are not stated.
 _MODEL_PARTS = (
     "kv_heads", "head_dim", "ffn", "experts", "top_k", "moe_ffn", "shared_ffn", "dense_layers",
     "q_rank", "kv_rank", "rope_dim", "value_dim", "expert_groups", "top_groups",
 )  # fmt: skip
 _LONGEST_STAGE = 1.25
-# What changes the time of a run too much to be assumed in a fit.
+# Columns that a fit needs, because their values change the time of a run too much to be assumed.
 _NEEDED_BY_A_FIT = (
     "hidden",
     "layers",
@@ -57,7 +57,7 @@ _NEEDED_BY_A_FIT = (
 )
 
 
-# Kinds of cells, which `_READERS` reads.
+# Kinds of cells, for each of which `_READERS` has a reader.
 Whole = int | None
 Number = float | None
 Flag = bool | None
@@ -65,18 +65,18 @@ Flag = bool | None
 
 @dataclass(frozen=True)
 class TableRow:
-    """Row of a table of layouts, with cells as typed; None and "" stand for empty cells.
+    """Row of a table of layouts, with its cells as typed. None and "" stand for empty cells.
 
     Every column is optional.
 
-    mem_gb: memory as nvidia-smi shows it, GiB.
-    status: ok, oom, fail, …
+    mem_gb: memory in GiB, as nvidia-smi shows it.
+    status: how the run ended: ok, oom, fail, …
     calculator: formula of `tflops`.
     attention: flash or unfused.
     fp8_recipe: key of `workload.recipes.RECIPES`.
     stack: software, one of `calibration.STACKS`.
-    dp_overlap: see `Job`.
-    node_gbit_per_s: rate of a node's network adapters.
+    dp_overlap: as in `Job`.
+    node_gbit_per_s: rate of the network adapters of a node, in Gbit/s.
     table: name of the published table.
     """
 
@@ -141,7 +141,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Assumption:
-    """Value assumed for an empty cell, with the reason."""
+    """Value that was assumed for an empty cell, with the reason."""
 
     name: str
     value: object
@@ -161,7 +161,7 @@ class Case:
 class Given:
     """Values from command-line options for empty cells.
 
-    cells: values by field of `TableRow`; None and "" mean no value.
+    cells: values by field of `TableRow`; None and "" stand for no value.
     rates: changes of the cluster, as `Cluster.changed` takes them.
     """
 
@@ -170,8 +170,10 @@ class Given:
 
 
 def read_table(path: Path) -> tuple[TableRow, ...]:
-    """Reads all rows of a CSV file. Raises InputError for a cell of the wrong type, or if there is
-    no row.
+    """Reads all rows of a CSV file.
+
+    Raises InputError for a cell of the wrong type, for a file without known columns, and for a file
+    without rows.
     """
     file = CsvFile(_WHO, path)
     columns: dict[str, str] = {}
@@ -196,8 +198,12 @@ def read_table(path: Path) -> tuple[TableRow, ...]:
 
 
 def require_stated(rows: Sequence[TableRow], given: Given, where: str) -> None:
-    """Raises InputError for rows without a value that a fit must know: a usual one in its place
-    would be taken for a factor. where: the table, for messages."""
+    """Raises InputError if a row lacks a value that a fit must know.
+
+    If a usual value were assumed instead, its error would change the fitted factors.
+
+    where: name of the table, for messages.
+    """
     missing = []
     for name in _NEEDED_BY_A_FIT:
         values = (given.cells.get(name) or getattr(row, name) for row in rows)
@@ -209,6 +215,7 @@ def require_stated(rows: Sequence[TableRow], given: Given, where: str) -> None:
 
 
 def _positive(row: CsvRow, column: str) -> float:
+    """Reads a number above 0; a share of overlap may be 0."""
     found = row.number(column)
     if not math.isfinite(found) or found < 0 or (found == 0 and not column.endswith("dp_overlap")):
         raise row.error(column, "a number above 0")
@@ -226,7 +233,7 @@ _READERS: dict[Any, Callable[[CsvRow, str], object]] = {
 
 
 class _Filling:
-    """A row with the assumptions made for its empty cells."""
+    """A row, with the assumptions made for its empty cells."""
 
     def __init__(self, row: TableRow, given: Given) -> None:
         self.row = row
@@ -239,7 +246,7 @@ class _Filling:
         return value
 
     def known(self, name: str) -> Any | None:
-        """Returns the value from the row or the options; else None."""
+        """Returns the value from the row, else from the options, else None."""
         value = getattr(self.row, name)
         if value not in (None, ""):
             return value
@@ -249,28 +256,36 @@ class _Filling:
         return self.assume(name, value, "option")
 
     def stated(self, *names: str) -> dict[str, Any]:
-        """Returns the known values by name."""
+        """Returns the known values of several fields, by name."""
         found = {name: self.known(name) for name in names}
         return {name: value for name, value in found.items() if value is not None}
 
     def usual(self, name: str, value: Any, why: str) -> Any:
-        """Returns the known value, or assumes `value`."""
+        """Returns the known value, or assumes `value`.
+
+        why: reason for the assumed value.
+        """
         found = self.known(name)
         return self.assume(name, value, why) if found is None else found
 
     def need(self, name: str) -> Any:
-        """Returns the known value; raises InputError if there is none."""
+        """Returns the known value. Raises InputError if there is none."""
         value = self.known(name)
         if value is None:
             self.missing(f"no {name}", f"a value in the row, or --{name}")
         return value
 
     def missing(self, what: str, expected: str) -> NoReturn:
+        """Raises InputError for the row."""
         raise InputError(f"{_WHO}, row {self.row.row_id}", what, expected)
 
 
 def case_of(row: TableRow, given: Given | None = None) -> Case:
-    """Builds the job and layout of a row. Raises InputError if a required cell is unknown."""
+    """Builds the job and the layout of a row.
+
+    given: values from options for empty cells.
+    Raises InputError if a required cell is unknown.
+    """
     filling = _Filling(row, given or Given())
     where = _cluster(filling)
     tp = filling.need("tp")
@@ -294,8 +309,8 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
         **filling.stated("sequence_parallel"),
     )
     shape = _shape(filling, layout, where.device)
-    # Runs with stages of different length exist, but not with a stage that is far longer than the
-    # mean.
+    # There are runs with stages of different length, but none with a stage that is far longer than
+    # the mean.
     even_enough = -(-shape.layers // pp) * pp <= _LONGEST_STAGE * shape.layers
     partition = partition_of(shape.layers, pp, uneven=even_enough)
     if partition == "uneven":
@@ -319,6 +334,7 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
 
 
 def _cluster(filling: _Filling) -> Cluster:
+    """Returns the cluster of a row, with its stated nodes and rates."""
     row = filling.row
     name = filling.known("cluster")
     gpu = filling.known("gpu")
@@ -338,6 +354,7 @@ def _cluster(filling: _Filling) -> Cluster:
 
 
 def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> TransformerShape:
+    """Builds the model of a row."""
     seq = filling.usual("seq", _USUAL_SEQ, "usual")
     vocab = filling.usual("vocab", _USUAL_VOCAB, "usual")
     hidden = filling.need("hidden")
@@ -375,8 +392,12 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
 
 
 def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
-    """Returns the layers (a multiple of pp) for `size_b` 1e9 parameters, counted with or without
-    the embedding.
+    """Returns the number of layers of a model with a stated number of parameters.
+
+    The number is a multiple of pp. The parameters may include the embedding or not; the better fit
+    is used.
+
+    size_b: number of parameters, in 1e9.
 
     >>> layers_for(194, 14400, 250880, 6), layers_for(183, 14400, 250880, 12)
     (78, 72)

@@ -1,9 +1,9 @@
-"""Searches over layouts of a training job.
+"""Searches for the fastest layouts of a training job that fit into the memory.
 
-`search` enumerates every combination of parallel degrees and micro-batch size that the strict rules
-allow, drops layouts that exceed the memory before predicting times, and ranks the others by time
-per iteration. Layer times depend only on tensor and sequence parallelism and micro-batch size, so
-tens of thousands of layouts need a few dozen layer times, predicted in one batch.
+Every combination of parallel degrees and micro-batch size that the strict rules allow is tried, and
+layouts that exceed the memory are dropped before their time is predicted. Layer times depend only
+on a part of a layout, so tens of thousands of layouts need a few dozen layer times, which are
+predicted in one batch.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from quantbench.planner.memory import Memory, limit_bytes, memory
 from quantbench.planner.predict import Planner, Prediction
 from quantbench.quantization import cdiv, divisors
 
-# Fewest tokens of a sequence on one GPU that context parallelism is tried with unless asked for:
-# below, a ring's messages no longer overlap with attention.
+# Fewest tokens of a sequence on one GPU for which context parallelism is tried unless the user asks
+# for it. With fewer tokens, the messages of a ring no longer overlap with attention.
 _FEWEST_TOKENS = 4096
 _LARGEST_MICRO_BATCH = 64
 
@@ -31,11 +31,13 @@ Degrees = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LayoutSpace:
-    """Allowed values in a search over layouts; an empty tuple allows all.
+    """Allowed values in a search over layouts.
 
-    recompute: () tries all but selective recomputation of flash attention, which frees next to
-        nothing.
-    cp: () tries those that leave each GPU at least 4096 tokens of a sequence.
+    For dp, tp, pp, mbs and interleave, an empty tuple allows all values.
+
+    recompute: () allows all kinds except selective recomputation of flash attention, which frees
+        next to nothing.
+    cp: () allows powers of two that leave each GPU at least 4096 tokens of a sequence.
     ep: as in `Layout`.
     uneven: whether to try stages of different length.
     """
@@ -57,10 +59,11 @@ class LayoutSpace:
 class Found:
     """Result of a search over layouts.
 
-    ranked: predictions of layouts that fit, fastest first.
+    ranked: predictions of the layouts that fit, fastest first.
     looked_at: number of layouts that the rules allow.
-    too_large: number of these that exceed the memory.
-    smallest: the one of these that needs the least memory.
+    too_large: number of these layouts that exceed the memory.
+    smallest: of the layouts that exceed the memory, the one that needs the least; None if there is
+        none.
     """
 
     ranked: tuple[Prediction, ...]
@@ -70,15 +73,18 @@ class Found:
 
     @property
     def safest(self) -> Prediction | None:
-        """The fastest layout that is not close to the memory limit."""
+        """The fastest layout that is not close to the memory limit; None if there is none."""
         return next((p for p in self.ranked if not p.tight), None)
 
 
 def search(
     job: Job, times: OpTimes, calibration: Calibration, space: LayoutSpace | None = None
 ) -> Found:
-    """Ranks every layout of `space` by predicted time. Raises InputError if the rules allow
-    none.
+    """Ranks every layout of a space by its predicted time.
+
+    times: source of the op times.
+    calibration: factors of training.
+    Raises InputError if the rules allow no layout.
     """
     space = space or LayoutSpace()
     limit = limit_bytes(job)
@@ -94,7 +100,8 @@ def search(
         raise _impossible(job, space)
     planner = Planner(job, times, calibration)
     planner.layers.prepare(layout.per_layer for layout, _ in fitting)
-    # Of equal times, the one that shards the least: it needs the least of its software.
+    # Of layouts with equal times, the one that shards the least comes first, because it needs the
+    # least of its software.
     ranked = sorted(
         (planner.predict(*one) for one in fitting),
         key=lambda p: (p.sec_per_it, p.layout.zero, p.memory.total),
@@ -105,7 +112,10 @@ def search(
 
 
 def _impossible(job: Job, space: LayoutSpace) -> InputError:
-    """Returns the error for a space without layouts: the rule that the nearest of them break."""
+    """Returns the error for a space without layouts.
+
+    The error names the rule that the nearest layout breaks.
+    """
     tensor = space.tp or divisors(job.cluster.gpus_per_node)
     stages = space.pp or divisors(job.gpus)
     nearest = []
@@ -156,32 +166,38 @@ def layouts(job: Job, space: LayoutSpace) -> Iterator[Layout]:
                 base = Layout(
                     dp, tp, pp, 1, 1, zero, recompute, sequence_parallel, partition, cp=cp, ep=ep
                 )
-                # Only the rules that do not depend on the micro-batch.
+                # With gbs = dp, only the rules that do not depend on the micro-batch are checked.
                 if (zero > 0 and dp * cp == 1) or not is_possible(replace(job, gbs=dp), base):
                     continue
                 yield from _micro_batches(job, base, space)
 
 
 def _micro_batches(job: Job, base: Layout, space: LayoutSpace) -> Iterator[Layout]:
+    """Yields the layouts with each allowed micro-batch size and number of chunks.
+
+    base: layout with the other degrees.
+    """
     each = chunk_layers(job.shape.layers, base) // base.pp
     chunk_counts = divisors(each)
     if base.partition == "uneven":
-        # Chunks of different length: as many as the longest one asks for.
+        # Chunks may differ in length, so every number of chunks is tried that changes the longest
+        # one.
         chunk_counts = sorted({cdiv(each, size) for size in range(1, each + 1)})
     for mbs in _allowed(divisors(job.gbs // base.dp), space.mbs):
         plain = replace(base, mbs=mbs)
         if mbs > _LARGEST_MICRO_BATCH:
             continue
         if not space.mbs and mbs * job.shape.seq > LARGEST_SIDE * base.cp:
-            continue  # more rows than a product that is predicted
+            continue  # more rows than a GEMM that can be predicted
         for chunks in _allowed([1, *chunk_counts[1:]], space.interleave):
             if chunks == 1 or (base.pp > 1 and plain.micro_batches(job.gbs) % base.pp == 0):
                 yield replace(plain, interleave=chunks)
 
 
 def _context_degrees(job: Job, space: LayoutSpace) -> Degrees:
-    """Returns the context-parallel degrees to try: powers of two that leave each GPU many tokens of
-    a sequence.
+    """Returns the context-parallel degrees to try.
+
+    By default they are powers of two that leave each GPU enough tokens of a sequence.
     """
     largest = max(1, job.shape.seq // _FEWEST_TOKENS)
     powers = (cp for cp in divisors(job.gpus) if cp & (cp - 1) == 0)
@@ -189,4 +205,5 @@ def _context_degrees(job: Job, space: LayoutSpace) -> Degrees:
 
 
 def _allowed(values: list[int], wanted: Degrees) -> list[int]:
+    """Returns the values that are wanted; all values if `wanted` is empty."""
     return [value for value in values if not wanted or value in wanted]

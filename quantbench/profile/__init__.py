@@ -1,6 +1,7 @@
-"""Stores and queries the profile of one GPU: measured tables, fitted models, cliffs and rule
-findings. Names are imported on first use, so that importing a light module of this package stays
-fast."""
+"""Stores and queries the profile of one GPU: measured tables, fitted models, cliffs and findings.
+
+The package imports its names on first use, so that importing one of its light modules stays fast.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,5 +1,7 @@
-"""Answers profile queries, for one shape or for arrays of shapes. The rows and the model of each
-format are selected once, and answers for single shapes are cached."""
+"""Answers a profile's queries for single shapes and for arrays of shapes.
+
+The rows and the model of each format are selected once, and answers for single shapes are cached.
+"""
 
 from __future__ import annotations
 
@@ -31,35 +33,35 @@ from quantbench.workload.ops import LARGEST_MESSAGE_BYTES
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
-_LARGEST = 2**31 - 1  # size of a shape
-_MOST_CACHED = 2**16  # answers for single shapes
-# Fields of a workload that are no sizes; with a provider they are a format.
+_LARGEST = 2**31 - 1  # largest size in a shape
+_MOST_CACHED = 2**16  # number of cached answers for single shapes
+# Fields of a workload that are not sizes. Together with a provider they are a format.
 _FORMATS = {
     "gemm": ("dtype", "layout"),
     "softmax": ("dtype", "mask", "direction"),
     "attention": ("dtype", "causal", "direction"),
 }
-#: values of _FORMATS, then the provider; None for the one with the most rows
+#: values of the fields in _FORMATS, then the provider; None selects the value with the most rows
 Format = tuple[Any, ...]
 
 _MASKS: dict[str | bool, str] = {True: "causal", False: "full"}
 
-# If neither arithmetic nor bytes explain this share of the time, the bound is latency.
+# The bound is latency if neither arithmetic nor traffic explains this share of the time.
 _EXPLAINED = 1.0 / 3.0
 
 
 @dataclass(frozen=True)
 class ProfileEstimates:
-    """Times of many shapes; arrays have the broadcast shape of the query's sizes.
+    """Times of many shapes. Arrays have the broadcast shape of the query's sizes.
 
     low_us, high_us: interval of each time.
     source_code: index in SOURCES.
-    outside: True if the shape is outside the measured range.
+    outside: whether the shape is outside the measured range.
     compute_us, memory_us: time of the arithmetic alone and of the memory traffic alone, at the
         device's peaks.
     note: one note for all shapes.
-    op: the estimated operation, named in the reason why a shape has no measured row.
-    format: as in `Estimate`.
+    op: name of the operation, for the reason why a shape has no measured row.
+    format: format that the profile answered for, as in `Estimate`.
     """
 
     latency_us: FloatArray
@@ -87,9 +89,7 @@ class ProfileEstimates:
         return len(self.latency_us)
 
     def shaped(self, shape: tuple[int, ...]) -> Estimate | ProfileEstimates:
-        """Returns the one Estimate for the shape () of plain numbers, else all of them in this
-        shape.
-        """
+        """Returns all estimates in this shape, or a single Estimate for the shape () of numbers."""
         if shape == ():
             return self[0]
         arrays: dict[str, Any] = {}
@@ -120,8 +120,13 @@ class ProfileEstimates:
 def broadcast_sizes(
     who: str, names: tuple[str, ...], given: tuple[Any, ...], largest: int = _LARGEST
 ) -> tuple[tuple[IntArray, ...], tuple[int, ...]]:
-    """Returns (flat int64 arrays of equal length, broadcast shape). Raises InputError for values
-    that are not sizes.
+    """Returns the sizes as flat int64 arrays of equal length, and the shape they broadcast to.
+
+    who: the caller's name for error messages.
+    names, given: names and values of the sizes.
+    largest: largest allowed size.
+
+    Raises InputError for values that are not sizes, and for shapes that do not broadcast.
     """
     arrays = []
     for name, values in zip(names, given, strict=True):
@@ -154,14 +159,20 @@ class Shapes:
     def estimate(
         self, kind: str, of: Format, sizes: tuple[Any, ...]
     ) -> Estimate | ProfileEstimates:
-        """Returns an Estimate for plain numbers, ProfileEstimates for arrays. sizes: in the order
-        of SIZES.
+        """Returns an Estimate for plain numbers, or ProfileEstimates for arrays.
+
+        kind: gemm, softmax or attention.
+        of: format to answer for.
+        sizes: sizes in the order of SIZES.
         """
         plain = all(type(size) is int for size in sizes)
         return (self._one if plain else self._many)(kind, of, sizes)
 
     def estimates(self, works: Sequence[Compute]) -> dict[Compute, Estimate]:
-        """Estimates each workload, with one query per kind and format."""
+        """Estimates each workload, with one query per kind and format.
+
+        Raises UnsupportedError for other kinds of workloads.
+        """
         groups: dict[tuple[str, Format], dict[Compute, None]] = {}
         for work in works:
             if work.kind not in _FORMATS:
@@ -189,13 +200,13 @@ class Shapes:
         who = f"profile.{kind}"
         flat, shape = broadcast_sizes(who, SIZES[kind], sizes)
         if kind == "gemm":
-            # Measured GEMMs are answered from their row; models do not cover longer sides.
+            # A measured GEMM is answered from its row. The models do not cover longer sides.
             too_long = np.maximum.reduce(flat[:3]) > LARGEST_SIDE
             if too_long.any():
                 unmeasured = too_long & (chosen.surface.index.find(flat) < 0)
                 for row in np.flatnonzero(unmeasured)[:1]:
                     require_reach(*(int(size[row]) for size in flat[:3]))
-        with np.errstate(all="ignore"):  # what an unsound model answers is refused below
+        with np.errstate(all="ignore"):  # the lines below refuse what an unsound model answers
             latency, low, high, code, outside = chosen.surface.many(flat)
         bad = ~(np.isfinite(high) & (low > 0))
         if bad.any():
@@ -233,9 +244,9 @@ class Shapes:
 
 
 class Experts:
-    """Times of MoE layers on one device, with models that are fitted on first use, and kept.
+    """Times of MoE layers on one device. Models are fitted on first use and kept.
 
-    table: of kind moe.
+    table: table of kind moe.
     """
 
     def __init__(self, device: DeviceSpec, table: Table) -> None:
@@ -245,12 +256,15 @@ class Experts:
 
     @cached_property
     def _row_of(self) -> dict[tuple[Any, str], int]:
-        """Row of each layer and provider, in the table's order."""
+        """Row of each pair of layer and provider, in the table's order."""
         keys = zip(self.table.workloads(), self.table["provider"].tolist(), strict=True)
         return {key: row for row, key in enumerate(keys)}
 
     def estimates(self, works: Sequence[MoE], provider: str | None = None) -> dict[MoE, Estimate]:
-        """Estimates each layer. provider: None for the one with most rows of the layer's dtype.
+        """Estimates each layer.
+
+        provider: provider whose kernels run the layers. None means the provider with the most rows
+            of the layer's dtype.
 
         Raises UnsupportedError if the provider measured no layer of the dtype.
         """
@@ -274,7 +288,10 @@ class Experts:
         return found
 
     def model(self, dtype: str, library: str) -> MoEModel:
-        """Returns the model of the rows of the library's provider with most rows."""
+        """Returns the model of one dtype and library.
+
+        It is fitted to the rows of the library's provider that has the most rows.
+        """
         rows = (self.table["dtype"] == dtype) & self.table.by_library(library)
         return self._model(dtype, self.table.most_frequent("provider", rows) or library)
 
@@ -292,7 +309,7 @@ class Experts:
         return self._models[key]
 
     def _fitted(self, dtype: str, provider: str) -> MoEModel:
-        """Returns a model of a provider's rows, or the shipped one if there are few."""
+        """Returns a model fitted to a provider's rows, or the shipped model if the rows are few."""
         rows = self._rows(dtype, provider)
         if len(rows) < FEWEST_ROWS:
             library = provider.partition(".")[0]
@@ -305,7 +322,7 @@ class Experts:
 
 
 _WHO = "profile.collective"
-# Half-width in log time outside the measured message sizes, or if fewer than three were measured.
+# Half-width (log time) outside the measured message sizes, or if fewer than three were measured.
 _BLIND = log(1.3)
 _LEAST_HALF_WIDTH = 0.01
 
@@ -322,8 +339,8 @@ def collective_estimates(
     """Implements `Profile.collective`.
 
     Only message sizes are interpolated, as a power law between two measured sizes, because there is
-    no network model. Smaller messages than measured take as long as the smallest one, larger ones
-    run at the rate of the largest (as in `latency.interconnect.Link`).
+    no network model. A message below the measured sizes takes as long as the smallest one. A
+    message above them runs at the rate of the largest one (as in `latency.interconnect.Link`).
     """
     Collective(
         op, 2**10, num_gpus, dtype or "bf16", num_nodes
@@ -378,8 +395,9 @@ def collective_estimates(
 
 
 def _half_width(log_bytes: FloatArray, log_us: FloatArray) -> float:
-    """Returns the 0.9 quantile of the error of interpolating each inner row from its neighbours,
-    log time.
+    """Returns the 0.9 quantile of the interpolation error in log time.
+
+    Each inner row is interpolated from its neighbours to get an error.
     """
     if len(log_us) < 3:
         return _BLIND
@@ -389,7 +407,7 @@ def _half_width(log_bytes: FloatArray, log_us: FloatArray) -> float:
 
 
 def _measured(table: Table, op: str) -> str:
-    """Lists the measured collectives, for the error message."""
+    """Returns which collectives were measured, for an error message."""
     if not len(table):
         return (
             "a profile with collectives: of `quantbench comm`, "

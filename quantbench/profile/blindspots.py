@@ -1,6 +1,8 @@
-"""Finds the sizes that linear interpolation between a profile's products misses by most, and the
-fewest points that mend it. What is expected between the rows is the profile's model, scaled to
-match them."""
+"""Finds the sizes at which linear interpolation between a profile's GEMMs is most wrong.
+
+It also finds the fewest points to measure that would keep the error within a bound. The expected
+times between the rows come from the profile's model, scaled to match the rows.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ class Spot:
     """Size m with the largest interpolation error between two neighbouring rows of one (n, k).
 
     low, high: m of the two rows.
-    interpolated_us: time on the line between the two rows at m.
-    expected_us: the model's time at m.
+    interpolated_us: time at m on the line between the two rows.
+    expected_us: time at m by the model.
     """
 
     n: int
@@ -43,12 +45,13 @@ class Spot:
 
 @dataclass(frozen=True)
 class Blindspots:
-    """Blind spots of a table of `num_rows` products of one dtype.
+    """Blind spots of a table of products of one dtype.
 
-    spots: one per gap, largest error first.
-    add: shapes (m, n, k) to measure, by n, k and ascending m.
-    before, after: |error| at all places without a row in the table; `after` is 0 at the shapes to
-        add.
+    num_rows: number of rows in the table.
+    spots: one spot per gap between rows, largest error first.
+    add: shapes (m, n, k) to measure, ordered by n, k and ascending m.
+    before, after: absolute relative error at every place without a row in the table, before and
+        after the shapes in `add` are measured. `after` is 0 at these shapes.
     note: origin of the expected times.
     """
 
@@ -62,9 +65,11 @@ class Blindspots:
 
 
 def find(profile: Profile) -> Blindspots:
-    """Finds the blind spots between a profile's products of its most frequent dtype, and the fewest
-    points that keep linear interpolation within BOUND. Raises InputError if no (n, k) has two sizes
-    of m."""
+    """Finds the blind spots between a profile's products of its most frequent dtype.
+
+    The result includes the fewest points that keep linear interpolation within BOUND. Raises
+    InputError if no (n, k) has two sizes of m.
+    """
     dtype = dtype_of(profile, ExportOptions())
     table = products(profile, ExportOptions(dtype=dtype), Exported())
     times = GemmTimes(profile, dtype)

@@ -1,5 +1,6 @@
-"""Builds the parts of a profile from the records of runs: a row per workload and provider, models,
-cliffs, findings.
+"""Builds the parts of a profile from the records of runs: tables, models, cliffs and findings.
+
+A table has one row per workload and provider.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _WHO = "profile export"
 
 
 class _Timing(NamedTuple):
-    """Time of one record. rank: of origin and grade; smaller is better."""
+    """Time of one record.
+
+    rank: indices of the record's origin and grade; smaller is better.
+    """
 
     rank: tuple[int, int]
     latency_us: float
@@ -38,11 +42,11 @@ class _Timing(NamedTuple):
 
 
 def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
-    """Returns (tables by kind, number of rows from each run by run id).
+    """Returns the tables by kind, and the number of rows that each run contributes by run id.
 
-    If several records time one workload by one provider, only those with the best origin (measured,
-    imported, simulated) and then the best grade are used: the median record is the row, and its
-    interval covers all of theirs.
+    If several records time one workload by one provider, only the records with the best origin
+    (measured, imported, simulated) and then the best grade are used. The median record becomes the
+    row, with an interval that covers the intervals of all of them.
     """
     groups: dict[str, dict[tuple[Any, ...], list[_Timing]]] = {kind: {} for kind in LAYOUTS}
     for run in runs:
@@ -50,7 +54,7 @@ def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
             record = timing.record
             kind = record.workload.kind
             if kind in LAYOUTS:
-                # The last key column is the provider, the others are fields of the workload.
+                # The last key column is the provider. The other ones are fields of the workload.
                 sizes = attrgetter(*LAYOUTS[kind].keys[:-1])(record.workload)
                 groups[kind].setdefault((*sizes, record.provider), []).append(timing)
     num_rows = {run.info.run_id: 0 for run in runs}
@@ -75,7 +79,11 @@ def _timings(records: Iterable[Record]) -> Iterator[_Timing]:
 
 
 def _row(kind: str, timings: list[_Timing], num_rows: dict[str, int]) -> tuple[Any, ...]:
-    """Returns the values of a row after its keys; counts the row for its run in `num_rows`."""
+    """Returns the values of a row after its keys, and counts the row for its run in `num_rows`.
+
+    timings: times of one workload by one provider.
+    num_rows: number of rows by run id; changed in place.
+    """
     best = min(timing.rank for timing in timings)
     alike = [timing for timing in timings if timing.rank == best]
     alike.sort(key=lambda timing: (timing.latency_us, timing.record.run_id))
@@ -94,8 +102,9 @@ def _row(kind: str, timings: list[_Timing], num_rows: dict[str, int]) -> tuple[A
 
 
 def cache_state(run: Run) -> str:
-    """Returns the cache state of a run's points (cold, hot or unknown). Raises InputError if they
-    differ.
+    """Returns the cache state of a run's points: cold, hot or unknown.
+
+    Raises InputError if the points have different states.
     """
     found = set()
     for record in run.records:
@@ -108,7 +117,10 @@ def cache_state(run: Run) -> str:
 
 
 def check_alike(runs: Sequence[Run]) -> None:
-    """Raises InputError if the runs cannot be combined in one profile."""
+    """Raises InputError if the runs cannot be combined in one profile.
+
+    The runs must differ, come from one device, be all simulated or none, and have one cache state.
+    """
     if not runs:
         raise InputError(_WHO, "no runs", "at least one")
     first = runs[0].info
@@ -133,7 +145,7 @@ def check_alike(runs: Sequence[Run]) -> None:
         )
 
 
-# Most record keys stored per finding, of possibly thousands.
+# Largest number of record keys stored per finding, which may have thousands.
 _MOST_EVIDENCE = 50
 _MOST_CLIFFS = 300
 
@@ -141,10 +153,10 @@ _MOST_CLIFFS = 300
 def cliffs_of(
     checks: Iterable[RunCheck], *, keep: int = _MOST_CLIFFS
 ) -> tuple[tuple[KnownCliff, ...], int]:
-    """Keeps the `keep` largest single-curve cliffs, and every cliff common to a family of curves.
+    """Returns the cliffs to store, largest first, and the number of cliffs found.
 
-    Returns (cliffs, largest first; total found). A table of tens of thousands of rows has thousands
-    of cliffs.
+    A table of tens of thousands of rows has thousands of cliffs, so only the `keep` largest cliffs
+    of single curves are stored. Cliffs common to a family of curves are all stored.
     """
     single: list[KnownCliff] = []
     common: list[KnownCliff] = []
@@ -191,14 +203,14 @@ def findings_of(checks: Iterable[RunCheck]) -> tuple[Verdict, ...]:
 
 
 def parts_of(runs: Sequence[Run], *, fit: bool, seed: int) -> dict[str, Any]:
-    """Returns the fields of the profile of runs; see `Profile.from_runs`."""
+    """Returns the fields of the profile of these runs; see `Profile.from_runs`."""
     check_alike(runs)
     ordered = sorted(runs, key=lambda run: run.info.run_id)
     tables, num_rows = tables_of(ordered)
     if not any(map(len, tables.values())):
         raise InputError(_WHO, f"no measured point in {', '.join(num_rows)}", "at least one")
     sources = tuple(source_of(run, rows=num_rows[run.info.run_id]) for run in ordered)
-    checks = list(map(check_run, ordered))  # separately: cliffs compare points of one run only
+    checks = list(map(check_run, ordered))  # run by run: a cliff compares points of one run
     cliffs, num_cliffs = cliffs_of(checks)
     device = ordered[0].info.device
     return {
@@ -213,7 +225,10 @@ def parts_of(runs: Sequence[Run], *, fit: bool, seed: int) -> dict[str, Any]:
 
 
 def source_of(run: Run, *, rows: int) -> RunSource:
-    """Returns the provenance of a run. rows: number of profile rows taken from it."""
+    """Returns the provenance of a run.
+
+    rows: number of rows of the profile that come from the run.
+    """
     keys = hashlib.sha256("\n".join(record.key for record in run.records).encode()).hexdigest()
     return RunSource(
         run.info.run_id,
@@ -227,7 +242,7 @@ def source_of(run: Run, *, rows: int) -> RunSource:
 
 
 def software_of(runs: Sequence[Run]) -> dict[str, str]:
-    """Returns the software versions by name; all versions if the runs differ."""
+    """Returns software versions by name, with all versions if the runs differ."""
     found: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         for name, version in run.info.software.items():

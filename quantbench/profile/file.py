@@ -1,6 +1,8 @@
-"""Reads and writes profile files: one JSON file, and a Parquet file beside it for each table of
-more than 2000 rows. `sha256` in the JSON covers everything else in it, the digests of the Parquet
-files too, so any change is detected."""
+"""Reads and writes profile files, and detects any change to them.
+
+A profile is one JSON file, with a Parquet file beside it for each table of more than 2000 rows. The
+field `sha256` covers the rest of the JSON file, which includes the digests of the Parquet files.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,18 @@ from quantbench.profile.schema import (
 from quantbench.profile.table import LAYOUTS, Table
 from quantbench.store.typed import Json, decode, encode
 
-#: larger tables are written to a Parquet file beside the JSON
+#: Tables with more rows than this are written to a Parquet file beside the JSON file.
 MOST_ROWS_INLINE = 2000
 
 _DAMAGED = "was changed or damaged: its sha256 is not"
 
 
 def write_document(path: Path, content: ProfileFile, tables: Mapping[str, Table]) -> None:
-    """Writes the Parquet files of large tables, then the JSON, each atomically. content: without
-    its tables.
+    """Writes the Parquet files of large tables, and then the JSON file; each is replaced at once.
+
+    content: the profile without its tables.
+
+    Raises InputError for numbers that are not finite, and StoreError if a file cannot be written.
     """
     stored: dict[str, InlineTable | StoredFile] = {}
     files: list[tuple[Path, bytes]] = []
@@ -56,10 +61,11 @@ def write_document(path: Path, content: ProfileFile, tables: Mapping[str, Table]
 
 
 def digest(data: Json) -> str:
-    """Returns the SHA-256 of a document without its `sha256` field, independent of spaces and field
-    order.
+    """Returns the SHA-256 of a document without its `sha256` field.
 
-    Raises ValueError for numbers that are not finite."""
+    Spaces and the order of fields do not change it. Raises ValueError for numbers that are not
+    finite.
+    """
     rest = {name: value for name, value in data.items() if name != "sha256"}
     return hashlib.sha256(
         json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
@@ -67,8 +73,9 @@ def digest(data: Json) -> str:
 
 
 def document_text(data: Json) -> str:
-    """Returns the JSON text, with one line per part, row, model, cliff and finding, so that `diff`
-    compares two.
+    """Returns the JSON text of a profile, laid out so that `diff` compares two profiles.
+
+    Each row, model, cliff, finding and other part has its own line.
     """
     lines = []
     for name, value in data.items():
@@ -101,14 +108,14 @@ def _table_text(table: Json) -> str:
 
 
 def to_parquet(table: Table) -> bytes:
-    """Returns the table as Parquet bytes, which are the same for the same rows."""
+    """Returns the table as Parquet bytes. Equal rows give equal bytes."""
     return parquet_bytes(list(table.rows()), compression="zstd", store_schema=False)
 
 
 def parquet_bytes(rows: list[dict[str, Any]], **options: Any) -> bytes:
-    """Returns rows, all with the columns of the first, as Parquet bytes.
+    """Returns rows as Parquet bytes. All rows have the columns of the first one.
 
-    options: of pyarrow's `write_table`.
+    options: options of pyarrow's `write_table`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -119,14 +126,17 @@ def parquet_bytes(rows: list[dict[str, Any]], **options: Any) -> bytes:
 
 
 def from_parquet(kind: str, content: bytes, shown: str) -> Table:
-    """Inverse of `to_parquet`. Raises StoreError if it is no Parquet file, InputError for other
-    columns or values.
+    """Inverse of `to_parquet`.
+
+    shown: name of the file for error messages.
+
+    Raises StoreError if the content is no Parquet file, and InputError for other columns or values.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # Python's values: `to_numpy` would import pandas if it is installed.
+        # The columns hold Python's values, because `to_numpy` would import an installed pandas.
         columns = pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False).to_pydict()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StoreError(
@@ -136,8 +146,11 @@ def from_parquet(kind: str, content: bytes, shown: str) -> Table:
 
 
 def read_document(path: Path) -> tuple[ProfileFile, dict[str, Table]]:
-    """Returns (content, tables by kind). Raises StoreError if a file cannot be read or was changed,
-    InputError if its content is invalid."""
+    """Returns the content of a profile file, and its tables by kind.
+
+    Raises StoreError if a file cannot be read or was changed, and InputError if its content is
+    invalid.
+    """
     data = parse(_read(path, "a readable file"), str(path))
     stored = data.get("tables")
     if not isinstance(stored, dict) or set(stored) != set(LAYOUTS):
@@ -161,8 +174,13 @@ def _read(path: Path, expected: str) -> bytes:
 
 
 def parse(raw: bytes, shown: str) -> Json:
-    """Parses a profile document. Raises StoreError if it is not one, or if its digest is wrong,
-    InputError for another version or a number that is not finite."""
+    """Parses a profile document.
+
+    shown: name of the file for error messages.
+
+    Raises StoreError if the document is no profile or its digest is wrong, and InputError for
+    another version or a number that is not finite.
+    """
     try:
         data = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -205,7 +223,7 @@ def _inline(kind: str, stored: InlineTable) -> Table:
         columns[name] = [row[i] for row in stored.rows]
         for value in columns[name]:
             if type(value) is not type_of and (type_of, type(value)) != (float, int):
-                # numpy would take true for 1, and 1 for "1"
+                # numpy would convert true to 1, and 1 to "1".
                 raise InputError(who, f"{name} = {value!r}"[:100], f"{type_of.__name__} values")
     return Table(kind, columns)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Fits the models of a profile to its rows, or selects shipped models if there are too few rows."""
+"""Fits the models of a profile to its rows, or selects shipped models if the rows are too few."""
 
 from __future__ import annotations
 
@@ -24,18 +24,25 @@ from quantbench.profile.table import Table
 
 FloatArray = npt.NDArray[np.float64]
 
-# Tables of more rows are fitted with fewer members and trees, because with many rows the members
-# hardly differ.
+# Tables with more rows than this are fitted with fewer members and trees, because with many rows
+# the members hardly differ.
 _MANY_PRODUCT_ROWS = 2000
-# Fitting attention's Gaussian process takes time cubic in the rows.
+# Fitting attention's Gaussian process takes time cubic in the number of rows.
 _MOST_ATTENTION_ROWS = 600
 _UNFUSED_PROVIDERS = ("torch.eager",)
 
 
 def models_of(device: DeviceSpec, tables: dict[str, Table], *, fit: bool, seed: int) -> Models:
-    """Returns a GEMM model for each dtype and library with rows (if none: for bf16, or fp16 if the
-    device has no bf16), and models of softmax and attention. A CPU gets none, because the models
-    describe thread blocks and waves."""
+    """Returns the models of a profile: GEMMs by dtype and library, softmax and attention.
+
+    Each dtype and library with GEMM rows gets a model. Without rows there is one model for bf16, or
+    for fp16 if the device has no bf16. A CPU gets no models, because the models describe thread
+    blocks and waves.
+
+    tables: tables by kind.
+    fit: whether to fit the models to the rows; if False, the shipped models are used.
+    seed: the same rows and seed give the same models.
+    """
     if device.kind == "cpu":
         return Models()
     usual = "fp16" if device.peak("bf16") is None else "bf16"
@@ -59,7 +66,7 @@ def models_of(device: DeviceSpec, tables: dict[str, Table], *, fit: bool, seed: 
 
 
 def _most_of(table: Table, *columns: str) -> Table:
-    """Keeps the rows with the most frequent value of each column in turn."""
+    """Returns the rows that have the most frequent value of each column, column by column."""
     for name in columns:
         if len(table):
             table = table.matching(**{name: table.most_frequent(name)})
@@ -73,7 +80,7 @@ def _product(
     m = table["m"] * table["batch"]
     whole = (m <= LARGEST_SIDE) & (table["n"] <= LARGEST_SIDE) & (table["k"] <= LARGEST_SIDE)
     plain = whole & (table["batch"] == 1)
-    # Batched products are fitted only if there are too few others.
+    # Batched GEMMs are fitted only if there are too few other rows.
     kept = np.flatnonzero(plain if plain.sum() >= FEWEST_PRODUCT_ROWS else whole)
     if not fit or len(kept) < FEWEST_PRODUCT_ROWS:
         return _unfitted(device, dtype)
@@ -117,7 +124,7 @@ def _attention(device: DeviceSpec, table: Table, fit: bool, seed: int) -> Attent
         return None
     if not fit or len(table) < FEWEST_ATTENTION_ROWS:
         return AttentionModel.best(device)
-    # Prompts and decoding may be of different kernels.
+    # Prompts and decoding may run different kernels, so each has its own provider.
     kept = np.zeros(len(table), dtype=bool)
     for phase in (table["seq_q"] == table["seq_k"], table["seq_q"] != table["seq_k"]):
         usual = table.most_frequent("provider", phase)

@@ -1,7 +1,9 @@
-"""Interpolates times between measured shapes with a model that knows the tile and wave edges. The
-model's time is multiplied by the ratio of measured to modelled time, which is smooth across edges:
-interpolated between the two nearest measured shapes on a line (some sizes grow in proportion, the
-others stay fixed), else its median over all rows."""
+"""Interpolates times between measured shapes with a model that knows the tile and wave edges.
+
+The model's time is multiplied by the ratio of measured to modelled time, which is smooth across
+edges. The ratio is interpolated between the two nearest measured shapes on a line, along which some
+sizes grow in proportion while the others stay fixed. Without such a line, it is the median ratio.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,15 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 
-#: sources of a time, and their codes: indices in SOURCES
+#: Sources of a time, and their codes, which are indices in SOURCES.
 SOURCES = ("measured", "interpolated", "modelled")
 MEASURED, INTERPOLATED, MODELLED = range(3)
 
 
 class RowIndex:
-    """Index of rows by their sizes. sizes: one (rows,) array per size, all rows different.
+    """Index of rows by their sizes.
+
+    sizes: one (rows,) array per size. No two rows are equal.
 
     >>> index = RowIndex((np.array([1, 2, 2]), np.array([5, 5, 6])))
     >>> index.find((np.array([2, 2]), np.array([6, 7])))
@@ -39,7 +43,7 @@ class RowIndex:
         self._rows = {key: row for row, key in enumerate(_keys(sizes))}
 
     def find(self, sizes: Sizes) -> IntArray:
-        """Returns the index of the row with exactly these sizes, or -1, (shapes,)."""
+        """Returns the index of the row that has exactly these sizes, or -1, (shapes,)."""
         return np.array([self._rows.get(key, -1) for key in _keys(sizes)], dtype=np.int64)
 
 
@@ -47,17 +51,18 @@ def _keys(sizes: Sizes) -> Iterator[tuple[int, ...]]:
     return zip(*(size.tolist() for size in sizes), strict=True)
 
 
-#: largest ratio between two measured shapes to interpolate between
+#: Times are interpolated between two measured shapes whose sizes differ by at most this ratio.
 WIDEST_GAP = 2.0
 
 
 class _Family:
-    """Lines of rows along which the sizes at `moving` grow in proportion while the others stay
-    fixed.
+    """Lines of rows along which some sizes grow in proportion while the other sizes stay fixed.
 
-    rows: (rows,) index of each row, in the order of lines and positions.
-    scale, value: (rows,) position on the line, ascending, and interpolated quantity, in that order.
-    first, ends: (lines,) where the rows of each line begin and end.
+    moving: indices of the sizes that grow.
+    rows: (rows,), index of each row, ordered by line and by position on the line.
+    scale, value: (rows,), position on the line and interpolated quantity, in that order. Positions
+        ascend on each line.
+    first, ends: (lines,), where the rows of each line begin and end.
     """
 
     def __init__(self, sizes: Sizes, value: FloatArray, moving: tuple[int, ...]) -> None:
@@ -70,21 +75,28 @@ class _Family:
         self.first = np.flatnonzero(new)
         self.ends = np.append(self.first[1:], len(new))
         self._lines = RowIndex(tuple(name[self.rows[self.first]] for name in names))
-        # Positions restart on each line; adding a multiple of the line's index makes them ascend
+        # Positions restart on each line. Adding a multiple of the line's index makes them ascend
         # over all lines.
         self._span = float(scale.max()) + 1.0
         self._ascending = self.scale + self._span * (np.cumsum(new) - 1)
 
     def between(self, low: IntArray, at: Array, high: IntArray) -> tuple[FloatArray, BoolArray]:
-        """Returns (value at positions `at` between the rows low and high, True if these are near),
-        (shapes,) each.
+        """Interpolates between pairs of rows; returns the values and whether the rows are near.
+
+        low, high: (shapes,), indices in `rows` of the two rows.
+        at: (shapes,), positions between the two rows.
+
+        Both results are (shapes,).
         """
         near = self.scale[high] <= WIDEST_GAP * self.scale[low]
         share = np.log(at / self.scale[low]) / np.log(self.scale[high] / self.scale[low])
         return self.value[low] * (1.0 - share) + self.value[high] * share, near
 
     def bracket(self, sizes: Sizes) -> tuple[BoolArray, FloatArray]:
-        """Returns (True if a shape lies between two rows, interpolated value), (shapes,) each."""
+        """Returns whether each shape lies between two rows, and its interpolated value.
+
+        Both are (shapes,).
+        """
         names, scale = line_of(sizes, self.moving)
         line = self._lines.find(names)
         above = np.searchsorted(self._ascending, line * self._span + scale)
@@ -96,8 +108,11 @@ class _Family:
 
 
 def line_of(sizes: Sizes, moving: tuple[int, ...]) -> tuple[Sizes, IntArray]:
-    """Returns (identifier of each shape's line, position on it); the position is the moving sizes'
-    common divisor.
+    """Returns the identifier of each shape's line, and the shape's position on the line.
+
+    The position is the common divisor of the moving sizes.
+
+    moving: indices of the sizes that grow along a line.
     """
     common = np.gcd.reduce([sizes[i] for i in moving])
     return tuple(size // common if i in moving else size for i, size in enumerate(sizes)), common
@@ -108,8 +123,9 @@ class Lines:
     """Interpolation along lines of measured rows.
 
     sizes: one (rows,) array per size.
-    value: (rows,) quantity to interpolate.
-    families: indices of the sizes that grow together, tried in order.
+    value: (rows,), quantity to interpolate.
+    families: kinds of lines, tried in order. Each names the indices of the sizes that grow
+        together.
     """
 
     sizes: Sizes
@@ -117,8 +133,9 @@ class Lines:
     families: tuple[tuple[int, ...], ...]
 
     def between(self, sizes: Sizes) -> tuple[BoolArray, FloatArray]:
-        """Returns (True if a shape lies between two measured ones, interpolated value), (shapes,)
-        each.
+        """Returns whether each shape lies between two measured ones, and its interpolated value.
+
+        Both are (shapes,).
         """
         found = np.zeros(len(sizes[0]), dtype=bool)
         value = np.zeros(len(found))
@@ -128,8 +145,9 @@ class Lines:
         return found, value
 
     def left_out(self) -> tuple[BoolArray, FloatArray]:
-        """Interpolates each row from its neighbours, without itself; returns arrays like `between`,
-        (rows,) each.
+        """Interpolates each row from its neighbours, as if the row were not there.
+
+        Returns the same arrays as `between`, (rows,) each.
         """
         found = np.zeros(len(self.value), dtype=bool)
         value = np.zeros(len(self.value))
@@ -149,35 +167,39 @@ class Lines:
 
 
 _COVERED = 0.9
-# Fewest left-out rows needed to estimate `Trust.share`.
+# Smallest number of left-out rows from which `Trust.share` is estimated.
 _FEWEST_LEFT_OUT = 8
-# Smallest half-width of an interpolated time, log time: drift between runs.
+# Smallest half-width (log time) of an interpolated time, which covers the drift between runs.
 _LEAST_HALF_WIDTH = 0.01
 # Measured sizes are rounder than queried ones and easier for the model, so leave-one-out errors are
-# too small by this factor (from rows of the public A100 table at m other than powers of two).
+# too small by this factor (estimated from rows of the public A100 table at m other than powers of
+# two).
 _LESS_ROUND = 1.15
-# The same for a model that was fitted to the measured rows: 1.4 on the public table of L40S, 1.6 on
-# A100, 1.9 on B200, 2.2 on H100.
+# The same factor for a model that was fitted to the measured rows. It is 1.4 on the public table of
+# L40S, 1.6 on A100, 1.9 on B200 and 2.2 on H100.
 _LESS_ROUND_FITTED = 1.75
-# Fewest rows needed to estimate the model's bias.
+# Smallest number of rows from which the model's bias is estimated.
 _FEWEST_FOR_BIAS = 5
-#: intervals outside the measured range are this much wider (log time)
+#: Half-widths (log time) are multiplied by this factor outside the measured range.
 OUTSIDE_WIDER = 1.5
 
 
-#: latency in µs, half-widths of the 90 % interval in log time below and above, least possible µs;
-#: (shapes,) each
+#: latency in µs, half-widths of the 90 % interval below and above it in log time, and the least
+#: possible time in µs, (shapes,) each
 Predicted = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
-#: (latency_us, low_us, high_us, source code, outside), (shapes,) each
+#: latency_us, low_us, high_us, source code and whether the shape is outside, (shapes,) each
 Times = tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], BoolArray]
-#: a model of all sizes: int64 sizes, (shapes,) each → prediction
+#: model of all sizes: a function from int64 sizes, (shapes,) each, to a prediction
 Base = Callable[[Sizes], Predicted]
 
 
 @dataclass(frozen=True)
 class Trust:
-    """Calibration of an interpolation. share: fraction of the interpolated log ratio that is
-    applied. half_width: half-width of the resulting 90 % interval, log time."""
+    """Calibration of an interpolation.
+
+    share: fraction of the interpolated log ratio that is applied.
+    half_width: half-width of the resulting 90 % interval in log time.
+    """
 
     share: float
     half_width: float
@@ -188,8 +210,8 @@ class Surface:
     """Times of all shapes, from measured rows and a model.
 
     sizes, latency_us, low_us, high_us: (rows,) arrays of the measured rows.
-    base: model of all sizes.
-    families: see `Lines`.
+    base: model that predicts all sizes.
+    families: kinds of lines, as in `Lines`.
     fitted: whether `base` was fitted to these rows, so that its errors on them are too small.
     """
 
@@ -202,7 +224,10 @@ class Surface:
     fitted: bool = False
 
     def many(self, sizes: Sizes) -> Times:
-        """Returns the times of shapes. sizes: int64 (shapes,) each."""
+        """Returns the times of shapes.
+
+        sizes: one int64 array (shapes,) per size.
+        """
         if not len(self.latency_us):
             return self._unmeasured(sizes)
         row = self.index.find(sizes)
@@ -236,8 +261,9 @@ class Surface:
 
     @cached_property
     def range(self) -> tuple[tuple[int, int], ...]:
-        """Smallest and largest measured value of each size; the empty range (1, 0) if nothing was
-        measured.
+        """Smallest and largest measured value of each size.
+
+        If nothing was measured, it is the empty range (1, 0).
         """
         if not len(self.latency_us):
             return ((1, 0),) * len(self.sizes)
@@ -255,8 +281,9 @@ class Surface:
 
     @cached_property
     def bias(self) -> float:
-        """Median log ratio of measured to modelled time over all rows; 0 with fewer than five
-        rows.
+        """Median log ratio of measured to modelled time over all rows.
+
+        It is 0 with fewer than five rows.
         """
         if len(self.latency_us) < _FEWEST_FOR_BIAS:
             return 0.0
@@ -264,10 +291,11 @@ class Surface:
 
     @cached_property
     def trust(self) -> Trust:
-        """Calibration from leave-one-out errors of the rows.
+        """Calibration from the leave-one-out errors of the rows.
 
-        A model that was fitted to the rows is nearer to them than to other shapes. Its errors are
-        scaled by its own interval, which comes from held-out rows, over its errors on the rows.
+        A model that was fitted to the rows is closer to them than to other shapes. The errors are
+        then scaled up by the ratio of the model's own interval, which comes from held-out rows, to
+        the model's errors on the rows.
         """
         if not len(self.latency_us):
             return Trust(1.0, log(2.0))
@@ -281,7 +309,7 @@ class Surface:
         if squares > 0:
             share = min(1.0, max(0.0, float((predicted * true).sum()) / squares))
         error = np.abs(true - share * predicted)
-        # One rank higher, because the quantile of a sample is uncertain by one rank.
+        # The quantile of a sample is uncertain by one rank, so the next higher rank is used.
         rank = min(1.0, _COVERED * (len(error) + 1) / len(error))
         half_width = float(np.quantile(error, rank))
         less_round = _LESS_ROUND
@@ -295,6 +323,6 @@ class Surface:
 
     @property
     def _base_half_width(self) -> float:
-        """Typical half-width of the model's own 90 % interval over the rows, log time."""
+        """Typical half-width in log time of the model's own 90 % interval, over the rows."""
         _, below, above, _ = self.base(self.sizes)
         return float(np.median(np.maximum(below, above)))

@@ -1,6 +1,8 @@
-"""Finds where a planner's linear interpolation in m between the rows of a table of products is
-wrong, and the fewest rows that mend it. The time jumps at a tile or wave edge, so a line across the
-edge is wrong on both sides of it."""
+"""Finds where linear interpolation in m between GEMM rows is wrong, and which rows mend it.
+
+Time jumps at a tile or wave edge, so a line across the edge is wrong on both sides of it. The
+fewest rows that keep the error within a bound are found as a shortest path.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,25 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-#: most edges considered between two neighbouring rows; each adds a place on both sides
+#: Largest number of edges considered between two neighbouring rows. Each adds a place on both
+#: sides.
 _EDGES_PER_GAP = 32
-#: smallest tile height; every wave edge is also a tile edge
+#: Smallest tile height. Every wave edge is also a tile edge.
 _SMALLEST_BLOCK_M = 16
 _ROUNDING = 1e-9
-#: largest error of linear interpolation that added rows must leave
+#: largest relative error of linear interpolation that added rows may leave
 BOUND = 0.05
 
 
 @dataclass(frozen=True)
 class Site:
-    """Sizes m of one (n, k) in a table, with their expected times. A "place" is one such size.
+    """Sizes m of one (n, k) with their expected times. A "place" is one such size.
 
-    m: (places,) sizes, ascending.
-    expected_us: (places,) expected times; measured if in_table, else predicted.
-    in_table: (places,) True if the table has a row of this size, as of the first and the last.
+    m: (places,), sizes, ascending.
+    expected_us: (places,), expected times in µs. They are measured where in_table is True, and
+        otherwise predicted.
+    in_table: (places,), whether the table has a row of this size. It has rows of the first and the
+        last size.
     """
 
     n: int
@@ -39,15 +44,22 @@ class Site:
     in_table: BoolArray
 
     def errors(self, added: BoolArray | None = None) -> FloatArray:
-        """Returns interpolated / expected - 1, (places,). added: places that are rows as well."""
+        """Returns the relative error of linear interpolation at each place, (places,).
+
+        added: (places,), places that are rows in addition to the table's; None for none.
+        """
         rows = self.in_table if added is None else self.in_table | added
         return (
             interpolated_us(self.m, self.m[rows], self.expected_us[rows]) / self.expected_us - 1.0
         )
 
     def rows_to_add(self, bound: float) -> BoolArray:
-        """Returns the fewest places, (places,), that keep linear interpolation within `bound`, a
-        ratio such as 0.05, of the expected time at every place."""
+        """Returns the fewest places to add as rows, as a mask (places,).
+
+        With them, linear interpolation is within `bound` of the expected time at every place.
+
+        bound: largest relative error, such as 0.05.
+        """
         added = np.zeros(len(self.m), dtype=np.bool_)
         wrong = np.abs(self.errors()) > bound
         for low, high in pairwise(np.flatnonzero(self.in_table).tolist()):
@@ -59,8 +71,9 @@ class Site:
 
 
 def interpolated_us(m: IntArray, rows_m: IntArray, rows_us: FloatArray) -> FloatArray:
-    """Returns the planner's times at sizes m (places,) of one (n, k), from rows ascending in m; nan
-    outside the rows.
+    """Returns the planner's times in µs at sizes m (places,) of one (n, k); nan outside the rows.
+
+    rows_m, rows_us: (rows,), sizes and times of the rows, ascending in m.
 
     >>> interpolated_us(np.array([3]), np.array([2, 4]), np.array([10.0, 20.0]))
     array([15.])
@@ -70,10 +83,12 @@ def interpolated_us(m: IntArray, rows_m: IntArray, rows_us: FloatArray) -> Float
 
 
 def places_between(rows_m: IntArray) -> IntArray:
-    """Returns the row sizes m of one (n, k) and both sides of every tile edge between them,
-    ascending.
+    """Returns the sizes of the rows and both sides of every tile edge between them, ascending.
 
-    At most 32 edges between two rows: only every second, fourth, … edge if there are more.
+    Two rows have at most 32 edges between them. If there are more, only every second, fourth, …
+    edge is kept.
+
+    rows_m: (rows,), ascending sizes m of the rows of one (n, k).
     """
     found = [rows_m]
     for low, high in pairwise(rows_m):
@@ -89,8 +104,15 @@ def places_between(rows_m: IntArray) -> IntArray:
 def through_rows(
     m: IntArray, model_us: FloatArray, in_table: BoolArray, rows_us: FloatArray
 ) -> FloatArray:
-    """Scales a model's times (places,) to match the measured times at the table's rows (rows,).
-    Between rows, the log ratio of measured to modelled time is interpolated linearly over log m."""
+    """Returns a model's times, scaled to match the measured times of the table's rows, (places,).
+
+    Between rows, the log ratio of measured to modelled time is interpolated linearly over log m.
+
+    m: (places,), ascending sizes.
+    model_us: (places,), the model's times.
+    in_table: (places,), whether a size has a row.
+    rows_us: (rows,), measured times.
+    """
     ratio = np.log(rows_us / model_us[in_table])
     moved = model_us * np.exp(np.interp(np.log(m), np.log(m[in_table]), ratio))
     moved[in_table] = rows_us
@@ -98,8 +120,12 @@ def through_rows(
 
 
 def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[int]:
-    """Returns ascending indices of the fewest places that, with the first and the last, keep linear
-    interpolation within `bound` of the expected time at every place (a shortest path).
+    """Returns the indices of the fewest places that keep linear interpolation within a bound.
+
+    A path from the first to the last place runs through them, ascending. The error is at most
+    `bound`, relative to the expected time, at every place.
+
+    m, expected_us: (places,), sizes and expected times.
 
     >>> fewest_between(np.array([1, 2, 3, 4]), np.array([1.0, 1.0, 2.0, 2.0]), 0.05)
     [1, 2]
@@ -111,8 +137,8 @@ def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[i
     steps[0] = 0
     came_from = np.full(places, -1)
     for i in range(places - 1):
-        # A line from i to j is within the bound if its slope is in the interval that each place
-        # between them allows.
+        # A line from i to j is within the bound if its slope lies in the interval that each place
+        # between i and j allows.
         dx = x[i + 1 :] - x[i]
         slope = (y[i + 1 :] - y[i]) / dx
         lowest = np.maximum.accumulate(((1 - bound) * y[i + 1 :] - y[i]) / dx)

@@ -20,7 +20,7 @@ from quantbench.store.typed import Json
 from quantbench.workload import Attention, Softmax
 
 _WHO = "profile model of products"
-# m, n, k of probe shapes: a loaded model must predict a finite time for each.
+# m, n and k of probe shapes. A loaded model must predict a finite time for each of them.
 _PRODUCT_PROBES = np.array(
     [
         (1, 1, 64, 4096, 8192, 32768, 77),
@@ -32,8 +32,9 @@ _PRODUCT_PROBES = np.array(
 
 
 def _product_to_json(model: GemmModel) -> Json:
-    """Returns a model as JSON: `model` is its file in base64, None for the one that quantbench
-    ships.
+    """Returns a GEMM model as JSON.
+
+    `model` is the model's file in base64, or None for a model that quantbench ships.
     """
     shipped = model is shipped_model(model.device.name, model.dtype, model.library)
     return {
@@ -47,8 +48,9 @@ def _product_to_json(model: GemmModel) -> Json:
 
 
 def _product_from_json(data: Any, device: DeviceSpec) -> GemmModel:
-    """Inverse of `_product_to_json`. Raises InputError if the data is invalid or for another
-    device.
+    """Inverse of `_product_to_json`.
+
+    Raises InputError if the data is invalid or describes another device.
     """
     with _sound(_WHO):
         if data["model"] is None:
@@ -74,7 +76,10 @@ def _product_from_json(data: Any, device: DeviceSpec) -> GemmModel:
 
 @contextmanager
 def _sound(who: str) -> Iterator[None]:
-    """Turns any error from malformed data into an InputError; mutes numpy's warnings."""
+    """Turns any error from malformed data into an InputError, and mutes numpy's warnings.
+
+    who: the operation for error messages.
+    """
     try:
         with np.errstate(all="ignore"):
             yield
@@ -107,10 +112,9 @@ _ATTENTION_PROBES = (Attention(1, 32, 2048, 2048, 128), Attention(8, 8, 64, 64, 
 class Models:
     """Models for shapes that were not measured.
 
-    gemm: one model per dtype and library; of each dtype, that with the most rows first.
+    gemm: one model per dtype and library. For each dtype, the model with the most rows comes first.
     softmax, attention: None if the device has no such model.
-    softmax_fused: True if the softmax model describes one fused kernel, False for the unfused
-        fallback.
+    softmax_fused: whether the softmax model describes one fused kernel, or separate kernels.
     """
 
     gemm: tuple[GemmModel, ...] = ()
@@ -119,7 +123,10 @@ class Models:
     attention: AttentionModel | None = None
 
     def product(self, dtype: str, library: str = "") -> GemmModel | None:
-        """Returns the model of a dtype: the library's, or else the first; None without one."""
+        """Returns the GEMM model of a dtype, or None if there is none.
+
+        It is the model of `library` if there is one, or else the first model of the dtype.
+        """
         of_dtype = [model for model in self.gemm if model.dtype == dtype]
         for model in of_dtype:
             if library and model.library == library:
@@ -142,8 +149,9 @@ def models_to_json(models: Models) -> Json:
 
 
 def models_from_json(data: Mapping[str, Sequence[Json]], device: DeviceSpec) -> Models:
-    """Inverse of `models_to_json`. Raises InputError if the data is invalid or for another
-    device.
+    """Inverse of `models_to_json`.
+
+    Raises InputError if the data is invalid or describes another device.
     """
     if set(data) != set(_KINDS):
         raise InputError(
@@ -185,7 +193,7 @@ def _attention(data: Any, device: DeviceSpec) -> AttentionModel:
         model = AttentionModel.from_json(data, device)
         if model.dtype not in ("fp16", "bf16", "fp32") or not isinstance(model.note, str):
             raise InputError(who, f"dtype = {model.dtype!r}"[:100], "fp16, bf16 or fp32")
-        # A model of bf16 answers for fp16 on a GPU that has no bf16.
+        # On a GPU that has no bf16, a model of bf16 answers for fp16.
         dtype = model.dtype if device.peak(model.dtype) else "fp16"
         probes = [replace(probe, dtype=dtype) for probe in _ATTENTION_PROBES]
         _require_times(who, model.predict(probes))

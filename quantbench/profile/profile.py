@@ -1,5 +1,6 @@
-"""Builds, saves, loads and queries the profile of one GPU: measured tables, fitted models, cliffs
-and verdicts.
+"""Builds, saves, loads and queries the profile of one GPU.
+
+A profile has measured tables, fitted models, cliffs and verdicts on rules of thumb.
 """
 
 from __future__ import annotations
@@ -39,18 +40,19 @@ from quantbench.workload.kinds import Compute
 
 #: one size, or an array of sizes
 Size = npt.ArrayLike
-#: an Estimate for plain numbers, ProfileEstimates for arrays
+#: Estimate for plain numbers, ProfileEstimates for arrays
 Answer = Estimate | ProfileEstimates
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Profile of one device. Construction checks that no row has an invalid workload or an
-    impossible time.
+    """Profile of one device.
 
-    tables: measured tables by kind (gemm, softmax, attention, moe, collective), each possibly
-        empty.
-    models: models fitted to the tables, or shipped ones.
+    Construction raises InputError for a row with an invalid workload or an impossible time.
+
+    software: versions by name.
+    tables: measured tables by kind (gemm, softmax, attention, moe, collective). Each may be empty.
+    models: models that were fitted to the tables, or shipped models.
     cliffs: known cliffs, largest first.
     findings: verdicts on the rules of thumb.
     """
@@ -75,24 +77,29 @@ class Profile:
     def from_runs(cls, runs: Sequence[Run], *, fit: bool = True, seed: int = 0) -> Profile:
         """Builds the profile of runs of one device. The order of the runs does not matter.
 
-        fit: fit models to the rows; if False, use shipped models. Raises InputError for runs of
-            different devices, for
-        simulated and measured runs together, and for runs with cold and with hot caches.
+        fit: whether to fit models to the rows. If False, the profile has the shipped models.
+        seed: the same runs and seed give the same models.
+
+        Raises InputError for runs of different devices, for simulated and measured runs together,
+        and for runs with cold and with hot caches.
         """
         from quantbench.profile.build import (
             parts_of,
-        )  # the analysis of runs takes longer to import than all else
+        )  # imported here, because the analysis of runs takes longest to import
 
         return cls(**parts_of(runs, fit=fit, seed=seed))
 
     @classmethod
     def shipped(cls, device: DeviceSpec) -> Profile:
-        """Returns a profile without rows, which the shipped models of the device answer for."""
+        """Returns a profile without rows, whose answers come from the device's shipped models."""
         return cls(device, {}, Provenance(__version__), {})
 
     def save(self, path: str | Path) -> None:
-        """Writes a JSON file, and a Parquet file beside it for each large table. Raises InputError
-        for a number that is not finite, StoreError if the files cannot be written."""
+        """Writes a JSON file, and a Parquet file beside it for each large table.
+
+        Raises InputError for a number that is not finite, and StoreError if the files cannot be
+        written.
+        """
         content = ProfileFile(
             PROFILE_FORMAT,
             PROFILE_VERSION,
@@ -111,8 +118,8 @@ class Profile:
     def load(cls, path: str | Path) -> Profile:
         """Reads a profile from its JSON file, or from profile.json in a folder.
 
-        Raises StoreError if the file cannot be read or was changed, InputError if its content is
-        invalid.
+        Raises StoreError if the file cannot be read or was changed, and InputError if its content
+        is invalid.
         """
         where = Path(path)
         if os.path.isdir(where):
@@ -136,7 +143,7 @@ class Profile:
 
     @cached_property
     def _sources(self) -> Counter[str]:
-        """Number of workloads that `estimates` answered, by source."""
+        """Number of workloads that `estimates` answered, by source of the time."""
         return Counter()
 
     def gemm(
@@ -150,13 +157,16 @@ class Profile:
         batch: Size = 1,
         provider: str | None = None,
     ) -> Answer:
-        """Returns the time of m×k times k×n: an Estimate for plain numbers, for arrays, which
-        broadcast, ProfileEstimates.
+        """Returns the time of GEMMs m×k times k×n.
+
+        Plain numbers give an Estimate. Arrays broadcast and give ProfileEstimates.
 
         dtype, layout, provider: None selects the one with the most rows. If a dtype or layout was
-            not measured, the
-        closest one is used, with a note. Raises InputError for invalid sizes, UnsupportedError for
-        a dtype that the device does not support.
+            not measured, the closest one is used, with a note.
+        batch: independent GEMMs in one call.
+
+        Raises InputError for invalid sizes, and UnsupportedError for a dtype that the device does
+        not support.
         """
         return self._shapes.estimate("gemm", (dtype, layout, provider), (m, n, k, batch))
 
@@ -171,8 +181,12 @@ class Profile:
         direction: str = "forward",
         provider: str | None = None,
     ) -> Answer:
-        """Returns the time of softmax over the last dimension of (batch, rows, cols); batch: heads
-        / TP × MBS.
+        """Returns the time of softmax over the last dimension of (batch, rows, cols).
+
+        batch: number of matrices; in a transformer, heads / TP × MBS.
+        dtype, provider: as in `gemm`.
+
+        Raises InputError for a causal mask with rows unequal to cols.
         """
         if mask == "causal" and np.any(np.not_equal(rows, cols)):
             what = "mask = 'causal' with rows unlike cols"
@@ -195,12 +209,18 @@ class Profile:
         direction: str = "forward",
         provider: str | None = None,
     ) -> Answer:
-        """Returns the time of fused attention. kv_heads: 0 means as many as heads."""
+        """Returns the time of fused attention.
+
+        kv_heads: number of key/value heads, which divides heads; 0 means as many as heads.
+        dtype, provider: as in `gemm`.
+
+        Raises InputError for causal attention with seq_q unequal to seq_k.
+        """
         if causal and np.any(np.not_equal(seq_q, seq_k)):
             what = "causal with seq_q unlike seq_k"
             raise InputError("profile.attention", what, "seq_q equal to seq_k")
         kv: Any = np.where(np.equal(kv_heads, 0), heads, kv_heads)
-        if type(kv_heads) is int:  # a plain number stays one, so that the answer is cached
+        if type(kv_heads) is int:  # a plain number stays plain, so that the answer is cached
             kv = kv_heads or heads
         if np.any(np.asarray(heads) % np.maximum(kv, 1) != 0):
             what = f"kv_heads = {kv} of {heads!s} heads"[:100]
@@ -218,49 +238,61 @@ class Profile:
         dtype: str | None = None,
         provider: str | None = None,
     ) -> Answer:
-        """Returns the time of a collective between num_gpus GPUs, spread evenly over num_nodes
-        nodes.
+        """Returns the time of a collective between num_gpus GPUs on num_nodes nodes.
 
-        message_bytes: as in `workload.Collective` (nccl-tests' `size`). Only message sizes are
-            interpolated. Raises
-        UnsupportedError for an op or a number of GPUs or nodes that was not measured, InputError
-        for invalid sizes.
+        The GPUs are spread evenly over the nodes.
+
+        message_bytes: size of the message, as in `workload.Collective` (nccl-tests' `size`). Only
+            message sizes are interpolated.
+        dtype, provider: as in `gemm`.
+
+        Raises UnsupportedError for an op or a number of GPUs or nodes that was not measured, and
+        InputError for invalid sizes.
         """
         return collective_estimates(
             self.tables["collective"], op, message_bytes, num_gpus, num_nodes, dtype, provider
         )
 
     def moe(self, works: Sequence[MoE], *, provider: str | None = None) -> list[Estimate]:
-        """Returns the time of the experts of each layer on its busiest GPU: a measured row, or a
-        model of the rows.
+        """Returns the time of the experts of each layer on the layer's busiest GPU.
 
-        provider: None selects the one with the most rows of the layer's dtype. Raises
-            UnsupportedError if it measured
-        none of them.
+        The time is a measured row, or comes from a model of the rows.
+
+        provider: None selects the one with the most rows of the layer's dtype.
+
+        Raises UnsupportedError if the provider measured no layer of the dtype.
         """
         found = self._experts.estimates(works, provider)
         return [found[work] for work in works]
 
     def experts(self, dtype: str, library: str) -> MoEModel:
-        """Returns the model of a library's experts: of its rows, or the shipped one of few rows."""
+        """Returns the model of a library's experts, which is a shipped one if the rows are few."""
         return self._experts.model(dtype, library)
 
     def layer(self, shape: TransformerShape, *, backward: bool = True) -> ShapeEstimate:
-        """Returns the time of one layer for one micro-batch on one GPU: GEMMs, softmax and
-        attention, excluding logits, norms, activations and communication."""
+        """Returns the time of one layer for one micro-batch on one GPU.
+
+        It is the sum over the layer's ops. Logits, norms, activations and communication are not
+        included.
+
+        backward: whether to include the backward pass.
+        """
         ops = [replace(op, count=1) for op in shape.ops(backward=backward) if op.name != "logits"]
         found = self.estimates([op.workload for op in ops])
         return total([OpEstimate(op, one) for op, one in zip(ops, found, strict=True)], CORRELATION)
 
     @property
     def gemm_error(self) -> float | None:
-        """Half-width of log time of the 90 % interval of GEMMs interpolated between measured ones
-        of the most frequent format, from leave-one-out errors; None if none was measured."""
+        """Half-width in log time of the 90 % interval of interpolated GEMMs.
+
+        It follows from leave-one-out errors of the most frequent format, and is None if no GEMM was
+        measured.
+        """
         surface = self._shapes.chosen("gemm", (None, None, None)).surface
         return surface.trust.half_width if len(surface.latency_us) else None
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
-        """Estimates each workload, in order (implements `latency.op_times.OpTimes`)."""
+        """Returns one estimate per workload, in order; implements `OpTimes.estimates`."""
         layers: list[MoE] = []
         others: list[Compute] = []
         for work in workloads:
@@ -288,7 +320,8 @@ class Profile:
 
     @property
     def common_error(self) -> float:
-        """Returns the error common to all estimates: 0 for measured times (implements
-        `latency.op_times.OpTimes`).
+        """Share of the error that ops have in common, 0 for measured times.
+
+        It implements `OpTimes.common_error`.
         """
         return 0.0

@@ -1,5 +1,7 @@
-"""Defines what a profile's JSON file holds. `python -m quantbench.profile.schema` prints its JSON
-Schema, which is generated from these types; reading decodes a file to them."""
+"""Defines the content of a profile's JSON file as types, which files are decoded to.
+
+`python -m quantbench.profile.schema` prints the JSON Schema, which is generated from the types.
+"""
 
 import json
 from collections.abc import Mapping
@@ -21,8 +23,10 @@ class RunSource:
     """Run from which a profile was built.
 
     origin: measured, imported or simulated.
+    source: origin of imported or simulated times.
     cache: cold, hot or unknown.
-    rows: number of profile rows taken from it.
+    records: number of records in the run.
+    rows: number of rows of the profile that come from the run.
     keys_sha256: digest of all record keys in order.
     """
 
@@ -39,8 +43,8 @@ class RunSource:
 class Provenance:
     """Origin of a profile.
 
-    quantbench: version that built it.
-    num_cliffs: number of cliffs found, of which the profile keeps the largest.
+    quantbench: version of quantbench that built it.
+    num_cliffs: number of cliffs found, of which the profile stores the largest.
     """
 
     quantbench: str
@@ -51,16 +55,15 @@ class Provenance:
 
 @dataclass(frozen=True)
 class KnownCliff:
-    """Cliff in measured times: from size `at` to `next` of `axis`, the time jumps by `ratio` beyond
-    the trend.
+    """Cliff in measured times: from size `at` to `next`, the time jumps by `ratio` over the trend.
 
-    low, high: 95 % interval of ratio.
+    axis: size that varies.
+    low, high: 95 % interval of the ratio.
     cause: kind of the cause.
-    evidence: as in `analysis.cliffs.Cause`; "" for a family.
-    num_curves: 1 for a cliff of one curve; else the number of curves in the family, and ratio is
-        their median.
-    held, before, after, keys: fixed sizes, workloads on both sides and their record keys; empty for
-        a family.
+    evidence: as in `analysis.blocks.Cause`; "" for a family of curves.
+    num_curves: number of curves in the family, whose median is the ratio; 1 for a single curve.
+    held, before, after, keys: fixed sizes, workloads on both sides, and their record keys. They are
+        empty for a family.
     """
 
     axis: str
@@ -103,7 +106,10 @@ class InlineTable:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """Parquet file of a large table, beside the profile's JSON. sha256: digest of that file."""
+    """Parquet file of a large table, beside the profile's JSON file.
+
+    sha256: digest of the Parquet file.
+    """
 
     columns: tuple[str, ...]
     file: str
@@ -118,8 +124,8 @@ class ProfileFile:
     sha256: digest of the file without this field, as JSON with sorted names, no spaces and ASCII
         escapes.
     software: versions by name.
-    models: by kind; what stands in them is for quantbench alone.
-    tables: by kind (`table.LAYOUTS`), times in microseconds.
+    models: models by kind. Their content is for quantbench alone.
+    tables: tables by kind (`table.LAYOUTS`), with times in microseconds.
     """
 
     format: str

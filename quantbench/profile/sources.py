@@ -1,5 +1,7 @@
-"""Selects the rows and the model of a profile that answer a query. Without an exact match the
-closest dtype or layout is used, with a wider interval and a note."""
+"""Selects the rows and the model of a profile that answer a query.
+
+Without an exact match, the closest dtype or layout answers, with a wider interval and a note.
+"""
 
 from __future__ import annotations
 
@@ -35,36 +37,38 @@ from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
 from quantbench.workload.ops import DIRECTIONS, LAYOUTS, MASKS
 
 BoolArray = npt.NDArray[np.bool_]
-#: the query's values of table columns that are not sizes, by column
+#: values that a query gives for table columns that are not sizes, by column
 Fixed = Mapping[str, str | bool]
 
-#: table columns that hold the sizes of a workload, by kind
+#: table columns that hold the sizes of a workload, by kind of workload
 SIZES = {
     "gemm": ("m", "n", "k", "batch"),
     "softmax": ("batch", "rows", "cols"),
     "attention": ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"),
 }
-# Sizes that grow together along the lines between measured shapes, by their index in SIZES; tried
-# in order.
+# Sizes that grow together along the lines between measured shapes, as indices in SIZES. The lines
+# are tried in order.
 _FAMILIES: dict[str, tuple[tuple[int, ...], ...]] = {
     "gemm": ((0,), (1,), (2,), (1, 2), (0, 1), (0, 2), (0, 1, 2), (3,)),
     "softmax": ((0,), (1, 2), (1,), (2,)),
     "attention": ((3, 4), (0,), (1, 2), (5,), (4,), (3,), (1,), (2,)),
 }
-#: extra half-width in log time for a layout or twin dtype that was not measured (cuBLAS's layouts
-#: differ by up to 15 % if operands exceed L2)
+#: Extra half-width (log time) for a layout or twin dtype that was not measured. cuBLAS's layouts
+#: differ by up to 15 % if operands exceed L2.
 ALIKE = log(1.15)
-# Half-width in log time of an estimate from the spec sheet.
+# Half-width (log time) of an estimate from the spec sheet.
 _ROOFLINE = {"cuda": log(2.0), "cpu": log(4.0)}
 
 
 def roofline_parts(
     device: DeviceSpec, kind: str, sizes: Sizes, fixed: Fixed
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns the times of the least memory traffic and of the arithmetic at the device's peaks,
-    (shapes,) µs each.
+    """Returns the times of the least memory traffic and of the arithmetic at the device's peaks.
 
-    The time of the arithmetic is 0 for softmax, and if the peak is unknown.
+    Both are (shapes,) in µs. The arithmetic takes 0 µs for softmax, and if the peak is unknown.
+
+    sizes: sizes in the order of SIZES.
+    fixed: values of the columns that are not sizes.
     """
     dtype = str(fixed["dtype"])
     flops = np.zeros(len(sizes[0]))
@@ -90,7 +94,7 @@ def roofline_parts(
 
 
 def _attention_shapes(sizes: Sizes, fixed: Fixed) -> AttentionShapes:
-    """Returns the shapes of attention. sizes: in the order of SIZES."""
+    """Returns the shapes of attention; `sizes` are in the order of SIZES."""
     count = len(sizes[0])
     masks = np.full(count, fixed["causal"])
     backward = np.full(count, fixed["direction"] == "backward")
@@ -99,8 +103,11 @@ def _attention_shapes(sizes: Sizes, fixed: Fixed) -> AttentionShapes:
 
 
 def _product(model: GemmModel, layout: str, wider: float, sizes: Sizes) -> Predicted:
-    """Predicts GEMMs with a model. wider: extra half-width, log time."""
-    # Longer sides are answered from their rows alone (`answers`).
+    """Predicts GEMMs with a model.
+
+    wider: extra half-width of the interval in log time.
+    """
+    # GEMMs with longer sides are answered only from their rows (`answers`).
     m, n, k, batch = (np.minimum(size, LARGEST_SIDE) for size in sizes)
     found = model.predict(m, n, k, batch=batch, layout=layout)
     half = np.log(found.high_us / found.latency_us) + wider
@@ -111,7 +118,7 @@ def _product(model: GemmModel, layout: str, wider: float, sizes: Sizes) -> Predi
 
 
 def _roofline(device: DeviceSpec, kind: str, fixed: Fixed, sizes: Sizes) -> Predicted:
-    """Predicts any kind from the device's spec sheet alone."""
+    """Predicts workloads of any kind from the device's spec sheet alone."""
     memory_us, compute_us = roofline_parts(device, kind, sizes, fixed)
     on = device.torch_kind
     half = np.full(len(memory_us), _ROOFLINE[on])
@@ -140,8 +147,10 @@ def _with_halves(found: Estimates, floor_us: FloatArray) -> Predicted:
 def _product_base(
     device: DeviceSpec, models: Models, dtype: str, library: str, layout: str
 ) -> tuple[Base, str, bool]:
-    """Returns (a model of GEMMs of `dtype`, of `library` if the profile has one; its note; whether
-    it is the profile's own); for a CPU, usual rates.
+    """Returns a model of GEMMs of a dtype, its note, and whether the profile has the model.
+
+    The profile's model of `library` is preferred, and then other models of the dtype. A CPU is
+    predicted from the rates of a usual core.
 
     Raises UnsupportedError for a dtype that the device does not support.
     """
@@ -167,8 +176,8 @@ class Chosen:
 
     surface: interpolator over the rows and the model.
     fixed: values of columns that are not sizes.
-    note: set if a similar dtype or layout is used instead; then no answer is reported as measured.
-    wider: extra half-width of the interval, log time, if `note` is set.
+    note: set if a similar dtype or layout answers instead. No answer counts as measured then.
+    wider: extra half-width of the interval in log time if `note` is set.
     model_note: note on the model's source.
     """
 
@@ -180,7 +189,10 @@ class Chosen:
     model_note: str = ""
 
     def outside_words(self, count: str = "") -> str:
-        """Returns the note that a shape, or `count` of them, is outside the measured range."""
+        """Returns the note that a shape is outside the measured range.
+
+        count: number of such shapes in words, as the note's beginning; "" for a single shape.
+        """
         if not len(self.surface.latency_us):
             return "the profile has no measured row of this kind"
         spans = zip(SIZES[self.kind], self.surface.range, strict=True)
@@ -193,11 +205,14 @@ class Chosen:
 def choose(
     device: DeviceSpec, table: Table, models: Models, of: Mapping[str, Any], provider: str | None
 ) -> Chosen:
-    """Selects rows and model for a format; None selects the dtype, layout or provider with the most
-    rows.
+    """Selects the rows and the model that answer queries of a format.
 
-    of: the query's dtype; of GEMMs, layout; of softmax and attention, mask or causal, and
-        direction.
+    of: the query's dtype; for GEMMs also layout, for softmax and attention also mask or causal, and
+        direction. None as dtype or layout selects the one with the most rows.
+    provider: provider of the rows; None selects the one with the most rows.
+
+    Raises InputError for an unknown value, and UnsupportedError for a dtype that the device does
+    not support.
     """
     kind = table.kind
     who = f"profile.{kind}"
@@ -238,8 +253,11 @@ def choose(
 def _of_layout(
     table: Table, rows: BoolArray, layout: str | None, notes: list[str]
 ) -> tuple[BoolArray, str]:
-    """Returns the rows of a layout, or else of the most frequent one with a note, and the layout
-    that was asked for."""
+    """Returns the rows of a layout, and the layout to answer for.
+
+    If the layout was not measured, the rows of the most frequent layout take its place, and a note
+    is added to `notes`.
+    """
     if not rows.any():
         return rows, layout or "nt"
     of = table["layout"] == layout
@@ -263,7 +281,7 @@ def _library_of_models(models: Models, provider: str) -> str:
 
 
 def _usual_dtype(kind: str, models: Models) -> str:
-    """Returns the dtype of a kind that the profile has no rows of."""
+    """Returns the dtype to assume for a kind of workload without rows."""
     if kind == "gemm" and models.gemm:
         return models.gemm[0].dtype
     if kind == "attention" and models.attention is not None:
@@ -274,7 +292,10 @@ def _usual_dtype(kind: str, models: Models) -> str:
 def _vector_base(
     device: DeviceSpec, models: Models, kind: str, fixed: Fixed, row_dtype: str
 ) -> tuple[Base, str]:
-    """Returns (a model of softmax or attention, its note)."""
+    """Returns a model of softmax or attention, and its note.
+
+    row_dtype: dtype of the selected rows.
+    """
     of_rows = {**fixed, "dtype": row_dtype}
     if kind == "softmax" and models.softmax is not None:
         return partial(_softmax, models.softmax, models.softmax_fused, of_rows), models.softmax.note
@@ -286,7 +307,10 @@ def _vector_base(
 
 
 def _of_format(table: Table, dtype: str, rows: BoolArray) -> tuple[BoolArray, str, list[str]]:
-    """Returns (rows of the dtype or else of its twin, their dtype, a note if it is the twin)."""
+    """Returns the rows of a dtype, their dtype, and notes.
+
+    If the dtype has no rows, the rows of its twin (`TWINS`) take their place, with a note.
+    """
     found = rows & (table["dtype"] == dtype)
     twin = TWINS.get(dtype)
     if twin is None or found.any():
@@ -298,9 +322,12 @@ def _of_format(table: Table, dtype: str, rows: BoolArray) -> tuple[BoolArray, st
 
 
 def by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[BoolArray, str]:
-    """Returns the rows of `provider`, or of the one with the most rows if None, and that provider.
+    """Returns the rows of a provider, and the provider's name.
 
-    provider: a library stands for its provider with the most rows (vllm for vllm.flash_attn_fa3).
+    provider: None selects the provider with the most rows. A library stands for its provider with
+        the most rows (vllm for vllm.flash_attn_fa3).
+
+    Raises InputError if the provider has no rows.
     """
     if provider is None:
         provider = table.most_frequent("provider", rows)

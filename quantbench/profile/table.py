@@ -1,5 +1,7 @@
 """Defines the tables of a profile: columns of measured times, with rows sorted by unique keys.
-`check_table` refuses rows with an invalid workload or a time that the device cannot reach."""
+
+Rows with an invalid workload, or with a time that the device cannot reach, are refused.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,9 @@ class TableLayout(NamedTuple):
     """Columns of one kind of table.
 
     workload: class whose fields are the key columns without the provider.
-    columns: type of the values (int, float, bool or str) by name, which ends in the unit, if any;
-        in order.
-    keys: the columns that identify a row, in sort order.
+    columns: type of the values (int, float, bool or str) by column, in order. A column's name ends
+        in its unit, if it has one.
+    keys: columns that identify a row, in sort order.
     """
 
     workload: type[Workload]
@@ -40,9 +42,9 @@ class TableLayout(NamedTuple):
 
 
 TIMES = ("latency_us", "low_us", "high_us")
-# Columns that are not integers. low_us, high_us: 95 % interval of the median, both equal to
-# latency_us for a single sample. grade: A to D. origin: measured, imported or simulated. kernel: ""
-# if unknown.
+# Types of the columns that are not integers. low_us and high_us are the 95 % interval of the
+# median, and equal latency_us for a single sample. grade is A to D. origin is measured, imported or
+# simulated. kernel is "" if it is unknown.
 _TYPES: dict[str, type] = {
     **dict.fromkeys(TIMES, float),
     **dict.fromkeys(("dtype", "layout", "provider", "mask", "direction", "distribution"), str),
@@ -58,7 +60,7 @@ def _layout(workload: type[Workload], keys: str, more: str = "") -> TableLayout:
 
 
 LAYOUTS: dict[str, TableLayout] = {
-    # block_m, block_n, split_k: 0 if unknown.
+    # block_m, block_n and split_k are 0 if they are unknown.
     "gemm": _layout(Gemm, "m n k batch dtype layout", "kernel block_m block_n split_k"),
     "softmax": _layout(Softmax, "batch rows cols dtype mask direction"),
     "attention": _layout(
@@ -79,7 +81,8 @@ class Table:
     """Measured times of one kind of workload, sorted by the key columns, with unique keys.
 
     kind: gemm, softmax, attention, moe or collective.
-    columns: (rows,) arrays by name, in the order of `LAYOUTS`: int64, float64, bool or text.
+    columns: (rows,) arrays by name, in the order of `LAYOUTS`. They hold int64, float64, bool or
+        text.
 
     >>> table = Table.empty("softmax")
     >>> len(table), table["latency_us"].dtype
@@ -103,7 +106,7 @@ class Table:
 
     @classmethod
     def of(cls, kind: str, columns: Mapping[str, Sequence[Any] | Array]) -> Table:
-        """Returns the table of rows in any order."""
+        """Returns a table of rows that may be in any order."""
         typed = _typed(kind, columns)
         order = np.lexsort([typed[name] for name in reversed(LAYOUTS[kind].keys)])
         return cls(kind, {name: values[order] for name, values in typed.items()})
@@ -125,8 +128,11 @@ class Table:
         return self.where(rows)
 
     def most_frequent(self, column: str, rows: npt.NDArray[np.bool_] | None = None) -> str | None:
-        """Returns the most frequent text in a column, the alphabetically first in a tie; None if
-        there are no rows.
+        """Returns the most frequent text in a column, or None if there are no rows.
+
+        In a tie, it is the alphabetically first one.
+
+        rows: mask of the rows to count; None for all.
         """
         values = self.columns[column] if rows is None else self.columns[column][rows]
         if not len(values):
@@ -135,7 +141,7 @@ class Table:
         return str(names[int(np.argmax(counts))])
 
     def by_library(self, library: str) -> npt.NDArray[np.bool_]:
-        """Returns which rows are of a provider of the library, (rows,)."""
+        """Returns whether each row is of a provider of the library, (rows,)."""
         owners = [library_of(name) == library for name in self.columns["provider"].tolist()]
         return np.array(owners, dtype=bool)
 
@@ -163,8 +169,9 @@ class Table:
 
 
 def _typed(kind: str, columns: Mapping[str, Sequence[Any] | Array]) -> dict[str, Array]:
-    """Copies the columns to arrays of their declared types. Raises InputError for other columns or
-    values of other types.
+    """Returns the columns as arrays of their declared types.
+
+    Raises InputError for other columns and for values of other types.
     """
     layout = LAYOUTS[require_choice("profile table", "kind", kind, tuple(LAYOUTS))]
     who = f"profile table {kind}"
@@ -176,7 +183,7 @@ def _typed(kind: str, columns: Mapping[str, Sequence[Any] | Array]) -> dict[str,
     return typed
 
 
-# Kinds of numpy arrays that hold values of a type.
+# Kinds of numpy arrays that may hold the values of a type.
 _ARRAYS = {int: "iu", float: "fiu", bool: "b", str: "U"}
 
 
@@ -209,7 +216,7 @@ def _check_intervals(who: str, typed: Mapping[str, Array]) -> None:
 
 
 def _check_order(kind: str, typed: Mapping[str, Array]) -> None:
-    """Raises InputError unless rows ascend strictly by their keys."""
+    """Raises InputError unless the rows ascend strictly by their keys."""
     names = LAYOUTS[kind].keys
     keys = zip(*(typed[name].tolist() for name in names), strict=True)
     for row, (before, after) in enumerate(pairwise(keys), start=1):
@@ -222,13 +229,14 @@ def _check_order(kind: str, typed: Mapping[str, Array]) -> None:
             )
 
 
-# An empty kernel takes about a microsecond.
+# Shortest time that is taken as possible. An empty kernel takes about a microsecond.
 _SHORTEST_US = 0.05
 
 
 def check_table(table: Table, device: DeviceSpec) -> None:
-    """Raises InputError for the first row with an invalid workload or a time that the device cannot
-    reach.
+    """Raises InputError for the first row with an invalid workload or an impossible time.
+
+    A time is impossible if the device cannot reach it.
     """
     for row, (work, us) in enumerate(
         zip(table.workloads(), table["latency_us"].tolist(), strict=True)
@@ -240,14 +248,15 @@ def check_table(table: Table, device: DeviceSpec) -> None:
 
 
 def _impossible(work: Workload, us: float, device: DeviceSpec) -> str:
-    """Returns which time was expected, "" for a possible one; imports check the unit by the
-    roofline as well.
+    """Returns which time was expected, or "" for a possible time.
+
+    Imports also check the unit of times by the roofline.
     """
     if us < _SHORTEST_US:
         return f"at least {_SHORTEST_US} µs (is it in milliseconds?)"
     if isinstance(work, Collective):
         return ""
-    # The peak at the highest clock, which may be unknown; softmax does not use tensor cores.
+    # The peak is that at the highest clock, and may be unknown. Softmax does not use tensor cores.
     peak = None if isinstance(work, Softmax) else device.ceiling(work.dtype)
     if peak is not None and work.flops / us / 1e6 > peak * PEAK_MARGIN:
         return f"a time at the peak of {device.name} at the least (are they milliseconds?)"

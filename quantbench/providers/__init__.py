@@ -1,3 +1,4 @@
-"""Runs workloads with torch and Triton, and checks what they compute. Importing this package does
-not import torch; `catalog.make` does.
+"""Runs workloads with torch and Triton, and checks their results.
+
+Importing this package does not import torch; `catalog.make` does.
 """

@@ -1,17 +1,8 @@
-"""Checks a task while it is measured, so that only times of correct results are recorded.
+"""Checks the results of a task before, while and after it is timed.
 
-1. Before timing: new random inputs, outputs poisoned, one run, check. On CUDA the stream is held
-   first, so that the poison overwrites results that were queued on another stream without waiting
-   for this one.
-2. Before every timed sample random elements of each operand change: a result kept from an earlier
-   run is wrong, and to find which elements changed takes a pass over the operand.
-3. After the last sample: its outputs are checked against the current inputs, which must be
-   unchanged since the harness wrote them. Some of the rotated copies are checked too.
-4. Then new random inputs and poisoned outputs, one more sample with the same sampler, and the same
-   checks.
-
-The seeds come from the operating system. A provider runs in the harness's process and can change
-the harness itself, which is not found.
+The inputs change between samples and the outputs are overwritten before a check, so a result that
+was kept from an earlier run is found. A provider runs in the process of the harness and could
+change the harness itself, which no check finds.
 """
 
 from __future__ import annotations
@@ -37,27 +28,29 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.providers.base import Provider, Task
 
-# Changes of an operand move the result by this many times the tolerance, √(2 · share of changed
-# elements).
+# A change of an operand moves the result by this many times the tolerance. The relative change of
+# the result is √(2 · share of changed elements).
 _CHANGE_OVER_TOLERANCE = 4.0
-# Positions drawn for so many changes of an operand; each change takes a random stretch of them.
+# Number of changes of an operand for which distinct positions are drawn. Each change takes a random
+# stretch of these positions.
 _CHANGES_DRAWN = 16
-# Changed rows of attention that the check recomputes. Some show a change less than others.
+# Most changed rows of attention that the check recomputes. Several are needed, because a change
+# shows less in some rows.
 _MUST_SEE = 16
-# Integers that hold the bits of an element, by its size in bytes: every kernel on them is the same
-# for all formats.
+# Integer type that holds the bits of an element, by the size of the element in bytes. With it, the
+# same kernels serve all formats.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-# Rotated copies that are checked: a provider that is wrong in half of them is missed once in 256
-# times.
+# Number of rotated copies that are checked. A provider that is wrong in half of the copies is
+# missed once in 256 times.
 _COPIES_CHECKED = 8
-# Cycles that the stream is held for, about 5 ms.
+# Time for which the stream is held, in GPU clock cycles (about 5 ms).
 _HOLD_CYCLES = 10_000_000
 
 
 def check(provider: Provider, workload: Workload, device: DeviceSpec) -> Check | None:
-    """Runs a workload on new inputs and checks its results, without timing; None if the task has no
-    inputs().
+    """Runs a workload on new inputs and checks its results, without timing.
 
+    Returns None if the task has no inputs().
     Raises MeasurementError for a wrong result, and whatever the provider raises.
     """
     audit = Audit(provider, workload, device, "normal")
@@ -67,12 +60,25 @@ def check(provider: Provider, workload: Workload, device: DeviceSpec) -> Check |
 
 
 class Audit:
-    """Audit of one point: fills the inputs of its tasks and checks their results.
+    """Fills the inputs of the tasks of one point and checks their results in four steps.
+
+    1. Before timing, the inputs are filled with new random numbers and the outputs are poisoned.
+       The task runs once and its outputs are checked. On CUDA the stream is held first, so that the
+       poison overwrites results that another stream has computed without waiting for this one.
+    2. Before every timed sample, random elements of each operand change. A result that was kept
+       from an earlier run is then wrong, and a provider could find the changed elements only by a
+       pass over the operand.
+    3. After the last sample, the outputs of that sample are checked against the current inputs,
+       which must be as the harness wrote them. Some of the rotated copies are checked too.
+    4. Then the inputs get new random numbers, the outputs are poisoned, and the same sampler takes
+       one more sample, whose outputs are checked in the same way.
+
+    The seeds come from the operating system, so a provider cannot know the numbers.
 
     distribution: distribution of the timed inputs.
-    elapsed_s: time spent on checks so far, s.
+    elapsed_s: time that the checks have taken so far, in s.
 
-    Raises MeasurementError with operation `check …` for a wrong result.
+    Raises MeasurementError with an operation `check …` for a wrong result.
     """
 
     def __init__(
@@ -88,13 +94,14 @@ class Audit:
         self._watched: list[_Watched] = []
 
     def add(self, task: Task) -> Callable[[], None]:
-        """Watches a task or a copy of it; returns the callable to time. The callable also calls
-        `outputs`, so that outputs computed on demand are timed.
+        """Watches a task or a copy of it, and returns the callable to time.
+
+        The callable also calls `outputs`, so that outputs which are computed on demand are timed.
         """
         if callable(getattr(task, "inputs", None)):
             watched = _Watched(self._who, self.workload, task)
             self._watched.append(watched)
-            if len(self._watched) > 1:  # a copy: it is warmed up and timed like the first
+            if len(self._watched) > 1:  # a copy is warmed up and timed like the first task
                 watched.fill(self._inputs(self._distribution))
 
         def run() -> None:
@@ -105,15 +112,16 @@ class Audit:
 
     @property
     def checked(self) -> Check | None:
-        """Worst relative error so far and its bound; None if the task has no inputs() to check
-        with.
-        """
+        """Worst relative error so far and its bound; None if the task has no inputs()."""
         if not self._watched:
             return None
         return Check(self._worst, correctness.tolerance(self.workload).relative_norm)
 
     def before_timing(self) -> None:
-        """Runs the first check, on inputs of the timed distribution (normal instead of zeros)."""
+        """Runs the check before timing, on inputs of the timed distribution.
+
+        If that distribution is zeros, the inputs are normal.
+        """
         if not self._watched:
             return
         with self._spend():
@@ -121,8 +129,9 @@ class Audit:
             zeros = self._distribution == "zeros"
             watched.fill(self._inputs("normal" if zeros else self._distribution))
             if watched.on_cuda or not watched.task.outputs():
-                watched.task.run()  # loads and allocates what it needs
-            # The first change of inputs loads its kernels, which must not happen behind a hold.
+                watched.task.run()  # loads and allocates what the task needs
+            # The first change of inputs loads kernels, which must not happen while the stream is
+            # held.
             self.before_sample()
             if watched.on_cuda:
                 torch.cuda.synchronize()
@@ -134,8 +143,9 @@ class Audit:
                 watched.refill(self._inputs("zeros"))
 
     def before_sample(self) -> None:
-        """Changes random elements of the operands of the task; called before each timed sample, on
-        the same stream.
+        """Changes random elements of the operands before each timed sample.
+
+        The changes are queued on the stream of the samples.
         """
         for watched in self._watched[:1]:
             watched.change(self._random)
@@ -143,8 +153,9 @@ class Audit:
             self._random.choice(self._watched[1:]).change(self._random)
 
     def after_sampling(self, sample: Callable[[], object]) -> None:
-        """Runs the checks after the last sample. sample: takes one more sample with the same
-        sampler.
+        """Runs the checks after the last sample.
+
+        sample: function that takes one more sample with the same sampler.
         """
         if not self._watched:
             return
@@ -168,6 +179,7 @@ class Audit:
 
     @contextmanager
     def _spend(self) -> Iterator[None]:
+        """Adds the time of the block to `elapsed_s`."""
         start_s = perf_counter()
         try:
             yield
@@ -176,13 +188,13 @@ class Audit:
 
 
 class _Watched:
-    """One task and a record of what the harness wrote into its inputs.
+    """One task, and a record of what the harness wrote into its inputs.
 
-    A row is a row of a, a column of b, and the last dimension of any other operand.
+    A row is a row of a, a column of b, or the last dimension of any other operand.
 
-    _changes: by number of the input, what changes between samples.
-    _prints: by number of the input, a random vector and its dot product with each row, to detect
-        changes by others.
+    _changes: changes between the samples, by the number of the input.
+    _prints: a random vector and its dot product with each row, by the number of the input. They
+        show whether anything else has changed the input.
     """
 
     def __init__(self, who: str, workload: Workload, task: Task) -> None:
@@ -193,8 +205,8 @@ class _Watched:
         expected = input_templates(workload)
         _require_alike(who, "input", self._inputs, expected, strides=True)
         self.on_cuda = self._inputs[0].is_cuda
-        # Which inputs change between samples: both factors, the scores, the queries; for backward
-        # the gradient alone.
+        # The inputs that change between samples are both factors of a GEMM, the scores of a
+        # softmax, or the queries of attention. In the backward pass only the gradient changes.
         backward = getattr(workload, "direction", "forward") == "backward"
         last = len(self._inputs) - 1
         self._changing: tuple[int, ...] = (0,)
@@ -208,25 +220,27 @@ class _Watched:
         self._prints: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def fill(self, inputs: Inputs) -> None:
+        """Writes new numbers into all inputs, before the first run."""
         for tensor in self._inputs:
             inputs.fill(tensor)
         self._remember(range(len(self._inputs)), inputs)
 
     def refill(self, inputs: Inputs) -> None:
-        """Writes the inputs that may change once the task has run: all, or for backward the
-        gradient only.
+        """Writes new numbers into the inputs that may change once the task has run.
+
+        These are all inputs, or only the gradient in the backward pass.
         """
         for number in self._refilled:
             inputs.fill(self._inputs[number])
         self._remember(self._refilled, inputs)
 
     def change(self, chance: random.Random) -> None:
-        """Changes random elements of every input that may change."""
+        """Changes random elements of every input that changes between samples."""
         for changes in self._changes.values():
             changes.make(chance)
 
     def poison(self) -> None:
-        """Fills the outputs with NaN, or integer outputs with the largest number."""
+        """Fills the outputs with NaN, and integer outputs with the largest number."""
         with torch.no_grad():
             for output in self.task.outputs():
                 if output.dtype.is_floating_point:
@@ -235,15 +249,22 @@ class _Watched:
                     output.fill_(torch.iinfo(output.dtype).max)
 
     def verify(self, when: str, generator: torch.Generator) -> float:
-        """Checks the outputs of the last run and returns their relative error."""
+        """Checks the outputs of the last run and the state of the inputs.
+
+        Returns the relative error of the outputs.
+
+        when: time of the check, for error messages.
+        generator: source of the random vectors and rows of the check.
+        """
         who = f"{self._who} {when}"
         outputs = self.task.outputs()
         strides = isinstance(self._workload, Gemm | GroupedGemm)
         _require_alike(who, "output", outputs, output_templates(self._workload), strides=strides)
         _require_apart(who, self._inputs, outputs)
         if self.on_cuda:
-            # Copied at once and in the order of this stream, without waiting for what another
-            # stream has yet to write. Without memory for copies they are read a little later.
+            # The outputs are copied at once and in the order of this stream, without waiting for
+            # anything that another stream has yet to write. If there is no memory for copies, the
+            # outputs themselves are read, a little later.
             with suppress(torch.OutOfMemoryError):
                 outputs = tuple(output.detach().clone() for output in outputs)
         must_see: list[tuple[int, ...]] = []
@@ -264,6 +285,7 @@ class _Watched:
         return error
 
     def _remember(self, numbers: Sequence[int], inputs: Inputs) -> None:
+        """Records what was written into some inputs, and draws their next changes."""
         for number in numbers:
             rows = self._rows(number)
             if number in self._changing:
@@ -275,13 +297,13 @@ class _Watched:
                 )
             device = rows.device
             generator = torch.Generator(device=device).manual_seed(secrets.randbits(62))
-            # Of size 1 to 2, so that every element has weight.
+            # The absolute values are 1 to 2, so that every element has a weight.
             vector = torch.rand(rows.shape[-1], generator=generator, device=device) + 1
             vector *= torch.randint(2, vector.shape, generator=generator, device=device) * 2 - 1
             self._prints[number] = vector, self._print(number, vector)
 
     def _print(self, number: int, vector: torch.Tensor) -> torch.Tensor:
-        """Each row of an input times a vector."""
+        """Returns the dot product of each row of an input with a vector."""
         rows = self._rows(number)
         matrices = rows.reshape(-1, *rows.shape[-2:]) if rows.dim() > 1 else rows[None, None]
         compute = correctness.fast_format()
@@ -289,6 +311,7 @@ class _Watched:
         return correctness.project(matrices, compute, right=vectors).right.reshape(rows.shape[:-1])
 
     def _rows(self, number: int) -> torch.Tensor:
+        """Returns an input with its rows in the last dimension."""
         tensor = self._inputs[number].detach()
         if isinstance(self._workload, Gemm | GroupedGemm) and number == 1:
             return tensor.mT
@@ -296,16 +319,16 @@ class _Watched:
 
 
 class _Changes:
-    """Changes of random elements of one operand: one kernel each, whatever the operand's format.
+    """Changes of random elements of one operand. Each change is one kernel, for every format.
 
-    operand: contiguous, or transposed in its last two dimensions.
-    count: elements that one change replaces.
+    operand: the tensor that changes, contiguous or transposed in its last two dimensions.
+    count: number of elements that one change replaces.
     inputs: source of the positions and of the new numbers.
 
-    _positions: (positions,) distinct places in the operand's memory, in random order.
-    _numbers: (positions,) new numbers, as bits.
-    _first: (positions,) the operand's own numbers at those places, as bits.
-    _made: where the positions and the numbers of each change begin.
+    _positions: distinct places in the operand's memory, in random order (positions,).
+    _numbers: the new numbers, as bits (positions,).
+    _first: the operand's original numbers at these places, as bits (positions,).
+    _made: for each change, the index of its first position and of its first number.
     """
 
     def __init__(self, operand: torch.Tensor, count: int, inputs: Inputs) -> None:
@@ -327,7 +350,7 @@ class _Changes:
         self._made: list[tuple[int, int]] = []
 
     def make(self, chance: random.Random) -> None:
-        """Replaces the next random elements; queues one kernel."""
+        """Replaces the next random elements, which queues one kernel."""
         low = chance.randrange(len(self._positions) - self._count + 1)
         new = chance.randrange(len(self._positions) - self._count + 1)
         self._made.append((low, new))
@@ -335,8 +358,9 @@ class _Changes:
         self._elements.index_copy_(0, positions, self._numbers[new : new + self._count])
 
     def undo(self) -> bool:
-        """Writes the first numbers back. Returns whether the changed places held what was written
-        there.
+        """Writes the original numbers back.
+
+        Returns whether the changed places still held the numbers that the changes had written.
         """
         expected = self._first.clone()
         for low, new in self._made:
@@ -347,8 +371,9 @@ class _Changes:
         return torch.equal(found, expected)
 
     def last_rows(self) -> list[tuple[int, ...]]:
-        """Returns rows of a contiguous operand that the last change is in: all indices but the
-        last.
+        """Returns up to _MUST_SEE rows of a contiguous operand that the last change has changed.
+
+        A row is given by all its indices but the last.
         """
         if not self._made:
             return []
@@ -366,8 +391,10 @@ def _require_alike(
     *,
     strides: bool,
 ) -> None:
-    """Raises unless the tensors have the expected shapes and dtypes, and the strides, or at least
-    no overlap.
+    """Raises MeasurementError unless the tensors have the expected shapes, dtypes and strides.
+
+    strides: whether the strides must be those of `expected`. If not, the elements of a tensor must
+        only not overlap.
     """
     if len(tensors) != len(expected):
         raise MeasurementError(who, f"{len(tensors)} {what}s", f"{len(expected)}")
@@ -392,16 +419,17 @@ def _require_alike(
 
 
 def _describe(tensor: torch.Tensor) -> str:
+    """Describes a tensor for error messages: `128×64 bfloat16`."""
     return f"{'×'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _steps(tensor: torch.Tensor) -> list[int]:
-    """Returns the strides of the dimensions with more than one element."""
+    """Returns the strides of the dimensions that have more than one element."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Returns whether no two elements share memory."""
+    """Returns whether no two elements of a tensor share memory."""
     reach = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride < reach:
@@ -413,7 +441,7 @@ def _dense(tensor: torch.Tensor) -> bool:
 def _require_apart(
     who: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> None:
-    """Raises unless every tensor has memory of its own."""
+    """Raises MeasurementError unless every tensor has memory of its own."""
     spans = [(*_span(tensor), f"input {number}") for number, tensor in enumerate(inputs)]
     spans += [(*_span(tensor), f"output {number}") for number, tensor in enumerate(outputs)]
     spans.sort()
@@ -425,7 +453,7 @@ def _require_apart(
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Returns the addresses of the first byte and of the byte behind the last."""
+    """Returns the address of the first byte of a tensor and the address after its last byte."""
     reach = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         reach += (size - 1) * stride

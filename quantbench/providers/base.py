@@ -1,8 +1,8 @@
 """Defines the interface of providers: a `Provider` prepares a `Task`, which the harness times.
 
-A provider is stateless and cheap to create. Its id is `library.variant` (`torch.mm`, `torch.flash`,
-`triton.stream_k`), and each record holds it; `catalog` lists the ids. A provider is not trusted:
-the harness writes the inputs and checks the results against its own references (`correctness`).
+A provider is stateless and cheap to create, and each record holds its id, `library.variant`
+(`torch.mm`, `torch.flash`, `triton.stream_k`). A provider is not trusted: the harness writes the
+inputs and checks the results against references of its own.
 """
 
 from __future__ import annotations
@@ -31,59 +31,72 @@ class Tolerance:
 
 
 class Task(Protocol):
-    """One workload with inputs and outputs allocated, ready to run any number of times.
+    """One workload with allocated inputs and outputs, ready to run any number of times.
 
-    Memory is allocated when the task is created, so that `run` only launches: no allocation, no
-    synchronisation, no Python beyond the call. A task may be captured into a CUDA graph, on a
-    stream that `run` has been called on before.
+    Memory is allocated when the task is created, so that `run` only launches: it does not allocate,
+    synchronise or execute Python beyond the call. A task may be captured into a CUDA graph, on a
+    stream on which `run` has been called before.
 
-    The harness may write new numbers into `inputs` between any two runs. Nothing may be computed
-    from them before the run that uses it. One exception: the forward pass of a backward task may be
-    kept from the first run on; after that only the gradient, the last input, changes.
+    The harness may write new numbers into `inputs` between any two runs. A task must compute
+    nothing from the inputs before the run that uses it. There is one exception: the task of a
+    backward pass may keep the forward pass of its first run, because afterwards only the gradient
+    changes, which is the last input.
 
-    If a library's operation cannot write into given tensors, `run` drops the last results and takes
-    new ones, which the caching allocator puts into the same memory; then `outputs` is empty before
-    the first run.
+    If the operation of a library cannot write into given tensors, `run` drops the last results and
+    takes new ones, which the caching allocator puts into the same memory. In this case `outputs` is
+    empty before the first run.
     """
 
     def run(self) -> None:
         """Enqueues the work once on the current stream."""
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """Returns the tensors that `run` reads, the same objects on each call, with the layout of
-        `input_templates`.
+        """Returns the tensors that `run` reads, with the layout of `input_templates`.
+
+        Each call returns the same objects, in this order:
 
         gemm: a and b.
-        grouped_gemm: a and b, rows in the order of their experts. permute: x, for a sum the
-            weights, and the order.
-        softmax: x; for a full mask the mask; for backward the gradient of the result.
-        attention: q, k and v; for backward the gradient of the result.
+        grouped_gemm: a and b, with the rows in the order of their experts.
+        permute: x and the order; for direction `unpermute` x, the weights and the order.
+        softmax: x, then the mask if the workload has a full mask, then the gradient of the result
+            in the backward pass.
+        attention: q, k and v, then the gradient of the result in the backward pass.
 
-        A task without this method is timed and graded D, since its results cannot be checked.
+        A task without this method is timed and graded D, because its results cannot be checked.
         """
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """Returns the tensors that `run` writes; valid for the last run once the device is
-        synchronised.
+        """Returns the tensors that `run` writes.
+
+        They hold the results of the last run once the device is synchronised.
         """
 
     def launch(self) -> Launch | None:
-        """Returns the launch if the provider knows it, as our own kernels do; None if the profiler
-        must find it.
+        """Returns the launch if the provider knows it, as quantbench's own kernels do.
+
+        Returns None if the profiler must find the launch.
         """
 
 
 class Provider(Protocol):
-    """Interface of a library variant that runs some kinds of workload on some devices."""
+    """Interface of a library variant that runs some kinds of workload on some devices.
+
+    id: identifier of the provider, `library.variant`.
+    """
 
     id: str
 
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
-        """Returns why the provider cannot run the workload on the device; None if it can."""
+        """Returns the reason why the provider cannot run the workload on the device.
+
+        Returns None if it can.
+        """
 
     def prepare(
         self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0
     ) -> Task:
-        """Allocates random inputs and outputs. Raises UnsupportedError or torch's out-of-memory
-        error.
+        """Allocates random inputs and the outputs of a workload.
+
+        distribution, seed: distribution and seed of the inputs (see `inputs.Inputs`).
+        Raises UnsupportedError, or torch's out-of-memory error.
         """

@@ -1,9 +1,9 @@
 """Lists the providers by id, and creates a provider from its id.
 
-Only `make` imports torch or triton. A library's name alone stands for the variants that a sweep
-measures by default. A Triton kernel of ours runs with the tile behind its name, if there is one:
-`triton.persistent@128x256x64`. A user's own provider is named `package.module:Class`; the class
-implements `quantbench.providers.base.Provider`.
+The name of a library stands for the variants that a sweep measures by default,
+`triton.persistent@128x256x64` is a Triton kernel of quantbench with this tile, and
+`package.module:Class` is a user's own provider. torch or triton is imported only when a provider is
+created.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quantbench.launch import Tile
 if TYPE_CHECKING:
     from quantbench.providers.base import Provider
 
-#: id → (workload kind, module, class)
+#: for each id: (kind of workload, module, class)
 _CATALOG: dict[str, tuple[str, str, str]] = {
     "torch.mm": ("gemm", "torch_gemm", "TorchMm"),
     "torch.grouped_loop": ("grouped_gemm", "torch_moe", "TorchGroupedLoop"),
@@ -42,20 +42,22 @@ _CATALOG: dict[str, tuple[str, str, str]] = {
     "triton.flash": ("attention", "triton_kernels", "TritonFlash"),
 }
 
-#: Variants that a library's name alone selects.
+#: variants that the name of a library selects
 _DEFAULTS: dict[str, tuple[str, ...]] = {
     "torch": tuple(name for name in _CATALOG if name.startswith("torch.")),
     "triton": ("triton.data_parallel", "triton.grouped", "triton.fused", "triton.flash"),
 }
-#: providers of grouped GEMMs that multiply each expert's rows as they are
+#: providers of grouped GEMMs that do not pad the rows of the experts
 UNPADDED = ("torch.grouped_loop",)
-#: Methods that a Provider class must have.
+#: methods that a class of providers must have
 _METHODS = ("unsupported", "prepare")
 
 
 def expand(names: Sequence[str]) -> tuple[str, ...]:
-    """Returns provider ids for names from the command line; expands a library's name to its default
-    variants.
+    """Returns the provider ids for names from the command line.
+
+    The name of a library is expanded to its default variants.
+    Raises InputError for an unknown name and for a tile that the provider cannot have.
 
     >>> expand(["triton"])
     ('triton.data_parallel', 'triton.grouped', 'triton.fused', 'triton.flash')
@@ -81,7 +83,7 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _split(provider_id: str) -> tuple[str, Tile | None]:
-    """Splits an id into its key in the catalogue and the tile behind it."""
+    """Splits an id into its key in the catalogue and the tile after the `@`."""
     if ":" in provider_id:
         return provider_id, None
     base, at, tile = provider_id.partition("@")
@@ -91,10 +93,11 @@ def _split(provider_id: str) -> tuple[str, Tile | None]:
 def gemm_tiles(
     provider_ids: Sequence[str], declared: Mapping[str, Tile]
 ) -> tuple[Tile | None, ...]:
-    """Returns the tiles that the ids name for products, without repeats; None for ids that leave
-    the tile open.
+    """Returns the distinct tiles that the ids state for GEMMs.
 
-    declared: result of `declared_tiles`.
+    None stands for ids that state no tile.
+
+    declared: tiles of user-defined providers, from `declared_tiles`.
     """
     tiles = []
     for name in provider_ids:
@@ -104,15 +107,19 @@ def gemm_tiles(
 
 
 def runs_kind(provider_id: str, kind: str) -> bool:
-    """Returns whether a provider runs workloads of this kind. True for any user-defined provider
-    (`package.module:Class`), which is not imported here and refuses other kinds later.
+    """Returns whether a provider runs workloads of this kind.
+
+    The answer is True for any user-defined provider (`package.module:Class`). Its class is not
+    imported here, and the provider refuses other kinds later.
     """
     return ":" in provider_id or _CATALOG[_split(provider_id)[0]][0] == kind
 
 
 def require_found(names: Sequence[str]) -> None:
-    """Raises InputError for a user-defined provider whose package is neither installed nor in the
-    working directory, where the worker looks first. Nothing is imported.
+    """Raises InputError for a user-defined provider whose package cannot be found.
+
+    The package must be installed or in the working directory, where the worker looks first. Nothing
+    is imported.
     """
     for name in names:
         module, colon, within = name.partition(":")
@@ -125,14 +132,21 @@ def require_found(names: Sequence[str]) -> None:
 
 
 def declared_tiles(names: Sequence[str]) -> dict[str, Tile]:
-    """Makes the user-defined providers among these and returns the `tile` of each that has one."""
+    """Creates the user-defined providers among the names, and returns their tiles.
+
+    Only providers with an attribute `tile` are in the result.
+    """
     made = {name: make(name) for name in names if ":" in name}
     tiles = {name: getattr(provider, "tile", None) for name, provider in made.items()}
     return {name: tile for name, tile in tiles.items() if isinstance(tile, Tile)}
 
 
 def make(provider_id: str) -> Provider:
-    """Creates the provider with this id; imports its module, and with it torch or triton."""
+    """Creates the provider with this id.
+
+    Imports the provider's module, and thereby torch or triton.
+    Raises InputError if the id names several providers, or no class that can be used.
+    """
     variants = expand([provider_id])
     if variants != (provider_id,):
         raise InputError("provider", repr(provider_id), f"one of {', '.join(variants)}")

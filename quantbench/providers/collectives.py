@@ -1,6 +1,7 @@
-"""Runs collectives with torch.distributed: NCCL between GPUs, gloo between CPU processes. Commands
-and results use a separate gloo group, so that only the collective itself runs on the links while it
-is timed.
+"""Runs collectives with torch.distributed: NCCL between GPUs, gloo between CPU processes.
+
+Commands and results use a separate gloo group, so that only the collective itself runs on the links
+while it is timed.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from quantbench.workload import Collective
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "int8": torch.int8}
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT = timedelta(minutes=5)
-# torch 2.13 renamed them and warns of the old names; the arguments are the same.
+# torch 2.13 renamed these functions and warns of the old names. The arguments are the same.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-# Values of the check are small whole numbers: their sums are exact in every format up to some
-# hundred ranks.
+# The check uses the numbers below this, because sums of small whole numbers are exact in every
+# format up to some hundred ranks.
 _PATTERN = 5
-# Elements that are filled or checked at a time, in 64 bits: a message of 1 GiB in bf16 would need 4
-# GiB for each step.
+# Number of elements that are filled or checked at a time, in 64 bits. Otherwise a message of 1 GiB
+# in bf16 would need 4 GiB for each step.
 _CHUNK_ELEMENTS = 2**22
 
 
 def backend_here() -> str:
-    """Returns nccl on GPUs, gloo on CPUs; QUANTBENCH_DEVICE=cpu selects gloo.
+    """Returns `nccl` on GPUs and `gloo` on CPUs. QUANTBENCH_DEVICE=cpu selects gloo.
 
     Raises UnsupportedError if a GPU cannot be used, or if this node has fewer GPUs than processes.
     """
@@ -54,8 +55,13 @@ def backend_here() -> str:
 
 
 class TorchRanks:
-    """Group of ranks that torchrun started; implements `timing.lockstep.Ranks`. Use as a context
-    manager.
+    """Group of the ranks that torchrun started; implements `timing.lockstep.Ranks`.
+
+    It is used as a context manager. Its methods are collective: every rank must call them.
+
+    backend: `nccl` or `gloo`.
+    Raises InputError without torchrun or with a single rank, and UnsupportedError if the nodes have
+    different numbers of ranks.
     """
 
     def __init__(self, backend: str) -> None:
@@ -90,11 +96,13 @@ class TorchRanks:
         dist.destroy_process_group()
 
     def broadcast(self, command: Command | None) -> Command | None:
+        """Sends a command of rank 0 to all ranks, and returns it."""
         commands = [command]
         dist.broadcast_object_list(commands, src=0, group=self._control)
         return commands[0]
 
     def gather(self, value: object) -> list[object] | None:
+        """Returns the values of all ranks, by rank, on rank 0; None on the other ranks."""
         gathered: list[object] | None = None
         if self.rank == 0:
             gathered = [None] * self.world_size
@@ -102,12 +110,14 @@ class TorchRanks:
         return gathered
 
     def barrier(self) -> None:
+        """Waits until all ranks have called it."""
         dist.barrier(group=self._control)
 
 
 class TorchWork:
-    """One rank's part of a collective (buffers, call, check, clock); implements
-    `timing.lockstep.Work`.
+    """One rank's part of a collective: its buffers, call, check and clock.
+
+    Implements `timing.lockstep.Work`.
 
     state: function that reads the state of this rank's GPU.
     """
@@ -125,6 +135,10 @@ class TorchWork:
         self._expected: Callable[[torch.Tensor], torch.Tensor] = lambda at: at
 
     def allocate(self, collective: Collective) -> str:
+        """Allocates the buffers of a collective.
+
+        Returns the reason why this is impossible, else "".
+        """
         self._release()
         dtype = _DTYPES.get(collective.dtype)
         if dtype is None:
@@ -132,7 +146,7 @@ class TorchWork:
         try:
             self._make(collective, dtype)
         except RuntimeError as error:
-            # torch.OutOfMemoryError is CUDA's alone: its CPU allocator raises a plain RuntimeError
+            # Only CUDA raises torch.OutOfMemoryError. The CPU allocator raises a plain RuntimeError
             # with this text.
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
                 return OUT_OF_MEMORY + str(error).splitlines()[0]
@@ -140,7 +154,7 @@ class TorchWork:
         return ""
 
     def _make(self, collective: Collective, dtype: torch.dtype) -> None:
-        """Allocates the buffers of a collective and defines how it runs and what it must yield."""
+        """Allocates the buffers of a collective and defines its call and its expected result."""
         device = self._ranks.device
         world = self._ranks.world_size
         rank = self._ranks.rank
@@ -156,7 +170,7 @@ class TorchWork:
 
         out = torch.zeros(share if op == "reduce_scatter" else count, dtype=dtype, device=device)
         sent = out
-        if op not in ("all_reduce", "broadcast"):  # these work in place
+        if op not in ("all_reduce", "broadcast"):  # these two ops work in place
             sent = out.new_empty(share if op == "all_gather" else count)
         self._output = out
         self._fill = lambda: _fill_pattern(sent, rank)
@@ -184,16 +198,18 @@ class TorchWork:
         self._fill()
 
     def check(self) -> str:
+        """Runs the collective once and checks its result. Returns what is wrong, else ""."""
         self._fill()
         try:
             self._run()
             if self._ranks.device.type == "cuda":
                 torch.cuda.synchronize()
         except (RuntimeError, ValueError) as error:
-            # torch has no type for an op or dtype that a backend lacks: c10d (Backend.hpp) raises a
-            # plain RuntimeError that says "does not support". gloo raises the same type for a lost
-            # connection, so only the text tells the two apart. A lost connection ends the run, and
-            # so does what has a type: DistError is a failure of NCCL, the network or the store.
+            # torch has no exception type for an op or dtype that a backend lacks: c10d
+            # (Backend.hpp) raises a plain RuntimeError that says "does not support". gloo raises
+            # the same type for a lost connection, so only the text distinguishes them. A lost
+            # connection ends the run. A DistError, which is a failure of NCCL, the network or the
+            # store, ends it too.
             text = str(error).strip()
             lacking = isinstance(error, NotImplementedError) or "support" in text.lower()
             if isinstance(error, dist.DistError) or not lacking:
@@ -201,19 +217,19 @@ class TorchWork:
             why = text.partition("\n")[0][:200] or "it says no more"
             return f"not supported by {self._ranks.backend}: {why}"
         output = self._output
-        # Above 256 bf16 has even numbers only: sums over many ranks are right to the last bit.
+        # Above 256 bf16 has only even numbers, so a sum over many ranks may differ in the last bit.
         precision = torch.finfo(output.dtype).eps if output.is_floating_point() else 0.0
         wrong = 0
         for at, found in _chunks(output):
             expected = self._expected(at).double()
-            right = (found.double() - expected).abs() <= precision * expected.abs()  # not of NaN
+            right = (found.double() - expected).abs() <= precision * expected.abs()  # False for NaN
             wrong += int((~right).sum())
         if wrong:
             return f"{wrong} of {output.numel()} elements are wrong"
         return ""
 
     def sample(self, count: int, runs: int) -> RankBatch:
-        """Takes `count` samples of `runs` runs each. All ranks begin together."""
+        """Takes `count` samples of `runs` runs each, which begin at the same time on all ranks."""
         self._ranks.barrier()
         if self._ranks.backend == "nccl":
             return self._event_samples(count, runs)
@@ -226,12 +242,12 @@ class TorchWork:
         return RankBatch(tuple(times))
 
     def _event_samples(self, count: int, runs: int) -> RankBatch:
-        """Takes the times between two events on the current stream, which torch synchronises with
-        NCCL's stream.
+        """Takes the times between two events on the current stream.
 
-        Nothing holds the stream: if the host needs longer to launch a run than the device to run
-        it, the time is that of launching. The least time of launching counts, since the host waits
-        for the device once the queue is full.
+        torch synchronises this stream with the stream of NCCL. Nothing holds the stream, so if the
+        host needs longer to launch a run than the device to execute it, the sample is the time of
+        launching. Of the launch times the least is returned, because the host waits for the device
+        once the queue is full.
         """
         pairs = []
         launches_us = []
@@ -252,7 +268,10 @@ class TorchWork:
 
 
 def topology(ranks: TorchRanks) -> dict[str, object]:
-    """Returns this rank's host, device, GPU and NCCL version."""
+    """Returns the host and the device of this rank.
+
+    For a GPU the result includes its name and the NCCL version.
+    """
     found: dict[str, object] = {
         "rank": ranks.rank,
         "host": os.uname().nodename,
@@ -265,7 +284,7 @@ def topology(ranks: TorchRanks) -> dict[str, object]:
 
 
 def _exchange(sent: torch.Tensor, received: torch.Tensor, ahead: int, behind: int) -> None:
-    """Sends to the rank ahead and receives from the rank behind."""
+    """Sends a tensor to the rank ahead and receives one from the rank behind."""
     works = dist.batch_isend_irecv(
         [dist.P2POp(dist.isend, sent, ahead), dist.P2POp(dist.irecv, received, behind)]
     )
@@ -274,17 +293,18 @@ def _exchange(sent: torch.Tensor, received: torch.Tensor, ahead: int, behind: in
 
 
 def _pattern(rank: int | torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Returns the values that a rank contributes at these indices."""
+    """Returns the values that a rank contributes at some indices."""
     return (at + rank) % _PATTERN
 
 
 def _fill_pattern(tensor: torch.Tensor, rank: int) -> None:
+    """Fills a vector with the values that a rank contributes."""
     for at, part in _chunks(tensor):
         part.copy_(_pattern(rank, at))
 
 
 def _chunks(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields the indices and the elements of each part of a vector."""
+    """Yields consecutive parts of a vector, each as its indices and its elements."""
     for start in range(0, tensor.numel(), _CHUNK_ELEMENTS):
         part = tensor[start : start + _CHUNK_ELEMENTS]
         yield torch.arange(start, start + part.numel(), device=tensor.device), part

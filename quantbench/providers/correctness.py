@@ -1,25 +1,7 @@
-"""Computes the error of a result from its inputs and outputs alone, at a small share of the
-workload's cost, and shares no code with our kernels.
+"""Computes the error of a result from its inputs and outputs, at a small share of its cost.
 
-Errors are compared with a tolerance over a whole output (‖out − ref‖ / ‖ref‖), and row by row with
-3.2 times the tolerance.
-
-GEMM: Freivalds' check. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for 8 random normal
-vectors x and y: O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is
-1e-3 or more, and in float64 elsewhere (fp32 and int8 products). For a row whose error is e, each
-residual is normal with standard deviation ‖e‖, so the mean square over 8 vectors is
-‖e‖² · χ²(8) / 8: a correct row fails with probability 2e-14, and a row or column whose error is
-over 32 times the tolerance passes with probability 1e-7, over 13 times with 1e-4. Errors in many
-rows or columns add up: an error over 1.5 times the tolerance in the whole output is found, and so
-is a tile of 128×128 that was left out of a 16384×16384 product. Each expert of a grouped GEMM is
-checked in this way.
-
-Permutation and softmax: every row, recomputed in chunks; copies are exact.
-
-Attention: one random query row of every TILE rows of every head, recomputed in full; all rows if
-the problem is small. A wrong, aligned block of TILE rows is always found; errors in a share s of
-the rows are missed with probability (1 − s)^rows checked. Backward: the same rows of the gradient
-of q, and as many rows of those of k and v.
+The error of a whole output is ‖out − ref‖ / ‖ref‖, which must be at most the tolerance. The error
+of each row must be at most 3.2 times the tolerance.
 """
 
 from __future__ import annotations
@@ -36,14 +18,15 @@ from quantbench.providers.base import Tolerance
 from quantbench.workload import Attention, Gemm, GroupedGemm, Permute, Softmax, Workload
 
 _VECTORS = 8
-#: P(χ²(8) > 8 · 3.2²) = 2e-14: one false alarm in 10¹³ rows.
+#: allowed error of a row over the tolerance; P(χ²(8) > 8 · 3.2²) = 2e-14, so fewer than one in 10¹³
+#: correct rows fails
 _ROW_FACTOR = 3.2
 TILE = 64
 
-# Elements converted at once: what fits into a core's cache, and what keeps a GPU busy (128 MiB in
-# float64).
+# Number of elements that are converted at once: as many as fit into the cache of a core, and enough
+# to keep a GPU busy (128 MiB in float64).
 _CHUNK_ELEMENTS = {"cpu": 2**17, "cuda": 2**24}
-# Attention with at most this many query-key pairs is recomputed in full.
+# Largest number of query-key pairs for which attention is recomputed in full.
 _WHOLE_PAIRS = 2**21
 
 _GEMM = {
@@ -60,8 +43,8 @@ _GEMM = {
         1e-2,
         "bf16 results of exact fp8 operands; tensor cores may keep 14 bits between k-steps",
     ),
-    # Sums and residuals are exact but for the rounding of float64; one wrong unit in 16384²
-    # elements is 1e-8.
+    # Sums and residuals are exact except for the rounding of float64. One wrong unit in 16384²
+    # elements is an error of 1e-8.
     "int8": (1e-13, "integers are exact"),
 }
 _SUMS = {
@@ -93,8 +76,10 @@ _ATTENTION_BACKWARD = {
 
 
 def tolerance(workload: Workload) -> Tolerance:
-    """Returns the bound on the relative error of a whole output, several times the error of correct
-    results.
+    """Returns the bound on the relative error of a whole output.
+
+    The bound is several times the error of correct results.
+    Raises InputError for a workload that does not run on one GPU.
 
     >>> tolerance(Gemm(4096, 4096, 16384)).relative_norm
     0.005
@@ -107,8 +92,8 @@ def tolerance(workload: Workload) -> Tolerance:
         return Tolerance(*_SUMS[workload.dtype])
     if isinstance(workload, Gemm):
         if workload.dtype == "fp32":
-            # Rounding errors of a sum in any order grow as √k: 0.35 · 2⁻²⁴ · √k measured, and tf32
-            # would be 3e-4.
+            # The rounding error of a sum in any order grows as √k. The measured error is 0.35 ·
+            # 2⁻²⁴ · √k, and tf32 would have 3e-4.
             bound = 2**-24 * (4 + sqrt(workload.k))
             return Tolerance(bound, f"fp32 sums of {workload.k} products: 2⁻²⁴·(4 + √k)")
         return Tolerance(*_GEMM[workload.dtype])
@@ -122,10 +107,12 @@ def tolerance(workload: Workload) -> Tolerance:
 
 @dataclass(frozen=True)
 class Rows:
-    """Squared errors of some rows of one output, and the squared norms that they are relative to.
+    """Squared errors of some rows of one output, and the squared norms to which they are relative.
 
-    what: name for messages, such as "rows of o".
-    norm: squared norm of the reference, or its value without cancellation.
+    what: name of the rows for messages, such as "rows of o".
+    error: squared norm of the error of each row.
+    norm: squared norm of the reference of each row, or the value that it would have without
+        cancellation.
     """
 
     what: str
@@ -134,6 +121,7 @@ class Rows:
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:
+    """Joins rows of one output into one."""
     return Rows(
         parts[0].what,
         torch.cat([rows.error for rows in parts]),
@@ -142,7 +130,10 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 
 def _joined_outputs(parts: Sequence[Sequence[Rows]]) -> list[Rows]:
-    """Joins the parts of each output."""
+    """Joins the rows of each output over all parts.
+
+    parts: for each part, the rows of each output.
+    """
     return [_joined(same) for same in zip(*parts, strict=True)]
 
 
@@ -155,14 +146,15 @@ def check(
     *,
     must_see: Sequence[tuple[int, ...]] = (),
 ) -> float:
-    """Returns the relative error of the worst output. Raises MeasurementError that names the error
-    and the bound.
+    """Returns the relative error of the worst output. `audit.check` runs the workload first.
 
+    The references share no code with quantbench's kernels.
+
+    who: operation for error messages.
     inputs, outputs: tensors of `Task.inputs` and `Task.outputs`, with correct shapes.
     generator: source of the random vectors and rows, with a seed that the provider cannot know.
-    must_see: (sample, head, row) of attention queries that must be recomputed.
-
-    `audit.check` runs the workload first.
+    must_see: (sample, head, row) of the attention queries that must be recomputed.
+    Raises MeasurementError that states the error and the bound, if the error is too large.
     """
     inputs = [tensor.detach() for tensor in inputs]
     outputs = [tensor.detach() for tensor in outputs]
@@ -176,14 +168,16 @@ def check(
     elif isinstance(workload, Softmax):
         found = [_softmax(workload, inputs, outputs[0], bound.relative_norm)]
     else:
-        assert isinstance(workload, Attention)  # `tolerance` knows no other
+        assert isinstance(workload, Attention)  # `tolerance` refuses all other workloads
         found = _attention(workload, inputs, outputs, generator, must_see)
     return max(_judge(who, rows, bound, outputs) for rows in found)
 
 
 def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tensor]) -> float:
-    """Returns the relative error over all rows. Raises if it exceeds the bound, or a row 3.2 times
-    the bound.
+    """Returns the relative error over all rows.
+
+    Raises MeasurementError if this error exceeds the bound, or if the error of one row exceeds 3.2
+    times the bound.
     """
     whole = float(_relative(rows.error.sum(), rows.norm.sum()))
     worst = float(_relative(rows.error, rows.norm).max())
@@ -204,11 +198,12 @@ def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tenso
 
 
 def _relative(error: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """Returns √(error / norm): 0 if both are 0, NaN if either is NaN."""
+    """Returns √(error / norm), which is 0 if both are 0 and NaN if either is NaN."""
     return torch.where(error == 0, norm.isnan() * norm, error / norm).sqrt()
 
 
 def _not_finite(output: torch.Tensor) -> int:
+    """Returns the number of elements of an output that are infinite or NaN."""
     found = 0
     if output.dtype.is_floating_point:
         for _, part in row_chunks(output.reshape(1, -1, output.shape[-1])):
@@ -222,12 +217,18 @@ def fast_format() -> torch.dtype:
 
 
 def _precision(workload: Workload) -> torch.dtype:
-    """Returns fp32 if its rounding is a thousand times below the tolerance, else float64."""
+    """Returns the dtype in which a check sums up.
+
+    It is fp32 if the tolerance is 1e-3 or more, else float64.
+    """
     return fast_format() if tolerance(workload).relative_norm >= 1e-3 else torch.float64
 
 
 def row_chunks(matrices: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yields chunks of consecutive rows of matrices[group, rows, cols], each with its row slice."""
+    """Yields chunks of consecutive rows of matrices, each with the slice of its rows.
+
+    The matrices have the shape (group, rows, cols).
+    """
     group, rows, cols = matrices.shape
     step = max(1, _CHUNK_ELEMENTS[matrices.device.type] // (group * cols))
     for start in range(0, rows, step):
@@ -240,8 +241,11 @@ def row_chunks(matrices: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
 
 @dataclass(frozen=True)
 class Projections:
-    """left·M[group, left vectors, cols], M·right[group, rows, right vectors] and ‖M‖² (0 if not
-    requested).
+    """Results of `project`.
+
+    left: left·M (group, left vectors, cols).
+    right: M·right (group, rows, right vectors).
+    square: ‖M‖² over all matrices; 0 if it was not requested.
     """
 
     left: torch.Tensor
@@ -257,13 +261,15 @@ def project(
     *,
     square: bool = False,
 ) -> Projections:
-    """Multiplies matrices[group, rows, cols] by left[group, vectors, rows] and right[group, cols,
-    vectors].
+    """Multiplies matrices by a few vectors on the left and on the right.
 
+    Each chunk of the matrices is read and converted once, in the order in which it is stored.
+
+    matrices: the matrices M (group, rows, cols).
     compute: dtype of left, right and the sums.
-    left, right: None to skip that side.
-
-    Each chunk of the matrices is read and converted once, in the order it is stored.
+    left: vectors (group, vectors, rows); None to skip this side.
+    right: vectors (group, cols, vectors); None to skip this side.
+    square: whether to compute ‖M‖² as well.
     """
     group, rows, cols = matrices.shape
     if left is None:
@@ -274,13 +280,13 @@ def project(
         turned = project(matrices.mT, compute, right.mT, left.mT, square=square)
         return Projections(turned.right.mT, turned.left.mT, turned.square)
     lefts = left.new_zeros(group, left.shape[1], cols)
-    # A product with few rows is faster than one with few columns.
+    # A product with few rows is faster than a product with few columns.
     right_rows = right.mT.contiguous()
     rights = []
     squares = [left.new_zeros(())]
     buffer = left.new_empty(0)
     for part, chunk in row_chunks(matrices):
-        # One buffer for all chunks: on a CPU new memory costs more than the conversion.
+        # One buffer serves all chunks, because new memory costs more than the conversion on a CPU.
         if buffer.numel() < chunk.numel():
             buffer = buffer.new_empty(chunk.numel())
         converted = buffer[: chunk.numel()].view(chunk.shape).copy_(chunk)
@@ -298,10 +304,11 @@ def project(
 def _product(
     work: Gemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.Generator
 ) -> list[Rows]:
+    """Checks the rows and columns of a GEMM by `_freivalds`."""
     matrices = [*inputs, c]
     if c.dim() == 2:
         matrices = [matrix[None] for matrix in matrices]
-    # So many products that a chunk holds 64 rows of each.
+    # Number of matrices that are checked together, such that a chunk holds 64 rows of each.
     longest = max(work.m, work.n, work.k)
     together = max(1, _CHUNK_ELEMENTS[c.device.type] // (64 * longest))
     chunks = zip(*(matrix.split(together) for matrix in matrices), strict=True)
@@ -312,6 +319,7 @@ def _product(
 def _grouped(
     work: GroupedGemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.Generator
 ) -> list[Rows]:
+    """Checks the rows and columns of each expert of a grouped GEMM by `_freivalds`."""
     a, b = inputs
     compute = _precision(work)
     parts = []
@@ -336,6 +344,7 @@ def _grouped(
 
 
 def _permuted(work: Permute, inputs: Sequence[torch.Tensor], y: torch.Tensor) -> Rows:
+    """Checks every row of a permutation, which it recomputes in chunks. Copies must be exact."""
     x = inputs[0]
     order = inputs[-1]
     compute = _precision(work)
@@ -359,10 +368,24 @@ def _freivalds(
     generator: torch.Generator,
     compute: torch.dtype,
 ) -> list[Rows]:
-    """Estimates the error of each row and column of c − a·b for a[group, m, k].
+    """Estimates the error of each row and column of c − a·b by Freivalds' check.
 
-    Norms are the expected ones of a·b for random a and b, or c's own norm through the same vectors
-    if that is larger.
+    For 8 random normal vectors x and y, c·x is compared with a·(b·x) and yᵀ·c with (yᵀ·a)·b, which
+    costs O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 if the tolerance is 1e-3 or
+    more, else in float64 (fp32 and int8 GEMMs).
+
+    If the error of a row is e, each residual is normal with standard deviation ‖e‖, so the mean
+    square over 8 vectors is ‖e‖² · χ²(8) / 8. A correct row fails with probability 2e-14. A row or
+    column whose error is over 32 times the tolerance passes with probability 1e-7, and one whose
+    error is over 13 times the tolerance passes with probability 1e-4. Errors in many rows or
+    columns add up: an error over 1.5 times the tolerance in the whole output is found, and so is a
+    tile of 128×128 that was left out of a 16384×16384 product.
+
+    Errors are relative to the expected norm of a·b for random a and b, or to the norm of c through
+    the same vectors if that is larger.
+
+    a, b, c: matrices (group, m, k), (group, k, n) and (group, m, n).
+    compute: dtype of the sums.
     """
     group, m, n = c.shape
     k = a.shape[-1]
@@ -378,7 +401,7 @@ def _freivalds(
     of_c = project(c, compute, left=y, right=x)
     expected_x = project(a, compute, right=of_b.right).right
     expected_y = of_b.left
-    # The mean square of an element of a·b.
+    # Expected mean square of an element of a·b.
     element = of_a.square * of_b.square / (group**2 * m * k * n)
 
     def rows(
@@ -398,15 +421,17 @@ def _freivalds(
 
 
 def causal_mask(rows: int, cols: int, device: torch.device, first_row: int = 0) -> torch.Tensor:
-    """Returns a boolean mask[rows, cols], True above the diagonal (masked). first_row: index of the
-    first row in the whole matrix.
+    """Returns a boolean mask (rows, cols) that is True above the diagonal, where scores are masked.
+
+    first_row: index of the first row within the whole matrix.
     """
     return torch.ones(rows, cols, dtype=torch.bool, device=device).triu(diagonal=1 + first_row)
 
 
 def softmax(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torch.Tensor:
-    """Computes softmax(scale · x) over the last dimension in x's dtype, without the elements marked
-    by `dropped`.
+    """Computes softmax(scale · x) over the last dimension, in the dtype of x.
+
+    dropped: boolean mask, True for the elements that are left out; None for no mask.
     """
     scores = x * scale
     if dropped is not None:
@@ -416,17 +441,21 @@ def softmax(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torc
 
 
 def softmax_backward(y: torch.Tensor, gradient: torch.Tensor, scale: float) -> torch.Tensor:
-    """Returns the gradient of x for y = softmax(scale · x) and the gradient of y."""
+    """Returns the gradient of x, given y = softmax(scale · x) and the gradient of y."""
     return scale * y * (gradient - (gradient * y).sum(-1, keepdim=True))
 
 
 def _softmax(
     work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor, bound: float
 ) -> Rows:
+    """Checks every row of a softmax or of its gradient, which it recomputes in chunks.
+
+    bound: the tolerance, as a relative error.
+    """
     x = inputs[0]
     compute = _precision(work)
     samples, heads, rows, cols = x.shape
-    # A result below the smallest number of its format comes out as 0, which is no error.
+    # A result below the smallest number of its format becomes 0, which is no error.
     smallest = torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
     floor = cols * (smallest / bound) ** 2
     chunk = _CHUNK_ELEMENTS[x.device.type]
@@ -446,7 +475,8 @@ def _softmax(
         size = expected
         if work.direction == "backward":
             gradient = inputs[-1][at].to(compute)
-            # Without the cancellation between the two terms, by which correct results lose digits.
+            # The norm ignores the cancellation between the two terms, by which correct results lose
+            # digits.
             mean = (gradient * expected).abs_().sum(-1, keepdim=True)
             size = work.scale * expected * (gradient.abs() + mean)
             expected = softmax_backward(expected, gradient, work.scale)
@@ -465,8 +495,14 @@ def _attention(
     generator: torch.Generator,
     must_see: Sequence[tuple[int, ...]],
 ) -> list[Rows]:
-    """Checks rows of o, or of the gradients of q, k and v, in one pass for each sample and key
-    head, with all its query heads.
+    """Checks one random query row of every TILE rows of every head, which it recomputes in full.
+
+    If the problem is small, all rows are checked. In the backward pass the same rows of the
+    gradient of q are checked, and as many rows of the gradients of k and v. A wrong block of TILE
+    aligned rows is always found. Errors in a share s of the rows are missed with probability (1 −
+    s)^(rows checked).
+
+    must_see: (sample, head, row) of queries that must be checked.
     """
     tile = 1 if work.batch * work.heads * work.seq_q * work.seq_k <= _WHOLE_PAIRS else TILE
     group = work.heads // work.kv_heads
@@ -492,7 +528,7 @@ def _attention(
 
 
 def _one_of_each(size: int, tile: int, generator: torch.Generator) -> torch.Tensor:
-    """Draws a random index from each `tile` of 0 … size − 1."""
+    """Draws a random index from each stretch of `tile` indices in 0 … size − 1."""
     starts = torch.arange(0, size, tile, device=generator.device)
     within = torch.randint(tile, starts.shape, generator=generator, device=generator.device)
     return starts + torch.minimum(within, size - 1 - starts)
@@ -506,7 +542,12 @@ def _attention_rows(
     o: torch.Tensor,
     queries: torch.Tensor,
 ) -> Rows:
-    """Checks rows `queries` of o."""
+    """Checks the rows `queries` of o, for one key head of one sample.
+
+    q, o: the query heads that share the key head (heads, seq_q, head_dim).
+    k, v: the key head (seq_k, head_dim).
+    queries: indices of the rows to check (rows,).
+    """
     compute = _precision(work)
     k = k.to(compute)
     v = v.to(compute)
@@ -532,10 +573,17 @@ def _attention_gradients(
     queries: torch.Tensor,
     keys: torch.Tensor,
 ) -> list[Rows]:
-    """Checks rows `queries` of dq and rows `keys` of dk and dv.
+    """Checks some rows of dq, dk and dv for one key head of one sample.
 
-    ds = p·(dp − δ), where δ is the mean of dp under p. Norms are those of the terms before they
-    cancel.
+    The rows are `queries` of dq, and `keys` of dk and dv. The gradient of the scores is ds = p·(dp
+    − δ), where δ is the mean of dp under p. Errors are relative to the norms of the terms before
+    they cancel.
+
+    q, gradient: the query heads that share the key head, and the gradient of o (heads, seq_q,
+        head_dim).
+    k, v: the key head (seq_k, head_dim).
+    results: dq, dk and dv as the provider computed them.
+    queries, keys: indices of the rows to check.
     """
     compute = _precision(work)
     scale = work.head_dim**-0.5
@@ -556,8 +604,8 @@ def _attention_gradients(
         dp = do @ v.T
         delta = (p * dp).sum(-1, keepdim=True)
         ds = p * (dp - delta) * scale
-        # dp is small by chance where its terms cancel, as in the first causal rows; its rounding
-        # error is not.
+        # dp is small by chance where its terms cancel, as in the first causal rows. Its rounding
+        # error is not small there.
         dp_square = torch.maximum(dp.square_(), do.square() @ v_square.T)
         size = p.square() * (dp_square + delta.square_()) * scale**2
         picked = queries[(queries >= part[0]) & (queries <= part[-1])]
@@ -578,8 +626,11 @@ def _attention_gradients(
 
 
 def _attend(work: Attention, q: torch.Tensor, k: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Returns the probabilities of q[heads, rows, head_dim] over all keys. rows: positions in the
-    sequence.
+    """Returns the probabilities of q over all keys (heads, rows, seq_k).
+
+    q: query rows (heads, rows, head_dim).
+    k: keys of one head (seq_k, head_dim).
+    rows: positions of the query rows in the sequence (rows,).
     """
     dropped = None
     if work.causal:
@@ -588,5 +639,6 @@ def _attend(work: Attention, q: torch.Tensor, k: torch.Tensor, rows: torch.Tenso
 
 
 def _square(difference: torch.Tensor) -> torch.Tensor:
+    """Returns the squared norm of each row, as a vector (rows,)."""
     norm: torch.Tensor = torch.linalg.vector_norm(difference, dim=-1)
     return norm.double().square_().flatten()

@@ -1,5 +1,7 @@
-"""Identifies the kernel that a workload ran, with torch.profiler, and the installed software
-versions. Each point is profiled once, in a process that times nothing.
+"""Identifies the kernel that a workload ran, with torch.profiler.
+
+Also lists the installed software versions. Each point is profiled once, in a process that times
+nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +28,16 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.workload import Workload
 
-#: Trace event as written by `export_chrome_trace`.
+#: event of a trace, as `export_chrome_trace` writes it
 TraceEvent = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class KernelEvent:
-    """One kernel of a trace. launch: without its tile; blocks per SM as the profiler has them."""
+    """One kernel of a trace.
+
+    launch: the launch without its tile, and with the blocks per SM that the profiler states.
+    """
 
     launch: Launch
     duration_us: float
@@ -45,12 +50,14 @@ def identify(
     *,
     trace: Callable[[Callable[[], None]], Sequence[TraceEvent]] | None = None,
 ) -> Launch | None:
-    """Returns the launch that does `run`'s work (see `launch_of`); None if the profiler saw no
-    kernel, and on a CPU, where it is not asked.
+    """Returns the launch of the kernel that does the work of `run` (see `launch_of`).
 
-    Call it after all timing: once the profiler has been active in a process, CUPTI adds to the cost
-    of every launch. `trace` runs its argument once under a profiler and returns the trace's events
-    (torch's profiler by default).
+    Returns None on a CPU, where nothing is profiled, and if the profiler saw no kernel. It must be
+    called after all timing, because CUPTI adds to the cost of every launch once the profiler has
+    been active in a process.
+
+    trace: function that runs its argument once under a profiler and returns the events of the trace
+        (torch's profiler by default).
     """
     if device.kind != "cuda":
         return None
@@ -59,17 +66,18 @@ def identify(
 
 
 def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
-    """Runs once to load modules, then once under torch.profiler; returns the events of its Chrome
-    trace.
+    """Runs once under torch.profiler and returns the events of the Chrome trace.
 
-    The exported trace is read rather than the profiler's event objects, because only the trace has
-    grid, block, registers and shared memory.
+    A first run without the profiler loads modules. The exported trace is read instead of the
+    profiler's event objects, because only the trace contains grid, block, registers and shared
+    memory.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    # Later versions detach CUPTI after each profile: slow when there are many, and a race when the
-    # next comes soon after (pytorch/kineto pull requests 1264 and 1554).
+    # Later versions of torch detach CUPTI after each profile. This is slow if there are many
+    # profiles, and it is a race if the next one starts soon after (pytorch/kineto pull requests
+    # 1264 and 1554).
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
     run()
     torch.cuda.synchronize()
@@ -83,24 +91,25 @@ def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
 
 
 def read_trace(path: Path) -> list[TraceEvent]:
-    """Reads the events of a Chrome trace, replacing invalid bytes in kernel names."""
+    """Reads the events of a Chrome trace, with invalid bytes in kernel names replaced."""
     text = path.read_text(encoding="utf-8", errors="replace")
     return list(json.loads(text, strict=False)["traceEvents"])
 
 
 def kernel_events(events: Sequence[TraceEvent]) -> tuple[KernelEvent, ...]:
-    """Returns the kernels among a trace's events, by start time, without copies and fills."""
+    """Returns the kernels among the events of a trace, by start time, without copies and fills."""
     kernels = [event for event in events if str(event.get("cat", "")).lower() == "kernel"]
-    # A trace is written as CUPTI's buffers come back, in no fixed order.
+    # A trace is written in the order in which CUPTI returns its buffers, which is not fixed.
     kernels.sort(key=lambda event: float(event.get("ts", 0.0)))
     return tuple(map(_kernel_event, kernels))
 
 
 def _kernel_event(event: TraceEvent) -> KernelEvent:
+    """Converts an event of a trace to a kernel event."""
     args = event.get("args", {})
-    # Kineto computes its occupancy without the opt-in shared memory and so writes 0 for every
-    # kernel that uses more than 48 KiB of it (pytorch/kineto, CudaDeviceProperties.cpp). "blocks
-    # per SM" is grid size / SM count.
+    # Kineto computes the occupancy without the opt-in shared memory, so it writes 0 for every
+    # kernel that uses more than 48 KiB (pytorch/kineto, CudaDeviceProperties.cpp). The argument
+    # "blocks per SM" is grid size / SM count, which is not the number of resident blocks.
     active = args.get("occupancy", {}).get("activeBlocksPerMultiprocessor")
     launch = Launch(
         str(event["name"]),
@@ -114,7 +123,7 @@ def _kernel_event(event: TraceEvent) -> KernelEvent:
 
 
 def _three(value: Any) -> tuple[int, int, int] | None:
-    """Returns the three numbers of a grid or block; None if the trace has none."""
+    """Returns the three numbers of a grid or block; None if the trace does not state them."""
     if value is None:
         return None
     x, y, z = map(int, value)
@@ -124,9 +133,9 @@ def _three(value: Any) -> tuple[int, int, int] | None:
 def launch_of(
     kernels: Sequence[KernelEvent], workload: Workload, device: DeviceSpec
 ) -> Launch | None:
-    """Returns the launch of the longest kernel whose name matches `workload`.
+    """Returns the launch of the longest kernel whose name fits the kind of `workload`.
 
-    If none matches, returns the longest of all. A split-k reduction kernel is chosen only if no
+    If no name fits, returns the longest kernel. A split-k reduction kernel is chosen only if no
     other kernel ran.
     """
     if not kernels:
@@ -147,8 +156,9 @@ def launch_of(
 
 
 def blocks_per_sm(launch: Launch, device: DeviceSpec) -> int | None:
-    """Returns the resident blocks per SM from the profiler, or else computed; None if the device is
-    unknown.
+    """Returns the resident blocks per SM that the profiler stated, else computes them.
+
+    Returns None if the device or the resources of the launch are unknown.
     """
     if launch.blocks_per_sm is not None:
         return launch.blocks_per_sm
@@ -162,15 +172,16 @@ def blocks_per_sm(launch: Launch, device: DeviceSpec) -> int | None:
         registers=launch.registers,
         shared_memory_bytes=launch.shared_memory_bytes or 0,
     )
-    # It ran, so 0 would only mean that the limits do not fit this device.
+    # The kernel ran, so 0 would only mean that the limits do not fit this device.
     return blocks or None
 
 
 def _tile(
     launch: Launch, name: KernelName, workload: Workload, warp_threads: int, *, splitting: bool
 ) -> Tile | None:
-    """Returns the tile that the kernel's name states, with its split of the reduction; None if one
-    of the two is unknown.
+    """Returns the tile that the name of a kernel states, with its split of the reduction.
+
+    Returns None if the tile or the split is unknown.
     """
     tile = name.tile
     if tile is None:
@@ -180,7 +191,7 @@ def _tile(
     if not isinstance(workload, Gemm) or launch.grid is None:
         return None if name.split_k_unknown else tile
     split_k = split_k_of(launch.grid, name, workload, splitting=splitting)
-    # A tile with a wrong split would give wrong waves; the name stays in the launch and can be
+    # A tile with a wrong split would give wrong waves. The name stays in the launch, so it can be
     # parsed again.
     return None if split_k is None else replace(tile, split_k=split_k)
 
@@ -188,15 +199,16 @@ def _tile(
 def split_k_of(
     grid: tuple[int, int, int], name: KernelName, gemm: Gemm, *, splitting: bool
 ) -> int | None:
-    """Returns how many blocks share an output tile along the reduction; None if name and grid do
-    not determine it.
+    """Returns how many blocks share an output tile along the reduction.
 
+    Returns None if the name and the grid do not determine it. A split in the name is used as it is.
+    Tensile's grids are not read, because some profilers count them in threads. A kernel that
+    launches one block per tile has batch · split_k in grid z, and its x · y may be padded by the
+    rasterisation. The whole grid of a persistent kernel is tiles · batch · split_k, as long as that
+    many blocks are resident at once, with the tiles rounded up to whole clusters.
+
+    grid: number of blocks along x, y and z.
     splitting: whether a reduction kernel also ran.
-
-    A split in the name is taken; Tensile's grids are not read, because some profilers count them in
-    threads. Kernels that launch a block per tile count batch · split_k in grid z, beside an x·y
-    that may be padded by the rasterisation. A persistent kernel's whole grid is tiles · batch ·
-    split_k, as long as that is resident at once; tiles are rounded up to whole clusters.
 
     >>> name = parse("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT")
     >>> split_k_of((80, 1, 1), name, Gemm(m=8, n=2560, k=4096, layout="nt"), splitting=True)
@@ -207,7 +219,7 @@ def split_k_of(
     if name.tile.split_k > 1 or name.family == "tensile":
         return None if name.split_k_unknown else name.tile.split_k
     split = splitting or name.split_k_unknown
-    # cuBLAS's sgemm_32x32x32 spreads its tiles over x, y and z alike.
+    # cuBLAS's sgemm_32x32x32 spreads its tiles over all of x, y and z.
     whole_grid = name.persistent or name.family == "cublas"
     if not whole_grid:
         if grid[2] % gemm.batch == 0 and (grid[2] > gemm.batch or not split):
@@ -224,9 +236,7 @@ def split_k_of(
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of all installed software that a measured time may depend on, by
-    name.
-    """
+    """Returns the versions of all installed software that a measured time may depend on."""
     import torch
 
     found = {
@@ -239,7 +249,8 @@ def versions() -> dict[str, str]:
         found["cuda"] = torch.version.cuda
     if torch.cuda.is_available() and torch.backends.cudnn.is_available():
         found["cudnn"] = str(torch.backends.cudnn.version())
-    # triton compiles our kernels; cuBLAS stands behind mm, and its choice of kernels moves cliffs.
+    # triton compiles quantbench's own kernels. cuBLAS computes mm, and its choice of kernels moves
+    # cliffs.
     for name, package in (
         ("triton", "triton"),
         ("cublas", "nvidia-cublas"),

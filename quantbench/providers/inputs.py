@@ -1,17 +1,7 @@
-"""Creates random inputs of workloads on the device. The same seed gives the same tensors on devices
-of one kind.
+"""Creates random inputs of workloads on the device.
 
-Distributions (recorded with every run, because the power a GPU draws depends on the data):
-  normal    mean 0, standard deviation 1
-  uniform   between −1 and 1, as CUTLASS advises for measuring
-  integers  whole numbers from −4 to 4, CUTLASS' profiler's default
-  zeros     all zero: unrealistic, and fastest on a GPU
-fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see
-`quantum`).
-
-Numbers of 16 and 32 bits are drawn in place, narrower ones in fp32 and converted in chunks. A CPU
-draws only 50 to 100 million numbers a second, so there a large tensor is assembled from pieces of
-64, each copied from a random place among 2¹⁶ drawn numbers.
+The same seed gives the same tensors on devices of one kind. The distribution is recorded with every
+run, because the power that a GPU draws depends on the data.
 """
 
 from __future__ import annotations
@@ -39,27 +29,29 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 }
 
 _CHUNK_ELEMENTS = 2**24  # 64 MiB of fp32
-# On a CPU: numbers drawn for all large tensors of a format, and how many of them are copied at a
-# time.
+# On a CPU: how many numbers are drawn for all large tensors of a format, and how many of them are
+# copied at a time.
 _POOL_ELEMENTS = 2**16
 _PIECE_ELEMENTS = 64
 _INTEGER_LIMIT = 4
-# Largest numbers of the narrow formats: OCP FP8 1.0 (e4m3), and int8 without −128, so that it stays
-# symmetric.
+# Largest numbers of the narrow formats: OCP FP8 1.0 (e4m3), and int8 without −128, which makes its
+# range symmetric.
 _LARGEST = {"fp8": 448.0, "int8": 127.0}
-# The value of a distribution that maps to the largest number of a narrow format; larger ones are
+# Value of a distribution that is stored as the largest number of a narrow format. Larger values are
 # cut off. One of 10¹¹ normal numbers exceeds 6.7.
 _RANGE = {"normal": 6.0, "uniform": 1.0}
 
 
 def torch_device(device: DeviceSpec) -> torch.device:
-    """Returns torch's device for a spec: the current CUDA device, or the CPU."""
+    """Returns the torch device of a spec: the current CUDA device, or the CPU."""
     return torch.device(device.torch_kind)
 
 
 def quantum(dtype: str, distribution: str) -> float:
-    """Returns the real value of one stored unit (real = quantum · stored): 1 unless fp8 or int8 is
-    normal or uniform.
+    """Returns the real value of one stored unit, such that real = quantum · stored.
+
+    The value is 1 unless the dtype is fp8 or int8 and the distribution is normal or uniform.
+    Numbers of these distributions are scaled to the range of the dtype, like quantised tensors.
 
     >>> quantum("int8", "uniform") == 1 / 127
     True
@@ -70,7 +62,16 @@ def quantum(dtype: str, distribution: str) -> float:
 
 
 class Inputs:
-    """Generator of random tensors of one distribution on one device, from one seed."""
+    """Generator of random tensors of one distribution on one device, from one seed.
+
+    distribution: one of the following.
+    - `normal`: mean 0 and standard deviation 1.
+    - `uniform`: between −1 and 1, as CUTLASS advises for measurements.
+    - `integers`: whole numbers from −4 to 4, the default of CUTLASS' profiler.
+    - `zeros`: all zero, which is unrealistic, and fastest on a GPU.
+
+    Raises InputError for another distribution.
+    """
 
     def __init__(self, device: DeviceSpec, distribution: str = "normal", seed: int = 0) -> None:
         if distribution not in ("normal", "uniform", "integers", "zeros"):
@@ -82,16 +83,16 @@ class Inputs:
         self._pools: dict[torch.dtype, torch.Tensor] = {}
 
     def tensor(self, *shape: int, dtype: str) -> torch.Tensor:
-        """Creates a contiguous random tensor of `shape`."""
+        """Creates a contiguous random tensor of this shape."""
         out = torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=self.device)
         self.fill(out)
         return out
 
     def operands(self, workload: Workload) -> tuple[torch.Tensor, ...]:
-        """Creates all inputs of a workload, in the order and storage of `input_templates`.
+        """Creates all inputs of a workload, in the order and with the strides of `input_templates`.
 
-        About half of a padding mask is True (masked), never a whole row. Indices are a random
-        permutation.
+        In a padding mask about half of the elements are True (masked), but never a whole row.
+        Indices are a random permutation.
         """
         found = tuple(
             torch.empty_like(template, device=self.device) for template in input_templates(workload)
@@ -101,13 +102,14 @@ class Inputs:
         return found
 
     def gemm_operands(self, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
-        """Creates a and b of a GEMM, for users' own providers."""
+        """Creates a and b of a GEMM, for the providers of users."""
         a, b = self.operands(gemm)
         return a, b
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Writes new values into a tensor stored like those of `operands`; a boolean tensor is a
-        padding mask, and one of 64-bit integers holds indices.
+        """Writes new values into a tensor that is stored like those of `operands`.
+
+        A boolean tensor is filled as a padding mask, and a tensor of 64-bit integers as indices.
         """
         if tensor.dtype == torch.int64:
             torch.randperm(tensor.numel(), generator=self.generator, device=self.device, out=tensor)
@@ -124,7 +126,11 @@ class Inputs:
                 stored[..., 0] = False
 
     def _copy_pieces(self, flat: torch.Tensor) -> None:
-        """Fills a vector with pieces of the numbers drawn for its format."""
+        """Fills a vector with pieces of numbers that were drawn once for its format.
+
+        Each piece of 64 numbers is copied from a random place among 2¹⁶ drawn numbers, because a
+        CPU draws only 50 to 100 million numbers a second.
+        """
         if flat.dtype not in self._pools:
             self._pools[flat.dtype] = torch.empty(_POOL_ELEMENTS, dtype=flat.dtype)
             self._draw(self._pools[flat.dtype])
@@ -147,7 +153,7 @@ class Inputs:
             self._fill(out)
 
     def _fill(self, out: torch.Tensor) -> torch.Tensor:
-        """Draws in place, from the distribution as it is."""
+        """Draws numbers of the distribution in place, without scaling."""
         if self.distribution == "normal":
             return out.normal_(generator=self.generator)
         if self.distribution == "uniform":
@@ -155,7 +161,7 @@ class Inputs:
         return out.random_(-_INTEGER_LIMIT, _INTEGER_LIMIT + 1, generator=self.generator)
 
     def _quantised(self, out: torch.Tensor, dtype: str) -> None:
-        """Draws narrow formats in fp32, a chunk at a time."""
+        """Draws the numbers of a narrow format in fp32, and converts one chunk at a time."""
         flat = out.view(-1)
         largest = _LARGEST[dtype]
         for start in range(0, flat.numel(), _CHUNK_ELEMENTS):
@@ -168,15 +174,20 @@ class Inputs:
 
 
 def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
-    """Returns templates of `Task.inputs` on torch's meta device: shapes, dtypes and strides.
+    """Returns templates of `Task.inputs` on torch's meta device.
 
-    gemm: a[m, k] and b[k, n], with a leading batch dimension when batch > 1.
-    grouped_gemm: a[rows, k] and b[experts, k, n]; for layout tn a[k, rows] and b[rows, n].
-    permute: x[tokens, hidden], or x[rows, hidden] and weights[tokens, top_k]; then order[rows].
-    softmax: x[mask_batch, batch / mask_batch, rows, cols], for a full mask a boolean
-        mask[mask_batch, 1, rows, cols].
-    attention: q[batch, heads, seq_q, head_dim], k and v[batch, kv_heads, seq_k, head_dim].
-    backward: the gradient of the result last.
+    They have the shapes, dtypes and strides of the inputs.
+
+    gemm: a (m, k) and b (k, n), with a leading batch dimension if batch > 1.
+    grouped_gemm: a (rows, k) and b (experts, k, n); for layout tn a (k, rows) and b (rows, n).
+    permute: x (tokens, hidden) and order (rows,); for direction `unpermute` x (rows, hidden),
+        weights (tokens, top_k) and order (rows,).
+    softmax: x (mask_batch, batch / mask_batch, rows, cols), and for a full mask a boolean mask
+        (mask_batch, 1, rows, cols).
+    attention: q (batch, heads, seq_q, head_dim), k and v (batch, kv_heads, seq_k, head_dim).
+
+    A backward pass has the gradient of the result as its last input.
+    Raises InputError for a workload that does not run on one GPU.
     """
     made = partial(_template, workload)
     found: tuple[torch.Tensor, ...]
@@ -211,8 +222,10 @@ def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
 
 
 def output_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
-    """Returns templates of `Task.outputs` on the meta device. Only outputs of GEMMs, grouped or
-    not, must have these strides: attention kernels may order heads differently.
+    """Returns templates of `Task.outputs` on the meta device.
+
+    Only the outputs of GEMMs and grouped GEMMs must have the strides of their templates, because
+    attention kernels may order the heads differently.
     """
     inputs = input_templates(workload)
     if isinstance(workload, Gemm | GroupedGemm):
@@ -229,8 +242,9 @@ def output_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
 
 
 def _template(workload: Workload, *shape: int, transposed: bool = False) -> torch.Tensor:
-    """Returns a tensor without memory in the workload's dtype, with its last dimensions stored in
-    this order or transposed.
+    """Returns a tensor without memory, in the dtype of the workload.
+
+    transposed: whether the last two dimensions are stored in the opposite order.
     """
     dtype = TORCH_DTYPES[workload.dtype]
     if not transposed:

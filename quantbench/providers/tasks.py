@@ -1,8 +1,8 @@
-"""Provides the base class of quantbench's own providers and the tasks they create.
+"""Provides the base class of quantbench's own providers, and the tasks that they create.
 
-`LaunchTask` runs kernels that write into given tensors. `ForwardTask` and `BackwardTask` run torch
-operations that return new tensors: each run first releases the previous results, so that torch's
-caching allocator returns the same memory again.
+A kernel of quantbench writes into given tensors, but an operation of torch returns new tensors.
+Such a task first releases its previous results, so that torch's caching allocator returns the same
+memory again.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ if TYPE_CHECKING:
     from quantbench.workload import Workload
 
 _W = TypeVar("_W")
-# Words for kinds of workloads.
+# Words for kinds of workload in error messages.
 _KINDS = {"gemm": "matrix products", "grouped_gemm": "grouped products"}
 
 
 class BuiltInProvider(Generic[_W]):
-    """Base of the providers of one kind of workload. A subclass sets `kind` and defines `refusal`
-    and `task`.
+    """Base class of the providers of one kind of workload.
 
-    provider_id: id in `catalog`; its second part names the variant, if a class serves several.
-    tile: tile of a kernel of ours for every workload; None selects one from the kernel's menu.
+    A subclass sets `kind` and defines `refusal` and `task`.
+
+    provider_id: id in `catalog`. Its second part names the variant, if a class serves several.
+    tile: tile of quantbench's kernel for every workload; None selects a tile from the kernel's
+        menu.
     """
 
     kind: str
@@ -51,21 +53,27 @@ class BuiltInProvider(Generic[_W]):
     def prepare(
         self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0
     ) -> Task:
-        """Allocates inputs with `Inputs.operands` and outputs; compiles the kernels."""
+        """Allocates the inputs and the outputs, and compiles the kernels."""
         assert workload.kind == self.kind
         return self.task(cast("_W", workload), device, Inputs(device, distribution, seed))
 
     def refusal(self, work: _W, device: DeviceSpec) -> str | None:
-        """Like `unsupported`, for a workload of `kind`."""
+        """Returns the reason why the provider cannot run a workload of its kind on the device.
+
+        Returns None if it can.
+        """
         raise NotImplementedError
 
     def task(self, work: _W, device: DeviceSpec, inputs: Inputs) -> Task:
-        """Like `prepare`, for a workload of `kind`."""
+        """Prepares the task of a workload of the provider's kind.
+
+        inputs: generator of the random inputs.
+        """
         raise NotImplementedError
 
 
 class _Task:
-    """Base of tasks; its launch is unknown, so the profiler must find it."""
+    """Base class of tasks. The launch is unknown, so the profiler must find it."""
 
     def __init__(
         self, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...] = ()
@@ -77,7 +85,7 @@ class _Task:
         return self._inputs
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """Returns the last run's results; empty before the first run of a torch operation."""
+        """Returns the results of the last run; empty before the first run of a torch operation."""
         return self._outputs
 
     def launch(self) -> Launch | None:
@@ -87,8 +95,9 @@ class _Task:
 class LaunchTask(_Task):
     """Task that runs `call`, which writes into `outputs`.
 
-    before: function called once ahead of the first run, for the forward pass that a backward pass
-        needs.
+    launch: the launch of the kernel; None if the profiler must find it.
+    before: function that is called once, before the first run, such as the forward pass that a
+        backward pass needs.
     """
 
     def __init__(
@@ -116,7 +125,7 @@ class LaunchTask(_Task):
 
 
 class ForwardTask(_Task):
-    """Task that runs `forward`, which reads `inputs`."""
+    """Task that runs `forward`, which reads `inputs` and returns a new tensor."""
 
     def __init__(
         self, forward: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...]
@@ -125,25 +134,24 @@ class ForwardTask(_Task):
         self._forward = forward
 
     def run(self) -> None:
-        """Runs forward, without recording for autograd."""
+        """Runs `forward` without recording it for autograd."""
         self._outputs = ()
         with torch.no_grad():
             self._outputs = (self._forward(),)
 
 
 class BackwardTask(_Task):
-    """Task that runs only the backward pass of `forward`: the gradients of `inputs`, through a
-    retained graph.
+    """Task that runs only the backward pass of `forward`, through a retained graph.
 
-    inputs: tensors that get a gradient.
-    gradient: gradient of the result.
-    mask: input of forward without a gradient.
+    autograd runs the backward pass of each operation on the stream of its forward pass. If that
+    stream is not the current one, autograd makes the two streams wait for each other, which would
+    be timed and cannot be captured. So the first `run` on each stream runs the forward pass and
+    keeps its saved tensors, which a CUDA graph captured on this stream reads. A graph must be
+    captured on a stream on which `run` has been called before.
 
-    autograd runs each operation's backward on the stream that its forward ran on and makes the two
-    streams wait for each other where that is not the current one, which would be timed and cannot
-    be captured. So the first `run` on each stream runs the forward pass and keeps its saved
-    tensors, which a CUDA graph captured there reads. A graph must be captured on a stream that
-    `run` was called on before.
+    inputs: the tensors whose gradients are computed.
+    gradient: gradient of the result of `forward`.
+    mask: an input of `forward` that has no gradient.
     """
 
     def __init__(
@@ -156,17 +164,24 @@ class BackwardTask(_Task):
         self._forward = forward
         self._leaves = tuple(tensor.requires_grad_() for tensor in inputs)
         self._gradient = gradient
-        self._results: dict[int, torch.Tensor] = {}  # by stream
+        self._results: dict[int, torch.Tensor] = {}  # result of `forward` on each stream
         masks = () if mask is None else (mask,)
         super().__init__((*self._leaves, *masks, gradient))
 
     def run(self) -> None:
+        """Computes the gradients of the inputs.
+
+        Raises MeasurementError if it is captured on a stream on which it has not run.
+        """
         result = self._result()
         self._outputs = ()
         self._outputs = torch.autograd.grad(result, self._leaves, self._gradient, retain_graph=True)
 
     def _result(self) -> torch.Tensor:
-        """Returns forward's result on the current stream."""
+        """Returns the result of `forward` on the current stream.
+
+        It is computed once for each stream.
+        """
         cuda = self._gradient.is_cuda
         stream = torch.cuda.current_stream().cuda_stream if cuda else 0
         result = self._results.get(stream)

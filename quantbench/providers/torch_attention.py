@@ -1,9 +1,8 @@
-"""Provides attention and softmax with torch.
+"""Provides attention and unfused softmax with torch.
 
-Attention is `scaled_dot_product_attention` with one backend pinned, so that backends are measured
-separately: without that, torch prefers FlashAttention-2 where cuDNN's kernel is up to twice as
-fast. Softmax is what Megatron-LM computes without its fused kernel: one torch operation after
-another.
+Attention is `scaled_dot_product_attention` with one backend selected, so that the backends are
+measured separately: by default torch prefers FlashAttention-2 even where cuDNN's kernel is up to
+twice as fast. Softmax runs the operations that Megatron-LM runs without its fused kernel.
 """
 
 from __future__ import annotations
@@ -27,14 +26,15 @@ from quantbench.workload import Attention, Softmax
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
-# What Megatron-LM fills in for masked scores (attention_mask_func).
+# Value that Megatron-LM gives to masked scores (attention_mask_func).
 _MASKED = -10_000.0
 
 
-# FlashAttention-2 on CUDA, torch's own flash kernel on a CPU; cuDNN's graph-generated attention;
-# the memory-efficient kernel from xFormers, built on CUTLASS; two batched products and a softmax,
-# the whole score matrix in memory.
-#: variant → backend, and torch's own check of it (None: it supports everything)
+# `flash` is FlashAttention-2 on CUDA and torch's own flash kernel on a CPU. `cudnn` is cuDNN's
+# graph-generated attention. `efficient` is the memory-efficient kernel from xFormers, built on
+# CUTLASS. `math` is two batched GEMMs and a softmax, with the whole score matrix in memory.
+#: for each variant: (backend, torch's own check of a workload); a check of None means that the
+#: backend supports everything
 BACKENDS: dict[str, tuple[SDPBackend, Callable[..., bool] | None]] = {
     "flash": (SDPBackend.FLASH_ATTENTION, torch.backends.cuda.can_use_flash_attention),
     "cudnn": (SDPBackend.CUDNN_ATTENTION, torch.backends.cuda.can_use_cudnn_attention),
@@ -45,18 +45,18 @@ _ON_CPU = ("flash", "math")
 
 
 class TorchAttention(BuiltInProvider[Attention]):
-    """Attention with one pinned backend. Forward saves nothing for a backward pass; backward
-    computes the gradients of q, k and v through a retained graph, without timing forward.
+    """Attention with one selected backend of torch.
 
-    Grouped heads are passed to the kernel unchanged if the backend supports them. Otherwise keys
-    and values are repeated for each query head in every run, which is timed as part of the cost of
-    this backend.
+    A forward pass saves nothing for a backward pass. A backward pass computes the gradients of q, k
+    and v through a retained graph, and its forward pass is not timed. Grouped heads are passed to
+    the kernel unchanged if the backend supports them. Otherwise keys and values are repeated for
+    each query head in every run, which is timed as part of the cost of this backend.
     """
 
     kind = "attention"
 
     def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
-        """Returns torch's own reason for refusing this workload, without launching anything."""
+        """Returns torch's own reason for refusing this workload. Nothing is launched."""
         if device.kind == "cpu":
             if self.variant in _ON_CPU:
                 return None
@@ -75,7 +75,7 @@ class TorchAttention(BuiltInProvider[Attention]):
             if repeats > 1:
                 keys = k.repeat_interleave(repeats, dim=1)
                 values = v.repeat_interleave(repeats, dim=1)
-            # 8 µs on the host, behind which a GPU's queue does not run dry.
+            # This takes 8 µs on the host, which is short enough to keep the queue of a GPU filled.
             with sdpa_kernel(backend):
                 return scaled_dot_product_attention(
                     q, keys, values, is_causal=work.causal, enable_gqa=grouped
@@ -86,24 +86,29 @@ class TorchAttention(BuiltInProvider[Attention]):
         return BackwardTask(forward, (q, k, v), gradient[0])
 
     def _heads(self, work: Attention, device: DeviceSpec) -> tuple[bool, str | None]:
-        """Like `choose_heads`, with what torch's kernels for CPUs take."""
+        """Returns whether grouped heads must be repeated, and torch's reason for refusing.
+
+        On a GPU this is `choose_heads`. On a CPU only some versions of torch's flash kernel take
+        grouped heads.
+        """
         if device.kind == "cpu":
             grouped = work.kv_heads < work.heads
             return grouped and self.variant == "flash" and not _cpu_flash_takes_groups(), None
         backend, can_use = BACKENDS[self.variant]
-        with sdpa_kernel(backend):  # torch also refuses what is switched off
+        with sdpa_kernel(backend):  # torch also refuses a backend that is switched off
             return choose_heads(self.id, can_use, work, torch_device(device))
 
 
 @cache
 def _cpu_flash_takes_groups() -> bool:
-    """Returns whether torch's flash kernel for CPUs takes grouped heads; that of torch 2.6 does
-    not.
+    """Returns whether torch's flash kernel for CPUs takes grouped heads.
+
+    That of torch 2.6 does not.
     """
     q = torch.zeros(1, 2, 1, 8)
     k = torch.zeros(1, 1, 1, 8)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the reasons of a refusal
+        warnings.simplefilter("ignore")  # torch warns of the reasons of a refusal
         try:
             scaled_dot_product_attention(q, k, k, enable_gqa=True)
         except RuntimeError:
@@ -114,8 +119,11 @@ def _cpu_flash_takes_groups() -> bool:
 def choose_heads(
     provider_id: str, can_use: Callable[..., bool] | None, work: Attention, device: torch.device
 ) -> tuple[bool, str | None]:
-    """Returns whether grouped heads must be repeated per query head, and torch's reason for
-    refusing.
+    """Returns whether grouped heads must be repeated, and torch's reason for refusing.
+
+    If they are repeated, each query head has keys and values of its own.
+
+    can_use: torch's check of the backend; None if the backend supports everything.
     """
     if can_use is None:
         return False, None
@@ -128,8 +136,10 @@ def choose_heads(
 def _refusal(
     provider_id: str, can_use: Callable[..., bool], work: Attention, device: torch.device
 ) -> str | None:
-    """Returns torch's reason for refusing `work`, or None. Checks one sample and one group of heads
-    to save memory; torch's conditions do not depend on either count.
+    """Returns torch's reason for refusing `work`; None if torch accepts it.
+
+    One sample and one group of heads are checked to save memory, because torch's conditions do not
+    depend on the number of either.
     """
 
     def empty(heads: int, seq: int) -> torch.Tensor:
@@ -145,7 +155,7 @@ def _refusal(
     params = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, work.causal, group > 1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if can_use(params, True):  # True: say why not, as warnings
+        if can_use(params, True):  # with True, it gives the reasons as warnings
             return None
     reasons = []
     for warning in caught:
@@ -155,12 +165,13 @@ def _refusal(
 
 
 class TorchEagerSoftmax(BuiltInProvider[Softmax]):
-    """`torch.eager`: casts fp16 and bf16 to fp32, scales, sets masked scores to −10000, softmaxes,
-    casts back.
+    """Softmax as a sequence of torch operations (`torch.eager`).
 
-    Source: Megatron-LM, megatron/core/fusions/fused_softmax.py, `forward_torch_softmax` with
-    softmax_in_fp32. The causal mask is made once and kept, as there. Backward is autograd's through
-    the same operations.
+    Megatron-LM runs these operations without its fused kernel. fp16 and bf16 are cast to fp32,
+    scaled, masked with −10000, and cast back after the softmax. Source: Megatron-LM,
+    megatron/core/fusions/fused_softmax.py, `forward_torch_softmax` with softmax_in_fp32. As in
+    Megatron-LM, the causal mask is made once and kept. The backward pass is autograd's, through the
+    same operations.
     """
 
     kind = "softmax"

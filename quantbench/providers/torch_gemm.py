@@ -1,4 +1,7 @@
-"""Provides GEMMs with torch, which calls cuBLAS or cuBLASLt (oneDNN or MKL on a CPU)."""
+"""Provides GEMMs with torch.
+
+torch calls cuBLAS or cuBLASLt on a GPU, and oneDNN or MKL on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,16 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
 
-# torch's functions for narrow formats, and what n and k must be multiples of.
+# For each narrow format: torch's function, and the number of which n and k must be multiples.
 _NARROW = {"fp8": ("torch._scaled_mm", 16), "int8": ("torch._int_mm", 8)}
 
 
 class TorchMm(BuiltInProvider[Gemm]):
-    """`torch.mm`: mm and bmm in fp16, bf16, fp32 and tf32, `_scaled_mm` in fp8, `_int_mm` in int8,
-    with `out=`.
+    """GEMMs with torch's functions (`torch.mm`), which write into a given output.
 
-    torch's switches keep their defaults: fp16 and bf16 GEMMs may add split-k parts in that format.
-    fp8 accumulates in fp32 (`use_fast_accum` is off), with a scale of 1 per tensor, so the stored
+    fp16, bf16, fp32 and tf32 use mm and bmm, fp8 uses `_scaled_mm` and int8 uses `_int_mm`. torch's
+    switches keep their defaults, so fp16 and bf16 GEMMs may add split-k parts in that format. fp8
+    accumulates in fp32 (`use_fast_accum` is off), with a scale of 1 per tensor, so the stored
     values are the operands.
     """
 
@@ -59,15 +62,17 @@ def product_call(
 
 
 def no_product(work: Gemm, device: DeviceSpec) -> str | None:
-    """Returns why torch cannot compute a product on the device, None if it can."""
+    """Returns the reason why torch cannot compute a GEMM on the device; None if it can."""
     return _no_format(work, device) or _no_narrow(work, device)
 
 
 def with_tf32(call: Callable[[], object], allowed: bool | None) -> Callable[[], object]:
-    """Wraps `call` to allow or forbid tf32; returns `call` itself if `allowed` is None.
+    """Wraps `call` so that tf32 is allowed or forbidden while it runs.
 
     The switch applies to the whole process and is read when the GEMM is enqueued or captured into a
     graph, so it is set only during the call.
+
+    allowed: whether tf32 is allowed; if None, `call` itself is returned.
     """
     if allowed is None:
         return call
@@ -85,12 +90,12 @@ def with_tf32(call: Callable[[], object], allowed: bool | None) -> Callable[[], 
 
 
 def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
-    """Returns whether the GEMM allows tf32; None if torch's switch does not matter."""
+    """Returns whether the GEMM allows tf32; None if torch's switch has no effect on it."""
     if gemm.dtype not in ("fp32", "tf32") or not c.is_cuda:
         return None
-    # The old switch rather than `fp32_precision`: torch 2.6 has no other, and 2.9 and later keep
-    # both in step only when the old one is set. Some of those warn once about it; that one warning
-    # is spent here.
+    # The old switch is used instead of `fp32_precision`, because torch 2.6 has only the old one,
+    # and torch 2.9 and later keep the two equal only if the old one is set. Some of these versions
+    # warn once about the old switch; the assignment below uses up that warning.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
@@ -98,7 +103,7 @@ def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
 
 
 def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
-    """Returns why the device or torch has no products in the format."""
+    """Returns the reason why the device or torch has no GEMMs in the format; None if there are."""
     if gemm.dtype not in MEASURED_DTYPES:
         return f"{gemm.dtype} products are imported, not measured"
     capability = device.compute_capability
@@ -110,7 +115,10 @@ def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
 
 
 def _no_narrow(gemm: Gemm, device: DeviceSpec) -> str | None:
-    """Returns why torch's function for a narrow format does not take the product."""
+    """Returns the reason why torch's function for a narrow format does not take the GEMM.
+
+    Returns None if it does.
+    """
     if gemm.dtype not in _NARROW:
         return None
     function, step = _NARROW[gemm.dtype]

@@ -1,4 +1,4 @@
-"""Provides the grouped GEMMs and permutations of experts with torch."""
+"""Provides the grouped GEMMs and the permutations of MoE layers with torch."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from quantbench.workload.dtypes import missing_format
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
-# Elements: it needs strides of 16 bytes, in bf16; pytorch/torchtitan pads each expert's rows to as
-# many (TOKEN_GROUP_ALIGN_SIZE_M), since they are the reduction of the gradient of the weights.
+# Number of bf16 elements of which sizes must be multiples, because grouped_mm needs strides of 16
+# bytes. pytorch/torchtitan pads the rows of each expert to this number (TOKEN_GROUP_ALIGN_SIZE_M),
+# because the gradient of the weights reduces over them.
 _GROUPED_MM_ALIGN = 8
-# Compute capabilities with a kernel for it (torch 2.13, GroupedBlas.cpp: `_grouped_mm_cuda`). On
-# others torch copies the offsets to the host and calls a product for each expert (GroupedMMUtils.h:
-# `_grouped_mm_fallback`).
+# Major compute capabilities for which grouped_mm has a kernel (torch 2.13, GroupedBlas.cpp:
+# `_grouped_mm_cuda`). On others torch copies the offsets to the host and calls one GEMM for each
+# expert (GroupedMMUtils.h: `_grouped_mm_fallback`).
 _GROUPED_MM_MAJORS = (9, 10)
 
 
 class TorchGroupedLoop(BuiltInProvider[GroupedGemm]):
-    """`torch.grouped_loop`: one `torch.mm` for each expert that has rows, one after the other, with
-    nothing padded.
+    """Grouped GEMMs as a loop (`torch.grouped_loop`): one `torch.mm` for each expert that has rows.
+
+    The GEMMs run one after the other, and no rows are padded.
     """
 
     kind = "grouped_gemm"
@@ -64,10 +66,10 @@ class TorchGroupedLoop(BuiltInProvider[GroupedGemm]):
 
 
 class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
-    """`torch.grouped_mm`: `torch.nn.functional.grouped_mm`, or `torch._grouped_mm` before torch
-    2.10, in bf16.
+    """Grouped GEMMs in one call (`torch.grouped_mm`), in bf16.
 
-    The offsets of the experts' rows are on the device, as its kernels take them.
+    The function is `torch.nn.functional.grouped_mm`, or `torch._grouped_mm` before torch 2.10. The
+    offsets of the experts' rows are on the device, as its kernels require.
     """
 
     kind = "grouped_gemm"
@@ -103,13 +105,15 @@ class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
             tuple(accumulate(work.tokens_per_expert)), dtype=torch.int32, device=a.device
         )
         multiply = _grouped_mm()
-        assert multiply is not None  # `refusal` says so
+        assert multiply is not None  # `refusal` has checked this
         return ForwardTask(lambda: multiply(a, b, offs=ends), (a, b))
 
 
 class TorchPermute(BuiltInProvider[Permute]):
-    """`torch.permute`: tokens copied into expert order by `index_select`, or gathered, weighted and
-    added by token.
+    """Permutation of tokens (`torch.permute`).
+
+    `permute` copies the tokens into the order of their experts by `index_select`. `unpermute`
+    gathers the rows, weights them and adds them up for each token.
     """
 
     kind = "permute"
@@ -138,4 +142,5 @@ class TorchPermute(BuiltInProvider[Permute]):
 
 
 def _grouped_mm() -> Callable[..., Any] | None:
+    """Returns torch's function for grouped GEMMs; None if this version of torch has none."""
     return getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)

@@ -1,7 +1,7 @@
-"""Provides quantbench's own Triton kernels (`quantbench.kernels`) as providers.
+"""Provides quantbench's own Triton kernels as providers.
 
 The kernels state their own launch, so no profiler is needed. Triton's interpreter launches nothing,
-so tasks then report no launch.
+so a task that runs in it states no launch.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ _W = TypeVar("_W", Attention, Gemm, GroupedGemm, Softmax)
 
 
 class _TritonProvider(BuiltInProvider[_W]):
-    """Base of the Triton providers."""
+    """Base class of the Triton providers."""
 
     def _no_gpu(self, device: DeviceSpec, interpreter: str | None, *reasons: Reason) -> str | None:
-        """Returns why the device is not supported, or None. reasons: checks of a GPU's compute
-        capability.
+        """Returns the reason why the device is not supported; None if it is.
+
+        interpreter: reason why Triton's interpreter cannot run the workload; None if it can. Only
+            this is returned if the interpreter is on.
+        reasons: checks of the compute capability of a GPU.
         """
         if INTERPRETER:
             return interpreter
@@ -50,7 +53,10 @@ class _TritonProvider(BuiltInProvider[_W]):
         return refusal
 
     def _no_product(self, dtype: str, device: DeviceSpec) -> str | None:
-        """Like `_no_gpu`, for products in a dtype."""
+        """Returns the reason why GEMMs in a dtype are not supported on the device.
+
+        Returns None if they are.
+        """
         if dtype not in TORCH_DTYPES:
             return f"{self.id} does not take {dtype}"
         interpreter = wrong_in_interpreter(dtype)
@@ -60,8 +66,10 @@ class _TritonProvider(BuiltInProvider[_W]):
 def _task(
     work: Plan, inputs: tuple[torch.Tensor, ...], forward: Plan | None = None, outputs: int = 3
 ) -> LaunchTask:
-    """Builds a task. forward: plan whose result a backward plan needs. outputs: maximum number of
-    results.
+    """Builds a task from a plan.
+
+    forward: plan whose result a backward plan needs.
+    outputs: largest number of results.
     """
     return LaunchTask(
         work.run,
@@ -73,11 +81,16 @@ def _task(
 
 
 class TritonGemm(_TritonProvider[Gemm]):
-    """The GEMM schedules, each a variant: `data_parallel` has one block per tile, with the full
-    effect of wave quantization; `split_k` several along the reduction, and a second kernel that
-    adds up their parts; `stream_k` one wave of blocks that share the last tiles evenly by reduction
-    steps; `persistent` one wave of blocks that compute tile after tile. fp8 operands have no scale,
-    and on Hopper their sums keep 14 bits over the whole reduction, as with torch's use_fast_accum.
+    """GEMMs with one of four schedules, each of which is a variant.
+
+    - `data_parallel` runs one block per tile, with the full effect of wave quantization.
+    - `split_k` runs several blocks per tile along the reduction, and a second kernel that adds up
+      their parts.
+    - `stream_k` runs one wave of blocks, which share the last tiles evenly by reduction steps.
+    - `persistent` runs one wave of blocks, each of which computes one tile after the other.
+
+    fp8 operands have no scale. On Hopper their sums keep 14 bits over the whole reduction, as with
+    torch's use_fast_accum.
     """
 
     kind = "gemm"
@@ -93,10 +106,11 @@ class TritonGemm(_TritonProvider[Gemm]):
 
 
 class TritonGrouped(_TritonProvider[GroupedGemm]):
-    """`triton.grouped`: one block per tile of all experts; `triton.grouped_persistent`: one wave of
-    blocks that compute tile after tile. Each expert's rows are padded to whole tiles.
+    """Grouped GEMMs that pad the rows of each expert to whole tiles.
 
-    The table of tiles is made when the task is, since the routing is part of the workload.
+    `triton.grouped` runs one block per tile of all experts. `triton.grouped_persistent` runs one
+    wave of blocks, each of which computes one tile after the other. The table of tiles is made
+    together with the task, because the routing is part of the workload.
     """
 
     kind = "grouped_gemm"
@@ -117,8 +131,9 @@ class TritonGrouped(_TritonProvider[GroupedGemm]):
 
 
 class TritonFusedSoftmax(_TritonProvider[Softmax]):
-    """`triton.fused`: scale, mask and softmax in one pass, with Megatron-LM's semantics and none of
-    its conditions on shapes.
+    """Scale, mask and softmax in one pass (`triton.fused`).
+
+    The result is that of Megatron-LM's fused softmax, but no shape is excluded by its conditions.
     """
 
     kind = "softmax"
@@ -149,9 +164,9 @@ class TritonFusedSoftmax(_TritonProvider[Softmax]):
 
 
 class TritonFlash(_TritonProvider[Attention]):
-    """`triton.flash`: flash attention with any head_dim from 8 to 256 and deterministic gradients.
+    """Flash attention (`triton.flash`) with any head_dim from 8 to 256 and deterministic gradients.
 
-    tile: of forward. A backward task reports the launch of the kernel for dk and dv.
+    tile: tile of the forward kernel. A backward task states the launch of the kernel for dk and dv.
     """
 
     kind = "attention"

@@ -1,4 +1,4 @@
-"""Lists what differs between the metadata of two runs and may explain a change of their times."""
+"""Lists the metadata of two runs that differ and may explain a change of their times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from quantbench.store.folder import Run
 
-# Options that only select points; matching the points takes care of them.
+# Options that only select points. They need no mention, because the points of two runs are matched.
 _NOT_OPTIONS = ("dims", "left_out", "sha256", "file")
 CONSTANTS = (
     "sm_count",
@@ -23,10 +23,11 @@ _STATE = ("memory_clock_mhz", "throttle_reasons", "other_processes")
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference in the metadata of two runs.
+    """A difference between the metadata of two runs.
 
     kind: device, origin, software, options, environment or state.
-    a, b: values as text, `absent` if a run has none.
+    name: name of the value that differs.
+    a, b: values of the two runs as text; `absent` if a run has none.
     """
 
     kind: str
@@ -39,10 +40,13 @@ class Difference:
 
 
 def differences(a: Run, b: Run) -> tuple[Difference, ...]:
-    """Returns all metadata differences that may explain a change, device first."""
+    """Returns all differences of the metadata that may explain a change.
+
+    The differences of the device come first.
+    """
     of_a = _metadata(a)
     of_b = _metadata(b)
-    if a.info.device.name != b.info.device.name:  # its constants then differ anyway
+    if a.info.device.name != b.info.device.name:  # the constants of different devices differ anyway
         of_a["device"] = {"device": a.info.device.name}
         of_b["device"] = {"device": b.info.device.name}
     found = []
@@ -55,7 +59,7 @@ def differences(a: Run, b: Run) -> tuple[Difference, ...]:
 
 
 def _metadata(run: Run) -> dict[str, dict[str, Any]]:
-    """Returns what is recorded about a run, by kind and name, as in `Difference`."""
+    """Returns the recorded metadata of a run, by kind and name as in `Difference`."""
     info = run.info
     options = {name: value for name, value in info.options.items() if name not in _NOT_OPTIONS}
     return {
@@ -69,11 +73,12 @@ def _metadata(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def origins_of(run: Run) -> str:
-    """Returns where the times of a run come from: `measured and imported`."""
+    """Returns where the times of a run come from, for example `measured and imported`."""
     return " and ".join(sorted({run.info.origin, *(record.origin for record in run.records)}))
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
+    """Returns a value as text, or `absent`."""
     if name not in values or values[name] in (None, "", (), []):
         return "absent"
     value = values[name]
@@ -81,7 +86,7 @@ def _text(values: Mapping[str, Any], name: str) -> str:
 
 
 def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values with those of nested mappings under dotted names.
+    """Returns the values, with those of nested mappings under dotted names.
 
     >>> flattened({"seed": 0, "timing": {"mode": "graph"}})
     {'seed': 0, 'timing.mode': 'graph'}

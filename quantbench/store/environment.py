@@ -1,6 +1,4 @@
-"""Collects the environment variables and package versions that affect timings, for run.json and
-JSON output.
-"""
+"""Collects the environment variables and package versions that affect times."""
 
 import os
 import platform
@@ -9,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from quantbench import __version__
 
-#: environment variables that affect timings
+#: environment variables that affect times
 VARIABLES = (
     "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_ORDER",
     "CUDA_MODULE_LOADING",
@@ -20,9 +18,9 @@ VARIABLES = (
     "PYTORCH_NO_CUDA_MEMORY_CACHING", "QUANTBENCH_DEVICE", "QUANTBENCH_KERNEL_NAMES",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TRITON_INTERPRET",
 )  # fmt: skip
-#: prefixes of variables that libraries read; their exact names change between releases
+#: prefixes of further variables, which libraries read and whose exact names change between releases
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "UCX_", "FI_", "PSM2_")
-#: packages whose version affects timings
+#: packages whose version affects times
 _PACKAGES = (
     "torch",
     "triton",
@@ -35,7 +33,9 @@ _PACKAGES = (
 
 
 def relevant_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns the variables of `environ` (default: os.environ) that affect timings, sorted by name.
+    """Returns the environment variables that affect times, sorted by name.
+
+    environ: variables to select from; None for os.environ.
 
     >>> relevant_environment({"NCCL_DEBUG": "INFO", "HOME": "/root", "CUDA_LAUNCH_BLOCKING": "1"})
     {'CUDA_LAUNCH_BLOCKING': '1', 'NCCL_DEBUG': 'INFO'}
@@ -48,8 +48,9 @@ def relevant_environment(environ: Mapping[str, str] | None = None) -> dict[str, 
 
 
 def installed_versions() -> dict[str, str]:
-    """Returns the versions of quantbench, Python, the OS and installed packages, without importing
-    the packages.
+    """Returns the versions of quantbench, Python, the OS and installed packages.
+
+    No package is imported.
     """
     found = {
         "quantbench": __version__,

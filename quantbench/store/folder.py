@@ -1,8 +1,8 @@
-"""Writes and reads the folder of a run: run.json and records.jsonl.
+"""Writes and reads the folder of a run, which holds run.json and records.jsonl.
 
-Each record is one line, flushed to disk before the next point starts, so a crash loses at most the
-point in progress. Reading tolerates and reports an incomplete last line, missing lines and repeated
-lines.
+Each record is one line that is flushed to disk before the next point starts, so a crash loses at
+most the point in progress. A reader accepts and reports an incomplete last line, missing lines and
+repeated lines.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from quantbench.units import counted, listed
 _MOST_NAMED = 5
 _MOST_RUNS_NAMED = 3
 _WRITABLE = "a results folder that can be written"
-#: size limit of records.jsonl
+#: largest size of records.jsonl
 _LARGEST_RECORDS_BYTES = 2**32
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run read from disk.
+    """A run that was read from disk.
 
-    warnings: messages about tolerated defects of records.jsonl.
+    warnings: messages about defects of records.jsonl that were accepted.
     retried: keys of the points that were tried again after a failure.
-    regraded: number of records that replaced another of the same measurement.
-    torn_bytes: bytes in an incomplete last line of records.jsonl.
+    regraded: number of records that replaced another record of the same measurement.
+    torn_bytes: number of bytes in an incomplete last line of records.jsonl.
     """
 
     folder: Path
@@ -50,17 +50,17 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Reads a run; skips a line that repeats another or measures again a point that did not fail.
+    """Reads a run.
 
-    A second record replaces the first if the point had failed, or if it has the same measurement
-    with another grade.
+    A second record of a point replaces the first one if the point had failed, or if it has the same
+    measurement with another grade. Other lines that repeat a line or a point are skipped.
 
-    Raises StoreError that names the file, and for a broken record the line.
+    Raises StoreError that names the file, and for a broken record also the line.
     """
     info = read_run_info(folder)
     path = folder / "records.jsonl"
     records: list[Record] = []
-    points: dict[str, int] = {}  # index of each point's record
+    points: dict[str, int] = {}  # index of the record of each point
     digests: set[bytes] = set()
     retried: set[str] = set()
     regraded = 0
@@ -71,7 +71,7 @@ def read_run(folder: Path) -> Run:
             torn_bytes = len(line)
             break
         digest = sha256(line.strip()).digest()
-        # Foreign tables hold several kernels for one workload, each with the same key.
+        # Imported tables may have several kernels for one workload, all with the same key.
         is_point = info.origin == "measured" and record.role == "point"
         place = points.get(record.key) if is_point else None
         if digest in digests:
@@ -112,7 +112,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _same_measurement(one: Record, other: Record) -> bool:
-    """Returns whether two records of a point differ in the grade of one measurement."""
+    """Returns whether two records of a point have the same measurement with different grades."""
     if not isinstance(one.outcome, Measured) or not isinstance(other.outcome, Measured):
         return False
     same = one.outcome.measurement == other.outcome.measurement
@@ -120,7 +120,7 @@ def _same_measurement(one: Record, other: Record) -> bool:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, Record | None]]:
-    """Yields each line with its record, None for an incomplete last line."""
+    """Yields each line with its record. The record is None for an incomplete last line."""
     if not os.path.lexists(path):
         return
     try:
@@ -140,11 +140,12 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Record | None]]:
 
 
 class RunWriter:
-    """Writer of a run's folder that holds an exclusive lock on it; a context manager. See `create`
-    and `resume`.
+    """Writer of the folder of a run, which holds an exclusive lock on it.
+
+    It is created by `create` or `resume` and used as a context manager.
 
     count: number of records in the run.
-    made: folders created for the run, innermost first.
+    made: folders that were created for the run, innermost first.
     """
 
     def __init__(
@@ -164,8 +165,9 @@ class RunWriter:
 
     @classmethod
     def create(cls, results: Path, info: RunInfo) -> RunWriter:
-        """Creates `results/<device-slug>/<run-id>/` and writes run.json. Raises StoreError if the
-        run exists.
+        """Creates `results/<device-slug>/<run-id>/` and writes run.json.
+
+        Raises StoreError if the run exists or the folder cannot be written.
         """
         require_name("create run", info.device.name)
         require_name("create run", info.run_id)
@@ -190,8 +192,13 @@ class RunWriter:
 
     @classmethod
     def resume(cls, folder: Path) -> tuple[RunWriter, Run]:
-        """Opens an existing run to append records. Follows a symbolic link and removes an
-        incomplete last line, whose point is then measured again."""
+        """Opens an existing run to append records, and returns the writer and the run.
+
+        A symbolic link is followed. An incomplete last line is removed, so its point is measured
+        again.
+
+        Raises StoreError if the folder holds no readable run or another process writes it.
+        """
         if folder.is_symlink():
             folder = folder.resolve()
         read_run_info(folder)  # raises before a file is created in a folder without a run
@@ -206,12 +213,13 @@ class RunWriter:
         return cls(folder, run.info, records, count=count), run
 
     def append(self, record: Record) -> None:
-        """Appends one record and flushes it to disk; on failure the file is left unchanged."""
+        """Appends one record and flushes it to disk. If this fails, the file is left unchanged."""
         self.extend((record,))
 
     def extend(self, records: Iterable[Record]) -> None:
-        """Appends many records with one flush to disk at the end (imports); on failure the file is
-        left unchanged.
+        """Appends many records, with one flush to disk at the end.
+
+        If this fails, the file is left unchanged.
         """
         start = os.fstat(self._records.fileno()).st_size
         added = 0
@@ -232,12 +240,16 @@ class RunWriter:
         self.count += added
 
     def update(self, info: RunInfo) -> None:
-        """Replaces run.json with `info` and the current number of records."""
+        """Replaces run.json by `info` with the current number of records."""
         self.info = replace(info, num_records=self.count)
         write_run_info(self.folder, self.info)
 
     def end(self, how: str, phases_s: Mapping[str, float]) -> None:
-        """Notes in run.json how the run ended, now, and adds the seconds of its phases."""
+        """Records in run.json how the run ended and when, and adds the durations of its phases.
+
+        how: one of `run.ENDINGS`.
+        phases_s: duration of each phase in s, by its name.
+        """
         total_s = Counter(self.info.phases_s)
         total_s.update(phases_s)
         self.update(replace(self.info, ended=now_text(), how_ended=how, phases_s=dict(total_s)))
@@ -246,15 +258,17 @@ class RunWriter:
         self._records.close()
 
     def remove_if_empty(self) -> None:
-        """Removes the folder of a new run that has no records, and the parents created for it. Call
-        before `close`.
+        """Removes the folder of a new run without records.
+
+        Parent folders that were created for the run are removed too. It must be called before
+        `close`.
         """
         if self.count or not self._made:
             return
         for name in ("records.jsonl", "run.json"):
             (self.folder / name).unlink(missing_ok=True)
         for path in self._made:
-            with suppress(OSError):  # not empty: another process uses it
+            with suppress(OSError):  # a folder that another process uses is not empty
                 path.rmdir()
 
     def __enter__(self) -> RunWriter:
@@ -265,14 +279,16 @@ class RunWriter:
 
 
 def _open_locked(folder: Path) -> FileIO:
-    """Opens records.jsonl under an exclusive lock, which the kernel releases when the process
-    ends.
+    """Opens records.jsonl with an exclusive lock, which the kernel releases when the process ends.
+
+    Raises StoreError if another process holds the lock.
     """
     import fcntl
 
     path = folder / "records.jsonl"
     try:
-        # Unbuffered: every write reaches the operating system. O_NONBLOCK: a pipe opens at once.
+        # The file is unbuffered, so every write reaches the operating system. O_NONBLOCK makes a
+        # pipe open at once.
         records = FileIO(
             path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666)
         )
@@ -289,8 +305,9 @@ def _open_locked(folder: Path) -> FileIO:
 
 
 def _trim_torn_line(path: Path, torn: int) -> None:
-    """Removes the `torn` bytes of an incomplete last line, or adds the newline to a complete
-    one.
+    """Removes an incomplete last line, or adds the newline that a complete last line lacks.
+
+    torn: number of bytes in the incomplete line; 0 if there is none.
     """
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
@@ -305,8 +322,8 @@ def _trim_torn_line(path: Path, torn: int) -> None:
 def read_one_run(folder: Path) -> Run:
     """Reads the run in `folder`.
 
-    Raises StoreError if it is a folder of runs (results/ itself, or a device's), or holds records
-    of another run, which must not be mixed.
+    Raises StoreError if the folder holds several runs (such as results/ itself), or if it holds
+    records of another run, which must not be mixed.
     """
     if not os.path.exists(folder / "run.json"):
         below = [*find_runs(folder), *folders_with(folder, "*/run.json")]

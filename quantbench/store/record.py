@@ -1,4 +1,7 @@
-"""Defines `Record`, one line of records.jsonl: a workload and the outcome of measuring it."""
+"""Defines the record: a workload and the outcome of its measurement.
+
+A record is one line of records.jsonl.
+"""
 
 import hashlib
 import json
@@ -26,11 +29,11 @@ FAILURES = ("out_of_memory", "illegal_access", "timeout", "crash", "wrong_result
 
 @dataclass(frozen=True)
 class Place:
-    """Position of a workload on the sweep's axes; one workload may have several.
+    """Position of a workload on the axes of a sweep. One workload may have several.
 
     axes: axis values by name.
-    op: role of the workload there (`qkv`, `mlp_up.dgrad`, `gemm`).
-    count: number of times the shape runs the op.
+    op: role of the workload at this place (`qkv`, `mlp_up.dgrad`, `gemm`).
+    count: number of times that the shape runs the op.
     """
 
     axes: dict[str, int]
@@ -43,7 +46,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Measured:
-    """Outcome of a point that was timed (`latency.gemm.trees.Measured` holds training data)."""
+    """Outcome of a point that was timed.
+
+    (`latency.gemm.trees.Measured` is a different class, which holds training data.)
+    """
 
     measurement: Measurement
     grade: Grade
@@ -51,14 +57,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Outcome of a point that was not run because it cannot run on this device, with the reason."""
+    """Outcome of a point that was not run, with the reason why the device cannot run it."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Outcome of a point whose run failed, with the error. kind: one of FAILURES."""
+    """Outcome of a point whose run failed, with the error.
+
+    kind: one of FAILURES.
+    """
 
     kind: str
     message: str
@@ -75,14 +84,16 @@ class Record:
     """One point of a run.
 
     key: hash of workload, provider and timing (see `record_key`).
-    launch: kernel launch, None if unknown.
+    launch: launch of the kernel; None if it is unknown.
+    places: positions of the workload on the axes.
     origin: one of ORIGINS.
-    source: origin of imported data, or the device in a run on several devices.
-    role: `point` (planned) or `reference` (repetition of a reference point that shows drift).
-    elapsed_s: time since the run began, s.
-    check: error of the result against its reference.
-    phases_s: seconds by phase of the point, as in run.json; `identify` only if the kernel's name
-        was requested.
+    source: where imported data comes from, or the device in a run on several devices.
+    role: `point` for a planned point, or `reference` for a repetition of a reference point, which
+        shows drift.
+    elapsed_s: time since the run began, in s.
+    check: error of the result against its reference; None if it was not checked.
+    phases_s: duration of each phase of the point in s, as in run.json. `identify` is present only
+        if the name of the kernel was requested.
     """
 
     run_id: str
@@ -111,8 +122,9 @@ _TILE_FIELDS = tuple(one.name for one in fields(Tile))
 
 
 def _launch_to_json(launch: Launch | None) -> Json | None:
-    """Encodes a launch as one flat JSON object: the tile's fields next to the grid, null if
-    unknown.
+    """Encodes a launch as one flat JSON object.
+
+    The fields of the tile stand next to the grid. An unknown launch is null.
     """
     if launch is None:
         return None
@@ -122,6 +134,7 @@ def _launch_to_json(launch: Launch | None) -> Json | None:
 
 
 def _launch_from_json(data: object) -> Launch | None:
+    """Decodes the output of `_launch_to_json`. Raises InputError for anything else."""
     if data is None:
         return None
     if not isinstance(data, dict):
@@ -135,7 +148,7 @@ def _launch_from_json(data: object) -> Launch | None:
 
 
 def _measurement_to_json(measurement: Measurement, grade: Grade) -> Json:
-    """Encodes a measurement, with all samples and its grade, as a JSON object."""
+    """Encodes a measurement, with all its samples and its grade, as a JSON object."""
     values = {one.name: getattr(measurement, one.name) for one in fields(measurement)}
     return values | {
         "discarded": encode(measurement.discarded),
@@ -163,15 +176,18 @@ def _measurement_from_json(data: object) -> tuple[Measurement, Grade]:
 
 @lru_cache(maxsize=1024)
 def _decode_once(kind: type[_T], text: str) -> _T:
-    """Decodes JSON. Records of an imported table share one device state and a few grades, which
-    saves memory.
+    """Decodes JSON to objects that records share.
+
+    The records of an imported table have one device state and a few grades, so sharing them saves
+    memory.
     """
     return decode(kind, json.loads(text))
 
 
 def record_key(workload: Workload, provider: str, timing: TimingOptions) -> str:
-    """Returns 16 hex digits that identify workload, provider and timing options; the same on every
-    machine.
+    """Returns 16 hex digits that identify workload, provider and timing options.
+
+    The key is the same on every machine.
     """
     what = {
         "workload": encode(workload),
@@ -183,6 +199,7 @@ def record_key(workload: Workload, provider: str, timing: TimingOptions) -> str:
 
 
 def record_to_json(record: Record) -> Json:
+    """Encodes a record as one JSON object."""
     data: Json = {
         "version": RECORD_VERSION,
         "run_id": record.run_id,
@@ -211,7 +228,7 @@ def record_to_json(record: Record) -> Json:
 
 
 def record_from_json(data: object) -> Record:
-    """Inverse of `record_to_json`. Raises InputError for any other input."""
+    """Decodes the output of `record_to_json`. Raises InputError for anything else."""
     if not isinstance(data, dict):
         raise InputError("record", repr(data)[:80], "a JSON object")
     if data.get("version") != RECORD_VERSION:
@@ -236,11 +253,15 @@ def record_from_json(data: object) -> Record:
 
 
 def _shared(value: object) -> object:
-    """Returns a text as the one object that all records share."""
+    """Returns the one object that all records share for a text.
+
+    Other values are returned unchanged.
+    """
     return intern(value) if type(value) is str else value
 
 
 def _outcome_from_json(data: Json) -> Outcome:
+    """Decodes the outcome of a record. Raises InputError unless there is exactly one."""
     present = [name for name in ("measurement", "skipped", "failed") if name in data]
     if len(present) != 1:
         raise InputError(

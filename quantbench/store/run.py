@@ -1,6 +1,4 @@
-"""Defines `RunInfo`, the contents of run.json: device, options, software versions and how the run
-ended.
-"""
+"""Defines the contents of run.json: device, options, software versions, and how the run ended."""
 
 import json
 import os
@@ -21,14 +19,16 @@ RUN_VERSION = 2
 ENDINGS = ("running", "complete", "interrupted", "budget", "failed")
 
 
-# File systems allow 255 bytes, and suffixes such as `-merged` are added later.
+# Longest name of a run, in characters. File systems allow 255 bytes, and suffixes such as `-merged`
+# are added later.
 _LONGEST_NAME = 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def require_name(operation: str, name: str) -> str:
-    """Returns `name` if it is safe as a folder name (no path separators). Raises StoreError
-    otherwise.
+    """Returns `name` if it is safe as the name of a folder (no path separators).
+
+    Raises StoreError otherwise.
     """
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise StoreError(
@@ -40,7 +40,7 @@ def require_name(operation: str, name: str) -> str:
 
 
 def now_text() -> str:
-    """Returns the current time in the format of run.json: ISO 8601 in UTC, whole seconds."""
+    """Returns the current time in the format of run.json: ISO 8601 in UTC, in whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -48,12 +48,17 @@ def now_text() -> str:
 class RunInfo:
     """Metadata of a run.
 
-    device, state: the device and its state at the start.
-    options: all other options, enough to make the same plan again.
-    environment: variables that affect timings.
-    started, ended: ISO 8601 in UTC; ended is None during the run.
+    device, state: the device, and its state at the start.
+    software: versions by name.
+    axes: values of each axis.
+    options: all other options. They suffice to build the same plan again.
+    seed: seed of the inputs and of the order of the points.
+    environment: environment variables that affect times.
+    started, ended: times in ISO 8601 and UTC; `ended` is None during the run.
     how_ended: one of ENDINGS.
-    num_records: number of records when run.json was last written; None if not counted.
+    origin, source: as in `Record`.
+    phases_s: total duration of each phase in s, by its name.
+    num_records: number of records when run.json was last written; None if they were not counted.
     """
 
     run_id: str
@@ -78,7 +83,7 @@ class RunInfo:
 
 
 def write_run_info(folder: Path, info: RunInfo) -> None:
-    """Writes run.json atomically, so that readers never see a partial file."""
+    """Writes run.json atomically, so that a reader never sees a partial file."""
     data = {"format": RUN_FORMAT, "version": RUN_VERSION, **encode(info)}
     text = json.dumps(data, indent=1) + "\n"
     expected = "a results folder that can be written"
@@ -86,7 +91,10 @@ def write_run_info(folder: Path, info: RunInfo) -> None:
 
 
 def read_run_info(folder: Path) -> RunInfo:
-    """Reads run.json. Raises StoreError if the file is missing, not a quantbench run, or broken."""
+    """Reads run.json.
+
+    Raises StoreError if the file is missing, broken, or not that of a quantbench run.
+    """
     path = folder / "run.json"
     try:
         data = read_json(path)

@@ -1,5 +1,6 @@
-"""Builds the JSON Schemas of run.json and of a line of records.jsonl from the dataclasses: `python
--m quantbench.store.schema run` prints one.
+"""Builds the JSON Schemas of run.json and of a line of records.jsonl from the dataclasses.
+
+`python -m quantbench.store.schema run` prints one of them.
 """
 
 import json
@@ -41,7 +42,7 @@ def _one_of(choices: tuple[str, ...]) -> Json:
     return {"enum": list(choices)}
 
 
-# Limits that the classes check beyond the types of their fields.
+# Limits that the classes check in addition to the types of their fields.
 _LIMITS: dict[tuple[type, str], Json] = {
     (DeviceSpec, "kind"): _one_of(DEVICE_KINDS),
     (DeviceSpec, "peak_tflops"): {"additionalProperties": _POSITIVE},
@@ -74,10 +75,12 @@ _LIMITS: dict[tuple[type, str], Json] = {
 
 
 def schema(name: str) -> Json:
-    """Returns a JSON Schema. name: `run` (run.json) or `record` (a line of records.jsonl).
+    """Returns a JSON Schema.
 
-    Accepts everything that the loader accepts, and some values that the dataclasses reject as out
-    of range. The schema of a profile is `profile.file.schema`.
+    It accepts everything that the loader accepts, and some values that the dataclasses reject as
+    out of range. The schema of a profile is `profile.file.schema`.
+
+    name: `run` for run.json, or `record` for a line of records.jsonl.
     """
     return {"run": _run, "record": _record}[name]()
 

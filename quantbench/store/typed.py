@@ -1,5 +1,6 @@
-"""Converts dataclasses to JSON objects and back, with field names and types checked against the
-dataclass.
+"""Converts dataclasses to JSON objects and back.
+
+Field names and types are checked against the dataclass.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from quantbench.errors import InputError
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
-# Converts a JSON value to the field's type; raises _WrongTypeError.
+# Function that converts a JSON value to the type of a field. It raises _WrongTypeError.
 _Convert = Callable[[Any], Any]
 
 _WORDS = {
@@ -25,7 +26,7 @@ _WORDS = {
 }
 _PLURALS = {str: "texts", int: "integers", float: "finite numbers", bool: "booleans"}
 _SCHEMA_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
-# Limit of integers in number fields: numpy stores larger ones as objects.
+# Integers in number fields must be smaller than this, because numpy stores larger ones as objects.
 _LARGEST_INTEGER = 2**63
 
 
@@ -35,8 +36,11 @@ class _WrongTypeError(Exception):
 
 @dataclass(frozen=True)
 class _Field:
-    """Decoder of one field. exact: class whose values need no conversion. expected: the type in
-    words, for errors.
+    """Decoder of one field.
+
+    exact: class whose values need no conversion; None if there is none.
+    convert: function that converts a JSON value.
+    expected: the type in words, for errors.
     """
 
     exact: type | None
@@ -45,11 +49,15 @@ class _Field:
 
 
 def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) -> _T:
-    """Decodes a JSON object into dataclass `kind`; unknown fields are errors.
+    """Decodes a JSON object into a dataclass. Unknown fields are errors.
 
-    Lists become tuples and objects become dataclasses if the field declares them; a dataclass
-    instance is kept. Fields with a default may be missing unless `whole`, which applies to nested
-    objects too. Raises InputError that names `who` (default: the name of `kind`) and the field.
+    Lists become tuples, and objects become dataclasses, if the field declares them. An instance of
+    a dataclass is kept.
+
+    kind: the dataclass.
+    who: name for error messages; by default the name of `kind`.
+    whole: whether fields with a default must be present too, also in nested objects.
+    Raises InputError that names `who` and the field.
     """
     who = who or kind.__name__
     if not isinstance(data, dict):
@@ -75,10 +83,11 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
 
 
 def encode(value: Any) -> Any:
-    """Encodes a dataclass, mapping, list or tuple as JSON, recursively. Returns other values
-    unchanged.
+    """Encodes a dataclass, mapping, list or tuple as JSON, recursively.
 
-    A class with a constant `kind`, such as a workload, is encoded with it.
+    Returns other values unchanged.
+
+    A class with a constant `kind`, such as a workload, is encoded with its kind.
     """
     if is_dataclass(value):
         kind = _kind_of(type(value))
@@ -92,8 +101,9 @@ def encode(value: Any) -> Any:
 
 
 def _kind_of(option: Any) -> str | None:
-    """Returns the constant `kind`, which tells the classes of a union apart; None if the class has
-    none.
+    """Returns the constant `kind` of a class, which distinguishes the classes of a union.
+
+    Returns None if the class has none.
     """
     kind = getattr(option, "kind", None)
     return kind if isinstance(kind, str) and "kind" not in option.__dataclass_fields__ else None
@@ -101,8 +111,11 @@ def _kind_of(option: Any) -> str | None:
 
 @cache
 def _fields(kind: Any, whole: bool = False) -> tuple[Mapping[str, _Field], frozenset[str]]:
-    """Returns the decoders of a dataclass's fields by name, and the names of the required
-    fields.
+    """Returns the decoders of the fields of a dataclass, and the names of required fields.
+
+    The decoders are by the name of the field.
+
+    whole: whether all fields are required.
     """
     hints = get_type_hints(kind)
     by_name = {}
@@ -117,6 +130,7 @@ def _fields(kind: Any, whole: bool = False) -> tuple[Mapping[str, _Field], froze
 
 
 def _is_exact(hint: Any) -> bool:
+    """Returns whether values of a type need no conversion."""
     return hint in (str, int, bool, NoneType) or is_dataclass(hint)
 
 
@@ -126,6 +140,11 @@ def _options(hint: Any) -> tuple[Any, ...]:
 
 
 def _converter(hint: Any, whole: bool) -> _Convert:
+    """Returns the function that converts a JSON value to a type.
+
+    whole: as in `decode`.
+    Raises TypeError for a type that has no JSON form.
+    """
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: value
@@ -153,12 +172,13 @@ def _converter(hint: Any, whole: bool) -> _Convert:
     if is_dataclass(hint):
         kind: Any = hint
         return lambda value: value if isinstance(value, kind) else decode(kind, value, whole=whole)
-    raise TypeError(f"no JSON form for {hint}")  # a field of a new type needs one
+    raise TypeError(f"no JSON form for {hint}")  # a field of a new type needs a JSON form
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Returns whether a JSON value is a finite float, or an integer below 2⁶³ in magnitude (not a
-    boolean).
+    """Returns whether a JSON value is a finite float, or an integer below 2⁶³ in magnitude.
+
+    A boolean is not a number.
     """
     if type(value) is int:
         return abs(value) < _LARGEST_INTEGER
@@ -166,8 +186,9 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def _checked(valid: Callable[[Any], bool]) -> _Convert:
-    """Returns a function that returns a valid value unchanged, and raises _WrongTypeError for
-    others.
+    """Returns a function that checks a value.
+
+    The function returns a valid value unchanged and raises _WrongTypeError for others.
     """
 
     def convert(value: Any) -> Any:
@@ -179,8 +200,10 @@ def _checked(valid: Callable[[Any], bool]) -> _Convert:
 
 
 def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
-    """Converts a union. Of several dataclasses, instances pass, and JSON objects that name the
-    class by its `kind`.
+    """Returns the function that converts a JSON value to a union.
+
+    If the union has several dataclasses, instances of them are kept, and a JSON object must name
+    its class by its `kind`.
     """
     classes: list[Any] = list(filter(is_dataclass, options))
     by_kind = {_kind_of(option): option for option in classes}
@@ -206,7 +229,7 @@ def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
 
 
 def json_schema(hint: Any, limits: Mapping[tuple[type, str], Json] | None = None) -> Json:
-    """Returns the JSON Schema of the values that `decode` accepts for type `hint`.
+    """Returns the JSON Schema of the values that `decode` accepts for a type.
 
     limits: extra schema entries by class and field (`{(Grade, "letter"): {"enum": [...]}}`).
     """
@@ -245,11 +268,15 @@ def json_schema(hint: Any, limits: Mapping[tuple[type, str], Json] | None = None
 
 
 def _words(hint: Any) -> str:
+    """Returns the name of a type in JSON, for errors."""
     return " or ".join(map(_word, _options(hint)))
 
 
 def _word(hint: Any) -> str:
-    """Returns the JSON name of a type: an integer, a list of texts, an object of finite numbers."""
+    """Returns the name in JSON of one member of a union.
+
+    Examples: an integer, a list of texts, an object of finite numbers.
+    """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (tuple, list):
         count = f"{len(arguments)} " if origin is tuple and Ellipsis not in arguments else ""

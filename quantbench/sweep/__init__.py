@@ -1,3 +1,4 @@
-"""Measures workloads over a grid of sizes: which points, in what order, in which process, and how a
-run resumes.
+"""Measures workloads over a grid of sizes.
+
+Selects the points and their order, and runs them in a process of their own.
 """

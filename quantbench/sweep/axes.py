@@ -1,8 +1,8 @@
 """Parses the axes of a sweep and lists the ops at each point.
 
-Grammar of an axis: items separated by commas, each an integer or `start:stop[:step]` (stop included
-if the step reaches it), and `@edges` at the end to add both sides of every predicted edge between
-the smallest and the largest value.
+An axis is written as items separated by commas, each an integer or `start:stop[:step]`, where the
+stop is included if the step reaches it. `@edges` at the end adds both sides of every predicted edge
+between the smallest and the largest value.
 """
 
 import re
@@ -36,19 +36,22 @@ from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 DIRECTIONS = ("forward", "backward", "both")
 
 
-#: axis of a list of shapes, numbered from 1; not a size, so no trend is fitted along it
+#: axis of a list of shapes, which are numbered from 1; it is not a size, so no trend is fitted
+#: along it
 SHAPE_DIM = "shape"
 
 #: most values of an axis, and most points of a grid
 MOST_VALUES = 100_000
-# Selects the number of heads if none is specified.
+# head_dim that determines the number of heads if neither is specified.
 _USUAL_HEAD_DIM = 128
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension and its distinct values in ascending order. edges: whether predicted edges are
-    to be added.
+    """One dimension and its distinct values in ascending order.
+
+    edges: whether both sides of the predicted edges must still be added.
+    Raises InputError for an unknown dimension and for no values.
     """
 
     dim: str
@@ -63,14 +66,15 @@ class Axis:
 
     @property
     def field(self) -> str:
-        """Returns the dimension's name as a Python identifier (`head_dim`)."""
+        """Name of the dimension as a Python identifier (`head_dim`)."""
         return self.dim.replace("-", "_")
 
 
 def parse_axis(text: str, device_kind: str = "") -> Axis:
-    """Parses `dim=values`. device_kind: kind of device whose default values a bare `dim` takes.
+    """Parses an axis that is written as `dim=values`.
 
-    Raises InputError naming the offending item.
+    device_kind: kind of device whose default values are used if only `dim` is given.
+    Raises InputError that names the offending item.
 
     >>> parse_axis("tp=1,2,4").values
     (1, 2, 4)
@@ -88,7 +92,7 @@ def parse_axis(text: str, device_kind: str = "") -> Axis:
     values: set[int] = set()
     for item in body.rstrip(",").split(","):
         found = _parse_item(dim, item.strip())
-        if len(values) + len(found) > MOST_VALUES:  # counted before they are listed
+        if len(values) + len(found) > MOST_VALUES:  # the values are counted before they are listed
             many = f"{text.strip()!r} ({len(values) + len(found):,} values)"
             raise InputError(f"--dim {dim}", many, f"at most {MOST_VALUES:,} values")
         values.update(found)
@@ -100,6 +104,7 @@ def parse_axis(text: str, device_kind: str = "") -> Axis:
 
 
 def _parse_item(dim: str, item: str) -> range:
+    """Parses one item of an axis. Raises InputError if it is malformed or out of range."""
     parts = item.split(":")
     expected = f"start:stop[:step] or an integer, all from 1 to {LARGEST:,}"
     if len(parts) > 3 or not all(re.fullmatch("[0-9]{1,10}", part.strip()) for part in parts):
@@ -116,8 +121,9 @@ def _parse_item(dim: str, item: str) -> range:
 
 
 def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
-    """Raises InputError if the axes cannot form a grid or the grid is too large. who: command named
-    in the error.
+    """Raises InputError if the axes cannot form a grid or if the grid is too large.
+
+    who: command that the error names.
     """
     if not axes:
         raise InputError(who, "no --dim", "at least one dimension to vary")
@@ -139,17 +145,20 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
 
 @dataclass(frozen=True)
 class Held:
-    """Sizes and options that no axis varies. 0 and "" select a default that depends on the device
-    or the shape.
+    """Sizes and options that no axis varies.
+
+    0 and "" select a default that depends on the device or the shape.
 
     attention: one of ATTENTIONS; `ops` overrides it.
-    heads: 0: hidden / head_dim; along an axis of hidden, head_dim is 128 if it is 0.
-    heads_per_kv_head: ratio of heads to kv_heads if kv_heads = 0.
-    experts, top_k, moe_ffn, ep, shared_ffn, q_rank, …: as of `TransformerShape`; experts = 0: an
-        MLP, unless an axis is one of MOE_DIMS.
+    heads: number of heads; 0 for hidden / head_dim. Along an axis of hidden, a head_dim of 0 means
+        128.
+    heads_per_kv_head: ratio of heads to kv_heads, used if kv_heads = 0. experts, top_k, moe_ffn,
+        ep, shared_ffn, q_rank, …: the fields of `TransformerShape` with these names. experts = 0
+        means an MLP, unless an axis is one of MOE_DIMS.
     tokens: tokens of each GPU's micro-batch, instead of seq · mbs.
-    softmax: one of SOFTMAXES, used by predictions only (a sweep measures the provider's).
-    ops: names of MODEL_OPS, or () for those that the axes change most.
+    softmax: one of SOFTMAXES, used only by predictions; a sweep measures the softmax of the
+        provider.
+    ops: names of MODEL_OPS, or () for the ops that the axes change most.
     direction: one of DIRECTIONS.
     """
 
@@ -205,8 +214,9 @@ class Held:
 
 
 def with_defaults(held: Held, spec: DeviceSpec, dims: Collection[str] = ()) -> Held:
-    """Fills unset values of `held` with the device's defaults. dims: axes as typed; some of them
-    need experts.
+    """Fills unset values of `held` with the defaults of the device.
+
+    dims: axes as the user typed them. Some axes need the defaults of experts.
     """
     defaults = usual_sizes(spec.torch_kind, "model", "product")
     if held.experts or {dim.partition("=")[0] for dim in dims} & set(MOE_DIMS):
@@ -227,20 +237,23 @@ def ops_at(
     *,
     modelled: bool = False,
 ) -> tuple[tuple[Op, ...], str]:
-    """Returns the ops of one point, and which wanted ops are left out and why ("" if none).
+    """Returns the ops of one point, and a sentence on the wanted ops that are left out.
 
-    point: value of each axis by its field.
-    who: command named in errors.
-    modelled: whether to return the routed experts of a layer as one op, as they are modelled.
+    The sentence is "" if none are left out.
 
-    Raises InputError for an impossible point (heads that do not divide hidden, …).
+    point: value of each axis, by the name of its field.
+    held: values of all other dimensions, with the defaults filled in.
+    who: command to name in error messages.
+    modelled: whether to return the routed experts of a layer as one op, as the models predict them.
+
+    Raises InputError for an impossible point (for example, heads that do not divide hidden).
     """
     if axes[0].dim in GEMM_DIMS:
         sizes = {name: point.get(name, getattr(held, name)) for name in GEMM_DIMS}
         return (Op("gemm", "forward", Gemm(**sizes, dtype=held.dtype, layout=held.layout), 1),), ""
     heads = _heads_of(point, held, who)
     shape = _shape({**point, **heads.sizes}, held, who)
-    # By default the ops that the axes change most, with this kind of attention.
+    # By default, the wanted ops are those that the axes change most, with this kind of attention.
     other = UNFUSED_OPS if shape.attention == "flash" else ("attention",)
     changed = set[str]().union(*(SWEPT[axis.dim].ops for axis in axes)).difference(other)
     wanted = held.ops or [op for op in MODEL_OPS if op in changed]
@@ -265,10 +278,12 @@ def ops_at(
 def places_of(
     axes: Sequence[Axis], held: Held, who: str = "sweep", *, modelled: bool = False
 ) -> tuple[list[tuple[dict[str, int], tuple[Op, ...]]], tuple[str, ...]]:
-    """Returns the ops at each place of a grid, and why impossible places, or ops of a place, are
-    left out.
+    """Returns the ops at each place of a grid, and the reasons why places or ops are left out.
 
-    held, who, modelled: as of `ops_at`. Raises InputError if all places are impossible.
+    Impossible places are left out, and so are ops that a place does not have. The arguments `held`,
+    `who` and `modelled` are those of `ops_at`.
+
+    Raises InputError if all places are impossible.
     """
     places = []
     left_out = []
@@ -290,14 +305,15 @@ def places_of(
     return places, tuple(left_out)
 
 
-# Sizes that `Held` and a shape name alike.
+# Sizes that have the same name in `Held` and in `TransformerShape`.
 _SHARED = Held.__dataclass_fields__.keys() & TransformerShape.__dataclass_fields__.keys()
 
 
 def _shape(point: dict[str, int], held: Held, who: str) -> TransformerShape:
+    """Builds the transformer shape of one point."""
     values: dict[str, Any] = {name: point.get(name, getattr(held, name)) for name in _SHARED}
     if values["experts"]:
-        values["gated"] = True  # as in all published models with experts
+        values["gated"] = True  # all published models with experts are gated
         if tokens := point.get("tokens", held.tokens):
             values |= {"seq": tokens, "mbs": 1}
     else:
@@ -316,9 +332,10 @@ def _shape(point: dict[str, int], held: Held, who: str) -> TransformerShape:
 class _Heads:
     """Heads of one point.
 
-    sizes: heads, kv_heads and head_dim; those that are not here are `Held`'s.
-    without: ops that the point does not have, because no whole number of heads has its head_dim.
-    objection, expected: why, and what hidden would have them.
+    sizes: heads, kv_heads and head_dim. A size that is missing keeps its value of `Held`.
+    without: ops that the point does not have, because no whole number of heads has this head_dim.
+    objection: why these ops are missing.
+    expected: which hidden sizes would have them.
     """
 
     sizes: dict[str, int]
@@ -328,8 +345,12 @@ class _Heads:
 
 
 def _heads_of(point: dict[str, int], held: Held, who: str) -> _Heads:
-    """Returns heads that follow hidden at a fixed head_dim, unless their number is given. Products
-    do not know heads: at sizes between, they are those of the heads whose head_dim is nearest."""
+    """Returns the heads of one point.
+
+    Unless the number of heads is given, it follows hidden at a fixed head_dim. At a hidden size
+    with no whole number of heads, GEMMs are still measured, because they do not depend on the
+    heads; they use the number of heads whose head_dim is nearest.
+    """
 
     def size(name: str) -> int:
         value: int = point.get(name, getattr(held, name))
@@ -356,7 +377,7 @@ def _heads_of(point: dict[str, int], held: Held, who: str) -> _Heads:
         if split and heads % tp == 0 and heads % (kv * ratio) == 0:
             return _Heads({"heads": heads, "kv_heads": kv, "head_dim": head_dim})
     without: tuple[str, ...] = ATTENTION_OPS if head_dim else ()
-    replicated = hidden < head_dim * tp * ratio  # key/value heads over tp
+    replicated = hidden < head_dim * tp * ratio  # key/value heads are replicated over tp
     if hidden % (tp * ratio) or kv_heads or replicated:
         without += ("qkv",)
         ratio = 1
@@ -367,7 +388,10 @@ def _heads_of(point: dict[str, int], held: Held, who: str) -> _Heads:
 
 
 def _nearest_heads(hidden: int, step: int, head_dim: int) -> int:
-    """Returns the divisor of hidden and multiple of step whose head_dim is nearest."""
+    """Returns the number of heads whose head_dim is nearest to a given one.
+
+    The number must divide hidden and be a multiple of `step`.
+    """
     rest = hidden // step
     candidates = (divisor * step for divisor in divisors(rest))
     return min(candidates, key=lambda heads: (abs(hidden / heads - head_dim), heads))

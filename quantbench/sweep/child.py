@@ -20,11 +20,12 @@ from quantbench.store.typed import decode, encode
 from quantbench.sweep.messages import Hello, Reply, Request, reply_from_json
 from quantbench.timing.options import TimingOptions
 
-# Importing torch from a cold network disk and making a CUDA context can take a minute.
+# Longest time until a worker's first message. To import torch from a cold network disk and to
+# create a CUDA context can take a minute.
 _START_LIMIT_S = 300.0
 
-# CUDA's messages for errors that end a context. Source: CUDA Runtime API, `cudaError`: those that
-# "leave the process in an inconsistent state".
+# Parts of CUDA's messages for errors that end a context. Source: CUDA Runtime API, `cudaError`, the
+# errors that "leave the process in an inconsistent state".
 _CONTEXT_LOST = (
     "device-side assert",
     "hardware stack error",
@@ -40,15 +41,20 @@ _CONTEXT_LOST = (
 
 
 def refusal(who: str, reason: str) -> MeasurementError:
-    """Builds an error from the reason that another process sent, which may be the text of an error
-    itself.
+    """Builds an error from the reason that another process sent.
+
+    The reason may be the text of an error itself.
     """
     found, _, expected = reason.partition("; expected ")
     return MeasurementError(who, found, expected or "a device that can be measured")
 
 
 class WorkerLostError(MeasurementError):
-    """The worker died or did not answer. kind: `crash` or `timeout`."""
+    """The worker died or did not answer.
+
+    kind: `crash` or `timeout`.
+    message: what happened.
+    """
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__("worker", message, "an answer")
@@ -57,16 +63,20 @@ class WorkerLostError(MeasurementError):
 
 
 class WorkerClient(Protocol):
-    """Interface of a worker: a local process, a worker on another machine, or a test double."""
+    """Interface of a worker.
+
+    A worker is a local process, a process on another machine, or a test double.
+    """
 
     hello: Hello
 
     def begin(self, timing: TimingOptions) -> None:
-        """Sets the timing options, once, before the first request."""
+        """Sends the timing options. It must be called once, before the first request."""
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
-        """Returns the reply, calling `tick` a few times a second while waiting.
+        """Returns the reply to a request, and calls `tick` a few times a second while it waits.
 
+        limit_s: longest time to wait, in s.
         Raises WorkerLostError, and MeasurementError if the worker cannot use its device.
         """
 
@@ -75,11 +85,12 @@ class WorkerClient(Protocol):
 
 
 class ChildProcess:
-    """Python module in its own process that answers each message of JSON with a message of JSON.
+    """A Python module in its own process, which answers each JSON message with a JSON message.
 
-    module, words: run as `python -m MODULE FD WORDS…`, in a process group of its own, so that
-        Ctrl-C reaches only the
-    sweep, which then ends the child.
+    The process has a process group of its own, so that Ctrl-C reaches only the sweep, which then
+    ends the child.
+
+    module, words: the process is started as `python -m MODULE FD WORDS…`.
     """
 
     def __init__(self, module: str, words: Sequence[str] = ()) -> None:
@@ -96,12 +107,16 @@ class ChildProcess:
         theirs.close()
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
-        """Runs one point. Raises WorkerLostError if the process dies or exceeds limit_s,
-        MeasurementError if it cannot use the device; close it then."""
+        """Runs one point and returns its reply. The caller must close the process after an error.
+
+        Raises WorkerLostError if the process dies or needs longer than limit_s, and
+        MeasurementError if it cannot use the device.
+        """
         self.send(encode(request))
         return reply_from_json(self.receive(limit_s, tick))
 
     def close(self) -> None:
+        """Kills the process, with its process group, and releases its pipe."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -124,8 +139,8 @@ class ChildProcess:
     def receive(self, limit_s: float, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Returns the next message.
 
-        Raises WorkerLostError if the process dies or exceeds limit_s, MeasurementError if it
-        refuses to measure.
+        Raises WorkerLostError if the process dies or needs longer than limit_s, and
+        MeasurementError if it refuses to measure.
         """
         deadline_s = time.monotonic() + limit_s
         while not self._pipe.poll(0.1):
@@ -145,6 +160,10 @@ class ChildProcess:
         return data
 
     def _lost(self) -> WorkerLostError:
+        """Returns the error for a process that has died.
+
+        The error states the exit code of the process and the reason from its output.
+        """
         code = self._process.wait()
         self._errors.seek(0)
         reason = reason_in_output(self._errors.read().decode(errors="replace"))
@@ -157,11 +176,10 @@ class ChildProcess:
 
 
 class WorkerProcess(ChildProcess):
-    """Running `quantbench.sweep.worker` process, which times points.
+    """A running `quantbench.sweep.worker` process, which times points.
 
-    providers: names of providers to import first. Raises MeasurementError if one is not a provider
-        or there is no
-    device.
+    providers: names of user-defined providers to import first.
+    Raises MeasurementError if one of them is not a provider, or if there is no device.
     """
 
     def __init__(self, providers: Sequence[str] = ()) -> None:
@@ -178,10 +196,11 @@ class WorkerProcess(ChildProcess):
 
 @contextmanager
 def parent_pipe() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], None]]]:
-    """Yields, inside a `ChildProcess`, the parent's messages and a function that sends one to it.
+    """Connects a `ChildProcess`, from inside, with its parent.
 
-    A watchdog thread ends this process soon after its parent, however that ends and whatever a
-    kernel is doing.
+    Yields an iterator of the parent's messages, and a function that sends a message to the parent.
+    A watchdog thread ends this process soon after its parent has ended, for whatever reason and
+    even while a kernel runs.
     """
     parent = os.getppid()
 
@@ -201,10 +220,12 @@ def parent_pipe() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], No
 
 
 def context_lost(error: BaseException) -> bool:
-    """Returns whether this process has lost its CUDA context and can run nothing more, after
-    `error`.
+    """Returns whether this process has lost its CUDA context, so that it can run nothing more.
 
-    A lost context fails every later call, so that synchronising shows it whatever the error says.
+    Every call fails after the context is lost, so a synchronisation shows the loss, whatever the
+    text of the error is.
+
+    error: error that a run has raised.
     """
     if any(sign in str(error) for sign in _CONTEXT_LOST):
         return True

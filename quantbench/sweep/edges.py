@@ -1,4 +1,8 @@
-"""Adds both sides of predicted edges to a sweep's axes and groups neighbouring sizes."""
+"""Predicts at which sizes the number of waves grows.
+
+Adds both sides of these edges to the axes of a sweep. Neighbouring sizes are put into groups that
+are measured together, because a step shows only between two measured sizes.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -13,9 +17,10 @@ from quantbench.sweep.axes import MOST_VALUES, Axis, Held, check_axes, ops_at, p
 from quantbench.sweep.sizes import grain_of
 from quantbench.workload import Gemm, GroupedGemm, Op
 
-# A smaller step in the number of waves is below the noise of a measurement.
+# Smallest growth of the number of waves that is an edge. A smaller step is below the noise of a
+# measurement.
 _SMALLEST_STEP = 1.02
-# Most sizes of a group, where an edge follows the next.
+# Most sizes of a group in which one edge follows the other.
 _LARGEST_GROUP = 4
 
 
@@ -26,11 +31,12 @@ def parse_grid(
     who: str = "sweep",
     tiles: Sequence[Tile | None] = (None,),
 ) -> tuple[Axis, ...]:
-    """Parses the axes `dims`, each `hidden` or `hidden=1024:4096`, and adds predicted edges.
+    """Parses axes and adds both sides of the predicted edges to those that ask for them.
 
-    held: all other sizes, defaults filled in.
-    who: command named in errors.
-    tiles: as in `predicted_edges`.
+    dims: axes as the user typed them, `hidden` or `hidden=1024:4096`.
+    held: values of all other sizes, with the defaults filled in.
+    who: command to name in error messages.
+    tiles: tiles to predict edges for, as in `predicted_edges`.
     """
     axes = tuple(parse_axis(text, spec.torch_kind) for text in dims)
     check_axes(axes, who)
@@ -53,12 +59,13 @@ def predicted_edges(
     spec: DeviceSpec,
     tiles: Sequence[Tile | None] = (None,),
 ) -> list[int]:
-    """Returns the values of axis `index` after which some GEMM needs at least 2 % more waves of a
-    tile.
+    """Returns the sizes of axis `index` after which some GEMM needs at least 2 % more waves.
 
-    tiles: those that the providers name; None stands for the one that is assumed.
-    The other axes stay at their first value. Impossible sizes (heads that do not divide, …) are
-    skipped.
+    The other axes stay at their first value. Impossible sizes (for example, heads that do not
+    divide hidden) are skipped.
+
+    tiles: tiles that the providers state. None stands for the tile that is assumed for the device.
+    Raises InputError if the range has too many sizes.
     """
     axis = axes[index]
     step = grain_of(axis.dim)
@@ -106,10 +113,12 @@ def predicted_jump(
     spec: DeviceSpec,
     tiles: Sequence[Tile | None] = (None,),
 ) -> float:
-    """Returns the largest growth of a GEMM's waves beyond that of its FLOPs, as a log ratio; 0
-    without GEMMs.
+    """Returns the largest growth of a GEMM's waves beyond the growth of its FLOPs, as a log ratio.
 
-    before, after: ops at two neighbouring points. tiles: as in `predicted_edges`.
+    Returns 0 if the points have no GEMM in common.
+
+    before, after: ops at two neighbouring points.
+    tiles: as in `predicted_edges`.
     """
     waves_before = _waves(before, spec, tiles)
     waves_after = _waves(after, spec, tiles)
@@ -123,15 +132,15 @@ def predicted_jump(
 
 
 def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
-    """Groups an axis's values that are measured together; returns ascending index ranges, each with
-    its rank.
+    """Groups the values of an axis that are measured together.
 
-    jumps: (values - 1,) predicted jump from each value to the next, log ratio. Both sides of a
-        predicted edge are in
-    one group, and so are neighbours among the remaining values. The ends of the axis have rank 0;
-    the group with the largest jump near the middle has rank 1, and so on by halves. The groups up
+    Returns ascending ranges of indices, each with its rank. Both sides of a predicted edge are in
+    one group, and so are neighbours among the remaining values. The ends of the axis have rank 0.
+    The group with the largest jump near the middle has rank 1, and so on by halves. The groups up
     to any rank thus form a coarse grid in which nearly every size has a neighbour, most often
     across a predicted edge.
+
+    jumps: predicted jump from each value to the next, as a log ratio (values − 1,).
 
     >>> neighbour_groups([0.0, 0.0, 0.3, 0.0, 0.0])
     [(range(0, 1), 0), (range(1, 2), 2), (range(2, 4), 1), (range(4, 5), 2), (range(5, 6), 0)]
@@ -157,23 +166,27 @@ def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
 
 
 def edge_indices(jumps: Sequence[float]) -> set[int]:
-    """Returns the indices of the values on either side of a predicted edge; jumps as in
-    `neighbour_groups`.
+    """Returns the indices of the values on either side of a predicted edge.
+
+    jumps: as in `neighbour_groups`.
 
     >>> sorted(edge_indices([0.0, 0.3, 0.0]))
     [1, 2]
     """
-    # Beside the growth of the work, an edge may be a little below the step of the waves alone
-    # (`predicted_edges`).
+    # A jump is the growth of the waves without the growth of the work, so at an edge it may be a
+    # little smaller than the growth of the waves (`predicted_edges`).
     edges = [i for i, jump in enumerate(jumps) if jump >= log(_SMALLEST_STEP) / 2]
     return {*edges, *(i + 1 for i in edges)}
 
 
 def _joined_neighbours(jumps: Sequence[float]) -> list[range]:
-    """Joins the indices, across larger jumps first: both sides of each edge, and pairs of other
-    neighbours. The ends stay single, unless an edge is next to one."""
+    """Joins neighbouring indices to ranges, across the largest jumps first.
+
+    Both sides of each edge are joined, and pairs of other neighbours. The ends of the axis stay
+    single, unless an edge is next to them.
+    """
     last = len(jumps) - 1
-    found = [range(i, i + 1) for i in range(len(jumps) + 1)]  # by index: the stretch that it is in
+    found = [range(i, i + 1) for i in range(len(jumps) + 1)]  # range that each index is in
     for i in sorted(range(len(jumps)), key=lambda i: -jumps[i]):
         edge = jumps[i] >= log(_SMALLEST_STEP)
         joined = range(found[i].start, found[i + 1].stop)

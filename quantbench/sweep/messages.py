@@ -1,7 +1,7 @@
-"""Defines the JSON messages between a sweep and its workers: `Hello`, then a `Reply` to each
-`Request`.
+"""Defines the JSON messages between a sweep and its workers.
 
-JSON rather than pickle: the worst that a broken worker can send is a line that does not parse.
+A worker first introduces itself and then replies to each request. JSON is used instead of pickle,
+so that a broken worker can do no more than send a message that does not parse.
 """
 
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ from quantbench.workload import Workload
 
 @dataclass(frozen=True)
 class Hello:
-    """First message of a worker: its device, the device's state and limits, and software versions
-    by name.
+    """First message of a worker, which describes its device and its software.
 
-    limits: None on a CPU and without NVML.
-    tiles: those that user-defined providers declare, by provider.
+    state, limits: state and limits of the device; no limits on a CPU and without NVML.
+    software: versions by name.
+    tiles: tiles that user-defined providers declare, by the name of the provider.
     """
 
     device: DeviceSpec
@@ -33,7 +33,10 @@ class Hello:
 
 @dataclass(frozen=True)
 class Request:
-    """One point to run. name: whether its kernel is to be identified."""
+    """One point to run.
+
+    name: whether its kernel must be identified.
+    """
 
     workload: Workload
     provider: str
@@ -42,12 +45,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """Result of a request: at most one of measurement, skipped (reason) and failed (kind, message).
+    """Result of a request. At most one of measurement, skipped and failed is set.
 
-    launch: kernel that ran, the only content of a reply of `naming`.
-    checked: result of the checks, None if not checked.
-    phases_s: seconds by phase.
-    broken: whether the worker must be replaced (its GPU context is lost).
+    skipped: reason why the point was skipped.
+    failed: kind of the failure, and its message.
+    launch: launch of the kernel that ran. It is the only content of a reply of `naming`.
+    checked: result of the checks; None if the results were not checked.
+    phases_s: duration of each phase in s, by its name.
+    broken: whether the worker must be replaced because its GPU context is lost.
     """
 
     measurement: Measurement | None = None
@@ -60,8 +65,9 @@ class Reply:
 
 
 def reply_from_json(data: object) -> Reply:
-    """Reads a worker's reply; a malformed one, such as with a NaN among the samples, counts as
-    failed.
+    """Reads the reply of a worker.
+
+    A malformed reply counts as a failed point, for example a NaN among the samples.
     """
     try:
         return decode(Reply, data, "worker reply", whole=True)

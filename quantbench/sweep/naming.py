@@ -1,6 +1,6 @@
 """Identifies the kernel that a point ran, by default with torch.profiler in a second process.
 
-QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart` (the second process), `here` (in
+QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart` (in the second process), `here` (in
 the worker) or `off` (nowhere). A point never fails because its kernel could not be identified.
 """
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
 VARIABLE = "QUANTBENCH_KERNEL_NAMES"
-# torch.profiler attaches CUPTI to its process for good, which slowed programs by 10 to 20 % after
-# profiling had ended (pytorch/pytorch issue 144455), and detaching it crashed CUDA graphs before
+# torch.profiler attaches CUPTI to its process for good. This slowed programs by 10 to 20 % after
+# profiling had ended (pytorch/pytorch issue 144455), and detaching CUPTI crashed CUDA graphs before
 # CUDA 12.6 (pull request 112507). So the worker, which times and captures graphs, asks a second
 # process and waits.
 _WAYS = ("apart", "here", "off")
 
-#: Seconds to wait for a kernel's name; the first request also creates a context and starts CUPTI. A
-#: point's time limit is extended by this on a GPU, so that a measurement is never lost because of
-#: its name.
+#: longest time to wait for the name of a kernel, in s; the first request also creates a context and
+#: starts CUPTI. On a GPU the time limit of a point is extended by this time, so that a measurement
+#: is never lost because of its name.
 LIMIT_S = 25.0
-# After this many losses the process is not started again; each start takes time.
+# After this many losses the process is not started again, because each start takes time.
 _MOST_LOST = 3
 
 
 def chosen_way(*, exclusive: bool = False) -> str:
-    """Returns the value of QUANTBENCH_KERNEL_NAMES (`apart`, `here`, `off`). Raises InputError for
-    any other value.
+    """Returns the value of QUANTBENCH_KERNEL_NAMES (`apart`, `here` or `off`).
 
-    exclusive: whether only one process may use the device; names are left out then rather than
-        times slowed.
+    exclusive: whether only one process may use the device. Then the default is `off`, because
+        missing names are better than slower times.
+    Raises InputError for any other value.
     """
     way = os.environ.get(VARIABLE, "").strip().lower()
     if not way:
@@ -54,8 +54,9 @@ def start_server() -> ChildProcess:
 
 
 class NamesApart:
-    """Client of the second process, which is started at once and restarted after its first two
-    losses.
+    """Client of the second process.
+
+    The process is started at once, and again after each of its first two losses.
     """
 
     def __init__(self, start: Callable[[], ChildProcess] = start_server) -> None:
@@ -64,7 +65,7 @@ class NamesApart:
         self._lost = 0
 
     def launch_of(self, request: Request) -> Launch | None:
-        """Returns the launch, or None if it cannot be determined."""
+        """Returns the launch of a point's kernel; None if it cannot be determined."""
         if self._lost >= _MOST_LOST:
             return None
         if self._server is None:
@@ -81,10 +82,10 @@ class NamesApart:
 
 
 def launch_of(request: Request, spec: DeviceSpec) -> Launch | None:
-    """Runs the point's work under the profiler and returns its launch, None if unknown; frees the
-    memory.
+    """Runs the work of a point under the profiler and returns its launch; None if it is unknown.
 
-    The inputs are zeros, which are fastest to make: no library selects its kernel by the values.
+    The inputs are zeros, which are the fastest to create, because no library selects its kernel by
+    the values. The memory is freed afterwards.
     """
     import torch
 
@@ -92,7 +93,7 @@ def launch_of(request: Request, spec: DeviceSpec) -> Launch | None:
     from quantbench.providers.identity import identify
 
     if spec.kind == "cuda":
-        torch.cuda.empty_cache()  # memory of a request that failed
+        torch.cuda.empty_cache()  # frees the memory of a request that failed
     task = catalog.make(request.provider).prepare(request.workload, spec, distribution="zeros")
     launch = task.launch() or identify(task.run, request.workload, spec)
     del task
@@ -102,8 +103,9 @@ def launch_of(request: Request, spec: DeviceSpec) -> Launch | None:
 
 
 def answer(request: Request, spec: DeviceSpec) -> Reply:
-    """Returns a reply with the launch or an error; `broken` if the context is lost and this process
-    must end.
+    """Returns a reply with the launch or an error.
+
+    The reply is `broken` if the context is lost, so that this process must end.
     """
     try:
         return Reply(launch=launch_of(request, spec))
@@ -112,7 +114,11 @@ def answer(request: Request, spec: DeviceSpec) -> Reply:
 
 
 def main() -> None:
-    """Loads torch while the first point is timed; creates a context only at the first request."""
+    """Answers requests for the names of kernels until the pipe closes.
+
+    torch is loaded while the first point is timed, but a context is created only at the first
+    request.
+    """
     import torch  # noqa: F401
 
     from quantbench.device import current
@@ -122,7 +128,7 @@ def main() -> None:
         for request in requests:
             try:
                 spec = spec or current()
-            # Such as a device that the worker has for itself.
+            # For example, the worker may have exclusive use of the device.
             except (QuantbenchError, RuntimeError) as error:
                 send(encode(Reply(failed=("error", str(error)), broken=True)))
                 return

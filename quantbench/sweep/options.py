@@ -1,4 +1,4 @@
-"""Defines the options of a sweep and builds its plan for a device."""
+"""Defines the options of a sweep, and builds the plan of a sweep for a device."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
@@ -20,18 +20,23 @@ from quantbench.workload import Gemm, Op
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """Options of a sweep, which determine its plan on a device. One of dims, shapes and models is
-    set.
+    """Options of a sweep, which determine its plan on a device.
 
-    dims: axes as typed, `hidden` or `hidden=1024:4096`.
+    One of dims, shapes and models is set.
+
+    dims: axes as the user typed them, `hidden` or `hidden=1024:4096`.
     shapes: (m, n, k, batch) of each GEMM to measure.
-    models: transformer shapes, whose ops are all measured, forward and backward.
-    budget_s: seconds for the whole sweep, None for no limit.
-    limit_s: seconds after which a point counts as hanging, None for a limit from its estimate.
-    points: most points to measure, 0 for all; selected at random in whole sizes with all their ops.
-    refine: whether to bisect to every edge that the plan's points show.
-    shard: (2, 8) for the second of eight parts of the plan, () for all of it.
-    tiles: those that user-defined providers declare, by provider, for the edges.
+    models: transformer shapes, of which all ops are measured, forward and backward.
+    budget_s: time for the whole sweep, in s; None for no limit.
+    limit_s: time after which a point counts as hanging, in s; None for a limit that follows from
+        its estimate.
+    points: most points to measure; 0 for all points. Whole sizes with all their ops are selected at
+        random.
+    refine: whether to bisect to every edge that the points of the plan show.
+    shard: part of the plan to measure, such as (2, 8) for the second of eight parts; () for the
+        whole plan.
+    tiles: tiles that user-defined providers declare, by the name of the provider. Edges are
+        predicted for them.
     """
 
     dims: tuple[str, ...]
@@ -76,7 +81,7 @@ def options_to_json(options: SweepOptions) -> dict[str, Any]:
 
 
 def options_from_json(data: object) -> SweepOptions:
-    """Decodes options written by `options_to_json`. Raises InputError for other content."""
+    """Decodes options that `options_to_json` encoded. Raises InputError for other content."""
     if not isinstance(data, dict):
         raise InputError("options", repr(data)[:80], "a JSON object")
     models = named_shapes(data["models"]) if data.get("models") else ()
@@ -86,15 +91,16 @@ def options_from_json(data: object) -> SweepOptions:
 def plan_sweep(
     options: SweepOptions, spec: DeviceSpec, done: Collection[str] = ()
 ) -> tuple[tuple[Axis, ...], Plan]:
-    """Returns the axes and the first plan of the sweep, limited to the budget, `points` and the
-    shard.
+    """Returns the axes and the first plan of a sweep.
 
-    done: keys of points already measured, which are left out. Raises InputError if the options have
-        no valid plan.
+    The plan is limited to `points`, the shard and the budget of the options.
+
+    done: keys of points that were measured before and are left out.
+    Raises InputError if the options have no valid plan.
     """
     axes, plan = whole_plan(options, spec)
     if options.points:
-        # With `points` every place is its own group (`whole_plan`), in random order.
+        # If `points` is set, every place is its own group (`whole_plan`), in random order.
         count = num_fitting(plan.groups, options.points, lambda point: 1)
         plan = replace(plan, groups=plan.groups[:count])
     if options.shard:
@@ -105,15 +111,16 @@ def plan_sweep(
                 f"{part}/{parts}",
                 f"at most {len(plan.groups)} parts: sizes that stay together",
             )
-        # Whatever the budget, so that a resumed part has the same groups.
+        # The shard is taken before the budget is applied, so that a resumed part has the same
+        # groups.
         plan = replace(plan, groups=plan.groups[part - 1 :: parts])
     return axes, plan.without(done).within(options.budget_s)
 
 
 def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
-    """Returns the axes with their edges and the plan of all points.
+    """Returns the axes with their edges, and the plan of all points.
 
-    The axes of a list of GEMMs are m, n, k and batch; that of transformer shapes is `shape`,
+    The axes of a list of GEMMs are m, n, k and batch. The axis of transformer shapes is `shape`,
     numbered from 1.
     """
     held = with_defaults(options.held, spec, options.dims)

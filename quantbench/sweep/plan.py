@@ -1,10 +1,9 @@
-"""Selects the points of a sweep and their order, and estimates their time.
+"""Selects the points of a sweep and their order, and estimates how long they take.
 
-A place is one combination of axis values; a workload at several places is measured once. Points are
-planned in groups: all ops of one direction of a place by all providers and, along the longest axis,
-both sides of a predicted edge. Groups run in order of rank, forward passes first, then coarse grid
-first, until the budget ends. Within a rank their order is random, so that drift of the device does
-not look like a trend along an axis; a reference point, repeated every few points, shows the drift.
+Points that belong together, such as both sides of a predicted edge, form a group, and groups run
+from a coarse to a fine grid until the budget ends. The order is otherwise random, so that a drift
+of the device does not look like a trend along an axis; a reference point is repeated every few
+points to show the drift.
 """
 
 from __future__ import annotations
@@ -27,36 +26,38 @@ from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import COLD_L2_MULTIPLE
 from quantbench.workload import Gemm, GroupedGemm, Op, Workload
 
-# Points between two repetitions of the reference point: a third of a short plan, so that with those
-# at its start and end there are the four from which the noise between repetitions is known.
+# Bounds on the number of points between two repetitions of the reference point. In a short plan it
+# is a third of the points: with the repetitions at the start and the end, there are then four,
+# which suffice to estimate their noise.
 _REFERENCE_EVERY = range(3, 11)
 
-# Wall seconds of a point apart from its samples (inputs, kernel name), and its usual number of
-# samples: on a CPU from real sweeps, on a GPU two warm-up windows and as much again.
+# Wall time of a point without its samples (inputs, name of the kernel) in s, and the usual number
+# of samples. On a CPU they come from real sweeps; on a GPU the time is that of two warm-up windows,
+# doubled.
 _POINT_OVERHEAD_S = {"cuda": 0.20, "cpu": 0.06}
 _USUAL_SAMPLES = 40
-# Runs apart from the samples: the first one, three that are checked, and the warm-up.
+# Number of runs that are not samples: the first run, three runs that are checked, and the warm-up.
 _OTHER_RUNS = 5
-# Cost of the checks (`quantbench.providers.audit`). New inputs and random projections are
-# proportional to the bytes that the workload touches: 2.4 to 5.5 ns per byte for GEMMs of 0.5 to 17
-# GFLOP in fp32 and bf16 on one core of a Xeon. On a GPU, conversions and projections count as
-# passes over memory. Softmax and attention are also recomputed, in the time of this many runs (4 to
-# 6 and 4 to 12 on that Xeon).
+# Cost of the checks (`quantbench.providers.audit`). The time of new inputs and random projections
+# is proportional to the bytes that the workload touches: 2.4 to 5.5 ns per byte for GEMMs of 0.5 to
+# 17 GFLOP in fp32 and bf16 on one core of a Xeon. On a GPU, conversions and projections count as
+# passes over the memory. Softmax and attention are also recomputed, which takes as long as this
+# many runs (4 to 6 and 4 to 12 on the same Xeon).
 _CHECK_S_PER_BYTE_ON_CPU = 4e-9
 _CHECK_PASSES_ON_GPU = 50
 _CHECK_RUNS = {"softmax": 5, "attention": 8}
-# Bytes read before each sample to make the cache cold, relative to the size of the last-level
-# cache.
+# Bytes that are read before each sample to make the cache cold, relative to the size of the
+# last-level cache.
 _FLUSH_FACTOR = {"cuda": COLD_L2_MULTIPLE, "cpu": 3}
 
 
 def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec) -> float:
-    """Estimates the wall seconds of a point, including its checks."""
+    """Estimates the wall time of a point in s, including its checks."""
     run_s = sample_s = roofline_us(workload, spec) / 1e6
     if timing.cache == "cold":
         sample_s += _FLUSH_FACTOR[spec.torch_kind] * spec.l2_bytes / (spec.memory_gb_per_s * 1e9)
     samples = max(timing.min_samples, min(_USUAL_SAMPLES, timing.max_samples))
-    # min_samples are taken even if they exceed max_time_s.
+    # min_samples samples are taken even if they need longer than max_time_s.
     sampling_s = max(min(timing.max_time_s, samples * sample_s), timing.min_samples * sample_s)
     check_s = _CHECK_RUNS.get(workload.kind, 0) * run_s
     if spec.kind == "cpu":
@@ -70,8 +71,9 @@ def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec
 class PlanPoint:
     """Planned measurement of one workload by one provider.
 
-    estimate_s: expected wall seconds.
-    named: whether its kernel is identified even where that takes long.
+    places: all places on the axes that have this workload.
+    estimate_s: expected wall time, in s.
+    named: whether its kernel is identified even if that takes long.
     """
 
     key: str
@@ -84,10 +86,13 @@ class PlanPoint:
 
 @dataclass(frozen=True)
 class Group:
-    """Points that are measured together or not at all, in the order they run.
+    """Points that are measured together or not at all, in the order in which they run.
 
-    rank: groups of a lower rank run first: the ends of the longest axis, then finer and finer grids
-        along it; all forward before all backward passes.
+    A group has all ops of one direction at a place, by all providers. Along the longest axis it has
+    both sides of a predicted edge.
+
+    rank: groups of a lower rank run first. First come the ends of the longest axis, then finer and
+        finer grids along it. All forward passes come before all backward passes.
     """
 
     points: tuple[PlanPoint, ...]
@@ -96,14 +101,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """Groups in the order they run, and the reference point (None if the plan has fewer than two
-    GEMMs).
+    """Groups in the order in which they run, and the reference point.
 
-    Groups may share points; each is measured once.
+    The reference is None if the plan has fewer than two GEMMs. Groups may share points. Each point
+    is measured once.
 
-    left_out: groups that are not expected to fit into the budget; they run after `groups` if time
+    left_out: groups that are not expected to fit into the budget. They run after `groups` if time
         is left.
-    impossible: reason for each place left out as impossible.
+    impossible: the reason for each place that is left out as impossible.
     """
 
     groups: tuple[Group, ...]
@@ -113,22 +118,22 @@ class Plan:
 
     @cached_property
     def points(self) -> tuple[PlanPoint, ...]:
-        """Returns the distinct points of `groups` in the order they run."""
+        """Distinct points of `groups`, in the order in which they run."""
         return _points_in(self.groups)
 
     @property
     def total(self) -> int:
-        """Returns the number of points of all groups, including left_out."""
+        """Number of points of all groups, including left_out."""
         return len(_points_in((*self.groups, *self.left_out)))
 
     @property
     def reference_every(self) -> int:
-        """Returns the number of points between two repetitions of the reference."""
+        """Number of points between two repetitions of the reference point."""
         return reference_every(len(self.points))
 
     @property
     def estimate_s(self) -> float:
-        """Returns the expected wall seconds of the points and the repetitions of the reference."""
+        """Expected wall time of the points and of the repetitions of the reference point, in s."""
         total = sum(point.estimate_s for point in self.points)
         if self.reference is not None:
             total += self.reference.estimate_s * (1 + len(self.points) // self.reference_every)
@@ -140,8 +145,9 @@ class Plan:
         return replace(self, groups=groups, left_out=_without(self.left_out, done))
 
     def within(self, budget_s: float | None) -> Plan:
-        """Returns the plan with the groups that fit into the budget; others become left_out. None:
-        all fit.
+        """Returns the plan with the groups that fit into the budget. The others become left_out.
+
+        budget_s: time for the plan, in s. With None, all groups fit.
         """
         every = (*self.groups, *self.left_out)
         if budget_s is None:
@@ -154,18 +160,24 @@ class Plan:
 
 
 def reference_every(points: int) -> int:
-    """Returns the number of points between two repetitions of the reference if there are so many
-    points.
+    """Returns the number of points between two repetitions of the reference point.
+
+    points: number of points of the plan.
     """
     return min(max(points // 3, _REFERENCE_EVERY[0]), _REFERENCE_EVERY[-1])
 
 
 def _points_in(groups: Iterable[Group]) -> tuple[PlanPoint, ...]:
+    """Returns the distinct points of the groups, in order."""
     points = chain.from_iterable(group.points for group in groups)
     return tuple({point.key: point for point in points}.values())
 
 
 def _without(groups: Iterable[Group], done: Collection[str]) -> tuple[Group, ...]:
+    """Returns the groups without the points whose keys are in `done`.
+
+    Groups without other points are dropped.
+    """
     found = []
     for group in groups:
         left = tuple(point for point in group.points if point.key not in done)
@@ -175,8 +187,10 @@ def _without(groups: Iterable[Group], done: Collection[str]) -> tuple[Group, ...
 
 
 def num_fitting(groups: Sequence[Group], budget: float, cost: Callable[[PlanPoint], float]) -> int:
-    """Returns how many of the first groups cost no more than the budget together, at least one. A
-    point shared by several groups counts once."""
+    """Returns how many of the first groups together cost no more than the budget, at least one.
+
+    A point that several groups share counts once.
+    """
     keys: set[str] = set()
     for number, group in enumerate(groups):
         budget -= sum(cost(point) for point in group.points if point.key not in keys)
@@ -188,9 +202,10 @@ def num_fitting(groups: Sequence[Group], budget: float, cost: Callable[[PlanPoin
 
 @dataclass(frozen=True)
 class GridPoint:
-    """Ops at one place on the axes, with the rank of their group.
+    """Ops at one place on the axes.
 
-    group: identifier of the places measured together; None for a group of its own.
+    rank: rank of the group of the place.
+    group: identifier of the places that are measured together; None if the place is its own group.
     named: as in `PlanPoint`.
     """
 
@@ -212,9 +227,9 @@ def build_plan(
     """Builds the plan of a sweep over a grid of axes.
 
     axes: axes with their edges added.
-    held: all other sizes, defaults filled in.
-    tiles: whose predicted edges have both sides in one group, as in `predicted_edges`; None: each
-        place is its own group.
+    held: values of all other sizes, with the defaults filled in.
+    tiles: tiles as in `predicted_edges`. Both sides of the edges predicted for them are in one
+        group. With None, each place is its own group.
 
     Raises InputError if no points remain.
     """
@@ -232,10 +247,12 @@ def _in_groups(
     spec: DeviceSpec,
     tiles: Sequence[Tile | None],
 ) -> list[GridPoint]:
-    """Groups neighbouring places along the longest axis, in the same way at all values of the other
-    axes, and separates forward from backward ops."""
+    """Groups neighbouring places along the longest axis, and separates forward from backward ops.
+
+    The grouping is the same at all values of the other axes.
+    """
     longest = max(axes, key=lambda axis: len(axis.values)).field
-    # The first place at each value represents all places there.
+    # The first place at each value of the longest axis represents all places at this value.
     ops_of = {place.axes[longest]: place.ops for place in reversed(grid)}
     values = sorted(ops_of)
     jumps = [predicted_jump(ops_of[a], ops_of[b], spec, tiles) for a, b in pairwise(values)]
@@ -251,7 +268,7 @@ def _in_groups(
         others = tuple((name, value) for name, value in place.axes.items() if name != longest)
         for backward in (False, True):
             ops = tuple(op for op in place.ops if (op.phase != "forward") == backward)
-            later = backward * len(values)  # no forward group has so high a rank
+            later = backward * len(values)  # higher than the rank of any forward group
             group = (number, others, backward)
             in_order = place.axes[longest] in named
             found.append(replace(place, ops=ops, rank=rank + later, group=group, named=in_order))
@@ -266,9 +283,14 @@ def lay_out(
     *,
     impossible: tuple[str, ...] = (),
 ) -> Plan:
-    """Builds the plan of a list of places: one point per op and provider that runs it,
-    deduplicated, in groups shuffled within their rank, with a reference point. Raises InputError if
-    there are no points."""
+    """Builds the plan of a list of places.
+
+    The plan has one point for each op and each provider that runs the op, without duplicates.
+    Groups are shuffled within their rank.
+
+    impossible: the reason for each place that was left out.
+    Raises InputError if there are no points.
+    """
     points: dict[str, PlanPoint] = {}
     members: dict[Hashable, list[list[str]]] = {}
     ranks: dict[Hashable, int] = {}
@@ -307,6 +329,7 @@ def lay_out(
 def _points_of(
     place: GridPoint, providers: Sequence[str], timing: TimingOptions, spec: DeviceSpec
 ) -> Iterator[PlanPoint]:
+    """Yields a point for each op of a place and each provider that runs the op."""
     for op in place.ops:
         for provider in providers:
             if runs_kind(provider, op.workload.kind):
@@ -321,9 +344,12 @@ def _points_of(
 
 
 def _reference(points: Sequence[PlanPoint]) -> PlanPoint | None:
-    """Returns the GEMM with the median expected time: long enough for little noise, short enough to
-    repeat. Of grouped GEMMs, those of the first provider, since another may not run on the
-    device."""
+    """Returns the GEMM with the median expected time; None if there are fewer than two GEMMs.
+
+    A GEMM of median time is long enough to have little noise, and short enough to be repeated. Of
+    grouped GEMMs, only those of the first provider are considered, because another provider may not
+    run on the device.
+    """
     gemms = [point for point in points if isinstance(point.workload, Gemm)]
     grouped = [point for point in points if isinstance(point.workload, GroupedGemm)]
     gemms += [point for point in grouped if point.provider == grouped[0].provider]

@@ -1,5 +1,4 @@
-"""Selects the points that a sweep measures after its plan, by bisecting each gap of the coarse pass
-to its edges.
+"""Bisects the gaps of a coarse sweep to the edges in them, and selects the points that this needs.
 
 An edge in a gap of g sizes takes log2(g) points.
 """
@@ -18,23 +17,25 @@ from quantbench.sweep.axes import Axis, with_defaults
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.plan import PlanPoint, build_plan
 
-# Smaller jumps are not searched, nor those below this many standard errors of the difference of two
-# points.
+# A jump is searched only if it is at least this large (log time) and at least this many standard
+# errors of the difference of two points.
 _SMALLEST_JUMP = 0.02
 _SURE_ERRORS = 3.0
-# The half with the smaller jump is searched too if it holds at least this share of the whole jump.
+# The half with the smaller jump is searched too if its jump is at least this share of the whole
+# jump.
 _LEAST_SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Two neighbouring sizes of a coarse pass between which the time jumps.
+    """Two neighbouring sizes of a coarse sweep between which the time jumps.
 
-    low, high: sizes.
-    low_us, high_us: median times at these sizes.
+    low, high: the two sizes.
+    low_us, high_us: median times at these sizes, in µs.
     elasticity: d log time / d log size without a step.
     noise: standard error of a log time.
-    grain: only its multiples are measured, since misaligned rows are slow for another reason.
+    grain: only multiples of this number are measured, because misaligned rows are slow for another
+        reason.
     """
 
     low: int
@@ -46,8 +47,9 @@ class Gap:
     grain: int = 1
 
     def middle(self, low: int, high: int) -> int | None:
-        """Returns the multiple of the grain nearest to the middle of two sizes, strictly between;
-        None without one.
+        """Returns the multiple of the grain that is nearest to the middle of two sizes.
+
+        Returns None if no multiple lies strictly between them.
         """
         first = low // self.grain + 1
         last = -(-high // self.grain) - 1
@@ -59,8 +61,9 @@ class Gap:
 
 @dataclass(frozen=True)
 class Edge:
-    """Jump of the time by the factor `ratio` between two sizes. exact: no multiple of the grain
-    lies between them.
+    """A jump of the time by the factor `ratio` between two sizes.
+
+    exact: whether no multiple of the grain lies between the sizes.
     """
 
     low: int
@@ -69,15 +72,17 @@ class Edge:
     exact: bool
 
 
-#: function from a size to its samples in µs; () if it cannot be measured, None if it was not
-#: measured yet
+#: function that maps a size to its samples in µs, to () if it cannot be measured, and to None if it
+#: was not measured yet
 SamplesOf = Callable[[int], Sequence[float] | None]
 
 
 def bisect(gap: Gap, samples_of: SamplesOf) -> tuple[int | None, tuple[Edge, ...]]:
-    """Bisects a gap as far as it was measured. Returns the size to measure next, None if every edge
-    is found, and the edges so far in order of size; an interval whose middle cannot be measured, or
-    was not yet, is an inexact edge."""
+    """Bisects a gap as far as it was measured.
+
+    Returns the size to measure next (None if every edge is found) and the edges so far, in order of
+    size. An interval whose middle cannot be measured, or was not measured yet, is an inexact edge.
+    """
     times_us = {gap.low: gap.low_us, gap.high: gap.high_us}
 
     def jump(low: int, high: int) -> float:
@@ -101,7 +106,7 @@ def bisect(gap: Gap, samples_of: SamplesOf) -> tuple[int | None, tuple[Edge, ...
             found.append((low, high))
             continue
         times_us[size] = typical_us(samples_us)
-        # The jump may be up or down; count the parts in its direction.
+        # The jump may go up or down. The two parts are counted in the direction of the jump.
         whole = jump(low, high)
         sign = 1 if whole > 0 else -1
         lower = sign * jump(low, size)
@@ -120,8 +125,10 @@ def bisect(gap: Gap, samples_of: SamplesOf) -> tuple[int | None, tuple[Edge, ...
 
 @dataclass(frozen=True)
 class AxisGap:
-    """Gap of one op and provider along `axis` (named as in `Place`). held: values of the other
-    axes.
+    """A gap of one op and provider along `axis`.
+
+    axis: name of the axis, as in `Place`.
+    held: values of the other axes.
     """
 
     gap: Gap
@@ -133,14 +140,14 @@ class AxisGap:
 
 @dataclass
 class Refine:
-    """Selects the next points of a sweep with --refine (`runner.Sweep.more`): bisects to all edges
-    of the plan at once.
+    """Selects the next points of a sweep with --refine.
 
-    axes: axes with the values of the coarse pass.
-    find: function from the records of the coarse pass to the gaps with a jump, the largest first;
-        injected, because `quantbench.analysis` is a layer above.
+    All edges of the plan are bisected at once. Each call bisects from the records alone, so that a
+    stopped sweep can be resumed.
 
-    Each call bisects from the records alone, so that a stopped sweep can be resumed.
+    axes: axes with the values of the coarse sweep.
+    find: function that returns, from the records of the coarse sweep, the gaps with a jump, the
+        largest first. It is injected, because `quantbench.analysis` is a layer above.
     """
 
     options: SweepOptions
@@ -158,7 +165,7 @@ class Refine:
         return found
 
     def edges(self, records: Sequence[Record]) -> tuple[tuple[AxisGap, Edge], ...]:
-        """Returns every edge, as exact as the records allow."""
+        """Returns every edge with its gap, as exact as the records allow."""
         found = []
         for gap, _, edges in self._searches(records):
             found += [(gap, edge) for edge in edges]
@@ -167,7 +174,7 @@ class Refine:
     def _searches(
         self, records: Sequence[Record]
     ) -> list[tuple[AxisGap, int | None, tuple[Edge, ...]]]:
-        """Returns each gap with the size to measure next, and its edges so far."""
+        """Returns, for each gap, the size to measure next and the edges so far."""
         if self._gaps is None:
             self._gaps = tuple(self.find(list(filter(self._is_coarse, records))))
         outcomes = {}
@@ -187,7 +194,7 @@ class Refine:
         return [(gap, *bisect(gap.gap, partial(samples_of, gap))) for gap in self._gaps]
 
     def _is_coarse(self, record: Record) -> bool:
-        """Returns whether a record is of the coarse pass, or of a reference."""
+        """Returns whether a record belongs to the coarse sweep or to a reference point."""
         values = {axis.field: axis.values for axis in self.axes}
 
         def inside(place: Place) -> bool:

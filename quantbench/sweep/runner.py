@@ -1,8 +1,8 @@
-"""Runs the loop of a sweep: sends each missing point to a worker, grades the reply and writes the
-record.
+"""Runs the loop of a sweep: measures each missing point in a worker and stores a graded record.
 
-The loop repeats the reference point to measure drift and keeps the budget. Workers, writer, clock
-and progress are injected, so that resuming, drift, crashes and budgets are tested without a device.
+The loop repeats the reference point to measure drift, and it keeps to the budget. Workers, writer,
+clock and progress are injected, so that resuming, drift, crashes and budgets are tested without a
+device.
 """
 
 from collections import Counter
@@ -23,28 +23,35 @@ from quantbench.timing.grade import NO_CHECK, Drift, drift_of, grade
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Workload
 
-# A worker counts as hanging after this many times the point's estimate, but not before the floor.
+# A worker counts as hanging after this many times the estimate of the point, but never before the
+# second time.
 _LIMIT_FACTOR = 20
 _LIMIT_FLOOR_S = 60.0
-# The sweep fails after this many lost workers in a row.
+# The sweep fails if this many workers in a row are lost.
 _MAX_LOST_IN_A_ROW = 5
-# Multiple of the budget after which the point in progress is ended and left for --resume.
+# After this many times the budget, the point in progress is ended and left for --resume.
 _HARD_STOP = 1.2
-# Share of the budget for the plan if points of `more` follow.
+# Share of the budget that the plan gets if points of `more` follow.
 _SHARE_OF_THE_PLAN = 0.6
-# Where identifying the kernels takes more than this share of the timing, only `PlanPoint.named`
-# ones are identified.
+# If the identification of kernels takes more than this share of the time of sampling, only the
+# kernels of points with `PlanPoint.named` are identified.
 _MOST_NAMING = 0.5
-# Identified points that decide on it; the first ones also start the profiler.
+# Fewest identified points from which this share is known. The first ones also start the profiler.
 _NAMING_POINTS = 5
-# Weight of the estimates made before the sweep, in seconds of measuring.
+# Weight of the estimates that were made before the sweep, in seconds of measuring.
 _ESTIMATE_WEIGHS_S = 0.1
 
 
 @dataclass
 class Progress:
-    """Progress of a sweep, passed to `on_progress` after each point and a few times a second in
-    between.
+    """Progress of a sweep, for the callback `on_progress`.
+
+    The callback is called after each point, and a few times a second in between.
+
+    total, done: number of points of the sweep, and of those that are done.
+    current: what is being measured.
+    elapsed_s, left_s: time so far and expected time left, in s.
+    measured, skipped, failed: number of points by their outcome.
     """
 
     total: int
@@ -59,16 +66,19 @@ class Progress:
 
 @dataclass(frozen=True)
 class Finished:
-    """Outcome of a sweep. how: `complete` (no point of the plan is missing), `budget` (time ran
-    out) or `failed` (no worker can be started or kept, or none can use the device, with the
-    reason)."""
+    """How a sweep ended.
+
+    how: `complete` (no point of the plan is missing), `budget` (the time ran out) or `failed` (no
+        worker can be started or kept, or none can use the device).
+    reason: why the sweep failed, else "".
+    """
 
     how: str
     reason: str = ""
 
 
-#: Function from all records of the run so far to the points to measure next, such as
-#: `refine.Refine`. When it returns none, the sweep continues with the rest of its plan.
+#: function that returns, from all records of the run so far, the points to measure next, such as
+#: `refine.Refine`; when it returns no points, the sweep continues with the rest of its plan
 NextPoints = Callable[[Sequence[Record]], Sequence[PlanPoint]]
 
 
@@ -82,17 +92,17 @@ class _NoWorkerError(Exception):
 
 @dataclass(frozen=True)
 class SweepJob:
-    """What a sweep measures: points of a plan not in `done`, on one device.
+    """What a sweep measures on one device: the points of a plan that are not in `done`.
 
-    budget_s: wall seconds from the worker's first answer, so that its start is not counted; None
-        for no limit. Groups run while they are expected to end in time; at least one runs. The
-        point in progress at 1.2 budgets is ended.
-    limit_s: seconds after which a point counts as hanging; None to derive it from the estimate.
-    first_reference: the run's first measurement of the reference point, if the run is resumed.
+    budget_s: wall time in s since the first answer of the worker, so that its start is not counted;
+        None for no limit. A group runs if it is expected to end in time; at least one group runs.
+        The point in progress at 1.2 times the budget is ended.
+    limit_s: time after which a point counts as hanging, in s; None to derive it from the estimate.
+    first_reference: first measurement of the reference point in the run, if the run is resumed.
     interpreter: whether Triton's kernels run in its interpreter, which makes their times
         meaningless.
-    more_references: points measured with the plan's reference at the beginning and end, to compare
-        devices.
+    more_references: points that are measured together with the reference point at the beginning and
+        the end, to compare devices.
     """
 
     plan: Plan
@@ -109,12 +119,17 @@ class SweepJob:
 
 @dataclass
 class Sweep:
-    """Runs a job, then the points of `more` (the plan before them gets 60 % of the budget), then
-    what is left of it.
+    """Runs a job: first the plan, then the points of `more`, then the rest of the plan.
 
-    append: function that stores a record; a point's record may come again, with a lower grade.
-    more: function from all records so far to the points to measure next.
-    records: records of the run so far, passed to `more`; extended by this pass.
+    If there are points of `more`, the plan before them gets 60 % of the budget.
+
+    connect: function that starts a worker.
+    append: function that stores a record. The record of a point may be stored again, with a lower
+        grade.
+    clock: function that reads the time, in s.
+    more: function that returns the points to measure next, from all records so far.
+    records: records of the run so far, which are passed to `more`. The sweep appends its own.
+    phases_s: total duration of each phase in s, by its name.
     """
 
     job: SweepJob
@@ -132,18 +147,18 @@ class Sweep:
         self._seen = set(self.job.done)
         self._progress = Progress(total=0)
         self._set_remaining(self.job.plan.points)
-        self._expected_s = 0.0  # of what was measured, by its estimates
+        self._expected_s = 0.0  # sum of the estimates of what was measured
         self._begun = False
         self._worker: WorkerClient | None = None
         self._lost_in_a_row = 0
         self._naming_shares: list[float] = []
         self._first_reference = self.job.first_reference
         self._drift: Drift | None = None
-        # Points since the last reference, by their index in `records`.
+        # Indices in `records` of the points since the last measurement of the reference point.
         self._since_reference: list[int] = []
 
     def run(self) -> Finished:
-        """Measures the missing points. Ends the worker in any case, including Ctrl-C."""
+        """Measures the missing points and ends the worker in any case, including Ctrl-C."""
         left_over = False
         try:
             for group in self._groups():
@@ -162,8 +177,9 @@ class Sweep:
         return Finished("budget" if left_over else "complete")
 
     def _groups(self) -> Iterator[Group]:
-        """Yields the plan's groups, then the points of `more`, then the rest of the plan if time is
-        left.
+        """Yields the groups of the plan, then the points of `more`.
+
+        The rest of the plan follows if time is left.
         """
         yield from self._in_time(1.0 if self.more is None else _SHARE_OF_THE_PLAN)
         if self.more is None:
@@ -178,8 +194,9 @@ class Sweep:
         yield from self._in_time(1.0)
 
     def _in_time(self, share: float) -> Iterator[Group]:
-        """Yields the plan's groups in its order while they fit into a share of the budget; at least
-        one per sweep.
+        """Yields the missing groups of the plan while they fit into a share of the budget.
+
+        At least one group per sweep is yielded.
         """
         for group in self._missing():
             self._begin()
@@ -187,40 +204,42 @@ class Sweep:
                 yield group
 
     def _expected_in_s(self, points: Sequence[PlanPoint]) -> float:
-        """Returns the expected seconds of what is missing of the points, by their estimates and the
-        pace so far.
+        """Returns the expected time of the missing ones among some points, in s.
+
+        The expected time is the sum of their estimates, multiplied by the pace so far.
         """
         estimate_s = sum(point.estimate_s for point in points if point.key not in self._seen)
         return estimate_s * self._pace
 
     @property
     def _pace(self) -> float:
-        """Seconds so far over their estimates."""
+        """Time so far over the estimates of the points that it was spent on."""
         return (_ESTIMATE_WEIGHS_S + self._elapsed_s()) / (_ESTIMATE_WEIGHS_S + self._expected_s)
 
     def _missing(self) -> list[Group]:
-        """Returns the plan's groups with a missing point, in the order they run."""
+        """Returns the groups of the plan that have a missing point, in their order."""
         plan = self.job.plan.without(self._seen)
         return [*plan.groups, *plan.left_out]
 
     def _set_remaining(self, points: Sequence[PlanPoint]) -> None:
-        """Sets the points that progress counts as still to come."""
+        """Sets the points that the progress counts as still to come."""
         ahead = {point.key: point.estimate_s for point in points if point.key not in self._seen}
         self._remaining_s = sum(ahead.values())
         self._progress.total = self._progress.done + len(ahead)
 
     def _begin(self) -> None:
-        """Measures the references before the first point; their times set the pace."""
+        """Measures the reference points before the first point. Their times set the pace."""
         if not self._begun:
             self._begun = True
             self._measure_references()
 
     def _measure_references(self) -> None:
-        """Measures the plan's reference and `more_references`."""
+        """Measures the reference point of the plan and `more_references`."""
         for point in filter(None, (self.job.plan.reference, *self.job.more_references)):
             self._measure_reference(point)
 
     def _measure(self, point: PlanPoint) -> None:
+        """Measures one point, stores its record and updates the progress."""
         done = self._progress.done
         reference = self.job.plan.reference
         if reference is not None and done and done % self.job.plan.reference_every == 0:
@@ -247,7 +266,11 @@ class Sweep:
             raise _NoWorkerError(f"{lost}, the last {outcome.message}")
 
     def _measure_reference(self, point: PlanPoint) -> None:
-        """Measures a reference. The plan's, relative to its first, is the drift that grades use."""
+        """Measures a reference point.
+
+        For the reference point of the plan, the change since its first measurement becomes the
+        drift that grades use.
+        """
         self._progress.current = f"reference {point.workload}"
         reply = self._ask(point)
         if reply.measurement is not None and point is self.job.plan.reference:
@@ -257,15 +280,14 @@ class Sweep:
         self._append(point, self._outcome(reply, point), reply, role="reference")
 
     def _grade_again(self) -> None:
-        """Lowers the grades of the points since the last reference if the device has changed since
-        then.
-        """
+        """Lowers grades since the last reference measurement if the device has since changed."""
         if self._drift is not None and self._drift.off:
             for index in self._since_reference:
                 self._lower_grade(index)
         self._since_reference.clear()
 
     def _lower_grade(self, index: int) -> None:
+        """Grades a record again with the current drift, and stores it if the grade is lower."""
         record = self.records[index]
         if not isinstance(record.outcome, Measured):
             return
@@ -277,10 +299,14 @@ class Sweep:
             self.append(self.records[index])
 
     def _ask(self, point: PlanPoint, *, name: bool = False) -> Reply:
-        """Sends a point to the worker, which is started if there is none. name: whether to identify
-        the kernel.
+        """Sends a point to the worker and returns the reply.
+
+        The worker is started if there is none.
+
+        name: whether to identify the kernel.
         """
-        # The first request also starts the profiler, before the budget's clock.
+        # The first request also starts the profiler, because the time of the budget begins after
+        # it.
         request = Request(point.workload, point.provider, name or not self._ready)
         limit_s = self.job.limit_s or max(_LIMIT_FLOOR_S, _LIMIT_FACTOR * point.estimate_s)
         if self.job.spec.kind == "cuda":
@@ -300,7 +326,7 @@ class Sweep:
                 raise _OutOfTimeError from None  # the point has no outcome and is left for --resume
             self._lost_in_a_row += 1
             return Reply(failed=(lost.kind, lost.message))
-        # The worker cannot use the device: no fault of the point.
+        # The worker cannot use the device, which is not the fault of the point.
         except MeasurementError as refused:
             raise _NoWorkerError(str(refused)) from None
         self._lost_in_a_row = 0
@@ -318,6 +344,7 @@ class Sweep:
         return reply
 
     def _outcome(self, reply: Reply, point: PlanPoint) -> Outcome:
+        """Returns the outcome of a point, with the grade if it was measured."""
         if reply.measurement is not None:
             measured = reply.measurement
             checked = reply.checked is not None
@@ -331,6 +358,7 @@ class Sweep:
     def _grade(
         self, measurement: Measurement, work: Workload, provider: str, *, checked: bool
     ) -> Grade:
+        """Grades a measurement with the current drift."""
         return grade(
             measurement,
             flops=work.flops,
@@ -344,6 +372,7 @@ class Sweep:
         )
 
     def _append(self, point: PlanPoint, outcome: Outcome, reply: Reply, *, role: str) -> None:
+        """Stores the record of a point or of a reference point."""
         record = Record(
             run_id=self.job.run_id,
             key=point.key,
@@ -363,8 +392,10 @@ class Sweep:
         self.records.append(record)
 
     def _tick(self) -> None:
-        """Reports progress. The time left is the estimate of the rest, with its references, scaled
-        by the error of the estimates so far.
+        """Reports the progress.
+
+        The time left is the estimate of the remaining points, with their reference points,
+        multiplied by the pace so far.
         """
         progress = self._progress
         reference = self.job.plan.reference
@@ -380,7 +411,7 @@ class Sweep:
         return self.clock() - self._start_s
 
     def _left_s(self, share: float = 1.0) -> float:
-        """Returns the seconds left of a share of the budget."""
+        """Returns how much time is left of a share of the budget, in s."""
         return inf if self.job.budget_s is None else share * self.job.budget_s - self._elapsed_s()
 
     def _end_worker(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs a sweep on one device from start to end, as a new run or as the rest of an old one."""
+"""Runs a sweep on one device from start to end, as a new run or as the rest of an old run."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ Connect = Callable[[], WorkerClient]
 
 
 class SweepSession:
-    """Sweep into one run folder: `new` or `resume`, then `run`. Use as a context manager.
+    """A sweep into one run folder.
 
-    worker: worker that identified the device; it also measures.
+    It is created by `new` or `resume` and used as a context manager.
+
+    worker: worker that identified the device. It also measures.
     connect: function that starts another worker.
+    options: options of the sweep.
     plan: plan of the missing points.
-    num_retried: number of points that failed once and are tried again.
+    writer: writer of the run folder.
     """
 
     def __init__(
@@ -60,11 +63,12 @@ class SweepSession:
     def new(
         cls, make_options: Callable[[DeviceSpec], SweepOptions], results: Path, connect: Connect
     ) -> SweepSession:
-        """Starts a worker, builds the plan for its device and creates the run's folder under
-        `results`.
+        """Starts a worker, builds the plan for its device and creates the folder of the run.
 
-        make_options: function from the device to the options (default dtype and budget depend on
-            it).
+        The folder is under `results`.
+
+        make_options: function that returns the options for a device, because the default dtype and
+            budget depend on the device.
         """
         worker = connect()
         try:
@@ -81,10 +85,13 @@ class SweepSession:
 
     @classmethod
     def resume(cls, folder: Path, connect: Connect, budget_s: float | None = None) -> SweepSession:
-        """Reopens a run to measure its missing points, with its options and on the same device.
+        """Reopens a run to measure its missing points.
 
-        budget_s: seconds for this session, whatever earlier ones took; None for all points of the
-            plan.
+        The options are those of the run, and the device must be the same.
+
+        budget_s: time for this session in s, whatever earlier sessions took; None for all points of
+            the plan.
+        Raises StoreError if the folder cannot be resumed or the device is another one.
         """
         options = resumed_options(folder, budget_s)
         writer, run = RunWriter.resume(folder)
@@ -113,19 +120,21 @@ class SweepSession:
 
     @property
     def interpreted(self) -> bool:
-        """Returns whether Triton's interpreter runs some of the points; its times are not those of
-        a kernel.
+        """Whether Triton's interpreter runs some of the points.
+
+        Their times are not those of a kernel.
         """
         providers = {point.provider.partition(".")[0] for point in self.plan.points}
         return interpreter_runs() and providers != {"torch"}
 
     @property
     def num_records(self) -> int:
-        """Returns the number of records in the folder; a new run without any leaves no folder."""
+        """Number of records in the folder. A new run without records leaves no folder."""
         return self._writer.count
 
     @property
     def done(self) -> frozenset[str]:
+        """Keys of the points that have been measured."""
         return point_keys(self._records)
 
     def run(
@@ -134,8 +143,9 @@ class SweepSession:
         clock: Callable[[], float] = time.monotonic,
         more: NextPoints | None = None,
     ) -> Finished:
-        """Measures the missing points and records how the sweep ended, also after an error or
-        Ctrl-C (re-raised).
+        """Measures the missing points and records how the sweep ended.
+
+        The end is also recorded after an error or Ctrl-C, which is raised again.
 
         more: function that selects points beyond the plan, such as a bisection to its edges.
         """
@@ -185,6 +195,7 @@ class SweepSession:
         self.close()
 
     def _next_worker(self) -> WorkerClient:
+        """Returns the first worker if it is unused, else a new one."""
         worker = self._worker
         self._worker = None
         if worker is None:
@@ -199,16 +210,21 @@ def interpreter_runs() -> bool:
 
 
 def point_keys(records: Iterable[Record]) -> frozenset[str]:
-    """Returns the keys of the records that are points."""
+    """Returns the keys of the records that are points (not reference points)."""
     return frozenset(record.key for record in records if record.role == "point")
 
 
 def new_run_info(
     hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: Path
 ) -> RunInfo:
-    """Builds the `RunInfo` of a sweep that starts now, with an id such as
-    `2026-11-20T134500-hidden`; a number follows if the folder of all runs, `results`, has a run of
-    that name. axes: axes with the values to measure."""
+    """Builds the `RunInfo` of a sweep that starts now.
+
+    The id of the run is its time and axes, such as `2026-11-20T134500-hidden`. A number is added if
+    `results` has a run of that name.
+
+    axes: axes with the values to measure.
+    results: folder of all runs.
+    """
     device = hello.device
     what = "-".join(text.partition("=")[0] for text in options.dims) or "shapes"
     base = f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}-{what}"
@@ -227,8 +243,11 @@ def new_run_info(
 
 
 def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
-    """Reads the options of a run to be resumed and replaces the budget. Raises StoreError for a run
-    without a plan: imported, simulated, or merged from runs of different plans."""
+    """Reads the options of a run that is resumed, and replaces their budget.
+
+    Raises StoreError for a run without a plan: one that was imported, simulated, or merged from
+    runs of different plans.
+    """
     info = read_run_info(folder)
     if info.origin != "measured":
         what = f"{folder} is {info.origin}"
@@ -247,8 +266,9 @@ def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
 
 
 def records_to_keep(run: Run) -> tuple[Record, ...]:
-    """Returns the records of a resumed run without those of the points that failed once, which are
-    tried again.
+    """Returns the records of a resumed run, without those of points that have failed once.
+
+    These points are tried again.
     """
 
     def keep(record: Record) -> bool:
@@ -259,7 +279,7 @@ def records_to_keep(run: Run) -> tuple[Record, ...]:
 
 
 def first_reference(records: tuple[Record, ...], plan: Plan) -> Measurement | None:
-    """Returns the first measurement of the plan's reference; None if there is none."""
+    """Returns the first measurement of the plan's reference point; None if there is none."""
     if plan.reference is None:
         return None
     for record in records:

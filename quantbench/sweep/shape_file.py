@@ -1,5 +1,6 @@
-"""Reads and writes the files of `sweep --shapes`: GEMM sizes in CSV, transformer shapes in JSON
-(version 1: initial).
+"""Reads and writes the shape files of a sweep.
+
+GEMM sizes are in CSV, and transformer shapes in JSON (format version 1).
 """
 
 import csv
@@ -18,7 +19,7 @@ from quantbench.workload import TransformerShape
 
 _SHAPES_FORMAT = "quantbench-shapes"
 _SHAPES_VERSION = 1
-#: file name suffix of transformer shapes; any other file is CSV
+#: suffix of the name of a file of transformer shapes; any other file is CSV
 SUFFIX = ".json"
 
 _WHO = "--shapes"
@@ -31,8 +32,12 @@ _MOST_NAME = 200
 
 @dataclass(frozen=True)
 class Gain:
-    """Relative increase of tokens per second at equal parameters over the first shape in the file,
-    with its interval (90 % if predicted, 95 % if measured)."""
+    """Relative increase of the tokens per second over the first shape in the file.
+
+    The shapes have equal parameters.
+
+    low, high: bounds of the interval (90 % if predicted, 95 % if measured).
+    """
 
     mid: float
     low: float
@@ -40,15 +45,17 @@ class Gain:
 
     @property
     def words(self) -> str:
-        """Formats the gain: `+3.2 % (+1.5 % to +4.9 %)`."""
+        """Gain as text: `+3.2 % (+1.5 % to +4.9 %)`."""
         interval = f"{signed_percent(self.low)} to {signed_percent(self.high)}"
         return f"{signed_percent(self.mid)} ({interval})"
 
 
 @dataclass(frozen=True)
 class NamedShape:
-    """Transformer shape with a name. predicted: predicted gain over the first shape in the file, if
-    any.
+    """A transformer shape with a name.
+
+    predicted: predicted gain over the first shape in the file; None if there is no prediction.
+    Raises InputError for a name that is empty, too long or not printable.
     """
 
     name: str
@@ -73,7 +80,7 @@ def write_shape_file(path: Path, shapes: Sequence[NamedShape]) -> None:
 
 
 def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
-    """Reads a JSON file of transformer shapes. Raises InputError if it is not one."""
+    """Reads a JSON file of transformer shapes. Raises InputError if the file is not one."""
     try:
         data = read_json(path, most_bytes=_MOST_BYTES)
     except (OSError, ValueError) as error:
@@ -101,8 +108,9 @@ def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
 
 
 def named_shapes(data: object) -> tuple[NamedShape, ...]:
-    """Decodes the list of shapes in a file or in a run's options. Raises InputError if it is
-    malformed.
+    """Decodes the list of shapes in a file or in the options of a run.
+
+    Raises InputError if it is malformed.
     """
     if not isinstance(data, list | tuple) or not 1 <= len(data) <= _MOST_SHAPES:
         raise InputError("shapes", repr(data)[:60], f"a list of 1 to {_MOST_SHAPES} shapes")
@@ -114,6 +122,10 @@ def named_shapes(data: object) -> tuple[NamedShape, ...]:
 
 
 def _named_shape(data: object, who: str) -> NamedShape:
+    """Decodes one shape.
+
+    who: shape to name in error messages.
+    """
     if not isinstance(data, dict):
         raise InputError(who, repr(data)[:60], "a JSON object")
     values: dict[str, Any] = dict(data)
@@ -124,8 +136,13 @@ def _named_shape(data: object, who: str) -> NamedShape:
 
 
 def read_shapes(path: Path, who: str = _WHO) -> tuple[tuple[int, int, int, int], ...]:
-    """Reads (m, n, k, batch) from each row of a CSV file with the columns m, n, k and optionally
-    batch; other columns are ignored. Raises InputError naming `who`, the file and the line."""
+    """Reads (m, n, k, batch) from each row of a CSV file.
+
+    The file has the columns m, n, k and optionally batch. Other columns are ignored.
+
+    who: option to name in error messages.
+    Raises InputError that names the file and the line.
+    """
     try:
         with open_text(path) as file:
             reader = csv.DictReader(file)
@@ -147,10 +164,12 @@ def read_shapes(path: Path, who: str = _WHO) -> tuple[tuple[int, int, int, int],
 def _shape(
     who: str, path: Path, line: int, row: dict[str, str | None]
 ) -> tuple[int, int, int, int]:
+    """Reads the sizes of one row. Raises InputError if one is missing or out of range."""
     values = []
     for name in (*_NEEDED, *_DEFAULTS):
         text = (row.get(name) or _DEFAULTS.get(name, "")).strip()
-        # Python's own error for integers of thousands of digits does not name the line.
+        # The number of digits is limited, because Python's own error for integers of thousands of
+        # digits does not name the line.
         if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) < 2**31:
             raise InputError(
                 who, f"{path}:{line} {name} = {text[:40]!r}", f"an integer from 1 to {2**31 - 1:,}"

@@ -1,10 +1,13 @@
-"""Lists the sizes that commands know, with meaning, usual value and how each is swept."""
+"""Lists the sizes that the commands know, such as hidden, heads and m, n, k.
+
+Each size has a meaning with a unit, usual values, and the values over which it is swept by default.
+"""
 
 from dataclasses import dataclass
 
-#: names of a layer's ops
+#: names of the linear ops of a layer
 LINEAR_OPS = ("qkv", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")
-# Products of latent attention and of shared experts.
+# GEMMs of latent attention and of shared experts.
 _OTHER_LINEAR = (
     "latent_down",
     "q_up",
@@ -21,7 +24,7 @@ GROUPED_OPS = ("experts_up", "experts_up_gate", "experts_down")
 EXPERT_OPS = (*GROUPED_OPS, "permute", "unpermute")
 MODEL_OPS = (*LINEAR_OPS, *_OTHER_LINEAR, *ATTENTION_OPS, *EXPERT_OPS, "logits")
 
-#: largest value of a size; the least is 1
+#: largest value of a size; the smallest is 1
 LARGEST = 2**31 - 1
 
 
@@ -30,10 +33,10 @@ class Swept:
     """How a size is swept.
 
     step: default step of a range.
-    gpu, cpu: default values by kind of device.
-    ops: ops measured by default, those that the size changes most.
-    grain: edges are searched at its multiples; 8 (16 bytes of a 16-bit format) if the size is the
-        length of a stored row, so that misalignment is not taken for an edge.
+    gpu, cpu: default values on a GPU and on a CPU, as a user would type them.
+    ops: ops that are measured by default, which are those that the size changes most.
+    grain: edges are searched at multiples of this number. It is 8 (16 bytes of a 16-bit format) if
+        the size is the length of a stored row, so that misalignment is not taken for an edge.
     """
 
     step: int
@@ -43,7 +46,7 @@ class Swept:
     grain: int = 1
 
     def usual_range(self, kind: str) -> str:
-        """Returns the default values on a kind of device, as typed."""
+        """Returns the default values on a kind of device, as a user would type them."""
         return self.cpu if kind == "cpu" else self.gpu
 
 
@@ -51,10 +54,11 @@ class Swept:
 class Size:
     """One size, from 1 to LARGEST.
 
-    words: what it is, with its unit.
-    of: `model`, `experts` or `product`.
-    swept: how it is swept; None if it is not.
-    gpu, cpu: usual value by kind of device; 0 if it follows from other sizes or is the model's.
+    words: meaning of the size, with its unit.
+    of: what has this size: `model`, `experts` or `product` (a plain GEMM).
+    swept: how the size is swept; None if it is not.
+    gpu, cpu: usual value on a GPU and on a CPU; 0 if the value follows from other sizes or from the
+        model.
     """
 
     words: str
@@ -68,7 +72,8 @@ class Size:
         return self.cpu if kind == "cpu" else self.gpu
 
 
-#: every size by its name; a model of 7 billion parameters is usual on a GPU, a small one on a CPU
+#: every size by its name; the usual values are those of a model of 7 billion parameters on a GPU
+#: and of a small model on a CPU
 SIZES = {
     "hidden": Size(
         "Hidden size.", "model",
@@ -129,18 +134,19 @@ SIZES = {
     Swept(1, "1:64:1", "1:16:1")),
 }  # fmt: skip
 
-#: how each size that may be an axis is swept
+#: how each size is swept that may be an axis
 SWEPT = {name: size.swept for name, size in SIZES.items() if size.swept is not None}
 DIMS = tuple(SWEPT)
 GEMM_DIMS = tuple(name for name in DIMS if SIZES[name].of == "product")
-#: dimensions that only layers with experts have
+#: dimensions of layers with experts only
 MOE_DIMS = tuple(name for name in DIMS if SIZES[name].of == "experts")
 MODEL_DIMS = tuple(name for name in DIMS if name not in GEMM_DIMS)
 
 
 def usual_sizes(kind: str, *of: str) -> dict[str, int]:
-    """Returns the usual values of sizes on a kind of device, cuda or cpu. of: kinds of size, as in
-    `Size.of`.
+    """Returns the usual values of sizes on a kind of device, cuda or cpu.
+
+    of: kinds of size, as in `Size.of`.
     """
     found = {}
     for name, size in SIZES.items():
@@ -151,8 +157,9 @@ def usual_sizes(kind: str, *of: str) -> dict[str, int]:
 
 
 def grain_of(dim: str) -> int:
-    """Returns the step of the search for edges: 8 where misalignment would pass for an edge, else
-    1.
+    """Returns the step of the search for edges along a dimension.
+
+    The step is 8 if misalignment could be taken for an edge, else 1.
 
     >>> grain_of("n"), grain_of("m")
     (8, 1)

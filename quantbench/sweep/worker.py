@@ -1,8 +1,8 @@
-"""Measures points in a process of its own: `python -m quantbench.sweep.worker FD [PROVIDER…]`.
+"""Measures points in a process of its own, which a sweep starts and replaces.
 
-Whatever torch, CUDA or a provider raises is the point's outcome. After a crash, a hang or a lost
-CUDA context the sweep starts a new process; a worker that cannot use its device says why and ends
-the sweep.
+Whatever torch, CUDA or a provider raises becomes the outcome of the point. After a crash, a hang or
+a lost CUDA context the sweep starts a new process; a worker that cannot use its device says why and
+ends the sweep.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Worker:
-    """Runner of requests, one after another, with one timer. name: function that identifies the
-    kernel of a point.
+    """Runs requests one after another, with one timer.
+
+    name: function that identifies the kernel of a point.
     """
 
     spec: DeviceSpec
@@ -45,11 +46,12 @@ class Worker:
     _phases_s: dict[str, float] = field(default_factory=dict)
 
     def run(self, request: Request) -> Reply:
-        """Runs one point; an exception becomes its outcome."""
+        """Runs one point. An exception becomes its outcome."""
         self._phases_s = {}
         return replace(self._outcome(request), phases_s=self._phases_s)
 
     def _outcome(self, request: Request) -> Reply:
+        """Runs one point and converts exceptions to replies."""
         import torch
 
         try:
@@ -71,6 +73,10 @@ class Worker:
             return Reply(failed=("error", message))
 
     def _run(self, request: Request) -> Reply:
+        """Measures one point and identifies its kernel.
+
+        The point is skipped if the provider or the device cannot run it.
+        """
         import torch
 
         from quantbench.providers import catalog
@@ -98,8 +104,9 @@ class Worker:
 def measure(
     provider: Provider, workload: Workload, spec: DeviceSpec, timer: Timer, timing: TimingOptions
 ) -> Reply:
-    """Times the workload; its results are checked before and after timing
-    (`quantbench.providers.audit`).
+    """Times a workload and checks its results before and after timing.
+
+    `quantbench.providers.audit` describes the checks.
     """
     from quantbench.providers.audit import Audit
 
@@ -122,8 +129,11 @@ def copier(
     timing: TimingOptions,
     audit: Audit | None = None,
 ) -> Callable[[int], Run]:
-    """Returns the function that makes copies of the work with other inputs, if the timer rotates
-    over some.
+    """Returns a function that makes copies of the work with other inputs.
+
+    The timer may rotate over the copies.
+
+    audit: audit that watches the copies; None for none.
     """
 
     def copy(number: int) -> Run:
@@ -135,7 +145,10 @@ def copier(
 
 
 def too_large(workload: Workload, spec: DeviceSpec) -> str | None:
-    """Returns the reason if inputs and outputs alone exceed the device's memory, else None."""
+    """Returns the reason if inputs and outputs alone exceed the memory of the device.
+
+    Returns None if they fit.
+    """
     if workload.min_bytes <= spec.memory_bytes:
         return None
     has = f"{spec.name} has {size(spec.memory_bytes)}"
@@ -143,7 +156,10 @@ def too_large(workload: Workload, spec: DeviceSpec) -> str | None:
 
 
 def main() -> None:
-    """Sends the device, receives the timing options and answers requests until the pipe closes."""
+    """Sends the device, receives the timing options and answers requests until the pipe closes.
+
+    It runs as `python -m quantbench.sweep.worker FD [PROVIDER…]`.
+    """
     from quantbench import device
     from quantbench.providers import catalog
     from quantbench.providers.identity import versions
@@ -163,7 +179,7 @@ def main() -> None:
             return
         send(encode(hello))
         first = next(messages, None)
-        if first is None:  # the parent only needed the device
+        if first is None:  # the parent only wanted to know the device
             return
         timing = decode(TimingOptions, first)
         try:
@@ -185,7 +201,7 @@ def _reason(error: Exception) -> str:
 
 
 def _namer(way: str, spec: DeviceSpec) -> Callable[[Request], Launch | None]:
-    """Returns the function that identifies kernels (see `naming`); on a CPU it returns None."""
+    """Returns the function that identifies kernels (see `naming`). On a CPU it identifies none."""
     if way == "off" or spec.kind != "cuda":
         return lambda request: None
     if way == "here":

@@ -16,7 +16,7 @@ def make_timer(
 ) -> Timer:
     """Returns the timer for a device.
 
-    state: function that reads the device's clock, power and throttle reasons; default:
+    state: function that reads the clock, power and throttle reasons of the device. The default is
         `device.monitor(spec)`.
 
     >>> from quantbench import device

@@ -1,7 +1,7 @@
 """Times runs on a CPU with the wall clock, on one pinned thread.
 
-On a machine with two shared cores, times of two threads scatter by 20-26 %, those of one pinned
-thread by about 1.3 %.
+On a machine with two shared cores, the times of two threads scatter by 20 to 26 %, and those of one
+pinned thread by about 1.3 %.
 """
 
 import os
@@ -31,29 +31,33 @@ from quantbench.timing.session import (
 if sys.platform == "linux":
     import resource
 
-# Measured on an AMD EPYC (32 MiB L3), summing 4 MiB: 41 µs hot, 80 µs after reading one cache's
-# worth, 93 µs after two, 102 µs after three and no more after four. Three cost 2.1 ms a sample
-# there.
+# The flush reads this many times the size of the last-level cache. Measured on an AMD EPYC (32 MiB
+# L3), the sum of 4 MiB takes 41 µs in a hot cache, 80 µs after reading once the size of the cache,
+# 93 µs after twice, 102 µs after three times, and no more after four times. Three times cost 2.1 ms
+# per sample.
 _FLUSH_LLC_MULTIPLE = 3
 
-# One word of each cache line is read.
+# Size of a cache line. The flush reads one word of each line.
 _LINE_BYTES = 64
 
-# Long enough to count as having slept, short enough that the core keeps its clock.
+# Sleep after a preempted run. It is long enough for the scheduler to count the thread as having
+# slept, and short enough that the core keeps its clock.
 _NAP_S = 0.0001
 
-# CPU time of the process's other threads within a run above which the run counts as helped. Reading
-# the clocks takes the constant part.
+# A run counts as helped if the other threads of the process use more CPU time than this share of
+# its time plus this constant. The constant covers the reading of the clocks.
 _HELP_SHARE = 0.2
 _HELP_NS = 20_000
 
-# perf_counter_ns reads the time stamp counter in nanoseconds, and a call takes 50 ns.
+# Resolution of a sample. perf_counter_ns reads the time stamp counter in nanoseconds, and a call
+# takes 50 ns.
 _TICK_US = 0.05
 
 
 def thread_preemptions() -> int:
-    """Returns how often this thread has lost its core so far; 0 if the system does not count them
-    (not Linux).
+    """Returns how often this thread has lost its core so far.
+
+    Returns 0 if the system does not count this (any system except Linux).
     """
     if sys.platform != "linux":
         return 0
@@ -64,11 +68,12 @@ def thread_preemptions() -> int:
 class CpuClocks:
     """Clocks that `CpuSampler` reads; tests replace them.
 
-    wall_ns: wall clock.
-    thread_ns: CPU time of this thread.
-    preemptions: how often it has lost its core.
+    wall_ns: function that reads the wall clock, in ns.
+    thread_ns: function that reads the CPU time of this thread, in ns.
+    preemptions: function that returns how often this thread has lost its core.
     nap: function that sleeps for a number of seconds.
-    process_ns: CPU time of all threads of the process; by default 0: other threads are ignored.
+    process_ns: function that reads the CPU time of all threads of the process, in ns; None to
+        ignore other threads.
     """
 
     wall_ns: Callable[[], int] = time.perf_counter_ns
@@ -81,13 +86,13 @@ class CpuClocks:
 class CpuSampler:
     """Sampler that reads the wall clock before and after each run.
 
-    buffer: read before each run, one word per cache line, to make the cache cold; None for a hot
-        cache. Reading leaves clean lines, which cost the run nothing.
-    before: function called before each sample.
+    A run is preempted if the thread lost its core during the run. The time of such a run is the CPU
+    time of the thread, and the next run follows a short sleep, because a thread that wakes up gets
+    a whole time slice. A run that other threads helped is invalid too.
 
-    A run during which the thread lost its core is preempted: its time is the thread's CPU time, and
-    the next run follows a nap, since a waking thread gets a whole time slice. A run helped by other
-    threads is invalid too.
+    buffer: array that is read before each run, one word per cache line, to make the cache cold;
+        None for a hot cache. Reading leaves clean lines, which cost the run nothing.
+    before: function that is called before each sample.
     """
 
     def __init__(
@@ -108,7 +113,7 @@ class CpuSampler:
         return Batch(tuple(time_us for time_us, _ in taken), invalid=tuple(why for _, why in taken))
 
     def _sample(self) -> tuple[float, str]:
-        """Times one run. Returns its time, µs, and the reason why it is invalid or ""."""
+        """Times one run. Returns its time in µs and the reason why it is invalid, or ""."""
         clocks = self._clocks
         self._before()
         if self._lines is not None:
@@ -138,15 +143,16 @@ class CpuSampler:
 
 
 class CpuTimer(Timer):
-    """Timer for one CPU core. Takes the same arguments as `CudaTimer`; tests replace clocks, now
-    and pause.
+    """Timer for one CPU core.
 
-    While it measures, the calling thread is pinned to one core and torch to one thread; both are
-    restored afterwards.
+    It takes the same arguments as `CudaTimer`; tests replace `clocks`, `now` and `pause`. While it
+    measures, the calling thread is pinned to one core and torch to one thread. Afterwards both
+    settings are restored.
     """
 
     _batch_limit = 16
-    # A core leaves its idle clock within milliseconds; longer changes come from other processes.
+    # A core leaves its idle clock within milliseconds. Changes that take longer come from other
+    # processes.
     _warm_up_window_s = 0.01
     _warm_up_limit_s = 0.25
 
@@ -166,8 +172,8 @@ class CpuTimer(Timer):
         super().__init__(options, now, pause)
         self._state = state
         self._clocks = clocks or CpuClocks(process_ns=time.process_time_ns)
-        # Ones, because a fresh buffer of zeros maps to a single page, which stays in the
-        # first-level cache.
+        # The buffer is filled with ones, because a fresh buffer of zeros maps to a single page,
+        # which stays in the first-level cache.
         words = _FLUSH_LLC_MULTIPLE * spec.l2_bytes // 8
         self._buffer = np.ones(words, dtype=np.int64) if options.cache == "cold" else None
 
@@ -179,11 +185,14 @@ class CpuTimer(Timer):
         min_bytes: int | None = None,
         audit: Audit | None = None,
     ) -> Measurement:
-        """Times `run`, which must return when its work is done; see `Timer.measure`."""
+        """Times `run`, which must return only when its work is done.
+
+        See `Timer.measure` for the arguments.
+        """
         with _one_thread():
             start_s = self._now()
             before = self._state()
-            run()  # the first call may pack weights, build a primitive, touch fresh pages
+            run()  # the first call may pack weights, build a primitive or touch fresh pages
             sampler = CpuSampler(run, self._buffer, self._clocks, before_sample(audit))
             warm = self._warm_up(sampler)
             measurement = self._sample(sampler, warm, audit, start_s, "cpu", 1, _TICK_US)
@@ -192,10 +201,11 @@ class CpuTimer(Timer):
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Pins the calling thread to one core (the last allowed one: interrupts favour the first) and
-    torch to one thread.
+    """Pins the calling thread to one core, and torch to one thread, within the block.
+
+    The core is the last one that is allowed, because interrupts favour the first.
     """
-    torch = sys.modules.get("torch")  # if nobody has imported it, it has no threads
+    torch = sys.modules.get("torch")  # torch has no threads if nobody has imported it
     if torch:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)

@@ -1,19 +1,7 @@
-"""Times runs on a CUDA device with one of two methods.
+"""Times runs on a CUDA device, either one by one between two events or many at a time in a graph.
 
-- events (modes `auto` and `events`): one run between two events behind a held stream, after a flush
-  if the cache is cold. The time includes 1-2.5 µs between events and kernel; `floor_us` of each
-  measurement is that of an empty kernel.
-- graph (mode `graph`): a sample is the mean of many runs in one graph, without that part. With a
-  cold cache the graph rotates over copies (see `rotation`).
-
-The method never depends on how long a run takes: changing it within a sweep would show a step of
-5-12 %.
-
-Cold means that neither input nor output is in L2 and that L2 holds nothing that must be written
-back first. The flush therefore *reads* a buffer of COLD_L2_MULTIPLE times L2: it evicts everything
-and leaves clean lines. A memset would leave dirty lines, for whose writing back the timed kernel
-would pay (up to 15 µs on an H100). The flush does not evict lines that a kernel asked to keep
-(evict_last, persisting windows); rotating over copies does.
+The method depends only on the options and never on how long a run takes, because a change of method
+within a sweep would show as a step of 5 to 12 %.
 """
 
 from __future__ import annotations
@@ -36,18 +24,19 @@ from quantbench.timing.session import MAX_QUEUED, Audit, Timer, before_sample
 if TYPE_CHECKING:
     from quantbench.timing.cuda_device import TorchCuda
 
-# A graph of many runs takes about this long, so that the events' tick is 0.1 % of it.
+# Duration of a graph of many runs, so that the resolution of the events is 0.1 % of it.
 _GRAPH_US = 500.0
 _MAX_GRAPH_RUNS = 1000
-# Work that needs more copies than this to fill the cache cannot be timed in cold graphs: making
-# them takes seconds.
+# Largest number of copies in a cold graph. Making more takes seconds, so small work that needs more
+# copies to fill the cache cannot be timed in this way.
 _MOST_COPIES = 6000
 
-# A cold card loses a percent or two of its clock as it gets hot, fastest in the first seconds.
+# Time for which the first work runs before it is timed. A cold card loses one or two percent of its
+# clock as it gets hot, fastest in the first seconds.
 _HEAT_S = 2.0
 
-# cudaEventElapsedTime: "a resolution of around 0.5 microseconds" (NVIDIA's CUDA Runtime API
-# reference).
+# NVIDIA's CUDA Runtime API reference on cudaEventElapsedTime: "a resolution of around 0.5
+# microseconds".
 _EVENT_TICK_US = 0.5
 
 
@@ -56,10 +45,12 @@ def runs_in_graph(
 ) -> tuple[int, int]:
     """Returns how many copies rotate with a run in its graph, and how many runs the graph has.
 
-    min_bytes: least number of bytes that one run touches; None if there are no copies, or unknown:
-        they might fit into the cache.
+    run_us: time of one run, in µs.
+    min_bytes: least number of bytes that one run touches; None if there are no copies, or if the
+        number is unknown, because all copies might then fit into the cache.
+    l2_bytes: size of the L2 cache, in bytes.
 
-    Raises UnsupportedError if the cache is to be cold and copies are missing or would be too many.
+    Raises UnsupportedError if the cache must be cold and copies are missing or would be too many.
     """
     many = min(_MAX_GRAPH_RUNS, ceil(_GRAPH_US / run_us))
     if options.cache == "hot":
@@ -74,16 +65,21 @@ def runs_in_graph(
 
 
 class CudaTimer(Timer):
-    """Timer for the current CUDA device, which times an empty kernel in the mode of `options`
-    first.
+    """Timer for the current CUDA device.
 
-    spec: device whose L2 size is used.
-    state: function that reads clock, power and throttle reasons.
-    ops, now, pause: replaced by tests.
+    In the modes `auto` and `events`, one run is timed between two events behind a held stream,
+    after a flush if the cache must be cold. This time includes 1 to 2.5 µs between events and
+    kernel; `floor_us` of each measurement is the same time of an empty kernel, which is measured
+    first. In the mode `graph`, a sample is the mean of many runs in one graph, without this part.
+    With a cold cache the graph rotates over copies (see `rotation`).
+
+    spec: the device; its L2 size is used.
+    state: function that reads the clock, power and throttle reasons of the device.
+    ops, now, pause: CUDA calls, clock and sleep, which tests replace.
     """
 
     _batch_limit = MAX_QUEUED
-    # Clocks climb from idle, and the power limit acts, within tens of milliseconds.
+    # Clocks climb from idle within tens of milliseconds, and the power limit acts as fast.
     _warm_up_window_s = 0.05
     _warm_up_limit_s = 1.0
 
@@ -107,7 +103,8 @@ class CudaTimer(Timer):
         self._spec = spec
         self._ops = ops
         self._mode = "graph" if options.mode == "graph" else "events"
-        # Limits of earlier points, by the number of a run's operations.
+        # Number of samples behind one hold that worked for earlier points, by the number of torch
+        # operations of a run.
         self._held_limits: dict[int, int] = {}
         ops.empty()
         ops.synchronize()
@@ -124,12 +121,13 @@ class CudaTimer(Timer):
         min_bytes: int | None = None,
         audit: Audit | None = None,
     ) -> Measurement:
-        """Times `run`; see `Timer.measure`. The audit changes inputs before each sample or graph
-        replay.
+        """Times `run`; see `Timer.measure` for the arguments.
+
+        The audit changes the inputs before each sample or each replay of the graph.
         """
         start_s = self._now()
-        # The first calls load modules, compile, tune and allocate. That may synchronise (NVBench
-        # issue 240) and would wait for ever behind a hold.
+        # The first calls load modules, compile, tune and allocate. They may synchronise (NVBench
+        # issue 240), which would wait for ever while the stream is held.
         run()
         operations = _count_operations(run)
         self._ops.synchronize()
@@ -159,9 +157,9 @@ class CudaTimer(Timer):
         return measurement
 
     def _heat(self, sampler: EventSampler) -> MeanClocks:
-        """Runs the first work until the card is warm. Returns the clocks of its steady part."""
+        """Runs the first work until the card is warm, and returns the clocks after the warm-up."""
         warm = self._warm_up(sampler)
-        # Work of seconds would heat for minutes in batches of MAX_QUEUED.
+        # In batches of MAX_QUEUED, a run that takes seconds would heat the card for minutes.
         count = min(MAX_QUEUED, max(1, int(_HEAT_S / 8 * 1e6 / warm.typical_us)))
         clocks = MeanClocks()
         start_s = self._now()
@@ -176,12 +174,16 @@ class CudaTimer(Timer):
     def _events(
         self, run: Run, before: Run = lambda: None, limit: int = MAX_QUEUED
     ) -> EventSampler:
+        """Returns a sampler of single runs between two events.
+
+        limit: most samples behind one hold.
+        """
         flush = self._options.cache == "cold"
         return EventSampler(self._ops, run, flush=flush, before=before, limit=limit)
 
 
 def _count_operations(run: Run) -> int:
-    """Runs once and returns how many of torch's operations it called, views included."""
+    """Runs once and returns how many operations of torch the run called, including views."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Counter(TorchDispatchMode):

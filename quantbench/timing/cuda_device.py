@@ -1,5 +1,7 @@
-"""Implements the samplers' CUDA calls with torch and the Triton kernels of `probes` (hold, SM
-clocks).
+"""Makes the CUDA calls that the samplers need, with torch and two Triton kernels.
+
+One kernel holds the stream while work is queued, the other reads the counters of the SMs, from
+which the SM clock is computed.
 """
 
 from __future__ import annotations
@@ -20,39 +22,44 @@ from quantbench.reasons import reason_line
 from quantbench.timing.rotation import COLD_L2_MULTIPLE, Run
 from quantbench.timing.session import MAX_QUEUED
 
-# NVML takes milliseconds to read a whole state, and no disturbance of timings is shorter than this.
+# Shortest time between two readings of the device state. NVML takes milliseconds for a reading, and
+# no disturbance of timings is shorter than this time.
 _STATE_PERIOD_S = 0.02
 
-# triton 3.9 warns if this option is not set, though the probes have no products.
+# Launch options of the probes. triton 3.9 warns if fp fusion is not set, although the probes have
+# no products.
 _ONE_WARP = {"num_warps": 1, "enable_fp_fusion": True}
 
-# A thousand times the time to queue a batch, and short enough to wait for in a deadlock.
+# Longest time of a hold. It is a thousand times the time to queue a batch, and short enough to wait
+# for in a deadlock.
 _HOLD_TIMEOUT_NS = 500_000_000
 
-# First and longest sleep of `SleepHold`, in cycles (at 2 GHz: 2 ms and 0.5 s).
+# First and longest sleep of `SleepHold`, in cycles (2 ms and 0.5 s at 2 GHz).
 _FIRST_SLEEP_CYCLES = 4_000_000
 _LONGEST_SLEEP_CYCLES = 1_000_000_000
 
-# More SMs than any GPU has (B200: 148), so that %smid always fits.
+# Upper bound on %smid, larger than the number of SMs of any GPU (B200: 148).
 _MAX_SMS = 512
 
-# %globaltimer ticks at 32 ns on some GPUs and at 1 µs on others, which is at most 0.2 % of half a
-# millisecond.
+# Shortest time over which a clock is computed. %globaltimer ticks every 32 ns on some GPUs and
+# every 1 µs on others, which is at most 0.2 % of this time.
 _WINDOW_NS = 500_000
 
-# An SM's cycle counter may stop while the SM is asleep, and no counter runs faster than the clock.
-# The upper quartile over the SMs is robust to a few sleeping SMs and to a misread stamp.
+# Quantile over the SMs that is the clock. The cycle counter of an SM may stop while the SM sleeps,
+# and no counter runs faster than the clock, so the upper quartile is robust to a few sleeping SMs
+# and to a misread stamp.
 _UPPER = 0.75
 
 
 class HostFlagHold:
-    """Stream hold by a kernel that spins on a flag in pinned host memory.
+    """Holds a stream by a kernel that spins on a flag in pinned host memory.
 
-    Use: `hold()`, queue the work to be timed, `release()`, synchronise, then ask `was_held()`. The
-    kernel ends after half a second in any case; then `was_held()` is False and the batch does not
-    count. That happens if queued work waits for the device: a synchronisation or a copy to pageable
-    memory in the run itself; the first launch of a kernel; cudaFree, so an exhausted allocator too;
-    more than about 1024 launches (`MAX_QUEUED` samples fit); profilers that serialise launches.
+    The caller calls `hold()`, queues the work to be timed, calls `release()`, synchronises, and
+    then asks `was_held()`. The kernel ends after half a second in any case. Then `was_held()` is
+    False and the batch is invalid. This happens if queued work waits for the device: a
+    synchronisation or a copy to pageable memory in the run itself, the first launch of a kernel,
+    cudaFree (also from an exhausted allocator), more than about 1024 launches (`MAX_QUEUED` samples
+    fit), or a profiler that serialises launches.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -69,18 +76,19 @@ class HostFlagHold:
         self._kernel[(1,)](self._release, self._timed_out, _HOLD_TIMEOUT_NS, **_ONE_WARP)
 
     def release(self) -> None:
-        """Sets the flag. The device sees this store over the bus within about a microsecond."""
+        """Sets the flag, which the device sees over the bus within about a microsecond."""
         self._release_view[0] = 1
 
     def was_held(self) -> bool:
+        """Returns whether the flag ended the kernel, and not its time limit."""
         return bool(self._timed_out_view[0] == 0)
 
 
 class SleepHold:
-    """Stream hold by torch.cuda._sleep, for machines where Triton cannot build kernels.
+    """Holds a stream by torch.cuda._sleep, for machines on which Triton cannot build kernels.
 
-    The length of the sleep is a guess. It is doubled each time the device woke before the host had
-    queued everything; such a batch counts as not held.
+    The length of the sleep is a guess. It is doubled each time the device wakes before the host has
+    queued everything, and such a batch counts as not held.
     """
 
     def __init__(self) -> None:
@@ -93,7 +101,7 @@ class SleepHold:
         self._awake.record()
 
     def release(self) -> None:
-        """Checks whether the device still sleeps."""
+        """Checks whether the device still sleeps when everything is queued."""
         self._late = self._awake.query()
         if self._late:
             self._cycles = min(2 * self._cycles, _LONGEST_SLEEP_CYCLES)
@@ -116,17 +124,19 @@ class TorchEventPair:
         self._stop.record()
 
     def elapsed_us(self) -> float:
-        """Returns the device time between the two events, µs (torch reports ms)."""
+        """Returns the device time between the two events, in µs."""
         return float(self._start.elapsed_time(self._stop)) * 1e3
 
 
 class TorchCuda:
-    """CUDA calls of the samplers, on the current device and stream. Tests stand in for it with
-    doubles of a device.
+    """CUDA calls of the samplers, on the current device and stream.
 
-    Creating it allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the probes, which
-    takes about a second the first time. Without these kernels (no Triton, no C compiler) a sleep
-    holds the stream and the clock is NVML's; the state's note says so.
+    Tests replace it by a simulated device.
+
+    Its creation allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the two probe
+    kernels, which takes about a second the first time. Without these kernels (no Triton, or no C
+    compiler) a sleep holds the stream and the clock is the one of NVML; the note of `state()` says
+    so.
     """
 
     def __init__(self, spec: DeviceSpec, state: Callable[[], DeviceState]) -> None:
@@ -150,7 +160,7 @@ class TorchCuda:
         self.synchronize()
 
     def event_pair(self) -> TorchEventPair:
-        """Returns a new pair."""
+        """Returns a new pair of events."""
         return TorchEventPair()
 
     def empty(self) -> None:
@@ -158,7 +168,14 @@ class TorchCuda:
         self._sink.fill_(0.0)
 
     def flush(self) -> None:
-        """Reads the whole buffer (`quantbench.timing.cuda` explains the flush)."""
+        """Makes the cache cold by reading a buffer.
+
+        Cold means that neither input nor output is in L2, and that L2 holds nothing that must be
+        written back. The flush reads a buffer of COLD_L2_MULTIPLE times L2, which evicts everything
+        and leaves clean lines. A memset would leave dirty lines, and the timed kernel would pay for
+        writing them back (up to 15 µs on an H100). The flush does not evict lines that a kernel
+        asked to keep (evict_last, persisting windows). Rotating over copies does.
+        """
         torch.sum(self._buffer, dim=0, out=self._sink)
 
     def hold(self) -> None:
@@ -171,19 +188,28 @@ class TorchCuda:
         self._hold.release()
 
     def was_held(self) -> bool:
-        """Returns whether the stream stayed held until `release`; call after `synchronize`."""
+        """Returns whether the stream stayed held until `release`.
+
+        The caller must call `synchronize` first.
+        """
         return self._hold.was_held()
 
     def stamp(self, index: int) -> None:
-        """Queues the kernel that reads all SM counters; does nothing without probes."""
+        """Queues the kernel that reads the counters of all SMs.
+
+        Without the probe kernels it does nothing.
+
+        index: number of the stamp within the batch.
+        """
         if self._stamp_kernel is not None:
             self._stamp_kernel[(self._stamp_blocks,)](
                 self._stamp_rows[index], _MAX_SMS, **_ONE_WARP
             )
 
     def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
-        """Returns the SM clocks between the first `stamps` stamps of this batch, MHz; empty if
-        unknown. Call after `synchronize`.
+        """Returns the SM clocks between the first `stamps` stamps of this batch, in MHz.
+
+        Returns an empty tuple if the clocks are unknown. It must be called after `synchronize`.
         """
         if self._stamp_kernel is None:
             return ()
@@ -191,8 +217,9 @@ class TorchCuda:
         return clocks_from_stamps(np.asarray(rows, dtype=np.int64))
 
     def state(self) -> DeviceState:
-        """Returns the device's state, read at most 50 times a second, with a note if the probes are
-        missing.
+        """Returns the state of the device, which is read at most 50 times a second.
+
+        Its note says whether the probe kernels are missing.
         """
         if monotonic() - self._state_at_s >= _STATE_PERIOD_S:
             state = self._ask_state()
@@ -201,14 +228,15 @@ class TorchCuda:
         return self._state
 
     def synchronize(self) -> None:
-        """Waits for all queued work; raises its errors."""
+        """Waits for all queued work and raises its errors."""
         torch.cuda.synchronize()
 
     def capture(self, body: Callable[[], None]) -> Run:
-        """Captures the work that body queues as a graph and returns its replay.
+        """Captures the work that `body` queues as a graph.
 
-        It runs once on the stream to be captured before, so that cuBLAS and the allocator set up
-        their per-stream state outside the graph.
+        Returns the function that replays the graph. `body` first runs once on the stream of the
+        capture, so that cuBLAS and the allocator set up their state of this stream outside the
+        graph.
         """
         self._graph_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._graph_stream):
@@ -227,15 +255,16 @@ class TorchCuda:
             from quantbench.timing import probes
 
             held = HostFlagHold(probes.hold)
-            # Twice: the second time everything is loaded, and the flag, set at once, must work.
+            # The kernels run twice. The second time everything is loaded, so a flag that is set at
+            # once must end the hold.
             for _ in range(2):
                 held.hold()
                 held.release()
                 probes.stamp[(self._stamp_blocks,)](self._stamp_rows[0], _MAX_SMS, **_ONE_WARP)
                 torch.cuda.synchronize()
         except Exception as error:  # noqa: BLE001
-            # No Triton, a GPU that it does not know, or no C compiler for its launcher. Triton's
-            # errors of compilation are no RuntimeErrors. torch still works.
+            # Triton is missing, does not know the GPU, or lacks a C compiler for its launcher. Its
+            # compilation errors are not RuntimeErrors. torch still works.
             return f"no counters of the SM clock: {reason_line(error)}"
         self._hold = held
         self._stamp_kernel = probes.stamp
@@ -243,14 +272,14 @@ class TorchCuda:
 
 
 def clocks_from_stamps(stamps: npt.NDArray[np.int64]) -> tuple[float, ...]:
-    """Returns the SM clock in MHz between neighbouring stamps, Δcycles / Δnanoseconds; empty if a
-    stamp has no SM.
+    """Returns the SM clock between neighbouring stamps, Δcycles / Δnanoseconds in MHz.
 
-    stamps: (stamps, SMs, 2), globaltimer in ns and clock64 in cycles, both 0 if no block ran on
-        that SM.
+    Returns an empty tuple if a stamp has no SM. A gap shorter than half a millisecond is joined
+    with its neighbours, because the resolution of the timer would show and the clock does not
+    change faster.
 
-    Gaps shorter than half a millisecond are joined with their neighbours: the timer's tick would
-    show, and the clock does not change faster than that.
+    stamps: globaltimer in ns and clock64 in cycles (stamps, SMs, 2); both are 0 if no block ran on
+        an SM.
 
     >>> one_sm = np.array([[[1_000, 500]], [[1_001_000, 1_980_500]]], dtype=np.int64)
     >>> clocks_from_stamps(one_sm)
@@ -276,7 +305,10 @@ def clocks_from_stamps(stamps: npt.NDArray[np.int64]) -> tuple[float, ...]:
 
 
 def _mhz(before: npt.NDArray[np.int64], after: npt.NDArray[np.int64]) -> float | None:
-    """Returns the SM clock between two stamps, both (SMs, 2); None if no SM has both."""
+    """Returns the SM clock between two stamps in MHz; None if no SM has both stamps.
+
+    before, after: the stamps (SMs, 2).
+    """
     both = (before[:, 0] > 0) & (after[:, 0] > before[:, 0]) & (after[:, 1] > before[:, 1])
     if not both.any():
         return None

@@ -1,14 +1,8 @@
-"""Orders the launches in a batch of samples.
+"""Queues the launches of a batch of samples behind a held stream, so that the host is not timed.
 
-The CUDA calls are injected. A batch has one synchronisation:
-
-    hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count ·
-    release · wait
-
-An event pair around a launch into an empty stream measures the host (Python, the driver, 5-40 µs)
-and not the kernel. So a one-thread kernel spins on a flag in host memory while everything queues up
-behind it. The audit changes some of the inputs (`session.Audit`). The state (clocks, power,
-throttle reasons) is read between release and wait.
+Two events around a launch into an empty stream measure the host (Python and the driver, 5 to 40 µs)
+instead of the kernel. So a kernel of one thread spins on a flag in host memory while all samples of
+a batch are queued behind it.
 """
 
 from __future__ import annotations
@@ -23,25 +17,26 @@ if TYPE_CHECKING:
     from quantbench.timing.cuda_device import TorchCuda
 
 
-# The driver queues about this many launches before it blocks the host, which then never releases
-# the stream.
+# The driver queues about this many launches before it blocks the host. A blocked host never
+# releases the stream.
 _QUEUE_LAUNCHES = 1024
-# Launches of a sample besides those of its run: 3 of the audit, 2 of the flush, 2 events and a
-# stamp.
+# Launches of a sample in addition to those of its run: 3 of the audit, 2 of the flush, 2 events and
+# a stamp.
 _SAMPLE_LAUNCHES = 8
-# Most kernels of an operation of torch, with few exceptions: a product in parts and the sum of its
-# parts.
+# Most kernels that one operation of torch launches, with few exceptions: a GEMM in parts, and the
+# sum of the parts.
 _OPERATION_LAUNCHES = 2
 
-#: Most runs queued behind one hold as nodes of graphs. Before CUDA 12.6 a graph launch costs the
-#: host time for each node (NVIDIA's blog, "Constant Time Launch for Straight-Line CUDA Graphs",
-#: 2024), so nodes count like launches.
+#: Most runs that are queued behind one hold as nodes of graphs. Before CUDA 12.6 the launch of a
+#: graph costs the host time for each node (NVIDIA's blog, "Constant Time Launch for Straight-Line
+#: CUDA Graphs", 2024), so a node counts like a launch.
 MAX_QUEUED_RUNS = 512
 
 
 def samples_that_fit(operations: int) -> int:
-    """Returns how many samples fit behind one hold. operations: number of torch's operations in a
-    run.
+    """Returns how many samples fit behind one hold.
+
+    operations: number of torch operations in a run.
 
     >>> samples_that_fit(1), samples_that_fit(64), samples_that_fit(1000)
     (16, 7, 1)
@@ -53,11 +48,16 @@ def samples_that_fit(operations: int) -> int:
 class EventSampler:
     """Sampler that times each run between two events.
 
+    A batch has one synchronisation. The stream is held and stamped. Then each sample queues the
+    audit's change of the inputs, the flush, the start event, the run, the stop event and a stamp.
+    Last, the stream is released, and while it works the state (clocks, power, throttle reasons) is
+    read.
+
     flush: whether to make the cache cold before each run.
-    before: function called before each sample.
-    runs_per_sample: number of runs in one call of `run`; a sample is their mean.
+    before: function that is called before each sample.
+    runs_per_sample: number of runs in one call of `run`. A sample is their mean.
     limit: most samples behind one hold. It is halved after each batch whose hold timed out.
-    held_limit: the limit with which a batch was held after one of more samples was not; None if
+    held_limit: the limit with which a batch was held after a larger batch had timed out; None if
         that never happened.
     """
 
@@ -82,7 +82,7 @@ class EventSampler:
         self._pairs = [ops.event_pair() for _ in range(self._limit)]
 
     def sample(self, count: int) -> Batch:
-        """Takes up to `limit` samples; fewer after a batch whose hold timed out."""
+        """Takes up to `count` samples, and at most as many as the limit allows."""
         pairs = self._pairs[: min(count, self._limit)]
         self._ops.hold()
         try:
@@ -95,7 +95,7 @@ class EventSampler:
                 self._run()
                 pair.stop()
                 self._ops.stamp(index + 1)
-        finally:  # also if queueing fails
+        finally:  # the stream is released even if queueing fails
             self._ops.release()
         state = self._ops.state()
         self._ops.synchronize()
@@ -116,11 +116,11 @@ class EventSampler:
 
 
 def replay_sampler(ops: TorchCuda, runs: Sequence[Run], before: Run = lambda: None) -> EventSampler:
-    """Returns a sampler whose run is a graph of `runs`; a sample is their mean.
+    """Returns a sampler whose run is a graph of `runs`. A sample is the mean of the runs.
 
-    runs: the same run repeated for a hot cache; copies in turn (see `rotation`) for a cold one,
+    runs: for a hot cache, the same run repeated. For a cold cache, copies in turn (see `rotation`),
         which need no flush: in the steady state each run also pays for writing back the output of
-        an earlier one.
+        an earlier run.
     """
 
     def body() -> None:

@@ -1,7 +1,7 @@
-"""Grades the quality of a measurement from A to D, or rejected, with reasons.
+"""Grades the quality of a measurement as A, B, C, D or rejected, and gives the reasons.
 
-Every reason has a weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is
-D. A rate above the hardware's peak and a time of Triton's interpreter are rejected.
+Every reason has a weight; a sum of 0 gives A, 1 gives B, 2 or 3 gives C, and more gives D. A rate
+above the peak of the hardware and a time of Triton's interpreter are rejected.
 """
 
 from collections.abc import Iterator
@@ -21,52 +21,55 @@ from quantbench.timing.session import (
     THROTTLED,
 )
 
-#: Reason for grade D if a point's results could not be checked.
+#: reason for grade D if the results of a point could not be checked
 NO_CHECK = "its results were not checked: its task has no inputs()"
-#: Reason for rejecting a time of Triton's interpreter.
+#: reason for rejecting a time of Triton's interpreter
 INTERPRETED = "it ran in triton's interpreter: the time of no kernel"
 
-# Weights of a reason.
+# Weights of reasons.
 _NOTE = 0
 _OFF = 1
 _BAD = 2
 _WORTHLESS = 4
 
-# Limits are pairs: a value above the first is off, above the second bad.
+# Limits are pairs. A value above the first one has the weight _OFF, above the second one _BAD.
 
 
-# 10 %-90 % spread. A quiet GPU kernel has 1-2 %, a pinned CPU thread 3-4 %. At 10 % something else
-# is running or the samples have two modes; at 30 % the samples of one point hide a 10 % cliff.
+# Limits of the spread of the samples (10 % to 90 % quantile). A quiet GPU kernel has 1 to 2 %, a
+# pinned CPU thread 3 to 4 %. At 10 % something else is running or the samples have two modes. At 30
+# % the samples of one point hide a cliff of 10 %.
 _SPREAD = (0.10, 0.30)
-# Four times the target half-width is the size of the effects that a sweep looks for.
+# An interval wider than this many times the target hides the effects that a sweep looks for.
 _HALF_WIDTH_BAD_FACTOR = 4.0
 _STOPPED = {"noise_floor": "the noise stopped falling", "clock": "the SM clock wanders"}
-# Fewer samples than this have no 95 % interval of the median.
+# Fewest samples that have a 95 % interval of the median.
 _FEWEST = 6
-# Share of outliers. The median is robust to them, but more than one in twenty means that the
-# machine was shared. A single one says nothing: of ten samples with Gaussian noise, one is far out
-# in 4 % of points.
+# Limit of the share of outliers. The median is robust to outliers, but more than one in twenty
+# means that the machine was shared. A single outlier means nothing: of ten samples with Gaussian
+# noise, one is far out in 4 % of points.
 _OUTLIERS_OFF = 0.05
 _FEWEST_OUTLIERS = 2
-# Change between the first and the second half of the samples; as for drift.
+# Limit of the change between the first and the second half of the samples, the same as for drift.
 _TREND_OFF = 0.02
-# Change of the reference point since its first time, at equal clock. Quiet machines repeat within
-# 0.5 % (GPU) and 1.5 % (CPU); the smaller cliffs are 5 %.
+# Limits of the change of the reference point since its first time, at equal clock. Quiet machines
+# repeat within 0.5 % (GPU) and 1.5 % (CPU), and small cliffs are 5 %.
 _DRIFT = (0.02, 0.05)
-# Change of its clock. Heat takes 2 or 3 % of it in the first minutes.
+# Limits of the change of the reference point's clock. Heat lowers the clock by 2 or 3 % in the
+# first minutes.
 _CLOCK_DRIFT = (0.05, 0.10)
-# 10 %-90 % spread of the SM clock. Steps of 15 MHz are under 1 %; compute-bound times follow the
-# clock one to one.
+# Limits of the spread of the SM clock (10 % to 90 % quantile). Steps of 15 MHz are under 1 %.
+# Compute-bound times are inversely proportional to the clock.
 _CLOCK_SPREAD = (0.03, 0.10)
-# Median clock over the clock of the stated peaks. Large GEMMs under the power limit run at 75-85 %
-# (H100, H200); below that, and not because of the power limit, the card was idle, hot or locked.
+# Limits of the median clock over the clock of the stated peaks. Large GEMMs under the power limit
+# run at 75 to 85 % (H100, H200). At a lower clock that is not due to the power limit, the card was
+# idle, hot or locked.
 _CLOCK_LOW_OFF = 0.75
 _CLOCK_LOW_BAD = 0.50
-# Share of discarded samples.
+# Limits of the share of discarded samples.
 _DISCARDED = (0.10, 0.50)
 
-# Words for the reason, and its largest weight: a throttled card is still hot in the samples that
-# count, while a thread that has its core back runs as before.
+# Words for the reason of a discard, and its largest weight. A throttled card is still hot in the
+# samples that are kept, but a thread that has its core back runs as before.
 _DISCARDED_KINDS = {
     THROTTLED: ("throttled", _BAD),
     LAUNCH_GAP: ("timed with a launch gap", _BAD),
@@ -79,8 +82,8 @@ _DISCARDED_KINDS = {
 class Drift:
     """Change of the reference point since its first measurement.
 
-    time_ratio: its time over the first, without what the clock may explain.
-    clock_ratio: its mean clock over the first; None if unknown.
+    time_ratio: time over the first time, without the part that the clock may explain.
+    clock_ratio: mean clock over the first mean clock; None if unknown.
     """
 
     time_ratio: float
@@ -88,15 +91,15 @@ class Drift:
 
     @property
     def off(self) -> bool:
-        """Whether the device is no longer what it was."""
+        """Whether the reference point has changed by more than the limits."""
         return bool(list(_drift(self)))
 
 
 def drift_of(first: Measurement, now: Measurement) -> Drift:
     """Compares two measurements of the reference point.
 
-    At a clock that is lower by some share, a time is longer by at most that share. What lies within
-    is no drift.
+    If the clock is lower by some share, the time may be longer by up to this share. A change within
+    this range is no drift.
     """
     ratio = now.stated.latency_us / first.stated.latency_us
     if first.mean_clock is None or now.mean_clock is None:
@@ -121,11 +124,11 @@ def grade(
     """Grades the quality of one point.
 
     flops, min_bytes: operations and least device-memory traffic of one run.
-    dtype: format whose peak applies; if None or without a known peak, the device's highest peak
-        applies.
-    drift: of the reference point; None without one.
-    interpreted: whether it ran in triton's interpreter, whose times describe no kernel.
-    unchecked: why the results could not be checked, or "".
+    dtype: format whose peak is the limit of the rate. If it is None or has no known peak, the limit
+        is the highest peak of the device.
+    drift: drift of the reference point; None if there is no reference point.
+    interpreted: whether the point ran in Triton's interpreter, whose times describe no kernel.
+    unchecked: reason why the results could not be checked, or "".
     """
     if interpreted:
         return Grade("rejected", (INTERPRETED,))
@@ -149,7 +152,7 @@ def grade(
 
 
 def _step(value: float, limits: tuple[float, float]) -> int:
-    """Returns the weight of a value by its limits."""
+    """Returns the weight of a value, given its limits."""
     off, bad = limits
     if value > bad:
         return _BAD
@@ -157,7 +160,7 @@ def _step(value: float, limits: tuple[float, float]) -> int:
 
 
 def best_clock_mhz(measurement: Measurement) -> float | None:
-    """Returns the highest SM clock of the point, MHz; None if unknown."""
+    """Returns the highest SM clock that was recorded for the point, in MHz; None if unknown."""
     states = (measurement.state_before, measurement.state_after)
     seen = [*measurement.clocks_mhz, *(state.sm_clock_mhz for state in states)]
     return max((mhz for mhz in seen if mhz is not None), default=None)
@@ -166,10 +169,10 @@ def best_clock_mhz(measurement: Measurement) -> float | None:
 def _impossible(
     m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec, dtype: str | None
 ) -> Iterator[str]:
-    """Yields a message for each exceeded peak, naming the rate and the peak."""
+    """Yields a message for each peak that a point exceeds, with its rate and the peak."""
     time_s = m.stated.latency_us * 1e-6
-    # Not a CPU's clock: it is read between runs, where it differs, and a CPU's peaks are upper
-    # bounds already.
+    # The clock of a CPU is not used, because it is read between runs, where it differs, and the
+    # peaks of a CPU are upper bounds already.
     clock = None
     if spec.kind != "cpu":
         clock = best_clock_mhz(m)
@@ -182,8 +185,8 @@ def _impossible(
             f"{faster} {tflops:.4g} TFLOP/s, where {spec.name} reaches at most {highest:.4g} "
             f"TFLOP/s in {which} at {at}"
         )
-    # Not all of min_bytes: up to a whole cache of it may be there before the run or be written back
-    # after it.
+    # Of min_bytes, up to the size of the cache may be in the cache before the run or be written
+    # back after it.
     gb_per_s = max(0.0, min_bytes - spec.l2_bytes) / time_s / 1e9
     if gb_per_s > spec.memory_gb_per_s * PEAK_MARGIN:
         yield (
@@ -199,8 +202,9 @@ def _impossible(
 
 
 def _ceiling(spec: DeviceSpec, dtype: str | None, clock_mhz: float | None) -> tuple[float, str]:
-    """Returns the peak TFLOP/s and its dtype: `dtype`, or the fastest one if its peak is
-    unknown.
+    """Returns the peak in TFLOP/s and the name of its format.
+
+    The format is `dtype`, or the fastest format of the device if the peak of `dtype` is unknown.
     """
     highest = float("inf")
     fastest = ""
@@ -216,11 +220,11 @@ def _ceiling(spec: DeviceSpec, dtype: str | None, clock_mhz: float | None) -> tu
     return highest, fastest or "any format"
 
 
-_Reasons = Iterator[tuple[int, str]]  # weight, message
+_Reasons = Iterator[tuple[int, str]]  # (weight, message) of each reason
 
 
 def _precision(m: Measurement, options: TimingOptions) -> _Reasons:
-    """Yields what is wrong with the number of samples and the interval."""
+    """Yields what is wrong with the number of samples and the width of the interval."""
     count = len(m.samples_us)
     if count < options.min_samples:
         few = f"{count} sample{'s' if count > 1 else ''}"
@@ -282,7 +286,7 @@ def _discards(m: Measurement) -> _Reasons:
 def _clock(m: Measurement, spec: DeviceSpec) -> _Reasons:
     """Yields what is wrong with the SM clock."""
     if spec.kind == "cpu":
-        return  # a CPU's clock is not recorded, which is not the point's fault
+        return  # the clock of a CPU is not recorded, which says nothing about the point
     if not m.clocks_mhz:
         note = m.state_after.note or m.state_before.note
         yield _OFF, "the SM clock is not known" + (f" ({note})" if note else "")
@@ -308,7 +312,7 @@ def _drift(drift: Drift | None) -> _Reasons:
     change = abs(drift.time_ratio - 1)
     if not change <= _DRIFT[0]:
         slower = "slower" if drift.time_ratio > 1 else "faster"
-        weight = _step(change, _DRIFT) or _BAD  # NaN is bad
+        weight = _step(change, _DRIFT) or _BAD  # NaN counts as bad
         yield weight, f"the reference point had become {change:.1%} {slower} than at first"
     if drift.clock_ratio is not None:
         change = abs(drift.clock_ratio - 1)
@@ -318,7 +322,7 @@ def _drift(drift: Drift | None) -> _Reasons:
 
 
 def _surroundings(m: Measurement, options: TimingOptions) -> _Reasons:
-    """Yields what else was wrong with the device."""
+    """Yields what else was wrong with the cache and the device."""
     if m.cache != options.cache:
         yield _BAD, f"measured with a {m.cache} cache, {options.cache} was asked for"
     others = max(m.state_before.other_processes or 0, m.state_after.other_processes or 0)

@@ -1,7 +1,8 @@
-"""Times a collective on all ranks at once: rank 0 leads, the others follow its commands.
+"""Times a collective on all ranks at once, under the control of rank 0.
 
-Only rank 0 warms up, stops and discards. It broadcasts each command and gathers the results. A
-sample is the time of the slowest rank, and its clock the lowest of any rank.
+Only rank 0 decides when to warm up, to stop and to discard; it broadcasts each command and gathers
+the results of all ranks. A sample is the time of the slowest rank, and its clock is the lowest
+clock of any rank.
 """
 
 from __future__ import annotations
@@ -15,32 +16,36 @@ from quantbench.errors import MeasurementError
 from quantbench.timing.session import Batch
 from quantbench.workload import Collective
 
-#: method of `Work` and its arguments
+#: name of a method of `Work`, and its arguments
 Command = tuple[str, tuple[Collective | int, ...]]
 
 
 class Ranks(Protocol):
-    """Group of processes as seen from one rank; implemented by
-    `providers.collectives.TorchRanks`.
+    """Group of processes as seen from one rank.
+
+    It is implemented by `providers.collectives.TorchRanks`.
     """
 
     world_size: int
 
     def broadcast(self, command: Command | None) -> Command | None:
-        """Returns rank 0's command on every rank, None to stop. Other ranks pass None."""
+        """Returns the command of rank 0 on every rank; None means stop. Other ranks pass None."""
 
     def gather(self, value: object) -> list[object] | None:
-        """Returns every rank's value in rank order on rank 0, None elsewhere."""
+        """Returns the values of all ranks, in the order of the ranks, on rank 0.
+
+        Returns None on the other ranks.
+        """
 
 
 class Work(Protocol):
     """One rank's part of a collective; implemented by `providers.collectives.TorchWork`."""
 
     def allocate(self, collective: Collective) -> str:
-        """Allocates buffers. Returns "" or the reason for the failure."""
+        """Allocates the buffers. Returns "" or the reason why this failed."""
 
     def check(self) -> str:
-        """Runs once and checks the result. Returns "" or the error found."""
+        """Runs the collective once and checks its result. Returns "" or what is wrong."""
 
     def sample(self, count: int, runs: int) -> RankBatch:
         """Takes `count` samples of `runs` runs each."""
@@ -50,8 +55,8 @@ class Work(Protocol):
 class RankBatch:
     """Samples of one rank.
 
-    samples_us: time of one run, µs.
-    launch_us: least time in which the host launched one run, µs; 0 if the host does the work
+    samples_us: times of one run, in µs.
+    launch_us: least time in which the host launched one run, in µs; 0 if the host does the work
         itself.
     state: state of the rank's GPU while it worked.
     """
@@ -63,7 +68,10 @@ class RankBatch:
 
 @dataclass(frozen=True)
 class Refused:
-    """Reason for not measuring a point. kind: unsupported, out_of_memory or wrong_result."""
+    """Reason why a point is not measured.
+
+    kind: unsupported, out_of_memory or wrong_result.
+    """
 
     kind: str
     message: str
@@ -80,8 +88,9 @@ class Leader:
         self._work = work
 
     def begin(self, collective: Collective) -> Refused | None:
-        """Allocates and checks one point on every rank. Returns None or the reason for not
-        measuring it.
+        """Allocates and checks one point on every rank.
+
+        Returns the reason why the point cannot be measured; None if it can.
         """
         kind = "unsupported"
         trouble = _first(self._do("allocate", collective))
@@ -94,10 +103,13 @@ class Leader:
         return Refused(kind, trouble) if trouble else None
 
     def sample(self, count: int, runs: int) -> RankBatch:
-        """Returns `count` samples of the point begun last, each the time of the slowest rank.
+        """Returns `count` samples of the current point, each the time of the slowest rank.
 
-        launch_us: the longest of all ranks. state: rank 0's, with the lowest clock and the throttle
-            reasons of all.
+        The current point is the one that was begun last. `launch_us` of the result is the longest
+        of all ranks. `state` is the state of rank 0, with the lowest clock and the throttle reasons
+        of all ranks.
+
+        Raises MeasurementError if a rank did not take all samples.
         """
         batches = [each for each in self._do("sample", count, runs) if isinstance(each, RankBatch)]
         samples_us = [each.samples_us for each in batches]
@@ -111,9 +123,14 @@ class Leader:
         )
 
     def stop(self) -> None:
+        """Ends `follow` on the other ranks."""
         self._ranks.broadcast(None)
 
     def _do(self, method: str, *arguments: Collective | int) -> list[object]:
+        """Calls a method of `Work` on all ranks.
+
+        Returns the results in the order of the ranks.
+        """
         self._ranks.broadcast((method, arguments))
         gathered = self._ranks.gather(getattr(self._work, method)(*arguments))
         assert gathered is not None
@@ -121,7 +138,7 @@ class Leader:
 
 
 def follow(ranks: Ranks, work: Work) -> None:
-    """Performs rank 0's commands until it stops."""
+    """Performs the commands of rank 0 until it stops."""
     while (command := ranks.broadcast(None)) is not None:
         method, arguments = command
         ranks.gather(getattr(work, method)(*arguments))
@@ -138,7 +155,10 @@ def _first(troubles: Sequence[object]) -> str:
 
 
 def _worst(states: Sequence[DeviceState]) -> DeviceState:
-    """Returns the first state with the lowest clock, None if one is unknown, and all reasons."""
+    """Returns the first state, with the lowest clock and the throttle reasons of all states.
+
+    The clock is None if one of the clocks is unknown.
+    """
     clocks = [state.sm_clock_mhz for state in states if state.sm_clock_mhz is not None]
     reasons = set().union(*(state.throttle_reasons for state in states))
     return replace(
@@ -150,10 +170,10 @@ def _worst(states: Sequence[DeviceState]) -> DeviceState:
 
 @dataclass
 class LeaderSampler:
-    """`Sampler` of the point begun last that samples on all ranks.
+    """Sampler of the current point of a leader, which samples on all ranks.
 
-    runs: runs per sample.
-    launch_us: least time in which the hosts launched one run of the last batch, µs.
+    runs: number of runs per sample.
+    launch_us: least time in which the hosts launched one run of the last batch, in µs.
     """
 
     leader: Leader

@@ -1,8 +1,8 @@
-"""Keeps the mean SM clock of the last seconds, at which times are stated.
+"""Estimates the mean SM clock of the last seconds, to which times are corrected.
 
 A clock wanders by a percent within tens of milliseconds, so the short time of one point does not
-show its mean. Work that nothing limits runs at one mean clock, which many points show together;
-work at the power limit has its own.
+show its mean. Work that no limit slows runs at one mean clock, which many points show together, but
+work at the power limit has a mean clock of its own.
 """
 
 from __future__ import annotations
@@ -17,24 +17,28 @@ import numpy as np
 from quantbench.measurement import MeanClock
 from quantbench.stats import CONFIDENCE, normal_quantile
 
-# Means over times that are long beside those in which a clock wanders (tens of milliseconds) are
-# independent.
+# Duration of a block. A clock wanders within tens of milliseconds, so the means of much longer
+# blocks are independent.
 _BLOCK_S = 0.25
-# Enough blocks to know the mean of a clock that wanders by 1 % to 0.4 %, and its trend while the
-# card gets hot.
+# With this many blocks, the mean of a clock that wanders by 1 % is known to 0.4 %, and so is its
+# trend while the card gets hot.
 _MOST_BLOCKS = 24
 _FEWEST_BLOCKS = 4
-# A mean that differs by more than 1 %, and by more than this many standard deviations of single
-# clocks, is that of another clock.
+# A point runs at another clock if its mean differs by more than 1 % and by more than this many
+# standard deviations of single clocks.
 _FAR = 3.0
 _FAR_SHARE = 0.01
-# Parts of a point whose scatter gives the error of its mean.
+# Number of parts of a point. The scatter of their means gives the error of the point's mean.
 _PARTS = 3
 
 
 @dataclass
 class _Block:
-    """Clocks of a quarter of a second: their number, sum and sum of squares."""
+    """Clocks of a quarter of a second.
+
+    begun_s: time of the first batch of the block.
+    count, total_mhz, total_mhz2: number of the clocks, their sum and the sum of their squares.
+    """
 
     begun_s: float
     count: int = 0
@@ -52,17 +56,21 @@ class _Block:
 
 
 class MeanClocks:
-    """Mean clock of the last seconds of work that nothing limited, and how far single clocks
-    scatter around it.
+    """Mean clock of the last seconds of work that no limit slowed.
+
+    Also knows the scatter of single clocks around the mean.
     """
 
     def __init__(self) -> None:
         self._blocks: deque[_Block] = deque(maxlen=_MOST_BLOCKS)
-        self._scatter = 0.0  # before the blocks
-        self._strangers = 0  # points in a row at another clock
+        self._scatter = 0.0  # scatter of the clocks before the blocks
+        self._strangers = 0  # number of points in a row at another clock
 
     def add(self, at_s: float, clocks_mhz: Sequence[float]) -> None:
-        """Adds the clocks of one batch of steady work. at_s: when it ended."""
+        """Adds the clocks of one batch of steady work.
+
+        at_s: time when the batch ended, in s.
+        """
         if not self._blocks or at_s - self._blocks[-1].begun_s >= _BLOCK_S:
             self._blocks.append(_Block(at_s))
         self._blocks[-1].add(clocks_mhz)
@@ -70,11 +78,13 @@ class MeanClocks:
     def learn(
         self, own_mhz: Sequence[float], batches: Sequence[tuple[float, Sequence[float]]]
     ) -> None:
-        """Adds a point that nothing limited. After two in a row at another clock, this is the
-        device's clock.
+        """Adds a point that no limit slowed.
 
-        own_mhz: clocks of its samples.
-        batches: clocks of its batches, each with the time when it ended.
+        A first point at another clock is ignored. After two points in a row at another clock, the
+        device is taken to run at that clock.
+
+        own_mhz: clocks of the point's samples.
+        batches: clocks of its batches, each with the time when the batch ended.
         """
         self._strangers = 0 if self._near(own_mhz) else self._strangers + 1
         if self._strangers == 1:
@@ -99,6 +109,7 @@ class MeanClocks:
     def of(self, at_s: float, own_mhz: Sequence[float], *, limited: bool) -> MeanClock:
         """Returns the mean clock of a point.
 
+        at_s: time of the point, in s.
         own_mhz: clocks of its samples, in the order of time.
         limited: whether the power limit held its clock down.
         """
@@ -107,8 +118,9 @@ class MeanClocks:
         return self._of_device(at_s)
 
     def _near(self, own_mhz: Sequence[float]) -> bool:
-        """Returns whether a point's clock may have wandered to where it is; True while there is
-        nothing to compare.
+        """Returns whether a point's clock differs from the mean by no more than clocks wander.
+
+        Returns True while there are too few blocks for a mean.
         """
         if len(self._blocks) < _FEWEST_BLOCKS:
             return True
@@ -116,8 +128,10 @@ class MeanClocks:
         return abs(float(np.mean(own_mhz)) / mean_mhz - 1) <= max(_FAR * self.scatter, _FAR_SHARE)
 
     def _of_point(self, own_mhz: Sequence[float]) -> MeanClock:
-        """Returns the mean of a point's clocks. A point is so short that it scatters as single
-        clocks do, at most.
+        """Returns the mean of the clocks of one point.
+
+        The error is at least the scatter of single clocks, because a point may be so short that its
+        clocks all wander together.
         """
         parts = np.array_split(np.asarray(own_mhz), min(_PARTS, len(own_mhz)))
         means_mhz = np.array([part.mean() for part in parts])
@@ -129,8 +143,9 @@ class MeanClocks:
         return MeanClock(mean_mhz, half_mhz)
 
     def _of_device(self, at_s: float) -> MeanClock:
-        """Returns the mean of the blocks, moved along their trend by the share of the move that is
-        no noise.
+        """Returns the mean clock of the blocks, extrapolated along their trend to a time.
+
+        The trend is reduced to the share of it that is not noise.
         """
         means_mhz = np.array([block.mean_mhz for block in self._blocks])
         times_s = np.array([block.begun_s for block in self._blocks])
@@ -150,7 +165,7 @@ class MeanClocks:
 
 
 def _student_quantile(freedom: int) -> float:
-    """Returns the two-sided quantile of Student's distribution."""
+    """Returns the two-sided quantile of Student's distribution at the usual confidence."""
     from scipy import special
 
     return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))

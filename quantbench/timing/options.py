@@ -1,4 +1,4 @@
-"""Defines and validates the timing options, which are part of each record's key."""
+"""Defines the options of timing, which are part of the key of each record, and their limits."""
 
 from dataclasses import dataclass
 
@@ -13,14 +13,16 @@ _DISTRIBUTIONS = ("normal", "uniform", "zeros", "integers")
 class TimingOptions:
     """Options that determine how each point is timed.
 
-    cache: cold flushes the last-level cache before every sample; hot does not.
-    mode: events around single runs, graph replays, or auto (events on a GPU; the times of all
-        points compare).
-    half_width: target relative half-width of the median's 95 % confidence interval.
-    min_samples, max_samples: bounds on accepted samples.
-    max_time_s: wall time after which a point stops, precise or not.
-    seed: seed of the inputs that providers prepare; before timing, `quantbench.providers.audit`
-        replaces their values.
+    cache: `cold` flushes the last-level cache before every sample; `hot` does not.
+    mode: `events` times single runs between events, and `graph` replays graphs. `auto` means
+        `events` on a GPU, so that the times of all points can be compared.
+    half_width: target for the relative half-width of the median's 95 % confidence interval.
+    min_samples, max_samples: bounds on the number of accepted samples.
+    max_time_s: wall time after which the sampling of a point stops even if the target is not
+        reached, in s.
+    distribution: distribution of the inputs.
+    seed: seed of the inputs that providers prepare. `quantbench.providers.audit` replaces their
+        values before they are timed.
     """
 
     cache: str = "cold"

@@ -1,9 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
-"""Defines two small Triton kernels: `hold` holds a stream until the host releases it, `stamp` reads
-SM counters.
+"""Defines two small Triton kernels: one holds a stream, the other reads counters of the SMs.
 
-They are in Triton because it needs no CUDA compiler on the machine. mypy does not check these
-bodies, which Triton's compiler reads.
+They are written in Triton because it needs no CUDA compiler on the machine. mypy does not check
+their bodies, which Triton's compiler reads.
 """
 
 import triton
@@ -26,7 +25,7 @@ def cycles():
 
 @triton.jit
 def sm():
-    """Returns the number of the SM that this block runs on."""
+    """Returns the number of the SM on which this block runs."""
     return tl.inline_asm_elementwise(
         "mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -34,11 +33,11 @@ def sm():
 
 @triton.jit
 def hold(release_ptr, timed_out_ptr, timeout_ns):
-    """Holds the stream: returns when *release_ptr is no longer 0, or after timeout_ns with
-    *timed_out_ptr set to 1.
+    """Holds the stream until the host releases it or a time limit passes.
 
-    Both pointers are to pinned host memory. The loads must be volatile, or the compiler keeps the
-    first value.
+    The kernel returns when *release_ptr is no longer 0. After timeout_ns it sets *timed_out_ptr to
+    1 and returns. Both pointers are to pinned host memory. The loads must be volatile, because the
+    compiler would otherwise keep the first value.
     """
     begin_ns = now_ns()
     waiting = tl.load(release_ptr, volatile=True) == 0
@@ -51,11 +50,11 @@ def hold(release_ptr, timed_out_ptr, timeout_ns):
 
 @triton.jit
 def stamp(stamps_ptr, max_sms):
-    """Writes (global timer in ns, clock64 in cycles) of this block's SM to row smid of int64
-    stamps[max_sms, 2].
+    """Writes the time and the cycle counter of each SM to the SM's row of stamps (max_sms, 2).
 
-    Launch twice as many blocks as there are SMs, so that every SM gets one. It does not matter
-    which block of an SM writes last, since each reads the two numbers together.
+    The time is the global timer in ns, and the counter is clock64 in cycles. The kernel must be
+    launched with twice as many blocks as there are SMs, so that every SM gets a block. It does not
+    matter which block of an SM writes last, because each block reads the two numbers together.
     """
     index = sm()
     if index < max_sms:

@@ -1,5 +1,7 @@
-"""Samples a point: warms up until times are steady, then takes batches until the stopping rule is
-satisfied. Device, clock and sleep are injected.
+"""Samples a point: warms up, then takes batches until the stopping rule is satisfied.
+
+The warm-up lasts until the times are steady. The device, the clock and the sleep are injected, so
+that tests can simulate them.
 """
 
 import gc
@@ -20,62 +22,68 @@ from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run
 from quantbench.timing.stopping import Steadiness, StoppingRule, same_clock
 
-# Device time of a batch. One synchronisation and one reading of the device's state take a
-# millisecond or two, which is little beside it; and a throttled stretch costs few samples.
+# Device time of a batch. It is long compared with one synchronisation and one reading of the device
+# state, which take a millisecond or two. It is short enough that a throttled stretch costs few
+# samples.
 _BATCH_US = 10_000.0
 
-# A sample is throttled if its clock is below this share of the same work's steady clock (the share
-# is NVBench's). The data sheet's clock would not do: a large GEMM under the power limit stays below
-# 75 % of the boost clock, and every sample would be discarded (NVBench issue 231).
+# A sample is throttled if its clock is below this share of the steady clock of the same work (the
+# share is the one of NVBench). The clock of the data sheet cannot be used: a large GEMM under the
+# power limit stays below 75 % of the boost clock, so every sample would be discarded (NVBench issue
+# 231).
 _THROTTLE_SHARE = 0.75
 
-#: NVML's reasons for which the card protects itself. The power limit is not one of them: large
-#: GEMMs always run at it, and the clock recorded with each sample shows it.
+#: Throttle reasons of NVML that mean that the card protects itself. The power limit is not one of
+#: them, because large GEMMs always run at it, and the clock that is recorded with each sample shows
+#: it.
 HARD_THROTTLES = HARMFUL_REASONS - {"sw_power_cap"}
 
-# Pause after a batch with throttled samples, doubled after each further one. NVBench sleeps 0.05 s.
+# Pause after a batch with throttled samples. It is doubled after each further such batch. NVBench
+# sleeps for 0.05 s.
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.8
 
 # Sampling ends after this many batches in a row without a good sample (1.55 s of pauses). Batches
-# in which the thread was preempted do not count: it gets its core back within milliseconds.
+# in which the thread was only preempted do not count, because it gets its core back within
+# milliseconds.
 _MAX_BAD_BATCHES = 5
 
-# A clock that differs by more than this within 50 ms has not wandered there: work has begun, or the
-# power limit acts.
+# If a clock changes by more than this within 50 ms, it has not merely wandered: work has begun, or
+# the power limit acts.
 _JUMP = 0.05
 
-# Steady samples of the warm-up that count, at most about so many: a record has two numbers for
+# Most steady samples of the warm-up that are reused, approximately. A record has two numbers for
 # each.
 _MOST_REUSED = 64
 
-# The end of a point, whose clocks count for the mean clock: in its beginning the clock may still
-# have climbed a little.
+# Only the clocks of this last part of a point are used for the mean clock, because the clock may
+# still climb a little at its beginning.
 _SETTLED_S = 0.02
 
-# Upper bound on the batches of a warm-up, so that it ends even if the clock stands still.
+# Most batches of a warm-up, so that it ends even if the clock of the host stands still.
 _MAX_WARM_UP_ROUNDS = 2000
 
-#: `Discarded.reason` begins with one of these.
+#: `Discarded.reason` begins with THROTTLED, LAUNCH_GAP, PREEMPTED, OTHER_THREADS or NOT_A_TIME
 THROTTLED = "throttled"
-#: Most samples queued behind one hold; more would save little of the time that a batch takes.
+#: most samples that are queued behind one hold; more would save little of the time of a batch
 MAX_QUEUED = 16
 LAUNCH_GAP = "launch gap"
 PREEMPTED = "preempted"
 OTHER_THREADS = "other threads"
 NOT_A_TIME = "not a time"
-#: Ends the reason of the one discarded sample if every sample was bad and the others were kept.
+#: end of the reason of the one discarded sample if every sample was bad and the others were kept
 KEPT = "; so were all the others, which are kept"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples taken with one synchronisation.
+    """Samples that were taken with one synchronisation.
 
-    samples_us: device times of single runs.
-    clocks_mhz: SM clock of each sample; empty if not known.
-    invalid: for each sample the reason why it is invalid ("launch gap: …") or ""; empty if all are
-        valid.
+    samples_us: device times of single runs, in µs.
+    clocks_mhz: SM clock of each sample; empty if unknown.
+    state: state of the device while it worked.
+    invalid: for each sample the reason why it is invalid ("launch gap: …") or ""; empty if all
+        samples are valid.
     """
 
     samples_us: tuple[float, ...]
@@ -85,37 +93,40 @@ class Batch:
 
 
 class Sampler(Protocol):
-    """Source of samples of one point."""
+    """Source of the samples of one point."""
 
     def sample(self, count: int) -> Batch:
         """Takes about `count` samples, at least one."""
 
 
 class Audit(Protocol):
-    """Check that the timed work is really computed; implemented by
-    `quantbench.providers.audit.Audit`.
+    """Check that the timed work is really computed.
+
+    It is implemented by `quantbench.providers.audit.Audit`.
     """
 
     def before_sample(self) -> None:
-        """Called before each sample, untimed, on the run's stream. May queue work; must not wait
-        for the device.
+        """Is called before each sample, on the stream of the run, and is not timed.
+
+        It may queue work but must not wait for the device.
         """
 
     def after_sampling(self, sample: Callable[[], object]) -> None:
-        """Called once after the last sample. sample: takes one more sample in the same way and
-        waits for it.
+        """Is called once after the last sample.
+
+        sample: function that takes one more sample in the same way and waits for it.
         """
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Result of warming up.
+    """Result of a warm-up.
 
-    typical_us: median of the last samples.
-    clock_mhz: their median clock, None if not known.
-    steady: False if the time limit came first.
+    typical_us: median time of the last samples, in µs.
+    clock_mhz: median clock of the last samples; None if unknown.
+    steady: whether the times became steady before the time limit.
     state: device state at the end.
-    light: whether the runs took little of the time (`Steadiness`).
+    light: whether the runs took only a small part of the time (see `Steadiness`).
     batches: steady batches at the end, each with the time when it ended.
     """
 
@@ -141,13 +152,18 @@ def warm_up(
     now: Callable[[], float],
     known_mhz: float | None = None,
 ) -> WarmUp:
-    """Samples until times and clock are steady over two windows of window_s seconds, for at most
-    limit_s seconds.
+    """Samples until the times and the clock are steady over two windows, or until a time limit.
 
-    Takes samples exactly as when measuring (flushes included) and discards them: other work would
-    settle at another clock. known_mhz: clock at which earlier light work was steady; at this clock
-    short windows suffice for light work (see `Steadiness`). Raises MeasurementError if no sample is
-    a finite positive time.
+    The samples are taken exactly as in the measurement, including flushes, because other work would
+    settle at another clock.
+
+    window_s: length of a window, in s.
+    limit_s: time limit, in s.
+    batch_limit: most samples in a batch.
+    now: function that reads the time, in s.
+    known_mhz: clock at which earlier light work was steady. At this clock, short windows suffice
+        for light work (see `Steadiness`).
+    Raises MeasurementError if no sample is a finite positive time.
     """
     steadiness = Steadiness(window_s, known_mhz)
     start_s = now()
@@ -180,8 +196,9 @@ def warm_up(
 
 
 def _last(batches: list[tuple[float, Batch]], seconds: float) -> tuple[tuple[float, Batch], ...]:
-    """Returns the batches of the last seconds since a jump of the clock; every second, third, … one
-    if they are many.
+    """Returns the batches of the last seconds, after the last jump of the clock.
+
+    If these are many, only every second, third, … batch is returned.
     """
     end_s, end = batches[-1]
     recent = []
@@ -215,20 +232,23 @@ def sample_point(
     pause: Callable[[float], None],
     clocks: MeanClocks | None = None,
 ) -> Measurement:
-    """Samples a warmed-up point until the stopping rule of `options` is satisfied, or too many
-    batches are bad (stopped by `discards`). Discards throttled samples and pauses after them. With
-    `clocks`, the steady samples of the warm-up count: they show more of the clock than one batch
-    does.
+    """Samples a point after its warm-up.
+
+    Sampling ends when the stopping rule is satisfied or sampling is given up. Sampling is given up
+    after too many bad batches (stopped by `discards`). Throttled samples are discarded, and a pause
+    follows them. If every sample was bad, all are kept except the one with the lowest clock, whose
+    reason ends with `KEPT`.
 
     mode, runs_per_sample: stored in the `Measurement`.
-    batch_limit: maximum samples in a batch.
-    tick_us: resolution of one sample.
+    batch_limit: most samples in a batch.
+    tick_us: resolution of one sample, in µs.
+    now: function that reads the time, in s.
     pause: function that sleeps for a number of seconds.
-    clocks: mean clocks of the points so far, at which times are stated; None where clocks are not
-        recorded.
+    clocks: mean clocks of the points so far, to which times are corrected; None if clocks are not
+        recorded. With them, the steady samples of the warm-up are used too, because they show more
+        of the clock than one batch.
 
-    If every sample was bad, all are kept except the one with the lowest clock, whose reason ends
-    with `KEPT`. Raises MeasurementError if then fewer than two are finite positive times.
+    Raises MeasurementError if every sample was bad and fewer than two are finite positive times.
     """
     good: list[Discarded] = []
     bad: list[Discarded] = []
@@ -283,7 +303,7 @@ def sample_point(
             if stopped_by is None and given_up:
                 stopped_by = "discards"
             if stopped_by is None and not good and len(bad) > 1 and rule.out_of_time:
-                stopped_by = "max_time"  # the rule waits for a first good sample
+                stopped_by = "max_time"  # the rule itself waits for a first good sample
             if stopped_by is None and THROTTLED in kinds:
                 pause(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -312,19 +332,20 @@ def sample_point(
 
 
 def _clocks_mhz(samples: Sequence[Discarded]) -> tuple[float, ...]:
-    """Returns the clocks of the samples that have one."""
+    """Returns the clocks of the samples that have a clock."""
     return tuple(s.clock_mhz for s in samples if s.clock_mhz is not None)
 
 
 def _limited(batches: Sequence[tuple[float, Batch]]) -> bool:
-    """Returns whether the power limit held the clock down."""
+    """Returns whether the power limit held the clock down in one of the batches."""
     return any("sw_power_cap" in batch.state.throttle_reasons for _, batch in batches)
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Disables Python's garbage collector, as timeit does: it takes milliseconds, and freeing
-    device memory waits.
+    """Disables Python's garbage collector within the block, as timeit does.
+
+    A collection takes milliseconds, and freeing device memory waits for the device.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -336,12 +357,12 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class Timer:
-    """Base of `CpuTimer` and `CudaTimer`, which time runs on one device. Create one per process
-    with `make_timer`, since creating it allocates and compiles.
+    """Base class of the timers, which time runs on one device.
 
-    warmup_s, measuring_s: wall time spent so far on warm-up and on sampling, s.
+    A process should create one timer with `make_timer`, because its creation allocates and
+    compiles. Subclasses for GPUs set _floor_us, the time of an empty kernel, and _mean_clocks.
 
-    Subclasses for GPUs set _floor_us, the time of an empty kernel, and _mean_clocks.
+    warmup_s, measuring_s: wall time spent so far on warm-ups and on sampling, in s.
     """
 
     _batch_limit: int
@@ -371,11 +392,11 @@ class Timer:
     ) -> Measurement:
         """Times `run`.
 
-        run: does the work once; on CUDA it queues the work on the current stream.
-        copy: makes a run of the same work on another copy of its data, which has this number, from
-            0.
-        min_bytes: least number of bytes that one run touches. Both allow cold times of short
-            kernels on CUDA (see `quantbench.timing.rotation`) and are ignored on a CPU.
+        run: function that does the work once. On CUDA it queues the work on the current stream.
+        copy: function that makes a run of the same work on another copy of its data. Its argument
+            is the number of the copy, from 0.
+        min_bytes: least number of bytes that one run touches. It and `copy` allow cold times of
+            short kernels on CUDA (see `quantbench.timing.rotation`); both are ignored on a CPU.
         audit: object that checks the results.
 
         Raises MeasurementError if no sample is a finite positive time, and whatever `run` and
@@ -392,8 +413,8 @@ class Timer:
             now=self._now,
             known_mhz=self._known_mhz,
         )
-        # Only whole windows change the known clock, by more than 1 %: it cannot creep along with a
-        # slow ramp.
+        # The known clock changes only if light work is steady over whole windows at a clock that
+        # differs by more than 1 %, so it cannot follow a slow ramp.
         moved = warm.clock_mhz and not same_clock(warm.clock_mhz, self._known_mhz)
         if warm.steady and warm.light and moved:
             self._known_mhz = warm.clock_mhz
@@ -409,8 +430,10 @@ class Timer:
         runs: int,
         tick_us: float,
     ) -> Measurement:
-        """Samples the warm point and audits it. start_s: when warming up began. runs: runs per
-        sample.
+        """Samples a point after its warm-up and audits it.
+
+        start_s: time when the warm-up began, in s.
+        runs: number of runs per sample.
         """
         warm_s = self._now()
         self.warmup_s += warm_s - start_s
@@ -435,19 +458,23 @@ class Timer:
 
 
 def _is_time(value: float) -> bool:
+    """Returns whether a value is a finite positive time."""
     return isfinite(value) and value > 0
 
 
 def before_sample(audit: Audit | None) -> Run:
-    """Returns what to call before each sample."""
+    """Returns the function to call before each sample, which does nothing without an audit."""
     if audit is None:
         return lambda: None
     return audit.before_sample
 
 
 def _judge(batch: Batch, steady_mhz: float | None) -> tuple[list[Discarded], list[Discarded]]:
-    """Returns the samples that count, with "" as reason, and the others, with the reason for
-    discarding them.
+    """Splits the samples of a batch into good and bad ones.
+
+    Good samples have an empty reason, bad samples the reason why they are discarded.
+
+    steady_mhz: steady clock of the same work; None if unknown.
     """
     clocks: Sequence[float | None] = batch.clocks_mhz or [None] * len(batch.samples_us)
     hard = ", ".join(r for r in batch.state.throttle_reasons if r in HARD_THROTTLES)
@@ -456,7 +483,7 @@ def _judge(batch: Batch, steady_mhz: float | None) -> tuple[list[Discarded], lis
     bad: list[Discarded] = []
     for time_us, clock_mhz, why in zip(batch.samples_us, clocks, invalid, strict=True):
         if not _is_time(time_us):
-            # Stored as 0, since JSON has no NaN; the reason keeps the value.
+            # The time is stored as 0, because JSON has no NaN. The reason keeps the value.
             why = f"{NOT_A_TIME}: {time_us!r} µs"
             time_us = 0.0
         elif not why and hard:
@@ -472,8 +499,11 @@ def _judge(batch: Batch, steady_mhz: float | None) -> tuple[list[Discarded], lis
 
 
 def _keep(bad: list[Discarded]) -> tuple[list[Discarded], list[Discarded]]:
-    """Splits samples that were all bad into kept and discarded ones; the reason of one discarded
-    sample ends with KEPT.
+    """Splits samples that were all bad into kept and discarded samples.
+
+    All finite positive times are kept except the one with the lowest clock, whose reason ends with
+    KEPT.
+    Raises MeasurementError if fewer than two samples are finite positive times.
     """
     times = [s for s in bad if _is_time(s.sample_us)]
     if len(times) < 2:

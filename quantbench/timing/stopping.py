@@ -1,13 +1,4 @@
-"""Decides when to end the warm-up and the sampling, from numbers and a clock alone.
-
-Reasons to stop sampling, strongest first:
-- precision: the relative half-width of the median's 95 % confidence interval is at or below the
-  target. On a coarse clock it narrows with the samples too (`stats.typical_interval`);
-- clock: what is left of that interval is the uncertainty of the mean clock, which other points
-  narrow;
-- noise_floor: more samples no longer narrow that interval, so the target cannot be reached;
-- max_samples, max_time: the bounds.
-"""
+"""Decides when the warm-up and the sampling of a point end, from numbers and a clock alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,34 +7,34 @@ from math import ceil, sqrt
 from quantbench.errors import InputError
 from quantbench.stats import median, noise, relative_half_width, typical_us
 
-# Two neighbouring windows that differ by less than this are the same state. Clocks move in steps of
-# 15 MHz, under 1 % of any GPU's working clock.
+# Largest difference between two neighbouring windows in the same state. Clocks move in steps of 15
+# MHz, which is under 1 % of the working clock of any GPU.
 _STEADY_SHARE = 0.01
 
-# Minimum samples in a window. Slow work makes the window longer.
+# Fewest samples in a window. Slow work makes the window longer.
 _MIN_WINDOW_SAMPLES = 3
 
-# Length of the windows if the clock is known: 20 to 30 cold samples of a few microseconds.
+# Length of a window if the clock is known. It holds 20 to 30 cold samples of a few microseconds.
 _SHORT_WINDOW_S = 0.005
 
-# A run that takes at most this share of the time keeps the card below its power limit: one that
-# would draw 180 % of it averages to the limit if flushes draw 60 % in the rest, and for part of the
-# rest the card is idle.
+# Runs that take at most this share of the time keep the card below its power limit. If the runs
+# draw 180 % of the limit, and the flushes between them draw 60 %, the mean is the limit; and for
+# part of the rest the card is idle.
 _LIGHT_SHARE = 1 / 3
 
-# Statistics are computed each time the number of samples has grown by this factor: the total cost
-# is n log n, and a point takes at most a quarter more samples than it needs.
+# Statistics are computed each time the number of samples has grown by this factor. The total cost
+# is then n log n, and a point takes at most a quarter more samples than it needs.
 _CHECK_GROWTH = 1.25
 
-# Part of the target that more samples need not narrow.
+# If more samples would narrow the interval by less than this part of the target, sampling stops.
 _SMALL_PART = 0.5
 
-# For independent samples the interval of 4n samples is half as wide as that of n. If it keeps more
-# than 80 % of its width in three checks in a row, the rest is not noise that averages out, but two
-# modes or a drift. In simulation (log-normal 5 % and exponential 30 % noise, 2000 samples) this
-# stopped 0 of 150 points too early, and recognised two modes 40 % apart after 215 samples. The idea
-# is that of NVBench's stdrel criterion, which looks for a flat standard deviation and needs more
-# than 64 values.
+# For independent samples, the interval of 4n samples is half as wide as that of n samples. If the
+# interval keeps more than 80 % of its width in three checks in a row, the cause is not noise that
+# averages out, but two modes or a drift. In simulation (log-normal 5 % and exponential 30 % noise,
+# 2000 samples) this rule stopped 0 of 150 points too early, and recognised two modes 40 % apart
+# after 215 samples. NVBench's stdrel criterion has the same idea: it looks for a flat standard
+# deviation and needs more than 64 values.
 _FLOOR_MIN_SAMPLES = 128
 _FLOOR_SPAN = 4
 _FLOOR_SHARE = 0.8
@@ -61,20 +52,20 @@ class _Window:
 
 
 def same_clock(one_mhz: float | None, other_mhz: float | None) -> bool:
-    """Returns whether two clocks agree within 1 %; False if one is unknown."""
+    """Returns whether two clocks agree within 1 %; False if one of them is unknown."""
     return bool(one_mhz and other_mhz and abs(one_mhz / other_mhz - 1) <= _STEADY_SHARE)
 
 
 class Steadiness:
-    """Comparison of the last window of window_s seconds (or 3 samples, if that is longer) with the
-    window before.
+    """Compares the times and clocks of the last two windows of a warm-up.
 
-    The work is steady if the median times agree within 1 % plus noise, and the median clocks, if
-    known, within 1 %.
+    A window is window_s seconds long, or 3 samples if that is longer. The work is steady if the
+    median times of the two windows agree within 1 % plus noise, and the median clocks, if known,
+    agree within 1 %.
 
     known_mhz: clock at which earlier light work was steady. Light work needs only windows of 5 ms
-        that end at this clock: a clock that climbs from idle passes it only in the end, and work at
-        the power limit settles elsewhere.
+        that end at this clock, because a clock that climbs from idle reaches it only at the end,
+        and work at the power limit settles at another clock.
 
     >>> steadiness = Steadiness(window_s=0.1)
     >>> for at_s in (0.05, 0.10, 0.15, 0.20):
@@ -86,13 +77,14 @@ class Steadiness:
     def __init__(self, window_s: float, known_mhz: float | None = None) -> None:
         self._window_s = window_s
         self._known_mhz = known_mhz
-        self._batches: list[tuple[float, _Window]] = []  # each with the time of its end
+        self._batches: list[tuple[float, _Window]] = []  # each with the time when it ended, in s
         self._sampled_us = 0.0  # sum of all samples
         self.rounds = 0  # batches added so far
 
     def add(self, at_s: float, samples_us: Sequence[float], clocks_mhz: Sequence[float]) -> None:
-        """Adds one batch of at least one sample. at_s: seconds since warming up began, at the end
-        of the batch.
+        """Adds one batch of at least one sample.
+
+        at_s: time when the batch ended, in seconds since the beginning of the warm-up.
         """
         self._batches.append((at_s, _Window(list(samples_us), list(clocks_mhz))))
         recent = len(self._batches) - 2 * _MIN_WINDOW_SAMPLES
@@ -104,24 +96,25 @@ class Steadiness:
 
     @property
     def typical_us(self) -> float:
-        """Median time over the last window, µs."""
+        """Median time over the last window, in µs."""
         return typical_us(self._last.times_us)
 
     @property
     def clock_mhz(self) -> float | None:
-        """Median clock over the last window, MHz; None if unknown."""
+        """Median clock over the last window, in MHz; None if unknown."""
         return _clock_mhz(self._last)
 
     @property
     def light(self) -> bool:
-        """Whether the samples take so little of the time that the power limit cannot lower the
-        clock.
+        """Whether the runs take too little of the time to reach the power limit.
+
+        The power limit then cannot lower the clock.
         """
         return self._sampled_us * 1e-6 <= _LIGHT_SHARE * self._batches[-1][0]
 
     @property
     def counted_s(self) -> float:
-        """Length of the window that counts, s."""
+        """Length of the window that decides, in s."""
         return _SHORT_WINDOW_S if self._settled else self._window_s
 
     @property
@@ -131,23 +124,28 @@ class Steadiness:
 
     @property
     def _settled(self) -> bool:
+        """Whether light work has reached the known clock, so that short windows suffice."""
         if self._known_mhz is None or not self.light or not self._agree(_SHORT_WINDOW_S):
             return False
         return same_clock(_clock_mhz(self._windows(_SHORT_WINDOW_S)[1]), self._known_mhz)
 
     @property
     def _last(self) -> _Window:
-        """The window that counts: the last one, a short one if that suffices."""
+        """The last window that decides. It is a short window if that suffices."""
         return self._windows(self.counted_s)[1]
 
     def _agree(self, window_s: float) -> bool:
+        """Returns whether the last two windows of this length agree.
+
+        Returns False while they are not full.
+        """
         if not self._batches or self._batches[-1][0] < 2 * window_s:
             return False
         old, new = self._windows(window_s)
         if not (old.full and new.full):
             return False
-        # A median of n samples scatters by about 1.25 σ/√n, the difference of two by √2 of that;
-        # twice that is noise.
+        # A median of n samples scatters by about 1.25 σ/√n, and the difference of two medians by √2
+        # times as much. A difference of up to twice that scatter is noise.
         fewest = min(len(old.times_us), len(new.times_us))
         scatter = 2 * sqrt(2) * 1.25 * max(noise(old.times_us), noise(new.times_us)) / sqrt(fewest)
         if abs(typical_us(new.times_us) / typical_us(old.times_us) - 1) > _STEADY_SHARE + scatter:
@@ -157,7 +155,7 @@ class Steadiness:
         )
 
     def _windows(self, window_s: float) -> tuple[_Window, _Window]:
-        """Returns the last window of window_s seconds but one and the last."""
+        """Returns the last two windows of this length, the earlier one first."""
         old = _Window()
         new = _Window()
         end_s = self._batches[-1][0]
@@ -172,24 +170,34 @@ class Steadiness:
 
 
 def _clock_mhz(window: _Window) -> float | None:
-    """Returns the median clock, None if unknown."""
+    """Returns the median clock of a window; None if unknown."""
     return median(window.clocks_mhz) if window.clocks_mhz else None
 
 
 def _median_widths(samples_us: Sequence[float]) -> tuple[float, float]:
+    """Returns the relative half-width of the median's interval, twice (see `StoppingRule`)."""
     width = relative_half_width(samples_us)
     return width, width
 
 
 class StoppingRule:
-    """Rule that decides from the samples when to stop.
+    """Decides from the samples when to stop sampling.
 
-    half_width: target relative half-width of the median's 95 % interval.
-    min_samples: minimum samples for a statistic.
-    max_time_s: seconds by `now` since the rule was created; may end a point with fewer than
-        min_samples, but not with none.
-    widths: function from the samples to the relative half-width of the time's interval, and to the
-        part of it that more samples narrow; default: that of the median, twice.
+    The reasons to stop are checked in this order:
+    - `precision`: the relative half-width of the median's 95 % confidence interval is at or below
+      the target. On a coarse clock it narrows with the samples too (`stats.typical_interval`).
+    - `clock`: only the uncertainty of the mean clock is left of the interval, and other points
+      narrow that.
+    - `noise_floor`: more samples no longer narrow the interval, so the target cannot be reached.
+    - `max_samples` and `max_time`: the bounds are reached.
+
+    half_width: target for the relative half-width of the median's 95 % interval.
+    min_samples: fewest samples for a statistic.
+    max_time_s: time limit, in seconds by `now` since the rule was created. It may end a point with
+        fewer than min_samples, but not without any sample.
+    widths: function that returns, from the samples, the relative half-width of the time's interval
+        and the part of it that more samples narrow. By default, both are the half-width of the
+        median's interval.
 
     >>> rule = StoppingRule(
     ...     half_width=0.005, min_samples=10, max_samples=100, max_time_s=1.0, now=lambda: 0.0
@@ -228,18 +236,22 @@ class StoppingRule:
 
     @property
     def missing(self) -> int:
-        """Number of samples until the next check, at least 1; limits the size of the next batch."""
+        """Number of samples until the next check, at least 1.
+
+        The next batch has at most this many samples.
+        """
         return max(1, min(self._next_check, self.max_samples) - self.count)
 
     @property
     def out_of_time(self) -> bool:
-        """Whether max_time_s is over. Steps back of the clock count as 0 s."""
+        """Whether max_time_s is over. A step back of the clock counts as 0 s."""
         now_s = self._now()
         self._elapsed_s += max(0.0, now_s - self._last_s)
         self._last_s = now_s
         return self._elapsed_s >= self._max_time_s
 
     def add(self, sample_us: float) -> None:
+        """Adds a sample. Raises InputError unless it is a finite positive time."""
         if not 0 < sample_us < float("inf"):
             raise InputError(
                 "StoppingRule.add", f"sample_us = {sample_us!r}", "a finite time above 0"
@@ -247,8 +259,9 @@ class StoppingRule:
         self._samples_us.append(sample_us)
 
     def finished(self) -> str | None:
-        """Returns the reason to stop, or None. Cheap: statistics are computed only at growing
-        intervals.
+        """Returns the reason to stop, or None.
+
+        Frequent calls are cheap, because statistics are computed only at growing intervals.
         """
         reason = None
         if self.count >= self._next_check:
@@ -261,6 +274,7 @@ class StoppingRule:
         return reason
 
     def _check(self) -> str | None:
+        """Computes the statistics and returns the reason to stop, or None."""
         width, sampling = self._widths_of(self._samples_us)
         if width <= self._half_width:
             return "precision"

@@ -1,5 +1,6 @@
-"""Defines workloads (GEMM, softmax, attention, collectives, experts) and the transformer shapes
-that consist of them.
+"""Defines workloads (GEMM, softmax, attention, collectives, experts) and transformer shapes.
+
+A transformer shape consists of such workloads.
 """
 
 from quantbench.workload.kinds import Compute, Workload

@@ -1,11 +1,11 @@
-"""Defines the dtypes: widths, the output dtype of GEMMs, and which dtypes each op supports."""
+"""Defines the dtypes: their widths, the output dtype of GEMMs, and the dtypes each op supports."""
 
 from dataclasses import dataclass
 
 from quantbench.errors import InputError
 
-#: elements of two bytes in a thread's widest load (16 bytes): what head_dim must be a multiple of
-#: for the fast kernels
+#: Number of two-byte elements in a thread's widest load (16 bytes). The fast kernels need a
+#: head_dim that is a multiple of it.
 ALIGNED_ELEMENTS = 8
 
 
@@ -15,6 +15,7 @@ class Dtype:
 
     element_bytes: bytes per stored unit of `packed` elements.
     output: dtype of a GEMM's output.
+    packed: number of elements in a stored unit.
     scale_a_bytes, scale_b_bytes: bytes of scales per element of a and b.
     """
 
@@ -27,16 +28,16 @@ class Dtype:
 
     @property
     def a_bytes(self) -> float:
-        """Bytes per element of a GEMM's a, with its scales."""
+        """Bytes per element of operand a of a GEMM, including its scales."""
         return self.element_bytes / self.packed + self.scale_a_bytes
 
     @property
     def b_bytes(self) -> float:
-        """Bytes per element of a GEMM's b, with its scales."""
+        """Bytes per element of operand b of a GEMM, including its scales."""
         return self.element_bytes / self.packed + self.scale_b_bytes
 
     def row_bytes(self, length: int) -> int:
-        """Returns the bytes of `length` elements in a row, without scales."""
+        """Returns the bytes that `length` elements of a row take, without scales."""
         return length * self.element_bytes // self.packed
 
 
@@ -62,17 +63,17 @@ _ALL = (
 
 DTYPES = {d.name: d for d in _ALL}
 
-#: dtypes of GEMM inputs (int32 is only an output)
+#: dtypes of GEMM inputs; int32 is only an output
 GEMM_DTYPES = tuple(name for name in DTYPES if name != "int32")
-#: those that can be measured here; the others come from imported tables
+#: GEMM dtypes that can be measured here; times of others come from imported tables
 MEASURED_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "int8")
 #: dtypes of softmax and attention
 VECTOR_DTYPES = ("fp16", "bf16", "fp32")
-# First compute capability whose tensor cores support a dtype; older devices would convert bf16.
+# First compute capability whose tensor cores support a dtype. Older devices would convert bf16.
 # Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32), Turing whitepaper 2018 (int8), Ada whitepaper
 # 2022 (fp8).
 _FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
-#: torch's names of the same dtypes
+#: Maps torch's names of dtypes to ours.
 _ALIASES = {
     "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16",
     "tfloat32": "tf32",
@@ -81,9 +82,12 @@ _ALIASES = {
 
 
 def dtype_name(dtype: object, operation: str = "dtype") -> str:
-    """Returns the canonical dtype name for a quantbench name, torch name or torch.dtype.
+    """Returns the canonical name of a dtype.
 
-    operation: name used in the InputError for unknown dtypes.
+    dtype: a quantbench name, a torch name or a torch.dtype.
+    operation: the caller's name for error messages.
+
+    Raises InputError for an unknown dtype.
 
     >>> dtype_name("torch.float32"), dtype_name("bf16")
     ('fp32', 'bf16')

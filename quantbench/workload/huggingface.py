@@ -1,7 +1,7 @@
 """Reads the shape of a model from its Hugging Face config.json.
 
-Model families use different keys for the same dimension. Properties without a key (gated MLP, tied
-embeddings) are taken from the modelling code in Hugging Face transformers, by model_type.
+Model families use different keys for the same dimension. Properties that have no key (gated MLP,
+tied embeddings) follow from the model_type, as in the modelling code of Hugging Face transformers.
 """
 
 import os
@@ -15,10 +15,10 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.files import read_json, reason
 from quantbench.workload.transformer import TransformerShape
 
-# A config states the model's longest context, up to millions of tokens, not the usual training or
-# serving length.
+# Largest sequence length that is assumed. A config states the model's longest context, up to
+# millions of tokens, and not the usual length in training or serving.
 LONGEST_DEFAULT_SEQ = 8192
-# Configurations are a few kilobytes; larger files are weights or tokenizers.
+# A config has a few kilobytes. Larger files are weights or tokenizers.
 _LARGEST_BYTES = 2**24
 
 _HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
@@ -44,8 +44,8 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERT_STEP = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 
-# Models whose layers are not attention with an MLP or experts are refused.
-# Keys of unsupported layers (not just attention and a dense MLP) and their meaning.
+# Models are refused if they have layers that are not attention with an MLP or experts. This maps
+# the keys that reveal such layers to what they mean.
 _OTHER_LAYERS = {
     "moe_num_experts": "experts of an unknown kind",
     "ffn_config.moe_num_experts": "experts of an unknown kind",
@@ -68,13 +68,14 @@ _DENSE = "decoder layers of attention and an MLP or experts"
 class _Family:
     """Properties of a model_type that its config may not state.
 
+    gated: whether the MLP has a gate.
     gate_fused: whether gate and up are one matrix in the weights.
-    tied: value if tie_word_embeddings is missing.
+    tied: value of tie_word_embeddings if the key is missing.
     default_ffn: whether the MLP width is 4·hidden if no key states it.
     windowed: whether sliding_window applies without use_sliding_window.
-    attention: implementation in the modelling code.
-    experts: whether its layers may have experts.
-    defaults: default values of its config class, by key.
+    attention: implementation of attention in the modelling code.
+    experts: whether the layers may have experts.
+    defaults: default values of the config class, by key.
     """
 
     gated: bool
@@ -105,7 +106,8 @@ _FAMILIES = {
          "helium"),
         _SWIGLU,
     ),
-    # Their window applies only if use_sliding_window is true; its default is false.
+    # The window of these models applies only if use_sliding_window is true, which is not the
+    # default.
     **dict.fromkeys(("qwen2", "qwen3"), _Family(gated=True, windowed=False)),
     **dict.fromkeys(
         ("mixtral", "minimax_m2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2",
@@ -138,8 +140,10 @@ _FAMILIES = {
 
 @dataclass(frozen=True)
 class Described:
-    """Shape of a named model. assumed: text of each assumption, by field of the shape. name: the
-    model, in messages.
+    """Shape of a named model.
+
+    assumed: text of each assumption, by field of the shape.
+    name: name of the model for messages.
     """
 
     shape: TransformerShape
@@ -148,12 +152,15 @@ class Described:
 
 
 def describe(path: str | PathLike[str]) -> Described:
-    """Reads the shape for one sample on one GPU, and the assumptions made, from a config.json or
-    its folder.
+    """Reads the shape for one sample on one GPU, and the assumptions behind it.
 
-    A sample has as many tokens as the model's context, at most LONGEST_DEFAULT_SEQ.
-    Ignores the stored dtype of the weights. Raises InputError for a file that cannot be read or
-    lacks a key, UnsupportedError for state-space and other layers.
+    A sample has as many tokens as the model's context, at most LONGEST_DEFAULT_SEQ. The stored
+    dtype of the weights is ignored.
+
+    path: a config.json, or the folder that contains it.
+
+    Raises InputError for a file that cannot be read or lacks a key, and UnsupportedError for
+    state-space and other layers.
     """
     file = Path(path)
     if os.path.isdir(path):
@@ -199,7 +206,7 @@ def describe(path: str | PathLike[str]) -> Described:
 
 
 class _Config:
-    """Values of a config by key; dots select nested objects. Errors name the file and the key."""
+    """Values of a config by key. Dots select nested objects. Errors name the file and the key."""
 
     def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
         self.who = f"config {file}"
@@ -220,8 +227,9 @@ class _Config:
         return value
 
     def optional(self, keys: tuple[str, ...]) -> int | None:
-        """Returns the value of the first key present, an integer of at least 1; None if no key is
-        present.
+        """Returns the value of the first key that is present, or None if no key is present.
+
+        Raises InputError unless the value is an integer of at least 1.
         """
         for key in keys:
             value = self.get(key)
@@ -287,8 +295,8 @@ def _family(config: _Config) -> _Family:
         expected = "a decoder's config.json: model_type, hidden_size, …"
         raise InputError(config.who, "no key 'model_type'", expected)
     if activation in ("silu", "swish"):
-        # All known decoders with this activation have a gate (SwiGLU). Hugging Face's default of
-        # tie_word_embeddings is true, and configs omit defaults.
+        # All known decoders with this activation have a gate (SwiGLU). The default of
+        # tie_word_embeddings is true in Hugging Face transformers, and configs omit defaults.
         return _Family(gated=True, tied=True)
     what = f"model_type = {config.model_type!r} with hidden_act = {activation!r}"
     expected = "hidden_act silu, or one of " + ", ".join(sorted(_FAMILIES))
@@ -298,8 +306,8 @@ def _family(config: _Config) -> _Family:
 
 def _kv_heads(config: _Config, heads: int) -> int:
     if config.model_type in ("falcon", "RefinedWeb", "RefinedWebModel"):
-        # The old architecture ignores the num_kv_heads in its configs. The first published 40B
-        # config (RefinedWeb) has only n_head_kv.
+        # The old architecture ignores num_kv_heads in its configs. The first published 40B config
+        # (RefinedWeb) has only n_head_kv.
         grouped = config.flag("new_decoder_architecture", config.model_type == "RefinedWeb")
         if grouped:
             return config.optional(("num_kv_heads", "n_head_kv")) or heads
@@ -314,7 +322,7 @@ def _kv_heads(config: _Config, heads: int) -> int:
 
 
 def _dropout(config: _Config) -> bool | None:
-    """Returns whether a dropout rate is above 0; None if the config states none."""
+    """Returns whether a dropout rate is above 0, or None if the config states no rate."""
     found = None
     for key in _DROPOUT:
         rate = config.get(key)
@@ -336,7 +344,7 @@ def _sliding_window(config: _Config, family: _Family) -> int:
 
 
 def _latent(config: _Config) -> dict[str, Any]:
-    """Returns the sizes of the heads, and of latent attention if the model has it."""
+    """Returns the head_dim, and the sizes of latent attention if the model has it."""
     if not any(config.get(key) for key in _LATENT):
         return {"head_dim": config.optional(_HEAD_DIM) or 0}
     kv_rank = config.integer(("kv_lora_rank",))
@@ -351,7 +359,7 @@ def _latent(config: _Config) -> dict[str, Any]:
 
 
 def _experts(config: _Config, family: _Family) -> dict[str, Any]:
-    """Returns the sizes of the experts and of the layers without; {} for a dense model."""
+    """Returns the sizes of the experts and of layers without experts; {} for a dense model."""
     experts = config.optional(_EXPERTS) or 1
     if experts == 1:
         return {}
@@ -388,21 +396,21 @@ def _experts(config: _Config, family: _Family) -> dict[str, Any]:
 
 
 def _sparse_layers(config: _Config, layers: int) -> list[int]:
-    """Returns the indices of the layers with experts, ascending."""
+    """Returns the indices of the layers that have experts, ascending."""
     listed = config.get("moe_layers")
     if isinstance(listed, list):
         return sorted(map(int, listed))
     every = config.optional(_EXPERT_STEP) or 1
     first = config.get("first_k_dense_replace") or 0
     dense = {int(i) for i in config.get("mlp_only_layers") or ()}
-    # deepseek counts layers from 0, the others from 1
+    # moe_layer_freq (DeepSeek) counts layers from 0, and the other keys count from 1.
     offset = 0 if config.get("moe_layer_freq") else 1
     wanted = [i for i in range(layers) if i >= first and i not in dense]
     return [i for i in wanted if (i + offset) % every == 0]
 
 
 def _ffn(config: _Config, family: _Family, hidden: int) -> int:
-    # llama4 has another width without experts
+    # Llama 4 layers without experts have another width.
     width = config.optional(("intermediate_size_mlp", *_FFN))
     if width is not None:
         return width

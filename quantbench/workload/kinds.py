@@ -1,9 +1,9 @@
-"""Names the unions of workloads. `store.typed` converts them to JSON and back by their `kind`."""
+"""Names the unions of workloads, which are told apart by their `kind` when stored as JSON."""
 
 from quantbench.workload.moe import GroupedGemm, MoE, Permute
 from quantbench.workload.ops import Attention, Cast, Collective, Gemm, Softmax
 
-#: workloads of one GPU; a whole layer's experts are imported and predicted, never measured
+#: Workloads of one GPU. The experts of a whole layer are imported and predicted, never measured.
 Compute = Gemm | GroupedGemm | Permute | MoE | Softmax | Attention | Cast
-#: all workloads that a record can have
+#: every workload that a record can have
 Workload = Compute | Collective

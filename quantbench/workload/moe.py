@@ -1,8 +1,7 @@
-"""Defines the workloads of a mixture-of-experts layer: grouped GEMMs, permutations, and the layer
-with its routing.
+"""Defines the workloads of a mixture-of-experts layer: grouped GEMMs, permutations and routing.
 
 A router sends each token to top_k of num_experts experts. With expert parallelism, the rank with
-the most rows sets the pace, so FLOPs and products of a layer are that rank's.
+the most rows determines the time, so the FLOPs and GEMMs of a layer are those of this rank.
 """
 
 from dataclasses import dataclass
@@ -16,18 +15,19 @@ from quantbench.workload.ops import LAYOUTS, Gemm, require_multiple
 
 _POWER_LAW = "power_law_"
 _MOST_EXPERTS = 2**16
-#: rows sorted by expert before the products, and added up by token after them
+#: `permute` sorts rows by expert before the GEMMs, and `unpermute` adds them up by token
+#: afterwards.
 PERMUTATIONS = ("permute", "unpermute")
 
 
 @dataclass(frozen=True)
 class GroupedGemm:
-    """Products of each expert's rows with its weights: c[rows, n] = a[rows, k] · b[expert, k, n].
+    """GEMMs of each expert's rows with its weights: c[rows, n] = a[rows, k] · b[expert, k, n].
 
-    tokens_per_expert: rows of each expert, in order; may be 0, but not for all.
+    tokens_per_expert: number of rows of each expert, in order. It may be 0, but not for all.
     n, k: width and height of every expert's weights.
-    layout: nn or nt, with weights stored k×n or n×k; or tn, the gradient of the weights, whose
-        reduction is the rows: c[expert, k, n] = aᵀ[k, rows] · b[rows, n].
+    layout: nn or nt, with weights stored as k×n or n×k. tn is the gradient of the weights, whose
+        reduction runs over the rows: c[expert, k, n] = aᵀ[k, rows] · b[rows, n].
 
     >>> GroupedGemm((3, 0, 5), n=16, k=8).flops
     2048
@@ -52,24 +52,24 @@ class GroupedGemm:
 
     @property
     def rows(self) -> int:
-        """Rows of all experts."""
+        """Number of rows of all experts together."""
         return sum(self.tokens_per_expert)
 
     def gemm(self, rows: int) -> Gemm:
-        """Returns the product of one expert with `rows` rows, at least 1."""
+        """Returns the GEMM of one expert with `rows` rows, at least 1."""
         if self.layout == "tn":
             return Gemm(self.k, self.n, rows, dtype=self.dtype, layout="tn")
         return Gemm(rows, self.n, self.k, dtype=self.dtype, layout=self.layout)
 
     @property
     def gemms(self) -> tuple[Gemm, ...]:
-        """Products of the experts that have rows."""
+        """GEMMs of the experts that have rows."""
         distinct = {rows: self.gemm(rows) for rows in set(self.tokens_per_expert) if rows}
         return tuple(distinct[rows] for rows in self.tokens_per_expert if rows)
 
     @property
     def output_dtype(self) -> str:
-        """Dtype of c, as of `Gemm`."""
+        """Dtype of c, as in `Gemm`."""
         return self.gemm(1).output_dtype
 
     @property
@@ -79,10 +79,10 @@ class GroupedGemm:
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes: rows, weights of experts that have rows, and
-        outputs move once.
+        """Minimum traffic to device memory in bytes.
 
-        A weight gradient of zeros, for an expert without rows, is written too.
+        Rows, outputs, and the weights of experts that have rows move once. For an expert without
+        rows, the weight gradient, which is zero, is written too.
         """
         moved = sum(gemm.min_bytes for gemm in self.gemms)
         if self.layout == "tn":
@@ -125,13 +125,14 @@ class Permute:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of the weighted sum; 0 for copies."""
+        """Number of multiplications and additions of the weighted sum; 0 for copies."""
         return 2 * self.rows * self.hidden if self.direction == "unpermute" else 0
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes: tokens, rows, weights and 8-byte indices move
-        once.
+        """Minimum traffic to device memory in bytes.
+
+        Tokens, rows, weights and 8-byte indices move once.
         """
         weights = self.rows if self.direction == "unpermute" else 0
         elements = (self.tokens + self.rows) * self.hidden + weights
@@ -143,31 +144,31 @@ class Permute:
 
 @dataclass(frozen=True)
 class MoE:
-    """Routed experts of one layer: their products on one GPU, after dispatch and before combine.
+    """Routed experts of one layer: their GEMMs on one GPU, after dispatch and before combine.
 
-    Rank r of the `ep` ranks holds the experts from r · num_experts / ep on; `flops` and
-    `grouped_gemms` are those of the rank with the most rows.
+    Rank r of the `ep` ranks holds num_experts / ep experts, from r · num_experts / ep on. The FLOPs
+    and GEMMs are those of the rank with the most rows.
 
-    Routing. `balanced` gives every expert the same number of rows, to within one.
-    `power_law_<exponent>` is the draw of aiconfigurator (ai-dynamo/aiconfigurator,
-    collector/helper.py, `_generate_power_law_distribution`), which measures the busiest rank: the
-    weight of each expert is drawn from x^-exponent on [1, 0.8 · tokens] (on [0.01, 2] where no more
-    rows than experts exist), and weights are scaled to tokens · top_k rows and rounded. No expert
-    gets more rows than there are tokens. What rounding and this limit leave over goes to the
-    smallest experts (is taken from the largest), one row per rank in turn. The generator there is
-    torch's and this one is Python's, so one seed gives other rows of the same distribution. A
-    histogram is scaled, rounded and limited in the same way.
+    With `balanced`, every expert has the same number of rows, to within one. With
+    `power_law_<exponent>`, rows are drawn as in aiconfigurator, which measures the busiest rank
+    (ai-dynamo/aiconfigurator, collector/helper.py, `_generate_power_law_distribution`). Each
+    expert's weight is drawn from x^-exponent on [1, 0.8 · tokens], or on [0.01, 2] if there are no
+    more rows than experts. Weights are scaled to tokens · top_k rows and rounded, and no expert
+    gets more rows than there are tokens. Rows that remain go to the smallest experts, or missing
+    rows are taken from the largest, one row per rank in turn. The random generator differs from
+    aiconfigurator's (torch's), so a seed gives other rows of the same distribution. A histogram is
+    scaled, rounded and limited in the same way.
 
-    tokens: tokens that the router sends to the experts of all `ep` ranks; each goes to top_k of
-        them.
+    tokens: number of tokens that the router sends to the experts of all `ep` ranks. Each goes to
+        top_k experts.
     hidden: width of the model.
     expert_ffn: width of one expert's MLP, before `tp` divides it.
-    tp: GPUs that share each expert; divides expert_ffn.
-    ep: GPUs that share out the experts; divides num_experts.
-    gated: whether the MLP has a gate beside `up`; both are one product of twice the width.
-    distribution: balanced, power_law_<exponent>, or a histogram: a count for each expert, as
-        measured.
-    seed: of the draw of a power law.
+    tp: number of GPUs that share each expert, which divides expert_ffn.
+    ep: number of GPUs over which the experts are spread, which divides num_experts.
+    gated: whether the MLP has a gate beside `up`. The two are one GEMM of twice the width.
+    distribution: balanced, power_law_<exponent>, or a histogram, which is a measured count for each
+        expert.
+    seed: seed of the draw from a power law.
 
     >>> layer = MoE(tokens=512, hidden=4096, expert_ffn=14336, num_experts=8, top_k=2, ep=4)
     >>> layer.rows_per_rank
@@ -206,7 +207,7 @@ class MoE:
 
     @cached_property
     def tokens_per_expert(self) -> tuple[int, ...]:
-        """Rows of every expert of the layer, as drawn; they add up to tokens · top_k."""
+        """Number of rows of every expert of the layer, which add up to tokens · top_k."""
         rows = self.tokens * self.top_k
         experts = self.num_experts
         if self.distribution == "balanced":
@@ -224,46 +225,46 @@ class MoE:
 
     @property
     def rows_per_rank(self) -> tuple[int, ...]:
-        """Rows of every expert-parallel rank."""
+        """Number of rows of every expert-parallel rank."""
         return tuple(sum(self.experts_of(rank)) for rank in range(self.ep))
 
     @property
     def expected_rank_rows(self) -> float:
-        """Rows of a rank if all had the same: tokens · top_k / ep."""
+        """Mean number of rows per rank: tokens · top_k / ep."""
         return self.tokens * self.top_k / self.ep
 
     @cached_property
     def busiest_rank(self) -> int:
-        """First rank with the most rows."""
+        """Index of the first rank with the most rows."""
         rows = self.rows_per_rank
         return rows.index(max(rows))
 
     @property
     def rows_per_expert(self) -> float:
-        """Rows of an expert if all had the same: tokens · top_k / num_experts."""
+        """Mean number of rows per expert: tokens · top_k / num_experts."""
         return self.tokens * self.top_k / self.num_experts
 
     @property
     def routing_words(self) -> str:
-        """`balanced`, `power_law_1.2` or `histogram`."""
+        """Name of the distribution: `balanced`, `power_law_1.2` or `histogram`."""
         return "histogram" if isinstance(self.distribution, tuple) else self.distribution
 
     @property
     def skew(self) -> float:
-        """Rows of the busiest rank over `expected_rank_rows`, at least 1."""
+        """Rows of the busiest rank divided by `expected_rank_rows`, at least 1."""
         return self.rows_per_rank[self.busiest_rank] / self.expected_rank_rows
 
     def experts_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the rows of each expert on one rank."""
+        """Returns the number of rows of each expert on one rank."""
         require_int("MoE", "rank", rank, low=0, high=self.ep - 1)
         local = self.num_experts // self.ep
         return self.tokens_per_expert[rank * local : (rank + 1) * local]
 
     def grouped_gemms(self) -> dict[str, GroupedGemm]:
-        """Returns `experts_up_gate` (`experts_up` without a gate) and `experts_down` of the busiest
-        rank.
+        """Returns the GEMMs of the busiest rank by name.
 
-        Weights are stored out×in, as in a linear layer.
+        They are `experts_up_gate` (or `experts_up` without a gate) and `experts_down`. Weights are
+        stored out×in, as in a linear layer.
         """
         rows = self.experts_of(self.busiest_rank)
         ffn = self.expert_ffn // self.tp
@@ -279,12 +280,12 @@ class MoE:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of the busiest rank's products."""
+        """Number of multiplications and additions of the busiest rank's GEMMs."""
         return sum(gemm.flops for gemm in self.grouped_gemms().values())
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory of the busiest rank's products, in bytes."""
+        """Minimum traffic to device memory of the busiest rank's GEMMs in bytes."""
         return sum(gemm.min_bytes for gemm in self.grouped_gemms().values())
 
     def __str__(self) -> str:
@@ -293,7 +294,7 @@ class MoE:
 
 
 def _require_distribution(distribution: object, num_experts: int) -> None:
-    """Raises InputError unless `distribution` is one that `MoE` accepts for num_experts experts."""
+    """Raises InputError unless `MoE` accepts the distribution for num_experts experts."""
     expected = "balanced, power_law_<exponent above 0>, or a count for each expert"
     if isinstance(distribution, tuple):
         _require_counts("MoE", "distribution", distribution)
@@ -313,7 +314,10 @@ def _require_distribution(distribution: object, num_experts: int) -> None:
 
 
 def _require_counts(operation: str, name: str, counts: object) -> None:
-    """Raises InputError unless `counts` is a tuple of integers of at least 0 with one above 0."""
+    """Raises InputError unless `counts` is a tuple of integers of at least 0, with one above 0.
+
+    operation, name: operation and name of the counts for error messages.
+    """
     if not isinstance(counts, tuple) or not 1 <= len(counts) <= _MOST_EXPERTS:
         raise InputError(operation, f"{name} = {counts!r}"[:80], f"1 to {_MOST_EXPERTS} counts")
     for count in counts:
@@ -331,8 +335,11 @@ def _power_law_quantile(share: float, exponent: float, low: float, high: float) 
 
 
 def _apportioned(weights: list[float], total: int, *, most: int, ranks: int) -> tuple[int, ...]:
-    """Returns whole rows in proportion to the weights: `total` in all, at most `most` each (see
-    `MoE`).
+    """Returns whole numbers of rows in proportion to the weights, as `MoE` describes.
+
+    total: sum of the rows.
+    most: largest number of rows of one expert.
+    ranks: number of ranks that hold equal shares of the experts.
     """
     scale = total / sum(weights)
     rows = [min(round(weight * scale), most) for weight in weights]

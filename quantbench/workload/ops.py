@@ -1,5 +1,4 @@
-"""Defines the workloads of a dense layer that are measured or predicted: GEMM, softmax, attention,
-casts, collectives.
+"""Defines the workloads of a dense layer: GEMM, softmax, attention, casts and collectives.
 
 Every workload has flops, min_bytes and dtype, validates its fields, and has a label as its string.
 """
@@ -20,9 +19,9 @@ LAYOUTS = ("nn", "nt", "tn")
 MASKS = ("causal", "full", "none")
 DIRECTIONS = ("forward", "backward")
 
-# Operations per unmasked element. Forward: scale, compare for the maximum, subtract, exponential,
-# sum, divide. Backward, from y and its gradient g: g·y, sum, subtract the sum, times y, times
-# scale.
+# Operations per unmasked element. Forward counts scale, compare for the maximum, subtract,
+# exponential, sum and divide. Backward, from y and its gradient g, counts g·y, sum, subtract the
+# sum, times y and times scale.
 _FLOPS_PER_ELEMENT = {"forward": 6, "backward": 5}
 
 COLLECTIVE_OPS = (
@@ -33,18 +32,18 @@ COLLECTIVE_OPS = (
     "broadcast",
     "send_recv",
 )
-#: dtypes of collectives; they matter for the reduction, not for the bytes moved
+#: Dtypes of collectives. They affect the reduction, and not the number of bytes moved.
 COLLECTIVE_DTYPES = ("fp16", "bf16", "fp32", "int8", "fp8")
 LARGEST_MESSAGE_BYTES = 2**46
 
 
 def _live(rows: int, cols: int, *, causal: bool) -> int:
-    """Returns the number of scores that are not masked; a causal mask is square."""
+    """Returns the number of scores that are not masked. A causal mask is square."""
     return rows * (rows + 1) // 2 if causal else rows * cols
 
 
 def multiples_around(size: int, step: int) -> str:
-    """Names the multiples of `step` below and above a size.
+    """Returns a text with the multiples of `step` below and above a size.
 
     >>> multiples_around(192, 128), multiples_around(70, 128)
     ('128 or 256', '128')
@@ -67,11 +66,11 @@ def require_multiple(value: object, name: str, by: str) -> None:
 class Gemm:
     """Batched matrix product: `batch` times c[m, n] = sum over k of a[m, k] · b[k, n].
 
-    layout: row-major storage of a (first letter; n: m×k, t: k×m) and b (second letter; n: k×n, t:
-        n×k). A linear layer y = x·Wᵀ with W stored out×in is nt forward, nn for the data gradient
-        and tn for the weight gradient. (cuBLAS is column-major and swaps the operands: its kernel
-        names contain "tn" for nt.)
-    accumulate: dtype of the sum; fp32, or int32 for int8.
+    layout: row-major storage of a (first letter: n for m×k, t for k×m) and of b (second letter: n
+        for k×n, t for n×k). A linear layer y = x·Wᵀ with W stored out×in is nt forward, nn for the
+        data gradient and tn for the weight gradient. cuBLAS is column-major and swaps the operands,
+        so its kernel names contain "tn" for nt.
+    accumulate: dtype of the sum: int32 for int8, and fp32 otherwise.
 
     >>> Gemm(m=2048, n=4096, k=1024).flops
     17179869184
@@ -97,15 +96,20 @@ class Gemm:
 
     @property
     def output_dtype(self) -> str:
-        """Dtype of c: bf16 for fp8 and mxfp4 inputs, int32 for int8, fp32 for tf32, else the dtype
-        of the inputs.
+        """Dtype of c.
+
+        It is bf16 for 8- and 4-bit floating-point inputs, int32 for int8, fp32 for tf32, and
+        otherwise the dtype of the inputs.
         """
         return DTYPES[self.dtype].output
 
     @property
     def row_sides(self) -> tuple[str, str]:
-        """Sides along which the multiplied rows of a and b lie. Formats narrower than c are
-        multiplied with rows along k, whatever the layout (cuBLASLt's "TN format")."""
+        """Sides along which the rows of a and b lie when they are multiplied.
+
+        Formats narrower than c are multiplied with rows along k, whatever the layout (cuBLASLt's
+        "TN format").
+        """
         kind = DTYPES[self.dtype]
         narrow = kind.element_bytes / kind.packed < element_bytes(self.output_dtype)
         layout = "nt" if narrow else self.layout
@@ -118,8 +122,9 @@ class Gemm:
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes: each input and scale read once, each output
-        written once.
+        """Minimum traffic to device memory in bytes.
+
+        Each input and scale is read once, and each output is written once.
         """
         kind = DTYPES[self.dtype]
         inputs = round(self.m * self.k * kind.a_bytes + self.k * self.n * kind.b_bytes)
@@ -135,11 +140,11 @@ class Softmax:
     """Masked softmax y = softmax(scale · x) over the last dimension of x[batch, rows, cols].
 
     batch: number of score matrices, MBS · heads / TP.
-    rows: length of the queries.
-    cols: length of the keys.
-    mask: causal (columns past the row are masked; needs rows == cols, as Megatron's kernel does),
-        full (a boolean tensor mask_batch×1×rows×cols, shared by the heads) or none.
-    mask_batch: number of samples (MBS), each with its own mask; divides batch.
+    rows: number of queries.
+    cols: number of keys.
+    mask: causal (columns past the row are masked; it needs rows == cols, as Megatron's kernel
+        does), full (a boolean tensor mask_batch×1×rows×cols that the heads share) or none.
+    mask_batch: number of samples (MBS), each with its own mask. It divides batch.
 
     >>> Softmax(batch=2, rows=4, cols=4, mask="none").min_bytes
     128
@@ -168,21 +173,27 @@ class Softmax:
 
     @property
     def live_elements(self) -> int:
-        """Number of elements read: all, or for a causal mask those on and below the diagonal."""
+        """Number of elements that are read: all of them, or with a causal mask the lower triangle.
+
+        The lower triangle includes the diagonal.
+        """
         return self.batch * _live(self.rows, self.cols, causal=self.mask == "causal")
 
     @property
     def flops(self) -> int:
-        """Operations on the elements read: 6 per element forward, 5 backward; an exponential counts
-        as one.
+        """Number of operations on the elements read: 6 per element forward, and 5 backward.
+
+        An exponential counts as one operation.
         """
         return _FLOPS_PER_ELEMENT[self.direction] * self.live_elements
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes: live inputs (backward: y and its gradient) and
-        a forward mask are read once, every output element is written once, including the zeros
-        above the diagonal."""
+        """Minimum traffic to device memory in bytes.
+
+        The inputs that are not masked are read once: x and a full mask forward, y and its gradient
+        backward. Every output element is written once, including the zeros above the diagonal.
+        """
         width = element_bytes(self.dtype)
         written_bytes = width * self.batch * self.rows * self.cols
         live_bytes = width * self.live_elements
@@ -204,9 +215,10 @@ class Attention:
 
     q: [batch, heads, seq_q, head_dim].
     k, v: [batch, kv_heads, seq_k, head_dim].
-    kv_heads: number of key/value heads; fewer than heads for grouped-query attention; 0 means
-        heads.
-    causal: needs seq_q == seq_k, because libraries align the diagonal differently otherwise.
+    kv_heads: number of key/value heads, which divides heads. It is less than heads for
+        grouped-query attention. 0 means as many as heads.
+    causal: whether a query sees only the keys up to its position. It needs seq_q == seq_k, because
+        libraries align the diagonal differently otherwise.
 
     >>> Attention(batch=1, heads=2, seq_q=4, seq_k=4, head_dim=8, causal=False).flops
     1024
@@ -242,18 +254,21 @@ class Attention:
 
     @property
     def flops(self) -> int:
-        """GEMM operations on live pairs: two GEMMs forward, five backward (one of them recomputes
-        q·kᵀ).
+        """Number of operations of the GEMMs on unmasked pairs.
 
-        Omits the softmax, as the FlashAttention papers do (Dao 2022, 2023).
+        Forward has two GEMMs. Backward has five, one of which recomputes q·kᵀ. The softmax is not
+        counted, as in the FlashAttention papers (Dao 2022, 2023).
         """
         products = 2 if self.direction == "forward" else 5
         return 2 * products * self.live_pairs * self.head_dim
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes: forward reads q, k, v and writes o and the
-        fp32 row statistics; backward reads all these and do, and writes dq, dk, dv."""
+        """Minimum traffic to device memory in bytes.
+
+        Forward reads q, k and v, and writes o and the fp32 row statistics. Backward reads all of
+        these and do, and writes dq, dk and dv.
+        """
         width = element_bytes(self.dtype)
         q = self.batch * self.heads * self.seq_q * self.head_dim * width
         kv = 2 * self.batch * self.kv_heads * self.seq_k * self.head_dim * width
@@ -275,10 +290,10 @@ class Attention:
 class Collective:
     """Collective operation `op` over num_gpus GPUs, spread evenly over num_nodes machines.
 
-    message_bytes: `size` of nccl-tests (its doc/PERFORMANCE.md), the larger of a rank's two
-        buffers: the whole vector of all_reduce and broadcast, the output of all_gather, the input
-            of reduce_scatter, the send buffer of one rank
-        in all_to_all, and the message of send_recv.
+    message_bytes: `size` in nccl-tests (its doc/PERFORMANCE.md), the larger of a rank's two
+        buffers. It is the whole vector of all_reduce and broadcast, the output of all_gather, the
+        input of reduce_scatter, the send buffer of one rank in all_to_all, and the message of
+        send_recv.
 
     >>> Collective("all_reduce", message_bytes=1024, num_gpus=4).bus_bytes
     1536
@@ -307,8 +322,11 @@ class Collective:
 
     @property
     def bus_bytes(self) -> int:
-        """Minimum bytes that each GPU sends over its links, rounded up. Divided by the time, this
-        is the bus bandwidth of nccl-tests, which is comparable with the bandwidth of the links."""
+        """Minimum number of bytes that each GPU sends over its links, rounded up.
+
+        Divided by the time, it is the bus bandwidth of nccl-tests, which is comparable with the
+        bandwidth of the links.
+        """
         if self.op in ("broadcast", "send_recv"):
             return self.message_bytes
         total = self.message_bytes * (self.num_gpus - 1)
@@ -318,7 +336,7 @@ class Collective:
 
     @property
     def min_bytes(self) -> int:
-        """Minimum bytes over one GPU's links (`bus_bytes`)."""
+        """Minimum number of bytes over one GPU's links, as in `bus_bytes`."""
         return self.bus_bytes
 
     def __str__(self) -> str:
@@ -330,8 +348,9 @@ class Collective:
 class Cast:
     """Conversion of a rows×cols tensor from `dtype` to `to`, with its scales.
 
-    reads: times that the tensor is read.
-    copies: times that it is written: 2 if also by columns or transposed.
+    reads: how many times the tensor is read.
+    copies: how many times the tensor is written. It is 2 if the tensor is also written by columns
+        or transposed.
 
     >>> Cast(rows=128, cols=128, to="fp8", copies=2).min_bytes
     65536

@@ -4,32 +4,33 @@ from dataclasses import replace
 
 from quantbench.workload.transformer import TransformerShape
 
-#: hidden / layers of a model without a stated depth: the middle of 128 (12288 / 96) to 205 (14336 /
-#: 70), which the BigScience team tried for 200 B parameters (bigscience-workshop/bigscience,
-#: tr11-176B-ml/chronicles-prequel.md)
+#: Ratio hidden / layers of a model without a stated depth. It is the middle of the range from 128
+#: (12288 / 96) to 205 (14336 / 70) that the BigScience team tried for 200 B parameters
+#: (bigscience-workshop/bigscience, tr11-176B-ml/chronicles-prequel.md).
 USUAL_ASPECT = 160
 
 
 def gpt_layer_parameters(hidden: int) -> int:
-    """Returns the parameters of one GPT layer with an MLP of 4 · hidden: 12·h² weights, 13·h biases
-    and norms.
+    """Returns the number of parameters of one GPT layer with an MLP of width 4 · hidden.
+
+    There are 12·hidden² weights, and 13·hidden biases and norms.
     """
     return 12 * hidden**2 + 13 * hidden
 
 
 def parameters(shape: TransformerShape) -> int:
-    """Returns the parameters of the model, including biases and norms.
-    (`TransformerShape.parameters` counts matrices.)
+    """Returns the number of parameters of the model, including biases and norms.
 
-    Omits position embeddings, which most current models do not have.
+    `TransformerShape.parameters` counts only matrices. Position embeddings are not included,
+    because most current models have none.
 
     >>> from quantbench.workload.presets import preset
     >>> parameters(preset("bloom-176b"))
     176247242752
     """
     attention_width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    # Biases of qkv, proj, up and down and two norms of weight and bias; gated models drop biases
-    # and norm biases.
+    # Small parameters are the biases of qkv, proj, up and down, and the weights and biases of two
+    # norms. Gated models have no biases in linear layers and norms.
     if shape.gated:
         return shape.parameters + shape.layers * 2 * shape.hidden + shape.hidden
     small = attention_width + shape.ffn + 6 * shape.hidden
@@ -37,7 +38,7 @@ def parameters(shape: TransformerShape) -> int:
 
 
 def useful_parameters(shape: TransformerShape, vocab: int) -> int:
-    """Returns the parameters of the model without vocabulary entries beyond `vocab`."""
+    """Returns the number of parameters without vocabulary entries beyond `vocab`."""
     if shape.vocab > vocab:
         shape = replace(shape, vocab=vocab)
     return parameters(shape)
@@ -56,8 +57,11 @@ def padded_vocab(vocab: int, tp: int) -> int:
 def layers_within(
     shape: TransformerShape, budget: float, tolerance: float
 ) -> tuple[float, float, float]:
-    """Returns the (fractional) numbers of layers for (1 − tolerance), 1 and (1 + tolerance) times
-    the budget.
+    """Returns the numbers of layers with which the parameters reach a budget; they are fractional.
+
+    The three numbers are for (1 − tolerance), 1 and (1 + tolerance) times the budget.
+
+    budget: number of parameters.
     """
     least = shape.dense_layers + 1
     one = parameters(replace(shape, layers=least))

@@ -9,13 +9,14 @@ from typing import Any
 from quantbench.errors import InputError
 from quantbench.workload.transformer import TransformerShape
 
-# Keys in presets.toml that are not fields of the shape.
+# Keys in presets.toml that are not fields of a shape.
 _ABOUT = ("published_parameters", "source")
 
 
 def preset(name: str) -> TransformerShape:
-    """Returns the shape of a published model for one sample on one GPU. Raises InputError for an
-    unknown name.
+    """Returns the shape of a published model for one sample on one GPU.
+
+    Raises InputError for an unknown name.
 
     >>> preset("gemma-7b").head_dim
     256
@@ -32,8 +33,9 @@ def preset_names() -> tuple[str, ...]:
 
 
 def published(name: str) -> dict[str, Any]:
-    """Returns the number of parameters that a model's authors state, and the source of its
-    sizes.
+    """Returns facts about a published model.
+
+    They are the number of parameters that its authors state, and the source of its sizes.
     """
     return {key: _data()[name][key] for key in _ABOUT}
 

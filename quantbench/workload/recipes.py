@@ -1,6 +1,4 @@
-"""Defines how a training step uses 8- and 4-bit formats: the formats of the products, and the casts
-of their inputs.
-"""
+"""Defines how a training step uses 8- and 4-bit formats: the dtypes of GEMMs, and casts to them."""
 
 from dataclasses import dataclass
 
@@ -9,15 +7,16 @@ from quantbench.workload.ops import Cast, Gemm
 
 @dataclass(frozen=True)
 class Recipe:
-    """Formats of the three products of a linear layer y = x·Wᵀ, whose x, W and dy are quantized.
+    """Dtypes of the three GEMMs of a linear layer y = x·Wᵀ, whose x, W and dy are quantized.
 
     Tensor cores read 8-bit inputs along the reduction, which differs between the two uses of a
-    tensor, so each is written twice. (On Blackwell the scales per tensor need no second copy; this
-    is not modelled.) Casts are counted as kernels of their own that read bf16, those of weights
-    once per micro-batch. Scores, norms, embedding and logits stay in 16 bits.
+    tensor, so each tensor is written twice. On Blackwell, formats with one scale per tensor need no
+    second copy, which is not modelled. Casts count as separate kernels that read bf16, and weights
+    are cast once per micro-batch. Scores, norms, embedding and logits stay in 16 bits.
 
-    forward, dgrad, wgrad: dtypes of the product and of the gradients of its data and weights.
-    reads: times that a cast reads its tensor; 2 if the largest value is found first.
+    forward, dgrad, wgrad: dtypes of the forward GEMM, and of the gradients of its data and weights.
+    reads: how many times a cast reads its tensor. It is 2 if the cast first finds the largest
+        value.
     """
 
     name: str
@@ -44,13 +43,12 @@ RECIPES = {recipe.name: recipe for recipe in _ALL}
 def casts_of(
     gemm: Gemm, recipe: Recipe, *, backward: bool, new_input: bool = True, experts: int = 1
 ) -> tuple[list[Cast], list[Cast]]:
-    """Returns the casts before the forward product of a linear layer, and those before its
-    gradients.
+    """Returns the casts before a linear layer's forward GEMM, and the casts before its gradients.
 
-    backward: whether gradients are computed, so that the forward casts also write the copies that
-        those need.
-    new_input: whether x is not the input of a layer before.
-    experts: matrices of weights that share out the rows.
+    backward: whether gradients are computed. The forward casts then also write the copies that the
+        gradients need.
+    new_input: whether x is not yet cast as the input of another layer.
+    experts: number of weight matrices that share the rows.
     """
 
     def cast(rows: int, cols: int, second: str) -> Cast:

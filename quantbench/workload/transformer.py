@@ -1,4 +1,4 @@
-"""Defines the dimensions of a transformer and lists the ops that one GPU computes."""
+"""Defines the dimensions of a transformer, and lists the ops that one GPU computes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,11 +17,11 @@ from quantbench.workload.moe import GroupedGemm, MoE, Permute
 from quantbench.workload.ops import Attention, Gemm, Softmax, multiples_around, require_multiple
 from quantbench.workload.recipes import RECIPES, casts_of
 
-#: implementations of attention: one fused kernel, or scores, softmax and context as separate
-#: kernels
+#: Implementations of attention: one fused kernel, or separate kernels for scores, softmax and
+#: context.
 ATTENTIONS = ("flash", "unfused")
-#: softmax of unfused attention: Megatron's fused kernel if its conditions hold, or torch's separate
-#: kernels for scale, mask and softmax
+#: Softmax of unfused attention: Megatron's fused kernel if its conditions hold, or torch's separate
+#: kernels for scale, mask and softmax.
 SOFTMAXES = ("megatron", "torch")
 
 
@@ -29,13 +29,14 @@ SOFTMAXES = ("megatron", "torch")
 class Op:
     """Op of a training step on one GPU.
 
-    name: qkv (latent attention: latent_down, q_up, kv_up), scores, softmax, context, attention,
-        proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down, logits or cast; in layers of experts
-        shared_up, … and permute, experts_up, experts_up_gate, experts_down and unpermute, or all of
-        these as one `experts`.
+    name: qkv (for latent attention latent_down, q_up and kv_up), scores, softmax, context,
+        attention, proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down, logits or cast. Layers of experts
+        have shared_up, … and permute, experts_up, experts_up_gate, experts_down and unpermute, or
+        one op `experts` for all of the routed experts.
     phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax,
         attention, casts and permutations.
-    count: runs per micro-batch in the whole model (layers, or 1 for the logits).
+    count: number of runs per micro-batch in the whole model: the number of layers, or 1 for the
+        logits.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Op:
 
     @property
     def label(self) -> str:
-        """Label for tables and legends: `qkv`, `qkv.dgrad`, …"""
+        """Label for tables and legends, such as `qkv` or `qkv.dgrad`."""
         return self.name if self.phase == "forward" else f"{self.name}.{self.phase}"
 
 
@@ -53,35 +54,37 @@ class Op:
 class TransformerShape:
     """Dimensions of a decoder-only transformer with its micro-batch size and tensor parallelism.
 
-    head_dim, kv_heads, ffn: 0 means the default: hidden / heads, heads, 4·hidden.
+    head_dim, kv_heads, ffn: 0 stands for the default: hidden / heads, heads and 4·hidden.
     gated: whether the MLP has a gate beside `up` (SwiGLU and similar).
-    gate_fused: whether both are one GEMM of twice the width, as in Megatron and vLLM.
-    tied: whether input embedding and logits share one matrix.
-    mbs: samples per micro-batch.
-    dtype: dtype of the linear layers; see `attention_dtype` for attention.
+    gate_fused: whether gate and up are one GEMM of twice the width, as in Megatron and vLLM.
+    tied: whether the input embedding and the logits share one matrix.
+    mbs: number of samples per micro-batch.
+    dtype: dtype of the linear layers. See `attention_dtype` for attention.
     attention: one of ATTENTIONS.
     softmax: one of SOFTMAXES, for unfused attention.
     dropout: whether hidden states and attention probabilities have dropout.
-    sliding_window: attention window in tokens, 0 for none. `ops` ignores it and computes all pairs.
-    experts: routed experts of a layer instead of the MLP, each `moe_ffn` wide, top_k per token; 0
-        for an MLP.
-    dense_layers: layers that have the MLP instead, of a model with experts: its first ones, or if
-        `dense_spread`, at even distances.
-    expert_groups, top_groups: a token's experts are in `top_groups` of so many groups of neighbours
-        (node-limited routing of DeepSeek-V3, arXiv:2412.19437, section 2.1.2); 0: anywhere.
-    shared_ffn: width of the experts that every token passes, together; their products are those of
-        an MLP.
-    ep: GPUs that share out the experts, each with its own micro-batch.
-    expert_tp: GPUs that share each expert, 0 for `tp`; with fewer, the others have their own
-        tokens.
-    routing: distribution of the tokens over the experts, as of `MoE`; `ops` has the products of the
+    sliding_window: attention window in tokens, or 0 for none. `ops` ignores it and computes all
+        pairs.
+    experts: number of routed experts per layer, each `moe_ffn` wide, of which a token passes top_k.
+        0 means that layers have an MLP.
+    dense_layers: number of layers of a model with experts that have an MLP instead. They are the
+        first layers or, with `dense_spread`, layers at even distances.
+    expert_groups, top_groups: a token's experts lie in `top_groups` of `expert_groups` groups of
+        neighbouring experts (node-limited routing of DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+        0 means anywhere.
+    shared_ffn: total width of the experts that every token passes. Their GEMMs are those of an MLP.
+    ep: number of GPUs over which the experts are spread, each with its own micro-batch.
+    expert_tp: number of GPUs that share each expert; 0 means `tp`. With fewer than `tp`, the other
+        GPUs have tokens of their own.
+    routing: distribution of the tokens over the experts, as in `MoE`. `ops` has the GEMMs of the
         busiest GPU.
-    q_rank, kv_rank, rope_dim, value_dim: of latent attention (DeepSeek-V2, arXiv:2405.04434): ranks
-        of queries (0: not compressed) and of keys and values, width of a head's rotary part, which
-        is in head_dim, and of its values. Each head has its own keys and values; `ops` has their
-        attention as heads of `core_dim`. kv_rank = 0: usual one.
-    fp8_recipe: key of `recipes.RECIPES`, by which gradients have their own dtypes, casts are
-        counted and logits stay in 16 bits; "" for one dtype everywhere and no casts.
+    q_rank, kv_rank, rope_dim, value_dim: sizes of latent attention (DeepSeek-V2, arXiv:2405.04434):
+        rank of the queries (0 if they are not compressed), rank of keys and values, width of the
+        rotary part of a head (part of head_dim), and width of a head's values. Each head has its
+        own keys and values, and `ops` has attention with heads of `core_dim`. kv_rank = 0 means
+        usual attention.
+    fp8_recipe: key of `recipes.RECIPES`. With a recipe, gradients have their own dtypes, casts are
+        counted, and logits stay in 16 bits. "" means one dtype everywhere and no casts.
 
     >>> [op.name for op in TransformerShape(hidden=1024, heads=16, seq=512).ops(backward=False)]
     ['qkv', 'attention', 'proj', 'mlp_up', 'mlp_down', 'logits']
@@ -170,7 +173,7 @@ class TransformerShape:
                 raise InputError(who, f"rope_dim = {self.rope_dim}", most)
 
     def _require_experts(self) -> None:
-        """Raises InputError for experts that cannot be, and for sizes of experts without them."""
+        """Raises InputError for impossible experts, and for sizes of experts without experts."""
         who = "TransformerShape"
         if self.experts and not (self.top_k and self.moe_ffn):
             what = f"experts = {self.experts} without top_k or moe_ffn"
@@ -187,12 +190,14 @@ class TransformerShape:
 
     @property
     def tokens(self) -> int:
-        """Tokens per micro-batch, the rows of every linear layer: seq · mbs."""
+        """Number of tokens per micro-batch, seq · mbs. It is the rows of every linear layer."""
         return self.seq * self.mbs
 
     @property
     def attention_dtype(self) -> str:
-        """Dtype of attention: bf16 for fp8 and int8, fp32 for tf32, else the dtype of the linear
+        """Dtype of attention.
+
+        It is fp32 for tf32, bf16 for 8- and 4-bit dtypes, and otherwise the dtype of the linear
         layers.
         """
         if self.dtype in VECTOR_DTYPES:
@@ -201,12 +206,12 @@ class TransformerShape:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element of attention, and of what is not the input of a linear layer."""
+        """Bytes per element in attention, and in all tensors that no linear layer reads."""
         return element_bytes(self.attention_dtype)
 
     @property
     def kv_heads_per_gpu(self) -> int:
-        """Key/value heads on one GPU; they are replicated if there are fewer than GPUs."""
+        """Number of key/value heads on one GPU. They are replicated if there are more GPUs."""
         return max(1, self.kv_heads // self.tp)
 
     @property
@@ -216,20 +221,23 @@ class TransformerShape:
 
     @property
     def core_dim(self) -> int:
-        """Width of heads whose attention has the FLOPs and bytes of this one: the mean of its keys
-        and values. (The backward pass of DeepSeek-V3's heads, 192 and 128 wide, has 4 % more
-        FLOPs.)"""
+        """Width of heads whose attention has the same FLOPs and bytes as this attention.
+
+        It is the mean width of keys and values. The backward pass of DeepSeek-V3's heads, which are
+        192 and 128 wide, has 4 % more FLOPs than with it.
+        """
         return (self.head_dim + self.value_width) // 2
 
     @property
     def qkv_columns(self) -> int:
-        """Columns of queries, keys and values on one GPU."""
+        """Number of columns of queries, keys and values together on one GPU."""
         keys_and_values = self.kv_heads_per_gpu * (self.head_dim + self.value_width)
         return self.heads // self.tp * self.head_dim + keys_and_values
 
     def experts_of(self, tokens: int) -> MoE:
-        """Returns the experts of one layer for a micro-batch of `tokens` tokens on each of `ep`
-        GPUs.
+        """Returns the experts of one layer.
+
+        tokens: number of tokens in the micro-batch of each of the `ep` GPUs.
         """
         tp = self.expert_tp or self.tp
         return MoE(
@@ -246,11 +254,11 @@ class TransformerShape:
         )
 
     def _qkv(self, tp: int) -> dict[str, tuple[int, int]]:
-        """Products before attention: columns and reduction of each on one of `tp` GPUs."""
+        """Returns columns and reduction of each GEMM before attention, on one of `tp` GPUs."""
         heads = self.heads // tp
         if not self.kv_rank:
             return {"qkv": ((heads + 2 * max(1, self.kv_heads // tp)) * self.head_dim, self.hidden)}
-        # latent_down is whole on every GPU.
+        # Every GPU computes the whole latent_down.
         return {
             "latent_down": (self.q_rank + self.kv_rank + self.rope_dim, self.hidden),
             "q_up": (heads * self.head_dim, self.q_rank or self.hidden),
@@ -258,10 +266,12 @@ class TransformerShape:
         }
 
     def layer_weights(self, tp: int = 1, *, dense: bool = False, active: bool = False) -> int:
-        """Returns the weights of one layer on one of `tp` GPUs, without biases and layer norms.
+        """Returns the number of weights of one layer on one of `tp` GPUs.
 
-        dense: whether it is one of `dense_layers`. active: whether to count top_k of the experts
-            only.
+        Biases and layer norms are not included.
+
+        dense: whether the layer is one of `dense_layers`.
+        active: whether to count only top_k of the experts.
         """
         out = self.heads // tp * self.value_width
         attention = out * self.hidden + sum(n * k for n, k in self._qkv(tp).values())
@@ -277,20 +287,22 @@ class TransformerShape:
 
     @property
     def parameters(self) -> int:
-        """Weights of the model without biases and norms. (`planner.formulas.parameters` includes
-        them.)
+        """Number of weights of the model, without biases and norms.
+
+        `workload.parameters.parameters` includes biases and norms.
         """
         return self._weights(active=False)
 
     @property
     def active_parameters(self) -> int:
-        """Those of `parameters` that one token uses."""
+        """Number of `parameters` that one token uses."""
         return self._weights(active=True)
 
     @property
     def parameters_per_gpu(self) -> float:
-        """Those of `parameters` on one of tp · ep GPUs; what is not routed is copied to each of
-        ep.
+        """Number of `parameters` on one of tp · ep GPUs.
+
+        Weights other than routed experts are copied to each of the ep GPUs.
         """
         sparse = self.layers - self.dense_layers
         routed = sparse * self.experts * self._mlp_matrices * self.hidden * self.moe_ffn
@@ -302,8 +314,11 @@ class TransformerShape:
         return dense + sparse + self.vocab * self.hidden * (2 - self.tied)
 
     def modelled_ops(self) -> tuple[Op, ...]:
-        """Returns the ops for which there are models: `ops`; with experts, those of a forward pass,
-        a layer's routed experts as one op."""
+        """Returns the ops that have latency models.
+
+        They are those of `ops`. With experts, they are the ops of a forward pass, in which the
+        routed experts of a layer are one op.
+        """
         if not self.experts:
             return self.ops()
         found = []
@@ -315,8 +330,9 @@ class TransformerShape:
         return tuple(found)
 
     def ops(self, *, backward: bool = True) -> tuple[Op, ...]:
-        """Returns every GEMM, softmax and attention that one GPU runs per micro-batch, forward ops
-        first.
+        """Returns every op that one GPU runs per micro-batch, forward ops first.
+
+        The ops are GEMMs, softmax, attention, permutations, and the casts of a recipe.
         """
         layer = self._layer_forward()
         logits = self._linear(self.vocab // self.tp, self.hidden)
@@ -331,8 +347,10 @@ class TransformerShape:
         return (*forward, *forward_casts, *gradients, *backward_casts)
 
     def _casts(self, layer: Iterable[Op], *, backward: bool) -> tuple[list[Op], list[Op]]:
-        """Returns the forward and the backward casts of a layer's linear ops; none without a
-        recipe."""
+        """Returns the forward and the backward casts of a layer's linear ops.
+
+        Without a recipe there are none.
+        """
         forward_casts: list[Op] = []
         backward_casts: list[Op] = []
         if not self.fp8_recipe:
@@ -345,7 +363,7 @@ class TransformerShape:
                 experts = work.num_experts
                 work = work.gemm(work.rows)
             if isinstance(work, Gemm) and work.dtype == self.dtype:
-                new = op.name != "mlp_gate"  # its input is that of mlp_up
+                new = op.name != "mlp_gate"  # mlp_gate has the input of mlp_up
                 before, after = casts_of(
                     work, recipe, backward=backward, new_input=new, experts=experts
                 )
@@ -423,20 +441,20 @@ def _forward_ops(work: Mapping[str, Compute], count: int) -> list[Op]:
 
 
 def _as_of_shape(text: str) -> str:
-    """Replaces the names of `MoE`'s fields by those of `TransformerShape`."""
+    """Returns a text with `TransformerShape`'s names of fields in place of `MoE`'s."""
     return text.replace("num_experts", "experts").replace("expert_ffn", "moe_ffn")
 
 
 def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:
-    """Returns the backward ops of a forward op: two GEMMs for a GEMM, one kernel for softmax and
-    attention.
+    """Returns the backward ops of a forward op.
 
-    fp8_recipe: key of `recipes.RECIPES`, which sets the dtypes of the gradients of products in its
-        format.
-    A permutation runs the other way.
+    A GEMM has two backward GEMMs, softmax and attention have one kernel, and a permutation runs the
+    other way. For c = a·b with a m×k and b k×n, the gradient of a is dc·bᵀ (m×k, reduction n). The
+    gradient of b is aᵀ·dc (k×n, reduction m) or, for a weight stored as n×k, dcᵀ·a (n×k, reduction
+    m).
 
-    For c = a·b with a m×k and b k×n: the gradient of a is dc·bᵀ (m×k, reduction n), that of b is
-    aᵀ·dc (k×n, reduction m) or, for a weight stored n×k, dcᵀ·a (n×k, reduction m).
+    fp8_recipe: key of `recipes.RECIPES`, which sets the dtypes of gradients. It applies to GEMMs
+        whose dtype is the recipe's.
     """
     work = op.workload
     if isinstance(work, Permute):
@@ -450,8 +468,7 @@ def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:
     if recipe is not None and work.dtype == recipe.forward:
         dgrad = recipe.dgrad
         wgrad = recipe.wgrad
-    # A b that is stored n×k has a gradient that is stored so: dcᵀ·a; that of one stored k×n is
-    # aᵀ·dc.
+    # The gradient of b is stored as b is: dcᵀ·a for a b stored as n×k, and aᵀ·dc for k×n.
     layout = "nt"
     height, width = (work.k, work.n)
     if work.layout == "nt":

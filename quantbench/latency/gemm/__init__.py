@@ -1,1 +1,1 @@
-"""Models the latency of matrix products (`model.GemmModel`)."""
+"""Predicts the latency of matrix products from a cost model and learned corrections."""

@@ -1,12 +1,9 @@
-"""Computes the GEMM cost model: the time of each kernel that a library may choose, and its choice.
+"""Predicts GEMM times from tiles, waves and memory traffic of the kernels a library may choose.
 
-A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a
-launch, plus the p-norm of arithmetic (quantised by waves, softened by a fluid share), memory reads
-(each operand cold or hot in L2) and traffic between L2 and the SMs, combined by a second norm with
-writing c (near a sum for kernels that do not overlap tiles), plus costs per wave, per step of k, of
-the split-k reduction and of quantizing a to a narrow format. The library is assumed to choose
-nearly the fastest kernel: a soft minimum over the menu. Every term rises with k, and so does the
-total.
+A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. A p-norm
+joins the times of arithmetic (in waves, softened by a fluid share), memory reads and L2 traffic, a
+second norm joins the time to write c, and launch, waves, steps of k, split-k and quantization add
+fixed costs. The library is assumed to choose nearly the fastest kernel: a soft minimum over them.
 
 Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless stated otherwise, because numpy is faster
 on long rows.
@@ -42,22 +39,26 @@ TILES = (
 )  # fmt: skip
 SPLITS = (1, 2, 4, 8, 16, 32)
 _COMMON_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
-# An fp32 accumulator of this many elements fills half the registers of an SM: one such block is
-# resident.
+# An fp32 accumulator of this many elements fills half the registers of an SM, so that only one such
+# block is resident.
 _LARGEST_TILE = 32768
 _MOST_BLOCKS_PER_SM = 6
 
 
 def resident_blocks(block_m: Any, block_n: Any) -> Any:
-    """Returns the resident blocks per SM of a tile, limited by accumulator registers; for numbers
-    and arrays.
+    """Returns how many blocks of a tile are resident on an SM, limited by accumulator registers.
+
+    block_m, block_n: numbers or arrays.
     """
     return np.clip(np.floor(_LARGEST_TILE / (block_m * block_n)), 1, _MOST_BLOCKS_PER_SM)
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """Columns of a menu, (kernels, 1) each."""
+    """Columns of a menu's kernels, (kernels, 1) each.
+
+    tile_index: index of each kernel's tile in `Menu.tiles`.
+    """
 
     tile_index: IndexArray
     split_k: FloatArray
@@ -67,18 +68,18 @@ class Kernels:
 
     @cached_property
     def area(self) -> FloatArray:
-        """Elements of a tile over those of 128 × 128."""
+        """Elements of a tile relative to a tile of 128 × 128."""
         return self.block_m * self.block_n / 16384.0
 
     @cached_property
     def growth(self) -> FloatArray:
-        """Log of block_m + block_n over that of 128 × 128."""
+        """Log of block_m + block_n relative to a tile of 128 × 128."""
         return np.asarray(np.log((self.block_m + self.block_n) / 256.0))
 
 
 @dataclass(frozen=True)
 class Menu:
-    """Kernels that a library is assumed to choose from: all pairs of tile and split, or a subset.
+    """Kernels that a library is assumed to choose from: pairs of a tile and a split of k.
 
     tiles: (block_m, block_n) of each tile.
     kernels: (tile index, split_k) of each kernel.
@@ -93,17 +94,20 @@ class Menu:
 
     @classmethod
     def of(cls, unit: str = "tensor cores") -> Menu:
-        """Returns the kernels of a unit (`families.unit`): all pairs of TILES and SPLITS; on CUDA
-        cores only tiles of 32 to 128, as in the names of cuBLAS's sgemm from Pascal to Ampere: a
-        thread holds at most 8 × 8 sums."""
+        """Returns the kernels of a unit (`families.unit`): all pairs of TILES and SPLITS.
+
+        CUDA cores have only tiles with sides of 32 to 128, as in the names of cuBLAS's sgemm from
+        Pascal to Ampere: a thread holds at most 8 × 8 sums.
+        """
         tiles = list(range(len(TILES)))
         if unit == "CUDA cores":
             tiles = [i for i in tiles if min(TILES[i]) >= 32 and max(TILES[i]) <= 128]
         return cls(TILES, tuple(product(tiles, SPLITS)))
 
     def subset(self, chosen: IndexArray) -> Menu:
-        """Returns the menu of the kernels at these indices; all tiles stay, so tile indices do not
-        change.
+        """Returns the menu of the kernels at these indices.
+
+        All tiles stay in the menu, so tile indices do not change.
         """
         return replace(self, kernels=tuple(self.kernels[int(i)] for i in chosen))
 
@@ -112,7 +116,7 @@ class Menu:
 
     @cached_property
     def each(self) -> Kernels:
-        """Columns of all kernels, (kernels, 1)."""
+        """Columns of all kernels of the menu."""
         tile = np.array(self.kernels, dtype=np.intp)[:, :1]  # (kernels, 1)
         split_k = np.array(self.kernels, dtype=np.float64)[:, 1:]
         blocks = np.array(self.tiles, dtype=np.float64)[tile[:, 0]]  # (kernels, 2)
@@ -122,24 +126,25 @@ class Menu:
 
     @cached_property
     def of_tile(self) -> tuple[tuple[int, slice | IndexArray], ...]:
-        """(tile index, positions of its kernels) for each tile with kernels."""
+        """Pairs (tile index, positions of its kernels) for each tile that has kernels."""
         return _groups(self.each.tile_index[:, 0])
 
     @cached_property
     def of_split(self) -> tuple[tuple[int, slice | IndexArray], ...]:
-        """(index in SPLITS, positions of its kernels) for each split with kernels.
+        """Pairs (index in SPLITS, positions of its kernels) for each split that has kernels.
 
-        A split that is not in SPLITS counts as the next larger.
+        A split_k that is not in SPLITS counts as the next larger one.
         """
         place = np.searchsorted(SPLITS, self.each.split_k[:, 0])
         return _groups(np.minimum(place, len(SPLITS) - 1))
 
 
 def _groups(of: IndexArray) -> tuple[tuple[int, slice | IndexArray], ...]:
-    """Returns (group, positions) for each group. Contiguous positions are a slice, which avoids
-    copies.
+    """Returns pairs (group, positions of its kernels).
 
-    of: (kernels,) group of each kernel.
+    Contiguous positions are a slice, which avoids copies.
+
+    of: (kernels,), group of each kernel.
     """
     found: list[tuple[int, slice | IndexArray]] = []
     for group in np.unique(of):
@@ -150,7 +155,7 @@ def _groups(of: IndexArray) -> tuple[tuple[int, slice | IndexArray], ...]:
     return tuple(found)
 
 
-# z is the logarithm of a constant whose meaning starts with "log".
+# Each `mean` is given in the scale that the meaning states, usually a logarithm.
 PARAMETERS = tuple(starmap(Parameter, (
     ("efficiency", "log share of the peak that the best tile reaches", log(0.75), 0.25),
     ("fill", "log elements of k worth the filling of a block's pipeline", log(200.0), 0.7),
@@ -178,7 +183,7 @@ PARAMETERS = tuple(starmap(Parameter, (
     ("split", "log µs of a split-k reduction", 0.0, 0.7),
     ("split_steps", "log µs per doubling of split_k", log(0.1), 0.7),
     ("split_speed", "log bandwidth of partial sums over that of L2", 0.0, 0.7),
-    # Without a reduction kernel, parts that add to one output tile take turns (CUTLASS: "serial
+    # Without a reduction kernel, the parts that add to one output tile take turns (CUTLASS: "serial
     # split-K").
     ("split_serial", "log µs that a further part of k waits for the one before", log(0.01), 2.0),
     ("small_tile", "log penalty of small tiles in many waves", log(0.03), 1.0),
@@ -188,31 +193,35 @@ PARAMETERS = tuple(starmap(Parameter, (
     ("vector_launch", "log launch of the matrix-vector kernel over that of a GEMM", 0.0, 0.3),
     ("vector_flow", "log bandwidth of the matrix-vector kernel over that of a GEMM", log(0.7), 0.3),
     ("misaligned", "log factor of arithmetic per halving of alignment below 16 bytes", 0.25, 0.15),
-    # A table timed from Python holds the host's launch: 30 to 100 µs. It is no property of the GPU.
+    # A table timed from Python includes the host's launch of 30 to 100 µs, which is no property of
+    # the GPU.
     ("host", "log µs of the host's work that the measured times include", log(0.05), 2.5),
-    # Every row of a long operand begins on another page, and the TLB holds few.
+    # Every row of a long operand begins on another page, and the TLB holds few pages.
     ("tlb_reach", "log bytes of k in a row from which translating addresses costs", log(64e3), 0.7),
     ("tlb_growth", "exponent of k in that time", 0.0, 0.3),
-    # Only for narrow formats (`Machine.is_narrow`). Blocks whose rows lie partly beyond m take
-    # longer than full ones in the CUTLASS kernels of vLLM, SGLang and TensorRT-LLM on Hopper;
-    # cuBLAS's do not.
+    # This parameter applies to narrow formats only (`Machine.is_narrow`). In the CUTLASS kernels of
+    # vLLM, SGLang and TensorRT-LLM on Hopper, blocks whose rows lie partly beyond m take longer
+    # than full ones; in cuBLAS's kernels they do not.
     ("padded", "log extra arithmetic of a row beyond m, in rows", log(0.1), 1.2),
-    # A layer in a narrow format first quantizes its 16-bit activations, in another kernel.
+    # A layer in a narrow format first quantizes its 16-bit activations in a separate kernel.
     ("convert", "log cost of a byte moved to quantize a over one the GEMM reads", log(0.1), 1.5),
     ("convert_row", "log µs of quantizing a row of a", log(1e-3), 1.5),
 )))  # fmt: skip
 INDEX = {p.name: i for i, p in enumerate(PARAMETERS)}
-#: the tiles' efficiencies come after the named parameters in a vector
+#: In a parameter vector, the efficiencies of the tiles follow the named parameters.
 FIRST_TILE = len(PARAMETERS)
 _TILE_SD = 0.3
-#: indices of the parameters of a benchmark's host and of few shapes, which members do not vary
+#: indices of parameters that all members share: they describe a benchmark's host or rare shapes
 UNVARIED = [
     INDEX[name] for name in ("host", "tlb_reach", "tlb_growth", "padded", "convert", "convert_row")
 ]
 
 
 def hand_prior() -> tuple[FloatArray, FloatArray]:
-    """Returns mean and sd, (parameters + tiles,) each, for a GPU without measurements."""
+    """Returns the prior mean and standard deviation for a GPU without measurements.
+
+    Both are (parameters + tiles,).
+    """
     area = np.prod(TILES, axis=1)
     small = -0.16 * np.log2(_LARGEST_TILE / area)  # small tiles reuse each byte less
     mean = np.concatenate([[p.mean for p in PARAMETERS], small])
@@ -220,15 +229,15 @@ def hand_prior() -> tuple[FloatArray, FloatArray]:
     return mean, sd
 
 
-# On the GPUs of the public tables this share is 0.1 if the waves of one tile explain the steps
+# The fluid share of the GPUs in the public tables is 0.1 if the waves of one tile explain the steps
 # (A100), and 0.4 to 0.9 if they do not (docs/choosing-shapes.md). The hand prior has 0.38.
 _LARGEST_FLUID_SHARE = 1 / 3
 
 
 def runs_in_waves(vectors: Sequence[FloatArray]) -> bool:
-    """Returns whether GEMMs run in waves: the mean fluid share over members is below a third.
+    """Returns whether GEMMs run in waves: whether the members' mean fluid share is below a third.
 
-    vectors: (parameters,) of each member of a model.
+    vectors: (parameters + tiles,), parameter vector of each member of a model.
     """
     fluid = [1.0 / (1.0 + np.exp(-vector[INDEX["fluid"]])) for vector in vectors]
     return bool(np.mean(fluid) < _LARGEST_FLUID_SHARE)
@@ -236,14 +245,15 @@ def runs_in_waves(vectors: Sequence[FloatArray]) -> bool:
 
 @dataclass(frozen=True)
 class Values:
-    """Named access to a parameter vector: a plain array, or an `autodiff.Variable` to compute a
-    gradient.
+    """Access to a parameter vector by name.
+
+    vector: (parameters + tiles,), a plain array, or an `autodiff.Variable` to compute a gradient.
     """
 
     vector: Any
 
     def __getitem__(self, name: str) -> Any:
-        """Returns a parameter, (1,)."""
+        """Returns the parameter of this name, (1,)."""
         i = INDEX[name]
         return self.vector[i : i + 1]
 
@@ -255,19 +265,19 @@ class Values:
 _STEP_K = 32.0  # elements of k that a block loads at a time
 _COPIES = 6.0  # copies of b and c that a benchmark cycles through
 _LONG_US = 1000.0
-# Doubling k halves a misalignment and multiplies the steps by at least 1.5: below log(1.5) it is
-# never faster.
+# Doubling k halves a misalignment and multiplies the steps by at least 1.5. With a cost per halving
+# below log(1.5), a larger k is never faster.
 _MOST_MISALIGNED = 0.4
 _POWER_SLOPE = 1.0 / 0.7
 _TLB_SLOPE = 3.0
 _NT, _TN = LAYOUTS.index("nt"), LAYOUTS.index("tn")
-#: smallest k that the trees see: one step of a main loop; smaller k are corrected like this one
+#: smallest k that the trees see: one step of a main loop. A smaller k gets the same correction.
 LEAST_K = 32.0
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Device constants that the cost model needs for one dtype; rates per µs."""
+    """Constants of a device that the cost model needs for one dtype; rates are per µs."""
 
     sm_count: int
     flop_per_us: float
@@ -278,12 +288,15 @@ class Machine:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether a and b have fewer bytes per element than c, as in FP8 and FP4."""
+        """Whether a and b have fewer bytes per element than c, as with FP8 and FP4."""
         return self.element_bytes < self.output_bytes
 
     @classmethod
     def of(cls, device: DeviceSpec, dtype: str) -> Machine:
-        """Builds the constants for GEMMs of `dtype`, which the device must support."""
+        """Returns the constants for GEMMs of `dtype`.
+
+        Raises InputError if the device has no peak for it.
+        """
         kind = DTYPES[dtype]
         peak = device.peak(dtype)
         if peak is None:
@@ -304,7 +317,7 @@ class Machine:
 class Sizes:
     """Sizes of products, (rows,) each.
 
-    layout: index in `LAYOUTS`, -1 if unknown: rows of a and b then run along k.
+    layout: index in `LAYOUTS`, or -1 if it is unknown. The rows of a and b then run along k.
     """
 
     m: FloatArray
@@ -322,7 +335,11 @@ class Sizes:
         batch: FloatArray | None = None,
         layout: FloatArray | None = None,
     ) -> Sizes:
-        """Returns the sizes of single products of unknown layout unless both are given."""
+        """Returns the sizes of products.
+
+        batch: (rows,); None for single products.
+        layout: (rows,), index in `LAYOUTS`; None if the layout is unknown.
+        """
         if batch is None:
             batch = np.ones(len(m))
         if layout is None:
@@ -378,8 +395,10 @@ class Waves:
 
 @dataclass(frozen=True)
 class Operands:
-    """Bytes of the operands, and the log of the bytes between two runs' uses of one over those of
-    L2; (rows,) each.
+    """Bytes of the operands and how far apart their uses are, (rows,) each.
+
+    reuse_a, reuse_b, reuse_c: log of the bytes that pass between two runs' uses of the operand,
+        relative to the size of L2.
     """
 
     a_bytes: FloatArray
@@ -408,7 +427,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class Narrow:
-    """Terms of formats with narrower elements than their results have (`Machine.is_narrow`)."""
+    """Terms of formats whose elements are narrower than their results (`Machine.is_narrow`)."""
 
     padding: Array  # (kernels, rows) share of the rows of tiles that lie beyond m
     a_rows: FloatArray  # (rows,)
@@ -417,9 +436,11 @@ class Narrow:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Terms of the cost model for kernels × rows that do not depend on parameters.
+    """Terms of the cost model that do not depend on its parameters.
 
-    log_bandwidth: of memory, bytes per µs. halvings, narrow: None if no row has such terms.
+    log_bandwidth: log of the memory bandwidth in bytes per µs.
+    halvings: result of `_misalignment`; None if all rows are aligned.
+    narrow: terms of a narrow format; None for other formats.
     """
 
     machine: Machine
@@ -447,14 +468,14 @@ class Shapes:
         k = sizes.k
         batch = sizes.batch
         waves = Waves.of(machine.sm_count, kernels, sizes)
-        # A part is at least one step: splitting further only adds blocks, and time still rises with
-        # k.
+        # A part of k is at least one step. Splitting further only adds blocks, and the time still
+        # rises with k.
         k_part = np.maximum(np.ceil(k / (kernels.split_k * _STEP_K)) * _STEP_K, _STEP_K)
         sides = kernels.block_m + kernels.block_n
         l2_bytes = waves.blocks * sides * k_part * machine.element_bytes
         split_bytes = np.where(kernels.split_k > 1, 8.0, 0.0) * kernels.block_m * kernels.block_n
         by_area = np.log2(_LARGEST_TILE / (kernels.block_m * kernels.block_n))
-        # Rows of a lie along k but in tn, those of b but in nn and tn.
+        # Rows of a lie along k except in tn; rows of b lie along k except in nn and tn.
         tall = np.minimum(m, kernels.block_m)
         wide = np.minimum(n, kernels.block_n)
         a_along = sizes.layout != _TN
@@ -466,7 +487,7 @@ class Shapes:
                 a_rows=batch * m,
                 converted_us=batch * m * k * (2.0 + machine.element_bytes) / machine.bytes_per_us,
             )
-        # No table of a narrow format shows a matrix-vector kernel.
+        # No table of a narrow format shows the effect of a matrix-vector kernel.
         is_vector = ((m == 1) | (n == 1)) & (not machine.is_narrow)
         return cls(
             machine=machine,
@@ -489,8 +510,9 @@ class Shapes:
 
     @cached_property
     def common_tiles(self) -> list[FloatArray]:
-        """Log waves, fill of the waves and padding for common tiles, whatever the menu has, (rows,)
-        each: inputs of the trees.
+        """Inputs of the trees about common tiles: log waves, fill of the waves and padding.
+
+        The columns, (rows,) each, do not depend on the menu.
         """
         sizes = self.sizes
         columns = []
@@ -503,20 +525,24 @@ class Shapes:
 
 
 def _misalignment(machine: Machine, kernels: Kernels, sizes: Sizes) -> Array | None:
-    """Returns the halvings of alignment that slow a kernel, (kernels, rows); None if all rows are
-    aligned.
+    """Returns the halvings of alignment that slow each kernel, (kernels, rows).
+
+    The result is None if all rows are aligned.
     """
     by_n = _halvings(sizes.n * machine.output_bytes)
     by_k = _halvings(sizes.k * machine.element_bytes)
     if not by_n.any() and not by_k.any():
         return None
-    # A part of k shorter than a step is padded to one, whatever its alignment.
+        # A part of k that is shorter than a step is padded to a step, whatever its alignment.
     padded = sizes.k < kernels.split_k * _STEP_K
     return np.where(padded, by_n, np.maximum(by_n, by_k))
 
 
 def _halvings(row_bytes: FloatArray) -> FloatArray:
-    """Returns how often 16 bytes are halved to get a row's alignment, (rows,): 0 at 16, 3 at 2."""
+    """Returns how often 16 bytes must be halved to get a row's alignment, (rows,).
+
+    The result is 0 for rows aligned to 16 bytes and 3 for rows aligned to 2 bytes.
+    """
     whole = row_bytes.astype(np.int64)
     halvings: FloatArray = 4.0 - np.log2(np.minimum(whole & -whole, 16))
     return halvings
@@ -524,8 +550,9 @@ def _halvings(row_bytes: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of each kernel's time, (kernels, rows) µs, and the log of the total; Variables if a
-    gradient is needed.
+    """Parts of each kernel's time in µs, (kernels, rows), and the log of its total.
+
+    The fields are plain arrays, or Variables if a gradient is needed.
 
     fixed: launch, and the latency of the steps of k, which more tiles do not lengthen.
     """
@@ -540,8 +567,12 @@ class Parts:
 
 
 def _traffic(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any]:
-    """Returns bytes read from memory, read from L2, written to memory and written to L2, (rows,)
-    each.
+    """Returns the bytes read from memory, read from L2, written to memory and written to L2.
+
+    All four are (rows,).
+
+    p: parameters of the cost model.
+    s: terms of the shapes that do not depend on parameters.
     """
     of = s.operands
     narrow = exp(-1.0 * p["hot_width"])
@@ -555,7 +586,10 @@ def _traffic(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any]:
 
 
 def _norm(power: Any, *logs: Any) -> Any:
-    """Computes the log of the p-norm of quantities given as logs; p = 1 is their sum."""
+    """Returns the log of the p-norm of quantities given as logs; for p = 1 it is their sum.
+
+    power: the norm's p.
+    """
     top = value_of(logs[0])
     for x in logs[1:]:
         top = np.maximum(top, value_of(x))
@@ -566,7 +600,10 @@ def _norm(power: Any, *logs: Any) -> Any:
 
 
 def kernel_parts(p: Values, s: Shapes) -> Parts:
-    """Computes the time of every kernel and its parts."""
+    """Returns the time of every kernel and its parts, (kernels, rows).
+
+    Every term rises with k, and so does the time. The arguments are those of `_traffic`.
+    """
     machine = s.machine
     kernels = s.menu.each
     busy = minimum(exp(p["saturation"]) / kernels.blocks_per_sm, 1.0)
@@ -616,13 +653,20 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
 
 
 def clock_loss(p: Values, s: Shapes) -> Any:
-    """Computes the log slowdown of each shape by a lower clock, (rows,), whichever kernel runs."""
+    """Returns the log slowdown of each shape by a lower clock, (rows,), equal for all kernels.
+
+    The arguments are those of `_traffic`.
+    """
     long = sigmoid((s.log_compute - p["power_after"]) * _POWER_SLOPE)
     return 0.1 * (maximum(p["power"], 0.0) * long)
 
 
 def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
-    """Computes log µs of each shape, (rows,), from those of its kernels, (kernels, rows)."""
+    """Returns the log time in µs of each shape, (rows,).
+
+    p, s: as in `_traffic`.
+    log_time: (kernels, rows), log time of each kernel in µs.
+    """
     least = soft_minimum(log_time, exp(p["choice"])) + clock_loss(p, s)
     if not s.is_vector.any():
         return least
@@ -637,7 +681,10 @@ def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
 
 
 def log_latency(p: Values, s: Shapes) -> tuple[Any, Parts]:
-    """Computes log µs of each shape, (rows,), and the parts by kernel."""
+    """Returns the log time in µs of each shape, (rows,), and the parts of each kernel's time.
+
+    The arguments are those of `_traffic`.
+    """
     parts = kernel_parts(p, s)
     return chosen_time(p, s, parts.log_time), parts
 
@@ -649,8 +696,9 @@ _LARGE_BYTES = 31 << 20
 def keep_freed_memory() -> None:
     """Makes glibc keep freed arrays, once per process.
 
-    glibc returns freed blocks above 128 KiB to the kernel, and the cost model's temporaries are
-    just above: a fit of 200 rows took a million page faults. Freeing one large block raises the
-    limit to its size (mallopt(3), "dynamic mmap threshold"). The block is never touched, so it
-    costs nothing; other C libraries are unaffected."""
+    glibc returns freed blocks above 128 KiB to the operating system, and the temporary arrays of
+    the cost model are just above: a fit of 200 rows took a million page faults. Freeing one large
+    block raises the limit to its size (mallopt(3), "dynamic mmap threshold"). The block is never
+    touched, so it costs nothing. Other C libraries are unaffected.
+    """
     np.empty(_LARGE_BYTES, dtype=np.uint8)

@@ -1,4 +1,7 @@
-"""Averages several fitted cost models and their trees into one prediction of GEMM times."""
+"""Averages several fitted cost models and their trees into one prediction of GEMM times.
+
+Times are averaged as logarithms. The spread between members and trees gives the variance.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ from quantbench.latency.gemm.member import Member
 
 @dataclass(frozen=True)
 class RawPrediction:
-    """Predictions of rows, (rows,) each.
+    """Predictions of products, (rows,) each.
 
-    log_us: log µs.
-    variance: between members and trees, log time.
-    physics: log µs of the cost models alone.
-    kernel: index of the fastest kernel by the first member's cost model.
+    log_us: predicted log time in µs.
+    variance: variance of the log time between members and trees.
+    physics: log time in µs by the cost models alone.
+    kernel: index in the menu of the kernel that is fastest by the first member's cost model.
     waves: waves of that kernel.
-    fixed_us: its launch and the latency of its steps of k.
+    fixed_us: launch time of that kernel and the latency of its steps of k.
     """
 
     log_us: FloatArray
@@ -44,8 +47,8 @@ class RawPrediction:
 class Ensemble:
     """Members with a common machine and menu, whose log times are averaged.
 
-    reference: another model (of this GPU or of a similar one), the correction of whose trees is an
-        input of these.
+    reference: another model, of this GPU or of a similar one. The correction that its trees make is
+        an input of the trees of this model.
     """
 
     machine: Machine
@@ -54,13 +57,13 @@ class Ensemble:
     reference: Ensemble | None = None
 
     def shapes(self, sizes: Sizes) -> Shapes:
-        """Returns the terms of the members' cost models."""
+        """Returns the terms of the members' cost models that do not depend on parameters."""
         return Shapes.of(self.machine, self.menu, sizes)
 
     def raw(self, sizes: Sizes) -> RawPrediction:
-        """Predicts rows."""
+        """Predicts products, before intervals and the limit at the device's peak."""
         keep_freed_memory()
-        # At least one chunk, so that no rows give empty columns.
+        # There is at least one chunk, so that an input of no rows gives empty columns.
         parts = [self._chunk(sizes.take(rows)) for rows in chunks(len(sizes)) or [slice(0)]]
         columns = zip(*(vars(part).values() for part in parts), strict=True)
         return RawPrediction(*map(np.concatenate, columns))
@@ -83,8 +86,9 @@ class Ensemble:
             correction, spread = member.correction(x, reference)
             log_us.append(cost + correction)
             within.append(spread)
-        # For a log-normal time the expected relative error |predicted / true - 1| is least below
-        # the median by the variance: predicting twice the time costs 100 %, half of it 50 %.
+        # For a log-normal time, the expected relative error |predicted / true - 1| is smallest at
+        # the median minus the variance: predicting twice the time costs 100 %, half of it only 50
+        # %.
         variance = np.var(log_us, axis=0) + np.mean(within, axis=0)
         middle = np.mean(log_us, axis=0) - variance
         physics = np.mean([cost for cost, _ in costs], axis=0)
@@ -101,11 +105,11 @@ class Ensemble:
         return RawPrediction(middle, variance, physics, kernel, waves, fixed_us)
 
     def physics(self, sizes: Sizes) -> FloatArray:
-        """Returns the mean log µs of the members' cost models, without trees, (rows,)."""
+        """Returns the mean log time in µs by the cost models, without trees, (rows,)."""
         shapes = self.shapes(sizes)
         return np.asarray(np.mean([member.physics(shapes)[0] for member in self.members], axis=0))
 
     def correction(self, sizes: Sizes) -> FloatArray:
-        """Returns the trees' correction of the cost model, (rows,), log time."""
+        """Returns the trees' correction of the cost models' log time, (rows,)."""
         found = self.raw(sizes)
         return found.log_us - found.physics

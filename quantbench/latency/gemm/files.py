@@ -1,4 +1,7 @@
-"""Converts an ensemble to JSON values and arrays and back, and refuses inconsistent ones."""
+"""Converts a GEMM model's ensemble to JSON values and arrays and back.
+
+Reading refuses an inconsistent ensemble, which may come from a damaged file.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +17,7 @@ from quantbench.latency.gemm.ensemble import Ensemble
 from quantbench.latency.gemm.member import Member
 from quantbench.latency.model_file import Arrays, inner, outer
 
-# Far above any GPU's rate: larger values mean a wrong unit or a damaged file.
+# The limit is far above any GPU's rate: larger values mean a wrong unit or a damaged file.
 _LARGEST_RATE = 1e15
 _LARGEST_BLOCK = 4096
 # Parameters are logarithms and exponents; the widest fitted so far are about 10.
@@ -22,12 +25,12 @@ _LARGEST_PARAMETER = 50.0
 _REFERENCE = "reference."
 _KINDS = ("batched", "layouts", "unaligned", "row_scales")
 _SETTINGS = ("slope", "limit", *_KINDS)
-# An arbitrary shape, used to count the features of a model.
+# An arbitrary shape, which serves to count the features of a model.
 _PROBE = Sizes.of(np.full(2, 128.0), np.full(2, 4096.0), np.full(2, 1024.0))
 
 
 def ensemble_to_parts(ensemble: Ensemble) -> tuple[dict[str, Any], Arrays]:
-    """Returns an ensemble as a JSON object and named arrays."""
+    """Returns an ensemble as a JSON object and arrays by name."""
     arrays: Arrays = {}
     members = []
     for i, member in enumerate(ensemble.members):
@@ -53,7 +56,8 @@ def ensemble_to_parts(ensemble: Ensemble) -> tuple[dict[str, Any], Arrays]:
 def ensemble_from_parts(data: Mapping[str, Any], arrays: Arrays) -> Ensemble:
     """Inverse of `ensemble_to_parts`.
 
-    Raises StoreError for an inconsistent ensemble, and what a broken one raises.
+    Raises StoreError for an inconsistent ensemble. A missing or malformed entry raises what reading
+    it raises, such as KeyError or ValueError.
     """
     machine = Machine(**data["machine"])
     menu = Menu(_pairs(data["tiles"]), _pairs(data["kernels"]))
@@ -79,7 +83,13 @@ def _pairs(data: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _member(settings: Mapping[str, Any], vector: FloatArray, tiles: int) -> Member:
-    """Returns a member without trees. vector: (parameters + tiles,)."""
+    """Returns a member without trees.
+
+    vector: (parameters + tiles,), parameters of its cost model.
+    tiles: number of tiles in the menu.
+
+    Raises StoreError for parameters of another shape and for values out of range.
+    """
     if vector.shape != (FIRST_TILE + tiles,) or not (np.abs(vector) < _LARGEST_PARAMETER).all():
         raise _broken(f"parameters of shape {vector.shape} for {tiles} tiles, or beyond all bounds")
     slope = float(settings["slope"])
@@ -91,7 +101,10 @@ def _member(settings: Mapping[str, Any], vector: FloatArray, tiles: int) -> Memb
 
 
 def _with_trees(member: Member, bare: Ensemble, arrays: Arrays) -> Member:
-    """Returns the member with its forest. bare: the ensemble without members."""
+    """Returns the member with its forest.
+
+    bare: the ensemble, still without members.
+    """
     reference = None if bare.reference is None else np.zeros(len(_PROBE))
     with np.errstate(all="ignore"):
         shapes = bare.shapes(_PROBE)

@@ -1,4 +1,4 @@
-"""Validates what a GEMM model is asked or fitted to, and turns it into arrays."""
+"""Validates the shapes and dtype given to a GEMM model and turns them into arrays."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,9 +18,10 @@ LARGEST_SIDE = 2**21 - 1
 
 
 def machine_of(device: DeviceSpec, dtype: str) -> Machine:
-    """Returns the device's rates for a dtype.
+    """Returns the constants of a device for a dtype.
 
-    Raises UnsupportedError if the device is no GPU or lacks the dtype.
+    Raises UnsupportedError if the device is no GPU or lacks the dtype, and InputError for a dtype
+    that no GEMM has.
     """
     who = "GemmModel"
     require_choice(who, "dtype", dtype, GEMM_DTYPES)
@@ -41,12 +42,13 @@ def product_sizes(
     k: npt.ArrayLike,
     batch: npt.ArrayLike,
 ) -> Sizes:
-    """Returns the sizes of products.
+    """Returns the validated sizes of products.
 
-    layout: of each row or of all.
-    m, n, k, batch: integers from 1 to LARGEST_SIDE, (rows,) each.
+    who: the caller's name for error messages.
+    layout: one layout for each row, or one for all.
+    m, n, k, batch: whole numbers from 1 to LARGEST_SIDE, (rows,) each.
 
-    Raises InputError, which names `who`, for other values.
+    Raises InputError for other values.
     """
     named = {"m": m, "n": n, "k": k, "batch": batch}
     columns = {name: _whole(who, name, size) for name, size in named.items()}
@@ -78,11 +80,11 @@ def _whole(who: str, name: str, size: npt.ArrayLike) -> FloatArray:
 
 
 def without_layout(machine: Machine, sizes: Sizes) -> Sizes:
-    """Returns the sizes for a model of unknown layout, which takes rows of a and b to be k long.
+    """Returns the sizes for a model of unknown layout, which assumes rows of a and b along k.
 
-    Rows of a `tn` product lie along m and n, whatever k is: its k becomes the next one that is
-    aligned as its m. FP8 and FP4 are multiplied with rows along k in every layout (cuBLASLt's "TN
-    format").
+    The rows of a `tn` product lie along m and n, so its alignment does not depend on k: its k is
+    raised to the next value aligned like m. FP8 and FP4 need no change, because they are multiplied
+    with rows along k in every layout (cuBLASLt's "TN format").
     """
     along_m = (sizes.layout == LAYOUTS.index("tn")) & (not machine.is_narrow)
     aligned = sizes.k + (sizes.m - sizes.k) % (16.0 / machine.element_bytes)

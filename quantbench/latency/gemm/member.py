@@ -1,4 +1,4 @@
-"""One member of a GEMM model: a cost model, and trees that correct its residual."""
+"""Defines one member of a GEMM model: a cost model, and trees that correct its residual."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from quantbench.workload.dtypes import ALIGNED_ELEMENTS
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Measured products. log_us: (rows,) log times. row_scales: whether a has a scale for each row
-    of a block of k, as in fp8_block.
+    """Measured products.
+
+    log_us: (rows,), log of the times in µs.
+    row_scales: whether a has one scale per row and block of k, as in fp8_block.
     """
 
     sizes: Sizes
@@ -44,14 +46,13 @@ class TrainingRows:
 
     @property
     def layouts(self) -> bool:
-        """Whether single products, or batched ones, of several layouts are among the rows."""
+        """Whether the single products, or the batched ones, among the rows have several layouts."""
         batched = self.sizes.batch > 1
         return any(len(np.unique(self.sizes.layout[kind])) > 1 for kind in (batched, ~batched))
 
     @property
     def unaligned(self) -> bool:
-        """Whether products whose rows are not aligned to 16 bytes, if 16-bit, are among the
-        rows."""
+        """Whether the rows include products whose n or k breaks the alignment of 16-bit rows."""
         return bool((self.sizes.n % ALIGNED_ELEMENTS + self.sizes.k % ALIGNED_ELEMENTS).any())
 
     def take(self, rows: slice | IndexArray) -> TrainingRows:
@@ -61,26 +62,29 @@ class TrainingRows:
 _LARGEST_GAP = 1.5  # cap on a kernel's log time above the fastest kernel's
 _NARROWEST_CHOICE = 0.03
 _CLIP = 5.0  # deviations at which residuals are clipped
-# Scales of 4 bytes are loaded through TMA, whose rows are aligned to 16 bytes: another m is padded
-# first, which takes longer than many a product (DeepGEMM's README: "the LHS scaling factor is
-# required to have a TMA-aligned and transposed layout").
+# The scales of 4 bytes are loaded through TMA, which needs rows aligned to 16 bytes. For other m
+# they are padded first, which takes longer than many a product (DeepGEMM's README: "the LHS scaling
+# factor is required to have a TMA-aligned and transposed layout").
 _ALIGNED_SCALES = 4.0
 
 
 def _expected(weights: Array, of: Array) -> Array:
-    """Returns the weighted mean over kernels, (rows,).
+    """Returns the weighted mean of a quantity over kernels, (rows,).
 
-    weights: (kernels, rows). This is no matrix product, whose rounding would depend on other rows.
+    weights: (kernels, rows).
+    of: the quantity, which broadcasts to (kernels, rows).
+
+    The sum is not a matrix product, because the rounding of one would depend on other rows.
     """
     expected: Array = np.einsum("kr,kr->r", weights, np.broadcast_to(of, weights.shape))
     return expected
 
 
 def _rounded(mean: Array) -> Array:
-    """Rounds a weighted mean, (rows,), so that a mean of equal numbers is that number.
+    """Rounds a weighted mean, (rows,), so that the mean of equal numbers is that number.
 
-    Unrounded, a tree could tell 1 from the sum of the weights. The shift keeps fractions such as
-    1/32 off the edges between two rounded numbers, where the last bit of a sum would decide.
+    A tree could otherwise tell 1 from the sum of the weights. The added shift moves fractions such
+    as 1/32 away from the midpoint of two rounded numbers, where the last bit of a sum would decide.
     """
     rounded: Array = np.round(mean + 1e-7, 4)
     return rounded
@@ -89,9 +93,11 @@ def _rounded(mean: Array) -> Array:
 def _least_gaps(
     gaps: Array, positions: dict[int, slice | IndexArray], count: int
 ) -> list[Array | float]:
-    """Returns the least gap of each group of kernels, (rows,).
+    """Returns the least gap of each group of kernels, (rows,) or a constant.
 
-    gaps: (kernels, rows). positions: the kernels of each group that has some, of `count` groups.
+    gaps: (kernels, rows), log time of each kernel above the fastest one.
+    positions: positions of the kernels of each group that has kernels.
+    count: number of groups. A group without kernels gets _LARGEST_GAP.
     """
     least: list[Array | float] = [_LARGEST_GAP] * count
     for group, kernels in positions.items():
@@ -101,7 +107,11 @@ def _least_gaps(
 
 @dataclass(frozen=True)
 class Growth:
-    """Settings of tree growth: number of trees per member, and fewest rows in a leaf."""
+    """Settings of tree growth.
+
+    trees: number of trees per member.
+    leaf: smallest number of rows in a leaf.
+    """
 
     trees: int = 24
     leaf: int = 2
@@ -109,15 +119,15 @@ class Growth:
 
 @dataclass(frozen=True)
 class Member:
-    """Cost model with its forest.
+    """Cost model with the forest that corrects it.
 
-    parameters: (parameters + tiles,).
-    forest: None if rows were too few.
-    slope: share of a reference's residual that is added.
-    limit: largest correction, log time.
+    parameters: (parameters + tiles,), parameters of the cost model.
+    forest: None if the rows were too few.
+    slope: share of the reference model's residual that is added to the forest's correction.
+    limit: largest correction in log time.
     batched, layouts: whether the forest's inputs include the batch and the layout.
     unaligned: whether products of unaligned rows were fitted.
-    row_scales: whether the forest's inputs say if the scales of a must be padded.
+    row_scales: whether the forest's inputs say that the scales of a must be padded.
     """
 
     parameters: FloatArray
@@ -130,11 +140,14 @@ class Member:
     row_scales: bool = False
 
     def physics(self, shapes: Shapes) -> tuple[Array, Parts]:
-        """Computes the cost model's log µs, (rows,), and its parts."""
+        """Returns the cost model's log time in µs, (rows,), and the parts of each kernel's time."""
         return log_latency(Values(self.parameters), shapes)
 
     def weights(self, parts: Parts) -> Array:
-        """Returns the probability that each kernel is chosen, (kernels, rows); columns sum to 1."""
+        """Returns the probability that each kernel is chosen, (kernels, rows).
+
+        The probabilities of a row sum to 1.
+        """
         width = max(float(np.exp(Values(self.parameters)["choice"])[0]), _NARROWEST_CHOICE)
         above = (parts.log_time.min(axis=0) - parts.log_time) / width
         weights: Array = np.exp(np.maximum(above, NEGLIGIBLE))
@@ -144,7 +157,10 @@ class Member:
     def features(
         self, shapes: Shapes, log_us: Array, parts: Parts, reference: FloatArray | None
     ) -> Float32Array:
-        """Returns the inputs of the forest, (rows, features), from `columns`."""
+        """Returns the inputs of the forest, (rows, features).
+
+        The arguments are those of `columns`.
+        """
         columns = self.columns(shapes, log_us, parts, reference)
         out = np.empty((len(columns), len(shapes.sizes)), dtype=np.float32)
         for i, column in enumerate(columns):
@@ -154,9 +170,11 @@ class Member:
     def columns(
         self, shapes: Shapes, log_us: Array, parts: Parts, reference: FloatArray | None
     ) -> list[Any]:
-        """Returns the inputs of the forest, each (rows,) or a constant, the reference last.
+        """Returns the inputs of the forest as columns, each (rows,) or a constant.
 
         log_us, parts: result of `physics`.
+        reference: (rows,), correction by the reference model, which is the last column; None if
+            there is no such model.
         """
         sizes = shapes.sizes
         kernels = shapes.menu.each
@@ -166,8 +184,8 @@ class Member:
         log_k = np.log2(sizes.k)
         columns: list[Any] = [log_m, log_n, log_k]
         columns += [log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
-        # The time of a small tile in very many waves can exceed single precision; such a tile is
-        # never chosen.
+        # The time of a small tile in very many waves can exceed single precision. Such a tile is
+        # never chosen, so the limit does no harm.
         per_time = weights * np.exp(np.maximum(-parts.log_time, NEGLIGIBLE))
         for part in (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction):
             columns.append(_expected(per_time, part))
@@ -195,7 +213,11 @@ class Member:
         return columns if reference is None else [*columns, reference]
 
     def correction(self, x: Float32Array | None, reference: FloatArray | None) -> tuple[Any, Any]:
-        """Returns the log time to add and its variance over the trees, (rows,) each, or 0.0."""
+        """Returns the log time to add and its variance over the trees, (rows,) each.
+
+        x: (rows, features), inputs of the forest. Both results are 0.0 without a forest or inputs.
+        reference: (rows,), correction by the reference model.
+        """
         if self.forest is None or x is None:
             return 0.0, 0.0
         mean, variance = self.forest.predict(x)
@@ -213,9 +235,10 @@ def train_member(
     growth: Growth,
     seed: int,
 ) -> Member:
-    """Grows a member's trees on the residual of its cost model.
+    """Returns a member with trees grown on the residual of its cost model.
 
-    reference: (rows,) residual of another model.
+    parameters: (parameters + tiles,), fitted parameters of the cost model.
+    reference: (rows,), correction by the reference model, which is an input of the trees.
     """
     bare = Member(
         parameters,
@@ -239,7 +262,7 @@ def train_member(
     slope = 0.0
     shared = np.zeros(len(rows))
     if reference is not None:
-        # Ridge regression, because the reference of another library may not help.
+        # The slope is a ridge regression, because a reference of another library may not help.
         variance = reference @ reference + 10.0 * residual.var() + 1e-12
         slope = float((reference @ residual) / variance)
         shared = slope * reference

@@ -54,11 +54,11 @@ from quantbench.latency.model_file import BROKEN, device_from_json, device_to_js
 from quantbench.workload import Gemm
 from quantbench.workload.dtypes import GEMM_DTYPES
 
-#: folder of the shipped models
+#: folder of the models that are part of the package
 FOLDER = Path(__file__).parent.parent / "models"
 MODEL_FORMAT = "quantbench-gemm-model"
 MODEL_VERSION = 1
-# `from_bytes` checks the time of this shape.
+# `from_bytes` predicts the time of this shape to check the model.
 _PROBE = ([128], [4096], [1024])
 
 
@@ -66,9 +66,11 @@ _PROBE = ([128], [4096], [1024])
 class GemmModel:
     """Latency model for GEMMs of one dtype and library on one device.
 
-    library: whose kernels ran (`libraries.LIBRARIES`).
-    provenance: origin of the measurements, saved with the model.
+    rows: number of measured shapes that the model was fitted to.
+    prior_source: origin of the prior, for notes.
     note: caveats of the predictions.
+    provenance: origin of the measurements, saved with the model.
+    library: library whose kernels ran (`libraries.LIBRARIES`).
     """
 
     device: DeviceSpec
@@ -98,20 +100,26 @@ class GemmModel:
         seed: int = 0,
         effort: Effort | None = None,
     ) -> GemmModel:
-        """Fits a model to measured shapes m, n, k and times latency_us, (rows,) each.
+        """Fits a model to measured shapes.
 
+        m, n, k: (rows,), sizes of the products.
+        latency_us: (rows,), measured times in µs.
         batch: independent products of each row, (rows,) or one number.
-        layout: storage of a and b (`workload.Gemm.layout`), of each row or of all.
-        library: whose kernels ran.
-        prior: "auto" (best shipped parameters, and the residual of the shipped model of this GPU,
-            or else of one of its family, in this dtype and library), "family-out" (other GPU
-            generations only), "none" (spec sheet only), a model (its parameters and its residual)
-            or a sequence of models (their parameters).
+        layout: storage of a and b (`workload.Gemm.layout`), one for each row or one for all.
+        library: library whose kernels ran.
+        prior: one of
+            "auto": the best shipped parameters for this GPU, and the residual of a shipped model of
+            this dtype and library, for this GPU or else for one of its family;
+            "family-out": parameters of other GPU generations only;
+            "none": the spec sheet only;
+            a model: its parameters and its residual;
+            a sequence of models: their parameters.
         seed: the same rows and seed give the same model.
+        effort: settings of the fit. The default depends on the number of rows.
 
-        Rows above the device's peak are left out; `provenance` has their number.
-        Returns the prior, with a note, for fewer than 20 rows. Raises InputError for invalid sizes
-        or times, UnsupportedError for a dtype that the device lacks.
+        Rows faster than the device's peak are left out, and `provenance` has their number. The
+        result is the prior, with a note, for fewer than 20 rows. Raises InputError for invalid
+        sizes or times, and UnsupportedError for a dtype that the device lacks.
         """
         who = "GemmModel.fit"
         spec = _device(device)
@@ -158,7 +166,8 @@ class GemmModel:
         """Returns the unfitted model of a device, with a wide interval.
 
         family_out: whether to exclude measured GPUs of the same generation.
-        library: as in `best`; a prior does not depend on it.
+        library: library whose kernels will run, as in `best`. The prior itself does not depend on
+            it.
         """
         spec = _device(device)
         library = resolve_library(spec.name, dtype, library, "GemmModel.prior")
@@ -168,10 +177,11 @@ class GemmModel:
 
     @classmethod
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> GemmModel:
-        """Returns the shipped model of a device, dtype and library; else the prior.
+        """Returns the shipped model of a device, dtype and library, or the prior if there is none.
 
-        library: whose kernels will run, "" for `libraries.default_library`. Raises InputError for
-            an unknown one.
+        library: library whose kernels will run; "" means `libraries.default_library`.
+
+        Raises InputError for an unknown library.
         """
         spec = _device(device)
         library = resolve_library(spec.name, dtype, library, "GemmModel.best")
@@ -197,13 +207,13 @@ class GemmModel:
         batch: npt.ArrayLike = 1,
         layout: str | Sequence[str] = "nn",
     ) -> Estimates:
-        """Predicts GEMMs m×k times k×n, `batch` of them at once; the sizes broadcast, and the
-        result has their common shape.
+        """Predicts the times of GEMMs m×k times k×n, `batch` of them at once.
 
-        layout: as in `fit`, of each row only for one-dimensional sizes; changes alignment, and more
-            if several were fitted.
+        m, n, k, batch: sizes, which broadcast. The result has their common shape.
+        layout: storage of a and b, one for all products; one-dimensional sizes may have one for
+            each row. It changes the alignment, and more if several layouts were fitted.
 
-        No prediction is below the time at the device's peak.
+        No prediction is below the time at the device's peak. Raises InputError for invalid sizes.
         """
         wide = np.broadcast_arrays(m, n, k, batch)
         shape = wide[0].shape
@@ -239,20 +249,22 @@ class GemmModel:
 
     @property
     def unaligned(self) -> bool:
-        """Whether products of unaligned rows were among the fitted rows."""
+        """Whether products whose n or k breaks 16-byte rows were among the fitted rows."""
         return any(member.unaligned for member in self.ensemble.members)
 
     @property
     def layouts(self) -> bool:
-        """Whether products of several layouts were fitted. If not, the layout matters
-        for alignment only.
+        """Whether products of several layouts were fitted.
+
+        If not, the layout matters for alignment only.
         """
         return any(member.layouts for member in self.ensemble.members)
 
     @property
     def in_waves(self) -> bool:
-        """Whether GEMMs run in waves by the fitted parameters, so that a partial last wave leaves
-        SMs idle.
+        """Whether GEMMs run in waves, so that a partial last wave leaves SMs idle.
+
+        The fitted parameters decide it.
         """
         return runs_in_waves(self._vectors)
 
@@ -261,7 +273,7 @@ class GemmModel:
         return [member.parameters for member in self.ensemble.members]
 
     def predict_gemms(self, gemms: Sequence[Gemm]) -> list[Estimate]:
-        """Predicts GEMMs of the model's dtype, in order."""
+        """Predicts GEMMs, in order. Raises InputError for a dtype that is not the model's."""
         for gemm in gemms:
             if gemm.dtype != self.dtype:
                 expected = f"products of {self.dtype}, which the model was fitted to"
@@ -272,7 +284,7 @@ class GemmModel:
         return list(self.predict(**columns))
 
     def measured_gpu(self) -> MeasuredGpu:
-        """Returns the mean cost model parameters, as input to the priors of other GPUs."""
+        """Returns the mean cost model parameters of the members, for the priors of other GPUs."""
         mean = np.mean(self._vectors, axis=0)
         of = family(self.device)
         return MeasuredGpu(self.device.name, of, self.dtype, mean, self.rows, "", 0.0)
@@ -295,7 +307,7 @@ class GemmModel:
     def from_bytes(cls, content: bytes) -> GemmModel:
         """Inverse of `to_bytes`.
 
-        Raises InputError for another format or version, StoreError for a broken model.
+        Raises InputError for another format or version, and StoreError for a broken model.
         """
         who = "GemmModel.load"
         data, arrays = unpack(who, content, MODEL_FORMAT, MODEL_VERSION)
@@ -323,12 +335,12 @@ class GemmModel:
         return made
 
     def save(self, path: str | Path) -> None:
-        """Writes a file, at once. Raises StoreError if it cannot."""
+        """Writes the model to a file, whole or not at all. Raises StoreError if it cannot."""
         write_file("GemmModel.save", Path(path), self.to_bytes())
 
     @classmethod
     def load(cls, path: str | Path) -> GemmModel:
-        """Reads what `save` wrote. Raises InputError or StoreError if it is no such file."""
+        """Reads a file that `save` wrote. Raises InputError or StoreError for any other file."""
         try:
             content = read_bytes(path)
         except OSError as error:
@@ -338,7 +350,7 @@ class GemmModel:
 
 
 def file_name(slug: str, dtype: str, library: str) -> str:
-    """Returns the name of a shipped model's file.
+    """Returns the file name of the shipped model of a device, dtype and library.
 
     >>> file_name("h100-sxm5-80gb", "fp8", "vllm")
     'h100-sxm5-80gb-fp8-vllm.gemm'
@@ -347,10 +359,12 @@ def file_name(slug: str, dtype: str, library: str) -> str:
 
 
 def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
-    """Returns the packaged model of a device, dtype and library ("": the default one), None if
-    there is none.
+    """Returns the shipped model of a device, dtype and library, or None if there is none.
 
-    A card with the chip of a measured one has its model, with the rate of its own memory.
+    library: "" means the default library of the device and dtype.
+
+    A card with the same chip as a measured card gets that card's model, with the bandwidth of its
+    own memory.
     """
     return _shipped(slug, dtype, library or default_library(slug, dtype))
 
@@ -377,10 +391,11 @@ def _device(device: DeviceSpec | str) -> DeviceSpec:
 
 @dataclass(frozen=True)
 class _Start:
-    """What a fit starts from.
+    """Starting point of a fit.
 
-    blind: half-width of the interval of the prior, log time.
-    reference: model whose residual is an input of the trees.
+    prior: prior of the cost model's parameters.
+    blind: half-width of the prior's interval in log time.
+    reference: model whose residual is an input of the trees; None without one.
     """
 
     prior: Prior
@@ -391,7 +406,7 @@ class _Start:
 def _start(
     device: DeviceSpec, dtype: str, prior: str | GemmModel | Sequence[GemmModel], library: str
 ) -> _Start:
-    """Returns what the prior asks for. prior: as in `GemmModel.fit`."""
+    """Returns the starting point that `prior` selects; `prior` is as in `GemmModel.fit`."""
     who = "GemmModel.fit"
     if isinstance(prior, GemmModel):
         _, blind = choose(device, dtype, shipped_pool(), family_out=True)
@@ -410,8 +425,8 @@ def _start(
     start = _Start(*choose(device, dtype, pool, family_out=prior != "auto"))
     if prior != "auto":
         return start
-    # A GPU's products in another format, or by another library, say little about these; a like
-    # GPU's say much.
+    # Products of this GPU in another format or by another library say little about these products.
+    # Products of a similar GPU in the same format and library say much.
     shipped = shipped_model(device.name, dtype, resolve_library(device.name, dtype, library))
     if shipped is None:
         shipped = shipped_kin(device, dtype, library)
@@ -422,8 +437,10 @@ def _start(
 
 
 def shipped_kin(device: DeviceSpec, dtype: str, library: str) -> GemmModel | None:
-    """Returns the shipped model of another GPU of the family, that with the nearest number of SMs;
-    None without one.
+    """Returns the shipped model of the GPU that is most similar within the family.
+
+    It is the one with the nearest number of SMs. The result is None if no other GPU of the family
+    has a model of this dtype and library.
     """
     kin = [gpu for gpu in known_devices() if family(gpu) == family(device)]
     for gpu in sorted(kin, key=lambda gpu: abs(gpu.sm_count - device.sm_count)):

@@ -1,5 +1,6 @@
-"""Fits a GEMM ensemble and its interval to measured rows, starting from a prior learned on other
-GPUs.
+"""Fits a GEMM model to measured rows, starting from a prior learned on other GPUs.
+
+A fit has several members, each a cost model with trees. Cross-validation calibrates the interval.
 """
 
 from __future__ import annotations
@@ -37,26 +38,28 @@ from quantbench.latency.gemm.member import Growth, Member, TrainingRows, train_m
 
 POOL_FORMAT = "quantbench-gemm-pool"
 POOL_VERSION = 1
-# Prior deviations as shares of the hand prior's: between two tables of one GPU, between two GPUs of
-# one family, and the least between families. Tuned on the five public tables that `tools.accuracy`
-# evaluates.
+# Standard deviation of the prior as a share of the hand prior's: between two tables of one GPU,
+# between two GPUs of one family, and the least between families. The shares were tuned on the five
+# public tables that `tools.accuracy` evaluates.
 _SAME_GPU = 0.4
 _SAME_FAMILY = 0.5
 _OTHER_FAMILY = 0.6
 # Half-width (log time) if no table of the dtype was measured on the same unit. It covers 90 % of
-# the rows of the fp8 tables of aiconfigurator-core 0.12.0 (vLLM 0.24.0) of H100, H200, B200, L40S
-# and RTX PRO 6000, GPUs weighted equally.
+# the rows of the fp8 tables of aiconfigurator-core 0.12.0 (vLLM 0.24.0) for H100, H200, B200, L40S
+# and RTX PRO 6000, with GPUs weighted equally.
 _UNKNOWN = 1.4
-# A GPU outside the pool errs more than the worst of the few inside: with this factor the intervals
-# of L40S (bf16), B200 (fp8) and V100 (fp16) cover 90 % of their rows, each predicted from the
-# others.
+# A GPU outside the pool has larger errors than the worst of the few GPUs inside. With this factor,
+# the intervals of L40S (bf16), B200 (fp8) and V100 (fp16) cover 90 % of their rows when each is
+# predicted from the other GPUs.
 _BEYOND = 1.2
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Gaussian prior of the parameters: mean and sd, (parameters + tiles,) each, and the source of
-    both.
+    """Gaussian prior of the parameters.
+
+    mean, sd: (parameters + tiles,), mean and standard deviation.
+    source: origin of both, for notes.
     """
 
     mean: FloatArray
@@ -68,8 +71,11 @@ class Prior:
 class MeasuredGpu:
     """Parameters of one measured GPU, fitted from the hand prior.
 
-    blind_90: 90th percentile of |log time error| on its table of the prior pooled from the other
-        families.
+    parameters: (parameters + tiles,), fitted parameters of the cost model.
+    rows: number of measured shapes.
+    table: name of the table that was fitted.
+    blind_90: 90th percentile of the absolute error in log time that the prior pooled from the other
+        families makes on this GPU's table.
     """
 
     device: str
@@ -83,7 +89,10 @@ class MeasuredGpu:
 
 @cache
 def shipped_pool() -> tuple[MeasuredGpu, ...]:
-    """Reads the packaged parameters of measured GPUs."""
+    """Returns the parameters of measured GPUs that are part of the package.
+
+    Raises StoreError if their file has another format or version.
+    """
     text = (files("quantbench.latency") / "models" / "pool.json").read_text(encoding="utf-8")
     data = json.loads(text)
     if data.get("format") != POOL_FORMAT or data.get("version") != POOL_VERSION:
@@ -95,8 +104,9 @@ def shipped_pool() -> tuple[MeasuredGpu, ...]:
 
 
 def pooled(gpus: Sequence[MeasuredGpu], base: Prior) -> Prior:
-    """Builds the prior from the families' mean parameters and `base`, with the spread between
-    families.
+    """Returns the prior pooled from the mean parameters of each family and from `base`.
+
+    Its standard deviation includes the spread between families.
     """
     if not gpus:
         return base
@@ -111,7 +121,10 @@ def pooled(gpus: Sequence[MeasuredGpu], base: Prior) -> Prior:
 
 
 def near(gpus: Sequence[MeasuredGpu], *, same_gpu: bool) -> Prior:
-    """Builds the prior around the mean of entries of the same GPU or of GPUs of its family."""
+    """Returns the prior around the mean parameters of the same GPU, or of GPUs of its family.
+
+    same_gpu: whether `gpus` are tables of the same GPU, which narrows the prior.
+    """
     _, sd = hand_prior()
     mean = np.mean([gpu.parameters for gpu in gpus], axis=0)
     if same_gpu:
@@ -124,7 +137,10 @@ def _names(gpus: Sequence[MeasuredGpu]) -> str:
 
 
 def _without_host(prior: Prior) -> Prior:
-    """Resets the host's work in a time to the hand prior: it belongs to a table, not to a GPU."""
+    """Returns the prior with the host's work reset to the hand prior.
+
+    The host's work belongs to a table, not to a GPU. The prior's arrays are changed in place.
+    """
     host = INDEX["host"]
     mean, sd = hand_prior()
     prior.mean[host] = mean[host]
@@ -133,12 +149,12 @@ def _without_host(prior: Prior) -> Prior:
 
 
 def spec_sheet(device: DeviceSpec, dtype: str) -> Prior:
-    """Returns the prior of a GPU without any measured table: the hand prior, which was made for
-    tensor cores.
+    """Returns the prior of a GPU without any measured table.
 
-    Two parameters differ on CUDA cores: misaligned rows cost nothing (only tensor cores need
-    16-byte alignment; cuBLAS documentation, "Tensor Core Usage"), and a pipeline fill of about the
-    same time is worth fewer elements of k.
+    It is the hand prior, which was made for tensor cores. Two parameters differ on CUDA cores:
+    misaligned rows cost nothing (only tensor cores need 16-byte alignment; cuBLAS documentation,
+    "Tensor Core Usage"). The time to fill the pipeline, which is about the same, is worth the
+    arithmetic of fewer elements of k.
     """
     mean, sd = hand_prior()
     which = unit(device, dtype)
@@ -152,8 +168,9 @@ def spec_sheet(device: DeviceSpec, dtype: str) -> Prior:
 
 
 def known_in_waves(device: DeviceSpec, dtype: str) -> bool:
-    """Returns whether GEMMs run in waves according to the shipped parameters of this GPU, or else
-    of its family.
+    """Returns whether GEMMs run in waves on a device, by the shipped parameters.
+
+    The parameters are those of this GPU, or else of its family. Without any, the result is False.
     """
     return _known_in_waves(device.name, family(device), unit(device, dtype), dtype)
 
@@ -165,14 +182,17 @@ def _known_in_waves(device: str, family_name: str, which: str, dtype: str) -> bo
 
 
 def _related(gpus: Sequence[MeasuredGpu], device: str, family_name: str) -> list[MeasuredGpu]:
-    """Returns the entries of a GPU, or else those of its family."""
+    """Returns the entries of a GPU, or else the entries of its family."""
     same = [gpu for gpu in gpus if gpu.device == device]
     return same or [gpu for gpu in gpus if gpu.family == family_name]
 
 
 def _applicable(gpus: Sequence[MeasuredGpu], which: str, dtype: str) -> list[MeasuredGpu]:
-    """Returns the entries of a dtype on a unit. fp16 takes those of bf16 too: it runs at the same
-    rate.
+    """Returns the entries of a dtype that were measured on a unit.
+
+    Entries of bf16 also apply to fp16, which runs at the same rate.
+
+    which: unit, as in `families.unit`.
     """
     dtypes = {dtype, "bf16"} if dtype == "fp16" else {dtype}
 
@@ -182,15 +202,15 @@ def _applicable(gpus: Sequence[MeasuredGpu], which: str, dtype: str) -> list[Mea
     return list(filter(applies, gpus))
 
 
-# This card, made in 7 nm, runs fp32 at its peak within its power: less power a TFLOP/s than any
-# CUDA cores of older processes.
+# This card, made in 7 nm, runs fp32 at its peak within its power limit. It needs less power per
+# TFLOP/s than the CUDA cores of any older process.
 _LEAST_POWER = "a100-pcie-40gb"
 
 
 def _powered(device: DeviceSpec, dtype: str) -> float:
-    """Returns the log share of its peak that a card's power allows, at most 0.
+    """Returns the log of the share of its peak that a card's power limit allows, at most 0.
 
-    It is 0 but for CUDA cores made in 7 nm or earlier.
+    It is 0 except for CUDA cores made in 7 nm or an older process.
     """
     newer = device.compute_capability is None or device.compute_capability > (8, 0)
     if newer or not device.board_power_w or unit(device, dtype) != "CUDA cores":
@@ -203,12 +223,11 @@ def _powered(device: DeviceSpec, dtype: str) -> float:
 def choose(
     device: DeviceSpec, dtype: str, gpus: Sequence[MeasuredGpu], *, family_out: bool
 ) -> tuple[Prior, float]:
-    """Returns the prior for a device and the half-width (log time) of a 90 % interval around its
-    unfitted prediction.
+    """Returns the prior for a device, and the half-width of its unfitted 90 % interval in log time.
 
-    gpus: measured GPUs, of which those of the same unit and dtype apply; without any, the prior is
+    gpus: measured GPUs. Those of the same unit and dtype apply; without any, the prior is
         `spec_sheet`.
-    family_out: whether to exclude all GPUs of the device's generation, itself included.
+    family_out: whether to exclude all GPUs of the device's generation, including the device.
     """
     base = spec_sheet(device, dtype)
     usable = _applicable(gpus, unit(device, dtype), dtype)
@@ -236,21 +255,21 @@ _DELTA = 0.05  # log error at which the loss turns from quadratic to linear
 _NOISE = 0.05  # standard deviation of measurement noise, log time
 
 
-#: fewest rows for a fit; with fewer, the prior is returned
+#: smallest number of rows for a fit; with fewer, the result is the prior
 FEWEST_ROWS = 20
-#: fewest rows for growing trees
+#: smallest number of rows for growing trees
 FEWEST_FOR_TREES = 60
 _FOLDS = 5
-# The 0.9 quantile of some two hundred errors depends on twenty rows of a few sites, so coverage
-# would vary. It is estimated as the geometric mean of lower quantiles, each times the typical ratio
-# of the 0.9 quantile to it. The ratios (from folds of the public tables' training sites) vary
-# little between GPUs and numbers of rows.
+# The 0.9 quantile of some two hundred errors depends on twenty rows of a few sites, so the coverage
+# would vary. The quantile is therefore estimated as the geometric mean of lower quantiles, each
+# times the typical ratio of the 0.9 quantile to it. The ratios (from folds of the public tables'
+# training sites) vary little between GPUs and numbers of rows.
 _TAILS = ((0.6, 2.24), (0.7, 1.77), (0.8, 1.38))
-# Errors of a fold (one member, four fifths of the rows) over those of the full ensemble.
+# Errors of a fold (one member, four fifths of the rows) relative to errors of the full ensemble.
 _FOLD_EXCESS = 1.04
-# Noise added to the prior (share of its deviation) and the rows (log time) of members after the
-# first, so that members differ in what the rows do not determine. The prior of the parameters in
-# UNVARIED is left as it is.
+# Noise that members after the first get in the prior (as a share of its deviation) and in the rows
+# (log time). It makes members differ in what the rows do not determine. The prior of the parameters
+# in UNVARIED gets no noise.
 _SHAKEN_PRIOR = 0.7
 _SHAKEN_ROWS = 0.08
 _UNLIKELY = 0.04
@@ -258,8 +277,12 @@ _UNLIKELY = 0.04
 
 @dataclass(frozen=True)
 class Effort:
-    """Effort of a fit: number of cost models, most rows to fit the first and the others, settings
-    of their trees.
+    """Effort of a fit.
+
+    members: number of cost models.
+    rows_first, rows_other: largest number of rows that the first and the other cost models are
+        fitted to.
+    growth: settings of the trees.
     """
 
     members: int = 2
@@ -269,15 +292,16 @@ class Effort:
 
     @classmethod
     def of(cls, rows: int) -> Effort:
-        """Returns the default for this many rows. Below 150, fits vary with single rows, so four
-        are averaged.
+        """Returns the default effort for this many rows.
+
+        Below 150 rows, fits vary with single rows, so four members are averaged.
         """
         return cls(members=4) if rows < 150 else cls()
 
 
-#: most rows of a table that a model is fitted to
+#: largest number of rows of a table that a model is fitted to
 TABLE_ROWS = 8000
-#: effort for thousands of rows: ten trees keep a file near 0.2 MB
+#: effort for thousands of rows; ten trees keep a model's file near 0.2 MB
 TABLE_EFFORT = Effort(members=2, rows_first=1000, rows_other=600, growth=Growth(trees=10, leaf=3))
 
 
@@ -293,7 +317,9 @@ def fit_parameters(
     """Returns the parameter vector, (parameters + tiles,), with the least loss plus penalty.
 
     The loss is pseudo-Huber in log time, which is robust to outliers. The penalty is half the
-    squared distance from the prior in its standard deviations.
+    squared distance from the prior, in units of the prior's standard deviations.
+
+    start: (parameters + tiles,), starting point of the search; None for the prior's mean.
     """
     from scipy.optimize import minimize
 
@@ -322,7 +348,10 @@ def fit_parameters(
 
 
 def _pseudo_huber(error: FloatArray) -> tuple[float, FloatArray]:
-    """Returns the summed loss and its slope by row. error: (rows,)."""
+    """Returns the summed loss and its slope for each row, (rows,).
+
+    error: (rows,), error in log time.
+    """
     bend = np.sqrt(1.0 + (error / _DELTA) ** 2)
     return float((_DELTA**2 * (bend - 1.0)).sum()) / _NOISE**2, error / bend / _NOISE**2
 
@@ -336,7 +365,10 @@ def train(
     effort: Effort,
     seed: int,
 ) -> tuple[Ensemble, IntervalCalibration]:
-    """Fits the members, grows their trees and calibrates the interval by cross-validation."""
+    """Fits the members, grows their trees and calibrates the interval by cross-validation.
+
+    reference: model whose correction is an input of the trees; None without one.
+    """
     rng = np.random.default_rng(seed)
     vectors = _member_parameters(machine, menu, rows, prior, effort, rng)
     menu = _likely(machine, menu, rows, vectors)
@@ -355,7 +387,10 @@ def _members(
     effort: Effort,
     seed: int,
 ) -> tuple[Member, ...]:
-    """Returns a member of each parameter vector. residual: (rows,) of the reference."""
+    """Returns one member for each parameter vector, with trees if the rows suffice.
+
+    residual: (rows,), correction by the reference model; None without one.
+    """
     members = []
     for i, vector in enumerate(vectors):
         member = Member(vector, None)
@@ -389,8 +424,12 @@ def _member_parameters(
 def _likely(
     machine: Machine, menu: Menu, rows: TrainingRows, vectors: Sequence[FloatArray]
 ) -> Menu:
-    """Returns the kernels that some member would choose: the cost of a prediction is proportional
-    to the menu.
+    """Returns the menu reduced to the kernels that some member would choose.
+
+    The cost of a prediction is proportional to the number of kernels. The choice is tried on random
+    shapes and on the measured ones.
+
+    vectors: (parameters + tiles,), parameters of each member.
     """
     rng = np.random.default_rng(0)
     count = 1000
@@ -398,7 +437,7 @@ def _likely(
     n = 8 * np.floor(2 ** rng.uniform(2, 13, count))
     k = 8 * np.floor(2 ** rng.uniform(2, 13, count))
     near_rows = rows.sizes.take(slice(count))
-    # The layout does not matter to the kernels' times.
+    # The layout is left out, because it does not affect the kernels' times.
     given = Sizes.of(near_rows.m, near_rows.n, near_rows.k, near_rows.batch)
     shapes = [Shapes.of(machine, menu, sizes) for sizes in (Sizes.of(m, n, k), given)]
     likely = np.zeros(len(menu))
@@ -417,8 +456,11 @@ def _calibrate(
     effort: Effort,
     seed: int,
 ) -> IntervalCalibration:
-    """Calibrates the interval on the errors of folds of (n, k) sites, each predicted by a fit
-    without it. residual: (rows,) of the reference.
+    """Calibrates the interval by cross-validation over sites.
+
+    A site is one (n, k, batch). Each fold of sites is predicted by a fit to the other folds.
+
+    residual: (rows,), correction by the reference model; None without one.
     """
     machine = ensemble.machine
     menu = ensemble.menu
@@ -445,7 +487,7 @@ def _calibrate(
         answer = replace(ensemble, members=members).raw(held.sizes)
         error[inside] = np.abs(answer.log_us - held.log_us)
         variance[inside] = answer.variance
-    # A fold has a single member, so the variance between members is added.
+    # A fold has a single member, so the variance between the members of the ensemble is added.
     shapes = ensemble.shapes(sizes)
     variance += np.var([member.physics(shapes)[0] for member in ensemble.members], axis=0)
     found = IntervalCalibration.of_held_out(error, variance, _TAILS)

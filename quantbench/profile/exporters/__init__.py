@@ -1,5 +1,7 @@
-"""Exports a profile to the formats of planners and simulators. Each format is a module of this
-package, imported when it is asked for."""
+"""Exports a profile to the formats of planners and simulators.
+
+Each format is a module of this package, which is imported when the format is asked for.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from quantbench.profile.profile import Profile
 
 _ROWS = ("provider", "dtype", "layout")
 _MODELS = ("model", "configs", "tensor_parallel")
-#: format → (module of this package, function, options that it reads)
+#: Maps a format to the module of this package, its function, and the options that it reads.
 _FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "aiconfigurator": (
         "aiconfigurator",
@@ -34,10 +36,10 @@ FORMATS = tuple(_FORMATS)
 def export_profile(
     profile: Profile, name: str, folder: Path, options: ExportOptions | None = None
 ) -> Exported:
-    """Writes `profile` to `folder` in the format `name`, replacing files of an earlier export.
+    """Writes `profile` to `folder` in the format `name`. Files of an earlier export are replaced.
 
     Raises InputError or UnsupportedError if the format cannot represent the profile or an option is
-    invalid, StoreError if the folder cannot be written.
+    invalid, and StoreError if the folder cannot be written.
     """
     module, function, reads = _FORMATS[require_choice(WHO, "--format", name, FORMATS)]
     if os.path.exists(folder) and not os.path.isdir(folder):

@@ -1,7 +1,9 @@
-"""Exports an aiconfigurator systems folder: YAML files, and Parquet tables of GEMMs, attention,
-experts and NCCL. Layout and columns are those of aiconfigurator-core 0.12.0
-(`perf_database.get_database` with `systems_paths`); times are in milliseconds. aiconfigurator
-interpolates linearly in m, so modelled rows are added on both sides of cliffs."""
+"""Exports a systems folder for aiconfigurator: YAML files, and Parquet tables of op times.
+
+Layout and columns are those of aiconfigurator-core 0.12.0 (`perf_database.get_database` with
+`systems_paths`), and times are in milliseconds. aiconfigurator interpolates linearly in m, so
+modelled rows are added on both sides of cliffs.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +61,12 @@ from quantbench.workload.dtypes import DTYPES
 
 _BACKENDS = ("vllm", "sglang", "trtllm")
 _INSTALL = "pip install '.[tables]' in quantbench's checkout"
-#: the version under which the NCCL table is stored; not a release of NCCL
+#: version under which the NCCL table is stored; it is not a release of NCCL
 _NCCL_VERSION = "quantbench"
 _NCCL_DTYPES = {"bf16": "half", "fp16": "half", "int8": "int8", "fp8": "fp8"}
-#: dtypes of common.GEMMQuantMode of aiconfigurator-core 0.12.0
+#: dtypes in common.GEMMQuantMode of aiconfigurator-core 0.12.0
 _GEMM_DTYPES = ("bf16", "fp8", "fp8_block", "nvfp4")
-#: aiconfigurator's names of the dtypes of experts: common.MoEQuantMode
+#: Maps a dtype to aiconfigurator's name for experts of this dtype (common.MoEQuantMode).
 _MOE_DTYPES = {
     "bf16": "bfloat16",
     "mxfp4": "w4a8_mxfp4_mxfp8",
@@ -72,7 +74,7 @@ _MOE_DTYPES = {
     "fp8_block": "fp8_block",
     "nvfp4": "nvfp4",
 }
-#: aiconfigurator's names of the sizes of experts
+#: Maps aiconfigurator's names for the sizes of experts to the fields of `MoE`.
 _MOE_SIZES = {
     "num_tokens": "tokens",
     "hidden_size": "hidden",
@@ -83,7 +85,7 @@ _MOE_SIZES = {
     "moe_ep_size": "ep",
     "distribution": "distribution",
 }
-#: dtype → name of its peak in the YAML file
+#: Maps a dtype to the name of its peak in the YAML file.
 _PEAKS = {
     "bf16": "bfloat16_tc_flops",
     "int8": "int8_tc_flops",
@@ -91,12 +93,12 @@ _PEAKS = {
     "nvfp4": "fp4_tc_flops",
     "fp16": "bfloat16_tc_flops",  # aiconfigurator's only 16-bit peak, if the device has no bf16
 }
-#: latency of a small operation, and memory not used for weights and caches: not measured, copied
-#: from aiconfigurator's own YAML files (aiconfigurator-core 0.12.0, a100_sxm.yaml)
+#: Latency of a small operation, and memory not used for weights and caches. They were not measured
+#: but copied from aiconfigurator's own YAML files (aiconfigurator-core 0.12.0, a100_sxm.yaml).
 _CONSTANT_LATENCY_S = 3e-6
 _OTHER_MEMORY_BYTES = 3_758_096_384
 _NCCL_MEMORY_BYTES = {1: 0, 2: 358_612_992, 4: 411_041_792, 8: 411_041_792, 16: 411_041_792}
-#: tables that only the planner has → their folders
+#: Maps each table that only the planner has to its folder.
 _FAMILIES = {
     "custom_allreduce": "comm",
     "computescale": "quantize",
@@ -108,7 +110,10 @@ _FAMILIES = {
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
-    """Writes `<system>.yaml` and the tables below `data/<system>/`."""
+    """Writes `<system>.yaml`, and the tables below `data/<system>/`.
+
+    Raises InputError if the profile has nothing that aiconfigurator has a table for.
+    """
     require_gpu(profile, "aiconfigurator")
     require_choice(WHO, "--backend", options.backend, _BACKENDS)
     system = system_of(profile.device.name).replace("-", "_")
@@ -153,7 +158,7 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         out.write(content, "data", system, *folder, f"{stem}.parquet")
     for folder, names in stems.items():
         # Without this file the loader warns, or fails in strict mode. "legacy" marks tables that
-        # aiconfigurator's own collector did not make.
+        # were not made by aiconfigurator's own collector.
         data = {
             "schema_version": 1,
             "provenance": "legacy",
@@ -168,8 +173,10 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
 
 
 def _gemm_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exported) -> Rows:
-    """Returns the GEMM table of the dtypes with rows, or with a peak. fp16 is exported only with
-    --dtype fp16, as bfloat16 (aiconfigurator has no fp16).
+    """Returns the GEMM table: rows of each dtype that has measured rows or a peak on the device.
+
+    fp16 is exported only with --dtype fp16, and then as bfloat16, because aiconfigurator has no
+    fp16.
     """
     names = list(_GEMM_DTYPES)
     if options.dtype == "fp16":
@@ -220,9 +227,13 @@ def _rows_of_dtype(
 def _attention_rows(
     profile: Profile, options: ExportOptions, wanted: Served, out: Exported, *, prompts: bool
 ) -> Rows:
-    """Returns an attention table: of causal prompts with as many queries as keys, or of decoding,
-    where one query (seq_q = 1) attends to seq_k keys, of which seq_k - 1 were cached. Shapes that
-    were not measured are of every window and lane."""
+    """Returns an attention table.
+
+    prompts: True for causal prompts with as many queries as keys. False for decoding, where one
+        query (seq_q = 1) attends to seq_k keys, of which seq_k - 1 were cached.
+
+    Modelled rows are added for shapes that were not measured, for every window and lane.
+    """
     op = "context_attention" if prompts else "generation_attention"
     table = _measured_attention(profile, options, out, prompts)
     rows = [_attention_row(op, *one) for one in _timed_rows(table)]
@@ -282,7 +293,7 @@ def _attention_row(
 def _measured_attention(
     profile: Profile, options: ExportOptions, out: Exported, prompts: bool
 ) -> Table:
-    # Both tables omit the same rows: count them only once.
+    # Both attention tables omit the same rows, so only one of them counts these rows.
     selected = out if prompts else Exported()
     table = forward_attention(profile, options, selected)
     names = ["bf16", options.dtype if options.dtype == "fp16" else ""]
@@ -302,8 +313,10 @@ def _timed_rows(table: Table) -> Iterator[tuple[Any, str, float, float]]:
 
 
 def _of_one_kernel(rows: Rows) -> Rows:
-    """Gives all rows the kernel_source of the first: aiconfigurator's engine answers from the rows
-    of one kernel."""
+    """Returns the rows with the kernel_source of the first row in all of them.
+
+    aiconfigurator's engine answers only from the rows of one kernel.
+    """
     return [row | {"kernel_source": rows[0]["kernel_source"]} for row in rows]
 
 
@@ -332,7 +345,7 @@ def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exp
 
 
 def _measured_collectives(profile: Profile, out: Exported) -> list[Message]:
-    """Returns the measured collectives within a node."""
+    """Returns the measured collectives within a node; those between nodes have no table."""
     table = collectives(profile, out)
     names = {ours: theirs for theirs, ours in COLLECTIVES.items()}
     inside = table["num_nodes"] == 1

@@ -1,5 +1,7 @@
-"""Builds the rows of an aiconfigurator system that were not measured: products, messages, scales
-and latent attention, from the models, the links and the memory.
+"""Builds the rows of an aiconfigurator system that were not measured.
+
+GEMMs and latent attention come from the latency models, messages from the link rates, and scales
+from the memory bandwidth.
 """
 
 from __future__ import annotations
@@ -25,26 +27,27 @@ from quantbench.profile.schema import KnownCliff
 from quantbench.profile.table import Table
 from quantbench.workload import Attention, Collective, Gemm
 
-#: op, dtype, GPUs, elements, µs, source
+#: op, dtype, number of GPUs, number of elements, time in µs, source
 Message = tuple[str, str, int, int, float, str]
-#: (attn_dtype, kv_cache_dtype): measured is the first, modelled are all, prompts only in the last.
+#: Pairs (attn_dtype, kv_cache_dtype). Measured rows are in the first, modelled rows in all of them;
+#: the last one exists for prompts only.
 LANES = (("bfloat16", "bfloat16"), ("bfloat16", "fp8"), ("fp8", "fp8"))
-#: an FP8 cache is read as so many of bf16's keys: large contexts take 0.5 to 0.72 of bf16's time in
-#: public tables, short ones as long
+#: Reading an FP8 cache is modelled as reading this share of the keys in bf16. In public tables,
+#: long contexts take 0.5 to 0.72 of bf16's time, and short ones take as long as in bf16.
 FP8_KEYS = 0.6
-#: kernel_source of rows at known cliffs
+#: kernel_source of modelled rows on both sides of known cliffs
 AT_CLIFF = "quantbench_model_at_cliff"
-#: dtypes that aiconfigurator names otherwise
+#: Maps dtypes to aiconfigurator's names where these differ.
 NAMES = {"bf16": "bfloat16", "fp16": "bfloat16"}
-# Modelled message sizes, bytes
+# Modelled message sizes in bytes.
 _MESSAGES = tuple(2**power for power in range(8, 31))
-#: time of an empty step, µs: 2.5 to 5 for one and about 8 for two in aiconfigurator's tables of
-#: A100, H100 and GB200
+#: Times of an empty all-reduce in µs. In aiconfigurator's tables of A100, H100 and GB200, one step
+#: takes 2.5 to 5 µs and two steps take about 8 µs.
 _ONE_STEP_US = 4.0
 _TWO_STEPS_US = 8.0
 _NCCL_US = 15.0
-#: share of a link's stated rate that they reach in these tables, and their most, GB/s, however fast
-#: the link
+#: Share of a link's stated rate that all-reduces of one and of two steps reach in these tables, and
+#: the highest rate in GB/s that they reach on any link.
 _ONE_STEP_SHARE = 0.6
 _ONE_STEP_MOST = 270.0
 _TWO_STEPS_SHARE = 0.75
@@ -56,8 +59,15 @@ _SMALL_KERNEL_US = 2.0
 def perf_row(
     op: str, source: str, us: float, high_over_latency: float | None = None, **sizes: Any
 ) -> dict[str, Any]:
-    """Returns a row of a table. Its columns origin and high_over_latency, the upper end of the 90 %
-    interval over the time, are not read by the planner."""
+    """Returns a row of a table.
+
+    op, source: operation and kernel_source.
+    us: time in µs.
+    high_over_latency: upper end of the 90 % interval, divided by the time.
+    sizes: further columns.
+
+    The planner does not read the columns origin and high_over_latency.
+    """
     row: dict[str, Any] = {"op_name": op, "kernel_source": source, "origin": "measured"}
     if source.startswith(MODEL):
         row["origin"] = "modelled"
@@ -69,7 +79,7 @@ def perf_row(
 def timed(
     works: Iterable[Any], sources: Iterable[str], latency_us: FloatArray, high_us: FloatArray
 ) -> Iterator[tuple[Any, str, float, float]]:
-    """Yields each workload with its source, time and `perf_row`'s high_over_latency."""
+    """Yields each workload with its source, its time in µs and `perf_row`'s high_over_latency."""
     spread = high_us / latency_us
     return zip(works, sources, latency_us.tolist(), spread.tolist(), strict=True)
 
@@ -77,7 +87,12 @@ def timed(
 def gemm_rows(
     times: GemmTimes, source: str, m: IntArray, n: int, k: int, latency_us: FloatArray
 ) -> Rows:
-    """Returns rows of products that were not measured, with the model's intervals. m: (rows,)."""
+    """Returns rows of GEMMs that were not measured, with the model's intervals.
+
+    source: kernel_source of the rows.
+    m: (rows,), sizes at one (n, k).
+    latency_us: (rows,), times in µs.
+    """
     rows = []
     dtype = NAMES.get(times.dtype, times.dtype)
     columns = (m.tolist(), latency_us.tolist(), times.spread(m, n, k))
@@ -87,8 +102,14 @@ def gemm_rows(
 
 
 def model_rows(times: GemmTimes, pairs: Iterable[tuple[int, int]], measured: Table) -> Rows:
-    """Returns rows of each (n, k) at M_GRID, and at edges until linear interpolation is within
-    BOUND, but for those in `measured`, through which they go."""
+    """Returns modelled rows of each (n, k) at M_GRID and at edges.
+
+    Edges are added until linear interpolation is within BOUND. Rows that are in `measured` are left
+    out, and the modelled times are scaled to match them.
+
+    pairs: pairs of (n, k).
+    measured: measured GEMMs of the same dtype.
+    """
     found: Rows = []
     for n, k in pairs:
         rows = measured.matching(n=n, k=k)
@@ -100,8 +121,10 @@ def model_rows(times: GemmTimes, pairs: Iterable[tuple[int, int]], measured: Tab
 
 
 def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> Rows:
-    """Predicts the rows on both sides of known cliffs that `table` (GEMMs of one provider, dtype
-    and layout) lacks."""
+    """Predicts the rows on both sides of known cliffs that `table` lacks.
+
+    table: measured GEMMs of one provider, dtype and layout.
+    """
     dtype = str(table["dtype"][0])
     try:
         times = GemmTimes(profile, dtype, library_of(str(table["provider"][0])))
@@ -123,10 +146,11 @@ def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> Rows:
 
 
 def _cliff_sides(cliffs: Sequence[KnownCliff], rows: Table) -> dict[tuple[int, int], set[int]]:
-    """Returns m on both sides of the cliffs of the rows' provider, dtype and layout, by (n, k).
+    """Returns the sizes m on both sides of known cliffs, by (n, k).
 
-    A single-curve cliff contributes its two measured workloads. A family's cliff along m
-    contributes both sides at every (n, k) with rows on both sides.
+    Only cliffs of the rows' provider, dtype and layout count. A cliff of a single curve contributes
+    its two measured workloads. A cliff along m that is common to a family of curves contributes
+    both sides at every (n, k) whose rows lie on both sides.
     """
     measured = defaultdict(list)
     for m, n, k in zip(*(rows[name].tolist() for name in "mnk"), strict=True):
@@ -147,8 +171,12 @@ def _cliff_sides(cliffs: Sequence[KnownCliff], rows: Table) -> dict[tuple[int, i
 
 
 def seen(work: Attention, window: int) -> Attention:
-    """Returns attention without a window of as many pairs of queries and keys as `work` has with
-    one: decoding sees the window's keys, a prompt is cut into pieces of two windows."""
+    """Returns attention without a window that has as many query-key pairs as `work` has with one.
+
+    Decoding sees only the keys of the window. A prompt is cut into pieces of two windows.
+
+    window: keys that a query sees; 0 for all.
+    """
     if not window or work.seq_k <= 2 * window:
         return work
     if work.seq_q == 1:
@@ -158,16 +186,22 @@ def seen(work: Attention, window: int) -> Attention:
 
 
 def lanes_of(profile: Profile, prompts: bool) -> tuple[tuple[str, str], ...]:
-    """Returns the LANES that the device has."""
+    """Returns the entries of LANES that the device supports, for prompts or for decoding."""
     if profile.device.peak("fp8") is None:
         return LANES[:1]
     return LANES if prompts else LANES[:2]
 
 
 def message_rows(profile: Profile, wanted: Served, measured: list[Message], *, nccl: bool) -> Rows:
-    """Returns the table of NCCL's collectives, or of the engine's own all-reduce, with message
-    sizes in elements: measured, or, for named models, modelled if the op was not measured between
-    so many GPUs."""
+    """Returns the table of NCCL's collectives, or of the serving engine's own all-reduce.
+
+    Message sizes are in elements. If models are named, modelled rows are added for each op and
+    number of GPUs without measured rows.
+
+    wanted: work of the named models.
+    measured: measured collectives.
+    nccl: True for NCCL's collectives, False for the engine's all-reduce.
+    """
     messages = [one for one in measured if nccl or one[:2] == ("all_reduce", "half")]
     known = {(op, num_gpus) for op, _, num_gpus, *_ in messages}
     link_gb_per_s = link_rates(profile, Exported()).inside_gb_per_s
@@ -188,7 +222,7 @@ def message_rows(profile: Profile, wanted: Served, measured: list[Message], *, n
 
 
 def _all_reduce_us(link_gb_per_s: float, num_gpus: int) -> FloatArray:
-    """Returns the times of a serving engine's all-reduce of _MESSAGES, (messages,) µs."""
+    """Returns the times of a serving engine's all-reduce in µs, (len(_MESSAGES),)."""
     message_bytes = np.array(_MESSAGES, dtype=np.float64)
     one_step = min(_ONE_STEP_SHARE * link_gb_per_s, _ONE_STEP_MOST)
     two_steps = min(_TWO_STEPS_SHARE * link_gb_per_s, _TWO_STEPS_MOST)
@@ -198,7 +232,7 @@ def _all_reduce_us(link_gb_per_s: float, num_gpus: int) -> FloatArray:
 
 
 def _nccl_us(op: str, link_gb_per_s: float, num_gpus: int) -> FloatArray:
-    """Returns the times of NCCL's collective of _MESSAGES, (messages,) µs."""
+    """Returns the times of NCCL's collective `op` in µs, (len(_MESSAGES),)."""
     return _NCCL_US + _bus_bytes(op, num_gpus) / (_TWO_STEPS_SHARE * link_gb_per_s * 1e3)
 
 
@@ -207,9 +241,12 @@ def _bus_bytes(op: str, num_gpus: int) -> FloatArray:
 
 
 def scale_rows(profile: Profile, wanted: Served, *, passes: int) -> Rows:
-    """Returns a table of what FP8 products wait for: so many passes over their m×k inputs.
+    """Returns a table of the kernels that scale the inputs of FP8 GEMMs.
 
-    passes: 1 for the largest value of a tensor, 2 for reading it and writing it scaled.
+    The inputs are 16-bit tensors of m×k elements.
+
+    passes: 1 for the kernel that finds the largest value of the input, 2 for the kernel that reads
+        the input and writes it scaled.
     """
     if profile.device.peak("fp8") is None:
         return []
@@ -222,7 +259,7 @@ def scale_rows(profile: Profile, wanted: Served, *, passes: int) -> Rows:
 
 
 def latent_rows(profile: Profile, wanted: Served, *, prompts: bool) -> Rows:
-    """Returns the table of latent attention of prompts, or of new tokens."""
+    """Returns the table of latent attention, for prompts or for the decoding of new tokens."""
     heads: list[int] = []
     works: list[Any] = []
     for one in wanted.latent:
@@ -250,8 +287,12 @@ def latent_rows(profile: Profile, wanted: Served, *, prompts: bool) -> Rows:
 
 
 def absorbing_rows(profile: Profile, wanted: Served, library: str) -> Rows:
-    """Returns the table of the products, one a head, that take a new token's queries to the latents
-    and the result back."""
+    """Returns the table of the batched GEMMs that surround absorbed latent attention.
+
+    One GEMM per head takes a new token's queries to the latents, and another takes the result back.
+
+    library: library whose GEMMs are preferred; "" for any.
+    """
     rows = []
     for dtype in ("bf16", "fp8") if wanted.latent else ():
         if profile.device.peak(dtype) is None:

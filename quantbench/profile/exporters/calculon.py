@@ -1,8 +1,9 @@
-"""Exports a Calculon system file (JSON): peaks, and efficiency by work size, from measured rows.
+"""Exports a Calculon system file (JSON): peaks and links, and efficiency by the size of the work.
+
 Format: calculon/{processor,memory,network,system}.py of https://github.com/calculon-ai/calculon
-    (commits f50f3a4, b2fe815,
-71f6435, 345f893), which uses the efficiency of the first listed size, in GFLOP or 1e6 bytes, not
-above the work's."""
+(commits f50f3a4, b2fe815, 71f6435, 345f893). Calculon uses the efficiency of the first listed size,
+in GFLOP or 1e6 bytes, that is not above the size of the work.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from quantbench.profile.profile import Profile
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp8": "float8"}
 _GIB = 2**30
-#: (scale, offset in 1/ranks) of the bytes that a rank sends in a ring, as in `Collective.bus_bytes`
+#: Pairs (scale, offset in 1/ranks) that give the bytes a rank sends in a ring; see
+#: `Collective.bus_bytes`.
 _RING = {
     "p2p": [1.0, None],
     "reduce_scatter": [1.0, -1],
@@ -29,11 +31,13 @@ _FABRIC_GPUS = 65536
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     """Writes `<device>.json`.
 
-    matrix: efficiency of GEMMs that are not memory-bound, including short ones.
-    vector: fp32 arithmetic at its peak, because softmax and similar operations are memory-bound.
+    The entry `matrix` has the efficiency of GEMMs that are not memory-bound, including short ones.
+    The entry `vector` has fp32 arithmetic at its peak, because softmax and similar operations are
+    memory-bound. The processing mode is roofline, because the measured time of a GEMM includes its
+    memory traffic.
 
-    The processing mode is roofline, because the measured time of a GEMM includes its memory
-    traffic.
+    Raises InputError for a dtype that Calculon lacks, and UnsupportedError for a device without an
+    fp32 peak.
     """
     device = profile.device
     require_gpu(profile, "calculon")

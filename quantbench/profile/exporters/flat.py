@@ -1,5 +1,6 @@
-"""Exports the profile's tables as CSV or Parquet files, one per kind, with unchanged columns and
-units; a profile without rows gives modelled rows of a grid, each with its interval.
+"""Exports the profile's tables as CSV or Parquet files, one per kind, with unchanged columns.
+
+A profile without rows gives modelled rows of a grid, each with its interval.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from quantbench.profile.table import LAYOUTS
 from quantbench.sweep.shape_file import read_shapes
 from quantbench.workload import Attention, Gemm, MoE
 
-#: columns that `quantbench import csv` names differently, and columns that it does not read
+#: Columns that `quantbench import csv` names differently, and columns that it does not read.
 _MAPPED = {"latency_us": "latency=latency_us:us"}
 _UNMAPPED = ("low_us", "high_us", "grade", "origin", "block_m", "block_n", "split_k")
 
@@ -59,7 +60,7 @@ def export_parquet(profile: Profile, options: ExportOptions, out: Exported) -> N
 
 
 def _tables(profile: Profile, options: ExportOptions, out: Exported) -> dict[str, Rows]:
-    """Returns the rows of each kind: measured ones, or, if there are none at all, modelled ones."""
+    """Returns the rows of each kind: measured rows, or modelled ones if the profile has no rows."""
     found = {kind: list(table.rows()) for kind, table in profile.tables.items() if len(table)}
     if not found:
         found = _modelled(profile, options, out)
@@ -68,8 +69,11 @@ def _tables(profile: Profile, options: ExportOptions, out: Exported) -> dict[str
 
 
 def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[str, Rows]:
-    """Returns modelled rows of the products in options.grid, else of the sizes that a planner looks
-    up: of the named models, or of a grid."""
+    """Returns modelled rows by kind.
+
+    The rows are the GEMMs in options.grid, or else the sizes that a planner looks up, for the named
+    models or for a grid.
+    """
     require_gpu(profile, "rows that are modelled")
     dtype = dtype_of(profile, options)
     wanted = served(options)

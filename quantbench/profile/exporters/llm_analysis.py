@@ -1,5 +1,6 @@
-"""Exports to llm-analysis 0.2.2: a GPUConfig as JSON, and measured rates as arguments of
-`LLMAnalysis`.
+"""Exports a GPU's description and measured rates as JSON files for llm-analysis 0.2.2.
+
+The description is a GPUConfig, and the rates are arguments of `LLMAnalysis`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ _HALF = ("bf16", "fp16")
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
-    """Writes `<device>.json` (GPUConfig) and `<device>-achieved.json` (keyword arguments of
-    LLMAnalysis).
+    """Writes `<device>.json` (a GPUConfig) and `<device>-achieved.json` (arguments of LLMAnalysis).
 
-    Peaks are the device's, so that llm-analysis' efficiencies (achieved over peak) equal the
-    measured ones. Its GB are 1024³ bytes for memory and 1e9 bytes for rates.
+    The peaks are the device's, so that llm-analysis' efficiencies (achieved over peak) equal the
+    measured ones. Its GB means 1024³ bytes for memory and 1e9 bytes for rates.
+
+    Raises InputError unless the GEMMs are of a 16-bit dtype.
     """
     device = profile.device
     require_gpu(profile, "llm-analysis")
@@ -41,7 +43,7 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         "peak_fp16_TFLOPS": reached.peak_tflops,
         "inter_node_bandwidth_in_GB_per_sec": links.between_gb_per_s,
     }
-    # Without this field llm-analysis would assume twice the fp16 peak.
+    # Without this field, llm-analysis assumes twice the fp16 peak.
     config["peak_i8_TFLOPS"] = device.peak("int8") or reached.peak_tflops
     arguments = {
         "achieved_tflops": reached.tflops,

@@ -1,5 +1,7 @@
-"""Predicts the rows of a planner's table that were not measured. A planner that interpolates
-linearly also needs rows on both sides of cliffs and edges."""
+"""Predicts the rows of a planner's table that were not measured, scaled to match measured rows.
+
+A planner that interpolates linearly also needs rows on both sides of cliffs and edges.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
 from quantbench.workload import Attention
 
-#: n and k of a modelled table: the sizes in aiconfigurator's own tables
+#: n and k in a modelled table, which are the sizes in aiconfigurator's own tables
 SITE_SIZES = (
     32,
     64,
@@ -49,21 +51,25 @@ SITE_SIZES = (
     51200,
     65536,
 )
-#: (n, k) of a modelled table of no named model
+#: (n, k) in a modelled table if no model is named
 MODEL_SITES = tuple((n, k) for n in SITE_SIZES for k in SITE_SIZES)
-#: m of a modelled table, before rows at edges are added
+#: m in a modelled table before rows at edges are added
 M_GRID = tuple(2**power for power in range(16))
 #: kernel_source of modelled rows
 MODEL = "quantbench_model"
 
 
 class GemmTimes:
-    """Predictor of GEMM times of one dtype, by the profile's model or what stands in for it
-    (`best_gemm_model`).
+    """Predictor of GEMM times of one dtype.
+
+    It uses the profile's model, or the model that `best_gemm_model` finds in its place.
+
+    source: kernel_source of its rows.
+    note: origin and accuracy of the model.
     """
 
     def __init__(self, profile: Profile, dtype: str, library: str = "") -> None:
-        """library: whose products are preferred, "" for any."""
+        """library: library whose GEMMs are preferred; "" for any."""
         device = profile.device
         self.dtype = dtype
         shipped = library if shipped_model(device.name, dtype, library) else ""
@@ -84,18 +90,23 @@ class GemmTimes:
     def latency_us(
         self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, *, batch: int = 1
     ) -> FloatArray:
-        """Returns predicted times of linear layers (layout nt), µs, (rows,)."""
+        """Returns predicted times of linear layers (layout nt) in µs, (rows,)."""
         return self._model.predict(m, n, k, layout="nt", batch=batch).latency_us
 
     def spread(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> list[float]:
-        """Returns the upper end of the 90 % interval over the time, (rows,)."""
+        """Returns the upper end of the 90 % interval divided by the time, (rows,)."""
         found = self._model.predict(m, n, k, layout="nt")
         return (found.high_us / found.latency_us).tolist()  # type: ignore[no-any-return]
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
-        """Returns µs at sizes m (places,) of one (n, k): measured if in `rows` (the table's rows of
-        this (n, k)), else predicted and scaled to match the rows
-        (`linear_interpolation.through_rows`)."""
+        """Returns the times at sizes m of one (n, k) in µs, (places,).
+
+        Times are measured where `rows` has them. Other times are predicted and scaled to match the
+        rows (`linear_interpolation.through_rows`).
+
+        m: (places,), ascending sizes.
+        rows: measured rows of this (n, k).
+        """
         if not len(rows):
             return self.latency_us(m, n, k)
         every = np.union1d(m, rows["m"]).astype(np.int64)
@@ -105,14 +116,19 @@ class GemmTimes:
         return np.asarray(moved[np.isin(every, m)], dtype=np.float64)
 
     def site(self, n: int, k: int, grid: IntArray, rows: Table) -> Site:
-        """Returns the sizes `grid` of one (n, k), as the table to interpolate in, and both sides of
-        the edges between them. rows: measured rows of this (n, k)."""
+        """Returns the sizes of one (n, k) between which a planner interpolates, and edges there.
+
+        grid: (places,), sizes m that are in the planner's table. Both sides of each edge between
+            them are added as candidates.
+        rows: measured rows of this (n, k).
+        """
         m = places_between(grid)
         return Site(n, k, m, self.through(m, n, k, rows), np.isin(m, grid))
 
     def sites_between(self, table: Table) -> list[Site]:
-        """Returns a site for each (n, k) of which `table` (products of one format and provider) has
-        several rows.
+        """Returns a site for each (n, k) that has several rows in `table`.
+
+        table: GEMMs of one format and provider.
         """
         pairs, pair = np.unique(np.stack([table["n"], table["k"]]), axis=1, return_inverse=True)
         sites = []
@@ -124,7 +140,10 @@ class GemmTimes:
 
 
 def accuracy_words(provenance: Mapping[str, Any], rows: str = "held_out") -> str:
-    """Returns a model's errors on rows that it was not fitted to; "" if they are not known."""
+    """Returns a model's errors on rows that it was not fitted to, or "" if they are unknown.
+
+    rows: name of these rows in the provenance.
+    """
     held = provenance.get(rows, {})
     if "p95_pct" not in held:
         return ""
@@ -140,8 +159,10 @@ def attention_model(profile: Profile) -> AttentionModel:
 def attention_times(
     profile: Profile, table: Table, modelled: list[Attention]
 ) -> tuple[list[Any], list[float], list[str]]:
-    """Returns (shapes, times in µs, their sources): the table's rows, or `modelled` shapes if it
-    has none."""
+    """Returns shapes of attention, their times in µs and the source of each time.
+
+    The shapes are the rows of `table`, or the `modelled` shapes if it has no rows.
+    """
     if len(table):
         return table.workloads(), table["latency_us"].tolist(), table["provider"].tolist()
     return (

@@ -1,5 +1,6 @@
-"""Defines the options and result of an export, and selects the rows to export: one time per
-shape.
+"""Defines the options and the result of an export, and selects which rows of a profile to export.
+
+Planners need one time per shape, so rows of one provider and layout are selected.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from quantbench.workload.ops import LAYOUTS
 Rows = list[dict[str, Any]]
 
 WHO = "profile export"
-# Planners expect linear layers, which have layout nt; other layouts are exported only if there are
-# no nt rows.
+# Planners expect linear layers, which have the layout nt. Other layouts are exported only if there
+# are no nt rows.
 _LAYOUTS = ("nt", "nn", "tn")
 
 
@@ -34,14 +35,15 @@ _LAYOUTS = ("nt", "nn", "tn")
 class ExportOptions:
     """Options of an export.
 
-    provider: provider of the rows; "" selects the most frequent.
-    dtype: "" exports all (single-dtype formats: the most frequent).
-    layout: "" selects nt if measured, else nn or tn.
+    provider: provider of the rows; "" selects the most frequent one.
+    layout: layout of the GEMMs; "" selects nt if it was measured, or else nn or tn.
+    dtype: dtype of the rows. With "", formats of one dtype export the most frequent one, and other
+        formats export all.
     backend, version: names under which aiconfigurator finds the tables.
-    library: whose shipped models are taken; "" for the backend's, else the default.
-    model, configs: names of models, comma separated, and config.json files of others.
-    grid: CSV file of products (m, n, k) that are modelled if the profile has no rows.
-    tensor_parallel: degrees of the models; () for the format's own.
+    model, configs: names of models, separated by commas, and config.json files of other models.
+    grid: CSV file of GEMMs (m, n, k) that are modelled if the profile has no rows.
+    tensor_parallel: tensor-parallel degrees of the models; () for the format's own degrees.
+    library: library whose shipped models are used; "" for the backend's, or else the default one.
     """
 
     provider: str = ""
@@ -67,7 +69,7 @@ class ExportOptions:
 
     @property
     def kernels(self) -> str:
-        """Returns whose kernels an aiconfigurator table's modelled times are."""
+        """Library whose kernels the modelled times of an aiconfigurator table are for."""
         return self.library or self.backend
 
 
@@ -93,14 +95,14 @@ class Exported:
             self.left_out[reason] += rows
 
     def write(self, content: str | bytes, *parts: str) -> None:
-        """Writes a file below the folder. Raises StoreError if that fails."""
+        """Writes a file at the path `parts` below the folder. Raises StoreError if that fails."""
         path = self.folder.joinpath(*parts)
         write_file(WHO, path, content)
         self.paths.append(path)
 
 
 def csv_text(rows: Rows) -> str:
-    """Returns rows as CSV, with all of their columns; a cell that a row lacks is empty."""
+    """Returns rows as CSV with the columns of all of them. A cell that a row lacks is empty."""
     text = io.StringIO(newline="")
     names = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(text, list(names), restval="", lineterminator="\n")
@@ -117,16 +119,19 @@ def require_gpu(profile: Profile, planner: str) -> None:
 
 
 def products(profile: Profile, options: ExportOptions, out: Exported) -> Table:
-    """Returns unbatched GEMMs of one provider and layout, and of options.dtype if set. Counts the
-    omitted rows.
+    """Returns unbatched GEMMs of one provider and layout, and of options.dtype if it is set.
+
+    Omitted rows are counted in `out`.
     """
     return linear_layers(_of_dtype(profile.tables["gemm"], options, out), options, out)
 
 
 def linear_layers(table: Table, options: ExportOptions, out: Exported, library: str = "") -> Table:
-    """Returns unbatched GEMMs of one provider and layout. Counts the omitted rows.
+    """Returns unbatched GEMMs of one provider and layout. Omitted rows are counted in `out`.
 
-    library: whose provider is chosen if options.provider names none.
+    library: library whose provider is selected if options.provider names none.
+
+    Raises InputError if options.layout is set and no GEMM has it.
     """
     table = keep(table, table["batch"] == 1, "a batched product: no place for it there", out)
     if not len(table):
@@ -147,8 +152,9 @@ def linear_layers(table: Table, options: ExportOptions, out: Exported, library: 
 
 
 def forward_attention(profile: Profile, options: ExportOptions, out: Exported) -> Table:
-    """Returns forward attention of all providers, and of options.dtype if set. Counts the omitted
-    rows.
+    """Returns forward attention of all providers, and of options.dtype if it is set.
+
+    Omitted rows are counted in `out`.
     """
     table = profile.tables["attention"]
     forward = table["direction"] == "forward"
@@ -157,13 +163,16 @@ def forward_attention(profile: Profile, options: ExportOptions, out: Exported) -
 
 
 def collectives(profile: Profile, out: Exported) -> Table:
-    """Returns the collectives of the provider with the most rows. Counts the omitted rows."""
+    """Returns the collectives of the provider with the most rows. `out` counts omitted rows."""
     return of_provider(profile.tables["collective"], "", out)
 
 
 def dtype_of(profile: Profile, options: ExportOptions) -> str:
-    """Returns the dtype to export: options.dtype, else the most frequent one of GEMMs, else of
-    attention, else of softmax, else bf16 (fp16 if the device has no bf16)."""
+    """Returns the dtype to export.
+
+    It is options.dtype if that is set. Otherwise it is the most frequent dtype of GEMMs, or else of
+    attention, or else of softmax, and without rows bf16 (fp16 if the device has no bf16).
+    """
     if options.dtype:
         return options.dtype
     for kind in ("gemm", "attention", "softmax"):
@@ -181,12 +190,15 @@ def _of_dtype(table: Table, options: ExportOptions, out: Exported) -> Table:
 
 
 def of_provider(table: Table, provider: str, out: Exported, library: str = "") -> Table:
-    """Returns the rows of the provider, of the library's most frequent one, or of the most frequent
-    one of all. Counts the omitted rows."""
+    """Returns the rows of one provider. Omitted rows are counted in `out`.
+
+    The provider is `provider` if the table has it, or else the most frequent one of `library`, or
+    else the most frequent one.
+    """
     if not len(table):
         return table
     names = sorted(set(table["provider"].tolist()))
-    # The provider option may name a provider of GEMMs that has no attention rows.
+    # `provider` may name a provider of GEMMs that has no attention rows.
     wanted: str | None = provider
     if provider not in names:
         usual = table.most_frequent("provider", table.by_library(library))
@@ -199,7 +211,7 @@ def of_provider(table: Table, provider: str, out: Exported, library: str = "") -
 
 
 def keep(table: Table, rows: npt.NDArray[np.bool_], reason: str, out: Exported) -> Table:
-    """Returns the rows of a table that are True in `rows`. Counts the others as left out."""
+    """Returns the rows of a table that are True in `rows`. `out` counts the other rows."""
     if rows.all():
         return table
     out.leave_out(reason, int((~rows).sum()))

@@ -1,5 +1,6 @@
-"""Derives a GPU's achieved TFLOP/s, memory GB/s and link rates, which simple planners take as
-input.
+"""Derives rates that simple planners take as input: achieved TFLOP/s, memory and link bandwidth.
+
+The rates come from measured rows, or from the models if there are none.
 """
 
 from __future__ import annotations
@@ -32,23 +33,27 @@ from quantbench.profile.linear_interpolation import FloatArray
 from quantbench.profile.profile import Profile
 from quantbench.workload import Gemm, Workload
 
-#: shorter runs are dominated by the launch and do not count as compute-bound
+#: Shorter runs do not count as compute-bound, because the launch dominates their time.
 _LEAST_US = 50.0
-#: width of a curve's bins, as a power of two
+#: width of a curve's bins as a power of two
 _LOG2_BIN = 2
-#: work counts for the curve of one resource if the other explains less than this share of its time
+#: Work counts for one resource's curve if the other resource explains less than this share of its
+#: time.
 _EXPLAINED = 0.5
-#: sides of modelled GEMMs if none was measured: squares, and rows of short and wide ones
+#: Sides of modelled GEMMs if none was measured: squares, and GEMMs of few rows.
 _MODEL_SQUARES = tuple(2**power for power in range(6, 15))
 _MODEL_ROWS = (1, 8, 16)
 
 
-#: (rows,) array of workloads
+#: (rows,), record array of workloads with the columns of `works_of`
 Works = np.recarray[Any, Any]
 
 
 def works_of(works: Iterable[Workload], latency_us: npt.ArrayLike) -> Works:
-    """Builds the array from workloads and their times in µs."""
+    """Returns FLOP, bytes, time in µs, TFLOP/s and GB/s of workloads as a record array, (rows,).
+
+    latency_us: (rows,), times in µs.
+    """
     found = list(works)
     us = np.asarray(latency_us, dtype=np.float64)
     flops = np.array([work.flops for work in found], dtype=np.float64)
@@ -62,8 +67,8 @@ def works_of(works: Iterable[Workload], latency_us: npt.ArrayLike) -> Works:
 class Achieved:
     """Achieved rates of the GEMMs of one dtype, and of memory.
 
-    tflops: median over `compute`, the compute-bound GEMMs.
-    gb_per_s: median over `memory`, the memory-bound work.
+    tflops: median over `compute`, which are the compute-bound GEMMs.
+    gb_per_s: median over `memory`, which is the memory-bound work.
     compute_by_size, memory_by_size: work for efficiency curves, including short runs.
     """
 
@@ -78,8 +83,10 @@ class Achieved:
 
 
 def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieved:
-    """Returns the achieved rates, from measured GEMMs and softmax, or from modelled GEMMs if there
-    are none.
+    """Returns the achieved rates of measured GEMMs and softmax.
+
+    Modelled GEMMs replace the measured work of a resource if there is none. Raises UnsupportedError
+    if the device has no peak for the dtype.
     """
     device = profile.device
     dtype = dtype_of(profile, options)
@@ -88,7 +95,7 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
         raise UnsupportedError(WHO, f"{device.name} has no peak for {dtype}", "another --dtype")
     ridge = (
         peak * 1e3 / device.memory_gb_per_s
-    )  # FLOP per byte at which arithmetic and memory take equally long
+    )  # FLOP per byte at which arithmetic and memory traffic take equally long
 
     def bound_by_arithmetic(works: Works) -> Any:
         return works[(works.flops > ridge * works.moved_bytes) & (works.latency_us >= _LEAST_US)]
@@ -99,7 +106,7 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
 
     table = products(profile, ExportOptions(options.provider, options.layout, dtype), out)
     softmax = profile.tables["softmax"]
-    # Grade D: the inputs were in a cache, so the rate is not that of memory.
+    # Grade D means that the inputs were in a cache, so the rate is not the memory's.
     softmax = softmax.where((softmax["direction"] == "forward") & (softmax["grade"] != "D"))
     from_memory = table.where(table["grade"] != "D")
     measured = works_of(table.workloads(), table["latency_us"])
@@ -128,7 +135,7 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
     tflops = float(np.median(np.minimum(compute.tflops, peak)))
     gb_per_s = float(np.median(np.minimum(memory.gb_per_s, device.memory_gb_per_s)))
     by_size = measured[measured.gb_per_s < _EXPLAINED * device.memory_gb_per_s]
-    # Work faster than memory was served from the cache.
+    # Work that appears faster than the memory was served from the cache.
     streamed = streams[
         (streams.tflops < _EXPLAINED * peak) & (streams.gb_per_s <= device.memory_gb_per_s)
     ]
@@ -136,13 +143,15 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
 
 
 def curve(size: FloatArray, share: FloatArray) -> list[list[float]]:
-    """Returns [[size, share], …], with sizes descending by factors of four or more, down to 0.
+    """Returns the efficiency by size of the work, as [[size, share], …] with descending sizes.
 
-    size, share: (rows,) work sizes and efficiencies; the share of a bin is its median, at most 1.
-        Consumers look up the
-    first size that is not larger than theirs.
+    Sizes are a factor of four or more apart and end at 0. Consumers look up the first size that is
+    not above their own.
+
+    size, share: (rows,), size and efficiency of each piece of work. The share of a bin is the
+        median over its work, at most 1.
     """
-    # frexp, because a rounded logarithm may put a power of two into the bin below it
+    # The bins use frexp, because a rounded logarithm may put a power of two into the bin below it.
     bins = (np.frexp(size)[1] - 1) // _LOG2_BIN
     found = [
         [2.0 ** (_LOG2_BIN * b), min(1.0, float(np.median(share[bins == b])))]
@@ -154,9 +163,10 @@ def curve(size: FloatArray, share: FloatArray) -> list[list[float]]:
 
 @dataclass(frozen=True)
 class LinkRates:
-    """Links of a GPU; rates are for one direction, in 1e9 bytes per second.
+    """Links of a GPU. Rates are for one direction, in 1e9 bytes per second.
 
-    inside, between: within a node and between nodes; latency_s is that of a small message.
+    inside_gb_per_s, between_gb_per_s: rate within a node, and between nodes per GPU.
+    inside_latency_s, between_latency_s: time of a small message in seconds.
     share: fraction of `inside_gb_per_s` that a large all-reduce achieves, at most 1.
     host_gb_per_s: rate of the GPU's link to the host.
     """
@@ -171,8 +181,9 @@ class LinkRates:
 
 
 def link_rates(profile: Profile, out: Exported) -> LinkRates:
-    """Returns the GPU's links in its vendor's reference system; measured all-reduces set `share`
-    and the latency.
+    """Returns the links of the GPU in its vendor's reference system.
+
+    `share` and the latency inside a node come from measured all-reduces if there are any.
     """
     cluster = reference_cluster(profile.device)
     stated, source = stated_link(profile.device)
@@ -194,8 +205,10 @@ def link_rates(profile: Profile, out: Exported) -> LinkRates:
 
 
 def _measured_inside(profile: Profile, out: Exported) -> tuple[float, float] | None:
-    """Returns (bus GB/s of the largest measured all-reduce within a node, latency of the smallest
-    message in µs).
+    """Returns the bus bandwidth and the latency that were measured within a node, or None.
+
+    The bandwidth, in GB/s, is that of the largest all-reduce. The latency, in µs, is the time of
+    the smallest one.
     """
     table = collectives(profile, Exported()).matching(op="all_reduce", num_nodes=1)
     if not len(table):

@@ -1,6 +1,6 @@
-"""Lists what a serving engine computes of named models: the sizes that a planner looks up.
+"""Lists the work that a serving engine does for named models, which a planner looks up.
 
-A model on tp GPUs has a tp-th of its heads and of its MLP on each; key heads are replicated where
+A model on tp GPUs has 1/tp of its heads and of its MLP on each GPU. Key heads are replicated if
 there are fewer of them than GPUs.
 """
 
@@ -15,15 +15,15 @@ from quantbench.workload import Attention, Gemm, MoE, TransformerShape
 from quantbench.workload.huggingface import describe
 from quantbench.workload.presets import preset
 
-#: tensor-parallel degrees, if none is asked for
+#: tensor-parallel degrees if none are given
 DEGREES = (1, 2, 4, 8, 16)
-#: how the tokens go to the experts: aiconfigurator's tables have these
+#: distributions of tokens over experts that aiconfigurator's tables have
 _ROUTINGS = ("balanced", "power_law_1.01", "power_law_1.2")
 _TOKENS = tuple(2**power for power in range(15))
 _BATCHES = tuple(2**power for power in range(12))
-#: powers of two and one more, because attention is tiled
+#: Prompt lengths: each power of two and one more, because attention is tiled.
 _PROMPTS = tuple(seq for power in range(4, 18) for seq in (2**power, 2**power + 1))
-#: a new token after so many cached ones
+#: numbers of cached tokens before a new token
 _CACHED = tuple(2**power for power in range(18))
 _MOST_PROMPT_TOKENS = 2**17
 _MOST_CACHED_TOKENS = 2**23
@@ -31,7 +31,10 @@ _MOST_CACHED_TOKENS = 2**23
 
 @dataclass(frozen=True, order=True)
 class Heads:
-    """Attention heads of one GPU. window: keys that a query sees, 0 for all."""
+    """Attention heads on one GPU.
+
+    window: number of keys that a query sees; 0 for all.
+    """
 
     heads: int
     kv_heads: int
@@ -39,7 +42,7 @@ class Heads:
     window: int = 0
 
     def prompts(self, dtype: str) -> list[Attention]:
-        """Returns causal attention of prompts, all of whose keys are seen."""
+        """Returns causal attention of prompts in which every query sees all keys before it."""
         found = []
         for batch, seq in product(_BATCHES, _PROMPTS):
             if batch * seq <= _MOST_PROMPT_TOKENS:
@@ -47,7 +50,7 @@ class Heads:
         return found
 
     def decodes(self, dtype: str) -> list[Attention]:
-        """Returns attention of one new token of each sequence to cached ones and itself."""
+        """Returns attention of one new token per sequence to the cached tokens and itself."""
         found = []
         for batch, cached in product(_BATCHES, _CACHED):
             if batch * cached <= _MOST_CACHED_TOKENS:
@@ -61,7 +64,7 @@ class Heads:
 
 @dataclass(frozen=True, order=True)
 class Latent:
-    """Latent attention of one GPU: heads, and the widths of `TransformerShape`."""
+    """Latent attention on one GPU: its heads, and the widths that `TransformerShape` defines."""
 
     heads: int
     head_dim: int
@@ -71,18 +74,22 @@ class Latent:
 
     @property
     def expanded(self) -> Heads:
-        """Heads of a prompt, whose latents are expanded to keys and values; as wide as keys and
-        values are on average."""
+        """Heads of a prompt, whose latents are expanded to keys and values.
+
+        The head_dim is the mean width of keys and values.
+        """
         return Heads(self.heads, self.heads, (self.head_dim + self.value_dim) // 2)
 
     @property
     def absorbed(self) -> Heads:
-        """Heads of a new token, which all read the latents: with as many bytes, twice as many heads
-        of half the width have their FLOPs."""
+        """Heads of a new token, all of which read the latents.
+
+        Attention with twice as many heads of half the width has the same FLOPs and bytes.
+        """
         return Heads(2 * self.heads, 1, (2 * self.kv_rank + self.rope_dim) // 4)
 
 
-#: heads of a modelled table of no named model
+#: heads in a modelled table if no model is named
 MODEL_HEADS = tuple(
     Heads(heads, kv_heads, head_dim)
     for heads, kv_heads in (
@@ -94,10 +101,11 @@ MODEL_HEADS = tuple(
 
 @dataclass(frozen=True)
 class Served:
-    """What an engine computes of some models.
+    """Work that an engine does for some models.
 
     products: (n, k) of linear layers.
-    layers: of experts, in bf16, at every number of tokens and degree.
+    heads, latent: attention heads and latent attention on one GPU.
+    experts: layers of experts in bf16, at every number of tokens and degree.
     """
 
     products: tuple[tuple[int, int], ...] = ()
@@ -107,9 +115,9 @@ class Served:
 
 
 def served(options: ExportOptions) -> Served:
-    """Returns what an engine computes of the models at every tensor-parallel degree.
+    """Returns the work that an engine does for the named models, at every tensor-parallel degree.
 
-    Raises InputError if a model can be cut at none of the degrees.
+    Raises InputError if none of the degrees divides the heads of a model.
     """
     products: set[tuple[int, int]] = set()
     heads: set[Heads] = set()
@@ -125,7 +133,7 @@ def served(options: ExportOptions) -> Served:
         for one in cut:
             ops = one.ops(backward=False)
             products |= {(op.workload.n, op.workload.k) for op in ops if type(op.workload) is Gemm}
-            # vLLM's latent attention is looked up as that of as many heads as wide as its values.
+            # vLLM looks up latent attention as attention with as many heads as wide as the values.
             heads |= {
                 Heads(one.heads, one.kv_heads, one.value_width, window)
                 for window in {0, one.sliding_window}
@@ -143,7 +151,10 @@ def served(options: ExportOptions) -> Served:
 
 
 def _cut(shape: TransformerShape, tp: int) -> TransformerShape:
-    """Returns one GPU's part of a model as a model of its own."""
+    """Returns one GPU's part of a model as a model of its own.
+
+    tp: tensor-parallel degree, which divides the heads.
+    """
     return replace(
         shape,
         heads=shape.heads // tp,
@@ -159,7 +170,7 @@ def _cut(shape: TransformerShape, tp: int) -> TransformerShape:
 
 
 def _layers(shape: TransformerShape, most: int) -> list[MoE]:
-    """Returns the layers of experts on up to `most` GPUs."""
+    """Returns the layers of a model's experts on up to `most` GPUs."""
     found = []
     for tp, ep in product(DEGREES, DEGREES):
         if shape.moe_ffn % tp or shape.experts % ep or tp * ep > most:

@@ -1,7 +1,9 @@
-"""Exports a profile as Vidur's profiling files, with times in milliseconds: as CSV for its source
-tree, and compressed with a config.json as its PyPI release 0.0.26 downloads them. Vidur's random
-forests need a time of each operation in every row: measured GEMMs, predicted ones scaled to match
-them, and other operations from their bytes."""
+"""Exports a profile as Vidur's profiling files, with times in milliseconds.
+
+The files are CSV for Vidur's source tree, and compressed with a config.json as its PyPI release
+0.0.26 downloads them. Vidur's random forests need a time of each operation in every row: GEMMs are
+measured, or predicted and scaled to match, and the time of other operations follows from bytes.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +39,17 @@ from quantbench.profile.table import Table
 from quantbench.workload import Attention, Gemm, TransformerShape
 from quantbench.workload.presets import preset
 
-# Names and sizes: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and
-# data/profiling/ of its source tree.
-#: preset → (name in the release, folder in the source tree, vocab_size, max_model_len)
+# Names and sizes are from vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and
+# from data/profiling/ of its source tree.
+#: Maps a preset to (name in the release, folder in the source tree, vocab_size, max_model_len).
 MODELS = {
     "llama-2-7b": ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b-hf", 32768, 4096),
     "llama-2-70b": ("meta-llama/Llama-2-70b-hf", "meta-llama/Llama-2-70b-hf", 32768, 4096),
     "llama-3-8b": ("meta-llama/Llama-3-8B", "meta-llama/Meta-Llama-3-8B", 128256, 4096),
     "llama-3-70b": ("meta-llama/Llama-3-70B", "meta-llama/Meta-Llama-3-70B", 128256, 8192),
 }
-#: device slug → (device_sku, node sku). Other devices get their slug, which must be added to Vidur
-#: first.
+#: Maps a device slug to (device_sku, node sku). Other devices get their slug, which must first be
+#: added to Vidur.
 _SKUS = {
     "a100-sxm4-80gb": ("a100", "a100_dgx"), "h100-sxm5-80gb": ("h100", "h100_dgx"),
     "l40-48gb": ("l40", "l40_pcie"),
@@ -55,7 +57,7 @@ _SKUS = {
 }  # fmt: skip
 
 
-#: our name of a layer's product → Vidur's
+#: Maps our name of a layer's GEMM to Vidur's name.
 _GEMM_OPS = {
     "qkv": "attn_pre_proj",
     "proj": "attn_post_proj",
@@ -65,14 +67,17 @@ _GEMM_OPS = {
 }
 _NETWORK_OPS = ("all_reduce", "send_recv")
 _TOKENS = tuple(2**power for power in range(13))
-#: tokens of a block of the key/value cache: Vidur's default (CacheConfig.block_size)
+#: tokens per block of the key/value cache; Vidur's default (CacheConfig.block_size)
 _BLOCK_SIZE = 16
 _MODEL_BATCHES = tuple(2**power for power in range(8))
 _MODEL_SEQS = tuple(2**power for power in range(4, 13))
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
-    """Writes `data/profiling/…` (source tree), `compute/` and `network/` (PyPI release)."""
+    """Writes `data/profiling/…` for the source tree, `compute/` and `network/` for the release.
+
+    Raises InputError for a model that Vidur does not have.
+    """
     require_gpu(profile, "Vidur")
     slug = profile.device.name
     model = VidurModel.of(options.model)
@@ -101,11 +106,12 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
 def _mlp_rows(
     profile: Profile, table: Table, model: VidurModel, options: ExportOptions, out: Exported
 ) -> Rows:
-    """Returns mlp.csv's rows: times of the model's GEMMs and memory-bound ops, by tokens and
-    tensor-parallel degree.
+    """Returns the rows of mlp.csv, by number of tokens and tensor-parallel degree.
+
+    Each row has the times of the model's GEMMs and memory-bound ops.
     """
     times = GemmTimes(profile, options.dtype)
-    # A memory-bound op takes the launch time of a small kernel, plus its bytes at the achieved
+    # The time of a memory-bound op is the launch of a small kernel plus its bytes at the achieved
     # bandwidth.
     bytes_per_us = achieved(profile, options, Exported()).gb_per_s * 1e3
     launch_us = float(np.exp(SoftmaxModel.prior(profile.device).parameters[0]))
@@ -146,9 +152,11 @@ def _mlp_rows(
 def _attention_rows(
     profile: Profile, table: Table, model: VidurModel, options: ExportOptions, out: Exported
 ) -> Rows:
-    """Returns attention.csv's rows: prompts of one sequence, and batched decoding (one query, seq_q
-    = 1). Uses rows measured with the model's heads per GPU, or modelled ones if a phase has
-    none."""
+    """Returns the rows of attention.csv: prompts of one sequence, and batched decoding (seq_q = 1).
+
+    A phase (prompts or decoding) uses the rows measured with the model's heads per GPU, or modelled
+    rows if there are none.
+    """
     rows: Rows = []
     taken = 0
     for tp in options.tensor_parallel:
@@ -233,7 +241,7 @@ def _write_network(profile: Profile, sku: str, out: Exported) -> None:
 
 
 def _statistics(latency_us: dict[str, float]) -> dict[str, float]:
-    """Returns the columns `time_stats.<op>.<name>` in ms. There is one time per op, so std is 0."""
+    """Returns the columns `time_stats.<op>.<name>` in ms. Each op has one time, so std is 0."""
     columns = {}
     for op, us in latency_us.items():
         for name in ("min", "max", "mean", "median"):
@@ -243,7 +251,10 @@ def _statistics(latency_us: dict[str, float]) -> dict[str, float]:
 
 
 def _write_csv(rows: Rows, name: str, out: Exported, kind: str, *folders: str) -> None:
-    """Writes rows as the source tree's CSV, and compressed in the release's folder `kind`."""
+    """Writes rows as the source tree's CSV file, and compressed for the release.
+
+    kind: folder in the release, and below data/profiling in the source tree.
+    """
     text = csv_text(rows)
     out.write(text, "data", "profiling", kind, *folders, f"{name}.csv")
     out.write(lzma.compress(text.encode()), kind, f"{name}.csv.xz")
@@ -288,7 +299,7 @@ class VidurModel:
         }
 
     def products(self, tp: int) -> dict[str, tuple[int, int]]:
-        """Returns (n, k) of the GEMM that one GPU runs for each GEMM op of Vidur."""
+        """Returns (n, k) of the GEMM that one GPU runs, for each GEMM op of Vidur."""
         found = {}
         for op in replace(self.shape, tp=tp).ops(backward=False):
             if op.name in _GEMM_OPS and isinstance(op.workload, Gemm):
@@ -296,14 +307,15 @@ class VidurModel:
         return found
 
     def heads(self, tp: int) -> tuple[int, int]:
-        """Returns (query heads, key/value heads) per GPU."""
+        """Returns the numbers of query heads and of key/value heads per GPU."""
         return self.shape.heads // tp, replace(self.shape, tp=tp).kv_heads_per_gpu
 
     def passes_bytes(self, tokens: IntArray, tp: int) -> dict[str, IntArray]:
-        """Returns the bytes that each of Vidur's memory-bound ops reads and writes, (rows,), with
-        16-bit elements. Norms, residuals and the embedding are not split over GPUs.
+        """Returns the bytes that each of Vidur's memory-bound ops reads and writes, (rows,).
 
-        tokens: (rows,) in a batch.
+        Elements have 16 bits. Norms, residuals and the embedding are not split over GPUs.
+
+        tokens: (rows,), number of tokens in a batch.
         """
         shape = self.shape
         rotated = sum(self.heads(tp)) * shape.head_dim
