@@ -182,7 +182,7 @@ def losses_card(
     The sizes that lose are marked in red. The chart has the four curves with the largest total
     loss. Returns None if no curve has two sizes.
 
-    bad: sizes that have a lower rate than a smaller size.
+    bad: sizes that run at a lower rate than a better size nearby.
     """
     losses = {id(one.row): one for one in sorted(bad, key=lambda one: one.loss)}
     curves = [curve for curve in curves_of_rows(rows, axis) if len(curve) > 1]
