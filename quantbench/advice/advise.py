@@ -1,7 +1,7 @@
 """Advises on the sizes of a transformer: the time lost past edges on a GPU, and better sizes.
 
-An edge is a size past which an op takes another tile or wave, or loses alignment or a fused kernel.
-Each better shape comes with the reasons for its gain.
+An edge is a condition by which an op becomes less efficient, such as a partly filled wave or a
+misaligned row. Each better shape comes with the reasons for its gain.
 """
 
 from collections import defaultdict

@@ -1,6 +1,7 @@
 """Command `plan` for a table of training layouts: predicts its rows, or fits a site's factors.
 
-The factors of a site scale the predictions to the measured times of its runs.
+The factors of a site (its machines and software) state how training there differs from ideal single
+ops.
 """
 
 import json
