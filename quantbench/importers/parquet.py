@@ -23,7 +23,7 @@ def read_parquet(operation: str, file: Path) -> Any:
         found = pq.ParquetFile(pa.BufferReader(read_bytes(file)))
         if found.metadata.num_rows <= MOST_ROWS:
             return found.read()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise StoreError(operation, f"{file} ({reason(error)})", "a Parquet file") from None
     raise StoreError(
         operation, f"{file} has {found.metadata.num_rows:,} rows", f"at most {MOST_ROWS:,}"

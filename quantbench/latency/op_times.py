@@ -85,11 +85,10 @@ _VOLTA = Tile(256, 128)
 # in n on one core.
 _CPU = Tile(1, 64)
 
-#: Share of the spec-sheet peak that a large GEMM is taken to reach. Good libraries reach 0.7 to
-#: 0.85 on a GPU. The peaks of a CPU are bounds of any core, of which a usual core reaches 0.1
-#: TFLOP/s in fp32 and 15 GB/s.
+#: Share of the spec's peak that a large GEMM is taken to reach. Good libraries reach 0.7 to 0.85 on
+#: a GPU. The peaks of a CPU bound any core; a usual core reaches 0.1 TFLOP/s in fp32 and 30 GB/s.
 COMPUTE_EFFICIENCY = {"cuda": 0.75, "cpu": 0.015}
-BANDWIDTH_EFFICIENCY = {"cuda": 0.8, "cpu": 0.1}
+BANDWIDTH_EFFICIENCY = {"cuda": 0.8, "cpu": 0.2}
 #: Time in µs to start and end a kernel on the device, without the launch from the host.
 KERNEL_OVERHEAD_US = {"cuda": 3.0, "cpu": 2.0}
 _OF_FLOPS = Gemm | GroupedGemm | MoE | Attention

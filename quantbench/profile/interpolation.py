@@ -7,7 +7,7 @@ sizes grow in proportion while the others stay fixed. Without such a line, it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import log
@@ -237,8 +237,8 @@ class Surface:
         columns = (self.latency_us[row], self.low_us[row], self.high_us[row], code, outside)
         if rest.size:
             found = self._unmeasured(tuple(size[rest] for size in sizes))
-            column: Array
-            for column, values in zip(columns, found, strict=True):
+            arrays: Sequence[Array] = columns
+            for column, values in zip(arrays, found, strict=True):
                 column[rest] = values
         return columns
 

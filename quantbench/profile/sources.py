@@ -150,7 +150,7 @@ def _product_base(
     """Returns a model of GEMMs of a dtype, its note, and whether the profile has the model.
 
     The profile's model of `library` is preferred, and then other models of the dtype. A CPU is
-    predicted at usual rates.
+    predicted from the rates of a usual core.
 
     Raises UnsupportedError for a dtype that the device does not support.
     """

@@ -16,7 +16,7 @@ from itertools import chain, pairwise
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.op_times import roofline_us
+from quantbench.latency.op_times import copy_us, roofline_us
 from quantbench.launch import Tile
 from quantbench.providers.catalog import runs_kind
 from quantbench.store.record import Place, record_key
@@ -55,7 +55,7 @@ def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec
     """Estimates the wall time of a point in s, including its checks."""
     run_s = sample_s = roofline_us(workload, spec) / 1e6
     if timing.cache == "cold":
-        sample_s += _FLUSH_FACTOR[spec.torch_kind] * spec.l2_bytes / (spec.memory_gb_per_s * 1e9)
+        sample_s += copy_us(_FLUSH_FACTOR[spec.torch_kind] * spec.l2_bytes, spec) / 1e6
     samples = max(timing.min_samples, min(_USUAL_SAMPLES, timing.max_samples))
     # min_samples samples are taken even if they need longer than max_time_s.
     sampling_s = max(min(timing.max_time_s, samples * sample_s), timing.min_samples * sample_s)

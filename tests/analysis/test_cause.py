@@ -30,7 +30,13 @@ def point(
 ) -> Point:
     outcome = Measured(measurement([us] * 8, clock_mhz), Grade("A"))
     record = Record(
-        "run", f"key-{us}", workload, "torch.mm", outcome, launch, (Place({"x": int(us)}, "gemm"),)
+        "run",
+        f"{int(us):016x}",
+        workload,
+        "torch.mm",
+        outcome,
+        launch,
+        (Place({"x": int(us)}, "gemm"),),
     )
     (found,) = points_of([record], A100)
     return found

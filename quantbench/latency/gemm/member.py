@@ -29,7 +29,8 @@ class TrainingRows:
     """Measured products.
 
     log_us: (rows,), log of the times in µs.
-    row_scales: whether a has one scale per row and block of k, as in fp8_block.
+    row_scales: whether the scales of a, one per row and block of k as in fp8_block, are padded
+        before the product.
     """
 
     sizes: Sizes

@@ -129,7 +129,10 @@ class GemmModel:
             batch = np.full(np.size(m), batch)
         sizes = product_sizes(who, layout, m, n, k, batch)
         times = measured_times(who, latency_us, len(sizes))
-        rows = TrainingRows(sizes, np.log(times), row_scales=dtype == "fp8_block")
+        # SGLang's quantization writes aligned scales (`sglang_per_token_group_quant_fp8`, option
+        # `scale_tma_aligned`).
+        padded = dtype == "fp8_block" and library != "sglang"
+        rows = TrainingRows(sizes, np.log(times), row_scales=padded)
         if not rows.layouts:
             rows = replace(rows, sizes=without_layout(machine, sizes))
         possible = sizes.flop <= PEAK_MARGIN * machine.flop_per_us * times  # (rows,)
