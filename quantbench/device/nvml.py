@@ -43,7 +43,7 @@ _COMPUTE_EXCLUSIVE_PROCESS = 3
 class Absent:
     """Result of `Nvml.open` if NVML cannot be used.
 
-    note: why it cannot be used.
+    note: reason why NVML cannot be used.
     """
 
     note: str

@@ -250,7 +250,7 @@ class RunWriter:
     def end(self, how: str, phases_s: Mapping[str, float]) -> None:
         """Records in run.json how the run ended and when, and adds the durations of its phases.
 
-        how: one of `run.ENDINGS`.
+        how: how the run ended, one of `run.ENDINGS`.
         phases_s: duration of each phase in s, by the name of the phase.
         """
         total_s = Counter(self.info.phases_s)

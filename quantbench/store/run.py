@@ -55,7 +55,7 @@ class RunInfo:
     seed: seed of the inputs and of the order of the points.
     environment: environment variables that affect times.
     started, ended: times in ISO 8601 and UTC; `ended` is None during the run.
-    how_ended: one of ENDINGS.
+    how_ended: how the run ended, one of ENDINGS.
     origin, source: where the times come from, as in `Record`.
     phases_s: total duration of each phase in s, by the name of the phase.
     num_records: number of records when run.json was last written; None if they were not counted.

@@ -57,8 +57,9 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     a dataclass is kept. Equal texts become one object, as do equal instances of a class with the
     constant `shared`.
 
-    kind: the dataclass.
-    who: name for error messages; by default the name of `kind`.
+    kind: dataclass of the result.
+    data: JSON object, as the module json loads it.
+    who: name of the object in error messages; by default the name of `kind`.
     whole: whether fields with a default must be present too, also in nested objects.
     Raises InputError that names `who` and the field.
     """
