@@ -1,6 +1,7 @@
-"""Gives advice on a shape: its cost on a GPU, the time lost past edges, and better shapes near it.
+"""Advises on the sizes of a transformer: the time lost past edges on a GPU, and better sizes.
 
-Each better shape comes with the reasons for its gain.
+An edge is a condition by which an op becomes less efficient, such as a partly filled wave or a
+misaligned row. Each better shape comes with the reasons for its gain.
 """
 
 from collections import defaultdict
@@ -17,8 +18,8 @@ from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
 
-# Smallest saving, as a share of the shape's time, that is given as a reason, and the largest number
-# of reasons for one shape.
+# Smallest saving of an op that gives a reason, as a share of the shape's time, and largest number
+# of ops that give reasons for one shape.
 _WORTH_SAYING = 0.004
 _REASONS = 3
 # A size that is a multiple of this fills the tiles of every kernel in common use.
@@ -37,8 +38,8 @@ TOP = 8
 class Advised:
     """A shape compared with the given shape.
 
-    found: the shape and its gain.
-    changes: changed sizes in words.
+    found: the shape, its gain and the reasons for the gain.
+    changes: changed sizes as text.
     cost: predicted cost of the shape.
     """
 
@@ -49,10 +50,11 @@ class Advised:
 
 @dataclass(frozen=True)
 class Unmeasured:
-    """Reason why predicted times rest on no measurement.
+    """Part of the predicted time that rests on no measurement.
 
+    reason: why there is no measurement.
     ops: labels of the ops that the reason applies to.
-    share: their share of the shape's time, 0 to 1.
+    share: share of these ops in the shape's time, 0 to 1.
     """
 
     reason: str
@@ -64,18 +66,21 @@ class Unmeasured:
 class Advice:
     """Predicted cost of a shape, and better shapes near it.
 
+    device: GPU for which the times are predicted.
     note: sources of the predicted times.
+    cost: predicted cost of the shape.
     unmeasured: parts of the time that rest on no measurement, largest share first.
-    neighbours: shapes that are predicted to be faster. Those that are surely faster come first.
-    alike: the best shape with as many heads, and the best shape with heads as wide, unless they are
-        among the neighbours.
+    neighbours: shapes that are predicted to be faster. Surely faster shapes come first.
+    alike: the best shape that has as many heads as the given shape, and the best shape that has
+        heads of the same width. Shapes among the neighbours are left out.
     singles: best change of each dimension alone, largest gain first.
     tried: number of shapes within `space` that were compared with the given shape.
+    space: limits of the shapes that were tried.
     broken: rules of number formats and libraries that the shape breaks.
-    missing: text on work that has no model and is left out of the times.
+    missing: texts on work that has no model and is left out of the times.
     blocks: texts on sizes of the experts that are not multiples of 128.
-    too_large: text on weights of experts that exceed a GPU's memory, and what helps; "" if they
-        fit.
+    too_large: text that says that the weights of the experts exceed a GPU's memory, and which `ep`
+        helps; "" if they fit.
     """
 
     device: DeviceSpec
@@ -99,20 +104,20 @@ class Advice:
 
     @property
     def better(self) -> tuple[Advised, ...]:
-        """Neighbours that are surely faster, because the 90 % interval of their gain is above 0."""
+        """Neighbours that are surely faster (see `Neighbour.sure`)."""
         return _sure(self.neighbours)
 
     @property
     def better_alone(self) -> tuple[Advised, ...]:
-        """Changes of one dimension alone that are surely faster."""
+        """Shapes with one changed dimension that are surely faster."""
         return _sure(self.singles)
 
     @property
     def keep(self) -> bool:
         """Whether to keep the shape.
 
-        It is kept if it fits in memory, loses little to misaligned rows, and no shape with the same
-        micro-batch is surely faster.
+        It is kept if the weights of its experts fit in memory, it loses little to misaligned rows,
+        and no shape with the same micro-batch is surely faster.
         """
         if self.too_large or self.cost.misaligned:
             return False
@@ -121,7 +126,7 @@ class Advice:
 
     @property
     def compared(self) -> tuple[Advised, ...]:
-        """All other shapes in this advice, without repetition."""
+        """All shapes of this advice except the given shape, without repetition."""
         found = {}
         for one in (*self.neighbours, *self.alike, *self.singles):
             found[one.found.shape] = one
@@ -145,9 +150,8 @@ def advise(
 
     times: latency models (`ModelTimes`), a profile, or any other `OpTimes`.
     space: limits of the neighbours to try; None for `Space()`.
-    top: number of neighbours to return; 0 tries none.
-    kernels: source of launches that `times` does not name. Without one, the device's assumed tile
-        is used.
+    top: maximum number of neighbours to return; 0 to try no other shape.
+    kernels: source of the launches that `times` does not name; None to assume the device's tile.
     library: library whose rules on divisibility are checked; "" for the rules of every library.
 
     Raises InputError if the device has no peak for the dtype.
@@ -216,7 +220,10 @@ def _broken_blocks(shape: TransformerShape) -> tuple[str, ...]:
 
 
 def _unmeasured(whole: ShapeCost) -> tuple[Unmeasured, ...]:
-    """Groups the ops whose times rest on no measurement by reason, largest share first."""
+    """Groups the ops whose times rest on no measurement by the reason.
+
+    The group with the largest share of the time comes first.
+    """
     ops: dict[str, list[OpCost]] = defaultdict(list)
     for cost in whole.ops:
         if cost.latency.unmeasured:
@@ -244,7 +251,7 @@ def _advised(
 def _changes(old: ShapeCost, new: ShapeCost) -> str:
     """Returns the changed sizes as text: `hidden 14400 → 13824, heads 96 → 72, layers 80 → 87`.
 
-    Sizes that follow from a changed hidden size or number of heads are left out.
+    Sizes that only follow from another changed size, such as ffn from hidden, are left out.
     """
     before = old.shape
     after = new.shape
@@ -267,10 +274,11 @@ def _changes(old: ShapeCost, new: ShapeCost) -> str:
 def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
     """Returns the reasons why a shape is faster.
 
-    The one to three ops that save the most time each give a reason, and equal reasons are merged.
-    Hard edges that only the new shape has crossed are added.
+    Each of the one to three ops that save the most time gives a reason, and equal reasons are
+    merged. Hard edges that only the new shape has crossed are added.
 
-    weight: factor on the new times that makes them comparable per token and parameter.
+    old, new: costs of the given shape and of the faster shape.
+    weight: factor on the times of `new` that makes them comparable per token and parameter.
     """
     savings = []
     for name, costs in old.by_name.items():
@@ -296,9 +304,9 @@ def _kinds(cost: ShapeCost | OpCost) -> set[str]:
 
 
 def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
-    """Returns why the ops of one name are faster, as a subject and a text.
+    """Returns why the ops of one name are faster, as a subject and a text that follows it.
 
-    The subject is "" if the text names it.
+    The subject is "" if the text is complete without it.
     """
     pairs = list(zip(old.by_name[name], new.by_name[name], strict=True))
     was, now = max(pairs, key=lambda pair: pair[0].waste_us - pair[1].waste_us)

@@ -1,4 +1,4 @@
-"""Writes the result of `quantbench advise` as JSON, and its shapes for a sweep."""
+"""Converts advice on a shape to JSON, and to a list of shapes that a sweep can measure."""
 
 from itertools import chain
 from typing import Any
@@ -11,7 +11,10 @@ from quantbench.sweep.shape_file import Gain, NamedShape
 
 
 def advice_to_json(advice: Advice) -> dict[str, Any]:
-    """Returns the whole advice by name, for `--json`, with the most wasteful ops first."""
+    """Converts the whole advice to a JSON object for `--json`.
+
+    The ops that waste the most time come first.
+    """
     return {
         "device": advice.device.name,
         "missing": advice.missing,
@@ -33,9 +36,9 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
 
 
 def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
-    """Returns the shape and all others in the advice, with their predicted gains.
+    """Returns the given shape, and all other shapes of the advice with their predicted gains.
 
-    The result is input of `sweep --shapes`.
+    `sweep --shapes` measures these shapes.
     """
     named = [NamedShape("the shape as it is", advice.shape)]
     for one in advice.compared:

@@ -1,4 +1,4 @@
-"""Finds the shapes near a given one with the least predicted time per token and parameter.
+"""Finds the transformer shapes near a given shape that have the least predicted time.
 
 Times are per token and parameter, so that a smaller model does not win only by its size. Arithmetic
 without parameters (attention between all pairs of tokens) adds to the time only.
@@ -29,18 +29,19 @@ LINE_ELEMENTS = 64
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A shape near the given one, compared with it.
+    """A shape near the given shape, and its predicted gain.
 
     gain: relative increase of tokens per second at equal parameters (0.03 means 3 % more).
-    low, high: 90 % interval of the gain. Sliding windows are not modelled. With one, the interval
-        contains the gain with attention over all tokens and the gain without attention.
+    low, high: 90 % interval of the gain. For a shape with a sliding window, which is not modelled,
+        the interval contains the gain with attention over all tokens and the gain without
+        attention.
     parameters: number of parameters without padding of the vocabulary.
-    parameters_change: relative difference of the parameters from the given shape's.
+    parameters_change: relative change of the number of parameters from the given shape.
     move: largest relative change among hidden, ffn and layers.
     nearest: whether no shape with a smaller move gains as much.
     reasons: why the shape is faster, largest saving first.
-    exchanges_more: whether its tensor- or expert-parallel degree is larger than the given shape's.
-        The time of the added exchange is not counted.
+    exchanges_more: whether the shape has a larger tensor- or expert-parallel degree than the given
+        shape. The time of the added communication is not counted.
     """
 
     shape: TransformerShape
@@ -73,9 +74,9 @@ class _Timed:
     """A shape with its predicted time.
 
     us: GPU time in µs per token and parameter.
-    shares: share of each workload in the time.
+    shares: share of each workload in the time, and its estimate.
     attention: share of fused attention in the time.
-    move: as in `Neighbour`.
+    move: largest relative change, as in `Neighbour`.
     """
 
     shape: TransformerShape
@@ -87,9 +88,11 @@ class _Timed:
 
 
 class Search:
-    """The shapes near `base` with their times.
+    """Search for the best shapes near a given shape, whose times are all predicted at the start.
 
-    space: limits of the search. Without them there are no neighbours.
+    base: given shape.
+    times: predicted times of single ops.
+    space: limits of the search; None to try no other shape.
     """
 
     def __init__(self, base: TransformerShape, times: RememberedTimes, space: Space | None) -> None:
@@ -110,8 +113,8 @@ class Search:
     def best(self, count: int) -> tuple[Neighbour, ...]:
         """Returns the best shape of each hidden size that gains 0.5 % or more, at most `count`.
 
-        Shapes that are surely faster come first. Among these, and among the rest, shapes that no
-        nearer shape equals come first, and then the fastest.
+        Surely faster shapes come before all others. In both groups, the shapes with `nearest` set
+        come first, and faster shapes come before slower ones.
         """
         found: dict[bool, list[_Timed]] = {True: [], False: []}
         for group, timed in self._joint.items():
@@ -120,11 +123,11 @@ class Search:
         return (*self._ranked(found[True]), *self._ranked(found[False]))[:count]
 
     def alike(self, listed: Iterable[Neighbour] = ()) -> tuple[Neighbour, ...]:
-        """Returns the best shapes that share one size of the heads with the given shape.
+        """Returns the best shape with as many heads, and the best shape with heads of equal width.
 
-        One of them has as many heads, and the other has heads of the same width.
+        A shape that gains too little is left out.
 
-        listed: shapes to leave out.
+        listed: shapes that are left out, because they are listed already.
         """
         known = [one.shape for one in listed]
         found = []
@@ -149,7 +152,10 @@ class Search:
         return _worthwhile(sorted(found, key=lambda one: -one.gain))
 
     def _surest(self, group: Group, timed: Sequence[_Timed]) -> _Timed:
-        """Returns the preferred shape among those that are surely faster, or else among all."""
+        """Returns the preferred one of the shapes that are surely faster.
+
+        If no shape is surely faster, it returns the preferred one of all shapes.
+        """
         sure = [one for one in timed if self._compared(one).sure]
         return _preferred(group, sure or timed)
 
@@ -214,7 +220,7 @@ def _worthwhile(found: Iterable[Neighbour]) -> tuple[Neighbour, ...]:
 
 
 def _preferred(group: Group, timed: Sequence[_Timed]) -> _Timed:
-    """Returns one of the shapes within AS_GOOD of the fastest.
+    """Returns the preferred one of the shapes whose times are within AS_GOOD of the fastest.
 
     If only the micro-batch changes, it is the shape with the smallest micro-batch, which takes the
     least memory. If heads change, it is the shape whose head rows are aligned best. Otherwise it is

@@ -1,5 +1,6 @@
-"""Command `advise`: prints the cost of a shape on a GPU, its waste past edges, and better shapes
-near it.
+"""Command `advise`: prints what a transformer shape costs on a GPU, and better shapes near it.
+
+The cost includes the time that ops waste past edges of tiles, waves and alignment.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from quantbench.advice import Advice, Advised, OpCost, ShapeCost, Space
     from quantbench.latency.estimate import Estimate
 
-# Ops that waste a smaller share of the shape's time have no row of their own.
+# An op has a row of its own if it wastes at least this share of the shape's time.
 _WORTH_A_ROW = 0.005
-# A waste of at least this share of the shape's time is shown in red, a smaller one in yellow.
+# Waste of at least this share of the shape's time is shown in red, and smaller waste in yellow.
 _STANDS_OUT = 0.01
 _search = partial(option, panel="Search for better shapes")
 
@@ -107,7 +108,10 @@ def advise(arguments: AdviseOptions) -> Result:
 
 
 def _space(keep: str) -> Space:
-    """Returns the limits of the neighbours to try. keep: dimensions, as typed."""
+    """Returns the limits of the neighbours to try.
+
+    keep: dimensions that must not change, separated by commas.
+    """
     from quantbench.advice.space import DIMENSIONS, Space
 
     kept = []
@@ -123,7 +127,11 @@ def _space(keep: str) -> Space:
 def _lines(
     advice: Advice, assumed: Sequence[str], allowed: float | None, arguments: AdviseOptions
 ) -> Lines:
-    """assumed: texts. allowed: largest share of the time that may be wasted."""
+    """Yields the lines that the command prints.
+
+    assumed: texts on assumed values.
+    allowed: largest share of the time that may be wasted; None for no limit.
+    """
     cost = advice.cost
     yield from _header_lines(advice, assumed)
     yield ""
@@ -132,7 +140,7 @@ def _lines(
     yield from _waste_lines(cost)
     for words in advice.blocks:
         yield f"not whole blocks: {words}"
-    # Misaligned rows and padded heads are edges above.
+    # Misaligned rows and padded heads are left out here, because they are among the edges above.
     edges = {"rows", "head_dim"}
     yield from broken_lines([one for one in advice.broken if edges.isdisjoint(one.rule.sides)])
     if advice.tried:
@@ -156,9 +164,7 @@ def _lines(
 
 
 def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
-    """Yields the share of the time without measurements, the device, the shape and the
-    assumptions.
-    """
+    """Yields lines on the shape, the device, the assumptions and the times without measurements."""
     from quantbench.advice.space import weights_bytes
     from quantbench.workload.parameters import parameters
 
@@ -199,8 +205,9 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
 
 
 def _cost_lines(cost: ShapeCost) -> Lines:
-    """Yields a table with a row per op that wastes enough, the worst first; then their reasons,
-    the other ops and the legend.
+    """Yields a table of the ops that waste the most time, the worst first.
+
+    The reasons for the waste, the other ops and the legend follow.
     """
     from quantbench.advice.cost import latency_per_run
 
@@ -250,7 +257,7 @@ def _time(ops: Sequence[OpCost]) -> str:
 
 
 def _interval(us: Estimate) -> str:
-    """Formats an interval as `1.76–1.97`, in the unit in which `latency` shows the estimate."""
+    """Formats the interval of an estimate as `1.76–1.97`, in the unit that `latency` chooses."""
     scale = 1.0
     while us.latency_us >= 999.5 * scale and scale < 1e6:
         scale *= 1e3
@@ -272,7 +279,7 @@ def _why(ops: Sequence[OpCost]) -> str:
 
 
 def _waste_lines(cost: ShapeCost) -> Iterator[str]:
-    """Yields the total time, rate and waste."""
+    """Yields lines on the time, the rate and the waste of the whole shape."""
     from quantbench.advice.cost import LOWER_BOUND
 
     whole = cost.latency
@@ -293,7 +300,7 @@ def _waste_lines(cost: ShapeCost) -> Iterator[str]:
 
 
 def _verdict(advice: Advice) -> str:
-    """Says whether to keep the shape, and why."""
+    """Returns a sentence that says whether to keep the shape, and why."""
     mbs = advice.shape.mbs
     larger = [one for one in advice.better_alone if one.found.shape.mbs > mbs]
     more = ""
@@ -325,8 +332,9 @@ def _verdict(advice: Advice) -> str:
 
 
 def _misaligned_words(advice: Advice) -> str:
-    """Says what misaligned rows waste where nothing tried is surely faster, and what aligns
-    them.
+    """Returns a sentence on the waste of misaligned rows and on the change that aligns them.
+
+    It is the verdict on a shape if no shape that was tried is surely faster.
     """
     ops = advice.cost.misaligned
     share = percent(sum(op.waste_us for op in ops) / advice.cost.latency.latency_us)
@@ -344,8 +352,12 @@ def _least_gain(one: Advised) -> float:
 
 
 def _worth_showing(advice: Advice, *, all_tried: bool) -> list[Advised]:
-    """Returns the surely faster shapes, the best with as many heads or heads as wide beside them,
-    and with `all_tried` also those that are not surely faster.
+    """Returns the shapes to show.
+
+    They are the surely faster shapes and, if there are any, the best shapes with as many heads or
+    with heads of equal width.
+
+    all_tried: whether to return all compared shapes.
     """
     shown = []
     for one in advice.compared:
@@ -356,9 +368,7 @@ def _worth_showing(advice: Advice, *, all_tried: bool) -> list[Advised]:
 
 
 def _advised_lines(advised: Sequence[Advised]) -> Lines:
-    """Yields a table of shapes compared with the one asked about, then their reasons and the
-    legend.
-    """
+    """Yields a table of better shapes, the reasons for their gains, and the legend."""
     if not advised:
         return
     table = plain_table(
@@ -387,8 +397,9 @@ def _advised_lines(advised: Sequence[Advised]) -> Lines:
 
 
 def _next_lines(advice: Advice, out: Path | None) -> Iterator[str]:
-    """Says how to measure the compared shapes. out: the file of these shapes, if one was
-    written.
+    """Yields lines on how to measure the compared shapes.
+
+    out: file to which these shapes were written; None if there is none.
     """
     others = len(advice.compared)
     what = "measures every op of this shape"
@@ -407,5 +418,5 @@ def _next_lines(advice: Advice, out: Path | None) -> Iterator[str]:
 
 
 def _two_digits(value: float) -> int:
-    """Rounds to two significant digits; a prediction has no more."""
+    """Rounds to two significant digits, because a prediction is not more accurate than that."""
     return int(float(f"{value:.2g}"))

@@ -1,5 +1,6 @@
-"""Command `comm`: measures bandwidth and latency of collectives between ranks under torchrun. Rank
-0 prints.
+"""Command `comm`: measures the latency and bandwidth of collectives between ranks under torchrun.
+
+Rank 0 controls the measurement, writes the run and prints the result.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 _BACKENDS = ("nccl", "gloo")
 # Longest sampling time of a point.
 _MAX_TIME_S = 1.0
-# 10 %-90 % spread of a point's samples, and change of the repeated point, that are warned of.
+# A warning is printed if the 10 %-90 % spread of a point's samples, or the change of the reference
+# point, exceeds these shares.
 _SPREAD = 0.10
 _DRIFT = 0.05
 
@@ -50,8 +52,9 @@ class CommOptions:
     precision: str = option("2%", "Sample each point until its median is within ± this.")
 
     def options(self) -> TimingOptions:
-        """Returns how to time each point. The cache is hot, because every sample uses the same
-        buffers.
+        """Returns the options of the timing.
+
+        The cache is hot, because every sample uses the same buffers.
         """
         half_width = percentage("--precision", self.precision, above=True)
         return TimingOptions(cache="hot", half_width=half_width, max_time_s=_MAX_TIME_S)
@@ -78,7 +81,7 @@ def comm(
     arguments.options()
     if arguments.backend:
         require_choice("comm", "backend", arguments.backend, _BACKENDS)
-    # Refuses wrong ops, sizes and dtypes before the ranks wait for each other.
+    # Wrong ops, sizes and dtypes are refused here, before the ranks wait for each other.
     arguments.plan("gloo", 2, 1)
     from quantbench.providers.collectives import TorchRanks, TorchWork, backend_here, topology
 
@@ -92,8 +95,8 @@ def comm(
             follow(ranks, work)
             return None
         leader = Leader(ranks, work)
-        # After Ctrl-C or a bug, torchrun ends the other ranks with this process. After a complete
-        # run or an expected error they wait for the leader's stop.
+        # If this process ends by Ctrl-C or a bug, torchrun ends the other ranks. After a complete
+        # run or an expected error, the other ranks wait until the leader stops them.
         try:
             result = _lead(arguments, ranks, leader, places, results, output(stderr=as_json))
         except QuantbenchError:
@@ -105,7 +108,7 @@ def comm(
 
 @contextmanager
 def libraries_to_stderr() -> Iterator[None]:
-    """Sends to stderr what libraries write to file descriptor 1, as gloo and NCCL do."""
+    """Redirects file descriptor 1 to stderr, because gloo and NCCL write messages to it."""
     stdout = os.dup(1)
     os.dup2(2, 1)
     try:
@@ -123,7 +126,10 @@ def _lead(
     results: Path,
     console: Console,
 ) -> Result:
-    """Measures as rank 0. places: `topology` of each rank."""
+    """Measures all collectives as rank 0, and writes the run.
+
+    places: topology of each rank, which the run states.
+    """
     from quantbench import device
     from quantbench.comm.session import CommSession
     from quantbench.device.here import warnings_for
@@ -208,11 +214,10 @@ def _lead(
 
 
 def spread_warnings(rows: Sequence[dict[str, Any]], reference_us: Sequence[float]) -> list[str]:
-    """Formats messages if samples of a point scatter by over 10 %, or repetitions of the reference
-    differ by over 5 %.
+    """Returns warnings if samples scatter by over 10 % or the reference changes by over 5 %.
 
-    rows: measured points, by `row_to_json`.
-    reference_us: median of each repetition of the reference.
+    rows: measured points as `row_to_json` returns them.
+    reference_us: median time of each repetition of the reference point.
     """
     wide = [row for row in rows if row["spread"] > _SPREAD]
     found = []
@@ -259,8 +264,11 @@ def row_to_json(record: Record) -> dict[str, Any]:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """Formats time, rates, spread and trust of a row of `row_to_json`, and the reason for low trust
-    or for no time.
+    """Formats the cells of a table row: time, bandwidths, spread, grade and reason.
+
+    The reason states why the grade is low or why there is no time.
+
+    row: point as `row_to_json` returns it.
     """
     if "latency_us" not in row:
         (why,) = [f"{name}: {row[name]}" for name in ("skipped", "failed") if name in row]

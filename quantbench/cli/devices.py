@@ -1,6 +1,4 @@
-"""Command `devices`: prints this machine's device, its state, what disturbs timings, and the known
-GPUs.
-"""
+"""Command `devices`: prints this machine's device and its state, and the known GPUs."""
 
 import re
 from collections.abc import Iterator
@@ -60,7 +58,7 @@ def devices() -> Result:
 
 
 def _findings(machine: Machine) -> Iterator[Finding]:
-    """Yields the lines of the diagnosis, the verdict last."""
+    """Yields the findings of the diagnosis, and the verdict as the last one."""
     yield from diagnosis.findings(machine)
     yield _triton(machine)
     error = refusal(machine)
@@ -80,7 +78,7 @@ def _triton(machine: Machine) -> Finding:
 
 
 def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> Lines:
-    """Yields lines on the device, its state, and what disturbs its timings."""
+    """Yields lines on the device, its state, and the conditions that disturb timings."""
     yield device_line(spec)
     if spec.kind != "cpu":
         yield f"dense peak: {peaks_line(spec)}"
@@ -92,8 +90,9 @@ def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = N
 
 
 def device_line(spec: DeviceSpec) -> str:
-    """Describes the device in one line: `h200-sxm-141gb: 132 SMs (sm_90), 141 GiB at 4800 GB/s, 60
-    MiB of L2`.
+    """Describes a device in one line.
+
+    Example: `h200-sxm-141gb: 132 SMs (sm_90), 141 GiB at 4800 GB/s, 60 MiB of L2`.
     """
     memory = f"{spec.memory_bytes / 2**30:.0f} GiB"
     if spec.kind == "cpu":
@@ -108,8 +107,9 @@ def device_line(spec: DeviceSpec) -> str:
 
 
 def peaks_line(spec: DeviceSpec) -> str:
-    """Formats the dense peaks with their clock: `bf16 989, tf32 495, fp32 66.9 TFLOP/s at 1830
-    MHz`.
+    """Formats the dense peaks of a device and their clock.
+
+    Example: `bf16 989, tf32 495, fp32 66.9 TFLOP/s at 1830 MHz`.
     """
     bound = "" if spec.registered else " (estimated)"
     if not spec.peak_tflops:
@@ -121,7 +121,7 @@ def peaks_line(spec: DeviceSpec) -> str:
 
 
 def state_line(state: DeviceState, limits: Limits | None) -> str:
-    """Formats clocks, temperature, power and other processes, as far as known."""
+    """Formats the known values among clocks, temperature, power and number of other processes."""
     parts = []
     if state.sm_clock_mhz is not None:
         highest = f" of {limits.max_sm_clock_mhz:.0f}" if limits and limits.max_sm_clock_mhz else ""
@@ -146,7 +146,10 @@ def state_line(state: DeviceState, limits: Limits | None) -> str:
 
 
 def _known_table(here: str) -> Table:
-    """Tabulates the known GPUs in 80 columns."""
+    """Tabulates the known GPUs in 80 columns.
+
+    here: name of this machine's device.
+    """
     dtypes = ("fp16", "fp32", "fp8", "int8")
     title = "Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s"
     sizes = (">sm_", ">SMs", ">clock", ">memory", ">L2", ">fp16", ">fp32", ">fp8", ">int8")
@@ -166,7 +169,10 @@ def _known_table(here: str) -> Table:
 
 
 def _three_digits(value: float | None) -> str:
-    """Formats three significant digits without an exponent: 989, 62.5, 0.32; None as a dash."""
+    """Formats a value with three significant digits and no exponent (989, 62.5, 0.32).
+
+    None becomes a dash.
+    """
     if value is None:
         return "–"
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

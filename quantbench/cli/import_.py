@@ -1,6 +1,4 @@
-"""Command `import`: imports measured tables (aiconfigurator's or CSV files) as runs, and summarizes
-Megatron's training logs.
-"""
+"""Command `import`: imports tables of measured times as runs, and summarizes training logs."""
 
 from __future__ import annotations
 
@@ -116,10 +114,10 @@ def _write(
     tables: Sequence[tuple[Rows, Origin]],
     missing: Sequence[str] = (),
 ) -> Result:
-    """Writes each table as a run; returns summaries of the runs.
+    """Writes each table as a run, and returns the summaries of the runs.
 
-    tables: rows of each table, and the origin that the run states.
-    missing: one line for each table that was not found, printed after the summaries.
+    tables: rows and origin of each table.
+    missing: one line for each table that was not found. The lines are printed after the summaries.
     """
     from quantbench.importers.disagreement import disagreements
     from quantbench.importers.runs import summary_lines, write_run
@@ -135,14 +133,15 @@ def _write(
     return Result(summaries, (*lines, *missing, next_command))
 
 
-# Stated TFLOP/s that differ from the computed ones by more than this share are reported.
+# A log's TFLOP/s are reported if they differ from the computed TFLOP/s by more than this share.
 _STATED_TOLERANCE = 0.05
 
 
 def _stated_words(summary: TrainingSummary) -> Iterator[str]:
     """Yields a line if a log's TFLOP/s per GPU fit neither its model FLOPs nor its hardware FLOPs.
 
-    Both are computed from the sizes and times in the log. Yields nothing if sizes are missing.
+    Both FLOPs are computed from the sizes and times in the log. If the log lacks a size, nothing is
+    yielded.
     """
     from quantbench.planner.formulas import hardware_flops, model_flops
     from quantbench.workload import TransformerShape
@@ -172,9 +171,9 @@ def _stated_words(summary: TrainingSummary) -> Iterator[str]:
 
 
 def _log_cells(log: TrainingSummary) -> dict[str, str]:
-    """Formats the summary of a log as table cells by column name; unknown values are dashes.
+    """Formats the summary of a log as table cells by column name.
 
-    A column name that begins with `>` is aligned to the right.
+    Unknown values are dashes. A column whose name begins with `>` is aligned to the right.
     """
     tokens = None
     if log.tokens_per_s is not None and log.tokens_per_s_within is not None:

@@ -1,7 +1,4 @@
-"""Command `pad`: says whether padding a product saves time, to what, and what it costs.
-
-`advice.pad` does the work.
-"""
+"""Command `pad`: says whether padding the sizes of a GEMM saves time, and what it costs."""
 
 from __future__ import annotations
 
@@ -111,7 +108,7 @@ def _verdict(one: Padding) -> tuple[str, str]:
 
 
 def broken_lines(broken: Sequence[Broken]) -> Lines:
-    """Yields a line for each broken rule, and their sources."""
+    """Yields a line for each broken rule, and a line with the sources of these rules."""
     styles = {"crashes": "bold red", "falls back": "yellow", "wastes": ""}
     for one in broken:
         words = one.words
@@ -157,7 +154,7 @@ def _when(at_run_time: set[bool]) -> str:
 
 
 def _sweep_words(gemm: Gemm, options: Sequence[Padding]) -> str:
-    """Formats the options with which `quantbench sweep` measures the product and the padded one."""
+    """Formats the options of `quantbench sweep` that measure the GEMM with and without padding."""
     to = {one.dimension: f",{one.to}" for one in options[0].changes} if options else {"m": ""}
     axes = [f"--dim {side}={getattr(gemm, side)}{padded}" for side, padded in to.items()]
     rest = [f"-{side} {getattr(gemm, side)}" for side in "mnk" if side not in to]

@@ -1,5 +1,7 @@
-"""Predicts the rows of a table of layouts, or fits a site's factors to them, for the command
-`plan`.
+"""Command `plan` for a table of training layouts: predicts its rows, or fits a site's factors.
+
+The factors of a site (its machines and software) state how training there differs from ideal single
+ops.
 """
 
 import json
@@ -26,7 +28,10 @@ _LARGE_ERROR = 0.08
 
 
 def predict_table(setup: Setup, path: Path) -> Result:
-    """Predicts every row of the CSV table `path` and compares it with its measured values."""
+    """Predicts every layout of a table and compares it with the measured values of its row.
+
+    path: CSV table of layouts.
+    """
     results = predict_rows(
         read_table(path), setup.times_of, setup.calibrations, given(setup.options)
     )
@@ -49,7 +54,7 @@ def predict_table(setup: Setup, path: Path) -> Result:
 
 
 def _rows_table(results: Sequence[RowResult]) -> Table:
-    """Tabulates predicted beside measured values, one line per predicted row."""
+    """Tabulates predicted and measured values, with one line for each predicted layout."""
     times = (">row", ">sec/it", ">measured", ">error")
     rates = (">hardware TFLOP/s", ">reported", ">GiB", ">stated")
     table = plain_table((*times, *rates, "layout"))
@@ -99,10 +104,11 @@ def _or_dash(value: float | None) -> str:
 
 
 def fit_table(setup: Setup, path: Path, output: Path) -> Result:
-    """Fits the factors of a site to a table of its runs, and writes them as JSON.
+    """Fits the factors of a site to a table of its training runs, and writes them as JSON.
 
-    path: CSV table of the runs.
-    output: file for the factors.
+    path: CSV table of the training runs.
+    output: file to which the factors are written.
+
     Raises InputError if no row can be predicted, or if the rows have several GPUs or stacks.
     """
     check_file("plan --fit", output, suffix=".json")

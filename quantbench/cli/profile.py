@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from quantbench.store.folder import Run
     from quantbench.store.record import Record
 
-# Seconds of an export on one core of a 2024 server. Fitting takes as long for 800 rows as for
-# 8,000; finding cliffs takes time proportional to the records. By whether models are fitted:
+# Duration of an export in s on one core of a 2024 server. Finding cliffs takes time in proportion
+# to the records. The fixed part is keyed by whether models are fitted, which takes as long for 800
+# rows as for 8,000.
 _FIXED_S = {True: 15.0, False: 4.0}
 _PER_RECORD_S = 3e-4
-_MOST_SPOTS = 10  # that are shown
-# Longer numbers are no sizes, and int() refuses very long ones.
+_MOST_SPOTS = 10  # largest number of blind spots that are shown
+# Digits of a size. Longer numbers are refused, because int() raises an error for very long ones.
 _DIGITS = re.compile("[0-9]{1,19}")
 _OP = re.compile("[a-z_]{1,20}")
-# By kind: what to type, with what may follow.
+# Names of the numbers that describe a shape of each kind: (required, optional).
 _QUERIES = {
     "gemm": ("m,n,k", "batch"),
     "softmax": ("batch,rows,cols", ""),
@@ -136,8 +137,13 @@ def export(
 
 
 def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, library: str) -> Result:
-    """Makes a profile of runs and writes it, by default to profile.json in the device's folder,
-    else here.
+    """Makes a profile of runs and writes it to a file.
+
+    paths: folders of runs, or the folder of one device.
+    target_file: file to write. By default it is profile.json, in the device's folder if that is
+        the only path, and otherwise in the current folder.
+    fit: whether to fit models to the rows.
+    library: library whose rows are kept; "" for all libraries.
     """
     from quantbench.analysis.summary import rejected_lines
     from quantbench.cli import profile_print as view
@@ -173,7 +179,11 @@ def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, libr
 
 
 def _export_format(profile: Profile, name: str, folder: Path, options: ExportOptions) -> Result:
-    """Writes a profile in a planner's format."""
+    """Writes a profile in the format of a planner.
+
+    name: name of the format.
+    folder: file or folder to write.
+    """
     from quantbench.profile.exporters import export_profile
 
     made = export_profile(profile, name, folder, options)
@@ -189,8 +199,9 @@ def _export_format(profile: Profile, name: str, folder: Path, options: ExportOpt
 
 
 def runs_below(path: Path) -> list[Path]:
-    """Returns a run's folder itself, or the runs in a device's folder. Raises InputError if there
-    is none.
+    """Returns the folder of a run as the only item, or all runs in the folder of a device.
+
+    Raises InputError if `path` is a file or a folder without runs.
     """
     if os.path.isfile(path):
         raise InputError(
@@ -206,8 +217,11 @@ def runs_below(path: Path) -> list[Path]:
 
 
 def _runs(paths: list[Path], library: str) -> list[Run]:
-    """Reads the runs in folders. Of a library ("": all) keeps its records and collectives; raises
-    InputError if there is no record of it.
+    """Reads the runs in folders of runs or devices.
+
+    library: library whose records are kept, together with all collectives; "" for all records.
+
+    Raises InputError if there is no record of the library.
     """
     from quantbench.store.folder import read_one_run
 
@@ -237,8 +251,13 @@ def _runs(paths: list[Path], library: str) -> list[Run]:
 
 
 def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
-    """Loads a profile, or makes one of runs. fit: whether to fit models to their rows. library: as
-    in `_runs`.
+    """Loads a profile, or makes one from runs.
+
+    paths: file of one profile, or folders of runs or devices.
+    fit: whether to fit models to the rows of the runs.
+    library: library whose records are kept; "" for all. It cannot be given for a file.
+
+    Raises InputError if a file is given with other paths or with a library.
     """
     from quantbench.profile import Profile
 
@@ -258,14 +277,19 @@ def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
 
 
 def _profile_in(path: Path) -> Path:
-    """Returns the profile in a device's folder without runs, else `path` itself."""
+    """Returns the profile.json in a folder that has no runs, or else `path` itself."""
     file = path / "profile.json"
     has_runs = os.path.lexists(path / "run.json") or folders_with(path, "*/run.json")
     return file if os.path.isfile(file) and not has_runs else path
 
 
 def degrees(text: str) -> tuple[int, ...]:
-    """Parses tensor-parallel degrees; returns each once, ascending. Raises InputError for none."""
+    """Parses tensor-parallel degrees, and returns them in ascending order without repetition.
+
+    text: degrees separated by commas.
+
+    Raises InputError if there is no degree.
+    """
     found = integers("--tp", text, high=2**16 - 1)
     if not found:
         raise InputError("--tp", repr(text), "degrees of at least 1, comma separated: 1,2,4")
@@ -346,8 +370,12 @@ def _ask(
     direction: str,
     of_rows: dict[str, Any],
 ) -> Estimate:
-    """Queries the time of one shape. sizes: as in _QUERIES. of_rows: format and provider."""
-    one: Any  # an Estimate, as one shape is asked about and not arrays of them
+    """Queries the time of one shape.
+
+    sizes: numbers that describe the shape, by the names in _QUERIES.
+    of_rows: further arguments of the query, such as dtype and provider.
+    """
+    one: Any  # an Estimate, because the sizes are numbers and not arrays
     if kind == "gemm":
         one = profile.gemm(**sizes, layout=layout, **of_rows)
     elif kind == "softmax":
@@ -363,7 +391,12 @@ def _ask(
 
 
 def _typed(kind: str, text: str) -> dict[str, Any]:
-    """Parses a shape to its sizes, and for a collective its op, by the names in _QUERIES."""
+    """Parses the numbers that describe a shape, by the names in _QUERIES.
+
+    The first value of a collective is the name of its operation.
+
+    Raises InputError if values are missing or malformed.
+    """
     needed, optional = _QUERIES[kind]
     names = needed.split(",")
     parts = [part.strip() for part in text.split(",")]
@@ -402,7 +435,7 @@ def blindspots(
 ) -> Result:
     """Find the sizes between measured products that a planner's linear interpolation misses by
     most, and the fewest points that keep its error within 5 %."""
-    from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
+    from threadpoolctl import threadpool_limits  # a dependency of scikit-learn
 
     from quantbench.cli import profile_print as view
     from quantbench.profile.blindspots import find

@@ -1,6 +1,4 @@
-"""Formats a profile, the answers to queries of it and its blind spots, for the terminal and as
-JSON.
-"""
+"""Formats profiles, answers to queries and blind spots, for the terminal and as JSON."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -28,8 +26,10 @@ _STYLES = {"measured": "green", "interpolated": "", "modelled": "yellow"}
 
 
 def profile_lines(profile: Profile) -> Iterator[str | RichTable]:
-    """Yields the device, the measured rows, the accuracy of the models, the largest cliffs and the
-    verdicts.
+    """Yields lines and tables on a profile for the terminal.
+
+    They show the device, the measured rows, the accuracy of the models, the largest cliffs and the
+    verdicts on rules.
     """
     yield device_line(profile.device)
     yield from map(printable, origin_lines(profile))
@@ -81,8 +81,9 @@ def rows_line(profile: Profile) -> str:
 
 
 def _all_parts(profile: Profile) -> Iterator[tuple[str, str, str, Table]]:
-    """Splits each table by its non-integer keys, such as dtype, into (kind, other keys, provider,
-    rows).
+    """Splits each table of a profile by its keys that are not integers, such as dtype.
+
+    Yields (kind of the table, values of the keys as text, provider, rows) for each part.
     """
     masks = {True: "causal", False: "full"}
     for table in profile.tables.values():
@@ -95,7 +96,7 @@ def _all_parts(profile: Profile) -> Iterator[tuple[str, str, str, Table]]:
 
 
 def _key_names(table: Table) -> tuple[list[str], list[str]]:
-    """Returns the names of the integer keys of a table, and those of the others."""
+    """Returns the names of a table's integer keys, and the names of its other keys."""
     layout = LAYOUTS[table.kind]
     found: tuple[list[str], list[str]] = ([], [])
     for name in layout.keys:
@@ -113,12 +114,12 @@ def _ranges(rows: Table) -> str:
     return ", ".join(spans)
 
 
-# m, n and k at which the interval of a model of products is told.
+# Values of m, n and k over which the typical interval of a GEMM model is computed.
 _PROBED = (2 ** np.arange(14)[:, None, None], 2 ** np.arange(8, 15)[:, None], 2 ** np.arange(8, 15))
 
 
 def model_lines(profile: Profile) -> list[str]:
-    """Describes the models that predict unmeasured shapes, and their errors."""
+    """Describes the models that predict unmeasured shapes, and their errors, one line each."""
     models = profile.models
     found = []
     for model in models.gemm:
@@ -179,8 +180,9 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
 
 
 def error_summary(errors: FloatArray) -> dict[str, float]:
-    """Returns the median, 95th percentile and maximum of |error|, as ratios; zeros if there are no
-    places.
+    """Returns the median, 95th percentile and maximum of errors; zeros if there are none.
+
+    errors: absolute relative errors, (places,).
     """
     if not len(errors):
         return {"median": 0.0, "p95": 0.0, "max": 0.0}
@@ -198,7 +200,10 @@ def spot_line(spot: Spot) -> str:
 
 
 def blindspots_to_json(found: Blindspots, most_spots: int) -> dict[str, Any]:
-    """Returns the blind spots as a JSON object, with the `most_spots` worst spots."""
+    """Converts blind spots to a JSON object.
+
+    most_spots: maximum number of single spots, of which the worst are kept.
+    """
     return {
         "dtype": found.dtype,
         "rows": found.num_rows,

@@ -1,1 +1,1 @@
-"""Runs one sweep over many devices, compares the devices, and merges runs."""
+"""Spreads one sweep over the devices of a cluster, compares the devices, and merges runs."""

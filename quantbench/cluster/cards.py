@@ -1,5 +1,7 @@
-"""Compares the devices of a run by the reference workloads that every device measures, and finds
-slow ones.
+"""Finds devices of a cluster that are slower than the others.
+
+Every device of a run measures the same few reference workloads, and its times are compared with
+those of the median device.
 """
 
 from collections import defaultdict
@@ -13,8 +15,8 @@ from quantbench.sweep.plan import Plan, PlanPoint
 from quantbench.units import percent
 from quantbench.workload import Gemm
 
-# Devices of one kind differ by 1 to 2 % in clock at the same power; one that differs by more is
-# named.
+# A device is called slow if it is slower by more than this share. Devices of one kind differ by 1
+# to 2 % in clock at the same power.
 _SLOW = 0.03
 
 
@@ -22,10 +24,15 @@ _SLOW = 0.03
 class Card:
     """Comparison of one device with the median device of its run.
 
-    slowdown: median over its references of time / median device's time, minus 1.
-    slow: whether it is surely over 3 %: so is the lower end of its 95 % interval.
-    clock_mhz, usual_clock_mhz: median clocks during the references, of this and the median device;
-        None if unknown.
+    label: name of the device and of its node.
+    slowdown: relative excess of the device's times over those of the median device, as the median
+        over its reference measurements (0.03 means 3 % slower).
+    slow: whether the device is surely more than 3 % slower, because the lower end of the 95 %
+        interval of the slowdown is above 3 %.
+    clock_mhz: median SM clock of the device during its reference measurements; None if it is
+        unknown.
+    usual_clock_mhz: median of `clock_mhz` over all devices; None if it is unknown.
+    throttled: reasons for a lowered clock that the device reported after these measurements.
     """
 
     label: str
@@ -47,8 +54,9 @@ class Card:
 def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
     """Selects the workloads that every device measures besides the plan's reference.
 
-    These are the largest GEMM (heat, power limit) and the one with the fewest operations per byte
-    (memory).
+    They are the largest GEMM, which shows limits of heat and power, and the GEMM with the fewest
+    operations per byte, which shows slow memory. The result is empty if the plan has no GEMM or no
+    reference.
     """
     products = [point for point in plan.points if isinstance(point.workload, Gemm)]
     if plan.reference is None or not products:
@@ -62,8 +70,10 @@ def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
 
 
 def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
-    """Compares each device with the median (of two, the faster), slowest first; empty for one
-    device.
+    """Compares each device with the median device, and returns the slowest device first.
+
+    Of an even number of devices, the faster of the two in the middle counts as the median. The
+    result is empty if the records come from fewer than two devices.
     """
     times_us: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     clocks: dict[str, list[float]] = defaultdict(list)
@@ -100,8 +110,9 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
 
 
 def card_lines(cards: Sequence[Card]) -> tuple[str, ...]:
-    """Formats one line per slow device, or one line that the devices agree; empty without
-    `cards`.
+    """Formats one line per slow device, or one line that says that the devices agree.
+
+    The result is empty if there are no cards.
     """
     if not cards:
         return ()

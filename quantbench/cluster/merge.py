@@ -1,4 +1,7 @@
-"""Merges runs of one device: every point once, every repetition of a reference kept."""
+"""Merges several runs of one device into one run.
+
+The merged run has one record of each point and all repetitions of the reference points.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,8 +23,8 @@ from quantbench.units import counted
 class Merged:
     """A merged run.
 
-    repeated: number of point records dropped because another record of the same point was kept.
-    notes: messages on tolerated differences and missing parts.
+    repeated: number of records that were dropped because another record of the same point was kept.
+    notes: messages on tolerated differences between the runs and on missing parts of the plan.
     """
 
     info: RunInfo
@@ -31,15 +34,18 @@ class Merged:
 
 
 def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) -> Merged:
-    """Merges runs.
+    """Merges two or more runs.
 
-    If several runs have a point, the measurement with the best grade is kept, and the earlier one
-    if grades are equal. A measurement is preferred to a failure, a failure to a skip.
+    If several runs have a point, the measurement with the best grade is kept, or the earliest
+    measurement if the grades are equal. A measurement is preferred to a failure, and a failure to a
+    skipped point.
 
     run_id: id of the merged run; by default `<first run's id>-merged`.
-    force: merge runs of different devices, software or origin; the notes name the differences.
-    Raises InputError for fewer than two runs, a run passed twice or with a copy of it, and
-    differences unless `force`.
+    force: whether to merge runs of different devices, software or origin. The notes name the
+        differences.
+
+    Raises InputError if there are fewer than two runs, if two of them share a record, or if the
+    runs differ and `force` is not set.
     """
     if len(runs) < 2:
         raise InputError("merge", counted(len(runs), "run"), "two or more")
@@ -73,7 +79,7 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
                 source=record.source or label,
                 elapsed_s=record.elapsed_s + later_s,
             )
-            # Imported tables hold several kernels for one workload, each a point.
+            # Imported tables hold several kernels for one workload, and each of them is a point.
             kernel = ""
             if record.launch is not None and record.origin == "imported":
                 kernel = record.launch.kernel
@@ -112,7 +118,7 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
 
 
 def _better(one: Record, other: Record) -> Record:
-    """Returns the better record of a point, with the places of both."""
+    """Returns the better of two records of a point, with the places of both records."""
     places = {}
     for place in (*one.places, *other.places):
         places[place.op, *sorted(place.axes.items())] = place
@@ -120,14 +126,20 @@ def _better(one: Record, other: Record) -> Record:
 
 
 def write_merged(results: Path, merged: Merged) -> Path:
-    """Writes `results/<device>/<run-id>/`. Returns the folder. Raises StoreError if it exists."""
+    """Writes a merged run to `results/<device>/<run-id>/`, and returns this folder.
+
+    Raises StoreError if the folder exists.
+    """
     with RunWriter.create(results, merged.info) as writer:
         writer.extend(merged.records)
     return writer.folder
 
 
 def _differences(first: Run, other: Run, *kinds: str) -> list[str]:
-    """Returns the differences of these kinds between two runs' metadata."""
+    """Returns the differences between two runs' metadata as messages.
+
+    kinds: kinds of differences to return, as in `Difference.kind`.
+    """
     found = []
     for one in differences(first, other):
         # The operating system does not affect times, and tables of many sources may be merged.
@@ -137,8 +149,10 @@ def _differences(first: Run, other: Run, *kinds: str) -> list[str]:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """Names each run as the source of its records; by folder if names repeat (tasks started in the
-    same second).
+    """Returns a label for each run, which states the source of its records in the merged run.
+
+    The labels are the run's ids or parts of the plan. If labels repeat, as for tasks that started
+    in the same second, all labels are the folders of the runs.
     """
     labels = []
     for run in runs:
@@ -152,7 +166,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 
 def _shard(info: RunInfo) -> tuple[int, int] | None:
-    """Returns (part, number of parts) if the run measured one part of a plan, else None."""
+    """Returns (part, number of parts) if the run measured one part of a plan, or else None."""
     match info.options.get("shard"):
         case [int(part), int(parts)] if 1 <= part <= parts:
             return part, parts
@@ -170,9 +184,11 @@ def _rank(record: Record) -> tuple[int, int]:
 
 
 def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the options of the merged run, and notes on missing parts. Parts of one plan get the
-    options of the whole plan. For runs with different options only their ids are stored, because
-    there is no plan to resume."""
+    """Returns the options of the merged run, and messages on missing parts.
+
+    Runs of parts of one plan get the options of the whole plan. If the runs have different options,
+    only their ids are stored, because there is no plan to resume.
+    """
     bare = [dict(info.options) for info in infos]
     for options in bare:
         options.pop("shard", None)

@@ -1,4 +1,4 @@
-"""Connects to the Ray cluster that is meant, and counts the devices that it has."""
+"""Connects to a Ray cluster and counts the devices of its nodes."""
 
 import os
 import socket
@@ -15,13 +15,16 @@ _PROBE_S = 3.0
 
 
 def device_kind() -> str:
-    """Returns what Ray calls the devices to measure."""
+    """Returns Ray's name of the resource to measure: `CPU` or `GPU`."""
     return "CPU" if os.environ.get(_VARIABLE) == "cpu" else "GPU"
 
 
 def present(nodes: Sequence[dict[str, Any]]) -> int:
-    """Returns how many devices the nodes that are alive have; of CPUs one per node, since cores
-    share caches.
+    """Returns the number of devices of all nodes that are alive.
+
+    A node counts as one CPU, because its cores share caches.
+
+    nodes: descriptions of the nodes, as ray.nodes() returns them.
     """
     kind = device_kind()
     total = 0
@@ -33,9 +36,12 @@ def present(nodes: Sequence[dict[str, Any]]) -> int:
 
 
 def device_count(nodes: Sequence[dict[str, Any]], free: dict[str, float]) -> int:
-    """Returns the number of devices to measure: GPUs, or one CPU of each node.
+    """Returns the number of free devices to measure: GPUs, or one CPU of each node.
 
-    Raises UnsupportedError at once if there is none, or none is free.
+    nodes: descriptions of the nodes, as ray.nodes() returns them.
+    free: number of free resources by name, as ray.available_resources() returns it.
+
+    Raises UnsupportedError if the cluster has no such device, or if none is free.
     """
     kind = device_kind()
     there = present(nodes)
@@ -49,11 +55,13 @@ def device_count(nodes: Sequence[dict[str, Any]], free: dict[str, float]) -> int
 
 
 def cluster_address() -> str:
-    """Returns the address of the Ray cluster: of RAY_ADDRESS, or of the last `ray start` on this
-    machine.
+    """Returns the address of the Ray cluster to connect to.
 
-    Asks it first, because Ray waits minutes for a cluster that is gone. Raises MeasurementError if
-    RAY_ADDRESS does not answer.
+    It is RAY_ADDRESS, or the cluster that `ray start` last started on this machine, or `local` for
+    a new cluster. The address is probed first, because Ray waits minutes for a cluster that is
+    gone.
+
+    Raises MeasurementError if the cluster of RAY_ADDRESS does not answer.
     """
     wanted = os.environ.get("RAY_ADDRESS", "")
     address = wanted
@@ -74,10 +82,10 @@ def cluster_address() -> str:
 
 @contextmanager
 def connected() -> Iterator[Any]:
-    """Yields the module ray, connected to the cluster of RAY_ADDRESS or `ray start`, or else to a
-    new one here.
+    """Yields the module ray while it is connected to the cluster at `cluster_address`.
 
-    Raises InputError if ray is not installed, MeasurementError if the cluster does not answer.
+    Raises InputError if ray is not installed, or if QUANTBENCH_DEVICE is set but is neither `cpu`
+    nor `cuda`. Raises MeasurementError if the cluster does not answer.
     """
     wish = os.environ.get(_VARIABLE, "")
     if wish not in ("", "cpu", "cuda"):

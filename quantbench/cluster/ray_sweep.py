@@ -1,9 +1,9 @@
-"""Runs a sweep on every GPU of a Ray cluster: an actor for each GPU measures one part of the plan
-as an ordinary sweep.
+"""Runs a sweep on every GPU of a Ray cluster.
 
-If a process or node is lost, Ray restarts its actor on a free GPU and runs the part again. One
-writer beside the driver stores each record before the next point begins, so that only points in
-progress are measured again.
+An actor for each GPU measures one part of the plan as an ordinary sweep, and one writer on the
+driver's node stores each record before the next point begins. If a process or node is lost, Ray
+restarts its actor on a free GPU, which measures only the points of the part that are not stored
+yet.
 """
 
 import os
@@ -32,17 +32,21 @@ from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished, Progress, Sweep, SweepJob
 from quantbench.sweep.session import interpreter_runs, new_run_info, point_keys, records_to_keep
 
-# Restarts of a device's actor, and so of its part: a point that ends this many devices is the
-# likelier cause.
+# Maximum number of times that an actor and its part are started again. After as many failures, a
+# point of the part is a likelier cause than the devices.
 _RESTARTS = 3
-# Importing torch from a cold network disk takes a minute; a device that has not answered by then
-# takes no part.
+# A device that has not answered after this time takes no part. Importing torch from a cold network
+# disk takes a minute.
 _START_LIMIT_S = 300.0
 _WATCH_S = 0.25
 
 
 class Writer:
-    """The one writer of a run. budget_s: wall seconds from now; None for no limit."""
+    """Actor that stores the records of all devices of a run.
+
+    folder: folder of the run.
+    budget_s: wall time in s that the run may take from now on; None for no limit.
+    """
 
     def __init__(self, folder: Path, budget_s: float | None = None) -> None:
         self._writer, run = RunWriter.resume(folder)
@@ -54,8 +58,14 @@ class Writer:
         self._start_s = time.monotonic()
 
     def begin(self, part: int, label: str) -> tuple[frozenset[str], float | None]:
-        """Begins a part, or what is left of it, on the device `label`. Returns the keys of measured
-        points, and the seconds left of the budget."""
+        """Notes that a device begins a part, or the rest of a part whose device was lost.
+
+        Returns the keys of all points that are stored, and the rest of the budget in s (None for no
+        limit).
+
+        part: number of the part.
+        label: name of the device and of its node.
+        """
         if part in self._labels:
             lost = f"the device of part {part} was lost"
             self._notes.append(f"{lost}; {label} measures what is left of it")
@@ -69,7 +79,10 @@ class Writer:
         return time.monotonic() - self._start_s
 
     def append(self, part: int, record: Record) -> None:
-        """Stores a record. Raises MeasurementError if another device measures the part by now."""
+        """Stores a record of a part.
+
+        Raises MeasurementError if another device measures the part by now.
+        """
         now = self._labels[part]
         if record.source != now:
             raise MeasurementError(WHO, f"a record of part {part} by {record.source}", f"by {now}")
@@ -79,7 +92,10 @@ class Writer:
             self._outcomes[record.key] = type(record.outcome).__name__
 
     def progress(self) -> tuple[float, Counter[str], list[str]]:
-        """Returns seconds and outcomes since the start, and the messages since the last call."""
+        """Returns the elapsed time in s, the counts of outcomes, and new messages.
+
+        Points that were stored before the start are not counted. A message is returned once.
+        """
         notes = self._notes
         self._notes = []
         return self._elapsed_s(), Counter(filter(None, self._outcomes.values())), notes
@@ -97,9 +113,12 @@ def measure_part(
     begin: Callable[[int, str], tuple[frozenset[str], float | None]],
     append: Callable[[int, Record], None],
 ) -> Finished:
-    """Measures what is missing of a part by an ordinary sweep.
+    """Measures the points of a part that are not stored yet, as an ordinary sweep.
 
-    job: job of the whole part, without a budget.
+    number: number of the part.
+    job: sweep over all points of the part, without a budget.
+    label: name of the device and of its node.
+    connect: function that starts a worker on the device.
     begin, append: methods of the run's `Writer`.
     """
     done, left_s = begin(number, label)
@@ -110,7 +129,7 @@ def measure_part(
     def worker() -> WorkerClient:
         found = connect()
         name = found.hello.device.name
-        if name != job.spec.name:  # the part was moved to another node
+        if name != job.spec.name:  # Ray restarted the actor on a node with another device
             found.close()
             raise MeasurementError(WHO, f"{label} is a {name}", f"a {job.spec.name}")
         found.begin(job.timing)
@@ -124,7 +143,10 @@ def measure_part(
 
 
 class DeviceActor:
-    """Actor of one device. core: CPU core to bind to, from the last allowed one; None on a GPU."""
+    """Actor that measures on one device.
+
+    core: index of the CPU core to bind to, counted from the last allowed core; None on a GPU.
+    """
 
     def __init__(self, core: int | None) -> None:
         import ray
@@ -138,7 +160,7 @@ class DeviceActor:
         self._label = f"{name} on {socket.gethostname()}"
 
     def introduce(self) -> tuple[str, Hello]:
-        """Returns the label of the device and its worker's introduction."""
+        """Starts a worker, and returns the label of the device and the worker's first message."""
         with WorkerProcess() as worker:
             return self._label, worker.hello
 
@@ -155,7 +177,16 @@ class DeviceActor:
 
 @dataclass
 class ClusterRun:
-    """One run: of all devices of one kind. parts: actor by pending result."""
+    """One run on all devices of one kind.
+
+    spec: constants of the devices.
+    plan: points that the run has yet to measure.
+    devices: labels of the devices.
+    already: number of points that were stored before.
+    writer: actor of the run's `Writer`.
+    parts: actor of each part that is in progress, by Ray's reference to the part's result.
+    endings: how each finished part ended.
+    """
 
     spec: DeviceSpec
     options: SweepOptions
@@ -169,7 +200,7 @@ class ClusterRun:
 
     @property
     def finished(self) -> Finished:
-        """Returns the worst ending of a part."""
+        """Worst ending among the finished parts."""
         order = ("complete", "budget", "failed")
         return max(self.endings, key=lambda ending: order.index(ending.how))
 
@@ -178,10 +209,12 @@ class ClusterRun:
 class ClusterSweep:
     """One sweep over all devices of a cluster.
 
-    ray: the module, connected to a cluster by `connected`.
-    make_options: function that returns the options for a kind of device; their budget is wall time.
-    resume: folder of a run to finish, or None for new runs in `results`.
-    note: function called with a message when a device is lost or takes no part.
+    ray: the module ray, connected to a cluster by `connected`.
+    make_options: function that returns the options for a kind of device. Their budget is wall time.
+    results: folder in which new runs are created.
+    resume: folder of a run to finish; None for new runs.
+    note: function that is called with a message when a device is lost or takes no part.
+    runs: one run for each kind of device, after `start`.
     """
 
     ray: Any
@@ -192,8 +225,9 @@ class ClusterSweep:
     runs: list[ClusterRun] = field(default_factory=list)
 
     def start(self) -> Sequence[ClusterRun]:
-        """Starts an actor for each device and the parts of a run for each kind. Raises
-        MeasurementError without any.
+        """Starts an actor for each device, and opens a run for each kind of device.
+
+        Raises MeasurementError if no device can take part.
         """
         count = device_count(self.ray.nodes(), self.ray.available_resources())
         actors = [self._device_actor(number) for number in range(count)]
@@ -227,7 +261,10 @@ class ClusterSweep:
         return self.runs
 
     def _open(self, members: Sequence[tuple[Any, str, Hello]]) -> ClusterRun:
-        """Opens the run of devices of one kind, and starts its parts."""
+        """Opens the run for devices of one kind, and starts one part on each of them.
+
+        members: actor, label and worker's first message of each device.
+        """
         hello = members[0][2]
         device = hello.device
         options = self.make_options(device)
@@ -260,8 +297,11 @@ class ClusterSweep:
         return ClusterRun(device, options, plan, folder, labels, len(done), writer, parts)
 
     def watch(self, show: Callable[[Progress], None]) -> None:
-        """Waits until every part has ended, and closes the runs. show: called with the progress of
-        all runs. Raises MeasurementError if no device is left.
+        """Waits until every part has ended, and closes the runs.
+
+        show: function that is called several times a second with the progress of all runs.
+
+        Raises MeasurementError if no device is left.
         """
         how = "interrupted"
         try:
@@ -290,10 +330,13 @@ class ClusterSweep:
         except self.ray.exceptions.RayError as error:
             run.endings.append(Finished("failed", _reason(error)))
             self.note(f"a device was lost: {_reason(error)}")
-        self.ray.kill(run.parts.pop(result))  # frees the device for a part whose own is gone
+        self.ray.kill(run.parts.pop(result))  # frees the device for a part that lost its device
 
     def _progress(self) -> Progress:
-        """Returns the progress of all runs, with the time left at the pace so far."""
+        """Returns the progress of all runs, with the time left extrapolated from the pace so far.
+
+        Messages of the writers are passed to `note`.
+        """
         counts: Counter[str] = Counter()
         total = 0
         devices = 0
@@ -317,7 +360,7 @@ class ClusterSweep:
         variables = relevant_environment()
         if "PYTHONPATH" in os.environ:
             variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
-        for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):  # Ray sets them
+        for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):  # Ray sets these variables
             variables.pop(name, None)
         on_cpu = device_kind() == "CPU"
         kind = self.ray.remote(DeviceActor).options(
@@ -331,7 +374,10 @@ class ClusterSweep:
         return kind.remote(number if on_cpu else None)
 
     def _writer(self, folder: Path, budget_s: float | None) -> Any:
-        """Starts the writer of a run on this machine, whose disk has the folder."""
+        """Starts the writer of a run on this node, whose disk has the folder.
+
+        budget_s: wall time in s that the run may take; None for no limit.
+        """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         node = self.ray.get_runtime_context().get_node_id()
@@ -341,7 +387,7 @@ class ClusterSweep:
 
 
 def _reason(error: Exception) -> str:
-    r"""Extracts the cause from one of Ray's long error messages.
+    r"""Extracts the cause from a long error message of Ray.
 
     >>> _reason(RuntimeError("The actor died.\n  It died because its node has died. Node Id: 93f5"))
     'its node has died'

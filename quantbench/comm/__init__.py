@@ -1,1 +1,1 @@
-"""Measures collectives between ranks and stores them as a run: `quantbench comm` under torchrun."""
+"""Measures collectives between ranks and stores the times as a run."""

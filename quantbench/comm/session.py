@@ -1,4 +1,8 @@
-"""Plans and measures collectives between ranks, and computes their bandwidths."""
+"""Measures collectives between ranks over message sizes, and computes their bandwidths.
+
+The same reference collective is repeated between the operations, so that a change of the network
+shows. Message sizes are in bytes.
+"""
 
 import re
 import time
@@ -23,10 +27,10 @@ from quantbench.workload.dtypes import element_bytes
 from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS
 
 DEFAULT_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
-#: default message sizes by backend: a GPU's links saturate near 1 GB, gloo over Ethernet much
-#: earlier
+#: default message sizes by backend; links between GPUs saturate near 1 GB, and gloo over Ethernet
+#: much earlier
 DEFAULT_SIZES = {"nccl": "4KiB:1GiB", "gloo": "4KiB:16MiB"}
-# Point that is repeated between the operations: if its time changes, the network has changed.
+# Operation and message size in bytes of the reference point, by backend.
 _REFERENCE = {"nccl": ("all_reduce", 2**24), "gloo": ("all_reduce", 2**18)}
 _STEP = 4
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(B|KiB|MiB|GiB|KB|MB|GB)?", re.IGNORECASE)
@@ -34,8 +38,12 @@ _UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 1
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Parses `4KiB:1GiB` (factor 4 per step), `4KiB:1GiB:x2` or a list `1MiB,64MiB` to bytes,
-    ascending.
+    """Parses message sizes, and returns them in bytes in ascending order.
+
+    text: a range (`4KiB:1GiB`), whose sizes grow by a factor of 4; a range with another factor
+        (`4KiB:1GiB:x2`); or a list (`1MiB,64MiB`).
+
+    Raises InputError for any other text.
 
     >>> parse_sizes("1KiB:16KiB")
     (1024, 4096, 16384)
@@ -71,9 +79,10 @@ def _bytes(word: str, text: str) -> int:
 def points(
     ops: Sequence[str], sizes: Sequence[int], *, num_gpus: int, num_nodes: int, dtype: str
 ) -> tuple[Collective, ...]:
-    """Returns every operation at every size, in bytes.
+    """Returns the collectives of every operation at every size, without repetition.
 
-    A size is rounded up to whole elements per rank; sizes that become equal are measured once.
+    sizes: message sizes in bytes. Each is rounded up to a whole number of elements per rank.
+
     Raises InputError for an unknown operation or dtype.
     """
     require_choice("comm", "dtype", dtype, COLLECTIVE_DTYPES)
@@ -88,7 +97,10 @@ def points(
 
 
 def reference_point(backend: str, like: Collective) -> Collective:
-    """Returns the point that is repeated, with the ranks and the dtype of `like`."""
+    """Returns the reference point of a backend.
+
+    like: collective whose ranks and dtype the reference point has.
+    """
     op, size = _REFERENCE[backend]
     unit = like.num_gpus * element_bytes(like.dtype)
     return replace(like, op=op, message_bytes=cdiv(size, unit) * unit)
@@ -97,11 +109,11 @@ def reference_point(backend: str, like: Collective) -> Collective:
 _WARM_UP_WINDOW_S = 0.05
 _WARM_UP_LIMIT_S = 1.0
 _BATCH_LIMIT = 64
-# Runs per sample are chosen so that a sample takes this long: events have a resolution of 0.5 µs,
-# and the ranks' clocks differ by some microseconds.
+# Duration of a sample, from which the number of runs per sample follows. Events have a resolution
+# of 0.5 µs, and the ranks' clocks differ by some microseconds.
 _SAMPLE_US = {"nccl": 200.0, "gloo": 0.0}
 _MOST_RUNS = 100
-# Share of a time that launching must take for it to be the time of launching.
+# If launching takes more than this share of a time, the time does not show the speed of the links.
 _LAUNCH_BOUND = 0.8
 _TICK_US = {"nccl": 0.5, "gloo": 0.05}
 
@@ -110,9 +122,9 @@ _TICK_US = {"nccl": 0.5, "gloo": 0.05}
 class Figures:
     """Time and bandwidths of one collective.
 
-    algorithm_gb_per_s: message size over time, 1e9 bytes per second.
-    bus_gb_per_s: traffic on each rank's links over time, with the factors of nccl-tests, 1e9 bytes
-        per second.
+    algorithm_gb_per_s: message size over time, in 1e9 bytes per second.
+    bus_gb_per_s: traffic on the links of each rank over time, in 1e9 bytes per second. The traffic
+        follows from the message size by the factors of nccl-tests.
     """
 
     latency_us: float
@@ -121,7 +133,7 @@ class Figures:
 
 
 def figures(collective: Collective, latency_us: float) -> Figures:
-    """Computes the bandwidths of one collective.
+    """Computes the bandwidths of one collective from its time.
 
     >>> figures(Collective("all_reduce", 10**9, 8), 1e6).bus_gb_per_s
     1.75
@@ -134,10 +146,12 @@ def figures(collective: Collective, latency_us: float) -> Figures:
 class CommSession:
     """Rank 0's side of a measurement of collectives.
 
+    leader: connection to the other ranks, which run the same collective in step.
     backend: nccl or gloo.
-    spec, state: constants of rank 0's device, and a function that reads its state.
-    on_record: function called with every record as soon as it is made.
-    reference_us: median of each repetition of the reference point, in order.
+    spec: constants of rank 0's device.
+    state: function that reads the state of this device.
+    on_record: function that is called with each record as soon as it is made.
+    reference_us: median time of each repetition of the reference point, in order.
     """
 
     leader: Leader
@@ -155,8 +169,11 @@ class CommSession:
         self._start_s = self.now()
 
     def run(self, plan: Sequence[Collective]) -> None:
-        """Measures every point, and the reference point before the first operation and after each
-        operation.
+        """Measures the collectives of a plan in its order.
+
+        The reference point is measured before the first operation and after each operation.
+
+        plan: collectives, with those of one operation next to each other.
         """
         reference = reference_point(self.backend, plan[0])
         self._measure(reference, role="reference")
@@ -196,7 +213,7 @@ class CommSession:
         drift = None
         if self.reference_us:
             drift = Drift(self.reference_us[-1] / self.reference_us[0])
-        # No check against a peak: link speeds are not registered.
+        # The time is not checked against a peak, because link speeds are not registered.
         graded = grade(
             measurement,
             flops=0,
@@ -235,6 +252,6 @@ class CommSession:
             now=self.now,
             pause=self.pause,
         )
-        if self.backend == "nccl":  # each rank has sent its GPU's state with its samples
+        if self.backend == "nccl":  # the samples already come with the state of each rank's GPU
             return measured
         return replace(measured, state_before=before, state_after=self.state())

@@ -1,4 +1,4 @@
-"""Describes devices: registered GPUs, the device in use, its state and warnings."""
+"""Describes the device in use: its hardware constants, its state, and what disturbs timings."""
 
 from quantbench.device.here import (
     current,

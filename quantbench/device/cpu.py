@@ -1,8 +1,8 @@
 """Describes one CPU core by what the operating system reports and by bounds that no core exceeds.
 
 Clock, vector units and bandwidth of a core cannot be read reliably, above all in virtual machines.
-So the peaks are those of no processor in particular: a faster time is impossible, and a share of
-them says nothing.
+The peaks are therefore upper bounds of any core: a time that exceeds them is impossible, but a
+share of peak has no meaning.
 """
 
 import os
@@ -19,7 +19,7 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _ASSUMED_CACHE_BYTES = 32 * 2**20
 
 _HIGHEST_MHZ = 6200.0
-# Operations per cycle by dtype; a multiply-add counts as two.
+# Highest number of operations per cycle by dtype. A multiply-add counts as two operations.
 _MOST_PER_CYCLE = {"fp32": 1024, "fp16": 4096, "bf16": 4096, "int8": 8192}
 _MOST_GB_PER_S = 150.0
 _PEAK_SOURCE = (
@@ -29,13 +29,19 @@ _PEAK_SOURCE = (
 _BANDWIDTH_SOURCE = (
     "upper bound of any core: half more than the 102 GB/s of an M1 Max core (AnandTech, 2021)"
 )
-# Instruction sets that multiply bf16; without them it is computed as fp32.
+# Instruction sets that multiply bf16. A core without them computes bf16 as fp32.
 _NATIVE_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """Processor data reported by the operating system. flags: instruction sets by Linux's names."""
+    """Data of a processor that the operating system reports.
+
+    name: name of the model.
+    flags: names of the instruction sets, as in /proc/cpuinfo; empty on macOS.
+    last_cache_bytes: size of the last-level cache; None if it is not reported.
+    memory_bytes: memory of the machine.
+    """
 
     name: str
     flags: frozenset[str]
@@ -45,7 +51,10 @@ class CpuInfo:
 
 @cache
 def cpu_info() -> CpuInfo:
-    """Reads this machine's processor data, from /proc and sysfs on Linux."""
+    """Reads the data of this machine's processor.
+
+    On Linux they come from /proc/cpuinfo and sysfs.
+    """
     import psutil
 
     memory_bytes = int(psutil.virtual_memory().total)
@@ -61,7 +70,13 @@ def _darwin_name() -> str:
 
 
 def parse_cpuinfo(text: str, *, last_cache_bytes: int | None, memory_bytes: int) -> CpuInfo:
-    """Parses the first processor of /proc/cpuinfo, which names an Arm core by its number only."""
+    """Parses the first processor of /proc/cpuinfo.
+
+    Arm cores have no model name there, so their name is the architecture and the part number.
+
+    text: content of /proc/cpuinfo.
+    last_cache_bytes, memory_bytes: values that the file lacks, as in `CpuInfo`.
+    """
     values: dict[str, str] = {}
     for line in text.split("\n\n")[0].splitlines():
         key, _, value = line.partition(":")
@@ -77,7 +92,10 @@ def parse_cpuinfo(text: str, *, last_cache_bytes: int | None, memory_bytes: int)
 
 
 def _last_cache(caches: Path) -> int | None:
-    """Returns the bytes of the last-level cache; None if no cache is listed."""
+    """Returns the size of the last-level cache in bytes, or None if no cache is listed.
+
+    caches: sysfs folder of a core's caches.
+    """
     sizes = sorted(caches.glob("index*/size"))
     if not sizes:
         return None
@@ -85,7 +103,7 @@ def _last_cache(caches: Path) -> int | None:
 
 
 def cpu_spec(info: CpuInfo) -> DeviceSpec:
-    """Builds the spec of one core. The peaks and the bandwidth are upper bounds of any core."""
+    """Builds the spec of one core, whose peaks and bandwidth are upper bounds of any core."""
     most = dict(_MOST_PER_CYCLE)
     if not info.flags & _NATIVE_BF16:
         most["bf16"] = most["fp32"]
@@ -131,14 +149,14 @@ def cpu_slug(name: str) -> str:
 
 
 def cpu_state() -> DeviceState:
-    """Returns the load, and the clock unless a virtual machine hides it."""
+    """Returns the machine's load, and the clock unless a virtual machine hides it."""
     import psutil
 
     load = os.getloadavg()[0]
     cores = os.cpu_count() or 1
     note = f"load average {load:.2f} over {cores} logical cores"
     clock_mhz = None
-    if "hypervisor" in cpu_info().flags:  # it would report the base clock, not the core's clock
+    if "hypervisor" in cpu_info().flags:  # a virtual machine reports the base clock
         note += "; the virtual machine hides the clock"
     elif frequency := psutil.cpu_freq():
         clock_mhz = frequency.current or None

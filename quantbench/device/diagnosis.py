@@ -1,6 +1,6 @@
-"""Finds out why torch cannot use the NVIDIA card of this machine, and what fixes it.
+"""Finds out why torch cannot use the NVIDIA card of this machine, and how to fix it.
 
-The device files, the driver and torch are read once. Then each of them is judged in turn.
+What the device files, the driver and torch report is read once. Then each part is judged in turn.
 """
 
 import os
@@ -24,22 +24,21 @@ _TOO_OLD = "too old"
 
 @dataclass(frozen=True)
 class Machine:
-    """An NVIDIA card as the machine and torch show it.
+    """What the machine and torch report about an NVIDIA card.
 
     index: torch's number of the card; None if torch cannot use any card.
     reason: why torch cannot use a card, in torch's words; empty if it can.
-    card: name of the card; empty if nothing shows a card.
+    card: name of the card; empty if there is no sign of a card.
     capability: compute capability; None if it is unknown.
     driver: version of the driver; None if neither NVML nor /proc/driver/nvidia states it.
     device_files: paths of the device files of cards.
-    closed_files: device files that this user cannot open. They are searched only if torch uses no
-        card.
+    closed_files: device files that this process cannot open. It is empty if torch can use a card.
     visible, blocking: values of CUDA_VISIBLE_DEVICES and CUDA_LAUNCH_BLOCKING; None if they are not
         set.
     torch: version of torch.
     cuda: version of CUDA that torch is built for; None if torch is built without CUDA.
     architectures: architectures for which torch has machine code (`sm_80`) or PTX (`compute_90`);
-        may be empty.
+        empty if they are unknown.
     """
 
     index: int | None
@@ -60,9 +59,10 @@ class Machine:
 class Finding:
     """One line of the diagnosis.
 
-    what, found: part that was judged, and its state.
-    problem: why torch cannot use the card; empty if the part is in order.
-    remedy: what fixes the problem; empty if there is none.
+    what: part that was judged, such as `driver`.
+    found: state of this part.
+    problem: why the card cannot be measured; empty if the part is in order.
+    remedy: what fixes the problem; empty if the part is in order.
     """
 
     what: str
@@ -72,7 +72,7 @@ class Finding:
 
 
 def opens(path: Path) -> bool:
-    """Returns whether this process may open a device file, by permissions and container."""
+    """Returns whether the permissions and the container let this process open a device file."""
     try:
         os.close(os.open(path, os.O_RDWR))
     except OSError:
@@ -93,8 +93,10 @@ def look(
 
     torch: the torch module.
     index: torch's number of the card in use; None if torch has no card.
-    root, environ, may_open: file system, environment and test of device files. Tests replace them.
-    ask_driver: returns the driver's version and the compute capability.
+    root: root of the file system.
+    ask_driver: function that returns the driver's version and the highest compute capability.
+    environ: environment variables.
+    may_open: function that returns whether a device file can be opened.
     """
     driver, capability = ask_driver()
     files = sorted(root.glob("dev/nvidia[0-9]*"))
@@ -127,9 +129,9 @@ def look(
 
 
 def refusal(machine: Machine) -> UnsupportedError | None:
-    """Returns the error that ends a measurement, in one line.
+    """Returns the error that a measurement on this machine raises.
 
-    It is None if the card can be measured, or if there is no card.
+    The result is None if the card can be measured, or if there is no card.
     """
     problems = [finding for finding in findings(machine) if finding.problem]
     if not machine.card or not problems:
@@ -148,7 +150,7 @@ def refusal(machine: Machine) -> UnsupportedError | None:
 
 
 def findings(machine: Machine) -> Iterator[Finding]:
-    """Yields a finding for each part, in the order in which problems are to be solved."""
+    """Yields a finding for each part, in the order in which the user should solve the problems."""
     capability = "" if machine.capability is None else f" ({sm_name(machine.capability)})"
     yield Finding("card", f"{machine.card}{capability}")
     yield _device_file(machine)
@@ -175,7 +177,7 @@ def _driver(machine: Machine) -> Finding:
 
 
 def _variables(machine: Machine) -> Iterator[Finding]:
-    """Judges the environment variables that are set and may hide cards or forbid timing."""
+    """Judges the environment variables that can hide cards or forbid timing, if they are set."""
     if machine.visible is not None:
         found = repr(machine.visible)
         nothing_named = machine.visible.strip() in ("", "-1")
@@ -187,7 +189,8 @@ def _variables(machine: Machine) -> Iterator[Finding]:
             yield Finding(_VISIBLE, found)
     if machine.blocking is not None:
         found = repr(machine.blocking)
-        # CUDA reads a number. Any value that is not plainly 0 may switch blocking on.
+        # CUDA parses the value as a number, so any value that is not plainly 0 may switch blocking
+        # on.
         if machine.blocking.strip().strip("0"):
             problem = f"{_BLOCKING}={found} makes every launch wait, so nothing can be timed"
             yield Finding(_BLOCKING, found, problem, f"{_BLOCKING} unset or 0")
@@ -196,7 +199,7 @@ def _variables(machine: Machine) -> Iterator[Finding]:
 
 
 def _torch(machine: Machine) -> Iterator[Finding]:
-    """Judges the build of torch and the architectures it has code for."""
+    """Judges the build of torch, and the architectures for which it has code."""
     install = wheels.install_line(machine.driver, machine.capability)
     if machine.cuda is None:
         yield Finding("torch", machine.torch, "this torch is for CPUs", install)
@@ -256,7 +259,10 @@ def _reason(torch: Any) -> str:
 
 
 def _first_model(gpus: Path) -> str:
-    """Returns the name of the first card in the driver's folder of cards, or "" if it has none."""
+    """Returns the name of the first card that the driver lists, or "" if it lists none.
+
+    gpus: folder in which the driver describes its cards.
+    """
     for information in sorted(gpus.glob("*/information")):
         text = information.read_text(encoding="utf-8")
         found = re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE)

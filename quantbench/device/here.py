@@ -1,7 +1,7 @@
-"""Selects the device in use, a GPU or one CPU core, and provides its spec, state and warnings.
+"""Selects the device to measure, a GPU or one CPU core, and provides its spec, state and warnings.
 
-QUANTBENCH_DEVICE selects the device: `cpu`, `cuda` or `cuda:<number>`. Without it, torch's current
-GPU is used, or the CPU if the machine shows no NVIDIA card.
+The environment variable QUANTBENCH_DEVICE selects the device: `cpu`, `cuda` or `cuda:<number>`.
+Without it, torch's current GPU is used, or the CPU if the machine shows no NVIDIA card.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ _BUSY_LOAD_PER_CORE = 0.5
 # A sweep of minutes heats a card by more than this, so a card closer to its slowdown temperature
 # will reach it.
 _HOT_MARGIN_C = 8.0
-# Data-centre cards slow down between 85 and 95 °C; used if the card does not tell.
+# Assumed slowdown temperature of a card that does not report it. Data-centre cards slow down
+# between 85 and 95 °C.
 _SLOWDOWN_C = 88.0
 # Clock and power settings above this share of the maximum have no visible effect.
 _UNNOTICEABLE_SHARE = 0.99
 
 
 def current() -> DeviceSpec:
-    """Returns the spec of the device in use; a GPU becomes torch's current device. Loads torch
-    unless CPU is forced.
+    """Returns the spec of the device in use, and makes a GPU torch's current device.
 
-    Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for an
-    unknown GPU before Volta and for a card that torch cannot use: a CPU is never measured in place
-    of a GPU without being asked for.
+    torch is imported unless QUANTBENCH_DEVICE selects the CPU.
+
+    Raises InputError if QUANTBENCH_DEVICE names no available device. Raises UnsupportedError for an
+    unknown GPU that is older than Volta, and for an NVIDIA card that torch cannot use, because the
+    CPU must not be measured in its place unless the user asks for it.
     """
     index = gpu_index()
     if index is None:
@@ -55,8 +57,11 @@ def current() -> DeviceSpec:
 
 
 def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
-    """Returns a function that reads the state of the device in use (`spec`); without NVML the state
-    is only a note.
+    """Returns a function that reads the state of the device in use.
+
+    If NVML cannot be used, the state of a GPU has only a note.
+
+    spec: constants of the device in use.
     """
     if spec.kind == "cpu":
         return cpu_state
@@ -68,7 +73,10 @@ def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
 
 
 def open_nvml() -> Nvml | Absent:
-    """Opens NVML for the GPU in use, found by UUID; returns Absent on a CPU."""
+    """Opens NVML for the GPU in use, which is found by its UUID.
+
+    Returns Absent on a CPU, or if NVML cannot be used.
+    """
     index = gpu_index()
     if index is None:
         return Absent("no GPU is used")
@@ -78,10 +86,10 @@ def open_nvml() -> Nvml | Absent:
 
 
 def default_dtype(spec: DeviceSpec) -> str:
-    """Returns the dtype to measure by default: bf16 if it is native; else fp16 on a GPU, fp32 on a
-    CPU.
+    """Returns the dtype to measure by default.
 
-    bf16 counts as native if its peak exceeds that of fp32.
+    It is bf16 if the device has a higher peak for it than for fp32. Otherwise it is fp16 on a GPU
+    and fp32 on a CPU.
     """
     bf16_tflops = spec.peak("bf16")
     if bf16_tflops is not None and bf16_tflops > (spec.peak("fp32") or 0):
@@ -90,18 +98,23 @@ def default_dtype(spec: DeviceSpec) -> str:
 
 
 def default_attention(spec: DeviceSpec) -> str:
-    """Returns the default implementation of attention: flash (one kernel) if torch has such a
-    kernel, else unfused.
+    """Returns the implementation of attention to measure by default, `flash` or `unfused`.
 
-    FlashAttention and cuDNN's kernel need sm_80; torch's memory-efficient kernel also runs on V100
-    and T4, and torch has a flash kernel for CPUs.
+    It is `flash`, which is one fused kernel, if torch has such a kernel for the device.
+    FlashAttention and cuDNN's kernel need sm_80, but torch's memory-efficient kernel also runs on
+    V100 and T4. torch has a fused kernel for CPUs too.
     """
     capability = spec.compute_capability
     return "unfused" if capability is not None and capability < _FIRST_FLASH else "flash"
 
 
 def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Absent) -> Properties:
-    """Reads a GPU's properties from torch and NVML; fields that neither reports are None."""
+    """Reads a GPU's properties from torch and NVML.
+
+    Fields that neither of them reports are None.
+
+    properties: torch's properties of the GPU.
+    """
     limits = Limits() if isinstance(nvml, Absent) else nvml.limits()
     clock_khz = _property(properties, "clock_rate")
     memory_clock_khz = _property(properties, "memory_clock_rate")
@@ -119,11 +132,12 @@ def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Abs
 
 
 def inspect_machine() -> Machine | None:
-    """Reads what the machine and torch report about NVIDIA's card; None if QUANTBENCH_DEVICE
-    selects the CPU.
+    """Reads what the machine and torch report about its NVIDIA card.
 
-    Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for a torch
-    for AMD GPUs.
+    Returns None if QUANTBENCH_DEVICE selects the CPU.
+
+    Raises InputError if QUANTBENCH_DEVICE is malformed or names a GPU that torch does not see, and
+    UnsupportedError if torch is built for AMD GPUs.
     """
     wish = os.environ.get(VARIABLE, "").strip().lower()
     if wish == "cpu":
@@ -141,7 +155,7 @@ def inspect_machine() -> Machine | None:
             f"or {VARIABLE}=cpu to measure the CPU",
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's reasons are in the diagnosis
+        warnings.simplefilter("ignore")  # the diagnosis states torch's reasons
         count = torch.cuda.is_available() and torch.cuda.device_count()
         if not count:
             return look(torch, None)
@@ -152,10 +166,11 @@ def inspect_machine() -> Machine | None:
 
 
 def gpu_index() -> int | None:
-    """Returns torch's number of the GPU in use; None on a CPU.
+    """Returns torch's number of the GPU in use, or None if the CPU is used.
 
-    Raises as `inspect_machine` does, and UnsupportedError, with the remedy, if there is an NVIDIA
-    card that cannot be measured.
+    Raises the errors of `inspect_machine`, and InputError if QUANTBENCH_DEVICE selects a GPU but
+    the machine has none. Raises UnsupportedError, which names the remedy, if the machine has an
+    NVIDIA card that cannot be measured.
     """
     machine = inspect_machine()
     if machine is None:
@@ -170,17 +185,20 @@ def gpu_index() -> int | None:
 
 
 def _property(properties: Any, name: str) -> Any:
-    """Returns a property, or None if this version of torch lacks it or it is 0."""
+    """Returns a property, or None if it is 0 or this version of torch does not report it."""
     return getattr(properties, name, None) or None
 
 
 def warnings_for(
     spec: DeviceSpec, state: DeviceState, limits: Limits | None = None
 ) -> tuple[str, ...]:
-    """Returns a message for each condition on the device that disturbs timings; empty if there is
-    none.
+    """Returns a message for each condition of the device that disturbs timings.
 
-    Each message states the condition, its effect on timings and, if possible, a remedy.
+    A message states the condition, its effect on timings and, if possible, a remedy.
+
+    spec: constants of the device.
+    state: current state of the device.
+    limits: current limits of a GPU; None if they are unknown.
 
     >>> spec = DeviceSpec("x", "cuda", 1, 1000, 2**20, 0, 2**30, 100, {}, (8, 0))
     >>> warnings_for(spec, DeviceState(throttle_reasons=("sw_power_cap",)))

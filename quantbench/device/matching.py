@@ -1,8 +1,8 @@
-"""Derives a GPU's spec from the properties it reports, also for parts of a known card and for
-unknown cards.
+"""Derives the hardware constants of a GPU from the properties that it reports.
 
-A card is the registered one only if name, compute capability, SM count and memory size all agree,
-so that a MIG slice, a vGPU or a card with disabled SMs does not get the full card's peaks.
+A GPU gets the constants of a registered card only if name, compute capability, SM count and memory
+size agree. A part of a card, such as a MIG slice, gets its share of the peaks, and the constants of
+an unknown card are estimated from its architecture.
 """
 
 import re
@@ -12,24 +12,28 @@ from quantbench.device.registry import Architecture, architectures, entries
 from quantbench.device.spec import DeviceSpec, sm_name
 from quantbench.errors import UnsupportedError
 
-# CUDA reports less than the nominal memory: ECC on GDDR6 takes 6 %, the driver up to 3 %.
+# Range of the reported memory over the nominal memory of a card. ECC on GDDR6 takes 6 % of it, and
+# the driver up to 3 %.
 _LEAST_MEMORY = 0.88
 _MOST_MEMORY = 1.01
-# Rates of older architectures are not in the registry.
+# Lowest compute capability of an unknown card. The registry has no rates of older architectures.
 _OLDEST = (7, 0)
 _GIB = 2**30
 _REPORTED = "reported by the card"
-# GeForce cards run these at half rate with fp32 accumulation (NVIDIA's Turing, GA102, Ada and RTX
-# Blackwell whitepapers).
+# Dtypes that GeForce cards multiply at half rate if they accumulate in fp32 (NVIDIA's Turing,
+# GA102, Ada and RTX Blackwell whitepapers).
 _GEFORCE_HALF = ("fp16", "bf16", "tf32", "fp8")
 
 
 @dataclass(frozen=True)
 class Properties:
-    """Properties of a GPU reported by torch and NVML; None if neither reports it.
+    """Properties of a GPU that torch and NVML report.
 
-    name: name in CUDA (`NVIDIA A100-SXM4-80GB`).
-    max_sm_clock_mhz, max_memory_clock_mhz: maximum settable clocks.
+    A property that neither of them reports is None.
+
+    name: name of the GPU in CUDA (`NVIDIA A100-SXM4-80GB`).
+    max_sm_clock_mhz, max_memory_clock_mhz: highest clocks that can be set.
+    memory_bus_bits: width of the memory bus.
     """
 
     name: str
@@ -43,9 +47,13 @@ class Properties:
 
 
 def match(properties: Properties) -> DeviceSpec:
-    """Returns the registered spec, or one with registered=False whose sources state the estimates.
+    """Returns the spec of the GPU with these properties.
 
-    Raises UnsupportedError for unregistered GPUs before Volta, whose rates are not known.
+    If the GPU is not a whole registered card, the spec has registered=False, and its sources state
+    which constants are estimated.
+
+    Raises UnsupportedError for an unregistered GPU that is older than Volta, because the rates of
+    its architecture are not known.
 
     >>> match(Properties("NVIDIA H200", (9, 0), 132, 143771 * 2**20)).name
     'h200-sxm-141gb'
@@ -70,8 +78,9 @@ def match(properties: Properties) -> DeviceSpec:
 
 
 def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec:
-    """Raises the maximum clock to the reported one: cards of one name can differ (board partners'
-    GeForces).
+    """Returns a spec with the reported maximum clock, if it exceeds the registered clock.
+
+    Cards of one name can differ, such as GeForce cards of several board partners.
     """
     reported = properties.max_sm_clock_mhz
     if reported is None or reported <= spec.max_sm_clock_mhz:
@@ -82,12 +91,14 @@ def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec
 
 
 def _part_of(card: DeviceSpec, properties: Properties, *, is_mig: bool) -> DeviceSpec:
-    """Scales the peaks of a registered card by the share of SMs, and for MIG bandwidth and L2 by
-    that of memory.
+    """Returns the spec of a part of a registered card.
+
+    The peaks are scaled by the part's share of the SMs. On a MIG slice, the bandwidth, and the L2
+    cache if it is not reported, are scaled by the share of the memory.
     """
-    # A MIG slice has its own memory channels and cache banks, in eighths of the card's (NVIDIA MIG
-    # User Guide), and reports slightly less than its share of the memory. Other variants use all
-    # channels and banks.
+    # A MIG slice has eighths of the card's memory channels and cache banks (NVIDIA MIG User Guide),
+    # and reports slightly less than its share of the memory. Other variants use all channels and
+    # banks.
     memory_share = 1.0
     if is_mig:
         eighths = max(1, round(8 * properties.memory_bytes / card.memory_bytes))
@@ -116,8 +127,10 @@ def _part_of(card: DeviceSpec, properties: Properties, *, is_mig: bool) -> Devic
 
 
 def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
-    """Estimates the spec of an unregistered GPU from its properties, its architecture's rates and
-    upper bounds.
+    """Estimates the spec of an unregistered GPU from its properties and its architecture.
+
+    A value that the GPU does not report is the highest value among registered GPUs of the same
+    architecture.
     """
     architecture, remark = _nearest_architecture(capability)
     of = architecture.name

@@ -1,7 +1,7 @@
 """Reads a GPU's state and limits from NVML.
 
-If NVML is absent or a query fails, the values are None, with a note. Bit values and names follow
-nvml.h (NVIDIA Management Library API Reference, driver 580).
+If a query fails, its value is None and a note states the reason. Bit values and names follow nvml.h
+(NVIDIA Management Library API Reference, driver 580).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _COMPUTE_EXCLUSIVE_PROCESS = 3
 class Absent:
     """Result of `Nvml.open` if NVML cannot be used.
 
-    note: why it cannot be used.
+    note: reason why NVML cannot be used.
     """
 
     note: str
@@ -51,14 +51,14 @@ class Absent:
 
 @dataclass(frozen=True)
 class Limits:
-    """Current limits of a card. Values that NVML does not report are None.
+    """Current limits and settings of a GPU. Values that NVML does not report are None.
 
     application_sm_mhz: SM clock set for applications.
     default_application_sm_mhz: default of this clock, which often is below the highest clock (V100:
         1312 of 1530 MHz).
     slowdown_c: temperature in °C at which the hardware slows down.
     exclusive: whether only one process may use the card (compute mode EXCLUSIVE_PROCESS).
-    note: missing values, with reasons.
+    note: names of the missing values, with the reasons.
     """
 
     driver_version: str | None = None
@@ -136,7 +136,8 @@ class Nvml:
         for CUDA but not for NVML.
 
         uuid: UUID as torch states it, without NVML's prefix `GPU-` or `MIG-`.
-        library, own_pids, pid_exists: as in `Nvml`; without a library, pynvml is imported.
+        library: the module pynvml, or a stand-in; None to import pynvml.
+        own_pids, pid_exists: functions as in `Nvml`.
         """
         if library is None:
             try:
@@ -216,8 +217,9 @@ class Nvml:
 
         If the function fails or does not exist, the result is None, and `notes` gets the reason.
 
-        what: name of the value for the note.
-        kind: converts the answer.
+        notes: list of notes to extend.
+        what: name of the value in the note.
+        kind: function that converts the answer.
         """
         try:
             return kind(getattr(self._nvml, function)(*arguments))
@@ -274,14 +276,16 @@ class Nvml:
         return others
 
     def _judge(self, pids: set[int]) -> tuple[int | None, str]:
-        """Returns how many of these processes are not quantbench's own, and a note.
+        """Returns the number of processes that are not quantbench's own, and a note.
 
-        If the number is unknown, it is None, and the note has the reason.
+        If the number is unknown, it is None and the note states the reason.
+
+        pids: ids of the processes that compute on the GPU.
         """
         own = self._own_pids()
         unknown = any(not self._pid_exists(pid) for pid in pids - own)
         if unknown and not pids & own:
-            # One of them may be this process, under the id that it has on the host.
+            # One of these ids may be the id of this process on the host.
             reported = f"NVML reports {len(pids)} process ids of another PID namespace"
             return None, f"{reported}, perhaps including this process"
         return len(pids - own), ""

@@ -16,7 +16,7 @@ _KIB = 2**10
 _MIB = 2**20
 _GIB = 2**30
 
-# Words of CUDA's names that slugs omit.
+# Words of the names that CUDA reports which slugs omit.
 _MAKERS = ("nvidia", "tesla", "geforce", "amd", "instinct")
 _MEMORY_SIZE = re.compile(r"^(\d+)g(?:i?b)?$")
 _NOT_MODEL = re.compile(r"^(sxm\d*|pcie|nvl|\d+g(i?b)?)$")
@@ -31,9 +31,9 @@ SOURCED = (
 
 @dataclass(frozen=True)
 class Architecture:
-    """Constants that all GPUs of one compute capability share, or of one LLVM target of AMD.
+    """Constants that all GPUs of one compute capability or of one LLVM target of AMD share.
 
-    name: name as in `DeviceSpec.architecture`.
+    name: name of the architecture, as in `DeviceSpec.architecture`.
     rate: dense operations per SM and clock by dtype, at full rate.
     smem_source: source of the sizes of shared memory.
     """
@@ -60,8 +60,8 @@ class Entry:
 def lookup(name: str) -> DeviceSpec:
     """Returns the spec of a registered GPU.
 
-    Among variants of one model, SXM modules come before PCIe cards. After that, the first one in
-    the file is returned, which has the most public measurements.
+    Among variants of one model, SXM modules are preferred to PCIe cards. Among equal variants, the
+    first in the file is returned, which has the most public measurements.
 
     name: slug, name that CUDA reports, or words of a slug that identify one model (`h100`,
         `a100-40gb`, `A100 PCIe 80G`).
@@ -96,7 +96,7 @@ def lookup(name: str) -> DeviceSpec:
 
 
 def _parts(slug: str) -> set[str]:
-    """Returns the words by which a GPU is found. `sxm` stands for each version of SXM."""
+    """Returns the words of a slug by which a GPU is found, and `sxm` for any version of SXM."""
     parts = set(slug.split("-"))
     if "-sxm" in slug:
         parts.add("sxm")
@@ -104,9 +104,9 @@ def _parts(slug: str) -> set[str]:
 
 
 def same_chip(slug: str) -> tuple[str, ...]:
-    """Returns a slug, and the slugs of cards with the same chip and form factor.
+    """Returns a slug, and the slugs of cards that have the same chip and form factor.
 
-    The cards may have other memory.
+    The memory of these cards may differ.
 
     >>> same_chip("v100-sxm2-32gb"), same_chip("h100-pcie-80gb")
     (('v100-sxm2-32gb', 'v100-sxm2-16gb'), ('h100-pcie-80gb',))
@@ -122,7 +122,7 @@ def _chip(spec: DeviceSpec) -> tuple[object, ...]:
 
 
 def _words_of(name: str) -> list[str]:
-    """Returns the words of a slug for a name: a100 and 80gb for `NVIDIA A100_80GiB`."""
+    """Returns the words of the slug that a name stands for: a100, 80gb for `NVIDIA A100_80GiB`."""
     words = re.split(r"[-_\s]+", name.strip().lower())
     return [_MEMORY_SIZE.sub(r"\1gb", word) for word in words if word and word not in _MAKERS]
 

@@ -1,6 +1,7 @@
-"""Defines the hardware constants of a device, for tiles, waves and rooflines, and its state.
+"""Defines the hardware constants of a device and its state.
 
-The state is what changes between measurements, such as clocks and temperature.
+Tiles, waves and rooflines follow from the constants. The state is what changes between
+measurements, such as clocks and temperature.
 """
 
 import re
@@ -62,14 +63,14 @@ class DeviceSpec:
     memory_gb_per_s: memory bandwidth in 1e9 bytes/s.
     peak_tflops: dense peak by dtype in 1e12 operations/s, with tensor cores if they support the
         dtype, and with fp32 accumulation.
-    source: source of each constant by field name. Single peaks have names such as
-        `peak_tflops.bf16`.
+    source: document or estimate that each constant comes from, by field name. A single peak has a
+        name such as `peak_tflops.bf16`.
     registered: False for a spec that was derived from the properties the device reports.
     smem_per_block_bytes: opt-in maximum of shared memory per block; 0 if it is unknown.
     max_sm_clock_mhz: maximum clock; 0 means sm_clock_mhz. Many cards run above sm_clock_mhz (H100
         SXM states its peaks at 1830 MHz and runs at up to 1980 MHz), so their rates can exceed
         peak_tflops. See `ceiling`.
-    peak_clock_mhz: clock of the peak by dtype, for peaks that are not stated at sm_clock_mhz.
+    peak_clock_mhz: clock at which a peak is stated, by dtype, if it is not sm_clock_mhz.
     compute_capability: (major, minor). On a rocm device it is the version of the GFX IP, as HIP
         reports it (9.4 for gfx942). It is None on a CPU.
     board_power_w: highest power that the card draws in W; 0 if it is unknown.

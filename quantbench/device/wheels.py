@@ -1,7 +1,7 @@
-"""Chooses the torch and Triton that fit a machine's driver and card, from one table.
+"""Chooses the versions of torch and Triton that fit a machine's driver and GPU.
 
 The module uses only the standard library and nothing of this package, because `make install` runs
-this file with a bare Python.
+this file before anything is installed.
 """
 
 import argparse
@@ -23,15 +23,15 @@ _MATRIX = "https://github.com/pytorch/pytorch/pull/175253"
 
 @dataclass(frozen=True)
 class Wheels:
-    """One line of the table.
+    """Versions of torch and Triton, and the GPUs and drivers for which they work.
 
-    name: name of the line, and of this package's extra with the same requirements.
-    requirements: requirements for pip. torch requires a Triton itself, so only another Triton is
-        named.
-    cuda: version of CUDA that this torch comes with; empty for the CPU build.
+    name: name of the versions, and of this package's extra with the same requirements.
+    requirements: requirements for pip. Triton is named only if it is not the version that torch
+        requires.
+    cuda: version of CUDA that this torch is built for.
     driver: lowest major version of NVIDIA's driver.
     lowest, end: range of compute capabilities, which excludes the end.
-    source: source of the cards and of the driver.
+    source: documents that state the compute capabilities and the driver.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Wheels:
     source: str
 
 
-#: The first line that serves both the card and the driver applies.
+#: The first entry that works with both the card and the driver applies.
 TABLE = (
     # With torch 2.15, triton 3.9 spills registers in some of our kernels (`make test-aot`).
     Wheels(
@@ -68,8 +68,8 @@ TABLE = (
     ),
 )  # fmt: skip
 
-#: Requirements without an NVIDIA driver: any torch that passes the tests, as PyTorch's CPU build if
-#: possible.
+#: Requirements on a machine without an NVIDIA driver. They accept any torch that passes the tests;
+#: PyTorch's CPU build is preferred.
 CPU_REQUIREMENTS = ("torch>=2.6,<2.14", 'triton>=3.2,<3.8; platform_system == "Linux"')
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -78,12 +78,12 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 class Choice:
     """Packages to install on a machine.
 
-    name: name of the line; "cpu" without an NVIDIA driver; "" if no torch since 2.6 serves the
-        machine.
-    requirements: requirements for pip; empty if nothing serves the machine.
-    index: package index to look for torch first; None for pip's own.
-    reason: one clause that says what was found and what follows.
-    command: command that repairs an environment with another torch, or what to do instead.
+    name: name of the entry in TABLE; "cpu" without an NVIDIA driver; "" if no torch since 2.6 works
+        on the machine.
+    requirements: requirements for pip; empty if no torch works on the machine.
+    index: package index that is searched for torch first; None for pip's default index.
+    reason: one clause that says what was found on the machine and what follows from it.
+    command: command that repairs an environment with another torch, or advice if no torch works.
     """
 
     name: str
@@ -97,8 +97,8 @@ def choose(driver: str | None, capability: Capability | None) -> Choice:
     """Returns the torch and Triton for a machine.
 
     driver: version of NVIDIA's driver, such as 535.183.01; None if there is none.
-    capability: compute capability, such as (8, 0). None means that it is unknown. The first line
-        that serves the driver applies then.
+    capability: compute capability, such as (8, 0). If it is None, which means unknown, the first
+        entry that works with the driver applies.
     """
     if driver is None:
         return _chosen("cpu", CPU_REQUIREMENTS, CPU_INDEX, "no NVIDIA driver, so the CPU build")
@@ -119,12 +119,13 @@ def choose(driver: str | None, capability: Capability | None) -> Choice:
 def machine(
     load: Callable[[str], Any] = ctypes.CDLL, proc: Path = Path("/proc/driver/nvidia/version")
 ) -> tuple[str | None, Capability | None]:
-    """Returns the version of NVIDIA's driver and the highest compute capability.
+    """Returns the version of NVIDIA's driver and the highest compute capability of its GPUs.
 
     Unknown values are None.
 
-    load: loads NVML by its file name.
-    proc: file in which the driver's module states its version, for containers without NVML.
+    load: function that loads NVML by its file name.
+    proc: file in which the kernel module states its version. It is read in containers that lack
+        NVML.
     """
     try:
         nvml = load("libnvidia-ml.so.1")
@@ -139,7 +140,10 @@ def machine(
 
 
 def _ask_nvml(nvml: Any) -> tuple[str | None, Capability | None]:
-    """Returns driver and capability as `machine` does, or (None, None) if NVML knows no card."""
+    """Returns the driver's version and the highest compute capability that NVML reports.
+
+    Both are None if NVML reports no GPU.
+    """
     count = ctypes.c_uint()
     if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0 or count.value == 0:
         return None, None
@@ -179,7 +183,10 @@ def _chosen(name: str, requirements: tuple[str, ...], index: str | None, reason:
 
 
 def by_name(name: str) -> Choice:
-    """Returns the choice that has this name, whatever the machine is."""
+    """Returns the choice with a name, without a look at the machine.
+
+    An unknown name stands for "cpu".
+    """
     reason = f"the line {name} was asked for"
     for wheels in TABLE:
         if wheels.name == name:
@@ -188,15 +195,20 @@ def by_name(name: str) -> Choice:
 
 
 def install(choice: Choice, arguments: list[str], python: str = sys.executable) -> None:
-    """Installs the chosen torch and Triton, together with further arguments for pip.
+    """Installs the chosen torch and Triton with pip.
 
-    If the choice's index has no torch, pip takes what it finds elsewhere. Raises CalledProcessError
-    if pip fails.
+    If torch cannot be installed from the choice's index, pip takes the torch that it finds
+    elsewhere.
+
+    arguments: further arguments of pip install.
+    python: interpreter whose environment is changed.
+
+    Raises CalledProcessError if pip fails.
     """
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if choice.index is not None:
         torch = choice.requirements[0]
-        # pip retries once, so that a machine without this index learns it in seconds.
+        # pip retries only once, so that it fails within seconds if this index is out of reach.
         alone = ["--no-deps", "--retries", "1", "--index-url", choice.index, torch]
         tried = subprocess.run([*pip, *alone], stderr=subprocess.PIPE, text=True)
         if tried.returncode:

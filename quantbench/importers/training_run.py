@@ -1,4 +1,8 @@
-"""Summarizes training logs by medians over the steady iterations at the last batch size."""
+"""Summarizes the speed and the loss of training runs from their logs.
+
+Speeds are medians over the iterations at the last batch size, without the first iteration after
+each start.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +17,11 @@ from quantbench.stats import Interval, median_interval
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """Summary of a training log; None for values that the log does not contain.
+    """Summary of a training log. Values that the log does not contain are None.
 
-    arguments: the job's settings by name (see `Iterations.arguments`), with the last gbs and seq of
-        the log.
+    name: name of the log.
+    arguments: settings of the job by name (see `Iterations.arguments`), with the last gbs and seq
+        of the log.
     iterations: number of distinct iterations. A restart may repeat some.
     restarts: number of restarts of the job.
     sec_per_it, tokens_per_s, tflops: medians over the iterations of the last gbs, without the first
@@ -44,7 +49,7 @@ class TrainingSummary:
 def summarize(name: str, found: Iterations) -> TrainingSummary:
     """Summarizes the iterations of one log.
 
-    name: name of the log, which its summary repeats.
+    name: name of the log in the summary.
     """
     steady = _steady(found)
     tokens = _finite(found.tokens_per_s[steady])
@@ -79,10 +84,10 @@ def _finite(values: FloatArray) -> FloatArray:
 
 
 def _steady(found: Iterations) -> npt.NDArray[np.bool_]:
-    """Returns the mask, (n,), of iterations that have the last batch size and do not follow a
-    start.
+    """Returns a mask of the iterations whose speed is representative, (n,).
 
-    If there are none, the mask has all iterations of the last batch size.
+    They have the last batch size and are not the first iteration after a start. If there are no
+    such iterations, the mask selects all iterations of the last batch size.
     """
     # While the batch size ramps up, the workload changes every few iterations. The first iteration
     # after a start fills caches.
@@ -92,8 +97,9 @@ def _steady(found: Iterations) -> npt.NDArray[np.bool_]:
 
 
 def fastest(summaries: Sequence[TrainingSummary]) -> str:
-    """Returns a sentence on the log with the most tokens per second and GPU; "" if none is
-    known.
+    """Returns a sentence that names the log with the most tokens per second and GPU.
+
+    It is "" if no log states its tokens per second and its number of GPUs.
     """
     per_gpu = {}
     for one in summaries:

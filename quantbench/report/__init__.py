@@ -1,3 +1,1 @@
-"""Shows results: the HTML report of a run, plots, and the tables of `sweep`, `compare` and
-`predict`.
-"""
+"""Presents results as an HTML report, as plots, and as tables on the terminal."""

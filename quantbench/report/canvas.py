@@ -1,5 +1,6 @@
-"""Plotting helpers: one figure with its style, heading and legend; the rate that is plotted; the
-curves to plot.
+"""Provides what all plots share: the style of figures, the plotted rate and the choice of curves.
+
+Figures are drawn by matplotlib and written as PNG.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _STYLE = {"grid.color": "#ebebeb", "axes.edgecolor": "#999999"}
 #: colour of a cliff, in every plot
 CLIFF_COLOUR = "#c1272d"
 MARKERS = ("o", "s", "^", "D", "v", "P")
-# Characters per inch of a heading and of a legend; maximum number of legend entries side by side.
+# Characters per inch of a heading and of a legend, and maximum number of legend entries side by
+# side.
 _LETTERS_PER_IN = 14
 _LEGEND_LETTERS_PER_IN = 16
 _MOST_BESIDE = 4
@@ -48,13 +50,14 @@ def figure(
     caption: str,
     **options: Any,
 ) -> Iterator[Any]:
-    """Yields the (lines, columns) array of panels of a new figure and writes it to `target`, a PNG,
-    on exit.
+    """Yields the panels of a new figure, (lines, columns), and writes the figure as a PNG on exit.
 
-    size_in: width and height, inches.
-    caption: line below the title: GPU, dtype, library and source of the data
-        (`source.picture_caption`).
-    options: passed to pyplot.subplots.
+    target: file or buffer to write to.
+    size_in: width and height in inches.
+    lines, columns: numbers of panels.
+    caption: line below the title, which names GPU, dtype, library and source of the data.
+    options: further keyword arguments of pyplot.subplots.
+
     Raises StoreError if the file cannot be written.
     """
     import matplotlib
@@ -106,8 +109,9 @@ def _legend_below(figure: Figure, panels: Iterable[Axes]) -> None:
 
 
 def plain(text: str, longest: int = 90) -> str:
-    """Returns the text on one line of at most `longest` characters, with `?` for `$` and signs that
-    fonts may lack.
+    """Returns a text that matplotlib can draw, on one line of at most `longest` characters.
+
+    `$` and characters that fonts may lack become `?`.
     """
     return "".join(
         c if (ord(c) < 0x250 or c in _MORE_SIGNS) and c != "$" else "?"
@@ -116,8 +120,10 @@ def plain(text: str, longest: int = 90) -> str:
 
 
 def rate(measured: Point | LayerRow) -> float:
-    """Returns the y value of a point: percent of peak if known, else GFLOP/s, as on a CPU, or GB/s
-    if it has no arithmetic.
+    """Returns the rate of a point that plots show, in the unit that `rate_unit` returns.
+
+    It is the share of peak in % if the peak is known. Otherwise it is the rate in GFLOP/s, or in
+    GB/s if the point has no arithmetic.
     """
     if measured.peak_share is not None:
         return 100 * measured.peak_share
@@ -125,7 +131,7 @@ def rate(measured: Point | LayerRow) -> float:
 
 
 def rate_unit(measured: Point | LayerRow) -> str:
-    """Returns the unit of `rate`, as a y label."""
+    """Returns the unit of `rate` for a point, as the label of the y axis."""
     if measured.peak_share is not None:
         return "share of peak, %"
     return "GFLOP/s" if measured.tflops else "GB/s"
@@ -134,8 +140,8 @@ def rate_unit(measured: Point | LayerRow) -> str:
 def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
     """Selects at most `most` curves, evenly spread from smaller to larger work.
 
-    Curves with less than 90 % of the most points are dropped, and of the rest the smallest third by
-    work, as far as `most` remain.
+    Curves that have less than 90 % as many points as the longest curve are dropped. Of the others,
+    the third with the least work is dropped as far as `most` curves remain.
     """
     if len(curves) <= most:
         return list(curves)
@@ -145,15 +151,17 @@ def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
     if len(full) <= most:
         return full
     last = len(full) - 1
-    # Small GEMMs are bound by launches and memory and show no steps. The step is at least 1, so
-    # that none repeats.
+    # The smallest third is skipped, because small GEMMs are bound by launches and memory and show
+    # no steps. The step between selected curves is at least 1, so that no curve repeats.
     first = min(last / 3, last - (most - 1))
     return [full[round(first + (last - first) * i / max(1, most - 1))] for i in range(most)]
 
 
 def curve_names(curves: Sequence[Curve]) -> list[str]:
-    """Returns a label per curve: its other axes, with variant and provider if they differ; else the
-    provider.
+    """Returns a label for each curve.
+
+    A label states the values of the axes that are constant along the curve, and the provider and
+    variant if the curves differ in them. It is the provider if there is nothing else to state.
     """
     names = []
     variants = {curve.variant for curve in curves}

@@ -1,4 +1,4 @@
-"""Shows a comparison of two runs (`analysis.compare`) as text and a table."""
+"""Presents a comparison of two runs as lines of text and a table."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from quantbench.store.record import Failed, Place
 from quantbench.units import axis_words, latency, percent
 
 _STYLE = {"slower": "bold red", "faster": "green", "same": "", "unclear": "yellow"}
-# Maximum number of rows per kind of change; --json has them all.
+# Maximum number of rows for each kind of change. --json has all of them.
 _MOST_SHOWN = {"slower": 30, "faster": 15, "unclear": 8, "same": 0}
 _MOST_LOST_SHOWN = 5
 
 
 def differences_lines(comparison: Comparison) -> list[str]:
-    """Lists the differences between the two runs besides the times, obstacles to a comparison
-    first.
+    """Lists what differs between the two runs besides the times.
+
+    Obstacles to a comparison come first.
     """
     origins = {comparison.a.info.origin, comparison.b.info.origin}
     lines = []
@@ -34,7 +35,7 @@ def differences_lines(comparison: Comparison) -> list[str]:
 
 
 def method_lines(comparison: Comparison) -> list[str]:
-    """Describes the statistical method, the margin and the noise of the reference point."""
+    """Describes the statistical method, the margin, and the noise of the reference point."""
     moved = comparison.wander
     lines = [METHOD]
     margin = f"changes within {percent(comparison.tolerance)} do not count"
@@ -57,8 +58,9 @@ def method_lines(comparison: Comparison) -> list[str]:
 
 
 def result_lines(comparison: Comparison) -> list[str]:
-    """Formats the counts, the median ratio, the floor of short times, and the points that could not
-    be compared.
+    """Formats the number of points by kind of change, and their median ratio.
+
+    Further lines state the floor of short times and the points that could not be compared.
     """
     times: list[tuple[float, Measurement]] = []
     for point in comparison.points:
@@ -97,8 +99,9 @@ def place_words(place: Place) -> str:
 
 
 def comparison_table(comparison: Comparison) -> Table | None:
-    """Builds the terminal table of the points that changed, worst first; None if there is nothing
-    to show.
+    """Builds the terminal table of the points that changed or are unclear.
+
+    Slower points come first. Returns None if there is nothing to show.
     """
     shown = []
     left = []
@@ -121,7 +124,7 @@ def comparison_table(comparison: Comparison) -> Table | None:
 
 
 def _cells(point: Compared) -> dict[str, str | Text]:
-    """Returns the cells of one line of the terminal table."""
+    """Returns the cells of one line of the terminal table by column name."""
     interval = "–"
     if point.low is not None and point.high is not None:
         interval = f"{point.low:.3f} … {point.high:.3f}"

@@ -1,6 +1,6 @@
-"""Defines the parts of a report's page: tables, charts, pictures, sections.
+"""Defines the parts of a report's page: tables, charts, pictures and sections.
 
-The modules of this package build them, and `page` renders and escapes them.
+The parts hold plain text, which is escaped only when the page is rendered.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from rich.text import Text
 from quantbench.analysis.summary import Point
 
 #: colours of curves that people with any colour vision can tell apart (Okabe and Ito, "Color
-#: Universal Design", https://jfly.uni-koeln.de/color/), without its vermilion, which is too close
-#: to the red of a cliff
+#: Universal Design", https://jfly.uni-koeln.de/color/). The vermilion of this palette is left out,
+#: because it is too close to the red of a cliff.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#666666")
 
-#: returns the caption for these points: see `source.picture_caption`
+#: function that returns the caption of a plot of these points, as `source.picture_caption` does
 Caption = Callable[[Sequence[Point]], str]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A plain table, for the page and the terminal.
+    """A table for the page and the terminal.
 
-    head: column names, as of `terminal.plain_table`.
-    rows: cells; the page shows a styled text without its style.
+    head: column names. A column whose name begins with `>` is aligned to the right.
+    rows: cells of each row. The page shows a styled text without its style.
     whole: indices of columns that are never folded.
     """
 
@@ -40,7 +40,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a curve with its interval. words: shown when a reader points at it."""
+    """A point of a curve.
+
+    low, high: interval of y.
+    words: text that is shown when the reader points at the dot.
+    """
 
     x: float
     y: float
@@ -59,7 +63,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A size marked in red; its label is drawn below the point."""
+    """A point of a chart that is marked in red, with a label below it."""
 
     x: float
     y: float
@@ -68,7 +72,11 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves that the browser draws (`templates/charts.js`). axis, unit: labels of x and y."""
+    """Curves that the browser draws with `templates/charts.js`.
+
+    axis: label of x.
+    unit: label of y.
+    """
 
     axis: str
     unit: str
@@ -77,16 +85,17 @@ class Chart:
 
     @property
     def data(self) -> str:
-        """The chart as JSON, with its colours."""
+        """The chart as JSON, with the colours of its curves."""
         return json.dumps({**asdict(self), "colours": PALETTE})
 
 
 @dataclass(frozen=True)
 class Card:
-    """A chart, or a picture as a `data:` URL, with its explanations.
+    """A chart or a picture with its explanations.
 
-    caption: GPU, dtype, library and source of the data.
-    note: message about what was left out, or "".
+    caption: text that names GPU, dtype, library and source of the data.
+    picture: `data:` URL of a picture; "" if the card has a chart.
+    note: message about what the chart leaves out, or "".
     table: number, place, cost and cause of each numbered mark.
     kernels: (label, full name) of each kernel that ran.
     """
@@ -102,7 +111,13 @@ class Card:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page. folded: whether it is closed until the reader opens it."""
+    """A section of the page.
+
+    id: identifier of the section in the HTML page.
+    note: text below the title, or "".
+    lines: texts of a list.
+    folded: whether the section is closed until the reader opens it.
+    """
 
     id: str
     title: str
@@ -119,5 +134,8 @@ def embedded(png: bytes) -> str:
 
 
 def file_name(text: str) -> str:
-    """Replaces everything but ASCII letters, digits, dots, underscores and dashes by dashes."""
+    """Returns a text that is safe as a file name.
+
+    Runs of characters other than ASCII letters, digits, dots, underscores and dashes become a dash.
+    """
     return re.sub("[^A-Za-z0-9._-]+", "-", text)

@@ -1,4 +1,4 @@
-"""Shows a prediction of `quantbench predict` as a table and in words."""
+"""Presents the predicted times of sizes as a table and in sentences."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from quantbench.analysis.forecast import PredictedPlace
 from quantbench.report.terminal import filled, plain_table, share_cell, shown
 from quantbench.units import dashed, latency, percent
 
-# TFLOP/s below which only "<0.001" is shown.
+# Rates below this number of TFLOP/s are shown as "<0.001".
 _LEAST_RATE = 0.001
-# Maximum number of places named; the rest is counted.
+# Maximum number of places that a sentence names. Further places are only counted.
 _MOST_NAMED = 8
-# Smallest share by which a place is named as measured slower.
+# A place is named if it was measured slower than the best kernel by at least this share.
 _LEAST_SLOWER = 0.10
-# Smallest predicted rise from m to m + 1 that is named.
+# A place is named if the time is predicted to rise by more than this share from m to m + 1.
 _CLIFF = 0.10
 
 
 def forecast_table(rows: Sequence[PredictedPlace]) -> Table:
-    """Builds the terminal table, one line per place: time, rate, share of peak, and details of its
-    worst op.
+    """Builds the terminal table of a prediction, with one line per place.
 
-    Needs about 120 columns; on narrower terminals the last column folds.
+    A line has the time, the rate, the share of peak and details of the worst op. The table needs
+    about 120 columns; on a narrower terminal the last column is folded.
     """
     best = max((row.peak_share or 0.0 for row in rows), default=0.0)
     lines = [_cells(row, best) for row in rows]
@@ -33,7 +33,10 @@ def forecast_table(rows: Sequence[PredictedPlace]) -> Table:
 
 
 def _cells(row: PredictedPlace, best: float) -> dict[str, str | Text]:
-    """Returns the cells of one line by column name. best: best share of peak in the table."""
+    """Returns the cells of one line by column name.
+
+    best: best share of peak in the table, 0 to 1.
+    """
     cells: dict[str, str | Text] = {}
     for name, value in row.axes.items():
         cells[f">{dashed(name)}"] = str(value)
@@ -55,7 +58,10 @@ def _cells(row: PredictedPlace, best: float) -> dict[str, str | Text]:
 
 
 def summed_line(rows: Sequence[PredictedPlace]) -> str:
-    """Returns a message listing the ops that a row of the table sums; empty for single GEMMs."""
+    """Returns a message that lists the ops whose times a row of the table sums.
+
+    It is empty if every row is a single GEMM.
+    """
     ops: dict[str, None] = {}
     apart = ""
     for row in rows:
@@ -76,7 +82,10 @@ def _rate(tflops: float) -> str:
 
 
 def rises_in_words(rows: Sequence[PredictedPlace]) -> str:
-    """Names the places where one more row (m + 1) is predicted to cost over 10 %."""
+    """Returns a sentence on the places where one more row (m + 1) is predicted to cost over 10 %.
+
+    It is empty if no rise is known.
+    """
     known = False
     found = []
     for row in rows:
@@ -93,8 +102,10 @@ def rises_in_words(rows: Sequence[PredictedPlace]) -> str:
 
 
 def slower_in_words(rows: Sequence[PredictedPlace]) -> str:
-    """Names the places near which products were measured slower than the best kernel would be, with
-    likely reasons.
+    """Returns a sentence on the places where similar GEMMs were measured slower than they could be.
+
+    They are compared with the best kernel of the cost model. The sentence states likely reasons,
+    and it is empty if there is no such place.
     """
     found = []
     for row in rows:

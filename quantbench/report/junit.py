@@ -1,4 +1,4 @@
-"""Writes a comparison of two runs as JUnit XML."""
+"""Writes a comparison of two runs as JUnit XML, which CI systems read as test results."""
 
 import re
 from pathlib import Path
@@ -10,17 +10,18 @@ from quantbench.report.comparison import failure_words, place_words
 from quantbench.store.record import Place, Record
 from quantbench.units import latency
 
-# Characters that XML 1.0 cannot hold (https://www.w3.org/TR/xml/#charsets); kernel names and
-# messages may have them.
+# Characters that XML 1.0 does not allow (https://www.w3.org/TR/xml/#charsets). Kernel names and
+# messages may contain them.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def write_junit(comparison: Comparison, path: Path) -> None:
-    """Writes the comparison as JUnit XML, one case per point; characters that XML 1.0 cannot hold
-    become `?`.
+    """Writes a comparison as JUnit XML, with one test case per point.
 
-    Slower points and points that now fail are failures; unclear points are skipped, with the
-    reason. Raises StoreError if the file cannot be written.
+    Slower points, and points that fail only in the second run, are failures. Unclear points are
+    skipped cases with the reason. Characters that XML 1.0 does not allow become `?`.
+
+    Raises StoreError if the file cannot be written.
     """
     root = Element("testsuites")
     suite = SubElement(

@@ -1,5 +1,7 @@
-"""Builds the first screen of a report: sizes with a lower rate than a smaller one nearby, why, and
-the better sizes.
+"""Builds the first screen of a report, which lists the sizes that lose time.
+
+A size loses if it runs at a lower rate than a better size nearby. Each row states the loss, its
+cause and the better size.
 """
 
 from __future__ import annotations
@@ -20,18 +22,23 @@ from quantbench.units import dashed, latency, percent
 _MOST_ROWS = 12
 # From this many curves on, each row summarizes one size over all curves.
 _MANY_CURVES = 13
-# Share of the shapes above which the cause of a size over many shapes is given alone.
+# In a row over many shapes, the most frequent cause is given alone if more than this share of the
+# shapes that lose have it.
 _COMMON_CAUSE = 0.5
 
 
 @dataclass(frozen=True)
 class SlowSize:
-    """A formatted row of the first table.
+    """A formatted row of the table of sizes that lose.
 
-    size, loses, instead, why, trust: cells of the row.
+    size: slow size, or range of adjacent slow sizes.
+    loses: throughput lost against the better size.
     interval: interval of the loss, or "".
     bar: loss over the largest loss in the table, 0 to 1, for the bar behind the cell.
-    details: provider and other axes, or the number of shapes that lose.
+    instead: better size.
+    why: cause of the loss.
+    trust: worst grade of the compared rows.
+    details: provider and values of other axes, or the number of shapes that lose.
     """
 
     size: str
@@ -48,10 +55,13 @@ class SlowSize:
 class Lead:
     """Content of the first screen.
 
+    axis: axis whose sizes are compared.
     sentence: result in one line.
-    rows: the worst sizes, ascending.
+    rows: rows of the sizes with the largest losses, in ascending order of the size.
     more: number of further rows that are not shown.
-    ops: what a row sums.
+    several: whether each row summarizes one size over many shapes.
+    bad: all sizes that lose.
+    ops: message that lists the ops whose times are summed.
     """
 
     axis: str
@@ -64,10 +74,13 @@ class Lead:
 
 
 def lead_of(rows: Sequence[LayerRow], axes: Sequence[str], check: RunCheck) -> Lead:
-    """Builds the first screen of a run. If no two sizes are close, sizes are compared with half and
-    twice the size.
+    """Builds the first screen of a run.
 
-    axes: axes of the run; the one with the largest total loss is shown.
+    If no two sizes are close, each size is compared with half and twice the size.
+
+    rows: measured places of the run.
+    axes: axes of the run, of which the one with the largest total loss is shown.
+    check: analysis of the run, which explains the losses.
     """
     axis = ""
     bad: tuple[BadSize, ...] = ()
@@ -119,7 +132,7 @@ def lead_of(rows: Sequence[LayerRow], axes: Sequence[str], check: RunCheck) -> L
 
 
 def _has_neighbours(curve: Sequence[LayerRow]) -> bool:
-    """Returns whether two neighbours of a curve are within NEAR."""
+    """Returns whether any two neighbours of a curve have sizes that differ by at most NEAR."""
     return any(starmap(_are_near, pairwise(curve)))
 
 
@@ -130,7 +143,7 @@ def _are_near(smaller: LayerRow, larger: LayerRow) -> bool:
 def _stretches(
     bad: Sequence[BadSize], curves: Sequence[tuple[LayerRow, ...]]
 ) -> list[list[BadSize]]:
-    """Groups adjacent bad sizes of a curve that lose against the same better one."""
+    """Groups adjacent bad sizes of a curve that lose against the same better size."""
     of_row = {id(one.row): one for one in bad}
     found: list[list[BadSize]] = []
     for curve in curves:
@@ -152,10 +165,12 @@ def _row(
     several_providers: bool,
     most: float,
 ) -> SlowSize:
-    """Formats one bad size, or adjacent ones, as a row.
+    """Formats one bad size, or several adjacent bad sizes, as a row.
 
+    stretch: one group of `_stretches`.
     varied: axes whose values are shown in the details.
-    most: the largest loss of the table.
+    several_providers: whether the provider is shown in the details.
+    most: largest loss of all sizes, as a share.
     """
     worst = max(stretch, key=lambda b: b.loss)
     first = stretch[0]
@@ -188,8 +203,11 @@ def _row(
 
 
 def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, check: RunCheck) -> Lead:
-    """Builds one row per size over all shapes: number of shapes that lose, median and largest
-    loss.
+    """Builds the first screen of a run of many shapes, where a row is one size over all shapes.
+
+    A row states the number of shapes that lose at the size, and the median and largest loss.
+
+    curves: number of shapes.
     """
     by_size: dict[int, list[BadSize]] = {}
     dtypes = set()

@@ -1,7 +1,6 @@
-"""Builds the report's charts: per op the curves along an axis with numbered cliffs, and the sizes
-that lose.
+"""Builds the charts of a report, which show rates along an axis and the cliffs on them.
 
-A chart has at most four curves, because more cannot be told apart; its note says what it leaves
+A chart has at most four curves, because more cannot be told apart. Its note says what it leaves
 out.
 """
 
@@ -37,23 +36,25 @@ _EVIDENCE_WORDS = {
     "arithmetic": "by arithmetic",
     "clock": "by the clock",
 }
-# Maximum numbers of curves in one chart, of charts per axis (the ops that take most time), and of
-# kernels listed.
+# Maximum numbers of curves in one chart, of ops (and so charts) along one axis, and of kernels
+# listed below a chart.
 _MOST_CURVES = 4
 _MOST_OPS = 12
 _MOST_KERNELS = 10
-# Maximum number of numbered cliffs, and of labelled losses, in one chart.
+# Maximum number of numbered cliffs or of labelled losses in one chart.
 _MOST_NUMBERED = 6
 
 
 def axis_section(
     axis: str, every: Sequence[Curve], check: RunCheck, caption: Caption
 ) -> Section | None:
-    """Builds an axis's section: a card for each of the 12 ops taking most time; None if `every` is
-    empty.
+    """Builds the section of an axis, with a card for each of the 12 ops that take the most time.
+
+    Returns None if there are no curves.
 
     every: all curves along the axis.
-    check: results of the whole run; its cliffs are numbered.
+    check: analysis of the whole run, whose cliffs are numbered in the charts.
+    caption: function that returns the caption of a chart of points.
     """
     if not every:
         return None
@@ -74,8 +75,9 @@ def axis_section(
 
 
 def _that_vary(curves: Sequence[Curve]) -> tuple[dict[str, list[Curve]], list[str]]:
-    """Returns the curves along which the workload changes, by op and without duplicates, and the
-    ops that have none.
+    """Returns the curves along which the workload changes, and the ops without such a curve.
+
+    The curves are keyed by op. Curves with the same points are returned once.
     """
     found: dict[str, list[Curve]] = {}
     known: set[tuple[str, ...]] = set()
@@ -88,8 +90,9 @@ def _that_vary(curves: Sequence[Curve]) -> tuple[dict[str, list[Curve]], list[st
 
 
 def _op_card(op: str, curves: Sequence[Curve], check: RunCheck, caption: Caption) -> Card:
-    """Charts one op along one axis: points with intervals, numbered cliffs, and the kernels that
-    ran.
+    """Builds the card of one op, with a chart, a table of cliffs and the kernels that ran.
+
+    curves: all curves of the op along one axis.
     """
     axis = curves[0].axis
     drawn = typical(curves, _MOST_CURVES)
@@ -139,9 +142,7 @@ def _line(name: str, measured: Sequence[Point | LayerRow], axis: str) -> Line:
 
 
 def _dot(measured: Point | LayerRow, axis: str) -> Dot:
-    """Returns the dot of a point or row with its interval, and with shape, time, kernel and grade
-    as words.
-    """
+    """Returns the dot of a point or row, whose text states size, time, rate, kernel and grade."""
     size = measured.axes[axis]
     height = rate(measured)
     words = [
@@ -164,7 +165,7 @@ def _dot(measured: Point | LayerRow, axis: str) -> Dot:
 
 
 def _place_key(point: Point) -> tuple[object, ...]:
-    """Returns a key of the point that is the same whenever the run is read."""
+    """Returns a key that identifies the place of a point in any reading of the run."""
     return (point.key, point.op, *point.axes.items())
 
 
@@ -176,10 +177,12 @@ def cost_words(cliff: Cliff | CommonCliff) -> str:
 def losses_card(
     rows: Sequence[LayerRow], bad: Sequence[BadSize], axis: str, caption: str
 ) -> Card | None:
-    """Charts the rate over `axis`, all ops of a place together, with the sizes that lose
-    in red.
+    """Builds the card with the rate of all ops of a place together, over an axis.
 
-    Draws at most four curves, those with the largest total loss; None if no curve has two sizes.
+    The sizes that lose are marked in red. The chart has the four curves with the largest total
+    loss. Returns None if no curve has two sizes.
+
+    bad: sizes that run at a lower rate than a better size nearby.
     """
     losses = {id(one.row): one for one in sorted(bad, key=lambda one: one.loss)}
     curves = [curve for curve in curves_of_rows(rows, axis) if len(curve) > 1]
@@ -204,8 +207,9 @@ def losses_card(
 
 
 def _loss_marks(slow: Sequence[BadSize]) -> tuple[Mark, ...]:
-    """Marks every size that loses; labels the largest losses, one of those against the same better
-    size.
+    """Returns a mark for every size that loses, and labels the largest losses.
+
+    Of the sizes that lose against the same better size, only the worst is labelled.
     """
     worst: dict[int, BadSize] = {}
     for one in slow:

@@ -1,4 +1,4 @@
-"""Draws heat maps of a run over two axes."""
+"""Draws heat maps that show the rates of a run over pairs of axes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from quantbench.report.canvas import figure, plain, rate, rate_unit
 from quantbench.report.content import Caption, Card, Section, embedded
 from quantbench.units import axis_words, dashed
 
-# Pairs of axes (x, y) that are shown first if the run has them.
+# Pairs of axes that are shown before all other pairs.
 _FIRST = (("hidden", "mbs"), ("heads", "tp"), ("n", "m"), ("k", "n"))
 _MOST_MAPS = 4
-# Share of the most measured places that a map has to have.
+# A map has at least this share of the places of the map with the most measured places.
 _FULL = 0.9
 # Maximum number of cells that are labelled with their value.
 _MOST_LABELLED = 130
 
 
 def maps_section(rows: Sequence[LayerRow], axes: Sequence[str], caption: Caption) -> Section | None:
-    """Builds the section with up to four heat maps over pairs of axes that both vary, the usual
-    pairs first; None if there is none, as for a run of one axis.
+    """Builds the section with up to four heat maps, each over two axes that vary in the run.
 
-    A map has one provider and one value of each other axis: of the choices with which about as many
-    places as possible were measured, the one of median time.
+    Returns None if the run has no such pair of axes. A map shows one provider and one value of each
+    other axis (see `_middle_slice`).
+
+    rows: measured places of the run.
+    axes: names of the axes.
+    caption: function that returns the caption of a plot of points.
     """
     values = {axis: len(values_along(rows, axis)) for axis in axes}
     varied = [axis for axis in axes if values[axis] > 1]
@@ -59,8 +62,11 @@ def maps_section(rows: Sequence[LayerRow], axes: Sequence[str], caption: Caption
 def _middle_slice(
     rows: Sequence[LayerRow], x_axis: str, y_axis: str
 ) -> tuple[tuple[str, ...], list[LayerRow]]:
-    """Returns the rows of one provider and one value of each other axis, and their words: of the
-    slices with about as many places as possible, the one of median time.
+    """Selects the slice of the rows that a map over two axes shows.
+
+    A slice has one provider and one value of each axis other than `x_axis` and `y_axis`. Of the
+    slices that have at least 90 % of the places of the fullest one, the slice with the median total
+    time is selected. Returns the provider and the values as texts, and the rows of the slice.
     """
     slices: dict[tuple[str, ...], list[LayerRow]] = defaultdict(list)
     for row in rows:
@@ -83,10 +89,12 @@ def _middle_slice(
 def draw_heat_map(
     rows: Sequence[LayerRow], x_axis: str, y_axis: str, *, title: str, caption: str
 ) -> bytes:
-    """Returns a PNG: the rate of each place, one cell per place; places that were not measured stay
-    empty.
+    """Returns a heat map of the rates as a PNG.
 
-    caption: see `canvas.figure`.
+    A cell is one place. The cells of places that were not measured stay empty.
+
+    rows: rows of one slice.
+    caption: line below the title, as in `canvas.figure`.
     """
     import seaborn as sns
 

@@ -1,4 +1,4 @@
-"""Writes the report of a run: one self-contained HTML page."""
+"""Writes the report of a run as one HTML page that needs no other files."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ from quantbench.sweep.options import options_from_json
 from quantbench.units import axis_words, dashed
 
 PAGE = "report.html"
-# Families of curves whose steps are explained on the first screen; the section on steps explains
-# all.
+# Maximum number of families of curves whose steps are explained on the first screen. The section on
+# steps explains all of them.
 _MOST_EXPLAINED = 2
 
 
@@ -62,9 +62,11 @@ _MOST_EXPLAINED = 2
 class Page:
     """The content of a report page.
 
-    banners: (kind, title, text) of each warning at the top; kind is imported, simulated or warning.
+    banners: (kind, title, text) of each warning at the top. The kind is imported, simulated or
+        warning.
     facts: (name, value) pairs for the foot of the page.
-    lead: the first screen; None if nothing was measured.
+    lead: first screen; None if nothing was measured.
+    lead_card: chart of the sizes that lose; None if there is none.
     explanation: causes of the steps and the floor of short times, or "".
     origin: text after "Made by quantbench" in the last line.
     """
@@ -82,7 +84,11 @@ class Page:
 
 @dataclass(frozen=True)
 class Written:
-    """Path of the written HTML file, and the first screen (see `Page`)."""
+    """Result of writing a report.
+
+    page: path of the HTML file.
+    lead: first screen of the page; None if nothing was measured.
+    """
 
     page: Path
     lead: Lead | None
@@ -91,10 +97,11 @@ class Written:
 def write_report(run: Run, output: Path, where: Mapping[str, int] | None = None) -> Written:
     """Writes the page of a run.
 
-    output: a file name that ends in .html or .htm, or a folder for report.html, created if needed.
-    where: axis values; only points at these values are shown. Causes and rules still use the whole
-        run.
-    Raises StoreError if the page cannot be written, InputError if the run has no such point.
+    output: file whose name ends in .html or .htm, or folder for report.html. Missing folders are
+        created.
+    where: value of each axis at which points are shown. Causes and rules still use the whole run.
+
+    Raises StoreError if the page cannot be written, and InputError if the run has no such point.
     """
     shown = points_where(points_of(run.records, run.info.device), where or {})
     page = build_page(run, shown, where or {})
@@ -111,7 +118,11 @@ def write_report(run: Run, output: Path, where: Mapping[str, int] | None = None)
 
 
 def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> Page:
-    """Builds the page for some points of a run, selected by `where`."""
+    """Builds the page of a run.
+
+    points: points of the run to show.
+    where: axis values by which these points were selected; empty for the whole run.
+    """
     info = run.info
     caption = partial(picture_caption, info)
     axes_of_points: dict[str, None] = {}
@@ -213,8 +224,9 @@ def _banners(run: Run, points: Sequence[Point]) -> list[tuple[str, str, str]]:
 
 
 def render(page: Page) -> str:
-    """Renders the page as HTML. Escapes every text; an undefined name in the template raises an
-    error.
+    """Renders the page as HTML, with every text escaped.
+
+    A name in the template that is not defined raises an error.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -229,7 +241,8 @@ def render(page: Page) -> str:
     script = ""
     cards = [card for section in page.sections for card in section.cards]
     if page.lead_card is not None or any(card.chart for card in cards):
-        # The page's policy allows this script alone, by its digest.
+        # The content security policy of the page allows only this script, which it identifies by
+        # its digest.
         script = "\n".join(template_text(name) for name in ("uplot.min.js", "charts.js"))
     digest = base64.b64encode(sha256(script.encode()).digest()).decode("ascii")
     template = environment.get_template("report.html.j2")
@@ -242,7 +255,10 @@ def template_text(name: str, package: str = "quantbench.report") -> str:
 
 
 def _fit_to_show(value: object) -> object:
-    """Removes style, control and bidirectional characters from a text; leaves markup unchanged."""
+    """Removes the style of a text, and its control and bidirectional characters.
+
+    Values of other types, such as escaped markup, are returned unchanged.
+    """
     text = value.plain if isinstance(value, Text) else value
     if type(text) is not str:
         return text

@@ -1,5 +1,7 @@
-"""Builds the report's text and table sections: causes of steps, rules of thumb, trust, all sizes,
-and method.
+"""Builds the sections of a report that consist of text and tables.
+
+They explain the steps, judge the rules of thumb, and state the quality of the measurements, all
+sizes and the method.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.units import dashed, duration, percent, signed_percent
 
-# Maximum number of equivalent explanations named in one line, and of rows in the table of common
+# Maximum number of equivalent explanations that one line names, and of rows in the table of common
 # steps.
 _MOST_ALIKE = 3
 _MOST_COMMON = 24
@@ -37,8 +39,9 @@ _VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yello
 
 
 def steps_section(check: RunCheck) -> Section | None:
-    """Builds the section on the causes of the steps and the steps that many shapes share; None
-    without either.
+    """Builds the section on the causes of the steps, with a table of steps that many shapes share.
+
+    Returns None if there is neither a cause nor such a step.
     """
     lines = [*check.padding, *map(period_words, check.periods)]
     if check.falls:
@@ -54,7 +57,10 @@ def steps_section(check: RunCheck) -> Section | None:
 
 
 def period_words(period: Period) -> str:
-    """Formats `m, gemm bf16 nt by torch.mm: 128x256 tile on 108 SMs explains the steps (…)`."""
+    """Formats which tile explains the steps of a family of curves, and how surely.
+
+    Example: `m, gemm bf16 nt by torch.mm: 128x256 tile on 108 SMs explains the steps (…)`.
+    """
     recovered = period.recovered
     what = period.variant
     if not what.startswith(f"{period.op} "):
@@ -80,7 +86,10 @@ def period_words(period: Period) -> str:
 
 
 def _common_table(common: Sequence[CommonCliff]) -> Table | None:
-    """Builds the table of the steps that many shapes share, largest first; None without any."""
+    """Builds the table of steps, or returns None if there are none.
+
+    common: steps that many shapes share, largest first.
+    """
     several = len({(one.provider, one.variant) for one in common}) > 1
     lines = []
     for one in common[:_MOST_COMMON]:
@@ -102,13 +111,17 @@ def _common_table(common: Sequence[CommonCliff]) -> Table | None:
 
 
 def _group_words(group: tuple[float, int] | None) -> str:
-    """Formats the median ratio of a group of curves, and their number."""
+    """Formats the relative change of time in a group of curves, and the number of curves.
+
+    group: median ratio of the times and number of curves; None if the group is empty.
+    """
     return "–" if group is None else f"{signed_percent(group[0] - 1)} ({group[1]})"
 
 
 def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | None:
-    """Builds the section of verdicts on the rules of thumb, with the untested rules listed; None
-    without any.
+    """Builds the section of verdicts on the rules of thumb, with a list of the untested rules.
+
+    Returns None if there are no verdicts.
     """
     if not verdicts:
         return None
@@ -159,8 +172,10 @@ _GRADE_WORDS = {
 
 
 def trust_section(run: Run) -> Section:
-    """Builds the section of trust grades, with their reasons and those of skipped and failed
-    points, and the ranges of the device's state.
+    """Builds the section on the quality of the measurements.
+
+    It has the number of points by grade, the reasons for bad grades, skipped and failed points, and
+    the ranges of the device's state.
     """
     points: Counter[str] = Counter()
     for record in run.records:
@@ -177,7 +192,10 @@ def trust_section(run: Run) -> Section:
 
 
 def trust_lines(run: Run) -> list[str]:
-    """Counts points below grade A, skipped and failed points by reason, the most frequent first."""
+    """Counts the points below grade A, the skipped and the failed points by reason.
+
+    The most frequent reasons come first.
+    """
     number: Counter[str] = Counter()
     examples: dict[str, str] = {}
     for record in run.records:
@@ -205,11 +223,12 @@ def trust_lines(run: Run) -> list[str]:
 
 
 def state_words(records: Sequence[Record]) -> str:
-    """Formats the ranges of the device's clock, temperature and power during the run, and of the
-    reference point's time; "" if none is known.
+    """Formats the ranges of the device's clock, temperature and power during the run.
+
+    The range of the reference point's time is added. Returns "" if nothing is known.
     """
     seen: dict[str, list[float | None]] = defaultdict(list)
-    first_us: dict[str, float] = {}  # by key: a run over many devices has several references
+    first_us: dict[str, float] = {}  # by key: a run on many devices has several references
     for record in sorted(records, key=lambda r: r.elapsed_s):
         if not isinstance(record.outcome, Measured):
             continue
@@ -232,7 +251,7 @@ def state_words(records: Sequence[Record]) -> str:
 
 
 def sizes_section(rows: Sequence[LayerRow], check: RunCheck) -> Section:
-    """Builds the folded section with one row per place and provider (at most 400)."""
+    """Builds the folded section of all sizes, with one row per place and provider (at most 400)."""
     notes = [ops_line(rows)]
     if len(rows) > _MOST_ROWS:
         shown = f"the first {_MOST_ROWS} of {len(rows)} sizes"
@@ -242,8 +261,9 @@ def sizes_section(rows: Sequence[LayerRow], check: RunCheck) -> Section:
 
 
 def how_section(run: Run) -> Section:
-    """Builds the folded section with options, versions and device constants, so that the run can be
-    repeated.
+    """Builds the folded section with all that is needed to repeat the run.
+
+    It lists the options, versions of software, environment variables and device constants.
     """
     info = run.info
     device = info.device
@@ -272,9 +292,7 @@ def how_section(run: Run) -> Section:
 
 
 def facts_of(run: Run) -> tuple[tuple[str, str], ...]:
-    """Returns (name, value) pairs for the foot of the page: points and duration; `how_section` has
-    all else.
-    """
+    """Returns (name, value) pairs for the foot of the page: number of points and duration."""
     kinds: Counter[str] = Counter()
     elapsed_s = 0.0
     for record in run.records:

@@ -1,5 +1,7 @@
-"""Compares the named transformer shapes of a run: time per layer, and tokens per second over the
-first's.
+"""Compares the transformer shapes of a run by their measured times.
+
+The first shape is the reference. The gain of another shape is its number of tokens per second over
+that of the first shape, at equal parameters.
 """
 
 from __future__ import annotations
@@ -26,14 +28,18 @@ from quantbench.workload.parameters import useful_parameters
 class MeasuredShape:
     """Times of one shape with one library.
 
-    number, name: 1-based position and name of the shape in the list.
+    number: position of the shape in the list, from 1.
+    name: name of the shape.
+    library: library that ran the ops.
     layer_us: time of all ops of one layer, forward and backward; None if an op is missing.
     logits_us: time of the logits ops; None if an op is missing.
     missing: ops that were measured for the first shape but not for this one.
-    gain: tokens per second over the first shape's, at equal parameters; None if an op is missing.
-    verdict: whether the measured gain agrees with the prediction; "" if either is unknown.
-    left_out: planned ops that the library did not measure for the first shape; they are excluded
-        from all times.
+    gain: measured gain in tokens per second against the first shape, at equal parameters; None if
+        an op is missing.
+    predicted: predicted gain; None if it is unknown.
+    verdict: whether the measured gain agrees with the prediction; "" if it cannot be judged.
+    left_out: planned ops that the library did not run for the first shape. They are left out of the
+        times of all shapes.
     """
 
     number: int
@@ -51,15 +57,18 @@ class MeasuredShape:
 def compare_shapes(
     points: Sequence[Point], models: Sequence[NamedShape]
 ) -> tuple[MeasuredShape, ...]:
-    """Compares each shape with the first, per library (torch, triton, …).
+    """Compares each shape with the first shape, for each library (torch, triton, …).
 
     If several kernels of a library ran an op, the fastest counts. An op with the same workload in
-    both shapes was measured once, so its error cancels in the ratio.
+    both shapes was measured once, so that its error cancels in the gain.
+
+    points: measured points of the run.
+    models: shapes in the order in which the run lists them.
     """
     found: dict[str, dict[int, dict[str, Point]]] = defaultdict(lambda: defaultdict(dict))
     for point in points:
-        # `torch` of `torch.mm`; a user-defined kernel, `package.module:Class`, is a library of its
-        # own.
+        # The library of `torch.mm` is `torch`. A user-defined kernel, `package.module:Class`, is a
+        # library of its own.
         library = point.provider if ":" in point.provider else point.provider.partition(".")[0]
         ops = found[library][point.axes[SHAPE_DIM]]
         if point.op not in ops or point.latency_us < ops[point.op].latency_us:
@@ -95,8 +104,9 @@ def compare_shapes(
 
 
 def _verdict(shape: MeasuredShape, gain: Gain) -> str:
-    """Compares a gain with its prediction; "" if there is none, or ops that it covers are left
-    out.
+    """Compares a measured gain with its prediction, in words.
+
+    Returns "" if the shape has no prediction, or if ops that the prediction includes are left out.
     """
     predicted = shape.predicted
     if predicted is None or shape.number == 1 or shape.left_out:
@@ -112,9 +122,12 @@ def _gain(
     asked: TransformerShape,
     shape: TransformerShape,
 ) -> Gain:
-    """Computes the gain from the summed times of both shapes' ops, each weighted by its count.
+    """Computes the gain of a shape over the shape `asked` from the summed times of their ops.
 
-    first: ops of the shape `asked`. ops: those of `shape` by label, and others.
+    The time of an op counts as often as the shape runs the op.
+
+    first: ops of the shape `asked`.
+    ops: ops of `shape` by label. Ops that are not in `first` are ignored.
     """
     shares: dict[str, float] = defaultdict(float)
     width: dict[str, float] = {}
@@ -125,7 +138,7 @@ def _gain(
         for point in points:
             shares[point.key] += sign * point.latency_us * point.count / total_us
             width[point.key] = log(point.high_us / point.low_us) / 2
-    # of the logarithm
+    # Half width of the interval of the logarithm of the gain.
     half_width = sqrt(sum((share * width[key]) ** 2 for key, share in shares.items()))
     weight = useful_parameters(shape, asked.vocab) / useful_parameters(asked, asked.vocab)
     faster = sums[0] / sums[1] * weight * shape.tokens / asked.tokens
@@ -133,11 +146,10 @@ def _gain(
 
 
 def comparison_section(shapes: Sequence[MeasuredShape]) -> Section:
-    """Builds the table, one line per shape and library, with its legend and the ops that are left
-    out.
+    """Builds the section with a table of the shapes, its legend and the ops that are left out.
 
-    Names a library only if there are several. On a terminal, significant gains are green,
-    significant losses red.
+    A line of the table is one shape with one library, which is named only if there are several
+    libraries. On a terminal, significant gains are green and significant losses are red.
     """
     several = len({one.library for one in shapes}) > 1
     lines = []
@@ -179,8 +191,9 @@ def _styled(gain: Gain | None) -> Text:
 
 
 def comparison_sentence(shapes: Sequence[MeasuredShape]) -> str:
-    """Returns a message naming the shape that is most significantly faster than the first, if there
-    is one.
+    """Returns a sentence that names the shape that is most surely faster than the first shape.
+
+    If no shape is surely faster, the sentence says so.
     """
     gains = [(one.gain, one.name) for one in shapes if one.number > 1 and one.gain is not None]
     first = shapes[0].name

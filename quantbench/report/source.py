@@ -1,6 +1,4 @@
-"""Selects points of a run by axis value, and formats the caption that names the source of a
-plot.
-"""
+"""Selects the points that a report shows, and states where their times come from."""
 
 from __future__ import annotations
 
@@ -13,13 +11,16 @@ from quantbench.store.record import Record
 from quantbench.store.run import RunInfo
 from quantbench.units import dashed
 
-# Recorded software that contains no kernels.
+# Software whose version a run records although it contains no kernels.
 _NO_LIBRARIES = ("quantbench", "python", "os", "numpy", "aiconfigurator")
 
 
 def picture_caption(info: RunInfo, points: Iterable[Point | Record]) -> str:
-    """Formats the caption of a plot: `a100-sxm4-80gb · bf16 · sglang 0.5.10 · imported from
-    aiconfigurator-core`.
+    """Formats the caption of a plot, which names device, dtypes, libraries and origin of its data.
+
+    Example: `a100-sxm4-80gb · bf16 · sglang 0.5.10 · imported from aiconfigurator-core`.
+
+    points: points that the plot shows.
     """
     dtypes: dict[str, None] = {}
     providers = set()
@@ -34,8 +35,10 @@ def picture_caption(info: RunInfo, points: Iterable[Point | Record]) -> str:
 
 
 def _libraries(info: RunInfo, providers: set[str]) -> str:
-    """Returns name and version of each library whose kernels ran, and the names of other
-    providers.
+    """Returns the name and version of each library whose kernels ran, separated by commas.
+
+    Providers other than torch and Triton are added by name, except in imported runs that state a
+    library.
     """
     unused = {*_NO_LIBRARIES}
     if not any(provider.startswith("triton") for provider in providers):
@@ -49,12 +52,14 @@ def _libraries(info: RunInfo, providers: set[str]) -> str:
     return ", ".join(found)
 
 
-# Values that an error names if the run does not have the requested one.
+# Maximum number of values that an error suggests if the run does not have the requested value.
 _MOST_VALUES_NAMED = 4
 
 
 def parse_where(words: Iterable[str]) -> dict[str, int]:
-    """Parses axis values from words such as `n=5120,k=5120`. Raises InputError for anything else.
+    """Parses axis values from words such as `n=5120,k=5120`, and returns them by axis.
+
+    Raises InputError if a word has another form.
 
     >>> parse_where(["head-dim=128", "n=5120,k=4096"])
     {'head_dim': 128, 'n': 5120, 'k': 4096}
@@ -69,8 +74,11 @@ def parse_where(words: Iterable[str]) -> dict[str, int]:
 
 
 def points_where(points: Sequence[Point], where: Mapping[str, int]) -> tuple[Point, ...]:
-    """Returns the points at these axis values. Raises InputError, with the nearest values, if there
-    are none.
+    """Returns the points that have all of the given axis values.
+
+    where: required value of each axis.
+
+    Raises InputError, which names the nearest values, if there are no such points.
     """
     left = tuple(points)
     for name, wanted in where.items():

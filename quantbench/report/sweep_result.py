@@ -1,6 +1,4 @@
-"""Shows the result of `quantbench sweep`: a table of its rows, the same as JSON, and one
-picture.
-"""
+"""Presents the result of a sweep as a table, as JSON and as a plot over one axis."""
 
 from __future__ import annotations
 
@@ -35,13 +33,16 @@ if TYPE_CHECKING:
 
 
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
-# Largest cliffs shown for one row; `check` shows all of them.
+# Maximum number of cliffs that are shown in one row. The command `check` shows all of them.
 _MOST_CLIFFS_NAMED = 2
 
 
 def sizes_table(rows: Sequence[LayerRow], check: RunCheck) -> Table:
-    """Builds the table of rows, one line per place and provider: rates, share of peak (not on a
-    CPU), trust, and causes of losses. Low shares of peak and bad grades stand out on a terminal."""
+    """Builds the table of a run, with one line per place and provider.
+
+    A line has the time, the rates, the share of peak (not on a CPU), the grade and the causes of
+    losses. Low shares of peak and bad grades are coloured on a terminal.
+    """
     several = len({row.provider for row in rows}) > 1
     on_cpu = check.run.info.device.kind == "cpu"
     best = max((row.peak_share or 0.0 for row in rows if not row.missing), default=0.0)
@@ -62,8 +63,13 @@ def sizes_table(rows: Sequence[LayerRow], check: RunCheck) -> Table:
 
 
 def _figures(row: LayerRow, best: float, *, on_cpu: bool) -> dict[str, str | Text]:
-    """Formats ops, times and rates of a row; only ops and logits if the row lacks some ops. best:
-    best share of peak in the table."""
+    """Formats the ops, times and rates of a row as cells by column name.
+
+    If some ops of the row were not measured, only the number of ops and the time of the logits are
+    given.
+
+    best: best share of peak in the table, 0 to 1.
+    """
     count = len(row.points)
     unit = ">GFLOP/s" if on_cpu else ">TFLOP/s"
     flops = row.tflops * (1e3 if on_cpu else 1.0)
@@ -82,7 +88,7 @@ def _figures(row: LayerRow, best: float, *, on_cpu: bool) -> dict[str, str | Tex
 
 
 def ops_line(rows: Sequence[LayerRow]) -> str:
-    """Returns a message listing the ops that a row of the table sums, by provider."""
+    """Returns a message that lists the ops whose times a row of the table sums, by provider."""
     found: dict[str, dict[str, None]] = {}
     apart = ""
     for row in rows:
@@ -98,10 +104,9 @@ def ops_line(rows: Sequence[LayerRow]) -> str:
 
 
 def row_words(row: LayerRow, check: RunCheck) -> str:
-    """Formats the last cell of a row: its missing ops, then the cliffs that end at it, largest
-    first.
+    """Formats the text of a row: its missing ops, then the cliffs that end at it, largest first.
 
-    Without a cliff, it gives the main reason why the worst op runs below peak.
+    If no cliff ends at the row, the text gives the main reason why its worst op runs below peak.
     """
     words = []
     if row.missing:
@@ -115,20 +120,21 @@ def row_words(row: LayerRow, check: RunCheck) -> str:
     if len(cliffs) > _MOST_CLIFFS_NAMED:
         words.append(f"{len(cliffs) - _MOST_CLIFFS_NAMED} more")
     if not cliffs:
-        # The tile that ran or was recovered from the steps; the assumed one only if no steps
-        # contradict it.
+        # check.tile_of gives the tile that ran or was recovered from the steps. It gives the
+        # assumed tile only if no steps contradict it.
         for reason in idle_at(row.worst, check.run.info.device, check.tile_of)[:1]:
             words.append(f"{row.worst.op}: {reason.words}")
     return "; ".join(words)
 
 
-# Of a whole row.
+# Fields of a row that are known only if all of its ops were measured.
 _SUMS = ("latency_us", "floor_us", "tflops", "gb_per_s", "peak_share")
 
 
 def rows_to_json(rows: Sequence[LayerRow], check: RunCheck) -> list[dict[str, Any]]:
-    """Converts the table to JSON objects, with units in the names. A row with missing_ops has null
-    times and rates.
+    """Converts the rows of the table to JSON objects, whose names state the units.
+
+    The times and rates of a row with missing ops are null.
     """
     objects = []
     for row in rows:
@@ -146,11 +152,12 @@ def rows_to_json(rows: Sequence[LayerRow], check: RunCheck) -> list[dict[str, An
     return objects
 
 
-# Maximum number of wave edges per curve (the first ones are the large steps), and of curves drawn
-# with edges, because the edges of more curves cannot be told apart.
+# Maximum number of wave edges that are drawn for one curve; the first edges are the large steps.
+# Edges are drawn only if the plot has few curves, because those of more curves cannot be told
+# apart.
 _MOST_WAVE_EDGES = 40
 _MOST_WITH_EDGES = 2
-# Panels side by side, and the size of one.
+# Maximum number of panels side by side, and size of a panel.
 _COLUMNS = 2
 _WIDTH_IN = 6.4
 _HEIGHT_IN = 3.4
@@ -158,11 +165,11 @@ _TITLE_IN = 0.9
 
 
 def draw_run(run: Run, check: RunCheck, axis: str) -> Path:
-    """Draws all points of a run over `axis`: a panel per op. Returns the PNG's path, in the run's
-    folder.
+    """Draws all points of a run over an axis, with a panel for each op.
 
-    A line per provider and value of the other axes, with 95 % intervals. Sizes after which another
-    wave begins are dashed, in the colour of their curve.
+    A panel has a curve for each provider and value of the other axes, with 95 % intervals. A dashed
+    line in the colour of the curve marks a size after which another wave begins. The plot is
+    written as a PNG to the folder of the run, and its path is returned.
     """
     points = points_of(run.records, run.info.device)
     path = run.folder / f"efficiency-{dashed(axis)}.png"
@@ -229,11 +236,13 @@ def _draw_op(panel: Axes, curves: Sequence[Curve], tile_of: TileOf) -> None:
 
 
 def wave_edges(curve: Curve, tile_of: TileOf) -> list[int]:
-    """Returns the sizes after which a curve of GEMMs needs another wave of a recorded or recovered
-    tile.
+    """Returns the sizes after which a curve of GEMMs needs one more wave.
 
-    Assumed tiles give no edges, because nothing in the run supports them, and neither do waves that
-    are not credible at the size after the edge (`quantization.credible_waves`).
+    Only tiles that were recorded or recovered from the times are used, because nothing in the run
+    supports an assumed tile. An edge whose waves are not credible at the size after it is left out
+    (see `quantization.credible_waves`).
+
+    tile_of: function that returns the tile of a point.
     """
     found = []
     for size, (before, after) in zip(curve.sizes, pairwise(curve.points), strict=False):

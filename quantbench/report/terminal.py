@@ -1,5 +1,6 @@
-"""Builds frameless tables for the terminal. Imports nothing heavy, because `cli.output` imports
-it.
+"""Builds tables without a frame for the terminal.
+
+The module imports nothing that is slow to load, because every command imports it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from quantbench.profile.schema import KnownCliff
     from quantbench.report import content
 
-# Shares of peak below this fraction of the best one in their table are shown in red.
+# A share of peak is shown in red if it is below this fraction of the best share in its table.
 _STANDS_OUT = 0.8
 
 
@@ -27,7 +28,7 @@ Value = TypeVar("Value")
 
 
 def shown(value: Value | None, form: Callable[[Value], str] = str, unknown: str = "") -> str:
-    """Formats a value, or returns `unknown` if it is None."""
+    """Formats a value, or returns the text `unknown` if the value is None."""
     return unknown if value is None else form(value)
 
 
@@ -36,8 +37,8 @@ def filled(
 ) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...]]:
     """Returns the column names and the rows of a table.
 
-    lines: cells by column name, one mapping per row, all with the same names.
-    optional: columns that are left out if they are empty in every row.
+    lines: cells of each row by column name. All rows have the same names.
+    optional: names of columns that are left out if they are empty in every row.
     """
     names = []
     for name in lines[0]:
@@ -57,8 +58,10 @@ def plain_table(
 ) -> Table:
     """Returns a table without a frame.
 
-    names: column names; a name that begins with `>` is aligned to the right.
-    fold: columns whose text may be folded, besides the last one, down to `narrowest` characters.
+    names: column names. A column whose name begins with `>` is aligned to the right.
+    rows: cells of each row.
+    fold: names of columns whose text may be folded. The last column may always be folded.
+    narrowest: least width of a folded column, in characters.
     """
     table = Table(
         title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False
@@ -78,13 +81,17 @@ def plain_table(
 
 
 def drawn(table: content.Table, **options: Any) -> Table:
-    """Draws a table of the page on the terminal. options: of `plain_table`."""
+    """Converts a table of the report's page to a table for the terminal.
+
+    options: keyword arguments of `plain_table`.
+    """
     return plain_table(table.head, (map(Text.assemble, row) for row in table.rows), **options)
 
 
 def section_lines(section: content.Section, **options: Any) -> Iterator[str | Table]:
-    """Yields a section of the report's page, without its plots, for the terminal. options: of
-    `plain_table`.
+    """Yields the table and the texts of a section of the report's page, for the terminal.
+
+    options: keyword arguments of `plain_table`.
     """
     if section.table is None:
         yield section.title
@@ -94,7 +101,10 @@ def section_lines(section: content.Section, **options: Any) -> Iterator[str | Ta
 
 
 def cliffs_table(cliffs: Iterable[tuple[Cliff | KnownCliff, str]], title: str) -> Table:
-    """Tabulates cliffs, each given with the text on its cause."""
+    """Tabulates cliffs.
+
+    cliffs: each cliff with a text that states its cause.
+    """
     table = plain_table((">size", ">time", "op", "why"), title=title)
     for cliff, why in cliffs:
         there = axis_words({cliff.axis: f"{cliff.at} to {cliff.next}", **cliff.held}, " = ")
@@ -108,8 +118,10 @@ def cliffs_table(cliffs: Iterable[tuple[Cliff | KnownCliff, str]], title: str) -
 
 
 def share_cell(share: float | None, best: float) -> Text:
-    """Formats a share of peak (0 to 1) as a cell, in red if below 80 % of `best`, the best share in
-    the table; empty if unknown.
+    """Formats a share of peak as a cell, in red if it is below 80 % of the best share.
+
+    share: share of peak, 0 to 1. The cell is empty if it is None.
+    best: best share in the table, 0 to 1.
     """
     low = share is not None and share < _STANDS_OUT * best
     return Text(shown(share, percent), style="bold red" if low else "")

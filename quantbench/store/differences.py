@@ -1,4 +1,4 @@
-"""Lists the metadata of two runs that differ and may explain a change of their times."""
+"""Compares the metadata of two runs, to list what may explain a change of their times."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Difference:
 
 
 def differences(a: Run, b: Run) -> tuple[Difference, ...]:
-    """Returns all differences of the metadata that may explain a change.
+    """Returns the differences between two runs' metadata that may explain a change of their times.
 
-    The differences of the device come first.
+    The differences between their devices come first.
     """
     of_a = _metadata(a)
     of_b = _metadata(b)
@@ -78,7 +78,7 @@ def origins_of(run: Run) -> str:
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
-    """Returns a value as text, or `absent`."""
+    """Returns the value with a name as text, or `absent` if it is missing or empty."""
     if name not in values or values[name] in (None, "", (), []):
         return "absent"
     value = values[name]
@@ -86,7 +86,9 @@ def _text(values: Mapping[str, Any], name: str) -> str:
 
 
 def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values, with those of nested mappings under dotted names.
+    """Returns the values, where a value of a nested mapping gets a dotted name.
+
+    Only the first level of nesting is flattened.
 
     >>> flattened({"seed": 0, "timing": {"mode": "graph"}})
     {'seed': 0, 'timing.mode': 'graph'}

@@ -50,7 +50,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Reads a run.
+    """Reads the metadata and the records of a run.
 
     A second record of a point replaces the first one if the point had failed, or if it has the same
     measurement with another grade. Other lines that repeat a line or a point are skipped.
@@ -120,7 +120,10 @@ def _same_measurement(one: Record, other: Record) -> bool:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, Record | None]]:
-    """Yields each line with its record. The record is None for an incomplete last line."""
+    """Yields each line of records.jsonl with its record.
+
+    The record of an incomplete last line is None. Raises StoreError for any other broken line.
+    """
     if not os.path.lexists(path):
         return
     try:
@@ -247,8 +250,8 @@ class RunWriter:
     def end(self, how: str, phases_s: Mapping[str, float]) -> None:
         """Records in run.json how the run ended and when, and adds the durations of its phases.
 
-        how: one of `run.ENDINGS`.
-        phases_s: duration of each phase in s, by its name.
+        how: how the run ended, one of `run.ENDINGS`.
+        phases_s: duration of each phase in s, by the name of the phase.
         """
         total_s = Counter(self.info.phases_s)
         total_s.update(phases_s)

@@ -26,7 +26,7 @@ FAILURES = ("out_of_memory", "illegal_access", "timeout", "crash", "wrong_result
 class Place:
     """Position of a workload on the axes of a sweep. One workload may have several.
 
-    axes: axis values by name.
+    axes: value of each axis, by the name of the axis.
     op: role of the workload at this place (`qkv`, `mlp_up.dgrad`, `gemm`).
     count: number of times that the shape runs the op.
     """
@@ -60,9 +60,10 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Failed:
-    """Outcome of a point whose run failed.
+    """Outcome of a point whose measurement failed.
 
-    error: one of FAILURES.
+    error: kind of the failure, one of FAILURES.
+    message: error message.
     """
 
     kind = "failed"
@@ -84,7 +85,7 @@ class Record:
     key: hash of workload, provider and timing (see `record_key`).
     launch: launch of the kernel; None if it is unknown.
     places: positions of the workload on the axes.
-    origin: one of ORIGINS.
+    origin: where the time comes from, one of ORIGINS.
     source: where imported data comes from, or the device in a run on several devices.
     role: `point` for a planned point, or `reference` for a repetition of a reference point, which
         shows drift.

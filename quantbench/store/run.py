@@ -46,18 +46,18 @@ def now_text() -> str:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Metadata of a run.
+    """Metadata of a run, which run.json holds.
 
-    device, state: the device, and its state at the start.
-    software: versions by name.
-    axes: values of each axis.
-    options: all other options. They suffice to build the same plan again.
+    device, state: constants of the device, and its state when the run began.
+    software: versions of software by its name.
+    axes: sizes along each axis of the sweep, by the name of the axis.
+    options: all other options. With the axes and the seed, they suffice to build the plan again.
     seed: seed of the inputs and of the order of the points.
     environment: environment variables that affect times.
     started, ended: times in ISO 8601 and UTC; `ended` is None during the run.
-    how_ended: one of ENDINGS.
-    origin, source: as in `Record`.
-    phases_s: total duration of each phase in s, by its name.
+    how_ended: how the run ended, one of ENDINGS.
+    origin, source: where the times come from, as in `Record`.
+    phases_s: total duration of each phase in s, by the name of the phase.
     num_records: number of records when run.json was last written; None if they were not counted.
     """
 
@@ -93,7 +93,7 @@ def write_run_info(folder: Path, info: RunInfo) -> None:
 def read_run_info(folder: Path) -> RunInfo:
     """Reads run.json.
 
-    Raises StoreError if the file is missing, broken, or not that of a quantbench run.
+    Raises StoreError if the file is missing or broken, or if quantbench did not write it.
     """
     path = folder / "run.json"
     try:

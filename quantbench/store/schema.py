@@ -73,10 +73,10 @@ _LIMITS: dict[tuple[type, str], Json] = {
 
 
 def schema(name: str) -> Json:
-    """Returns a JSON Schema.
+    """Returns the JSON Schema of one of the two files of a run.
 
-    It accepts everything that the loader accepts, and some values that the dataclasses reject as
-    out of range. The schema of a profile is `profile.file.schema`.
+    The schema accepts everything that the loader accepts, and some values that the dataclasses
+    reject as out of range. `profile.file.schema` returns the schema of a profile.
 
     name: `run` for run.json, or `record` for a line of records.jsonl.
     """

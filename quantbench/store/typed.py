@@ -57,8 +57,9 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     a dataclass is kept. Equal texts become one object, as do equal instances of a class with the
     constant `shared`.
 
-    kind: the dataclass.
-    who: name for error messages; by default the name of `kind`.
+    kind: dataclass of the result.
+    data: JSON object, as the module json loads it.
+    who: name of the object in error messages; by default the name of `kind`.
     whole: whether fields with a default must be present too, also in nested objects.
     Raises InputError that names `who` and the field.
     """
@@ -104,9 +105,8 @@ def _decode_text(kind: Any, text: str, whole: bool) -> Any:
 def encode(value: Any) -> Any:
     """Encodes a dataclass, mapping, list or tuple as JSON, recursively.
 
-    Returns other values unchanged.
-
-    A class with a constant `kind`, such as a workload, is encoded with its kind.
+    An instance of a class with a constant `kind`, such as a workload, is encoded with its kind.
+    Values of other types are returned unchanged.
     """
     if type(value) in _SCHEMA_TYPES:
         return value
@@ -146,9 +146,7 @@ def _kind_of(option: Any) -> str | None:
 
 @cache
 def _fields(kind: Any, whole: bool = False) -> tuple[Mapping[str, _Field], frozenset[str]]:
-    """Returns the decoders of the fields of a dataclass, and the names of required fields.
-
-    The decoders are by the name of the field.
+    """Returns the decoder of each field of a dataclass by name, and the names of required fields.
 
     whole: whether all fields are required.
     """
@@ -177,7 +175,7 @@ def _options(hint: Any) -> tuple[Any, ...]:
 def _converter(hint: Any, whole: bool) -> _Convert:
     """Returns the function that converts a JSON value to a type.
 
-    whole: as in `decode`.
+    whole: whether fields with a default must be present too, as in `decode`.
     Raises TypeError for a type that has no JSON form.
     """
     origin, arguments = get_origin(hint), get_args(hint)

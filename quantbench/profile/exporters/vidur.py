@@ -1,8 +1,8 @@
-"""Exports a profile as Vidur's profiling files, with times in milliseconds.
+"""Exports a profile in the format of Vidur's profiling files, with times in milliseconds.
 
-The files are CSV, compressed, with a config.json, as Vidur's PyPI release 0.0.26 downloads them.
-Vidur's random forests need a time of each operation in every row: GEMMs are measured, or predicted
-and scaled to match, and the time of other operations follows from bytes.
+The files are compressed CSV files with a config.json, as Vidur's PyPI release 0.0.26 downloads
+them. Vidur needs the time of each operation in every row: the times of GEMMs are measured, or
+predicted and scaled to match, and the times of other operations follow from the bytes they move.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ MODELS = {
     "llama-3-8b": ("meta-llama/Llama-3-8B", 128256, 4096),
     "llama-3-70b": ("meta-llama/Llama-3-70B", 128256, 8192),
 }
-#: Maps a device slug to (device_sku, node sku). Other devices get their slug, which must first be
-#: added to Vidur.
+#: Maps a device slug to (device_sku, node sku). For other devices the files state the slug, which
+#: must first be added to Vidur.
 _SKUS = {
     "a100-sxm4-80gb": ("a100", "a100_dgx"), "h100-sxm5-80gb": ("h100", "h100_dgx"),
     "l40-48gb": ("l40", "l40_pcie"),
@@ -73,9 +73,9 @@ _MODEL_SEQS = tuple(2**power for power in range(4, 13))
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
-    """Writes the folders `compute/` and `network/`.
+    """Writes the folders `compute/` and `network/` of Vidur's profiling files.
 
-    Raises InputError for a model that Vidur does not have.
+    Raises InputError if Vidur does not have the model of the options.
     """
     require_gpu(profile, "Vidur")
     slug = profile.device.name
@@ -105,9 +105,11 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
 def _mlp_rows(
     profile: Profile, table: Table, model: VidurModel, options: ExportOptions, out: Exported
 ) -> Rows:
-    """Returns the rows of mlp.csv, by number of tokens and tensor-parallel degree.
+    """Returns the rows of mlp.csv, one for each number of tokens and tensor-parallel degree.
 
-    Each row has the times of the model's GEMMs and memory-bound ops.
+    A row has the times of the model's GEMMs and memory-bound ops.
+
+    table: measured GEMMs.
     """
     times = GemmTimes(profile, options.dtype)
     # The time of a memory-bound op is the launch of a small kernel plus its bytes at the achieved
@@ -153,8 +155,10 @@ def _attention_rows(
 ) -> Rows:
     """Returns the rows of attention.csv: prompts of one sequence, and batched decoding (seq_q = 1).
 
-    A phase (prompts or decoding) uses the rows measured with the model's heads per GPU, or modelled
-    rows if there are none.
+    If no prompts or no decoding were measured with the model's heads per GPU, their rows are
+    modelled.
+
+    table: measured attention.
     """
     rows: Rows = []
     taken = 0
@@ -240,7 +244,12 @@ def _write_network(profile: Profile, sku: str, out: Exported) -> None:
 
 
 def _statistics(latency_us: dict[str, float]) -> dict[str, float]:
-    """Returns the columns `time_stats.<op>.<name>` in ms. Each op has one time, so std is 0."""
+    """Returns the columns `time_stats.<op>.<name>` in ms.
+
+    Each op has a single time, so that the standard deviation is 0.
+
+    latency_us: time of each op in µs.
+    """
     columns = {}
     for op, us in latency_us.items():
         for name in ("min", "max", "mean", "median"):
@@ -256,9 +265,12 @@ def _write_csv(rows: Rows, out: Exported, folder: str, name: str) -> None:
 
 @dataclass(frozen=True)
 class VidurModel:
-    """Model under the names that Vidur uses.
+    """A model as Vidur configures it.
 
-    name, vocab, max_model_len: name, vocabulary size and longest sequence in Vidur's configuration.
+    name: name in Vidur's configuration.
+    shape: sizes of the model.
+    vocab: vocabulary size in Vidur's configuration.
+    max_model_len: longest sequence in Vidur's configuration.
     """
 
     name: str
@@ -290,7 +302,7 @@ class VidurModel:
         }
 
     def products(self, tp: int) -> dict[str, tuple[int, int]]:
-        """Returns (n, k) of the GEMM that one GPU runs, for each GEMM op of Vidur."""
+        """Returns (n, k) of the GEMM that one GPU runs for each op, by Vidur's name of the op."""
         found = {}
         for op in replace(self.shape, tp=tp).ops(backward=False):
             if op.name in _GEMM_OPS and isinstance(op.workload, Gemm):
