@@ -1,4 +1,4 @@
-"""Predicts how long matrix products, softmax, attention and expert layers take on a GPU.
+"""Predicts how long GEMMs, softmax, attention and expert layers take on a GPU.
 
 Each prediction is a latency in µs with a 90 % interval. The package imports its names on first
 use, so that importing it is cheap.

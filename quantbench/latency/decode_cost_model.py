@@ -1,8 +1,8 @@
 """Computes how long decoding and other attention between unequal sequences takes.
 
 A block reads the keys of one key head of one sequence, or a part of these keys if the kernel splits
-them over SMs. Its time follows from the rates at which one SM reads and multiplies. Blocks run in
-waves of one per SM, and all SMs share the memory bandwidth.
+them over SMs. The time of a block follows from the rates at which one SM reads and multiplies.
+Blocks run in waves of one block per SM, and all SMs share the memory bandwidth.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class DecodeKernel:
     """Rule by which an attention kernel divides the keys of a batch into blocks.
 
     block_m: query rows of a block. The query heads that share a key head are rows of one block.
-    blocks_per_sm: the keys of a head are split until there are this many blocks per SM; 0 if keys
-        are never split.
-    least_keys: smallest number of keys in a part.
+    blocks_per_sm: the keys of a head are split into the largest number of parts that gives at most
+        this many blocks per SM; 0 if keys are never split.
+    least_keys: smallest number of keys in a part, which limits the number of parts.
     shares_groups_only: whether keys are split only if several query heads share them.
     """
 
@@ -42,7 +42,8 @@ class DecodeKernel:
     shares_groups_only: bool = False
 
 
-# FlashAttention-2 splits keys only if several query heads share them
+# Candidate rules: every block_m with every way of splitting (blocks_per_sm, least_keys and
+# shares_groups_only). FlashAttention-2 splits keys only if several query heads share them
 # (csrc/flash_attn/flash_api.cpp, seqlenq_ngroups_swapped).
 KERNELS = tuple(
     DecodeKernel(block_m, *rule)
@@ -68,6 +69,7 @@ PARAMETERS = (
     ),
 )
 _NAMES = tuple(p.name for p in PARAMETERS)
+#: standard deviation of each parameter in the prior
 SPREAD = np.array([p.sd for p in PARAMETERS])
 
 
@@ -103,6 +105,8 @@ class DecodePhysics:
         filled = np.maximum(blocks * parts / device.sm_count, 1.0)
         elements = shapes.seq_k * shapes.head_dim / parts
         bytes_per_us = device.memory_gb_per_s * 1e3
+        # A block reads keys and values (factor 2), at an equal fraction of the memory bandwidth for
+        # each SM. It multiplies both, with 2 FLOP per element and query row (factor 4).
         read_us = 2.0 * element_bytes(shapes.dtype) * elements * device.sm_count / bytes_per_us
         flop_per_us = peak_tflops(device, shapes.dtype) * 1e6 / device.sm_count
         multiply_us = 4.0 * elements * kernel.block_m / flop_per_us
@@ -117,9 +121,12 @@ class DecodePhysics:
                 np.exp(x["log_block_us"])
                 + np.exp(x["log_row_us"]) * query_rows * shapes.head_dim / 1024.0
             )
+            # Reading and multiplying overlap in part: a norm with p = 3 joins their times.
             block_us = fixed_us + (reading_us**3 + multiplying_us**3) ** (1.0 / 3.0)
             fluid = 1.0 / (1.0 + np.exp(-x["logit_fluid_share"]))
             compute_us = block_us * ((1.0 - fluid) * waves + fluid * filled)
+            # Fraction of the bytes that is found in L2. With the slope 3.0, it falls from 0.9 to
+            # 0.1 while the bytes grow about fourfold.
             hits = 1.0 / (1.0 + np.exp(3.0 * (in_l2 - x["log_l2_share"])))
             memory_us = moved_us * np.exp(-x["log_memory_efficiency"])
             memory_us = memory_us * (1.0 - hits * (1.0 - np.exp(-x["log_l2_rate"])))
@@ -151,11 +158,13 @@ class DecodePhysics:
     def features(self, shapes: AttentionShapes, terms: Terms) -> FloatArray:
         """Returns the inputs of the Gaussian process, (n, 10).
 
-        The features describe the shape, the cost model's time, the waves, how full they are, and
-        the parts.
+        The features describe the shape, the cost model's time, the number of waves, how full the
+        waves are, and into how many parts the keys are split.
         """
         blocks, parts = self._cut(shapes)
         filled = blocks * parts / self.device.sm_count
+        # The ratio of started to filled waves is faded out above four waves, where a partial wave
+        # costs little. The factor 2.0 has no effect, because the process standardises its inputs.
         columns = [
             np.log(shapes.batch * shapes.seq_q),
             np.log(shapes.kv_heads),

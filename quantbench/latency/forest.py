@@ -1,6 +1,7 @@
 """Stores decision trees as flat arrays, which scikit-learn grows and numpy evaluates.
 
-The predictor needs no scikit-learn, and one pass per tree level serves all rows and trees.
+Prediction needs no scikit-learn: each numpy pass moves all rows one level down in all trees. The
+module also converts trees to the arrays of a model file and back.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ IndexArray = npt.NDArray[np.intp]
 
 #: rows per batch: enough to amortise numpy's call overhead, few enough to stay in the cache
 CHUNK = 1024
-# Step to which leaf values are rounded, in log time. It moves a forest's mean by 0.1 % at most.
+# Leaf values, in log time, are rounded to multiples of this number. The rounding changes the mean
+# over a forest's trees by at most half a multiple, which is 0.1 %.
 _VALUE_STEP = 2.0**-9
+# Leaf values are clipped to this magnitude when trees are stored.
 _LARGEST_VALUE = 64.0
-# Levels that a tree may have beyond a balanced one. Each costs a pass over all rows and trees.
+# Levels that a tree may have beyond log2(rows), the depth of a balanced tree with one row per leaf.
+# In prediction, each level costs one pass over all rows and trees.
 _SPARE_DEPTH = 5
+# `from_arrays` refuses trees of more levels, which a damaged file may claim.
 _DEEPEST = 64
 # Feature number that marks a leaf in the stored arrays.
 _LEAF = 255
@@ -66,8 +71,8 @@ class Forest:
         from sklearn.ensemble import ExtraTreesRegressor
 
         deepest = int(np.ceil(np.log2(len(y)))) + _SPARE_DEPTH
-        # Every split considers all features: with a third of them, tail errors on A100 were larger
-        # from 1000 rows on.
+        # Every split considers all features: with a random third of the features per split, tail
+        # errors on A100 were larger from 1000 rows on.
         grown = ExtraTreesRegressor(
             trees, min_samples_leaf=leaf, max_depth=deepest, random_state=seed, n_jobs=1
         ).fit(x, y)
@@ -87,7 +92,9 @@ class Forest:
     ) -> Forest:
         """Grows boosted trees of y (rows,) over x (rows, features).
 
-        Leaf values are scaled so that the prediction is the mean of the trees, as with `grow`.
+        Boosting adds up the trees, each times the learning rate. Leaf values are therefore
+        multiplied by rate · trees, so that `predict`, which averages over the trees, gives that
+        sum.
 
         depth: levels of each tree.
         rate: learning rate.
@@ -122,8 +129,8 @@ class Forest:
         leaf = joined("children_left") < 0
         right = np.repeat(roots, counts) + joined("children_right")
         threshold = joined("threshold").astype(np.float32)
-        # Thresholds are rounded down, so that none passes a value of few bits, such as the fill 1
-        # of a whole wave.
+        # Thresholds are rounded down. Rounded up, a threshold just below a value of few bits, such
+        # as the fill 1 of a whole wave, would reach it and send its rows to the other child.
         bits = threshold.view(np.uint32) + np.where(threshold < 0, np.uint32(255), np.uint32(0))
         bits &= np.uint32(0xFFFFFF00)
         value = np.round(scale * joined("value")[:, 0, 0] / _VALUE_STEP) * _VALUE_STEP
@@ -181,7 +188,8 @@ class Forest:
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Returns the arrays that `from_arrays` reads.
 
-        `number` holds the threshold of a node or the value of a leaf.
+        `number` holds the value of a leaf or the threshold of another node. `right` holds how many
+        nodes after a node its right child is stored.
         """
         leaf = np.isinf(self.threshold)
         skipped = self.right - np.arange(len(leaf))

@@ -1,14 +1,15 @@
 """Names the libraries whose kernels were measured, and selects a default for each GPU and dtype.
 
-A library changes the kernels, and so the cliffs, as much as the GPU does. The default library is
-the one whose public table has the most shapes.
+The library decides which kernels run, and so at which shapes the latency jumps, as much as the GPU
+does. The default library is the one whose public table has the most shapes, except that vLLM comes
+last for fp8_block.
 """
 
 from quantbench.device.registry import same_chip
 from quantbench.errors import require_choice
 
-#: Libraries whose kernels ran. The bf16 products of vllm, sglang and trtllm are those of
-#: `torch.nn.functional.linear`.
+#: Libraries whose kernels were measured. The bf16 GEMMs of vllm, sglang and trtllm were measured by
+#: calling `torch.nn.functional.linear`.
 LIBRARIES = ("torch", "triton", "vllm", "sglang", "trtllm", "aiter")
 
 #: Maps a device slug to the system's name in aiconfigurator-core. Not every system has a GEMM
@@ -40,10 +41,11 @@ _WITH_NEWEST = (
     "rtx_pro_6000_server",
 )
 #: Maps a system to its libraries and the version of each library's newest GEMM table in
-#: aiconfigurator-core 0.12.0. The default library comes first: the one with the most shapes (to
-#: 1 %), and among equals in the order vLLM, SGLang, TensorRT-LLM. For fp8_block, vLLM comes last:
-#: its small products take 55 to 300 µs where SGLang's take 4 µs, because the times include the
-#: host's work (aiconfigurator issue 1414).
+#: aiconfigurator-core 0.12.0. The default library comes first: the one whose table has the most
+#: shapes. Libraries whose numbers of shapes differ by at most 1 % come in the order vLLM, SGLang,
+#: TensorRT-LLM. For fp8_block, `libraries_of` moves vLLM to the end: vLLM's small GEMMs take 55 to
+#: 300 µs where SGLang's take 4 µs, because vLLM's times include the host's work (aiconfigurator
+#: issue 1414).
 TABLES: dict[str, dict[str, str]] = {
     "a100_sxm": {"sglang": "0.5.10", "vllm": "0.14.0", "trtllm": "1.0.0"},
     **dict.fromkeys(_WITH_NEWEST, _NEWEST),
@@ -58,14 +60,16 @@ MASKED_WORDS = "times for ep > 1 may include masked rows of other GPUs' experts"
 DEFAULT_TABLES: dict[str, tuple[str, str]] = {
     system: next(iter(of.items())) for system, of in TABLES.items()
 }
-#: Dtypes of those tables. The weight-only and smooth-quantised formats (int8_wo, int4_wo, sq) are
-#: left out, because they are other products than int8.
+#: Maps a system to the dtypes of its tables in TABLES; a system that is missing here has those of
+#: _BLACKWELL. The weight-only and smooth-quantised formats (int8_wo, int4_wo, sq) are left out,
+#: because their GEMMs are not int8 GEMMs.
 _FORMATS: dict[str, tuple[str, ...]] = {
     "a100_sxm": ("bf16",),
     **dict.fromkeys(("h100_sxm", "h200_sxm", "l40s"), ("bf16", "fp8", "fp8_block")),
 }
 _BLACKWELL = ("bf16", "fp8", "fp8_block", "nvfp4")
-# These libraries have no table, or one of only 518 rows (vLLM on the RTX PRO 6000).
+# Maps (system, dtype) to the libraries left out: those without a table, and vLLM on the RTX PRO
+# 6000, whose table has only 518 rows.
 _WITHOUT = {
     ("l40s", "fp8_block"): ("sglang",),
     ("rtx_pro_6000_server", "fp8_block"): ("vllm", "sglang"),
@@ -121,7 +125,7 @@ def _libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
 
 
 def default_library(slug: str, dtype: str) -> str:
-    """Returns the library of a device and dtype if none is named: torch if none was measured.
+    """Returns the library assumed where the user names none; torch if no library was measured.
 
     >>> default_library("h100-sxm5-80gb", "fp8"), default_library("l4-24gb", "fp8")
     ('vllm', 'torch')
@@ -130,7 +134,7 @@ def default_library(slug: str, dtype: str) -> str:
 
 
 def library_words(slug: str, dtype: str, requested: str, operation: str) -> str:
-    """Returns a line that says which library's products are predicted, and why.
+    """Returns a line that says which library's GEMMs are predicted, and why this library.
 
     requested: name of the library that the user asked for, or "".
     operation: the caller's name for error messages.
@@ -163,7 +167,7 @@ def library_words(slug: str, dtype: str, requested: str, operation: str) -> str:
 
 
 def library_of(provider: str) -> str:
-    """Returns the library that a provider's products belong to; torch for cuBLAS and other names.
+    """Returns the library that a provider's kernels belong to; torch if its name shows no other.
 
     >>> library_of("vllm.flash_attn_fa3"), library_of("cublas")
     ('vllm', 'torch')
@@ -175,7 +179,8 @@ def library_of(provider: str) -> str:
 def resolve_library(slug: str, dtype: str, library: str, operation: str = "library") -> str:
     """Returns `library`, or the default library if it is "".
 
-    For bf16, torch stands for the default table, whose rows ran `torch.nn.functional.linear`.
+    For bf16, torch is replaced by the default library, because the rows of that library's table
+    ran `torch.nn.functional.linear`.
 
     operation: the caller's name for error messages.
 

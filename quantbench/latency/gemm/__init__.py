@@ -1,1 +1,1 @@
-"""Predicts the latency of matrix products from a cost model and learned corrections."""
+"""Predicts the latency of GEMMs (matrix products) from a cost model and learned corrections."""

@@ -25,14 +25,14 @@ from quantbench.latency.gemm.member import Member
 
 @dataclass(frozen=True)
 class RawPrediction:
-    """Predictions of products, (rows,) each.
+    """Predictions of GEMMs, (rows,) each.
 
     log_us: predicted log time in µs.
-    variance: variance of the log time between members and trees.
-    physics: log time in µs by the cost models alone.
+    variance: variance of the log time between members, plus the mean variance between trees.
+    physics: log time in µs by the cost models alone, averaged over the members.
     kernel: index in the menu of the kernel that is fastest by the first member's cost model.
-    waves: waves of that kernel.
-    fixed_us: launch time of that kernel and the latency of its steps of k.
+    waves: number of waves of that kernel.
+    fixed_us: launch time of that kernel plus the latency of its main-loop steps along k.
     """
 
     log_us: FloatArray
@@ -47,8 +47,8 @@ class RawPrediction:
 class Ensemble:
     """Members with a common machine and menu, whose log times are averaged.
 
-    reference: another model, of this GPU or of a similar one. The correction that its trees make is
-        an input of the trees of this model.
+    reference: another model, of this GPU or of a similar one. The correction by the trees of the
+        reference is an input of the trees of this model.
     """
 
     machine: Machine
@@ -61,7 +61,7 @@ class Ensemble:
         return Shapes.of(self.machine, self.menu, sizes)
 
     def raw(self, sizes: Sizes) -> RawPrediction:
-        """Predicts products, before intervals and the limit at the device's peak."""
+        """Predicts GEMMs, before intervals and the limit at the device's peak are applied."""
         keep_freed_memory()
         # There is at least one chunk, so that an input of no rows gives empty columns.
         parts = [self._chunk(sizes.take(rows)) for rows in chunks(len(sizes)) or [slice(0)]]
@@ -86,12 +86,14 @@ class Ensemble:
             correction, spread = member.correction(x, reference)
             log_us.append(cost + correction)
             within.append(spread)
-        # For a log-normal time, the expected relative error |predicted / true - 1| is smallest at
-        # the median minus the variance: predicting twice the time costs 100 %, half of it only 50
-        # %.
+        # For a log-normal time, the expected relative error |predicted / true - 1| is smallest if
+        # the predicted log time is the mean log time minus its variance: predicting twice the true
+        # time is an error of 100 %, predicting half of it an error of only 50 %.
         variance = np.var(log_us, axis=0) + np.mean(within, axis=0)
         middle = np.mean(log_us, axis=0) - variance
         physics = np.mean([cost for cost, _ in costs], axis=0)
+        # The trees saw k raised to LEAST_K. For a smaller k, their correction stays, and only the
+        # cost models' time is computed again with the true k.
         short = sizes.k < LEAST_K
         if short.any():
             shallow = self.physics(sizes.take(short))

@@ -1,5 +1,8 @@
 """Fits a GEMM latency model to a few measured shapes, starting from a prior learned on other GPUs.
 
+The module also predicts with a fitted model, stores it in a file, and finds the models that are
+part of the package.
+
 >>> model = GemmModel.prior("a100-sxm4-80gb")
 >>> found = model.predict(4096, 4096, [4096, 8192])
 >>> bool(found.latency_us[0] < found.latency_us[1])
@@ -70,7 +73,7 @@ class GemmModel:
     prior_source: origin of the prior, for notes.
     note: caveats of the predictions.
     provenance: origin of the measurements, saved with the model.
-    library: library whose kernels ran (`libraries.LIBRARIES`).
+    library: library whose kernels were measured (`libraries.LIBRARIES`).
     """
 
     device: DeviceSpec
@@ -102,24 +105,29 @@ class GemmModel:
     ) -> GemmModel:
         """Fits a model to measured shapes.
 
-        m, n, k: (rows,), sizes of the products.
+        m, n, k: (rows,), sizes of the GEMMs.
         latency_us: (rows,), measured times in µs.
-        batch: independent products of each row, (rows,) or one number.
+        batch: number of independent GEMMs in each row, (rows,) or one number for all.
         layout: storage of a and b (`workload.Gemm.layout`), one for each row or one for all.
-        library: library whose kernels ran.
-        prior: one of
-            "auto": the best shipped parameters for this GPU, and the residual of a shipped model of
-            this dtype and library, for this GPU or else for one of its family;
-            "family-out": parameters of other GPU generations only;
-            "none": the spec sheet only;
-            a model: its parameters and its residual;
-            a sequence of models: their parameters.
+        library: library whose kernels were measured.
+        prior: source of the prior, and of the reference model whose correction is an input of the
+            trees. One of
+            "auto": the shipped parameters of this GPU, else of its family, else of all measured
+            GPUs. The reference is the shipped model of this GPU, dtype and library. Without one, it
+            is that of the most similar GPU of the family, whose parameters then are the prior, or
+            else that of this GPU, this dtype and the default library;
+            "family-out": the shipped parameters of other GPU generations, no reference;
+            "none": the spec sheet, no reference;
+            a model: its parameters, and the model itself as reference;
+            a sequence of models: the parameters of those in this GPU's family, or else of all, no
+            reference.
         seed: the same rows and seed give the same model.
         effort: settings of the fit. The default depends on the number of rows.
 
-        Rows faster than the device's peak are left out, and `provenance` has their number. The
-        result is the prior, with a note, for fewer than 20 rows. Raises InputError for invalid
-        sizes or times, and UnsupportedError for a dtype that the device lacks.
+        Rows whose rate exceeds PEAK_MARGIN times the device's peak are left out; `provenance` of a
+        fitted model has their number. If fewer than 20 rows remain, the result is the prior, with a
+        note. Raises InputError for invalid sizes or times, and UnsupportedError for a dtype that
+        the device lacks.
         """
         who = "GemmModel.fit"
         spec = _device(device)
@@ -129,8 +137,9 @@ class GemmModel:
             batch = np.full(np.size(m), batch)
         sizes = product_sizes(who, layout, m, n, k, batch)
         times = measured_times(who, latency_us, len(sizes))
-        # SGLang's quantization writes aligned scales (`sglang_per_token_group_quant_fp8`, option
-        # `scale_tma_aligned`).
+        # An fp8_block GEMM first pads the scales of a whose rows are not aligned. SGLang has no
+        # such step, because its quantization writes aligned scales
+        # (`sglang_per_token_group_quant_fp8`, option `scale_tma_aligned`).
         padded = dtype == "fp8_block" and library != "sglang"
         rows = TrainingRows(sizes, np.log(times), row_scales=padded)
         if not rows.layouts:
@@ -169,8 +178,8 @@ class GemmModel:
         """Returns the unfitted model of a device, with a wide interval.
 
         family_out: whether to exclude measured GPUs of the same generation.
-        library: library whose kernels will run, as in `best`. The prior itself does not depend on
-            it.
+        library: library whose kernels will run, as in `best`. The note names it; the predicted
+            times do not depend on it.
         """
         spec = _device(device)
         library = resolve_library(spec.name, dtype, library, "GemmModel.prior")
@@ -213,8 +222,9 @@ class GemmModel:
         """Predicts the times of GEMMs m×k times k×n, `batch` of them at once.
 
         m, n, k, batch: sizes, which broadcast. The result has their common shape.
-        layout: storage of a and b, one for all products; one-dimensional sizes may have one for
-            each row. It changes the alignment, and more if several layouts were fitted.
+        layout: storage of a and b, one for all GEMMs; one-dimensional sizes may have one for each
+            row. The layout changes the alignment of the rows of a and b. If the model was fitted to
+            several layouts, the layout is also an input of the trees.
 
         No prediction is below the time at the device's peak. Raises InputError for invalid sizes.
         """
@@ -247,19 +257,19 @@ class GemmModel:
 
     @property
     def batched(self) -> bool:
-        """Whether batched products were among the fitted rows."""
+        """Whether batched GEMMs were among the fitted rows."""
         return any(member.batched for member in self.ensemble.members)
 
     @property
     def unaligned(self) -> bool:
-        """Whether products whose n or k breaks 16-byte rows were among the fitted rows."""
+        """Whether GEMMs whose n or k breaks 16-byte rows were among the fitted rows."""
         return any(member.unaligned for member in self.ensemble.members)
 
     @property
     def layouts(self) -> bool:
-        """Whether products of several layouts were fitted.
+        """Whether the model was fitted to several layouts.
 
-        If not, the layout matters for alignment only.
+        If not, the layout changes only the alignment.
         """
         return any(member.layouts for member in self.ensemble.members)
 
@@ -267,7 +277,7 @@ class GemmModel:
     def in_waves(self) -> bool:
         """Whether GEMMs run in waves, so that a partial last wave leaves SMs idle.
 
-        The fitted parameters decide it.
+        The answer follows from the fitted parameters of the cost models.
         """
         return runs_in_waves(self._vectors)
 
@@ -287,7 +297,7 @@ class GemmModel:
         return list(self.predict(**columns))
 
     def measured_gpu(self) -> MeasuredGpu:
-        """Returns the mean cost model parameters of the members, for the priors of other GPUs."""
+        """Returns the mean of the members' cost model parameters, as a source of other priors."""
         mean = np.mean(self._vectors, axis=0)
         of = family(self.device)
         return MeasuredGpu(self.device.name, of, self.dtype, mean, self.rows, "", 0.0)
@@ -383,6 +393,7 @@ def _shipped(slug: str, dtype: str, library: str) -> GemmModel | None:
 
 
 def _of_same_chip(model: GemmModel, device: DeviceSpec) -> GemmModel:
+    """Returns the model of a card for another card with the same chip, with a note."""
     ensemble = replace(model.ensemble, machine=machine_of(device, model.dtype))
     note = f"products on {device.name}: as measured on {model.device.name}, the same chip"
     return replace(model, device=device, ensemble=ensemble, note=note)
@@ -397,8 +408,8 @@ class _Start:
     """Starting point of a fit.
 
     prior: prior of the cost model's parameters.
-    blind: half-width of the prior's interval in log time.
-    reference: model whose residual is an input of the trees; None without one.
+    blind: half-width, in log time, of the 90 % interval of predictions by the prior alone.
+    reference: model whose correction is an input of the trees; None without such a model.
     """
 
     prior: Prior
@@ -428,8 +439,8 @@ def _start(
     start = _Start(*choose(device, dtype, pool, family_out=prior != "auto"))
     if prior != "auto":
         return start
-    # Products of this GPU in another format or by another library say little about these products.
-    # Products of a similar GPU in the same format and library say much.
+    # Times of this GPU with another library say little about the times asked for. Times of a
+    # similar GPU in the same dtype and library say much, so they come first.
     shipped = shipped_model(device.name, dtype, resolve_library(device.name, dtype, library))
     if shipped is None:
         shipped = shipped_kin(device, dtype, library)
@@ -440,10 +451,10 @@ def _start(
 
 
 def shipped_kin(device: DeviceSpec, dtype: str, library: str) -> GemmModel | None:
-    """Returns the shipped model of the GPU that is most similar within the family.
+    """Returns the shipped model of the most similar other GPU of the device's family.
 
-    It is the one with the nearest number of SMs. The result is None if no other GPU of the family
-    has a model of this dtype and library.
+    Among the GPUs with a shipped model of this dtype and library, the most similar one is that
+    whose number of SMs is nearest. The result is None if there is no such GPU.
     """
     kin = [gpu for gpu in known_devices() if family(gpu) == family(device)]
     for gpu in sorted(kin, key=lambda gpu: abs(gpu.sm_count - device.sm_count)):
@@ -457,6 +468,7 @@ def shipped_kin(device: DeviceSpec, dtype: str, library: str) -> GemmModel | Non
 def _unfitted(
     device: DeviceSpec, dtype: str, machine: Machine, start: _Start, library: str
 ) -> GemmModel:
+    """Returns a model with the prior's mean as parameters, no trees and a wide interval."""
     source = start.prior.source
     ensemble = Ensemble(machine, Menu.of(), (Member(start.prior.mean, None),))
     whose = f" with {library}" if libraries_of(device.name, dtype) else ""
