@@ -1,9 +1,10 @@
 """Predicts GEMM times from tiles, waves and memory traffic of the kernels a library may choose.
 
 A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. A p-norm
-joins the times of arithmetic (in waves, softened by a fluid share), memory reads and L2 traffic, a
-second norm joins the time to write c, and launch, waves, steps of k, split-k and quantization add
-fixed costs. The library is assumed to choose nearly the fastest kernel: a soft minimum over them.
+joins the times of arithmetic (in waves, softened by a fluid share), memory reads and L2 traffic; a
+second norm joins the result and the time to write c; launch, waves, main-loop steps along k,
+split-k and quantization are added. The library is assumed to choose nearly the fastest kernel, so
+the time is a soft minimum over the kernels.
 
 Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless stated otherwise, because numpy is faster
 on long rows.
@@ -38,10 +39,12 @@ TILES = (
     (32, 128), (128, 32), (32, 64), (64, 32), (16, 128), (16, 64), (32, 256),
 )  # fmt: skip
 SPLITS = (1, 2, 4, 8, 16, 32)
+# Tiles whose waves and padding are inputs of the trees, whether or not the menu has them.
 _COMMON_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 # An fp32 accumulator of this many elements fills half the registers of an SM, so that only one such
 # block is resident.
 _LARGEST_TILE = 32768
+# Number of resident blocks that is assumed for the smallest tiles.
 _MOST_BLOCKS_PER_SM = 6
 
 
@@ -58,6 +61,9 @@ class Kernels:
     """Columns of a menu's kernels, (kernels, 1) each.
 
     tile_index: index of each kernel's tile in `Menu.tiles`.
+    split_k: number of parts of k, each of which has its own blocks.
+    block_m, block_n: sides of the tile.
+    blocks_per_sm: blocks that are resident on an SM.
     """
 
     tile_index: IndexArray
@@ -229,8 +235,9 @@ def hand_prior() -> tuple[FloatArray, FloatArray]:
     return mean, sd
 
 
-# The fluid share of the GPUs in the public tables is 0.1 if the waves of one tile explain the steps
-# (A100), and 0.4 to 0.9 if they do not (docs/choosing-shapes.md). The hand prior has 0.38.
+# Fluid share from which `runs_in_waves` answers no. Among the GPUs of the public tables, the share
+# is 0.1 where the waves of one tile explain the jumps in latency (A100), and 0.4 to 0.9 where they
+# do not (docs/choosing-shapes.md). The hand prior's share is 0.38.
 _LARGEST_FLUID_SHARE = 1 / 3
 
 
@@ -264,14 +271,18 @@ class Values:
 
 _STEP_K = 32.0  # elements of k that a block loads at a time
 _COPIES = 6.0  # copies of b and c that a benchmark cycles through
-_LONG_US = 1000.0
-# Doubling k halves a misalignment and multiplies the steps by at least 1.5. With a cost per halving
-# below log(1.5), a larger k is never faster.
+_LONG_US = 1000.0  # unit of the compute time at which the SM clock falls
+# Cap on the parameter "misaligned". Doubling k removes one halving of the alignment, and multiplies
+# the main-loop steps, which are rounded up, by at least 1.5. With a cost per halving below
+# log(1.5), a larger k is never faster.
 _MOST_MISALIGNED = 0.4
+# Slopes, per log unit, of the fall of the SM clock with compute time (`clock_loss`), and of the
+# bend at which translating addresses begins to cost (`kernel_parts`).
 _POWER_SLOPE = 1.0 / 0.7
 _TLB_SLOPE = 3.0
 _NT, _TN = LAYOUTS.index("nt"), LAYOUTS.index("tn")
-#: smallest k that the trees see: one step of a main loop. A smaller k gets the same correction.
+#: smallest k that the trees see: one step of a main loop. A smaller k gets the trees' correction
+#: for this k.
 LEAST_K = 32.0
 
 
@@ -315,9 +326,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of products, (rows,) each.
+    """Sizes of GEMMs, (rows,) each.
 
-    layout: index in `LAYOUTS`, or -1 if it is unknown. The rows of a and b then run along k.
+    layout: index in `LAYOUTS`, or -1 if the layout is unknown. The rows of a and b are then assumed
+        to run along k.
     """
 
     m: FloatArray
@@ -335,9 +347,9 @@ class Sizes:
         batch: FloatArray | None = None,
         layout: FloatArray | None = None,
     ) -> Sizes:
-        """Returns the sizes of products.
+        """Returns the sizes of GEMMs.
 
-        batch: (rows,); None for single products.
+        batch: (rows,); None for single GEMMs.
         layout: (rows,), index in `LAYOUTS`; None if the layout is unknown.
         """
         if batch is None:
@@ -363,11 +375,11 @@ class Waves:
 
     tiles: Array  # tiles of c
     blocks: Array  # tiles · split_k
-    exact: Array  # blocks / resident blocks
+    exact: Array  # blocks / blocks that are resident on all SMs together
     full: Array  # whole waves
     has_partial: Array  # 1.0 where a partial wave follows
     count: Array  # whole and partial waves
-    last: Array  # share of a whole wave's time that the partial wave takes
+    last: Array  # time of the partial wave as a fraction of a whole wave's time
     log_at_once: Array  # log of the blocks that run at the same time
 
     @classmethod
@@ -397,8 +409,8 @@ class Waves:
 class Operands:
     """Bytes of the operands and how far apart their uses are, (rows,) each.
 
-    reuse_a, reuse_b, reuse_c: log of the bytes that pass between two runs' uses of the operand,
-        relative to the size of L2.
+    reuse_a, reuse_b, reuse_c: log of the bytes that a benchmark moves between two uses of the same
+        copy of the operand, relative to the size of L2.
     """
 
     a_bytes: FloatArray
@@ -429,7 +441,7 @@ class Operands:
 class Narrow:
     """Terms of formats whose elements are narrower than their results (`Machine.is_narrow`)."""
 
-    padding: Array  # (kernels, rows) share of the rows of tiles that lie beyond m
+    padding: Array  # (kernels, rows) fraction of the rows of tiles that lie beyond m
     a_rows: FloatArray  # (rows,)
     converted_us: FloatArray  # (rows,) time of the bytes that quantizing a moves
 
@@ -452,10 +464,10 @@ class Shapes:
     k_part: Array  # elements of k that a block reads
     l2_bytes: Array  # bytes that pass from L2 to the SMs, as if every SM were busy
     partial_bytes: Array  # bytes of partial sums
-    smallness: Array
-    along_k: Array  # share of the rows that a block reads along k
+    smallness: Array  # log(1 + waves) · log2(area of the largest tile / area of this tile)
+    along_k: Array  # fraction of the rows of a block's operands that run along k
     log_row_bytes: FloatArray  # (rows,) bytes of k in a row
-    log_compute: FloatArray  # (rows,) compute time at peak over 1 ms
+    log_compute: FloatArray  # (rows,) log of the compute time at peak over 1 ms
     is_vector: FloatArray  # (rows,) 1.0 for matrix-vector products
     halvings: Array | None
     narrow: Narrow | None
@@ -473,6 +485,7 @@ class Shapes:
         k_part = np.maximum(np.ceil(k / (kernels.split_k * _STEP_K)) * _STEP_K, _STEP_K)
         sides = kernels.block_m + kernels.block_n
         l2_bytes = waves.blocks * sides * k_part * machine.element_bytes
+        # Each partial sum of 4 bytes is written once and read once. A single part has none.
         split_bytes = np.where(kernels.split_k > 1, 8.0, 0.0) * kernels.block_m * kernels.block_n
         by_area = np.log2(_LARGEST_TILE / (kernels.block_m * kernels.block_n))
         # Rows of a lie along k except in tn; rows of b lie along k except in nn and tn.
@@ -482,6 +495,7 @@ class Shapes:
         b_along = (sizes.layout < 0) | (sizes.layout == _NT)
         narrow = None
         if machine.is_narrow:
+            # Quantizing a reads its 2-byte elements and writes narrow ones.
             narrow = Narrow(
                 padding=1.0 - m / (np.ceil(m / kernels.block_m) * kernels.block_m),
                 a_rows=batch * m,
@@ -533,7 +547,7 @@ def _misalignment(machine: Machine, kernels: Kernels, sizes: Sizes) -> Array | N
     by_k = _halvings(sizes.k * machine.element_bytes)
     if not by_n.any() and not by_k.any():
         return None
-        # A part of k that is shorter than a step is padded to a step, whatever its alignment.
+    # A part of k that is shorter than a step is padded to a step, whatever its alignment.
     padded = sizes.k < kernels.split_k * _STEP_K
     return np.where(padded, by_n, np.maximum(by_n, by_k))
 
@@ -554,7 +568,7 @@ class Parts:
 
     The fields are plain arrays, or Variables if a gradient is needed.
 
-    fixed: launch, and the latency of the steps of k, which more tiles do not lengthen.
+    fixed: launch plus the latency of the main-loop steps along k; more tiles do not lengthen it.
     """
 
     log_time: Any
@@ -606,6 +620,8 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
     """
     machine = s.machine
     kernels = s.menu.each
+    # The time of waves lies between a step function of the blocks and a straight line, as the fluid
+    # share says. A wave takes at least the time of one block per SM, which may not saturate its SM.
     busy = minimum(exp(p["saturation"]) / kernels.blocks_per_sm, 1.0)
     stepped = s.waves.full + maximum(s.waves.last, busy) * s.waves.has_partial
     softened = minimum(stepped, maximum(s.waves.exact, busy)) - stepped
@@ -653,10 +669,11 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
 
 
 def clock_loss(p: Values, s: Shapes) -> Any:
-    """Returns the log slowdown of each shape by a lower clock, (rows,), equal for all kernels.
+    """Returns the log slowdown of each shape by a lower SM clock, (rows,), for all kernels.
 
     The arguments are those of `_traffic`.
     """
+    # "power" is in tenths of log time.
     long = sigmoid((s.log_compute - p["power_after"]) * _POWER_SLOPE)
     return 0.1 * (maximum(p["power"], 0.0) * long)
 
@@ -696,9 +713,9 @@ _LARGE_BYTES = 31 << 20
 def keep_freed_memory() -> None:
     """Makes glibc keep freed arrays, once per process.
 
-    glibc returns freed blocks above 128 KiB to the operating system, and the temporary arrays of
-    the cost model are just above: a fit of 200 rows took a million page faults. Freeing one large
-    block raises the limit to its size (mallopt(3), "dynamic mmap threshold"). The block is never
-    touched, so it costs nothing. Other C libraries are unaffected.
+    glibc returns freed blocks above 128 KiB to the operating system. The temporary arrays of the
+    cost model are just above that limit: a fit of 200 rows took a million page faults. Freeing one
+    large block raises the limit to the block's size (mallopt(3), "dynamic mmap threshold"). The
+    block is never touched, so it costs nothing. Other C libraries are unaffected.
     """
     np.empty(_LARGE_BYTES, dtype=np.uint8)

@@ -17,10 +17,13 @@ from quantbench.latency.gemm.ensemble import Ensemble
 from quantbench.latency.gemm.member import Member
 from quantbench.latency.model_file import Arrays, inner, outer
 
-# The limit is far above any GPU's rate: larger values mean a wrong unit or a damaged file.
+# Values above these limits mean a wrong unit or a damaged file, and are refused. The first limits
+# the constants of a machine and is far above any GPU's rate; the second limits the sides of tiles
+# and split_k.
 _LARGEST_RATE = 1e15
 _LARGEST_BLOCK = 4096
-# Parameters are logarithms and exponents; the widest fitted so far are about 10.
+# The same for cost model parameters, which are logarithms and exponents. The largest magnitudes
+# fitted so far are about 10.
 _LARGEST_PARAMETER = 50.0
 _REFERENCE = "reference."
 _KINDS = ("batched", "layouts", "unaligned", "row_scales")
@@ -113,6 +116,7 @@ def _with_trees(member: Member, bare: Ensemble, arrays: Arrays) -> Member:
 
 
 def _require_machine_and_menu(machine: Machine, menu: Menu) -> None:
+    """Raises StoreError for constants, tiles or kernels out of range."""
     for name, value in vars(machine).items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < _LARGEST_RATE:

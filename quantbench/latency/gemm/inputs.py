@@ -42,7 +42,7 @@ def product_sizes(
     k: npt.ArrayLike,
     batch: npt.ArrayLike,
 ) -> Sizes:
-    """Returns the validated sizes of products.
+    """Returns the validated sizes of GEMMs.
 
     who: the caller's name for error messages.
     layout: one layout for each row, or one for all.
@@ -67,6 +67,7 @@ def product_sizes(
 
 
 def _whole(who: str, name: str, size: npt.ArrayLike) -> FloatArray:
+    """Returns a column of sizes, (rows,), if all are whole numbers from 1 to LARGEST_SIDE."""
     array = np.atleast_1d(np.asarray(size))
     if array.ndim != 1 or array.dtype.kind not in "iuf":
         what = f"{name} of shape {array.shape} and type {array.dtype}"
@@ -82,9 +83,10 @@ def _whole(who: str, name: str, size: npt.ArrayLike) -> FloatArray:
 def without_layout(machine: Machine, sizes: Sizes) -> Sizes:
     """Returns the sizes for a model of unknown layout, which assumes rows of a and b along k.
 
-    The rows of a `tn` product lie along m and n, so its alignment does not depend on k: its k is
-    raised to the next value aligned like m. FP8 and FP4 need no change, because they are multiplied
-    with rows along k in every layout (cuBLASLt's "TN format").
+    The rows of a `tn` GEMM lie along m and n, so the alignment of its rows does not depend on k.
+    Its k is therefore raised to the next value that has the alignment of m. The k of FP8 and FP4
+    stays, because these formats are multiplied with rows along k in every layout (cuBLASLt's "TN
+    format").
     """
     along_m = (sizes.layout == LAYOUTS.index("tn")) & (not machine.is_narrow)
     aligned = sizes.k + (sizes.m - sizes.k) % (16.0 / machine.element_bytes)

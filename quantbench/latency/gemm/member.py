@@ -26,11 +26,11 @@ from quantbench.workload.dtypes import ALIGNED_ELEMENTS
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Measured products.
+    """Measured GEMMs.
 
     log_us: (rows,), log of the times in µs.
     row_scales: whether the scales of a, one per row and block of k as in fp8_block, are padded
-        before the product.
+        before the GEMM.
     """
 
     sizes: Sizes
@@ -42,30 +42,33 @@ class TrainingRows:
 
     @property
     def batched(self) -> bool:
-        """Whether batched products are among the rows."""
+        """Whether batched GEMMs are among the rows."""
         return bool((self.sizes.batch > 1).any())
 
     @property
     def layouts(self) -> bool:
-        """Whether the single products, or the batched ones, among the rows have several layouts."""
+        """Whether the batched GEMMs among the rows, or the others, have several layouts."""
         batched = self.sizes.batch > 1
         return any(len(np.unique(self.sizes.layout[kind])) > 1 for kind in (batched, ~batched))
 
     @property
     def unaligned(self) -> bool:
-        """Whether the rows include products whose n or k breaks the alignment of 16-bit rows."""
+        """Whether some n or k is no multiple of 8, so that 16-bit rows are not 16-byte aligned."""
         return bool((self.sizes.n % ALIGNED_ELEMENTS + self.sizes.k % ALIGNED_ELEMENTS).any())
 
     def take(self, rows: slice | IndexArray) -> TrainingRows:
         return replace(self, sizes=self.sizes.take(rows), log_us=self.log_us[rows])
 
 
-_LARGEST_GAP = 1.5  # cap on a kernel's log time above the fastest kernel's
+_LARGEST_GAP = 1.5  # cap, in the trees' inputs, on a kernel's log time above the fastest kernel's
+# Smallest width of the choice among kernels in `Member.weights`. A narrower one would let the
+# trees' inputs jump where two kernels are equally fast.
 _NARROWEST_CHOICE = 0.03
-_CLIP = 5.0  # deviations at which residuals are clipped
-# The scales of 4 bytes are loaded through TMA, which needs rows aligned to 16 bytes. For other m
-# they are padded first, which takes longer than many a product (DeepGEMM's README: "the LHS scaling
-# factor is required to have a TMA-aligned and transposed layout").
+_CLIP = 5.0  # distance from the median, in deviations, at which residuals are clipped for the trees
+# The 4-byte scales of a are loaded through TMA, m of them in a row. TMA needs rows aligned to 16
+# bytes, so m must be a multiple of 4. For any other m, the scales are padded first, which takes
+# longer than many a GEMM (DeepGEMM's README: "the LHS scaling factor is required to have a
+# TMA-aligned and transposed layout").
 _ALIGNED_SCALES = 4.0
 
 
@@ -75,7 +78,7 @@ def _expected(weights: Array, of: Array) -> Array:
     weights: (kernels, rows).
     of: the quantity, which broadcasts to (kernels, rows).
 
-    The sum is not a matrix product, because the rounding of one would depend on other rows.
+    It is computed without a matrix product, whose rounding of one row would depend on the others.
     """
     expected: Array = np.einsum("kr,kr->r", weights, np.broadcast_to(of, weights.shape))
     return expected
@@ -84,8 +87,9 @@ def _expected(weights: Array, of: Array) -> Array:
 def _rounded(mean: Array) -> Array:
     """Rounds a weighted mean, (rows,), so that the mean of equal numbers is that number.
 
-    A tree could otherwise tell 1 from the sum of the weights. The added shift moves fractions such
-    as 1/32 away from the midpoint of two rounded numbers, where the last bit of a sum would decide.
+    The weights sum to 1 only up to rounding, and a tree could otherwise split at that difference.
+    The added shift moves fractions such as 1/32 away from the midpoint of two rounded numbers,
+    where the last bit of a sum would decide to which of them it is rounded.
     """
     rounded: Array = np.round(mean + 1e-7, 4)
     return rounded
@@ -94,7 +98,7 @@ def _rounded(mean: Array) -> Array:
 def _least_gaps(
     gaps: Array, positions: dict[int, slice | IndexArray], count: int
 ) -> list[Array | float]:
-    """Returns the least gap of each group of kernels, (rows,) or a constant.
+    """Returns the least gap in each group of kernels, each (rows,) or a constant.
 
     gaps: (kernels, rows), log time of each kernel above the fastest one.
     positions: positions of the kernels of each group that has kernels.
@@ -124,10 +128,10 @@ class Member:
 
     parameters: (parameters + tiles,), parameters of the cost model.
     forest: None if the rows were too few.
-    slope: share of the reference model's residual that is added to the forest's correction.
-    limit: largest correction in log time.
+    slope: factor on the reference model's correction, which is added to the forest's correction.
+    limit: largest absolute value of the summed correction in log time.
     batched, layouts: whether the forest's inputs include the batch and the layout.
-    unaligned: whether products of unaligned rows were fitted.
+    unaligned: whether GEMMs with unaligned rows were fitted.
     row_scales: whether the forest's inputs say that the scales of a must be padded.
     """
 
@@ -185,11 +189,14 @@ class Member:
         log_k = np.log2(sizes.k)
         columns: list[Any] = [log_m, log_n, log_k]
         columns += [log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
-        # The time of a small tile in very many waves can exceed single precision. Such a tile is
-        # never chosen, so the limit does no harm.
+        # The columns of parts are parts of the kernel's time as fractions of its whole time. The
+        # time of a small tile in very many waves can exceed single precision, so its exponent is
+        # limited. This does no harm, because such a tile is never chosen.
         per_time = weights * np.exp(np.maximum(-parts.log_time, NEGLIGIBLE))
         for part in (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction):
             columns.append(_expected(per_time, part))
+        # `area` counts in tiles of 128 × 128 = 16384 elements. The last of the next four columns is
+        # the fraction of the tiles' elements that lie inside c.
         per_area = _expected(weights / shapes.waves.tiles, 1.0 / (16384.0 * kernels.area))
         columns += [
             _rounded(_expected(weights, kernels.split_k)),
@@ -199,6 +206,7 @@ class Member:
         ]
         gaps = np.minimum(parts.log_time - parts.log_time.min(axis=0), _LARGEST_GAP)
         nearest = np.sort(gaps.T, axis=1)  # faster than np.partition for few columns
+        # How much slower the second and the fifth fastest kernel are than the fastest.
         for rank in (1, 4):
             columns.append(nearest[:, min(rank, len(gaps) - 1)])
         columns += shapes.common_tiles
@@ -216,8 +224,10 @@ class Member:
     def correction(self, x: Float32Array | None, reference: FloatArray | None) -> tuple[Any, Any]:
         """Returns the log time to add and its variance over the trees, (rows,) each.
 
-        x: (rows, features), inputs of the forest. Both results are 0.0 without a forest or inputs.
-        reference: (rows,), correction by the reference model.
+        Both results are 0.0 if there is no forest, or if x is None.
+
+        x: (rows, features), inputs of the forest.
+        reference: (rows,), correction by the reference model; None without such a model.
         """
         if self.forest is None or x is None:
             return 0.0, 0.0
@@ -239,7 +249,8 @@ def train_member(
     """Returns a member with trees grown on the residual of its cost model.
 
     parameters: (parameters + tiles,), fitted parameters of the cost model.
-    reference: (rows,), correction by the reference model, which is an input of the trees.
+    reference: (rows,), correction by the reference model, which is an input of the trees; None
+        without such a model.
     """
     bare = Member(
         parameters,
@@ -263,7 +274,9 @@ def train_member(
     slope = 0.0
     shared = np.zeros(len(rows))
     if reference is not None:
-        # The slope is a ridge regression, because a reference of another library may not help.
+        # The slope is that of a ridge regression. Its penalty, 10 variances of the residual, pulls
+        # the slope to 0, because a reference of another library may not help. The last term avoids
+        # a division by 0.
         variance = reference @ reference + 10.0 * residual.var() + 1e-12
         slope = float((reference @ residual) / variance)
         shared = slope * reference
@@ -273,6 +286,11 @@ def train_member(
 
 
 def _grown(x: Float32Array, residual: FloatArray, growth: Growth, seed: int) -> Forest:
+    """Returns a forest grown on residuals (rows,), which are first clipped to limit outliers.
+
+    A residual is clipped at _CLIP deviations from the median. The deviation is 1.4826 times the
+    median absolute one, which is the standard deviation of a Gaussian.
+    """
     centre = float(np.median(residual))
     deviation = 1.4826 * float(np.median(np.abs(residual - centre))) + 1e-6
     clipped = np.clip(residual, centre - _CLIP * deviation, centre + _CLIP * deviation)

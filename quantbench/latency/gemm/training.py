@@ -1,6 +1,8 @@
 """Fits a GEMM model to measured rows, starting from a prior learned on other GPUs.
 
 A fit has several members, each a cost model with trees. Cross-validation calibrates the interval.
+The module also makes the prior: from the shipped parameters of measured GPUs, or from the spec
+sheet.
 """
 
 from __future__ import annotations
@@ -38,25 +40,28 @@ from quantbench.latency.gemm.member import Growth, Member, TrainingRows, train_m
 
 POOL_FORMAT = "quantbench-gemm-pool"
 POOL_VERSION = 1
-# Standard deviation of the prior as a share of the hand prior's: between two tables of one GPU,
-# between two GPUs of one family, and the least between families. The shares were tuned on the five
-# public tables that `tools.accuracy` evaluates.
+# Factors on the hand prior's standard deviation that give the deviation of a learned prior. The
+# first applies to a prior from another table of the same GPU, the second to one from GPUs of the
+# same family. The third sets the part of the deviation between families that does not depend on how
+# much the families differ (`pooled`). The factors were tuned on the five public tables that
+# `tools.accuracy` evaluates.
 _SAME_GPU = 0.4
 _SAME_FAMILY = 0.5
 _OTHER_FAMILY = 0.6
-# Half-width (log time) if no table of the dtype was measured on the same unit. It covers 90 % of
-# the rows of the fp8 tables of aiconfigurator-core 0.12.0 (vLLM 0.24.0) for H100, H200, B200, L40S
-# and RTX PRO 6000, with GPUs weighted equally.
+# Half-width (log time) of an unfitted model's interval if no table of the dtype was measured on the
+# same unit. It covers 90 % of the rows of the fp8 tables of aiconfigurator-core 0.12.0 (vLLM
+# 0.24.0) for H100, H200, B200, L40S and RTX PRO 6000, with GPUs weighted equally.
 _UNKNOWN = 1.4
-# A GPU outside the pool has larger errors than the worst of the few GPUs inside. With this factor,
-# the intervals of L40S (bf16), B200 (fp8) and V100 (fp16) cover 90 % of their rows when each is
-# predicted from the other GPUs.
+# Otherwise, that half-width is the largest error in the pool (`MeasuredGpu.blind_90`) times this
+# factor, because a GPU outside the pool has larger errors than the worst of the few GPUs inside.
+# With this factor, the intervals of L40S (bf16), B200 (fp8) and V100 (fp16) cover 90 % of their
+# rows when each GPU is predicted from the others.
 _BEYOND = 1.2
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Gaussian prior of the parameters.
+    """Gaussian prior of a cost model's parameters.
 
     mean, sd: (parameters + tiles,), mean and standard deviation.
     source: origin of both, for notes.
@@ -106,7 +111,8 @@ def shipped_pool() -> tuple[MeasuredGpu, ...]:
 def pooled(gpus: Sequence[MeasuredGpu], base: Prior) -> Prior:
     """Returns the prior pooled from the mean parameters of each family and from `base`.
 
-    Its standard deviation includes the spread between families.
+    `base` counts as one more family. The standard deviation of the prior includes the spread
+    between families.
     """
     if not gpus:
         return base
@@ -116,6 +122,8 @@ def pooled(gpus: Sequence[MeasuredGpu], base: Prior) -> Prior:
     centres = np.array([np.mean(group, axis=0) for group in by_family.values()])
     count = len(centres) + 1.0
     pool = (centres.sum(axis=0) + base.mean) / count
+    # The last term, the base's deviation counted twice, keeps the prior from becoming narrow if few
+    # families happen to agree.
     squares = ((centres - pool) ** 2).sum(axis=0) + 2.0 * (_OTHER_FAMILY * base.sd) ** 2
     return _without_host(Prior(pool, np.sqrt(squares / count), "pooled over " + _names(gpus)))
 
@@ -151,10 +159,10 @@ def _without_host(prior: Prior) -> Prior:
 def spec_sheet(device: DeviceSpec, dtype: str) -> Prior:
     """Returns the prior of a GPU without any measured table.
 
-    It is the hand prior, which was made for tensor cores. Two parameters differ on CUDA cores:
-    misaligned rows cost nothing (only tensor cores need 16-byte alignment; cuBLAS documentation,
-    "Tensor Core Usage"). The time to fill the pipeline, which is about the same, is worth the
-    arithmetic of fewer elements of k.
+    It is the hand prior, which was made for tensor cores. Two parameters differ on CUDA cores.
+    First, misaligned rows cost nothing, because only tensor cores need 16-byte alignment (cuBLAS
+    documentation, "Tensor Core Usage"). Second, the time to fill the pipeline is about the same,
+    but the slower CUDA cores multiply fewer elements of k in that time.
     """
     mean, sd = hand_prior()
     which = unit(device, dtype)
@@ -170,7 +178,8 @@ def spec_sheet(device: DeviceSpec, dtype: str) -> Prior:
 def known_in_waves(device: DeviceSpec, dtype: str) -> bool:
     """Returns whether GEMMs run in waves on a device, by the shipped parameters.
 
-    The parameters are those of this GPU, or else of its family. Without any, the result is False.
+    The parameters are those of this GPU, or else of its family. The result is False if the package
+    has neither.
     """
     return _known_in_waves(device.name, family(device), unit(device, dtype), dtype)
 
@@ -202,15 +211,15 @@ def _applicable(gpus: Sequence[MeasuredGpu], which: str, dtype: str) -> list[Mea
     return list(filter(applies, gpus))
 
 
-# This card, made in 7 nm, runs fp32 at its peak within its power limit. It needs less power per
-# TFLOP/s than the CUDA cores of any older process.
+# Card whose power per TFLOP/s is taken as the least that CUDA cores need in 7 nm and older
+# processes. It is made in 7 nm and runs fp32 at its peak within its power limit.
 _LEAST_POWER = "a100-pcie-40gb"
 
 
 def _powered(device: DeviceSpec, dtype: str) -> float:
-    """Returns the log of the share of its peak that a card's power limit allows, at most 0.
+    """Returns the log of the fraction of its peak that a card's power limit allows, at most 0.
 
-    It is 0 except for CUDA cores made in 7 nm or an older process.
+    The result is 0 except for CUDA cores made in 7 nm or an older process.
     """
     newer = device.compute_capability is None or device.compute_capability > (8, 0)
     if newer or not device.board_power_w or unit(device, dtype) != "CUDA cores":
@@ -225,9 +234,11 @@ def choose(
 ) -> tuple[Prior, float]:
     """Returns the prior for a device, and the half-width of its unfitted 90 % interval in log time.
 
-    gpus: measured GPUs. Those of the same unit and dtype apply; without any, the prior is
-        `spec_sheet`.
+    gpus: measured GPUs, of which those of the same unit and dtype are used. If there are none, the
+        prior is `spec_sheet`.
     family_out: whether to exclude all GPUs of the device's generation, including the device.
+
+    The half-width is halved if the device itself is among the GPUs used.
     """
     base = spec_sheet(device, dtype)
     usable = _applicable(gpus, unit(device, dtype), dtype)
@@ -242,7 +253,9 @@ def choose(
             return near(related, same_gpu=same_gpu), blind / 2 if same_gpu else blind
         others = usable
     efficiency = np.eye(len(base.mean))[INDEX["efficiency"]]
-    relative = []  # with an efficiency relative to what the power allows
+    # The efficiency of each GPU is taken relative to what its power limit allows, and what the
+    # power limit of this device allows is added to the pooled efficiency.
+    relative = []
     for gpu in others:
         powered = _powered(lookup(gpu.device), gpu.dtype)
         relative.append(replace(gpu, parameters=gpu.parameters - powered * efficiency))
@@ -252,7 +265,7 @@ def choose(
 
 
 _DELTA = 0.05  # log error at which the loss turns from quadratic to linear
-_NOISE = 0.05  # standard deviation of measurement noise, log time
+_NOISE = 0.05  # standard deviation of measurement noise in log time, which weighs rows and prior
 
 
 #: smallest number of rows for a fit; with fewer, the result is the prior
@@ -260,18 +273,21 @@ FEWEST_ROWS = 20
 #: smallest number of rows for growing trees
 FEWEST_FOR_TREES = 60
 _FOLDS = 5
-# The 0.9 quantile of some two hundred errors depends on twenty rows of a few sites, so the coverage
-# would vary. The quantile is therefore estimated as the geometric mean of lower quantiles, each
-# times the typical ratio of the 0.9 quantile to it. The ratios (from folds of the public tables'
-# training sites) vary little between GPUs and numbers of rows.
+# Pairs of a lower quantile and the typical ratio of the 0.9 quantile to it, which set the width of
+# the interval. The 0.9 quantile itself, of some two hundred errors, depends on twenty rows of a few
+# sites, so that the coverage would vary. It is therefore estimated as the geometric mean of lower
+# quantile times ratio. The ratios (from folds of the public tables' training sites) vary little
+# between GPUs and numbers of rows.
 _TAILS = ((0.6, 2.24), (0.7, 1.77), (0.8, 1.38))
 # Errors of a fold (one member, four fifths of the rows) relative to errors of the full ensemble.
+# The width of the interval, which is calibrated on folds, is divided by this ratio.
 _FOLD_EXCESS = 1.04
-# Noise that members after the first get in the prior (as a share of its deviation) and in the rows
-# (log time). It makes members differ in what the rows do not determine. The prior of the parameters
-# in UNVARIED gets no noise.
+# Standard deviation of the noise that is added for the members after the first: to the prior's mean
+# (in units of the prior's deviation) and to the rows (in log time). It makes members differ in the
+# parameters that the rows do not determine. The prior of the parameters in UNVARIED gets no noise.
 _SHAKEN_PRIOR = 0.7
 _SHAKEN_ROWS = 0.08
+# A kernel leaves the menu if its probability is at most this in 98 % of the shapes (`_likely`).
 _UNLIKELY = 0.04
 
 
@@ -292,7 +308,7 @@ class Effort:
 
     @classmethod
     def of(cls, rows: int) -> Effort:
-        """Returns the default effort for this many rows.
+        """Returns the default effort of a fit to `rows` rows.
 
         Below 150 rows, fits vary with single rows, so four members are averaged.
         """
@@ -317,7 +333,8 @@ def fit_parameters(
     """Returns the parameter vector, (parameters + tiles,), with the least loss plus penalty.
 
     The loss is pseudo-Huber in log time, which is robust to outliers. The penalty is half the
-    squared distance from the prior, in units of the prior's standard deviations.
+    squared distance from the prior's mean, in units of the prior's standard deviations. The search
+    stays within six of these deviations.
 
     start: (parameters + tiles,), starting point of the search; None for the prior's mean.
     """
@@ -367,7 +384,7 @@ def train(
 ) -> tuple[Ensemble, IntervalCalibration]:
     """Fits the members, grows their trees and calibrates the interval by cross-validation.
 
-    reference: model whose correction is an input of the trees; None without one.
+    reference: model whose correction is an input of the trees; None without such a model.
     """
     rng = np.random.default_rng(seed)
     vectors = _member_parameters(machine, menu, rows, prior, effort, rng)
@@ -409,6 +426,11 @@ def _member_parameters(
     effort: Effort,
     rng: np.random.Generator,
 ) -> list[FloatArray]:
+    """Returns the fitted parameter vector of each member.
+
+    The first member is fitted to a random sample of the rows, with the prior as it is. Each further
+    member gets its own sample, with noise in the rows and in the prior.
+    """
     order = rng.permutation(len(rows))
     varied = np.delete(np.arange(len(prior.mean)), UNVARIED)
     vectors = [fit_parameters(machine, menu, rows.take(order[: effort.rows_first]), prior)]
@@ -424,10 +446,10 @@ def _member_parameters(
 def _likely(
     machine: Machine, menu: Menu, rows: TrainingRows, vectors: Sequence[FloatArray]
 ) -> Menu:
-    """Returns the menu reduced to the kernels that some member would choose.
+    """Returns the menu reduced to the kernels that some member would choose for some shapes.
 
-    The cost of a prediction is proportional to the number of kernels. The choice is tried on random
-    shapes and on the measured ones.
+    The cost of a prediction is proportional to the number of kernels. The choice is tried on 1000
+    random shapes and on up to 1000 of the measured ones.
 
     vectors: (parameters + tiles,), parameters of each member.
     """
