@@ -1,7 +1,8 @@
 """Predicts fused attention latencies with a cost model and a Gaussian process for its residual.
 
-A fit tries several kernel families (their tiles, and whether they pack query heads) and keeps the
-family and parameters with the lowest loss. The shipped models of other GPUs serve as the prior.
+A fit tries several kernel families, which differ in tiles and in whether they pack query heads, and
+keeps the family and parameters with the lowest loss. The shipped models of other GPUs serve as the
+prior.
 """
 
 from __future__ import annotations
@@ -59,17 +60,19 @@ _MODELS = Path(__file__).parent / "models"
 FEWEST_ROWS = 20
 # A Gaussian process is fitted to at least this many rows: it has one length scale per feature.
 _FEWEST_FOR_LEARNER = 40
-# The loss is quadratic for relative errors below this size and linear above.
+# The loss of a row is quadratic for relative errors below this size and linear above.
 _NOISE = 0.05
 _FOLDS = 5
 # Half-widths of the interval (log time) if no shipped model can serve as the prior.
 _BLIND_BELOW, _BLIND_ABOVE = float(np.log(2.0)), float(np.log(3.0))
-# A parameter that several GPUs agree on may still differ on the next one.
+# Smallest standard deviation of a parameter in a prior from other GPUs: a parameter that several
+# GPUs agree on may still differ on the next one.
 _LEAST_SPREAD = 0.2
 # Extra half-width (log time) for shapes unlike the fitted rows. Backward passes are predicted from
 # the forward time. Another mask or dtype, unequal sequences, and misaligned or very wide heads are
 # predicted without the Gaussian process.
 UNSEEN_HALF_WIDTH = float(np.log(2.0))
+# Wider heads count as very wide.
 WIDEST_HEAD = 256
 
 
@@ -103,7 +106,8 @@ class Corrected:
         """Predicts forward passes.
 
         cache_write: (n,), whether the time includes writing keys and values to a cache.
-        seen: (n,), whether the fit covers this kind of shape. Other shapes get no learner.
+        seen: (n,), whether the fit covers this kind of shape. The time of other shapes is that of
+            the cost model, without the learner.
 
         Returns an array (7, n): time in µs, half-widths of the interval below and above it in log
         time, launch, compute and memory time in µs, and waves.
@@ -150,12 +154,12 @@ class AttentionModel:
     """Latency model of fused attention on one device: fitted to measured rows, or a prior.
 
     prefill: model of equal sequence lengths (seq_q = seq_k).
-    decode: model of unequal sequence lengths. If it is None, `prefill` predicts them too, with a
-        wider interval.
-    dtype, masks: dtype and masks (causal, full) of the fitted rows. Other shapes get a wider
-        interval and no learner.
+    decode: model of unequal sequence lengths. If it is None, `prefill` also predicts unequal
+        lengths, with a wider interval.
+    dtype, masks: dtype and masks (causal, full) of the fitted rows. Shapes of another dtype or mask
+        get a wider interval and no learner.
     backward_cost: time of a backward pass divided by the time of its forward pass. The default is
-        the ratio of their FLOPs.
+        the ratio of the FLOPs of these passes.
     note: source and caveats of the predictions.
     """
 
@@ -310,7 +314,7 @@ class AttentionModel:
     def knows(self, work: Attention) -> bool:
         """Returns whether the fit covers this shape's dtype, mask, head_dim and direction.
 
-        Shapes that it does not cover get a wider interval.
+        Shapes that the fit does not cover get a wider interval.
         """
         shapes = AttentionShapes.of([work])
         return (
@@ -324,6 +328,10 @@ class AttentionModel:
         return self.decode
 
     def _seen(self, shapes: AttentionShapes) -> BoolArray:
+        """Returns whether the fit covers the mask, dtype and head_dim of each shape, (n,).
+
+        Any mask is covered for unequal sequence lengths if they were fitted.
+        """
         masked = np.where(shapes.causal, "causal" in self.masks, "full" in self.masks)
         kind = np.where(shapes.seq_q == shapes.seq_k, masked, self.decode is not None)
         return np.asarray(
@@ -376,6 +384,7 @@ def _check_prior(prior: str) -> str:
 
 @cache
 def shipped_slugs() -> tuple[str, ...]:
+    """Returns the slugs of the devices whose attention model is part of the package."""
     return tuple(
         sorted(file.stem.removeprefix("attention-") for file in _MODELS.glob("attention-*.json"))
     )
@@ -506,8 +515,9 @@ def _fitted(
 
     The learner is a Gaussian process of log(measured / cost model). Cross-validation decides
     whether to keep it, and provides the held-out errors for the interval. Rows that share heads,
-    head_dim and mask are held out together, or row by row if all rows share them. Each fold refits
-    the parameters; the process keeps its hyperparameters.
+    kv_heads, head_dim and mask are held out together, or row by row if all rows share these four.
+    Each fold refits the parameters, and the process keeps its hyperparameters. A fold is skipped if
+    it leaves fewer rows than there are parameters.
     """
     physics = _fit_physics(candidates, spread, shapes, latency_us, cache_write)
     learner = None

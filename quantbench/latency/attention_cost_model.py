@@ -1,9 +1,9 @@
 """Computes attention times from the blocks that each kernel family divides its work into.
 
 latency = launch + ‖compute, memory‖₃ + padding copies of misaligned heads + cache write, where a
-throttling factor increases the norm of long kernels. Compute time runs the row blocks in waves of
-one per SM, softened by a fluid share; a key block costs the p-norm of its two matrix products and
-its exponentials.
+throttling factor increases the norm of long kernels. For the compute time, blocks of query rows run
+in waves of one block per SM, softened by a fluid share. A row block processes key blocks, each of
+which takes the p-norm of the times of its two matrix products and of its exponentials.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-# Key blocks are counted exactly for up to this many row blocks per head. Above it, they follow from
-# an average that is within 2 %.
+# The key blocks of causal attention are counted exactly for up to this many row blocks per head.
+# For more row blocks, their number follows from an average that is within 2 % of the exact count.
 _EXACT_BLOCKS = 64
 
 
@@ -63,7 +63,10 @@ class KernelFamily:
         return block_m, block_n
 
     def padded(self, head_dim: IntArray) -> IntArray:
-        """Returns head_dim padded to a width that the kernel supports, (n,)."""
+        """Returns head_dim padded to a width that the kernel supports, (n,).
+
+        A head that is wider than all of these widths is padded to a multiple of 64.
+        """
         padded = -(-head_dim // 64) * 64
         for width in reversed(self.widths):
             padded = np.where(head_dim <= width, width, padded)
@@ -156,9 +159,9 @@ def _key_blocks(
     block_m: IntArray,
     block_n: IntArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns the key blocks that all row blocks of one head process, and those of the longest one.
+    """Returns the numbers of key blocks that one head and its longest row block process.
 
-    per_head: row blocks of one head. All arrays are (n,).
+    per_head: number of row blocks of one head. All arrays are (n,).
     """
     every = -(-shapes.seq_k // block_n)
     # With a causal mask, the last query of a row block sees the keys up to its own position.
@@ -166,7 +169,7 @@ def _key_blocks(
     last_row = np.minimum((index + 1) * block_m, shapes.seq_q * group) - 1
     walked = -(-(last_row // group + 1) // block_n)
     exact = np.where(index < per_head, walked, 0).sum(axis=0)
-    # Rounding up to whole key blocks adds half a block on average.
+    # Rounding up to whole key blocks adds half a key block to each row block on average.
     average = per_head * (per_head + 1) / 2 * (block_m / group) / block_n + per_head * 0.5 * (
         1 - 1 / block_n
     )
@@ -174,14 +177,14 @@ def _key_blocks(
     return np.where(shapes.causal, masked, per_head * every), every.astype(float)
 
 
-#: exponentials per SM and clock: 16 in the special function units from compute capability 7.0 on
-#: (CUDA C++ Programming Guide, arithmetic instructions, throughput table)
+#: exponentials per SM and cycle of the SM clock: 16 in the special function units from compute
+#: capability 7.0 on (CUDA C++ Programming Guide, arithmetic instructions, throughput table)
 _EXPONENTIALS_PER_CLOCK = 16
 #: a backward pass computes five matrix products, a forward pass two (FlashAttention, Dao 2022)
 BACKWARD_FLOPS = 2.5
-# Keys are split if there are fewer row blocks than this share of the SMs (FlashAttention,
-# hopper/heuristics.h), into parts of at least this many keys (estimated from the public A100 and
-# H200 tables).
+# Keys are split if there are fewer row blocks than _SPLIT_BELOW times the number of SMs
+# (FlashAttention, hopper/heuristics.h). Each part has at least _SPLIT_KEYS keys (estimated from the
+# public A100 and H200 tables).
 _SPLIT_BELOW = 0.8
 _SPLIT_KEYS = 512
 
@@ -320,6 +323,7 @@ PARAMETERS = (
         1.0,
     ),
 )
+#: mean and standard deviation of each parameter in the prior that is set by hand
 START = np.array([p.mean for p in PARAMETERS])
 SPREAD = np.array([p.sd for p in PARAMETERS])
 
@@ -391,7 +395,8 @@ def times(
     per_block_bytes = 2.0 * shapes.query_bytes / blocks.rows
     store_us = per_block_bytes / (bytes_per_us / device.sm_count) * np.exp(x["log_store"])
     fixed_us = np.exp(x["log_block_us"]) + masked_us + store_us
-    # If there are few row blocks, the kernel splits keys over idle SMs and combines the results.
+    # If there are few row blocks, the kernel splits their keys until there are about two blocks per
+    # SM, and combines the results.
     most = np.floor(blocks.longest * blocks.block_n / _SPLIT_KEYS)
     few = blocks.may_split & (blocks.rows < _SPLIT_BELOW * device.sm_count) & (most >= 2.0)
     splits = np.where(few, np.minimum(np.ceil(2.0 * device.sm_count / blocks.rows), most), 1.0)
@@ -409,12 +414,14 @@ def times(
     fluid_share = 1.0 / (1.0 + np.exp(-x["logit_fluid_share"]))
     compute_us = (1.0 - fluid_share) * quantised_us + fluid_share * fluid_us
 
+    # A padding copy reads and writes q, k, v and the output.
     padding_bytes = np.where(
         shapes.misaligned, 2.0 * (2.0 * shapes.query_bytes + shapes.key_bytes), 0.0
     )
     useful_bytes_per_us = bytes_per_us * np.exp(x["log_memory_efficiency"])
     memory_us = shapes.forward_bytes / useful_bytes_per_us
     busy_us = (compute_us**3 + memory_us**3) ** (1.0 / 3.0)
+    # The throttling sets in at about 1 ms, over about a factor of e^0.7 in time.
     busy_us = busy_us * np.exp(
         x["throttle"] / (1.0 + np.exp(-(np.log(busy_us) - np.log(1000.0)) / 0.7))
     )
@@ -433,8 +440,11 @@ def learner_features(
 ) -> FloatArray:
     """Returns the inputs of the Gaussian process, (n, 9).
 
-    The features describe the shape, the cost model's time, the waves and how full they are.
+    The features describe the shape, the cost model's time, the number of waves and how full the
+    waves are.
     """
+    # The ratio of started to filled waves is faded out above four waves, where a partial wave costs
+    # little. The factors 2.0 have no effect, because the process standardises its inputs.
     per_sm = blocks.rows / device.sm_count
     filling = terms.waves / per_sm
     group = shapes.heads / shapes.kv_heads

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 FloatArray = npt.NDArray[np.float64]
-#: Exponents are limited to this value: e^-50 is about 1e-22, and slow denormal numbers are avoided.
+#: Lower exponents are raised to this value. e^-50 is about 2e-22, which is negligible, and lower
+#: exponents would give denormal numbers, which are slow.
 NEGLIGIBLE = -50.0
 
 Back = Callable[[FloatArray], FloatArray]

@@ -1,6 +1,7 @@
 """Defines the answer of every latency model, a time with a 90 % interval, and calibrates intervals.
 
 Times are in µs. Half-widths of intervals are in log time, so an interval is a factor either way.
+The module also holds what the models share: the checks of measured times and of stored models.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ class Estimates:
 
     `profile.answers.ProfileEstimates` is the counterpart for profiles.
 
-    waves: modelled waves of blocks.
+    waves: modelled number of waves of blocks.
     note: caveats that apply to all estimates.
-    tiles: (…, 3), block_m, block_n and split_k of the selected kernels; None except for products.
-    beyond: relative excess of the prediction over the cost model's time; None except for products.
+    tiles: (…, 3), block_m, block_n and split_k of the selected kernels; None except for GEMMs.
+    beyond: relative excess of the prediction over the cost model's time; None except for GEMMs.
     """
 
     latency_us: FloatArray
@@ -114,8 +115,8 @@ class Estimates:
 class Parameter:
     """Parameter of a cost model.
 
-    mean, sd: mean and standard deviation of the prior. They are set by hand and apply until a GPU
-        was fitted.
+    mean, sd: mean and standard deviation of the prior that is set by hand. Fitted GPUs replace it
+        by priors of their own.
     meaning: definition and scale (logarithm, logit or plain number).
     """
 
@@ -130,7 +131,7 @@ class IntervalCalibration:
     """Calibration of a 90 % interval: half-width in log time = factor · √(variance + floor²).
 
     factor: multiplier of the deviation.
-    floor: typical held-out error in log time.
+    floor: median absolute error of held-out rows in log time.
     """
 
     factor: float
@@ -151,8 +152,9 @@ class IntervalCalibration:
 
         error: (n,), absolute error in log time.
         variance: (n,), predicted variance of log time.
-        tails: pairs (share, ratio) of a quantile of the scaled errors, and the typical ratio of
-            the 0.9 quantile to it. The factor is the geometric mean of quantile · ratio.
+        tails: pairs (share, ratio). The quantile of the scaled errors at this share of the rows,
+            multiplied by the ratio, estimates their 0.9 quantile. The interval's factor is the
+            geometric mean of these estimates.
         """
         floor = float(np.median(error)) + 1e-3
         scaled = error / np.sqrt(variance + floor**2)

@@ -1,6 +1,7 @@
 """Groups GPUs into architecture families, on which libraries run the same kernels.
 
-Latency models of one family share a prior.
+Latency models of one family share a prior. The module also tells which unit of a GPU multiplies
+matrices of a dtype.
 """
 
 from quantbench.device.spec import DeviceSpec

@@ -1,8 +1,8 @@
 """Fits Gaussian processes with scikit-learn and evaluates them with numpy and scipy.
 
 The kernel is a Matérn 3/2 with one length scale per feature, plus noise. The hyperparameters are
-fitted on a subset of the rows, because the cost grows with the cube of their number; the posterior
-then uses all rows.
+fitted on a subset of the rows, because the cost grows with the cube of the number of rows; the
+posterior then uses all rows.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ class GaussianProcess:
     features: (rows, features), standardised features of the fitted rows.
     targets: (rows,), fitted values minus `centre`.
     shift, spread: (features,), mean and standard deviation of the raw features.
+    length_scales: (features,), in standardised features.
+    amplitude, noise: variance of the function and of the noise.
+    centre: mean of the fitted values, which the process predicts far from all rows.
     """
 
     features: FloatArray
@@ -68,6 +71,8 @@ class GaussianProcess:
         scaled = (features - shift) / spread
         centre = float(targets.mean())
         variance = float(np.var(targets)) + 1e-8
+        # Start and bounds of each hyperparameter: amplitude and noise relative to the variance of
+        # the targets, length scales in standardised features.
         level = ConstantKernel(variance, (1e-3 * variance, 1e2 * variance))
         smooth = Matern(np.full(features.shape[1], 3.0), (0.5, 100.0), nu=1.5)
         noise = WhiteKernel(0.01 * variance, (1e-5 * variance, 0.1 * variance))
@@ -130,6 +135,7 @@ class GaussianProcess:
         return np.asarray(self.amplitude * (1.0 + distance) * np.exp(-distance))
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the process as JSON values, with rounded features and targets."""
         rounded = replace(
             self,
             features=np.round(self.features, _DIGITS),
@@ -142,6 +148,7 @@ class GaussianProcess:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GaussianProcess:
+        """Inverse of `to_json`, up to rounding."""
         values: dict[str, Any] = {}
         for field in fields(cls):
             value = data[field.name]

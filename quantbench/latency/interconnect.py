@@ -1,6 +1,7 @@
 """Describes GPU clusters: times of all-reduces inside a node, and network bandwidth between nodes.
 
-clusters.toml holds the known systems, and links.json holds public tables of NCCL times.
+clusters.toml holds the known systems and the stated rates of links, and links.json holds public
+tables of NCCL times.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ _WHO = "cluster"
 #: latency of a message between GPUs of two nodes (NCCL over InfiniBand, nccl-tests' small sizes)
 NODE_LATENCY_S = 20e-6
 _BITS_PER_BYTE = 8
-#: Large messages inside a node are assumed to reach this share of the link's stated rate if no
-#: public table measures them. A100's NCCL table reaches 222 of 300 GB/s.
+#: Fraction of a link's stated rate that large messages inside a node are assumed to reach if no
+#: public table measures them. In A100's NCCL table, they reach 222 of 300 GB/s.
 _UNMEASURED_SHARE = 0.75
 #: name of the system that is assumed for a GPU for which no system is known
 GENERIC = "generic"
+# Latency that is assumed for an all-reduce inside a node if no public table measures it.
 _UNMEASURED_LATENCY_US = 25.0
 
 
@@ -48,6 +50,7 @@ class Link:
     @classmethod
     def of_rate(cls, gb_per_s: float, latency_us: float) -> Link:
         """Returns a link with a latency in µs and a constant rate in GB/s (1e9 bytes/s)."""
+        # The points run from 256 bytes to 4 GiB. One GB/s is 1e3 bytes per µs.
         sizes = tuple(float(4**power) for power in range(4, 17))
         return cls(sizes, tuple(latency_us + size / gb_per_s / 1e3 for size in sizes))
 
@@ -73,8 +76,7 @@ class Cluster:
 
     node_gb_per_s: bandwidth of all network adapters of a node in one direction, in 1e9 bytes per
         second.
-    links: all-reduce times inside a node, by number of participating GPUs. `intra_node` takes the
-        next larger number.
+    links: all-reduce times inside a node, by number of participating GPUs.
     source: document or table that the values come from.
     """
 
@@ -107,6 +109,11 @@ class Cluster:
         return self.gpu_gb_per_s * 1e9
 
     def intra_node(self, num_gpus: int) -> Link:
+        """Returns the link between this many GPUs of a node.
+
+        If `links` lacks the number, the link of the next larger number is taken, or else that of
+        the largest number.
+        """
         sizes = sorted(self.links)
         return self.links[next((size for size in sizes if size >= num_gpus), sizes[-1])]
 
@@ -208,6 +215,7 @@ def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
             bus = [float(Collective("all_reduce", size, gpus).bus_bytes) for size in sizes]
             links[gpus] = Link(tuple(bus), tuple(points["latency_us"]))
         return links, f"{data['provenance']['package']}, {measured['file']}"
+    # The only entry, of one GPU, applies to any number of GPUs (`Cluster.intra_node`).
     rate, stated_by = stated_link(device)
     link = Link.of_rate(rate * _UNMEASURED_SHARE, _UNMEASURED_LATENCY_US)
     return {1: link}, f"{stated_by}; {_UNMEASURED_SHARE:.0%} of it assumed"
@@ -226,10 +234,12 @@ def stated_link(device: DeviceSpec) -> tuple[float, str]:
 
 def host_link(device: DeviceSpec) -> tuple[float, str]:
     """Returns the PCIe rate between a GPU and its host in one direction in GB/s, and its source."""
+    # Compute capability 7 and older has PCIe 3, 8 has PCIe 4, and 9 and newer has PCIe 5.
     major = (device.compute_capability or (0, 0))[0]
     return _stated(f"pcie-gen{min(max(major - 4, 3), 5)}")
 
 
 def _stated(name: str) -> tuple[float, str]:
+    """Returns the rate in GB/s that clusters.toml states for a kind of link, and its source."""
     found = _data()["intra_node_gb_per_s"][name]
     return float(found["value"]), str(found["source"])

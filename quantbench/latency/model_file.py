@@ -19,7 +19,7 @@ from quantbench.errors import InputError, StoreError, one_line
 
 Arrays = dict[str, npt.NDArray[Any]]
 _HEADER = "header"
-# A file whose arrays are larger than this is not a model.
+# `unpack` refuses a file whose unpacked arrays are larger than this in total.
 _LARGEST_BYTES = 2**28
 #: exceptions that a damaged or foreign file raises on its way from bytes to a model
 BROKEN = (
@@ -87,6 +87,7 @@ def outer(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
 
 
 def device_to_json(device: DeviceSpec) -> dict[str, Any]:
+    """Returns all fields of a device, with mappings as dictionaries."""
     fields = dict(vars(device))
     for name, value in fields.items():
         if isinstance(value, Mapping):

@@ -1,6 +1,7 @@
 """Predicts op times of one GPU with the shipped latency models, or with priors.
 
-Times of batches that are larger than the models support are extrapolated.
+Times of batches that are larger than the models support are extrapolated. The module also chooses
+the GEMM model of a dtype, and words the notes on the sources of the times.
 """
 
 from collections import defaultdict
@@ -30,7 +31,7 @@ from quantbench.workload.kinds import Compute
 class ModelTimes:
     """Op times from latency models, with the kernels that the models select; implements `OpTimes`.
 
-    library: library whose kernels run products; "" means the default of each dtype
+    library: library whose kernels run GEMMs; "" means the default of each dtype
         (`libraries.default_library`).
     gemm: function from a dtype to a GEMM model and a note on its source. The default is
         `best_gemm_model`.
@@ -62,7 +63,7 @@ class ModelTimes:
         return "; ".join(filter(None, self._notes))
 
     def products(self, dtype: str) -> tuple[GemmModel, str]:
-        """Returns the model of products of a dtype, and a note on the model's source."""
+        """Returns the GEMM model of a dtype, and a note on the model's source."""
         return self._gemm_of(dtype)
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
@@ -87,6 +88,7 @@ class ModelTimes:
         found: dict[Compute, Estimate] = {}
         for (kind, dtype), works in groups.items():
             model = self._experts_of(dtype) if kind is MoE else self._gemm_of(dtype)[0]
+            # For attention and softmax, too, the GEMM model tells whether the GPU was measured.
             if not model.rows:
                 self.common_error = UNMEASURED_COMMON
             found.update(zip(works, answers[kind](works), strict=True))
@@ -169,7 +171,7 @@ def best_gemm_model(
     library: str = "",
     preferred: Callable[[str], GemmModel | None] = lambda dtype: None,
 ) -> tuple[GemmModel, str]:
-    """Returns a model of the products of a dtype, and a note on the model's source.
+    """Returns a GEMM model for a dtype, and a note on the model's source.
 
     The model was fitted to the dtype, or to its twin (`TWINS`) if both have the same peak. Without
     such a model, the result is the prior.
@@ -200,9 +202,9 @@ def best_gemm_model(
 def chosen_libraries(
     device: DeviceSpec, dtype: str, requested: str, operation: str, *, experts: bool
 ) -> str:
-    """Returns a line that says whose products `ModelTimes` predicts, and why.
+    """Returns a line that says which library's GEMMs `ModelTimes` predicts, and why.
 
-    The line also names the library of the experts if it is another one.
+    The line also names the library of the experts if that is another library.
 
     requested: name of the library that the user asked for, or "".
     operation: the caller's name for error messages.
@@ -217,6 +219,7 @@ def chosen_libraries(
 
 
 def _origin(model: GemmModel) -> str:
+    """Returns the note of a fitted model: its device, rows, and error on held-out rows."""
     words = f"products on {model.device.name}: fitted on {model.rows:,} measured shapes"
     of = model.provenance
     if "held_out" in of:
@@ -237,8 +240,9 @@ def require_reach(m: int, n: int, k: int) -> None:
 def predict_within_reach(model: GemmModel, gemms: Sequence[Gemm]) -> list[Estimate]:
     """Predicts GEMMs, in order, as GEMMs of the model's dtype.
 
-    The models support batches of up to LARGEST_SIDE rows. The time of a larger batch is scaled up
-    from the largest supported one. Raises InputError for a GEMM with a side above LARGEST_SIDE.
+    The models support batches of up to LARGEST_SIDE rows (batch · m). The time of a larger batch is
+    the time of the largest supported batch, multiplied by the ratio of the two batches. Raises
+    InputError for a GEMM with a side above LARGEST_SIDE.
     """
     smaller = []
     factors = []

@@ -1,6 +1,7 @@
 """Predicts the time of an MoE layer's experts on the busiest GPU from a few measured layers.
 
-A model multiplies the roofline by a correction, which it also learns from models of other GPUs.
+A model multiplies the roofline by a correction, which it learns from measured layers and from
+models of other GPUs. The module also reads and writes files of such models.
 
 >>> layer = MoE(tokens=512, hidden=4096, expert_ffn=14336, num_experts=8, top_k=2)
 >>> found = MoEModel.best("h100-sxm5-80gb", library="vllm").predict([layer])
@@ -49,9 +50,10 @@ from quantbench.workload import MoE
 
 # A model multiplies the spec sheet's roofline by a correction. Trees predict the log of the
 # correction from the layer's terms (`moe_features`) and from the corrections of the references,
-# which are models of other GPUs. One learner fits its trees to the residual of a linear combination
-# of those corrections: it extrapolates where GPUs resemble each other. The other learner takes the
-# corrections as inputs only, which is safer where GPUs differ.
+# which are models of other GPUs. There are two learners. One fits its trees to the residual of a
+# linear combination of the references' corrections, which extrapolates well where GPUs resemble
+# each other. The other fits its trees to the residual of a constant and uses the references'
+# corrections only as inputs of the trees, which is safer where GPUs differ.
 _WHO = "MoEModel"
 MODEL_FORMAT = "quantbench-moe-model"
 #: Version 1 is the initial version.
@@ -60,18 +62,21 @@ _MODELS = Path(__file__).parent / "models"
 PRIORS = ("auto", "family-out", "none")
 #: smallest number of rows for a fit; with fewer, `fit` returns the prior
 FEWEST_ROWS = 20
+# Largest number of references of a model.
 _MOST_REFERENCES = 5
 _ALONE = "without models of other GPUs"
 # Largest number of rows on which references are chosen.
 _CHOICE_ROWS = 1000
-_FOLDS = 3
-_LEAST_LEAF = 3
-_RATE = 0.08
-# Half-width of the interval (log time) without a reference of the GPU's architecture: the error of
-# the priors of L40S and A100. With such a reference, the half-width is the largest error (90 %
-# quantile) of the references' own priors (`provenance["transfer"]`).
+_FOLDS = 3  # of the cross-validation that calibrates the interval
+_LEAST_LEAF = 3  # smallest number of rows in a leaf
+_RATE = 0.08  # learning rate of the boosted trees
+# The half-width of a prior's interval (log time) is the largest error (90 % quantile) that the
+# priors of its references made on their own tables (`provenance["transfer"]`). Without a reference
+# of the GPU's architecture, the half-width is at least this number, which is the error of the
+# priors of L40S and A100.
 _BLIND = float(np.log(4.0))
-# Ridge penalty of the references' slopes, in rows. It keeps a few rows from swinging the slopes.
+# Ridge penalty on the slopes of the references. It weighs like this many rows with a correction of
+# 1 and a residual of 0, and keeps a few rows from swinging the slopes.
 _RIDGE = 3.0
 
 
@@ -92,7 +97,8 @@ class Growth:
 class Learner:
     """Linear combination of the references' corrections, and forests for its residual.
 
-    slopes: (1 + references,), intercept and the share of each reference's correction.
+    slopes: (1 + references,), intercept, and the factor on each reference's correction.
+    forests: each predicts the whole residual; the model averages over them.
     """
 
     slopes: FloatArray
@@ -127,6 +133,11 @@ class _Rows:
 
 
 def _learners(rows: _Rows, growth: Growth, seed: int) -> tuple[Learner, ...]:
+    """Returns the fitted learners of a model.
+
+    The first has the linear combination of the references' corrections that fits the residual best.
+    The second has the median residual instead, and is the only one if there are no references.
+    """
     count = rows.corrections.shape[1]
     plain = np.append(np.median(rows.residual), np.zeros(count))
     if not count:
@@ -136,6 +147,10 @@ def _learners(rows: _Rows, growth: Growth, seed: int) -> tuple[Learner, ...]:
 
 
 def _grown(rows: _Rows, slopes: FloatArray, growth: Growth, seed: int) -> Learner:
+    """Returns a learner with these slopes, and a randomised and a boosted forest for the residual.
+
+    A forest without trees in `growth` is left out.
+    """
     bare = Learner(slopes, ())
     rest = rows.residual - bare.base(rows.corrections)
     forests = []
@@ -202,9 +217,10 @@ class MoEModel:
         """Fits the model to measured layers of one dtype.
 
         latency_us: (n,), measured times in µs.
-        library: library whose kernels ran.
-        prior: "auto" (the shipped models of other GPUs), "family-out" (only those of other GPU
-            generations), "none", or a sequence of models.
+        library: library whose kernels were measured.
+        prior: models that may be references: "auto" (the shipped models of other GPUs),
+            "family-out" (the shipped models of other GPU generations), "none", or a sequence of
+            models.
         seed: the same rows and seed give the same model.
 
         Returns the prior, with a note, for fewer than FEWEST_ROWS rows. Raises InputError for
@@ -249,7 +265,8 @@ class MoEModel:
     ) -> MoEModel:
         """Returns the unfitted model of a device, dtype and library.
 
-        It is the roofline with the mean correction of the most similar GPUs and libraries.
+        It is the roofline with the mean correction of at most five models of other GPUs. Models of
+        the same library are taken first, and among these, models of the same GPU family.
 
         prior: as in `fit`.
         """
@@ -276,9 +293,12 @@ class MoEModel:
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> MoEModel:
         """Returns the model shipped for a GPU, dtype and library, or its prior if none is shipped.
 
-        library: library whose kernels will run. With "", libraries outside `MASKED_EXPERTS` come
-            first, then the default library of products (`libraries.default_library`), then the
-            largest table. If none was measured, the prior is for trtllm.
+        library: library whose kernels will run. With "", the first of these rules that tells two
+            shipped models apart chooses between them:
+            a library outside `MASKED_EXPERTS` before one of `MASKED_EXPERTS`;
+            the default library of GEMMs (`libraries.default_library`) before another;
+            the model with more rows before one with fewer.
+            If none is shipped, the prior is for trtllm.
         """
         spec = _gpu(device)
         usual = library or default_library(spec.name, dtype)
@@ -305,9 +325,10 @@ class MoEModel:
         return f"{self.library} on {self.device.name}"
 
     def predict(self, works: Sequence[MoE]) -> Estimates:
-        """Predicts the times of layers of the model's dtype on their busiest rank.
+        """Predicts the times of layers of the model's dtype on their busiest GPU.
 
-        No time is below the time of the layer's FLOPs at peak. Raises InputError for another dtype.
+        No time is below the time that the FLOPs of this GPU take at its peak. Raises InputError for
+        another dtype.
         """
         if not works:
             none = np.zeros(0)
@@ -454,7 +475,8 @@ def _calibrate(
 ) -> IntervalCalibration:
     """Calibrates the interval by cross-validation over model shapes.
 
-    Each fold is predicted by a fit to the other folds.
+    Each fold of model shapes is predicted by a fit to the other folds. If there are fewer model
+    shapes than folds, the folds are made of single layers.
 
     sites: (layers,), index of each layer's model shape.
     """
@@ -464,6 +486,7 @@ def _calibrate(
     fold_of = (names % _FOLDS)[sites]
     if len(names) < _FOLDS:
         fold_of = rng.integers(_FOLDS, size=count)
+    # A quarter of the randomised trees is enough to estimate errors.
     quick = replace(growth, randomised=growth.randomised // 4)
     error = np.zeros(count)
     variance = np.zeros(count)
@@ -491,10 +514,10 @@ def _sites(layers: Layers) -> npt.NDArray[np.intp]:
 def _most_telling(
     others: Sequence[MoEModel], works: Sequence[MoE], residual: FloatArray, seed: int
 ) -> tuple[MoEModel, ...]:
-    """Returns the models that together explain most of the residual.
+    """Returns up to _MOST_REFERENCES models that together explain most of the residual.
 
-    Models are chosen one by one. Each is the model that correlates best with the residual that the
-    models chosen before leave.
+    Models are chosen one by one. Each time, the model is chosen whose correction correlates best
+    with what a linear combination of the models chosen so far leaves of the residual.
 
     residual: (layers,), log of the measured time over the roofline.
     """
@@ -528,6 +551,7 @@ def _others(device: DeviceSpec, dtype: str, prior: str | Sequence[MoEModel]) -> 
 
 
 def _gpu(device: DeviceSpec | str) -> DeviceSpec:
+    """Returns the specification of a GPU. Raises UnsupportedError for a CPU."""
     spec = lookup(device) if isinstance(device, str) else device
     if spec.kind == "cpu":
         raise UnsupportedError(_WHO, f"{spec.name} is a {spec.kind}", "a GPU")
@@ -535,6 +559,7 @@ def _gpu(device: DeviceSpec | str) -> DeviceSpec:
 
 
 def _one_dtype(works: Sequence[MoE]) -> str:
+    """Returns the dtype of all layers. Raises InputError for no layers and for several dtypes."""
     dtypes = {work.dtype for work in works}
     if len(dtypes) != 1:
         what = f"layers of {', '.join(sorted(dtypes)) or 'no dtype'}"

@@ -21,8 +21,9 @@ from quantbench.workload.dtypes import DTYPES
 
 #: Numbers of rows per tile to which an expert's rows are padded.
 TILES = (16, 64, 128)
-_TILE_COLUMNS = 128
-#: number of columns of `Layers.features`
+_TILE_COLUMNS = 128  # columns per tile
+#: Number of columns of `Layers.features`. Five columns for each tile: the time of the padded rows,
+#: and the waves of two GEMMs and how full they are.
 NUM_FEATURES = 21 + 5 * len(TILES)
 #: Loads are averaged over this many draws of a power law, because a measured time is known for a
 #: distribution and not for one draw of it.
@@ -30,8 +31,8 @@ LOAD_DRAWS = 4
 _DRAW_SEED = 0
 # Number of elements per array of drawn loads. It keeps the arrays in the cache.
 _ELEMENTS = 2**18
-# Shares of the peaks that good kernels reach, and the time of a layer's launches in µs. The trees
-# correct all three.
+# Fractions of the peaks of arithmetic and of memory bandwidth that good kernels reach, and the time
+# of a layer's launches in µs. They set the roofline, and the trees correct errors of all three.
 _COMPUTE_SHARE = 0.6
 _MEMORY_SHARE = 0.75
 _LAUNCH_US = 8.0
@@ -45,14 +46,14 @@ MOST_TOKENS = 16384
 
 @dataclass(frozen=True)
 class ExpertLoads:
-    """Loads of the rank with the most rows, (layers,) each.
+    """Loads of the busiest rank, the GPU whose experts together have the most rows; (layers,) each.
 
     For a power law, the loads are means over draws.
 
-    rows: rows of all its experts together.
-    active: number of its experts that have rows.
-    fullest, median: rows of its fullest and of its median expert.
-    tiles: (len(TILES), layers), tiles along the rows, summed over its experts.
+    rows: rows of all experts of the rank together.
+    active: number of experts of the rank that have rows.
+    fullest, median: rows of the rank's fullest and of its median expert.
+    tiles: (len(TILES), layers), number of tiles along the rows, summed over the rank's experts.
     """
 
     rows: FloatArray
@@ -96,8 +97,8 @@ def _loads(
             work = MoE(tokens, 1, 1, experts, top_k, ep=ep, distribution=distribution)
             exact.append(work.tokens_per_expert)
         return np.array(exact, dtype=np.float64)[:, None, :]
-    # These lines repeat the draw of `MoE.tokens_per_expert` for many layers at once. Rows that
-    # rounding leaves over are shared out by rank.
+    # These lines repeat the draw of `MoE.tokens_per_expert`, with its constants, for many layers at
+    # once. Rows that rounding leaves over, or takes too many, are spread evenly over the ranks.
     tokens = routed[:, :1, None]
     low = np.where(total > experts, 1.0, 0.01)
     high = np.where(total > experts, 0.8 * tokens, 2.0)
@@ -132,10 +133,10 @@ def _busiest(loads: FloatArray, ep: int) -> FloatArray:
 
 
 def fewer_gpus(tokens: int, ep: int) -> int:
-    """Returns the divisor of ep that brings a layer to at most MOST_TOKENS tokens.
+    """Returns the smallest divisor of ep that brings a layer to at most MOST_TOKENS tokens.
 
-    A layer's tokens, experts and GPUs are divided by it before its time is predicted, so each GPU
-    keeps its rows and experts.
+    A layer's tokens, experts and GPUs are divided by this number before the layer's time is
+    predicted, so that each GPU keeps its rows and experts. If no divisor suffices, it is ep.
     """
     return next((f for f in range(1, ep) if ep % f == 0 and tokens <= f * MOST_TOKENS), ep)
 
@@ -147,7 +148,7 @@ class Layers:
     Layers with more tokens than were measured have the sizes of fewer GPUs (`fewer_gpus`).
 
     ffn: width of one expert on one GPU.
-    width: columns of the expert's first product: twice ffn with a gate.
+    width: columns of the result of an expert's first GEMM: ffn, or twice ffn with a gate.
     """
 
     dtype: str
@@ -193,8 +194,8 @@ class Layers:
     def bytes_moved(self) -> tuple[FloatArray, FloatArray]:
         """Returns the bytes of the weights that are read, and the bytes of rows read and written.
 
-        Only experts with rows read their weights. Rows are read and written by both products, and
-        by the sum over each token's experts.
+        Only experts with rows read their weights. Rows are read and written by both GEMMs of an
+        expert. The sum over each token's experts counts 4 bytes per token and element of hidden.
         """
         held = DTYPES[self.dtype]
         read = (self.hidden + self.ffn) * held.a_bytes
@@ -216,7 +217,7 @@ class Layers:
     def limits(self, device: DeviceSpec) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Returns the times of launches, of the padded rows' FLOPs and of memory traffic in µs.
 
-        The times, (layers,) each, follow from the spec sheet.
+        The times, (layers,) each, follow from the spec sheet. Rows are padded to tiles of 64.
         """
         memory_us = np.add(*self.bytes_moved()) / (device.memory_gb_per_s * 1e3 * _MEMORY_SHARE)
         padded_us = self.compute_us(device, TILES[1] * self.loads.tiles[1]) / _COMPUTE_SHARE
@@ -232,7 +233,7 @@ class Layers:
         return log_us
 
     def _waves(self, device: DeviceSpec, tiles: FloatArray) -> list[FloatArray]:
-        """Returns the waves of both products, with one block per SM.
+        """Returns the waves of both GEMMs of an expert, not rounded, with one block per SM.
 
         tiles: (layers,), tiles along the rows.
         """
@@ -241,7 +242,7 @@ class Layers:
         return [first / device.sm_count, second / device.sm_count]
 
     def waves(self, device: DeviceSpec) -> FloatArray:
-        """Returns the whole waves of both products together, with the largest tile."""
+        """Returns the whole waves of both GEMMs together, with the largest tile."""
         first, second = self._waves(device, self.loads.tiles[-1])
         return np.ceil(first) + np.ceil(second)
 
@@ -252,7 +253,7 @@ class Layers:
     def columns(self, device: DeviceSpec) -> list[Any]:
         """Returns the columns of `features` before they are rounded, each (layers,).
 
-        They hold arrays, or symbols for a layer of symbols (`explore.trace`).
+        The columns hold arrays, or symbols for a layer of symbols (`explore.trace`).
         """
         loads = self.loads
         per_us = device.memory_gb_per_s * 1e3
@@ -263,6 +264,7 @@ class Layers:
         for tile, tiles in zip(TILES, loads.tiles, strict=True):
             waves += self._waves(device, tiles)
             padded_us.append(self.compute_us(device, tile * tiles))
+        # The median load may be 0. The added 0.1 brings its log near those of small loads.
         logged = [
             self.compute_us(device),
             (weights + rows) / per_us,

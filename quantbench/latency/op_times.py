@@ -1,7 +1,8 @@
 """Defines how op times of one GPU are asked for, caches them, and adds them up with their errors.
 
 Errors of ops of one GPU are correlated, so the interval of a sum is wider than for independent
-errors.
+errors. The module also estimates times from the spec sheet: of casts, and of any op to plan a
+sweep.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,20 +25,21 @@ from quantbench.workload.kinds import Compute
 from quantbench.workload.ops import Cast
 
 #: Correlation of the errors of two ops: 0 for independent errors, 1 if all ops err by the same
-#: share of their interval. With 0.5, the interval of sums of four GEMMs covers 89 to 99 % of them
-#: on the five public tables (on rows that the shipped models were not fitted to).
+#: fraction of their interval. With 0.5, the interval of a sum of four GEMMs covers 89 to 99 % of
+#: such sums on the five public tables (on rows that the shipped models were not fitted to).
 CORRELATION = 0.5
 #: The same correlation for a device without measurements: one error affects all of its ops.
 UNMEASURED_CORRELATION = 1.0
 
-#: Share of the error that ops of one kind have in common on a GPU without measurements. It applies
-#: to ratios of times: with it, intervals of ratios cover at least 90 % on each of the five tables,
-#: using priors without GPUs of the same architecture.
+#: Fraction of the error variance that ops of one kind have in common on a GPU without measurements.
+#: It applies to ratios of times (`advice.cost.ratio_factor`). With 0.8, intervals of ratios cover
+#: at least 90 % on each of the five tables, if predicted from priors without GPUs of the same
+#: architecture.
 UNMEASURED_COMMON = 0.8
 
-#: Rate of batched 16-bit GEMMs with rows not aligned to 16 bytes, as a share of the GPU's fp32
-#: peak. It was fitted, with the factors of its site, to the training iterations of BigScience's
-#: tables with heads of 150 (tests/data/bloom_tables.csv).
+#: Rate of batched 16-bit GEMMs with rows not aligned to 16 bytes, as a fraction of the GPU's fp32
+#: peak. It was fitted to the training iterations of BigScience's tables with heads of 150
+#: (tests/data/bloom_tables.csv), together with the factors of the site where these ran.
 UNALIGNED_SHARE = 0.5555
 #: Factor of the interval of unaligned batched GEMMs. It is a guess, because their rate was fitted
 #: to whole training iterations only.
@@ -61,7 +63,7 @@ class OpTimes(Protocol):
 
     @property
     def common_error(self) -> float:
-        """Share of the error that ops of one kind have in common, 0 to 1; see `advice.cost`."""
+        """Fraction of the error variance that ops of one kind share, 0 to 1; see `advice.cost`."""
 
     def estimates(self, workloads: Sequence[Compute]) -> Sequence[Estimate]:
         """Returns one estimate per workload, in order.
@@ -74,19 +76,20 @@ class OpTimes(Protocol):
 TimesOf = Callable[[DeviceSpec], OpTimes]
 
 
-# The steps in the public A100 table of bf16 GEMMs correlate best (0.72) with the waves of a 128×256
-# tile at one block per SM. The steps of Hopper and Blackwell correlate less with any tile, so the
-# tile is a guess there.
+# The jumps in latency in the public A100 table of bf16 GEMMs correlate best (0.72) with the waves
+# of a 128×256 tile at one block per SM. On Hopper and Blackwell, the jumps correlate less with the
+# waves of any tile, so the tile is a guess there.
 _AMPERE_AND_LATER = Tile(128, 256)
 # The largest tile of cuBLAS's fp16 kernels on Volta and Turing
 # (volta_fp16_s884gemm_fp16_256x128_…).
 _VOLTA = Tile(256, 128)
-# oneDNN's AVX-512 kernels process n in blocks of 64 columns, which was measured as steps every 64
-# in n on one core.
+# oneDNN's AVX-512 kernels process n in blocks of 64 columns. On one core, the measured latency
+# jumps at every multiple of 64 in n.
 _CPU = Tile(1, 64)
 
-#: Share of the spec's peak that a large GEMM is taken to reach. Good libraries reach 0.7 to 0.85 on
-#: a GPU. The peaks of a CPU bound any core; a usual core reaches 0.1 TFLOP/s in fp32 and 30 GB/s.
+#: Fractions of the spec's peaks, of arithmetic and of bandwidth, that a large GEMM is taken to
+#: reach. Good libraries reach 0.7 to 0.85 on a GPU. The peaks in a CPU's spec are bounds for any
+#: core; a usual core reaches only 0.1 TFLOP/s in fp32 and 30 GB/s.
 COMPUTE_EFFICIENCY = {"cuda": 0.75, "cpu": 0.015}
 BANDWIDTH_EFFICIENCY = {"cuda": 0.8, "cpu": 0.2}
 #: Time in µs to start and end a kernel on the device, without the launch from the host.
@@ -133,7 +136,7 @@ def copy_us(moved_bytes: float, spec: DeviceSpec) -> float:
 
 
 def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:
-    """Returns the share of the device's peak that a time corresponds to.
+    """Returns the rate that follows from a time, as a fraction of the device's peak.
 
     The peak is FLOP/s for (grouped) GEMMs, experts and attention, and memory bandwidth for other
     workloads. The result is None if the device has no peak for the dtype, and on a CPU, whose
@@ -177,9 +180,9 @@ def unaligned_us(work: Compute, device: DeviceSpec) -> float | None:
 def as_run(work: Compute, source: Estimate, device: DeviceSpec, *, softmax: str = "") -> Estimate:
     """Returns an estimate corrected for softmax in separate kernels and for unaligned GEMMs.
 
-    The time of a softmax in separate kernels is scaled by their bytes over the bytes of the fused
-    kernel. An unaligned batched GEMM that was not measured takes `unaligned_us`, but at least the
-    time of the given estimate.
+    The time of a softmax in separate kernels is the given time multiplied by the ratio of the bytes
+    that the separate kernels and the fused kernel move. An unaligned batched GEMM that was not
+    measured takes `unaligned_us`, but at least the time of the given estimate.
 
     source: estimate to correct.
     softmax: as in `runs_separately`.
@@ -222,7 +225,7 @@ class RememberedTimes:
     """Cache of op times that also estimates casts and applies `as_run`; implements `OpTimes`.
 
     softmax: how softmax runs, as in `runs_separately`.
-    kernels: source of launches that `times` does not name; None without one.
+    kernels: source of the launches that `times` does not name; None if there is no such source.
     """
 
     def __init__(
@@ -349,6 +352,10 @@ def total(ops: Sequence[OpEstimate], correlation: float = CORRELATION) -> ShapeE
 
 
 def _combine(half_widths_us: FloatArray, correlation: float) -> float:
+    """Returns the half-width of a sum, in µs, from those of its terms, (ops,).
+
+    correlation: correlation of the errors of two terms.
+    """
     alone = float((half_widths_us**2).sum())
     together = float(half_widths_us.sum()) ** 2
     return float(np.sqrt((1.0 - correlation) * alone + correlation * together))

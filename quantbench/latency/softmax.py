@@ -1,7 +1,8 @@
 """Predicts the time of unfused attention's softmax from bytes, waves of row blocks and launches.
 
 Three implementations are modelled: Megatron's fused kernel, Megatron's separate kernels, which run
-if the fused kernel's constraints are not met, and PyTorch's softmax.
+if the fused kernel's constraints are not met, and PyTorch's softmax. A model is a prior from the
+spec sheet, or is fitted to measured times; the package has fitted models as JSON.
 """
 
 from __future__ import annotations
@@ -30,17 +31,19 @@ from quantbench.workload import Softmax
 from quantbench.workload.dtypes import element_bytes
 
 # The two libraries differ. Megatron's fused kernel applies scale and mask, and reads and writes
-# each element once. If its constraints are not met, Megatron runs separate kernels in fp32 (cast,
-# mask, softmax, cast), which move 5 to 9 times the bytes forward and 3 to 4.5 times backward in
-# 16-bit dtypes. PyTorch's softmax has neither scale nor mask. It holds a row of up to 1024 columns
-# in a warp's registers. A wider row is processed by one block, which reads it once more for each of
-# maximum, sum and result (aten/src/ATen/native/cuda/SoftMax.cu, PersistentSoftmax.cuh, 2.1).
+# each element once. If the constraints of the fused kernel are not met, Megatron runs separate
+# kernels in fp32 (cast, mask, softmax, cast). In 16-bit dtypes, these move 5 to 9 times the bytes
+# of the fused kernel forward, and 3 to 4.5 times its bytes backward. PyTorch's softmax has neither
+# scale nor mask. It holds a row of up to 1024 columns in a warp's registers. A wider row is
+# processed by one block, which reads the row once for each of maximum, sum and result
+# (aten/src/ATen/native/cuda/SoftMax.cu, PersistentSoftmax.cuh, 2.1).
 #
 # The packaged models are fitted to measured times of PyTorch's softmax in fp32. Megatron's kernel
 # is PyTorch's kernel for rows in registers, with scale and mask added (scaled_masked_softmax.h:
-# "extended softmax (from native aten pytorch)"). `SoftmaxModel.best` therefore gives it the same
-# share of the bandwidth. It takes the launch from the prior, because the launch in the measured
-# times is Python's. On other GPUs, the intervals rest on reported bandwidths.
+# "extended softmax (from native aten pytorch)"). `SoftmaxModel.best` therefore gives Megatron's
+# kernel the fitted fraction of the bandwidth and the fitted cost of a wave. The launch time of
+# Megatron's kernel comes from the prior, because the measured times include the launch from Python.
+# On GPUs without a packaged model, the intervals rest on reported bandwidths.
 _WHO = "SoftmaxModel"
 MODEL_FORMAT = "quantbench-softmax-model"
 MODEL_VERSION = 1
@@ -52,37 +55,42 @@ LIBRARIES = ("megatron", "torch")
 # scaled_masked_softmax.h), and 16 such blocks fill the 2048 threads of an SM.
 _ROWS_PER_BLOCK = 4
 _BLOCKS_PER_SM = 16
-# A row is read as if it had the next power of two of columns (log2_elements in the same file).
+# A row of fewer columns counts as a row of this many, the lanes of a warp. (The kernel pads a row
+# to the next power of two, log2_elements in the same file.)
 _LEAST_COLUMNS = 32
-#: Number of launches that the fallback counts. Its passes are cast, softmax and cast, plus one for
-#: a mask (`fallback_bytes`).
+#: Number of launches that are counted for Megatron's separate kernels: cast, softmax and cast. The
+#: kernel that applies a mask counts with its bytes only (`fallback_bytes`).
 _FALLBACK_KERNELS = 3
 
 # Maps each parameter, a logarithm, to its start, optimistic and pessimistic value. Launch and drain
-# of a small kernel take 2 to 8 µs. The share of the bandwidth is 0.93 (as in a copy) down to 0.5.
-# The fixed cost of a wave of row blocks is 0.2 to 3 µs.
+# of a small kernel take 2 to 8 µs. The fraction of the bandwidth that is reached is 0.93 (as in a
+# copy) down to 0.5. The fixed cost of a wave of row blocks is 0.2 to 3 µs.
 _PARAMETERS = {
     "log_launch_us": np.log((3.5, 2.0, 8.0)),
     "log_memory_efficiency": np.log((0.8, 0.93, 0.5)),
     "log_wave_us": np.log((0.7, 0.2, 3.0)),
-    # A time measured from Python is at least the host's launch of 30 to 60 µs. A timer on the GPU
-    # does not include it.
+    # A time measured from Python is at least the host's launch time of 30 to 60 µs. A time measured
+    # by a timer on the GPU does not include that launch.
     "log_host_us": np.log((0.1, 0.1, 10.0)),
-    # Cost of a byte in rows that PyTorch does not hold in registers. Rereads mostly hit in L2.
+    # Cost of a byte in rows that PyTorch does not hold in registers, relative to rows that it does.
+    # It is near 1, because most repeated reads hit in L2.
     "log_wide": np.log((1.0, 1.0, 2.0)),
-    # Extra time of such rows, relative to the time of as many bytes as L2 holds. It was seen on
-    # four GPUs, up to the size of L2.
+    # Further time of rows that PyTorch does not hold in registers, relative to the time in which
+    # memory moves the bytes of the softmax, but at most as many bytes as L2 holds. Such a time was
+    # seen on four GPUs, growing up to the size of L2.
     "log_wide_cached": np.log((1.0, 0.3, 3.0)),
 }
-# Parameters that Megatron's kernel shares with PyTorch's.
+# Parameters that `SoftmaxModel.best` gives Megatron's kernel from a fit to PyTorch's kernel.
 _SHARED = ("log_memory_efficiency", "log_wave_us")
-# (parameters,) each.
+# Start, optimistic and pessimistic values of all parameters, (parameters,) each.
 _START, _FAST, _SLOW = zip(*np.array([*_PARAMETERS.values()]).tolist(), strict=True)
 _INDEX = {name: i for i, name in enumerate(_PARAMETERS)}
 _WIDEST_IN_REGISTERS = 1024
-_HOST_NORM = 8.0  # the host's launch hides behind the kernel: close to the larger of the two
-_FEWEST_ROWS = 6
-_NOISE = 0.05
+# The p-norm of the host's launch and of the time on the GPU is the latency. The launch hides behind
+# the kernel, so p is large, and the latency is close to the larger of the two.
+_HOST_NORM = 8.0
+_FEWEST_ROWS = 6  # smallest number of rows for a fit
+_NOISE = 0.05  # standard deviation of the measured log times, which weighs rows against the prior
 
 
 @dataclass(frozen=True)
@@ -91,9 +99,10 @@ class SoftmaxModel:
 
     parameters: logarithms of the parameters, in the order of _PARAMETERS.
     half_width: half-width of the 90 % interval in log time. It is None for a prior, whose interval
-        spans the times of the optimistic and the pessimistic parameters. If `rows` is 0, it was
-        taken from a fit to PyTorch's softmax (`best`).
-    rows: number of measured shapes of this library's kernel that the model was fitted to.
+        spans the times of the optimistic and the pessimistic parameters. If `rows` is 0, a given
+        half-width is that of a fit to PyTorch's softmax (`best`), and is added to such a span.
+    rows: number of measured shapes of this library's kernel that the model was fitted to; 0 if the
+        kernel was not measured.
     note: source and caveats of the predictions.
     library: library whose kernel runs, one of LIBRARIES.
 
@@ -121,8 +130,9 @@ class SoftmaxModel:
     def best(cls, device: DeviceSpec, *, library: str = "megatron") -> SoftmaxModel:
         """Returns the model shipped for a device, or its prior if none is shipped.
 
-        The shipped models are of PyTorch's softmax. A model of Megatron's kernel takes from it the
-        parameters that both kernels share (`_SHARED`). `note` says which model it is.
+        The shipped models are of PyTorch's softmax. A model of Megatron's kernel is the prior with
+        the shipped values of the parameters that both kernels share (`_SHARED`). The model's `note`
+        says which of these it is.
         """
         prior = cls.prior(device, library=library)
         shipped = [_shipped()[name] for name in same_chip(device.name) if name in _shipped()]
@@ -176,7 +186,8 @@ class SoftmaxModel:
         first[_INDEX["log_host_us"]] = np.log(times_us.min())
         solved = least_squares(residuals, first, loss="soft_l1")
         predicted = prior._times(found, solved.x, fused)[0]
-        # The factor corrects for the degrees of freedom that the parameters use.
+        # Dividing by `left` corrects for the degrees of freedom that the parameters use. The added
+        # 0.01 keeps the interval from vanishing.
         left = max(1.0, len(found) - len(start)) / len(found)
         half_width = float(np.quantile(np.abs(np.log(predicted / times_us)), 0.9)) / left + 0.01
         kernel = "PyTorch's softmax" if library == "torch" else "softmax"
@@ -226,7 +237,7 @@ class SoftmaxModel:
     def _times(
         self, works: list[Softmax], parameters: Iterable[float], fused: bool
     ) -> tuple[FloatArray, ...]:
-        """Returns the latency, its launch, memory and wave parts in µs, and the waves.
+        """Returns the latency, its launch, memory and wave parts in µs, and the number of waves.
 
         All are (n,).
         """
