@@ -1,7 +1,8 @@
 """Advises on the sizes of a transformer: the time lost past edges on a GPU, and better sizes.
 
 An edge is a condition by which an op becomes less efficient, such as a partly filled wave or a
-misaligned row. Each better shape comes with the reasons for its gain.
+misaligned row. Each better shape comes with the reasons for its gain. The advice also names broken
+rules of libraries, times that rest on no measurement, and experts that do not fit in memory.
 """
 
 from collections import defaultdict
@@ -18,13 +19,13 @@ from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
 
-# Smallest saving of an op that gives a reason, as a share of the shape's time, and largest number
-# of ops that give reasons for one shape.
+# At most _REASONS ops give reasons for one shape. After the first, an op gives a reason only if it
+# saves at least _WORTH_SAYING of the shape's time.
 _WORTH_SAYING = 0.004
 _REASONS = 3
 # A size that is a multiple of this fills the tiles of every kernel in common use.
 _ROUND = 128
-# Rates that differ by less than this share count as equal.
+# Smallest relative increase of an op's rate that is given as a reason.
 _SAME_RATE = 0.01
 # Kinds of edges that an op either has crossed or not, unlike partly filled tiles and waves.
 _HARD = {"alignment", "fused softmax"}
@@ -151,7 +152,8 @@ def advise(
     times: latency models (`ModelTimes`), a profile, or any other `OpTimes`.
     space: limits of the neighbours to try; None for `Space()`.
     top: maximum number of neighbours to return; 0 to try no other shape.
-    kernels: source of the launches that `times` does not name; None to assume the device's tile.
+    kernels: source of the kernel, and so of the tile, of ops for which `times` knows no kernel;
+        None to assume the device's tile for these ops.
     library: library whose rules on divisibility are checked; "" for the rules of every library.
 
     Raises InputError if the device has no peak for the dtype.
@@ -194,6 +196,7 @@ def advise(
 
 
 def _too_large(shape: TransformerShape, device: DeviceSpec) -> str:
+    """Returns the text of `Advice.too_large`."""
     weights = weights_bytes(shape)
     limit = device.memory_bytes
     if not shape.experts or weights < limit:
@@ -204,6 +207,7 @@ def _too_large(shape: TransformerShape, device: DeviceSpec) -> str:
 
 
 def _broken_blocks(shape: TransformerShape) -> tuple[str, ...]:
+    """Returns the texts of `Advice.blocks`."""
     if not shape.experts:
         return ()
     sizes = {
@@ -220,9 +224,9 @@ def _broken_blocks(shape: TransformerShape) -> tuple[str, ...]:
 
 
 def _unmeasured(whole: ShapeCost) -> tuple[Unmeasured, ...]:
-    """Groups the ops whose times rest on no measurement by the reason.
+    """Returns the ops whose times rest on no measurement, grouped by the reason.
 
-    The group with the largest share of the time comes first.
+    The group with the largest share of the shape's time comes first.
     """
     ops: dict[str, list[OpCost]] = defaultdict(list)
     for cost in whole.ops:
@@ -238,6 +242,10 @@ def _unmeasured(whole: ShapeCost) -> tuple[Unmeasured, ...]:
 def _advised(
     found: Iterable[Neighbour], cost: ShapeCost, times: RememberedTimes
 ) -> tuple[Advised, ...]:
+    """Returns the neighbours with the reasons for their gains, their changes and their costs.
+
+    cost: cost of the given shape.
+    """
     advised = []
     for neighbour in found:
         new = cost_of(neighbour.shape, times)
@@ -274,8 +282,9 @@ def _changes(old: ShapeCost, new: ShapeCost) -> str:
 def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
     """Returns the reasons why a shape is faster.
 
-    Each of the one to three ops that save the most time gives a reason, and equal reasons are
-    merged. Hard edges that only the new shape has crossed are added.
+    Each of the one to three op names that save the most time gives a reason, and equal reasons are
+    merged. A hard edge is added if the new shape has crossed it, and the given shape has crossed
+    none of its kind.
 
     old, new: costs of the given shape and of the faster shape.
     weight: factor on the times of `new` that makes them comparable per token and parameter.
@@ -290,7 +299,7 @@ def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
             subject, text = _reason(name, old, new)
             found.setdefault(text, []).append(subject)
     reasons = [", ".join(filter(None, subjects)) + text for text, subjects in found.items()]
-    # Hard edges that only the new shape has crossed are the next thing to change.
+    # Such an edge is the next thing to change in the new shape.
     hard = _HARD - _kinds(old)
     for edge in new.edges:
         words = f"but {edge.words}"
@@ -306,7 +315,7 @@ def _kinds(cost: ShapeCost | OpCost) -> set[str]:
 def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
     """Returns why the ops of one name are faster, as a subject and a text that follows it.
 
-    The subject is "" if the text is complete without it.
+    The subject is "" if the text is complete without a subject.
     """
     pairs = list(zip(old.by_name[name], new.by_name[name], strict=True))
     was, now = max(pairs, key=lambda pair: pair[0].waste_us - pair[1].waste_us)
@@ -326,6 +335,10 @@ def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
 
 
 def _regained(was: OpCost, now: OpCost) -> str:
+    """Returns a text that names the size by which the rows of an op have become 16-byte aligned.
+
+    was, now: op of the given shape, with misaligned rows, and op of the faster shape.
+    """
     first = was.op.workload
     second = now.op.workload
     if isinstance(first, Gemm) and isinstance(second, Gemm):
@@ -339,6 +352,11 @@ def _regained(was: OpCost, now: OpCost) -> str:
 
 
 def _rounder(pairs: Sequence[tuple[OpCost, OpCost]]) -> str | None:
+    """Returns a text on a side of a GEMM that has become a multiple of _ROUND; None without one.
+
+    pairs: op of the given shape and the same op of the faster shape. The first pair, the forward
+        pass, is compared.
+    """
     was_run, now_run = pairs[0]
     first = was_run.op.workload
     second = now_run.op.workload
@@ -353,6 +371,13 @@ def _rounder(pairs: Sequence[tuple[OpCost, OpCost]]) -> str | None:
 
 
 def _fuller(was: OpCost, now: OpCost) -> str | None:
+    """Returns a text on tiles and waves that have become fuller.
+
+    The result is None if the efficiency of tiles and waves is unknown, or rises by less than
+    _FULLER.
+
+    was, now: op of the given shape, and op of the faster shape.
+    """
     before = was.quantization
     after = now.quantization
     if before is None or after is None or after.efficiency - before.efficiency < _FULLER:

@@ -1,6 +1,7 @@
 """Predicts each op's time in a transformer shape on one GPU, and the time lost by crossing edges.
 
-Intervals of ratios of times account for errors that the ops share.
+The module also gives the intervals of ratios of times, which account for the errors that the ops of
+two sums share.
 """
 
 from collections import defaultdict
@@ -19,9 +20,10 @@ from quantbench.quantization import Quantization, credible_waves
 from quantbench.workload import Gemm, Op, TransformerShape
 from quantbench.workload.kinds import Compute
 
-# Smallest waste, as a share of an op's time, that is reported. No model resolves less.
+# Smallest waste, as a fraction of an op's time, that is reported. No model resolves a smaller one.
 _WORTH_SAYING = 0.01
-# A shape is not to be kept if misaligned rows waste at least this share of its time.
+# Smallest fraction of a shape's time, wasted by misaligned rows, for which the advice is not to
+# keep the shape.
 _MISALIGNED = 0.02
 _TRILLION = 1e12
 #: text that says what the times of a shape leave out
@@ -33,11 +35,11 @@ _US_PER_HOUR = 3.6e9
 class EdgeWaste:
     """An `Edge` that an op has crossed, and the time that one run loses by it, with its interval.
 
-    The waste is the predicted time minus an ideal time. The ideal is the same arithmetic at the
-    rate (FLOP per µs) predicted just before the edge. For the fused softmax it is the time of the
-    fused kernel, and for skew the time of balanced experts. The waste is at most
-    `Edge.largest_share` of the time: for tiles and waves, the share of the device that becomes idle
-    at the edge.
+    The waste is the predicted time minus an ideal time. In general, the ideal time is that of the
+    same arithmetic at the rate (FLOP per µs) predicted just before the edge. For a softmax that
+    does not run fused, the ideal is the time of the fused kernel; for skew, it is the time of
+    balanced experts. The waste is at most `Edge.largest_share` of the predicted time: for tiles and
+    waves, the fraction of the device that becomes idle at the edge.
     """
 
     edge: Edge
@@ -54,8 +56,8 @@ class OpCost:
     launch: predicted kernel launch; None if it is unknown.
     quantization: tiles and waves of a GEMM; None for other ops, or if `credible_waves` returns
         None.
-    findings: crossed edges that waste 1 % or more, worst first. The wastes overlap, so only the
-        worst one counts.
+    findings: crossed edges that waste 1 % or more of the time, worst first. The wastes overlap, so
+        only the first one counts in `waste_us`.
     """
 
     op: Op
@@ -86,7 +88,7 @@ class ShapeCost:
     It covers forward and backward pass, or only the forward pass for a shape with experts. Norms,
     activations, communication, the optimizer and recomputation are not counted.
 
-    latency: total time.
+    latency: total time of the ops, with its 90 % interval.
     waste_low_us, waste_high_us: 90 % interval of the wasted time.
     """
 
@@ -108,7 +110,10 @@ class ShapeCost:
 
     @property
     def misaligned(self) -> list[OpCost]:
-        """Ops that lose most by misaligned rows, worst first; empty if their share is small."""
+        """Ops whose worst edge is misaligned rows, worst first.
+
+        The list is empty if these ops waste less than 2 % of the shape's time.
+        """
         found = [op for op in self.ops if op.findings and op.findings[0].edge.kind == "alignment"]
         if total_waste_us(found) < _MISALIGNED * self.latency.latency_us:
             return []
@@ -208,10 +213,15 @@ def _peak_share(work: Compute, times: RememberedTimes) -> float | None:
 
 
 def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[EdgeWaste, ...]:
+    """Returns the waste of each edge in `past` that wastes enough to be reported, worst first.
+
+    past: edges that the op has crossed.
+    """
     now = times.estimate(op.workload)
     found = []
     for edge in past:
-        # The ideal is the time of the op's arithmetic at the rate just before the edge.
+        # The ideal is the time of the op's arithmetic at the rate just before the edge. Balanced
+        # experts already do the same arithmetic.
         ideal = times.fused(edge.before)
         if edge.kind != "skew":
             ideal = ideal.scaled(op.workload.flops / edge.before.flops)
@@ -219,8 +229,8 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
         if share < _WORTH_SAYING:
             continue
         if edge.before == op.workload:
-            # The time of the unfused softmax is estimated from its bytes, and its interval gives
-            # the factor.
+            # Both times are of the same workload, so `ratio_factor` would see no error. The factor
+            # is taken from the interval of the unfused time instead.
             factor = sqrt(now.high_us / now.low_us)
         else:
             shares = {op.workload: (1.0, now)}
@@ -264,36 +274,38 @@ def _waste_interval(
 def _add(
     parts: dict[Compute, tuple[float, Estimate]], work: Compute, share: float, latency: Estimate
 ) -> None:
+    """Adds `share` to the fraction of a sum of times that a workload takes."""
     parts[work] = (parts.get(work, (0.0, latency))[0] + share, latency)
 
 
 def _wasted_if_slower(share: float, factor: float) -> float:
-    """Returns the wasted share if the rest of the time takes `factor` times as long as estimated.
+    """Returns the wasted fraction of the time if the rest takes `factor` times its estimate.
 
-    share: estimated wasted share, 0 to 1.
+    share: estimated wasted fraction, 0 to 1.
     """
     return max(0.0, 1 - (1 - share) * factor)
 
 
 # --- intervals of ratios ---
 #
-# Each op's log error has a half-width, which comes from its own interval. Ops of one kind (GEMM,
-# softmax, attention) come from one model and share a part of their errors. This part cancels to the
-# extent that both sums have the same share of that kind. The error of an op that is in both sums
-# cancels completely. The interval of a shape against itself is therefore 1 ± 0, and it is narrow
-# for shapes that differ in few ops.
+# Each op's log error has a half-width, which comes from its own interval. Times of ops of one kind
+# (GEMM, softmax, attention) come from one model and share a part of their errors. In a ratio of two
+# sums of times, this shared part cancels to the extent that ops of that kind take the same fraction
+# of both sums. The error of a workload cancels completely if it takes the same fraction of both.
+# The ratio of a shape's time to itself is therefore 1 ± 0, and the interval is narrow for shapes
+# that differ in few ops.
 #
 # The shared part was tested on five public tables (A100, H100, H200, B200, L40S; rows that the
 # shipped models were not fitted to, with sides of at least 1024), as ratios of four GEMMs to four
-# neighbouring GEMMs. The errors of a fitted model share nothing, because the model is right on
-# average. Its intervals are too narrow for these GEMMs by a factor of up to WIDER. On a GPU without
-# measurements, most of the error is shared.
+# neighbouring GEMMs. The errors of a fitted model share no part, because the model is right on
+# average. The intervals of a fitted model are too narrow for these GEMMs by a factor of up to
+# WIDER. On a GPU without measurements, the ops share the larger part of the error.
 
-#: Factor on the intervals. With it, the intervals contain 99, 93, 92, 92 and 90 % of the ratios in
-#: those tables.
+#: Factor on the half-widths of intervals of ratios. With 1.3, the intervals contain 99, 93, 92, 92
+#: and 90 % of the ratios in those tables.
 WIDER = 1.3
 
-#: Maps a workload to its share of a sum of times, 0 to 1, and its estimated time.
+#: Maps a workload to the fraction of a sum of times that it takes, 0 to 1, and its estimated time.
 Shares = Mapping[Compute, tuple[float, Estimate]]
 
 
@@ -302,7 +314,7 @@ def ratio_factor(
 ) -> float:
     """Returns f such that the 90 % interval of a ratio r of two sums of times is r / f to r · f.
 
-    above, below: shares of the numerator and of the denominator, by workload.
+    above, below: fractions of the numerator and of the denominator, by workload.
     common: fraction of the error variance that ops of one kind share, 0 to 1.
     wider: factor on the intervals of the times.
 

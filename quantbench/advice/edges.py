@@ -34,8 +34,8 @@ from quantbench.workload.kinds import Compute
 KINDS = ("alignment", "fused softmax", "wave edge", "tile edge", "skew")
 # Rows of the tiles of grouped GEMMs. Kernels use a smaller tile for few rows per expert.
 _EXPERT_TILES = (16, 64, 128)
-#: Largest relative change of a size that is considered. It equals `analysis.neighbours.NEAR`, which
-#: is not imported because it needs scipy.
+#: Largest relative change of a size at which a wave edge is looked for. It equals
+#: `analysis.neighbours.NEAR`, which is not imported because it needs scipy.
 NEAR = 0.10
 
 
@@ -49,8 +49,8 @@ class Edge:
     words: description of the edge.
     before: workload just before the edge. For the fused softmax it is the same workload, and for
         skew the balanced experts.
-    largest_share: upper bound of the share of the op's time that the edge costs. It is the idle
-        share for tiles and waves, and 1 for other edges.
+    largest_share: upper bound of the fraction of the op's time that the edge costs. It is the idle
+        fraction of the device for tiles and waves, and 1 for other edges.
     """
 
     kind: str
@@ -65,8 +65,8 @@ def edges(
     """Returns every edge that the op has crossed.
 
     launch: kernel that runs the op; None for the device's assumed tile.
-    peak_share: predicted rate as a share of the peak. Tile and wave edges that contradict it are
-        left out.
+    peak_share: predicted rate as a fraction of the peak. Tile and wave edges that would allow only
+        a lower rate are left out.
     """
     work = op.workload
     if isinstance(work, Gemm):
@@ -85,6 +85,10 @@ def edges(
 
 
 def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
+    """Yields one edge for all misaligned sides, with the aligned sizes below them as `before`.
+
+    names: name of each side in the text of the edge.
+    """
     changes: dict[str, Any] = {}
     uneven: dict[str, None] = {}
     for side, step in misaligned_sides(gemm).items():
@@ -103,6 +107,14 @@ def _tiles_and_waves(
     launch: Launch | None,
     peak_share: float | None,
 ) -> Iterator[Edge]:
+    """Yields the wave edges and the tile edges of m and n.
+
+    A side has a wave edge at the first multiple of the tile, going down from the size by at most
+    NEAR, at which the GEMM needs fewer waves. It has a tile edge at the nearest multiple below the
+    size if padding the size leaves part of the device idle, unless that multiple is the wave edge.
+
+    names, device, launch, peak_share: as in `_unaligned` and `edges`.
+    """
     used = tile_in_use(device, gemm.dtype, launch)
     tile = used.tile
     sm_count = device.sm_count
@@ -143,6 +155,7 @@ def _tile_edge(name: str, size: int, to: int, before: Compute, suffix: str = "")
 
 
 def _of_experts(work: MoE) -> Iterator[Edge]:
+    """Yields the edges of experts: skewed loads, and rows of an expert that do not fill tiles."""
     balanced = replace(work, distribution="balanced")
     if work.skew > 1 and work.distribution != "balanced":
         words = f"the busiest of {work.ep} GPUs has {work.skew:.2f} times the rows of the mean"
@@ -163,6 +176,7 @@ def _of_experts(work: MoE) -> Iterator[Edge]:
 
 
 def _of_attention(work: Attention) -> Iterator[Edge]:
+    """Yields the edges of head_dim: misaligned rows, and padding to a width of the kernel."""
     step = VECTOR_BYTES // DTYPES[work.dtype].element_bytes
     width = work.head_dim
     if width % step:
@@ -180,5 +194,6 @@ def _of_attention(work: Attention) -> Iterator[Edge]:
 
 
 def _padded(work: Attention) -> int:
+    """Returns head_dim as the attention kernel pads it; unchanged if the padding is unknown."""
     found = padded(work)
     return work.head_dim if found is None else found[2]

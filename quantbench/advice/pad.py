@@ -24,11 +24,11 @@ from quantbench.workload import Gemm
 from quantbench.workload.dtypes import DTYPES
 
 SIDES = ("m", "n", "k")
-#: Smallest expected saving, as a share of the time, for which padding is advised. The saving of a
-#: pair of shapes differs by as much between two measurements (docs/padding.md, "differs by": median
-#: over the tables).
+#: Smallest expected saving, as a fraction of the time, for which padding is advised. The saving of
+#: one pair of shapes differs by this much between two measurements (docs/padding.md, "differs by":
+#: median over the tables).
 NOISE = 0.02
-# Options whose savings differ by less than this share count as equal.
+# Options whose savings, as fractions of the time, differ by less than this count as equal.
 _ALIKE = 0.005
 # A size is padded to the next multiples of these.
 _STEPS = (8, 16, 32, 64, 128, 256)
@@ -57,8 +57,8 @@ class Padding:
     now, then: time without and with padding; `then` does not include the copy.
     copy_bytes, copy_us: bytes that the copy moves in every call, and its time.
     more_bytes: additional memory of the padded tensors.
-    saving, low, high: saved share of the time, with its 90 % interval. The copy is included. The
-        saving is negative if padding costs time.
+    saving, low, high: fraction of `now` that padding saves, with its 90 % interval. The time of the
+        copy counts against the saving, which is negative if padding costs time.
     crashes: number of broken rules that make the library crash on the padded sizes.
     repairs: whether fewer such rules are broken than without padding.
     """
@@ -146,7 +146,7 @@ def padding_verdict(
     library = resolve_library(device.name, gemm.dtype, library, who)
     known = RememberedTimes(times or ModelTimes(device, library=library))
     sizes = product(*map(_padded_sizes, (gemm.m, gemm.n, gemm.k)))
-    _, *padded = [replace(gemm, m=m, n=n, k=k) for m, n, k in sizes]  # the first is the product
+    _, *padded = [replace(gemm, m=m, n=n, k=k) for m, n, k in sizes]  # the first is not padded
     known.ask([gemm, *padded])
     now = known.estimate(gemm)
     broken = broken_rules(gemm, library=library, device=device)
@@ -161,9 +161,10 @@ def padding_verdict(
 def compare(gemm: Gemm, padded: Gemm, now: Estimate, then: Estimate, times: OpTimes) -> Padding:
     """Compares the times without and with padding.
 
-    The interval is that of a ratio of two times with independent errors, each with its own
-    interval. These contain measurement noise and the choice of kernel, which a shape and its padded
-    shape do not share. Padding m costs a copy of a, which already has k padded.
+    The interval is that of a ratio of two times, each with its own interval. The errors of the two
+    times are independent except for the common error of `times`: they come from measurement noise
+    and from the choice of kernel, which a shape and its padded shape do not share. Padding m costs
+    a copy of a in every call. The k of the copied tensor is padded beforehand.
 
     now, then: times of `gemm` and of `padded`.
     times: source of the times, for its device and its common error.
@@ -208,6 +209,7 @@ def _padded_sizes(size: int) -> list[int]:
 
 
 def _crashes(broken: Iterable[Broken]) -> int:
+    """Returns how many of the broken rules make the library crash."""
     return sum(one.rule.effect == "crashes" for one in broken)
 
 
@@ -227,10 +229,12 @@ def _shown(options: Sequence[Padding]) -> tuple[Padding, ...]:
 
 
 def _fastest(options: Sequence[Padding]) -> Padding:
-    """Returns the option with the fewest crashes and the largest saving.
+    """Returns the option with the fewest crashes and nearly the largest saving.
 
-    Among options within `_ALIKE` of it, the one that changes the fewest sides, to the roundest
-    sizes, is returned: kernels differ in the alignment that they need beyond 16 bytes.
+    Options with this number of crashes count as equal if their saving is within `_ALIKE` of the
+    largest. Of these, the option that changes the fewest sides is returned, and of several such
+    options the one whose least round size is roundest, because kernels differ in the alignment that
+    they need beyond 16 bytes.
     """
     best = min(options, key=lambda one: (one.crashes, -one.saving))
     least = best.saving - _ALIKE

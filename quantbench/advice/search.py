@@ -1,7 +1,8 @@
 """Finds the transformer shapes near a given shape that have the least predicted time.
 
-Times are per token and parameter, so that a smaller model does not win only by its size. Arithmetic
-without parameters (attention between all pairs of tokens) adds to the time only.
+Times are per token and parameter, so that a smaller model does not win only by its size. Attention
+between all pairs of tokens has no parameters, so it adds to the time and not to the parameters by
+which the time is divided.
 """
 
 from collections import defaultdict
@@ -17,8 +18,8 @@ from quantbench.workload import Op, TransformerShape
 from quantbench.workload.kinds import Compute
 from quantbench.workload.parameters import useful_parameters
 
-#: Shapes whose times differ by a smaller share count as equally fast, because no model here
-#: resolves smaller differences.
+#: Shapes whose times differ by a smaller fraction than this count as equally fast, because no model
+#: of this package resolves smaller differences.
 AS_GOOD = 0.01
 #: smallest gain of a neighbour that is returned
 WORTH_MOVING = 0.005
@@ -32,13 +33,13 @@ class Neighbour:
     """A shape near the given shape, and its predicted gain.
 
     gain: relative increase of tokens per second at equal parameters (0.03 means 3 % more).
-    low, high: 90 % interval of the gain. For a shape with a sliding window, which is not modelled,
-        the interval contains the gain with attention over all tokens and the gain without
-        attention.
+    low, high: 90 % interval of the gain. Attention is predicted over all tokens even if the shapes
+        have a sliding window. The interval then contains both the gain with this attention and the
+        gain without the time of attention.
     parameters: number of parameters without padding of the vocabulary.
     parameters_change: relative change of the number of parameters from the given shape.
     move: largest relative change among hidden, ffn and layers.
-    nearest: whether no shape with a smaller move gains as much.
+    nearest: whether no shape with a smaller move, among those it is listed with, gains as much.
     reasons: why the shape is faster, largest saving first.
     exchanges_more: whether the shape has a larger tensor- or expert-parallel degree than the given
         shape. The time of the added communication is not counted.
@@ -73,9 +74,9 @@ class Neighbour:
 class _Timed:
     """A shape with its predicted time.
 
-    us: GPU time in µs per token and parameter.
-    shares: share of each workload in the time, and its estimate.
-    attention: share of fused attention in the time.
+    us: time in µs per token and parameter, summed over the tp GPUs.
+    shares: fraction of the time that each workload takes, and the estimate of the workload.
+    attention: fraction of the time that fused attention takes.
     move: largest relative change, as in `Neighbour`.
     """
 
@@ -111,10 +112,11 @@ class Search:
             of_kind[group] = [timed[shape] for shape in found]
 
     def best(self, count: int) -> tuple[Neighbour, ...]:
-        """Returns the best shape of each hidden size that gains 0.5 % or more, at most `count`.
+        """Returns the best shape of each hidden size, at most `count` shapes in total.
 
-        Surely faster shapes come before all others. In both groups, the shapes with `nearest` set
-        come first, and faster shapes come before slower ones.
+        Shapes that gain less than WORTH_MOVING are left out. Surely faster shapes come before all
+        others. Among the surely faster shapes, and among the others, those with `nearest` set come
+        first, and then faster shapes before slower ones.
         """
         found: dict[bool, list[_Timed]] = {True: [], False: []}
         for group, timed in self._joint.items():
@@ -123,9 +125,9 @@ class Search:
         return (*self._ranked(found[True]), *self._ranked(found[False]))[:count]
 
     def alike(self, listed: Iterable[Neighbour] = ()) -> tuple[Neighbour, ...]:
-        """Returns the best shape with as many heads, and the best shape with heads of equal width.
+        """Returns the best shape with the base's number of heads, and the best with its head_dim.
 
-        A shape that gains too little is left out.
+        A shape that gains less than WORTH_MOVING is left out.
 
         listed: shapes that are left out, because they are listed already.
         """
@@ -145,21 +147,25 @@ class Search:
         return _worthwhile(found)
 
     def single(self) -> tuple[Neighbour, ...]:
-        """Returns the best change of each dimension alone that gains enough, largest gain first."""
+        """Returns the best change of each dimension alone, largest gain first.
+
+        Changes that gain less than WORTH_MOVING are left out.
+        """
         found = []
         for group, timed in self._single.items():
             found.append(self._compared(_preferred(group, timed)))
         return _worthwhile(sorted(found, key=lambda one: -one.gain))
 
     def _surest(self, group: Group, timed: Sequence[_Timed]) -> _Timed:
-        """Returns the preferred one of the shapes that are surely faster.
+        """Returns the shape that `_preferred` selects among the surely faster shapes of `timed`.
 
-        If no shape is surely faster, it returns the preferred one of all shapes.
+        If no shape is surely faster, `_preferred` selects among all of `timed`.
         """
         sure = [one for one in timed if self._compared(one).sure]
         return _preferred(group, sure or timed)
 
     def _ranked(self, chosen: Sequence[_Timed]) -> tuple[Neighbour, ...]:
+        """Returns the shapes worth moving to, with `nearest` set, in the order of `best`."""
         nearest: set[TransformerShape] = set()
         record = float("inf")
         for timed in sorted(chosen, key=lambda one: (one.move, one.us)):
@@ -170,10 +176,13 @@ class Search:
         return _worthwhile(self._compared(one, nearest=one.shape in nearest) for one in ranked)
 
     def _compared(self, timed: _Timed, *, nearest: bool = False) -> Neighbour:
+        """Returns a shape with its gain over the base and the interval of the gain."""
         base = self._base
         ratio = base.us / timed.us
         factor = ratio_factor(base.shares, timed.shares, self._times.common_error)
         ratios = [ratio]
+        # A window shortens attention by an unknown factor: the ratio of times without any attention
+        # is the other extreme.
         if 0 < base.shape.sliding_window < base.shape.seq:
             ratios.append(ratio * (1 - base.attention) / (1 - timed.attention))
         return Neighbour(
@@ -192,6 +201,11 @@ class Search:
 def _time(
     shape: TransformerShape, ops: Iterable[Op], times: RememberedTimes, base: TransformerShape
 ) -> _Timed:
+    """Returns the predicted time of a shape, with what `Search` needs to compare it.
+
+    ops: modelled ops of the shape.
+    base: given shape, from which `move` is measured.
+    """
     us_of: dict[Compute, float] = defaultdict(float)
     for op in ops:
         us_of[op.workload] += times.estimate(op.workload).latency_us * op.count
@@ -216,6 +230,7 @@ def _time(
 
 
 def _worthwhile(found: Iterable[Neighbour]) -> tuple[Neighbour, ...]:
+    """Returns the neighbours that gain at least WORTH_MOVING."""
     return tuple(one for one in found if one.gain >= WORTH_MOVING)
 
 

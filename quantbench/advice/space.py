@@ -48,7 +48,7 @@ _WIDEST = 1024
 class Space:
     """Limits of the shapes to try.
 
-    tolerance: largest relative difference of the number of parameters.
+    tolerance: largest relative difference between a shape's and the given shape's parameters.
     near: largest relative change of hidden, or of the MLP width if it changes alone.
     hidden_step: step of hidden sizes, and of MLP widths per GPU. The exact sizes are also tried.
     head_dims: head widths to try besides the shape's own.
@@ -173,6 +173,10 @@ def _changes(base: TransformerShape, space: Space) -> Iterator[tuple[Group, dict
 
 
 def _jointly(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
+    """Yields the sizes of shapes whose hidden, ffn, vocab and heads may all differ from `base`.
+
+    The vocabulary is padded if the rows of a GPU are not 16-byte aligned.
+    """
     step = space.hidden_step
     vocab = base.vocab
     if vocab % (ALIGNED_ELEMENTS * base.tp):
@@ -210,13 +214,15 @@ def _one_by_one(base: TransformerShape, space: Space) -> Iterator[tuple[str, dic
 
 
 def _multiples(step: int, low: float, high: float) -> list[int]:
+    """Returns the multiples of `step` from `low` to `high`."""
     return [size for size in range(step, int(high) + 1, step) if size >= low]
 
 
 def _experts(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
     """Yields experts of other widths.
 
-    Their number and top_k keep the parameters and the arithmetic.
+    The number of experts changes so that the parameters stay nearly the same, and top_k so that the
+    arithmetic does. Measured routing is replaced by balanced routing.
     """
     widest = EXPERT_FACTOR * base.moe_ffn
     routing = base.routing if isinstance(base.routing, str) else "balanced"
@@ -259,9 +265,10 @@ def _within_budget(
 
 
 def _widths(base: TransformerShape, hidden: int, step: int) -> list[int]:
-    """Returns MLP widths that keep the ratio to hidden.
+    """Returns MLP widths that keep the base's ratio of ffn to hidden.
 
-    They are the nearest multiple of `step`, and the exact width if tp divides it.
+    One is the multiple of `step` nearest to the exact width. The exact width follows if tp divides
+    it.
     """
     exact = round(base.ffn / base.hidden * hidden)
     widths = {max(step, round(exact / step) * step)}
@@ -284,6 +291,7 @@ def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, 
         found.append({"head_dim": _aligned_width(base)})
     for width in sorted({*space.head_dims, base.head_dim}):
         heads = hidden // width
+        # From base.heads / space.heads to base.heads · space.heads.
         few_enough = base.heads <= space.heads * heads <= space.heads**2 * base.heads
         whole = hidden % width == heads % base.tp == width % ALIGNED_ELEMENTS == 0
         if not whole or not few_enough or width < base.rope_dim:
@@ -294,13 +302,16 @@ def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, 
 
 
 def _aligned_width(base: TransformerShape) -> int:
+    """Returns the smallest aligned head width that is not below the base's."""
     return cdiv(base.head_dim, ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS
 
 
 def _kv_heads(base: TransformerShape, heads: int) -> int | None:
     """Returns the number of key/value heads for a number of heads.
 
-    It keeps the base's ratio, or else the base's number. It is None if tp allows neither.
+    The result keeps the base's ratio of query heads to key/value heads. If that number is not whole
+    or tp does not divide it, the result is the base's number of key/value heads. It is None if that
+    number does not divide the heads or cannot be split over tp GPUs either.
     """
     group = base.heads // base.kv_heads
     kv_heads = heads // group

@@ -102,7 +102,7 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
     peak_us = sizes.flop / ensemble.machine.flop_per_us
     log_us, variance, kernel = _product(ensemble, sizes, forests)
     times = [*_time(log_us, variance, model.interval, peak_us), kernel]
-    # The trees see no k below LEAST_K, so such products have a function of their own.
+    # The trees see no k below LEAST_K, so GEMMs with a smaller k have a function of their own.
     deep = replace(sizes, k=np.maximum(sizes.k, LEAST_K))
     log_us, variance, kernel = _product(ensemble, deep, forests)
     log_us = log_us + _physics(ensemble, sizes) - _physics(ensemble, deep)
@@ -180,6 +180,7 @@ def _attention(model: AttentionModel, dtype: str, *, backward: bool) -> tuple[An
     terms = part.physics.cost(shapes, np.zeros(1, dtype=bool))(part.physics.parameters)
     seen: Any = np.array(False)
     if "causal" in model.masks and dtype in (model.dtype, "fp16", "bf16"):
+        # As in `AttentionModel`: heads of whole 16-byte vectors of 16-bit elements, not too wide.
         seen = (head_dim % 8 == 0) & (head_dim <= WIDEST_HEAD)
     shift: Any = np.zeros(1)
     deviation: Any = np.zeros(1)

@@ -1,8 +1,8 @@
 """Writes recorded expressions (`trace`) as JavaScript text.
 
-A row, which is one number per shape, becomes a constant. The entries of vectors are computed in a
-loop, one loop per level of reductions: the sums and extremes of a level are complete before the
-code that uses them.
+A row, which is one number per shape, becomes a constant. The entries of vectors are computed in
+loops, one for each level of reductions: the sums and extremes of a level are complete before the
+code that uses them. Plain Python code with conditions becomes conditional expressions (`Script`).
 """
 
 import re
@@ -58,7 +58,7 @@ _CARRIED = {
 _READ = {"argmin": "argmin({v})", "smallest": "smallest({v}, {n})"}
 # Pattern of a node in a text, as `Node.__str__` writes it.
 _MARK = "\0(\\d+)\0"
-# Expressions of scripts that are longer than this become functions.
+# In a `Script`, expressions of more characters than this become functions.
 _LONG = 120
 
 
@@ -122,6 +122,7 @@ class _Function:
         self.text = "\n".join(self._lines)
 
     def _store(self, node: Node) -> None:
+        """Declares an array that keeps the entries of a vector for later loops."""
         if node not in self._stored:
             self._stored[node] = f"v{len(self._made)}"
             self._made.append(f"const v{len(self._made)} = new Float64Array({node.kernels});")
@@ -172,6 +173,7 @@ class _Function:
             self._lines += [f"for (let i = 0; i < {count}; i++) {{", *loop, "}"]
 
     def _expression(self, node: Node, level: int) -> str:
+        """Returns the text that computes a node from its arguments, inside the loop of a level."""
         if node.op in _READ:
             return _READ[node.op].format(v=self._stored[node.args[0]], n=node.value)
         if node.op == "least_of":
@@ -228,11 +230,13 @@ class Script:
         return yes if yes == no else self._named(f"({condition} ? {yes} : {no})")
 
     def _named(self, text: str) -> str:
+        """Returns a short text as it is, and for a long one the call of a function with it."""
         if len(text) <= _LONG:
             return text
         return f"{self._helpers.setdefault(text, f'f{len(self._helpers)}')}(s)"
 
     def _text(self, value: Any) -> str:
+        """Returns a value as JavaScript: a node, a string with nodes, a list or a dictionary."""
         if isinstance(value, Node):
             if value not in self._texts:
                 self._texts[value] = self._named(self._node(value))

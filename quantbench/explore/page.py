@@ -1,7 +1,8 @@
 """Writes the explorer: one HTML file that predicts any shape of a transformer on some GPUs.
 
 The file holds the models of each GPU (`evaluator`), so that a browser computes the same times as
-`quantbench predict`.
+`quantbench predict`. The module also fits the GEMM models of a profile, which can replace those of
+the package.
 """
 
 import base64
@@ -51,8 +52,8 @@ from quantbench.workload.presets import preset, preset_names
 _SCRIPTS = ("model.js", "shape.js", "app.js")
 # The routing of a layer with more experts than this is not drawn.
 _MOST_EXPERTS = 1024
-_FIRST_LINES = 4
-_FITTED_ROWS = 8000
+_FIRST_LINES = 4  # number of lines that the chart shows at first
+_FITTED_ROWS = 8000  # largest number of rows of a profile that a model is fitted to
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,7 @@ def write_explorer(
 
 
 def _format(dtype: str) -> dict[str, Any]:
+    """Returns what the page needs to know about a dtype: its bytes, alignment and attention."""
     return {
         "bytes": DTYPES[dtype].element_bytes,
         "rows": [row_steps(Gemm(1, 1, 1, dtype=dtype, layout=layout)) for layout in LAYOUTS],
@@ -161,6 +163,10 @@ def _packed(content: dict[str, Any], blobs: Blobs) -> str:
 def _gpu(
     device: DeviceSpec, blobs: Blobs, notes: dict[str, None], fitted: Mapping[str, FittedModel]
 ) -> dict[str, Any]:
+    """Returns a GPU's entry of the page: its peaks and its models by dtype and library.
+
+    notes: collects the notes on the sources of the models.
+    """
     if device.kind == "cpu":
         expected = "a GPU: processors are measured, not predicted"
         raise InputError("explore", f"--gpu {device.name}", expected)

@@ -54,8 +54,10 @@ class Node(NDArrayOperatorsMixin):
         name = ufunc.__name__
         if method != "__call__" or options:
             return NotImplemented
+        # x & -x is the largest power of two that divides x.
         if name == "bitwise_and" and args[1] is -args[0]:
             return Node.of("lowest_bit", args[0])
+        # Only truth values are inverted, which are 0 or 1.
         if name == "invert":
             return Node.of("subtract", 1.0, *args)
         if name == "power" and args[1] == 3:
@@ -162,6 +164,7 @@ def ways(
         finally:
             _DECIDED.pop()
         results = [follow({**outcomes, condition: outcome}) for outcome in (True, False)]
+        # An outcome that no shape has need not be followed again. An input can have both outcomes.
         if None in results:
             if condition.op != "input":
                 settled[condition] = results[1] is None
@@ -172,6 +175,7 @@ def ways(
 
 
 def as_node(value: Any) -> Node:
+    """Returns a node as it is, and a number or an array as a constant node."""
     if isinstance(value, Node):
         return value
     array = np.asarray(value, dtype=np.float64)
