@@ -55,7 +55,7 @@ class Unmeasured:
 
     reason: why there is no measurement.
     ops: labels of the ops that the reason applies to.
-    share: share of these ops in the shape's time, 0 to 1.
+    share: fraction of the shape's time that these ops take, 0 to 1.
     """
 
     reason: str
@@ -70,7 +70,7 @@ class Advice:
     device: GPU for which the times are predicted.
     note: sources of the predicted times.
     cost: predicted cost of the shape.
-    unmeasured: parts of the time that rest on no measurement, largest share first.
+    unmeasured: parts of the time that rest on no measurement, largest part first.
     neighbours: shapes that are predicted to be faster. Surely faster shapes come first.
     alike: the best shape that has as many heads as the given shape, and the best shape that has
         heads of the same width. Shapes among the neighbours are left out.
@@ -117,8 +117,8 @@ class Advice:
     def keep(self) -> bool:
         """Whether to keep the shape.
 
-        It is kept if the weights of its experts fit in memory, it loses little to misaligned rows,
-        and no shape with the same micro-batch is surely faster.
+        The shape is kept if the weights of its experts fit in memory, misaligned rows waste little
+        of its time, and no shape with the same micro-batch is surely faster.
         """
         if self.too_large or self.cost.misaligned:
             return False
@@ -226,7 +226,7 @@ def _broken_blocks(shape: TransformerShape) -> tuple[str, ...]:
 def _unmeasured(whole: ShapeCost) -> tuple[Unmeasured, ...]:
     """Returns the ops whose times rest on no measurement, grouped by the reason.
 
-    The group with the largest share of the shape's time comes first.
+    The group whose ops take the largest part of the shape's time comes first.
     """
     ops: dict[str, list[OpCost]] = defaultdict(list)
     for cost in whole.ops:

@@ -85,8 +85,8 @@ class OpCost:
 class ShapeCost:
     """Cost of all GEMM, softmax and attention ops of a shape, per micro-batch on one GPU.
 
-    It covers forward and backward pass, or only the forward pass for a shape with experts. Norms,
-    activations, communication, the optimizer and recomputation are not counted.
+    The cost covers forward and backward pass, or only the forward pass for a shape with experts.
+    Norms, activations, communication, the optimizer and recomputation are not counted.
 
     latency: total time of the ops, with its 90 % interval.
     waste_low_us, waste_high_us: 90 % interval of the wasted time.
@@ -248,7 +248,7 @@ def _waste_interval(
 ) -> tuple[float, float]:
     """Returns the 90 % interval of the wasted time in µs.
 
-    It follows from the interval of the ratio of the remaining to the whole time.
+    The interval follows from that of the ratio of the time without waste to the whole time.
 
     whole_us, wasted_us: total and wasted time of the ops.
     """

@@ -47,10 +47,10 @@ class Edge:
 
     kind: one of KINDS.
     words: description of the edge.
-    before: workload just before the edge. For the fused softmax it is the same workload, and for
-        skew the balanced experts.
-    largest_share: upper bound of the fraction of the op's time that the edge costs. It is the idle
-        fraction of the device for tiles and waves, and 1 for other edges.
+    before: workload just before the edge. For the fused softmax, this is the op's own workload; for
+        skew, it is the same experts with balanced rows.
+    largest_share: upper bound of the fraction of the op's time that the edge costs. The bound is
+        the idle fraction of the device for tiles and waves, and 1 for other edges.
     """
 
     kind: str

@@ -30,7 +30,7 @@ SIDES = ("m", "n", "k")
 NOISE = 0.02
 # Options whose savings, as fractions of the time, differ by less than this count as equal.
 _ALIKE = 0.005
-# A size is padded to the next multiples of these.
+# A size is padded to the next multiple of each of these numbers.
 _STEPS = (8, 16, 32, 64, 128, 256)
 # A size that is a multiple of this fills the tiles of every kernel in common use.
 _ROUND = 128

@@ -39,7 +39,8 @@ class Neighbour:
     parameters: number of parameters without padding of the vocabulary.
     parameters_change: relative change of the number of parameters from the given shape.
     move: largest relative change among hidden, ffn and layers.
-    nearest: whether no shape with a smaller move, among those it is listed with, gains as much.
+    nearest: whether, among the shapes that `Search.best` ranks together, no shape with a smaller
+        move gains as much.
     reasons: why the shape is faster, largest saving first.
     exchanges_more: whether the shape has a larger tensor- or expert-parallel degree than the given
         shape. The time of the added communication is not counted.
@@ -60,7 +61,8 @@ class Neighbour:
     def sure(self) -> bool:
         """Whether the shape is surely faster.
 
-        The 90 % interval of its gain is above 0, and it adds no communication, which has no model.
+        The 90 % interval of the gain is above 0, and the shape adds no communication, which has no
+        model.
         """
         return self.low > 0 and not self.exchanges_more
 
@@ -237,9 +239,9 @@ def _worthwhile(found: Iterable[Neighbour]) -> tuple[Neighbour, ...]:
 def _preferred(group: Group, timed: Sequence[_Timed]) -> _Timed:
     """Returns the preferred one of the shapes whose times are within AS_GOOD of the fastest.
 
-    If only the micro-batch changes, it is the shape with the smallest micro-batch, which takes the
-    least memory. If heads change, it is the shape whose head rows are aligned best. Otherwise it is
-    the fastest shape.
+    If only the micro-batch changes, the shape with the smallest micro-batch is preferred, which
+    takes the least memory. If heads may change, the shape whose head rows are aligned best is
+    preferred, and the fastest of several such shapes. Otherwise, the fastest shape is preferred.
     """
 
     def rank(one: _Timed) -> tuple[float, ...]:

@@ -49,7 +49,7 @@ class Space:
     """Limits of the shapes to try.
 
     tolerance: largest relative difference between a shape's and the given shape's parameters.
-    near: largest relative change of hidden, or of the MLP width if it changes alone.
+    near: largest relative change of hidden, or of the MLP width where that width changes alone.
     hidden_step: step of hidden sizes, and of MLP widths per GPU. The exact sizes are also tried.
     head_dims: head widths to try besides the shape's own.
     heads: largest factor by which the number of heads may change.
@@ -124,9 +124,9 @@ def shapes_near(
     """Returns the shapes near `base` by group, without `base` itself.
 
     Sizes that change jointly keep the micro-batch, and keep the vocabulary if its rows are 16-byte
-    aligned. The number of layers stays if hidden stays and the tolerance allows it. Otherwise it is
-    the number that comes nearest to the parameters of `base`. No micro-batch has more rows than the
-    models predict.
+    aligned. The number of layers stays if hidden stays and the tolerance allows that. Otherwise, it
+    becomes the number with which the parameters come nearest to those of `base`. No micro-batch has
+    more rows than the models predict.
 
     memory_bytes: memory of a GPU. The weights of a model with experts, spread over ep GPUs, must
         take less.
@@ -162,8 +162,8 @@ def least_ep(shape: TransformerShape, memory_bytes: float) -> int:
 def _changes(base: TransformerShape, space: Space) -> Iterator[tuple[Group, dict[str, Any]]]:
     """Yields the group of each candidate, and its sizes that differ from `base`.
 
-    Parameters are compared later. A shape with experts changes one dimension at a time, because the
-    experts have most of its parameters.
+    The number of parameters is compared later (`_within_budget`). A shape with experts changes one
+    dimension at a time, because the experts have most of its parameters.
     """
     if not base.experts:
         for change in _jointly(base, space):
@@ -281,8 +281,8 @@ def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, 
     """Returns heads, kv_heads and head_dim that are tried with a hidden size.
 
     Nothing changes if heads × head_dim is not hidden in the base. If the heads of the base are
-    misaligned, their number is also tried with the next aligned width, so that heads × head_dim is
-    more than hidden.
+    misaligned, the same number of heads is also tried with the next aligned width, with which
+    heads × head_dim is more than hidden.
     """
     if base.heads * base.head_dim != base.hidden:
         return [{}]

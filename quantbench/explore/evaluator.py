@@ -83,7 +83,7 @@ def _mean(values: Sequence[Any]) -> Any:
 def _time(
     log_us: Any, variance: Any, interval: IntervalCalibration, fastest_us: Any
 ) -> tuple[Any, Any, Any]:
-    """Returns the time and its interval in µs."""
+    """Returns the time and the ends of its interval in µs, none below `fastest_us`."""
     half = interval.half_width(variance)
     return bounded(np.exp(log_us), half, half, fastest_us)
 
@@ -226,7 +226,7 @@ def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
     layers = Layers(dtype=model.dtype, **sizes, loads=ExpertLoads(**loads, tiles=tiles))
     forests = _Forests(blobs)
     # The corrections come from the forests of a fitted model, or from the references of a prior.
-    # Their mean corrects the roofline, and their spread gives the interval.
+    # The mean of the corrections corrects the roofline, and their variance gives the interval.
     corrections: list[Any] = []
     for one in [model] if model.learners else model.references:
         if one.references or not one.learners:

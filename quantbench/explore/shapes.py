@@ -31,7 +31,8 @@ _OF_OPS = (
 )  # fmt: skip
 # A value of 0 stands for a default in these sizes. The page has replaced it by the default.
 _GIVEN = ("head_dim", "kv_heads", "ffn")
-# A dtype whose attention has another dtype, which tells ops of attention from other ops.
+# The shapes have this dtype. Their attention has another dtype, by which `_op` tells ops of
+# attention from other ops.
 _DTYPE = "fp8"
 
 
@@ -50,7 +51,7 @@ class _Shape(TransformerShape):
 def shape_script() -> str:
     """Returns the body of a JavaScript function that makes an object of functions.
 
-    The functions of a shape are objection (the reason why it is impossible, or ""), parameters,
+    The functions of a shape are objection (why the shape is impossible, or ""), parameters,
     weights (on one GPU), flashOps and unfusedOps. Further functions, one per direction and dtype,
     describe a softmax.
     """

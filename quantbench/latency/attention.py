@@ -58,7 +58,7 @@ _MODELS = Path(__file__).parent / "models"
 
 #: `fit` returns the prior if it gets fewer rows than this for the 12 parameters.
 FEWEST_ROWS = 20
-# A Gaussian process is fitted to at least this many rows: it has one length scale per feature.
+# Smallest number of rows for a Gaussian process, whose length scales, one per feature, are fitted.
 _FEWEST_FOR_LEARNER = 40
 # The loss of a row is quadratic for relative errors below this size and linear above.
 _NOISE = 0.05
@@ -265,8 +265,8 @@ class AttentionModel:
     ) -> AttentionModel:
         """Returns the model with `backward_cost` set from the backward passes among the rows.
 
-        The cost is the median over these passes. The model is unchanged if they are fewer than
-        FEWEST_ROWS.
+        The cost is the median over these passes. The model is unchanged if there are fewer than
+        FEWEST_ROWS backward passes.
         """
         rows = np.flatnonzero(shapes.backward)
         if len(rows) < FEWEST_ROWS:
@@ -330,7 +330,7 @@ class AttentionModel:
     def _seen(self, shapes: AttentionShapes) -> BoolArray:
         """Returns whether the fit covers the mask, dtype and head_dim of each shape, (n,).
 
-        Any mask is covered for unequal sequence lengths if they were fitted.
+        If unequal sequence lengths were fitted, any mask of unequal lengths is covered.
         """
         masked = np.where(shapes.causal, "causal" in self.masks, "full" in self.masks)
         kind = np.where(shapes.seq_q == shapes.seq_k, masked, self.decode is not None)

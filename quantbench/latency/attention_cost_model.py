@@ -39,9 +39,9 @@ class KernelFamily:
     tiles: (largest head_dim, full tile, causal tile) in ascending order of head_dim. A tile is
         (block_m, block_n). The last entry also applies to wider heads.
     packs: whether query heads that share a key head are packed into the rows of one block. Every
-        family packs them if there is a single query.
+        family packs these heads if there is a single query.
     splits: whether the keys are split over idle SMs if there are few row blocks.
-    widths: head widths that the kernels support; head_dim is padded to the next one.
+    widths: head widths that the kernels support; head_dim is padded to the next of these widths.
     """
 
     name: str
@@ -330,7 +330,7 @@ SPREAD = np.array([p.sd for p in PARAMETERS])
 
 @dataclass(frozen=True)
 class Terms:
-    """Predicted times in µs, their parts, and waves; all (n,).
+    """Predicted times in µs, the parts of these times, and numbers of waves; all (n,).
 
     The parts overlap, so they do not sum to latency_us.
     """
@@ -429,7 +429,7 @@ def times(
     write_us = tokens / device.sm_count * np.exp(x["log_token_write_us"])
     write_us = write_us + 2.0 * shapes.key_bytes / bytes_per_us * np.exp(x["log_cache_write"])
     launch_us = np.full(len(shapes), np.exp(x["log_launch_us"]))
-    # The padding copies are separate kernels, so their time does not overlap.
+    # The padding copies are separate kernels, so their time does not overlap with attention's.
     padding_us = padding_bytes / useful_bytes_per_us
     latency_us = launch_us + busy_us + padding_us + np.where(cache_write, write_us, 0.0)
     return Terms(latency_us, launch_us, compute_us, memory_us, waves)

@@ -106,7 +106,7 @@ class DecodePhysics:
         elements = shapes.seq_k * shapes.head_dim / parts
         bytes_per_us = device.memory_gb_per_s * 1e3
         # A block reads keys and values (factor 2), at an equal fraction of the memory bandwidth for
-        # each SM. It multiplies both, with 2 FLOP per element and query row (factor 4).
+        # each SM. It multiplies keys and values, with 2 FLOP per element and query row (factor 4).
         read_us = 2.0 * element_bytes(shapes.dtype) * elements * device.sm_count / bytes_per_us
         flop_per_us = peak_tflops(device, shapes.dtype) * 1e6 / device.sm_count
         multiply_us = 4.0 * elements * kernel.block_m / flop_per_us
@@ -125,8 +125,8 @@ class DecodePhysics:
             block_us = fixed_us + (reading_us**3 + multiplying_us**3) ** (1.0 / 3.0)
             fluid = 1.0 / (1.0 + np.exp(-x["logit_fluid_share"]))
             compute_us = block_us * ((1.0 - fluid) * waves + fluid * filled)
-            # Fraction of the bytes that is found in L2. With the slope 3.0, it falls from 0.9 to
-            # 0.1 while the bytes grow about fourfold.
+            # Fraction of the bytes that is found in L2. With the slope 3.0, this fraction falls
+            # from 0.9 to 0.1 while the bytes grow about fourfold.
             hits = 1.0 / (1.0 + np.exp(3.0 * (in_l2 - x["log_l2_share"])))
             memory_us = moved_us * np.exp(-x["log_memory_efficiency"])
             memory_us = memory_us * (1.0 - hits * (1.0 - np.exp(-x["log_l2_rate"])))

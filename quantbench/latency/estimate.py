@@ -26,17 +26,17 @@ class Estimate:
     """Latency of one run of an op, with its 90 % interval.
 
     latency_us: expected time.
-    low_us, high_us: 90 % interval of the time. For a measured shape, it is the interval of the
-        median.
+    low_us, high_us: 90 % interval of the time. For a measured shape, this is the interval of the
+        median time.
     source: measured, interpolated (between two measured shapes) or modelled.
     bound: dominant part of the time: compute, memory, or latency (launch and pipeline fill); "" if
         it is unknown.
     outside: whether the shape is outside the measured range.
     note: source and caveats of the model's predictions.
-    launch: kernel that the model selected; None if it names none.
-    waves: waves of the GEMM's blocks; None if they cannot be determined
+    launch: kernel that the model selected; None if the model selects no kernel.
+    waves: number of waves of the GEMM's blocks; None if it cannot be determined
         (`quantization.credible_waves`).
-    unmeasured: why no measurement on this GPU supports the time; "" if one does.
+    unmeasured: why no measurement on this GPU supports the time; "" if a measurement does.
     format: dtype, layout or mask, direction and provider that a profile answered for; "" if a
         model made the estimate.
     """

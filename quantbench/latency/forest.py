@@ -130,7 +130,8 @@ class Forest:
         right = np.repeat(roots, counts) + joined("children_right")
         threshold = joined("threshold").astype(np.float32)
         # Thresholds are rounded down. Rounded up, a threshold just below a value of few bits, such
-        # as the fill 1 of a whole wave, would reach it and send its rows to the other child.
+        # as the fill 1 of a whole wave, would equal that value, and rows with the value would go to
+        # the left child instead of the right.
         bits = threshold.view(np.uint32) + np.where(threshold < 0, np.uint32(255), np.uint32(0))
         bits &= np.uint32(0xFFFFFF00)
         value = np.round(scale * joined("value")[:, 0, 0] / _VALUE_STEP) * _VALUE_STEP

@@ -79,7 +79,7 @@ class GaussianProcess:
         rows = np.random.default_rng(seed).permutation(len(scaled))[:subset]
         search = GaussianProcessRegressor(level * smooth + noise, random_state=seed)
         with warnings.catch_warnings():
-            # A length scale at its bound causes a warning. It means that the feature has no effect.
+            # A length scale at its bound causes a warning. Such a feature merely has no effect.
             warnings.simplefilter("ignore", ConvergenceWarning)
             search.fit(scaled[rows], targets[rows] - centre)
         found = search.kernel_

@@ -126,8 +126,8 @@ class Cluster:
     ) -> Cluster:
         """Returns the cluster with changed values; a value of None stays as it is.
 
-        node_gb_per_s: bandwidth of a node's adapters in GB/s. By default it scales with
-            gpus_per_node.
+        node_gb_per_s: bandwidth of a node's adapters in GB/s. By default, this bandwidth scales
+            with gpus_per_node.
         link_gb_per_s: bus bandwidth of large all-reduces inside a node in GB/s.
         """
         if gpus_per_node is None and node_gb_per_s is None and link_gb_per_s is None:
@@ -181,7 +181,8 @@ def same_site(name: str) -> tuple[str, ...]:
 def reference_cluster(device: DeviceSpec) -> Cluster:
     """Returns the cluster to assume for a GPU.
 
-    It is the reference system of the GPU's vendor if there is one, or else a generic server.
+    The cluster is the reference system of the GPU's vendor if there is one, or else a generic
+    server.
     """
     for name, values in _data()["cluster"].items():
         if values.get("reference") and device.name in values["gpus"]:

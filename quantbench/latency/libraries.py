@@ -102,7 +102,7 @@ def slug_of(system: str) -> str | None:
 
 
 def libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
-    """Returns the libraries with a public GEMM table of a device and dtype, the default one first.
+    """Returns the libraries with a public GEMM table of a device and dtype, the default first.
 
     A table of the same chip with other memory counts as a table of the device.
 

@@ -176,8 +176,8 @@ def best_gemm_model(
     The model was fitted to the dtype, or to its twin (`TWINS`) if both have the same peak. Without
     such a model, the result is the prior.
 
-    preferred: function from a dtype to a model that is used before the shipped one, such as a
-        profile's; it returns None if it has none.
+    preferred: function from a dtype to a model, such as that of a profile, that is used before the
+        shipped model; the function returns None if there is no such model.
     """
 
     def shipped(name: str) -> GemmModel | None:
@@ -270,7 +270,7 @@ def _launch_and_waves(
 ) -> tuple[Launch | None, int | None]:
     """Returns the launch with its blocks per SM, and the number of waves.
 
-    The waves are None if they cannot be determined (`quantization.credible_waves`).
+    The number of waves is None if it cannot be determined (`quantization.credible_waves`).
 
     in_waves: whether GEMMs run in waves by the model. If not, the blocks per SM and the waves are
         unknown.

@@ -187,8 +187,9 @@ class MoEModel:
     The model is either fitted or a prior.
 
     references: models of other GPUs whose corrections are inputs.
-    learners: empty for a prior, whose correction is the mean of its references' corrections.
-    interval: calibration in log time. The variance of a prior is the spread of its references.
+    learners: empty for a prior, whose correction is the mean of the corrections of its references.
+    interval: calibration in log time. For a prior, the variance is that of the references'
+        corrections.
     rows: number of measured layers; 0 for a prior.
     """
 
@@ -265,8 +266,8 @@ class MoEModel:
     ) -> MoEModel:
         """Returns the unfitted model of a device, dtype and library.
 
-        It is the roofline with the mean correction of at most five models of other GPUs. Models of
-        the same library are taken first, and among these, models of the same GPU family.
+        The model is the roofline with the mean correction of at most five models of other GPUs.
+        Models of the same library are taken first, and among these, models of the same GPU family.
 
         prior: as in `fit`.
         """

@@ -29,14 +29,15 @@ NUM_FEATURES = 21 + 5 * len(TILES)
 #: distribution and not for one draw of it.
 LOAD_DRAWS = 4
 _DRAW_SEED = 0
-# Number of elements per array of drawn loads. It keeps the arrays in the cache.
+# Number of elements per array of drawn loads, which keeps the arrays in the cache.
 _ELEMENTS = 2**18
 # Fractions of the peaks of arithmetic and of memory bandwidth that good kernels reach, and the time
 # of a layer's launches in µs. They set the roofline, and the trees correct errors of all three.
 _COMPUTE_SHARE = 0.6
 _MEMORY_SHARE = 0.75
 _LAUNCH_US = 8.0
-# Smallest time or count whose logarithm is taken. It is far below any measured one.
+# Times and counts are raised to this value before their logarithm is taken. It is far below any
+# measured time or count.
 _LEAST = 1e-4
 
 
@@ -136,7 +137,7 @@ def fewer_gpus(tokens: int, ep: int) -> int:
     """Returns the smallest divisor of ep that brings a layer to at most MOST_TOKENS tokens.
 
     A layer's tokens, experts and GPUs are divided by this number before the layer's time is
-    predicted, so that each GPU keeps its rows and experts. If no divisor suffices, it is ep.
+    predicted, so that each GPU keeps its rows and experts. The result is ep if no divisor suffices.
     """
     return next((f for f in range(1, ep) if ep % f == 0 and tokens <= f * MOST_TOKENS), ep)
 

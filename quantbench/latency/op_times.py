@@ -41,10 +41,11 @@ UNMEASURED_COMMON = 0.8
 #: peak. It was fitted to the training iterations of BigScience's tables with heads of 150
 #: (tests/data/bloom_tables.csv), together with the factors of the site where these ran.
 UNALIGNED_SHARE = 0.5555
-#: Factor of the interval of unaligned batched GEMMs. It is a guess, because their rate was fitted
-#: to whole training iterations only.
+#: Half-width, as a factor, of the interval of unaligned batched GEMMs. It is a guess, because the
+#: rate of these GEMMs was fitted to whole training iterations only.
 UNALIGNED_SPREAD = 1.5
-# Factor by which casts may differ from their bytes at the assumed bandwidth. It is a guess.
+# Factor by which the time of a cast may differ from that of its bytes at the assumed bandwidth. The
+# factor is a guess.
 _CAST_SPREAD = 1.3
 _CAST_NOTE = "casts: by their bytes and the memory's bandwidth"
 UNALIGNED_NOTE = "batched products of unaligned rows: at a rate fitted to whole iterations on A100s"
@@ -100,7 +101,7 @@ _OF_FLOPS = Gemm | GroupedGemm | MoE | Attention
 def assumed_tile(spec: DeviceSpec) -> Tile:
     """Returns the tile that is assumed on a device if no launch or fitted model names one.
 
-    It is assumed to run at one block per SM.
+    One block of this tile is assumed to be resident per SM.
     """
     if spec.compute_capability is None:
         return _CPU
@@ -110,8 +111,9 @@ def assumed_tile(spec: DeviceSpec) -> Tile:
 def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
     """Estimates the time of one run in µs from the spec sheet.
 
-    The time is the larger of compute time, in waves of the assumed tile, and memory time. It is
-    accurate to a factor of about two, which is enough to plan a sweep and to place expected edges.
+    The time is the larger of compute time and memory time, plus the overhead of a kernel. The
+    compute time of a GEMM includes idle SMs in waves of the assumed tile. The estimate is accurate
+    to a factor of about two, which is enough to plan a sweep and to place expected edges.
     """
     overhead_us = KERNEL_OVERHEAD_US[spec.torch_kind]
     memory_us = copy_us(workload.min_bytes, spec) - overhead_us

@@ -34,8 +34,8 @@ from quantbench.workload.dtypes import element_bytes
 # each element once. If the constraints of the fused kernel are not met, Megatron runs separate
 # kernels in fp32 (cast, mask, softmax, cast). In 16-bit dtypes, these move 5 to 9 times the bytes
 # of the fused kernel forward, and 3 to 4.5 times its bytes backward. PyTorch's softmax has neither
-# scale nor mask. It holds a row of up to 1024 columns in a warp's registers. A wider row is
-# processed by one block, which reads the row once for each of maximum, sum and result
+# scale nor mask. PyTorch's kernel holds a row of up to 1024 columns in a warp's registers. A wider
+# row is processed by one block, which reads the row once for each of maximum, sum and result
 # (aten/src/ATen/native/cuda/SoftMax.cu, PersistentSoftmax.cuh, 2.1).
 #
 # The packaged models are fitted to measured times of PyTorch's softmax in fp32. Megatron's kernel
@@ -197,7 +197,8 @@ class SoftmaxModel:
     def predict(self, works: Iterable[Softmax], *, fused: bool = True) -> Estimates:
         """Predicts the times of `works`.
 
-        fused: whether one fused kernel runs, or Megatron's separate kernels.
+        fused: whether one fused kernel runs, or Megatron's separate kernels. PyTorch's softmax
+            always is one kernel.
 
         Raises InputError for no shapes.
         """
@@ -221,7 +222,8 @@ class SoftmaxModel:
     def extremes(self) -> list[tuple[float, ...]]:
         """Optimistic and pessimistic parameters, which span the interval of a model without rows.
 
-        Parameters that were measured with PyTorch's softmax have their measured value in both.
+        If some parameters were measured with PyTorch's softmax (`_SHARED`), the optimistic and the
+        pessimistic parameters have the measured values of these.
         """
         if self.half_width is None:
             return [_FAST, _SLOW]

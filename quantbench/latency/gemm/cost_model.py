@@ -226,7 +226,7 @@ UNVARIED = [
 def hand_prior() -> tuple[FloatArray, FloatArray]:
     """Returns the prior mean and standard deviation for a GPU without measurements.
 
-    Both are (parameters + tiles,).
+    Mean and standard deviation are (parameters + tiles,) each.
     """
     area = np.prod(TILES, axis=1)
     small = -0.16 * np.log2(_LARGEST_TILE / area)  # small tiles reuse each byte less
@@ -306,7 +306,7 @@ class Machine:
     def of(cls, device: DeviceSpec, dtype: str) -> Machine:
         """Returns the constants for GEMMs of `dtype`.
 
-        Raises InputError if the device has no peak for it.
+        Raises InputError if the device has no peak for the dtype.
         """
         kind = DTYPES[dtype]
         peak = device.peak(dtype)
@@ -600,7 +600,7 @@ def _traffic(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any]:
 
 
 def _norm(power: Any, *logs: Any) -> Any:
-    """Returns the log of the p-norm of quantities given as logs; for p = 1 it is their sum.
+    """Returns the log of the p-norm (for p = 1, the sum) of quantities that are given as logs.
 
     power: the norm's p.
     """
@@ -614,9 +614,9 @@ def _norm(power: Any, *logs: Any) -> Any:
 
 
 def kernel_parts(p: Values, s: Shapes) -> Parts:
-    """Returns the time of every kernel and its parts, (kernels, rows).
+    """Returns the time of every kernel and the parts of that time, (kernels, rows).
 
-    Every term rises with k, and so does the time. The arguments are those of `_traffic`.
+    Every term rises with k, so the time does, too. The arguments are those of `_traffic`.
     """
     machine = s.machine
     kernels = s.menu.each

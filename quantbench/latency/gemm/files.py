@@ -59,8 +59,8 @@ def ensemble_to_parts(ensemble: Ensemble) -> tuple[dict[str, Any], Arrays]:
 def ensemble_from_parts(data: Mapping[str, Any], arrays: Arrays) -> Ensemble:
     """Inverse of `ensemble_to_parts`.
 
-    Raises StoreError for an inconsistent ensemble. A missing or malformed entry raises what reading
-    it raises, such as KeyError or ValueError.
+    Raises StoreError for an inconsistent ensemble, and for a missing or malformed entry the error
+    that reading this entry raises, such as KeyError or ValueError.
     """
     machine = Machine(**data["machine"])
     menu = Menu(_pairs(data["tiles"]), _pairs(data["kernels"]))

@@ -61,8 +61,8 @@ class TrainingRows:
 
 
 _LARGEST_GAP = 1.5  # cap, in the trees' inputs, on a kernel's log time above the fastest kernel's
-# Smallest width of the choice among kernels in `Member.weights`. A narrower one would let the
-# trees' inputs jump where two kernels are equally fast.
+# Smallest width, in log time, of the choice among kernels in `Member.weights`. With a narrower
+# choice, the trees' inputs would jump where two kernels are equally fast.
 _NARROWEST_CHOICE = 0.03
 _CLIP = 5.0  # distance from the median, in deviations, at which residuals are clipped for the trees
 # The 4-byte scales of a are loaded through TMA, m of them in a row. TMA needs rows aligned to 16
@@ -78,7 +78,8 @@ def _expected(weights: Array, of: Array) -> Array:
     weights: (kernels, rows).
     of: the quantity, which broadcasts to (kernels, rows).
 
-    It is computed without a matrix product, whose rounding of one row would depend on the others.
+    The mean is computed without a matrix product, in which the rounding of one row would depend on
+    the other rows.
     """
     expected: Array = np.einsum("kr,kr->r", weights, np.broadcast_to(of, weights.shape))
     return expected
@@ -289,7 +290,7 @@ def _grown(x: Float32Array, residual: FloatArray, growth: Growth, seed: int) -> 
     """Returns a forest grown on residuals (rows,), which are first clipped to limit outliers.
 
     A residual is clipped at _CLIP deviations from the median. The deviation is 1.4826 times the
-    median absolute one, which is the standard deviation of a Gaussian.
+    median absolute deviation, which equals the standard deviation for Gaussian residuals.
     """
     centre = float(np.median(residual))
     deviation = 1.4826 * float(np.median(np.abs(residual - centre))) + 1e-6

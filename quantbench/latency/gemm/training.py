@@ -96,7 +96,7 @@ class MeasuredGpu:
 def shipped_pool() -> tuple[MeasuredGpu, ...]:
     """Returns the parameters of measured GPUs that are part of the package.
 
-    Raises StoreError if their file has another format or version.
+    Raises StoreError if the file of these parameters has another format or version.
     """
     text = (files("quantbench.latency") / "models" / "pool.json").read_text(encoding="utf-8")
     data = json.loads(text)
@@ -129,9 +129,10 @@ def pooled(gpus: Sequence[MeasuredGpu], base: Prior) -> Prior:
 
 
 def near(gpus: Sequence[MeasuredGpu], *, same_gpu: bool) -> Prior:
-    """Returns the prior around the mean parameters of the same GPU, or of GPUs of its family.
+    """Returns the prior around the mean parameters of tables of the same GPU or of one family.
 
-    same_gpu: whether `gpus` are tables of the same GPU, which narrows the prior.
+    gpus: parameters of these tables.
+    same_gpu: whether all tables are of the GPU that the prior is for, which narrows the prior.
     """
     _, sd = hand_prior()
     mean = np.mean([gpu.parameters for gpu in gpus], axis=0)
@@ -159,7 +160,8 @@ def _without_host(prior: Prior) -> Prior:
 def spec_sheet(device: DeviceSpec, dtype: str) -> Prior:
     """Returns the prior of a GPU without any measured table.
 
-    It is the hand prior, which was made for tensor cores. Two parameters differ on CUDA cores.
+    The result is the hand prior, which was made for tensor cores. On CUDA cores, two parameters
+    differ.
     First, misaligned rows cost nothing, because only tensor cores need 16-byte alignment (cuBLAS
     documentation, "Tensor Core Usage"). Second, the time to fill the pipeline is about the same,
     but the slower CUDA cores multiply fewer elements of k in that time.
@@ -232,7 +234,7 @@ def _powered(device: DeviceSpec, dtype: str) -> float:
 def choose(
     device: DeviceSpec, dtype: str, gpus: Sequence[MeasuredGpu], *, family_out: bool
 ) -> tuple[Prior, float]:
-    """Returns the prior for a device, and the half-width of its unfitted 90 % interval in log time.
+    """Returns the prior for a device, and the half-width in log time of the prior's 90 % interval.
 
     gpus: measured GPUs, of which those of the same unit and dtype are used. If there are none, the
         prior is `spec_sheet`.
@@ -406,7 +408,7 @@ def _members(
 ) -> tuple[Member, ...]:
     """Returns one member for each parameter vector, with trees if the rows suffice.
 
-    residual: (rows,), correction by the reference model; None without one.
+    residual: (rows,), correction by the reference model; None without such a model.
     """
     members = []
     for i, vector in enumerate(vectors):
@@ -428,8 +430,9 @@ def _member_parameters(
 ) -> list[FloatArray]:
     """Returns the fitted parameter vector of each member.
 
-    The first member is fitted to a random sample of the rows, with the prior as it is. Each further
-    member gets its own sample, with noise in the rows and in the prior.
+    The first member is fitted to a random sample of the rows (to all rows, if they are few), with
+    the prior as it is. Each further member gets its own sample, with noise in the rows and in the
+    prior's mean.
     """
     order = rng.permutation(len(rows))
     varied = np.delete(np.arange(len(prior.mean)), UNVARIED)
@@ -482,7 +485,7 @@ def _calibrate(
 
     A site is one (n, k, batch). Each fold of sites is predicted by a fit to the other folds.
 
-    residual: (rows,), correction by the reference model; None without one.
+    residual: (rows,), correction by the reference model; None without such a model.
     """
     machine = ensemble.machine
     menu = ensemble.menu
@@ -509,7 +512,8 @@ def _calibrate(
         answer = replace(ensemble, members=members).raw(held.sizes)
         error[inside] = np.abs(answer.log_us - held.log_us)
         variance[inside] = answer.variance
-    # A fold has a single member, so the variance between the members of the ensemble is added.
+    # A fold has a single member, so the variance between the members of the whole ensemble, which
+    # `variance` lacks, is added.
     shapes = ensemble.shapes(sizes)
     variance += np.var([member.physics(shapes)[0] for member in ensemble.members], axis=0)
     found = IntervalCalibration.of_held_out(error, variance, _TAILS)
