@@ -198,6 +198,7 @@ def latency_per_run(costs: Sequence[OpCost]) -> Estimate:
 
 
 def _cost(op: Op, past: Iterable[Edge], times: RememberedTimes) -> OpCost:
+    """Returns the cost of an op that has crossed the edges in `past`."""
     work = op.workload
     launch = times.launch(work)
     waves = None

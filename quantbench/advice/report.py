@@ -49,6 +49,7 @@ def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
 
 
 def _totals(cost: ShapeCost) -> dict[str, Any]:
+    """Returns the time and the waste of a shape as JSON, per micro-batch and per 1e12 tokens."""
     hours = cost.gpu_hours_per_trillion_tokens
     return {
         **_latency(cost.latency),
@@ -68,6 +69,7 @@ def _latency(latency: Estimate) -> dict[str, float]:
 
 
 def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
+    """Returns the cost of an op as JSON, with its fraction (`share`) of the whole shape's time."""
     return {
         "op": cost.op.label,
         "workload": encode(cost.op.workload),
@@ -93,6 +95,7 @@ def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
 
 
 def _advised_to_json(advised: Advised) -> dict[str, Any]:
+    """Returns a shape as JSON, with its predicted gain and its cost."""
     found = advised.found
     return {
         "changes": advised.changes,

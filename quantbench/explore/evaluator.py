@@ -37,7 +37,7 @@ _PACKED = {"roots": "<i4", "feature": "u1", "number": "<f4", "right": "<i4"}
 
 
 class Blobs:
-    """Byte strings of a page. Equal strings are stored once; `add` returns (offset, bytes)."""
+    """Byte strings of a page, of which equal ones are stored once."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -45,6 +45,7 @@ class Blobs:
         self._end = 0
 
     def add(self, content: str | npt.NDArray[Any]) -> tuple[int, int]:
+        """Stores a text or an array, and returns its offset and its length in bytes."""
         data = content.encode() if isinstance(content, str) else content.tobytes()
         if data not in self._places:
             self._places[data] = (self._end, len(data))

@@ -102,6 +102,8 @@ class _Function:
         self._names: dict[Node, str] = {}
         self._stored: dict[Node, str] = {}
         self._levels: dict[Node, int] = {}
+        # The level of a node is the number of loops that must have ended before it is computed: a
+        # row that depends on vectors is one level above them.
         for node in order:
             level = 0
             of_vectors = False
@@ -109,6 +111,8 @@ class _Function:
                 level = max(level, self._levels[arg])
                 of_vectors = of_vectors or arg.kernels > 0
             self._levels[node] = level + (of_vectors and not node.kernels)
+        # A vector that is read after its loop has ended is stored, unless the loop itself carries
+        # its sum or extreme.
         for node in order:
             for arg in node.args:
                 later = self._levels[arg] < self._levels[node]
@@ -128,7 +132,10 @@ class _Function:
             self._made.append(f"const v{len(self._made)} = new Float64Array({node.kernels});")
 
     def _value(self, node: Node, level: int | None = None) -> str:
-        """Returns the text of a node inside the loop of a level, or outside loops for None."""
+        """Returns the text by which a node is read inside the loop of a level.
+
+        level: None outside all loops.
+        """
         if node.op == "input":
             return str(node.value)
         if node.op == "constant" and not node.kernels:

@@ -146,13 +146,15 @@ def ways(
 ) -> Any:
     """Runs a function for every combination of outcomes of its conditions, and joins the results.
 
-    join: makes one result from a condition, the result if it holds, and the result if it does not.
+    join: makes one result from a condition, the result where the condition holds, and the result
+        where it does not.
     refused: makes a result from an InputError that the function raises. None means that no shape
-        raises it, so the condition before it has the other outcome everywhere.
+        raises the error, so the last condition before it has the other outcome for every shape.
     given: known outcomes of conditions.
     """
     settled = dict(given or {})
 
+    # Runs the function with these outcomes; at a further condition, follows both outcomes.
     def follow(outcomes: dict[Node, bool]) -> Any:
         _DECIDED.append(settled | outcomes)
         try:

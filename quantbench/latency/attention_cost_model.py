@@ -421,7 +421,7 @@ def times(
     useful_bytes_per_us = bytes_per_us * np.exp(x["log_memory_efficiency"])
     memory_us = shapes.forward_bytes / useful_bytes_per_us
     busy_us = (compute_us**3 + memory_us**3) ** (1.0 / 3.0)
-    # The throttling sets in at about 1 ms, over about a factor of e^0.7 in time.
+    # The throttling sets in around 1 ms; 0.7 is the width of this transition in log time.
     busy_us = busy_us * np.exp(
         x["throttle"] / (1.0 + np.exp(-(np.log(busy_us) - np.log(1000.0)) / 0.7))
     )

@@ -128,6 +128,7 @@ class GaussianProcess:
         return np.asarray(cho_solve((self._cholesky, True), self.targets))
 
     def _kernel(self, left: FloatArray, right: FloatArray) -> FloatArray:
+        """Returns the covariances of the function between two sets of rows, (left, right)."""
         a = left / self.length_scales
         b = right / self.length_scales
         squared = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * (a @ b.T)

@@ -113,6 +113,7 @@ def libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
 
 
 def _libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
+    """Returns the libraries with a public table of exactly this device, the default first."""
     published = _PUBLISHED.get((slug, dtype))
     if published is not None:
         return (published,)

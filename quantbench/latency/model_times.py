@@ -95,6 +95,7 @@ class ModelTimes:
         return [found[work] for work in workloads]
 
     def _products(self, works: list[Gemm]) -> list[Estimate]:
+        """Returns the estimates of GEMMs of one dtype, with kernels and with what is unmeasured."""
         dtype = works[0].dtype
         model, note = self._gemm_of(dtype)
         self._notes[note] = None
@@ -125,6 +126,7 @@ class ModelTimes:
         return [replace(one, unmeasured=why) for one, why in zip(found, reasons, strict=True)]
 
     def _unmeasured(self, work: Attention) -> str:
+        """Returns why no measurement supports the time of an attention; "" if one does."""
         if not self._attention.fitted:
             return f"attention: none measured on {self.device.name}"
         if self._attention.knows(work):

@@ -274,6 +274,7 @@ class MoEModel:
         spec = _gpu(device)
         require_choice(_WHO, "library", library, LIBRARIES)
 
+        # The most similar models sort first.
         def unlike(one: MoEModel) -> tuple[bool, bool, str]:
             return (
                 one.library != library,

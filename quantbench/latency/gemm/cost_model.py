@@ -384,6 +384,7 @@ class Waves:
 
     @classmethod
     def of(cls, sm_count: int, kernels: Kernels, sizes: Sizes) -> Waves:
+        """Returns the waves in which each kernel runs each GEMM."""
         rows = np.ceil(sizes.m / kernels.block_m)
         columns = np.ceil(sizes.n / kernels.block_n)
         tiles = sizes.batch * rows * columns
@@ -422,6 +423,10 @@ class Operands:
 
     @classmethod
     def of(cls, machine: Machine, sizes: Sizes) -> Operands:
+        """Returns the operands of each GEMM.
+
+        A benchmark is assumed to cycle through _COPIES copies of b and c, and to reuse a.
+        """
         element_bytes = machine.element_bytes * sizes.batch
         a_bytes = element_bytes * sizes.m * sizes.k
         b_bytes = element_bytes * sizes.k * sizes.n
@@ -474,6 +479,7 @@ class Shapes:
 
     @classmethod
     def of(cls, machine: Machine, menu: Menu, sizes: Sizes) -> Shapes:
+        """Returns the terms of each GEMM for the kernels of a menu."""
         kernels = menu.each
         m = sizes.m
         n = sizes.n
@@ -620,14 +626,18 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
     """
     machine = s.machine
     kernels = s.menu.each
-    # The time of waves lies between a step function of the blocks and a straight line, as the fluid
-    # share says. A wave takes at least the time of one block per SM, which may not saturate its SM.
+    # In full waves, the time is a step function of the number of blocks. The fluid share moves it
+    # towards a straight line. A partial wave takes at least `busy` of a full wave's time: blocks
+    # that do not saturate an SM are no faster than blocks that just saturate it.
     busy = minimum(exp(p["saturation"]) / kernels.blocks_per_sm, 1.0)
     stepped = s.waves.full + maximum(s.waves.last, busy) * s.waves.has_partial
     softened = minimum(stepped, maximum(s.waves.exact, busy)) - stepped
     waves = stepped + sigmoid(p["fluid"]) * softened
     efficiency = exp(p["efficiency"] + p.tiles(kernels.tile_index))
     rate = efficiency * (machine.flop_per_us / machine.sm_count)
+    # A misaligned row slows arithmetic as if k were deeper. Long rows add the cost of translating
+    # addresses. The result is the time of all waves, each of which runs all resident blocks of an
+    # SM.
     depth = s.k_part
     if s.halvings is not None:
         depth = depth * exp(minimum(p["misaligned"], _MOST_MISALIGNED) * s.halvings)
@@ -638,6 +648,8 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
     if s.narrow is not None:
         arithmetic = arithmetic * (1.0 + exp(p["padded"]) * s.narrow.padding)
 
+    # Reading is limited by the memory's bandwidth or by the flow into the resident blocks; a norm
+    # joins the two limits. What stays in L2 between runs moves at the speed of L2.
     log_bandwidth = p["dram"] + s.log_bandwidth
     l2_speed = exp(log_bandwidth + p["l2_speed"])
     flow = p["block_flow"] + p["block_flow_growth"] * kernels.growth

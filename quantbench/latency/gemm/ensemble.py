@@ -69,6 +69,7 @@ class Ensemble:
         return RawPrediction(*map(np.concatenate, columns))
 
     def _chunk(self, sizes: Sizes) -> RawPrediction:
+        """Predicts so few GEMMs that the arrays of all kernels stay in the cache."""
         if len(sizes) == 1:
             # numpy sums a single column in another order, and batching must not change predictions.
             twice = self._chunk(sizes.take(np.zeros(2, dtype=np.intp)))

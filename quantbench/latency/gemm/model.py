@@ -384,6 +384,7 @@ def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
 
 @cache
 def _shipped(slug: str, dtype: str, library: str) -> GemmModel | None:
+    """Returns the model of the device, or else of another card with the same chip, or None."""
     for name in same_chip(slug):
         file = FOLDER / file_name(name, dtype, library)
         if file.is_file():

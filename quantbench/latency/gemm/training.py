@@ -345,6 +345,7 @@ def fit_parameters(
     keep_freed_memory()
     shapes = Shapes.of(machine, menu, rows.sizes)
 
+    # u is the distance from the prior's mean in units of the prior's standard deviations.
     def objective(u: FloatArray) -> tuple[float, FloatArray]:
         source = Variable(prior.mean + prior.sd * u)
         predicted = log_latency(Values(source), shapes)[0]
