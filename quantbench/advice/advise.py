@@ -152,7 +152,7 @@ def advise(
     times: latency models (`ModelTimes`), a profile, or any other `OpTimes`.
     space: limits of the neighbours to try; None for `Space()`.
     top: maximum number of neighbours to return; 0 to try no other shape.
-    kernels: source of the kernel, and so of the tile, of ops for which `times` knows no kernel;
+    kernels: source of the kernel launch, and so of the tile, of ops for which `times` gives none;
         None to assume the device's tile for these ops.
     library: library whose rules on divisibility are checked; "" for the rules of every library.
 

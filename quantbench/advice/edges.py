@@ -2,7 +2,7 @@
 
 A size crosses an edge if it breaks 16-byte alignment, starts a new tile or wave, or violates the
 conditions of Megatron's fused softmax. Experts cross an edge if their rows do not fill tiles, or if
-some experts get more rows than others.
+some GPUs or experts get more rows than others.
 """
 
 from collections.abc import Iterator

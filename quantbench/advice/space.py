@@ -1,7 +1,7 @@
 """Lists the shapes near a given one, in groups from each of which a search keeps the best shape.
 
 A group either has a new hidden size, with heads, MLP and depth to match, or changes a single
-dimension.
+dimension (with the sizes that must change with it, such as tp with ep).
 """
 
 from collections import defaultdict
@@ -267,8 +267,8 @@ def _within_budget(
 def _widths(base: TransformerShape, hidden: int, step: int) -> list[int]:
     """Returns MLP widths that keep the base's ratio of ffn to hidden.
 
-    One is the multiple of `step` nearest to the exact width. The exact width follows if tp divides
-    it.
+    The widths are the multiple of `step` nearest to the exact width, and the exact width itself if
+    tp divides it.
     """
     exact = round(base.ffn / base.hidden * hidden)
     widths = {max(step, round(exact / step) * step)}

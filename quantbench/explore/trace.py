@@ -166,7 +166,8 @@ def ways(
         finally:
             _DECIDED.pop()
         results = [follow({**outcomes, condition: outcome}) for outcome in (True, False)]
-        # An outcome that no shape has need not be followed again. An input can have both outcomes.
+        # If no shape has one outcome of a condition, the condition is settled and need not be
+        # followed again. A plain input (a flag) is not settled, because it can have both outcomes.
         if None in results:
             if condition.op != "input":
                 settled[condition] = results[1] is None

@@ -75,8 +75,8 @@ _RATE = 0.08  # learning rate of the boosted trees
 # of the GPU's architecture, the half-width is at least this number, which is the error of the
 # priors of L40S and A100.
 _BLIND = float(np.log(4.0))
-# Ridge penalty on the slopes of the references. It weighs like this many rows with a correction of
-# 1 and a residual of 0, and keeps a few rows from swinging the slopes.
+# Ridge penalty on the slopes of the references. The penalty weighs like this many rows with a
+# correction of 1 and a residual of 0. Without the penalty, a few rows would swing the slopes.
 _RIDGE = 3.0
 
 

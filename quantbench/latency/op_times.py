@@ -227,7 +227,8 @@ class RememberedTimes:
     """Cache of op times that also estimates casts and applies `as_run`; implements `OpTimes`.
 
     softmax: how softmax runs, as in `runs_separately`.
-    kernels: source of the launches that `times` does not name; None if there is no such source.
+    kernels: source of the kernel launch of workloads for which `times` gives none; None if there is
+        no such source.
     """
 
     def __init__(
@@ -287,7 +288,7 @@ class RememberedTimes:
         return self._fused[work]
 
     def launch(self, work: Compute) -> Launch | None:
-        """Returns the kernel expected to run a workload, or None if no source names one."""
+        """Returns the kernel launch expected for a workload, or None if no source gives one."""
         launch = self.fused(work).launch
         if launch is not None or self._kernels is None or isinstance(work, Cast):
             return launch

@@ -113,9 +113,10 @@ class GemmModel:
         prior: source of the prior, and of the reference model whose correction is an input of the
             trees. One of
             "auto": the shipped parameters of this GPU, else of its family, else of all measured
-            GPUs. The reference is the shipped model of this GPU, dtype and library. Without one, it
-            is that of the most similar GPU of the family, whose parameters then are the prior, or
-            else that of this GPU, this dtype and the default library;
+            GPUs. The reference is the shipped model of this GPU, dtype and library. If there is no
+            such model, the reference is the model of this dtype and library for the most similar
+            GPU of the family, and that model's parameters are the prior. If there is none either,
+            the reference is the model of this GPU and dtype with the default library;
             "family-out": the shipped parameters of other GPU generations, no reference;
             "none": the spec sheet, no reference;
             a model: its parameters, and the model itself as reference;

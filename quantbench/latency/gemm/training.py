@@ -49,8 +49,9 @@ _SAME_GPU = 0.4
 _SAME_FAMILY = 0.5
 _OTHER_FAMILY = 0.6
 # Half-width (log time) of an unfitted model's interval if no table of the dtype was measured on the
-# same unit. It covers 90 % of the rows of the fp8 tables of aiconfigurator-core 0.12.0 (vLLM
-# 0.24.0) for H100, H200, B200, L40S and RTX PRO 6000, with GPUs weighted equally.
+# same unit of another GPU generation. It covers 90 % of the rows of the fp8 tables of
+# aiconfigurator-core 0.12.0 (vLLM 0.24.0) for H100, H200, B200, L40S and RTX PRO 6000, with GPUs
+# weighted equally.
 _UNKNOWN = 1.4
 # Otherwise, that half-width is the largest error in the pool (`MeasuredGpu.blind_90`) times this
 # factor, because a GPU outside the pool has larger errors than the worst of the few GPUs inside.
@@ -277,16 +278,17 @@ FEWEST_FOR_TREES = 60
 _FOLDS = 5
 # Pairs of a lower quantile and the typical ratio of the 0.9 quantile to it, which set the width of
 # the interval. The 0.9 quantile itself, of some two hundred errors, depends on twenty rows of a few
-# sites, so that the coverage would vary. It is therefore estimated as the geometric mean of lower
-# quantile times ratio. The ratios (from folds of the public tables' training sites) vary little
-# between GPUs and numbers of rows.
+# sites, so that the coverage would vary. The 0.9 quantile is therefore estimated as the geometric
+# mean of the products of lower quantile and ratio. The ratios (from folds of the public tables'
+# training sites) vary little between GPUs and numbers of rows.
 _TAILS = ((0.6, 2.24), (0.7, 1.77), (0.8, 1.38))
 # Errors of a fold (one member, four fifths of the rows) relative to errors of the full ensemble.
 # The width of the interval, which is calibrated on folds, is divided by this ratio.
 _FOLD_EXCESS = 1.04
 # Standard deviation of the noise that is added for the members after the first: to the prior's mean
-# (in units of the prior's deviation) and to the rows (in log time). It makes members differ in the
-# parameters that the rows do not determine. The prior of the parameters in UNVARIED gets no noise.
+# (in units of the prior's deviation) and to the rows (in log time). The noise makes members differ
+# in the parameters that the rows do not determine. The prior of the parameters in UNVARIED gets no
+# noise.
 _SHAKEN_PRIOR = 0.7
 _SHAKEN_ROWS = 0.08
 # A kernel leaves the menu if its probability is at most this in 98 % of the shapes (`_likely`).
