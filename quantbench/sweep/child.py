@@ -1,4 +1,7 @@
-"""Runs Python modules as child processes that answer requests over pipes."""
+"""Runs Python modules as child processes that answer requests over pipes.
+
+Also defines the interface of a worker, and detects that a process has lost its CUDA context.
+"""
 
 import json
 import os
