@@ -259,14 +259,16 @@ def idle_reasons(
 
 
 def misaligned_share(aligned_bytes: int) -> float:
-    """Returns the share of its rate that a GEMM loses if its rows are not aligned to 16 bytes.
+    """Returns the fraction of its rate that a GEMM loses if its rows are not aligned to 16 bytes.
 
-    The share comes from the parameter `misaligned` of the cost model.
+    Each halving of the alignment below 16 bytes multiplies the rate by exp(−misaligned), where
+    `misaligned` is a parameter of the cost model.
 
     aligned_bytes: alignment of the rows, in bytes; a power of two.
 
     >>> round(misaligned_share(2), 2)
     0.53
     """
+    # Number of times that the alignment is half of the needed 16 = 2⁴ bytes.
     halvings = 4 - log2(aligned_bytes)
     return 1 - exp(-PARAMETERS[INDEX["misaligned"]].mean * halvings)

@@ -127,8 +127,8 @@ def _same_kernels_apart(
     """Returns one record per key for each run.
 
     If a key has several measured records, as in an imported table with one row per kernel, the
-    kernel name becomes part of the key. A record without a usable measurement is used only if its
-    key has no usable one.
+    kernel name becomes part of the key. A record without a usable measurement is used only if no
+    other record of its key has one.
     """
     several = set()
     for key, records in (*a.items(), *b.items()):

@@ -174,9 +174,9 @@ def _cliff(jump: Jump, step: Break, spec: DeviceSpec, tile_of: TileOf) -> Cliff:
     )
 
 
-# Fewest curves over which a common cliff is determined.
+# Minimum number of curves over which a common cliff is determined.
 _FEWEST_CURVES = 8
-# Most kinds of cause that are named for one size.
+# Maximum number of kinds of cause that are named for one size.
 _CAUSES_NAMED = 2
 
 #: (axis, op, provider, variant, size before the gap, size after it)
@@ -187,15 +187,17 @@ _Key = tuple[str, str, str, str, int, int]
 class CommonCliff(OfFamily):
     """A jump of the median time over many curves of one family.
 
-    It lies between the sizes `at` and `next` of `axis`.
+    The jump lies between the sizes `at` and `next` of `axis`.
 
     num_curves: number of curves that were measured at both sizes.
     ratio, low, high: median jump, as a ratio of times, with its 95 % interval.
-    num_cliffs: number of curves that have a cliff of their own at this place.
-    causes: number of these cliffs by kind of cause, ordered by decreasing total cost.
-    stepping: (median ratio, number) of the curves that begin a new wave at this place; None if
-        there are none, or if no tile explains the family's steps.
-    level: the same of the curves that do not begin a new wave.
+    num_cliffs: number of curves that have a cliff of their own between these sizes.
+    causes: number of these cliffs by kind of cause, ordered by the decreasing sum of their log
+        heights.
+    stepping: (median ratio, number) of the curves that begin a new wave between these sizes; None
+        if there are none, or if no tile explains the family's steps.
+    level: (median ratio, number) of the curves that do not begin a new wave; None as for
+        `stepping`.
     """
 
     at: int
