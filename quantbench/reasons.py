@@ -71,11 +71,13 @@ def _informative_lines(text: str) -> list[str]:
 
 
 def _shown(reason: str) -> str:
+    """Cuts a reason, and replaces names of temporary files, which differ each time."""
     temporary_file = rf"{re.escape(gettempdir())}/[\w./-]*"
     return shortened(re.sub(temporary_file, "…", reason.strip()), _LONGEST)
 
 
 def _failed_command(error: CalledProcessError) -> str:
+    """Describes the failure of a command, such as a compiler that Triton calls."""
     command = error.cmd if isinstance(error.cmd, str) else str(error.cmd[0])
     reason = f"{Path(command).name} ended with exit status {error.returncode}"
     compiler_error = _last_compiler_error()

@@ -180,8 +180,8 @@ def typical_interval(
     that interval, its width is a whole number of ticks and says little. The result is then the
     interval of Huber's estimator with a limit of one tick, whose standard error follows from the
     samples within a tick. As in Agresti and Coull's interval of a proportion, z²/2 is added to the
-    squares, because equal samples do not mean that the time is exactly on the tick. Steps above 2
-    µs are not ticks; for them, the half-width is at least half a step.
+    squares, because equal samples do not mean that the time is exactly on the tick. Steps above
+    2 µs are not ticks; for them, the half-width is at least half a step.
 
     tick_us: resolution of the timer in µs. It is used if the samples show none because all are
         equal.

@@ -54,8 +54,7 @@ _FEWEST_OUTLIERS = 2
 # drift.
 _TREND_OFF = 0.02
 # Limits of the relative change of the reference point since its first measurement, at equal SM
-# clock. Times of quiet machines repeat within 0.5 % (GPU) and 1.5 % (CPU), and small cliffs are 5
-# %.
+# clock. Quiet machines repeat times within 0.5 % (GPU) and 1.5 % (CPU), and small cliffs are 5 %.
 _DRIFT = (0.02, 0.05)
 # Limits of the change of the SM clock at the reference point. Heat lowers this clock by 2 or 3 % in
 # the first minutes.
