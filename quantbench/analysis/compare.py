@@ -2,8 +2,8 @@
 
 A point is slower or faster if a rank test on the raw samples finds a change larger than the
 tolerance, after Holm's correction over all points, because one false regression fails a build. The
-tolerance is the user's margin or the noise of the reference points, whichever is larger; a point is
-the same only if the whole 95 % interval lies within the margin.
+tolerance is the user's margin or the noise of the reference points, whichever is larger. A point is
+the same only if the whole 95 % interval of its ratio of times lies within the margin.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Compared(Matched):
     p: p-value of the test for a change, after Holm's correction.
     change: one of CHANGES.
     why: why there is no interval, why the times cannot be compared, or which kernel replaced which;
-        empty if none of these applies.
+        empty if there is nothing to say.
     """
 
     a_us: float

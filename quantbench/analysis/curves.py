@@ -155,8 +155,8 @@ LEAST_ERROR = 0.002
 # Relative error of single times if too few sizes are close together to estimate it. In published
 # tables, rows with the same work differ by 1 to 3 % (aiconfigurator-core).
 _UNKNOWN_ERROR = 0.03
-# A point with n samples, fewer than this number N, takes part of its noise from its curve: the
-# variance of its own samples has the weight n/N, and the mean over the curve has the rest.
+# A point with fewer than this number N of samples takes part of its noise from its curve: with n
+# samples, its own variance has the weight n/N, and the mean noise of the curve has the rest.
 _OWN_SAMPLES = 10
 # The median absolute deviation of few samples is too small on average. These factors correct it for
 # 2 … 9 samples; for more samples the factor is n / (n − 0.8). Source: Croux and Rousseeuw,
@@ -207,9 +207,9 @@ def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
 def _error_of_figures(curves: Sequence[Curve]) -> float:
     """Estimates the standard error of the single times of one family from pairs of close sizes.
 
-    Steps go up, so a larger size that took less time shows noise. Noise is symmetric, so the size
-    of these drops measures it. If a slope leaves too few drops, the lower quartile over all pairs
-    is used, which tolerates steps in half of the pairs.
+    Steps go up, so a larger size that took less time shows noise. Noise is symmetric, so the median
+    of these drops measures the noise. If a slope leaves too few drops, the lower quartile of the
+    differences of all pairs is used, which tolerates steps in half of the pairs.
     """
     rises = []
     for curve in curves:

@@ -80,8 +80,8 @@ class Jump:
     def log_height(self) -> float:
         """Height that decides about refinement, in log time.
 
-        Between close sizes it is the height of the cliff, or 0 if there is none. Between distant
-        sizes it is the drop of the rate, or 0 if that drop is not significant.
+        Between close sizes the height is that of the cliff, or 0 if there is no cliff. Between
+        distant sizes it is the log drop of the rate, or 0 if that drop is not significant.
         """
         if self.close:
             cliff = self.cliff
@@ -136,9 +136,9 @@ class Cliff(OfFamily):
 
 
 def find_cliffs(jumps: Iterable[Jump], spec: DeviceSpec, tile_of: TileOf) -> tuple[Cliff, ...]:
-    """Finds the significant jumps, largest first.
+    """Finds the cliffs among the jumps, largest first (see `Jump.cliff`).
 
-    Significant are rises of the time that lower the rate of useful work, and falls of the time.
+    A rise of the time is a cliff only if it lowers the rate of useful work.
 
     tile_of: function that maps a point to its tile (see `periods.tile_finder`).
     """
@@ -151,6 +151,7 @@ def find_cliffs(jumps: Iterable[Jump], spec: DeviceSpec, tile_of: TileOf) -> tup
 
 
 def _cliff(jump: Jump, step: Break, spec: DeviceSpec, tile_of: TileOf) -> Cliff:
+    """Describes the significant step of a jump as a cliff, with its cause."""
     curve = jump.fitted.curve
     reach = _95_PERCENT * step.standard_error
     return Cliff(
@@ -323,6 +324,7 @@ def find_gaps(jumps: Iterable[Jump]) -> tuple[AxisGap, ...]:
 
 
 def _gap(jump: Jump) -> AxisGap:
+    """Returns the gap over which a jump goes, as the bisection of a sweep needs it."""
     fitted = jump.fitted
     curve = fitted.curve
     i = jump.index

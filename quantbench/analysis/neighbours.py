@@ -170,6 +170,7 @@ def _culprit(row: LayerRow, better: LayerRow) -> tuple[Point, Point]:
     there = {point.op: point for point in better.points}
 
     def excess_us(point: Point) -> float:
+        """Returns the time lost against the rate of the same op at the better size, in µs."""
         other = there[point.op]
         growth = useful_work(point.workload) / useful_work(other.workload)
         return point.count * (point.latency_us - other.latency_us * growth)

@@ -91,7 +91,8 @@ class Period(OfFamily):
 def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec) -> tuple[Period, ...]:
     """Infers the period of each family of GEMM curves that has enough close points.
 
-    Of several axes, the one with most close points is used.
+    If a family has curves along several axes, the axis with the largest number of close points is
+    used.
     """
     families: dict[Family, dict[str, list[FittedCurve]]] = {}
     for one in fitted:

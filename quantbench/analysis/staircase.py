@@ -108,7 +108,8 @@ def candidates(
 def _shape(waves: Ints, ends: Ints) -> npt.NDArray[np.float32]:
     """Scales each row of waves to 0 … 1 on each curve (rows, points).
 
-    The result is in single precision, so that equal shapes have equal bits.
+    Rows with the same result have the same steps. The result is in single precision, so that equal
+    shapes have equal bits.
 
     waves: numbers of waves (rows, points).
     ends: index of the first point after each curve (curves,).
@@ -124,14 +125,16 @@ def _shape(waves: Ints, ends: Ints) -> npt.NDArray[np.float32]:
     return shapes
 
 
-# Launch overheads that are tried, in units of the time of one wave.
+# Launch overheads that are tried for each curve, in units of the time of one wave. The one with the
+# smallest misfit is used.
 _OVERHEADS = (0.0, 0.25, 0.5, 1.0, 2.0)
 # Upper limit of the exponent `share`. The time is at most proportional to the waves, with a margin
 # for SM clocks that drop under load.
 _MOST_SHARE = 1.05
-# Gaussian process of the trend, as (amplitude in log time, length in log size): first large slow
-# bends (from memory-bound to compute-bound), then slight faster bends. Level and elasticity have
-# wide priors.
+# Terms of the Gaussian process of the trend, as (amplitude in log time, length in log size): large
+# slow bends (from memory-bound to compute-bound), and slight faster bends. The level and the
+# elasticity of the trend have wide priors, with the standard deviations below, so that they do not
+# distinguish the candidates.
 _TREND_BENDS = ((0.5, 2.0), (0.05, 0.5))
 _TREND_LEVEL = 10.0
 _TREND_ELASTICITY = 1.0
@@ -146,14 +149,15 @@ EXPLAINS_MUCH = 0.4
 _FEWEST_TO_RESAMPLE = 8
 _RESAMPLES = 200
 _RESAMPLE_SEED = 0
-# Smallest improvement of the fit (twice the log likelihood) that is evidence for waves.
+# Smallest improvement of the fit by waves (twice the log likelihood) that is evidence for waves. At
+# a smaller improvement, "no waves" or no verdict is reported.
 _LEAST_IMPROVEMENT = 12.0
-# A rival is a class with at least this likelihood relative to the best class. At most this many are
-# reported.
+# A rival is a class whose likelihood is at least the fraction _RIVAL of that of the best class. At
+# most _MOST_RIVALS rivals are reported.
 _RIVAL = 0.01
 _MOST_RIVALS = 5
-# "no waves" is reported only if waves, had they been present, would have improved the fit by more
-# than this for three in four candidates.
+# "no waves" is reported only if waves would have improved the fit by more than this, had they been
+# present, for three in four candidates. Otherwise the curves are too flat or too noisy to tell.
 _WOULD_SHOW = 100.0
 
 

@@ -205,6 +205,7 @@ class _Sums:
 
 
 def _moments(sums: Floats) -> tuple[Floats, ...]:
+    """Converts weighted sums to the weight, the means and the central sums of `_Sums.moments`."""
     w, wu, wz, wuu, wuz, wzz = sums
     mean_u = wu / w
     mean_z = wz / w
@@ -212,6 +213,7 @@ def _moments(sums: Floats) -> tuple[Floats, ...]:
 
 
 def _cost(moments: tuple[Floats, ...]) -> Floats:
+    """Returns the cost (see `_Sums.cost`) of pieces with these moments."""
     _, _, _, suu, suz, szz = moments
     # Rounding may make the cost negative.
     cost: Floats = np.maximum(szz - suz**2 / (suu + _Sums.ridge), 0.0)
@@ -228,6 +230,7 @@ class _Flat:
 
     @classmethod
     def of(cls, starts: Sequence[Ints], points: int) -> _Flat:
+        """Lists the pieces that begin at `starts` on curves of `points` points."""
         counts = list(map(len, starts))
         start = np.concatenate(starts)
         stop = np.append(start[1:], points)

@@ -158,9 +158,10 @@ class CudaTimer(Timer):
         return measurement
 
     def _heat(self, sampler: EventSampler) -> MeanClocks:
-        """Runs the first work until the card is warm, and returns the clocks after the warm-up."""
+        """Runs the first work until the card is hot, and returns the SM clocks of this time."""
         warm = self._warm_up(sampler)
-        # In batches of MAX_QUEUED, a run that takes seconds would heat the card for minutes.
+        # A batch takes at most an eighth of _HEAT_S, or a single run. In batches of MAX_QUEUED, a
+        # run that takes seconds would heat the card for minutes.
         count = min(MAX_QUEUED, max(1, int(_HEAT_S / 8 * 1e6 / warm.typical_us)))
         clocks = MeanClocks()
         start_s = self._now()
@@ -177,7 +178,7 @@ class CudaTimer(Timer):
     ) -> EventSampler:
         """Returns a sampler of single runs between two events.
 
-        limit: most samples behind one hold.
+        limit: maximum number of samples behind one hold.
         """
         flush = self._options.cache == "cold"
         return EventSampler(self._ops, run, flush=flush, before=before, limit=limit)

@@ -252,6 +252,7 @@ def _samples(m: Measurement) -> _Reasons:
     if weight := _step(wide, _SPREAD):
         yield weight, f"samples spread by {wide:.0%} (10 % to 90 %; noise {noise(times_us):.1%})"
     outliers = outlier_share(times_us)
+    # The number of outliers is a rounded float, so it is compared with half a sample less.
     if outliers > _OUTLIERS_OFF and outliers * len(times_us) > _FEWEST_OUTLIERS - 0.5:
         yield _OFF, f"{outliers:.0%} of the samples are far out"
     half = len(times_us) // 2

@@ -155,9 +155,9 @@ def _first(troubles: Sequence[object]) -> str:
 
 
 def _worst(states: Sequence[DeviceState]) -> DeviceState:
-    """Returns the first state, with the lowest clock and the throttle reasons of all states.
+    """Returns the first state, with the lowest SM clock and the throttle reasons of all states.
 
-    The clock is None if one of the clocks is unknown.
+    The clock of the result is None if the clock of any state is unknown.
     """
     clocks = [state.sm_clock_mhz for state in states if state.sm_clock_mhz is not None]
     reasons = set().union(*(state.throttle_reasons for state in states))

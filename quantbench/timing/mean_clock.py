@@ -57,9 +57,9 @@ class _Block:
 
 
 class MeanClocks:
-    """Mean clock of the last seconds of work that no limit slowed.
+    """Mean SM clock of the last seconds of work that no limit slowed.
 
-    Also knows the scatter of single clocks around the mean.
+    Also gives the scatter of single clocks around the mean.
     """
 
     def __init__(self) -> None:
@@ -119,9 +119,9 @@ class MeanClocks:
         return self._of_device(at_s)
 
     def _near(self, own_mhz: Sequence[float]) -> bool:
-        """Returns whether a point's clock differs from the mean by no more than clocks wander.
+        """Returns whether a point's mean clock agrees with the mean of the blocks.
 
-        Returns True while there are too few blocks for a mean.
+        They agree if they differ by no more than SM clocks wander. Returns True while there are too few blocks for a mean.
         """
         if len(self._blocks) < _FEWEST_BLOCKS:
             return True

@@ -257,11 +257,13 @@ def sample_point(
     seen: list[tuple[float, Batch]] = []
 
     def mean_clock(own_mhz: Sequence[float]) -> MeanClock | None:
+        """Returns the mean SM clock now; None if the clocks are unknown."""
         if clocks is None or not own_mhz:
             return None
         return clocks.of(now(), own_mhz, limited=_limited(seen))
 
     def widths(samples_us: Sequence[float]) -> tuple[float, float]:
+        """Returns the relative half-width of the time, and the part that more samples narrow."""
         own_mhz = _clocks_mhz(good)
         found = stated(samples_us, own_mhz, mean_clock(own_mhz), tick_us)
         return found.relative_half_width, found.sampling
@@ -408,6 +410,7 @@ class Timer:
         raise NotImplementedError
 
     def _warm_up(self, sampler: Sampler) -> WarmUp:
+        """Warms up, and updates the known clock of light work."""
         warm = warm_up(
             sampler,
             window_s=self._warm_up_window_s,

@@ -45,6 +45,8 @@ _FLOOR_CHECKS = 3
 
 @dataclass
 class _Window:
+    """Times and SM clocks of the samples of one batch or of several successive batches."""
+
     times_us: list[float] = field(default_factory=list)
     clocks_mhz: list[float] = field(default_factory=list)
 
