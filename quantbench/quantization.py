@@ -94,7 +94,7 @@ class IdleShare:
 
     kind: `tile edge` (padding), `wave edge` (the last wave), or `fewer blocks than SMs`.
     share: unused fraction, 0 to 1.
-    words: text of the reason, without the share.
+    words: text of the reason, without the fraction.
     """
 
     kind: str

@@ -57,7 +57,7 @@ def reason_line(error: BaseException) -> str:
 def reason_in_output(text: str) -> str:
     """Returns the line of a dead process's output that states the cause, or "".
 
-    It is the exception of the last traceback, or the last line if there is no traceback.
+    The cause is the exception of the last traceback, or the last line if there is no traceback.
     """
     _, traceback, after = text.rpartition(_TRACEBACK)
     lines = _informative_lines(after)

@@ -62,7 +62,7 @@ class Stated:
     def relative_half_width(self) -> float:
         """Half-width of the interval relative to the time.
 
-        It is infinite if there are too few samples.
+        The result is infinite if there are too few samples.
         """
         if isinf(self.sampling):
             return self.sampling

@@ -41,7 +41,7 @@ MATCHES = ("key", "workload")
 class Matched:
     """Two records of the same workload, one from run a and one from run b.
 
-    place: first place of the workload on the axes of run b, or of run a if run b has none.
+    place: first grid point of the workload in run b, or in run a if run b has none.
     workload: description of the workload.
     keys, providers: key and provider of the record in run a and of the record in run b.
     """

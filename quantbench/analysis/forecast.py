@@ -267,7 +267,7 @@ def slower_than_best_kernel(rows: Sequence[PredictedPlace], model: GemmModel) ->
     for row in rows:
         work = row.ops[0].estimate.op.workload
         if len(row.ops) != 1 or not isinstance(work, Gemm) or not model.rows:
-            return (0.0,) * len(rows)  # all places of a grid have the same ops
+            return (0.0,) * len(rows)  # all points of a grid have the same ops
         gemms.append(work)
     batch = [min(one.batch, LARGEST_SIDE // one.m) for one in gemms]
     layouts = [one.layout for one in gemms]

@@ -1,6 +1,7 @@
 """Infers tiles, resident blocks and the distance between steps from measured latencies.
 
-There is one result per curve family. It gives the tile of points for which no kernel was recorded.
+There is one result per curve family. The results give the tile of points for which no kernel was
+recorded.
 """
 
 from __future__ import annotations

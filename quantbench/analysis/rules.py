@@ -56,7 +56,8 @@ def verdict_on(rule: RuleOfThumb, found: PairsOrReason) -> Verdict:
     """Returns the verdict on one rule.
 
     The verdict is CONFIRMED if the whole interval of the effect is above 1 + MARGIN, REFUTED if the
-    whole interval is below, and INCONCLUSIVE otherwise. It is NOT TESTED if there are no pairs.
+    whole interval is below, and INCONCLUSIVE otherwise. The verdict is NOT TESTED if there are no
+    pairs.
 
     found: pairs that test the rule, or the reason why there are none.
     """

@@ -173,10 +173,10 @@ def op_order(label: str) -> tuple[int, str]:
 
 
 def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
-    """Returns a point for each place of each measured record, sorted by axes, provider and op.
+    """Returns a point for each grid point of each measured record, in order.
 
-    Leaves out repetitions of the reference points, and measurements that were rejected as
-    impossible.
+    The points are sorted by grid point, provider and op. Leaves out repetitions of the reference
+    points, and measurements that were rejected as impossible.
     """
     found: list[Point] = []
     for record in records:
@@ -207,7 +207,7 @@ def rejected_lines(records: Iterable[Record]) -> list[str]:
 
 
 def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Point]:
-    """Yields a point for each place of a measured record."""
+    """Yields a point for each grid point of a measured record."""
     measurement = outcome.measurement
     stated = measurement.stated
     work = record.workload

@@ -146,9 +146,9 @@ class CpuSampler:
 class CpuTimer(Timer):
     """Timer for one CPU core.
 
-    It takes the same arguments as `CudaTimer`; tests replace `clocks`, `now` and `pause`. While it
-    measures, the calling thread is pinned to one core and torch to one thread. Afterwards both
-    settings are restored.
+    The arguments are those of `CudaTimer`, except `clocks`; tests replace `clocks`, `now` and
+    `pause`. During a measurement, the calling thread is pinned to one core and torch to one thread.
+    Afterwards both settings are restored.
     """
 
     _batch_limit = 16

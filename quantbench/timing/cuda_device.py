@@ -27,7 +27,7 @@ from quantbench.timing.session import MAX_QUEUED
 _STATE_PERIOD_S = 0.02
 
 # Launch options of the probes. triton 3.9 warns if fp fusion is not set, although the probes have
-# no products.
+# no multiplications.
 _ONE_WARP = {"num_warps": 1, "enable_fp_fusion": True}
 
 # Longest time of a hold. It is a thousand times the time to queue a batch, and short enough to wait
@@ -209,7 +209,7 @@ class TorchCuda:
     def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
         """Returns the SM clocks between the first `stamps` stamps of this batch, in MHz.
 
-        Returns an empty tuple if the clocks are unknown. It must be called after `synchronize`.
+        Returns an empty tuple if the clocks are unknown. Must be called after `synchronize`.
         """
         if self._stamp_kernel is None:
             return ()

@@ -23,7 +23,7 @@ Command = tuple[str, tuple[Collective | int, ...]]
 class Ranks(Protocol):
     """Group of processes as seen from one rank.
 
-    It is implemented by `providers.collectives.TorchRanks`.
+    The implementation is `providers.collectives.TorchRanks`.
     """
 
     world_size: int

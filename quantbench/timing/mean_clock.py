@@ -121,7 +121,8 @@ class MeanClocks:
     def _near(self, own_mhz: Sequence[float]) -> bool:
         """Returns whether a point's mean clock agrees with the mean of the blocks.
 
-        They agree if they differ by no more than SM clocks wander. Returns True while there are too few blocks for a mean.
+        The two means agree if they differ by no more than SM clocks wander. Returns True while
+        there are too few blocks for a mean.
         """
         if len(self._blocks) < _FEWEST_BLOCKS:
             return True

@@ -103,13 +103,13 @@ class Sampler(Protocol):
 class Audit(Protocol):
     """Check that the timed work is really computed.
 
-    It is implemented by `quantbench.providers.audit.Audit`.
+    The implementation is `quantbench.providers.audit.Audit`.
     """
 
     def before_sample(self) -> None:
         """Is called before each sample, on the stream of the run, and is not timed.
 
-        It may queue work but must not wait for the device.
+        The method may queue work but must not wait for the device.
         """
 
     def after_sampling(self, sample: Callable[[], object]) -> None:
