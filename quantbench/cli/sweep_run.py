@@ -135,16 +135,26 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
 
 
 def _failed(run: Run) -> bool:
-    """Returns whether the exit code must show a failure: a result was wrong, or no time was
-    accepted.
+    """Returns whether the exit code must show a failure.
 
+    It must if a result was wrong, if no time was accepted, or if every point of a provider failed.
     Times of triton's interpreter need not be accepted, because the interpreter only checks results.
     """
-    points = [record.outcome for record in run.records if record.role == "point"]
-    if any(isinstance(outcome, Failed) and outcome.error == "wrong_result" for outcome in points):
-        return True
-    grades = [outcome.grade for outcome in points if isinstance(outcome, Measured)]
-    return all(grade.letter == "rejected" and INTERPRETED not in grade.reasons for grade in grades)
+    accepted = set()
+    failed = set()
+    for record in run.records:
+        outcome = record.outcome
+        if record.role != "point":
+            continue
+        if isinstance(outcome, Failed):
+            if outcome.error == "wrong_result":
+                return True
+            failed.add(record.provider)
+        elif isinstance(outcome, Measured):
+            grade = outcome.grade
+            if grade.letter != "rejected" or INTERPRETED in grade.reasons:
+                accepted.add(record.provider)
+    return not accepted or not failed <= accepted
 
 
 def stop_on_sigterm() -> None:
