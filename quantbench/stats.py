@@ -145,6 +145,7 @@ def typical_us(samples_us: Samples) -> float:
     values = _array(samples_us, "typical_us")
     middle = float(np.median(values))
     step = _fine_tick(values)
+    # Samples that differ by less than a quarter of a tick are on the same tick.
     near = step / 4
     excess = np.count_nonzero(values > middle + near) - np.count_nonzero(values < middle - near)
     if not step or not excess:
@@ -209,7 +210,10 @@ def typical_interval(
 
 
 def _on_ticks(width: float, step: float, ranks: float) -> bool:
-    """Returns whether samples share ticks.
+    """Returns whether several samples are on one tick.
+
+    Samples on distinct ticks would span at least as many ticks as ranks. Half a rank is subtracted
+    because of rounding.
 
     width: distance that the samples span.
     step: distance between ticks.
@@ -259,6 +263,7 @@ def spread(samples: Samples) -> float:
     low, middle, high = quantiles(samples, (0.1, 0.5, 0.9))
     width = high - low
     step = _fine_tick(samples)
+    # 80 % of the ranks are between the two quantiles.
     if _on_ticks(width, step, 0.8 * (len(samples) - 1)):
         width = max(0.0, width - step)
     return width / middle if middle > 0 else inf

@@ -17,11 +17,11 @@ from quantbench.sweep.axes import MOST_VALUES, Axis, Held, check_axes, ops_at, p
 from quantbench.sweep.sizes import grain_of
 from quantbench.workload import Gemm, GroupedGemm, Op
 
-# Smallest ratio of the number of waves at a size to that at the previous size for which the size
-# counts as an edge. A smaller step is below the noise of a measurement.
+# At an edge, the number of waves grows at least by this factor from one size to the next. A smaller
+# step is below the noise of a measurement.
 _SMALLEST_STEP = 1.02
-# Maximum number of sizes in a group of consecutive edges. Without it, an axis with an edge at every
-# size would be a single group.
+# Maximum number of sizes in a group of consecutive edges. Without this limit, an axis with an
+# edge at every size would be a single group.
 _LARGEST_GROUP = 4
 
 

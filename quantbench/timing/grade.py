@@ -26,7 +26,7 @@ NO_CHECK = "its results were not checked: its task has no inputs()"
 #: reason for rejecting a time of Triton's interpreter
 INTERPRETED = "it ran in triton's interpreter: the time of no kernel"
 
-# Weights of reasons.
+# Weights of reasons. The sum of the weights determines the grade.
 _NOTE = 0
 _OFF = 1
 _BAD = 2

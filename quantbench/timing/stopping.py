@@ -91,6 +91,8 @@ class Steadiness:
         at_s: time when the batch ended, in seconds since the beginning of the warm-up.
         """
         self._batches.append((at_s, _Window(list(samples_us), list(clocks_mhz))))
+        # Batches older than both windows are dropped. As many as fill the two windows with batches
+        # of one sample are always kept.
         recent = len(self._batches) - 2 * _MIN_WINDOW_SAMPLES
         while recent > 0 and at_s - self._batches[0][0] >= 2 * self._window_s:
             del self._batches[0]
