@@ -178,7 +178,8 @@ def edge_indices(jumps: Sequence[float]) -> set[int]:
     [1, 2]
     """
     # A jump is the growth of the waves without the growth of the work, so at an edge it may be a
-    # little smaller than the growth of the waves (`predicted_edges`).
+    # little smaller than the growth of the waves (`predicted_edges`). Half of the limit on the
+    # growth of the waves is therefore used.
     edges = [i for i, jump in enumerate(jumps) if jump >= log(_SMALLEST_STEP) / 2]
     return {*edges, *(i + 1 for i in edges)}
 
