@@ -1,7 +1,7 @@
 """Builds the sections of a report that consist of text and tables.
 
-They explain the steps, judge the rules of thumb, and state the quality of the measurements, all
-sizes and the method.
+The sections explain the steps, judge the rules of thumb, and state the quality of the measurements,
+all sizes and the method.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.units import dashed, duration, percent, signed_percent
 
-# Maximum number of equivalent explanations that one line names, and of rows in the table of common
-# steps.
+# Maximum number of further tiles that one line names because they give the same staircase, and of
+# rows in the table of steps that many shapes share.
 _MOST_ALIKE = 3
 _MOST_COMMON = 24
 _VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yellow"}
@@ -194,7 +194,8 @@ def trust_section(run: Run) -> Section:
 def trust_lines(run: Run) -> list[str]:
     """Counts the points below grade A, the skipped and the failed points by reason.
 
-    The most frequent reasons come first.
+    Reasons that differ only in their numbers are counted together. The most frequent reasons come
+    first.
     """
     number: Counter[str] = Counter()
     examples: dict[str, str] = {}
@@ -225,7 +226,8 @@ def trust_lines(run: Run) -> list[str]:
 def state_words(records: Sequence[Record]) -> str:
     """Formats the ranges of the device's clock, temperature and power during the run.
 
-    The range of the reference point's time is added. Returns "" if nothing is known.
+    The range of the reference point's time is added, relative to its first time. Returns "" if
+    nothing is known.
     """
     seen: dict[str, list[float | None]] = defaultdict(list)
     first_us: dict[str, float] = {}  # by key: a run on many devices has several references
