@@ -27,15 +27,18 @@ from quantbench.store.environment import installed_versions, relevant_environmen
 from quantbench.units import billions, percent
 from quantbench.workload.parameters import parameters
 
+# Maximum number of layouts in the table, and of further layouts that the line below it names.
 _LAYOUTS = 5
 _OTHERS = 8
+# Message size at which the bandwidth of the links inside a node is stated.
 _LARGE_MESSAGE_BYTES = 2**30
 _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "cyan"}
 
 
 def provenance(arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the header of a plan in JSON: format, command line, versions and environment
-    variables.
+    """Returns the header of a plan in JSON.
+
+    The header states format, command line, versions and environment variables.
     """
     return {
         "format": "quantbench-plan",
@@ -167,7 +170,7 @@ def _explaining_lines(
     fastest = found.ranked[0]
     yield "\nThe fastest layout's iteration, by what takes the time:"
     for name, s in sorted(fastest.iteration.parts.items(), key=lambda part: -part[1]):
-        if s >= 0.001 * fastest.sec_per_it:
+        if s >= 0.001 * fastest.sec_per_it:  # smaller parts are left out
             yield f"  {name.replace('_', ' '):15} {s:8.2f} s  {percent(s / fastest.sec_per_it):>6}"
     yield _memory_table(fastest, setup.calibration(job))
     if setup.options.site is None:
@@ -221,8 +224,9 @@ def _memory_table(p: Prediction, calibration: Calibration) -> Table:
 
 
 def header_lines(job: Job, assumed: Sequence[str]) -> Lines:
-    """Yields a description of the model and the machines, the assumptions, and a warning if the
-    rates of the links are generic.
+    """Yields a description of the model and the machines, and the assumptions.
+
+    A warning is added if the rates of the links are generic.
     """
     shape, where = job.shape, job.cluster
     gated = "gated " if shape.gated else ""

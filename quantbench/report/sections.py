@@ -224,7 +224,7 @@ def trust_lines(run: Run) -> list[str]:
 
 
 def state_words(records: Sequence[Record]) -> str:
-    """Formats the ranges of the device's clock, temperature and power during the run.
+    """Formats the ranges of the device's SM clock, temperature and power during the run.
 
     The range of the reference point's time is added, relative to its first time. Returns "" if
     nothing is known.
