@@ -356,6 +356,7 @@ def _misaligned_words(advice: Advice) -> str:
 
 
 def _least_gain(one: Advised) -> float:
+    """Returns the lower bound of a shape's gain."""
     return one.found.low
 
 

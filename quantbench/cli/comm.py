@@ -61,6 +61,7 @@ class CommOptions:
         return TimingOptions(cache="hot", half_width=half_width, max_time_s=_MAX_TIME_S)
 
     def plan(self, backend: str, num_gpus: int, num_nodes: int) -> tuple[Collective, ...]:
+        """Returns the collectives to measure, with defaults that depend on the backend."""
         from quantbench.comm.session import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
 
         op = self.op or ",".join(DEFAULT_OPS)

@@ -130,6 +130,7 @@ def _ranking_lines(found: Found) -> Lines:
 
 
 def _degrees(layout: Layout) -> str:
+    """Formats the degrees TP and PP of a layout, and CP and EP above 1: `TP4 PP8`."""
     words = f"TP{layout.tp} PP{layout.pp}"
     if layout.cp > 1:
         words += f" CP{layout.cp}"
@@ -139,10 +140,12 @@ def _degrees(layout: Layout) -> str:
 
 
 def _more(p: Prediction, best: Prediction) -> str:
+    """Formats how much longer an iteration takes than with the best layout: `+3.1 %`."""
     return f"{100 * (p.sec_per_it / best.sec_per_it - 1):+.1f} %"
 
 
 def _layouts_table(best: Sequence[Prediction]) -> Table:
+    """Tabulates layouts with their predicted times, rates and memory, the best one first."""
     degrees = (">DP", ">TP", ">PP", ">CP", ">EP", ">MBS", ">intlv", ">ZeRO", ">recomp", ">SP")
     numbers = (">sec/it", ">more", ">model TFLOP/s", ">MFU", ">GiB", ">bubble")
     table = plain_table((*degrees, *numbers, "look at first"))
@@ -167,6 +170,10 @@ def _layouts_table(best: Sequence[Prediction]) -> Table:
 def _explaining_lines(
     setup: Setup, job: Job, found: Found, judged: Sequence[Judged], times: OpTimes
 ) -> Lines:
+    """Yields what takes the time and memory of the fastest layout, and what --explain adds.
+
+    That is the time with other software, and the verdicts on rules of thumb.
+    """
     fastest = found.ranked[0]
     yield "\nThe fastest layout's iteration, by what takes the time:"
     for name, s in sorted(fastest.iteration.parts.items(), key=lambda part: -part[1]):
@@ -330,6 +337,7 @@ def check_layout(setup: Setup, *, explain: bool) -> Result:
 
 
 def _prediction_lines(p: Prediction, limit: float) -> Lines:
+    """Yields the memory of a layout against the limit in bytes, its time and its rates."""
     fits = ("does not fit", "red")
     if p.fits and p.tight:
         fits = ("fits, but within 5 % of the limit: it may fail", "yellow")

@@ -63,6 +63,7 @@ class Setup:
 
     @cached_property
     def profile(self) -> Profile | None:
+        """Profile of --profile; None if the option was not typed."""
         if self.options.profile is None:
             return None
         if self.options.library:
@@ -148,6 +149,7 @@ class Setup:
         return float(software(self.stack).overlaps)
 
     def calibration(self, job: Job) -> Calibration:
+        """Returns the fitted factors for the cluster and the software stack of a job."""
         return self.calibrations.of(job.cluster, job.stack)
 
     @cached_property

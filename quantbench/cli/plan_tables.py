@@ -81,6 +81,7 @@ def _rows_table(results: Sequence[RowResult]) -> Table:
 
 
 def _summary_lines(summary: Summary) -> Iterator[str]:
+    """Yields the errors of the predicted times and of the predicted memory over all rows."""
     if summary.rows:
         said = (
             f"time, {counted(summary.rows, 'row')}: mean error {summary.mape:.2f} %, "

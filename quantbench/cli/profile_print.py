@@ -28,8 +28,8 @@ _STYLES = {"measured": "green", "interpolated": "", "modelled": "yellow"}
 def profile_lines(profile: Profile) -> Iterator[str | RichTable]:
     """Yields lines and tables on a profile for the terminal.
 
-    They show the device, the measured rows, the accuracy of the models, the largest cliffs and the
-    verdicts on rules.
+    The lines show the device, the measured rows, the accuracy of the models, the largest cliffs and
+    the verdicts on rules.
     """
     yield device_line(profile.device)
     yield from map(printable, origin_lines(profile))
@@ -76,6 +76,7 @@ def origin_lines(profile: Profile) -> list[str]:
 
 
 def rows_line(profile: Profile) -> str:
+    """Formats the number of rows of each table that has any."""
     counts = [f"{len(table):,} of {kind}" for kind, table in profile.tables.items() if len(table)]
     return "rows: " + (", ".join(counts) or "none; all times come from the models")
 

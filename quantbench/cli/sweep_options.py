@@ -174,6 +174,7 @@ def budget_of(arguments: SweepArguments) -> float | None:
 
 
 def _budget_s(text: str) -> float | None:
+    """Parses a budget; `none` becomes None, which means no limit."""
     return None if text == "none" else parse_duration_s("--budget", text)
 
 

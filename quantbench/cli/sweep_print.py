@@ -119,6 +119,7 @@ def left_out(plan: Plan) -> list[LeftOut]:
 
 
 def _places(groups: Sequence[Group]) -> list[Place]:
+    """Returns the places of all points of the groups."""
     points = chain.from_iterable(group.points for group in groups)
     return list(chain.from_iterable(point.places for point in points))
 
@@ -223,6 +224,7 @@ def refine_of(options: SweepOptions, spec: DeviceSpec) -> Refine:
 
 
 def _checked_line(run: Run) -> str:
+    """Counts the points whose result agreed with a reference, and those whose result was wrong."""
     points = [record for record in run.records if record.role == "point"]
     right = sum(record.check is not None for record in points)
     wrong = 0

@@ -256,6 +256,7 @@ def run_on_ray(
 
 
 def _show_run(console: Console, run: ClusterRun, assumed: Sequence[str]) -> None:
+    """Prints the devices, the folder, the assumptions and the plan of one run of a cluster."""
     say(console, f"{', '.join(run.devices)}: {run.spec.name}, kept in {run.folder}/")
     if assumed:
         say(console, f"  assumed: {', '.join(assumed)}")

@@ -188,7 +188,7 @@ def _rank(record: Record) -> tuple[int, int]:
 def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
     """Returns the options of the merged run, and messages on missing parts.
 
-    If the runs measured parts of one plan, these are the options of the whole plan, with the
+    If the runs measured parts of one plan, the result is the options of the whole plan, with the
     budgets of all parts added up. If the runs have different options, the options hold only the ids
     of the runs, because there is no single plan to resume.
     """
@@ -212,7 +212,8 @@ def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
 def _tolerated(runs: Sequence[Run]) -> list[str]:
     """Returns messages on what may be merged without `force`.
 
-    These are defects of the runs' records, different environment variables, and incomplete runs.
+    The messages state defects of the runs' records, different environment variables, and runs that
+    are not complete.
     """
     notes: list[str] = []
     for run in runs:

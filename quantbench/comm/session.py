@@ -116,9 +116,9 @@ def reference_point(backend: str, like: Collective) -> Collective:
 _WARM_UP_WINDOW_S = 0.05
 _WARM_UP_LIMIT_S = 1.0
 _BATCH_LIMIT = 64
-# Shortest duration of a sample, which repeats the collective up to _MOST_RUNS times to reach it. It
-# must be long on nccl, because CUDA events have a resolution of 0.5 µs and the timers of the ranks
-# differ by some microseconds. On gloo a sample is one run.
+# Minimum duration of a sample. A sample repeats the collective up to _MOST_RUNS times to reach this
+# duration. Samples must be long on nccl, because CUDA events have a resolution of 0.5 µs and the
+# timers of the ranks differ by some microseconds. On gloo, a sample is one run.
 _SAMPLE_US = {"nccl": 200.0, "gloo": 0.0}
 _MOST_RUNS = 100
 # If the host's launching takes more than this fraction of a collective's time, the time does not

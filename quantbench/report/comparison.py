@@ -88,6 +88,7 @@ def failure_words(lost: Matched) -> str:
 
 
 def _ratio_words(ratio: float) -> str:
+    """Formats a ratio of times (B over A) as a sentence on B."""
     if abs(ratio - 1) < 0.0005:  # would be shown as 0.0 %
         return "B takes as long as A"
     if ratio > 1:

@@ -77,6 +77,7 @@ def summed_line(rows: Sequence[PredictedPlace]) -> str:
 
 
 def _rate(tflops: float) -> str:
+    """Formats a rate in TFLOP/s."""
     if tflops < _LEAST_RATE:
         return f"<{_LEAST_RATE:g}"
     return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.2g}"
@@ -121,11 +122,13 @@ def slower_in_words(rows: Sequence[PredictedPlace]) -> str:
 
 
 def _place(row: PredictedPlace, words: str) -> str:
+    """Formats a place with words in brackets: `m = 4097 (12 %, 10 % to 14 %)`."""
     sizes = " ".join(f"{name} = {size}" for name, size in row.axes.items())
     return f"{sizes} ({words})"
 
 
 def _listed(places: Sequence[str]) -> str:
+    """Lists the first places, and counts the others."""
     unnamed = len(places) - _MOST_NAMED
     more = f" and {unnamed} more" if unnamed > 0 else ""
     return ", ".join(places[:_MOST_NAMED]) + more

@@ -69,6 +69,7 @@ def write_junit(comparison: Comparison, path: Path) -> None:
 
 
 def _case(suite: Element, record: Record, place: Place, time_s: float) -> Element:
+    """Adds a test case that is named by provider and place, and returns it."""
     return SubElement(
         suite,
         "testcase",

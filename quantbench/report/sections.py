@@ -41,7 +41,7 @@ _VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yello
 def steps_section(check: RunCheck) -> Section | None:
     """Builds the section on the causes of the steps, with a table of steps that many shapes share.
 
-    Returns None if there is neither a cause nor such a step.
+    Returns None if there is neither a cause nor a shared step.
     """
     lines = [*check.padding, *map(period_words, check.periods)]
     if check.falls:
@@ -144,6 +144,7 @@ def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | No
 
 
 def _effect(verdict: Verdict) -> str:
+    """Formats the cost of breaking a rule with its interval, and what tiles and waves predict."""
     if verdict.effect is None or verdict.low is None or verdict.high is None:
         return "–"
     text = f"{_change(verdict.effect)} ({_change(verdict.low)} to {_change(verdict.high)})"
@@ -153,6 +154,7 @@ def _effect(verdict: Verdict) -> str:
 
 
 def _change(ratio: float) -> str:
+    """Formats a ratio of times as a relative change, and avoids −0.0 %."""
     text = percent(ratio - 1).replace("-", "−")
     return "0.0 %" if text == "−0.0 %" else text
 
@@ -174,8 +176,8 @@ _GRADE_WORDS = {
 def trust_section(run: Run) -> Section:
     """Builds the section on the quality of the measurements.
 
-    It has the number of points by grade, the reasons for bad grades, skipped and failed points, and
-    the ranges of the device's state.
+    The section has the number of points by grade, the reasons for bad grades, skipped and failed
+    points, and the ranges of the device's state.
     """
     points: Counter[str] = Counter()
     for record in run.records:
@@ -265,7 +267,7 @@ def sizes_section(rows: Sequence[LayerRow], check: RunCheck) -> Section:
 def how_section(run: Run) -> Section:
     """Builds the folded section with all that is needed to repeat the run.
 
-    It lists the options, versions of software, environment variables and device constants.
+    The section lists the options, versions of software, environment variables and device constants.
     """
     info = run.info
     device = info.device

@@ -188,6 +188,7 @@ _words = attrgetter("words")
 
 
 def _styled(gain: Gain | None) -> Text:
+    """Formats a gain: green if surely above 0, red if surely below 0; "" if it is None."""
     text = Text(shown(gain, _words))
     if gain is not None and gain.low > 0:
         text.stylize("bold green")

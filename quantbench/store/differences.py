@@ -8,8 +8,8 @@ from typing import Any
 
 from quantbench.store.folder import Run
 
-# Options that only state which points a run has. They are not compared, because times are compared
-# only for points that both runs have.
+# Options that only state which points a run has, or from which file the points were imported. These
+# options are not compared, because times are compared only for points that both runs have.
 _NOT_OPTIONS = ("dims", "left_out", "sha256", "file")
 #: device constants that affect times
 CONSTANTS = (

@@ -264,6 +264,7 @@ class RunWriter:
         self.update(replace(self.info, ended=now_text(), how_ended=how, phases_s=dict(total_s)))
 
     def close(self) -> None:
+        """Closes records.jsonl, which releases the lock."""
         self._records.close()
 
     def remove_if_empty(self) -> None:
