@@ -119,7 +119,8 @@ def export(
     """Write the tables, fitted models, cliffs and rule verdicts of a device's runs to one file, or
     convert runs or a profile to a planner's format."""
     if bool(runs) == bool(gpu):
-        raise InputError("profile export", "runs and --gpu" if gpu else "no runs", "one of them")
+        given = "runs and --gpu" if gpu else "neither runs nor --gpu"
+        raise InputError("profile export", given, "one of them")
     from quantbench.profile.exporters import FORMATS
 
     if to == "profile":

@@ -140,14 +140,25 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
 def _failed(run: Run) -> bool:
     """Returns whether the exit code must show a failure.
 
-    A run has failed if a result was wrong, or if every time was rejected. Times of triton's
-    interpreter may be rejected, because the interpreter only checks results.
+    A run has failed if a result was wrong, if no time was accepted, or if a provider has failed
+    points but no accepted time. Times of triton's interpreter count as accepted although their
+    grade is "rejected", because the interpreter only checks results.
     """
-    points = [record.outcome for record in run.records if record.role == "point"]
-    if any(isinstance(outcome, Failed) and outcome.error == "wrong_result" for outcome in points):
-        return True
-    grades = [outcome.grade for outcome in points if isinstance(outcome, Measured)]
-    return all(grade.letter == "rejected" and INTERPRETED not in grade.reasons for grade in grades)
+    accepted = set()
+    failed = set()
+    for record in run.records:
+        outcome = record.outcome
+        if record.role != "point":
+            continue
+        if isinstance(outcome, Failed):
+            if outcome.error == "wrong_result":
+                return True
+            failed.add(record.provider)
+        elif isinstance(outcome, Measured):
+            grade = outcome.grade
+            if grade.letter != "rejected" or INTERPRETED in grade.reasons:
+                accepted.add(record.provider)
+    return not accepted or not failed <= accepted
 
 
 def stop_on_sigterm() -> None:
