@@ -131,7 +131,7 @@ def _lines(
     """Yields the lines that the command prints.
 
     assumed: texts on assumed values.
-    allowed: largest share of the time that may be wasted; None for no limit.
+    allowed: largest fraction of the time that may be wasted; None for no limit.
     """
     cost = advice.cost
     yield from _header_lines(advice, assumed)

@@ -202,7 +202,7 @@ def progress_bar(console: Console) -> Iterator[Callable[..., None]]:
 
     done, total: amounts of work in the same unit.
     text: the progress in words.
-    now: the current step, shown on a terminal only.
+    now: what is being done, shown on a terminal only.
     """
     if not console.is_terminal:
         last_s = [time.monotonic()]

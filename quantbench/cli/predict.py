@@ -130,8 +130,8 @@ def predict_sweep(
     ops = {op.op.name for op in found.ops}
     latent = []
     if "attention" in ops:
-        # One product of attention has the width of the keys and the other that of the values, so
-        # heads of their mean width have as many FLOPs.
+        # One GEMM of attention has the width of the keys, and the other one the width of the
+        # values. Heads of the mean width have the same number of FLOPs.
         latent = latent_words(held.kv_rank, (held.head_dim + held.value_dim) // 2)
     if "experts" in ops:
         ops.update(EXPERT_OPS)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # models are fitted, which takes as long for 800 rows as for 8,000.
 _FIXED_S = {True: 15.0, False: 4.0}
 _PER_RECORD_S = 3e-4
-_MOST_SPOTS = 10  # largest number of blind spots that are shown
+_MOST_SPOTS = 10  # maximum number of blind spots that are shown
 # Digits of a size. Longer numbers are refused, because int() raises an error for very long ones.
 _DIGITS = re.compile("[0-9]{1,19}")
 _OP = re.compile("[a-z_]{1,20}")

@@ -124,7 +124,7 @@ _MOST_RUNS = 100
 # If the host's launching takes more than this fraction of a collective's time, the time does not
 # show the speed of the links, and the grade says so.
 _LAUNCH_BOUND = 0.8
-# Resolution of the timer: of CUDA events, or of the host's clock.
+# Resolution of the timer: CUDA events, or the timer of the host.
 _TICK_US = {"nccl": 0.5, "gloo": 0.05}
 
 
@@ -156,7 +156,7 @@ def figures(collective: Collective, latency_us: float) -> Figures:
 class CommSession:
     """Rank 0's side of a measurement of collectives.
 
-    leader: connection to the other ranks, which run the same collective in step.
+    leader: connection to the other ranks, which run the same collective at the same time.
     backend: nccl or gloo.
     spec: constants of rank 0's device.
     state: function that reads the state of this device.

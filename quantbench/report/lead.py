@@ -172,7 +172,8 @@ def _row(
     stretch: one group of `_stretches`.
     varied: axes whose values are shown in the details.
     several_providers: whether the provider is shown in the details.
-    most: largest loss of all sizes, as a fraction of the throughput. Its row has a full bar.
+    most: largest loss of all sizes, as a fraction of the throughput. The row with this loss has a
+        full bar.
     """
     worst = max(stretch, key=lambda b: b.loss)
     first = stretch[0]
