@@ -18,6 +18,7 @@ from quantbench.errors import InputError, require_int
 from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
+from quantbench.workload.dtypes import DTYPES
 
 # At most _REASONS ops give reasons for one shape. After the first, an op gives a reason only if it
 # saves at least _WORTH_SAYING of the shape's time.
@@ -173,7 +174,16 @@ def advise(
     remembered = RememberedTimes(times, softmax=shape.softmax, kernels=kernels)
     space = space or Space()
     cost = cost_of(shape, remembered)
-    search = Search(shape, remembered, space if top else None)
+
+    def broken(one: TransformerShape) -> tuple[Broken, ...]:
+        return broken_by_shape(one, library=library, backward=not one.experts, device=device)
+
+    def runs(one: TransformerShape) -> bool:
+        # No rule of a 16-bit format names a crash.
+        wide = DTYPES[one.dtype].element_bytes >= 2
+        return wide or all(found.rule.effect != "crashes" for found in broken(one))
+
+    search = Search(shape, remembered, space if top else None, runs)
     best = search.best(top)
     missing: tuple[str, ...] = ()
     if shape.experts:
@@ -188,7 +198,7 @@ def advise(
         singles=_advised(search.single(), cost, remembered),
         tried=search.tried,
         space=space,
-        broken=broken_by_shape(shape, library=library, backward=not shape.experts, device=device),
+        broken=broken(shape),
         missing=missing,
         blocks=_broken_blocks(shape),
         too_large=_too_large(shape, device),
