@@ -208,6 +208,13 @@ def _rows_of_dtype(
     measured: Table,
     out: Exported,
 ) -> Rows:
+    """Returns the GEMM rows of one dtype: the measured rows, and modelled rows beside them.
+
+    For named models, the modelled rows are those of the models' (n, k). Otherwise they are both
+    sides of known cliffs, or the rows at MODEL_SITES if the profile has no GEMM.
+
+    measured: measured GEMMs of the dtype, of one provider and layout.
+    """
     rows = []
     for row in measured.rows():
         us = row["latency_us"]
@@ -272,6 +279,11 @@ def _attention_row(
     window: int = 0,
     lane: tuple[str, str] = LANES[0],
 ) -> dict[str, Any]:
+    """Returns a row of an attention table.
+
+    work: attention, whose cached tokens (seq_k - seq_q) are the column `step`.
+    us, spread: time in µs and `perf_row`'s high_over_latency.
+    """
     return perf_row(
         op,
         source,
@@ -293,6 +305,7 @@ def _attention_row(
 def _measured_attention(
     profile: Profile, options: ExportOptions, out: Exported, prompts: bool
 ) -> Table:
+    """Returns the measured attention of one provider, of prompts or of decoding."""
     # Both attention tables omit the same rows, so only one of them counts these rows.
     selected = out if prompts else Exported()
     table = forward_attention(profile, options, selected)
@@ -307,6 +320,7 @@ def _measured_attention(
 
 
 def _timed_rows(table: Table) -> Iterator[tuple[Any, str, float, float]]:
+    """Yields the rows of a measured table in the form of `timed`."""
     return timed(
         table.workloads(), table["provider"].tolist(), table["latency_us"], table["high_us"]
     )
@@ -321,6 +335,12 @@ def _of_one_kernel(rows: Rows) -> Rows:
 
 
 def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exported) -> Rows:
+    """Returns the table of experts.
+
+    Measured rows come first. Layers of the named models that were not measured are modelled in
+    every dtype that has a peak on the device.
+    """
+
     def row(layer: Any, source: str, us: float, spread: float) -> dict[str, Any]:
         sizes = {theirs: getattr(layer, ours) for theirs, ours in _MOE_SIZES.items()}
         return perf_row("moe", source, us, spread, moe_dtype=_MOE_DTYPES[layer.dtype], **sizes)
@@ -345,7 +365,7 @@ def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exp
 
 
 def _measured_collectives(profile: Profile, out: Exported) -> list[Message]:
-    """Returns the measured collectives within a node; those between nodes have no table."""
+    """Returns the measured collectives within a node. Those between nodes are left out."""
     table = collectives(profile, out)
     names = {ours: theirs for theirs, ours in COLLECTIVES.items()}
     inside = table["num_nodes"] == 1
@@ -367,6 +387,10 @@ def _measured_collectives(profile: Profile, out: Exported) -> list[Message]:
 def _description(
     profile: Profile, options: ExportOptions, system: str, out: Exported, *, nccl: bool
 ) -> dict[str, Any]:
+    """Returns the content of the YAML file.
+
+    nccl: whether there is a table of NCCL's collectives.
+    """
     device = profile.device
     links = link_rates(profile, out)
     reached = achieved(profile, options, Exported())

@@ -1,6 +1,7 @@
 """Exports the profile's tables as CSV or Parquet files, one per kind, with unchanged columns.
 
-A profile without rows gives modelled rows of a grid, each with its interval.
+A profile without rows gives modelled rows instead, each with its interval: of named models, of a
+file of GEMMs, or of a grid.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def _tables(profile: Profile, options: ExportOptions, out: Exported) -> dict[str
 def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[str, Rows]:
     """Returns modelled rows by kind.
 
-    The rows are the GEMMs in options.grid, or else the sizes that a planner looks up, for the named
-    models or for a grid.
+    If options.grid is set, the rows are the GEMMs in that file. Otherwise they are the sizes that a
+    planner looks up for the named models, or the sizes of a grid if no model is named.
     """
     require_gpu(profile, "rows that are modelled")
     dtype = dtype_of(profile, options)
@@ -101,6 +102,7 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
     found: dict[str, Rows] = defaultdict(list)
     for kind, of_kind in works.items():
         for work, time in zip(of_kind, times.estimates(of_kind), strict=True):
+            # The last key column is the provider, which a modelled row does not have.
             row = {name: getattr(work, name) for name in LAYOUTS[kind].keys[:-1]}
             held_out = accuracy[type(work)].get("held_out", {})
             row |= {
