@@ -1,8 +1,9 @@
 """Provides the factors by which training differs from ideal single ops.
 
 The factors of all software stacks and GPUs are fitted together, so that a stack or a GPU without
-runs gets the factors of its relatives. A site (its machines and software) may have factors and
-measured links of its own.
+runs gets factors that are pooled over the others; a site (its machines and software) may have
+factors of its own. The module also holds the table of software stacks, reads and writes the files
+of factors, and replaces the links of a cluster by measured links.
 """
 
 from __future__ import annotations
@@ -104,15 +105,17 @@ class Calibration:
         backward, in ms.
     step_overhead_ms: fixed time per iteration, in ms: gradient norm, launches of the optimizer,
         synchronisation, logging.
-    data_parallel_share: share of the bandwidth of a node's network adapters that data-parallel
-        traffic reaches.
-    exposed_share: share of ZeRO's overlapped gathers of weights for which computation waits.
-    hop_us: latency of one step of a ring between nodes, in µs.
-    congestion: loss of the data-parallel bandwidth per doubling of the nodes, as a share.
-    straggler_spread: relative spread of the speeds of the nodes. A job waits for the slowest node.
+    data_parallel_share: fraction of the bandwidth of a node's network adapters that data-parallel
+        traffic would reach without congestion.
+    exposed_share: fraction of ZeRO's overlapped gathers of weights for which computation waits.
+    hop_us: latency of one transfer of a ring between two nodes, in µs.
+    congestion: loss of bandwidth with the number of nodes n in a ring. The data-parallel bandwidth
+        is divided by 1 + congestion · log2(n).
+    straggler_spread: relative spread of the speeds of the nodes. A job waits for the slowest of n
+        nodes, so its time is multiplied by 1 + straggler_spread · √(2 ln n).
     base_gib: memory of a process for context, communicators, buckets and workspaces, in GiB.
-    activation_slack: memory that the caching allocator holds beyond the activations, as a share of
-        the activations.
+    activation_slack: memory that the caching allocator holds beyond the activations, as a fraction
+        of the activations.
     memory_scatter: 90 % quantile of |ln(predicted / measured memory)|.
     scatter: half-width in ln time of an independent error that is added to the interval of a time,
         so that the interval covers 90 % of measured times. It changes no predicted time.
@@ -204,8 +207,9 @@ class Calibrations:
     def of(self, cluster: Cluster, stack: str = "") -> Calibration:
         """Returns the factors of a cluster.
 
-        If the site of the cluster has factors and no other stack is named, those are returned.
-        Otherwise the factors of the stack on the GPU of the cluster are returned.
+        If the site of the cluster has factors, and `stack` is "" or the stack of the site, the
+        factors of the site are returned. Otherwise the factors of the stack on the GPU of the
+        cluster are returned.
         """
         if self.chosen is not None:
             return self.chosen
@@ -279,10 +283,10 @@ def with_measured_links(
 ) -> Cluster:
     """Returns `cluster` with links that `quantbench comm` measured.
 
-    They replace links from public tables. All-reduces within a node give the links of the node, by
-    number of GPUs. The highest bus bandwidth of all-reduces between nodes gives the network rate of
-    a node: a ring leaves a node once, so the adapters of the node carry the bytes that each GPU
-    sends.
+    The measured links replace links from public tables. All-reduces within a node give the links of
+    the node, by number of GPUs. The highest bus bandwidth of all-reduces between nodes gives the
+    network rate of a node: a ring leaves a node once, so the adapters of the node carry the bytes
+    that each GPU sends.
 
     measured: (workload, time in µs) pairs, of which only all-reduces are used.
     source: origin of the times, for provenance.

@@ -16,7 +16,8 @@ from quantbench.workload.dtypes import ALIGNED_ELEMENTS
 from quantbench.workload.ops import multiples_around
 from quantbench.workload.parameters import padded_vocab
 
-# Condition of each rule, by its name. A layout that breaks a strict rule cannot run.
+# Condition of each rule, by its name. A layout that breaks a strict rule cannot run. A layout that
+# breaks a costly rule runs, but slower than a similar layout that keeps the rule.
 _STRICT = {
     "gpus": "dp * tp * pp * cp == gpus",
     "gbs": "gbs % (mbs * dp) == 0",
