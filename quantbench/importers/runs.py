@@ -456,9 +456,9 @@ def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int)
 def _grade(workload: Workload, latency_us: float, spec: DeviceSpec, origin: Origin) -> Grade:
     """Grades a time of a table.
 
-    A time is rejected if its rate is above the peak of the device. It is graded D if its rate is
-    above the memory bandwidth, because the inputs were in a cache. Other times are graded C,
-    because the spread of an imported time is unknown.
+    A time is rejected if its rate of FLOPs is above the peak of the device. Otherwise it is graded
+    D if its rate of bytes is above the memory bandwidth, because the inputs were in a cache. All
+    remaining times are graded C, because the spread of an imported time is unknown.
     """
     if isinstance(workload, Collective):
         return Grade("C", origin.caveats)

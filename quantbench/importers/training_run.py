@@ -86,8 +86,8 @@ def _finite(values: FloatArray) -> FloatArray:
 def _steady(found: Iterations) -> npt.NDArray[np.bool_]:
     """Returns a mask of the iterations whose speed is representative, (n,).
 
-    They have the last batch size and are not the first iteration after a start. If there are no
-    such iterations, the mask selects all iterations of the last batch size.
+    The selected iterations have the last batch size, and none is the first one after a start. If
+    there are no such iterations, the mask selects all iterations of the last batch size.
     """
     # While the batch size ramps up, the workload changes every few iterations. The first iteration
     # after a start fills caches.

@@ -78,7 +78,7 @@ def software(stack: str) -> Stack:
 
 
 def _within(low: float, high: float, default: Any = MISSING) -> Any:
-    """Declares a constant with its smallest and largest plausible value."""
+    """Declares a factor with its smallest and largest plausible value."""
     return field(default=default, metadata={"range": (low, high)})
 
 
@@ -90,17 +90,17 @@ class Calibration:
 
     compute_factor: time of GEMMs and attention in training over their time in short runs. Clocks
         fall under load.
-    quantized_factor: further factor of GEMMs with 8- or 4-bit inputs. It is relative to the
-        inference libraries that were measured, which also cast their input.
+    quantized_factor: further factor of GEMMs with 8- or 4-bit inputs. The factor is relative to
+        times of inference libraries, which include the cast of the input.
     experts_factor: further factor of the grouped GEMMs of experts, relative to one batched GEMM of
         all experts.
     attention_factor: further factor of attention kernels, relative to those that the latency model
         was fitted to.
     elementwise_factor: bytes that elementwise kernels and norms move, over the bytes of ideal fused
         passes.
-    tensor_factor: time that a tensor-parallel collective adds, over its isolated time. It is above
-        1 if GPUs wait for the slowest GPU and for the hosts, and below 1 if the collective overlaps
-        with GEMMs.
+    tensor_factor: time that a tensor-parallel collective adds, over its isolated time. The factor
+        is above 1 if GPUs wait for the slowest GPU and for the hosts, and below 1 if the collective
+        overlaps with GEMMs.
     layer_overhead_ms: time of launches and small kernels per layer and micro-batch, forward and
         backward, in ms.
     step_overhead_ms: fixed time per iteration, in ms: gradient norm, launches of the optimizer,
@@ -118,7 +118,7 @@ class Calibration:
         of the activations.
     memory_scatter: 90 % quantile of |ln(predicted / measured memory)|.
     scatter: half-width in ln time of an independent error that is added to the interval of a time,
-        so that the interval covers 90 % of measured times. It changes no predicted time.
+        so that the interval covers 90 % of measured times. The error changes no predicted time.
     provenance: where the factors come from.
     """
 
@@ -193,10 +193,11 @@ class Calibrations:
     """Factors by stack and GPU, and by site.
 
     sites: factors by site, which is the name of a cluster.
-    stacks: factors by stack, then by GPU architecture; "" stands for all others.
+    stacks: factors by stack, then by GPU architecture. The entry "" stands for every stack, or
+        architecture, that has no entry.
     provenance: where the factors of a stack come from, if the stack was fitted on its own because
-        only one release of it was measured. The entry "" applies to all other stacks.
-    chosen: factors that override all others.
+        only one release of it was measured. The entry "" applies to every stack without an entry.
+    chosen: factors that are returned for every cluster and stack; None to look the factors up.
     """
 
     sites: Mapping[str, Calibration]
@@ -290,8 +291,8 @@ def with_measured_links(
 
     measured: (workload, time in µs) pairs, of which only all-reduces are used.
     source: origin of the times, for provenance.
-    between_nodes: whether to replace the network rate of a node. It must be False if the factors
-        were fitted with the stated rate.
+    between_nodes: whether to replace the network rate of a node. Must be False if the factors were
+        fitted with the stated rate.
     """
     times: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     node_gb_per_s = 0.0

@@ -40,8 +40,8 @@ _COSTLY = {
     "fused softmax": "16 < seq <= 16384, seq % 4 == 0, (heads / tp * mbs) % 4 == 0",
     "bubble": "micro-batches >= 4 * pp",
 }
-#: names of the strict rules that are specific to one framework; other frameworks run layouts that
-#: break them
+#: Names of the strict rules that are specific to one framework. A layout that breaks one of these
+#: rules may run in another framework.
 OF_SOFTWARE = ("gbs", "interleave", "tp in a node", "ZeRO with stages")
 
 

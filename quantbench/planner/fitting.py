@@ -82,7 +82,7 @@ TIME = "time"
 class Term(NamedTuple):
     """Effect on the logarithm of a factor.
 
-    key: names the runs that share the effect; "" for all runs.
+    key: name of the group of runs that share the effect; "" for all runs.
     """
 
     factor: str
@@ -192,6 +192,7 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> Calibration:
     spread = {Term(name, ""): math.sqrt(sum(s**2 for s in prior)) for name, prior in PRIORS.items()}
 
     def constants(effects: Effects, _: object) -> Calibration:
+        """Returns the factors of the site, within their plausible ranges."""
         values = {}
         for name, _ in effects:
             low, high = RANGES[name]
@@ -254,6 +255,11 @@ def solve(
     noise = _ROW_SPREAD * repeats**0.5
 
     def residuals(z: FloatArray, *, slopes: bool) -> tuple[FloatArray, FloatArray]:
+        """Returns the log errors of the runs over their noise, and their Jacobian by z.
+
+        z: effects in units of their spreads, (effects,).
+        slopes: whether to compute the Jacobian, which is 0 otherwise.
+        """
         effects = dict(zip(spread, (z * sd).tolist(), strict=True))
         known = {group: constants(effects, group) for group in groups}
         nudged: dict[Group, dict[str, Calibration]] = {}

@@ -59,6 +59,7 @@ class Judged:
     choice: Prediction | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the rule and the verdict as a JSON object."""
         return {
             **asdict(self.rule),
             "verdict": self.verdict,

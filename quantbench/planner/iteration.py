@@ -2,7 +2,8 @@
 
 The schedule is 1F1B (Narayanan et al., 2019 and 2021): each micro-batch takes one slot per stage,
 forward and backward, and the slowest stage sets the pace. Filling and draining the pipeline costs
-one slot of each other stage, divided by the number of chunks if stages are interleaved.
+one slot of every stage except the slowest one, divided by the number of chunks if stages are
+interleaved.
 """
 
 import math
@@ -15,8 +16,8 @@ from quantbench.planner.layout import Job, Layout, stages_of
 from quantbench.planner.memory import embedding_parameters, stage_parameters
 
 # Bytes per parameter of an optimizer step. Mixed-precision Adam reads the master weight, two
-# moments and the gradient in fp32. It writes the first three in fp32 and the weight in half
-# precision.
+# moments and the gradient in fp32. It writes the master weight and the moments in fp32, and the
+# weight in half precision.
 _STEP_BYTES = 4 * 4 + 3 * 4 + 2
 # Parameters per gradient bucket, which is the default of DeepSpeed's reduce_bucket_size. Every
 # bucket costs the latency of a collective. With ZeRO-3, every layer does instead.

@@ -221,8 +221,8 @@ def stage_kinds(
     With 'uneven', leftover layers go to the middle stages, because the first and last stages also
     hold the embedding and the logits.
 
-    dense: number of layers without experts. They are the first layers, or at even distances if
-        `spread`.
+    dense: number of layers without experts. These layers are the first ones, or lie at even
+        distances if `spread` is True.
     interleave: chunks of each stage. The first chunks of all stages hold the first layers.
 
     >>> [(kind.layers, kind.count) for kind in stage_kinds(70, 12, "embedding")]

@@ -119,6 +119,7 @@ def _stage(
     dense, experts = stage_parameters(job, layout, kind)
 
     def shared(level: int) -> float:
+        """Returns the parameters that a GPU holds of what ZeRO shards from stage `level` on."""
         if layout.zero < level:
             return float(dense + experts)
         return dense / layout.replicas + experts / layout.expert_replicas

@@ -88,8 +88,9 @@ class ProfileEstimates:
     def bound(self) -> npt.NDArray[np.str_]:
         """Bound of each time: compute, memory or latency.
 
-        It is compute or memory, whichever takes longer at the device's peaks, or latency if both
-        take less than a third of the time.
+        The bound is compute or memory, whichever alone takes longer at the device's peaks. It is
+        latency if the arithmetic alone and the traffic alone both take less than a third of the
+        time.
         """
         return name_bound(_EXPLAINED * self.latency_us, self.compute_us, self.memory_us)
 
@@ -339,7 +340,7 @@ class Experts:
 
 
 _WHO = "profile.collective"
-# Smallest half-width (log time) outside the measured message sizes. It is also the half-width of
+# Smallest half-width (log time) of times outside the measured message sizes, and half-width of
 # interpolated times if fewer than three sizes were measured.
 _BLIND = log(1.3)
 # Smallest half-width (log time) of an interpolated time.

@@ -78,7 +78,7 @@ def digest(data: Json) -> str:
 def document_text(data: Json) -> str:
     """Returns the JSON text of a profile, laid out so that `diff` compares two profiles.
 
-    Each row, model, cliff, finding and other part has its own line.
+    Each row, model, cliff and finding is on a line of its own, and so is each remaining part.
     """
     lines = []
     for name, value in data.items():
@@ -135,7 +135,8 @@ def from_parquet(kind: str, content: bytes, shown: str) -> Table:
 
     shown: name of the file for error messages.
 
-    Raises StoreError if the content is no Parquet file, and InputError for other columns or values.
+    Raises StoreError if the content is no Parquet file, and InputError for invalid columns or
+    values.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -220,7 +221,8 @@ def _stored_table(kind: str, data: Any) -> InlineTable | StoredFile:
 def _inline(kind: str, stored: InlineTable) -> Table:
     """Returns a table whose rows are in the JSON file.
 
-    Raises InputError for other columns, and for values of other types or numbers.
+    Raises InputError for columns that are not those of the kind, for values of wrong types, and for
+    rows of the wrong length.
     """
     who = f"profile table {kind}"
     layout = LAYOUTS[kind]

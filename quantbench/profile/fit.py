@@ -80,8 +80,8 @@ def _product(
 ) -> GemmModel:
     """Returns the GEMM model of one dtype and library, fitted to at most TABLE_ROWS random rows.
 
-    It is the shipped model if `fit` is False or too few rows are left of the provider with the most
-    rows.
+    The rows are those of the provider with the most rows. If they are few or `fit` is False, the
+    model is the shipped one.
     """
     table = _most_of(table, "provider")
     m = table["m"] * table["batch"]  # a batched GEMM counts with the rows of all its matrices
@@ -109,10 +109,16 @@ def _product(
 
 
 def _unfitted(device: DeviceSpec, dtype: str) -> GemmModel:
+    """Returns the best GEMM model of a dtype that needs no rows of the profile."""
     return GemmModel.best(device.name if device in known_devices() else device, dtype=dtype)
 
 
 def _softmax(device: DeviceSpec, table: Table, fit: bool) -> tuple[SoftmaxModel, bool]:
+    """Returns the softmax model, and whether it describes one fused kernel.
+
+    The model is fitted to the most frequent provider and dtype. It is the shipped model if `fit` is
+    False or there are no rows.
+    """
     table = _most_of(table, "provider", "dtype")
     if not fit or not len(table):
         return SoftmaxModel.best(device), True
@@ -125,6 +131,11 @@ def _softmax(device: DeviceSpec, table: Table, fit: bool) -> tuple[SoftmaxModel,
 
 
 def _attention(device: DeviceSpec, table: Table, fit: bool, seed: int) -> AttentionModel | None:
+    """Returns the attention model, or None if the device supports neither the dtype nor fp16.
+
+    The model is fitted to random rows of the most frequent dtype. It is the shipped model if `fit`
+    is False or the rows are few.
+    """
     table = _most_of(table, "dtype")
     dtype = str(table["dtype"][0]) if len(table) else "bf16"
     if device.peak(dtype) is None and device.peak("fp16") is None:

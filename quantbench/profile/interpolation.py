@@ -267,6 +267,7 @@ class Surface:
 
     @cached_property
     def index(self) -> RowIndex:
+        """Index of the measured rows by their sizes."""
         return RowIndex(self.sizes)
 
     @cached_property
@@ -288,6 +289,7 @@ class Surface:
 
     @cached_property
     def lines(self) -> Lines:
+        """Interpolation of the log ratio of measured to modelled time."""
         return Lines(self.sizes, self._log_ratio, self.families)
 
     @cached_property

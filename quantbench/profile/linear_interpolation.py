@@ -33,8 +33,8 @@ class Site:
     """Sizes m of one (n, k) with their expected times. A "place" is one such size.
 
     m: (places,), sizes, ascending.
-    expected_us: (places,), expected times in µs. They are measured where in_table is True, and
-        otherwise predicted.
+    expected_us: (places,), expected times in µs: measured where in_table is True, predicted where
+        it is False.
     in_table: (places,), whether the table has a row of this size. The first and the last size
         always have rows.
     """

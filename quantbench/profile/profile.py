@@ -161,9 +161,9 @@ class Profile:
 
         Plain numbers give an Estimate. Arrays broadcast and give ProfileEstimates.
 
-        dtype, layout, provider: None selects the one with the most rows. If a dtype was not
-            measured, its twin (`TWINS`) stands for it; if a layout was not measured, the layout
-            with the most rows does. The answer then has a note.
+        dtype, layout, provider: None selects the value with the most rows. If a dtype was not
+            measured but its twin (`TWINS`) was, the rows of the twin answer. If a layout was not
+            measured, the rows of the most frequent layout answer. The answer then has a note.
         batch: independent GEMMs in one call.
 
         Raises InputError for invalid sizes and for a provider without rows, and UnsupportedError
@@ -212,7 +212,7 @@ class Profile:
     ) -> Answer:
         """Returns the time of fused attention.
 
-        kv_heads: number of key/value heads, which divides heads; 0 means as many as heads.
+        kv_heads: number of key/value heads, which divides heads; 0 means the number of heads.
         dtype, provider: as in `gemm`.
 
         Raises InputError for causal attention with seq_q unequal to seq_k.
@@ -267,7 +267,7 @@ class Profile:
         return [found[work] for work in works]
 
     def experts(self, dtype: str, library: str) -> MoEModel:
-        """Returns the model of a library's experts, which is a shipped one if the rows are few."""
+        """Returns the model of a library's experts, which is the shipped model if rows are few."""
         return self._experts.model(dtype, library)
 
     def layer(self, shape: TransformerShape, *, backward: bool = True) -> ShapeEstimate:

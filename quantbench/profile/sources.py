@@ -132,6 +132,10 @@ def _roofline(device: DeviceSpec, kind: str, fixed: Fixed, sizes: Sizes) -> Pred
 
 
 def _softmax(model: SoftmaxModel, fused: bool, fixed: Fixed, sizes: Sizes) -> Predicted:
+    """Predicts softmax with a model, without a shortest possible time.
+
+    fused: whether one fused kernel or several kernels are predicted.
+    """
     words: Any = dict(fixed)
     words.pop("provider")
     rows = np.stack(sizes, axis=1).tolist()
@@ -140,6 +144,7 @@ def _softmax(model: SoftmaxModel, fused: bool, fixed: Fixed, sizes: Sizes) -> Pr
 
 
 def _attention(model: AttentionModel, fixed: Fixed, sizes: Sizes) -> Predicted:
+    """Predicts attention with a model. The shortest possible time is that of the arithmetic."""
     _, floor_us = roofline_parts(model.device, "attention", sizes, fixed)
     return _with_halves(model.predict(_attention_shapes(sizes, fixed)), floor_us)
 
@@ -218,8 +223,8 @@ def choose(
     """Selects the rows and the model that answer queries of a format.
 
     of: the query's dtype; for GEMMs also layout, for softmax and attention also mask or causal, and
-        direction. None as dtype or layout selects the one with the most rows.
-    provider: provider of the rows; None selects the one with the most rows.
+        direction. None as dtype or layout selects the value with the most rows.
+    provider: provider of the rows; None selects the provider with the most rows.
 
     Raises InputError for an unknown value, and UnsupportedError for a dtype that the device does
     not support.
@@ -265,8 +270,8 @@ def _of_layout(
 ) -> tuple[BoolArray, str]:
     """Returns the rows of a layout, and the layout to answer for.
 
-    If the layout was not measured, the rows of the most frequent layout take its place, and a note
-    is added to `notes`.
+    If the layout was not measured, the rows of the most frequent layout are returned, and a note is
+    added to `notes`.
     """
     if not rows.any():
         return rows, layout or "nt"
@@ -305,7 +310,8 @@ def _vector_base(
 ) -> tuple[Base, str]:
     """Returns a model of softmax or attention, and its note.
 
-    If the profile has no such model, the times come from the spec sheet.
+    The times come from the spec sheet if the profile has no such model, and for attention also if
+    the dtype has no peak on the device.
 
     row_dtype: dtype of the selected rows.
     """
@@ -320,9 +326,10 @@ def _vector_base(
 
 
 def _of_format(table: Table, dtype: str, rows: BoolArray) -> tuple[BoolArray, str, list[str]]:
-    """Returns the rows of a dtype, their dtype, and notes.
+    """Returns the rows of a dtype, the dtype of these rows, and notes.
 
-    If the dtype has no rows, the rows of its twin (`TWINS`) take their place, with a note.
+    If the dtype has no rows and its twin (`TWINS`) has some, the result is the rows of the twin and
+    a note.
     """
     found = rows & (table["dtype"] == dtype)
     twin = TWINS.get(dtype)

@@ -93,8 +93,9 @@ _PEAKS = {
     "nvfp4": "fp4_tc_flops",
     "fp16": "bfloat16_tc_flops",  # aiconfigurator's only 16-bit peak, if the device has no bf16
 }
-#: Latency of a small operation, and memory not used for weights and caches. They were not measured
-#: but copied from aiconfigurator's own YAML files (aiconfigurator-core 0.12.0, a100_sxm.yaml).
+#: Latency of a small operation, and memory not used for weights and caches. These values were not
+#: measured but copied from aiconfigurator's own YAML files (aiconfigurator-core 0.12.0,
+#: a100_sxm.yaml).
 _CONSTANT_LATENCY_S = 3e-6
 _OTHER_MEMORY_BYTES = 3_758_096_384
 _NCCL_MEMORY_BYTES = {1: 0, 2: 358_612_992, 4: 411_041_792, 8: 411_041_792, 16: 411_041_792}
@@ -236,10 +237,12 @@ def _attention_rows(
 ) -> Rows:
     """Returns an attention table.
 
-    prompts: True for causal prompts with as many queries as keys. False for decoding, where one
-        query (seq_q = 1) attends to seq_k keys, of which seq_k - 1 were cached.
+    Modelled rows are added for the shapes of the named models, in every pair of dtypes (LANES) that
+    the device supports. Shapes without a window that were measured are left out of the first pair.
+    If nothing was measured and no model is named, the modelled heads are MODEL_HEADS.
 
-    Modelled rows are added for shapes that were not measured, for every window and lane.
+    prompts: True for causal prompts with equal numbers of queries and keys. False for decoding,
+        where one query (seq_q = 1) attends to seq_k keys, of which seq_k - 1 were cached.
     """
     op = "context_attention" if prompts else "generation_attention"
     table = _measured_attention(profile, options, out, prompts)
@@ -365,7 +368,7 @@ def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exp
 
 
 def _measured_collectives(profile: Profile, out: Exported) -> list[Message]:
-    """Returns the measured collectives within a node. Those between nodes are left out."""
+    """Returns the measured collectives within a node. Collectives between nodes are left out."""
     table = collectives(profile, out)
     names = {ours: theirs for theirs, ours in COLLECTIVES.items()}
     inside = table["num_nodes"] == 1

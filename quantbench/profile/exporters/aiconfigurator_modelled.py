@@ -179,9 +179,10 @@ def _cliff_sides(cliffs: Sequence[KnownCliff], rows: Table) -> dict[tuple[int, i
 def seen(work: Attention, window: int) -> Attention:
     """Returns attention without a window that takes the time of `work` with a window.
 
-    With up to twice as many keys as the window, `work` is returned as it is. With more keys,
-    decoding sees as many keys as the window has, and a prompt is cut into causal pieces of two
-    windows each, which have about the same number of query-key pairs as the window leaves.
+    If `work` has at most twice as many keys as the window, it is returned as it is. Otherwise
+    decoding sees only the keys of the window, and a prompt is cut into causal pieces as long as two
+    windows. All pieces together have about as many query-key pairs as the prompt has with the
+    window.
 
     window: number of keys that a query sees; 0 for all.
     """

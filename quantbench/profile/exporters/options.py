@@ -35,7 +35,7 @@ _LAYOUTS = ("nt", "nn", "tn")
 class ExportOptions:
     """Options of an export.
 
-    provider: provider of the rows; "" selects the most frequent one.
+    provider: provider of the rows; "" selects the most frequent provider.
     layout: layout of the GEMMs; "" selects nt if it was measured, or else nn or tn.
     dtype: dtype of the rows. With "", formats that hold one dtype get the most frequent dtype, and
         other formats get all dtypes.
@@ -185,6 +185,7 @@ def dtype_of(profile: Profile, options: ExportOptions) -> str:
 
 
 def _of_dtype(table: Table, options: ExportOptions, out: Exported) -> Table:
+    """Returns the rows of options.dtype, or all rows if it is "". `out` counts omitted rows."""
     if not options.dtype:
         return table
     of_dtype = table["dtype"] == options.dtype

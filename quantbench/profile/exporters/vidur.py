@@ -2,7 +2,8 @@
 
 The files are compressed CSV files with a config.json, as Vidur's PyPI release 0.0.26 downloads
 them. Vidur needs the time of each operation in every row: the times of GEMMs are measured, or
-predicted and scaled to match, and the times of other operations follow from the bytes they move.
+predicted and scaled to match measured times, and the times of the memory-bound operations follow
+from the bytes that these operations move.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ MODELS = {
     "llama-3-8b": ("meta-llama/Llama-3-8B", 128256, 4096),
     "llama-3-70b": ("meta-llama/Llama-3-70B", 128256, 8192),
 }
-#: Maps a device slug to (device_sku, node sku). For other devices the files state the slug, which
-#: must first be added to Vidur.
+#: Maps a device slug to (device_sku, node sku). For a device that is not here, the files state the
+#: slug, which must first be added to Vidur.
 _SKUS = {
     "a100-sxm4-80gb": ("a100", "a100_dgx"), "h100-sxm5-80gb": ("h100", "h100_dgx"),
     "l40-48gb": ("l40", "l40_pcie"),
