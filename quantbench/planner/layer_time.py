@@ -299,7 +299,7 @@ class LayerTimes:
     def _exchange_s(self, shape: TransformerShape, key: LayerKey) -> float:
         """Returns the time to send the rows of a layer to their experts, in s.
 
-        The way back takes the same time, and so do both ways in the backward pass. A row crosses
+        The way back takes the same time, as do the two ways in the backward pass. A row crosses
         the network once to each other node that holds an expert of the row, and a link inside a
         node once to each other GPU that holds one. The two kinds of transfers overlap, so the
         longer time counts.
@@ -309,8 +309,8 @@ class LayerTimes:
         cluster = self._job.cluster
         row_bytes = shape.tokens / key.tp * shape.hidden * shape.element_bytes
         # The times of the links were measured with all-reduces, in which a GPU sends all its bytes
-        # to one neighbour. To send the same number of bytes to all GPUs of the node together is
-        # assumed to take the same time.
+        # to one neighbour. Here a GPU divides its bytes over the GPUs of the node. Equal numbers of
+        # bytes are assumed to take equal times.
         seconds = 0.0
         inside = min(key.ep, cluster.gpus_per_node)
         if inside > 1:

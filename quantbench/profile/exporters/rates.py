@@ -150,7 +150,7 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
 
 
 def curve(size: FloatArray, share: FloatArray) -> list[list[float]]:
-    """Returns the efficiency by size of the work, as [[size, share], …] with descending sizes.
+    """Returns the efficiency by size of the work: [[size, efficiency], …], descending in size.
 
     Neighbouring sizes are a factor of four or more apart, and the last size is 0. Consumers look up
     the first size that is not above the size of their work.
