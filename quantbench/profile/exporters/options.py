@@ -41,7 +41,7 @@ class ExportOptions:
         other formats get all dtypes.
     backend, version: names under which aiconfigurator finds the tables.
     model, configs: names of models, separated by commas, and config.json files of other models.
-    grid: CSV file of GEMMs (m, n, k) that are modelled if the profile has no rows.
+    grid: CSV file of GEMMs (m, n, k) that are modelled unless they were measured.
     tensor_parallel: tensor-parallel degrees of the models; () for the format's own degrees.
     library: library whose shipped models are used. "" means the library of the backend for
         aiconfigurator, and the default library for other formats.
