@@ -1,8 +1,8 @@
 """Reads the measured tables of aiconfigurator-core, from the package or a folder of systems.
 
-The folder has one `<system>.yaml` per system, whose `data_dir` has the tables as
-`<family>/<backend>/<version>/<table>.parquet`. Each row of a table has one shape and its mean time
-in ms.
+The folder has one `<system>.yaml` per system. The folder that its `data_dir` names has the tables
+as `<family>/<backend>/<version>/<table>.parquet`. Each row of a table has one shape and its mean
+time in ms.
 """
 
 import os
@@ -37,8 +37,8 @@ _NOT_KERNELS = {
     "torch_flow",
     "nccl",
 }
-# The tables hold times of CUDA graphs of the call, taken with events (collector/helper.py). Whether
-# the cache is cold depends on the shape.
+# Timing mode of all tables except NCCL's. They hold times of CUDA graphs of the call, taken with
+# events (collector/helper.py). Whether the cache is cold depends on the shape.
 _MODE = "graph"
 _CAVEATS: tuple[str, ...] = (
     "imported: one mean of a few runs, its spread, clock and cache state not recorded",
@@ -68,7 +68,7 @@ class TableFile:
 
     @property
     def shown(self) -> str:
-        """The last five parts of the path, from the folder of the system on."""
+        """The last five parts of the path, which begin with the folder of the system."""
         return "/".join(self.path.parts[-5:])
 
 
@@ -76,7 +76,7 @@ class TableFile:
 class _Kind:
     """A kind of table.
 
-    family: folder of such tables.
+    family: folder of the tables of this kind.
     columns: required columns.
     read: function that returns the workload of a row, or the reason why quantbench has no such
         workload.
@@ -138,8 +138,8 @@ _UNGATED = {
     (4096, 2688, 22, 512),
     (8192, 5120, 22, 512),
 }
-# Of the formats that are named by weights and activations, only this one multiplies in a format of
-# quantbench.
+# quantbench's name of the format in which experts multiply, by the name of the table. Other formats
+# that are named by weights and activations multiply in formats that quantbench does not have.
 _MOE_DTYPES = {"w4a8_mxfp4_mxfp8": "mxfp4"}
 
 
@@ -178,7 +178,7 @@ def _collective(row: dict[str, Any]) -> Collective | str:
     return Collective(op, message_bytes, row["num_gpus"], dtype=dtype)
 
 
-# Fields of each workload that its tables vary. Each is an axis.
+# Fields of each workload that its tables vary. Each of them is an axis of the run.
 _VARIED: dict[type, tuple[str, ...]] = {
     Attention: ("batch", "seq_k", "heads", "kv_heads", "head_dim"),
     Collective: ("message_bytes", "num_gpus"),
@@ -232,8 +232,9 @@ def find_tables(
     """Returns the tables of a system, and a message for each of `kinds` that is missing.
 
     system: name of the system in the package, or a device slug.
-    backend, version: backend and version of the tables. By default they are those to which the
-        shipped models were fitted, or the only ones.
+    backend, version: backend and version of the tables. If both are None, they are those of the
+        tables to which the shipped models were fitted, or the only ones of the system. The NCCL
+        table has a version of its own, which the YAML file of the system names.
     kinds: kinds of tables, keys of TABLES.
     root: folder of the systems; None for the installed package.
 
@@ -269,9 +270,13 @@ def find_tables(
 def _find(
     data: Path, kind: str, backend: str | None, version: str | None, system: str
 ) -> Path | None:
-    """Returns the path of a table; None if the system has none.
+    """Returns the path of a table; None if the system has no such table.
 
-    Raises InputError if several backends or versions match.
+    An NCCL table of another version is accepted if the wanted version does not exist. Of several
+    versions of a backend, the newest known one is selected (`latency.libraries.TABLES`).
+
+    Raises InputError if several tables match, or if no table of GEMMs matches although others
+    exist.
     """
     known = sorted(data.glob(f"{TABLES[kind].family}/*/*/{kind}_perf.parquet"))
     if kind == "nccl":
@@ -397,7 +402,7 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
 
 
 def origin_of(table: TableFile, *, run_id: str | None = None) -> Origin:
-    """Returns what a run records about its source."""
+    """Returns what a run records about the table that it was imported from."""
     package = table.package.split("/")[-1].replace(" ", "-").replace("aiconfigurator-core", "aic")
     caveats = _CAVEATS
     if table.kind == "moe" and table.backend in MASKED_EXPERTS:

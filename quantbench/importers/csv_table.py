@@ -25,6 +25,7 @@ class CsvRow:
     """Row of a CSV file.
 
     operation: command to name in error messages.
+    file: name of the file, for error messages.
     line: number of the line, from 1.
     cells: text of each cell, by the name of its column.
     """
@@ -41,7 +42,7 @@ class CsvRow:
     def integer(self, column: str) -> int:
         """Reads a whole number.
 
-        `64.0` is accepted, because pandas writes it in a column with gaps.
+        `64.0` is accepted, because pandas writes whole numbers so in a column with empty cells.
         """
         value = self.number(column)
         if not value.is_integer():  # nan and inf are no integers either
@@ -64,7 +65,7 @@ class CsvRow:
         return text in ("yes", "true", "1")
 
     def made(self, make: Callable[..., _T], *args: Any, **values: Any) -> _T:
-        """Calls `make(*args, **values)`, and adds the row to an InputError that it raises."""
+        """Calls `make(*args, **values)`. If it raises InputError, adds the position of the row."""
         try:
             return make(*args, **values)
         except InputError as error:
@@ -75,7 +76,7 @@ class CsvRow:
             ) from None
 
     def error(self, column: str, expected: str) -> InputError:
-        """Returns the error for a cell."""
+        """Returns the error for the cell of a column, which should hold what was `expected`."""
         where = f"{self.file}, line {self.line}, column {column}"
         return InputError(self.operation, f"{where} = {self.text(column)!r}", expected)
 
@@ -105,7 +106,7 @@ class CsvFile:
     def require(self, columns: tuple[str, ...]) -> None:
         """Raises InputError for the first of `columns` that the file lacks.
 
-        The error names the columns of the file.
+        The error names the columns that the file has.
         """
         for column in columns:
             if column not in self.columns:
@@ -291,6 +292,6 @@ def _value(row: CsvRow, name: str, column: str) -> object:
 
 
 def origin_of(path: Path, mapped: Mapped, *, run_id: str | None = None) -> Origin:
-    """Describes the origin of a table: the file, and the mapping of its columns."""
+    """Returns the provenance of a table: its file, and the mapping of its columns."""
     pairs = ",".join(map("=".join, mapped.columns.items()))
     return file_origin(path, "csv", mapped.kind, run_id, columns=f"{pairs}:{mapped.unit}")

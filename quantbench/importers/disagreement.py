@@ -1,6 +1,6 @@
 """Finds regions in which all times of a table of GEMMs disagree with the shipped model of the GPU.
 
-Such a table may contain the time of the host in addition to that of the kernel.
+The times of such a table may include the time of the host in addition to the time of the kernel.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.model_times import best_gemm_model
 from quantbench.workload import Gemm
 
+#: Table and model disagree if the median ratio of their times is above this factor or below its
+#: inverse.
 _FACTOR = 3.0
-#: regions of m, by the largest m in them
+#: Regions of m: up to the first value, from there to the second, and above the second.
 _REGIONS = (64, 1024, 2**31)
+#: smallest number of rows of a region that is judged, and largest number of its rows that are
+#: predicted
 _FEWEST = 20
 _MOST = 500
 
@@ -40,7 +44,7 @@ def disagreements(device: DeviceSpec, rows: Sequence[Row]) -> Iterator[str]:
         model = models.setdefault(dtype, best_gemm_model(device, dtype)[0])
         if len(found) < _FEWEST or not model.rows:
             continue
-        few = found[:: -(-len(found) // _MOST)]
+        few = found[:: -(-len(found) // _MOST)]  # evenly spaced rows, at most _MOST
         sizes = np.array([(work.m, work.n, work.k) for work, _ in few]).T
         ratios = np.array([us for _, us in few]) / model.predict(*sizes, layout="nt").latency_us
         ratio = float(np.median(ratios))

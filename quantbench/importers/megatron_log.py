@@ -20,7 +20,7 @@ from quantbench.files import UNREADABLE, open_unpacked, reason
 from quantbench.units import size
 
 _WHO = "import training log"
-#: largest log; logs are read block by block, so they need not fit into memory
+#: Largest log. Logs are read block by block, so a log need not fit into memory.
 _LARGEST_LOG_BYTES = 2**38
 _LONGEST_LINE_BYTES = 2**24
 _BLOCK_BYTES = 2**19
@@ -31,7 +31,7 @@ _BLOCK_BYTES = 2**19
 _MARK = re.compile(rb"elapsed time per iteration|train_step_timing in s")
 _START = re.compile(rb"iteration +(\d+)/ *\d+ \|")
 # Column of each field, by the name of the field in a log. Fields have the unit of their column,
-# except those in milliseconds, which are converted.
+# except fields in milliseconds, which are converted.
 _FIELDS = {
     b"elapsed time per iteration (ms)": "elapsed_s",
     b"elapsed time per iteration (s)": "elapsed_s",
@@ -49,8 +49,8 @@ _FIELDS = {
     b"throughput per GPU (TFLOP/s/GPU)": "tflops",
 }
 COLUMNS = tuple(dict.fromkeys(("iteration", *_FIELDS.values())))
-#: quantbench's name of each size among the arguments that Megatron prints at its start (`
-#: micro_batch_size ....... 2`)
+#: quantbench's name of each size among the arguments that Megatron prints at its start, in lines
+#: such as `micro_batch_size ....... 2`
 ARGUMENTS = {
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp",
     "data_parallel_size": "dp",
@@ -65,7 +65,8 @@ ARGUMENTS = {
 }  # fmt: skip
 _FLAG = {"True": True, "False": False}
 _NUMBER = {"True": 1, "False": 0}
-#: for each setting among these arguments: quantbench's name, and its value for each printed value
+#: for each setting among the printed arguments: quantbench's name, and quantbench's value for each
+#: printed value
 SETTINGS: dict[str, tuple[str, Mapping[str, object]]] = {
     "swiglu": ("gated", _FLAG),
     "untie_embeddings_and_output_weights": ("tied", {"True": False, "False": True}),
@@ -93,7 +94,8 @@ _WORLD = re.compile(
     rb"tensor-model-parallel size: (\d{1,15}), pipeline-model-parallel size: (\d{1,15})\b"
 )
 
-# Most consecutive lines of one iteration, of which each rank of a node prints one.
+# A line is compared with the lines up to one less than this number before it. Each rank of a node
+# may print a line of its own for an iteration.
 _MOST_RANKS = 17
 
 FloatArray = npt.NDArray[np.float64]
@@ -122,7 +124,8 @@ class Iterations:
     def seq(self) -> FloatArray:
         """Tokens per sample (iterations,).
 
-        The logged value is used, else consumed tokens / samples, else the seq_length of the job.
+        The logged length is used, or else consumed tokens / consumed samples, or else the
+        seq_length among the printed arguments.
         """
         logged = self.values["seq"]
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -185,6 +188,7 @@ def read_stream(stream: BinaryIO) -> Iterations:
     left_out["repeated by another rank"] += int(echo.sum())
     values = {name: column[~echo] for name, column in values.items()}
     iteration = values["iteration"]
+    # Where the number of the iteration does not grow, the job has restarted.
     back = np.diff(iteration, prepend=iteration[:1]) <= 0
     back[:1] = False
     return Iterations(values, np.cumsum(back), +left_out, arguments)
@@ -233,7 +237,7 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
 def _rows(block: bytes, left_out: Counter[str]) -> Iterator[list[float]]:
     """Yields the iterations in a block as rows of COLUMNS.
 
-    Other lines with a time are counted in `left_out`.
+    Lines that mention a time but yield no iteration with a time are counted in `left_out`.
     """
     position = 0
     while found := _MARK.search(block, position):
@@ -249,7 +253,7 @@ def _rows(block: bytes, left_out: Counter[str]) -> Iterator[list[float]]:
         ends = [*(start.start() for start in starts[1:]), position]
         for start, end in zip(starts, ends, strict=False):
             row = {"iteration": float(start[1])}
-            for text in block[start.end() : end].split(b"|")[:-1]:  # no bar follows the last
+            for text in block[start.end() : end].split(b"|")[:-1]:  # no bar follows the last part
                 name, _, value = text.partition(b":")
                 column = _FIELDS.get(name.strip())
                 if column is not None and column not in row:
@@ -273,7 +277,8 @@ def _number(text: bytes) -> float:
 def _echoes(values: dict[str, FloatArray]) -> npt.NDArray[np.bool_]:
     """Returns whether a line repeats a line of another rank (lines,).
 
-    The other line stands just before and has the same iteration, samples and time.
+    The two lines are at most _MOST_RANKS - 1 lines apart, and have the same iteration, consumed
+    samples and time.
     """
     iteration = values["iteration"]
     samples = values["consumed_samples"]

@@ -6,7 +6,7 @@ from typing import Any
 from quantbench.errors import StoreError
 from quantbench.files import read_bytes, reason
 
-#: most rows of a table
+#: largest number of rows of a table
 MOST_ROWS = 5_000_000
 
 

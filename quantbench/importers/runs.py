@@ -1,4 +1,8 @@
-"""Writes imported tables as runs, with one record per workload, provider and kernel."""
+"""Writes imported tables as runs, with one record per workload, provider and kernel.
+
+Tables whose times are implausible for the stated unit or GPU are refused, and times that the GPU
+cannot reach are marked.
+"""
 
 import hashlib
 import os
@@ -27,22 +31,23 @@ from quantbench.timing.options import TimingOptions
 from quantbench.units import counted, latency, listed
 from quantbench.workload import Attention, Collective, Gemm, Workload
 
-# Bounds of the median of time / roofline in a table. The packaged tables have 0.6 to 3.7, and small
-# shapes in a cache down to 0.05. With a unit that is wrong by a factor of 1,000 they would have
-# less than 0.004 or more than 500.
+# A table is refused if its median of time / roofline is outside these bounds. The median is 0.6 to
+# 3.7 in the packaged tables, and down to 0.05 for small shapes in a cache. With a unit that is
+# wrong by a factor of 1,000, the median would be less than 0.004 or more than 500.
 _FASTEST = 1 / 30
 _SLOWEST = 100.0
-# Signs that a table belongs to another GPU: too many GEMMs faster than the peak, or a median too
-# far above the roofline for GEMMs that should take 50 µs or more. In the public tables no GEMM is
-# faster than the peak, and this median is 0.3 to 2.5. The second sign is used only for tuned
-# libraries.
+# There are two signs that a table belongs to another GPU. The first is that more than this fraction
+# of the records exceeds the peak; with fewer than ten such records, more than half of the records.
+# In the public tables, no GEMM exceeds the peak.
 _MOST_REJECTED = 0.2
+# The second sign is a median of time / roofline above _SLOWEST_LONG, over at least ten GEMMs of
+# tuned libraries that should take 50 µs or more. In the public tables, this median is 0.3 to 2.5.
 _LONG_US = 50.0
 _SLOWEST_LONG = 4.0
 _FEWEST = 10
 _TUNED = ("aiter", "cublas", "torch")
-# Approximate number of rows from which the medians are computed, and the most rows that a note
-# names.
+# Approximate number of rows from which the medians are computed, and largest number of rows that a
+# note names.
 _MOST_JUDGED = 1000
 _MOST_NAMED = 3
 
@@ -73,10 +78,10 @@ class Row:
 
     latency_us: time as in the table, in µs. It may be nan, 0 or negative.
     provider: library that ran the workload (`sglang`, `vllm.flash_attn_fa3`).
-    place: sizes that the table varies.
+    place: grid point of the row: the sizes that the table varies, and the op.
     kernel: name of the kernel; None if it is unknown.
     where: position of the row, for messages (`line 12`).
-    launch: the launch, if the table states more of it than the name of the kernel.
+    launch: the launch of the kernel, if the table states more about it than the kernel's name.
     """
 
     workload: Workload
@@ -131,7 +136,8 @@ _UNKNOWN_STATE = DeviceState(note="imported: the device's state was not recorded
 class Origin:
     """Provenance of an imported table.
 
-    run_id: name of the run, which is the same for the same table.
+    run_id: name of the run. Every import of the same table has the same name, unless the user gives
+        another one.
     source: package, version, table and framework in one line.
     software: versions by name.
     options: description of the table in run.json (importer, file, sha256, …).
@@ -161,11 +167,11 @@ def file_origin(
     columns: str = "",
     **more: Any,
 ) -> Origin:
-    """Describes the origin of a table that is a file of its own.
+    """Returns the provenance of a table that is a file of its own.
 
     importer, table: name of the importer and kind of the table.
-    run_id: name of the run; None for a name from the table and its digest.
-    what: text before the digest in the line of the source.
+    run_id: name of the run; None for a name made of the importer, the table and the file's digest.
+    what: text before the digest in `Origin.source`.
     columns: mapping of the columns, if the user gave one.
     more: other fields of `Origin`.
     """
@@ -188,10 +194,11 @@ class ImportSummary:
 
     rows: number of rows that were read.
     records: number of records that were written.
-    rejected: number of records that exceed the peak of the device.
-    cached: number of records that exceed the memory bandwidth of the device (graded D).
-    no_time: number of rows without a time above 0.
-    repeated: number of shapes with several different times, which become samples.
+    rejected: number of records whose rate exceeds the peak of the device.
+    cached: number of records whose rate exceeds the memory bandwidth of the device (graded D).
+    no_time: number of rows without a finite time above 0.
+    repeated: number of pairs of workload and provider with several different times, which become
+        the samples of a record.
     no_tile: number of records whose kernel name has no tile.
     notes: one line about each kind of irregular rows, with examples.
     left_out: number of rows that are not used, by reason.
@@ -219,11 +226,12 @@ def write_run(
 ) -> ImportSummary:
     """Writes `results/<device-slug>/<run-id>/`, or leaves it unchanged if it holds the same table.
 
-    units_are_right: whether to accept times that are far from the roofline of the device.
+    units_are_right: whether to accept times that are far from the roofline of the device. If False,
+        InputError is raised for a table with such times.
 
-    Raises InputError for such times otherwise, for a dtype that the device lacks, and for a table
-    without a usable row. Raises StoreError if the folder holds another table, the same table with
-    other dtypes or providers, or an unfinished import.
+    Raises InputError also for a dtype that the device lacks, for a table without a usable row, and
+    if too many times exceed the peak of the device. Raises StoreError if the folder holds another
+    table, the same table with other dtypes or providers, or an unfinished import.
     """
     if not found.rows:
         reasons = found.left_out.most_common(3)
@@ -263,6 +271,7 @@ def write_run(
         raise InputError(
             "import", f"no row has a time above 0, such as {_times(found.rows[:1])}", "at least one"
         )
+    # With a few rejected records, only a majority is a sign of another GPU.
     most = _MOST_REJECTED if letters["rejected"] >= _FEWEST else 0.5
     if letters["rejected"] > most * letters.total():
         share = f"{letters['rejected']:,} of"
@@ -315,7 +324,8 @@ def write_run(
 def records_of(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Record]:
     """Yields one record per workload, provider and launch.
 
-    The samples of a record are its rows, in the order of the table.
+    The samples of a record are the valid times of its rows, in the order of the table. The outcome
+    of a record without a valid time is Skipped.
     """
     timing = TimingOptions()
     groups: dict[tuple[Workload, str, Launch | None], list[Row]] = defaultdict(list)
@@ -362,9 +372,10 @@ def _launch(kernel: str) -> Launch:
 def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
     """Raises InputError if the unit or the GPU of a table must be wrong.
 
-    The median time is then far from the roofline. A wrong unit is a factor of 1,000. Good libraries
-    are within a factor of about two of the roofline, and slow kernels and small sizes within a
-    factor of ten. Collectives are not checked, because their times depend on the links.
+    The median of time / roofline is then outside wide bounds, or above a narrower bound for large
+    GEMMs of tuned libraries. A wrong unit is a factor of 1,000. Good libraries are within a factor
+    of about two of the roofline, and slow kernels and small sizes within a factor of ten.
+    Collectives are not checked, because their times depend on the links.
     """
     judged = [row for row in rows if row.has_time and not isinstance(row.workload, Collective)]
     judged = judged[:: max(1, len(judged) // _MOST_JUDGED)]
@@ -400,7 +411,8 @@ def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
 def _repeated(rows: list[Row]) -> list[list[Row]]:
     """Groups the rows of one workload and provider that have different times.
 
-    The groups whose times differ most come first.
+    Each group ascends in time. The groups come in descending order of the ratio of their longest to
+    their shortest time.
     """
     groups: dict[tuple[Workload, str], list[Row]] = defaultdict(list)
     for row in rows:
@@ -444,9 +456,9 @@ def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int)
 def _grade(workload: Workload, latency_us: float, spec: DeviceSpec, origin: Origin) -> Grade:
     """Grades a time of a table.
 
-    A time is rejected if its rate is above the peak of the device. It is graded D if its rate is
-    above the memory bandwidth, because the inputs were in a cache. Other times are graded C,
-    because the spread of an imported time is unknown.
+    A time is rejected if its rate of FLOPs is above the peak of the device. Otherwise it is graded
+    D if its rate of bytes is above the memory bandwidth, because the inputs were in a cache. All
+    remaining times are graded C, because the spread of an imported time is unknown.
     """
     if isinstance(workload, Collective):
         return Grade("C", origin.caveats)

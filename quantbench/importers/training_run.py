@@ -1,7 +1,7 @@
 """Summarizes the speed and the loss of training runs from their logs.
 
 Speeds are medians over the iterations at the last batch size, without the first iteration after
-each start.
+each start. The module also names the fastest of several runs.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ class TrainingSummary:
     name: name of the log.
     arguments: settings of the job by name (see `Iterations.arguments`), with the last gbs and seq
         of the log.
-    iterations: number of distinct iterations. A restart may repeat some.
+    iterations: number of distinct iterations. An iteration that a restart repeats counts once.
     restarts: number of restarts of the job.
     sec_per_it, tokens_per_s, tflops: medians over the iterations of the last gbs, without the first
-        one after each start. tflops counts TFLOP/s per GPU.
+        iteration after each start. tokens_per_s is of the whole job, and tflops per GPU.
     tokens_per_s_within: 95 % interval of the median of tokens_per_s.
     first_loss, last_loss: first and last finite loss.
     nan_losses: number of losses that are not finite; 0 if none is finite.
@@ -86,8 +86,8 @@ def _finite(values: FloatArray) -> FloatArray:
 def _steady(found: Iterations) -> npt.NDArray[np.bool_]:
     """Returns a mask of the iterations whose speed is representative, (n,).
 
-    They have the last batch size and are not the first iteration after a start. If there are no
-    such iterations, the mask selects all iterations of the last batch size.
+    The selected iterations have the last batch size, and none is the first one after a start. If
+    there are no such iterations, the mask selects all iterations of the last batch size.
     """
     # While the batch size ramps up, the workload changes every few iterations. The first iteration
     # after a start fills caches.
@@ -97,9 +97,9 @@ def _steady(found: Iterations) -> npt.NDArray[np.bool_]:
 
 
 def fastest(summaries: Sequence[TrainingSummary]) -> str:
-    """Returns a sentence that names the log with the most tokens per second and GPU.
+    """Returns a sentence that names the log with the largest number of tokens per second and GPU.
 
-    It is "" if no log states its tokens per second and its number of GPUs.
+    The sentence is "" if no log states both its tokens per second and its number of GPUs.
     """
     per_gpu = {}
     for one in summaries:

@@ -1,4 +1,4 @@
 """Predicts the memory and the time per iteration of training jobs.
 
-Also searches over parallel layouts.
+The package also searches for the fastest parallel layout of a job.
 """

@@ -1,8 +1,9 @@
 """Provides the factors by which training differs from ideal single ops.
 
 The factors of all software stacks and GPUs are fitted together, so that a stack or a GPU without
-runs gets the factors of its relatives. A site (its machines and software) may have factors and
-measured links of its own.
+runs gets factors that are pooled over the others; a site (its machines and software) may have
+factors of its own. The module also holds the table of software stacks, reads and writes the files
+of factors, and replaces the links of a cluster by measured links.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def software(stack: str) -> Stack:
 
 
 def _within(low: float, high: float, default: Any = MISSING) -> Any:
-    """Declares a constant with its smallest and largest plausible value."""
+    """Declares a factor with its smallest and largest plausible value."""
     return field(default=default, metadata={"range": (low, high)})
 
 
@@ -89,33 +90,35 @@ class Calibration:
 
     compute_factor: time of GEMMs and attention in training over their time in short runs. Clocks
         fall under load.
-    quantized_factor: further factor of GEMMs with 8- or 4-bit inputs. It is relative to the
-        inference libraries that were measured, which also cast their input.
+    quantized_factor: further factor of GEMMs with 8- or 4-bit inputs. The factor is relative to
+        times of inference libraries, which include the cast of the input.
     experts_factor: further factor of the grouped GEMMs of experts, relative to one batched GEMM of
         all experts.
     attention_factor: further factor of attention kernels, relative to those that the latency model
         was fitted to.
     elementwise_factor: bytes that elementwise kernels and norms move, over the bytes of ideal fused
         passes.
-    tensor_factor: time that a tensor-parallel collective adds, over its isolated time. It is above
-        1 if GPUs wait for the slowest GPU and for the hosts, and below 1 if the collective overlaps
-        with GEMMs.
+    tensor_factor: time that a tensor-parallel collective adds, over its isolated time. The factor
+        is above 1 if GPUs wait for the slowest GPU and for the hosts, and below 1 if the collective
+        overlaps with GEMMs.
     layer_overhead_ms: time of launches and small kernels per layer and micro-batch, forward and
         backward, in ms.
     step_overhead_ms: fixed time per iteration, in ms: gradient norm, launches of the optimizer,
         synchronisation, logging.
-    data_parallel_share: share of the bandwidth of a node's network adapters that data-parallel
-        traffic reaches.
-    exposed_share: share of ZeRO's overlapped gathers of weights for which computation waits.
-    hop_us: latency of one step of a ring between nodes, in µs.
-    congestion: loss of the data-parallel bandwidth per doubling of the nodes, as a share.
-    straggler_spread: relative spread of the speeds of the nodes. A job waits for the slowest node.
+    data_parallel_share: fraction of the bandwidth of a node's network adapters that data-parallel
+        traffic would reach without congestion.
+    exposed_share: fraction of ZeRO's overlapped gathers of weights for which computation waits.
+    hop_us: latency of one transfer of a ring between two nodes, in µs.
+    congestion: loss of bandwidth with the number of nodes n in a ring. The data-parallel bandwidth
+        is divided by 1 + congestion · log2(n).
+    straggler_spread: relative spread of the speeds of the nodes. A job waits for the slowest of n
+        nodes, so its time is multiplied by 1 + straggler_spread · √(2 ln n).
     base_gib: memory of a process for context, communicators, buckets and workspaces, in GiB.
-    activation_slack: memory that the caching allocator holds beyond the activations, as a share of
-        the activations.
+    activation_slack: memory that the caching allocator holds beyond the activations, as a fraction
+        of the activations.
     memory_scatter: 90 % quantile of |ln(predicted / measured memory)|.
     scatter: half-width in ln time of an independent error that is added to the interval of a time,
-        so that the interval covers 90 % of measured times. It changes no predicted time.
+        so that the interval covers 90 % of measured times. The error changes no predicted time.
     provenance: where the factors come from.
     """
 
@@ -190,10 +193,11 @@ class Calibrations:
     """Factors by stack and GPU, and by site.
 
     sites: factors by site, which is the name of a cluster.
-    stacks: factors by stack, then by GPU architecture; "" stands for all others.
+    stacks: factors by stack, then by GPU architecture. The entry "" stands for every stack, or
+        architecture, that has no entry.
     provenance: where the factors of a stack come from, if the stack was fitted on its own because
-        only one release of it was measured. The entry "" applies to all other stacks.
-    chosen: factors that override all others.
+        only one release of it was measured. The entry "" applies to every stack without an entry.
+    chosen: factors that are returned for every cluster and stack; None to look the factors up.
     """
 
     sites: Mapping[str, Calibration]
@@ -204,8 +208,9 @@ class Calibrations:
     def of(self, cluster: Cluster, stack: str = "") -> Calibration:
         """Returns the factors of a cluster.
 
-        If the site of the cluster has factors and no other stack is named, those are returned.
-        Otherwise the factors of the stack on the GPU of the cluster are returned.
+        If the site of the cluster has factors, and `stack` is "" or the stack of the site, the
+        factors of the site are returned. Otherwise the factors of the stack on the GPU of the
+        cluster are returned.
         """
         if self.chosen is not None:
             return self.chosen
@@ -279,15 +284,15 @@ def with_measured_links(
 ) -> Cluster:
     """Returns `cluster` with links that `quantbench comm` measured.
 
-    They replace links from public tables. All-reduces within a node give the links of the node, by
-    number of GPUs. The highest bus bandwidth of all-reduces between nodes gives the network rate of
-    a node: a ring leaves a node once, so the adapters of the node carry the bytes that each GPU
-    sends.
+    The measured links replace links from public tables. All-reduces within a node give the links of
+    the node, by number of GPUs. The highest bus bandwidth of all-reduces between nodes gives the
+    network rate of a node: a ring leaves a node once, so the adapters of the node carry the bytes
+    that each GPU sends.
 
     measured: (workload, time in µs) pairs, of which only all-reduces are used.
     source: origin of the times, for provenance.
-    between_nodes: whether to replace the network rate of a node. It must be False if the factors
-        were fitted with the stated rate.
+    between_nodes: whether to replace the network rate of a node. Must be False if the factors were
+        fitted with the stated rate.
     """
     times: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     node_gb_per_s = 0.0

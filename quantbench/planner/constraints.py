@@ -16,7 +16,8 @@ from quantbench.workload.dtypes import ALIGNED_ELEMENTS
 from quantbench.workload.ops import multiples_around
 from quantbench.workload.parameters import padded_vocab
 
-# Condition of each rule, by its name. A layout that breaks a strict rule cannot run.
+# Condition of each rule, by its name. A layout that breaks a strict rule cannot run. A layout that
+# breaks a costly rule runs, but slower than a similar layout that keeps the rule.
 _STRICT = {
     "gpus": "dp * tp * pp * cp == gpus",
     "gbs": "gbs % (mbs * dp) == 0",
@@ -39,8 +40,8 @@ _COSTLY = {
     "fused softmax": "16 < seq <= 16384, seq % 4 == 0, (heads / tp * mbs) % 4 == 0",
     "bubble": "micro-batches >= 4 * pp",
 }
-#: names of the strict rules that are specific to one framework; other frameworks run layouts that
-#: break them
+#: Names of the strict rules that are specific to one framework. A layout that breaks one of these
+#: rules may run in another framework.
 OF_SOFTWARE = ("gbs", "interleave", "tp in a node", "ZeRO with stages")
 
 

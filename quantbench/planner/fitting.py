@@ -1,8 +1,8 @@
 """Fits the planner's factors to measured iterations, of one site or of many stacks and GPUs.
 
 The fit is a robust (soft L1) Gauss-Newton fit of log times, with normal priors on the log scale, so
-that little data changes the factors little. A table of many runs counts as eight runs, because the
-runs repeat a few layouts.
+that little data changes the factors little. A table of more than eight runs counts as eight runs,
+because its runs repeat a few layouts.
 """
 
 import math
@@ -27,15 +27,21 @@ FloatArray = npt.NDArray[np.float64]
 
 # Standard deviation of ln time between repeated or similar runs of a table.
 _ROW_SPREAD = 0.03
+# A table with more runs than this weighs as much as a table with this number of runs.
 _RUNS_THAT_COUNT = 8
+# Each factor is multiplied by this number to get the slope of the predicted time.
 _STEP = 0.99
+# Fraction of measured times that the intervals of predicted times cover.
 _COVERED = 0.9
+# Smallest number of rows to which the factors of a site are fitted.
 _FEWEST = 5
-# A factor is not determined if the rows leave more than this share of the spread of its prior. Two
-# factors are not told apart if their correlation is larger than the second value.
+# A factor is not determined if its spread after the fit is at least this fraction of the spread of
+# its prior. Two factors are not told apart if the absolute correlation of their errors is larger
+# than the second value.
 _DETERMINED = 0.7
 _APART = 0.7
-_UNUSUAL = 2  # spreads of the prior
+# A factor is unusual if the fit moves it by more than this number of spreads of its prior.
+_UNUSUAL = 2
 
 
 class Prior(NamedTuple):
@@ -76,7 +82,7 @@ TIME = "time"
 class Term(NamedTuple):
     """Effect on the logarithm of a factor.
 
-    key: names the runs that share the effect; "" for all runs.
+    key: name of the group of runs that share the effect; "" for all runs.
     """
 
     factor: str
@@ -138,7 +144,10 @@ def log_errors(observed: Sequence[Observed], calibration: Calibration) -> FloatA
 def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
     """Returns the half-width in ln time that the ops alone give to each run (observed,).
 
-    The half-width is that of the side on which the error lies.
+    An interval may have sides of different width. The side is the one on which the measured time
+    lies: the upper side if the predicted time is too short.
+
+    errors: ln(predicted / measured) of each run, (observed,).
     """
     sides = []
     for one, error in zip(observed, errors, strict=True):
@@ -148,9 +157,10 @@ def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
 
 
 def scatter_beyond(observed: Sequence[Observed], errors: FloatArray) -> float:
-    """Returns the independent error in ln time beyond the intervals of the ops.
+    """Returns the half-width in ln time of an independent error beyond the intervals of the ops.
 
-    With both, nine in ten of `errors` are covered.
+    The root of the sum of squares of this half-width and that of the ops covers nine in ten of
+    `errors`.
     """
     beyond = np.maximum(errors**2 - op_spreads(observed, errors) ** 2, 0.0)
     return float(np.quantile(np.sqrt(beyond), _COVERED))
@@ -168,10 +178,11 @@ def start_from(rest: Mapping[str, float]) -> Calibration:
 def fit_site(observed: Sequence[Observed], prior: Calibration) -> Calibration:
     """Fits every factor to the rows of one site, starting from the factors of its stack.
 
-    The provenance of the result names three kinds of factors. `undetermined` are those about which
-    the rows say little, which keep the values of the stack. `confounded` are pairs that the rows do
-    not tell apart, of which only the joint effect is known. `unusual` are factors that differ from
-    those of the stack by more than is expected of nineteen in twenty sites.
+    The provenance of the result names three kinds of factors. `undetermined` are factors about
+    which the rows say little, so that they stay close to the values of the stack. `confounded` are
+    pairs of factors that the rows do not tell apart, of which only the joint effect is known.
+    `unusual` are factors that differ from those of the stack by more than is expected of nineteen
+    in twenty sites.
 
     Raises InputError if there are too few rows.
     """
@@ -181,9 +192,11 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> Calibration:
     spread = {Term(name, ""): math.sqrt(sum(s**2 for s in prior)) for name, prior in PRIORS.items()}
 
     def constants(effects: Effects, _: object) -> Calibration:
+        """Returns the factors of the site, within their plausible ranges."""
         values = {}
         for name, _ in effects:
             low, high = RANGES[name]
+            # A factor of 0 starts a little above 0, because its effect multiplies it.
             value = max(getattr(prior, name), 1e-3) * math.exp(effects[Term(name, "")])
             values[name] = min(max(value, low / _STEP), high)  # so that a step down stays inside
         return replace(prior, **values)
@@ -191,15 +204,18 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> Calibration:
     effects, jacobian = solve(observed, lambda _: spread, constants)
     found = constants(effects, None)
     names = list(PRIORS)
-    # Covariance of the posterior, in units of the spreads of the priors. The rows of the identity
-    # in the Jacobian are the priors.
+    # Covariance of the effects after the fit, in units of the spreads of the priors. The last rows
+    # of the Jacobian, which are those of the priors, form the identity matrix.
     covariance = np.linalg.inv(jacobian.T @ jacobian)
     spread_left = np.sqrt(np.diag(covariance))
     apart = np.abs(covariance / np.outer(spread_left, spread_left)) <= _APART
+    # Only factors about which the rows say anything can be confounded.
     unsure = np.flatnonzero(spread_left < 1 - 1e-3)
     pairs = [(names[i], names[j]) for i, j in combinations(unsure, 2) if not apart[i, j]]
     rows = jacobian[: len(observed)]
     leverage = np.einsum("ij,jk,ik->i", rows, covariance, rows)
+    # Error of each row in a linear fit without the row: the error of the fit over 1 - leverage. The
+    # lower bound keeps it below ten times the error of the fit.
     left_out_log = log_errors(observed, found) / np.maximum(1 - leverage, 0.1)
     provenance: dict[str, Any] = {
         "rows_fitted": len(observed),
@@ -220,8 +236,8 @@ def solve(
 ) -> tuple[Effects, FloatArray]:
     """Minimizes the robust log errors plus the priors.
 
-    Returns the effects, and the Jacobian of the scaled residuals by each effect over its spread.
-    The rows of the priors come last.
+    Returns the effects, and the Jacobian of the residuals by the effects, with each effect in units
+    of its spread. Its rows are those of the runs (observed), then those of the priors (effects).
 
     spreads: function that returns the spread of each effect on the rows of a group.
     constants: function that returns the factors of a group, given the effects.
@@ -239,6 +255,11 @@ def solve(
     noise = _ROW_SPREAD * repeats**0.5
 
     def residuals(z: FloatArray, *, slopes: bool) -> tuple[FloatArray, FloatArray]:
+        """Returns the log errors of the runs over their noise, and their Jacobian by z.
+
+        z: effects in units of their spreads, (effects,).
+        slopes: whether to compute the Jacobian, which is 0 otherwise.
+        """
         effects = dict(zip(spread, (z * sd).tolist(), strict=True))
         known = {group: constants(effects, group) for group in groups}
         nudged: dict[Group, dict[str, Calibration]] = {}
@@ -259,10 +280,13 @@ def solve(
                 jacobian[i, index[term]] = slope.get(term.factor, 1.0)
         return errors / noise, jacobian * sd / noise[:, None]
 
+    # Squaring these residuals gives the soft L1 loss 2 · (√(1 + r²) - 1) of each run, plus z² of
+    # each prior.
     def function(z: FloatArray) -> FloatArray:
         r, _ = residuals(z, slopes=False)
         return np.concatenate([np.sign(r) * np.sqrt(2 * (np.sqrt(1 + r * r) - 1)), z])
 
+    # Jacobian of `function`: the weight is the derivative of the soft residual by r.
     def weighted(z: FloatArray) -> FloatArray:
         r, jacobian = residuals(z, slopes=True)
         root = np.sqrt(1 + r * r)

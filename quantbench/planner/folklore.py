@@ -14,9 +14,10 @@ from quantbench.units import percent
 from quantbench.workload.dtypes import ALIGNED_ELEMENTS
 from quantbench.workload.parameters import parameters
 
-# Largest cost that is within the accuracy of the model. Up to this cost, the layout of a rule
-# counts as equally good.
+# Largest relative cost in time that is within the accuracy of the model. A rule whose best layout
+# costs no more than this, over the best of all layouts, holds.
 _NEGLIGIBLE = 0.02
+# Numbers of the rule of 18 bytes: memory per parameter, and usable fraction of a GPU's memory.
 _BYTES_PER_PARAMETER = 18
 _MEMORY_SHARE = 0.75
 
@@ -46,8 +47,8 @@ class Judged:
     verdict: `holds`, `costs time`, `fails` (no layout that follows the rule fits, or its prediction
         is wrong), or `note`.
     finding: text of the comparison.
-    cost: extra time of the rule's best layout over the best of all layouts, as a share; None if no
-        layout is compared.
+    cost: time of the rule's best layout over the time of the best of all layouts, minus 1; None if
+        no layout is compared.
     choice: the rule's best layout.
     """
 
@@ -58,6 +59,7 @@ class Judged:
     choice: Prediction | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the rule and the verdict as a JSON object."""
         return {
             **asdict(self.rule),
             "verdict": self.verdict,

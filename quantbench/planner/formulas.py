@@ -24,13 +24,14 @@ def tflops_by_calculator(
     Only calculators that apply to the shape are in the result. `hardware_flops` has the formula of
     Megatron.
 
-    - `simple`: 8 · parameters · seq · gbs / time. It omits the attention scores, whose share grows
-      with seq / hidden. Source: bigscience-workshop/bigscience, train/tr8-104B-wide and
-      math/README.md.
-    - `old`: 8 · l·(12h² + 13h + 6h·(tp − 1)) · seq · gbs / time, for GPT layers. The last term
-      counts the biases and norms of a layer once per tensor-parallel rank. It omits embeddings and
-      attention scores, so it is too low: by 4 % for 80 layers of hidden 14400, and by 16 % for 8
-      layers. Source: the estimate that Megatron-DeepSpeed logged before 21 February 2022.
+    - `simple`: 8 · parameters · seq · gbs / time. This count omits the attention scores, whose part
+      of the FLOPs grows with seq / hidden. Source: bigscience-workshop/bigscience,
+      train/tr8-104B-wide and math/README.md.
+    - `old`: 8 · l·(12h² + 13h + 6h·(tp − 1)) · seq · gbs / time, for GPT layers. The term
+      6h·(tp − 1) counts the biases and norms of a layer once per tensor-parallel rank. This count
+      omits embeddings and attention scores, so it is too low: by 4 % for 80 layers of hidden 14400,
+      and by 16 % for 8 layers. Source: the estimate that Megatron-DeepSpeed logged before 21
+      February 2022.
 
     gbs: samples of shape.seq tokens per iteration.
     sec_per_it: time per iteration on `gpus` GPUs, in s.
@@ -95,5 +96,6 @@ def hardware_flops(shape: TransformerShape, gbs: int, recompute: str = "none") -
     if recompute == "full":
         return none * 4 / 3
     if recompute == "selective":
+        # The forward pass of the attention core runs once more.
         return none + 4.0 * gbs * shape.seq**2 * shape.heads * shape.core_dim * shape.layers
     return none

@@ -2,7 +2,8 @@
 
 The schedule is 1F1B (Narayanan et al., 2019 and 2021): each micro-batch takes one slot per stage,
 forward and backward, and the slowest stage sets the pace. Filling and draining the pipeline costs
-one slot of each other stage, divided by the number of chunks if stages are interleaved.
+one slot of every stage except the slowest one, divided by the number of chunks if stages are
+interleaved.
 """
 
 import math
@@ -15,15 +16,15 @@ from quantbench.planner.layout import Job, Layout, stages_of
 from quantbench.planner.memory import embedding_parameters, stage_parameters
 
 # Bytes per parameter of an optimizer step. Mixed-precision Adam reads the master weight, two
-# moments and the gradient in fp32. It writes the first three in fp32 and the weight in half
-# precision.
+# moments and the gradient in fp32. It writes the master weight and the moments in fp32, and the
+# weight in half precision.
 _STEP_BYTES = 4 * 4 + 3 * 4 + 2
-# Parameters per gradient bucket, except with ZeRO-3 (the default of DeepSpeed's
-# reduce_bucket_size).
+# Parameters per gradient bucket, which is the default of DeepSpeed's reduce_bucket_size. Every
+# bucket costs the latency of a collective. With ZeRO-3, every layer does instead.
 _BUCKET_PARAMETERS = 5e8
-# Share of overlapped reductions that shows in the time, over the share of overlapped gathers.
-# Nothing waits for reductions, but they take SMs and memory bandwidth. This value is assumed, not
-# fitted.
+# Fraction of the overlapped reductions that shows in the time, relative to the fraction of the
+# overlapped gathers (`exposed_share`). Nothing waits for reductions, but they take SMs and memory
+# bandwidth. This value is assumed, not fitted.
 _REDUCTIONS_WAIT = 0.25
 
 
@@ -62,7 +63,7 @@ class Iteration:
 
     @property
     def bubble_share(self) -> float:
-        """Share of the iteration that the pipeline bubble takes."""
+        """Fraction of the time of the iteration that the pipeline bubble takes."""
         return self.bubble / self.sec.mid
 
     @property
@@ -74,9 +75,9 @@ class Iteration:
 
     @property
     def bound(self) -> str:
-        """The largest loss; `compute` if it is small.
+        """The largest loss, or `compute` if every loss is small.
 
-        A loss counts if it exceeds a fifth of the time of GEMMs and attention.
+        A loss is small if it is at most a fifth of the time of GEMMs and attention.
         """
         losses = {
             "tensor-parallel traffic": self.tensor,
@@ -122,6 +123,7 @@ def iteration(
             pace = span
             slowest = kind
             layer = mean
+    # Filling and draining costs one slot of every stage except one stage that is slowest.
     fill = (fill + pace * -1) * (1 / layout.interleave)
 
     step_s = calibration.step_overhead_ms * 1e-3
@@ -129,6 +131,8 @@ def iteration(
     if layout.zero >= 1:
         own = dense / layout.replicas + experts / layout.expert_replicas
     step_s += _STEP_BYTES * own / job.elementwise_bytes_per_s
+    # From ZeRO-2 on, gradients are reduced in every micro-batch, so that the traffic can overlap
+    # with all micro-batches. Otherwise it can overlap only with the last one.
     room = pace.mid
     if layout.zero >= 2:
         room *= count
@@ -138,6 +142,7 @@ def iteration(
     network += tied_embedding_s(job, layout, calibration, embedding)
     total = pace * count + fill + (network + step_s)
     nodes = layout.gpus / job.cluster.gpus_per_node
+    # The largest of n normal deviates is about √(2 ln n) standard deviations above the mean.
     waiting = calibration.straggler_spread * math.sqrt(2 * math.log(max(nodes, 1)))
 
     own_layers = slowest.layers * count
@@ -162,15 +167,17 @@ def iteration(
 def point_to_point_s(job: Job, layout: Layout) -> float:
     """Returns the time to send the activations of one micro-batch to the next stage, in s.
 
-    Each tensor-parallel rank sends its share, and the receiving ranks gather the shares (Narayanan
-    et al., 2021, section 4.1; DeepSpeed's PartitionedTensor). The full rate of the adapters is
-    assumed, because the fitted data_parallel_share describes rings with many small messages.
+    Each tensor-parallel rank sends its part of the activations, and the receiving ranks gather the
+    parts (Narayanan et al., 2021, section 4.1; DeepSpeed's PartitionedTensor). The time of the
+    gather is not counted. The full rate of the adapters is assumed, because the fitted
+    data_parallel_share describes rings with many small messages.
     """
     if layout.pp == 1:
         return 0.0
     shape = job.shape
     cluster = job.cluster
     sent = layout.mbs * shape.seq * shape.hidden * shape.element_bytes / layout.tp / layout.cp
+    # A stage that fills a node has its neighbours on other nodes.
     if layout.tp * layout.replicas >= cluster.gpus_per_node:
         return NODE_LATENCY_S + sent / cluster.gpu_bytes_per_s
     return cluster.intra_node(2).time_s(sent)
@@ -179,11 +186,12 @@ def point_to_point_s(job: Job, layout: Layout) -> float:
 def ring_passes(job: Job, layout: Layout) -> tuple[int, int]:
     """Returns how often weights are gathered and gradients reduced per iteration.
 
-    Each pass goes around the data-parallel ring. An all-reduce counts as two reductions. ZeRO-1
-    gathers and reduces once per step. ZeRO-2 reduces once per micro-batch, and PyTorch's FSDP then
-    also gathers once per micro-batch (torch.distributed.fsdp.ShardingStrategy: SHARD_GRAD_OP
-    reshards after the backward pass). ZeRO-3 gathers twice per micro-batch. Source: Rajbhandari et
-    al., ZeRO, 2020, section 7.
+    Each pass goes around the data-parallel ring. Without ZeRO there is one all-reduce, which counts
+    as two reductions. ZeRO-1 gathers and reduces once per iteration. ZeRO-2 gathers once per
+    iteration and reduces once per micro-batch; with PyTorch's FSDP it also gathers once per
+    micro-batch (torch.distributed.fsdp.ShardingStrategy: SHARD_GRAD_OP reshards after the backward
+    pass). ZeRO-3 gathers twice and reduces once per micro-batch. Source: Rajbhandari et al., ZeRO,
+    2020, section 7.
     """
     if layout.zero == 0:
         return 0, 2
@@ -210,6 +218,7 @@ def data_parallel_s(
     experts: parameters of the stage's experts on one GPU.
     """
     volume = sum(ring_passes(job, layout))
+    # Number of collectives per pass.
     each = math.ceil(stage_parameters / _BUCKET_PARAMETERS)
     if layout.zero == 3:
         each = job.shape.layers
@@ -243,8 +252,8 @@ def _ring_s(
 
     ranks: number of GPUs in a ring.
     stride: distance between neighbours of a ring, in data-parallel GPUs.
-    ring_bytes: bytes of the buffers of all passes.
-    collectives: number of passes.
+    ring_bytes: bytes of the buffers of all passes together.
+    collectives: number of collectives. Each costs the latency of a ring between nodes.
     """
     if ranks == 1:
         return 0.0
@@ -287,9 +296,9 @@ def exposed_s(
 ) -> float:
     """Returns how much of the traffic shows in the time of the iteration, in s.
 
-    This is the traffic that does not overlap, and a share of the overlapped gathers of weights, for
-    which computation waits. Computation does not wait for reductions of gradients, but these slow
-    it down. The overlapped traffic is at most as long as the computation.
+    All traffic that does not overlap shows. Of the overlapped gathers of weights, a fraction shows,
+    because computation waits for it. Of the overlapped reductions of gradients, a smaller fraction
+    shows, because reductions slow computation down. At most `room_s` of the traffic overlaps.
 
     traffic_s: time of the traffic without overlap, in s.
     room_s: time of the computation that can overlap with the traffic, in s.

@@ -39,7 +39,8 @@ _CORE = ("scores", "softmax", "context", "attention")
 _LATENT_SCATTER = math.log(1.4)
 
 # GEMMs whose input comes from attention, a residual addition or a permutation, and GEMMs for which
-# this is true of the gradient of their output.
+# the gradient of the output comes from one of these. The cast of such an input or gradient is a
+# kernel of its own, whose bytes are counted (`_moved`).
 _CASTS_INPUT = ("proj", "experts_up", "experts_up_gate")
 _CASTS_GRADIENT = ("qkv", "q_up", "kv_up", "proj", "mlp_down", "shared_down", "experts_down")
 
@@ -89,7 +90,7 @@ Spans = tuple[Span, Span]
 class LayerTime(NamedTuple):
     """Times per micro-batch on one GPU, in s. Pairs are (forward, backward).
 
-    products: weight GEMMs of a layer, without those of routed experts.
+    products: weight GEMMs of a layer, without the GEMMs of routed experts.
     experts: GEMMs of the routed experts of a layer.
     core: GEMMs and softmax of attention, or fused attention.
     vector: kernels of a layer that the memory bandwidth limits.
@@ -97,10 +98,10 @@ class LayerTime(NamedTuple):
     reduces: tensor-parallel collectives and exchange of rows between experts, forward and backward.
     context: context-parallel traffic of a layer, forward and backward.
     logits: GEMMs of the logits. After `fitted` they include the loss.
-    loss: loss, at the bytes of ideal passes.
-    embedding: lookup and its gradient.
+    loss: loss, by the bytes of ideal passes.
+    embedding: lookup in the embedding and accumulation of its gradient.
     quantized: whether the GEMMs of a layer have 8- or 4-bit inputs.
-    overhead: overhead per layer, which `fitted` sets.
+    overhead: launches and small kernels of a layer, forward and backward. `fitted` sets it.
     """
 
     products: Spans
@@ -149,7 +150,7 @@ class LayerTime(NamedTuple):
         """Returns the mean layer of a stage that has two kinds of layers.
 
         other: times of the other kind of layer.
-        share: share of the layers that are of the other kind.
+        share: fraction of the layers that are of the other kind.
         """
         if not share:
             return self
@@ -164,11 +165,14 @@ class LayerTime(NamedTuple):
     def repeated(self, recompute: str) -> Span:
         """Returns the time of the recomputation of a layer, in s.
 
-        For `full` it is the time of the forward pass.
+        With `full`, the forward pass is repeated; with `selective`, the attention core with its
+        dropout.
 
         recompute: kind of recomputation, as in `Layout`.
         """
         if recompute == "full":
+            # Half of the collectives belong to the forward pass. A third of the context-parallel
+            # bytes do, and the time that shows is assumed to divide like the bytes.
             again = self.vector[0] + self.reduces / 2 + self.context / 3
             return self.products[0] + self.experts[0] + self.core[0] + again
         if recompute == "selective":
@@ -184,7 +188,7 @@ def _scaled(pair: Any, factor: float) -> Any:
 class LayerTimes:
     """Cache of the layer times of a job.
 
-    The key is the part of a layout on which they depend (`Layout.per_layer`).
+    The key is the part of a layout on which the layer times depend (`Layout.per_layer`).
     """
 
     def __init__(self, job: Job, times: OpTimes) -> None:
@@ -266,8 +270,9 @@ class LayerTimes:
                 (backward_bytes + moved_backward) / bytes_per_s + dropout_s,
             ),
             dropout=dropout_s,
-            # Megatron runs two all-reduces forward and two backward. With sequence parallelism they
-            # are gathers and scatters of the same volume.
+            # Megatron runs two all-reduces forward and two backward. With sequence parallelism
+            # there are gathers and scatters of the same volume instead. Rows also make four trips:
+            # to their experts and back, forward and backward.
             reduces=4 * (self._reduce_s(own) + self._exchange_s(own, key)),
             context=self._context_s(shape, key, spans["core", True].mid),
             logits=spans["logits", True] + spans["logits", False],
@@ -278,7 +283,10 @@ class LayerTimes:
         )
 
     def _reduce_s(self, shape: TransformerShape) -> float:
-        """Returns the time of one tensor-parallel all-reduce, in s."""
+        """Returns the time of one tensor-parallel all-reduce, in s.
+
+        Beyond a node, only the bytes over the network adapters count, and no latency.
+        """
         if shape.tp == 1:
             return 0.0
         cluster = self._job.cluster
@@ -291,15 +299,18 @@ class LayerTimes:
     def _exchange_s(self, shape: TransformerShape, key: LayerKey) -> float:
         """Returns the time to send the rows of a layer to their experts, in s.
 
-        The way back takes as long, and so do both ways in the backward pass. A row is sent once to
-        each GPU, and once to each node, that holds an expert of the row.
+        The way back takes the same time, as do the two ways in the backward pass. A row crosses
+        the network once to each other node that holds an expert of the row, and a link inside a
+        node once to each other GPU that holds one. The two kinds of transfers overlap, so the
+        longer time counts.
         """
         if key.ep == 1 or not shape.experts:
             return 0.0
         cluster = self._job.cluster
         row_bytes = shape.tokens / key.tp * shape.hidden * shape.element_bytes
-        # The links are those of all-reduces, in which a GPU sends as many bytes to its neighbour
-        # instead of to all GPUs.
+        # The times of the links were measured with all-reduces, in which a GPU sends all its bytes
+        # to one neighbour. Here a GPU divides its bytes over the GPUs of the node. Equal numbers of
+        # bytes are assumed to take equal times.
         seconds = 0.0
         inside = min(key.ep, cluster.gpus_per_node)
         if inside > 1:
@@ -315,8 +326,8 @@ class LayerTimes:
         """Returns how much of the context-parallel traffic shows in the time, in s.
 
         Keys and values are sent once in the forward pass. In the backward pass they are sent again,
-        with their gradients. A ring overlaps each step with attention on the chunk that has
-        arrived.
+        with their gradients. In a ring, each transfer of a chunk overlaps with attention on the
+        chunk that has arrived before.
 
         core_forward_s: time of the forward pass of the attention core, in s.
         """
@@ -329,8 +340,8 @@ class LayerTimes:
             once = cluster.intra_node(key.cp).time_s(sent)
         else:
             once = (key.cp - 1) * NODE_LATENCY_S + sent / cluster.gpu_bytes_per_s
-        # One of cp steps has nothing to overlap with. The backward pass computes 2.5 times as much
-        # as the forward pass (five GEMMs instead of two).
+        # A ring has cp - 1 transfers, so attention on one of the cp chunks overlaps with none. The
+        # backward pass computes 2.5 times as much as the forward pass (five GEMMs instead of two).
         room = core_forward_s * (key.cp - 1) / key.cp
         return max(once - room, 0.0) + max(2 * once - 2.5 * room, 0.0)
 
@@ -357,8 +368,14 @@ def _ops(whole: TransformerShape, key: LayerKey) -> tuple[TransformerShape, tupl
 def _other_places(shape: TransformerShape, places: float) -> float:
     """Returns the expected number of other GPUs or nodes that hold experts of one row.
 
+    The GPUs or nodes of a row's experts are taken as independent of each other.
+
     places: number of GPUs or nodes that share the experts.
     """
+    # `share` is the probability that a given place holds an expert of the row. If the model limits
+    # a row to `top` groups of experts, a place that holds whole groups is met if one of its groups
+    # is among them. A place that holds a part of a group is met if the group is among them and one
+    # of the experts chosen in the group lies in this part.
     groups = shape.expert_groups
     top = shape.top_groups
     if not groups:
@@ -396,11 +413,15 @@ def _moved(op: Op, shape: TransformerShape) -> tuple[int, int]:
 def _timed(work: Compute) -> dict[Compute, float]:
     """Returns the workloads whose times make up the time of `work`, each with its weight.
 
-    The result is empty for an op that only moves bytes. The number of tokens of a GPU, or of rows
-    of an expert, never misaligns an operand: it is the number of 16-bit rows and not their length,
-    and narrow formats are padded to 16 bytes. Tokens over which a GEMM sums are rounded up to the
-    next multiple of 16 bytes. Experts count as one batched GEMM, at the numbers of rows around
-    theirs that fill tiles.
+    The result is empty for a cast or a permutation, which only moves bytes. A GEMM of a weight
+    gradient (layout tn) sums over tokens, and its number of tokens is rounded up to the next
+    multiple of 16 bytes. The latency model would else predict misaligned operands. In training, a
+    number of tokens misaligns no operand: in 16-bit formats it is the number of rows of an operand
+    and not their length, and narrower formats are padded.
+
+    The GEMMs of experts are approximated by batched GEMMs of all experts with equal rows. The rows
+    of each expert are replaced by numbers that fill tiles (`_filled`), and the weight of a batched
+    GEMM is the fraction of the experts that have its number of rows.
     """
     if isinstance(work, GroupedGemm):
         shares: dict[int, float] = defaultdict(float)
@@ -420,9 +441,13 @@ def _timed(work: Compute) -> dict[Compute, float]:
 def _filled(rows: int) -> tuple[tuple[int, float], ...]:
     """Returns numbers of rows that fill tiles, each with its weight.
 
-    They are the next smaller and the next larger number around the rows of an expert, and at least
-    8. From 8 rows on, their weighted mean is the rows of the expert. These rows vary from step to
-    step, so the mean time has no steps at whole tiles.
+    They are the multiples of a unit next below and next above `rows`, or `rows` alone if it is such
+    a multiple. The unit is the height of a tile (128), or the largest power of two up to `rows` if
+    that is less, but at least 8. The weighted mean of the numbers is `rows`, or 8 for fewer rows.
+    The rows of an expert vary from iteration to iteration, so the mean time over many iterations
+    does not jump at whole tiles.
+
+    rows: number of rows of an expert.
 
     >>> _filled(128), _filled(160), _filled(40), _filled(3), _filled(0)
     (((128, 1.0),), ((128, 0.75), (256, 0.25)), ((32, 0.75), (64, 0.25)), ((8, 1.0),), ())

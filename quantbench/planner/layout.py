@@ -16,7 +16,8 @@ RECOMPUTATIONS = ("full", "selective", "none")
 #: logits counted as a layer each (BLOOM's `--pp-partition-method 'type:transformer|embedding'`);
 #: `uneven` as equal as possible
 PARTITIONS = ("layers", "embedding", "uneven")
-# Share of the memory bandwidth that elementwise kernels reach, as in quantbench.latency.op_times.
+# Fraction of the memory bandwidth that elementwise kernels reach, as in
+# quantbench.latency.op_times.
 _BANDWIDTH_SHARE = 0.8
 
 
@@ -28,8 +29,8 @@ class Job:
     gpus: number of GPUs.
     gbs: samples per iteration.
     optimizer: adam (torch.optim.Adam), fused_adam (apex) or adam_8bit (bitsandbytes).
-    dp_overlap: share of the data-parallel traffic that overlaps with computation. It is 0 in
-        DeepSpeed's pipeline engine, which reduces after the flush.
+    dp_overlap: fraction of the data-parallel traffic that overlaps with computation. The fraction
+        is 0 in DeepSpeed's pipeline engine, which reduces gradients after the last micro-batch.
     stack: software, one of `calibration.STACKS`, or "" if it is unknown.
     """
 
@@ -89,8 +90,8 @@ class Layout:
         context).
     sequence_parallel: whether norms and dropout are also divided over tp.
     partition: split of the layers into stages, one of PARTITIONS.
-    ep: number of GPUs over which the experts are divided, whole experts each. They are some of the
-        tensor-, context- and data-parallel GPUs.
+    ep: number of GPUs over which the experts are divided, with whole experts on each GPU. These
+        GPUs are among the tensor-, context- and data-parallel GPUs.
     """
 
     dp: int
@@ -119,7 +120,8 @@ class Layout:
     def replicas(self) -> int:
         """Number of GPUs that hold the same weights before ZeRO.
 
-        ZeRO shards over them, and they are the ranks of data-parallel traffic.
+        ZeRO shards weights and optimizer states over these GPUs, which are also the ranks of
+        data-parallel traffic.
         """
         return self.dp * self.cp
 
@@ -167,7 +169,8 @@ def layer_weights(
 def partition_of(layers: int, pp: int, *, uneven: bool = False) -> str:
     """Returns the partition that divides `layers` over `pp` stages.
 
-    If neither equal split does, returns 'uneven' if that is allowed, else 'layers'.
+    If neither the layers nor the layers plus two embeddings divide evenly, returns 'uneven' if that
+    is allowed, else 'layers', which then breaks a strict rule.
 
     uneven: whether stages of different length are allowed.
 
@@ -187,8 +190,8 @@ class StageKind:
 
     first: whether the stage holds the embedding.
     last: whether the stage holds the logits.
-    dense: number of its layers without experts, in a model with experts in other layers. It is a
-        mean if chunks divide a run of such layers.
+    dense: number of its layers without experts, in a model with experts in other layers. The number
+        may be a fraction: a mean if such layers are spread, or if a chunk begins inside a layer.
     """
 
     layers: int
@@ -218,8 +221,8 @@ def stage_kinds(
     With 'uneven', leftover layers go to the middle stages, because the first and last stages also
     hold the embedding and the logits.
 
-    dense: number of layers without experts. They are the first layers, or at even distances if
-        `spread`.
+    dense: number of layers without experts. These layers are the first ones, or lie at even
+        distances if `spread` is True.
     interleave: chunks of each stage. The first chunks of all stages hold the first layers.
 
     >>> [(kind.layers, kind.count) for kind in stage_kinds(70, 12, "embedding")]

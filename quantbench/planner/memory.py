@@ -15,8 +15,8 @@ from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.parameters import padded_vocab
 
 GIB = 2**30
-# Share of the memory that is usable. CUDA reports 79.2 of 80 GiB on an A100, and 31.7 of 32 GiB on
-# a V100.
+# Fraction of the memory that is usable. CUDA reports 79.2 of 80 GiB on an A100, and 31.7 of 32 GiB
+# on a V100.
 _USABLE_SHARE = 0.99
 _FP32 = 4
 #: bytes per element of a dropout mask
@@ -74,7 +74,8 @@ def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
     found = []
     stage = 0
     for kind in stages_of(job.shape, layout):
-        # Of several equal stages, the first holds the most micro-batches.
+        # Of several equal stages, the first one holds the activations of the largest number of
+        # micro-batches.
         found.append(_stage(job, layout, calibration, kind, stage))
         stage += kind.count
     return max(found, key=lambda one: one.total)
@@ -83,7 +84,7 @@ def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
 def embedding_parameters(shape: TransformerShape, tp: int) -> int:
     """Returns the parameters of the embedding matrix on one of `tp` GPUs.
 
-    The logits matrix has as many.
+    The logits matrix has the same number of parameters.
     """
     return padded_vocab(shape.vocab, tp) // tp * shape.hidden
 
@@ -100,6 +101,7 @@ def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> tuple[int, in
         embeddings = 1
     own, experts = layer_weights(shape, layout)
     own_dense, _ = layer_weights(shape, layout, dense=True)
+    # Biases and norms count as 9 · hidden parameters per layer.
     layers = sparse * own + kind.dense * own_dense + kind.layers * 9 * shape.hidden
     matrices = embeddings * embedding_parameters(shape, layout.tp)
     return round(layers + matrices), round(sparse * experts)
@@ -117,12 +119,13 @@ def _stage(
     dense, experts = stage_parameters(job, layout, kind)
 
     def shared(level: int) -> float:
+        """Returns the parameters that a GPU holds of what ZeRO shards from stage `level` on."""
         if layout.zero < level:
             return float(dense + experts)
         return dense / layout.replicas + experts / layout.expert_replicas
 
-    # FSDP shards only the fp32 weights and gradients, which are counted under the optimizer, and
-    # casts what it gathers.
+    # PyTorch's FSDP keeps no 16-bit weights and gradients. It shards the fp32 weights and
+    # gradients, which are counted under the optimizer, and casts the weights that it gathers.
     half = w
     if layout.zero >= 3 and software(job.stack).fsdp:
         half = 0
@@ -163,8 +166,9 @@ def _tokens(job: Job, layout: Layout) -> float:
 def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
     """Returns the number of micro-batches whose activations a stage holds.
 
-    With 1F1B it is the number of stages from this stage to the last. With interleaved stages, the
-    first stage holds pp - 1 more chunks (Korthikanti et al., section 4.2.3).
+    With 1F1B the number is that of the stages from this stage to the last one. With interleaved
+    stages, each stage holds pp - 1 more chunks of a micro-batch (Korthikanti et al., section
+    4.2.3). The number is at most micro_batches.
 
     stage: number of the stage, from 0.
     micro_batches: micro-batches of the pipeline per iteration.
@@ -197,7 +201,7 @@ def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
 def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
     """Returns the bytes of activations that the backward pass of a layer reads, per micro-batch.
 
-    For a GPT layer they are s·b·h·(10 + 24/t), plus the attention core.
+    For a GPT layer these are s·b·h·(10 + 24/t) bytes, plus those of the attention core.
 
     dense: whether the layer is one of the model's `dense_layers`.
     """
@@ -228,10 +232,10 @@ def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
 
 
 def _core_activations(job: Job, layout: Layout) -> float:
-    """Returns the bytes of the attention core per micro-batch.
+    """Returns the bytes that the backward pass of the attention core reads, per micro-batch.
 
-    These are softmax output, dropout mask and dropout output, or only the row statistics if
-    attention is fused.
+    Without fused attention these are the softmax output and, with dropout, the dropout mask and
+    output. With fused attention they are the statistics of the rows.
     """
     shape = job.shape
     rows = layout.mbs * shape.heads / layout.tp * shape.seq / layout.cp

@@ -14,7 +14,7 @@ from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import Memory, limit_bytes, memory
 from quantbench.quantization import cdiv
 
-# A layout that needs more than this share of the memory limit may fail.
+# A layout that needs more than this fraction of the memory limit may fail (`Prediction.tight`).
 _NEARLY_FULL = 0.95
 #: activities that take further time in a real run; predicted times are lower bounds
 NOT_COUNTED = ("data loading", "checkpoints", "evaluation", "restarts")
@@ -38,7 +38,7 @@ class Prediction:
     model_tflops: TFLOP/s per GPU without recomputed operations.
     hardware_tflops: TFLOP/s per GPU with recomputed operations (by Megatron's formula for GPT
         layers).
-    mfu: model_tflops over the peak of the GPU.
+    mfu: model_tflops over the peak of the GPU; nan if the peak is unknown.
     tokens_per_s: tokens per second of the whole job.
     fits: whether the memory is within the limit.
     tight: whether the memory is so close to the limit that the run may fail, because allocations

@@ -62,6 +62,7 @@ class RowResult:
 
     @property
     def ran(self) -> bool:
+        """Whether the run of the row neither ran out of memory nor failed."""
         return self.row.status not in ("oom", "fail")
 
     @property
@@ -80,8 +81,9 @@ class RowResult:
         return self.row.duplicate_of_line is not None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the result as a JSON object: times in seconds, memory in GiB, errors in
-        percent.
+        """Returns the result as a JSON object.
+
+        Times are in seconds, memory in GiB, and errors in percent.
         """
         row = self.row
         known = {} if self.prediction is None else self.prediction.to_json()
@@ -104,15 +106,15 @@ class RowResult:
 class Summary:
     """Prediction errors over the rows of a table; a figure without rows is nan.
 
-    rows: number of rows with an error of the time.
+    rows: number of rows for which the error of the time is known.
     mape, median, bias: mean absolute, median absolute and mean error of the time, percent.
     spearman: rank correlation of predicted and measured time; nan below 3 rows.
-    memory_rows: number of rows with an error of the memory.
+    memory_rows: number of rows for which the error of the memory is known.
     memory_mape: mean absolute error of the memory, percent.
-    oom_rows: number of predicted rows that ran out of memory.
-    oom_seen: number of `oom_rows` that were predicted to run out of memory.
-    worst_overrun: largest excess of the predicted memory over the limit among rows that ran, as a
-        share of the limit.
+    oom_rows: number of rows with a prediction whose run ran out of memory.
+    oom_seen: number of `oom_rows` whose predicted memory exceeds the limit.
+    worst_overrun: largest excess of the predicted memory over the limit among rows that ran,
+        relative to the limit; negative if all of them are predicted to fit.
     """
 
     rows: int
@@ -132,8 +134,9 @@ def predict_rows(
 ) -> list[RowResult]:
     """Predicts every row, in order. A row that cannot be predicted has the reason in `problem`.
 
-    Rows may break the rules of a framework (`constraints.OF_SOFTWARE`), because they were run. A
-    row without a micro-batch size gets the fastest one that fits, because published runs are tuned.
+    Rows may break the rules of a framework (`constraints.OF_SOFTWARE`), because the rows describe
+    real runs. A row without a micro-batch size gets the fastest size that fits, because published
+    runs are tuned.
 
     times: function from a device to its op times.
     given: values for the empty cells of rows.
@@ -147,7 +150,7 @@ def predict_rows(
             results.append(RowResult(row, problem=str(error)))
             continue
         found = [predict_case(row, case, times, calibrations, planners) for case in choices]
-        # If none fits, `min` returns the first.
+        # If no case fits, all times are inf, and `min` returns the first case.
         results.append(min(found, key=_time_if_it_fits))
     return results
 

@@ -40,6 +40,8 @@ _MODEL_PARTS = (
     "kv_heads", "head_dim", "ffn", "experts", "top_k", "moe_ffn", "shared_ffn", "dense_layers",
     "q_rank", "kv_rank", "rope_dim", "value_dim", "expert_groups", "top_groups",
 )  # fmt: skip
+# Largest number of layers of a stage, relative to the mean stage, with which a row may have stages
+# of different length.
 _LONGEST_STAGE = 1.25
 # Columns that a fit needs, because their values change the time of a run too much to be assumed.
 _NEEDED_BY_A_FIT = (
@@ -215,7 +217,7 @@ def require_stated(rows: Sequence[TableRow], given: Given, where: str) -> None:
 
 
 def _positive(row: CsvRow, column: str) -> float:
-    """Reads a number above 0; a share of overlap may be 0."""
+    """Reads a number above 0. In a column of dp_overlap, 0 is allowed too."""
     found = row.number(column)
     if not math.isfinite(found) or found < 0 or (found == 0 and not column.endswith("dp_overlap")):
         raise row.error(column, "a number above 0")
@@ -394,8 +396,8 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
 def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
     """Returns the number of layers of a model with a stated number of parameters.
 
-    The number is a multiple of pp. The parameters may include the embedding or not; the better fit
-    is used.
+    The number is the multiple of pp whose parameters, with or without the embedding, come closest
+    to the stated number.
 
     size_b: number of parameters, in 1e9.
 
@@ -404,6 +406,7 @@ def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
     """
     size = size_b * 1e9
     each = gpt_layer_parameters(hidden)
+    # Five multiples of pp are compared. The middle one is the number without an embedding.
     last = max(1, round(size / each / pp) + 2)
 
     def distance(layers: int) -> float:

@@ -20,9 +20,11 @@ from quantbench.planner.memory import Memory, limit_bytes, memory
 from quantbench.planner.predict import Planner, Prediction
 from quantbench.quantization import cdiv, divisors
 
-# Fewest tokens of a sequence on one GPU for which context parallelism is tried unless the user asks
-# for it. With fewer tokens, the messages of a ring no longer overlap with attention.
+# Minimum number of tokens of a sequence on one GPU with which context parallelism is tried, unless
+# the user names degrees. With fewer tokens, the messages of a ring no longer overlap with
+# attention.
 _FEWEST_TOKENS = 4096
+# Largest micro-batch size that is tried.
 _LARGEST_MICRO_BATCH = 64
 
 
@@ -33,7 +35,8 @@ Degrees = tuple[int, ...]
 class LayoutSpace:
     """Allowed values in a search over layouts.
 
-    For dp, tp, pp, mbs and interleave, an empty tuple allows all values.
+    For dp, tp, pp, mbs and interleave, an empty tuple allows all values that are tried: tensor
+    parallelism within a node, micro-batches of up to 64 samples, and all divisors otherwise.
 
     recompute: () allows all kinds except selective recomputation of flash attention, which frees
         next to nothing.
@@ -62,8 +65,8 @@ class Found:
     ranked: predictions of the layouts that fit, fastest first.
     looked_at: number of layouts that the rules allow.
     too_large: number of these layouts that exceed the memory.
-    smallest: of the layouts that exceed the memory, the one that needs the least; None if there is
-        none.
+    smallest: layout that needs the least memory of the layouts that exceed the memory; None if no
+        layout exceeds it.
     """
 
     ranked: tuple[Prediction, ...]
@@ -100,8 +103,8 @@ def search(
         raise _impossible(job, space)
     planner = Planner(job, times, calibration)
     planner.layers.prepare(layout.per_layer for layout, _ in fitting)
-    # Of layouts with equal times, the one that shards the least comes first, because it needs the
-    # least of its software.
+    # Of layouts with equal times, the one with the lowest ZeRO stage comes first, because it asks
+    # the least of the software.
     ranked = sorted(
         (planner.predict(*one) for one in fitting),
         key=lambda p: (p.sec_per_it, p.layout.zero, p.memory.total),
@@ -114,7 +117,8 @@ def search(
 def _impossible(job: Job, space: LayoutSpace) -> InputError:
     """Returns the error for a space without layouts.
 
-    The error names the rule that the nearest layout breaks.
+    The error names the first rule that the nearest layout breaks. The nearest layout is the one
+    that breaks the minimum number of rules.
     """
     tensor = space.tp or divisors(job.cluster.gpus_per_node)
     stages = space.pp or divisors(job.gpus)
@@ -188,7 +192,7 @@ def _micro_batches(job: Job, base: Layout, space: LayoutSpace) -> Iterator[Layou
         if mbs > _LARGEST_MICRO_BATCH:
             continue
         if not space.mbs and mbs * job.shape.seq > LARGEST_SIDE * base.cp:
-            continue  # more rows than a GEMM that can be predicted
+            continue  # GEMMs would have more rows than the models predict
         for chunks in _allowed([1, *chunk_counts[1:]], space.interleave):
             if chunks == 1 or (base.pp > 1 and plain.micro_batches(job.gbs) % base.pp == 0):
                 yield replace(plain, interleave=chunks)

@@ -1,6 +1,8 @@
 """Answers a profile's queries for single shapes and for arrays of shapes.
 
 The rows and the model of each format are selected once, and answers for single shapes are cached.
+MoE layers are answered from their rows or from a model of the rows, and collectives by
+interpolation over the message size.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ Format = tuple[Any, ...]
 
 _MASKS: dict[str | bool, str] = {True: "causal", False: "full"}
 
-# The bound is latency if neither arithmetic nor traffic explains this share of the time.
+# The bound is latency if the arithmetic alone and the memory traffic alone, at the device's peaks,
+# would each take less than this fraction of the time.
 _EXPLAINED = 1.0 / 3.0
 
 
@@ -60,7 +63,8 @@ class ProfileEstimates:
     compute_us, memory_us: time of the arithmetic alone and of the memory traffic alone, at the
         device's peaks.
     note: one note for all shapes.
-    op: name of the operation, for the reason why a shape has no measured row.
+    op: name of the operation, which begins the reason why a shape was not measured
+        (`Estimate.unmeasured`).
     format: format that the profile answered for, as in `Estimate`.
     """
 
@@ -82,14 +86,19 @@ class ProfileEstimates:
 
     @cached_property
     def bound(self) -> npt.NDArray[np.str_]:
-        """Bound of each time: compute, memory or latency, whichever explains most of it."""
+        """Bound of each time: compute, memory or latency.
+
+        The bound is compute or memory, whichever alone takes longer at the device's peaks. It is
+        latency if the arithmetic alone and the traffic alone both take less than a third of the
+        time.
+        """
         return name_bound(_EXPLAINED * self.latency_us, self.compute_us, self.memory_us)
 
     def __len__(self) -> int:
         return len(self.latency_us)
 
     def shaped(self, shape: tuple[int, ...]) -> Estimate | ProfileEstimates:
-        """Returns all estimates in this shape, or a single Estimate for the shape () of numbers."""
+        """Returns the estimates as arrays of this shape, or the only Estimate for the shape ()."""
         if shape == ():
             return self[0]
         arrays: dict[str, Any] = {}
@@ -191,16 +200,23 @@ class Shapes:
         return found
 
     def _choose(self, kind: str, of: Format) -> Chosen:
+        """Selects the rows and the model that answer for a format."""
         *words, provider = of
         fixed = dict(zip(_FORMATS[kind], words, strict=True))
         return choose(self.device, self.tables[kind], self.models, fixed, provider)
 
     def _many(self, kind: str, of: Format, sizes: tuple[Any, ...]) -> Estimate | ProfileEstimates:
+        """Implements `estimate`.
+
+        Raises InputError for invalid sizes, for a GEMM without a row whose sides are longer than
+        the models cover, and if a model predicts a time that is not finite and above 0.
+        """
         chosen = self.chosen(kind, of)
         who = f"profile.{kind}"
         flat, shape = broadcast_sizes(who, SIZES[kind], sizes)
         if kind == "gemm":
-            # A measured GEMM is answered from its row. The models do not cover longer sides.
+            # The models cover sides up to LARGEST_SIDE. A GEMM with a longer side is answered only
+            # if it has a measured row.
             too_long = np.maximum.reduce(flat[:3]) > LARGEST_SIDE
             if too_long.any():
                 unmeasured = too_long & (chosen.surface.index.find(flat) < 0)
@@ -216,6 +232,7 @@ class Shapes:
         notes = []
         if chosen.note:
             notes.append(chosen.note)
+            # The rows are of a similar dtype or layout, so no answer counts as measured.
             code[code == MEASURED] = INTERPOLATED
             low *= exp(-chosen.wider)
             high *= exp(chosen.wider)
@@ -266,7 +283,7 @@ class Experts:
         provider: provider whose kernels run the layers. None means the provider with the most rows
             of the layer's dtype.
 
-        Raises UnsupportedError if the provider measured no layer of the dtype.
+        Raises UnsupportedError if `provider` is given but has no row of a layer's dtype.
         """
         found: dict[MoE, Estimate] = {}
         unmeasured: dict[tuple[str, str], list[MoE]] = defaultdict(list)
@@ -290,7 +307,8 @@ class Experts:
     def model(self, dtype: str, library: str) -> MoEModel:
         """Returns the model of one dtype and library.
 
-        It is fitted to the rows of the library's provider that has the most rows.
+        Of the library's providers, the one with the most rows counts. The model is fitted to the
+        rows of this provider, or is the shipped model if the rows are few.
         """
         rows = (self.table["dtype"] == dtype) & self.table.by_library(library)
         return self._model(dtype, self.table.most_frequent("provider", rows) or library)
@@ -322,8 +340,10 @@ class Experts:
 
 
 _WHO = "profile.collective"
-# Half-width (log time) outside the measured message sizes, or if fewer than three were measured.
+# Smallest half-width (log time) of times outside the measured message sizes, and half-width of
+# interpolated times if fewer than three sizes were measured.
 _BLIND = log(1.3)
+# Smallest half-width (log time) of an interpolated time.
 _LEAST_HALF_WIDTH = 0.01
 
 
@@ -339,8 +359,9 @@ def collective_estimates(
     """Implements `Profile.collective`.
 
     Only message sizes are interpolated, as a power law between two measured sizes, because there is
-    no network model. A message below the measured sizes takes as long as the smallest one. A
-    message above them runs at the rate of the largest one (as in `latency.interconnect.Link`).
+    no network model. A message below the measured sizes takes as long as the smallest measured
+    message. A message above the measured sizes runs at the rate of the largest measured message (as
+    in `latency.interconnect.Link`).
     """
     Collective(
         op, 2**10, num_gpus, dtype or "bf16", num_nodes
@@ -395,9 +416,12 @@ def collective_estimates(
 
 
 def _half_width(log_bytes: FloatArray, log_us: FloatArray) -> float:
-    """Returns the 0.9 quantile of the interpolation error in log time.
+    """Returns the half-width of an interpolated time: the 0.9 quantile of the errors in log time.
 
-    Each inner row is interpolated from its neighbours to get an error.
+    The errors are those of the inner rows, each interpolated from its two neighbours. The
+    half-width is at least _LEAST_HALF_WIDTH, and _BLIND if there is no inner row.
+
+    log_bytes, log_us: (rows,), logarithms of message sizes and times, ascending in size.
     """
     if len(log_us) < 3:
         return _BLIND

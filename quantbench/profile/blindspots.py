@@ -1,7 +1,7 @@
 """Finds the sizes at which linear interpolation between a profile's GEMMs is most wrong.
 
-It also finds the fewest points to measure that would keep the error within a bound. The expected
-times between the rows come from the profile's model, scaled to match the rows.
+The module also finds the minimum number of points to measure that would keep the error within a
+bound. The expected times between the rows come from the profile's model, scaled to match the rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Spot:
 
     low, high: m of the two rows.
     interpolated_us: time at m on the line between the two rows.
-    expected_us: time at m by the model.
+    expected_us: time at m by the model, scaled to match the rows.
     """
 
     n: int
@@ -40,18 +40,20 @@ class Spot:
 
     @property
     def error(self) -> float:
+        """Relative error of the interpolated time."""
         return self.interpolated_us / self.expected_us - 1.0
 
 
 @dataclass(frozen=True)
 class Blindspots:
-    """Blind spots of a table of products of one dtype.
+    """Blind spots of a table of GEMMs of one dtype.
 
     num_rows: number of rows in the table.
     spots: one spot per gap between rows, largest error first.
     add: shapes (m, n, k) to measure, ordered by n, k and ascending m.
-    before, after: absolute relative error at every place without a row in the table, before and
-        after the shapes in `add` are measured. `after` is 0 at these shapes.
+    before, after: absolute relative errors of interpolated times, before and after the shapes in
+        `add` are measured, at all considered sizes m (`Site.m`) without a row in the table. At the
+        shapes in `add`, `after` is 0.
     note: origin of the expected times.
     """
 
@@ -65,10 +67,10 @@ class Blindspots:
 
 
 def find(profile: Profile) -> Blindspots:
-    """Finds the blind spots between a profile's products of its most frequent dtype.
+    """Finds the blind spots between a profile's GEMMs of the most frequent dtype.
 
-    The result includes the fewest points that keep linear interpolation within BOUND. Raises
-    InputError if no (n, k) has two sizes of m.
+    The result includes the minimum number of points to measure that keep linear interpolation
+    within BOUND. Raises InputError if no (n, k) has two sizes of m.
     """
     dtype = dtype_of(profile, ExportOptions())
     table = products(profile, ExportOptions(dtype=dtype), Exported())
@@ -93,6 +95,7 @@ def find(profile: Profile) -> Blindspots:
 
 
 def _spots(site: Site) -> Iterator[Spot]:
+    """Yields the spot of each gap between neighbouring rows that has a size m to consider."""
     errors = site.errors()
     for low, high in pairwise(np.flatnonzero(site.in_table).tolist()):
         if high - low < 2:

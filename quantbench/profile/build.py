@@ -1,6 +1,7 @@
 """Builds the parts of a profile from the records of runs: tables, models, cliffs and findings.
 
-A table has one row per workload and provider.
+A table has one row per workload and provider. The module also refuses runs that cannot be combined,
+and describes where the rows come from.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _WHO = "profile export"
 class _Timing(NamedTuple):
     """Time of one record.
 
-    rank: indices of the record's origin and grade; smaller is better.
+    rank: index of the record's origin in ORIGINS, and of its grade in GRADES; smaller is better.
     """
 
     rank: tuple[int, int]
@@ -45,8 +46,9 @@ def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
     """Returns the tables by kind, and the number of rows that each run contributes by run id.
 
     If several records time one workload by one provider, only the records with the best origin
-    (measured, imported, simulated) and then the best grade are used. The median record becomes the
-    row, with an interval that covers the intervals of all of them.
+    (measured, imported, simulated) and then the best grade are used. Of these records, the one with
+    the median time becomes the row (the faster of two middle records). The interval of the row
+    covers the intervals of all these records.
     """
     groups: dict[str, dict[tuple[Any, ...], list[_Timing]]] = {kind: {} for kind in LAYOUTS}
     for run in runs:
@@ -54,7 +56,8 @@ def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
             record = timing.record
             kind = record.workload.kind
             if kind in LAYOUTS:
-                # The last key column is the provider. The other ones are fields of the workload.
+                # The last key column is the provider. The other key columns are fields of the
+                # workload.
                 sizes = attrgetter(*LAYOUTS[kind].keys[:-1])(record.workload)
                 groups[kind].setdefault((*sizes, record.provider), []).append(timing)
     num_rows = {run.info.run_id: 0 for run in runs}
@@ -67,6 +70,7 @@ def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
 
 
 def _timings(records: Iterable[Record]) -> Iterator[_Timing]:
+    """Yields the time of each measured point whose grade is not `rejected`."""
     for record in records:
         outcome = record.outcome
         if record.role != "point" or not isinstance(outcome, Measured):
@@ -145,8 +149,9 @@ def check_alike(runs: Sequence[Run]) -> None:
         )
 
 
-# Largest number of record keys stored per finding, which may have thousands.
+# Largest number of record keys stored per finding. A finding may have thousands of them.
 _MOST_EVIDENCE = 50
+# Largest number of stored cliffs of single curves.
 _MOST_CLIFFS = 300
 
 
@@ -189,12 +194,13 @@ def cliffs_of(
 
 
 def _edge(cliff: Cliff | CommonCliff) -> dict[str, Any]:
+    """Returns the fields that cliffs of single curves and of families have in common."""
     names = ("axis", "at", "next", "ratio", "low", "high", "op", "provider", "variant")
     return {name: getattr(cliff, name) for name in names}
 
 
 def findings_of(checks: Iterable[RunCheck]) -> tuple[Verdict, ...]:
-    """Returns, for each rule, the verdict from the run with the most pairs."""
+    """Returns, for each rule, the verdict of the run that compares the most pairs of points."""
     best: dict[str, Verdict] = {}
     for verdict in chain.from_iterable(check.rules for check in checks):
         if verdict.rule not in best or verdict.num_pairs > best[verdict.rule].num_pairs:
@@ -242,7 +248,7 @@ def source_of(run: Run, *, rows: int) -> RunSource:
 
 
 def software_of(runs: Sequence[Run]) -> dict[str, str]:
-    """Returns software versions by name, with all versions if the runs differ."""
+    """Returns the version of each software, or all its versions with commas if the runs differ."""
     found: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         for name, version in run.info.software.items():

@@ -32,7 +32,10 @@ _DAMAGED = "was changed or damaged: its sha256 is not"
 
 
 def write_document(path: Path, content: ProfileFile, tables: Mapping[str, Table]) -> None:
-    """Writes the Parquet files of large tables, and then the JSON file; each is replaced at once.
+    """Writes the Parquet files of large tables, and then the JSON file, each file atomically.
+
+    The files are not replaced together, but a reader recognizes a mixture of old and new files by
+    the digests in the JSON file.
 
     content: the profile without its tables.
 
@@ -63,8 +66,8 @@ def write_document(path: Path, content: ProfileFile, tables: Mapping[str, Table]
 def digest(data: Json) -> str:
     """Returns the SHA-256 of a document without its `sha256` field.
 
-    Spaces and the order of fields do not change it. Raises ValueError for numbers that are not
-    finite.
+    Spaces and the order of fields do not change the digest. Raises ValueError for numbers that are
+    not finite.
     """
     rest = {name: value for name, value in data.items() if name != "sha256"}
     return hashlib.sha256(
@@ -75,7 +78,7 @@ def digest(data: Json) -> str:
 def document_text(data: Json) -> str:
     """Returns the JSON text of a profile, laid out so that `diff` compares two profiles.
 
-    Each row, model, cliff, finding and other part has its own line.
+    Each row, model, cliff and finding is on a line of its own, and so is each remaining part.
     """
     lines = []
     for name, value in data.items():
@@ -94,10 +97,12 @@ def _text(value: Any) -> str:
 
 
 def _block(texts: dict[str, str]) -> str:
+    """Returns a JSON object whose values are given as JSON texts, with each name on a new line."""
     return "{\n" + ",\n".join(f"  {_text(name)}: {text}" for name, text in texts.items()) + "}"
 
 
 def _lines(values: list[Any]) -> str:
+    """Returns a JSON list with each value on a line of its own."""
     return "[\n" + ",\n".join(f"   {_text(value)}" for value in values) + "]" if values else "[]"
 
 
@@ -113,7 +118,7 @@ def to_parquet(table: Table) -> bytes:
 
 
 def parquet_bytes(rows: list[dict[str, Any]], **options: Any) -> bytes:
-    """Returns rows as Parquet bytes. All rows have the columns of the first one.
+    """Returns rows as Parquet bytes. The columns are the names in the first row.
 
     options: options of pyarrow's `write_table`.
     """
@@ -130,7 +135,8 @@ def from_parquet(kind: str, content: bytes, shown: str) -> Table:
 
     shown: name of the file for error messages.
 
-    Raises StoreError if the content is no Parquet file, and InputError for other columns or values.
+    Raises StoreError if the content is no Parquet file, and InputError for invalid columns or
+    values.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -205,6 +211,7 @@ def parse(raw: bytes, shown: str) -> Json:
 
 
 def _stored_table(kind: str, data: Any) -> InlineTable | StoredFile:
+    """Decodes a table of the JSON file: its rows, or the description of its Parquet file."""
     who = f"profile table {kind}"
     if isinstance(data, dict) and "rows" in data:
         return decode(InlineTable, data, who)
@@ -212,6 +219,11 @@ def _stored_table(kind: str, data: Any) -> InlineTable | StoredFile:
 
 
 def _inline(kind: str, stored: InlineTable) -> Table:
+    """Returns a table whose rows are in the JSON file.
+
+    Raises InputError for columns that are not those of the kind, for values of wrong types, and for
+    rows of the wrong length.
+    """
     who = f"profile table {kind}"
     layout = LAYOUTS[kind]
     if stored.columns != layout.names:
@@ -229,6 +241,11 @@ def _inline(kind: str, stored: InlineTable) -> Table:
 
 
 def _beside(kind: str, stored: StoredFile, path: Path) -> Table:
+    """Returns a table from its Parquet file in the folder of the JSON file `path`.
+
+    Raises StoreError if the Parquet file cannot be read or was changed, and InputError if it does
+    not match its description.
+    """
     who = f"profile table {kind}"
     name = stored.file
     if not name or Path(name).name != name:

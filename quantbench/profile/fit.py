@@ -24,20 +24,22 @@ from quantbench.profile.table import Table
 
 FloatArray = npt.NDArray[np.float64]
 
-# Tables with more rows than this are fitted with fewer members and trees, because with many rows
-# the members hardly differ.
+# A GEMM model is an ensemble. With more rows than this, its members hardly differ, so fewer members
+# and trees are fitted (TABLE_EFFORT).
 _MANY_PRODUCT_ROWS = 2000
-# Fitting attention's Gaussian process takes time cubic in the number of rows.
+# Largest number of rows of prompts, and of decoding, to which attention's Gaussian process is
+# fitted. The fit takes time cubic in the number of rows.
 _MOST_ATTENTION_ROWS = 600
+# Providers that run softmax as several kernels.
 _UNFUSED_PROVIDERS = ("torch.eager",)
 
 
 def models_of(device: DeviceSpec, tables: dict[str, Table], *, fit: bool, seed: int) -> Models:
     """Returns the models of a profile: GEMMs by dtype and library, softmax and attention.
 
-    Each dtype and library with GEMM rows gets a model. Without rows there is one model for bf16, or
-    for fp16 if the device has no bf16. A CPU gets no models, because the models describe thread
-    blocks and waves.
+    Each library with GEMM rows of a dtype that has a peak on the device gets a model for that
+    dtype. Without such rows there is one model for bf16, or for fp16 if the device has no bf16. A
+    CPU gets no models, because the models describe thread blocks and waves.
 
     tables: tables by kind.
     fit: whether to fit the models to the rows; if False, the shipped models are used.
@@ -66,7 +68,7 @@ def models_of(device: DeviceSpec, tables: dict[str, Table], *, fit: bool, seed: 
 
 
 def _most_of(table: Table, *columns: str) -> Table:
-    """Returns the rows that have the most frequent value of each column, column by column."""
+    """Keeps the rows with the most frequent value of the first column, then of the next one, …"""
     for name in columns:
         if len(table):
             table = table.matching(**{name: table.most_frequent(name)})
@@ -76,11 +78,16 @@ def _most_of(table: Table, *columns: str) -> Table:
 def _product(
     device: DeviceSpec, table: Table, dtype: str, library: str, fit: bool, seed: int
 ) -> GemmModel:
+    """Returns the GEMM model of one dtype and library, fitted to at most TABLE_ROWS random rows.
+
+    The rows are those of the provider with the most rows. If they are few or `fit` is False, the
+    model is the shipped one.
+    """
     table = _most_of(table, "provider")
-    m = table["m"] * table["batch"]
+    m = table["m"] * table["batch"]  # a batched GEMM counts with the rows of all its matrices
     whole = (m <= LARGEST_SIDE) & (table["n"] <= LARGEST_SIDE) & (table["k"] <= LARGEST_SIDE)
     plain = whole & (table["batch"] == 1)
-    # Batched GEMMs are fitted only if there are too few other rows.
+    # Batched GEMMs are used only if there are too few GEMMs with a batch of 1 for a fit.
     kept = np.flatnonzero(plain if plain.sum() >= FEWEST_PRODUCT_ROWS else whole)
     if not fit or len(kept) < FEWEST_PRODUCT_ROWS:
         return _unfitted(device, dtype)
@@ -102,10 +109,16 @@ def _product(
 
 
 def _unfitted(device: DeviceSpec, dtype: str) -> GemmModel:
+    """Returns the best GEMM model of a dtype that needs no rows of the profile."""
     return GemmModel.best(device.name if device in known_devices() else device, dtype=dtype)
 
 
 def _softmax(device: DeviceSpec, table: Table, fit: bool) -> tuple[SoftmaxModel, bool]:
+    """Returns the softmax model, and whether it describes one fused kernel.
+
+    The model is fitted to the most frequent provider and dtype. It is the shipped model if `fit` is
+    False or there are no rows.
+    """
     table = _most_of(table, "provider", "dtype")
     if not fit or not len(table):
         return SoftmaxModel.best(device), True
@@ -118,13 +131,19 @@ def _softmax(device: DeviceSpec, table: Table, fit: bool) -> tuple[SoftmaxModel,
 
 
 def _attention(device: DeviceSpec, table: Table, fit: bool, seed: int) -> AttentionModel | None:
+    """Returns the attention model, or None if the device supports neither the dtype nor fp16.
+
+    The model is fitted to random rows of the most frequent dtype. It is the shipped model if `fit`
+    is False or the rows are few.
+    """
     table = _most_of(table, "dtype")
     dtype = str(table["dtype"][0]) if len(table) else "bf16"
     if device.peak(dtype) is None and device.peak("fp16") is None:
         return None
     if not fit or len(table) < FEWEST_ATTENTION_ROWS:
         return AttentionModel.best(device)
-    # Prompts and decoding may run different kernels, so each has its own provider.
+    # Prompts and decoding may run different kernels, so the provider with the most rows is selected
+    # for prompts and for decoding separately.
     kept = np.zeros(len(table), dtype=bool)
     for phase in (table["seq_q"] == table["seq_k"], table["seq_q"] != table["seq_k"]):
         usual = table.most_frequent("provider", phase)

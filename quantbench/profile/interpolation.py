@@ -2,7 +2,8 @@
 
 The model's time is multiplied by the ratio of measured to modelled time, which is smooth across
 edges. The ratio is interpolated between the two nearest measured shapes on a line, along which some
-sizes grow in proportion while the others stay fixed. Without such a line, it is the median ratio.
+sizes grow in proportion while the others stay fixed; without such a line, the ratio is the median
+over all measured shapes. The intervals come from leave-one-out errors of the measured shapes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def _keys(sizes: Sizes) -> Iterator[tuple[int, ...]]:
     return zip(*(size.tolist() for size in sizes), strict=True)
 
 
-#: Times are interpolated between two measured shapes whose sizes differ by at most this ratio.
+#: Times are interpolated between two measured shapes on a line only if the sizes that grow along
+#: the line differ by at most this ratio.
 WIDEST_GAP = 2.0
 
 
@@ -60,9 +62,10 @@ class _Family:
 
     moving: indices of the sizes that grow.
     rows: (rows,), index of each row, ordered by line and by position on the line.
-    scale, value: (rows,), position on the line and interpolated quantity, in that order. Positions
-        ascend on each line.
-    first, ends: (lines,), where the rows of each line begin and end.
+    scale, value: (rows,), position on the line and interpolated quantity, in the order of `rows`.
+        Positions ascend on each line.
+    first, ends: (lines,), indices in `rows` of the first row of each line, and one past its last
+        row.
     """
 
     def __init__(self, sizes: Sizes, value: FloatArray, moving: tuple[int, ...]) -> None:
@@ -81,19 +84,20 @@ class _Family:
         self._ascending = self.scale + self._span * (np.cumsum(new) - 1)
 
     def between(self, low: IntArray, at: Array, high: IntArray) -> tuple[FloatArray, BoolArray]:
-        """Interpolates between pairs of rows; returns the values and whether the rows are near.
+        """Interpolates between pairs of rows.
+
+        Returns the values, and whether the positions of the two rows differ by at most WIDEST_GAP.
+        Both are (shapes,).
 
         low, high: (shapes,), indices in `rows` of the two rows.
         at: (shapes,), positions between the two rows.
-
-        Both results are (shapes,).
         """
         near = self.scale[high] <= WIDEST_GAP * self.scale[low]
         share = np.log(at / self.scale[low]) / np.log(self.scale[high] / self.scale[low])
         return self.value[low] * (1.0 - share) + self.value[high] * share, near
 
     def bracket(self, sizes: Sizes) -> tuple[BoolArray, FloatArray]:
-        """Returns whether each shape lies between two rows, and its interpolated value.
+        """Returns whether each shape lies between two near rows, and its interpolated value.
 
         Both are (shapes,).
         """
@@ -110,7 +114,8 @@ class _Family:
 def line_of(sizes: Sizes, moving: tuple[int, ...]) -> tuple[Sizes, IntArray]:
     """Returns the identifier of each shape's line, and the shape's position on the line.
 
-    The position is the common divisor of the moving sizes.
+    The position is the greatest common divisor of the moving sizes. The identifier is the shape
+    with its moving sizes divided by the position.
 
     moving: indices of the sizes that grow along a line.
     """
@@ -145,7 +150,7 @@ class Lines:
         return found, value
 
     def left_out(self) -> tuple[BoolArray, FloatArray]:
-        """Interpolates each row from its neighbours, as if the row were not there.
+        """Interpolates each row from its neighbours on a line, as if the row were not there.
 
         Returns the same arrays as `between`, (rows,) each.
         """
@@ -166,26 +171,29 @@ class Lines:
         ]
 
 
+# Fraction of errors that an interval covers.
 _COVERED = 0.9
-# Smallest number of left-out rows from which `Trust.share` is estimated.
+# Smallest number of leave-one-out errors from which `Trust` is estimated. With fewer, the whole
+# ratio is applied, with the half-width of the model.
 _FEWEST_LEFT_OUT = 8
 # Smallest half-width (log time) of an interpolated time, which covers the drift between runs.
 _LEAST_HALF_WIDTH = 0.01
 # Measured sizes are rounder than queried ones and easier for the model, so leave-one-out errors are
-# too small by this factor (estimated from rows of the public A100 table at m other than powers of
-# two).
+# too small by this factor, by which `Trust.half_width` is multiplied (estimated from rows of the
+# public A100 table at m other than powers of two).
 _LESS_ROUND = 1.15
-# The same factor for a model that was fitted to the measured rows. It is 1.4 on the public table of
-# L40S, 1.6 on A100, 1.9 on B200 and 2.2 on H100.
+# The same factor for a model that was fitted to the measured rows. Single public tables need 1.4
+# (L40S), 1.6 (A100), 1.9 (B200) and 2.2 (H100).
 _LESS_ROUND_FITTED = 1.75
-# Smallest number of rows from which the model's bias is estimated.
+# Smallest number of rows from which the model's bias is estimated; with fewer rows the bias is 0.
 _FEWEST_FOR_BIAS = 5
-#: Half-widths (log time) are multiplied by this factor outside the measured range.
+#: Half-widths (log time) of modelled times are multiplied by this factor outside the measured
+#: range.
 OUTSIDE_WIDER = 1.5
 
 
-#: latency in µs, half-widths of the 90 % interval below and above it in log time, and the least
-#: possible time in µs, (shapes,) each
+#: latency in µs, half-widths of the 90 % interval below and above the latency in log time, and the
+#: shortest possible time in µs, (shapes,) each
 Predicted = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
 #: latency_us, low_us, high_us, source code and whether the shape is outside, (shapes,) each
 Times = tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], BoolArray]
@@ -197,8 +205,9 @@ Base = Callable[[Sizes], Predicted]
 class Trust:
     """Calibration of an interpolation.
 
-    share: fraction of the interpolated log ratio that is applied.
-    half_width: half-width of the resulting 90 % interval in log time.
+    share: fraction that is applied of the difference between the interpolated log ratio and the
+        bias.
+    half_width: half-width in log time of the 90 % interval of an interpolated time.
     """
 
     share: float
@@ -243,6 +252,7 @@ class Surface:
         return columns
 
     def _unmeasured(self, sizes: Sizes) -> Times:
+        """Returns the times of shapes without a row, interpolated between rows or else modelled."""
         model_us, below, above, floor_us = self.base(sizes)
         between, ratio = self.lines.between(sizes)
         outside = np.zeros(len(between), dtype=bool)
@@ -257,13 +267,14 @@ class Surface:
 
     @cached_property
     def index(self) -> RowIndex:
+        """Index of the measured rows by their sizes."""
         return RowIndex(self.sizes)
 
     @cached_property
     def range(self) -> tuple[tuple[int, int], ...]:
         """Smallest and largest measured value of each size.
 
-        If nothing was measured, it is the empty range (1, 0).
+        If nothing was measured, each range is the empty range (1, 0).
         """
         if not len(self.latency_us):
             return ((1, 0),) * len(self.sizes)
@@ -271,19 +282,21 @@ class Surface:
 
     @cached_property
     def _log_ratio(self) -> FloatArray:
+        """Log ratio of measured to modelled time of each row, (rows,)."""
         if not len(self.latency_us):
             return self.latency_us
         return np.asarray(np.log(self.latency_us / self.base(self.sizes)[0]))
 
     @cached_property
     def lines(self) -> Lines:
+        """Interpolation of the log ratio of measured to modelled time."""
         return Lines(self.sizes, self._log_ratio, self.families)
 
     @cached_property
     def bias(self) -> float:
         """Median log ratio of measured to modelled time over all rows.
 
-        It is 0 with fewer than five rows.
+        The bias is 0 with fewer than five rows.
         """
         if len(self.latency_us) < _FEWEST_FOR_BIAS:
             return 0.0
@@ -293,18 +306,19 @@ class Surface:
     def trust(self) -> Trust:
         """Calibration from the leave-one-out errors of the rows.
 
-        A model that was fitted to the rows is closer to them than to other shapes. The errors are
-        then scaled up by the ratio of the model's own interval, which comes from held-out rows, to
-        the model's errors on the rows.
+        A model that was fitted to the rows is closer to the rows than to other shapes. The
+        half-width is then scaled up by the ratio of the model's own half-width, which comes from
+        held-out rows, to the model's errors on the rows, but not beyond the model's own half-width.
         """
         if not len(self.latency_us):
-            return Trust(1.0, log(2.0))
+            return Trust(1.0, log(2.0))  # not used, because nothing is interpolated without rows
         inner, ratio = self.lines.left_out()
         if inner.sum() < _FEWEST_LEFT_OUT:
             return Trust(1.0, max(_LEAST_HALF_WIDTH, self._base_half_width))
         predicted = ratio[inner] - self.bias
         true = self._log_ratio[inner] - self.bias
         squares = float((predicted**2).sum())
+        # Least-squares slope of the rows' own log ratios over the interpolated ones.
         share = 1.0
         if squares > 0:
             share = min(1.0, max(0.0, float((predicted * true).sum()) / squares))

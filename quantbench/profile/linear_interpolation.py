@@ -1,7 +1,7 @@
-"""Finds where linear interpolation in m between GEMM rows is wrong, and which rows mend it.
+"""Finds where linear interpolation in m between GEMM rows is wrong, and which rows to add.
 
-Time jumps at a tile or wave edge, so a line across the edge is wrong on both sides of it. The
-fewest rows that keep the error within a bound are found as a shortest path.
+Time jumps at a tile or wave edge, so a line across the edge is wrong on both sides of the edge. The
+minimum number of added rows that keep the error within a bound is found as a shortest path.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-#: Largest number of edges considered between two neighbouring rows. Each adds a place on both
-#: sides.
+#: Largest number of edges considered between two neighbouring rows. Each edge adds two places: the
+#: last size before the edge and the first size after it.
 _EDGES_PER_GAP = 32
-#: Smallest tile height. Every wave edge is also a tile edge.
+#: Smallest height of a tile. Its multiples include the edges of all tiles, and every wave edge is
+#: also a tile edge.
 _SMALLEST_BLOCK_M = 16
+#: Relative slack in comparisons of slopes, which covers rounding errors.
 _ROUNDING = 1e-9
 #: largest relative error of linear interpolation that added rows may leave
 BOUND = 0.05
@@ -31,10 +33,10 @@ class Site:
     """Sizes m of one (n, k) with their expected times. A "place" is one such size.
 
     m: (places,), sizes, ascending.
-    expected_us: (places,), expected times in µs. They are measured where in_table is True, and
-        otherwise predicted.
-    in_table: (places,), whether the table has a row of this size. It has rows of the first and the
-        last size.
+    expected_us: (places,), expected times in µs: measured where in_table is True, predicted where
+        it is False.
+    in_table: (places,), whether the table has a row of this size. The first and the last size
+        always have rows.
     """
 
     n: int
@@ -46,7 +48,8 @@ class Site:
     def errors(self, added: BoolArray | None = None) -> FloatArray:
         """Returns the relative error of linear interpolation at each place, (places,).
 
-        added: (places,), places that are rows in addition to the table's; None for none.
+        added: (places,), mask of the places that count as rows in addition to the table's rows;
+            None for none.
         """
         rows = self.in_table if added is None else self.in_table | added
         return (
@@ -54,9 +57,9 @@ class Site:
         )
 
     def rows_to_add(self, bound: float) -> BoolArray:
-        """Returns the fewest places to add as rows, as a mask (places,).
+        """Returns the minimum number of places to add as rows, as a mask (places,).
 
-        With them, linear interpolation is within `bound` of the expected time at every place.
+        With these rows, linear interpolation is within `bound` of the expected time at every place.
 
         bound: largest relative error, such as 0.05.
         """
@@ -85,8 +88,7 @@ def interpolated_us(m: IntArray, rows_m: IntArray, rows_us: FloatArray) -> Float
 def places_between(rows_m: IntArray) -> IntArray:
     """Returns the sizes of the rows and both sides of every tile edge between them, ascending.
 
-    Two rows have at most 32 edges between them. If there are more, only every second, fourth, …
-    edge is kept.
+    If there are more than 32 edges between two rows, only every second, fourth, … edge is kept.
 
     rows_m: (rows,), ascending sizes m of the rows of one (n, k).
     """
@@ -107,6 +109,7 @@ def through_rows(
     """Returns a model's times, scaled to match the measured times of the table's rows, (places,).
 
     Between rows, the log ratio of measured to modelled time is interpolated linearly over log m.
+    Outside the rows, the ratio is that of the nearest row.
 
     m: (places,), ascending sizes.
     model_us: (places,), the model's times.
@@ -120,10 +123,11 @@ def through_rows(
 
 
 def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[int]:
-    """Returns the indices of the fewest places that keep linear interpolation within a bound.
+    """Returns the smallest set of rows, as indices, that keep linear interpolation within a bound.
 
-    A path from the first to the last place runs through them, ascending. The error is at most
-    `bound`, relative to the expected time, at every place.
+    Lines from the first place through these places to the last place, ascending, err by at most
+    `bound`, relative to the expected time, at every place. The result does not contain the first
+    and the last place, which are rows already.
 
     m, expected_us: (places,), sizes and expected times.
 
@@ -133,6 +137,7 @@ def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[i
     places = len(m)
     x = m.astype(np.float64)
     y = expected_us
+    # Smallest number of lines from the first place to each place, and the place before it on them.
     steps = np.full(places, places)
     steps[0] = 0
     came_from = np.full(places, -1)

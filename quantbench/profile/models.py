@@ -98,12 +98,14 @@ def _sound(who: str) -> Iterator[None]:
 
 
 def _require_times(who: str, found: Estimates) -> None:
+    """Raises InputError unless all times and the ends of their intervals are finite and above 0."""
     every = np.concatenate([found.low_us, found.latency_us, found.high_us])
     if not (np.isfinite(every) & (every > 0)).all():
         raise InputError(who, f"a time of {every.min():g} µs", "finite times above 0")
 
 
 _KINDS = ("gemm", "softmax", "attention")
+# Probe shapes. A loaded model must predict a finite time for each of them.
 _SOFTMAX_PROBES = (Softmax(64, 2048, 2048), Softmax(1, 1, 1))
 _ATTENTION_PROBES = (Attention(1, 32, 2048, 2048, 128), Attention(8, 8, 64, 64, 64))
 
@@ -112,9 +114,11 @@ _ATTENTION_PROBES = (Attention(1, 32, 2048, 2048, 128), Attention(8, 8, 64, 64, 
 class Models:
     """Models for shapes that were not measured.
 
-    gemm: one model per dtype and library. For each dtype, the model with the most rows comes first.
+    gemm: one model per dtype and library. For each dtype, the model of the library with the most
+        rows comes first.
     softmax, attention: None if the device has no such model.
-    softmax_fused: whether the softmax model describes one fused kernel, or separate kernels.
+    softmax_fused: True if the softmax model describes one fused kernel, False if it describes
+        several kernels.
     """
 
     gemm: tuple[GemmModel, ...] = ()
@@ -125,7 +129,7 @@ class Models:
     def product(self, dtype: str, library: str = "") -> GemmModel | None:
         """Returns the GEMM model of a dtype, or None if there is none.
 
-        It is the model of `library` if there is one, or else the first model of the dtype.
+        The model is that of `library` if there is one, or else the first model of the dtype.
         """
         of_dtype = [model for model in self.gemm if model.dtype == dtype]
         for model in of_dtype:
@@ -175,6 +179,10 @@ def models_from_json(data: Mapping[str, Sequence[Json]], device: DeviceSpec) -> 
 
 
 def _softmax(data: Any, device: DeviceSpec) -> tuple[SoftmaxModel, bool]:
+    """Returns the softmax model, and whether it describes one fused kernel.
+
+    Raises InputError if the data is invalid or describes another device.
+    """
     who = "profile model of softmax"
     with _sound(who):
         fused = data["fused"]
@@ -188,6 +196,10 @@ def _softmax(data: Any, device: DeviceSpec) -> tuple[SoftmaxModel, bool]:
 
 
 def _attention(data: Any, device: DeviceSpec) -> AttentionModel:
+    """Returns the attention model.
+
+    Raises InputError if the data is invalid or describes another device.
+    """
     who = "profile model of attention"
     with _sound(who):
         model = AttentionModel.from_json(data, device)

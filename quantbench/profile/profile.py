@@ -80,8 +80,8 @@ class Profile:
         fit: whether to fit models to the rows. If False, the profile has the shipped models.
         seed: the same runs and seed give the same models.
 
-        Raises InputError for runs of different devices, for simulated and measured runs together,
-        and for runs with cold and with hot caches.
+        Raises InputError if there is no run or no measured point, if a run is given twice, and if
+        the runs differ in their device or cache state or only some of them are simulated.
         """
         from quantbench.profile.build import (
             parts_of,
@@ -161,12 +161,13 @@ class Profile:
 
         Plain numbers give an Estimate. Arrays broadcast and give ProfileEstimates.
 
-        dtype, layout, provider: None selects the one with the most rows. If a dtype or layout was
-            not measured, the closest one is used, with a note.
+        dtype, layout, provider: None selects the value with the most rows. If a dtype was not
+            measured but its twin (`TWINS`) was, the rows of the twin answer. If a layout was not
+            measured, the rows of the most frequent layout answer. The answer then has a note.
         batch: independent GEMMs in one call.
 
-        Raises InputError for invalid sizes, and UnsupportedError for a dtype that the device does
-        not support.
+        Raises InputError for invalid sizes and for a provider without rows, and UnsupportedError
+        for a dtype that the device does not support.
         """
         return self._shapes.estimate("gemm", (dtype, layout, provider), (m, n, k, batch))
 
@@ -211,7 +212,7 @@ class Profile:
     ) -> Answer:
         """Returns the time of fused attention.
 
-        kv_heads: number of key/value heads, which divides heads; 0 means as many as heads.
+        kv_heads: number of key/value heads, which divides heads; 0 means the number of heads.
         dtype, provider: as in `gemm`.
 
         Raises InputError for causal attention with seq_q unequal to seq_k.
@@ -246,8 +247,8 @@ class Profile:
             message sizes are interpolated.
         dtype, provider: as in `gemm`.
 
-        Raises UnsupportedError for an op or a number of GPUs or nodes that was not measured, and
-        InputError for invalid sizes.
+        Raises UnsupportedError if the op was not measured over this number of GPUs and nodes, and
+        InputError for invalid sizes and for a provider without rows.
         """
         return collective_estimates(
             self.tables["collective"], op, message_bytes, num_gpus, num_nodes, dtype, provider
@@ -256,24 +257,24 @@ class Profile:
     def moe(self, works: Sequence[MoE], *, provider: str | None = None) -> list[Estimate]:
         """Returns the time of the experts of each layer on the layer's busiest GPU.
 
-        The time is a measured row, or comes from a model of the rows.
+        The time is that of a measured row, or comes from a model.
 
-        provider: None selects the one with the most rows of the layer's dtype.
+        provider: None selects the provider with the most rows of the layer's dtype.
 
-        Raises UnsupportedError if the provider measured no layer of the dtype.
+        Raises UnsupportedError if `provider` is given but has no row of a layer's dtype.
         """
         found = self._experts.estimates(works, provider)
         return [found[work] for work in works]
 
     def experts(self, dtype: str, library: str) -> MoEModel:
-        """Returns the model of a library's experts, which is a shipped one if the rows are few."""
+        """Returns the model of a library's experts, which is the shipped model if rows are few."""
         return self._experts.model(dtype, library)
 
     def layer(self, shape: TransformerShape, *, backward: bool = True) -> ShapeEstimate:
         """Returns the time of one layer for one micro-batch on one GPU.
 
-        It is the sum over the layer's ops. Logits, norms, activations and communication are not
-        included.
+        The time is the sum over the layer's ops. Logits, norms, activations and communication are
+        not included.
 
         backward: whether to include the backward pass.
         """
@@ -285,8 +286,8 @@ class Profile:
     def gemm_error(self) -> float | None:
         """Half-width in log time of the 90 % interval of interpolated GEMMs.
 
-        It follows from leave-one-out errors of the most frequent format, and is None if no GEMM was
-        measured.
+        The half-width comes from the leave-one-out errors of the GEMMs of the most frequent format,
+        and is None if no GEMM was measured.
         """
         surface = self._shapes.chosen("gemm", (None, None, None)).surface
         return surface.trust.half_width if len(surface.latency_us) else None
@@ -320,8 +321,8 @@ class Profile:
 
     @property
     def common_error(self) -> float:
-        """Share of the error that ops have in common, 0 for measured times.
+        """Fraction of the error that ops of one kind have in common; implements `OpTimes`.
 
-        It implements `OpTimes.common_error`.
+        The fraction is 0, as for any device with measurements.
         """
         return 0.0

@@ -23,7 +23,7 @@ class RunSource:
     """Run from which a profile was built.
 
     origin: measured, imported or simulated.
-    source: origin of imported or simulated times.
+    source: where imported or simulated times come from.
     cache: cold, hot or unknown.
     records: number of records in the run.
     rows: number of rows of the profile that come from the run.
@@ -45,6 +45,7 @@ class Provenance:
 
     quantbench: version of quantbench that built it.
     num_cliffs: number of cliffs found, of which the profile stores the largest.
+    note: text that `Profile.note` shows.
     """
 
     quantbench: str
@@ -59,11 +60,13 @@ class KnownCliff:
 
     axis: size that varies.
     low, high: 95 % interval of the ratio.
-    cause: kind of the cause.
+    cause, why: kind of the cause, and its explanation for the user.
     evidence: as in `analysis.blocks.Cause`; "" for a family of curves.
-    num_curves: number of curves in the family, whose median is the ratio; 1 for a single curve.
-    held, before, after, keys: fixed sizes, workloads on both sides, and their record keys. They are
-        empty for a family.
+    num_curves: number of curves in a family, of whose ratios `ratio` is the median; 1 for a cliff
+        of a single curve.
+    held: sizes that are fixed on the curve; empty for a family.
+    before, after: workloads on both sides of the cliff; None for a family.
+    keys: record keys of these two workloads; empty for a family.
     """
 
     axis: str
@@ -141,6 +144,7 @@ class ProfileFile:
 
 
 def schema() -> Json:
+    """Returns the JSON Schema of a profile's JSON file."""
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"{PROFILE_FORMAT}-{PROFILE_VERSION}",

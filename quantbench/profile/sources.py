@@ -1,6 +1,8 @@
 """Selects the rows and the model of a profile that answer a query.
 
-Without an exact match, the closest dtype or layout answers, with a wider interval and a note.
+If a dtype or layout has no rows, the rows of its twin dtype or of the most frequent layout answer,
+with a wider interval and a note. The module also adapts the models to the interpolator, and
+predicts from the spec sheet where there is no model.
 """
 
 from __future__ import annotations
@@ -56,14 +58,14 @@ _FAMILIES: dict[str, tuple[tuple[int, ...], ...]] = {
 #: Extra half-width (log time) for a layout or twin dtype that was not measured. cuBLAS's layouts
 #: differ by up to 15 % if operands exceed L2.
 ALIKE = log(1.15)
-# Half-width (log time) of an estimate from the spec sheet.
+# Half-width (log time) of an estimate from the spec sheet, by kind of device.
 _ROOFLINE = {"cuda": log(2.0), "cpu": log(4.0)}
 
 
 def roofline_parts(
     device: DeviceSpec, kind: str, sizes: Sizes, fixed: Fixed
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns the times of the least memory traffic and of the arithmetic at the device's peaks.
+    """Returns the times of the minimum memory traffic and of the arithmetic, at the device's peaks.
 
     Both are (shapes,) in µs. The arithmetic takes 0 µs for softmax, and if the peak is unknown.
 
@@ -86,6 +88,8 @@ def roofline_parts(
         flops = shapes.flops
     else:
         batch, rows, cols = (size.astype(np.float64) for size in sizes)
+        # Only elements that the mask leaves are read. The backward pass reads two matrices, the
+        # output and its gradient. The whole result is written.
         live = rows * (rows + 1) / 2 if fixed["mask"] == "causal" else rows * cols
         reads = 1.0 if fixed["direction"] == "forward" else 2.0
         moved = DTYPES[dtype].element_bytes * batch * (reads * live + rows * cols)
@@ -103,11 +107,12 @@ def _attention_shapes(sizes: Sizes, fixed: Fixed) -> AttentionShapes:
 
 
 def _product(model: GemmModel, layout: str, wider: float, sizes: Sizes) -> Predicted:
-    """Predicts GEMMs with a model.
+    """Predicts GEMMs with a model. The shortest possible time is that of the arithmetic.
 
     wider: extra half-width of the interval in log time.
     """
-    # GEMMs with longer sides are answered only from their rows (`answers`).
+    # Longer sides are cut, because GEMMs with such sides are answered only from their rows
+    # (`answers`).
     m, n, k, batch = (np.minimum(size, LARGEST_SIDE) for size in sizes)
     found = model.predict(m, n, k, batch=batch, layout=layout)
     half = np.log(found.high_us / found.latency_us) + wider
@@ -127,6 +132,10 @@ def _roofline(device: DeviceSpec, kind: str, fixed: Fixed, sizes: Sizes) -> Pred
 
 
 def _softmax(model: SoftmaxModel, fused: bool, fixed: Fixed, sizes: Sizes) -> Predicted:
+    """Predicts softmax with a model, without a shortest possible time.
+
+    fused: whether one fused kernel or several kernels are predicted.
+    """
     words: Any = dict(fixed)
     words.pop("provider")
     rows = np.stack(sizes, axis=1).tolist()
@@ -135,11 +144,16 @@ def _softmax(model: SoftmaxModel, fused: bool, fixed: Fixed, sizes: Sizes) -> Pr
 
 
 def _attention(model: AttentionModel, fixed: Fixed, sizes: Sizes) -> Predicted:
+    """Predicts attention with a model. The shortest possible time is that of the arithmetic."""
     _, floor_us = roofline_parts(model.device, "attention", sizes, fixed)
     return _with_halves(model.predict(_attention_shapes(sizes, fixed)), floor_us)
 
 
 def _with_halves(found: Estimates, floor_us: FloatArray) -> Predicted:
+    """Converts the intervals of estimates to half-widths in log time.
+
+    floor_us: shortest possible times in µs.
+    """
     middle = found.latency_us
     return middle, np.log(middle / found.low_us), np.log(found.high_us / middle), floor_us
 
@@ -149,8 +163,8 @@ def _product_base(
 ) -> tuple[Base, str, bool]:
     """Returns a model of GEMMs of a dtype, its note, and whether the profile has the model.
 
-    The profile's model of `library` is preferred, and then other models of the dtype. A CPU is
-    predicted from the rates of a usual core.
+    The profile's model of `library` is preferred, then the profile's other models of the dtype, and
+    then the model that `best_gemm_model` finds. A CPU is predicted from the rates of a usual core.
 
     Raises UnsupportedError for a dtype that the device does not support.
     """
@@ -176,8 +190,9 @@ class Chosen:
 
     surface: interpolator over the rows and the model.
     fixed: values of columns that are not sizes.
-    note: set if a similar dtype or layout answers instead. No answer counts as measured then.
-    wider: extra half-width of the interval in log time if `note` is set.
+    note: tells that the rows are of a similar dtype or layout, so that no answer counts as
+        measured; "" if the rows are of the dtype and layout that were asked for.
+    wider: extra half-width of the interval in log time; 0 if `note` is "".
     model_note: note on the model's source.
     """
 
@@ -208,8 +223,8 @@ def choose(
     """Selects the rows and the model that answer queries of a format.
 
     of: the query's dtype; for GEMMs also layout, for softmax and attention also mask or causal, and
-        direction. None as dtype or layout selects the one with the most rows.
-    provider: provider of the rows; None selects the one with the most rows.
+        direction. None as dtype or layout selects the value with the most rows.
+    provider: provider of the rows; None selects the provider with the most rows.
 
     Raises InputError for an unknown value, and UnsupportedError for a dtype that the device does
     not support.
@@ -255,8 +270,8 @@ def _of_layout(
 ) -> tuple[BoolArray, str]:
     """Returns the rows of a layout, and the layout to answer for.
 
-    If the layout was not measured, the rows of the most frequent layout take its place, and a note
-    is added to `notes`.
+    If the layout was not measured, the rows of the most frequent layout are returned, and a note is
+    added to `notes`.
     """
     if not rows.any():
         return rows, layout or "nt"
@@ -272,6 +287,7 @@ def _of_layout(
 
 
 def _library_of_models(models: Models, provider: str) -> str:
+    """Returns the library of a provider. Raises InputError if no GEMM model is of that library."""
     library = library_of(provider)
     libraries = sorted({model.library for model in models.gemm})
     if library not in libraries:
@@ -294,6 +310,9 @@ def _vector_base(
 ) -> tuple[Base, str]:
     """Returns a model of softmax or attention, and its note.
 
+    The times come from the spec sheet if the profile has no such model, and for attention also if
+    the dtype has no peak on the device.
+
     row_dtype: dtype of the selected rows.
     """
     of_rows = {**fixed, "dtype": row_dtype}
@@ -307,9 +326,10 @@ def _vector_base(
 
 
 def _of_format(table: Table, dtype: str, rows: BoolArray) -> tuple[BoolArray, str, list[str]]:
-    """Returns the rows of a dtype, their dtype, and notes.
+    """Returns the rows of a dtype, the dtype of these rows, and notes.
 
-    If the dtype has no rows, the rows of its twin (`TWINS`) take their place, with a note.
+    If the dtype has no rows and its twin (`TWINS`) has some, the result is the rows of the twin and
+    a note.
     """
     found = rows & (table["dtype"] == dtype)
     twin = TWINS.get(dtype)
@@ -322,10 +342,10 @@ def _of_format(table: Table, dtype: str, rows: BoolArray) -> tuple[BoolArray, st
 
 
 def by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[BoolArray, str]:
-    """Returns the rows of a provider, and the provider's name.
+    """Returns the rows of a provider, and the provider's name ("" if there are no rows).
 
-    provider: None selects the provider with the most rows. A library stands for its provider with
-        the most rows (vllm for vllm.flash_attn_fa3).
+    provider: None selects the provider with the most rows. The name of a library stands for the
+        provider of that library with the most rows (vllm for vllm.flash_attn_fa3).
 
     Raises InputError if the provider has no rows.
     """

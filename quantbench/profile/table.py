@@ -54,6 +54,11 @@ _TYPES: dict[str, type] = {
 
 
 def _layout(workload: type[Workload], keys: str, more: str = "") -> TableLayout:
+    """Returns the columns of a table.
+
+    keys, more: names of the key columns before the provider, and of the columns between the
+        provider and the times, separated by spaces.
+    """
     names = f"{keys} provider {more} latency_us low_us high_us grade origin".split()
     types = {name: _TYPES.get(name, int) for name in names}
     return TableLayout(workload, types, (*keys.split(), "provider"))
@@ -171,7 +176,8 @@ class Table:
 def _typed(kind: str, columns: Mapping[str, Sequence[Any] | Array]) -> dict[str, Array]:
     """Returns the columns as arrays of their declared types.
 
-    Raises InputError for other columns and for values of other types.
+    Raises InputError for other columns, for values of other types, and for columns of different
+    lengths.
     """
     layout = LAYOUTS[require_choice("profile table", "kind", kind, tuple(LAYOUTS))]
     who = f"profile table {kind}"
@@ -188,6 +194,10 @@ _ARRAYS = {int: "iu", float: "fiu", bool: "b", str: "U"}
 
 
 def _column(who: str, name: str, of: type, values: Sequence[Any] | Array) -> Array:
+    """Returns a column as an array of the type `of`.
+
+    Raises InputError for values of another type, and for integers below 0 or from 2**62 on.
+    """
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in _ARRAYS[of]):
         shown = f"{name} of {array.ndim} dimensions and type {array.dtype}"
@@ -200,6 +210,7 @@ def _column(who: str, name: str, of: type, values: Sequence[Any] | Array) -> Arr
 
 
 def _check_intervals(who: str, typed: Mapping[str, Array]) -> None:
+    """Raises InputError for an invalid time, interval, grade or origin."""
     low = typed["low_us"]
     middle = typed["latency_us"]
     high = typed["high_us"]
@@ -256,7 +267,8 @@ def _impossible(work: Workload, us: float, device: DeviceSpec) -> str:
         return f"at least {_SHORTEST_US} µs (is it in milliseconds?)"
     if isinstance(work, Collective):
         return ""
-    # The peak is that at the highest clock, and may be unknown. Softmax does not use tensor cores.
+    # The ceiling is the peak at the highest SM clock; None if it is unknown. Softmax does not use
+    # tensor cores.
     peak = None if isinstance(work, Softmax) else device.ceiling(work.dtype)
     if peak is not None and work.flops / us / 1e6 > peak * PEAK_MARGIN:
         return f"a time at the peak of {device.name} at the least (are they milliseconds?)"

@@ -93,8 +93,9 @@ _PEAKS = {
     "nvfp4": "fp4_tc_flops",
     "fp16": "bfloat16_tc_flops",  # aiconfigurator's only 16-bit peak, if the device has no bf16
 }
-#: Latency of a small operation, and memory not used for weights and caches. They were not measured
-#: but copied from aiconfigurator's own YAML files (aiconfigurator-core 0.12.0, a100_sxm.yaml).
+#: Latency of a small operation, and memory not used for weights and caches. These values were not
+#: measured but copied from aiconfigurator's own YAML files (aiconfigurator-core 0.12.0,
+#: a100_sxm.yaml).
 _CONSTANT_LATENCY_S = 3e-6
 _OTHER_MEMORY_BYTES = 3_758_096_384
 _NCCL_MEMORY_BYTES = {1: 0, 2: 358_612_992, 4: 411_041_792, 8: 411_041_792, 16: 411_041_792}
@@ -208,6 +209,13 @@ def _rows_of_dtype(
     measured: Table,
     out: Exported,
 ) -> Rows:
+    """Returns the GEMM rows of one dtype: the measured rows, and modelled rows beside them.
+
+    For named models, the modelled rows are those of the models' (n, k). Otherwise they are both
+    sides of known cliffs, or the rows at MODEL_SITES if the profile has no GEMM.
+
+    measured: measured GEMMs of the dtype, of one provider and layout.
+    """
     rows = []
     for row in measured.rows():
         us = row["latency_us"]
@@ -229,10 +237,12 @@ def _attention_rows(
 ) -> Rows:
     """Returns an attention table.
 
-    prompts: True for causal prompts with as many queries as keys. False for decoding, where one
-        query (seq_q = 1) attends to seq_k keys, of which seq_k - 1 were cached.
+    Modelled rows are added for the shapes of the named models, in every pair of dtypes (LANES) that
+    the device supports. Shapes without a window that were measured are left out of the first pair.
+    If nothing was measured and no model is named, the modelled heads are MODEL_HEADS.
 
-    Modelled rows are added for shapes that were not measured, for every window and lane.
+    prompts: True for causal prompts with equal numbers of queries and keys. False for decoding,
+        where one query (seq_q = 1) attends to seq_k keys, of which seq_k - 1 were cached.
     """
     op = "context_attention" if prompts else "generation_attention"
     table = _measured_attention(profile, options, out, prompts)
@@ -272,6 +282,11 @@ def _attention_row(
     window: int = 0,
     lane: tuple[str, str] = LANES[0],
 ) -> dict[str, Any]:
+    """Returns a row of an attention table.
+
+    work: attention, whose cached tokens (seq_k - seq_q) are the column `step`.
+    us, spread: time in µs and `perf_row`'s high_over_latency.
+    """
     return perf_row(
         op,
         source,
@@ -293,6 +308,7 @@ def _attention_row(
 def _measured_attention(
     profile: Profile, options: ExportOptions, out: Exported, prompts: bool
 ) -> Table:
+    """Returns the measured attention of one provider, of prompts or of decoding."""
     # Both attention tables omit the same rows, so only one of them counts these rows.
     selected = out if prompts else Exported()
     table = forward_attention(profile, options, selected)
@@ -307,6 +323,7 @@ def _measured_attention(
 
 
 def _timed_rows(table: Table) -> Iterator[tuple[Any, str, float, float]]:
+    """Yields the rows of a measured table in the form of `timed`."""
     return timed(
         table.workloads(), table["provider"].tolist(), table["latency_us"], table["high_us"]
     )
@@ -321,6 +338,12 @@ def _of_one_kernel(rows: Rows) -> Rows:
 
 
 def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exported) -> Rows:
+    """Returns the table of experts.
+
+    Measured rows come first. Layers of the named models that were not measured are modelled in
+    every dtype that has a peak on the device.
+    """
+
     def row(layer: Any, source: str, us: float, spread: float) -> dict[str, Any]:
         sizes = {theirs: getattr(layer, ours) for theirs, ours in _MOE_SIZES.items()}
         return perf_row("moe", source, us, spread, moe_dtype=_MOE_DTYPES[layer.dtype], **sizes)
@@ -345,7 +368,7 @@ def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exp
 
 
 def _measured_collectives(profile: Profile, out: Exported) -> list[Message]:
-    """Returns the measured collectives within a node; those between nodes have no table."""
+    """Returns the measured collectives within a node. Collectives between nodes are left out."""
     table = collectives(profile, out)
     names = {ours: theirs for theirs, ours in COLLECTIVES.items()}
     inside = table["num_nodes"] == 1
@@ -367,6 +390,10 @@ def _measured_collectives(profile: Profile, out: Exported) -> list[Message]:
 def _description(
     profile: Profile, options: ExportOptions, system: str, out: Exported, *, nccl: bool
 ) -> dict[str, Any]:
+    """Returns the content of the YAML file.
+
+    nccl: whether there is a table of NCCL's collectives.
+    """
     device = profile.device
     links = link_rates(profile, out)
     reached = achieved(profile, options, Exported())

@@ -29,11 +29,12 @@ from quantbench.workload import Attention, Collective, Gemm
 
 #: op, dtype, number of GPUs, number of elements, time in µs, source
 Message = tuple[str, str, int, int, float, str]
-#: Pairs (attn_dtype, kv_cache_dtype). Measured rows are in the first, modelled rows in all of them;
-#: the last one exists for prompts only.
+#: Pairs (attn_dtype, kv_cache_dtype) of attention rows. Measured rows are only of the first pair,
+#: and modelled rows of all pairs; decoding has no rows of the last pair.
 LANES = (("bfloat16", "bfloat16"), ("bfloat16", "fp8"), ("fp8", "fp8"))
-#: Reading an FP8 cache is modelled as reading this share of the keys in bf16. In public tables,
-#: long contexts take 0.5 to 0.72 of bf16's time, and short ones take as long as in bf16.
+#: Decoding with an FP8 cache is modelled as decoding with this fraction of the keys in bf16. In
+#: public tables, long contexts take 0.5 to 0.72 of the time in bf16, and short contexts take as
+#: long as in bf16.
 FP8_KEYS = 0.6
 #: kernel_source of modelled rows on both sides of known cliffs
 AT_CLIFF = "quantbench_model_at_cliff"
@@ -41,18 +42,23 @@ AT_CLIFF = "quantbench_model_at_cliff"
 NAMES = {"bf16": "bfloat16", "fp16": "bfloat16"}
 # Modelled message sizes in bytes.
 _MESSAGES = tuple(2**power for power in range(8, 31))
-#: Times of an empty all-reduce in µs. In aiconfigurator's tables of A100, H100 and GB200, one step
-#: takes 2.5 to 5 µs and two steps take about 8 µs.
+#: Times in µs of an all-reduce of an empty message: by a serving engine in one step (every GPU
+#: reads the messages of all others) and in two steps (reduce-scatter and all-gather), and by NCCL.
+#: In aiconfigurator's tables of A100, H100 and GB200, one step takes 2.5 to 5 µs and two steps take
+#: about 8 µs.
 _ONE_STEP_US = 4.0
 _TWO_STEPS_US = 8.0
 _NCCL_US = 15.0
-#: Share of a link's stated rate that all-reduces of one and of two steps reach in these tables, and
-#: the highest rate in GB/s that they reach on any link.
+#: Fraction of a link's stated rate that all-reduces of one and of two steps reach in these tables,
+#: and the highest rate in GB/s that they reach on any link. NCCL is assumed to reach the fraction
+#: of two steps, without a highest rate.
 _ONE_STEP_SHARE = 0.6
 _ONE_STEP_MOST = 270.0
 _TWO_STEPS_SHARE = 0.75
 _TWO_STEPS_MOST = 500.0
+#: numbers of GPUs of modelled collectives
 _NUM_GPUS = (2, 4, 8, 16)
+#: assumed time of a kernel that scales an empty tensor
 _SMALL_KERNEL_US = 2.0
 
 
@@ -104,8 +110,8 @@ def gemm_rows(
 def model_rows(times: GemmTimes, pairs: Iterable[tuple[int, int]], measured: Table) -> Rows:
     """Returns modelled rows of each (n, k) at M_GRID and at edges.
 
-    Edges are added until linear interpolation is within BOUND. Rows that are in `measured` are left
-    out, and the modelled times are scaled to match them.
+    Sizes m at edges are added until linear interpolation is within BOUND. Rows that are in
+    `measured` are left out, and the modelled times are scaled to match the measured rows.
 
     pairs: pairs of (n, k).
     measured: measured GEMMs of the same dtype.
@@ -171,11 +177,14 @@ def _cliff_sides(cliffs: Sequence[KnownCliff], rows: Table) -> dict[tuple[int, i
 
 
 def seen(work: Attention, window: int) -> Attention:
-    """Returns attention without a window that has as many query-key pairs as `work` has with one.
+    """Returns attention without a window that takes the time of `work` with a window.
 
-    Decoding sees only the keys of the window. A prompt is cut into pieces of two windows.
+    If `work` has at most twice as many keys as the window, it is returned as it is. Otherwise
+    decoding sees only the keys of the window, and a prompt is cut into causal pieces as long as two
+    windows. All pieces together have about as many query-key pairs as the prompt has with the
+    window.
 
-    window: keys that a query sees; 0 for all.
+    window: number of keys that a query sees; 0 for all.
     """
     if not window or work.seq_k <= 2 * window:
         return work
@@ -222,7 +231,10 @@ def message_rows(profile: Profile, wanted: Served, measured: list[Message], *, n
 
 
 def _all_reduce_us(link_gb_per_s: float, num_gpus: int) -> FloatArray:
-    """Returns the times of a serving engine's all-reduce in µs, (len(_MESSAGES),)."""
+    """Returns the times of a serving engine's all-reduce in µs, (len(_MESSAGES),).
+
+    The engine uses the faster of the algorithms with one step and with two steps.
+    """
     message_bytes = np.array(_MESSAGES, dtype=np.float64)
     one_step = min(_ONE_STEP_SHARE * link_gb_per_s, _ONE_STEP_MOST)
     two_steps = min(_TWO_STEPS_SHARE * link_gb_per_s, _TWO_STEPS_MOST)
@@ -237,6 +249,7 @@ def _nccl_us(op: str, link_gb_per_s: float, num_gpus: int) -> FloatArray:
 
 
 def _bus_bytes(op: str, num_gpus: int) -> FloatArray:
+    """Returns the bytes that each GPU sends for each size of _MESSAGES."""
     return np.array([float(Collective(op, size, num_gpus).bus_bytes) for size in _MESSAGES])
 
 
@@ -253,13 +266,14 @@ def scale_rows(profile: Profile, wanted: Served, *, passes: int) -> Rows:
     bytes_per_us = profile.device.memory_gb_per_s * 1e3
     rows = []
     for k, m in product(sorted({k for _, k in wanted.products}), M_GRID):
+        # Two bytes are read per element, and with two passes one byte is written.
         us = _SMALL_KERNEL_US + (1 + passes) * m * k / bytes_per_us
         rows.append(perf_row("scale", MODEL, us, quant_dtype="fp8", m=m, k=k))
     return rows
 
 
 def latent_rows(profile: Profile, wanted: Served, *, prompts: bool) -> Rows:
-    """Returns the table of latent attention, for prompts or for the decoding of new tokens."""
+    """Returns the table of latent attention of prompts, or of the decoding of new tokens."""
     heads: list[int] = []
     works: list[Any] = []
     for one in wanted.latent:

@@ -1,7 +1,7 @@
 """Exports the profile's tables as CSV or Parquet files, one per kind, with unchanged columns.
 
-Sizes of named models or of a grid that were not measured get modelled rows, each with its
-interval.
+Modelled rows, each with its interval, are added for the sizes of named models or of a file of GEMMs
+that were not measured. A profile without rows gets modelled rows of a grid if no sizes are named.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def export_parquet(profile: Profile, options: ExportOptions, out: Exported) -> N
 
 
 def _tables(profile: Profile, options: ExportOptions, out: Exported) -> dict[str, Rows]:
-    """Returns the rows of each kind, measured ones first.
+    """Returns the rows of each kind, measured rows first.
 
     Modelled rows follow for the sizes that the options name, or for the usual sizes if the profile
     has no rows. A size that was measured has no modelled row.
@@ -87,8 +87,8 @@ def _sizes(kind: str, row: dict[str, Any]) -> tuple[Any, ...]:
 def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[str, Rows]:
     """Returns modelled rows by kind.
 
-    The rows are the GEMMs in options.grid, or else the sizes that a planner looks up, for the named
-    models or for a grid.
+    If options.grid is set, the rows are the GEMMs in that file. Otherwise they are the sizes that a
+    planner looks up for the named models, or the sizes of a grid if no model is named.
     """
     require_gpu(profile, "rows that are modelled")
     dtype = dtype_of(profile, options)
@@ -117,6 +117,7 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
     found: dict[str, Rows] = defaultdict(list)
     for kind, of_kind in works.items():
         for work, time in zip(of_kind, times.estimates(of_kind), strict=True):
+            # The last key column is the provider, which a modelled row does not have.
             row = {name: getattr(work, name) for name in LAYOUTS[kind].keys[:-1]}
             decodes = isinstance(work, Attention) and work.seq_q == 1
             judged = "held_out_decode" if decodes else "held_out"

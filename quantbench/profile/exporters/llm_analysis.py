@@ -19,8 +19,9 @@ _HALF = ("bf16", "fp16")
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     """Writes `<device>.json` (a GPUConfig) and `<device>-achieved.json` (arguments of LLMAnalysis).
 
-    The peaks are the device's, so that llm-analysis' efficiencies (achieved over peak) equal the
-    measured ones. Its GB means 1024³ bytes for memory and 1e9 bytes for rates.
+    The GPUConfig has the stated peaks of the device, so that the efficiencies that llm-analysis
+    computes (achieved over peak) equal the measured efficiencies. In llm-analysis, GB means 1024³
+    bytes for memory and 1e9 bytes for rates.
 
     Raises InputError unless the GEMMs are of a 16-bit dtype.
     """

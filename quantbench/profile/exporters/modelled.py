@@ -62,9 +62,10 @@ MODEL = "quantbench_model"
 class GemmTimes:
     """Predictor of GEMM times of one dtype.
 
-    It uses the profile's model, or the model that `best_gemm_model` finds in its place.
+    The times come from the profile's model, or from the one that `best_gemm_model` finds if the
+    profile has no model of the dtype.
 
-    source: kernel_source of its rows.
+    source: kernel_source of modelled rows.
     note: origin and accuracy of the model.
     """
 
@@ -94,15 +95,15 @@ class GemmTimes:
         return self._model.predict(m, n, k, layout="nt", batch=batch).latency_us
 
     def spread(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> list[float]:
-        """Returns the upper end of the 90 % interval divided by the time, (rows,)."""
+        """Returns the upper end of each time's 90 % interval, divided by the time, (rows,)."""
         found = self._model.predict(m, n, k, layout="nt")
         return (found.high_us / found.latency_us).tolist()  # type: ignore[no-any-return]
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
         """Returns the times at sizes m of one (n, k) in µs, (places,).
 
-        Times are measured where `rows` has them. Other times are predicted and scaled to match the
-        rows (`linear_interpolation.through_rows`).
+        Sizes that `rows` has get their measured times. Other times are predicted, and scaled to
+        match the rows (`linear_interpolation.through_rows`).
 
         m: (places,), ascending sizes.
         rows: measured rows of this (n, k).
@@ -118,8 +119,8 @@ class GemmTimes:
     def site(self, n: int, k: int, grid: IntArray, rows: Table) -> Site:
         """Returns the sizes of one (n, k) between which a planner interpolates, and edges there.
 
-        grid: (places,), sizes m that are in the planner's table. Both sides of each edge between
-            them are added as candidates.
+        grid: sizes m that are in the planner's table, ascending. Both sides of each edge between
+            these sizes are added as candidates for further rows.
         rows: measured rows of this (n, k).
         """
         m = places_between(grid)

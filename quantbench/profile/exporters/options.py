@@ -35,15 +35,16 @@ _LAYOUTS = ("nt", "nn", "tn")
 class ExportOptions:
     """Options of an export.
 
-    provider: provider of the rows; "" selects the most frequent one.
+    provider: provider of the rows; "" selects the most frequent provider.
     layout: layout of the GEMMs; "" selects nt if it was measured, or else nn or tn.
-    dtype: dtype of the rows. With "", formats of one dtype export the most frequent one, and other
-        formats export all.
+    dtype: dtype of the rows. With "", formats that hold one dtype get the most frequent dtype, and
+        other formats get all dtypes.
     backend, version: names under which aiconfigurator finds the tables.
     model, configs: names of models, separated by commas, and config.json files of other models.
-    grid: CSV file of GEMMs (m, n, k) that are modelled if the profile has no rows.
+    grid: CSV file of GEMMs (m, n, k) that are modelled unless they were measured.
     tensor_parallel: tensor-parallel degrees of the models; () for the format's own degrees.
-    library: library whose shipped models are used; "" for the backend's, or else the default one.
+    library: library whose shipped models are used. "" means the library of the backend for
+        aiconfigurator, and the default library for other formats.
     """
 
     provider: str = ""
@@ -102,7 +103,7 @@ class Exported:
 
 
 def csv_text(rows: Rows) -> str:
-    """Returns rows as CSV with the columns of all of them. A cell that a row lacks is empty."""
+    """Returns rows as CSV, with every column that a row has. A cell that a row lacks is empty."""
     text = io.StringIO(newline="")
     names = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(text, list(names), restval="", lineterminator="\n")
@@ -170,8 +171,9 @@ def collectives(profile: Profile, out: Exported) -> Table:
 def dtype_of(profile: Profile, options: ExportOptions) -> str:
     """Returns the dtype to export.
 
-    It is options.dtype if that is set. Otherwise it is the most frequent dtype of GEMMs, or else of
-    attention, or else of softmax, and without rows bf16 (fp16 if the device has no bf16).
+    The dtype is options.dtype if that is set. Otherwise it is the most frequent dtype of the GEMM
+    rows. Without such rows it is the most frequent dtype of the attention rows or else of the
+    softmax rows, and without any of these rows bf16 (fp16 if the device has no bf16).
     """
     if options.dtype:
         return options.dtype
@@ -183,6 +185,7 @@ def dtype_of(profile: Profile, options: ExportOptions) -> str:
 
 
 def _of_dtype(table: Table, options: ExportOptions, out: Exported) -> Table:
+    """Returns the rows of options.dtype, or all rows if it is "". `out` counts omitted rows."""
     if not options.dtype:
         return table
     of_dtype = table["dtype"] == options.dtype
@@ -192,8 +195,8 @@ def _of_dtype(table: Table, options: ExportOptions, out: Exported) -> Table:
 def of_provider(table: Table, provider: str, out: Exported, library: str = "") -> Table:
     """Returns the rows of one provider. Omitted rows are counted in `out`.
 
-    The provider is `provider` if the table has it, or else the most frequent one of `library`, or
-    else the most frequent one.
+    The provider is `provider` if it has rows in the table, or else the most frequent provider of
+    `library`, or else the most frequent provider of the table.
     """
     if not len(table):
         return table

@@ -1,6 +1,7 @@
 """Derives rates that simple planners take as input: achieved TFLOP/s, memory and link bandwidth.
 
-The rates come from measured rows, or from the models if there are none.
+The rates come from measured rows, or from the models if there are no such rows. The module also
+computes the curves of efficiency over the size of the work.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ from quantbench.workload import Gemm, Workload
 _LEAST_US = 50.0
 #: width of a curve's bins as a power of two
 _LOG2_BIN = 2
-#: Work counts for one resource's curve if the other resource explains less than this share of its
-#: time.
+#: Work counts for the efficiency curve of the arithmetic if it reaches less than this fraction of
+#: the memory bandwidth. It counts for the curve of the memory if it reaches less than this fraction
+#: of the peak.
 _EXPLAINED = 0.5
 #: Sides of modelled GEMMs if none was measured: squares, and GEMMs of few rows.
 _MODEL_SQUARES = tuple(2**power for power in range(6, 15))
@@ -67,9 +69,12 @@ def works_of(works: Iterable[Workload], latency_us: npt.ArrayLike) -> Works:
 class Achieved:
     """Achieved rates of the GEMMs of one dtype, and of memory.
 
-    tflops: median over `compute`, which are the compute-bound GEMMs.
-    gb_per_s: median over `memory`, which is the memory-bound work.
-    compute_by_size, memory_by_size: work for efficiency curves, including short runs.
+    tflops: median over the compute-bound GEMMs, which are `compute`; each counts as at most the
+        peak.
+    gb_per_s: median over the memory-bound work, which is `memory`; each piece counts as at most the
+        memory bandwidth.
+    compute_by_size, memory_by_size: work for the efficiency curves of the arithmetic and of the
+        memory, including short runs.
     """
 
     dtype: str
@@ -85,8 +90,8 @@ class Achieved:
 def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieved:
     """Returns the achieved rates of measured GEMMs and softmax.
 
-    Modelled GEMMs replace the measured work of a resource if there is none. Raises UnsupportedError
-    if the device has no peak for the dtype.
+    If no compute-bound GEMM, or no memory-bound work, was measured, modelled GEMMs take its place.
+    Raises UnsupportedError if the device has no peak for the dtype.
     """
     device = profile.device
     dtype = dtype_of(profile, options)
@@ -101,7 +106,9 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
         return works[(works.flops > ridge * works.moved_bytes) & (works.latency_us >= _LEAST_US)]
 
     def bound_by_memory(works: Works) -> Any:
-        large = works.moved_bytes > 4 * device.l2_bytes  # smaller work may be served from the cache
+        # Memory traffic takes more than twice as long as the arithmetic. Work of less than four
+        # times the L2 may be served from the cache.
+        large = works.moved_bytes > 4 * device.l2_bytes
         return works[(works.flops < 0.5 * ridge * works.moved_bytes) & large]
 
     table = products(profile, ExportOptions(options.provider, options.layout, dtype), out)
@@ -143,13 +150,13 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
 
 
 def curve(size: FloatArray, share: FloatArray) -> list[list[float]]:
-    """Returns the efficiency by size of the work, as [[size, share], …] with descending sizes.
+    """Returns the efficiency by size of the work: [[size, efficiency], …], descending in size.
 
-    Sizes are a factor of four or more apart and end at 0. Consumers look up the first size that is
-    not above their own.
+    Neighbouring sizes are a factor of four or more apart, and the last size is 0. Consumers look up
+    the first size that is not above the size of their work.
 
-    size, share: (rows,), size and efficiency of each piece of work. The share of a bin is the
-        median over its work, at most 1.
+    size, share: (rows,), size and efficiency of each piece of work. The efficiency of a listed size
+        is the median over the work up to the next larger listed size, at most 1.
     """
     # The bins use frexp, because a rounded logarithm may put a power of two into the bin below it.
     bins = (np.frexp(size)[1] - 1) // _LOG2_BIN
@@ -157,7 +164,7 @@ def curve(size: FloatArray, share: FloatArray) -> list[list[float]]:
         [2.0 ** (_LOG2_BIN * b), min(1.0, float(np.median(share[bins == b])))]
         for b in sorted(set(bins.tolist()))
     ]
-    found[0][0] = 0.0  # sizes below the smallest measured one get its share
+    found[0][0] = 0.0  # smaller sizes than the measured ones get the efficiency of the smallest
     return found[::-1]
 
 
@@ -205,10 +212,10 @@ def link_rates(profile: Profile, out: Exported) -> LinkRates:
 
 
 def _measured_inside(profile: Profile, out: Exported) -> tuple[float, float] | None:
-    """Returns the bus bandwidth and the latency that were measured within a node, or None.
+    """Returns the bus bandwidth and the latency of all-reduces measured within a node, or None.
 
-    The bandwidth, in GB/s, is that of the largest all-reduce. The latency, in µs, is the time of
-    the smallest one.
+    The bandwidth, in GB/s, is that of the largest message, over the maximum number of GPUs. The
+    latency, in µs, is the time of the smallest message, over the minimum number of GPUs.
     """
     table = collectives(profile, Exported()).matching(op="all_reduce", num_nodes=1)
     if not len(table):

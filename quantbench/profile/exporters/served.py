@@ -1,7 +1,7 @@
 """Lists the work that a serving engine does for named models, which a planner looks up.
 
-A model on tp GPUs has 1/tp of its heads and of its MLP on each GPU. Key heads are replicated if
-there are fewer of them than GPUs.
+A model on tp GPUs has 1/tp of its heads and of its MLP on each GPU. A model with fewer key/value
+heads than GPUs has one of these heads on each GPU.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from quantbench.workload.presets import preset
 DEGREES = (1, 2, 4, 8, 16)
 #: distributions of tokens over experts that aiconfigurator's tables have
 _ROUTINGS = ("balanced", "power_law_1.01", "power_law_1.2")
+#: numbers of tokens of a layer of experts
 _TOKENS = tuple(2**power for power in range(15))
+#: numbers of sequences in a batch of prompts or of new tokens
 _BATCHES = tuple(2**power for power in range(12))
 #: Prompt lengths: each power of two and one more, because attention is tiled.
 _PROMPTS = tuple(seq for power in range(4, 18) for seq in (2**power, 2**power + 1))
 #: numbers of cached tokens before a new token
 _CACHED = tuple(2**power for power in range(18))
+#: largest numbers of tokens in a batch of prompts, and of cached tokens of all sequences in a batch
 _MOST_PROMPT_TOKENS = 2**17
 _MOST_CACHED_TOKENS = 2**23
 
@@ -74,17 +77,21 @@ class Latent:
 
     @property
     def expanded(self) -> Heads:
-        """Heads of a prompt, whose latents are expanded to keys and values.
+        """Heads of a prompt, whose latents are expanded to the keys and values of every head.
 
-        The head_dim is the mean width of keys and values.
+        Keys and values differ in width. Their mean width as head_dim gives the same FLOPs and
+        bytes.
         """
         return Heads(self.heads, self.heads, (self.head_dim + self.value_dim) // 2)
 
     @property
     def absorbed(self) -> Heads:
-        """Heads of a new token, all of which read the latents.
+        """Heads of a new token, all of which read the latents instead of keys and values.
 
-        Attention with twice as many heads of half the width has the same FLOPs and bytes.
+        A query of a head is as wide as a latent with its rotary part (kv_rank + rope_dim), and the
+        result is as wide as the latent (kv_rank). This is described as two heads of half the mean
+        of these widths, with one key/value head. The FLOPs are the same, and the bytes per cached
+        token are those of kv_rank + rope_dim / 2 elements.
         """
         return Heads(2 * self.heads, 1, (2 * self.kv_rank + self.rope_dim) // 4)
 
@@ -104,8 +111,9 @@ class Served:
     """Work that an engine does for some models.
 
     products: (n, k) of linear layers.
-    heads, latent: attention heads and latent attention on one GPU.
-    experts: layers of experts in bf16, at every number of tokens and degree.
+    heads, latent: attention heads and latent attention on one GPU, without duplicates.
+    experts: layers of experts in bf16, for each of _TOKENS, _ROUTINGS and the tensor- and
+        expert-parallel degrees.
     """
 
     products: tuple[tuple[int, int], ...] = ()
@@ -133,7 +141,9 @@ def served(options: ExportOptions) -> Served:
         for one in cut:
             ops = one.ops(backward=False)
             products |= {(op.workload.n, op.workload.k) for op in ops if type(op.workload) is Gemm}
-            # vLLM looks up latent attention as attention with as many heads as wide as the values.
+            # Heads are as wide as their values. The width of keys differs only in latent attention,
+            # which is looked up for vLLM as usual attention with this number of heads and this
+            # width.
             heads |= {
                 Heads(one.heads, one.kv_heads, one.value_width, window)
                 for window in {0, one.sliding_window}
@@ -153,6 +163,10 @@ def served(options: ExportOptions) -> Served:
 def _cut(shape: TransformerShape, tp: int) -> TransformerShape:
     """Returns one GPU's part of a model as a model of its own.
 
+    Only the widths of its ops count, which depend neither on the sequence length nor on the number
+    of layers. So the part has one token, and few layers: those without experts and one more, but at
+    least two.
+
     tp: tensor-parallel degree, which divides the heads.
     """
     return replace(
@@ -170,7 +184,7 @@ def _cut(shape: TransformerShape, tp: int) -> TransformerShape:
 
 
 def _layers(shape: TransformerShape, most: int) -> list[MoE]:
-    """Returns the layers of a model's experts on up to `most` GPUs."""
+    """Returns the layers of a model's experts, on up to `most` GPUs (tp × ep)."""
     found = []
     for tp, ep in product(DEGREES, DEGREES):
         if shape.moe_ffn % tp or shape.experts % ep or tp * ep > most:

@@ -2,7 +2,8 @@
 
 The files are compressed CSV files with a config.json, as Vidur's PyPI release 0.0.26 downloads
 them. Vidur needs the time of each operation in every row: the times of GEMMs are measured, or
-predicted and scaled to match, and the times of other operations follow from the bytes they move.
+predicted and scaled to match measured times, and the times of the memory-bound operations follow
+from the bytes that these operations move.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ MODELS = {
     "llama-3-8b": ("meta-llama/Llama-3-8B", 128256, 4096),
     "llama-3-70b": ("meta-llama/Llama-3-70B", 128256, 8192),
 }
-#: Maps a device slug to (device_sku, node sku). For other devices the files state the slug, which
-#: must first be added to Vidur.
+#: Maps a device slug to (device_sku, node sku). For a device that is not here, the files state the
+#: slug, which must first be added to Vidur.
 _SKUS = {
     "a100-sxm4-80gb": ("a100", "a100_dgx"), "h100-sxm5-80gb": ("h100", "h100_dgx"),
     "l40-48gb": ("l40", "l40_pcie"),
@@ -65,9 +66,11 @@ _GEMM_OPS = {
     "mlp_down": "mlp_down_proj",
 }
 _NETWORK_OPS = ("all_reduce", "send_recv")
+#: numbers of tokens in mlp.csv before measured sizes and sizes at edges are added
 _TOKENS = tuple(2**power for power in range(13))
 #: tokens per block of the key/value cache; Vidur's default (CacheConfig.block_size)
 _BLOCK_SIZE = 16
+#: batch sizes of modelled decoding, and sequence lengths of modelled prompts and decoding
 _MODEL_BATCHES = tuple(2**power for power in range(8))
 _MODEL_SEQS = tuple(2**power for power in range(4, 13))
 
@@ -112,8 +115,8 @@ def _mlp_rows(
     table: measured GEMMs.
     """
     times = GemmTimes(profile, options.dtype)
-    # The time of a memory-bound op is the launch of a small kernel plus its bytes at the achieved
-    # bandwidth.
+    # The time of a memory-bound op is the launch of a small kernel, which is the first parameter of
+    # the softmax model's prior (a logarithm), plus the op's bytes at the achieved bandwidth.
     bytes_per_us = achieved(profile, options, Exported()).gb_per_s * 1e3
     launch_us = float(np.exp(SoftmaxModel.prior(profile.device).parameters[0]))
     rows: Rows = []
@@ -199,6 +202,13 @@ def _attention_rows(
 
 
 def _model_attention(model: VidurModel, tp: int, dtype: str, *, prefill: bool) -> list[Attention]:
+    """Returns the attention to model.
+
+    Prompts have each of _MODEL_SEQS and one token more, because attention is tiled. Decoding has
+    each of _MODEL_BATCHES, with 1 key and with each of _MODEL_SEQS.
+
+    prefill: True for prompts, False for decoding.
+    """
     heads, kv_heads = model.heads(tp)
     common: dict[str, Any] = {
         "heads": heads,
@@ -216,6 +226,12 @@ def _model_attention(model: VidurModel, tp: int, dtype: str, *, prefill: bool) -
 
 
 def _write_network(profile: Profile, sku: str, out: Exported) -> None:
+    """Writes the measured collectives that Vidur has files for, and their config.json.
+
+    Vidur has one dtype, so of rows with equal bytes and GPUs only the first is written.
+
+    sku: Vidur's name of the node.
+    """
     table = collectives(profile, out)
     per_node = table["num_gpus"] // table["num_nodes"]
     for op in _NETWORK_OPS:
