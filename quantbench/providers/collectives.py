@@ -1,7 +1,7 @@
 """Runs collectives with torch.distributed: NCCL between GPUs, gloo between CPU processes.
 
 Commands and results use a separate gloo group, so that only the collective itself runs on the links
-while it is timed.
+while it is timed. Each result is checked against the sum or the copies of a known pattern.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _TIMEOUT = timedelta(minutes=5)
 # torch 2.13 renamed these functions and warns of the old names. The arguments are the same.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-# The check uses the numbers below this, because sums of small whole numbers are exact in every
-# format up to some hundred ranks.
+# Every rank contributes whole numbers below this one. A sum over all ranks, which is about twice
+# the number of ranks, is then exact up to 62 ranks in int8, about 125 in bf16 and 1000 in fp16.
 _PATTERN = 5
-# Number of elements that are filled or checked at a time, in 64 bits. Otherwise a message of 1 GiB
-# in bf16 would need 4 GiB for each step.
+# Number of elements that are filled or checked at a time. Their values are computed in 64 bits, so
+# the whole of a message of 1 GiB in bf16 would need 4 GiB for each intermediate tensor.
 _CHUNK_ELEMENTS = 2**22
 
 
@@ -115,7 +115,7 @@ class TorchRanks:
 
 
 class TorchWork:
-    """One rank's part of a collective: its buffers, call, check and clock.
+    """One rank's part of a collective: its buffers, call, check and timer.
 
     Implements `timing.lockstep.Work`.
 
@@ -229,7 +229,7 @@ class TorchWork:
         return ""
 
     def sample(self, count: int, runs: int) -> RankBatch:
-        """Takes `count` samples of `runs` runs each, which begin at the same time on all ranks."""
+        """Takes `count` samples of `runs` runs each, once all ranks have reached this call."""
         self._ranks.barrier()
         if self._ranks.backend == "nccl":
             return self._event_samples(count, runs)
@@ -246,8 +246,8 @@ class TorchWork:
 
         torch synchronises this stream with the stream of NCCL. Nothing holds the stream, so if the
         host needs longer to launch a run than the device to execute it, the sample is the time of
-        launching. Of the launch times the least is returned, because the host waits for the device
-        once the queue is full.
+        launching. The launch time that is returned is the shortest of all samples, because in
+        longer ones the host may have waited for the device with a full queue.
         """
         pairs = []
         launches_us = []

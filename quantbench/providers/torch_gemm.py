@@ -1,6 +1,7 @@
 """Provides GEMMs with torch.
 
-torch calls cuBLAS or cuBLASLt on a GPU, and oneDNN or MKL on a CPU.
+torch calls cuBLAS or cuBLASLt on a GPU, and oneDNN or MKL on a CPU. torch's process-wide switch for
+tf32 is set only while a GEMM is launched.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
 
-# For each narrow format: torch's function, and the number of which n and k must be multiples.
+# For each narrow format: torch's function, and the number of which n and k must be multiples on
+# CUDA.
 _NARROW = {"fp8": ("torch._scaled_mm", 16), "int8": ("torch._int_mm", 8)}
 
 
@@ -29,9 +31,9 @@ class TorchMm(BuiltInProvider[Gemm]):
     """GEMMs with torch's functions (`torch.mm`), which write into a given output.
 
     fp16, bf16, fp32 and tf32 use mm and bmm, fp8 uses `_scaled_mm` and int8 uses `_int_mm`. torch's
-    switches keep their defaults, so fp16 and bf16 GEMMs may add split-k parts in that format. fp8
-    accumulates in fp32 (`use_fast_accum` is off), with a scale of 1 per tensor, so the stored
-    values are the operands.
+    other switches keep their defaults, so GEMMs in fp16 and bf16 may add the parts of split-k in
+    their own format instead of fp32. fp8 accumulates in fp32 (`use_fast_accum` is off), with a
+    scale of 1 per tensor, so the stored values are the operands.
     """
 
     kind = "gemm"
