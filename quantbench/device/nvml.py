@@ -1,7 +1,8 @@
 """Reads a GPU's state and limits from NVML.
 
-If a query fails, its value is None and a note states the reason. Bit values and names follow nvml.h
-(NVIDIA Management Library API Reference, driver 580).
+If a query fails, its value is None and a note states the reason. Processes on the GPU that are not
+quantbench's are counted. Bit values and names follow nvml.h (NVIDIA Management Library API
+Reference, driver 580).
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Limits:
     """Current limits and settings of a GPU. Values that NVML does not report are None.
 
     application_sm_mhz: SM clock set for applications.
-    default_application_sm_mhz: default of this clock, which often is below the highest clock (V100:
-        1312 of 1530 MHz).
+    default_application_sm_mhz: default of application_sm_mhz, which often is below the maximum SM
+        clock (V100: 1312 of 1530 MHz).
     slowdown_c: temperature in °C at which the hardware slows down.
     exclusive: whether only one process may use the card (compute mode EXCLUSIVE_PROCESS).
     note: names of the missing values, with the reasons.
@@ -77,7 +78,8 @@ class Limits:
 def _own_pids() -> frozenset[int]:
     """Returns the ids of this process, its descendants and its ancestors.
 
-    The ancestors include the main process of a sweep, which starts the worker.
+    If this process is the worker of a sweep, the ancestors include the main process, which started
+    the worker.
     """
     import psutil
 
@@ -267,7 +269,7 @@ class Nvml:
         pids = {int(process.pid) for process in running}
         if pids <= {os.getpid()}:  # the usual case needs no walk of the process tree (milliseconds)
             return 0
-        # The judgement is cached, because this runs about 50 times a second during sampling.
+        # The judgement is cached, because this method runs about 50 times a second during sampling.
         if pids != self._judged[0]:
             self._judged = (pids, *self._judge(pids))
         _, others, note = self._judged

@@ -1,7 +1,8 @@
-"""Chooses the versions of torch and Triton that fit a machine's driver and GPU.
+"""Chooses the versions of torch and Triton that fit a machine's driver and GPU, and installs them.
 
 The module uses only the standard library and nothing of this package, because `make install` runs
-this file before anything is installed.
+this file before anything is installed. It also states the command that repairs an environment whose
+torch does not fit.
 """
 
 import argparse
@@ -83,7 +84,8 @@ class Choice:
     requirements: requirements for pip; empty if no torch works on the machine.
     index: package index that is searched for torch first; None for pip's default index.
     reason: one clause that says what was found on the machine and what follows from it.
-    command: command that repairs an environment with another torch, or advice if no torch works.
+    command: command that repairs an environment whose torch does not fit, or advice if no torch
+        works.
     """
 
     name: str
@@ -183,9 +185,9 @@ def _chosen(name: str, requirements: tuple[str, ...], index: str | None, reason:
 
 
 def by_name(name: str) -> Choice:
-    """Returns the choice with a name, without a look at the machine.
+    """Returns the choice with a name of TABLE, whatever the machine.
 
-    An unknown name stands for "cpu".
+    Any other name stands for "cpu".
     """
     reason = f"the line {name} was asked for"
     for wheels in TABLE:
