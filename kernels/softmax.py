@@ -286,6 +286,7 @@ class _Softmax(torch.autograd.Function):
 
 
 def _ran(work: Plan) -> torch.Tensor:
+    """Runs the plan once and returns its result."""
     work.run()
     return work.out
 
@@ -339,6 +340,10 @@ def backward_arguments(
 
 
 def _shared_arguments(x: torch.Tensor, mask: str, tile: Tile) -> dict[str, Any]:
+    """Returns the arguments that the forward and the backward kernel share.
+
+    mask: MASK of the kernels.
+    """
     cols = x.shape[-1]
     return {
         "rows_in_all": x.numel() // cols,

@@ -1,8 +1,8 @@
 """Validates the operands of attention and builds the kernels' arguments.
 
 Any strides are allowed if the elements of a row (head_dim) are contiguous: [batch, heads, seq,
-head_dim], or [batch, seq, heads, head_dim] transposed to it. Other storage is refused, because
-reading it fast needs a copy, and an implicit copy would be timed.
+head_dim], or [batch, seq, heads, head_dim] transposed to this order. Other storage is refused,
+because reading it fast needs a copy, and an implicit copy would be timed.
 """
 
 from __future__ import annotations
@@ -106,10 +106,11 @@ def arguments(
 ) -> dict[str, Any]:
     """Returns the arguments that the kernels share.
 
-    They are the inputs and their strides, the sizes, the parts of head_dim, and the tile.
+    The shared arguments are the inputs and their strides, the sizes, the parts of head_dim, and the
+    tile.
 
     tensors: input tensors by argument name. They are passed as pointers, or as descriptors of boxes
-        with as many rows as the tile.
+        with block_n rows for k and v, and block_m rows for the other tensors.
     """
     work = checked.work
     given: dict[str, Any] = {

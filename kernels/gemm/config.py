@@ -1,8 +1,8 @@
 """Describes how GEMM operands are stored, and derives the kernel's configuration from the storage.
 
 A matrix is stored row-major or transposed (column-major), with a leading dimension in elements, as
-in BLAS. The module also completes and checks tiles, and plans stream-k. It needs neither a GPU nor
-tensors, so kernels can also be compiled ahead of time.
+in BLAS. The module also completes and checks tiles, and states how many tiles stream-k splits. It
+needs neither a GPU nor tensors, so kernels can also be compiled ahead of time.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class Config:
     subtiles: number of parts, 1 or 2, in which a tile is written.
     flatten: whether the loops over tiles and over steps are one loop (persistent schedule only).
     warp_specialize: whether loading, multiplying and writing have separate warps. This applies to
-        the persistent schedule on Blackwell; on Hopper, Triton 3.6 and 3.7 fail or ignore it.
+        the persistent schedule on Blackwell; on Hopper, Triton 3.6 and 3.7 fail or ignore the
+        option.
     max_registers: register limit per thread for the compiler; None for no limit.
     """
 
@@ -171,9 +172,9 @@ def configure(
     specialize = persistent and capability[0] == 10 and warps >= 4 and narrow
     # An explicit limit of 255 registers is set where a thread needs nearly that many: before Hopper
     # and in fp32, where registers hold the sums and the fragments of the operands, and in stream_k,
-    # where they hold two partial tiles. Without it, ptxas spills two registers there to keep
+    # where they hold two partial tiles. Without the limit, ptxas spills two registers there to keep
     # another block per SM. A block of more than 8 warps has fewer than 255 registers per thread, so
-    # it gets no limit.
+    # no limit is set for such a block.
     crowded = capability < (9, 0) or operands.gemm.dtype == "fp32" or schedule == "stream_k"
     return Config(
         schedule=schedule,

@@ -86,8 +86,9 @@ def _tile(
     index: number of the tile, counted over all experts.
     ends: (experts + 1,), 0 and then the row at which each expert's rows end.
     tile_rows: (tiles_m, 2), for each row of tiles its expert, and its number within the expert.
-    OF_WEIGHTS: whether c is the gradient of the weights. If it is, tiles_m is the number of rows of
-        tiles of one expert, and k is not used.
+    OF_WEIGHTS: whether c is the gradient of the weights. In this case tiles_m is the number of rows
+        of tiles of one expert, and k is not used. Otherwise tiles_m counts all experts' rows of
+        tiles.
     """
     tiles_n = tl.cdiv(n, BLOCK_N)
     if OF_WEIGHTS:

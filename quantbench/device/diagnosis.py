@@ -162,6 +162,7 @@ def findings(machine: Machine) -> Iterator[Finding]:
 
 
 def _device_file(machine: Machine) -> Finding:
+    """Judges whether this process may open at least one of the cards' device files."""
     what = "device file"
     files = " ".join(machine.device_files) or "none"
     if machine.closed_files and machine.closed_files == machine.device_files:
@@ -171,6 +172,7 @@ def _device_file(machine: Machine) -> Finding:
 
 
 def _driver(machine: Machine) -> Finding:
+    """Judges whether there is a driver. An unknown driver is no problem if torch can use a card."""
     found = machine.driver or "unknown"
     if machine.reason and machine.driver is None:
         remedy = "NVIDIA's driver, for containers by docker run --gpus all"

@@ -28,8 +28,8 @@ VARIABLE = "QUANTBENCH_DEVICE"
 _FIRST_FLASH = (7, 0)
 # Load per core above which other work visibly disturbs a pinned thread.
 _BUSY_LOAD_PER_CORE = 0.5
-# A sweep of minutes heats a card by more than this, so a card closer to its slowdown temperature
-# will reach it.
+# A sweep of minutes heats a card by more than this, so a card that is closer than this to its
+# slowdown temperature will slow down. Such a card gets a warning.
 _HOT_MARGIN_C = 8.0
 # Assumed slowdown temperature of a card that does not report it. Data-centre cards slow down
 # between 85 and 95 °C.
@@ -219,6 +219,7 @@ def warnings_for(
 
 
 def _state_warnings(state: DeviceState, limits: Limits) -> Iterator[str]:
+    """Yields a message for each disturbance by the current state of a GPU."""
     if state.other_processes:
         yield (
             f"Other processes compute on this GPU ({state.other_processes}): their work lands in "
@@ -236,6 +237,7 @@ def _state_warnings(state: DeviceState, limits: Limits) -> Iterator[str]:
 
 
 def _setting_warnings(spec: DeviceSpec, limits: Limits) -> Iterator[str]:
+    """Yields a message for each setting that differs from the GPU's defaults, or unknown peaks."""
     set_mhz = limits.application_sm_mhz
     default_mhz = limits.default_application_sm_mhz
     if set_mhz and default_mhz and set_mhz < _UNNOTICEABLE_SHARE * default_mhz:

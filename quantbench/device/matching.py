@@ -188,10 +188,11 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
 
 
 def _nearest_architecture(capability: tuple[int, int]) -> tuple[Architecture, str]:
-    """Returns the architecture of a compute capability, and a remark if it is another one.
+    """Returns the architecture that stands for a compute capability, and a remark for its source.
 
-    For an unknown capability, it is the architecture with the highest rate in fp16 among those of
-    the same major version, or among all if there is none.
+    A capability without an entry in the registry gets the architecture with the highest fp16 rate
+    among those of the same major version, or among all if there is none. The remark, which is
+    empty otherwise, says so.
     """
     known = [one for name, one in architectures().items() if name.startswith("sm_")]
     for one in known:

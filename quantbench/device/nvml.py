@@ -237,6 +237,7 @@ class Nvml:
         *arguments: Any,
         kind: Callable[[Any], Any] = float,
     ) -> Any:
+        """Calls an NVML function for this GPU as `_ask` does, and returns a converted number."""
         # nvmlDeviceIsMigDeviceHandle returns a ctypes object in place of a number in nvidia-ml-py
         # 12.535 to 13.615.
         return self._ask(
@@ -253,6 +254,7 @@ class Nvml:
         return None if milliwatts is None else milliwatts / 1000
 
     def _reasons(self, notes: list[str]) -> tuple[str, ...]:
+        """Returns the names of the active clock event reasons; () if they are unknown."""
         # The function was renamed in driver 535. Older libraries have only the old name.
         mask = self._ask([], "", "nvmlDeviceGetCurrentClocksEventReasons", self._handle)
         if mask is None:
@@ -262,6 +264,7 @@ class Nvml:
         return () if mask is None else decode_reasons(mask)
 
     def _other_processes(self, notes: list[str]) -> int | None:
+        """Returns the number of compute processes that are not quantbench's; None if unknown."""
         function = "nvmlDeviceGetComputeRunningProcesses"
         running = self._ask(notes, "process list", function, self._processes_handle)
         if running is None:

@@ -121,6 +121,7 @@ def same_chip(slug: str) -> tuple[str, ...]:
 
 
 def _chip(spec: DeviceSpec) -> tuple[object, ...]:
+    """Returns the properties in which cards of the same chip and form factor agree."""
     form = [part for part in spec.name.split("-") if not _MEMORY_SIZE.match(part)]
     return form, spec.sm_count, spec.sm_clock_mhz, spec.l2_bytes, dict(spec.peak_tflops)
 
@@ -170,6 +171,10 @@ def _data() -> dict[str, Any]:
 
 
 def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entry:
+    """Builds the entry of one GPU from its table in the file.
+
+    documents: title of each cited document, by its key.
+    """
     architecture = architectures()[values["architecture"]]
     amd = architecture.name.startswith("gfx")
     cited = values["source"] if amd else {"compute_capability": "cuda", **values["source"]}

@@ -99,8 +99,8 @@ def choose(driver: str | None, capability: Capability | None) -> Choice:
     """Returns the torch and Triton for a machine.
 
     driver: version of NVIDIA's driver, such as 535.183.01; None if there is none.
-    capability: compute capability, such as (8, 0). If it is None, which means unknown, the first
-        entry that works with the driver applies.
+    capability: compute capability, such as (8, 0). None means unknown; the first entry of TABLE
+        that works with the driver then applies.
     """
     if driver is None:
         return _chosen("cpu", CPU_REQUIREMENTS, CPU_INDEX, "no NVIDIA driver, so the CPU build")
@@ -174,6 +174,7 @@ def install_line(driver: str | None, capability: Capability | None) -> str:
 
 
 def _chosen(name: str, requirements: tuple[str, ...], index: str | None, reason: str) -> Choice:
+    """Returns the choice with the command that installs its requirements."""
     # pip keeps an installed torch of the right version even if it was built for another CUDA, so
     # torch is uninstalled first.
     command = "pip uninstall --yes torch triton && pip install"
@@ -221,6 +222,7 @@ def install(choice: Choice, arguments: list[str], python: str = sys.executable) 
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line of this file. Returns the exit code."""
     parser = argparse.ArgumentParser(
         description="Installs the torch and triton that fit this machine.",
         epilog="Further arguments go to pip install.",

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from quantbench.providers.base import Provider, Task
 
 # A change of an operand moves the result by this many times the tolerance. The number of changed
-# elements follows from it, because the relative change of the result is √(2 · fraction of changed
-# elements).
+# elements follows from this ratio, because the relative change of the result is √(2 · fraction of
+# changed elements).
 _CHANGE_OVER_TOLERANCE = 4.0
 # Number of changes of an operand for which distinct positions are drawn. Each change takes a random
 # stretch of these positions.
@@ -329,9 +329,9 @@ class _Changes:
     count: number of elements that one change replaces.
     inputs: source of the positions and of the new numbers.
 
-    _positions: distinct places in the operand's memory, in random order (positions,).
+    _positions: distinct indices into the operand's memory, in random order (positions,).
     _numbers: the new numbers, as bits (positions,).
-    _first: the operand's original numbers at these places, as bits (positions,).
+    _first: the operand's original numbers at these positions, as bits (positions,).
     _made: for each change, the index of its first position and of its first number.
     """
 
@@ -364,7 +364,8 @@ class _Changes:
     def undo(self) -> bool:
         """Writes the original numbers back.
 
-        Returns whether the changed places still held the numbers that the changes had written.
+        Returns whether the operand still held, at all positions, the numbers that the harness had
+        written there.
         """
         expected = self._first.clone()
         for low, new in self._made:
@@ -397,8 +398,8 @@ def _require_alike(
 ) -> None:
     """Raises MeasurementError unless the tensors have the expected shapes, dtypes and strides.
 
-    strides: whether the strides must be those of `expected`. If not, the elements of a tensor must
-        only not overlap.
+    strides: whether the strides must equal those of the tensors in `expected`. If False, the
+        elements of a tensor may have any strides with which no two of them share memory.
     """
     if len(tensors) != len(expected):
         raise MeasurementError(who, f"{len(tensors)} {what}s", f"{len(expected)}")

@@ -57,7 +57,7 @@ def backend_here() -> str:
 class TorchRanks:
     """Group of the ranks that torchrun started; implements `timing.lockstep.Ranks`.
 
-    It is used as a context manager. Its methods are collective: every rank must call them.
+    A group is used as a context manager. Its methods are collective: every rank must call them.
 
     backend: `nccl` or `gloo`.
     Raises InputError without torchrun or with a single rank, and UnsupportedError if the nodes have
@@ -110,7 +110,7 @@ class TorchRanks:
         return gathered
 
     def barrier(self) -> None:
-        """Waits until all ranks have called it."""
+        """Waits until all ranks have called this method."""
         dist.barrier(group=self._control)
 
 
@@ -207,9 +207,9 @@ class TorchWork:
         except (RuntimeError, ValueError) as error:
             # torch has no exception type for an op or dtype that a backend lacks: c10d
             # (Backend.hpp) raises a plain RuntimeError that says "does not support". gloo raises
-            # the same type for a lost connection, so only the text distinguishes them. A lost
-            # connection ends the run. A DistError, which is a failure of NCCL, the network or the
-            # store, ends it too.
+            # the same type for a lost connection, so only the text distinguishes the two. A lost
+            # connection ends the run, and so does a DistError, which is a failure of NCCL, the
+            # network or the store.
             text = str(error).strip()
             lacking = isinstance(error, NotImplementedError) or "support" in text.lower()
             if isinstance(error, dist.DistError) or not lacking:

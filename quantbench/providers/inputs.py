@@ -108,7 +108,7 @@ class Inputs:
         return a, b
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Writes new values into a tensor that is stored like those of `operands`.
+        """Writes new values into a tensor that is stored like a tensor of `operands`.
 
         A boolean tensor is filled as a padding mask, and a tensor of 64-bit integers as indices.
         """

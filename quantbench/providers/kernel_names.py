@@ -119,8 +119,9 @@ def _with_options(name: KernelName, tile: Tile, options: str) -> KernelName:
             return [0]
         return [int(number) for number in found[1].split("_")]
 
-    # Global split-u (GSU) is the split-k. hipBLASLt's kernels with user arguments get it at launch.
-    # Stream-k (SK > 0) divides tiles among a fixed number of blocks.
+    # Global split-u (GSU) is the split-k. hipBLASLt's kernels with user arguments get the split-k
+    # at launch, so a name with GSU0 or without GSU does not tell it. Stream-k (SK > 0) divides
+    # tiles among a fixed number of blocks.
     split = option("GSU")[0]
     wave = option("WS")[0]
     threads = prod(option("WG")[:3])

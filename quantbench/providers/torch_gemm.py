@@ -69,10 +69,10 @@ def no_product(work: Gemm, device: DeviceSpec) -> str | None:
 
 
 def with_tf32(call: Callable[[], object], allowed: bool | None) -> Callable[[], object]:
-    """Wraps `call` so that tf32 is allowed or forbidden while it runs.
+    """Wraps `call` so that tf32 is allowed or forbidden while `call` runs.
 
-    The switch applies to the whole process and is read when the GEMM is enqueued or captured into a
-    graph, so it is set only during the call.
+    torch's switch applies to the whole process and is read when the GEMM is enqueued or captured
+    into a graph. It is therefore set only during the call, and then reset.
 
     allowed: whether tf32 is allowed; if None, `call` itself is returned.
     """
@@ -95,9 +95,10 @@ def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
     """Returns whether the GEMM allows tf32; None if torch's switch has no effect on it."""
     if gemm.dtype not in ("fp32", "tf32") or not c.is_cuda:
         return None
-    # The old switch is used instead of `fp32_precision`, because torch 2.6 has only the old one,
-    # and torch 2.9 and later keep the two equal only if the old one is set. Some of these versions
-    # warn once about the old switch; the assignment below uses up that warning.
+    # The old switch is used instead of `fp32_precision`, because torch 2.6 has only the old switch,
+    # and torch 2.9 and later keep the two switches equal only if the old one is set. Some versions
+    # of torch warn once about the old switch. The assignment below changes nothing but uses up that
+    # warning.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
@@ -119,7 +120,7 @@ def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
 def _no_narrow(gemm: Gemm, device: DeviceSpec) -> str | None:
     """Returns the reason why torch's function for a narrow format does not take the GEMM.
 
-    Returns None if it does.
+    Returns None if the function takes the GEMM, or if the format is not narrow.
     """
     if gemm.dtype not in _NARROW:
         return None

@@ -45,8 +45,8 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERT_STEP = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 
-# Models are refused if they have layers that are not attention with an MLP or experts. This maps
-# the keys that reveal such layers to what they mean.
+# Models are refused if they have layers that are not attention with an MLP or experts. The keys
+# here reveal such layers if they have a value; the texts say what the layers are.
 _OTHER_LAYERS = {
     "moe_num_experts": "experts of an unknown kind",
     "ffn_config.moe_num_experts": "experts of an unknown kind",
@@ -107,8 +107,7 @@ _FAMILIES = {
          "helium"),
         _SWIGLU,
     ),
-    # The window of these models applies only if use_sliding_window is true, which is not the
-    # default.
+    # The window of these models applies only if the config sets use_sliding_window to true.
     **dict.fromkeys(("qwen2", "qwen3"), _Family(gated=True, windowed=False)),
     **dict.fromkeys(
         ("mixtral", "minimax_m2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2",
@@ -155,8 +154,8 @@ class Described:
 def describe(path: str | PathLike[str]) -> Described:
     """Reads the shape for one sample on one GPU, and the assumptions behind it.
 
-    A sample has as many tokens as the model's context, at most LONGEST_DEFAULT_SEQ. The stored
-    dtype of the weights is ignored.
+    The length of the sample is the model's context, but at most LONGEST_DEFAULT_SEQ tokens. The
+    stored dtype of the weights is ignored.
 
     path: a config.json, or the folder that contains it.
 
@@ -223,6 +222,7 @@ class _Config:
         self._defaults = _FAMILIES.get(self.model_type, _PLAIN).defaults or {}
 
     def get(self, key: str) -> Any:
+        """Returns the value of a key, else the default of the model_type, else None."""
         value: Any = self.values
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -245,6 +245,7 @@ class _Config:
         return None
 
     def integer(self, keys: tuple[str, ...]) -> int:
+        """Returns the value as `optional` does. Raises InputError if no key is present."""
         value = self.optional(keys)
         if value is None:
             expected = f"an integer under {keys[0]}"
@@ -254,6 +255,7 @@ class _Config:
         return value
 
     def flag(self, key: str, default: bool) -> bool:
+        """Returns the boolean of a key, or `default`. Raises InputError for another type."""
         value = self.get(key)
         if value is None:
             return default
@@ -263,6 +265,7 @@ class _Config:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
+    """Reads the JSON object of a config. Raises InputError if the file holds none."""
     who = f"config {file}"
     try:
         values = read_json(file, most_bytes=_LARGEST_BYTES)

@@ -143,9 +143,9 @@ class Softmax:
     batch: number of score matrices, MBS · heads / TP.
     rows: number of queries.
     cols: number of keys.
-    mask: causal (columns past the row are masked; it needs rows == cols, as Megatron's kernel
-        does), full (a boolean tensor mask_batch×1×rows×cols that the heads share) or none.
-    mask_batch: number of samples (MBS), each with its own mask. It divides batch.
+    mask: causal (columns past the row are masked, and rows must equal cols, as in Megatron's
+        kernel), full (a boolean tensor mask_batch×1×rows×cols that the heads share) or none.
+    mask_batch: number of samples (MBS), each with its own mask, which divides batch.
 
     >>> Softmax(batch=2, rows=4, cols=4, mask="none").min_bytes
     128

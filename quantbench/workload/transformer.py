@@ -66,8 +66,8 @@ class TransformerShape:
     attention: one of ATTENTIONS.
     softmax: one of SOFTMAXES, for unfused attention.
     dropout: whether hidden states and attention probabilities have dropout.
-    sliding_window: attention window in tokens, or 0 for none. `ops` ignores it and computes all
-        pairs.
+    sliding_window: attention window in tokens, or 0 for none. `ops` ignores the window: its
+        attention has all pairs of a query and a key.
     experts: number of routed experts per layer, each `moe_ffn` wide. A token passes top_k of them.
         0 means that all layers have an MLP.
     dense_layers: number of layers of a model with experts that have an MLP instead of experts.
@@ -319,6 +319,10 @@ class TransformerShape:
         return (self.parameters - routed + routed / self.ep) / self.tp
 
     def _weights(self, *, active: bool) -> int:
+        """Returns the number of weights of all layers, the embedding and the logits.
+
+        active: whether to count only top_k of the experts.
+        """
         dense = self.dense_layers * self.layer_weights(dense=True)
         sparse = (self.layers - self.dense_layers) * self.layer_weights(active=active)
         return dense + sparse + self.vocab * self.hidden * (2 - self.tied)
@@ -385,6 +389,10 @@ class TransformerShape:
         return Gemm(m=self.tokens, n=n, k=k, dtype=self.dtype, layout="nt")
 
     def _layer_forward(self) -> list[Op]:
+        """Returns the forward ops of all layers, without casts and logits.
+
+        Their counts are the numbers of layers that have the op.
+        """
         heads = self.heads // self.tp
         work: dict[str, Compute] = {}
         for name, (n, k) in self._qkv(self.tp).items():
@@ -407,6 +415,11 @@ class TransformerShape:
         return found
 
     def _mlp(self, name: str, ffn: int) -> dict[str, Compute]:
+        """Returns the GEMMs of an MLP by name of the op.
+
+        name: first part of the names, `mlp` or `shared`.
+        ffn: width of the MLP on one GPU.
+        """
         found: dict[str, Compute] = {}
         if self.gate_fused:
             found[f"{name}_up_gate"] = self._linear(2 * ffn, self.hidden)
@@ -418,6 +431,10 @@ class TransformerShape:
         return found
 
     def _attention_core(self, heads: int) -> dict[str, Compute]:
+        """Returns the ops between the linear layers of attention, by name.
+
+        heads: number of query heads on one GPU.
+        """
         if self.attention == "flash":
             fused = Attention(
                 batch=self.mbs,
