@@ -504,9 +504,9 @@ def _overlapped(
         acc *= shrink[:, None]
         acc_rest *= shrink[:, None]
         bits = p.to(q.dtype).to(tl.int16, bitcast=True)
-    # Two steps remain: p·v of the block before the last whole block, and the last whole block. In
-    # the first row block there is no whole block. Block 0 then stands in for the last whole block,
-    # with weight 0, because a branch here would cost the overlap above.
+    # What remains is p·v of the block before the last whole block, and then the last whole block.
+    # In the first row block there is no whole block. Block 0 then stands in for the last whole
+    # block, with weight 0, because a branch here would cost the overlap above.
     before = tl.where(edge > BLOCK_N, edge - 2 * BLOCK_N, last)
     v_rows, v_rest = load_rows(
         v,
@@ -551,7 +551,7 @@ def _overlapped(
 
 @triton.jit
 def _softmax(s, m, l, scale_log2e):
-    """Computes one step of the running softmax.
+    """Adds the scores of one block to the running softmax.
 
     Returns p, the factor for the earlier sum and output, the new maximum and the new sum.
 

@@ -142,8 +142,8 @@ _ODD = {
     192: _plain((64, 16, 8, 2)),
     256: _plain((32, 32, 8, 2)),
 }
-# fp32 is multiplied without tensor cores, in completely unrolled code. The small blocks compile
-# quickly; attention in fp32 serves checks and not speed.
+# fp32 is multiplied without tensor cores, in completely unrolled code. The blocks are small,
+# because attention in fp32 serves checks and not speed.
 _SCALAR = {64: _plain((32, 32, 4, 1)), 256: _plain((16, 16, 4, 1))}
 
 # Backward menus with the same keys. An entry is (block_m, block_n, warps, stages) of the kernel for

@@ -111,7 +111,7 @@ def matrix(
 
 @dataclass(frozen=True)
 class Config:
-    """Configuration of one kernel.
+    """Configuration of the kernel that multiplies.
 
     tile: tile with every field set.
     load_descriptors, store_descriptors: whether TMA descriptors load the operands and store the
@@ -263,7 +263,7 @@ def box_shapes(operands: Operands, config: Config) -> dict[str, list[int]]:
 
 
 def streamed_tiles(tiles_in_all: int, programs: int) -> int:
-    """Returns how many tiles stream-k splits by steps of k.
+    """Returns how many tiles stream-k splits by reduction steps.
 
     These are the tiles of the partial last wave and of the whole wave before it, so that each
     program gets the work of one to two tiles. The other tiles form whole waves ("two-tile

@@ -62,7 +62,7 @@ class GemmPlan(Plan):
     plan: the result and, with split_k and stream_k, the partial sums.
 
     config: configuration of the kernel.
-    steps: the first step multiplies. With split-k, a second step adds up the parts.
+    steps: kernels of one run. The first multiplies. With split-k, a second adds up the parts.
     """
 
     operands: Operands
@@ -220,7 +220,7 @@ def _stream_k_arguments(
 
     Flags start at 0, and every run resets them to 0.
 
-    streamed: number of tiles that stream-k splits by steps.
+    streamed: number of tiles that stream-k splits by reduction steps.
     """
     return {
         "partials": out.new_empty(programs * tile.elements, dtype=torch.float32),

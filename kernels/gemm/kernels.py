@@ -612,13 +612,13 @@ def gemm_stream_k(
 ):
     """Multiplies with P programs, one per block slot of the device.
 
-    Programs divide the steps of the first `streamed_tiles` tiles evenly, and then compute whole
-    tiles (Osama et al., "Stream-K", PPoPP 2023). This removes the cliff of a partial wave, at the
-    cost of partial tiles that one program writes and another adds up.
+    Programs divide the reduction steps of the first `streamed_tiles` tiles evenly, and then compute
+    whole tiles (Osama et al., "Stream-K", PPoPP 2023). This removes the cliff of a partial wave, at
+    the cost of partial tiles that one program writes and another adds up.
 
-    The streamed tiles have streamed_tiles · steps steps in all. They are cut into P consecutive
-    ranges, and program p computes range p. The owner of a tile is the program that computes its
-    first step. A program whose range begins inside a tile writes the partial sum of this tile to
+    The reduction steps of the streamed tiles are cut into P consecutive ranges, and program p
+    computes range p. The owner of a tile is the program that computes the tile's first reduction
+    step. A program whose range begins inside a tile writes the partial sum of this tile to
     the program's slot of `partials` (P × BLOCK_M × BLOCK_N, fp32), and sets the program's flag in
     `ready`. This tile is the first of its range but the last of the owner's range, so the owner
     rarely waits. The owner adds the slots of the following programs in their order, so results do

@@ -237,7 +237,7 @@ def _state_warnings(state: DeviceState, limits: Limits) -> Iterator[str]:
 
 
 def _setting_warnings(spec: DeviceSpec, limits: Limits) -> Iterator[str]:
-    """Yields a message for each setting that differs from the GPU's defaults, or unknown peaks."""
+    """Yields a message for each setting that disturbs timings, and for estimated peaks."""
     set_mhz = limits.application_sm_mhz
     default_mhz = limits.default_application_sm_mhz
     if set_mhz and default_mhz and set_mhz < _UNNOTICEABLE_SHARE * default_mhz:
