@@ -618,11 +618,11 @@ def gemm_stream_k(
 
     The reduction steps of the streamed tiles are cut into P consecutive ranges, and program p
     computes range p. The owner of a tile is the program that computes the tile's first reduction
-    step. A program whose range begins inside a tile writes the partial sum of this tile to
-    the program's slot of `partials` (P × BLOCK_M × BLOCK_N, fp32), and sets the program's flag in
-    `ready`. This tile is the first of its range but the last of the owner's range, so the owner
-    rarely waits. The owner adds the slots of the following programs in their order, so results do
-    not change from run to run.
+    step. A program whose range begins inside a tile writes the partial sum of this tile to the
+    program's slot of `partials` (P × BLOCK_M × BLOCK_N, fp32), and sets the program's flag in
+    `ready`. The tile is the first in the range of this program but the last in the range of the
+    owner, so the owner rarely waits. The owner adds the slots of the following programs in the
+    order of p, so results do not change from run to run.
 
     The remaining tiles are computed whole, an equal number by every program, as in
     `gemm_persistent`.
