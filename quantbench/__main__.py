@@ -59,6 +59,7 @@ def main() -> None:
 
 
 def _run() -> int:
+    """Runs the command line app, and returns its exit code."""
     from quantbench.cli.app import app
 
     wrong = next((word for word in sys.argv[1:] if "\0" in word), None)
@@ -77,6 +78,7 @@ def _run() -> int:
 
 
 def _wrong_words(error: Exception) -> InputError:
+    """Converts click's or typer's error about the arguments to an InputError."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "quantbench"
     said = error.format_message().rstrip(".")  # type: ignore[attr-defined]

@@ -47,10 +47,10 @@ _FORWARD = {
 class AlignmentRule(Rule):
     """Sizes that a library or a number format requires of one op.
 
-    dtypes: dtypes of the op's inputs that the rule is about.
-    sides: sides that the rule is about: m, n or k of a GEMM, rows, rows of an expert, head_dim, or
-        tokens / tp (with sequence parallelism, each GPU quantizes that many tokens).
-    multiple: divisor of the size, or the sizes to which a kernel pads, in order.
+    dtypes: dtypes of the op's inputs to which the rule applies.
+    sides: sides to which the rule applies: m, n or k of a GEMM, rows, rows of an expert, head_dim,
+        or tokens / tp (with sequence parallelism, each GPU quantizes that many tokens).
+    multiple: divisor of the size, or the sizes to which a kernel pads, in ascending order.
     effect: one of EFFECTS.
     whose: library or software that has the rule, for texts.
     libraries: values of `--library` that the rule concerns; () for all.
@@ -84,7 +84,7 @@ class AlignmentRule(Rule):
     def allowed(self, size: int) -> int:
         """Returns the smallest size of at least `size` that the rule allows.
 
-        It is `size` itself if that exceeds every size to which a kernel pads.
+        The result is `size` itself if it exceeds every size to which a kernel pads.
         """
         if isinstance(self.multiple, int):
             return cdiv(size, self.multiple) * self.multiple
@@ -270,6 +270,7 @@ def broken_rules(
 
 
 def _broken(rule: AlignmentRule, work: Gemm | GroupedGemm | Attention) -> Iterator[Broken]:
+    """Yields each size of a workload that breaks a rule."""
     if "rows" in rule.sides and isinstance(work, Gemm | GroupedGemm):
         gemm = work if isinstance(work, Gemm) else work.gemm(_WHOLE_ROWS)
         for side, step in misaligned_sides(gemm).items():

@@ -1,8 +1,8 @@
-"""Reads files that a user names, if they are regular and not too large, and replaces files at once.
+"""Reads files that a user names if they are regular and not too large, and replaces files safely.
 
 A pipe could block forever, a device never ends, and a file of the wrong kind may exceed the memory.
 Such files raise OSError with the reason in `strerror`. Files with the suffix .gz or .xz are
-unpacked.
+unpacked. A file is replaced in one step, so that readers never see a part of it.
 """
 
 import errno
@@ -173,9 +173,10 @@ def write_file(
     *,
     expected: str = "a file that can be written",
 ) -> None:
-    """Replaces a file at once, so that readers never see a part of it.
+    """Replaces a file in one step, so that readers never see a part of it.
 
-    A symbolic link stays, and its target is replaced. Missing folders are created.
+    The content is first written to a file beside it. A symbolic link stays, and its target is
+    replaced. A device or pipe is written directly. Missing folders are created.
 
     operation, expected: operation and expectation for error messages.
 

@@ -1,6 +1,6 @@
 """Defines the result of timing one point: samples, the check of its output, and its quality grade.
 
-Only raw samples are stored. Statistics are computed when they are read.
+Only raw samples are stored. Statistics are computed when a measurement is read.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Measurement:
         time.
     floor_us: time of an empty kernel in the same mode on the same device, which every sample
         includes; None if it is unknown.
-    mean_clock: mean SM clock of such work at that time. The time is stated at this clock. None if
-        it is unknown.
+    mean_clock: mean SM clock of work of this kind around the time of the measurement. `stated`
+        gives the time at this clock. None if it is unknown.
     """
 
     samples_us: tuple[float, ...]

@@ -61,8 +61,8 @@ class Availability:
 def batches_per_block(sk: int) -> int:
     """Returns how many rows of `sk` scores one block of Megatron's softmax kernels processes.
 
-    There are 8 rows for up to 128 columns, and 4 rows above. Below 17 columns there are more, but
-    the kernel is not used there.
+    A block processes 8 rows of up to 128 columns, or 4 longer rows. It processes more rows of fewer
+    than 17 columns, but the fused kernel is not used for them.
 
     >>> batches_per_block(128), batches_per_block(129)
     (8, 4)
@@ -136,8 +136,8 @@ def megatron_fused_available(
 def softmax_objections(work: Softmax) -> tuple[str, ...]:
     """Returns the reasons why Megatron's fused kernel does not accept a softmax.
 
-    They are empty if it does. Rows of up to 2048 scores are assumed to run the first generation of
-    the kernels, and longer rows the last one.
+    The result is empty if the kernel accepts it. Rows of up to 2048 scores are assumed to run the
+    first generation of the kernels, and longer rows the last one.
     """
     return megatron_fused_available(
         sq=work.rows,

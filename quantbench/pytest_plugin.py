@@ -4,10 +4,10 @@
         a, b = torch.randn(2, 4096, 4096, device="cuda", dtype=torch.bfloat16)
         device_benchmark(lambda: torch.mm(a, b), flops=2 * 4096**3, dtype="bf16")
 
-The fixture replaces pytest-benchmark's clock by a clock that advances only by device time. It
-replays the samples of quantbench's timer to it, one per round, so all of pytest-benchmark's options
-use device time. pytest loads this module wherever quantbench is installed, so it must not import
-torch.
+The fixture replaces pytest-benchmark's timer by a clock that advances only by device time. It
+replays the samples of quantbench's timer to this clock, one per round, so all of pytest-benchmark's
+options use device time. pytest loads this module wherever quantbench is installed, so it must not
+import torch.
 """
 
 from __future__ import annotations

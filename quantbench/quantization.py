@@ -20,7 +20,8 @@ from quantbench.workload.ops import Gemm
 WARP_THREADS = 32
 #: number of bytes in a thread's widest load
 VECTOR_BYTES = 16
-# Number of rows of an expert that is aligned in every format. It serves to judge the weights alone.
+# Number of rows of an expert that is aligned in every format, so that only the weights can be
+# misaligned.
 _ALIGNED_ROWS = 256
 _KIB = 1024
 # Sources of the occupancy rule are the CUDA C++ Programming Guide 13.0, "Technical Specifications
@@ -67,7 +68,7 @@ class Quantization:
     """Tiles and waves of a GEMM. All counts are exact, and efficiencies are in (0, 1].
 
     num_tiles: number of blocks, including split-k parts and the batch.
-    tile_efficiency: useful share of the padded output.
+    tile_efficiency: useful fraction of the padded output.
     num_waves: number of waves, including the last.
     last_wave_tiles: number of blocks in the last wave, 1 to resident_blocks.
     wave_efficiency: num_tiles / (num_waves · resident_blocks).
@@ -89,11 +90,11 @@ class Quantization:
 
 @dataclass(frozen=True)
 class IdleShare:
-    """Share of the SMs' time that a GEMM's tiles leave unused, with the reason.
+    """Fraction of the SMs' time that a GEMM's tiles leave unused, with the reason.
 
     kind: `tile edge` (padding), `wave edge` (the last wave), or `fewer blocks than SMs`.
-    share: unused share, 0 to 1.
-    words: text of the reason, without the share.
+    share: unused fraction, 0 to 1.
+    words: text of the reason, without the fraction.
     """
 
     kind: str
@@ -173,12 +174,13 @@ def credible_waves(
 ) -> Quantization | None:
     """Returns the tiles and waves of a GEMM, or None if they would mislead.
 
-    They mislead unless exactly one block is resident per SM, because with several blocks a
+    Waves mislead unless exactly one block is resident per SM, because with several blocks a
     half-full wave takes less time than a full one. They also mislead if they contradict the rate: a
     GEMM at 72 % of peak does not leave 52 % of the SMs idle.
 
     blocks_per_sm: number of resident blocks per SM; None if it is unknown.
-    peak_share: measured or predicted rate as a share of the device's peak; None if it is unknown.
+    peak_share: measured or predicted rate as a fraction of the device's peak; None if it is
+        unknown.
     """
     if blocks_per_sm != 1:
         return None
@@ -193,10 +195,11 @@ def idle_shares(
     blocks_per_sm: int | None,
     peak_share: float | None,
 ) -> tuple[IdleShare, ...]:
-    """Returns the shares that padding and the last wave leave idle, largest first.
+    """Returns the fractions of the SMs' time that padding and waves leave idle, largest first.
 
-    The result is empty if the shares contradict the rate, so the busy shares multiply to at least
-    peak_share. The arguments are those of `credible_waves`.
+    A fraction that contradicts the rate is left out, so that the product of the busy fractions (1 −
+    idle) is at least peak_share. If the padding contradicts the rate, the result is empty. The
+    arguments are those of `credible_waves`.
 
     >>> gemm = Gemm(m=2305, n=3072, k=4096)
     >>> [idle.words for idle in idle_shares(gemm, Tile(128, 256), 108, 1, peak_share=0.6)]
@@ -258,6 +261,7 @@ def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
 
 
 def _leaves_room(used: float, peak_share: float | None) -> bool:
+    """Returns whether a rate is possible if only the fraction `used` of the SMs' time is used."""
     return peak_share is None or peak_share <= used
 
 

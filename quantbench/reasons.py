@@ -57,7 +57,7 @@ def reason_line(error: BaseException) -> str:
 def reason_in_output(text: str) -> str:
     """Returns the line of a dead process's output that states the cause, or "".
 
-    It is the exception of the last traceback, or the last line if there is no traceback.
+    The cause is the exception of the last traceback, or the last line if there is no traceback.
     """
     _, traceback, after = text.rpartition(_TRACEBACK)
     lines = _informative_lines(after)
@@ -71,11 +71,13 @@ def _informative_lines(text: str) -> list[str]:
 
 
 def _shown(reason: str) -> str:
+    """Cuts a reason, and replaces names of temporary files, which differ each time."""
     temporary_file = rf"{re.escape(gettempdir())}/[\w./-]*"
     return shortened(re.sub(temporary_file, "…", reason.strip()), _LONGEST)
 
 
 def _failed_command(error: CalledProcessError) -> str:
+    """Describes the failure of a command, such as a compiler that Triton calls."""
     command = error.cmd if isinstance(error.cmd, str) else str(error.cmd[0])
     reason = f"{Path(command).name} ended with exit status {error.returncode}"
     compiler_error = _last_compiler_error()

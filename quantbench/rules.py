@@ -27,7 +27,7 @@ class Rule:
 class Verdict:
     """Verdict on one rule of thumb.
 
-    rule, predicate, claim: id of the rule, its condition, and the benefit that it promises.
+    rule, predicate, claim: id of the rule, its condition, and the benefit that it claims.
     verdict: one of VERDICTS.
     effect: ratio of the times per unit of work with the rule broken and with the rule kept. It is
         the median over the pairs, or the mean if there are few.

@@ -1,6 +1,6 @@
 """Computes the time of a point at its mean SM clock, with an interval, from samples and clocks.
 
-The clock varies, and the samples of a point show only a moment of it.
+The SM clock varies, and the samples of a point show only a moment of it.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from quantbench.stats import (
 
 Times = npt.NDArray[np.float64]
 
-# Smallest number of samples, and smallest relative range of their clocks, from which the effect of
-# the clock on the times is estimated.
+# Minimum number of samples, and minimum relative range of their SM clocks, from which the effect of
+# the clock on the times is estimated. Otherwise its exponent may be anything from 0 to 1.
 _FEWEST_FOR_EXPONENT = 10
 _LEAST_MOVE = 1e-4
 
@@ -45,9 +45,11 @@ class Stated:
     times_us: the samples, each scaled to the mean clock.
     latency_us: typical value of these times (`stats.typical_us`).
     interval: 95 % interval of the time at the mean clock.
-    sampling: relative half-width that more samples narrow. It is infinite if there are too few
-        samples for an interval.
-    clock: relative half-width that the mean clock adds.
+    sampling: half-width that more samples narrow, relative to latency_us. It contains the scatter
+        of the samples and the uncertainty of the exponent (see `stated`). It is infinite if there
+        are too few samples for an interval.
+    clock: half-width that is added to the scatter of the samples, relative to latency_us. It
+        contains the uncertainty of the mean clock and that of the exponent.
     """
 
     times_us: Sequence[float]
@@ -58,9 +60,9 @@ class Stated:
 
     @property
     def relative_half_width(self) -> float:
-        """Half-width of the interval as a share of the time.
+        """Half-width of the interval relative to the time.
 
-        It is infinite if there are too few samples.
+        The result is infinite if there are too few samples.
         """
         if isinf(self.sampling):
             return self.sampling
@@ -80,7 +82,7 @@ def stated(
     within these bounds.
 
     clocks_mhz: SM clock at each sample; empty if it is unknown.
-    mean: mean clock; None if it is unknown.
+    mean: mean SM clock; None if it is unknown.
     tick_us: resolution of the times in µs, which is used if all samples are equal.
     """
     if len(samples_us) == 1:  # a short cut for large tables of single times
@@ -123,8 +125,9 @@ def _exponent(times_us: Times, log_clocks: Times) -> tuple[float, float]:
 def _scaled(times_us: Times, logs: Times) -> Times:
     """Returns times · exp(logs).
 
-    Samples on ticks of the clock are all scaled by the mean, which keeps the share of samples on
-    each tick.
+    If the factors differ by less than a tick of the timer, all samples are scaled by the mean
+    factor. Samples on one tick then stay on one tick, and typical_us still finds the time between
+    the ticks.
     """
     if float(np.ptp(logs) * times_us.mean()) < tick(times_us):
         logs = logs.mean()

@@ -1,8 +1,8 @@
 """Computes order statistics of timing samples: median and its interval, quantiles, noise, outliers.
 
-Clocks tick: a kernel of 12.2 µs between events of 0.5 µs reads 12.0 or 12.5, and the median of such
-samples moves in steps of 4 %. A sample starts at a random moment between two ticks, so the share of
-each reading tells where between the ticks the time lies.
+Timers tick: a kernel of 12.2 µs between events of 0.5 µs reads 12.0 or 12.5, and the median of such
+samples moves in steps of 4 %. A sample starts at a random moment between two ticks, so the fraction
+of samples with each reading tells where between the ticks the time lies.
 """
 
 from bisect import bisect_left
@@ -31,14 +31,15 @@ _FAR_OUT = 3.0
 # Φ⁻¹(3/4) = 1.4826.
 _SIGMA_PER_MAD = 1.0 / NormalDist().inv_cdf(0.75)
 
-# Values that differ by less than this share differ by float rounding (float32 milliseconds: 6e-8).
+# Values that differ by less than this fraction differ by float rounding (float32 milliseconds:
+# 6e-8).
 _SAME = 1e-6
 
-# No clock in use ticks more finely than 1 ns, so a step of more than half of it is not rounding.
+# No timer in use ticks more finely than 1 ns, so a step of more than half of it is not rounding.
 _LARGEST_ROUNDING_US = 0.0005
 
-# No clock in use ticks more coarsely than this (CUDA events: 0.5 to 1.024 µs). Larger steps
-# separate modes or outliers.
+# No timer in use ticks more coarsely than this (CUDA events: 0.5 to 1.024 µs). Larger steps between
+# samples separate modes or outliers.
 _COARSEST_TICK_US = 2.0
 
 
@@ -130,11 +131,11 @@ def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interva
 
 
 def typical_us(samples_us: Samples) -> float:
-    """Returns the median of times, interpolated between the clock's ticks.
+    """Returns the median of times, interpolated between the timer's ticks.
 
-    It is the median of the mid-distribution, in which half of the samples on a tick count as below
-    the tick. For samples on two neighbouring ticks it is their mean, which is unbiased. Without
-    ties it is the ordinary median.
+    The result is the median of the mid-distribution, in which half of the samples on a tick count
+    as below the tick. For samples on two neighbouring ticks it is the mean of the samples, which is
+    unbiased. Without ties it is the ordinary median.
     Source: Y. Ma, M. Genton and E. Parzen, Asymptotic properties of sample quantiles of discrete
     distributions, Annals of the Institute of Statistical Mathematics 63 (2011).
 
@@ -144,6 +145,7 @@ def typical_us(samples_us: Samples) -> float:
     values = _array(samples_us, "typical_us")
     middle = float(np.median(values))
     step = _fine_tick(values)
+    # Samples that differ by less than a quarter of a tick are on the same tick.
     near = step / 4
     excess = np.count_nonzero(values > middle + near) - np.count_nonzero(values < middle - near)
     if not step or not excess:
@@ -157,8 +159,8 @@ def typical_us(samples_us: Samples) -> float:
 def untied(samples_us: Samples) -> npt.NDArray[np.float64]:
     """Returns the samples in ascending order, with samples on one tick spread evenly.
 
-    They are spread from the previous tick to the next one. The result serves rank tests of two sets
-    of samples, whose shift would otherwise be a whole number of ticks.
+    Samples on one tick are spread from the previous tick to the next one. The result serves rank
+    tests of two sets of samples, whose shift would otherwise be a whole number of ticks.
 
     >>> untied([12.0, 12.5, 12.0]).tolist()
     [11.75, 12.25, 12.5]
@@ -175,14 +177,14 @@ def typical_interval(
 ) -> Interval:
     """Returns a confidence interval of `typical_us`.
 
-    It is the median's interval unless the clock's ticks limit that. With more samples than ticks
-    between its ends, the median's interval is a whole number of ticks. The interval is then that of
-    Huber's estimator with a limit of one tick, whose standard error follows from the samples within
-    a tick. As in Agresti and Coull's interval of a share, z²/2 is added to the squares, because
-    equal samples do not mean that the time is exactly on the tick. Steps above 2 µs are not ticks;
-    for them, the half-width is at least half a step.
+    Usually this is the median's interval. If there are more samples than ticks between the ends of
+    that interval, its width is a whole number of ticks and says little. The result is then the
+    interval of Huber's estimator with a limit of one tick, whose standard error follows from the
+    samples within a tick. As in Agresti and Coull's interval of a proportion, z²/2 is added to the
+    squares, because equal samples do not mean that the time is exactly on the tick. Steps above
+    2 µs are not ticks; for them, the half-width is at least half a step.
 
-    tick_us: resolution of the clock in µs. It is used if the samples show none because all are
+    tick_us: resolution of the timer in µs. It is used if the samples show none because all are
         equal.
 
     >>> equal = typical_interval([12.0] * 40, tick_us=0.5)
@@ -208,7 +210,10 @@ def typical_interval(
 
 
 def _on_ticks(width: float, step: float, ranks: float) -> bool:
-    """Returns whether samples share ticks.
+    """Returns whether several samples are on one tick.
+
+    Samples on distinct ticks would span at least as many ticks as ranks. Half a rank is subtracted
+    because of rounding.
 
     width: distance that the samples span.
     step: distance between ticks.
@@ -220,12 +225,12 @@ def _on_ticks(width: float, step: float, ranks: float) -> bool:
 def relative_half_width(
     samples_us: Samples, confidence: float = CONFIDENCE, tick_us: float = 0.0
 ) -> float:
-    """Returns the half-width of `typical_interval` as a share of `typical_us`.
+    """Returns the half-width of `typical_interval` relative to `typical_us`.
 
     The result is infinity if there are too few samples for the confidence (6 for 95 %), or if the
     median is not positive.
 
-    tick_us: resolution of the clock in µs, which is used if all samples are equal.
+    tick_us: resolution of the timer in µs, which is used if all samples are equal.
 
     >>> relative_half_width([10.0] * 10), round(relative_half_width([10.0] * 10, tick_us=0.5), 3)
     (0.0, 0.014)
@@ -239,7 +244,7 @@ def relative_half_width(
 
 
 def quantiles(samples: Samples, shares: Sequence[float]) -> tuple[float, ...]:
-    """Returns the linearly interpolated quantiles at these shares, 0 to 1.
+    """Returns the linearly interpolated quantiles at these fractions of the samples, 0 to 1.
 
     >>> quantiles([1.0, 2.0, 3.0, 4.0, 5.0], (0.25, 0.5, 0.75))
     (2.0, 3.0, 4.0)
@@ -252,21 +257,23 @@ def quantiles(samples: Samples, shares: Sequence[float]) -> tuple[float, ...]:
 def spread(samples: Samples) -> float:
     """Returns (90 % quantile − 10 % quantile) / median.
 
-    The tick that the clock adds to tied samples is taken off the difference.
+    If the samples share ticks of the timer, one tick is subtracted from the difference, because the
+    rounding to ticks widens it by up to a tick.
     """
     low, middle, high = quantiles(samples, (0.1, 0.5, 0.9))
     width = high - low
     step = _fine_tick(samples)
+    # 80 % of the ranks are between the two quantiles.
     if _on_ticks(width, step, 0.8 * (len(samples) - 1)):
         width = max(0.0, width - step)
     return width / middle if middle > 0 else inf
 
 
 def outlier_share(samples: Samples) -> float:
-    """Returns the share of samples that are "far out" (Tukey).
+    """Returns the fraction of samples that are "far out" (Tukey).
 
-    They are more than 3 interquartile ranges outside the quartiles. The range counts as at least a
-    tick.
+    A sample is far out if it is more than 3 interquartile ranges outside the quartiles. The
+    interquartile range counts as at least a tick.
 
     >>> outlier_share([10.0, 10.1, 10.2, 10.1, 10.0, 10.2, 10.1, 30.0])
     0.125
@@ -281,7 +288,8 @@ def noise(samples: Samples) -> float:
     """Returns the robust relative standard deviation, 1.4826 · median absolute deviation / median.
 
     A few disturbed samples change it little. If most samples are on one tick, their median
-    deviation is 0. The standard deviation, with deviations limited to a tick, is then used instead.
+    deviation is 0. The standard deviation, with each deviation limited to a tick, is then used
+    instead.
 
     >>> round(noise([9.0, 10.0, 11.0, 10.0, 9.0, 11.0, 500.0]), 4)
     0.1483
@@ -297,10 +305,10 @@ def noise(samples: Samples) -> float:
 
 
 def tick(samples: Samples) -> float:
-    """Returns the clock's resolution, which is the smallest step between two different samples.
+    """Returns the timer's resolution, which is the smallest step between two different samples.
 
-    It is 0 if all samples are equal. A few samples show the tick of a coarse clock. For a fine
-    clock, the result is far below the noise.
+    The result is 0 if all samples are equal. A few samples show the tick of a coarse timer. For a
+    fine timer, the result is far below the noise.
 
     >>> tick([10.24, 11.264, 12.288, 10.24])
     1.024
@@ -313,6 +321,6 @@ def tick(samples: Samples) -> float:
 
 
 def _fine_tick(samples: Samples) -> float:
-    """Returns the tick, or 0 if the smallest step is larger than any clock's tick."""
+    """Returns the tick, or 0 if the smallest step is larger than any timer's tick."""
     step = tick(samples)
     return step if step <= _COARSEST_TICK_US else 0.0

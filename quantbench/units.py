@@ -94,7 +94,7 @@ def _three_digits(value: float) -> str:
 def with_interval(value: float, half_width: float) -> str:
     """Returns a value and its half-width as text, rounded to the half-width's first digit.
 
-    Both have the same unit.
+    The value and the half-width have the same unit.
 
     >>> with_interval(412.34, 2.1), with_interval(0.12345, 0.0004), with_interval(95.0, 0.0)
     ('412 ±2', '0.1235 ±0.0004', '95.0')
@@ -108,7 +108,7 @@ def with_interval(value: float, half_width: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Returns a share as text in percent, with one decimal below 10 %.
+    """Returns a fraction as text in percent, with one decimal below 10 %.
 
     >>> percent(0.0433), percent(0.62)
     ('4.3 %', '62 %')
@@ -119,7 +119,7 @@ def percent(share: float) -> str:
 
 
 def signed_percent(share: float) -> str:
-    """Returns a share as text in percent, with its sign.
+    """Returns a fraction as text in percent, with its sign.
 
     >>> signed_percent(0.0433), signed_percent(-0.62)
     ('+4.3 %', '−62 %')

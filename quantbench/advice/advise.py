@@ -17,6 +17,7 @@ from quantbench.errors import InputError, require_int
 from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
+from quantbench.workload.dtypes import DTYPES
 
 # Smallest saving of an op that gives a reason, as a share of the shape's time, and largest number
 # of ops that give reasons for one shape.
@@ -171,7 +172,16 @@ def advise(
     remembered = RememberedTimes(times, softmax=shape.softmax, kernels=kernels)
     space = space or Space()
     cost = cost_of(shape, remembered)
-    search = Search(shape, remembered, space if top else None)
+
+    def broken(one: TransformerShape) -> tuple[Broken, ...]:
+        return broken_by_shape(one, library=library, backward=not one.experts, device=device)
+
+    def runs(one: TransformerShape) -> bool:
+        # No rule of a 16-bit format names a crash.
+        wide = DTYPES[one.dtype].element_bytes >= 2
+        return wide or all(found.rule.effect != "crashes" for found in broken(one))
+
+    search = Search(shape, remembered, space if top else None, runs)
     best = search.best(top)
     missing: tuple[str, ...] = ()
     if shape.experts:
@@ -186,7 +196,7 @@ def advise(
         singles=_advised(search.single(), cost, remembered),
         tried=search.tried,
         space=space,
-        broken=broken_by_shape(shape, library=library, backward=not shape.experts, device=device),
+        broken=broken(shape),
         missing=missing,
         blocks=_broken_blocks(shape),
         too_large=_too_large(shape, device),

@@ -5,7 +5,7 @@ without parameters (attention between all pairs of tokens) adds to the time only
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -93,11 +93,21 @@ class Search:
     base: given shape.
     times: predicted times of single ops.
     space: limits of the search; None to try no other shape.
+    runs: function that says whether a shape runs at all. Shapes that do not are left out if any
+        shape runs.
     """
 
-    def __init__(self, base: TransformerShape, times: RememberedTimes, space: Space | None) -> None:
+    def __init__(
+        self,
+        base: TransformerShape,
+        times: RememberedTimes,
+        space: Space | None,
+        runs: Callable[[TransformerShape], bool] = lambda _: True,
+    ) -> None:
         self._times = times
-        groups = shapes_near(base, space, times.device.memory_bytes) if space else {}
+        near = shapes_near(base, space, times.device.memory_bytes) if space else {}
+        running = {group: list(filter(runs, found)) for group, found in near.items()}
+        groups = {group: found for group, found in running.items() if found} or near
         shapes = {base}.union(*groups.values())
         self.tried = len(shapes) - 1
         ops = {shape: shape.modelled_ops() for shape in shapes}

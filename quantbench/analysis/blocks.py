@@ -129,7 +129,7 @@ def num_waves(workload: Workload, tile: Tile, resident_blocks: int) -> int | Non
 def largest_split(blocks: int, resident_blocks: int) -> int:
     """Returns the largest power of two by which a library can split each block within one wave.
 
-    Libraries split blocks, into narrower tiles or by split-k, when at most half a wave is occupied.
+    Libraries split blocks, into narrower tiles or by split-k, if these fill at most half a wave.
 
     >>> largest_split(24, 108), largest_split(60, 108)
     (4, 1)
@@ -187,7 +187,7 @@ def compute_bound(workload: Workload, spec: DeviceSpec) -> bool:
     return workload.flops / (peak * 1e3) > workload.min_bytes / spec.memory_gb_per_s
 
 
-# Smallest idle share that is reported.
+# Smallest idle fraction of the SMs' time that is reported as a reason.
 _SMALLEST_IDLE = 0.01
 
 #: kinds of `Cause`
@@ -232,8 +232,8 @@ def idle_reasons(
 
     spec: the device that runs the workload.
     used: the tile that computes the workload; with None only the alignment is checked.
-    peak_share: measured or predicted rate as a share of peak; None if it is unknown. Idle shares
-        that contradict this rate are left out.
+    peak_share: measured or predicted rate as a fraction of peak; None if it is unknown. Idle
+        fractions that contradict this rate are left out.
     """
     if isinstance(workload, Attention):
         if workload.head_dim % 8 == 0:  # 8 fp16 or bf16 elements fill a 16-byte load
@@ -259,14 +259,16 @@ def idle_reasons(
 
 
 def misaligned_share(aligned_bytes: int) -> float:
-    """Returns the share of its rate that a GEMM loses if its rows are not aligned to 16 bytes.
+    """Returns the fraction of its rate that a GEMM loses if its rows are not aligned to 16 bytes.
 
-    The share comes from the parameter `misaligned` of the cost model.
+    Each halving of the alignment below 16 bytes multiplies the rate by exp(−misaligned), where
+    `misaligned` is a parameter of the cost model.
 
     aligned_bytes: alignment of the rows, in bytes; a power of two.
 
     >>> round(misaligned_share(2), 2)
     0.53
     """
+    # Number of times that the alignment is half of the needed 16 = 2⁴ bytes.
     halvings = 4 - log2(aligned_bytes)
     return 1 - exp(-PARAMETERS[INDEX["misaligned"]].mean * halvings)

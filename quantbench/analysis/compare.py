@@ -2,8 +2,8 @@
 
 A point is slower or faster if a rank test on the raw samples finds a change larger than the
 tolerance, after Holm's correction over all points, because one false regression fails a build. The
-tolerance is the user's margin or the noise of the reference points, whichever is larger; a point is
-the same only if the whole 95 % interval lies within the margin.
+tolerance is the user's margin or the noise of the reference points, whichever is larger. A point is
+the same only if the whole 95 % interval of its ratio of times lies within the margin.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MATCHES = ("key", "workload")
 class Matched:
     """Two records of the same workload, one from run a and one from run b.
 
-    place: first place of the workload on the axes of run b, or of run a if run b has none.
+    place: first grid point of the workload in run b, or in run a if run b has none.
     workload: description of the workload.
     keys, providers: key and provider of the record in run a and of the record in run b.
     """
@@ -127,8 +127,8 @@ def _same_kernels_apart(
     """Returns one record per key for each run.
 
     If a key has several measured records, as in an imported table with one row per kernel, the
-    kernel name becomes part of the key. A record without a usable measurement is used only if its
-    key has no usable one.
+    kernel name becomes part of the key. A record without a usable measurement is used only if no
+    other record of its key has one.
     """
     several = set()
     for key, records in (*a.items(), *b.items()):
@@ -201,7 +201,7 @@ class Compared(Matched):
     p: p-value of the test for a change, after Holm's correction.
     change: one of CHANGES.
     why: why there is no interval, why the times cannot be compared, or which kernel replaced which;
-        empty if none of these applies.
+        empty if there is nothing to say.
     """
 
     a_us: float

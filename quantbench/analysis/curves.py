@@ -2,8 +2,8 @@
 
 The standard error of a point's log time combines the error of the median from the point's own
 samples, the scatter between repetitions of the reference point and, for single times, the scatter
-between nearly equal sizes. If the fits of a family scatter more than expected, its standard errors
-are scaled up to match.
+between nearly equal sizes. If the fits of a family scatter more than expected, the standard errors
+of this family are scaled up to match.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
     """Returns all curves along `axis` with at least `fewest` points, in order of first appearance.
 
     All points of a curve have the same timing mode, because times differ by 1 to 2.5 µs between
-    modes, which is no cliff. If several records have the same place (a table with one row per
+    modes, which is no cliff. If several records have the same grid point (a table with one row per
     kernel), the fastest is used.
     """
     groups: dict[tuple[Any, ...], dict[int, Point]] = {}
@@ -155,7 +155,8 @@ LEAST_ERROR = 0.002
 # Relative error of single times if too few sizes are close together to estimate it. In published
 # tables, rows with the same work differ by 1 to 3 % (aiconfigurator-core).
 _UNKNOWN_ERROR = 0.03
-# A point with fewer samples than this takes part of its noise from the mean of its curve.
+# A point with fewer than this number N of samples takes part of its noise from its curve: with n
+# samples, its own variance has the weight n/N, and the mean noise of the curve has the rest.
 _OWN_SAMPLES = 10
 # The median absolute deviation of few samples is too small on average. These factors correct it for
 # 2 … 9 samples; for more samples the factor is n / (n − 0.8). Source: Croux and Rousseeuw,
@@ -206,9 +207,9 @@ def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
 def _error_of_figures(curves: Sequence[Curve]) -> float:
     """Estimates the standard error of the single times of one family from pairs of close sizes.
 
-    Steps go up, so a larger size that took less time shows noise. Noise is symmetric, so the size
-    of these drops measures it. If a slope leaves too few drops, the lower quartile over all pairs
-    is used, which tolerates steps in half of the pairs.
+    Steps go up, so a larger size that took less time shows noise. Noise is symmetric, so the median
+    of these drops measures the noise. If a slope leaves too few drops, the lower quartile of the
+    differences of all pairs is used, which tolerates steps in half of the pairs.
     """
     rises = []
     for curve in curves:
@@ -225,14 +226,15 @@ def _error_of_figures(curves: Sequence[Curve]) -> float:
 # Standard errors are scaled up if the fits scatter by more than this many times the expected
 # scatter.
 _SETTLED = 1.3
-# Fewest degrees of freedom, over all fits of a family, from which its scatter is estimated.
+# Minimum number of degrees of freedom, over all fits of a family, from which the scatter of these
+# fits is estimated.
 _ENOUGH_FREEDOM = 8
-# Factors on the noise of single times that are tried. The first, 1.0, keeps the estimate from close
-# sizes.
+# Factors on the estimated noise of single times that are tried. The first, 1.0, keeps the estimate
+# from close sizes.
 _NOISE_FACTORS = (1.0, 0.5, 0.7, 1.4)
 # A family with more curves has enough close pairs of sizes, so only the factor 1.0 is tried.
 _MANY_CURVES = 4
-# Fewest degrees of freedom per point that a fit must leave.
+# Minimum number of degrees of freedom per point. Fits that leave fewer are rejected.
 _ENOUGH_SHARE = 0.4
 
 
@@ -278,9 +280,10 @@ def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ..
 
 
 def _fit_family(curves: Sequence[Curve], between: float) -> list[FittedCurve]:
-    """Fits the curves of one family with standard errors that match their scatter.
+    """Fits the curves of one family, and scales their standard errors to match their scatter.
 
-    The fits are in the order of the curves.
+    For single times, the noise level with the most likely fits is chosen. The fits are returned in
+    the order of the curves.
     """
     figure_error = _error_of_figures(curves)
     sigmas = [_errors(curve, between, figure_error) for curve in curves]
@@ -327,8 +330,8 @@ def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
 def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:
     """Fits curves of single times at several noise levels.
 
-    Returns the fits with the highest likelihood. Fits that leave few degrees of freedom are
-    rejected, because pieces of one or two points can explain any noise.
+    Returns the fits with the highest likelihood, with a penalty for each break. Fits that leave few
+    degrees of freedom are rejected, because pieces of one or two points can explain any noise.
     """
     best: _Grids = []
     best_cost = np.inf
@@ -336,6 +339,7 @@ def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: flo
     for factor in _NOISE_FACTORS if len(curves) <= _MANY_CURVES else (1.0,):
         scaled = [np.maximum(sigma * factor, between) for sigma in sigmas]
         grids = _find(curves, scaled)
+        # −2 log likelihood up to a constant, plus the penalties.
         cost = sum(float(pieces.cost.sum() + 2 * np.log(pieces.sigma).sum()) for _, pieces in grids)
         free = sum(float(pieces.freedom.sum()) for _, pieces in grids)
         if free < _ENOUGH_SHARE * points:
@@ -347,10 +351,10 @@ def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: flo
 
 
 def _scatter_factor(grids: _Grids) -> float:
-    """Returns the measured scatter about the fits over the expected scatter.
+    """Returns the ratio of the measured scatter about the fits to the expected scatter.
 
-    Takes the median over the curves, so that a few badly fitted curves have no effect. Returns 1 if
-    there are too few degrees of freedom.
+    The ratio is the median over the curves, so that a few badly fitted curves have no effect. It is
+    1 if there are too few degrees of freedom.
     """
     freedom = np.concatenate([pieces.freedom for _, pieces in grids])
     chi2 = np.concatenate([pieces.chi2 for _, pieces in grids])

@@ -59,7 +59,7 @@ def padding_lines(points: Iterable[Point], tile_of: TileOf) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Padding:
-    """A grouped GEMM at one place, and the rows of the tile to which its rows are padded."""
+    """A grouped GEMM at one grid point, and the tile rows to which its rows are padded."""
 
     axes: dict[str, int]
     work: GroupedGemm
@@ -67,7 +67,7 @@ class _Padding:
 
     @property
     def factor(self) -> float:
-        """Number of rows with padding over the number without."""
+        """Number of rows with padding, divided by the number of rows without."""
         return padded_rows(self.work, self.block_m) / self.work.rows
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
 The possible causes are checked in a fixed order, and the first that applies is returned: lower
 clock, changed kernel, lost alignment, more waves or tiles, padding, working set beyond the cache.
-Clock, waves, tiles and padding count only if they explain half of the step.
+Clock, waves, tiles and padding count only if they explain at least half of the step.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ from quantbench.quantization import alignment_words, cdiv, kernel_change_words, 
 from quantbench.units import percent, size
 from quantbench.workload import Softmax
 
-# Smallest share of the log jump that an effect must explain to be its cause.
+# Smallest fraction of the log jump that an effect must explain to be its cause.
 _SMALLEST_SHARE = 0.5
 # The fields that two tiles must share to divide the work in the same way.
 _SIDES_AND_SPLIT = attrgetter("block_m", "block_n", "split_k")
-# The slowdown begins before the working set exceeds the cache, and ends after it does, both by up
-# to this factor.
+# The time rises gradually while the working set grows past the size of the cache. The faster side
+# of the step must need less than this factor times the cache, and the slower side more than the
+# cache divided by it.
 _CACHE_EDGE = 1.15
-# Number of later points that are checked for a drop of the time once the alignment is restored, and
-# the most work that such a point may do, relative to the point before the step.
+# A drop of the time once the alignment is restored is searched at up to _LOOK_AHEAD points after
+# the step. The search ends at the first point with more than _LITTLE_MORE_WORK times the work of
+# the point before the step.
 _LOOK_AHEAD = 8
 _LITTLE_MORE_WORK = 1.1
 
@@ -66,7 +68,8 @@ class CurveStep:
     def follows(self, before: float, after: float) -> bool:
         """Returns whether the growth of a quantity explains at least half of the step.
 
-        before, after: the quantity on each side of the step. The time is proportional to it.
+        before, after: the quantity on each side of the step. The time is proportional to this
+            quantity.
         """
         return log(after / before) / self.log_jump >= _SMALLEST_SHARE
 
@@ -104,8 +107,8 @@ def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
 def _tiles(step: CurveStep, tile_of: TileOf) -> tuple[TileInUse | None, TileInUse | None]:
     """Returns the tiles before and after the step; None for a tile that is unknown.
 
-    If only one side has a recorded kernel, the other side is assumed to run the same kernel. This
-    is done only if the next recorded kernel beyond the other side is that kernel too. Blocks of two
+    If only one side has a recorded kernel, the other side is assumed to run the same kernel,
+    provided that the next recorded kernel beyond the other side is the same. Blocks of two
     different tiles must not be compared, because their numbers differ at any size.
     """
     old = tile_of(step.before)
@@ -191,8 +194,8 @@ def _alignment(step: CurveStep, tile_of: TileOf) -> Cause | None:
 def _drops_back(step: CurveStep, tile_of: TileOf) -> bool | None:
     """Returns whether the time drops back at a nearby point whose alignment is restored.
 
-    The point must need as many waves as the point after the step. Returns None if there is no such
-    point, or if the step goes down.
+    Less than half of the step must remain at that point, and the point must need as many waves as
+    the point after the step. Returns None if there is no such point, or if the step goes down.
     """
     if step.log_jump < 0:
         return None

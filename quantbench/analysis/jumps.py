@@ -80,8 +80,8 @@ class Jump:
     def log_height(self) -> float:
         """Height that decides about refinement, in log time.
 
-        Between close sizes it is the height of the cliff, or 0 if there is none. Between distant
-        sizes it is the drop of the rate, or 0 if that drop is not significant.
+        Between close sizes the height is that of the cliff, or 0 if there is no cliff. Between
+        distant sizes it is the log drop of the rate, or 0 if that drop is not significant.
         """
         if self.close:
             cliff = self.cliff
@@ -136,9 +136,9 @@ class Cliff(OfFamily):
 
 
 def find_cliffs(jumps: Iterable[Jump], spec: DeviceSpec, tile_of: TileOf) -> tuple[Cliff, ...]:
-    """Finds the significant jumps, largest first.
+    """Finds the cliffs among the jumps, largest first (see `Jump.cliff`).
 
-    Significant are rises of the time that lower the rate of useful work, and falls of the time.
+    A rise of the time is a cliff only if it lowers the rate of useful work.
 
     tile_of: function that maps a point to its tile (see `periods.tile_finder`).
     """
@@ -151,6 +151,7 @@ def find_cliffs(jumps: Iterable[Jump], spec: DeviceSpec, tile_of: TileOf) -> tup
 
 
 def _cliff(jump: Jump, step: Break, spec: DeviceSpec, tile_of: TileOf) -> Cliff:
+    """Describes the significant step of a jump as a cliff, with its cause."""
     curve = jump.fitted.curve
     reach = _95_PERCENT * step.standard_error
     return Cliff(
@@ -174,9 +175,9 @@ def _cliff(jump: Jump, step: Break, spec: DeviceSpec, tile_of: TileOf) -> Cliff:
     )
 
 
-# Fewest curves over which a common cliff is determined.
+# Minimum number of curves over which a common cliff is determined.
 _FEWEST_CURVES = 8
-# Most kinds of cause that are named for one size.
+# Maximum number of kinds of cause that are named for one size.
 _CAUSES_NAMED = 2
 
 #: (axis, op, provider, variant, size before the gap, size after it)
@@ -187,15 +188,17 @@ _Key = tuple[str, str, str, str, int, int]
 class CommonCliff(OfFamily):
     """A jump of the median time over many curves of one family.
 
-    It lies between the sizes `at` and `next` of `axis`.
+    The jump lies between the sizes `at` and `next` of `axis`.
 
     num_curves: number of curves that were measured at both sizes.
     ratio, low, high: median jump, as a ratio of times, with its 95 % interval.
-    num_cliffs: number of curves that have a cliff of their own at this place.
-    causes: number of these cliffs by kind of cause, ordered by decreasing total cost.
-    stepping: (median ratio, number) of the curves that begin a new wave at this place; None if
-        there are none, or if no tile explains the family's steps.
-    level: the same of the curves that do not begin a new wave.
+    num_cliffs: number of curves that have a cliff of their own between these sizes.
+    causes: number of these cliffs by kind of cause, ordered by the decreasing sum of their log
+        heights.
+    stepping: (median ratio, number) of the curves that begin a new wave between these sizes; None
+        if there are none, or if no tile explains the family's steps.
+    level: (median ratio, number) of the curves that do not begin a new wave; None as for
+        `stepping`.
     """
 
     at: int
@@ -321,6 +324,7 @@ def find_gaps(jumps: Iterable[Jump]) -> tuple[AxisGap, ...]:
 
 
 def _gap(jump: Jump) -> AxisGap:
+    """Returns the gap over which a jump goes, as the bisection of a sweep needs it."""
     fitted = jump.fitted
     curve = fitted.curve
     i = jump.index

@@ -20,11 +20,12 @@ from quantbench.analysis.summary import LayerRow, Point, held_of, rows_of, usefu
 NEAR = 0.10
 #: factor within which a user can change a size in powers of two
 DOUBLE = 2
-# Smallest loss that is reported. It is larger for single times without samples, because their
-# repetitions differ by a few per cent.
+# Smallest loss that is reported. The limit is larger for single times without samples, because
+# their repetitions differ by a few per cent.
 _SMALLEST_LOSS = 0.03
 _SMALLEST_LOSS_OF_FIGURES = 0.08
-# A larger size counts as free if it takes at most this much longer (a share of the time).
+# A larger size counts as free if it takes at most this much longer, relative to the time of the
+# slow size.
 _FREE = 0.01
 
 
@@ -35,10 +36,10 @@ class BadSize:
     The better size is smaller by up to NEAR, or within a factor of DOUBLE.
 
     row, better: rows of the slow size and of the better size.
-    loss: throughput lost against the better size, as a share.
+    loss: throughput lost against the better size, relative to the throughput of the better size.
     low, high: bounds of the loss, from the intervals of both rows; None for times without samples.
-    up_to: largest value of `axis`, up to NEAR larger than the slow size, that takes no longer; None
-        if there is none.
+    up_to: largest value of `axis`, up to NEAR larger than the slow size, that takes at most 1 %
+        longer; None if there is none.
     culprit, culprit_at_better: the op that loses most time, at the slow size and at the better
         size.
     """
@@ -169,6 +170,7 @@ def _culprit(row: LayerRow, better: LayerRow) -> tuple[Point, Point]:
     there = {point.op: point for point in better.points}
 
     def excess_us(point: Point) -> float:
+        """Returns the time lost against the rate of the same op at the better size, in µs."""
         other = there[point.op]
         growth = useful_work(point.workload) / useful_work(other.workload)
         return point.count * (point.latency_us - other.latency_us * growth)

@@ -1,6 +1,7 @@
 """Infers tiles, resident blocks and the distance between steps from measured latencies.
 
-There is one result per curve family.
+There is one result per curve family. The results give the tile of points for which no kernel was
+recorded.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ from quantbench.quantization import cdiv
 from quantbench.units import percent
 from quantbench.workload import Gemm
 
-# Most curves that are compared with the candidates, and the most points of all curves together.
-# Curves longer than _LONGEST_CURVE are cut, because the work grows with the square of their points.
+# Maximum number of curves that are compared with the candidates, and of points of all these curves
+# together. Longer curves than _LONGEST_CURVE are cut, because the work grows with the square of
+# their points.
 _MOST_CURVES = 48
 _MOST_POINTS = 6000
 _LONGEST_CURVE = 256
-# Largest ratio of a tile's sides that is usual.
+# Up to this ratio of a tile's sides, the ratio does not count against the tile.
 _USUAL_ASPECT = 2.0
-# Fewest points of a curve whose steps are explained.
+# Minimum number of points of a curve whose steps are explained.
 _FEWEST_POINTS = 6
 
 
@@ -90,7 +92,8 @@ class Period(OfFamily):
 def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec) -> tuple[Period, ...]:
     """Infers the period of each family of GEMM curves that has enough close points.
 
-    Of several axes, the one with most close points is used.
+    If a family has curves along several axes, the axis with the largest number of close points is
+    used.
     """
     families: dict[Family, dict[str, list[FittedCurve]]] = {}
     for one in fitted:
@@ -169,6 +172,7 @@ def _plausibility(explanation: Explanation, spec: DeviceSpec) -> tuple[float, ..
     odd = (m.bit_count() > 1) + (n.bit_count() > 1)
     aspect = max(_USUAL_ASPECT, m / n, n / m)
     away = abs(np.log(m / assumed.block_m)) + abs(np.log(n / assumed.block_n))
+    # Explanations without a whole number of blocks per SM come last.
     per_sm = explanation.per_sm(spec.sm_count) or 99
     return (per_sm, odd, aspect, float(away), m, n)
 
@@ -177,11 +181,12 @@ def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]
     """Returns the mean distance between the steps of one curve, and its standard error.
 
     The curve with the most steps is used. A step that was missed leaves a gap of several distances,
-    which is allowed for. Returns (None, None) if the steps are fewer than three or uneven.
+    which is counted as several. Returns (None, None) if the steps are fewer than three or uneven.
     """
     best = np.zeros(0)
     for one in curves:
         middles = np.convolve(one.curve.sizes, [0.5, 0.5], "valid")
+        # Only rises of more than four standard errors count as steps (as for cliffs).
         rises = [b.index for b in one.fit.breaks if b.log_jump > 4 * b.standard_error]
         places = middles[np.array(rises, dtype=np.intp)]
         best = max(best, places, key=len)
@@ -191,6 +196,7 @@ def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]
     number = np.append(0.0, np.cumsum(np.maximum(1, np.round(apart / np.median(apart)))))
     slope, offset = np.polyfit(number, best, 1)
     scatter = float(np.std(best - slope * number - offset, ddof=2))
+    # The steps are uneven if they scatter by more than half of their distance.
     if scatter > slope / 2:
         return None, None
     return float(slope), scatter / float(np.sqrt(((number - number.mean()) ** 2).sum()))

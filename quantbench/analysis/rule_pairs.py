@@ -36,10 +36,10 @@ from quantbench.sweep.sizes import LINEAR_OPS
 from quantbench.units import dashed
 from quantbench.workload import Gemm, Softmax
 
-# A size with a neighbour on one side only, at the end of a range, is used if the two are within
-# this distance, in log size.
+# A size at the end of a range has neighbours on one side only. It is used if its neighbour is
+# within this distance, in log size, because the trend then hardly matters.
 _VERY_NEAR = 0.02
-# A last wave counts as whole if at least this share of it is occupied.
+# A last wave counts as whole if at least this fraction of it is occupied.
 _WHOLE = 0.9
 
 #: provider of the unfused softmax, which Megatron runs if its fused kernel does not support the
@@ -186,7 +186,7 @@ def _nearest(
 
 
 def _pair(kept: Point, broken: Sequence[Point], material: Material) -> RulePair:
-    """Compares the geometric mean of the points that break the rule with the kept point."""
+    """Compares the geometric mean of the costs of the points that break the rule with `kept`."""
     effect = float(np.mean(list(map(log_cost, broken))) - log_cost(kept))
     error = sqrt(sum(material.sigma(point) ** 2 for point in broken)) / len(broken)
     predicted = None
@@ -200,13 +200,13 @@ def _pair(kept: Point, broken: Sequence[Point], material: Material) -> RulePair:
 
 
 def _log_slots(point: Point, used: TileInUse | None) -> float | None:
-    """Returns the log ratio of the elements that all waves have room for to those of the output.
+    """Returns log(elements that all waves have room for / elements of the output) of a GEMM.
 
-    The waves and the output are those of a GEMM. Returns None for other workloads, and if the tile
-    is unknown or only assumed.
+    Returns None for other workloads, and if the tile is unknown or only assumed.
     """
     if used is None or used.source == "assumed" or not isinstance(point.workload, Gemm):
         return None
+    # Without waves, only the padding to whole tiles counts.
     resident = max(1, used.resident_blocks) if used.waves else 1
     return -log(quantize(point.workload, used.tile, resident).efficiency)
 
@@ -327,7 +327,7 @@ def first_of(material: Material, finders: Sequence[PairFinder]) -> PairsOrReason
 
 @dataclass(frozen=True)
 class _Layer:
-    """Sum of the ops of a layer at one place.
+    """Sum of the ops of a layer at one grid point.
 
     keys: keys of the records of the ops.
     log_cost: log of the time per unit of useful work.
@@ -344,7 +344,7 @@ def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
 
     There is one mapping for each setting of the other axes. Each op is taken from its fastest
     provider. Only ops that were measured at every value in one timing mode are summed. A setting
-    without a linear op among them is skipped.
+    whose summed ops include no linear op is skipped.
     """
     groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = defaultdict(
         lambda: defaultdict(dict)
@@ -380,7 +380,10 @@ def _layer(points: Sequence[Point], material: Material) -> _Layer:
 
 
 def best_value(material: Material, axis: str, value: int) -> PairsOrReason:
-    """Compares whole layers at `value` of `axis` with the fastest other value."""
+    """Compares whole layers at `value` of `axis` with layers at the best other value.
+
+    The best other value is the one that is fastest on average.
+    """
     by_rival: dict[int, list[RulePair]] = defaultdict(list)
     for layers in _layers(material, axis):
         for rival in layers.keys() - {value} if value in layers else ():

@@ -43,9 +43,10 @@ from quantbench.workload import Softmax
 #: smallest relative effect that makes a rule worth following
 MARGIN = 0.01
 _SMALLEST_EFFECT = log(1 + MARGIN)
-# Fewest pairs for which the median has a distribution-free interval.
+# Minimum number of pairs for which the median has a distribution-free interval.
 _MANY = 6
-# Pairs are inconsistent if they scatter by more than this many times their standard errors.
+# Pairs are inconsistent if the standard deviation of their effects is more than this many times the
+# root mean square of their standard errors.
 _INCONSISTENT = 2.0
 # Largest number of record keys that a verdict keeps as evidence. There may be thousands.
 _MOST_EVIDENCE = 200
@@ -55,7 +56,8 @@ def verdict_on(rule: RuleOfThumb, found: PairsOrReason) -> Verdict:
     """Returns the verdict on one rule.
 
     The verdict is CONFIRMED if the whole interval of the effect is above 1 + MARGIN, REFUTED if the
-    whole interval is below, and INCONCLUSIVE otherwise. It is NOT TESTED if there are no pairs.
+    whole interval is below, and INCONCLUSIVE otherwise. The verdict is NOT TESTED if there are no
+    pairs.
 
     found: pairs that test the rule, or the reason why there are none.
     """
@@ -192,7 +194,7 @@ _TOKENS = (512, 1024, 2048, 4096)
 
 
 def _hidden_sm_count(spec: DeviceSpec) -> Experiment:
-    """Builds an experiment around multiples of both the SM count and 64."""
+    """Builds an experiment around up to five multiples of both the SM count and 64."""
     step = lcm(spec.sm_count, 64)
     bases = [step * i for i in range(1, 9) if 1024 <= step * i <= 12288][:5]
     return _around_each(_LINEAR, "hidden", bases, (-128, 0, 128))

@@ -18,8 +18,8 @@ from quantbench.store.record import Measured, Record
 
 FloatArray = npt.NDArray[np.float64]
 
-# Most samples, of both sides together, for which the exact distribution of the rank sum is used.
-# Beyond, the normal approximation is as good, and it is conservative in its far tails.
+# Maximum number of samples, of both sides together, for which the exact distribution of the rank
+# sum is used. Beyond, the normal approximation is as good, and it is conservative in its far tails.
 _EXACT_UP_TO = 60
 # Larger samples are reduced to this many quantiles before the pairwise ratios are computed. The
 # interval moves by less than one rank.
@@ -127,7 +127,7 @@ def _thinned(samples: FloatArray) -> FloatArray:
     return thinned
 
 
-# Fewest repetitions from which the noise of a reference point is estimated.
+# Minimum number of repetitions from which the noise of a reference point is estimated.
 _FEWEST = 4
 
 
@@ -136,11 +136,11 @@ class Wander:
     """Noise and drift of the reference points in two runs.
 
     repeats_a, repeats_b: number of measurements of reference points in each run.
-    noise_a, noise_b: relative standard deviation of the medians of each run. If a run has too few
-        repetitions, it is estimated from both runs together. It is None if no reference point is
-        repeated.
-    allowance: ratio − 1 that the most extreme of all compared points stays below, with 95 %
-        probability, if nothing changed.
+    noise_a, noise_b: relative standard deviation of the medians of each run. If either run has too
+        few repetitions, both values are estimated from the two runs together. They are None if no
+        reference point is repeated.
+    allowance: relative change that the largest change among all compared points stays below, with
+        95 % probability, if nothing changed.
     shift: ratio b / a of the reference times; None if the runs have no common reference point.
     """
 
@@ -165,8 +165,8 @@ def wander(a: Run, b: Run, points: int) -> Wander:
     common = of_a.keys() & of_b.keys()
     if common:  # a run of several devices has several reference points
         shift = median([median(of_b[key]) / median(of_a[key]) for key in common])
-    # The quantile is that of the largest of all points (Bonferroni). Few repetitions determine the
-    # noise badly, so Student's t is used for them.
+    # The quantile is that of the largest change among all points (Bonferroni). Few repetitions
+    # determine the noise badly, so Student's t is used for them.
     confidence = 1 - (1 - CONFIDENCE) / max(points, 1)
     z = normal_quantile(confidence)
     if noise_a is None or noise_b is None:
@@ -195,9 +195,10 @@ def reference_medians(records: Iterable[Record]) -> dict[str, list[float]]:
 
 
 def pooled_noise(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
-    """Returns the relative standard deviation around the mean of each group.
+    """Returns the relative standard deviation around the group means, pooled over all groups.
 
-    The second value is its degrees of freedom. Returns (0, 0) if no group has more than one value.
+    The second value is its number of degrees of freedom. Returns (0, 0) if no group has more than
+    one value.
     """
     freedom = 0
     squares = 0.0
@@ -209,7 +210,7 @@ def pooled_noise(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
 
 
 def reference_noise(medians_us: dict[str, list[float]]) -> float | None:
-    """Returns the relative standard deviation of the medians of each reference point.
+    """Returns the relative scatter of the times of each reference point around their median.
 
     Returns None if there are too few repetitions.
 

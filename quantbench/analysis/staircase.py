@@ -1,8 +1,9 @@
 """Infers the tile and the number of resident blocks from the steps of curves, without kernel names.
 
 The log time of each curve is modelled as `share · log(waves + overhead)` plus a smooth trend plus
-noise. The trend is a Gaussian process that is too slow for steps, so only the steps distinguish the
-candidates.
+noise. `share` is an exponent: 0 if the waves do not affect the time, and 1 if the time is
+proportional to waves + overhead. The trend is a Gaussian process that is too slow for steps, so
+only the steps distinguish the candidates.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ Floats = npt.NDArray[np.float64]
 BLOCK_SIDES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 #: tile sides of CPU kernels, in elements; their m side is a few rows of registers
 CPU_BLOCK_SIDES = (1, 4, 6, 8, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128)
-#: most output elements of a tile; no kernel keeps more in registers (320×128 is the largest seen)
+#: maximum number of output elements of a tile; no kernel keeps more in registers (320×128 is the
+#: largest seen)
 _LARGEST_TILE = 256 * 192
-#: most resident blocks per SM; GEMM kernels use too many registers and too much shared memory for
-#: more
+#: maximum number of resident blocks per SM; GEMM kernels use too many registers and too much shared
+#: memory for more
 MOST_BLOCKS_PER_SM = 4
 
 
@@ -68,7 +70,7 @@ def candidates(
 ) -> Candidates:
     """Lists all explanations with the given tile sides and resident blocks, grouped into classes.
 
-    products: GEMMs of each curve. The points of `Candidates.waves` follow their order.
+    products: GEMMs of each curve. The points of `Candidates.waves` have the same order.
     sides: possible values of block_m and of block_n.
     resident: possible numbers of resident blocks on the device.
 
@@ -106,7 +108,8 @@ def candidates(
 def _shape(waves: Ints, ends: Ints) -> npt.NDArray[np.float32]:
     """Scales each row of waves to 0 … 1 on each curve (rows, points).
 
-    The result is in single precision, so that equal shapes have equal bits.
+    Rows with the same result have the same steps. The result is in single precision, so that equal
+    shapes have equal bits.
 
     waves: numbers of waves (rows, points).
     ends: index of the first point after each curve (curves,).
@@ -122,36 +125,39 @@ def _shape(waves: Ints, ends: Ints) -> npt.NDArray[np.float32]:
     return shapes
 
 
-# Launch overheads that are tried, in units of the time of one wave.
+# Launch overheads that are tried for each curve, in units of the time of one wave. The one with the
+# smallest misfit is used.
 _OVERHEADS = (0.0, 0.25, 0.5, 1.0, 2.0)
-# Upper limit of `share`. The time is at most proportional to the waves, with a margin for clocks
-# that drop under load.
+# Upper limit of the exponent `share`. The time is at most proportional to the waves, with a margin
+# for SM clocks that drop under load.
 _MOST_SHARE = 1.05
-# Gaussian process of the trend, as (amplitude in log time, length in log size): first large slow
-# bends (from memory-bound to compute-bound), then slight faster bends. Level and elasticity have
-# wide priors.
+# Terms of the Gaussian process of the trend, as (amplitude in log time, length in log size): large
+# slow bends (from memory-bound to compute-bound), and slight faster bends. The level and the
+# elasticity of the trend have wide priors, with the standard deviations below, so that they do not
+# distinguish the candidates.
 _TREND_BENDS = ((0.5, 2.0), (0.05, 0.5))
 _TREND_LEVEL = 10.0
 _TREND_ELASTICITY = 1.0
-# Smallest probability of the best class that makes the result clear.
+# Smallest probability of the best class for which the result is clear.
 CONFIDENT = 0.95
-#: share of the deviations from the trend that one tile must explain: below the first value no
+#: fraction of the deviations from the trend that one tile must explain: below the first value no
 #: single tile explains the steps, from the second value on the result can be clear
 EXPLAINS_LITTLE = 0.3
 EXPLAINS_MUCH = 0.4
-# From this many curves on, the confidence is limited to the share of bootstrap resamples in which
-# the class is the best.
+# From this many curves on, the confidence is limited to the fraction of bootstrap resamples in
+# which the best class has the smallest misfit.
 _FEWEST_TO_RESAMPLE = 8
 _RESAMPLES = 200
 _RESAMPLE_SEED = 0
-# Smallest improvement of the fit (twice the log likelihood) that is evidence for waves.
+# Smallest improvement of the fit by waves (twice the log likelihood) that is evidence for waves. At
+# a smaller improvement, "no waves" or no verdict is reported.
 _LEAST_IMPROVEMENT = 12.0
-# A rival is a class with at least this likelihood relative to the best class. At most this many are
-# reported.
+# A rival is a class whose likelihood is at least the fraction _RIVAL of that of the best class. At
+# most _MOST_RIVALS rivals are reported.
 _RIVAL = 0.01
 _MOST_RIVALS = 5
-# "no waves" is reported only if waves, had they been present, would have improved the fit by more
-# than this for three in four candidates.
+# "no waves" is reported only if waves would have improved the fit by more than this, had they been
+# present, for three in four candidates. Otherwise the curves are too flat or too noisy to tell.
 _WOULD_SHOW = 100.0
 
 
@@ -163,8 +169,8 @@ class Recovered:
     reason: `no waves` or `no single tile` if the statement is refuted, else "".
     best: explanations of the most likely class. They predict the same steps at the measured sizes.
     confidence: probability of the best class among all candidates.
-    explained: share of the squared deviations from a smooth trend, beyond noise, that the waves of
-        the best class explain.
+    explained: fraction of the squared deviations from a smooth trend, beyond noise, that the waves
+        of the best class explain.
     rivals: one explanation of each of the next likely classes, most likely first.
     plausible: all explanations of the best class and of the rivals.
     """
@@ -187,6 +193,8 @@ def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
     total = misfit.sum(axis=0)
     order = np.argsort(total, kind="stable")
     best = int(order[0])
+    # Each curve spends three degrees of freedom: the exponent `share`, and the level and elasticity
+    # of the trend.
     freedom = max(points - 3.0 * len(curves), 1.0)
     # If the residuals of the best class exceed the noise, the likelihood differences are scaled
     # down.
@@ -227,8 +235,8 @@ def _misfits(curves: Sequence[FittedCurve], waves: Ints) -> tuple[Floats, Floats
 
     Returns four values:
     - the misfit of each class on each curve (curves, classes);
-    - the improvement of the fit if the waves of each class were present, at share 1 and the first
-      overhead (classes,);
+    - the improvement of the fit that the waves of each class would bring if they were present, with
+      the exponent `share` = 1 and the first overhead (classes,);
     - the misfit of the trend alone (curves,);
     - the number of points.
 
@@ -267,9 +275,9 @@ def _whitener(log_size: Floats, sigma: Floats) -> Floats:
 
 
 def _share_of_wins(misfit: Floats, best: int) -> float:
-    """Returns the share of bootstrap resamples in which `best` has the smallest misfit.
+    """Returns the fraction of bootstrap resamples in which `best` has the smallest misfit.
 
-    Each resample draws as many curves as there are, with replacement.
+    Each resample draws, with replacement, as many curves as were measured.
 
     misfit: misfit of each class on each curve (curves, classes).
     best: index of a class.

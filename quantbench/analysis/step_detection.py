@@ -22,18 +22,19 @@ Ints = npt.NDArray[np.intp]
 # Initial trends, as elasticities (d log time / d log size): constant time, a mix of overhead and
 # work, proportional time, and quadratic time (attention over its sequence length).
 _FIRST_TRENDS = (0.0, 0.5, 1.0, 2.0)
+# From each initial trend, the pieces and the trend are estimated in turn this many times.
 _ROUNDS = 3
 # Prior standard deviation of a piece's slope around the local trend (elasticity).
 _SLOPE_SPREAD = 0.15
-# Width of the window over which the trend is averaged, in log size (half an octave).
+# Standard deviation of the Gaussian weights that average the trend, in log size (half an octave).
 _TREND_WIDTH = 0.35
 # Smallest and largest trend, as the elasticities that a workload can have.
 _TREND_RANGE = (-0.2, 2.2)
-# Most points of a piece. A longer piece is cut by a break of height near 0, which bounds the work
-# on very long curves.
+# Maximum number of points of a piece. A longer piece is cut by a break of height near 0, which
+# bounds the work on very long curves.
 _LONGEST_PIECE = 512
-# A break may lie where twice the log likelihood is lower by at most this (95 % limit of χ² with one
-# degree of freedom).
+# A break may also lie where the cost (squared residuals over variance) exceeds that of the best
+# position by at most this (95 % limit of χ² with one degree of freedom).
 _SAME_PLACE = 3.84
 
 
@@ -143,7 +144,7 @@ def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
     edge = (sums.u[curve, split - 1] + sums.u[curve, split]) / 2
 
     def at_edge(side: Ints) -> tuple[Floats, Floats]:
-        """Returns value and variance of the pieces `side` at the edges (breaks,)."""
+        """Returns value and variance of the pieces `side` in the middle of the gaps (breaks,)."""
         away = edge - mean_u[side]
         variance = 1 / weight[side] + away**2 / (suu[side] + sums.ridge)
         return mean_z[side] + slope[side] * away, variance
@@ -204,6 +205,7 @@ class _Sums:
 
 
 def _moments(sums: Floats) -> tuple[Floats, ...]:
+    """Converts weighted sums to the weight, the means and the central sums of `_Sums.moments`."""
     w, wu, wz, wuu, wuz, wzz = sums
     mean_u = wu / w
     mean_z = wz / w
@@ -211,6 +213,7 @@ def _moments(sums: Floats) -> tuple[Floats, ...]:
 
 
 def _cost(moments: tuple[Floats, ...]) -> Floats:
+    """Returns the cost (see `_Sums.cost`) of pieces with these moments."""
     _, _, _, suu, suz, szz = moments
     # Rounding may make the cost negative.
     cost: Floats = np.maximum(szz - suz**2 / (suu + _Sums.ridge), 0.0)
@@ -227,6 +230,7 @@ class _Flat:
 
     @classmethod
     def of(cls, starts: Sequence[Ints], points: int) -> _Flat:
+        """Lists the pieces that begin at `starts` on curves of `points` points."""
         counts = list(map(len, starts))
         start = np.concatenate(starts)
         stop = np.append(start[1:], points)
@@ -282,6 +286,7 @@ def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
     """
     _, mean_u, _, suu, suz, _ = sums.moments(pieces.curve, pieces.start, pieces.stop)
     gaps = (sums.u[:, 1:] + sums.u[:, :-1]) / 2
+    # Each piece gives its slope to the gap at its mean size.
     at = np.clip((gaps[pieces.curve] < mean_u[:, None]).sum(axis=1), 0, gaps.shape[1] - 1)
     # Fitted slopes are relative to the previous trend, so the trend is added back.
     weight = np.zeros_like(trend)
@@ -301,7 +306,7 @@ def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
 
 
 def _places(sums: _Sums, curve: Ints, start: Ints, split: Ints, stop: Ints) -> tuple[Ints, Ints]:
-    """Returns the first and the last point after which each break may lie.
+    """Returns the first and the last point after which each break may lie, with 95 % confidence.
 
     start, stop: first point and exclusive end of the two pieces that each break separates.
     split: first point after each break.

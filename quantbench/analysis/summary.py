@@ -1,6 +1,7 @@
 """Converts the records of a run to points, and sums the points of a layer to rows.
 
-A point is one measured workload at one place, with its median, interval, rates and share of peak.
+A point is one measured workload at one grid point, with its median, interval, rates and fraction of
+peak.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ _OP_NAMES = (
 
 @dataclass(frozen=True)
 class Point:
-    """One measured workload at one place on the axes.
+    """One measured workload at one grid point.
 
-    axes: value of each axis at the place.
-    op: name of the op at the place.
-    count: number of times that the shape at this place runs the workload.
+    axes: value of each axis at the grid point.
+    op: name of the op at the grid point.
+    count: number of times that the shape at this grid point runs the workload.
     latency_us: median of the samples.
     low_us, high_us: 95 % confidence interval of the median.
     tflops, gb_per_s: useful operations and minimal memory traffic per unit of time, at the median.
-    peak_share: share of the dense peak for GEMMs and attention, and of the memory bandwidth for
+    peak_share: fraction of the dense peak for GEMMs and attention, and of the memory bandwidth for
         other workloads; None if the peak is unknown, and on a CPU.
     noise: relative standard deviation of the samples; 0 for a single sample.
     clock_mhz: median SM clock during the samples; None if it was not recorded.
@@ -88,16 +89,16 @@ class Point:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """Sum over the ops of one layer at one place, by one provider.
+    """Sum over the ops of one layer at one grid point, by one provider.
 
     points: points of the ops that are summed.
     latency_us: sum of latency × count over the ops.
     half_width: relative half-width of the 95 % interval of the sum.
     tflops, gb_per_s, peak_share: the same as in `Point`, for the sum.
     grade: worst grade of all ops, including the logits.
-    logits: points of the model's logits, which are excluded from the sum if the place has other
-        ops; else empty.
-    missing: ops that were measured at other places but not at this one. A sum with missing ops
+    logits: points of the model's logits, which are excluded from the sum if the grid point has
+        other ops; else empty.
+    missing: ops that were measured at other grid points but not at this one. A sum with missing ops
         cannot be compared with other rows.
     """
 
@@ -131,13 +132,13 @@ class LayerRow:
 
     @property
     def floor_us(self) -> float | None:
-        """Part of `latency_us` that as many empty kernels take; None if it is unknown."""
+        """Time of empty kernels, one for each run of each op in the sum; None if it is unknown."""
         floors = [p.floor_us * p.count for p in self.points if p.floor_us is not None]
         return sum(floors) if len(floors) == len(self.points) else None
 
     @property
     def worst(self) -> Point:
-        """The op with the smallest share of peak."""
+        """The op with the smallest fraction of peak."""
         return min(self.points, key=lambda p: (p.peak_share is None, p.peak_share, p.op))
 
 
@@ -172,10 +173,10 @@ def op_order(label: str) -> tuple[int, str]:
 
 
 def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
-    """Returns a point for each place of each measured record, sorted by place, provider and op.
+    """Returns a point for each grid point of each measured record, in order.
 
-    Leaves out repetitions of the reference points, and measurements that were rejected as
-    impossible.
+    The points are sorted by grid point, provider and op. Leaves out repetitions of the reference
+    points, and measurements that were rejected as impossible.
     """
     found: list[Point] = []
     for record in records:
@@ -206,7 +207,7 @@ def rejected_lines(records: Iterable[Record]) -> list[str]:
 
 
 def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Point]:
-    """Yields a point for each place of a measured record."""
+    """Yields a point for each grid point of a measured record."""
     measurement = outcome.measurement
     stated = measurement.stated
     work = record.workload
@@ -261,12 +262,12 @@ def floor_lines(times: Iterable[tuple[float, Point | Measurement]]) -> list[str]
 
 
 def rows_of(points: Sequence[Point]) -> tuple[LayerRow, ...]:
-    """Returns a row for each place and provider, sorted by place.
+    """Returns a row for each grid point and provider, sorted by grid point.
 
     The sum of a row excludes the logits.
     """
     groups: dict[tuple[tuple[int, ...], str], list[Point]] = {}
-    # Ops that each provider should have at every place with the same axes.
+    # Ops that each provider should have at every grid point with the same axes.
     ops: dict[tuple[str, frozenset[str]], set[str]] = defaultdict(set)
     names = cache(frozenset[str])
     for point in points:
@@ -279,7 +280,7 @@ def rows_of(points: Sequence[Point]) -> tuple[LayerRow, ...]:
 
 
 def _row(points: tuple[Point, ...], ops: Collection[str]) -> LayerRow:
-    """Returns the row of one place and provider, with the logits excluded from the sum.
+    """Returns the row of one grid point and provider, with the logits excluded from the sum.
 
     ops: names of all ops of a complete row.
     """
@@ -295,7 +296,7 @@ def _row(points: tuple[Point, ...], ops: Collection[str]) -> LayerRow:
 
 
 def row_of(points: tuple[Point, ...], ops: Collection[str] = ()) -> LayerRow:
-    """Sums the points of one place. The provider of the row is that of the first point.
+    """Sums the points of one grid point. The provider of the row is that of the first point.
 
     ops: names of all ops of a complete row.
     """
@@ -322,7 +323,7 @@ FASTEST = "each op's fastest"
 
 
 def are_parts(points: Sequence[Point]) -> bool:
-    """Returns whether the providers form a layer only together, with different ops."""
+    """Returns whether the providers ran different ops, so that they form a layer only together."""
     ops: dict[str, set[str]] = defaultdict(set)
     for point in points:
         ops[point.provider].add(point.op)
@@ -330,7 +331,7 @@ def are_parts(points: Sequence[Point]) -> bool:
 
 
 def layer_rows(points: Sequence[Point]) -> tuple[LayerRow, ...]:
-    """Returns a row for each dtype and place, sorted by dtype and place.
+    """Returns a row for each dtype and grid point, sorted by dtype and grid point.
 
     Each op is taken from its fastest provider.
     """
@@ -341,6 +342,7 @@ def layer_rows(points: Sequence[Point]) -> tuple[LayerRow, ...]:
     whole = set(counted(set().union(*places.values())))
     rows = []
     for _, ops in sorted(places.items()):
+        # Where the unfused attention ops were measured, fused attention is not missing.
         needed = whole - {"attention"} if ops.keys() >= set(UNFUSED_OPS) else whole
         fastest = tuple(map(ops.__getitem__, counted(ops)))
         rows.append(replace(row_of(fastest, needed), provider=FASTEST))

@@ -1,3 +1,5 @@
-"""Implements the command line: one module per command, and modules for the options and the output
-that the commands share.
+"""Implements the command line.
+
+Each command has a module of its name. Further modules hold the options and the output that commands
+share.
 """

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from quantbench.advice import Advice, Advised, OpCost, ShapeCost, Space
     from quantbench.latency.estimate import Estimate
 
-# An op has a row of its own if it wastes at least this share of the shape's time.
+# An op has a row of its own in the table if it wastes at least this fraction of the shape's time.
 _WORTH_A_ROW = 0.005
-# Waste of at least this share of the shape's time is shown in red, and smaller waste in yellow.
+# In these rows, waste of at least this fraction of the shape's time is shown in red, and smaller
+# waste in yellow.
 _STANDS_OUT = 0.01
 _search = partial(option, panel="Search for better shapes")
 
@@ -130,7 +131,7 @@ def _lines(
     """Yields the lines that the command prints.
 
     assumed: texts on assumed values.
-    allowed: largest share of the time that may be wasted; None for no limit.
+    allowed: largest fraction of the time that may be wasted; None for no limit.
     """
     cost = advice.cost
     yield from _header_lines(advice, assumed)
@@ -140,7 +141,8 @@ def _lines(
     yield from _waste_lines(cost)
     for words in advice.blocks:
         yield f"not whole blocks: {words}"
-    # Misaligned rows and padded heads are left out here, because they are among the edges above.
+    # Broken rules of misaligned rows and padded heads are left out here, because their waste is
+    # among the edges above.
     edges = {"rows", "head_dim"}
     yield from broken_lines([one for one in advice.broken if edges.isdisjoint(one.rule.sides)])
     if advice.tried:
@@ -248,6 +250,7 @@ def _cost_lines(cost: ShapeCost) -> Lines:
 
 
 def _time(ops: Sequence[OpCost]) -> str:
+    """Formats the time of some ops with its interval; "" if there are no ops."""
     from quantbench.advice.cost import latency_per_run
 
     if not ops:
@@ -258,6 +261,7 @@ def _time(ops: Sequence[OpCost]) -> str:
 
 def _interval(us: Estimate) -> str:
     """Formats the interval of an estimate as `1.76–1.97`, in the unit that `latency` chooses."""
+    # From 999.5 on, a value rounds to 1000 of its unit. The largest unit is s.
     scale = 1.0
     while us.latency_us >= 999.5 * scale and scale < 1e6:
         scale *= 1e3
@@ -268,6 +272,10 @@ def _interval(us: Estimate) -> str:
 
 
 def _why(ops: Sequence[OpCost]) -> str:
+    """Formats the edge that wastes the most time in the ops of one name: an op and its gradients.
+
+    The phase is named if the edge of another op is of another kind.
+    """
     worst = max(ops, key=lambda op: op.waste_us)
     if not worst.findings:
         return ""
@@ -334,7 +342,7 @@ def _verdict(advice: Advice) -> str:
 def _misaligned_words(advice: Advice) -> str:
     """Returns a sentence on the waste of misaligned rows and on the change that aligns them.
 
-    It is the verdict on a shape if no shape that was tried is surely faster.
+    The sentence is the verdict on a shape if no shape that was tried is surely faster.
     """
     ops = advice.cost.misaligned
     share = percent(sum(op.waste_us for op in ops) / advice.cost.latency.latency_us)
@@ -348,14 +356,15 @@ def _misaligned_words(advice: Advice) -> str:
 
 
 def _least_gain(one: Advised) -> float:
+    """Returns the lower bound of a shape's gain."""
     return one.found.low
 
 
 def _worth_showing(advice: Advice, *, all_tried: bool) -> list[Advised]:
     """Returns the shapes to show.
 
-    They are the surely faster shapes and, if there are any, the best shapes with as many heads or
-    with heads of equal width.
+    These are the surely faster shapes. If `advice.better` has any, the best shape with as many
+    heads as the given shape is shown too, and so is the best shape with the same head_dim.
 
     all_tried: whether to return all compared shapes.
     """

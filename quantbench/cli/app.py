@@ -34,7 +34,7 @@ COMMANDS = {
 }
 
 # Loading rich takes as long as everything else together, so the list of commands is printed without
-# it. A command's own help uses rich's panels for its groups of options.
+# rich. A command's own help uses rich's panels for its groups of options.
 _COMMAND_GIVEN = any(not word.startswith("-") for word in sys.argv[1:])
 
 
@@ -52,6 +52,7 @@ class _Commands(TyperGroup):
     """Group of commands that imports the module of a command when the command is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Replaces the placeholder of a command by the command itself."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command and load(str(name)), rest
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from quantbench.store.folder import Run
     from quantbench.sweep.options import SweepOptions
 
-# Largest number of cliffs that are printed. --json has all of them.
+# Maximum number of cliffs that are printed. --json has all of them.
 _MOST_CLIFFS = 20
 
 

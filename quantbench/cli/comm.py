@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from quantbench.timing.lockstep import Leader
 
 _BACKENDS = ("nccl", "gloo")
-# Longest sampling time of a point.
+# Longest time of sampling a point.
 _MAX_TIME_S = 1.0
-# A warning is printed if the 10 %-90 % spread of a point's samples, or the change of the reference
-# point, exceeds these shares.
+# A warning is printed if the 10 %-90 % spread of a point's samples exceeds the fraction _SPREAD of
+# their median, or if the longest time of the reference point exceeds the shortest one by more than
+# the fraction _DRIFT.
 _SPREAD = 0.10
 _DRIFT = 0.05
 
@@ -60,6 +61,7 @@ class CommOptions:
         return TimingOptions(cache="hot", half_width=half_width, max_time_s=_MAX_TIME_S)
 
     def plan(self, backend: str, num_gpus: int, num_nodes: int) -> tuple[Collective, ...]:
+        """Returns the collectives to measure, with defaults that depend on the backend."""
         from quantbench.comm.session import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
 
         op = self.op or ",".join(DEFAULT_OPS)
@@ -214,7 +216,7 @@ def _lead(
 
 
 def spread_warnings(rows: Sequence[dict[str, Any]], reference_us: Sequence[float]) -> list[str]:
-    """Returns warnings if samples scatter by over 10 % or the reference changes by over 5 %.
+    """Returns warnings if samples scatter by over 10 %, or if the reference changes by over 5 %.
 
     rows: measured points as `row_to_json` returns them.
     reference_us: median time of each repetition of the reference point.
@@ -238,6 +240,11 @@ def spread_warnings(rows: Sequence[dict[str, Any]], reference_us: Sequence[float
 
 
 def row_to_json(record: Record) -> dict[str, Any]:
+    """Converts the record of a collective to a JSON object.
+
+    The object has the collective's sizes, and its time, bandwidths and grade if it was measured.
+    Otherwise the reason is in `skipped` or `failed`.
+    """
     from quantbench.comm.session import figures
     from quantbench.stats import spread
 
@@ -266,7 +273,7 @@ def row_to_json(record: Record) -> dict[str, Any]:
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     """Formats the cells of a table row: time, bandwidths, spread, grade and reason.
 
-    The reason states why the grade is low or why there is no time.
+    The reason states why the grade is below A, or why there is no time.
 
     row: point as `row_to_json` returns it.
     """

@@ -1,4 +1,8 @@
-"""Command `devices`: prints this machine's device and its state, and the known GPUs."""
+"""Command `devices`: prints this machine's device and its state, and the known GPUs.
+
+It also prints a diagnosis of the machine's GPU. The module's functions format devices and their
+states for other output too.
+"""
 
 import re
 from collections.abc import Iterator
@@ -14,6 +18,7 @@ from quantbench.device.here import warnings_for
 from quantbench.device.nvml import Absent, Limits
 from quantbench.device.spec import DeviceSpec, DeviceState
 
+# Number formats whose peaks are printed, in this order.
 _DTYPES = ("fp16", "bf16", "tf32", "fp32", "fp8", "nvfp4", "mxfp4", "int8")
 
 
@@ -69,6 +74,7 @@ def _findings(machine: Machine) -> Iterator[Finding]:
 
 
 def _triton(machine: Machine) -> Finding:
+    """Returns the version of Triton, and the reason if it cannot compile for the machine's GPU."""
     try:
         from quantbench.kernels.launching import TRITON, unsupported_architecture
     except ImportError:
@@ -107,7 +113,7 @@ def device_line(spec: DeviceSpec) -> str:
 
 
 def peaks_line(spec: DeviceSpec) -> str:
-    """Formats the dense peaks of a device and their clock.
+    """Formats the dense peaks of a device, and the SM clock at which they hold.
 
     Example: `bf16 989, tf32 495, fp32 66.9 TFLOP/s at 1830 MHz`.
     """
@@ -121,7 +127,7 @@ def peaks_line(spec: DeviceSpec) -> str:
 
 
 def state_line(state: DeviceState, limits: Limits | None) -> str:
-    """Formats the known values among clocks, temperature, power and number of other processes."""
+    """Formats what is known of the clocks, temperature, power, limits and other processes."""
     parts = []
     if state.sm_clock_mhz is not None:
         highest = f" of {limits.max_sm_clock_mhz:.0f}" if limits and limits.max_sm_clock_mhz else ""

@@ -1,5 +1,6 @@
-"""Command `explore`: writes a self-contained HTML page whose sliders set the sizes of a transformer
-and which shows its predicted times on several GPUs.
+"""Command `explore`: writes an HTML page with the predicted times of a transformer on some GPUs.
+
+Sliders on the page set the sizes of the transformer. The page needs no other file.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def _write(
     return Result(summaries, (*lines, *missing, next_command))
 
 
-# A log's TFLOP/s are reported if they differ from the computed TFLOP/s by more than this share.
+# A log's TFLOP/s are reported if they differ from the computed TFLOP/s by more than this fraction.
 _STATED_TOLERANCE = 0.05
 
 

@@ -1,7 +1,8 @@
 """Declares options that describe a model or a grid of sizes, and converts them to shapes and axes.
 
-A typed value always counts. A value that was not typed comes from the preset or configuration, and
-without one it is the usual value on the device.
+A typed value always counts. A value that was not typed comes from the preset or configuration;
+without a preset or configuration, it is the usual value on the device. The module also lists these
+assumed values as text.
 """
 
 import re
@@ -219,8 +220,7 @@ def named_model(who: str, model: str, config: Path | None) -> Described:
     """Returns the model of --model or --config; usual values without a name if both are empty.
 
     who: name of the command, for error messages.
-    Raises InputError if both are given, or if products of the configuration are too large to
-    predict.
+    Raises InputError if both are given, or if GEMMs of the configuration are too large to predict.
     """
     if model and config is not None:
         raise InputError(who, f"--model {model} and --config {config}", "one of them")
@@ -235,8 +235,9 @@ def named_model(who: str, model: str, config: Path | None) -> Described:
 
 
 def _require_reach(config: Path, shape: TransformerShape) -> None:
-    """Raises InputError if a product of the configuration, other than logits, is too large to
-    predict.
+    """Raises InputError if a GEMM of the configuration is too large to predict.
+
+    The GEMM of the logits is not checked.
     """
     from quantbench.latency.model_times import require_reach
 
@@ -252,7 +253,7 @@ def _require_reach(config: Path, shape: TransformerShape) -> None:
 
 
 def attention_of(options: ModelOptions, device: DeviceSpec) -> tuple[dict[str, Any], list[str]]:
-    """Returns attention and dropout as fields of a shape, and the assumptions about both as text.
+    """Returns attention and dropout as fields of a shape, and the assumptions about them as text.
 
     Raises InputError for an unknown kind of attention.
     """
@@ -280,7 +281,8 @@ def latent_words(kv_rank: int, core_dim: int) -> list[str]:
     """Returns a note on how latent attention is predicted; [] for other attention.
 
     kv_rank: rank of the latent keys and values; 0 without latent attention.
-    core_dim: head_dim of the attention whose time is used instead.
+    core_dim: head_dim of the ordinary attention with as many FLOPs as the latent attention. Its
+        time is used instead.
     """
     if not kv_rank:
         return []
@@ -288,9 +290,9 @@ def latent_words(kv_rank: int, core_dim: int) -> list[str]:
 
 
 def window_ignored(window: int, seq: int) -> list[str]:
-    """Returns a note that a sliding window is ignored; [] if it would have no effect.
+    """Returns a note that a sliding window is ignored; [] if the window would have no effect.
 
-    Predictions and measurements ignore such windows.
+    Predictions and measurements compute attention over the whole sequence.
 
     window, seq: sizes of the window (0: none) and of the sequence, in tokens.
     """
@@ -302,8 +304,7 @@ def window_ignored(window: int, seq: int) -> list[str]:
 def chosen_model(
     options: ShapeOptions, device: DeviceSpec
 ) -> tuple[TransformerShape, tuple[str, ...]]:
-    """Returns the shape that the options describe on `device`, and all assumptions about it as
-    text.
+    """Returns the shape that the options describe on a device, and the assumptions as text.
 
     Raises InputError for a missing or impossible size, and for a dtype that the device lacks.
     """
@@ -377,9 +378,10 @@ def chosen_model(
 def _following(base: TransformerShape, typed: dict[str, Any], tp: int) -> dict[str, Any]:
     """Returns new values for sizes of `base` that depend on a typed hidden or heads.
 
-    ffn scales with hidden. kv_heads and head_dim become 0, which means that they are derived again.
-    While the number of heads stays, grouped kv_heads stay, and so does a head_dim that is not
-    hidden / heads.
+    ffn scales with hidden. kv_heads and head_dim become 0, which means that they are derived again
+    from hidden and heads. If heads does not change, kv_heads stays unless it equals heads, and
+    head_dim stays unless it is hidden / heads. If head_dim is hidden / heads and only hidden is
+    typed, heads and kv_heads change and head_dim stays, if possible (see `_heads_at`).
 
     base: shape of the preset or configuration.
     typed: typed sizes, by field name.
@@ -402,9 +404,10 @@ def _following(base: TransformerShape, typed: dict[str, Any], tp: int) -> dict[s
 
 
 def _heads_at(base: TransformerShape, hidden: int, tp: int) -> dict[str, int]:
-    """Returns heads and kv_heads for another hidden size, with head_dim and their ratio unchanged.
+    """Returns heads and kv_heads for another hidden size, with head_dim unchanged.
 
-    Returns {} if there are no such numbers that tp can divide. The number of heads then stays.
+    The ratio heads / kv_heads is unchanged too. Returns {} if heads or kv_heads would not be an
+    integer, if they cannot be divided over `tp` GPUs, or if heads would not change.
     """
     heads = hidden // base.head_dim
     kv_heads = heads * base.kv_heads // base.heads
@@ -458,7 +461,8 @@ def held_and_dims(arguments: GridOptions) -> tuple[Held, tuple[str, ...]]:
     named = arguments.named
     if named.name:
         held = replace(held, **{name: getattr(named.shape, name) for name in _OF_A_MODEL})
-        # "" stands for the device's usual attention, which is filled in when the device is known.
+        # Attention "" stands for the device's usual attention, which is filled in when the device
+        # is known.
         if named.shape.attention == "unfused":
             values["attention"] = "unfused"
     if arguments.attention:
@@ -549,6 +553,7 @@ def _layer_words(
         if how["dropout"]:
             words.append("dropout is not timed")
         if not held.heads and not {"heads", "head_dim"} & given:
+            # If hidden varies, head_dim is 128. Otherwise heads are chosen with head_dim near 128.
             fixed = held.head_dim or 128 * ("hidden" in axes)
             words.append(f"head_dim = {fixed}" if fixed else "heads of a width near 128")
         if "seq" not in axes:
@@ -556,7 +561,7 @@ def _layer_words(
     if not held.kv_heads and shape.kv_heads != shape.heads:
         ratio = held.heads_per_kv_head
         words.append("kv_heads = heads" if ratio == 1 else f"kv_heads = heads / {ratio}")
-    # A given hidden leaves the model's widths as they are, except an ffn of 4 · hidden.
+    # If hidden is given, the other widths of the model stay, except an ffn of 4 · hidden.
     if named.name and "hidden" in given:
         if held.ffn and {"mlp_up", "mlp_up_gate"} & set(ops) and "ffn" not in given:
             words.append(f"ffn = {held.ffn}")
@@ -566,9 +571,7 @@ def _layer_words(
 
 
 def _no_dim(arguments: GridOptions) -> InputError:
-    """Returns the error for a missing --dim. Its text lists the dimensions that fit the typed
-    sizes.
-    """
+    """Returns the error for a missing --dim, which lists the dimensions that fit typed sizes."""
     given = [dim for dim in map(dashed, arguments.sizes) if dim in DIMS]
     beside = " beside --" + ", --".join(given) if given else ""
     fitting = [dims for dims in (MODEL_DIMS, GEMM_DIMS) if set(given) <= set(dims)]
@@ -581,8 +584,8 @@ def _no_dim(arguments: GridOptions) -> InputError:
 def _require_used(arguments: GridOptions) -> None:
     """Raises InputError for an option without effect.
 
-    Options of models have none on plain GEMMs, options of plain GEMMs have none on models, and
-    sizes have none beside a file of shapes.
+    Options of models have no effect on plain GEMMs, and options of plain GEMMs have no effect on
+    models. Beside a file of shapes, sizes and most other options of models have no effect.
     """
     unused = GEMM_DIMS
     others: Collection[str] = ("layout",)
@@ -610,11 +613,13 @@ def sweep_words(arguments: GridOptions) -> str:
 
 
 def _free_what_follows(held: Held, given: set[str]) -> Held:
-    """Sets to 0 the preset's sizes that follow from given ones, so that they are derived again.
+    """Sets the preset's sizes that depend on given sizes to 0, so that they are derived again.
 
     A given hidden resets heads and kv_heads if heads × head_dim is the preset's hidden, and ffn if
-    that is 4 · hidden. Given heads reset head_dim and kv_heads. A given head_dim resets heads and
-    kv_heads, unless heads are given too. Given sizes are never reset.
+    the preset's ffn is 4 · hidden. Given heads reset head_dim and kv_heads. A given head_dim resets
+    heads and kv_heads, unless heads are given too. Given sizes are never reset. If heads are
+    given, kv_heads becomes equal to heads. Otherwise it is derived again with the preset's ratio
+    heads / kv_heads.
 
     given: field names of the sizes that were typed or vary.
     """

@@ -1,8 +1,8 @@
 """Declares options of commands and converts their texts to numbers.
 
 A command is a function decorated with `command`. Each of its parameters is declared by `option` or
-`argument`, or has a dataclass as its type whose fields are declared in the same way. It returns a
-`Result`, which is printed as text or, with `--json`, as JSON:
+`argument`, or has a dataclass as its type whose fields are declared in the same way. The function
+returns a `Result`, which is printed as text or, with `--json`, as JSON:
 
     @dataclass(frozen=True)
     class Where:
@@ -98,6 +98,10 @@ def command(function: Callable[..., Result | None]) -> Callable[..., None]:
 
 
 def _parameter(name: str, hint: Any, declared: Field[Any]) -> Parameter:
+    """Converts an option or argument to a parameter with the annotation that typer reads.
+
+    hint: type of the value.
+    """
     default = Parameter.empty if declared.default is MISSING else declared.default
     settings = dict(declared.metadata)
     names = settings.pop("names")
@@ -114,6 +118,8 @@ def _parameter(name: str, hint: Any, declared: Field[Any]) -> Parameter:
 
 def typed_words(options: Any, names: Iterable[str]) -> list[str]:
     """Formats the options that differ from their defaults, as typed.
+
+    An option with several values gives one text per value.
 
     options: dataclass whose fields are options.
     names: fields to format, in the order of the output.
@@ -136,12 +142,12 @@ def typed_words(options: Any, names: Iterable[str]) -> list[str]:
 
 
 def percentage(option: str, text: str, *, above: bool = False) -> float:
-    """Converts a text such as `3%` or `0.5 %` to a share, 0 to 1.
+    """Converts a text such as `3%` or `0.5 %` to a fraction, 0 to 1.
 
     option: name of the option, for error messages.
     above: whether 0 % and 100 % are excluded.
-    Raises InputError for a value out of bounds, and for a text without the sign, because 0.03 could
-    mean 3 % or 0.03 %.
+    Raises InputError for a value out of bounds, and for a text without the sign `%`, because 0.03
+    could mean 3 % or 0.03 %.
 
     >>> percentage("--fail-over", "3%")
     0.03

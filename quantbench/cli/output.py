@@ -36,7 +36,7 @@ Lines = Iterable[StyledLine | Table]
 _PIPE_WIDTH = 180
 # A column of sentences may be folded down to this width, or to its longest word if that is shorter.
 _NARROWEST_SENTENCE = 20
-# Shortest time between two lines of progress if the output is not a terminal.
+# Minimum time between two lines of progress if the output is not a terminal.
 _PLAIN_PROGRESS_EVERY_S = 15.0
 
 
@@ -91,11 +91,14 @@ class SafeConsole(Console):
 
 
 def _visible(text: str) -> str:
+    """Escapes the control characters of a text, except line breaks."""
     return text if text.isprintable() else "\n".join(map(one_line, text.split("\n")))
 
 
 def narrowest(console: Console, table: Table) -> int:
     """Returns the least width, in characters, at which no text of `table` is cut."""
+    # Without a frame, rich puts 2 spaces between columns. A frame takes 3 characters per column and
+    # one at the end.
     unlimited = console.options.update(width=2**16)
     total = 2 * (len(table.columns) - 1) if table.box is None else 3 * len(table.columns) + 1
     for column in table.columns:
@@ -115,7 +118,8 @@ def narrowest(console: Console, table: Table) -> int:
 def output(*, stderr: bool = False) -> Console:
     """Returns a console on standard output, or on standard error.
 
-    On a terminal it has the terminal's width and colours. Into a pipe it writes wide plain text.
+    On a terminal, the console has the terminal's width and colours. Into a pipe, it writes wide
+    plain text.
     """
     stream = sys.stderr if stderr else sys.stdout
     return SafeConsole(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH)
@@ -154,8 +158,10 @@ def say(console: Console, *parts: StyledText) -> None:
 
 
 def print_result(as_json: bool, answer: Callable[[], Any], items: Lines) -> None:
-    """Prints the result of a command to stdout: `answer()` as JSON, or `items` as lines and
-    tables.
+    """Prints the result of a command to stdout, as JSON or as text.
+
+    answer: function that returns the value to print as JSON. It is called only for JSON.
+    items: lines and tables to print as text.
     """
     if as_json:
         print(json.dumps(encoded(answer()), indent=1, allow_nan=False))
@@ -191,11 +197,12 @@ def encoded(value: Any) -> Any:
 def progress_bar(console: Console) -> Iterator[Callable[..., None]]:
     """Yields a function `show(done, total, text, now="")` that displays progress.
 
-    On a terminal it updates a bar. Elsewhere it prints `text` as a line, at most every 15 s.
+    On a terminal, the function updates a bar. Elsewhere, it prints `text` as a line, at most once
+    in 15 s.
 
     done, total: amounts of work in the same unit.
     text: the progress in words.
-    now: the current step, shown on a terminal only.
+    now: what is being done, shown on a terminal only.
     """
     if not console.is_terminal:
         last_s = [time.monotonic()]
@@ -241,6 +248,12 @@ def check_folder(operation: str, folder: Path) -> None:
 
 
 def _try(operation: str, folder: Path, wanted: str, expected: str) -> None:
+    """Creates a folder and a file in it, and removes both again.
+
+    A folder that existed before stays.
+
+    wanted, expected: texts of the StoreError that is raised if this fails.
+    """
     missing = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -98,6 +98,7 @@ def _lines(verdict: PaddingVerdict, assumed: Sequence[str], arguments: PadOption
 
 
 def _verdict(one: Padding) -> tuple[str, str]:
+    """Returns what to do about a padding, and the style of this text."""
     if one.repairs:
         return "must pad, it crashes", "bold red"
     if one.sure:
@@ -121,6 +122,7 @@ def broken_lines(broken: Sequence[Broken]) -> Lines:
 
 
 def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
+    """Yields a table of the possible paddings with its legend, or a line if there are none."""
     from quantbench.latency.gemm.inputs import LARGEST_SIDE
 
     if not verdict.options:
@@ -148,6 +150,7 @@ def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
 
 
 def _when(at_run_time: set[bool]) -> str:
+    """Formats when sizes are padded: in every call (True), once (False), or both."""
     if len(at_run_time) > 1:
         return "both"
     return "every call" if True in at_run_time else "once"

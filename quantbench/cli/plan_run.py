@@ -27,15 +27,18 @@ from quantbench.store.environment import installed_versions, relevant_environmen
 from quantbench.units import billions, percent
 from quantbench.workload.parameters import parameters
 
+# Maximum number of layouts in the table, and of further layouts that the line below it names.
 _LAYOUTS = 5
 _OTHERS = 8
+# Message size at which the bandwidth of the links inside a node is stated.
 _LARGE_MESSAGE_BYTES = 2**30
 _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "cyan"}
 
 
 def provenance(arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the header of a plan in JSON: format, command line, versions and environment
-    variables.
+    """Returns the header of a plan in JSON.
+
+    The header states format, command line, versions and environment variables.
     """
     return {
         "format": "quantbench-plan",
@@ -127,6 +130,7 @@ def _ranking_lines(found: Found) -> Lines:
 
 
 def _degrees(layout: Layout) -> str:
+    """Formats the degrees TP and PP of a layout, and CP and EP above 1: `TP4 PP8`."""
     words = f"TP{layout.tp} PP{layout.pp}"
     if layout.cp > 1:
         words += f" CP{layout.cp}"
@@ -136,10 +140,12 @@ def _degrees(layout: Layout) -> str:
 
 
 def _more(p: Prediction, best: Prediction) -> str:
+    """Formats how much longer an iteration takes than with the best layout: `+3.1 %`."""
     return f"{100 * (p.sec_per_it / best.sec_per_it - 1):+.1f} %"
 
 
 def _layouts_table(best: Sequence[Prediction]) -> Table:
+    """Tabulates layouts with their predicted times, rates and memory, the best one first."""
     degrees = (">DP", ">TP", ">PP", ">CP", ">EP", ">MBS", ">intlv", ">ZeRO", ">recomp", ">SP")
     numbers = (">sec/it", ">more", ">model TFLOP/s", ">MFU", ">GiB", ">bubble")
     table = plain_table((*degrees, *numbers, "look at first"))
@@ -164,10 +170,14 @@ def _layouts_table(best: Sequence[Prediction]) -> Table:
 def _explaining_lines(
     setup: Setup, job: Job, found: Found, judged: Sequence[Judged], times: OpTimes
 ) -> Lines:
+    """Yields what takes the time and memory of the fastest layout, and what --explain adds.
+
+    That is the time with other software, and the verdicts on rules of thumb.
+    """
     fastest = found.ranked[0]
     yield "\nThe fastest layout's iteration, by what takes the time:"
     for name, s in sorted(fastest.iteration.parts.items(), key=lambda part: -part[1]):
-        if s >= 0.001 * fastest.sec_per_it:
+        if s >= 0.001 * fastest.sec_per_it:  # smaller parts are left out
             yield f"  {name.replace('_', ' '):15} {s:8.2f} s  {percent(s / fastest.sec_per_it):>6}"
     yield _memory_table(fastest, setup.calibration(job))
     if setup.options.site is None:
@@ -221,8 +231,9 @@ def _memory_table(p: Prediction, calibration: Calibration) -> Table:
 
 
 def header_lines(job: Job, assumed: Sequence[str]) -> Lines:
-    """Yields a description of the model and the machines, the assumptions, and a warning if the
-    rates of the links are generic.
+    """Yields a description of the model and the machines, and the assumptions.
+
+    A warning is added if the rates of the links are generic.
     """
     shape, where = job.shape, job.cluster
     gated = "gated " if shape.gated else ""
@@ -326,6 +337,7 @@ def check_layout(setup: Setup, *, explain: bool) -> Result:
 
 
 def _prediction_lines(p: Prediction, limit: float) -> Lines:
+    """Yields the memory of a layout against the limit in bytes, its time and its rates."""
     fits = ("does not fit", "red")
     if p.fits and p.tight:
         fits = ("fits, but within 5 % of the limit: it may fail", "yellow")

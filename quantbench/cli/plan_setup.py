@@ -1,5 +1,6 @@
-"""Resolves the options of `plan` to a model, a cluster, a software stack and a source of op
-times.
+"""Resolves the options of `plan` to a model, a cluster, a software stack and op times.
+
+It also resolves them to the layouts to search or to check, and lists what is assumed.
 """
 
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ from quantbench.workload.transformer import ATTENTIONS
 
 _WHO = "plan"
 _BITS_PER_BYTE = 8
-# Assumptions about a checked layout, by the option that would state it.
+# Assumptions about a checked layout, by the option that would state the value.
 _USUAL = {
     "mbs": "mbs = 1",
     "zero": "ZeRO-1",
@@ -62,6 +63,7 @@ class Setup:
 
     @cached_property
     def profile(self) -> Profile | None:
+        """Profile of --profile; None if the option was not typed."""
         if self.options.profile is None:
             return None
         if self.options.library:
@@ -73,7 +75,7 @@ class Setup:
     def where(self) -> Cluster:
         """Cluster of --cluster, or the GPU's reference system.
 
-        Rates measured in --profile replace its own, and typed rates replace both.
+        Rates measured in --profile replace rates of the cluster, and typed rates replace both.
         """
         o = self.options
         device = None
@@ -130,7 +132,7 @@ class Setup:
     def uneven(self) -> bool:
         """Whether pipeline stages may differ in their number of layers.
 
-        This is --allow-uneven if typed. Else it is true for megatron-bridge only, because
+        This is --allow-uneven if typed. Otherwise it is true for megatron-bridge only, because
         Megatron's pipeline layouts divide layers unevenly.
         """
         typed = self.options.allow_uneven
@@ -138,14 +140,16 @@ class Setup:
 
     @property
     def overlap(self) -> float:
-        """Share of data-parallel traffic that overlaps with computation: --dp-overlap, else the
-        usual one for the stack.
+        """Fraction of the data-parallel traffic that overlaps with computation.
+
+        This is --dp-overlap if typed, else the usual fraction for the stack.
         """
         if self.options.dp_overlap is not None:
             return self.options.dp_overlap
         return float(software(self.stack).overlaps)
 
     def calibration(self, job: Job) -> Calibration:
+        """Returns the fitted factors for the cluster and the software stack of a job."""
         return self.calibrations.of(job.cluster, job.stack)
 
     @cached_property
@@ -211,8 +215,8 @@ class Setup:
     def layout(self) -> Layout:
         """Returns the layout that --check examines.
 
-        Raises InputError if an option has several values, or if --tp, --pp or a needed --dp has
-        none.
+        Raises InputError if an option has several values, if --tp or --pp has none, or if neither
+        --dp nor --gpus has a value.
         """
         o = self.options
         tp = self._one("tp")
@@ -258,7 +262,9 @@ class Setup:
         return assumed
 
     def _of_the_job(self) -> Iterator[str]:
+        """Yields the assumptions about vocabulary, experts, optimizer, machines and software."""
         o, shape = self.options, self.shape
+        # Without --tp, padding is mentioned if tp = 8 needs it.
         degrees = integers("--tp", o.tp) or (8,)
         if any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in degrees):
             yield f"vocab {shape.vocab} padded to multiples of 128 · tp"

@@ -23,7 +23,7 @@ from quantbench.planner.row_results import RowResult, Summary, predict_rows, sum
 from quantbench.planner.rows import read_table, require_stated
 from quantbench.units import counted
 
-# Relative errors above this are printed in red.
+# Relative errors above this, in either direction, are printed in red.
 _LARGE_ERROR = 0.08
 
 
@@ -81,6 +81,7 @@ def _rows_table(results: Sequence[RowResult]) -> Table:
 
 
 def _summary_lines(summary: Summary) -> Iterator[str]:
+    """Yields the errors of the predicted times and of the predicted memory over all rows."""
     if summary.rows:
         said = (
             f"time, {counted(summary.rows, 'row')}: mean error {summary.mape:.2f} %, "

@@ -105,8 +105,7 @@ def _whole_experts(ops: str) -> str:
 def predict_sweep(
     arguments: PredictOptions, source: OpTimes
 ) -> tuple[tuple[Axis, ...], Forecast, tuple[str, ...]]:
-    """Predicts a sweep; returns the axes with their values, the forecast, and the assumptions as
-    text.
+    """Predicts a sweep; returns the axes, the forecast, and the assumptions as text.
 
     source: op times of a profile, or of a GPU's models.
     Raises InputError for a dtype that the device lacks, and UnsupportedError for gradients of
@@ -131,6 +130,8 @@ def predict_sweep(
     ops = {op.op.name for op in found.ops}
     latent = []
     if "attention" in ops:
+        # One GEMM of attention has the width of the keys, and the other one the width of the
+        # values. Heads of the mean width have the same number of FLOPs.
         latent = latent_words(held.kv_rank, (held.head_dim + held.value_dim) // 2)
     if "experts" in ops:
         ops.update(EXPERT_OPS)

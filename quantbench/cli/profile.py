@@ -1,4 +1,7 @@
-"""Command `profile`: makes, shows, queries and exports profiles of GPUs, which planners load."""
+"""Command `profile`: makes, shows, queries and exports profiles of GPUs, which planners load.
+
+It also finds sizes where linear interpolation between the rows of a profile is wrong.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,12 @@ if TYPE_CHECKING:
     from quantbench.store.folder import Run
     from quantbench.store.record import Record
 
-# Duration of an export in s on one core of a 2024 server. Finding cliffs takes time in proportion
-# to the records. The fixed part is keyed by whether models are fitted, which takes as long for 800
-# rows as for 8,000.
+# Duration of an export in s on one core of a 2024 server, printed before the export starts. Finding
+# cliffs takes time in proportion to the number of records. The fixed part is keyed by whether
+# models are fitted, which takes as long for 800 rows as for 8,000.
 _FIXED_S = {True: 15.0, False: 4.0}
 _PER_RECORD_S = 3e-4
-_MOST_SPOTS = 10  # largest number of blind spots that are shown
+_MOST_SPOTS = 10  # maximum number of blind spots that are shown
 # Digits of a size. Longer numbers are refused, because int() raises an error for very long ones.
 _DIGITS = re.compile("[0-9]{1,19}")
 _OP = re.compile("[a-z_]{1,20}")
@@ -74,6 +77,10 @@ class PlannerOptions:
     grid: Path | None = option(None, "csv, parquet with --gpu: CSV of products m, n, k to model.")
 
     def options(self, library: str) -> ExportOptions:
+        """Converts the typed options to those of the exporters.
+
+        library: library whose models fill the tables; "" if the rows were measured.
+        """
         from quantbench.profile.exporters.options import ExportOptions
 
         typed = dict(vars(self))
@@ -112,7 +119,8 @@ def export(
     """Write the tables, fitted models, cliffs and rule verdicts of a device's runs to one file, or
     convert runs or a profile to a planner's format."""
     if bool(runs) == bool(gpu):
-        raise InputError("profile export", "runs and --gpu" if gpu else "no runs", "one of them")
+        given = "runs and --gpu" if gpu else "neither runs nor --gpu"
+        raise InputError("profile export", given, "one of them")
     from quantbench.profile.exporters import FORMATS
 
     if to == "profile":
@@ -253,9 +261,10 @@ def _runs(paths: list[Path], library: str) -> list[Run]:
 def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
     """Loads a profile, or makes one from runs.
 
-    paths: file of one profile, or folders of runs or devices.
+    paths: file of one profile, folder that has a profile.json but no runs, or folders of runs or
+        devices.
     fit: whether to fit models to the rows of the runs.
-    library: library whose records are kept; "" for all. It cannot be given for a file.
+    library: library whose records are kept; "" for all. It cannot be given for a profile's file.
 
     Raises InputError if a file is given with other paths or with a library.
     """

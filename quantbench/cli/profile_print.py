@@ -28,8 +28,8 @@ _STYLES = {"measured": "green", "interpolated": "", "modelled": "yellow"}
 def profile_lines(profile: Profile) -> Iterator[str | RichTable]:
     """Yields lines and tables on a profile for the terminal.
 
-    They show the device, the measured rows, the accuracy of the models, the largest cliffs and the
-    verdicts on rules.
+    The lines show the device, the measured rows, the accuracy of the models, the largest cliffs and
+    the verdicts on rules.
     """
     yield device_line(profile.device)
     yield from map(printable, origin_lines(profile))
@@ -76,6 +76,7 @@ def origin_lines(profile: Profile) -> list[str]:
 
 
 def rows_line(profile: Profile) -> str:
+    """Formats the number of rows of each table that has any."""
     counts = [f"{len(table):,} of {kind}" for kind, table in profile.tables.items() if len(table)]
     return "rows: " + (", ".join(counts) or "none; all times come from the models")
 
@@ -91,6 +92,7 @@ def _all_parts(profile: Profile) -> Iterator[tuple[str, str, str, Table]]:
         keys = list(zip(*(table[name].tolist() for name in names), strict=True))
         for key in sorted(set(keys), key=str):
             rows = np.array([other == key for other in keys])
+            # The provider is the last key.
             words = " ".join(masks.get(value, value) for value in key[:-1])
             yield table.kind, words, key[-1], table.where(rows)
 
@@ -98,6 +100,7 @@ def _all_parts(profile: Profile) -> Iterator[tuple[str, str, str, Table]]:
 def _key_names(table: Table) -> tuple[list[str], list[str]]:
     """Returns the names of a table's integer keys, and the names of its other keys."""
     layout = LAYOUTS[table.kind]
+    # Index False (0) is the list of integer keys, and index True (1) the list of other keys.
     found: tuple[list[str], list[str]] = ([], [])
     for name in layout.keys:
         found[layout.columns[name] is not int].append(name)
@@ -105,6 +108,7 @@ def _key_names(table: Table) -> tuple[list[str], list[str]]:
 
 
 def _ranges(rows: Table) -> str:
+    """Formats the smallest and the largest value of each integer key: `m 1 to 8192, n 4096`."""
     names, _ = _key_names(rows)
     spans = []
     for name in names:
@@ -182,7 +186,7 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
 def error_summary(errors: FloatArray) -> dict[str, float]:
     """Returns the median, 95th percentile and maximum of errors; zeros if there are none.
 
-    errors: absolute relative errors, (places,).
+    errors: absolute values of the relative errors, (places,).
     """
     if not len(errors):
         return {"median": 0.0, "p95": 0.0, "max": 0.0}
@@ -191,6 +195,7 @@ def error_summary(errors: FloatArray) -> dict[str, float]:
 
 
 def spot_line(spot: Spot) -> str:
+    """Formats a blind spot: its size, the interpolated time, the expected time and the error."""
     off = f"{percent(abs(spot.error))} too {'low' if spot.error < 0 else 'high'}"
     said = f"{latency(spot.interpolated_us)} between m = {spot.low} and {spot.high}"
     return (

@@ -27,8 +27,9 @@ _BUDGET = {"cuda": "4m", "cpu": "60s"}
 # Default precision, by kind of device. Times of one thread on a shared processor repeat within 1 to
 # 2 %, so that a tighter target only costs time.
 _PRECISION = {"cuda": "0.5%", "cpu": "1%"}
+# Longest time of sampling a point, by kind of device.
 _MAX_TIME_S = {"cuda": 2.0, "cpu": 0.5}
-# Options allowed with a file of transformer shapes. They say how to measure, not what.
+# Options allowed with a file of transformer shapes, because they say how to measure and not what.
 _BESIDE_MODELS = (
     "shapes", "provider", "cache", "mode", "precision", "distribution", "budget", "points", "shard",
 )  # fmt: skip
@@ -39,9 +40,7 @@ run_option = partial(option, panel=RUN)
 
 @dataclass(frozen=True, kw_only=True)
 class SweepArguments(GridOptions):
-    """The options of `sweep` as typed; precision "" and budget "" stand for the device's
-    default.
-    """
+    """The options of `sweep` as typed; precision "" and budget "" are the device's default."""
 
     shapes: Path | None = option(
         None,
@@ -175,6 +174,7 @@ def budget_of(arguments: SweepArguments) -> float | None:
 
 
 def _budget_s(text: str) -> float | None:
+    """Parses a budget; `none` becomes None, which means no limit."""
     return None if text == "none" else parse_duration_s("--budget", text)
 
 

@@ -1,4 +1,7 @@
-"""Formats the plan, the progress and the result of a sweep."""
+"""Formats the plan, the progress and the result of a sweep.
+
+The module also draws the plot of the run, and builds the refinement of a sweep with --refine.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -78,8 +81,8 @@ class LeftOut:
     """A range of sizes along an axis that a budget leaves out.
 
     low, high: smallest and largest size that is left out.
-    sizes: number of places in the grid that are left out.
-    ops: names of the ops that are not measured there.
+    sizes: number of grid points that are left out.
+    ops: names of the ops that are not measured at these sizes.
     whole: whether every size from low to high is left out.
     """
 
@@ -98,7 +101,7 @@ class LeftOut:
 def left_out(plan: Plan) -> list[LeftOut]:
     """Returns the ranges of sizes that the budget leaves out of a plan.
 
-    The ranges lie along the axis on which the most values are left out.
+    The ranges lie along the axis with the largest number of left-out values.
     """
     missing = _places(plan.left_out)
     kept = _places(plan.groups)
@@ -116,6 +119,7 @@ def left_out(plan: Plan) -> list[LeftOut]:
 
 
 def _places(groups: Sequence[Group]) -> list[Place]:
+    """Returns the places of all points of the groups."""
     points = chain.from_iterable(group.points for group in groups)
     return list(chain.from_iterable(point.places for point in points))
 
@@ -177,6 +181,7 @@ def result(
             picture = draw_run(run, check, axis.replace("-", "_"))
         except StoreError as error:  # a full disk; the run itself is complete
             lines.append(warning(f"no picture: {error}"))
+    # The devices measure at the same time, so the measuring time of all of them is compared.
     overhead_share = 1 - (measuring_s(run.info) - earlier_s) / (wall_s * devices)
     lines += map(warning, run.warnings)
     reason = f" ({finished.reason})" if finished.reason else ""
@@ -206,7 +211,10 @@ def result(
 
 
 def refine_of(options: SweepOptions, spec: DeviceSpec) -> Refine:
-    """Builds the refinement step of a sweep with --refine."""
+    """Builds the refinement of a sweep with --refine, which bisects to the edges of jumps.
+
+    options: options of the sweep, with the axes of the coarse grid.
+    """
 
     def find(records: Sequence[Record]) -> tuple[AxisGap, ...]:
         return find_gaps(jumps_of(fit_all(points_of(records, spec), repeatability(records))))
@@ -216,6 +224,7 @@ def refine_of(options: SweepOptions, spec: DeviceSpec) -> Refine:
 
 
 def _checked_line(run: Run) -> str:
+    """Counts the points whose result agreed with a reference, and those whose result was wrong."""
     points = [record for record in run.records if record.role == "point"]
     right = sum(record.check is not None for record in points)
     wrong = 0
@@ -237,7 +246,7 @@ def _edge_line(placed: AxisGap, edge: Edge) -> str:
 def naming_lines(run: Run) -> Iterator[str]:
     """Yields a line that counts the points of a GPU run without a kernel name.
 
-    Yields nothing if there are none, or if kernel names were switched off.
+    Yields nothing if every point has a kernel name, or if kernel names were switched off.
     """
     way = run.info.environment.get(_KERNEL_NAMES, "apart").strip().lower()
     if run.info.device.kind == "cpu" or run.info.origin != "measured" or way == "off":

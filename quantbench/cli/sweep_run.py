@@ -1,4 +1,7 @@
-"""Measures a sweep on the device at hand or on a Ray cluster, and prints its progress."""
+"""Measures a sweep on the device at hand or on a Ray cluster, and prints its progress.
+
+With --dry-run, the module only lists the points of the sweep and estimates the time.
+"""
 
 import signal
 import sys
@@ -135,16 +138,27 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
 
 
 def _failed(run: Run) -> bool:
-    """Returns whether the exit code must show a failure: a result was wrong, or no time was
-    accepted.
+    """Returns whether the exit code must show a failure.
 
-    Times of triton's interpreter need not be accepted, because the interpreter only checks results.
+    A run has failed if a result was wrong, if no time was accepted, or if a provider has failed
+    points but no accepted time. Times of triton's interpreter count as accepted although their
+    grade is "rejected", because the interpreter only checks results.
     """
-    points = [record.outcome for record in run.records if record.role == "point"]
-    if any(isinstance(outcome, Failed) and outcome.error == "wrong_result" for outcome in points):
-        return True
-    grades = [outcome.grade for outcome in points if isinstance(outcome, Measured)]
-    return all(grade.letter == "rejected" and INTERPRETED not in grade.reasons for grade in grades)
+    accepted = set()
+    failed = set()
+    for record in run.records:
+        outcome = record.outcome
+        if record.role != "point":
+            continue
+        if isinstance(outcome, Failed):
+            if outcome.error == "wrong_result":
+                return True
+            failed.add(record.provider)
+        elif isinstance(outcome, Measured):
+            grade = outcome.grade
+            if grade.letter != "rejected" or INTERPRETED in grade.reasons:
+                accepted.add(record.provider)
+    return not accepted or not failed <= accepted
 
 
 def stop_on_sigterm() -> None:
@@ -155,8 +169,8 @@ def stop_on_sigterm() -> None:
 def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()) -> Finished:
     """Prints device, assumptions and plan, measures the sweep, and returns how it ended.
 
-    The run's folder is printed first, on standard error. A sweep that is stopped prints how to
-    continue.
+    The run's folder is printed first, on standard error. If the sweep is stopped, the command that
+    continues it is printed.
 
     Raises MeasurementError if nothing was measured.
     """
@@ -205,8 +219,9 @@ def _kept(session: SweepSession) -> str:
 def run_on_ray(
     arguments: SweepArguments, results: Path, resume: Path | None, *, as_json: bool
 ) -> Result:
-    """Runs a new sweep on a Ray cluster, with one run per kind of device, or finishes the run in
-    the folder `resume`.
+    """Runs a new sweep on a Ray cluster, or finishes the run in the folder `resume`.
+
+    A new sweep has one run for each kind of device.
     """
     start_s = time.monotonic()
     console = output(stderr=as_json)
@@ -252,6 +267,7 @@ def run_on_ray(
 
 
 def _show_run(console: Console, run: ClusterRun, assumed: Sequence[str]) -> None:
+    """Prints the devices, the folder, the assumptions and the plan of one run of a cluster."""
     say(console, f"{', '.join(run.devices)}: {run.spec.name}, kept in {run.folder}/")
     if assumed:
         say(console, f"  assumed: {', '.join(assumed)}")

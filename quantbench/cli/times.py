@@ -1,5 +1,6 @@
-"""Declares the options that choose the source of predicted times: the models of a GPU, or a
-measured profile.
+"""Declares the options that choose the source of predicted times.
+
+The source is the models of a GPU or a measured profile.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ class TimesOptions:
     def times(self) -> tuple[OpTimes, ModelTimes]:
         """Returns the source of op times, and the latency models of its device.
 
-        Without --profile, both are the same object.
+        Without --profile, the source and the models are the same object.
 
-        Raises InputError if neither --gpu nor --profile is typed, or both, and for a CPU's profile.
+        Raises InputError if neither --gpu nor --profile is typed, if both are typed, or if the
+        profile is of a CPU.
         """
         from quantbench.latency.model_times import ModelTimes
         from quantbench.profile import Profile

@@ -15,8 +15,9 @@ from quantbench.sweep.plan import Plan, PlanPoint
 from quantbench.units import percent
 from quantbench.workload import Gemm
 
-# A device is called slow if it is slower by more than this share. Devices of one kind differ by 1
-# to 2 % in clock at the same power.
+# A device is called slow if it is slower than the median device by surely more than this fraction.
+# The limit is above the usual difference: at the same power, the SM clocks of devices of one kind
+# differ by 1 to 2 %.
 _SLOW = 0.03
 
 
@@ -29,10 +30,10 @@ class Card:
         over its reference measurements (0.03 means 3 % slower).
     slow: whether the device is surely more than 3 % slower, because the lower end of the 95 %
         interval of the slowdown is above 3 %.
-    clock_mhz: median SM clock of the device during its reference measurements; None if it is
+    clock_mhz: median SM clock of the device during its reference measurements; None if the clock is
         unknown.
-    usual_clock_mhz: median of `clock_mhz` over all devices; None if it is unknown.
-    throttled: reasons for a lowered clock that the device reported after these measurements.
+    usual_clock_mhz: median of the known `clock_mhz` of all devices; None if none is known.
+    throttled: reasons for a lowered SM clock that the device reported after these measurements.
     """
 
     label: str
@@ -54,9 +55,9 @@ class Card:
 def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
     """Selects the workloads that every device measures besides the plan's reference.
 
-    They are the largest GEMM, which shows limits of heat and power, and the GEMM with the fewest
-    operations per byte, which shows slow memory. The result is empty if the plan has no GEMM or no
-    reference.
+    These are the GEMM with the most operations, which shows limits of heat and power, and the GEMM
+    with the fewest operations per byte, which shows slow memory. The result is empty if the plan
+    has no GEMM or no reference.
     """
     products = [point for point in plan.points if isinstance(point.workload, Gemm)]
     if plan.reference is None or not products:
@@ -72,8 +73,9 @@ def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
 def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
     """Compares each device with the median device, and returns the slowest device first.
 
-    Of an even number of devices, the faster of the two in the middle counts as the median. The
-    result is empty if the records come from fewer than two devices.
+    The median device is chosen for each reference workload. Of an even number of devices, it is the
+    faster of the two in the middle. The result is empty if the records come from fewer than two
+    devices.
     """
     times_us: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     clocks: dict[str, list[float]] = defaultdict(list)

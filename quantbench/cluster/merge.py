@@ -36,16 +36,16 @@ class Merged:
 def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) -> Merged:
     """Merges two or more runs.
 
-    If several runs have a point, the measurement with the best grade is kept, or the earliest
-    measurement if the grades are equal. A measurement is preferred to a failure, and a failure to a
-    skipped point.
+    If several runs have a point, the measurement with the best grade is kept; of equal grades, the
+    measurement of the run that started first. A measurement is preferred to a failure, and a
+    failure to a skipped point. The merged run counts elapsed times from the start of the first run.
 
     run_id: id of the merged run; by default `<first run's id>-merged`.
     force: whether to merge runs of different devices, software or origin. The notes name the
         differences.
 
-    Raises InputError if there are fewer than two runs, if two of them share a record, or if the
-    runs differ and `force` is not set.
+    Raises InputError if there are fewer than two runs, if two of them share a record, or if
+    `force` is not set and the runs differ in device, software or origin.
     """
     if len(runs) < 2:
         raise InputError("merge", counted(len(runs), "run"), "two or more")
@@ -79,7 +79,8 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
                 source=record.source or label,
                 elapsed_s=record.elapsed_s + later_s,
             )
-            # Imported tables hold several kernels for one workload, and each of them is a point.
+            # Imported tables hold several kernels for one workload, and each kernel counts as a
+            # point of its own.
             kernel = ""
             if record.launch is not None and record.origin == "imported":
                 kernel = record.launch.kernel
@@ -151,8 +152,8 @@ def _differences(first: Run, other: Run, *kinds: str) -> list[str]:
 def _labels(runs: Sequence[Run]) -> list[str]:
     """Returns a label for each run, which states the source of its records in the merged run.
 
-    The labels are the run's ids or parts of the plan. If labels repeat, as for tasks that started
-    in the same second, all labels are the folders of the runs.
+    A label is the id of the run, or the part of the plan that the run measured. If two labels are
+    equal, as for tasks that started in the same second, every label is the folder of its run.
     """
     labels = []
     for run in runs:
@@ -174,6 +175,7 @@ def _shard(info: RunInfo) -> tuple[int, int] | None:
 
 
 def _rank(record: Record) -> tuple[int, int]:
+    """Returns a sort key: measurements, best grade first, then failures, then skipped points."""
     match record.outcome:
         case Measured(_, grade):
             return 0, GRADES.index(grade.letter)
@@ -186,8 +188,9 @@ def _rank(record: Record) -> tuple[int, int]:
 def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
     """Returns the options of the merged run, and messages on missing parts.
 
-    Runs of parts of one plan get the options of the whole plan. If the runs have different options,
-    only their ids are stored, because there is no plan to resume.
+    If the runs measured parts of one plan, the result is the options of the whole plan, with the
+    budgets of all parts added up. If the runs have different options, the options hold only the ids
+    of the runs, because there is no single plan to resume.
     """
     bare = [dict(info.options) for info in infos]
     for options in bare:
@@ -207,6 +210,11 @@ def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _tolerated(runs: Sequence[Run]) -> list[str]:
+    """Returns messages on what may be merged without `force`.
+
+    The messages state defects of the runs' records, different environment variables, and runs that
+    are not complete.
+    """
     notes: list[str] = []
     for run in runs:
         notes += run.warnings
@@ -219,6 +227,10 @@ def _tolerated(runs: Sequence[Run]) -> list[str]:
 
 
 def _seconds_between(start: str, later: str) -> float:
+    """Returns the time between two texts of run.json in s.
+
+    Raises StoreError if a text is no time in ISO 8601.
+    """
     try:
         return (datetime.fromisoformat(later) - datetime.fromisoformat(start)).total_seconds()
     except (ValueError, TypeError):

@@ -11,7 +11,7 @@ from quantbench.errors import InputError, MeasurementError, UnsupportedError
 
 WHO = "--on ray"
 _VARIABLE = "QUANTBENCH_DEVICE"
-_PROBE_S = 3.0
+_PROBE_S = 3.0  # time limit for the probe of a cluster's address
 
 
 def device_kind() -> str:
@@ -36,12 +36,13 @@ def present(nodes: Sequence[dict[str, Any]]) -> int:
 
 
 def device_count(nodes: Sequence[dict[str, Any]], free: dict[str, float]) -> int:
-    """Returns the number of free devices to measure: GPUs, or one CPU of each node.
+    """Returns the number of free devices to measure: GPUs, or at most one CPU per node.
 
     nodes: descriptions of the nodes, as ray.nodes() returns them.
     free: number of free resources by name, as ray.available_resources() returns it.
 
-    Raises UnsupportedError if the cluster has no such device, or if none is free.
+    Raises UnsupportedError if the cluster has no device of the kind to measure, or if all are in
+    use.
     """
     kind = device_kind()
     there = present(nodes)
@@ -57,11 +58,11 @@ def device_count(nodes: Sequence[dict[str, Any]], free: dict[str, float]) -> int
 def cluster_address() -> str:
     """Returns the address of the Ray cluster to connect to.
 
-    It is RAY_ADDRESS, or the cluster that `ray start` last started on this machine, or `local` for
-    a new cluster. The address is probed first, because Ray waits minutes for a cluster that is
-    gone.
+    The address is RAY_ADDRESS if it is set, else the cluster that `ray start` last started on this
+    machine, else `local` for a new cluster. An address of host and port is probed first, because
+    Ray waits minutes for a cluster that is gone.
 
-    Raises MeasurementError if the cluster of RAY_ADDRESS does not answer.
+    Raises MeasurementError if RAY_ADDRESS is set and its cluster does not answer.
     """
     wanted = os.environ.get("RAY_ADDRESS", "")
     address = wanted

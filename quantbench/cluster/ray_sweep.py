@@ -1,9 +1,9 @@
-"""Runs a sweep on every GPU of a Ray cluster.
+"""Runs a sweep on every GPU of a Ray cluster, with one run for each kind of GPU.
 
-An actor for each GPU measures one part of the plan as an ordinary sweep, and one writer on the
-driver's node stores each record before the next point begins. If a process or node is lost, Ray
-restarts its actor on a free GPU, which measures only the points of the part that are not stored
-yet.
+An actor for each GPU measures one part of the plan as an ordinary sweep, and a writer for each run
+stores every record before the actor begins its next point. If a process or node is lost, Ray
+restarts the actor on a free GPU, and the actor measures only those points of its part that are not
+stored yet.
 """
 
 import os
@@ -32,13 +32,13 @@ from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished, Progress, Sweep, SweepJob
 from quantbench.sweep.session import interpreter_runs, new_run_info, point_keys, records_to_keep
 
-# Maximum number of times that an actor and its part are started again. After as many failures, a
-# point of the part is a likelier cause than the devices.
+# Maximum number of times that an actor and its part are started again. If they fail once more, the
+# cause is more likely a point of the part than the devices.
 _RESTARTS = 3
-# A device that has not answered after this time takes no part. Importing torch from a cold network
-# disk takes a minute.
+# A device whose worker has not answered after this time takes no part. Importing torch from a cold
+# network disk takes a minute.
 _START_LIMIT_S = 300.0
-_WATCH_S = 0.25
+_WATCH_S = 0.25  # longest time between two updates of the progress
 
 
 class Writer:
@@ -81,7 +81,7 @@ class Writer:
     def append(self, part: int, record: Record) -> None:
         """Stores a record of a part.
 
-        Raises MeasurementError if another device measures the part by now.
+        Raises MeasurementError if another device has taken over the part.
         """
         now = self._labels[part]
         if record.source != now:
@@ -92,15 +92,16 @@ class Writer:
             self._outcomes[record.key] = type(record.outcome).__name__
 
     def progress(self) -> tuple[float, Counter[str], list[str]]:
-        """Returns the elapsed time in s, the counts of outcomes, and new messages.
+        """Returns the elapsed time in s, the number of points by outcome, and new messages.
 
-        Points that were stored before the start are not counted. A message is returned once.
+        Points that were stored before the start are not counted. Each message is returned once.
         """
         notes = self._notes
         self._notes = []
         return self._elapsed_s(), Counter(filter(None, self._outcomes.values())), notes
 
     def end(self, how: str) -> None:
+        """Records how the run ended (one of `run.ENDINGS`), and closes its folder."""
         with self._writer:
             self._writer.end(how, self._phases_s)
 
@@ -145,7 +146,8 @@ def measure_part(
 class DeviceActor:
     """Actor that measures on one device.
 
-    core: index of the CPU core to bind to, counted from the last allowed core; None on a GPU.
+    core: index of the CPU core to bind to, counted backwards from the last allowed core; None on a
+        GPU.
     """
 
     def __init__(self, core: int | None) -> None:
@@ -165,6 +167,10 @@ class DeviceActor:
             return self._label, worker.hello
 
     def measure(self, number: int, job: SweepJob, writer: Any) -> Finished:
+        """Measures a part on this device (see `measure_part`).
+
+        writer: Ray's handle of the run's `Writer`.
+        """
         import ray
 
         def call(method: Any, *arguments: Any) -> Any:
@@ -177,12 +183,12 @@ class DeviceActor:
 
 @dataclass
 class ClusterRun:
-    """One run on all devices of one kind.
+    """One run on all devices of one kind, which have the same name and software versions.
 
     spec: constants of the devices.
-    plan: points that the run has yet to measure.
+    plan: points that are missing when the run starts, as far as the budget allows.
     devices: labels of the devices.
-    already: number of points that were stored before.
+    already: number of points that were stored before this sweep started.
     writer: actor of the run's `Writer`.
     parts: actor of each part that is in progress, by Ray's reference to the part's result.
     endings: how each finished part ended.
@@ -210,7 +216,7 @@ class ClusterSweep:
     """One sweep over all devices of a cluster.
 
     ray: the module ray, connected to a cluster by `connected`.
-    make_options: function that returns the options for a kind of device. Their budget is wall time.
+    make_options: function that returns the options for a device. Their budget limits the wall time.
     results: folder in which new runs are created.
     resume: folder of a run to finish; None for new runs.
     note: function that is called with a message when a device is lost or takes no part.
@@ -261,9 +267,12 @@ class ClusterSweep:
         return self.runs
 
     def _open(self, members: Sequence[tuple[Any, str, Hello]]) -> ClusterRun:
-        """Opens the run for devices of one kind, and starts one part on each of them.
+        """Opens the run for devices of one kind, and starts one part on each device.
+
+        If the plan has fewer groups than there are devices, the other devices stay idle.
 
         members: actor, label and worker's first message of each device.
+        Raises InputError for --refine and --shard.
         """
         hello = members[0][2]
         device = hello.device
@@ -291,6 +300,7 @@ class ClusterSweep:
                 more_references=reference_set(whole),
             )
             parts[actor.measure.remote(number, job, writer)] = actor
+        # The devices measure at the same time, so their times add up to more than the wall time.
         together_s = options.budget_s and options.budget_s * len(members)
         plan = whole.without(done).within(together_s)
         labels = tuple(label for _, label, _ in members)
@@ -320,6 +330,11 @@ class ClusterSweep:
                 self.ray.get(run.writer.end.remote(how or run.finished.how))
 
     def _end_part(self, result: Any) -> None:
+        """Records how a part ended, and frees its device. A lost device ends its part as failed.
+
+        result: Ray's reference to the part's result.
+        Raises the QuantbenchError that ended the part, if there is one.
+        """
         run = next(run for run in self.runs if result in run.parts)
         try:
             run.endings.append(self.ray.get(result))
@@ -333,7 +348,7 @@ class ClusterSweep:
         self.ray.kill(run.parts.pop(result))  # frees the device for a part that lost its device
 
     def _progress(self) -> Progress:
-        """Returns the progress of all runs, with the time left extrapolated from the pace so far.
+        """Returns the progress of all runs, with the time left at the mean time per point so far.
 
         Messages of the writers are passed to `note`.
         """
@@ -357,6 +372,10 @@ class ClusterSweep:
         return progress
 
     def _device_actor(self, number: int) -> Any:
+        """Starts an actor for one device, with the environment variables that affect times.
+
+        number: index of the actor. On CPUs, it selects the core.
+        """
         variables = relevant_environment()
         if "PYTHONPATH" in os.environ:
             variables["PYTHONPATH"] = os.environ["PYTHONPATH"]

@@ -1,7 +1,7 @@
 """Measures collectives between ranks over message sizes, and computes their bandwidths.
 
 The same reference collective is repeated between the operations, so that a change of the network
-shows. Message sizes are in bytes.
+shows. Message sizes, which the module also parses from text, are in bytes.
 """
 
 import re
@@ -32,7 +32,7 @@ DEFAULT_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send
 DEFAULT_SIZES = {"nccl": "4KiB:1GiB", "gloo": "4KiB:16MiB"}
 # Operation and message size in bytes of the reference point, by backend.
 _REFERENCE = {"nccl": ("all_reduce", 2**24), "gloo": ("all_reduce", 2**18)}
-_STEP = 4
+_STEP = 4  # factor between the sizes of a range that states no factor
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(B|KiB|MiB|GiB|KB|MB|GB)?", re.IGNORECASE)
 _UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
@@ -69,6 +69,11 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def _bytes(word: str, text: str) -> int:
+    """Converts one size, such as `4KiB`, to whole bytes.
+
+    text: whole text of the option, for error messages.
+    Raises InputError if the word is no size of at least 1 byte.
+    """
     match = _SIZE.fullmatch(word.strip())
     size = float(match[1]) * _UNITS[(match[2] or "B").lower()] if match else 0
     if size < 1:
@@ -106,15 +111,20 @@ def reference_point(backend: str, like: Collective) -> Collective:
     return replace(like, op=op, message_bytes=cdiv(size, unit) * unit)
 
 
+# Length of a warm-up window, time limit of the warm-up, and maximum number of samples in a batch
+# (see `warm_up`).
 _WARM_UP_WINDOW_S = 0.05
 _WARM_UP_LIMIT_S = 1.0
 _BATCH_LIMIT = 64
-# Duration of a sample, from which the number of runs per sample follows. Events have a resolution
-# of 0.5 µs, and the ranks' clocks differ by some microseconds.
+# Minimum duration of a sample. A sample repeats the collective up to _MOST_RUNS times to reach this
+# duration. Samples must be long on nccl, because CUDA events have a resolution of 0.5 µs and the
+# timers of the ranks differ by some microseconds. On gloo, a sample is one run.
 _SAMPLE_US = {"nccl": 200.0, "gloo": 0.0}
 _MOST_RUNS = 100
-# If launching takes more than this share of a time, the time does not show the speed of the links.
+# If the host's launching takes more than this fraction of a collective's time, the time does not
+# show the speed of the links, and the grade says so.
 _LAUNCH_BOUND = 0.8
+# Resolution of the timer: CUDA events, or the timer of the host.
 _TICK_US = {"nccl": 0.5, "gloo": 0.05}
 
 
@@ -146,7 +156,7 @@ def figures(collective: Collective, latency_us: float) -> Figures:
 class CommSession:
     """Rank 0's side of a measurement of collectives.
 
-    leader: connection to the other ranks, which run the same collective in step.
+    leader: connection to the other ranks, which run the same collective at the same time.
     backend: nccl or gloo.
     spec: constants of rank 0's device.
     state: function that reads the state of this device.
@@ -183,6 +193,7 @@ class CommSession:
             self._measure(reference, role="reference")
 
     def _measure(self, collective: Collective, role: str) -> None:
+        """Measures one collective, and passes its record to `on_record`."""
         outcome = self._outcome(collective)
         provider = f"torch.{self.backend}"
         if role == "reference" and isinstance(outcome, Measured):
@@ -200,6 +211,11 @@ class CommSession:
         self.on_record(record)
 
     def _outcome(self, collective: Collective) -> Outcome:
+        """Measures and grades one collective.
+
+        A collective that a rank cannot run is skipped or failed. A measurement that raises
+        MeasurementError is failed.
+        """
         refused = self.leader.begin(collective)
         if refused is not None:
             if refused.kind == "unsupported":
@@ -231,6 +247,7 @@ class CommSession:
         return Measured(measurement, graded)
 
     def _sample(self, sampler: LeaderSampler) -> Measurement:
+        """Warms up, chooses the number of runs per sample, and takes the samples."""
         before = self.state()
         warm = warm_up(
             sampler,

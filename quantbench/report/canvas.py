@@ -1,6 +1,6 @@
-"""Provides what all plots share: the style of figures, the plotted rate and the choice of curves.
+"""Provides what plots share: the style of figures, the plotted rate, and the choice of curves.
 
-Figures are drawn by matplotlib and written as PNG.
+Figures are drawn by matplotlib and written as PNG. Curves are labelled by what distinguishes them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _DPI = 130
 # Seaborn's "whitegrid" with a paler grid: intervals and edges are thin lines and must stand out
-# from it.
+# from the grid.
 _STYLE = {"grid.color": "#ebebeb", "axes.edgecolor": "#999999"}
 #: colour of a cliff, in every plot
 CLIFF_COLOUR = "#c1272d"
@@ -78,6 +78,7 @@ def figure(
             yield panels
             _legend_below(drawn, panels.flat)
             width = int(_LETTERS_PER_IN * size_in[0])
+            # The caption has at most about four lines.
             below = wrap(plain(caption, 4 * width), width, break_on_hyphens=False)
             drawn.suptitle("\n".join([plain(title, width), *below]), x=0.01, ha="left", fontsize=9)
             # Without matplotlib's version in the file, equal data gives equal files.
@@ -91,12 +92,14 @@ def figure(
 
 
 def _legend_below(figure: Figure, panels: Iterable[Axes]) -> None:
+    """Adds one legend below all panels, in which each label occurs once."""
     entries: dict[str, Any] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     if entries:
         width = int(_LEGEND_LETTERS_PER_IN * figure.get_figwidth())
+        # An entry also has a marker and a gap, as wide as 8 letters.
         beside = max(1, min(_MOST_BESIDE, width // (max(map(len, entries)) + 8)))
         figure.legend(
             list(entries.values()),
@@ -122,8 +125,8 @@ def plain(text: str, longest: int = 90) -> str:
 def rate(measured: Point | LayerRow) -> float:
     """Returns the rate of a point that plots show, in the unit that `rate_unit` returns.
 
-    It is the share of peak in % if the peak is known. Otherwise it is the rate in GFLOP/s, or in
-    GB/s if the point has no arithmetic.
+    The rate is the share of peak in % if the peak is known. Otherwise it is in GFLOP/s, or in GB/s
+    if the point has no arithmetic.
     """
     if measured.peak_share is not None:
         return 100 * measured.peak_share
@@ -140,8 +143,9 @@ def rate_unit(measured: Point | LayerRow) -> str:
 def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
     """Selects at most `most` curves, evenly spread from smaller to larger work.
 
-    Curves that have less than 90 % as many points as the longest curve are dropped. Of the others,
-    the third with the least work is dropped as far as `most` curves remain.
+    If there are no more than `most` curves, all are returned. Otherwise a curve is a candidate if
+    it has at least 90 % as many points as the longest curve. Of the candidates, the curves with the
+    least work are dropped: a third of the candidates, or fewer if `most` would not remain.
     """
     if len(curves) <= most:
         return list(curves)
@@ -151,8 +155,8 @@ def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
     if len(full) <= most:
         return full
     last = len(full) - 1
-    # The smallest third is skipped, because small GEMMs are bound by launches and memory and show
-    # no steps. The step between selected curves is at least 1, so that no curve repeats.
+    # The third with the least work is skipped, because small GEMMs are bound by launches and memory
+    # and show no steps. Selected curves are at least one index apart, so that no curve repeats.
     first = min(last / 3, last - (most - 1))
     return [full[round(first + (last - first) * i / max(1, most - 1))] for i in range(most)]
 
@@ -161,7 +165,8 @@ def curve_names(curves: Sequence[Curve]) -> list[str]:
     """Returns a label for each curve.
 
     A label states the values of the axes that are constant along the curve, and the provider and
-    variant if the curves differ in them. It is the provider if there is nothing else to state.
+    variant if the curves differ in these. The label is the provider if there is nothing else to
+    state.
     """
     names = []
     variants = {curve.variant for curve in curves}

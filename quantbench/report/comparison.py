@@ -16,6 +16,7 @@ from quantbench.units import axis_words, latency, percent
 _STYLE = {"slower": "bold red", "faster": "green", "same": "", "unclear": "yellow"}
 # Maximum number of rows for each kind of change. --json has all of them.
 _MOST_SHOWN = {"slower": 30, "faster": 15, "unclear": 8, "same": 0}
+# Maximum number of points shown that failed only in the second run.
 _MOST_LOST_SHOWN = 5
 
 
@@ -58,7 +59,7 @@ def method_lines(comparison: Comparison) -> list[str]:
 
 
 def result_lines(comparison: Comparison) -> list[str]:
-    """Formats the number of points by kind of change, and their median ratio.
+    """Formats the number of points by kind of change, and the median ratio of all points.
 
     Further lines state the floor of short times and the points that could not be compared.
     """
@@ -81,12 +82,14 @@ def result_lines(comparison: Comparison) -> list[str]:
 
 
 def failure_words(lost: Matched) -> str:
+    """Formats the failure in the second run of a point that the first run measured."""
     assert isinstance(lost.b.outcome, Failed)
     return f"{lost.b.outcome.error}: {lost.b.outcome.message}"
 
 
 def _ratio_words(ratio: float) -> str:
-    if abs(ratio - 1) < 0.0005:
+    """Formats a ratio of times (B over A) as a sentence on B."""
+    if abs(ratio - 1) < 0.0005:  # would be shown as 0.0 %
         return "B takes as long as A"
     if ratio > 1:
         return f"B takes {percent(ratio - 1)} longer"

@@ -20,7 +20,7 @@ from quantbench.analysis.summary import Point
 #: because it is too close to the red of a cliff.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#666666")
 
-#: function that returns the caption of a plot of these points, as `source.picture_caption` does
+#: function that returns the caption of a plot of the given points, as `source.picture_caption` does
 Caption = Callable[[Sequence[Point]], str]
 
 
@@ -136,6 +136,7 @@ def embedded(png: bytes) -> str:
 def file_name(text: str) -> str:
     """Returns a text that is safe as a file name.
 
-    Runs of characters other than ASCII letters, digits, dots, underscores and dashes become a dash.
+    One or more characters in a row that are not ASCII letters, digits, dots, underscores or dashes
+    become one dash.
     """
     return re.sub("[^A-Za-z0-9._-]+", "-", text)

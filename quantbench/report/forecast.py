@@ -15,9 +15,10 @@ from quantbench.units import dashed, latency, percent
 _LEAST_RATE = 0.001
 # Maximum number of places that a sentence names. Further places are only counted.
 _MOST_NAMED = 8
-# A place is named if it was measured slower than the best kernel by at least this share.
+# A place is named if it is expected to lose at least this fraction of its time against the best
+# kernel.
 _LEAST_SLOWER = 0.10
-# A place is named if the time is predicted to rise by more than this share from m to m + 1.
+# A place is named if its time is predicted to rise by more than this fraction from m to m + 1.
 _CLIFF = 0.10
 
 
@@ -60,7 +61,7 @@ def _cells(row: PredictedPlace, best: float) -> dict[str, str | Text]:
 def summed_line(rows: Sequence[PredictedPlace]) -> str:
     """Returns a message that lists the ops whose times a row of the table sums.
 
-    It is empty if every row is a single GEMM.
+    Returns "" if every row is a single GEMM.
     """
     ops: dict[str, None] = {}
     apart = ""
@@ -76,6 +77,7 @@ def summed_line(rows: Sequence[PredictedPlace]) -> str:
 
 
 def _rate(tflops: float) -> str:
+    """Formats a rate in TFLOP/s."""
     if tflops < _LEAST_RATE:
         return f"<{_LEAST_RATE:g}"
     return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.2g}"
@@ -84,7 +86,7 @@ def _rate(tflops: float) -> str:
 def rises_in_words(rows: Sequence[PredictedPlace]) -> str:
     """Returns a sentence on the places where one more row (m + 1) is predicted to cost over 10 %.
 
-    It is empty if no rise is known.
+    Returns "" if no rise is known.
     """
     known = False
     found = []
@@ -102,10 +104,11 @@ def rises_in_words(rows: Sequence[PredictedPlace]) -> str:
 
 
 def slower_in_words(rows: Sequence[PredictedPlace]) -> str:
-    """Returns a sentence on the places where similar GEMMs were measured slower than they could be.
+    """Returns a sentence on the places that lose 10 % or more of their time to a slow kernel.
 
-    They are compared with the best kernel of the cost model. The sentence states likely reasons,
-    and it is empty if there is no such place.
+    At such a place, similar measured GEMMs were slower than the best kernel of the cost model (see
+    `analysis.forecast.slower_than_best_kernel`). The sentence states likely reasons. Returns "" if
+    there is no such place.
     """
     found = []
     for row in rows:
@@ -119,11 +122,13 @@ def slower_in_words(rows: Sequence[PredictedPlace]) -> str:
 
 
 def _place(row: PredictedPlace, words: str) -> str:
+    """Formats a place with words in brackets: `m = 4097 (12 %, 10 % to 14 %)`."""
     sizes = " ".join(f"{name} = {size}" for name, size in row.axes.items())
     return f"{sizes} ({words})"
 
 
 def _listed(places: Sequence[str]) -> str:
+    """Lists the first places, and counts the others."""
     unnamed = len(places) - _MOST_NAMED
     more = f" and {unnamed} more" if unnamed > 0 else ""
     return ", ".join(places[:_MOST_NAMED]) + more

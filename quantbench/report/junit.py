@@ -19,7 +19,8 @@ def write_junit(comparison: Comparison, path: Path) -> None:
     """Writes a comparison as JUnit XML, with one test case per point.
 
     Slower points, and points that fail only in the second run, are failures. Unclear points are
-    skipped cases with the reason. Characters that XML 1.0 does not allow become `?`.
+    skipped cases with the reason, and all other points pass. Characters that XML 1.0 does not allow
+    become `?`.
 
     Raises StoreError if the file cannot be written.
     """
@@ -68,6 +69,7 @@ def write_junit(comparison: Comparison, path: Path) -> None:
 
 
 def _case(suite: Element, record: Record, place: Place, time_s: float) -> Element:
+    """Adds a test case that is named by provider and place, and returns it."""
     return SubElement(
         suite,
         "testcase",

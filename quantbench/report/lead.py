@@ -22,8 +22,8 @@ from quantbench.units import dashed, latency, percent
 _MOST_ROWS = 12
 # From this many curves on, each row summarizes one size over all curves.
 _MANY_CURVES = 13
-# In a row over many shapes, the most frequent cause is given alone if more than this share of the
-# shapes that lose have it.
+# In a row over many shapes, the most frequent cause is given alone if more than this fraction of
+# the shapes that lose have this cause. Otherwise the two most frequent causes are given.
 _COMMON_CAUSE = 0.5
 
 
@@ -76,10 +76,11 @@ class Lead:
 def lead_of(rows: Sequence[LayerRow], axes: Sequence[str], check: RunCheck) -> Lead:
     """Builds the first screen of a run.
 
-    If no two sizes are close, each size is compared with half and twice the size.
+    If no two sizes are close, each size is compared with all sizes from half to twice the size.
 
     rows: measured places of the run.
-    axes: axes of the run, of which the one with the largest total loss is shown.
+    axes: axes of the run, of which the one with the largest total loss is shown. Of equal losses,
+        the axis with more values is shown.
     check: analysis of the run, which explains the losses.
     """
     axis = ""
@@ -132,11 +133,12 @@ def lead_of(rows: Sequence[LayerRow], axes: Sequence[str], check: RunCheck) -> L
 
 
 def _has_neighbours(curve: Sequence[LayerRow]) -> bool:
-    """Returns whether any two neighbours of a curve have sizes that differ by at most NEAR."""
+    """Returns whether any two neighbouring rows of a curve are near (see `_are_near`)."""
     return any(starmap(_are_near, pairwise(curve)))
 
 
 def _are_near(smaller: LayerRow, larger: LayerRow) -> bool:
+    """Returns whether no axis value of `smaller` is below that of `larger` by more than NEAR."""
     return all(larger.axes[name] * (1 - NEAR) <= value for name, value in smaller.axes.items())
 
 
@@ -170,7 +172,8 @@ def _row(
     stretch: one group of `_stretches`.
     varied: axes whose values are shown in the details.
     several_providers: whether the provider is shown in the details.
-    most: largest loss of all sizes, as a share.
+    most: largest loss of all sizes, as a fraction of the throughput. The row with this loss has a
+        full bar.
     """
     worst = max(stretch, key=lambda b: b.loss)
     first = stretch[0]
@@ -205,7 +208,7 @@ def _row(
 def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, check: RunCheck) -> Lead:
     """Builds the first screen of a run of many shapes, where a row is one size over all shapes.
 
-    A row states the number of shapes that lose at the size, and the median and largest loss.
+    A row states the number of shapes that lose at the size, and their median and largest loss.
 
     curves: number of shapes.
     """

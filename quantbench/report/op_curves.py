@@ -1,7 +1,7 @@
 """Builds the charts of a report, which show rates along an axis and the cliffs on them.
 
-A chart has at most four curves, because more cannot be told apart. Its note says what it leaves
-out.
+A chart has at most four curves, because more cannot be told apart. The note of a chart says what
+the chart leaves out.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def axis_section(
 def _that_vary(curves: Sequence[Curve]) -> tuple[dict[str, list[Curve]], list[str]]:
     """Returns the curves along which the workload changes, and the ops without such a curve.
 
-    The curves are keyed by op. Curves with the same points are returned once.
+    The curves are keyed by op. Of curves with the same points, one is returned.
     """
     found: dict[str, list[Curve]] = {}
     known: set[tuple[str, ...]] = set()
@@ -102,7 +102,7 @@ def _op_card(op: str, curves: Sequence[Curve], check: RunCheck, caption: Caption
         points += curve.points
         lines.append(_line(name, curve.points, axis))
     there = set(map(_place_key, points))
-    # check.cliffs has the largest first.
+    # check.cliffs has the largest cliffs first.
     own = [c for c in check.cliffs if c.axis == axis and _place_key(c.after) in there]
     marks = []
     rows = []
@@ -179,8 +179,8 @@ def losses_card(
 ) -> Card | None:
     """Builds the card with the rate of all ops of a place together, over an axis.
 
-    The sizes that lose are marked in red. The chart has the four curves with the largest total
-    loss. Returns None if no curve has two sizes.
+    The sizes that lose are marked in red. The chart has up to four curves, those with the largest
+    total loss. Returns None if no curve has two sizes.
 
     bad: sizes that run at a lower rate than a better size nearby.
     """

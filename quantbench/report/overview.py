@@ -17,7 +17,8 @@ from quantbench.units import axis_words, dashed
 # Pairs of axes that are shown before all other pairs.
 _FIRST = (("hidden", "mbs"), ("heads", "tp"), ("n", "m"), ("k", "n"))
 _MOST_MAPS = 4
-# A map has at least this share of the places of the map with the most measured places.
+# A slice of the run is a candidate for a map if it has at least this fraction of the places that
+# the fullest slice has.
 _FULL = 0.9
 # Maximum number of cells that are labelled with their value.
 _MOST_LABELLED = 130
@@ -26,8 +27,8 @@ _MOST_LABELLED = 130
 def maps_section(rows: Sequence[LayerRow], axes: Sequence[str], caption: Caption) -> Section | None:
     """Builds the section with up to four heat maps, each over two axes that vary in the run.
 
-    Returns None if the run has no such pair of axes. A map shows one provider and one value of each
-    other axis (see `_middle_slice`).
+    Returns None if no map would vary along both of its axes. A map shows one provider and one value
+    of each other axis (see `_middle_slice`).
 
     rows: measured places of the run.
     axes: names of the axes.
@@ -64,9 +65,10 @@ def _middle_slice(
 ) -> tuple[tuple[str, ...], list[LayerRow]]:
     """Selects the slice of the rows that a map over two axes shows.
 
-    A slice has one provider and one value of each axis other than `x_axis` and `y_axis`. Of the
-    slices that have at least 90 % of the places of the fullest one, the slice with the median total
-    time is selected. Returns the provider and the values as texts, and the rows of the slice.
+    A slice has one provider and one value of each axis other than `x_axis` and `y_axis`. Candidates
+    are the slices with at least 90 % as many measured places as the fullest slice. Of these, the
+    slice with the median total time is selected. Returns its provider and its values as texts, and
+    its rows.
     """
     slices: dict[tuple[str, ...], list[LayerRow]] = defaultdict(list)
     for row in rows:
@@ -103,6 +105,7 @@ def draw_heat_map(
     cells = np.full((len(y), len(x)), np.nan)
     for row in rows:
         cells[y.index(row.axes[y_axis]), x.index(row.axes[x_axis])] = rate(row)
+    # Each row of cells adds 0.26 in. A map of few rows is higher, so that it stays readable.
     height_in = min(6.5, 1.6 + 0.26 * len(y) + (0.6 if len(y) < 6 else 0.0))
     drawn = BytesIO()
     with figure(drawn, (6.8, height_in), title=title, caption=caption) as panels:
@@ -119,6 +122,7 @@ def draw_heat_map(
             yticklabels=False,
             mask=np.isnan(cells),
         )
+        # More labels than these would overlap.
         panel.set_xticks(*_ticks(x, 14))
         panel.set_yticks(*_ticks(y, 20))
         panel.set_xlabel(plain(dashed(x_axis)))

@@ -99,9 +99,11 @@ def write_report(run: Run, output: Path, where: Mapping[str, int] | None = None)
 
     output: file whose name ends in .html or .htm, or folder for report.html. Missing folders are
         created.
-    where: value of each axis at which points are shown. Causes and rules still use the whole run.
+    where: axis values. Only points with these values are shown, but causes and rules still use the
+        whole run.
 
-    Raises StoreError if the page cannot be written, and InputError if the run has no such point.
+    Raises StoreError if the page cannot be written, and InputError if no point has the values
+    `where`.
     """
     shown = points_where(points_of(run.records, run.info.device), where or {})
     page = build_page(run, shown, where or {})
@@ -153,7 +155,7 @@ def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> P
             maps_section(layers, axes, caption),
             rules_section(check.rules, info.device),
         ]
-        if not lead.several:  # the table is of one shape or a few
+        if not lead.several:  # else the rows of the first table summarize many shapes
             lead_card = losses_card(layers, lead.bad, lead.axis, caption(points))
         all_sizes = sizes_section(rows, check)
     sections += [
@@ -180,6 +182,7 @@ def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> P
 
 
 def _subtitle(run: Run, rows: Sequence[LayerRow]) -> str:
+    """Formats id, origin, providers, dtypes and start of a run in one line."""
     info = run.info
     origin = "measured on this device" if info.origin == "measured" else info.origin
     providers: dict[str, None] = {}

@@ -1,7 +1,7 @@
 """Builds the sections of a report that consist of text and tables.
 
-They explain the steps, judge the rules of thumb, and state the quality of the measurements, all
-sizes and the method.
+The sections explain the steps, judge the rules of thumb, and state the quality of the measurements,
+all sizes and the method.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.units import dashed, duration, percent, signed_percent
 
-# Maximum number of equivalent explanations that one line names, and of rows in the table of common
-# steps.
+# Maximum number of further tiles that one line names because they give the same staircase, and of
+# rows in the table of steps that many shapes share.
 _MOST_ALIKE = 3
 _MOST_COMMON = 24
 _VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yellow"}
@@ -41,7 +41,7 @@ _VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yello
 def steps_section(check: RunCheck) -> Section | None:
     """Builds the section on the causes of the steps, with a table of steps that many shapes share.
 
-    Returns None if there is neither a cause nor such a step.
+    Returns None if there is neither a cause nor a shared step.
     """
     lines = [*check.padding, *map(period_words, check.periods)]
     if check.falls:
@@ -144,6 +144,7 @@ def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | No
 
 
 def _effect(verdict: Verdict) -> str:
+    """Formats the cost of breaking a rule with its interval, and what tiles and waves predict."""
     if verdict.effect is None or verdict.low is None or verdict.high is None:
         return "–"
     text = f"{_change(verdict.effect)} ({_change(verdict.low)} to {_change(verdict.high)})"
@@ -153,6 +154,7 @@ def _effect(verdict: Verdict) -> str:
 
 
 def _change(ratio: float) -> str:
+    """Formats a ratio of times as a relative change, and avoids −0.0 %."""
     text = percent(ratio - 1).replace("-", "−")
     return "0.0 %" if text == "−0.0 %" else text
 
@@ -174,8 +176,8 @@ _GRADE_WORDS = {
 def trust_section(run: Run) -> Section:
     """Builds the section on the quality of the measurements.
 
-    It has the number of points by grade, the reasons for bad grades, skipped and failed points, and
-    the ranges of the device's state.
+    The section has the number of points by grade, the reasons for bad grades, skipped and failed
+    points, and the ranges of the device's state.
     """
     points: Counter[str] = Counter()
     for record in run.records:
@@ -194,7 +196,8 @@ def trust_section(run: Run) -> Section:
 def trust_lines(run: Run) -> list[str]:
     """Counts the points below grade A, the skipped and the failed points by reason.
 
-    The most frequent reasons come first.
+    Reasons that differ only in their numbers are counted together. The most frequent reasons come
+    first.
     """
     number: Counter[str] = Counter()
     examples: dict[str, str] = {}
@@ -223,9 +226,10 @@ def trust_lines(run: Run) -> list[str]:
 
 
 def state_words(records: Sequence[Record]) -> str:
-    """Formats the ranges of the device's clock, temperature and power during the run.
+    """Formats the ranges of the device's SM clock, temperature and power during the run.
 
-    The range of the reference point's time is added. Returns "" if nothing is known.
+    The range of the reference point's time is added, relative to its first time. Returns "" if
+    nothing is known.
     """
     seen: dict[str, list[float | None]] = defaultdict(list)
     first_us: dict[str, float] = {}  # by key: a run on many devices has several references
@@ -263,7 +267,7 @@ def sizes_section(rows: Sequence[LayerRow], check: RunCheck) -> Section:
 def how_section(run: Run) -> Section:
     """Builds the folded section with all that is needed to repeat the run.
 
-    It lists the options, versions of software, environment variables and device constants.
+    The section lists the options, versions of software, environment variables and device constants.
     """
     info = run.info
     device = info.device

@@ -1,7 +1,8 @@
 """Compares the transformer shapes of a run by their measured times.
 
-The first shape is the reference. The gain of another shape is its number of tokens per second over
-that of the first shape, at equal parameters.
+The first shape is the reference. The gain of another shape is the relative increase (ratio − 1) of
+its tokens per second over those of the first shape. The rates are compared at equal parameters,
+which means that the ratio is multiplied by the ratio of the two shapes' parameters.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ class MeasuredShape:
     number: position of the shape in the list, from 1.
     name: name of the shape.
     library: library that ran the ops.
-    layer_us: time of all ops of one layer, forward and backward; None if an op is missing.
+    layer_us: time of all ops of one layer, forward and backward, each op counted once; None if an
+        op is missing.
     logits_us: time of the logits ops; None if an op is missing.
     missing: ops that were measured for the first shape but not for this one.
-    gain: measured gain in tokens per second against the first shape, at equal parameters; None if
-        an op is missing.
-    predicted: predicted gain; None if it is unknown.
-    verdict: whether the measured gain agrees with the prediction; "" if it cannot be judged.
+    gain: measured gain over the first shape, as defined by the module; None if an op is missing.
+    predicted: predicted gain over the first shape; None if the run states none.
+    verdict: whether the measured gain agrees with the predicted gain, in words; "" if this is not
+        judged.
     left_out: planned ops that the library did not run for the first shape. They are left out of the
         times of all shapes.
     """
@@ -59,8 +61,7 @@ def compare_shapes(
 ) -> tuple[MeasuredShape, ...]:
     """Compares each shape with the first shape, for each library (torch, triton, …).
 
-    If several kernels of a library ran an op, the fastest counts. An op with the same workload in
-    both shapes was measured once, so that its error cancels in the gain.
+    If several kernels of a library ran an op, the fastest kernel counts.
 
     points: measured points of the run.
     models: shapes in the order in which the run lists them.
@@ -124,7 +125,12 @@ def _gain(
 ) -> Gain:
     """Computes the gain of a shape over the shape `asked` from the summed times of their ops.
 
-    The time of an op counts as often as the shape runs the op.
+    The time of an op counts as often as the shape runs the op. Vocabulary entries beyond those of
+    `asked` do not count as parameters.
+
+    For the interval, an op's relative error is weighted by the op's fraction of the total time of
+    its shape. A workload that both shapes have was measured once, so its weight is the difference
+    between its fractions in the two shapes.
 
     first: ops of the shape `asked`.
     ops: ops of `shape` by label. Ops that are not in `first` are ignored.
@@ -138,7 +144,7 @@ def _gain(
         for point in points:
             shares[point.key] += sign * point.latency_us * point.count / total_us
             width[point.key] = log(point.high_us / point.low_us) / 2
-    # Half width of the interval of the logarithm of the gain.
+    # Half-width of the interval of log(1 + gain). Errors of different workloads are independent.
     half_width = sqrt(sum((share * width[key]) ** 2 for key, share in shares.items()))
     weight = useful_parameters(shape, asked.vocab) / useful_parameters(asked, asked.vocab)
     faster = sums[0] / sums[1] * weight * shape.tokens / asked.tokens
@@ -182,6 +188,7 @@ _words = attrgetter("words")
 
 
 def _styled(gain: Gain | None) -> Text:
+    """Formats a gain: green if surely above 0, red if surely below 0; "" if it is None."""
     text = Text(shown(gain, _words))
     if gain is not None and gain.low > 0:
         text.stylize("bold green")
@@ -191,9 +198,9 @@ def _styled(gain: Gain | None) -> Text:
 
 
 def comparison_sentence(shapes: Sequence[MeasuredShape]) -> str:
-    """Returns a sentence that names the shape that is most surely faster than the first shape.
+    """Returns a sentence that names the shape whose gain has the highest lower bound.
 
-    If no shape is surely faster, the sentence says so.
+    If no shape is surely faster than the first shape, the sentence says so.
     """
     gains = [(one.gain, one.name) for one in shapes if one.number > 1 and one.gain is not None]
     first = shapes[0].name

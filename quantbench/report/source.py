@@ -37,8 +37,8 @@ def picture_caption(info: RunInfo, points: Iterable[Point | Record]) -> str:
 def _libraries(info: RunInfo, providers: set[str]) -> str:
     """Returns the name and version of each library whose kernels ran, separated by commas.
 
-    Providers other than torch and Triton are added by name, except in imported runs that state a
-    library.
+    Providers other than torch and Triton are added by name, except in an imported run whose
+    software names a library.
     """
     unused = {*_NO_LIBRARIES}
     if not any(provider.startswith("triton") for provider in providers):

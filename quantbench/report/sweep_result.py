@@ -106,7 +106,8 @@ def ops_line(rows: Sequence[LayerRow]) -> str:
 def row_words(row: LayerRow, check: RunCheck) -> str:
     """Formats the text of a row: its missing ops, then the cliffs that end at it, largest first.
 
-    If no cliff ends at the row, the text gives the main reason why its worst op runs below peak.
+    If no cliff ends at the row, the text gives the main reason why the row's worst op runs below
+    peak.
     """
     words = []
     if row.missing:
@@ -152,12 +153,12 @@ def rows_to_json(rows: Sequence[LayerRow], check: RunCheck) -> list[dict[str, An
     return objects
 
 
-# Maximum number of wave edges that are drawn for one curve; the first edges are the large steps.
-# Edges are drawn only if the plot has few curves, because those of more curves cannot be told
-# apart.
+# Maximum number of wave edges that are drawn for one curve. The edges at the smallest sizes are
+# drawn, because an added wave costs most there relative to the time. Edges are drawn only if the
+# panel has few curves, because the edges of more curves cannot be told apart.
 _MOST_WAVE_EDGES = 40
 _MOST_WITH_EDGES = 2
-# Maximum number of panels side by side, and size of a panel.
+# Maximum number of panels side by side, size of a panel, and height of the title.
 _COLUMNS = 2
 _WIDTH_IN = 6.4
 _HEIGHT_IN = 3.4
@@ -167,9 +168,9 @@ _TITLE_IN = 0.9
 def draw_run(run: Run, check: RunCheck, axis: str) -> Path:
     """Draws all points of a run over an axis, with a panel for each op.
 
-    A panel has a curve for each provider and value of the other axes, with 95 % intervals. A dashed
-    line in the colour of the curve marks a size after which another wave begins. The plot is
-    written as a PNG to the folder of the run, and its path is returned.
+    A panel has a curve for each provider and each combination of values of the other axes, with
+    95 % intervals. A dashed line in the colour of the curve marks a size after which another wave
+    begins. The plot is written as a PNG to the folder of the run, and its path is returned.
     """
     points = points_of(run.records, run.info.device)
     path = run.folder / f"efficiency-{dashed(axis)}.png"
@@ -192,6 +193,10 @@ def draw_run(run: Run, check: RunCheck, axis: str) -> Path:
 
 
 def _draw_op(panel: Axes, curves: Sequence[Curve], tile_of: TileOf) -> None:
+    """Draws the curves of one op with intervals and, if they are few, with their wave edges.
+
+    tile_of: function that returns the tile of a point.
+    """
     for i, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
         colour = PALETTE[i % len(PALETTE)]
         marker = MARKERS[i % len(MARKERS)]
@@ -239,8 +244,8 @@ def wave_edges(curve: Curve, tile_of: TileOf) -> list[int]:
     """Returns the sizes after which a curve of GEMMs needs one more wave.
 
     Only tiles that were recorded or recovered from the times are used, because nothing in the run
-    supports an assumed tile. An edge whose waves are not credible at the size after it is left out
-    (see `quantization.credible_waves`).
+    supports an assumed tile. An edge is left out if the waves at the size after the edge are not
+    credible (see `quantization.credible_waves`).
 
     tile_of: function that returns the tile of a point.
     """

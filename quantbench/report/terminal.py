@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quantbench.profile.schema import KnownCliff
     from quantbench.report import content
 
-# A share of peak is shown in red if it is below this fraction of the best share in its table.
+# A share of peak is shown in red if it is below this fraction of the best share in the same table.
 _STANDS_OUT = 0.8
 
 
@@ -37,8 +37,8 @@ def filled(
 ) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...]]:
     """Returns the column names and the rows of a table.
 
-    lines: cells of each row by column name. All rows have the same names.
-    optional: names of columns that are left out if they are empty in every row.
+    lines: cells of each row by column name; at least one row. All rows have the same column names.
+    optional: names of columns that are left out if their cells are empty in every row.
     """
     names = []
     for name in lines[0]:
@@ -61,7 +61,7 @@ def plain_table(
     names: column names. A column whose name begins with `>` is aligned to the right.
     rows: cells of each row.
     fold: names of columns whose text may be folded. The last column may always be folded.
-    narrowest: least width of a folded column, in characters.
+    narrowest: minimum width of a column that may be folded, in characters.
     """
     table = Table(
         title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False
@@ -120,7 +120,7 @@ def cliffs_table(cliffs: Iterable[tuple[Cliff | KnownCliff, str]], title: str) -
 def share_cell(share: float | None, best: float) -> Text:
     """Formats a share of peak as a cell, in red if it is below 80 % of the best share.
 
-    share: share of peak, 0 to 1. The cell is empty if it is None.
+    share: share of peak, 0 to 1. The cell is empty if the share is None.
     best: best share in the table, 0 to 1.
     """
     low = share is not None and share < _STANDS_OUT * best

@@ -8,8 +8,10 @@ from typing import Any
 
 from quantbench.store.folder import Run
 
-# Options that only select points. They need no mention, because the points of two runs are matched.
+# Options that only state which points a run has, or from which file the points were imported. These
+# options are not compared, because times are compared only for points that both runs have.
 _NOT_OPTIONS = ("dims", "left_out", "sha256", "file")
+#: device constants that affect times
 CONSTANTS = (
     "sm_count",
     "sm_clock_mhz",
@@ -18,6 +20,7 @@ CONSTANTS = (
     "memory_gb_per_s",
     "peak_tflops",
 )
+# Values of the state at the start of the run that affect times.
 _STATE = ("memory_clock_mhz", "throttle_reasons", "other_processes")
 
 
@@ -78,7 +81,7 @@ def origins_of(run: Run) -> str:
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
-    """Returns the value with a name as text, or `absent` if it is missing or empty."""
+    """Returns a value by its name, as text; `absent` if the value is missing or empty."""
     if name not in values or values[name] in (None, "", (), []):
         return "absent"
     value = values[name]
@@ -86,7 +89,7 @@ def _text(values: Mapping[str, Any], name: str) -> str:
 
 
 def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values, where a value of a nested mapping gets a dotted name.
+    """Flattens nested mappings: `mode` in the mapping `timing` gets the name `timing.mode`.
 
     Only the first level of nesting is flattened.
 

@@ -1,4 +1,4 @@
-"""Writes and reads the folder of a run, which holds run.json and records.jsonl.
+"""Writes, reads and finds the folders of runs, which hold run.json and records.jsonl.
 
 Each record is one line that is flushed to disk before the next point starts, so a crash loses at
 most the point in progress. A reader accepts and reports an incomplete last line, missing lines and
@@ -23,10 +23,11 @@ from quantbench.store.record import Failed, Measured, Record, record_from_json, 
 from quantbench.store.run import RunInfo, now_text, read_run_info, require_name, write_run_info
 from quantbench.units import counted, listed
 
+# Maximum number of lines and of runs that a message names.
 _MOST_NAMED = 5
 _MOST_RUNS_NAMED = 3
 _WRITABLE = "a results folder that can be written"
-#: largest size of records.jsonl
+#: largest size of a records.jsonl that is read
 _LARGEST_RECORDS_BYTES = 2**32
 
 
@@ -52,15 +53,16 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Reads the metadata and the records of a run.
 
-    A second record of a point replaces the first one if the point had failed, or if it has the same
-    measurement with another grade. Other lines that repeat a line or a point are skipped.
+    A point of a measured run has one record. A second record replaces the first one if the first
+    one is a failure, or if both have the same measurement with different grades. All other lines
+    that repeat an earlier line or point are skipped and reported.
 
     Raises StoreError that names the file, and for a broken record also the line.
     """
     info = read_run_info(folder)
     path = folder / "records.jsonl"
     records: list[Record] = []
-    points: dict[str, int] = {}  # index of the record of each point
+    points: dict[str, int] = {}  # index in `records` of each point, by key
     digests: set[bytes] = set()
     retried: set[str] = set()
     regraded = 0
@@ -71,7 +73,8 @@ def read_run(folder: Path) -> Run:
             torn_bytes = len(line)
             break
         digest = sha256(line.strip()).digest()
-        # Imported tables may have several kernels for one workload, all with the same key.
+        # Imported tables may have several kernels for one workload. Their records have the same
+        # key, and all of them are kept.
         is_point = info.origin == "measured" and record.role == "point"
         place = points.get(record.key) if is_point else None
         if digest in digests:
@@ -101,6 +104,7 @@ def read_run(folder: Path) -> Run:
     if repeats:
         lines = listed(repeats, _MOST_NAMED)
         warnings.append(f"{path}: records that repeat another count once (lines {lines})")
+    # run.json counts all records that were written, also those that a later record replaced.
     missing = (info.num_records or 0) - len(records) - len(retried) - regraded
     if missing > 0 and not absent:
         warnings.append(f"{path}: {missing} of {info.num_records} records missing")
@@ -143,12 +147,13 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Record | None]]:
 
 
 class RunWriter:
-    """Writer of the folder of a run, which holds an exclusive lock on it.
+    """Writer of a run, which holds an exclusive lock on the run's records.jsonl.
 
-    It is created by `create` or `resume` and used as a context manager.
+    A writer is created by `create` or `resume`, and is used as a context manager.
 
-    count: number of records in the run.
-    made: folders that were created for the run, innermost first.
+    records: the open and locked records.jsonl.
+    count: number of records that were written, including those that a later record replaced.
+    made: folders that were created for the run, innermost first; empty for a resumed run.
     """
 
     def __init__(
@@ -170,7 +175,8 @@ class RunWriter:
     def create(cls, results: Path, info: RunInfo) -> RunWriter:
         """Creates `results/<device-slug>/<run-id>/` and writes run.json.
 
-        Raises StoreError if the run exists or the folder cannot be written.
+        Raises StoreError if the run exists, if its id or device has an unsafe name, or if the
+        folder cannot be written.
         """
         require_name("create run", info.device.name)
         require_name("create run", info.run_id)
@@ -258,13 +264,14 @@ class RunWriter:
         self.update(replace(self.info, ended=now_text(), how_ended=how, phases_s=dict(total_s)))
 
     def close(self) -> None:
+        """Closes records.jsonl, which releases the lock."""
         self._records.close()
 
     def remove_if_empty(self) -> None:
         """Removes the folder of a new run without records.
 
-        Parent folders that were created for the run are removed too. It must be called before
-        `close`.
+        Parent folders that were created for the run are removed too. A resumed run is never
+        removed. Call this method before `close`.
         """
         if self.count or not self._made:
             return
@@ -290,8 +297,8 @@ def _open_locked(folder: Path) -> FileIO:
 
     path = folder / "records.jsonl"
     try:
-        # The file is unbuffered, so every write reaches the operating system. O_NONBLOCK makes a
-        # pipe open at once.
+        # The file is unbuffered, so every write reaches the operating system. With O_NONBLOCK,
+        # opening a pipe does not wait for a reader.
         records = FileIO(
             path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666)
         )
@@ -346,5 +353,5 @@ def read_one_run(folder: Path) -> Run:
 
 
 def find_runs(results: Path) -> Iterator[Path]:
-    """Yields the folders below `results` that hold a run, sorted by path."""
+    """Yields the folders `results/<device>/<run>` that hold a run, sorted by path."""
     yield from folders_with(results, "*/*/run.json")

@@ -1,6 +1,6 @@
 """Defines the record: a workload and the outcome of its measurement.
 
-A record is one line of records.jsonl.
+A record is one line of records.jsonl. Its key identifies workload, provider and timing options.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ FAILURES = ("out_of_memory", "illegal_access", "timeout", "crash", "wrong_result
 
 @dataclass(frozen=True)
 class Place:
-    """Position of a workload on the axes of a sweep. One workload may have several.
+    """Position of a workload on the axes of a sweep. One workload may have several places.
 
     axes: value of each axis, by the name of the axis.
     op: role of the workload at this place (`qkv`, `mlp_up.dgrad`, `gemm`).
-    count: number of times that the shape runs the op.
+    count: number of times that the shape at this place runs the workload.
     """
 
     axes: dict[str, int]
@@ -86,11 +86,12 @@ class Record:
     launch: launch of the kernel; None if it is unknown.
     places: positions of the workload on the axes.
     origin: where the time comes from, one of ORIGINS.
-    source: where imported data comes from, or the device in a run on several devices.
+    source: where imported data comes from. In a run on several devices it is the device, and in a
+        merged run the label of the original run.
     role: `point` for a planned point, or `reference` for a repetition of a reference point, which
         shows drift.
-    elapsed_s: time since the run began, in s.
-    check: error of the result against its reference; None if it was not checked.
+    elapsed_s: time from the start of the run to the end of the point, in s.
+    check: passed check of the computed result; None if the result was not checked.
     phases_s: duration of each phase of the point in s, as in run.json. `identify` is present only
         if the name of the kernel was requested.
     """

@@ -1,4 +1,7 @@
-"""Defines the contents of run.json: device, options, software versions, and how the run ended."""
+"""Defines the contents of run.json: device, options, software versions, and how the run ended.
+
+The module also writes and reads this file, and checks the names of runs.
+"""
 
 import json
 import os
@@ -83,7 +86,7 @@ class RunInfo:
 
 
 def write_run_info(folder: Path, info: RunInfo) -> None:
-    """Writes run.json atomically, so that a reader never sees a partial file."""
+    """Writes run.json by replacing the whole file, so that a reader never sees a partial file."""
     data = {"format": RUN_FORMAT, "version": RUN_VERSION, **encode(info)}
     text = json.dumps(data, indent=1) + "\n"
     expected = "a results folder that can be written"
@@ -93,7 +96,7 @@ def write_run_info(folder: Path, info: RunInfo) -> None:
 def read_run_info(folder: Path) -> RunInfo:
     """Reads run.json.
 
-    Raises StoreError if the file is missing or broken, or if quantbench did not write it.
+    Raises StoreError if the file is missing or broken, or has another format or version.
     """
     path = folder / "run.json"
     try:

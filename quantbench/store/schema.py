@@ -1,6 +1,6 @@
 """Builds the JSON Schemas of run.json and of a line of records.jsonl from the dataclasses.
 
-`python -m quantbench.store.schema run` prints one of them.
+`python -m quantbench.store.schema run` prints the schema of run.json.
 """
 
 import json
@@ -37,10 +37,11 @@ _GRID: Json = {
 
 
 def _one_of(choices: tuple[str, ...]) -> Json:
+    """Returns the schema of a value that must be one of the choices."""
     return {"enum": list(choices)}
 
 
-# Limits that the classes check in addition to the types of their fields.
+# Limits that the classes check in addition to the types of their fields, by class and field.
 _LIMITS: dict[tuple[type, str], Json] = {
     (DeviceSpec, "kind"): _one_of(DEVICE_KINDS),
     (DeviceSpec, "peak_tflops"): {"additionalProperties": _POSITIVE},
@@ -75,8 +76,9 @@ _LIMITS: dict[tuple[type, str], Json] = {
 def schema(name: str) -> Json:
     """Returns the JSON Schema of one of the two files of a run.
 
-    The schema accepts everything that the loader accepts, and some values that the dataclasses
-    reject as out of range. `profile.file.schema` returns the schema of a profile.
+    The schema accepts everything that the loader accepts. It also accepts some out-of-range values
+    that the loader rejects, because the dataclasses check more than `_LIMITS` states.
+    `profile.file.schema` returns the schema of a profile.
 
     name: `run` for run.json, or `record` for a line of records.jsonl.
     """

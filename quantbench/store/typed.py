@@ -1,6 +1,7 @@
 """Converts dataclasses to JSON objects and back.
 
-Field names and types are checked against the dataclass.
+Field names and types are checked against the dataclass. The module also builds the JSON Schemas of
+dataclasses.
 """
 
 import json
@@ -16,9 +17,11 @@ from quantbench.errors import InputError
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
-# Function that converts a JSON value to the type of a field. It raises _WrongTypeError.
+# Function that converts a JSON value to the type of a field. It raises _WrongTypeError for a value
+# that does not have this type.
 _Convert = Callable[[Any], Any]
 
+# Names of the JSON types in error messages.
 _WORDS = {
     str: "a text",
     int: "an integer",
@@ -53,9 +56,9 @@ class _Field:
 def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) -> _T:
     """Decodes a JSON object into a dataclass. Unknown fields are errors.
 
-    Lists become tuples, and objects become dataclasses, if the field declares them. An instance of
-    a dataclass is kept. Equal texts become one object, as do equal instances of a class with the
-    constant `shared`.
+    A list becomes a tuple, and an object becomes a dataclass, if the field is declared so. A value
+    that is an instance of the declared dataclass already is kept. To save memory, equal texts
+    become one object, and so do equal instances of a class with the constant `shared`.
 
     kind: dataclass of the result.
     data: JSON object, as the module json loads it.
@@ -99,6 +102,7 @@ def _decode_shared(kind: Any, data: object, *, whole: bool) -> Any:
 
 @lru_cache(maxsize=1024)
 def _decode_text(kind: Any, text: str, whole: bool) -> Any:
+    """Decodes JSON text. The cache returns the same object for equal texts."""
     return decode(kind, json.loads(text), whole=whole)
 
 
@@ -122,16 +126,19 @@ def encode(value: Any) -> Any:
 
 
 def _encode_object(value: Any) -> Json:
+    """Encodes a dataclass as an object of its fields, with `kind` first if the class has one."""
     kind, names = _names(type(value))  # type: ignore[arg-type]
     tag = {} if kind is None else {"kind": kind}
     return tag | {name: encode(getattr(value, name)) for name in names}
 
 
+# Equal device states and grades occur in many records and are encoded once.
 _encode_shared = lru_cache(maxsize=64)(_encode_object)
 
 
 @cache
 def _names(kind: Any) -> tuple[str | None, tuple[str, ...]]:
+    """Returns the constant `kind` of a dataclass (see `_kind_of`) and the names of its fields."""
     return _kind_of(kind), tuple(one.name for one in fields(kind))
 
 
@@ -236,8 +243,8 @@ def _checked(valid: Callable[[Any], bool]) -> _Convert:
 def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
     """Returns the function that converts a JSON value to a union.
 
-    If the union has several dataclasses, instances of them are kept, and a JSON object must name
-    its class by its `kind`.
+    Instances of the union's dataclasses are kept. A JSON object must name its class by its `kind`,
+    unless the union has only one dataclass.
     """
     classes: Any = tuple(filter(is_dataclass, options))
     by_kind = {_kind_of(option): option for option in classes}

@@ -1,8 +1,9 @@
-"""Parses the axes of a sweep and lists the ops at each point.
+"""Parses the axes of a sweep, holds the sizes that no axis varies, and lists the ops at each point.
 
 An axis is written as items separated by commas, each an integer or `start:stop[:step]`, where the
 stop is included if the step reaches it. `@edges` at the end adds both sides of every predicted edge
-between the smallest and the largest value.
+between the smallest and the largest value. Sizes that are not given get the defaults of the device,
+and the number of heads follows from hidden at a fixed head_dim.
 """
 
 import re
@@ -40,9 +41,9 @@ DIRECTIONS = ("forward", "backward", "both")
 #: along it
 SHAPE_DIM = "shape"
 
-#: most values of an axis, and most points of a grid
+#: maximum number of values of an axis, and of points of a grid
 MOST_VALUES = 100_000
-# head_dim that determines the number of heads if neither is specified.
+# head_dim that determines the number of heads if neither heads nor head_dim is specified.
 _USUAL_HEAD_DIM = 128
 
 
@@ -152,9 +153,9 @@ class Held:
     attention: one of ATTENTIONS; `ops` overrides it.
     heads: number of heads; 0 for hidden / head_dim. Along an axis of hidden, a head_dim of 0 means
         128.
-    heads_per_kv_head: ratio of heads to kv_heads, used if kv_heads = 0. experts, top_k, moe_ffn,
-        ep, shared_ffn, q_rank, …: the fields of `TransformerShape` with these names. experts = 0
-        means an MLP, unless an axis is one of MOE_DIMS.
+    heads_per_kv_head: ratio of heads to kv_heads, used if kv_heads = 0.
+    experts, top_k, moe_ffn, ep, shared_ffn, q_rank, …: fields of `TransformerShape` with these
+        names. experts = 0 means an MLP, unless an axis is one of MOE_DIMS.
     tokens: tokens of each GPU's micro-batch, instead of seq · mbs.
     softmax: one of SOFTMAXES, used only by predictions; a sweep measures the softmax of the
         provider.
@@ -253,7 +254,8 @@ def ops_at(
         return (Op("gemm", "forward", Gemm(**sizes, dtype=held.dtype, layout=held.layout), 1),), ""
     heads = _heads_of(point, held, who)
     shape = _shape({**point, **heads.sizes}, held, who)
-    # By default, the wanted ops are those that the axes change most, with this kind of attention.
+    # By default, the wanted ops are those that the axes change most. Ops of the other kind of
+    # attention (fused or unfused) are left out.
     other = UNFUSED_OPS if shape.attention == "flash" else ("attention",)
     changed = set[str]().union(*(SWEPT[axis.dim].ops for axis in axes)).difference(other)
     wanted = held.ops or [op for op in MODEL_OPS if op in changed]
@@ -278,12 +280,12 @@ def ops_at(
 def places_of(
     axes: Sequence[Axis], held: Held, who: str = "sweep", *, modelled: bool = False
 ) -> tuple[list[tuple[dict[str, int], tuple[Op, ...]]], tuple[str, ...]]:
-    """Returns the ops at each place of a grid, and the reasons why places or ops are left out.
+    """Returns the ops at each point of a grid, and the reasons why points or ops are left out.
 
-    Impossible places are left out, and so are ops that a place does not have. The arguments `held`,
+    Impossible points are left out, and so are ops that a point does not have. The arguments `held`,
     `who` and `modelled` are those of `ops_at`.
 
-    Raises InputError if all places are impossible.
+    Raises InputError if all points are impossible.
     """
     places = []
     left_out = []
@@ -333,7 +335,8 @@ class _Heads:
     """Heads of one point.
 
     sizes: heads, kv_heads and head_dim. A size that is missing keeps its value of `Held`.
-    without: ops that the point does not have, because no whole number of heads has this head_dim.
+    without: ops that the point does not have. These are the attention ops if no allowed number of
+        heads has this head_dim, and qkv if its width depends on the number of key/value heads.
     objection: why these ops are missing.
     expected: which hidden sizes would have them.
     """
@@ -347,9 +350,11 @@ class _Heads:
 def _heads_of(point: dict[str, int], held: Held, who: str) -> _Heads:
     """Returns the heads of one point.
 
-    Unless the number of heads is given, it follows hidden at a fixed head_dim. At a hidden size
-    with no whole number of heads, GEMMs are still measured, because they do not depend on the
-    heads; they use the number of heads whose head_dim is nearest.
+    Unless the number of heads is given, it follows hidden at a fixed head_dim. If hidden / head_dim
+    is not a number of heads that tp and kv_heads allow, the attention ops are left out. qkv is left
+    out too if its width depends on the number of key/value heads. The other GEMMs do not depend on
+    the heads. They are measured with the number of heads whose head_dim is nearest to the wanted
+    one.
     """
 
     def size(name: str) -> int:

@@ -1,4 +1,7 @@
-"""Runs Python modules as child processes that answer requests over pipes."""
+"""Runs Python modules as child processes that answer requests over pipes.
+
+Also defines the interface of a worker, and detects that a process has lost its CUDA context.
+"""
 
 import json
 import os
@@ -71,7 +74,7 @@ class WorkerClient(Protocol):
     hello: Hello
 
     def begin(self, timing: TimingOptions) -> None:
-        """Sends the timing options. It must be called once, before the first request."""
+        """Sends the timing options. Must be called once, before the first request."""
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
         """Returns the reply to a request, and calls `tick` a few times a second while it waits.

@@ -1,7 +1,7 @@
-"""Predicts at which sizes the number of waves grows.
+"""Predicts at which sizes the number of waves grows, and groups the sizes to measure together.
 
-Adds both sides of these edges to the axes of a sweep. Neighbouring sizes are put into groups that
-are measured together, because a step shows only between two measured sizes.
+Both sides of each predicted edge are added to the axes of a sweep. Neighbouring sizes are measured
+together, because a step shows only between two measured sizes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,10 +17,11 @@ from quantbench.sweep.axes import MOST_VALUES, Axis, Held, check_axes, ops_at, p
 from quantbench.sweep.sizes import grain_of
 from quantbench.workload import Gemm, GroupedGemm, Op
 
-# Smallest growth of the number of waves that is an edge. A smaller step is below the noise of a
-# measurement.
+# At an edge, the number of waves grows at least by this factor from one size to the next. A smaller
+# step is below the noise of a measurement.
 _SMALLEST_STEP = 1.02
-# Most sizes of a group in which one edge follows the other.
+# Maximum number of sizes in a group of consecutive edges. Without this limit, an axis with an
+# edge at every size would be a single group.
 _LARGEST_GROUP = 4
 
 
@@ -115,7 +116,7 @@ def predicted_jump(
 ) -> float:
     """Returns the largest growth of a GEMM's waves beyond the growth of its FLOPs, as a log ratio.
 
-    Returns 0 if the points have no GEMM in common.
+    Returns 0 if no GEMM is in both points.
 
     before, after: ops at two neighbouring points.
     tiles: as in `predicted_edges`.
@@ -135,10 +136,11 @@ def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
     """Groups the values of an axis that are measured together.
 
     Returns ascending ranges of indices, each with its rank. Both sides of a predicted edge are in
-    one group, and so are neighbours among the remaining values. The ends of the axis have rank 0.
-    The group with the largest jump near the middle has rank 1, and so on by halves. The groups up
-    to any rank thus form a coarse grid in which nearly every size has a neighbour, most often
-    across a predicted edge.
+    one group. Values that are at no edge are grouped in pairs of neighbours. The ends of the axis
+    have rank 0. Of the groups near the middle of the axis, the one with the largest jump inside it
+    has rank 1. The two parts of the axis on either side of this group are divided in the same way
+    with rank 2, and so on. The groups up to any rank thus form a coarse grid in which nearly every
+    size has a neighbour, most often across a predicted edge.
 
     jumps: predicted jump from each value to the next, as a log ratio (values − 1,).
 
@@ -153,6 +155,8 @@ def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
         inside, rank = stretches.pop()
         if not inside:
             continue
+        # Only groups in the middle quarter of a part are candidates, so that the part is divided
+        # into two parts of similar length.
         away = 3 * len(inside) // 8
         near_middle = inside[away : len(inside) - away]
         middle = (inside[0] + inside[-1]) / 2
@@ -174,7 +178,8 @@ def edge_indices(jumps: Sequence[float]) -> set[int]:
     [1, 2]
     """
     # A jump is the growth of the waves without the growth of the work, so at an edge it may be a
-    # little smaller than the growth of the waves (`predicted_edges`).
+    # little smaller than the growth of the waves (`predicted_edges`). Half of the limit on the
+    # growth of the waves is therefore used.
     edges = [i for i, jump in enumerate(jumps) if jump >= log(_SMALLEST_STEP) / 2]
     return {*edges, *(i + 1 for i in edges)}
 
@@ -182,8 +187,8 @@ def edge_indices(jumps: Sequence[float]) -> set[int]:
 def _joined_neighbours(jumps: Sequence[float]) -> list[range]:
     """Joins neighbouring indices to ranges, across the largest jumps first.
 
-    Both sides of each edge are joined, and pairs of other neighbours. The ends of the axis stay
-    single, unless an edge is next to them.
+    Both sides of each edge are joined, and other neighbours are joined in pairs. The ends of the
+    axis stay single, unless an edge is next to them.
     """
     last = len(jumps) - 1
     found = [range(i, i + 1) for i in range(len(jumps) + 1)]  # range that each index is in

@@ -31,15 +31,16 @@ _WAYS = ("apart", "here", "off")
 #: starts CUPTI. On a GPU the time limit of a point is extended by this time, so that a measurement
 #: is never lost because of its name.
 LIMIT_S = 25.0
-# After this many losses the process is not started again, because each start takes time.
+# After this many losses the second process is not started again, because each start takes time.
 _MOST_LOST = 3
 
 
 def chosen_way(*, exclusive: bool = False) -> str:
     """Returns the value of QUANTBENCH_KERNEL_NAMES (`apart`, `here` or `off`).
 
-    exclusive: whether only one process may use the device. Then the default is `off`, because
-        missing names are better than slower times.
+    exclusive: whether only one process may use the device. In this case the default is `off`: a
+        second process could not use the device, and a profiler in the worker would slow the runs
+        that the worker times. Missing names are better than slower times.
     Raises InputError for any other value.
     """
     way = os.environ.get(VARIABLE, "").strip().lower()
@@ -84,8 +85,8 @@ class NamesApart:
 def launch_of(request: Request, spec: DeviceSpec) -> Launch | None:
     """Runs the work of a point under the profiler and returns its launch; None if it is unknown.
 
-    The inputs are zeros, which are the fastest to create, because no library selects its kernel by
-    the values. The memory is freed afterwards.
+    The inputs are zeros, which are the fastest to create. Zeros suffice, because no library selects
+    its kernel by the values of its inputs. The memory is freed afterwards.
     """
     import torch
 

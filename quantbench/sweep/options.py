@@ -30,8 +30,8 @@ class SweepOptions:
     budget_s: time for the whole sweep, in s; None for no limit.
     limit_s: time after which a point counts as hanging, in s; None for a limit that follows from
         its estimate.
-    points: most points to measure; 0 for all points. Whole sizes with all their ops are selected at
-        random.
+    points: maximum number of points to measure; 0 for all points. The points of the grid are
+        selected at random, each with all its ops.
     refine: whether to bisect to every edge that the points of the plan show.
     shard: part of the plan to measure, such as (2, 8) for the second of eight parts; () for the
         whole plan.
@@ -100,7 +100,7 @@ def plan_sweep(
     """
     axes, plan = whole_plan(options, spec)
     if options.points:
-        # If `points` is set, every place is its own group (`whole_plan`), in random order.
+        # If `points` is set, every grid point is its own group (`whole_plan`), in random order.
         count = num_fitting(plan.groups, options.points, lambda point: 1)
         plan = replace(plan, groups=plan.groups[:count])
     if options.shard:

@@ -26,17 +26,18 @@ from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import COLD_L2_MULTIPLE
 from quantbench.workload import Gemm, GroupedGemm, Op, Workload
 
-# Bounds on the number of points between two repetitions of the reference point. In a short plan it
-# is a third of the points: with the repetitions at the start and the end, there are then four,
-# which suffice to estimate their noise.
+# Bounds on the number of points between two repetitions of the reference point. In a short plan
+# this number is a third of the points: with the repetitions at the start and the end, there are
+# then four repetitions, which suffice to estimate their noise.
 _REFERENCE_EVERY = range(3, 11)
 
 # Wall time of a point without its samples (inputs, name of the kernel) in s, and the usual number
-# of samples. On a CPU they come from real sweeps; on a GPU the time is that of two warm-up windows,
-# doubled.
+# of samples. On a CPU both come from real sweeps. On a GPU the wall time is twice that of two
+# warm-up windows.
 _POINT_OVERHEAD_S = {"cuda": 0.20, "cpu": 0.06}
 _USUAL_SAMPLES = 40
-# Number of runs that are not samples: the first run, three runs that are checked, and the warm-up.
+# Number of runs that are not samples: the first run, three runs that are checked, and one for the
+# warm-up.
 _OTHER_RUNS = 5
 # Cost of the checks (`quantbench.providers.audit`). The time of new inputs and random projections
 # is proportional to the bytes that the workload touches: 2.4 to 5.5 ns per byte for GEMMs of 0.5 to
@@ -71,7 +72,7 @@ def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec
 class PlanPoint:
     """Planned measurement of one workload by one provider.
 
-    places: all places on the axes that have this workload.
+    places: all grid points that have this workload.
     estimate_s: expected wall time, in s.
     named: whether its kernel is identified even if that takes long.
     """
@@ -88,8 +89,8 @@ class PlanPoint:
 class Group:
     """Points that are measured together or not at all, in the order in which they run.
 
-    A group has all ops of one direction at a place, by all providers. Along the longest axis it has
-    both sides of a predicted edge.
+    A group has all ops of one direction at a grid point, by all providers. Along the longest axis
+    it has both sides of a predicted edge.
 
     rank: groups of a lower rank run first. First come the ends of the longest axis, then finer and
         finer grids along it. All forward passes come before all backward passes.
@@ -108,7 +109,7 @@ class Plan:
 
     left_out: groups that are not expected to fit into the budget. They run after `groups` if time
         is left.
-    impossible: the reason for each place that is left out as impossible.
+    impossible: the reason for each grid point that is left out as impossible.
     """
 
     groups: tuple[Group, ...]
@@ -202,10 +203,11 @@ def num_fitting(groups: Sequence[Group], budget: float, cost: Callable[[PlanPoin
 
 @dataclass(frozen=True)
 class GridPoint:
-    """Ops at one place on the axes.
+    """One point of the grid, with its ops.
 
-    rank: rank of the group of the place.
-    group: identifier of the places that are measured together; None if the place is its own group.
+    rank: rank of the group to which the grid point belongs.
+    group: identifier of the grid points that are measured together; None if the grid point is its
+        own group.
     named: as in `PlanPoint`.
     """
 
@@ -229,7 +231,7 @@ def build_plan(
     axes: axes with their edges added.
     held: values of all other sizes, with the defaults filled in.
     tiles: tiles as in `predicted_edges`. Both sides of the edges predicted for them are in one
-        group. With None, each place is its own group.
+        group. With None, each grid point is its own group.
 
     Raises InputError if no points remain.
     """
@@ -247,12 +249,13 @@ def _in_groups(
     spec: DeviceSpec,
     tiles: Sequence[Tile | None],
 ) -> list[GridPoint]:
-    """Groups neighbouring places along the longest axis, and separates forward from backward ops.
+    """Groups neighbouring points along the longest axis, and separates forward from backward ops.
 
     The grouping is the same at all values of the other axes.
     """
     longest = max(axes, key=lambda axis: len(axis.values)).field
-    # The first place at each value of the longest axis represents all places at this value.
+    # The first grid point at each value of the longest axis represents all grid points at this
+    # value.
     ops_of = {place.axes[longest]: place.ops for place in reversed(grid)}
     values = sorted(ops_of)
     jumps = [predicted_jump(ops_of[a], ops_of[b], spec, tiles) for a, b in pairwise(values)]
@@ -260,6 +263,8 @@ def _in_groups(
     for number, (indices, rank) in enumerate(neighbour_groups(jumps)):
         for i in indices:
             group_of[values[i]] = (number, rank)
+    # If the identification of kernels takes long, it is limited to every second value and to the
+    # values at edges.
     at_edges = edge_indices(jumps)
     named = {value for i, value in enumerate(values) if i % 2 == 0 or i in at_edges}
     found = []
@@ -283,12 +288,12 @@ def lay_out(
     *,
     impossible: tuple[str, ...] = (),
 ) -> Plan:
-    """Builds the plan of a list of places.
+    """Builds the plan of a list of grid points.
 
     The plan has one point for each op and each provider that runs the op, without duplicates.
     Groups are shuffled within their rank.
 
-    impossible: the reason for each place that was left out.
+    impossible: the reason for each grid point that was left out.
     Raises InputError if there are no points.
     """
     points: dict[str, PlanPoint] = {}
@@ -329,7 +334,7 @@ def lay_out(
 def _points_of(
     place: GridPoint, providers: Sequence[str], timing: TimingOptions, spec: DeviceSpec
 ) -> Iterator[PlanPoint]:
-    """Yields a point for each op of a place and each provider that runs the op."""
+    """Yields a point for each op of a grid point and each provider that runs the op."""
     for op in place.ops:
         for provider in providers:
             if runs_kind(provider, op.workload.kind):

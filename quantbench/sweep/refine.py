@@ -17,12 +17,12 @@ from quantbench.sweep.axes import Axis, with_defaults
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.plan import PlanPoint, build_plan
 
-# A jump is searched only if it is at least this large (log time) and at least this many standard
-# errors of the difference of two points.
+# An interval that is bisected has two halves. The half with the larger jump is always searched. The
+# other half is searched too if its jump is at least _SMALLEST_JUMP (log time), at least
+# _SURE_ERRORS standard errors of the difference of two log times, and at least _LEAST_SHARE of the
+# jump over both halves.
 _SMALLEST_JUMP = 0.02
 _SURE_ERRORS = 3.0
-# The half with the smaller jump is searched too if its jump is at least this share of the whole
-# jump.
 _LEAST_SHARE = 0.25
 
 
@@ -106,7 +106,8 @@ def bisect(gap: Gap, samples_of: SamplesOf) -> tuple[int | None, tuple[Edge, ...
             found.append((low, high))
             continue
         times_us[size] = typical_us(samples_us)
-        # The jump may go up or down. The two parts are counted in the direction of the jump.
+        # The jump over both halves may go up or down. The jump over each half is counted in this
+        # direction.
         whole = jump(low, high)
         sign = 1 if whole > 0 else -1
         lower = sign * jump(low, size)
@@ -142,8 +143,8 @@ class AxisGap:
 class Refine:
     """Selects the next points of a sweep with --refine.
 
-    All edges of the plan are bisected at once. Each call bisects from the records alone, so that a
-    stopped sweep can be resumed.
+    All edges of the plan are bisected at the same time. Each call repeats the bisection from the
+    records alone, so that a stopped sweep can be resumed.
 
     axes: axes with the values of the coarse sweep.
     find: function that returns, from the records of the coarse sweep, the gaps with a jump, the

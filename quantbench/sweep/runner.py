@@ -23,22 +23,22 @@ from quantbench.timing.grade import NO_CHECK, Drift, drift_of, grade
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Workload
 
-# A worker counts as hanging after this many times the estimate of the point, but never before the
-# second time.
+# A worker counts as hanging after _LIMIT_FACTOR times the estimate of the point, but not before
+# _LIMIT_FLOOR_S.
 _LIMIT_FACTOR = 20
 _LIMIT_FLOOR_S = 60.0
 # The sweep fails if this many workers in a row are lost.
 _MAX_LOST_IN_A_ROW = 5
 # After this many times the budget, the point in progress is ended and left for --resume.
 _HARD_STOP = 1.2
-# Share of the budget that the plan gets if points of `more` follow.
+# Fraction of the budget for the groups of the plan if points of `more` follow.
 _SHARE_OF_THE_PLAN = 0.6
-# If the identification of kernels takes more than this share of the time of sampling, only the
-# kernels of points with `PlanPoint.named` are identified.
+# If the identification of kernels takes more than this fraction of the time of warm-up and sampling
+# (median over the points so far), only the kernels of points with `PlanPoint.named` are identified.
 _MOST_NAMING = 0.5
-# Fewest identified points from which this share is known. The first ones also start the profiler.
+# Minimum number of points for this median. The first points also start the profiler.
 _NAMING_POINTS = 5
-# Weight of the estimates that were made before the sweep, in seconds of measuring.
+# Seconds added to both the elapsed and the estimated time, so that the pace starts near 1.
 _ESTIMATE_WEIGHS_S = 0.1
 
 
@@ -94,9 +94,9 @@ class _NoWorkerError(Exception):
 class SweepJob:
     """What a sweep measures on one device: the points of a plan that are not in `done`.
 
-    budget_s: wall time in s since the first answer of the worker, so that its start is not counted;
-        None for no limit. A group runs if it is expected to end in time; at least one group runs.
-        The point in progress at 1.2 times the budget is ended.
+    budget_s: wall time in s since the first answer of the worker, so that the start of the worker
+        is not counted; None for no limit. A group runs if it is expected to end in time; at least
+        one group runs. The point in progress at 1.2 times the budget is ended.
     limit_s: time after which a point counts as hanging, in s; None to derive it from the estimate.
     first_reference: first measurement of the reference point in the run, if the run is resumed.
     interpreter: whether Triton's kernels run in its interpreter, which makes their times
@@ -194,9 +194,10 @@ class Sweep:
         yield from self._in_time(1.0)
 
     def _in_time(self, share: float) -> Iterator[Group]:
-        """Yields the missing groups of the plan while they fit into a share of the budget.
+        """Yields the missing groups of the plan that fit into a fraction of the budget.
 
-        At least one group per sweep is yielded.
+        A group that does not fit is skipped, and a later, shorter group may still be yielded. At
+        least one group per sweep is yielded.
         """
         for group in self._missing():
             self._begin()
@@ -204,7 +205,7 @@ class Sweep:
                 yield group
 
     def _expected_in_s(self, points: Sequence[PlanPoint]) -> float:
-        """Returns the expected time of the missing ones among some points, in s.
+        """Returns the expected time of those of the points that are still missing, in s.
 
         The expected time is the sum of their estimates, multiplied by the pace so far.
         """
@@ -213,7 +214,7 @@ class Sweep:
 
     @property
     def _pace(self) -> float:
-        """Time so far over the estimates of the points that it was spent on."""
+        """Ratio of elapsed to estimated time of the points measured so far."""
         return (_ESTIMATE_WEIGHS_S + self._elapsed_s()) / (_ESTIMATE_WEIGHS_S + self._expected_s)
 
     def _missing(self) -> list[Group]:
@@ -280,7 +281,7 @@ class Sweep:
         self._append(point, self._outcome(reply, point), reply, role="reference")
 
     def _grade_again(self) -> None:
-        """Lowers grades since the last reference measurement if the device has since changed."""
+        """Lowers grades since the last reference measurement if the reference point has drifted."""
         if self._drift is not None and self._drift.off:
             for index in self._since_reference:
                 self._lower_grade(index)
@@ -305,8 +306,8 @@ class Sweep:
 
         name: whether to identify the kernel.
         """
-        # The first request also starts the profiler, because the time of the budget begins after
-        # it.
+        # The kernel of the first request is always identified, which also starts the profiler. The
+        # time of the budget begins only after that request.
         request = Request(point.workload, point.provider, name or not self._ready)
         limit_s = self.job.limit_s or max(_LIMIT_FLOOR_S, _LIMIT_FACTOR * point.estimate_s)
         if self.job.spec.kind == "cuda":
@@ -411,7 +412,7 @@ class Sweep:
         return self.clock() - self._start_s
 
     def _left_s(self, share: float = 1.0) -> float:
-        """Returns how much time is left of a share of the budget, in s."""
+        """Returns the time until a fraction of the budget is spent, in s."""
         return inf if self.job.budget_s is None else share * self.job.budget_s - self._elapsed_s()
 
     def _end_worker(self) -> None:

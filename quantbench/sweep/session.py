@@ -31,9 +31,9 @@ Connect = Callable[[], WorkerClient]
 class SweepSession:
     """A sweep into one run folder.
 
-    It is created by `new` or `resume` and used as a context manager.
+    A session is created by `new` or `resume` and used as a context manager.
 
-    worker: worker that identified the device. It also measures.
+    worker: worker that identified the device. It is also the first worker that measures.
     connect: function that starts another worker.
     options: options of the sweep.
     plan: plan of the missing points.

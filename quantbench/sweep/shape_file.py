@@ -1,6 +1,7 @@
-"""Reads and writes the shape files of a sweep.
+"""Reads the shape files of a sweep, and writes those of transformer shapes.
 
-GEMM sizes are in CSV, and transformer shapes in JSON (format version 1).
+GEMM sizes are in CSV files. Transformer shapes and their predicted gains are in JSON files (format
+version 1).
 """
 
 import csv
@@ -34,9 +35,11 @@ _MOST_NAME = 200
 class Gain:
     """Relative increase of the tokens per second over the first shape in the file.
 
-    The shapes have equal parameters.
+    The tokens per second are multiplied by the useful parameters of each shape, so that shapes with
+    more parameters are not at a disadvantage. The increase is the ratio minus 1.
 
-    low, high: bounds of the interval (90 % if predicted, 95 % if measured).
+    mid: estimate of the increase.
+    low, high: bounds of its interval (90 % if predicted, 95 % if measured).
     """
 
     mid: float

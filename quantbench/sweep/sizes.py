@@ -1,6 +1,8 @@
 """Lists the sizes that the commands know, such as hidden, heads and m, n, k.
 
 Each size has a meaning with a unit, usual values, and the values over which it is swept by default.
+The names of a model's ops are listed by kind, because each size determines which ops are measured
+by default.
 """
 
 from dataclasses import dataclass

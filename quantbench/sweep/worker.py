@@ -158,7 +158,7 @@ def too_large(workload: Workload, spec: DeviceSpec) -> str | None:
 def main() -> None:
     """Sends the device, receives the timing options and answers requests until the pipe closes.
 
-    It runs as `python -m quantbench.sweep.worker FD [PROVIDER…]`.
+    The module runs as `python -m quantbench.sweep.worker FD [PROVIDER…]`.
     """
     from quantbench import device
     from quantbench.providers import catalog

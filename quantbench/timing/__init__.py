@@ -16,8 +16,8 @@ def make_timer(
 ) -> Timer:
     """Returns the timer for a device.
 
-    state: function that reads the clock, power and throttle reasons of the device. The default is
-        `device.monitor(spec)`.
+    state: function that reads the SM clock, power and throttle reasons of the device. The default
+        is `device.monitor(spec)`.
 
     >>> from quantbench import device
     >>> timer = make_timer(device.current(), TimingOptions())  # doctest: +SKIP

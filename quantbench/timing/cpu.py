@@ -33,24 +33,25 @@ if sys.platform == "linux":
 
 # The flush reads this many times the size of the last-level cache. Measured on an AMD EPYC (32 MiB
 # L3), the sum of 4 MiB takes 41 µs in a hot cache, 80 µs after reading once the size of the cache,
-# 93 µs after twice, 102 µs after three times, and no more after four times. Three times cost 2.1 ms
-# per sample.
+# 93 µs after twice, 102 µs after three times, and also after four times. Reading three times the
+# size costs 2.1 ms per sample.
 _FLUSH_LLC_MULTIPLE = 3
 
 # Size of a cache line. The flush reads one word of each line.
 _LINE_BYTES = 64
 
-# Sleep after a preempted run. It is long enough for the scheduler to count the thread as having
-# slept, and short enough that the core keeps its clock.
+# Sleep before the run that follows a preempted run. It is long enough for the scheduler to count
+# the thread as having slept, and short enough that the core keeps its clock frequency.
 _NAP_S = 0.0001
 
-# A run counts as helped if the other threads of the process use more CPU time than this share of
-# its time plus this constant. The constant covers the reading of the clocks.
+# A run counts as helped, and its sample is discarded, if the other threads of the process use more
+# CPU time during the run than _HELP_SHARE of its wall time plus _HELP_NS. The constant _HELP_NS
+# covers the time to read the clocks.
 _HELP_SHARE = 0.2
 _HELP_NS = 20_000
 
-# Resolution of a sample. perf_counter_ns reads the time stamp counter in nanoseconds, and a call
-# takes 50 ns.
+# Resolution of a sample. perf_counter_ns reads the processor's time stamp counter in nanoseconds,
+# and a call takes 50 ns.
 _TICK_US = 0.05
 
 
@@ -145,14 +146,14 @@ class CpuSampler:
 class CpuTimer(Timer):
     """Timer for one CPU core.
 
-    It takes the same arguments as `CudaTimer`; tests replace `clocks`, `now` and `pause`. While it
-    measures, the calling thread is pinned to one core and torch to one thread. Afterwards both
-    settings are restored.
+    The arguments are those of `CudaTimer`, except `clocks`; tests replace `clocks`, `now` and
+    `pause`. During a measurement, the calling thread is pinned to one core and torch to one thread.
+    Afterwards both settings are restored.
     """
 
     _batch_limit = 16
-    # A core leaves its idle clock within milliseconds. Changes that take longer come from other
-    # processes.
+    # A core leaves its idle clock frequency within milliseconds. Changes of the times that take
+    # longer come from other processes.
     _warm_up_window_s = 0.01
     _warm_up_limit_s = 0.25
 

@@ -24,7 +24,7 @@ from quantbench.timing.session import MAX_QUEUED, Audit, Timer, before_sample
 if TYPE_CHECKING:
     from quantbench.timing.cuda_device import TorchCuda
 
-# Duration of a graph of many runs, so that the resolution of the events is 0.1 % of it.
+# Device time that the runs of one graph fill. The resolution of the events, 0.5 µs, is 0.1 % of it.
 _GRAPH_US = 500.0
 _MAX_GRAPH_RUNS = 1000
 # Largest number of copies in a cold graph. Making more takes seconds, so small work that needs more
@@ -32,7 +32,7 @@ _MAX_GRAPH_RUNS = 1000
 _MOST_COPIES = 6000
 
 # Time for which the first work runs before it is timed. A cold card loses one or two percent of its
-# clock as it gets hot, fastest in the first seconds.
+# SM clock as it gets hot, fastest in the first seconds.
 _HEAT_S = 2.0
 
 # NVIDIA's CUDA Runtime API reference on cudaEventElapsedTime: "a resolution of around 0.5
@@ -46,8 +46,8 @@ def runs_in_graph(
     """Returns how many copies rotate with a run in its graph, and how many runs the graph has.
 
     run_us: time of one run, in µs.
-    min_bytes: least number of bytes that one run touches; None if there are no copies, or if the
-        number is unknown, because all copies might then fit into the cache.
+    min_bytes: minimum number of bytes that one run touches. It is None if the number is unknown,
+        because the copies might then all fit into the cache, or if nothing can make copies.
     l2_bytes: size of the L2 cache, in bytes.
 
     Raises UnsupportedError if the cache must be cold and copies are missing or would be too many.
@@ -69,13 +69,14 @@ class CudaTimer(Timer):
 
     In the modes `auto` and `events`, one run is timed between two events behind a held stream,
     after a flush if the cache must be cold. This time includes 1 to 2.5 µs between events and
-    kernel; `floor_us` of each measurement is the same time of an empty kernel, which is measured
-    first. In the mode `graph`, a sample is the mean of many runs in one graph, without this part.
-    With a cold cache the graph rotates over copies (see `rotation`).
+    kernel. `floor_us` of each measurement is the time of an empty kernel, which is measured first
+    and in the same way. In the mode `graph`, a sample is the mean of many runs in one graph,
+    without the time between events and kernel. With a cold cache the graph rotates over copies (see
+    `rotation`).
 
     spec: the device; its L2 size is used.
-    state: function that reads the clock, power and throttle reasons of the device.
-    ops, now, pause: CUDA calls, clock and sleep, which tests replace.
+    state: function that reads the SM clock, power and throttle reasons of the device.
+    ops, now, pause: CUDA calls, timer and sleep, which tests replace.
     """
 
     _batch_limit = MAX_QUEUED
@@ -157,9 +158,10 @@ class CudaTimer(Timer):
         return measurement
 
     def _heat(self, sampler: EventSampler) -> MeanClocks:
-        """Runs the first work until the card is warm, and returns the clocks after the warm-up."""
+        """Runs the first work until the card is hot, and returns the SM clocks of this time."""
         warm = self._warm_up(sampler)
-        # In batches of MAX_QUEUED, a run that takes seconds would heat the card for minutes.
+        # A batch takes at most an eighth of _HEAT_S, or a single run. In batches of MAX_QUEUED, a
+        # run that takes seconds would heat the card for minutes.
         count = min(MAX_QUEUED, max(1, int(_HEAT_S / 8 * 1e6 / warm.typical_us)))
         clocks = MeanClocks()
         start_s = self._now()
@@ -176,7 +178,7 @@ class CudaTimer(Timer):
     ) -> EventSampler:
         """Returns a sampler of single runs between two events.
 
-        limit: most samples behind one hold.
+        limit: maximum number of samples behind one hold.
         """
         flush = self._options.cache == "cold"
         return EventSampler(self._ops, run, flush=flush, before=before, limit=limit)

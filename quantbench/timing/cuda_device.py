@@ -27,7 +27,7 @@ from quantbench.timing.session import MAX_QUEUED
 _STATE_PERIOD_S = 0.02
 
 # Launch options of the probes. triton 3.9 warns if fp fusion is not set, although the probes have
-# no products.
+# no multiplications.
 _ONE_WARP = {"num_warps": 1, "enable_fp_fusion": True}
 
 # Longest time of a hold. It is a thousand times the time to queue a batch, and short enough to wait
@@ -41,13 +41,13 @@ _LONGEST_SLEEP_CYCLES = 1_000_000_000
 # Upper bound on %smid, larger than the number of SMs of any GPU (B200: 148).
 _MAX_SMS = 512
 
-# Shortest time over which a clock is computed. %globaltimer ticks every 32 ns on some GPUs and
+# Shortest time over which an SM clock is computed. %globaltimer ticks every 32 ns on some GPUs and
 # every 1 µs on others, which is at most 0.2 % of this time.
 _WINDOW_NS = 500_000
 
-# Quantile over the SMs that is the clock. The cycle counter of an SM may stop while the SM sleeps,
-# and no counter runs faster than the clock, so the upper quartile is robust to a few sleeping SMs
-# and to a misread stamp.
+# Each SM gives one clock, and this quantile over the SMs is taken as the SM clock. The cycle
+# counter of an SM may stop while the SM sleeps, and no counter runs faster than the clock, so the
+# upper quartile is robust to a few sleeping SMs and to a misread stamp.
 _UPPER = 0.75
 
 
@@ -133,10 +133,10 @@ class TorchCuda:
 
     Tests replace it by a simulated device.
 
-    Its creation allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the two probe
+    Creating an object allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the two probe
     kernels, which takes about a second the first time. Without these kernels (no Triton, or no C
-    compiler) a sleep holds the stream and the clock is the one of NVML; the note of `state()` says
-    so.
+    compiler) a sleep holds the stream and the SM clock is the one that NVML reports; the note of
+    `state()` says so.
     """
 
     def __init__(self, spec: DeviceSpec, state: Callable[[], DeviceState]) -> None:
@@ -209,7 +209,7 @@ class TorchCuda:
     def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
         """Returns the SM clocks between the first `stamps` stamps of this batch, in MHz.
 
-        Returns an empty tuple if the clocks are unknown. It must be called after `synchronize`.
+        Returns an empty tuple if the clocks are unknown. Must be called after `synchronize`.
         """
         if self._stamp_kernel is None:
             return ()
@@ -274,9 +274,9 @@ class TorchCuda:
 def clocks_from_stamps(stamps: npt.NDArray[np.int64]) -> tuple[float, ...]:
     """Returns the SM clock between neighbouring stamps, Δcycles / Δnanoseconds in MHz.
 
-    Returns an empty tuple if a stamp has no SM. A gap shorter than half a millisecond is joined
-    with its neighbours, because the resolution of the timer would show and the clock does not
-    change faster.
+    Returns an empty tuple if a stamp has no SM, or if two stamps have no SM in common. A gap
+    shorter than half a millisecond is joined with its neighbours: over a shorter gap the resolution
+    of the timer would show, and the SM clock does not change faster.
 
     stamps: globaltimer in ns and clock64 in cycles (stamps, SMs, 2); both are 0 if no block ran on
         an SM.

@@ -23,13 +23,13 @@ _QUEUE_LAUNCHES = 1024
 # Launches of a sample in addition to those of its run: 3 of the audit, 2 of the flush, 2 events and
 # a stamp.
 _SAMPLE_LAUNCHES = 8
-# Most kernels that one operation of torch launches, with few exceptions: a GEMM in parts, and the
-# sum of the parts.
+# Assumed number of kernels that one torch operation launches. A GEMM with split-k launches two: one
+# for the parts, and one for their sum. Few operations launch more.
 _OPERATION_LAUNCHES = 2
 
-#: Most runs that are queued behind one hold as nodes of graphs. Before CUDA 12.6 the launch of a
-#: graph costs the host time for each node (NVIDIA's blog, "Constant Time Launch for Straight-Line
-#: CUDA Graphs", 2024), so a node counts like a launch.
+#: Maximum number of runs that are queued behind one hold as nodes of graphs. Before CUDA 12.6 the
+#: launch of a graph costs the host time for each node (NVIDIA's blog, "Constant Time Launch for
+#: Straight-Line CUDA Graphs", 2024), so a node counts like a launch.
 MAX_QUEUED_RUNS = 512
 
 
@@ -50,15 +50,16 @@ class EventSampler:
 
     A batch has one synchronisation. The stream is held and stamped. Then each sample queues the
     audit's change of the inputs, the flush, the start event, the run, the stop event and a stamp.
-    Last, the stream is released, and while it works the state (clocks, power, throttle reasons) is
-    read.
+    Last, the stream is released. While the queued work runs, the state of the device (clocks,
+    power, throttle reasons) is read.
 
     flush: whether to make the cache cold before each run.
     before: function that is called before each sample.
-    runs_per_sample: number of runs in one call of `run`. A sample is their mean.
-    limit: most samples behind one hold. It is halved after each batch whose hold timed out.
-    held_limit: the limit with which a batch was held after a larger batch had timed out; None if
-        that never happened.
+    runs_per_sample: number of runs in one call of `run`. A sample is the mean time of these runs.
+    limit: maximum number of samples behind one hold. It is halved after each batch whose hold timed
+        out.
+    held_limit: limit of the last batch that stayed held after a larger batch had timed out; None if
+        no such batch was taken. Later points can start with this limit.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class EventSampler:
         self._ops.synchronize()
         samples_us = tuple(pair.elapsed_us() / self.runs_per_sample for pair in pairs)
         clocks = self._ops.clocks_mhz(len(pairs) + 1)
+        # Without probe kernels, the one clock that NVML reports stands for all samples.
         if not clocks and state.sm_clock_mhz is not None:
             clocks = (state.sm_clock_mhz,)
         if len(clocks) == 1:

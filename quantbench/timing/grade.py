@@ -26,7 +26,7 @@ NO_CHECK = "its results were not checked: its task has no inputs()"
 #: reason for rejecting a time of Triton's interpreter
 INTERPRETED = "it ran in triton's interpreter: the time of no kernel"
 
-# Weights of reasons.
+# Weights of reasons. The sum of the weights determines the grade.
 _NOTE = 0
 _OFF = 1
 _BAD = 2
@@ -36,40 +36,42 @@ _WORTHLESS = 4
 
 
 # Limits of the spread of the samples (10 % to 90 % quantile). A quiet GPU kernel has 1 to 2 %, a
-# pinned CPU thread 3 to 4 %. At 10 % something else is running or the samples have two modes. At 30
-# % the samples of one point hide a cliff of 10 %.
+# pinned CPU thread 3 to 4 %. Above 10 %, something else is running or the samples have two modes.
+# Above 30 %, the samples of one point hide a cliff of 10 %.
 _SPREAD = (0.10, 0.30)
-# An interval wider than this many times the target hides the effects that a sweep looks for.
+# A confidence interval wider than this many times its target hides the effects that a sweep looks
+# for. It adds 1 to the weight of a missed target.
 _HALF_WIDTH_BAD_FACTOR = 4.0
 _STOPPED = {"noise_floor": "the noise stopped falling", "clock": "the SM clock wanders"}
-# Fewest samples that have a 95 % interval of the median.
+# Minimum number of samples that have a 95 % interval of the median.
 _FEWEST = 6
-# Limit of the share of outliers. The median is robust to outliers, but more than one in twenty
-# means that the machine was shared. A single outlier means nothing: of ten samples with Gaussian
-# noise, one is far out in 4 % of points.
+# Limit of the fraction of outliers among the samples. The median is robust to outliers, but more
+# than one in twenty means that the machine was shared. A single outlier means nothing: of ten
+# samples with Gaussian noise, one is far out in 4 % of points.
 _OUTLIERS_OFF = 0.05
 _FEWEST_OUTLIERS = 2
-# Limit of the change between the first and the second half of the samples, the same as for drift.
+# Limit of the relative change between the first and the second half of the samples, the same as for
+# drift.
 _TREND_OFF = 0.02
-# Limits of the change of the reference point since its first time, at equal clock. Quiet machines
-# repeat within 0.5 % (GPU) and 1.5 % (CPU), and small cliffs are 5 %.
+# Limits of the relative change of the reference point since its first measurement, at equal SM
+# clock. Quiet machines repeat times within 0.5 % (GPU) and 1.5 % (CPU), and small cliffs are 5 %.
 _DRIFT = (0.02, 0.05)
-# Limits of the change of the reference point's clock. Heat lowers the clock by 2 or 3 % in the
-# first minutes.
+# Limits of the change of the SM clock at the reference point. Heat lowers this clock by 2 or 3 % in
+# the first minutes.
 _CLOCK_DRIFT = (0.05, 0.10)
 # Limits of the spread of the SM clock (10 % to 90 % quantile). Steps of 15 MHz are under 1 %.
 # Compute-bound times are inversely proportional to the clock.
 _CLOCK_SPREAD = (0.03, 0.10)
-# Limits of the median clock over the clock of the stated peaks. Large GEMMs under the power limit
-# run at 75 to 85 % (H100, H200). At a lower clock that is not due to the power limit, the card was
-# idle, hot or locked.
+# Limits of the median SM clock, relative to the clock at which the peaks are stated. Large GEMMs
+# under the power limit run at 75 to 85 % of that clock (H100, H200). At a lower SM clock that is
+# not due to the power limit, the card was idle, hot or locked.
 _CLOCK_LOW_OFF = 0.75
 _CLOCK_LOW_BAD = 0.50
-# Limits of the share of discarded samples.
+# Limits of the fraction of discarded samples.
 _DISCARDED = (0.10, 0.50)
 
-# Words for the reason of a discard, and its largest weight. A throttled card is still hot in the
-# samples that are kept, but a thread that has its core back runs as before.
+# For each reason of a discard: words for it, and its largest weight. A throttled card is still hot
+# in the samples that are kept, but a thread that has its core back runs as before.
 _DISCARDED_KINDS = {
     THROTTLED: ("throttled", _BAD),
     LAUNCH_GAP: ("timed with a launch gap", _BAD),
@@ -82,8 +84,9 @@ _DISCARDED_KINDS = {
 class Drift:
     """Change of the reference point since its first measurement.
 
-    time_ratio: time over the first time, without the part that the clock may explain.
-    clock_ratio: mean clock over the first mean clock; None if unknown.
+    time_ratio: time of the reference point divided by its first time, without the part that the
+        change of the SM clock may explain.
+    clock_ratio: mean SM clock divided by the first mean SM clock; None if unknown.
     """
 
     time_ratio: float
@@ -98,8 +101,8 @@ class Drift:
 def drift_of(first: Measurement, now: Measurement) -> Drift:
     """Compares two measurements of the reference point.
 
-    If the clock is lower by some share, the time may be longer by up to this share. A change within
-    this range is no drift.
+    If the SM clock is lower by some fraction, the time may be longer by up to the same fraction. A
+    change of the time within this range does not count as drift.
     """
     ratio = now.stated.latency_us / first.stated.latency_us
     if first.mean_clock is None or now.mean_clock is None:
@@ -171,8 +174,8 @@ def _impossible(
 ) -> Iterator[str]:
     """Yields a message for each peak that a point exceeds, with its rate and the peak."""
     time_s = m.stated.latency_us * 1e-6
-    # The clock of a CPU is not used, because it is read between runs, where it differs, and the
-    # peaks of a CPU are upper bounds already.
+    # The clock of a CPU is not used. It is read between the runs, when it differs from the clock
+    # during a run, and the peaks of a CPU are upper bounds already.
     clock = None
     if spec.kind != "cpu":
         clock = best_clock_mhz(m)
@@ -249,6 +252,7 @@ def _samples(m: Measurement) -> _Reasons:
     if weight := _step(wide, _SPREAD):
         yield weight, f"samples spread by {wide:.0%} (10 % to 90 %; noise {noise(times_us):.1%})"
     outliers = outlier_share(times_us)
+    # The number of outliers is a rounded float, so it is compared with half a sample less.
     if outliers > _OUTLIERS_OFF and outliers * len(times_us) > _FEWEST_OUTLIERS - 0.5:
         yield _OFF, f"{outliers:.0%} of the samples are far out"
     half = len(times_us) // 2

@@ -1,8 +1,8 @@
 """Times a collective on all ranks at once, under the control of rank 0.
 
 Only rank 0 decides when to warm up, to stop and to discard; it broadcasts each command and gathers
-the results of all ranks. A sample is the time of the slowest rank, and its clock is the lowest
-clock of any rank.
+the results of all ranks. The time of a sample is that of the slowest rank, and its SM clock is the
+lowest SM clock of any rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Command = tuple[str, tuple[Collective | int, ...]]
 class Ranks(Protocol):
     """Group of processes as seen from one rank.
 
-    It is implemented by `providers.collectives.TorchRanks`.
+    The implementation is `providers.collectives.TorchRanks`.
     """
 
     world_size: int
@@ -56,7 +56,7 @@ class RankBatch:
     """Samples of one rank.
 
     samples_us: times of one run, in µs.
-    launch_us: least time in which the host launched one run, in µs; 0 if the host does the work
+    launch_us: minimum time in which the host launched one run, in µs; 0 if the host does the work
         itself.
     state: state of the rank's GPU while it worked.
     """
@@ -155,9 +155,9 @@ def _first(troubles: Sequence[object]) -> str:
 
 
 def _worst(states: Sequence[DeviceState]) -> DeviceState:
-    """Returns the first state, with the lowest clock and the throttle reasons of all states.
+    """Returns the first state, with the lowest SM clock and the throttle reasons of all states.
 
-    The clock is None if one of the clocks is unknown.
+    The clock of the result is None if the clock of any state is unknown.
     """
     clocks = [state.sm_clock_mhz for state in states if state.sm_clock_mhz is not None]
     reasons = set().union(*(state.throttle_reasons for state in states))
@@ -173,7 +173,7 @@ class LeaderSampler:
     """Sampler of the current point of a leader, which samples on all ranks.
 
     runs: number of runs per sample.
-    launch_us: least time in which the hosts launched one run of the last batch, in µs.
+    launch_us: minimum time in which the hosts launched one run of the last batch, in µs.
     """
 
     leader: Leader

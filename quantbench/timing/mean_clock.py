@@ -1,8 +1,8 @@
 """Estimates the mean SM clock of the last seconds, to which times are corrected.
 
-A clock wanders by a percent within tens of milliseconds, so the short time of one point does not
-show its mean. Work that no limit slows runs at one mean clock, which many points show together, but
-work at the power limit has a mean clock of its own.
+An SM clock wanders by a percent within tens of milliseconds, so the short time of one point does
+not show its mean. Work that no limit slows runs at one mean clock, which many points show together,
+but work at the power limit has a mean clock of its own.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import numpy as np
 from quantbench.measurement import MeanClock
 from quantbench.stats import CONFIDENCE, normal_quantile
 
-# Duration of a block. A clock wanders within tens of milliseconds, so the means of much longer
+# Duration of a block. An SM clock wanders within tens of milliseconds, so the means of much longer
 # blocks are independent.
 _BLOCK_S = 0.25
-# With this many blocks, the mean of a clock that wanders by 1 % is known to 0.4 %, and so is its
-# trend while the card gets hot.
+# Maximum number of blocks that are kept. With 24 blocks, the mean of a clock that wanders by 1 % is
+# known to 0.4 %, and so is its trend while the card gets hot. With fewer than _FEWEST_BLOCKS, the
+# mean clock of a point is computed from its own clocks.
 _MOST_BLOCKS = 24
 _FEWEST_BLOCKS = 4
-# A point runs at another clock if its mean differs by more than 1 % and by more than this many
-# standard deviations of single clocks.
+# A point runs at another clock if its mean differs from the mean of the blocks by more than
+# _FAR_SHARE and by more than _FAR standard deviations of single clocks.
 _FAR = 3.0
 _FAR_SHARE = 0.01
 # Number of parts of a point. The scatter of their means gives the error of the point's mean.
@@ -56,15 +57,15 @@ class _Block:
 
 
 class MeanClocks:
-    """Mean clock of the last seconds of work that no limit slowed.
+    """Mean SM clock of the last seconds of work that no limit slowed.
 
-    Also knows the scatter of single clocks around the mean.
+    Also gives the scatter of single clocks around the mean.
     """
 
     def __init__(self) -> None:
         self._blocks: deque[_Block] = deque(maxlen=_MOST_BLOCKS)
         self._scatter = 0.0  # scatter of the clocks before the blocks
-        self._strangers = 0  # number of points in a row at another clock
+        self._strangers = 0  # number of points in a row that ran at another clock
 
     def add(self, at_s: float, clocks_mhz: Sequence[float]) -> None:
         """Adds the clocks of one batch of steady work.
@@ -118,9 +119,10 @@ class MeanClocks:
         return self._of_device(at_s)
 
     def _near(self, own_mhz: Sequence[float]) -> bool:
-        """Returns whether a point's clock differs from the mean by no more than clocks wander.
+        """Returns whether a point's mean clock agrees with the mean of the blocks.
 
-        Returns True while there are too few blocks for a mean.
+        The two means agree if they differ by no more than SM clocks wander. Returns True while
+        there are too few blocks for a mean.
         """
         if len(self._blocks) < _FEWEST_BLOCKS:
             return True
@@ -145,7 +147,7 @@ class MeanClocks:
     def _of_device(self, at_s: float) -> MeanClock:
         """Returns the mean clock of the blocks, extrapolated along their trend to a time.
 
-        The trend is reduced to the share of it that is not noise.
+        The change along the trend is multiplied by the fraction of it that is not noise.
         """
         means_mhz = np.array([block.mean_mhz for block in self._blocks])
         times_s = np.array([block.begun_s for block in self._blocks])

@@ -1,6 +1,6 @@
 """Samples a point: warms up, then takes batches until the stopping rule is satisfied.
 
-The warm-up lasts until the times are steady. The device, the clock and the sleep are injected, so
+The warm-up lasts until the times are steady. The device, the timer and the sleep are injected, so
 that tests can simulate them.
 """
 
@@ -27,10 +27,10 @@ from quantbench.timing.stopping import Steadiness, StoppingRule, same_clock
 # samples.
 _BATCH_US = 10_000.0
 
-# A sample is throttled if its clock is below this share of the steady clock of the same work (the
-# share is the one of NVBench). The clock of the data sheet cannot be used: a large GEMM under the
-# power limit stays below 75 % of the boost clock, so every sample would be discarded (NVBench issue
-# 231).
+# A sample is throttled if its SM clock is below this fraction of the steady clock of the same work
+# (NVBench uses the same fraction). The clock of the data sheet cannot be used: a large GEMM under
+# the power limit stays below 75 % of the boost clock, so every sample would be discarded (NVBench
+# issue 231).
 _THROTTLE_SHARE = 0.75
 
 #: Throttle reasons of NVML that mean that the card protects itself. The power limit is not one of
@@ -48,24 +48,25 @@ _LONGEST_PAUSE_S = 0.8
 # milliseconds.
 _MAX_BAD_BATCHES = 5
 
-# If a clock changes by more than this within 50 ms, it has not merely wandered: work has begun, or
-# the power limit acts.
+# If an SM clock changes by more than this fraction within 50 ms, it has not merely wandered: work
+# has begun, or the power limit acts.
 _JUMP = 0.05
 
-# Most steady samples of the warm-up that are reused, approximately. A record has two numbers for
-# each.
+# Approximate maximum number of steady samples of the warm-up that are reused. More would make
+# records large, because a record has two numbers (time and clock) for each sample.
 _MOST_REUSED = 64
 
 # Only the clocks of this last part of a point are used for the mean clock, because the clock may
 # still climb a little at its beginning.
 _SETTLED_S = 0.02
 
-# Most batches of a warm-up, so that it ends even if the clock of the host stands still.
+# Maximum number of batches of a warm-up, so that it ends even if the timer of the host stands
+# still.
 _MAX_WARM_UP_ROUNDS = 2000
 
 #: `Discarded.reason` begins with THROTTLED, LAUNCH_GAP, PREEMPTED, OTHER_THREADS or NOT_A_TIME
 THROTTLED = "throttled"
-#: most samples that are queued behind one hold; more would save little of the time of a batch
+#: maximum number of samples behind one hold; more would save little of the time of a batch
 MAX_QUEUED = 16
 LAUNCH_GAP = "launch gap"
 PREEMPTED = "preempted"
@@ -102,13 +103,13 @@ class Sampler(Protocol):
 class Audit(Protocol):
     """Check that the timed work is really computed.
 
-    It is implemented by `quantbench.providers.audit.Audit`.
+    The implementation is `quantbench.providers.audit.Audit`.
     """
 
     def before_sample(self) -> None:
         """Is called before each sample, on the stream of the run, and is not timed.
 
-        It may queue work but must not wait for the device.
+        The method may queue work but must not wait for the device.
         """
 
     def after_sampling(self, sample: Callable[[], object]) -> None:
@@ -123,7 +124,7 @@ class WarmUp:
     """Result of a warm-up.
 
     typical_us: median time of the last samples, in µs.
-    clock_mhz: median clock of the last samples; None if unknown.
+    clock_mhz: median SM clock of the last samples; None if unknown.
     steady: whether the times became steady before the time limit.
     state: device state at the end.
     light: whether the runs took only a small part of the time (see `Steadiness`).
@@ -159,9 +160,9 @@ def warm_up(
 
     window_s: length of a window, in s.
     limit_s: time limit, in s.
-    batch_limit: most samples in a batch.
+    batch_limit: maximum number of samples in a batch.
     now: function that reads the time, in s.
-    known_mhz: clock at which earlier light work was steady. At this clock, short windows suffice
+    known_mhz: SM clock at which earlier light work was steady. At this clock, short windows suffice
         for light work (see `Steadiness`).
     Raises MeasurementError if no sample is a finite positive time.
     """
@@ -198,7 +199,8 @@ def warm_up(
 def _last(batches: list[tuple[float, Batch]], seconds: float) -> tuple[tuple[float, Batch], ...]:
     """Returns the batches of the last seconds, after the last jump of the clock.
 
-    If these are many, only every second, third, … batch is returned.
+    If these batches have more than _MOST_REUSED samples, only every second, third, … batch is
+    returned.
     """
     end_s, end = batches[-1]
     recent = []
@@ -213,7 +215,7 @@ def _last(batches: list[tuple[float, Batch]], seconds: float) -> tuple[tuple[flo
 
 
 def _jumped(before_mhz: Sequence[float], after_mhz: Sequence[float]) -> bool:
-    """Returns whether two clocks differ by more than a clock wanders."""
+    """Returns whether two SM clocks differ by more than an SM clock wanders."""
     if not before_mhz or not after_mhz:
         return False
     return abs(median(before_mhz) / median(after_mhz) - 1) > _JUMP
@@ -240,13 +242,13 @@ def sample_point(
     reason ends with `KEPT`.
 
     mode, runs_per_sample: stored in the `Measurement`.
-    batch_limit: most samples in a batch.
+    batch_limit: maximum number of samples in a batch.
     tick_us: resolution of one sample, in µs.
     now: function that reads the time, in s.
     pause: function that sleeps for a number of seconds.
-    clocks: mean clocks of the points so far, to which times are corrected; None if clocks are not
-        recorded. With them, the steady samples of the warm-up are used too, because they show more
-        of the clock than one batch.
+    clocks: mean SM clocks of the points so far, to which times are corrected; None if SM clocks are
+        not recorded. With them, the steady samples of the warm-up are used too, because they show
+        more of the clock than one batch.
 
     Raises MeasurementError if every sample was bad and fewer than two are finite positive times.
     """
@@ -255,11 +257,13 @@ def sample_point(
     seen: list[tuple[float, Batch]] = []
 
     def mean_clock(own_mhz: Sequence[float]) -> MeanClock | None:
+        """Returns the mean SM clock now; None if the clocks are unknown."""
         if clocks is None or not own_mhz:
             return None
         return clocks.of(now(), own_mhz, limited=_limited(seen))
 
     def widths(samples_us: Sequence[float]) -> tuple[float, float]:
+        """Returns the relative half-width of the time, and the part that more samples narrow."""
         own_mhz = _clocks_mhz(good)
         found = stated(samples_us, own_mhz, mean_clock(own_mhz), tick_us)
         return found.relative_half_width, found.sampling
@@ -395,8 +399,9 @@ class Timer:
         run: function that does the work once. On CUDA it queues the work on the current stream.
         copy: function that makes a run of the same work on another copy of its data. Its argument
             is the number of the copy, from 0.
-        min_bytes: least number of bytes that one run touches. It and `copy` allow cold times of
-            short kernels on CUDA (see `quantbench.timing.rotation`); both are ignored on a CPU.
+        min_bytes: minimum number of bytes that one run touches. `min_bytes` and `copy` allow cold
+            times of short kernels on CUDA (see `quantbench.timing.rotation`); both are ignored on a
+            CPU.
         audit: object that checks the results.
 
         Raises MeasurementError if no sample is a finite positive time, and whatever `run` and
@@ -405,6 +410,7 @@ class Timer:
         raise NotImplementedError
 
     def _warm_up(self, sampler: Sampler) -> WarmUp:
+        """Warms up, and updates the known clock of light work."""
         warm = warm_up(
             sampler,
             window_s=self._warm_up_window_s,

@@ -1,4 +1,4 @@
-"""Decides when the warm-up and the sampling of a point end, from numbers and a clock alone."""
+"""Decides when the warm-up and the sampling of a point end, from samples and a timer alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,34 +7,36 @@ from math import ceil, sqrt
 from quantbench.errors import InputError
 from quantbench.stats import median, noise, relative_half_width, typical_us
 
-# Largest difference between two neighbouring windows in the same state. Clocks move in steps of 15
-# MHz, which is under 1 % of the working clock of any GPU.
+# Largest relative difference between two neighbouring windows that count as equal. SM clocks move
+# in steps of 15 MHz, which is under 1 % of the working clock of any GPU.
 _STEADY_SHARE = 0.01
 
-# Fewest samples in a window. Slow work makes the window longer.
+# Minimum number of samples in a window. Slow work makes the window longer.
 _MIN_WINDOW_SAMPLES = 3
 
-# Length of a window if the clock is known. It holds 20 to 30 cold samples of a few microseconds.
+# Length of a window if the SM clock is known. It holds 20 to 30 cold samples of a few microseconds.
 _SHORT_WINDOW_S = 0.005
 
-# Runs that take at most this share of the time keep the card below its power limit. If the runs
-# draw 180 % of the limit, and the flushes between them draw 60 %, the mean is the limit; and for
-# part of the rest the card is idle.
+# Runs that take at most this fraction of the time cannot bring the card to its power limit. If the
+# runs draw 180 % of the limit for a third of the time, and the flushes between them draw 60 % for
+# the rest, the mean power equals the limit. The real mean is lower, because the card is idle for
+# part of the rest.
 _LIGHT_SHARE = 1 / 3
 
 # Statistics are computed each time the number of samples has grown by this factor. The total cost
 # is then n log n, and a point takes at most a quarter more samples than it needs.
 _CHECK_GROWTH = 1.25
 
-# If more samples would narrow the interval by less than this part of the target, sampling stops.
+# Sampling stops if the part of the half-width that more samples narrow is at most this fraction of
+# the target. The mean clock then causes most of the width.
 _SMALL_PART = 0.5
 
 # For independent samples, the interval of 4n samples is half as wide as that of n samples. If the
-# interval keeps more than 80 % of its width in three checks in a row, the cause is not noise that
-# averages out, but two modes or a drift. In simulation (log-normal 5 % and exponential 30 % noise,
-# 2000 samples) this rule stopped 0 of 150 points too early, and recognised two modes 40 % apart
-# after 215 samples. NVBench's stdrel criterion has the same idea: it looks for a flat standard
-# deviation and needs more than 64 values.
+# interval keeps more than 80 % of the width that it had at a quarter of the samples, in three
+# checks in a row, the cause is not noise that averages out, but two modes or a drift. In simulation
+# (log-normal 5 % and exponential 30 % noise, 2000 samples) this rule stopped 0 of 150 points too
+# early, and recognised two modes 40 % apart after 215 samples. NVBench's stdrel criterion has the
+# same idea: it looks for a flat standard deviation and needs more than 64 values.
 _FLOOR_MIN_SAMPLES = 128
 _FLOOR_SPAN = 4
 _FLOOR_SHARE = 0.8
@@ -43,6 +45,8 @@ _FLOOR_CHECKS = 3
 
 @dataclass
 class _Window:
+    """Times and SM clocks of the samples of one batch or of several successive batches."""
+
     times_us: list[float] = field(default_factory=list)
     clocks_mhz: list[float] = field(default_factory=list)
 
@@ -87,6 +91,8 @@ class Steadiness:
         at_s: time when the batch ended, in seconds since the beginning of the warm-up.
         """
         self._batches.append((at_s, _Window(list(samples_us), list(clocks_mhz))))
+        # Batches older than both windows are dropped. As many as fill the two windows with batches
+        # of one sample are always kept.
         recent = len(self._batches) - 2 * _MIN_WINDOW_SAMPLES
         while recent > 0 and at_s - self._batches[0][0] >= 2 * self._window_s:
             del self._batches[0]
@@ -101,7 +107,7 @@ class Steadiness:
 
     @property
     def clock_mhz(self) -> float | None:
-        """Median clock over the last window, in MHz; None if unknown."""
+        """Median SM clock over the last window, in MHz; None if unknown."""
         return _clock_mhz(self._last)
 
     @property
@@ -131,7 +137,7 @@ class Steadiness:
 
     @property
     def _last(self) -> _Window:
-        """The last window that decides. It is a short window if that suffices."""
+        """The last window that decides, which is a short window if a short window suffices."""
         return self._windows(self.counted_s)[1]
 
     def _agree(self, window_s: float) -> bool:
@@ -185,14 +191,15 @@ class StoppingRule:
 
     The reasons to stop are checked in this order:
     - `precision`: the relative half-width of the median's 95 % confidence interval is at or below
-      the target. On a coarse clock it narrows with the samples too (`stats.typical_interval`).
-    - `clock`: only the uncertainty of the mean clock is left of the interval, and other points
-      narrow that.
+      the target. With a timer of coarse ticks, this interval narrows with the samples too
+      (`stats.typical_interval`).
+    - `clock`: the part of the half-width that more samples narrow is at most half of the target.
+      The rest is the uncertainty of the mean SM clock, which only other points narrow.
     - `noise_floor`: more samples no longer narrow the interval, so the target cannot be reached.
     - `max_samples` and `max_time`: the bounds are reached.
 
     half_width: target for the relative half-width of the median's 95 % interval.
-    min_samples: fewest samples for a statistic.
+    min_samples: number of samples at which statistics are first computed.
     max_time_s: time limit, in seconds by `now` since the rule was created. It may end a point with
         fewer than min_samples, but not without any sample.
     widths: function that returns, from the samples, the relative half-width of the time's interval
@@ -244,7 +251,7 @@ class StoppingRule:
 
     @property
     def out_of_time(self) -> bool:
-        """Whether max_time_s is over. A step back of the clock counts as 0 s."""
+        """Whether max_time_s is over. A step back of the timer counts as 0 s."""
         now_s = self._now()
         self._elapsed_s += max(0.0, now_s - self._last_s)
         self._last_s = now_s
@@ -284,7 +291,7 @@ class StoppingRule:
         return "noise_floor" if self._flat() else None
 
     def _flat(self) -> bool:
-        """Returns whether the interval has not narrowed in the last checks."""
+        """Returns whether the interval has hardly narrowed in the last checks."""
         count, width = self._widths[-1]
         earlier = [w for n, w in self._widths if n * _FLOOR_SPAN <= count]
         if count >= _FLOOR_MIN_SAMPLES and earlier and width > _FLOOR_SHARE * earlier[-1]:

@@ -131,7 +131,7 @@ def test_modelled_rows_are_of_the_library_asked_for_and_hold_edges(tmp_path: Pat
 def test_runs_and_a_gpu_are_one_or_the_other(folder: Path) -> None:
     for words, said in (
         (["profile.json", "--gpu", "h100", "--format", "csv"], "runs and --gpu; expected one"),
-        (["--format", "csv"], "no runs; expected one of them"),
+        (["--format", "csv"], "neither runs nor --gpu; expected one of them"),
         (["--gpu", "h100"], "without --format"),
     ):
         done = CliRunner().invoke(command, ["export", *words])

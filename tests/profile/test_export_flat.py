@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from known_profile import known_profile
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.importers import csv_table
 from quantbench.profile.exporters import FORMATS, export_profile
+from quantbench.profile.exporters.options import ExportOptions
 from quantbench.profile.file import from_parquet
 from quantbench.profile.models import Models
 from quantbench.workload import Collective
@@ -51,6 +53,22 @@ def test_parquet_holds_the_tables_bit_by_bit(tmp_path: Path) -> None:
     for kind in made.rows:
         found = from_parquet(kind, (tmp_path / f"{kind}.parquet").read_bytes(), kind)
         assert list(found.rows()) == list(profile.tables[kind].rows())
+
+
+def test_sizes_that_were_not_measured_are_modelled_beside_measured_rows(tmp_path: Path) -> None:
+    profile = known_profile()
+    rows = [row for row in profile.tables["gemm"].rows() if row["layout"] == "nt"]
+    known = rows[0]
+    grid = tmp_path / "grid.csv"
+    grid.write_text(f"m,n,k\n{known['m']},{known['n']},{known['k']}\n{known['m']},4096,4352\n")
+    options = ExportOptions(grid=grid, dtype=known["dtype"])
+    export_profile(profile, "csv", tmp_path / "out", options)
+    with (tmp_path / "out" / "gemm.csv").open() as stream:
+        written = list(csv.DictReader(stream))
+    assert len(written) == len(profile.tables["gemm"]) + 1
+    (modelled,) = (row for row in written if row["origin"] == "modelled")
+    assert (modelled["n"], modelled["k"]) == ("4096", "4352")
+    assert float(modelled["low_us"]) < float(modelled["latency_us"]) < float(modelled["high_us"])
 
 
 def test_a_processor_without_rows_is_one_clear_line(tmp_path: Path) -> None:

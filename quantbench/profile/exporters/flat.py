@@ -1,16 +1,20 @@
 """Exports the profile's tables as CSV or Parquet files, one per kind, with unchanged columns.
 
-A profile without rows gives modelled rows of a grid, each with its interval.
+Sizes of named models or of a grid that were not measured get modelled rows, each with its
+interval.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.model_times import ModelTimes
+from quantbench.latency.op_times import OpTimes
 from quantbench.profile.exporters.aiconfigurator_modelled import model_rows
 from quantbench.profile.exporters.modelled import MODEL_SITES, GemmTimes
 from quantbench.profile.exporters.options import (
@@ -22,11 +26,11 @@ from quantbench.profile.exporters.options import (
     require_gpu,
 )
 from quantbench.profile.exporters.served import MODEL_HEADS, served
-from quantbench.profile.file import parquet_bytes, to_parquet
+from quantbench.profile.file import parquet_bytes
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import LAYOUTS
 from quantbench.sweep.shape_file import read_shapes
-from quantbench.workload import Attention, Gemm, MoE
+from quantbench.workload import Attention, Gemm
 
 #: Columns that `quantbench import csv` names differently, and columns that it does not read.
 _MAPPED = {"latency_us": "latency=latency_us:us"}
@@ -53,19 +57,31 @@ def export_csv(profile: Profile, options: ExportOptions, out: Exported) -> None:
 def export_parquet(profile: Profile, options: ExportOptions, out: Exported) -> None:
     """Writes `<kind>.parquet` for every kind with rows."""
     for kind, rows in _tables(profile, options, out).items():
-        table = profile.tables[kind]
-        content = to_parquet(table) if len(table) else parquet_bytes(rows)
-        out.write(content, f"{kind}.parquet")
+        names = dict.fromkeys(chain.from_iterable(rows))
+        whole = [{name: row.get(name) for name in names} for row in rows]
+        out.write(parquet_bytes(whole), f"{kind}.parquet")
     out.use.append(f"pandas.read_parquet('{out.paths[0]}')")
 
 
 def _tables(profile: Profile, options: ExportOptions, out: Exported) -> dict[str, Rows]:
-    """Returns the rows of each kind: measured rows, or modelled ones if the profile has no rows."""
+    """Returns the rows of each kind, measured ones first.
+
+    Modelled rows follow for the sizes that the options name, or for the usual sizes if the profile
+    has no rows. A size that was measured has no modelled row.
+    """
     found = {kind: list(table.rows()) for kind, table in profile.tables.items() if len(table)}
-    if not found:
-        found = _modelled(profile, options, out)
+    if not found or options.model or options.configs or options.grid is not None:
+        for kind, rows in _modelled(profile, options, out).items():
+            measured = {_sizes(kind, row) for row in found.get(kind, ())}
+            new = [row for row in rows if _sizes(kind, row) not in measured]
+            found[kind] = [*found.get(kind, ()), *new]
     out.rows = {kind: len(rows) for kind, rows in found.items()}
     return found
+
+
+def _sizes(kind: str, row: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns what a row is a time of: all keys of its table but the last, the provider."""
+    return tuple(row[name] for name in LAYOUTS[kind].keys[:-1])
 
 
 def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[str, Rows]:
@@ -77,7 +93,8 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
     require_gpu(profile, "rows that are modelled")
     dtype = dtype_of(profile, options)
     wanted = served(options)
-    times = ModelTimes(profile.device, options.library)
+    models = ModelTimes(profile.device, options.library)
+    times: OpTimes = profile if any(map(len, profile.tables.values())) else models
     works: dict[str, list[Any]] = {"gemm": [], "attention": []}
     if options.grid is not None:
         for m, n, k, batch in read_shapes(options.grid, "--grid"):
@@ -92,17 +109,18 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
             if not one.window:
                 works["attention"] += [*one.prompts(half), *one.decodes(half)]
         works["moe"] = [replace(one, dtype=dtype) for one in wanted.experts]
-    model, _ = times.products(dtype)
-    accuracy = {
-        Gemm: model.provenance,
-        Attention: AttentionModel.best(profile.device).provenance,
-        MoE: {},
-    }
+    model, _ = models.products(dtype)
+    accuracy: dict[Any, Mapping[str, Any]] = {}
+    if times is models:
+        accuracy[Gemm] = model.provenance
+        accuracy[Attention] = AttentionModel.best(profile.device).provenance
     found: dict[str, Rows] = defaultdict(list)
     for kind, of_kind in works.items():
         for work, time in zip(of_kind, times.estimates(of_kind), strict=True):
             row = {name: getattr(work, name) for name in LAYOUTS[kind].keys[:-1]}
-            held_out = accuracy[type(work)].get("held_out", {})
+            decodes = isinstance(work, Attention) and work.seq_q == 1
+            judged = "held_out_decode" if decodes else "held_out"
+            held_out = accuracy.get(type(work), {}).get(judged, {})
             row |= {
                 "latency_us": time.latency_us,
                 "low_us": time.low_us,
@@ -114,5 +132,5 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
                 "held_out_p95_pct": held_out.get("p95_pct"),
             }
             found[kind].append(row)
-    out.notes += [f"every row is modelled: {note}" for note in times.note.split("; ")]
+    out.notes += [f"modelled rows: {note}" for note in times.note.split("; ")]
     return found
