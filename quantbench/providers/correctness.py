@@ -1,8 +1,9 @@
 """Computes the error of a result from its inputs and outputs, at a fraction of the result's cost.
 
-The error of a whole output is ‖out − ref‖ / ‖ref‖, which must be at most the tolerance. The error
-of each row must be at most 3.2 times the tolerance. The module also holds the tolerances, and
-references for each workload that share no code with quantbench's kernels.
+The error of a whole output is ‖out − ref‖ / ‖ref‖, which must be at most the tolerance; where the
+terms of the reference cancel, the norm before they cancel replaces ‖ref‖. The error of each row
+must be at most 3.2 times the tolerance. The module also holds the tolerances, and references for
+each workload that share no code with quantbench's kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _VECTORS = 8  # random vectors on each side of a GEMM in `_freivalds`
 #: Ratio of a row's largest allowed error to the tolerance. `_freivalds` estimates the error of a
 #: row, and P(χ²(8) > 8 · 3.2²) = 2e-14, so fewer than one in 10¹³ correct rows fails.
 _ROW_FACTOR = 3.2
-#: Number of rows of attention of which one is recomputed.
+#: Attention is checked in one row of every stretch of this many rows.
 TILE = 64
 
 # Number of elements that are converted at once. On a CPU they fit into the cache of a core, and on

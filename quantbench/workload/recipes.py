@@ -1,4 +1,4 @@
-"""Defines recipes, which are the uses of 8- and 4-bit formats in training.
+"""Defines recipes, which state how a training step uses 8- and 4-bit formats.
 
 A recipe states the dtypes of the GEMMs of linear layers. The casts to these dtypes follow from it.
 """
