@@ -1,7 +1,8 @@
 """Compiles, describes and launches kernels with Triton.
 
 All checks of the Triton version and of the GPU are here: Triton 3.2 serves Volta and Turing, and
-3.6 or newer serves later GPUs.
+3.6 or newer serves later GPUs. The module also checks tensors for the kernels, and times several
+configurations of a kernel to find the fastest.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ TORCH_DTYPES = {
 }
 
 #: Whether kernels run in Python on CPU tensors. The value is fixed when Triton is imported; a later
-#: change of the variable breaks Triton.
+#: change of the environment variable breaks Triton.
 INTERPRETER = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 #: Alignment in bytes of a TMA descriptor's first element, and of every stride but the last. Source:
 #: cuTensorMapEncodeTiled, CUDA driver API.
 TMA_ALIGN_BYTES = 16
 
-#: Registers per thread on every compute capability. Source: CUDA C++ Programming Guide 13.0.
+#: Maximum number of registers per thread, on every compute capability. Source: CUDA C++ Programming
+#: Guide 13.0.
 MAX_REGISTERS = 255
 #: Options of every launch. They make a·b + c one instruction, which is Triton's default up to 3.9
 #: but not from 3.10 on.
@@ -52,6 +54,7 @@ OPTIONS = {"enable_fp_fusion": True}
 #: function from a compute capability to the reason why it is not supported, or None
 Reason = Callable[[tuple[int, int]], str | None]
 
+# Time for which `fastest` runs each choice before it is timed, and while it is timed.
 _AUTOTUNE_WARMUP_MS = 20
 _AUTOTUNE_MS = 80
 
@@ -104,7 +107,7 @@ class Gpu:
 def gpu_of(x: torch.Tensor, interpreted: Gpu) -> Gpu:
     """Returns the GPU that a checked tensor is on.
 
-    interpreted: GPU that the interpreter simulates, for tensors that are on none.
+    interpreted: GPU that the interpreter simulates. It is returned for tensors that are on no GPU.
     """
     if not x.is_cuda:
         return interpreted
@@ -126,8 +129,8 @@ def require_support(
     """Raises UnsupportedError unless Triton runs kernels on the device of x.
 
     who, name: operation and name of the tensor for error messages.
-    dtype: dtype of the kernel's products; "" for a kernel without products.
-    reasons: further conditions on the GPU.
+    dtype: dtype that the kernel multiplies with tl.dot; "" for a kernel without tl.dot.
+    reasons: further conditions on the compute capability.
     """
     if INTERPRETER:
         reason = wrong_in_interpreter(dtype)
@@ -244,14 +247,14 @@ class Plan:
     def launch(self) -> Launch:
         """Launch of the kernel that does most of the work.
 
-        In the interpreter, its registers and occupancy are None.
+        In the interpreter, the registers and the occupancy of the launch are None.
         """
         return self.steps[0].launch
 
     def run(self) -> None:
         """Enqueues all kernels once on the current stream.
 
-        It only launches: it neither allocates nor synchronises.
+        The call only launches: it neither allocates nor synchronises.
         """
         with torch.cuda.device(self.out.device) if self.out.is_cuda else nullcontext():
             for each in self.steps:
@@ -337,7 +340,7 @@ def fastest(
     The choices are timed once per key and process.
 
     build: makes the plan of a choice.
-    key: identifies the problem, together with `who`.
+    key: identifies the problem, together with `who`. The answer for a key is kept.
 
     Raises UnsupportedError in the interpreter.
     """

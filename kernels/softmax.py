@@ -41,22 +41,23 @@ from quantbench.workload.dtypes import dtype_name, missing_format
 # The limit keeps the row numbers of the last program, of up to 4096 rows, within 32 bits.
 _MAX_ROWS = 2**31 - 4097
 
-#: Longest row. Its 64 bytes of loads per thread fill the largest block of 1024 threads.
+#: Longest row. In fp32, at 64 bytes of loads per thread, such a row fills the largest block, which
+#: has 1024 threads.
 MAX_COLS = 16_384
 
-_MAX_WARPS = 32
-_MIN_BLOCK_COLS = 16
+_MAX_WARPS = 32  # of a block
+_MIN_BLOCK_COLS = 16  # a shorter row is padded to this number of columns
 # Each thread has four 16-byte loads in flight. HBM bandwidth needs enough bytes in flight (Little's
 # law: 4.8 TB/s times some 0.7 µs is 25 KB for each of an H200's 132 SMs). More bytes per thread
 # would cost the registers of another block.
 _BYTES_PER_THREAD = 4 * VECTOR_BYTES
-# Smallest number of scores per program. Blocks that move less than 16 KB finish faster than new
-# blocks are launched.
+# Smallest number of scores per program, with padding. In 16-bit formats the program reads and
+# writes 16 KB. Blocks that move less finish faster than new blocks are launched.
 _MIN_SCORES = 4096
 
-#: Value that Megatron-LM puts in place of masked scores, times log₂e. A row that is masked
-#: completely becomes 1 / cols and is not dropped (Megatron-LM's and apex' kernels; apex issue
-#: 1390).
+#: Value that Megatron-LM puts in place of masked scores, times log₂e. If all scores of a row are
+#: masked, each result of the row is 1 / cols and not 0 (as in the kernels of Megatron-LM and apex;
+#: apex issue 1390).
 MASKED_LOG2E = tl.constexpr(-10_000.0 * 1.4426950408889634)
 
 
@@ -79,8 +80,9 @@ def softmax_forward(
     """Computes y = softmax(scale · x), ROWS rows per program. Grid: ceil(rows_in_all / ROWS).
 
     The time has cliffs in cols. A thread reads 16 bytes at a time only if every row starts at a
-    multiple of 16 bytes; with an odd number of columns it reads 2 bytes at a time. A row takes the
-    next power of two of registers, which shows only if the memory no longer hides the arithmetic.
+    multiple of 16 bytes; with an odd number of columns it reads one score at a time. The registers
+    hold a row padded to the next power of two, which costs time only if the arithmetic takes longer
+    than the memory traffic.
     With a causal mask, row q reads q + 1 scores, rounded up to 16 bytes, and writes the whole row.
 
     x, y: contiguous [rows_in_all, cols], where rows_in_all = batch · heads · rows_per_head.
@@ -106,8 +108,8 @@ def softmax_forward(
         p = tl.exp2(scores - tl.max(scores, 1)[:, None])
     else:
         scores = tl.where(counts, scores, float("-inf"))
-        # The difference is taken first. It is exact for 16-bit scores, so that large scores cost no
-        # accuracy.
+        # The maximum is subtracted before the scale is applied. The difference of 16-bit scores is
+        # exact in fp32 if they are similar, so that large scores cost no accuracy.
         p = tl.exp2((scores - tl.max(scores, 1)[:, None]) * scale_log2e)
     p *= (1.0 / tl.sum(p, 1))[:, None]
     tl.store(y + at, p.to(y.dtype.element_ty), mask=inside & (col < length))
@@ -129,8 +131,8 @@ def softmax_backward(
 ):
     """Computes dx = scale · y · (dy - Σ dy · y), with the sum in fp32.
 
-    Masked elements have y = 0 and get 0. With a causal mask they are not read. Grid and arguments
-    are those of `softmax_forward`.
+    Masked elements have y = 0, so their dx is 0. With a causal mask, masked elements are not read.
+    Grid and arguments are those of `softmax_forward`.
     """
     first_row, rows, col, length = _tile(cols, ALIGN, ROWS, BLOCK_COLS)
     readable, counts = _columns(rows % rows_per_head, col, length, MASK, ALIGN)
@@ -162,6 +164,10 @@ def _columns(position, col, length, MASK: tl.constexpr, ALIGN: tl.constexpr):
     """Returns a mask of the columns that are read, and a mask of the columns that count.
 
     Columns are read in whole vectors of ALIGN.
+
+    position: number of each row within its head.
+    col: numbers of the columns.
+    length: number of columns of a row.
     """
     if MASK == "causal":
         readable = col < (position // ALIGN + 1) * ALIGN
@@ -280,6 +286,7 @@ class _Softmax(torch.autograd.Function):
 
 
 def _ran(work: Plan) -> torch.Tensor:
+    """Runs the plan once and returns its result."""
     work.run()
     return work.out
 
@@ -333,6 +340,10 @@ def backward_arguments(
 
 
 def _shared_arguments(x: torch.Tensor, mask: str, tile: Tile) -> dict[str, Any]:
+    """Returns the arguments that the forward and the backward kernel share.
+
+    mask: MASK of the kernels.
+    """
     cols = x.shape[-1]
     return {
         "rows_in_all": x.numel() // cols,
@@ -374,8 +385,9 @@ def _check(who: str, name: str, x: torch.Tensor, scale: float, causal: bool) -> 
 def softmax_tile(cols: int, element_bytes: int, direction: str = "forward") -> Tile:
     """Returns the tile of a softmax program.
 
-    block_m is its number of rows, and block_n the row length rounded up to a power of two. The
-    number of warps follows from the bytes that are loaded: backward loads two tensors, forward one.
+    block_m is the number of rows of a program, and block_n is the row length rounded up to a power
+    of two. The number of warps follows from the bytes that are loaded: backward loads two tensors,
+    and forward loads one.
 
     >>> softmax_tile(2048, 2)
     Tile(block_m=2, block_n=2048, block_k=None, split_k=1, stages=None, num_warps=4)

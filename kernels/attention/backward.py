@@ -3,7 +3,8 @@
 With p = softmax(scale · q·kᵀ) the gradients are dv = pᵀ·do, dp = do·vᵀ, ds = p ∘ (dp - delta) with
 delta = Σ do ∘ o per row, dq = scale · ds·k and dk = scale · dsᵀ·q. The kernels recompute p from q,
 k and the stored log₂ of the row sums (Dao, "FlashAttention-2", 2023, section 2.2).
-Separate kernels compute delta, then dk and dv, and then dq, so results are the same in each run.
+Separate kernels compute delta, then dk and dv, and then dq. No two programs add to the same
+element, so results are the same in each run.
 """
 
 # ruff: noqa: N803  (compile-time parameters are written in capitals, as in Triton's own kernels)
@@ -131,10 +132,11 @@ def attention_backward_kv(
 ):
     """Computes dk and dv. Grid: ceil(seq_k / BLOCK_N) · batch · kv_heads.
 
-    A program keeps BLOCK_N rows of k and v with their gradients, and walks over the rows of q of
-    every head that shares them. Grouped-query attention adds these heads up here, in fp32. With a
-    causal mask, the first programs walk over the most rows. With few kv heads there are few, long
-    programs, which can leave SMs idle.
+    A program keeps BLOCK_N rows of one kv head's k and v, and the gradients of these rows. It walks
+    over the rows of q of every query head that shares the kv head, and sums the contributions of
+    these heads in fp32. With a causal mask, the first programs of a kv head have the longest walk,
+    because later queries see all of the first keys. With few kv heads there are few, long programs,
+    which can leave SMs idle.
 
     dk, dv: contiguous [batch, kv_heads, seq_k, head_dim].
     lse, delta: contiguous fp32 [batch, heads, seq_q]; lse as in `attention_forward`.
@@ -181,6 +183,7 @@ def attention_backward_kv(
     cols = first_col + tl.arange(0, BLOCK_N)
     dk_main = tl.zeros((BLOCK_N, MAIN), tl.float32)
     dv_main = tl.zeros((BLOCK_N, MAIN), tl.float32)
+    # Without a tail, these are 16 columns that are not used, because a tensor cannot be empty.
     dk_rest = tl.zeros((BLOCK_N, TAIL if TAIL > 0 else 16), tl.float32)
     dv_rest = tl.zeros((BLOCK_N, TAIL if TAIL > 0 else 16), tl.float32)
 
@@ -324,6 +327,9 @@ def _walk_rows(
     """Adds the contributions of rows [start, end) of q to dk / scale and dv.
 
     The scores are transposed: keys × queries.
+
+    EDGE: whether the diagonal cuts these rows, so that scores must be masked.
+    BOUNDED: whether the last block of rows may extend past seq_q.
     """
     for first_row in range(start, end, BLOCK_M):
         q_rows, q_rest = load_rows(
@@ -342,7 +348,7 @@ def _walk_rows(
             BOUNDED=BOUNDED,
         )
         rows = first_row + tl.arange(0, BLOCK_M)
-        # Rows past the end get an infinite sum, so that their p is 0.
+        # Rows past the end of q get an infinite lse, so that their p is 0.
         row_lse = tl.load(lse + rows, mask=rows < seq_q, other=float("inf"))
         s = multiply_transposed(k, k_rest, q_rows, q_rest, TAIL, PRECISION)
         if EDGE:
@@ -420,9 +426,10 @@ def attention_backward_q(
     """Computes dq. Grid: ceil(seq_q / BLOCK_M) · batch · heads.
 
     A program keeps BLOCK_M rows of q with their gradient, and walks over k and v as in forward. The
-    last row blocks start first. The kernels for dk, dv and dq together compute seven products per
-    pair of blocks, where five are the minimum. An atomic addition into dq would save two products,
-    but the result would depend on the order of the programs.
+    last row blocks start first. For each pair of blocks, this kernel and `attention_backward_kv`
+    together run seven tl.dot: both compute s and dp, and each of dk, dv and dq is computed once.
+    One kernel for all three would need five, but its programs would have to add to dq atomically,
+    and the result would depend on their order.
 
     dq: contiguous [batch, heads, seq_q, head_dim].
     lse, delta: contiguous fp32 [batch, heads, seq_q].
@@ -474,10 +481,11 @@ def attention_backward_q(
     row_lse = tl.load(lse + statistics, mask=rows < seq_q, other=float("inf"))
     row_delta = tl.load(delta + statistics, mask=rows < seq_q, other=0.0)
     dq_main = tl.zeros((BLOCK_M, MAIN), tl.float32)
+    # Without a tail, these are 16 columns that are not used, because a tensor cannot be empty.
     dq_rest = tl.zeros((BLOCK_M, TAIL if TAIL > 0 else 16), tl.float32)
 
     # As in forward, every row attends to all keys in [0, edge). The diagonal, or the end of the
-    # keys, cuts the block [edge, end).
+    # keys, cuts the blocks in [edge, end).
     if CAUSAL:
         edge = first_row // BLOCK_N * BLOCK_N
         end = tl.minimum(first_row + BLOCK_M, seq_k)
@@ -620,7 +628,10 @@ def _add_columns(
     EDGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Adds the contributions of BLOCK_N rows of k and v, from row n on, to dq / scale."""
+    """Adds the contributions of BLOCK_N rows of k and v, from row n on, to dq / scale.
+
+    EDGE: whether the diagonal or the end of the keys cuts the block, so that scores must be masked.
+    """
     k_rows, k_rest = load_rows(
         k,
         k_tail,

@@ -70,9 +70,9 @@ def attention_forward(
     head_dim to MAIN + TAIL columns (see tile.py). Only blocks that the diagonal or the end of the
     keys cuts (EDGE) compare each element with its bound.
 
-    Programs run in waves of SMs × blocks per SM. With a causal mask, the last row block costs as
-    much as all of the first few together. The longest programs therefore start first, and short
-    ones fill the last wave.
+    Programs run in waves of SMs × blocks per SM. With a causal mask, the last row block attends to
+    all keys, and the first only to its own. The longest programs therefore start first, and short
+    programs fill the last wave.
 
     q, o: [batch, heads, seq_q, head_dim].
     k, v: [batch, heads / kv_group, seq_k, head_dim].
@@ -123,10 +123,11 @@ def attention_forward(
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, MAIN), tl.float32)
+    # Without a tail, these are 16 columns that are not used, because a tensor cannot be empty.
     acc_rest = tl.zeros((BLOCK_M, TAIL if TAIL > 0 else 16), tl.float32)
 
     # Every row attends to all keys in [0, edge). The diagonal, or the end of the keys, cuts the
-    # block [edge, end).
+    # blocks in [edge, end).
     if CAUSAL:
         edge = first_row // BLOCK_N * BLOCK_N
         end = min(first_row + BLOCK_M, seq_k)
@@ -164,9 +165,9 @@ def attention_forward(
             BLOCK_N=BLOCK_N,
         )
     else:
-        # If the end of the keys cuts the last block, and pointers load it, it comes first: after
-        # the loop it makes ptxas serialise all products on Hopper (C7515). With descriptors it
-        # would take additional shared memory, so it stays last.
+        # If the end of the keys cuts the last block, and pointers load it, this block comes first:
+        # after the loop it makes ptxas serialise all matrix instructions on Hopper (C7515). With
+        # descriptors a first block would take additional shared memory, so this block stays last.
         if not CAUSAL and not EVEN_K and not DESCRIPTORS:
             acc, acc_rest, m, l = _block(
                 acc,
@@ -303,9 +304,9 @@ def _block(
     EDGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Processes the block of k and v from row n on.
+    """Adds the block of k and v from row n on to the running output, maximum and row sum.
 
-    EDGE: whether some elements of the block are masked.
+    EDGE: whether the diagonal or the end of the keys cuts the block, so that scores must be masked.
     """
     k_rows, k_rest = load_rows(
         k,
@@ -379,22 +380,24 @@ def _overlapped(
 ):
     """Processes all blocks, with the softmax of each block beside the next block's q·kᵀ.
 
-    On Hopper the two products of a block take about twice as long as its exponentials. Without
-    overlap, the tensor cores idle during the exponentials; here they compute the next block's s
-    meanwhile (Shah et al., "FlashAttention-3", 2024, section 3.2). Blocks at the edge come first,
-    and then the blocks [0, edge).
+    On Hopper, q·kᵀ and p·v of a block together take about twice as long as its exponentials.
+    Without overlap, the tensor cores idle during the exponentials; here they compute the next
+    block's s meanwhile (Shah et al., "FlashAttention-3", 2024, section 3.2). The blocks from `edge`
+    on come first, and then the blocks in [0, edge).
 
-    In the state of the loop, p belongs to the previous block, whose product with v is still to be
-    added, and s belongs to the current block. One iteration adds p·v, starts the next s, and then
-    computes the current softmax. Four conditions let the compiler keep the tensor cores busy during
-    the softmax. If one of them is missing, they wait (Triton's WGMMAPipeline rules; ptxas says
-    C7514):
-    - p·v is used within the iteration, so the iteration waits for it and for the s started before;
+    At the start of an iteration, p belongs to the previous block, whose p·v is still to be added,
+    and s belongs to the current block. The iteration adds p·v, starts the next block's s, and then
+    computes the current block's softmax. Four conditions let the compiler keep the tensor cores
+    busy during the softmax. If one condition fails, the tensor cores wait for the softmax (Triton's
+    WGMMAPipeline rules; ptxas says C7514):
+    - p·v is used within the iteration, so the iteration waits for it and for the current s, which
+      the previous iteration started;
     - only the next iteration uses the next s;
     - p crosses iterations as plain bits, because a 16-bit float would move to shared memory first;
     - s is read for the last time before the next s starts (x = s - m), so that both can have the
       same registers.
     """
+    # The diagonal of BLOCK_M rows cuts EDGE_BLOCKS blocks of k and v.
     if CAUSAL:
         EDGE_BLOCKS: tl.constexpr = BLOCK_M // BLOCK_N if BLOCK_M > BLOCK_N else 1
     else:
@@ -501,9 +504,9 @@ def _overlapped(
         acc *= shrink[:, None]
         acc_rest *= shrink[:, None]
         bits = p.to(q.dtype).to(tl.int16, bitcast=True)
-    # Two steps remain: p·v of the block before the last whole block, and the last whole block. In
-    # the first row block there is no whole block. Block 0 then takes its place with weight 0,
-    # because a branch here would cost the overlap above.
+    # What remains is p·v of the block before the last whole block, and then the last whole block.
+    # In the first row block there is no whole block. Block 0 then stands in for the last whole
+    # block, with weight 0, because a branch here would cost the overlap above.
     before = tl.where(edge > BLOCK_N, edge - 2 * BLOCK_N, last)
     v_rows, v_rest = load_rows(
         v,
@@ -548,9 +551,12 @@ def _overlapped(
 
 @triton.jit
 def _softmax(s, m, l, scale_log2e):
-    """Computes one step of the running softmax.
+    """Adds the scores of one block to the running softmax.
 
-    Returns p, the factor for earlier sums, the new maximum and the new sum.
+    Returns p, the factor for the earlier sum and output, the new maximum and the new sum.
+
+    s: scores of one block, without the scale (rows, columns).
+    m, l: maximum and sum of the earlier blocks (rows,).
     """
     higher = tl.maximum(m, tl.max(s, 1))
     p = tl.exp2(s * scale_log2e - (higher * scale_log2e)[:, None])

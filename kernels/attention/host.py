@@ -49,6 +49,7 @@ from quantbench.workload.dtypes import DTYPES
 #: schedule are interpreted too.
 _INTERPRETED = Gpu((9, 0), sm_count=4, l2_bytes=2**20)
 _SMALLEST_BLOCK = 16  # smallest side of a matrix instruction
+# A program of the kernel for delta takes block_m whole rows. block_n has no effect.
 _DELTA_TILE = Tile(64, 16, num_warps=4, stages=1)
 
 
@@ -72,7 +73,8 @@ class AttentionPlan(Plan):
     def launch(self) -> Launch:
         """Launch of the kernel that does most of the work.
 
-        It is the only launch of forward, or the launch that computes dk and dv.
+        That is the only launch of a forward pass, or the launch of a backward pass that computes
+        dk and dv.
         """
         return self.launches[0] if self.setting is not None else self.launches[1]
 
@@ -117,10 +119,11 @@ def plan_forward(
     tile: block_m rows of q, block_n rows of k and v, stages and num_warps. Fields that are None
         come from the menu.
     schedule: `plain` or `overlapped`. The default is the schedule of the menu's nearest entry.
-    autotune: applies without tile and schedule. True selects the fastest entry of the menu, which
-        is timed once per kind of problem and process; False selects the first entry.
+    autotune: how an entry of the menu is selected if neither tile nor schedule is given. True times
+        all entries, once per process for each problem size, and selects the fastest. False selects
+        the first entry.
     out, lse: tensors for the results; None allocates them.
-    operands: how the kernel loads them: `pointers`, `descriptors` (TMA) or `auto`.
+    operands: how the kernel loads q, k and v: `pointers`, `descriptors` (TMA) or `auto`.
 
     Raises InputError for invalid operands and tiles, and UnsupportedError for a dtype, GPU or
     Triton version without support.
@@ -240,10 +243,11 @@ class _Attention(torch.autograd.Function):
 
 
 def heads_side_by_side(checked: Checked, l2_bytes: int) -> int:
-    """Returns how many query heads run together.
+    """Returns the number of query heads whose programs run together.
 
-    They are as many as keep their k and v in half of the L2 cache, and at least the heads that
-    share one kv head. The other half of the cache is for q, o and other data.
+    The k and v of these heads fill at most half of the L2 cache; the other half is for q, o and
+    other data. Even if less than one kv head fits, the query heads that share one kv head run
+    together.
     """
     work = checked.work
     kv_bytes = 2 * work.seq_k * work.head_dim * DTYPES[work.dtype].element_bytes
@@ -359,7 +363,9 @@ def _completed(
 ) -> Setting:
     """Returns the requested tile and schedule, completed from the menu's nearest entry.
 
-    Raises InputError for a schedule or tile that the kernel cannot run.
+    Only entries with the requested schedule count, if the menu has any. The nearest of them has the
+    smallest sum of the differences in block_m and block_n. Without a tile, the first of them gives
+    the tile. Raises InputError for a schedule or tile that the kernel cannot run.
     """
     if schedule is not None:
         require_choice(WHO, "schedule", schedule, SCHEDULES)
@@ -393,7 +399,7 @@ def _completed(
 def _by_descriptors(checked: Checked, capability: tuple[int, int], operands: str) -> bool:
     """Returns whether TMA descriptors load the operands.
 
-    Raises InputError if the caller asked for descriptors and they cannot.
+    Raises InputError if the caller asked for descriptors and they cannot address the operands.
     """
     require_choice(WHO, "operands", operands, ("auto", "pointers", "descriptors"))
     if operands == "descriptors" and not checked.descriptors:

@@ -1,9 +1,9 @@
 """Lists the attention tiles for each GPU architecture; the first entry of each menu is the default.
 
 Every entry compiles for its architecture without spills and within the shared memory of one block;
-the tests compile all of them. The sets follow FlashAttention-3 on Hopper (overlapped up to a
-head_dim of 192) and FlashAttention-2 on Ampere, whose matrix instructions read both operands from
-registers.
+the tests compile all of them. The sets follow FlashAttention-3 on Hopper (overlapped by default up
+to a head_dim of 192) and FlashAttention-2 on Ampere, whose matrix instructions read both operands
+from registers. The module also states how many columns a row of head_dim elements takes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_HEAD_DIM = 8
 MAX_HEAD_DIM = 256
 
 _SMALLEST_PART = 16  # smallest side of a matrix instruction
-_ELEMENT_BYTES = 2
+_ELEMENT_BYTES = 2  # of fp16 and bf16; loads of 2 bytes take the menu for rows of odd length
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Setting:
 def split_head_dim(head_dim: int) -> tuple[int, int]:
     """Splits head_dim columns into two power-of-two parts, main and tail.
 
-    The tail is 0 if one part is enough.
+    The tail is 0 if two parts would take as many columns as one.
 
     >>> split_head_dim(128), split_head_dim(96), split_head_dim(72), split_head_dim(100)
     ((128, 0), (64, 32), (64, 16), (128, 0))
@@ -78,7 +78,7 @@ def _tile(block_m: int, block_n: int, num_warps: int, stages: int) -> Tile:
 
 
 def _plain(*blocks: tuple[int, int, int, int], schedule: str = "plain") -> tuple[Setting, ...]:
-    """Returns settings from (block_m, block_n, warps, stages)."""
+    """Returns settings from (block_m, block_n, warps, stages), all with the same schedule."""
     return tuple(Setting(_tile(*block), schedule) for block in blocks)
 
 
@@ -95,7 +95,8 @@ def _overlapped(*blocks: tuple[int, int, int, int]) -> tuple[Setting, ...]:
     return _plain(*blocks, schedule="overlapped")
 
 
-# Menus by the largest number of `held_columns`. An entry is (block_m, block_n, warps, stages).
+# Each key is the largest number of `held_columns` that its menu serves. An entry of a menu is
+# (block_m, block_n, warps, stages).
 _AMPERE = {
     64: _plain((128, 64, 8, 3), (128, 32, 8, 2), (64, 64, 4, 3)),
     128: _plain((128, 32, 8, 3), (64, 64, 4, 3)),
@@ -141,11 +142,12 @@ _ODD = {
     192: _plain((64, 16, 8, 2)),
     256: _plain((32, 32, 8, 2)),
 }
-# fp32 is multiplied without tensor cores, in completely unrolled code. The blocks are small: they
-# serve checks and not speed.
+# fp32 is multiplied without tensor cores, in completely unrolled code. The blocks are small,
+# because attention in fp32 serves checks and not speed.
 _SCALAR = {64: _plain((32, 32, 4, 1)), 256: _plain((16, 16, 4, 1))}
 
-# Backward menus: blocks of the kernel for dk and dv, and then of the kernel for dq, as above.
+# Backward menus with the same keys. An entry is (block_m, block_n, warps, stages) of the kernel for
+# dk and dv, and then the same four numbers of the kernel for dq.
 _BACKWARD_AMPERE = _pairs({
     64: (16, 128, 8, 2, 128, 64, 8, 2), 96: (16, 64, 8, 2, 128, 32, 8, 2),
     128: (32, 64, 8, 2, 64, 64, 8, 2), 192: (32, 32, 8, 2, 64, 32, 8, 2),
@@ -220,7 +222,8 @@ class Loads:
 def architecture(capability: tuple[int, int]) -> int:
     """Returns the newest architecture of the attention menu that a compute capability supports.
 
-    It is not newer than the capability. Raises InputError for capabilities below 8.0.
+    That is the newest architecture that is not newer than the capability itself. Raises InputError
+    for capabilities below 8.0.
 
     >>> architecture((9, 0)), architecture((10, 3)), architecture((8, 7))
     (90, 100, 86)
@@ -263,7 +266,7 @@ def _entry(
     loads: Loads,
     fp32: bool,
 ) -> _T:
-    """Returns the smallest entry that holds head_dim, in the table for these loads.
+    """Returns the entry with the smallest key that holds head_dim, in the table for these loads.
 
     tables: tables for rows at multiples of 16 bytes, and for other rows.
     odd: table for rows that are read one element at a time.

@@ -1,8 +1,8 @@
 """Validates the operands of attention and builds the kernels' arguments.
 
 Any strides are allowed if the elements of a row (head_dim) are contiguous: [batch, heads, seq,
-head_dim], or [batch, seq, heads, head_dim] transposed to it. Other storage is refused, because
-reading it fast needs a copy, and an implicit copy would be timed.
+head_dim], or [batch, seq, heads, head_dim] transposed to this order. Other storage is refused,
+because reading it fast needs a copy, and an implicit copy would be timed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Checked:
     """Validated attention problem.
 
     work: size of the problem.
-    align: number of elements that a thread can load at a time.
+    scale: factor on the scores.
+    align: number of elements that a thread can load at a time, a power of two.
     descriptors: whether TMA descriptors can address all tensors on a device that has them.
     """
 
@@ -105,10 +106,11 @@ def arguments(
 ) -> dict[str, Any]:
     """Returns the arguments that the kernels share.
 
-    They are the inputs and their strides, the sizes, the parts of head_dim, and the tile.
+    The shared arguments are the inputs and their strides, the sizes, the parts of head_dim, and the
+    tile.
 
     tensors: input tensors by argument name. They are passed as pointers, or as descriptors of boxes
-        with as many rows as the tile.
+        with block_n rows for k and v, and block_m rows for the other tensors.
     """
     work = checked.work
     given: dict[str, Any] = {
@@ -116,7 +118,7 @@ def arguments(
         "seq_k": work.seq_k,
         "CAUSAL": work.causal,
         "DESCRIPTORS": descriptors,
-        # fp32 products do not use tensor cores.
+        # With ieee, fp32 is multiplied without tensor cores. The value has no effect on 16 bits.
         "PRECISION": "ieee" if work.dtype == "fp32" else "tf32",
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
@@ -144,8 +146,8 @@ def backend_options(
     """Returns num_warps, num_stages and, in one case, the hardware's register limit.
 
     The case is non-causal attention with loads under 16 bytes and up to 8 warps. Without an
-    explicit limit, ptxas halves it there and spills to fit a second block. In other cases an
-    explicit limit makes the code slower.
+    explicit limit, ptxas gives a thread half as many registers in this case, to fit a second block
+    onto the SM, and spills. In other cases an explicit limit makes the code slower.
 
     align: number of elements that a thread can load at a time.
     """
@@ -191,7 +193,7 @@ def too_old(capability: tuple[int, int]) -> str | None:
     """Returns why a GPU of this compute capability has no attention kernel, or None.
 
     The limit was found by compiling: Triton 3.2, the last version with tensor-core code for sm_70
-    and sm_75, aborts on two products in a row.
+    and sm_75, aborts if one tl.dot reads the result of another.
 
     >>> too_old((7, 0))
     'triton compiles no attention for sm_70'
@@ -204,8 +206,8 @@ def too_old(capability: tuple[int, int]) -> str | None:
 def _strides(x: torch.Tensor) -> list[int]:
     """Returns the strides of batch, head and row in elements.
 
-    A dimension of size 1 gets head_dim as its stride, because Triton would compile an argument of 1
-    as a constant.
+    The stride of a dimension of size 1 has no effect and could be 1, which Triton would compile as
+    a constant. It is replaced by head_dim.
     """
     strides = list(x.stride()[:3])
     for dimension in range(3):

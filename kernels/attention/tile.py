@@ -14,7 +14,10 @@ import triton.language as tl
 
 @triton.jit
 def head_offset(batch, head, batch_stride, head_stride, ALIGN: tl.constexpr):
-    """Returns the offset of one head of one sample in elements, which is a multiple of ALIGN."""
+    """Returns the offset of one head of one sample in elements, which is a multiple of ALIGN.
+
+    The rounding to ALIGN changes no value. It lets the compiler infer the alignment.
+    """
     return (batch.to(tl.int64) * batch_stride + head.to(tl.int64) * head_stride) // ALIGN * ALIGN
 
 
@@ -37,15 +40,17 @@ def load_rows(
     """Returns ROWS rows of one head from `row` on, as (ROWS × MAIN) and (ROWS × TAIL) elements.
 
     The second result is unused if TAIL is 0. Tensor descriptors (Hopper and newer) need rows that
-    start at multiples of 16 bytes. Pointers take any strides, but the widest load is the largest
-    power of two that divides every stride and head_dim. A misaligned head_dim is a cliff for this
-    reason: 108 and 100 load 8 bytes at a time, and 150 loads 4.
+    start at multiples of 16 bytes. Pointers take any strides, but a thread then loads at most as
+    many elements at a time as the largest power of two that divides every stride and head_dim. A
+    misaligned head_dim is a cliff for this reason: in 16-bit formats, a head_dim of 108 or 100
+    allows loads of 8 bytes, and a head_dim of 150 allows loads of 4 bytes.
 
     source, tail: descriptors of [batch, head, row, head_dim] with boxes of MAIN and TAIL columns.
         Without DESCRIPTORS, source is a pointer to the first element of the head.
-    ROW_STRIDE: stride in elements. As a constant, it needs one address register per thread; a
-        variable needs one per load.
-    BOUNDED: whether rows from `rows_end` on are read as zeros. Descriptors always do so.
+    ROW_STRIDE: distance between rows in elements. With a constant stride, a thread keeps one
+        address register; with a variable stride it would keep one for each load.
+    BOUNDED: whether rows from `rows_end` on are read as zeros. Descriptors always read these rows
+        as zeros.
     """
     if DESCRIPTORS:
         main = source.load([batch, head, row, 0]).reshape(ROWS, MAIN)
@@ -156,8 +161,8 @@ def _store_part(
 def multiply_transposed(a, a_tail, b, b_tail, TAIL: tl.constexpr, PRECISION: tl.constexpr):
     """Returns a · bᵀ over head_dim in fp32: rows of a × rows of b."""
     if TAIL > 0:
-        # The short part comes first. On Hopper, a product whose result is used at once is waited
-        # for; a product that is added to it is not.
+        # The short part comes first, because on Hopper the program waits for the first of the two
+        # tl.dot, whose result the second one needs at once. It need not wait for the second.
         c = tl.dot(a_tail, b_tail.T, input_precision=PRECISION)
         c = tl.dot(a, b.T, c, input_precision=PRECISION)
     else:
@@ -169,7 +174,11 @@ def multiply_transposed(a, a_tail, b, b_tail, TAIL: tl.constexpr, PRECISION: tl.
 def drop(s, rows, n, seq_k, CAUSAL: tl.constexpr):
     """Returns the scores s with -inf in the columns that do not count.
 
-    These are the columns past the end of the keys and, with a causal mask, past the row.
+    These are the columns past the end of the keys and, with a causal mask, the keys after the
+    query.
+
+    rows: positions of the queries.
+    n: position of the key of the first column of s.
     """
     cols = n + tl.arange(0, s.shape[1])
     counts = cols[None, :] < seq_k

@@ -1,7 +1,8 @@
-"""Describes how GEMM operands are stored, and derives the configuration of the kernel from it.
+"""Describes how GEMM operands are stored, and derives the kernel's configuration from the storage.
 
 A matrix is stored row-major or transposed (column-major), with a leading dimension in elements, as
-in BLAS. The module needs neither a GPU nor tensors, so kernels can also be compiled ahead of time.
+in BLAS. The module also completes and checks tiles, and states how many tiles stream-k splits. It
+needs neither a GPU nor tensors, so kernels can also be compiled ahead of time.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ _MAX_ALIGN = 16  # elements; a larger alignment does not make loads wider in any
 #: Number of rows of tiles that run together, for reuse in the L2 cache. Source: Triton's matmul
 #: tutorials, which use 8.
 GROUP_M = 8
-#: From this size on, the pipeline needs the shared memory that a whole output tile would take.
+#: Number of elements from which on a tile counts as large. The pipeline of a large tile needs the
+#: shared memory that its whole output would take. TMA therefore stores a large tile in two halves,
+#: and the persistent schedule runs tiles and steps in one loop.
 _SUBTILE_ELEMENTS = 128 * 256
 _SMALLEST_BLOCK = 16  # smallest side of a matrix instruction
-_FP8_SMALLEST_BLOCK_K = 32
+_FP8_SMALLEST_BLOCK_K = 32  # smallest reduction of a matrix instruction in fp8
 _LARGEST_BLOCK = 256  # limit of a TMA box. Source: cuTensorMapEncodeTiled, CUDA driver API
+# Largest leading dimension for which the offsets within a tile of 256 rows fit 32 bits.
 _LARGEST_LEADING = (2**31 - 1) // _LARGEST_BLOCK
 
 
@@ -45,8 +49,8 @@ class Matrix:
 
     transposed: whether the matrix is stored as cols × rows.
     leading: distance between stored rows.
-    batch_stride: distance between the matrices of the batch; 0 if all of them are this one, or if
-        there is only one.
+    batch_stride: distance between consecutive matrices of the batch. It is 0 if the batch has one
+        matrix, or if one stored matrix serves the whole batch.
     align: largest power of two up to 16 that divides the length of a stored row, the leading
         dimension and the batch stride.
     descriptor: whether a TMA descriptor can address the matrix.
@@ -78,7 +82,8 @@ def align_bytes(operands: Operands) -> int:
 def padded(size: int) -> int:
     """Returns the size rounded up to a multiple of 16.
 
-    It serves as the leading dimension of operands with a single row or column.
+    The result serves as the leading dimension of operands with a single stored row, which has no
+    effect on addresses.
     """
     return cdiv(size, _MAX_ALIGN) * _MAX_ALIGN
 
@@ -96,7 +101,8 @@ def matrix(
 
     length: number of elements per stored row.
     leading, batch_stride: as in `Matrix`.
-    addressable: whether the base address meets TMA alignment.
+    addressable: whether the base address is a multiple of 16 bytes and the batch stride is above 0
+        if there is a batch, as TMA needs.
     """
     aligned = all(size * element_bytes % TMA_ALIGN_BYTES == 0 for size in (leading, batch_stride))
     align = widest(_MAX_ALIGN, length, leading, batch_stride)
@@ -105,15 +111,16 @@ def matrix(
 
 @dataclass(frozen=True)
 class Config:
-    """Configuration of one kernel.
+    """Configuration of the kernel that multiplies.
 
     tile: tile with every field set.
     load_descriptors, store_descriptors: whether TMA descriptors load the operands and store the
         result.
     subtiles: number of parts, 1 or 2, in which a tile is written.
-    flatten: whether tiles and steps share one loop (persistent schedule only).
+    flatten: whether the loops over tiles and over steps are one loop (persistent schedule only).
     warp_specialize: whether loading, multiplying and writing have separate warps. This applies to
-        the persistent schedule on Blackwell; on Hopper, Triton 3.6 and 3.7 fail or ignore it.
+        the persistent schedule on Blackwell; on Hopper, Triton 3.6 and 3.7 fail or ignore the
+        option.
     max_registers: register limit per thread for the compiler; None for no limit.
     """
 
@@ -139,8 +146,9 @@ def configure(
 
     tile: fields that are None come from `menu.tiles`.
     capability: compute capability of the GPU.
-    path: `pointers`, `descriptors`, or `auto`. `auto` uses descriptors on Hopper and newer if they
-        can address the operands (never for fp32), and pointers otherwise.
+    path: how the kernel loads a and b: `pointers`, `descriptors`, or `auto`. `auto` uses
+        descriptors on Hopper and newer if they can address a and b (never for fp32), and pointers
+        otherwise.
 
     Raises InputError for a schedule, tile or path that the kernel cannot run.
     """
@@ -155,16 +163,18 @@ def configure(
         raise InputError(
             WHO, f"a leading dimension of {longest} elements", f"at most {_LARGEST_LEADING}"
         )
-    # The parts of split-k are fp32, and pointers store them.
+    # Pointers store the parts of split-k, which are fp32.
     store = load and operands.c.descriptor and tile.split_k == 1
     large = tile.elements >= _SUBTILE_ELEMENTS
     narrow = operands.gemm.dtype != "tf32"  # tf32 needs the shared memory for transposed copies
     warps = tile.num_warps or 0
     persistent = schedule == "persistent" and load
     specialize = persistent and capability[0] == 10 and warps >= 4 and narrow
-    # If registers hold sums and fragments, or two partial tiles, ptxas spills two registers to keep
-    # another block per SM, unless it has an explicit limit. No limit is needed if shared memory
-    # holds the fragments.
+    # An explicit limit of 255 registers is set where a thread needs nearly that many: before Hopper
+    # and in fp32, where registers hold the sums and the fragments of the operands, and in stream_k,
+    # where they hold two partial tiles. Without the limit, ptxas spills two registers there to keep
+    # another block per SM. A block of more than 8 warps has fewer than 255 registers per thread, so
+    # no limit is set for such a block.
     crowded = capability < (9, 0) or operands.gemm.dtype == "fp32" or schedule == "stream_k"
     return Config(
         schedule=schedule,
@@ -183,7 +193,8 @@ def complete(
 ) -> Tile:
     """Returns the tile with its missing fields filled in.
 
-    The fields come from the tile in `menu.tiles` with the same or the nearest output size.
+    The fields come from the tile in `menu.tiles` with the nearest number of output elements. Among
+    equally near tiles, one with the same block_m and block_n is preferred.
 
     aligned: alignment of the operands' rows in bytes.
     """
@@ -236,7 +247,7 @@ def backend_options(config: Config) -> dict[str, Any]:
 def box_shapes(operands: Operands, config: Config) -> dict[str, list[int]]:
     """Returns the TMA box shape of each operand in stored order.
 
-    Batched GEMMs have a leading 1.
+    The box of a batched GEMM has a leading 1.
     """
     tile = config.tile
     assert tile.block_k is not None
@@ -252,11 +263,12 @@ def box_shapes(operands: Operands, config: Config) -> dict[str, list[int]]:
 
 
 def streamed_tiles(tiles_in_all: int, programs: int) -> int:
-    """Returns how many tiles stream-k splits by steps of k.
+    """Returns how many tiles stream-k splits by reduction steps.
 
-    They are the tiles of the partial last wave and of the wave before it, so that each program gets
-    one to two tiles of work. The other tiles form whole waves ("two-tile stream-k", Osama et al.
-    2023).
+    These are the tiles of the partial last wave and of the whole wave before it, so that each
+    program gets the work of one to two tiles. The other tiles form whole waves ("two-tile
+    stream-k", Osama et al. 2023). The result is 0 without a partial wave, and all tiles if they
+    fill less than one wave.
 
     >>> streamed_tiles(300, programs=132), streamed_tiles(264, programs=132)
     (168, 0)
@@ -299,7 +311,7 @@ def _check_tile(tile: Tile, gemm: Gemm, schedule: str) -> None:
 def _load_by_descriptors(operands: Operands, capability: tuple[int, int], path: str) -> bool:
     """Returns whether TMA descriptors load the operands.
 
-    Raises InputError if the caller asked for descriptors and they cannot.
+    Raises InputError if the caller asked for descriptors and they cannot address the operands.
     """
     possible = HAS_TENSOR_DESCRIPTOR and operands.a.descriptor and operands.b.descriptor
     if path == "descriptors":

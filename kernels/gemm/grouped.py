@@ -1,9 +1,9 @@
 """Multiplies the rows of each expert by the expert's own weights, in one launch for all experts.
 
-Rows are sorted by expert, and tokens_per_expert gives the number of rows of each. a[rows, k] and
-b[experts, k, n] give c[rows, n], which serves forward and the gradient of the rows. a[k, rows] and
-b[rows, n] give c[experts, k, n], the gradient of the weights, whose reduction runs over the rows of
-one expert.
+Rows are sorted by expert, and tokens_per_expert gives the number of rows of each expert. a[rows, k]
+and b[experts, k, n] give c[rows, n], which serves the forward pass and the gradient of the rows.
+a[k, rows] and b[rows, n] give c[experts, k, n], the gradient of the weights, whose reduction runs
+over the rows of one expert.
 """
 
 # ruff: noqa: N803  (compile-time parameters are written in capitals, as in Triton's own kernels)
@@ -86,8 +86,9 @@ def _tile(
     index: number of the tile, counted over all experts.
     ends: (experts + 1,), 0 and then the row at which each expert's rows end.
     tile_rows: (tiles_m, 2), for each row of tiles its expert, and its number within the expert.
-    OF_WEIGHTS: whether c is the gradient of the weights. If it is, tiles_m is the number of rows of
-        tiles of one expert, and k is not used.
+    OF_WEIGHTS: whether c is the gradient of the weights. In this case tiles_m is the number of rows
+        of tiles of one expert, and k is not used. Otherwise tiles_m counts all experts' rows of
+        tiles.
     """
     tiles_n = tl.cdiv(n, BLOCK_N)
     if OF_WEIGHTS:
@@ -99,9 +100,9 @@ def _tile(
         tile_m = tl.load(tile_rows + 2 * tile_row + 1)
     start = tl.load(ends + expert)
     rows = tl.load(ends + expert + 1) - start
-    # The tile belongs to a product of `height` rows with a reduction of `depth`. Pointers to the
-    # rows of all experts advance to this expert's first row, so these tensors need no stride from
-    # expert to expert.
+    # The tile belongs to a GEMM of `height` rows with a reduction of `depth`. Pointers into tensors
+    # that hold the rows of all experts advance to this expert's first row, so these tensors need no
+    # stride from expert to expert.
     if OF_WEIGHTS:
         height = m
         depth = rows
@@ -114,11 +115,11 @@ def _tile(
         depth = k
         b_stride = batch_stride_b
         c_stride = 0
-    # An expert without rows gets one step, of zeros: see `gemm_data_parallel`.
+    # An expert without rows gets one step, of zeros, for the reason in `gemm_data_parallel`.
     steps = tl.maximum(tl.cdiv(depth, BLOCK_K), 1)
     if LOAD_DESCRIPTORS:
-        # A box may read rows of the next expert after this expert's last row. Their results are
-        # never stored.
+        # A box may read rows of the next expert after this expert's last row. The results of these
+        # rows are never stored.
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         row = start + tile_m * BLOCK_M
         col = tile_n * BLOCK_N
@@ -341,7 +342,7 @@ def grouped_matmul(
     schedule: str = "data_parallel",
     tf32: bool = False,
 ) -> torch.Tensor:
-    """Computes each expert's product, accumulated in fp32. It has no gradients.
+    """Computes the GEMM of each expert, accumulated in fp32. No gradients are computed.
 
     The arguments and the errors are those of `plan`.
 
@@ -372,7 +373,7 @@ def plan(
     a, b: [rows, k] and [experts, k, n], or [k, rows] and [rows, n] for the gradient of the weights.
     tokens_per_expert: number of rows of each expert. The numbers add up to `rows`.
     tile: fields that are None come from the menu. Without a tile, `menu.pick` selects one for the
-        mean number of rows of an expert.
+        mean number of rows of the experts that have rows.
     schedule: data_parallel or persistent.
     tf32: whether fp32 operands are multiplied in tf32.
     path: how the kernel loads the operands, as `operands` in `host.plan`.
@@ -446,7 +447,8 @@ def _checked(
 ) -> tuple[Operands, torch.Tensor]:
     """Validates the operands, and returns their storage and a new result tensor.
 
-    The storage is described as a batch of products with the mean number of rows. Raises InputError
+    The size is described as a batch of GEMMs with the mean number of rows of the experts that have
+    rows. Only the choice of the tile and its configuration depend on this mean. Raises InputError
     for incompatible operands.
     """
     if a.dim() != 2 or b.dim() not in (2, 3):

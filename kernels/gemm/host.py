@@ -58,11 +58,11 @@ _ADD_BLOCK = (32, 128)  # rows and columns per program of the kernel that adds t
 class GemmPlan(Plan):
     """One GEMM, ready to run any number of times.
 
-    A plan must not run on two streams at the same time, because all runs share one buffer for
-    partial sums.
+    A plan must not run on two streams at the same time, because all runs share the buffers of the
+    plan: the result and, with split_k and stream_k, the partial sums.
 
     config: configuration of the kernel.
-    steps: the first step multiplies. With split-k, a second step adds up the parts.
+    steps: kernels of one run. The first multiplies. With split-k, a second adds up the parts.
     """
 
     operands: Operands
@@ -114,11 +114,13 @@ def plan(
     schedule: data_parallel, split_k (tile.split_k parts), stream_k or persistent.
     out: tensor for the result; None allocates it.
     tf32: whether fp32 operands are multiplied in tf32.
-    autotune: whether, without a tile, every tile of the menu is timed, once per kind of GEMM and
-        process.
-    operands: how the kernel loads them: `pointers`, `descriptors` (TMA) or `auto`.
-    programs: grid of stream_k and persistent; None for the number of resident blocks. stream_k
-        takes at most that number, because its programs wait for each other.
+    autotune: whether, without a tile, every tile of the menu is timed and the fastest selected. The
+        tiles are timed once per process for each size, storage and schedule. With split_k, all have
+        the number of parts of the tile that `menu.pick` selects.
+    operands: how the kernel loads a and b: `pointers`, `descriptors` (TMA) or `auto`.
+    programs: number of programs of stream_k and persistent; None for the number of resident blocks.
+        stream_k takes at most the number of resident blocks, because its programs wait for each
+        other.
 
     Raises InputError for invalid operands, dtypes and tiles, and UnsupportedError for a GPU that is
     not supported or lacks the dtype.
@@ -196,7 +198,8 @@ def kernel_arguments(
     """Returns all arguments of the kernel that multiplies.
 
     a, b and c are passed as tensors (pointers) or as descriptors, which are created here once. The
-    arguments of stream-k describe an empty grid.
+    buffers of stream-k are empty here, because their sizes depend on the grid, which depends on the
+    compiled kernel.
     """
     given: dict[str, Any] = {"a": a, "b": b, "c": c}
     boxes = box_shapes(operands, config)
@@ -217,7 +220,7 @@ def _stream_k_arguments(
 
     Flags start at 0, and every run resets them to 0.
 
-    streamed: number of tiles that stream-k splits by steps.
+    streamed: number of tiles that stream-k splits by reduction steps.
     """
     return {
         "partials": out.new_empty(programs * tile.elements, dtype=torch.float32),
@@ -335,7 +338,7 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
 def stored(name: str, x: torch.Tensor) -> Matrix:
     """Returns the storage of an operand.
 
-    Raises InputError if neither its rows nor its columns are contiguous.
+    Raises InputError if neither the rows nor the columns of the operand are contiguous.
     """
     rows, cols = x.shape[-2:]
     row_stride, col_stride = x.stride()[-2:]
@@ -357,7 +360,7 @@ def stored(name: str, x: torch.Tensor) -> Matrix:
 def stored_in_rows(x: torch.Tensor) -> Matrix:
     """Returns the storage of a result.
 
-    Raises InputError unless it is row-major without overlaps.
+    Raises InputError unless the result is row-major without overlaps.
     """
     rows, cols = x.shape[-2:]
     row_stride, col_stride = x.stride()[-2:]
@@ -367,6 +370,8 @@ def stored_in_rows(x: torch.Tensor) -> Matrix:
     if x.dim() == 3:
         batches = x.shape[0]
         batch_stride = x.stride(0)
+    # The matrices of a batch do not overlap if each begins after the end of the one before, or if
+    # equal rows of all matrices lie between two rows of one matrix.
     one_after_another = batch_stride >= (rows - 1) * row_stride + cols
     interleaved = batch_stride >= cols and row_stride >= (batches - 1) * batch_stride + cols
     if not in_rows or not (batches == 1 or one_after_another or interleaved):

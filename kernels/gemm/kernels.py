@@ -1,9 +1,9 @@
 """Defines the GEMM kernels: one way to compute a tile, and three ways to assign tiles to SMs.
 
-c[m, n] = sum over k of a[m, k] · b[k, n], for `batch` independent products, summed in fp32. A
-program (one thread block) computes a tile of BLOCK_M × BLOCK_N in steps of BLOCK_K along the
-reduction, and a tile that extends past m or n takes as long as a full one (tile quantization). How
-tiles are assigned to programs determines the cliffs.
+c[m, n] = sum over k of a[m, k] · b[k, n], for each GEMM of a batch, summed in fp32. A program (one
+thread block) computes a tile of BLOCK_M × BLOCK_N in steps of BLOCK_K along the reduction. A tile
+that extends past m or n takes as long as a full tile (tile quantization). How tiles are assigned to
+programs determines where the time jumps.
 
 `lda`, `ldb` and `ldc` are leading dimensions in elements as in BLAS, row-major. A_TRANSPOSED means
 that a is stored k × m, and B_TRANSPOSED that b is stored n × k. Operands are loaded by pointers on
@@ -19,10 +19,10 @@ import triton.language as tl
 
 @triton.jit
 def known_multiple(x, ALIGN: tl.constexpr):
-    """Returns x, a known multiple of ALIGN, in a form from which the compiler infers this.
+    """Returns x, a multiple of ALIGN, in a form from which the compiler infers the multiple.
 
-    By itself, Triton detects only multiples of 16 elements. A row length that is a multiple of only
-    8 fp16 elements also allows 16-byte loads, but without this hint it would get 2-byte loads.
+    By itself, Triton detects only arguments that are multiples of 16. Rows of a multiple of 8 fp16
+    elements also allow 16-byte loads, but without this hint the compiler would use 2-byte loads.
     """
     return x // ALIGN * ALIGN
 
@@ -31,9 +31,9 @@ def known_multiple(x, ALIGN: tl.constexpr):
 def tile_position(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     """Returns the row and column of the index-th tile, in an order that reuses the L2 cache.
 
-    Tiles are taken GROUP_M rows at a time, column by column. Programs that run together then form a
-    block of GROUP_M × (programs / GROUP_M) tiles. They read far fewer different rows of a and
-    columns of b than one long row of tiles would.
+    Tiles are taken GROUP_M rows at a time, column by column. The tiles of programs that run
+    together then form a block of GROUP_M × (programs / GROUP_M) tiles. These programs read far
+    fewer different rows of a and columns of b than the programs of one long row of tiles would.
     """
     tiles_in_group = GROUP_M * tiles_n
     first_m = index // tiles_in_group * GROUP_M
@@ -104,8 +104,8 @@ def accumulate(
             )
             acc = tl.dot(a_block, b_block, acc, input_precision=PRECISION)
     else:
-        # A scalar pointer advances along the reduction. The offsets that a thread adds to it stay
-        # the same and fit 32 bits.
+        # A scalar pointer advances along the reduction. The offsets that a thread adds to this
+        # pointer stay the same and fit 32 bits.
         lda = known_multiple(lda, ALIGN_A)
         ldb = known_multiple(ldb, ALIGN_B)
         row = tile_m * BLOCK_M
@@ -116,8 +116,9 @@ def accumulate(
         k_b = k
         a += batch.to(tl.int64) * batch_stride_a
         b += batch.to(tl.int64) * batch_stride_b
-        # Rows of a and columns of b past the edge are replaced by others of the same matrix, whose
-        # results are never stored. Only the reduction needs a mask, because all its elements count.
+        # Rows of a past m and columns of b past n are replaced by other rows and columns of the
+        # same matrix, whose results are never stored. Only the reduction needs a mask, because
+        # every element past k would change the sums.
         if A_TRANSPOSED:
             rows = (row + tl.arange(0, BLOCK_M)) % known_multiple(m, ALIGN_A) - row
             a += row + lda.to(tl.int64) * first
@@ -282,7 +283,7 @@ def store_block(
 
 @triton.jit
 def halves(x):
-    """Returns the left and right halves of the columns of x. No data move between threads."""
+    """Returns the left and the right half of the columns of x. No data move between threads."""
     return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
 
 
@@ -320,10 +321,9 @@ def gemm_data_parallel(
 ):
     """Multiplies with one program per tile and part of the reduction.
 
-    Grid: (tiles · batches, SPLIT_K ≤ steps). The device holds sm_count × blocks_per_sm programs at
-        a
-    time, which is a wave. The last wave takes as long as a full one, however few tiles it has (wave
-    quantization).
+    Grid: (tiles · batches, SPLIT_K), with SPLIT_K ≤ steps. The device holds sm_count ×
+    blocks_per_sm programs at a time, which is a wave. The last wave takes as long as a full one,
+    however few tiles it has (wave quantization).
 
     With SPLIT_K > 1, SPLIT_K programs share the reduction of each tile. The additional, shorter
     programs fill a device that m × n alone cannot fill. c is then fp32 of SPLIT_K · batches × m ×
@@ -334,7 +334,7 @@ def gemm_data_parallel(
     tiles = tiles_m * tiles_n
     batch = tl.program_id(0) // tiles
     tile_m, tile_n = tile_position(tl.program_id(0) % tiles, tiles_m, tiles_n, GROUP_M)
-    # Every program has at least one step. If the compiler cannot see that, ptxas serialises
+    # Every program has at least one step. If the compiler cannot infer this, ptxas serialises
     # Hopper's matrix instructions (C7515).
     steps = tl.maximum(tl.cdiv(k, BLOCK_K), 1)
     if SPLIT_K == 1:
@@ -465,7 +465,7 @@ def gemm_persistent(
     Program p computes tiles p, p + P, p + 2P, … Waves are quantized as with one program per tile,
     but programs start only once. On Hopper, the loads of the next tile run while a tile is written.
 
-    FLATTEN: whether the loops over tiles and over steps are one loop, whose software pipeline does
+    FLATTEN: whether the loops over tiles and over steps are one loop. Its software pipeline does
         not drain between tiles: the first loads of a tile run while the previous tile is written.
     WARP_SPECIALIZE: whether loading, multiplying and writing have their own warps (Blackwell).
     """
@@ -612,23 +612,24 @@ def gemm_stream_k(
 ):
     """Multiplies with P programs, one per block slot of the device.
 
-    Programs share the steps of the last tiles evenly, and then compute whole tiles (Osama et al.,
-    "Stream-K", PPoPP 2023). This removes the cliff of a partial wave, at the cost of partial tiles
-    that one program writes and another adds up.
+    Programs divide the reduction steps of the first `streamed_tiles` tiles evenly, and then compute
+    whole tiles (Osama et al., "Stream-K", PPoPP 2023). This removes the cliff of a partial wave, at
+    the cost of partial tiles that one program writes and another adds up.
 
-    The first `streamed_tiles` tiles have streamed_tiles · steps steps, of which program p computes
-    the p-th of P shares. The owner of a tile is the program that computes its first step. A program
-    that begins inside a tile writes its partial sum to its slot of `partials` (P × BLOCK_M ×
-    BLOCK_N, fp32) and sets its flag in `ready`. It does this first, and the owner reaches the tile
-    last, so waiting is rare. The owner adds the slots of the following programs in their order, so
-    results do not change from run to run.
+    The reduction steps of the streamed tiles are cut into P consecutive ranges, and program p
+    computes range p. The owner of a tile is the program that computes the tile's first reduction
+    step. A program whose range begins inside a tile writes the partial sum of this tile to the
+    program's slot of `partials` (P × BLOCK_M × BLOCK_N, fp32), and sets the program's flag in
+    `ready`. The tile is the first in the range of this program but the last in the range of the
+    owner, so the owner rarely waits. The owner adds the slots of the following programs in the
+    order of p, so results do not change from run to run.
 
     The remaining tiles are computed whole, an equal number by every program, as in
     `gemm_persistent`.
 
     A program may wait only for programs that run. The caller ensures that all programs of a grid
-    are resident at a time. In addition, an owner waits only for programs that started before it,
-    because p counts down from the end of the grid.
+    are resident at a time. In addition, an owner waits only for programs that started before the
+    owner, because p counts down from the end of the grid.
     """
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
@@ -772,9 +773,9 @@ def gemm_stream_k(
 
 @triton.jit
 def _share_begin(p, steps, programs):
-    """Returns the first step of program p's share.
+    """Returns the first step of program p's range of the streamed steps.
 
-    Shares differ by at most one step, and the longer ones come first.
+    The ranges differ by at most one step, and the longer ranges come first.
     """
     return p * (steps // programs) + min(p, steps % programs)
 

@@ -1,4 +1,4 @@
-"""Lists the GEMM tiles for each GPU architecture, and selects one by an estimate of its clocks.
+"""Lists the GEMM tiles for each GPU architecture, and selects a tile by its estimated clock cycles.
 
 Each tile of a menu compiles for its architecture with every schedule and layout, without spills and
 within the shared memory of one block; the tests compile all of them. The sets follow Triton's
@@ -21,24 +21,28 @@ SCHEDULES = ("data_parallel", "split_k", "stream_k", "persistent")
 
 #: numbers of parts that are tried for split-k
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-#: Fixed cost of a tile in clocks: the latency from the first load to the first result, and of the
-#: write, which begins only after the last result. A global load takes 500 to 600 clocks on A100 and
-#: H100 (microbenchmarks: Luo et al. 2024), and filling the pipeline takes about two in a row.
+#: Fixed cost of a wave of tiles in clock cycles: the latency from the first load to the first
+#: result, and the latency of the write, which begins only after the last result. A global load
+#: takes 500 to 600 cycles on A100 and H100 (microbenchmarks: Luo et al. 2024), and filling the
+#: pipeline takes about two loads in a row.
 _LATENCY_CLOCKS = 1200.0
-_REGISTERS_BESIDE_SUMS = 40  # addresses and fragments beside the fp32 sums, as compiled
+# Registers per thread for addresses and fragments, beside the fp32 sums, in compiled kernels. Only
+# `estimated_blocks_per_sm` uses this number.
+_REGISTERS_BESIDE_SUMS = 40
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Properties of an architecture that the choice of a tile depends on, per SM and clock.
+    """Properties of an architecture that the choice of a tile depends on.
 
     tiles: menu for 16-bit operands whose rows begin at multiples of at least 16 bytes.
-    flops_per_clock: rate of the 16-bit tensor cores.
-    l2_bytes_per_clock: L2 bandwidth per SM if all SMs read.
+    flops_per_clock: 16-bit tensor-core operations per SM and clock cycle.
+    l2_bytes_per_clock: bytes that one SM reads from L2 per clock cycle if all SMs read.
 
     The rates come from the whitepapers of V100 2017, Turing 2018, A100 2020 (L2: 2048 bytes per
-    clock on V100, 5120 on A100), GA102 2020 and H100 2022. No L2 bandwidth is published for Hopper
-    and later, so A100's bandwidth is assumed and divided by their SM count.
+    cycle on V100, 5120 on A100), GA102 2020 and H100 2022. No L2 bandwidth is published for Hopper
+    and later, so the bandwidth of the A100 is assumed there, and divided by the SM count of a large
+    GPU of the architecture.
     """
 
     tiles: tuple[Tile, ...]
@@ -52,7 +56,7 @@ def _tiles(*sizes: tuple[int, int, int, int, int]) -> tuple[Tile, ...]:
 
 
 # Tiles for rows that do not begin at multiples of 16 bytes. Narrow loads go through registers
-# instead of straight to shared memory, so less fits, in any dtype.
+# instead of straight to shared memory, so only smaller tiles fit into the registers, in any dtype.
 _UNALIGNED = _tiles((128, 64, 32, 2, 8), (64, 64, 32, 2, 4))
 # Tiles for fp32, which does not use tensor cores.
 _SCALAR = _tiles((128, 128, 16, 3, 8), (128, 64, 16, 3, 4))
@@ -65,7 +69,7 @@ _HOPPER = _tiles(
     (128, 256, 64, 4, 8), (256, 128, 64, 4, 8), (128, 128, 64, 4, 8), (128, 128, 64, 3, 4),
     (64, 256, 64, 3, 4), (128, 64, 64, 4, 4), (64, 128, 64, 4, 4), (64, 64, 64, 4, 4),
 )  # fmt: skip
-# tcgen05 multiplies 128 rows at a time, so tiles of 64 rows use half of it.
+# tcgen05 multiplies 128 rows at a time, so a tile of 64 rows uses half of its rate.
 _BLACKWELL = tuple(tile for tile in _HOPPER if (tile.block_m, tile.block_n) != (64, 256))
 
 ARCHITECTURES: dict[int, Architecture] = {
@@ -83,7 +87,8 @@ ARCHITECTURES: dict[int, Architecture] = {
 def architecture(capability: tuple[int, int]) -> int:
     """Returns the newest architecture of the GEMM menu that a compute capability supports.
 
-    It is not newer than the capability. Older capabilities get the oldest architecture.
+    That is the newest architecture that is not newer than the capability itself, or the oldest
+    architecture if all are newer.
 
     >>> architecture((10, 3))
     100
@@ -106,14 +111,16 @@ def tiles(
         return _UNALIGNED
     fitting = ARCHITECTURES[arch].tiles
     if schedule == "stream_k" and arch < 90:
-        # If registers hold the fragments, 256 rows leave none for adding up partial tiles.
+        # Before Hopper, registers hold the fragments of the operands. A tile of 256 rows then
+        # leaves no registers for adding up partial tiles.
         fitting = tuple(tile for tile in fitting if tile.block_m <= 128)
     if dtype == "tf32" and arch >= 100:
         # Blackwell transposes tf32 with copies in shared memory, for which large tiles leave no
         # room.
         fitting = tuple(tile for tile in fitting if tile.elements <= 128 * 128)
-    # A step covers as many bytes of the reduction as with 16-bit operands. tf32 has one stage less,
-    # because its result is twice as wide and takes the place of a stage in shared memory.
+    # block_k is scaled so that a step covers as many bytes of the reduction as with 16-bit
+    # operands. tf32 has one stage less, because its result is twice as wide as a 16-bit result and
+    # takes the place of a stage in shared memory.
     element_bytes = DTYPES[dtype].element_bytes
     scaled = []
     for tile in fitting:
@@ -150,14 +157,17 @@ def pick(
 def estimated_clocks(
     gemm: Gemm, tile: Tile, schedule: str, capability: tuple[int, int], sm_count: int
 ) -> float:
-    """Estimates the clocks of a GEMM. The estimate only serves to rank the tiles of one menu.
+    """Estimates the clock cycles of a GEMM. The estimate only serves to rank the tiles of one menu.
 
-    It is a roofline for one SM (tensor cores against the L2 cache), times the waves that the
-    schedule needs.
+    The estimate is a roofline for one SM (tensor cores against the L2 cache), times the waves that
+    the schedule needs.
     """
     machine = ARCHITECTURES[architecture(capability)]
     element_bytes = DTYPES[gemm.dtype].element_bytes
     output_bytes = DTYPES[gemm.output_dtype].element_bytes
+    # Tensor cores multiply twice as many 8-bit numbers per cycle as 16-bit numbers, and half as
+    # many tf32 numbers. fp32 has 128 scalar units per SM with a multiply-add per cycle each (64 on
+    # Volta, Turing and A100).
     rate = machine.flops_per_clock * 2.0 / element_bytes
     if gemm.dtype == "fp32":
         rate = 256.0
@@ -176,19 +186,22 @@ def estimated_clocks(
     waves, rest = divmod(num_tiles, sm_count * per_sm)
     clocks = waves * (per_sm * busy + _LATENCY_CLOCKS)
     if schedule == "stream_k":
+        # The second latency is for the partial tiles, which one program writes and another reads.
         clocks += rest / sm_count * busy + 2 * _LATENCY_CLOCKS
     elif rest:
         clocks += cdiv(rest, sm_count) * busy + _LATENCY_CLOCKS
     if tile.split_k > 1:
+        # A second kernel reads the fp32 parts and writes c. Its launch and its latency are counted
+        # as two latencies.
         moved = gemm.batch * gemm.m * gemm.n * (4 * tile.split_k + output_bytes)
         clocks += moved / (sm_count * machine.l2_bytes_per_clock) + 2 * _LATENCY_CLOCKS
     return clocks
 
 
 def estimated_blocks_per_sm(tile: Tile, dtype: str, capability: tuple[int, int]) -> int:
-    """Estimates the resident blocks per SM of a menu tile, from its sums and pipeline.
+    """Estimates the resident blocks per SM of a menu tile.
 
-    The result is at least 1.
+    The estimate counts registers for the sums and shared memory for the stages. It is at least 1.
     """
     threads = 32 * (tile.num_warps or 4)
     stage_bytes = (tile.block_m + tile.block_n) * (tile.block_k or 1) * DTYPES[dtype].element_bytes
@@ -198,5 +211,5 @@ def estimated_blocks_per_sm(tile: Tile, dtype: str, capability: tuple[int, int])
         registers=min(255, tile.elements // threads + _REGISTERS_BESIDE_SUMS),
         shared_memory_bytes=(tile.stages or 2) * stage_bytes,
     )
-    # The result is 0 if the estimate does not fit, and None for an unknown device.
+    # `resident` is 0 if the estimated block does not fit, and None for an unknown device.
     return resident or 1

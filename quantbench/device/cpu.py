@@ -1,8 +1,8 @@
 """Describes one CPU core by what the operating system reports and by bounds that no core exceeds.
 
-Clock, vector units and bandwidth of a core cannot be read reliably, above all in virtual machines.
-The peaks are therefore upper bounds of any core: a time that exceeds them is impossible, but a
-share of peak has no meaning.
+Clock frequency, vector units and bandwidth of a core cannot be read reliably, above all in virtual
+machines. The peaks are therefore upper bounds of any core: a rate above a peak is impossible, but a
+fraction of a peak has no meaning. The module also reads the machine's load and clock frequency.
 """
 
 import os
@@ -16,10 +16,11 @@ from quantbench.device.spec import DeviceSpec, DeviceState
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_ASSUMED_CACHE_BYTES = 32 * 2**20
+_ASSUMED_CACHE_BYTES = 32 * 2**20  # last-level cache where the operating system reports none
 
 _HIGHEST_MHZ = 6200.0
-# Highest number of operations per cycle by dtype. A multiply-add counts as two operations.
+# Maximum number of operations per clock cycle of a core, by dtype. A multiply-add counts as two
+# operations.
 _MOST_PER_CYCLE = {"fp32": 1024, "fp16": 4096, "bf16": 4096, "int8": 8192}
 _MOST_GB_PER_S = 150.0
 _PEAK_SOURCE = (
@@ -53,7 +54,7 @@ class CpuInfo:
 def cpu_info() -> CpuInfo:
     """Reads the data of this machine's processor.
 
-    On Linux they come from /proc/cpuinfo and sysfs.
+    On Linux the name, the flags and the cache come from /proc/cpuinfo and sysfs.
     """
     import psutil
 
@@ -149,7 +150,7 @@ def cpu_slug(name: str) -> str:
 
 
 def cpu_state() -> DeviceState:
-    """Returns the machine's load, and the clock unless a virtual machine hides it."""
+    """Returns the machine's load, and its clock frequency unless a virtual machine hides it."""
     import psutil
 
     load = os.getloadavg()[0]

@@ -1,6 +1,7 @@
 """Finds out why torch cannot use the NVIDIA card of this machine, and how to fix it.
 
-What the device files, the driver and torch report is read once. Then each part is judged in turn.
+What the device files, the driver and torch report is read once. Then each of these parts, and the
+environment variables that affect torch, are judged in turn.
 """
 
 import os
@@ -29,10 +30,11 @@ class Machine:
     index: torch's number of the card; None if torch cannot use any card.
     reason: why torch cannot use a card, in torch's words; empty if it can.
     card: name of the card; empty if there is no sign of a card.
-    capability: compute capability; None if it is unknown.
+    capability: compute capability of the card; None if it is unknown.
     driver: version of the driver; None if neither NVML nor /proc/driver/nvidia states it.
     device_files: paths of the device files of cards.
-    closed_files: device files that this process cannot open. It is empty if torch can use a card.
+    closed_files: device files that this process cannot open. They are not looked for if torch can
+        use a card.
     visible, blocking: values of CUDA_VISIBLE_DEVICES and CUDA_LAUNCH_BLOCKING; None if they are not
         set.
     torch: version of torch.
@@ -160,6 +162,7 @@ def findings(machine: Machine) -> Iterator[Finding]:
 
 
 def _device_file(machine: Machine) -> Finding:
+    """Judges whether this process may open at least one of the cards' device files."""
     what = "device file"
     files = " ".join(machine.device_files) or "none"
     if machine.closed_files and machine.closed_files == machine.device_files:
@@ -169,6 +172,7 @@ def _device_file(machine: Machine) -> Finding:
 
 
 def _driver(machine: Machine) -> Finding:
+    """Judges whether there is a driver. An unknown driver is no problem if torch can use a card."""
     found = machine.driver or "unknown"
     if machine.reason and machine.driver is None:
         remedy = "NVIDIA's driver, for containers by docker run --gpus all"
@@ -226,9 +230,10 @@ def _torch(machine: Machine) -> Iterator[Finding]:
 def has_code(architectures: tuple[str, ...], capability: tuple[int, int]) -> bool:
     """Returns whether code for one of `architectures` runs on a GPU of a compute capability.
 
-    Machine code runs on the same major version and a higher minor version, and PTX runs on all
-    higher versions. With suffix f, both run on the same major version only, and with suffix a on
-    exactly the same version (CUDA C++ Programming Guide 13.0, binary and PTX compatibility).
+    Machine code runs on the same major version with the same or a higher minor version, and PTX
+    runs on the same and all higher versions. With suffix f, machine code and PTX run on the same
+    major version only, and with suffix a on exactly the same version (CUDA C++ Programming Guide
+    13.0, binary and PTX compatibility).
 
     >>> has_code(("sm_80", "sm_86"), (8, 9)), has_code(("sm_75", "sm_80"), (7, 0))
     (True, False)
@@ -250,7 +255,7 @@ def has_code(architectures: tuple[str, ...], capability: tuple[int, int]) -> boo
 
 
 def _reason(torch: Any) -> str:
-    """Returns the first sentence of torch's reason why it has no card."""
+    """Returns the first sentence of torch's reason why torch has no card."""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:

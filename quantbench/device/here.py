@@ -1,7 +1,8 @@
 """Selects the device to measure, a GPU or one CPU core, and provides its spec, state and warnings.
 
 The environment variable QUANTBENCH_DEVICE selects the device: `cpu`, `cuda` or `cuda:<number>`.
-Without it, torch's current GPU is used, or the CPU if the machine shows no NVIDIA card.
+Without this variable, torch's current GPU is used, or the CPU if the machine shows no NVIDIA card.
+The module also chooses the dtype and the attention that are measured by default.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ VARIABLE = "QUANTBENCH_DEVICE"
 _FIRST_FLASH = (7, 0)
 # Load per core above which other work visibly disturbs a pinned thread.
 _BUSY_LOAD_PER_CORE = 0.5
-# A sweep of minutes heats a card by more than this, so a card closer to its slowdown temperature
-# will reach it.
+# A sweep of minutes heats a card by more than this, so a card that is closer than this to its
+# slowdown temperature will slow down. Such a card gets a warning.
 _HOT_MARGIN_C = 8.0
 # Assumed slowdown temperature of a card that does not report it. Data-centre cards slow down
 # between 85 and 95 °C.
 _SLOWDOWN_C = 88.0
-# Clock and power settings above this share of the maximum have no visible effect.
+# A clock or a power limit that is set to at least this fraction of the card's default is not worth
+# a warning.
 _UNNOTICEABLE_SHARE = 0.99
 
 
@@ -88,8 +90,8 @@ def open_nvml() -> Nvml | Absent:
 def default_dtype(spec: DeviceSpec) -> str:
     """Returns the dtype to measure by default.
 
-    It is bf16 if the device has a higher peak for it than for fp32. Otherwise it is fp16 on a GPU
-    and fp32 on a CPU.
+    The default is bf16 if the device has a higher peak in bf16 than in fp32. Otherwise it is fp16
+    on a GPU and fp32 on a CPU.
     """
     bf16_tflops = spec.peak("bf16")
     if bf16_tflops is not None and bf16_tflops > (spec.peak("fp32") or 0):
@@ -100,7 +102,7 @@ def default_dtype(spec: DeviceSpec) -> str:
 def default_attention(spec: DeviceSpec) -> str:
     """Returns the implementation of attention to measure by default, `flash` or `unfused`.
 
-    It is `flash`, which is one fused kernel, if torch has such a kernel for the device.
+    The default is `flash`, which is one fused kernel, if torch has a fused kernel for the device.
     FlashAttention and cuDNN's kernel need sm_80, but torch's memory-efficient kernel also runs on
     V100 and T4. torch has a fused kernel for CPUs too.
     """
@@ -111,7 +113,7 @@ def default_attention(spec: DeviceSpec) -> str:
 def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Absent) -> Properties:
     """Reads a GPU's properties from torch and NVML.
 
-    Fields that neither of them reports are None.
+    Fields that neither torch nor NVML reports are None.
 
     properties: torch's properties of the GPU.
     """
@@ -132,7 +134,7 @@ def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Abs
 
 
 def inspect_machine() -> Machine | None:
-    """Reads what the machine and torch report about its NVIDIA card.
+    """Reads what the machine and torch report about the machine's NVIDIA card.
 
     Returns None if QUANTBENCH_DEVICE selects the CPU.
 
@@ -217,6 +219,7 @@ def warnings_for(
 
 
 def _state_warnings(state: DeviceState, limits: Limits) -> Iterator[str]:
+    """Yields a message for each disturbance by the current state of a GPU."""
     if state.other_processes:
         yield (
             f"Other processes compute on this GPU ({state.other_processes}): their work lands in "
@@ -234,6 +237,7 @@ def _state_warnings(state: DeviceState, limits: Limits) -> Iterator[str]:
 
 
 def _setting_warnings(spec: DeviceSpec, limits: Limits) -> Iterator[str]:
+    """Yields a message for each setting that disturbs timings, and for estimated peaks."""
     set_mhz = limits.application_sm_mhz
     default_mhz = limits.default_application_sm_mhz
     if set_mhz and default_mhz and set_mhz < _UNNOTICEABLE_SHARE * default_mhz:

@@ -1,8 +1,8 @@
 """Derives the hardware constants of a GPU from the properties that it reports.
 
 A GPU gets the constants of a registered card only if name, compute capability, SM count and memory
-size agree. A part of a card, such as a MIG slice, gets its share of the peaks, and the constants of
-an unknown card are estimated from its architecture.
+size agree. If only the SM count or the memory differs, as for a MIG slice, the card's constants are
+scaled. The constants of an unknown card are estimated from its architecture.
 """
 
 import re
@@ -12,8 +12,8 @@ from quantbench.device.registry import Architecture, architectures, entries
 from quantbench.device.spec import DeviceSpec, sm_name
 from quantbench.errors import UnsupportedError
 
-# Range of the reported memory over the nominal memory of a card. ECC on GDDR6 takes 6 % of it, and
-# the driver up to 3 %.
+# Range of the ratio of reported to nominal memory within which a card counts as whole. ECC on GDDR6
+# takes 6 % of the nominal memory, and the driver up to 3 %.
 _LEAST_MEMORY = 0.88
 _MOST_MEMORY = 1.01
 # Lowest compute capability of an unknown card. The registry has no rates of older architectures.
@@ -78,7 +78,7 @@ def match(properties: Properties) -> DeviceSpec:
 
 
 def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec:
-    """Returns a spec with the reported maximum clock, if it exceeds the registered clock.
+    """Returns the spec, with the reported maximum SM clock if that exceeds the registered one.
 
     Cards of one name can differ, such as GeForce cards of several board partners.
     """
@@ -93,12 +93,12 @@ def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec
 def _part_of(card: DeviceSpec, properties: Properties, *, is_mig: bool) -> DeviceSpec:
     """Returns the spec of a part of a registered card.
 
-    The peaks are scaled by the part's share of the SMs. On a MIG slice, the bandwidth, and the L2
-    cache if it is not reported, are scaled by the share of the memory.
+    The peaks are scaled by the part's fraction of the card's SMs. On a MIG slice, the bandwidth is
+    scaled by the fraction of the card's memory, and so is the L2 cache if its size is not reported.
     """
     # A MIG slice has eighths of the card's memory channels and cache banks (NVIDIA MIG User Guide),
-    # and reports slightly less than its share of the memory. Other variants use all channels and
-    # banks.
+    # and reports slightly less memory than these eighths. Other variants of a card use all channels
+    # and banks.
     memory_share = 1.0
     if is_mig:
         eighths = max(1, round(8 * properties.memory_bytes / card.memory_bytes))
@@ -188,6 +188,12 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
 
 
 def _nearest_architecture(capability: tuple[int, int]) -> tuple[Architecture, str]:
+    """Returns the architecture that stands for a compute capability, and a remark for its source.
+
+    A capability without an entry in the registry gets the architecture with the highest fp16 rate
+    among those of the same major version, or among all if there is none. The remark, which is
+    empty otherwise, says so.
+    """
     known = [one for name, one in architectures().items() if name.startswith("sm_")]
     for one in known:
         if one.compute_capability == capability:

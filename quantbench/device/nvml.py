@@ -1,7 +1,8 @@
 """Reads a GPU's state and limits from NVML.
 
-If a query fails, its value is None and a note states the reason. Bit values and names follow nvml.h
-(NVIDIA Management Library API Reference, driver 580).
+If a query fails, its value is None and a note states the reason. Processes on the GPU that are not
+quantbench's are counted. Bit values and names follow nvml.h (NVIDIA Management Library API
+Reference, driver 580).
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Limits:
     """Current limits and settings of a GPU. Values that NVML does not report are None.
 
     application_sm_mhz: SM clock set for applications.
-    default_application_sm_mhz: default of this clock, which often is below the highest clock (V100:
-        1312 of 1530 MHz).
+    default_application_sm_mhz: default of application_sm_mhz, which often is below the maximum SM
+        clock (V100: 1312 of 1530 MHz).
     slowdown_c: temperature in °C at which the hardware slows down.
     exclusive: whether only one process may use the card (compute mode EXCLUSIVE_PROCESS).
     note: names of the missing values, with the reasons.
@@ -77,7 +78,8 @@ class Limits:
 def _own_pids() -> frozenset[int]:
     """Returns the ids of this process, its descendants and its ancestors.
 
-    The ancestors include the main process of a sweep, which starts the worker.
+    If this process is the worker of a sweep, the ancestors include the main process, which started
+    the worker.
     """
     import psutil
 
@@ -235,6 +237,7 @@ class Nvml:
         *arguments: Any,
         kind: Callable[[Any], Any] = float,
     ) -> Any:
+        """Calls an NVML function for this GPU as `_ask` does, and returns a converted number."""
         # nvmlDeviceIsMigDeviceHandle returns a ctypes object in place of a number in nvidia-ml-py
         # 12.535 to 13.615.
         return self._ask(
@@ -251,6 +254,7 @@ class Nvml:
         return None if milliwatts is None else milliwatts / 1000
 
     def _reasons(self, notes: list[str]) -> tuple[str, ...]:
+        """Returns the names of the active clock event reasons; () if they are unknown."""
         # The function was renamed in driver 535. Older libraries have only the old name.
         mask = self._ask([], "", "nvmlDeviceGetCurrentClocksEventReasons", self._handle)
         if mask is None:
@@ -260,6 +264,7 @@ class Nvml:
         return () if mask is None else decode_reasons(mask)
 
     def _other_processes(self, notes: list[str]) -> int | None:
+        """Returns the number of compute processes that are not quantbench's; None if unknown."""
         function = "nvmlDeviceGetComputeRunningProcesses"
         running = self._ask(notes, "process list", function, self._processes_handle)
         if running is None:
@@ -267,7 +272,7 @@ class Nvml:
         pids = {int(process.pid) for process in running}
         if pids <= {os.getpid()}:  # the usual case needs no walk of the process tree (milliseconds)
             return 0
-        # The judgement is cached, because this runs about 50 times a second during sampling.
+        # The judgement is cached, because this method runs about 50 times a second during sampling.
         if pids != self._judged[0]:
             self._judged = (pids, *self._judge(pids))
         _, others, note = self._judged

@@ -1,4 +1,7 @@
-"""Reads the registry of known GPUs from registry.toml and looks GPUs up by name."""
+"""Reads the registry of known GPUs from registry.toml and looks GPUs up by name.
+
+The registry also holds the constants of each architecture and the sources of all constants.
+"""
 
 import re
 import tomllib
@@ -60,8 +63,9 @@ class Entry:
 def lookup(name: str) -> DeviceSpec:
     """Returns the spec of a registered GPU.
 
-    Among variants of one model, SXM modules are preferred to PCIe cards. Among equal variants, the
-    first in the file is returned, which has the most public measurements.
+    Among variants of one model, SXM modules are preferred to PCIe cards. Of several SXM modules, or
+    of several cards without one, the first in the file is returned, because the file begins with
+    the variants of which there are more public measurements.
 
     name: slug, name that CUDA reports, or words of a slug that identify one model (`h100`,
         `a100-40gb`, `A100 PCIe 80G`).
@@ -104,9 +108,9 @@ def _parts(slug: str) -> set[str]:
 
 
 def same_chip(slug: str) -> tuple[str, ...]:
-    """Returns a slug, and the slugs of cards that have the same chip and form factor.
+    """Returns a slug, and the slugs of other cards with the same chip and form factor.
 
-    The memory of these cards may differ.
+    The size and the bandwidth of the memory of these cards may differ.
 
     >>> same_chip("v100-sxm2-32gb"), same_chip("h100-pcie-80gb")
     (('v100-sxm2-32gb', 'v100-sxm2-16gb'), ('h100-pcie-80gb',))
@@ -117,6 +121,7 @@ def same_chip(slug: str) -> tuple[str, ...]:
 
 
 def _chip(spec: DeviceSpec) -> tuple[object, ...]:
+    """Returns the properties in which cards of the same chip and form factor agree."""
     form = [part for part in spec.name.split("-") if not _MEMORY_SIZE.match(part)]
     return form, spec.sm_count, spec.sm_clock_mhz, spec.l2_bytes, dict(spec.peak_tflops)
 
@@ -166,6 +171,10 @@ def _data() -> dict[str, Any]:
 
 
 def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entry:
+    """Builds the entry of one GPU from its table in the file.
+
+    documents: title of each cited document, by its key.
+    """
     architecture = architectures()[values["architecture"]]
     amd = architecture.name.startswith("gfx")
     cited = values["source"] if amd else {"compute_capability": "cuda", **values["source"]}

@@ -1,7 +1,8 @@
 """Defines the hardware constants of a device and its state.
 
 Tiles, waves and rooflines follow from the constants. The state is what changes between
-measurements, such as clocks and temperature.
+measurements, such as SM clock and temperature. The margins beyond which a measured rate is
+impossible are here too.
 """
 
 import re
@@ -27,22 +28,23 @@ _GFX = {(9, 0): "gfx90a", (9, 4): "gfx942", (9, 5): "gfx950"}
 # Pattern of a device's name, which is used for folders and files.
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PEAK_TFLOPS_RANGE = (0.001, 50_000)
-# Maps formats to the format with the same peak, from which they differ only in their scales
+# Maps formats to the format with the same peak, which differs only in its scales
 # (NVIDIA, libcu++ 2026, tcgen05.mma: mxf4nvf4).
 _SAME_PEAK = {"fp8_block": "fp8", "mxfp8": "fp8", "mxfp4": "nvfp4"}
-# Lowest capability with scales per 32 elements in the matrix cores: gfx950 (9, 5) of AMD. NVIDIA's
-# first is sm_100 (10, 0), after sm_90.
+# Lowest capability whose tensor or matrix cores apply a scale per 32 elements. On AMD it is gfx950
+# (9, 5). On NVIDIA it is sm_100 (10, 0), which this bound separates from sm_90 too.
 _FIRST_MX = (9, 5)
 
 #: Kinds of devices. Times of AMD GPUs (rocm) are predicted and imported, not measured.
 DEVICE_KINDS = ("cuda", "rocm", "cpu")
 #: A measured rate may exceed the peak by this factor; higher rates are impossible. The margin
 #: allows for rounded peaks in data sheets (H200: 4.8 TB/s are printed, and 3201 MHz × 2 × 6144 bits
-#: make 4.92) and for clocks, which are read to about 1 %.
+#: make 4.92 TB/s) and for clock frequencies, which are read to about 1 %.
 PEAK_MARGIN = 1.05
-#: No cache is faster than memory by this factor. A core's first-level cache moves up to 192 bytes
-#: per cycle (two loads and a store of 512 bits), which is 700 GB/s at 3.7 GHz and 35 times one
-#: core's 20 GB/s. The L1 caches of an H100 together move 33 TB/s, which is 10 times.
+#: No cache is faster than memory by this factor, so a higher rate of the minimum traffic is
+#: impossible. A core's first-level cache moves up to 192 bytes per cycle (two loads and a store of
+#: 512 bits), which is 700 GB/s at 3.7 GHz and 35 times one core's 20 GB/s from memory. The L1
+#: caches of an H100 together move 33 TB/s, which is 10 times the rate of its memory.
 CACHE_OVER_MEMORY = 100
 
 
@@ -67,13 +69,13 @@ class DeviceSpec:
         name such as `peak_tflops.bf16`.
     registered: False for a spec that was derived from the properties the device reports.
     smem_per_block_bytes: opt-in maximum of shared memory per block; 0 if it is unknown.
-    max_sm_clock_mhz: maximum clock; 0 means sm_clock_mhz. Many cards run above sm_clock_mhz (H100
-        SXM states its peaks at 1830 MHz and runs at up to 1980 MHz), so their rates can exceed
-        peak_tflops. See `ceiling`.
-    peak_clock_mhz: clock at which a peak is stated, by dtype, if it is not sm_clock_mhz.
+    max_sm_clock_mhz: maximum SM clock; 0 means sm_clock_mhz. Many cards run above sm_clock_mhz
+        (H100 SXM states its peaks at 1830 MHz and runs at up to 1980 MHz), so their rates can
+        exceed peak_tflops. See `ceiling`.
+    peak_clock_mhz: SM clock at which a peak is stated, by dtype, if it is not sm_clock_mhz.
     compute_capability: (major, minor). On a rocm device it is the version of the GFX IP, as HIP
         reports it (9.4 for gfx942). It is None on a CPU.
-    board_power_w: highest power that the card draws in W; 0 if it is unknown.
+    board_power_w: maximum power that the card draws in W; 0 if this power is unknown.
     """
 
     name: str
@@ -139,11 +141,12 @@ class DeviceSpec:
         return _SAME_PEAK.get(dtype, dtype)
 
     def ceiling(self, dtype: str, clock_mhz: float | None = None) -> float | None:
-        """Returns the stated peak in TFLOP/s, scaled to a clock, or None if it is unknown.
+        """Returns the peak in TFLOP/s at an SM clock, or None if the peak is unknown.
 
-        A rate above the ceiling cannot be a valid measurement.
+        A measured rate above `PEAK_MARGIN` times this ceiling is impossible.
 
-        clock_mhz: clock in MHz; None for the maximum clock.
+        clock_mhz: SM clock in MHz. None stands for the maximum SM clock, or for the clock at which
+            the peak is stated if that is higher.
         """
         peak = self.peak(dtype)
         if peak is None:
@@ -160,7 +163,7 @@ class DeviceSpec:
     def architecture(self) -> str:
         """Name of the architecture, such as `sm_80`, or the LLVM target, such as `gfx942`.
 
-        It is the device's kind if the architecture is unknown.
+        On a CPU it is the kind, `cpu`.
         """
         if self.compute_capability is None:
             return self.kind
@@ -188,6 +191,7 @@ class DeviceState:
     other_processes: number of compute processes that are not quantbench's.
     note: why values are unknown ("NVML is not installed").
     load_per_core: load average of the last minute per logical core (CPU only).
+    shared: marks states for `store.typed`, which decodes equal states to one object.
     """
 
     shared = True

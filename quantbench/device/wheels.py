@@ -1,7 +1,8 @@
-"""Chooses the versions of torch and Triton that fit a machine's driver and GPU.
+"""Chooses the versions of torch and Triton that fit a machine's driver and GPU, and installs them.
 
 The module uses only the standard library and nothing of this package, because `make install` runs
-this file before anything is installed.
+this file before anything is installed. It also states the command that repairs an environment whose
+torch does not fit.
 """
 
 import argparse
@@ -83,7 +84,8 @@ class Choice:
     requirements: requirements for pip; empty if no torch works on the machine.
     index: package index that is searched for torch first; None for pip's default index.
     reason: one clause that says what was found on the machine and what follows from it.
-    command: command that repairs an environment with another torch, or advice if no torch works.
+    command: command that repairs an environment whose torch does not fit, or advice if no torch
+        works.
     """
 
     name: str
@@ -97,8 +99,8 @@ def choose(driver: str | None, capability: Capability | None) -> Choice:
     """Returns the torch and Triton for a machine.
 
     driver: version of NVIDIA's driver, such as 535.183.01; None if there is none.
-    capability: compute capability, such as (8, 0). If it is None, which means unknown, the first
-        entry that works with the driver applies.
+    capability: compute capability, such as (8, 0). None means unknown; the first entry of TABLE
+        that works with the driver then applies.
     """
     if driver is None:
         return _chosen("cpu", CPU_REQUIREMENTS, CPU_INDEX, "no NVIDIA driver, so the CPU build")
@@ -172,6 +174,7 @@ def install_line(driver: str | None, capability: Capability | None) -> str:
 
 
 def _chosen(name: str, requirements: tuple[str, ...], index: str | None, reason: str) -> Choice:
+    """Returns the choice with the command that installs its requirements."""
     # pip keeps an installed torch of the right version even if it was built for another CUDA, so
     # torch is uninstalled first.
     command = "pip uninstall --yes torch triton && pip install"
@@ -183,9 +186,9 @@ def _chosen(name: str, requirements: tuple[str, ...], index: str | None, reason:
 
 
 def by_name(name: str) -> Choice:
-    """Returns the choice with a name, without a look at the machine.
+    """Returns the choice with a name of TABLE, whatever the machine.
 
-    An unknown name stands for "cpu".
+    Any other name stands for "cpu".
     """
     reason = f"the line {name} was asked for"
     for wheels in TABLE:
@@ -219,6 +222,7 @@ def install(choice: Choice, arguments: list[str], python: str = sys.executable) 
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line of this file. Returns the exit code."""
     parser = argparse.ArgumentParser(
         description="Installs the torch and triton that fit this machine.",
         epilog="Further arguments go to pip install.",

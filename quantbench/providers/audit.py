@@ -1,8 +1,9 @@
-"""Checks the results of a task before, while and after it is timed.
+"""Checks the results of a task before and after it is timed, and changes its inputs in between.
 
 The inputs change between samples and the outputs are overwritten before a check, so a result that
-was kept from an earlier run is found. A provider runs in the process of the harness and could
-change the harness itself, which no check finds.
+was kept from an earlier run is found. The form and the memory of inputs and outputs are checked
+too. A provider runs in the process of the harness and could change the harness itself, which no
+check finds.
 """
 
 from __future__ import annotations
@@ -28,22 +29,23 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.providers.base import Provider, Task
 
-# A change of an operand moves the result by this many times the tolerance. The relative change of
-# the result is √(2 · share of changed elements).
+# A change of an operand moves the result by this many times the tolerance. The number of changed
+# elements follows from this ratio, because the relative change of the result is √(2 · fraction of
+# changed elements).
 _CHANGE_OVER_TOLERANCE = 4.0
 # Number of changes of an operand for which distinct positions are drawn. Each change takes a random
 # stretch of these positions.
 _CHANGES_DRAWN = 16
-# Most changed rows of attention that the check recomputes. Several are needed, because a change
-# shows less in some rows.
+# Maximum number of changed rows of attention that the check recomputes. Several are needed, because
+# a change moves the result less in some rows.
 _MUST_SEE = 16
-# Integer type that holds the bits of an element, by the size of the element in bytes. With it, the
-# same kernels serve all formats.
+# Integer type that holds the bits of an element, by the size of the element in bytes. Elements are
+# changed as integers, so that the same kernels serve all formats.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-# Number of rotated copies that are checked. A provider that is wrong in half of the copies is
-# missed once in 256 times.
+# Number of checked copies, out of the copies of the task that the samples run in turn. A provider
+# that is wrong in half of the copies is missed once in 256 times.
 _COPIES_CHECKED = 8
-# Time for which the stream is held, in GPU clock cycles (about 5 ms).
+# SM clock cycles for which the stream is held before the outputs are poisoned (about 5 ms).
 _HOLD_CYCLES = 10_000_000
 
 
@@ -145,7 +147,8 @@ class Audit:
     def before_sample(self) -> None:
         """Changes random elements of the operands before each timed sample.
 
-        The changes are queued on the stream of the samples.
+        The operands of the first task and of one random copy change. The changes are queued on the
+        stream of the samples.
         """
         for watched in self._watched[:1]:
             watched.change(self._random)
@@ -193,8 +196,8 @@ class _Watched:
     A row is a row of a, a column of b, or the last dimension of any other operand.
 
     _changes: changes between the samples, by the number of the input.
-    _prints: a random vector and its dot product with each row, by the number of the input. They
-        show whether anything else has changed the input.
+    _prints: a random vector and its dot product with each row, by the number of the input. The dot
+        products show whether anything but `_changes` has changed the input.
     """
 
     def __init__(self, who: str, workload: Workload, task: Task) -> None:
@@ -228,7 +231,7 @@ class _Watched:
     def refill(self, inputs: Inputs) -> None:
         """Writes new numbers into the inputs that may change once the task has run.
 
-        These are all inputs, or only the gradient in the backward pass.
+        In the backward pass this is only the gradient; otherwise it is all inputs.
         """
         for number in self._refilled:
             inputs.fill(self._inputs[number])
@@ -262,9 +265,9 @@ class _Watched:
         _require_alike(who, "output", outputs, output_templates(self._workload), strides=strides)
         _require_apart(who, self._inputs, outputs)
         if self.on_cuda:
-            # The outputs are copied at once and in the order of this stream, without waiting for
-            # anything that another stream has yet to write. If there is no memory for copies, the
-            # outputs themselves are read, a little later.
+            # The outputs are copied at once and in the order of this stream, so that nothing that
+            # another stream has yet to write is waited for. If there is no memory for copies, the
+            # checks read the outputs themselves, a little later.
             with suppress(torch.OutOfMemoryError):
                 outputs = tuple(output.detach().clone() for output in outputs)
         must_see: list[tuple[int, ...]] = []
@@ -276,6 +279,7 @@ class _Watched:
         )
         for number, (vector, remembered) in self._prints.items():
             as_written = number not in self._changes or self._changes[number].undo()
+            # The same sums are taken twice. 1e-5 allows for fp32 sums in another order.
             found = self._print(number, vector)
             same = bool(((found - remembered).abs() <= 1e-5 * remembered.abs().max()).all())
             if not (as_written and same):
@@ -325,9 +329,9 @@ class _Changes:
     count: number of elements that one change replaces.
     inputs: source of the positions and of the new numbers.
 
-    _positions: distinct places in the operand's memory, in random order (positions,).
+    _positions: distinct indices into the operand's memory, in random order (positions,).
     _numbers: the new numbers, as bits (positions,).
-    _first: the operand's original numbers at these places, as bits (positions,).
+    _first: the operand's original numbers at these positions, as bits (positions,).
     _made: for each change, the index of its first position and of its first number.
     """
 
@@ -360,7 +364,8 @@ class _Changes:
     def undo(self) -> bool:
         """Writes the original numbers back.
 
-        Returns whether the changed places still held the numbers that the changes had written.
+        Returns whether the operand still held, at all positions, the numbers that the harness had
+        written there.
         """
         expected = self._first.clone()
         for low, new in self._made:
@@ -393,8 +398,8 @@ def _require_alike(
 ) -> None:
     """Raises MeasurementError unless the tensors have the expected shapes, dtypes and strides.
 
-    strides: whether the strides must be those of `expected`. If not, the elements of a tensor must
-        only not overlap.
+    strides: whether the strides must equal those of the tensors in `expected`. If False, the
+        elements of a tensor may have any strides with which no two of them share memory.
     """
     if len(tensors) != len(expected):
         raise MeasurementError(who, f"{len(tensors)} {what}s", f"{len(expected)}")

@@ -33,14 +33,15 @@ class Tolerance:
 class Task(Protocol):
     """One workload with allocated inputs and outputs, ready to run any number of times.
 
-    Memory is allocated when the task is created, so that `run` only launches: it does not allocate,
-    synchronise or execute Python beyond the call. A task may be captured into a CUDA graph, on a
+    The task is created with all its inputs in memory, so that `run` only launches: it does not
+    synchronise, take new memory from the device, or execute Python beyond the call. The first `run`
+    on a stream may do so, to prepare later runs. A task may be captured into a CUDA graph, on a
     stream on which `run` has been called before.
 
     The harness may write new numbers into `inputs` between any two runs. A task must compute
-    nothing from the inputs before the run that uses it. There is one exception: the task of a
-    backward pass may keep the forward pass of its first run, because afterwards only the gradient
-    changes, which is the last input.
+    nothing from the inputs before the run that uses the result. There is one exception: the task of
+    a backward pass may keep the results of the forward pass of its first run, because afterwards
+    only the last input changes, which is the gradient.
 
     If the operation of a library cannot write into given tensors, `run` drops the last results and
     takes new ones, which the caching allocator puts into the same memory. In this case `outputs` is
@@ -68,7 +69,7 @@ class Task(Protocol):
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Returns the tensors that `run` writes.
 
-        They hold the results of the last run once the device is synchronised.
+        The tensors hold the results of the last run once the device is synchronised.
         """
 
     def launch(self) -> Launch | None:

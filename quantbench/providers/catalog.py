@@ -1,7 +1,7 @@
 """Lists the providers by id, and creates a provider from its id.
 
-The name of a library stands for the variants that a sweep measures by default,
-`triton.persistent@128x256x64` is a Triton kernel of quantbench with this tile, and
+The name of a library stands for the variants that a sweep measures by default. The id
+`triton.persistent@128x256x64` is a Triton kernel of quantbench with this tile, and the id
 `package.module:Class` is a user's own provider. torch or triton is imported only when a provider is
 created.
 """
@@ -93,9 +93,9 @@ def _split(provider_id: str) -> tuple[str, Tile | None]:
 def gemm_tiles(
     provider_ids: Sequence[str], declared: Mapping[str, Tile]
 ) -> tuple[Tile | None, ...]:
-    """Returns the distinct tiles that the ids state for GEMMs.
+    """Returns the distinct tiles that the ids state for GEMMs and grouped GEMMs.
 
-    None stands for ids that state no tile.
+    None in the result stands for the ids that state no tile.
 
     declared: tiles of user-defined providers, from `declared_tiles`.
     """

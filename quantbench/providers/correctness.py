@@ -1,7 +1,9 @@
-"""Computes the error of a result from its inputs and outputs, at a small share of its cost.
+"""Computes the error of a result from its inputs and outputs, at a fraction of the result's cost.
 
-The error of a whole output is ‖out − ref‖ / ‖ref‖, which must be at most the tolerance. The error
-of each row must be at most 3.2 times the tolerance.
+The error of a whole output is ‖out − ref‖ / ‖ref‖, which must be at most the tolerance; where the
+terms of the reference cancel, the norm before they cancel replaces ‖ref‖. The error of each row
+must be at most 3.2 times the tolerance. The module also holds the tolerances, and references for
+each workload that share no code with quantbench's kernels.
 """
 
 from __future__ import annotations
@@ -17,18 +19,20 @@ from quantbench.errors import InputError, MeasurementError
 from quantbench.providers.base import Tolerance
 from quantbench.workload import Attention, Gemm, GroupedGemm, Permute, Softmax, Workload
 
-_VECTORS = 8
-#: allowed error of a row over the tolerance; P(χ²(8) > 8 · 3.2²) = 2e-14, so fewer than one in 10¹³
-#: correct rows fails
+_VECTORS = 8  # random vectors on each side of a GEMM in `_freivalds`
+#: Ratio of a row's largest allowed error to the tolerance. `_freivalds` estimates the error of a
+#: row, and P(χ²(8) > 8 · 3.2²) = 2e-14, so fewer than one in 10¹³ correct rows fails.
 _ROW_FACTOR = 3.2
+#: Attention is checked in one row of every stretch of this many rows.
 TILE = 64
 
-# Number of elements that are converted at once: as many as fit into the cache of a core, and enough
-# to keep a GPU busy (128 MiB in float64).
+# Number of elements that are converted at once. On a CPU they fit into the cache of a core, and on
+# CUDA they keep a GPU busy (128 MiB in float64).
 _CHUNK_ELEMENTS = {"cpu": 2**17, "cuda": 2**24}
 # Largest number of query-key pairs for which attention is recomputed in full.
 _WHOLE_PAIRS = 2**21
 
+# Tolerances of GEMMs, sums of permutations, softmax and attention, each with its reason, by dtype.
 _GEMM = {
     "fp16": (
         1e-3,
@@ -198,7 +202,7 @@ def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tenso
 
 
 def _relative(error: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """Returns √(error / norm), which is 0 if both are 0 and NaN if either is NaN."""
+    """Returns √(error / norm), which is 0 if the error is 0, and NaN if either is NaN."""
     return torch.where(error == 0, norm.isnan() * norm, error / norm).sqrt()
 
 
@@ -219,7 +223,7 @@ def fast_format() -> torch.dtype:
 def _precision(workload: Workload) -> torch.dtype:
     """Returns the dtype in which a check sums up.
 
-    It is fp32 if the tolerance is 1e-3 or more, else float64.
+    The dtype is that of `fast_format` if the tolerance is 1e-3 or more, else float64.
     """
     return fast_format() if tolerance(workload).relative_norm >= 1e-3 else torch.float64
 
@@ -236,7 +240,7 @@ def row_chunks(matrices: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         yield part, matrices[:, part]
 
 
-# --- products -------------------------------------------------------------------------------------
+# --- GEMMs and permutations -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -280,7 +284,7 @@ def project(
         turned = project(matrices.mT, compute, right.mT, left.mT, square=square)
         return Projections(turned.right.mT, turned.left.mT, turned.square)
     lefts = left.new_zeros(group, left.shape[1], cols)
-    # A product with few rows is faster than a product with few columns.
+    # A GEMM whose result has few rows is faster than one whose result has few columns.
     right_rows = right.mT.contiguous()
     rights = []
     squares = [left.new_zeros(())]
@@ -308,7 +312,8 @@ def _product(
     matrices = [*inputs, c]
     if c.dim() == 2:
         matrices = [matrix[None] for matrix in matrices]
-    # Number of matrices that are checked together, such that a chunk holds 64 rows of each.
+    # Number of matrices of the batch that are checked together, such that a chunk of elements
+    # holds 64 rows of each matrix.
     longest = max(work.m, work.n, work.k)
     together = max(1, _CHUNK_ELEMENTS[c.device.type] // (64 * longest))
     chunks = zip(*(matrix.split(together) for matrix in matrices), strict=True)
@@ -374,15 +379,16 @@ def _freivalds(
     costs O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 if the tolerance is 1e-3 or
     more, else in float64 (fp32 and int8 GEMMs).
 
-    If the error of a row is e, each residual is normal with standard deviation ‖e‖, so the mean
-    square over 8 vectors is ‖e‖² · χ²(8) / 8. A correct row fails with probability 2e-14. A row or
-    column whose error is over 32 times the tolerance passes with probability 1e-7, and one whose
-    error is over 13 times the tolerance passes with probability 1e-4. Errors in many rows or
-    columns add up: an error over 1.5 times the tolerance in the whole output is found, and so is a
-    tile of 128×128 that was left out of a 16384×16384 product.
+    If the error of a row is the vector e, the residual of each random vector is normal with
+    standard deviation ‖e‖, so the mean square over 8 vectors is ‖e‖² · χ²(8) / 8. A correct row
+    fails with probability 2e-14. A row or column whose error is over 32 times the tolerance passes
+    with probability 1e-7, and one whose error is over 13 times the tolerance passes with
+    probability 1e-4. Errors in many rows or columns add up: an error over 1.5 times the tolerance
+    in the whole output is found, and so is a tile of 128×128 that was left out of a result of
+    16384×16384.
 
-    Errors are relative to the expected norm of a·b for random a and b, or to the norm of c through
-    the same vectors if that is larger.
+    Errors are relative to the norm that a·b is expected to have for random a and b of the measured
+    norms, or to the norm of c as estimated by the same vectors, whichever is larger.
 
     a, b, c: matrices (group, m, k), (group, k, n) and (group, m, n).
     compute: dtype of the sums.
@@ -495,12 +501,12 @@ def _attention(
     generator: torch.Generator,
     must_see: Sequence[tuple[int, ...]],
 ) -> list[Rows]:
-    """Checks one random query row of every TILE rows of every head, which it recomputes in full.
+    """Checks one random query row of every TILE rows of every head by computing it in full.
 
     If the problem is small, all rows are checked. In the backward pass the same rows of the
-    gradient of q are checked, and as many rows of the gradients of k and v. A wrong block of TILE
-    aligned rows is always found. Errors in a share s of the rows are missed with probability (1 −
-    s)^(rows checked).
+    gradient of q are checked, and one random row of every TILE rows of the gradients of k and v. A
+    wrong block of TILE aligned rows is always found. Errors in a fraction s of the rows are missed
+    with probability (1 − s)^(number of rows checked).
 
     must_see: (sample, head, row) of queries that must be checked.
     """
@@ -604,8 +610,8 @@ def _attention_gradients(
         dp = do @ v.T
         delta = (p * dp).sum(-1, keepdim=True)
         ds = p * (dp - delta) * scale
-        # dp is small by chance where its terms cancel, as in the first causal rows. Its rounding
-        # error is not small there.
+        # Where the terms of dp cancel, as in the first causal rows, dp is small but its rounding
+        # error is not. The norm of dp is therefore at least that of its terms.
         dp_square = torch.maximum(dp.square_(), do.square() @ v_square.T)
         size = p.square() * (dp_square + delta.square_()) * scale**2
         picked = queries[(queries >= part[0]) & (queries <= part[-1])]

@@ -1,7 +1,7 @@
-"""Identifies the kernel that a workload ran, with torch.profiler.
+"""Identifies the kernel that a workload ran, with torch.profiler, and the tile of this kernel.
 
-Also lists the installed software versions. Each point is profiled once, in a process that times
-nothing.
+Each point is profiled once, in a process that times nothing. The kernel's name and grid determine
+its tile and split-k. The module also lists the versions of the installed software.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def identify(
 ) -> Launch | None:
     """Returns the launch of the kernel that does the work of `run` (see `launch_of`).
 
-    Returns None on a CPU, where nothing is profiled, and if the profiler saw no kernel. It must be
-    called after all timing, because CUPTI adds to the cost of every launch once the profiler has
-    been active in a process.
+    Returns None on a CPU, where nothing is profiled, and if the profiler saw no kernel. This
+    function must be called after all timing, because CUPTI adds to the cost of every launch once
+    the profiler has been active in a process.
 
     trace: function that runs its argument once under a profiler and returns the events of the trace
         (torch's profiler by default).
@@ -75,9 +75,9 @@ def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    # Later versions of torch detach CUPTI after each profile. This is slow if there are many
-    # profiles, and it is a race if the next one starts soon after (pytorch/kineto pull requests
-    # 1264 and 1554).
+    # Later versions of torch detach CUPTI after each profile unless this variable is 0. Detaching
+    # is slow if there are many profiles, and it is a race if the next profile starts soon after
+    # (pytorch/kineto pull requests 1264 and 1554).
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
     run()
     torch.cuda.synchronize()
@@ -135,8 +135,8 @@ def launch_of(
 ) -> Launch | None:
     """Returns the launch of the longest kernel whose name fits the kind of `workload`.
 
-    If no name fits, returns the longest kernel. A split-k reduction kernel is chosen only if no
-    other kernel ran.
+    The longest kernel is the one with the longest duration. If no name fits, any kernel may be
+    chosen, but a split-k reduction kernel only if no other kernel ran.
     """
     if not kernels:
         return None
@@ -191,8 +191,8 @@ def _tile(
     if not isinstance(workload, Gemm) or launch.grid is None:
         return None if name.split_k_unknown else tile
     split_k = split_k_of(launch.grid, name, workload, splitting=splitting)
-    # A tile with a wrong split would give wrong waves. The name stays in the launch, so it can be
-    # parsed again.
+    # A tile with a wrong split would give a wrong number of waves. The kernel's name stays in the
+    # launch, so a later version can parse it again.
     return None if split_k is None else replace(tile, split_k=split_k)
 
 
@@ -201,11 +201,12 @@ def split_k_of(
 ) -> int | None:
     """Returns how many blocks share an output tile along the reduction.
 
-    Returns None if the name and the grid do not determine it. A split in the name is used as it is.
-    Tensile's grids are not read, because some profilers count them in threads. A kernel that
-    launches one block per tile has batch · split_k in grid z, and its x · y may be padded by the
-    rasterisation. The whole grid of a persistent kernel is tiles · batch · split_k, as long as that
-    many blocks are resident at once, with the tiles rounded up to whole clusters.
+    Returns None if the name and the grid do not determine this number. A split in the name is used
+    as it is. Tensile's grids are not read, because some profilers count them in threads. A kernel
+    that launches one block per tile has batch · split_k in grid z, and x · y may be larger than the
+    number of tiles, because the rasterisation pads it. The whole grid of a persistent kernel is
+    tiles · batch · split_k, as long as that many blocks are resident at once. The tiles are rounded
+    up to whole clusters.
 
     grid: number of blocks along x, y and z.
     splitting: whether a reduction kernel also ran.

@@ -1,7 +1,8 @@
 """Creates random inputs of workloads on the device.
 
 The same seed gives the same tensors on devices of one kind. The distribution is recorded with every
-run, because the power that a GPU draws depends on the data.
+run, because the power that a GPU draws depends on the data. The module also defines the shapes,
+dtypes and strides of the inputs and outputs of each workload.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 }
 
 _CHUNK_ELEMENTS = 2**24  # 64 MiB of fp32
-# On a CPU: how many numbers are drawn for all large tensors of a format, and how many of them are
-# copied at a time.
+# On a CPU: how many numbers are drawn for all large tensors of a format, and how many of these
+# numbers are copied at a time.
 _POOL_ELEMENTS = 2**16
 _PIECE_ELEMENTS = 64
-_INTEGER_LIMIT = 4
+_INTEGER_LIMIT = 4  # largest absolute value of the distribution `integers`
 # Largest numbers of the narrow formats: OCP FP8 1.0 (e4m3), and int8 without −128, which makes its
 # range symmetric.
 _LARGEST = {"fp8": 448.0, "int8": 127.0}
-# Value of a distribution that is stored as the largest number of a narrow format. Larger values are
-# cut off. One of 10¹¹ normal numbers exceeds 6.7.
+# Value of a distribution that is stored as the largest number of a narrow format. Numbers of a
+# larger absolute value are cut off, which are about one of 5·10⁸ normal numbers.
 _RANGE = {"normal": 6.0, "uniform": 1.0}
 
 
@@ -107,7 +108,7 @@ class Inputs:
         return a, b
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Writes new values into a tensor that is stored like those of `operands`.
+        """Writes new values into a tensor that is stored like a tensor of `operands`.
 
         A boolean tensor is filled as a padding mask, and a tensor of 64-bit integers as indices.
         """
@@ -128,7 +129,7 @@ class Inputs:
     def _copy_pieces(self, flat: torch.Tensor) -> None:
         """Fills a vector with pieces of numbers that were drawn once for its format.
 
-        Each piece of 64 numbers is copied from a random place among 2¹⁶ drawn numbers, because a
+        Each piece of 64 numbers is copied from a random position among 2¹⁶ drawn numbers, because a
         CPU draws only 50 to 100 million numbers a second.
         """
         if flat.dtype not in self._pools:
@@ -176,7 +177,7 @@ class Inputs:
 def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
     """Returns templates of `Task.inputs` on torch's meta device.
 
-    They have the shapes, dtypes and strides of the inputs.
+    The templates have the shapes, dtypes and strides of the inputs.
 
     gemm: a (m, k) and b (k, n), with a leading batch dimension if batch > 1.
     grouped_gemm: a (rows, k) and b (experts, k, n); for layout tn a (k, rows) and b (rows, n).

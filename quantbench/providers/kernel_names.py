@@ -1,9 +1,8 @@
 """Parses the name of a GPU kernel into its library, role and tile.
 
 Names of library kernels are not documented, so the grammars were derived from names seen in
-practice and checked against the grids that were launched with them
-(tests/providers/test_kernel_names.py lists both, with their sources). A name that fits no grammar
-has no tile.
+practice and checked against the grids of their launches (tests/providers/test_kernel_names.py lists
+the names and the grids, with their sources). A name that fits no grammar has no tile.
 """
 
 from __future__ import annotations
@@ -120,8 +119,9 @@ def _with_options(name: KernelName, tile: Tile, options: str) -> KernelName:
             return [0]
         return [int(number) for number in found[1].split("_")]
 
-    # Global split-u (GSU) is the split-k. hipBLASLt's kernels with user arguments get it at launch.
-    # Stream-k (SK > 0) divides tiles among a fixed number of blocks.
+    # Global split-u (GSU) is the split-k. hipBLASLt's kernels with user arguments get the split-k
+    # at launch, so a name with GSU0 or without GSU does not tell it. Stream-k (SK > 0) divides
+    # tiles among a fixed number of blocks.
     split = option("GSU")[0]
     wave = option("WS")[0]
     threads = prod(option("WG")[:3])
@@ -155,7 +155,7 @@ _NVJET = r"^nvjet_(?:sm\d+_)?[a-z]+_(?:tf32_)?"
 #: name, or with a sign (a regular expression) that occurs in it. A grammar gives the tile; a name
 #: that has only the sign has no tile.
 _KINDS: tuple[tuple[str, ...], ...] = (
-    # xmma's `execute_split_k_kernel` adds the parts up; it does not compute the product.
+    # xmma's `execute_split_k_kernel` adds up the parts of a GEMM, and multiplies nothing.
     ("splitk_reduce", "splitk_reduce", r"splitKreduce_kernel|execute_split_k_kernel|ReduceSplitK"),
     (
         # `2cta` blocks work in pairs, but the name states the tile of one block: 128x256x64 in 6

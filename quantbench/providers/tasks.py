@@ -1,8 +1,8 @@
 """Provides the base class of quantbench's own providers, and the tasks that they create.
 
-A kernel of quantbench writes into given tensors, but an operation of torch returns new tensors.
-Such a task first releases its previous results, so that torch's caching allocator returns the same
-memory again.
+A kernel of quantbench writes into given tensors, but some operations of torch return new tensors. A
+task of such an operation first releases its previous results, so that torch's caching allocator
+returns the same memory again.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ class BackwardTask(_Task):
     def run(self) -> None:
         """Computes the gradients of the inputs.
 
-        Raises MeasurementError if it is captured on a stream on which it has not run.
+        Raises MeasurementError if this call is captured on a stream on which the task has not run
+        before.
         """
         result = self._result()
         self._outputs = ()
@@ -180,7 +181,7 @@ class BackwardTask(_Task):
     def _result(self) -> torch.Tensor:
         """Returns the result of `forward` on the current stream.
 
-        It is computed once for each stream.
+        The result is computed once for each stream.
         """
         cuda = self._gradient.is_cuda
         stream = torch.cuda.current_stream().cuda_stream if cuda else 0

@@ -88,8 +88,8 @@ class TorchAttention(BuiltInProvider[Attention]):
     def _heads(self, work: Attention, device: DeviceSpec) -> tuple[bool, str | None]:
         """Returns whether grouped heads must be repeated, and torch's reason for refusing.
 
-        On a GPU this is `choose_heads`. On a CPU only some versions of torch's flash kernel take
-        grouped heads.
+        On a GPU, `choose_heads` answers. On a CPU nothing is refused, but only some versions of
+        torch's flash kernel take grouped heads.
         """
         if device.kind == "cpu":
             grouped = work.kv_heads < work.heads
@@ -103,7 +103,7 @@ class TorchAttention(BuiltInProvider[Attention]):
 def _cpu_flash_takes_groups() -> bool:
     """Returns whether torch's flash kernel for CPUs takes grouped heads.
 
-    That of torch 2.6 does not.
+    The flash kernel of torch 2.6 does not.
     """
     q = torch.zeros(1, 2, 1, 8)
     k = torch.zeros(1, 1, 1, 8)
@@ -121,7 +121,8 @@ def choose_heads(
 ) -> tuple[bool, str | None]:
     """Returns whether grouped heads must be repeated, and torch's reason for refusing.
 
-    If they are repeated, each query head has keys and values of its own.
+    If grouped heads are repeated, each query head has keys and values of its own. The reason is
+    None if torch accepts the workload as it is, or with repeated heads.
 
     can_use: torch's check of the backend; None if the backend supports everything.
     """
@@ -138,8 +139,8 @@ def _refusal(
 ) -> str | None:
     """Returns torch's reason for refusing `work`; None if torch accepts it.
 
-    One sample and one group of heads are checked to save memory, because torch's conditions do not
-    depend on the number of either.
+    One sample and one group of heads are checked to save memory, because torch's conditions depend
+    neither on the number of samples nor on the number of groups.
     """
 
     def empty(heads: int, seq: int) -> torch.Tensor:
@@ -155,7 +156,7 @@ def _refusal(
     params = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, work.causal, group > 1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if can_use(params, True):  # with True, it gives the reasons as warnings
+        if can_use(params, True):  # with True, torch states its reasons as warnings
             return None
     reasons = []
     for warning in caught:

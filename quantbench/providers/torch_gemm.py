@@ -1,6 +1,7 @@
 """Provides GEMMs with torch.
 
-torch calls cuBLAS or cuBLASLt on a GPU, and oneDNN or MKL on a CPU.
+torch calls cuBLAS or cuBLASLt on a GPU, and oneDNN or MKL on a CPU. torch's process-wide switch for
+tf32 is set only while a GEMM is launched.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
 
-# For each narrow format: torch's function, and the number of which n and k must be multiples.
+# For each narrow format: torch's function, and the number of which n and k must be multiples on
+# CUDA.
 _NARROW = {"fp8": ("torch._scaled_mm", 16), "int8": ("torch._int_mm", 8)}
 
 
@@ -29,9 +31,9 @@ class TorchMm(BuiltInProvider[Gemm]):
     """GEMMs with torch's functions (`torch.mm`), which write into a given output.
 
     fp16, bf16, fp32 and tf32 use mm and bmm, fp8 uses `_scaled_mm` and int8 uses `_int_mm`. torch's
-    switches keep their defaults, so fp16 and bf16 GEMMs may add split-k parts in that format. fp8
-    accumulates in fp32 (`use_fast_accum` is off), with a scale of 1 per tensor, so the stored
-    values are the operands.
+    other switches keep their defaults, so GEMMs in fp16 and bf16 may add the parts of split-k in
+    their own format instead of fp32. fp8 accumulates in fp32 (`use_fast_accum` is off), with a
+    scale of 1 per tensor, so the stored values are the operands.
     """
 
     kind = "gemm"
@@ -67,10 +69,10 @@ def no_product(work: Gemm, device: DeviceSpec) -> str | None:
 
 
 def with_tf32(call: Callable[[], object], allowed: bool | None) -> Callable[[], object]:
-    """Wraps `call` so that tf32 is allowed or forbidden while it runs.
+    """Wraps `call` so that tf32 is allowed or forbidden while `call` runs.
 
-    The switch applies to the whole process and is read when the GEMM is enqueued or captured into a
-    graph, so it is set only during the call.
+    torch's switch applies to the whole process and is read when the GEMM is enqueued or captured
+    into a graph. It is therefore set only during the call, and then reset.
 
     allowed: whether tf32 is allowed; if None, `call` itself is returned.
     """
@@ -93,9 +95,10 @@ def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
     """Returns whether the GEMM allows tf32; None if torch's switch has no effect on it."""
     if gemm.dtype not in ("fp32", "tf32") or not c.is_cuda:
         return None
-    # The old switch is used instead of `fp32_precision`, because torch 2.6 has only the old one,
-    # and torch 2.9 and later keep the two equal only if the old one is set. Some of these versions
-    # warn once about the old switch; the assignment below uses up that warning.
+    # The old switch is used instead of `fp32_precision`, because torch 2.6 has only the old switch,
+    # and torch 2.9 and later keep the two switches equal only if the old one is set. Some versions
+    # of torch warn once about the old switch. The assignment below changes nothing but uses up that
+    # warning.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
@@ -117,7 +120,7 @@ def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
 def _no_narrow(gemm: Gemm, device: DeviceSpec) -> str | None:
     """Returns the reason why torch's function for a narrow format does not take the GEMM.
 
-    Returns None if it does.
+    Returns None if the function takes the GEMM, or if the format is not narrow.
     """
     if gemm.dtype not in _NARROW:
         return None

@@ -1,4 +1,7 @@
-"""Provides the grouped GEMMs and the permutations of MoE layers with torch."""
+"""Provides the grouped GEMMs and the permutations of MoE layers with torch.
+
+Grouped GEMMs run as a loop of `torch.mm`, or as one call of torch's `grouped_mm`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from quantbench.workload.dtypes import missing_format
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
-# Number of bf16 elements of which sizes must be multiples, because grouped_mm needs strides of 16
-# bytes. pytorch/torchtitan pads the rows of each expert to this number (TOKEN_GROUP_ALIGN_SIZE_M),
-# because the gradient of the weights reduces over them.
+# Number of bf16 elements of which sizes must be multiples, because grouped_mm needs strides that
+# are multiples of 16 bytes. pytorch/torchtitan pads the rows of each expert to a multiple of this
+# number (TOKEN_GROUP_ALIGN_SIZE_M), because the gradient of the weights reduces over these rows.
 _GROUPED_MM_ALIGN = 8
 # Major compute capabilities for which grouped_mm has a kernel (torch 2.13, GroupedBlas.cpp:
 # `_grouped_mm_cuda`). On others torch copies the offsets to the host and calls one GEMM for each
@@ -69,7 +72,7 @@ class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
     """Grouped GEMMs in one call (`torch.grouped_mm`), in bf16.
 
     The function is `torch.nn.functional.grouped_mm`, or `torch._grouped_mm` before torch 2.10. The
-    offsets of the experts' rows are on the device, as its kernels require.
+    offsets of the experts' rows are on the device, as the kernels of grouped_mm require.
     """
 
     kind = "grouped_gemm"
@@ -113,7 +116,7 @@ class TorchPermute(BuiltInProvider[Permute]):
     """Permutation of tokens (`torch.permute`).
 
     `permute` copies the tokens into the order of their experts by `index_select`. `unpermute`
-    gathers the rows, weights them and adds them up for each token.
+    gathers the rows of each token, and adds them up with their weights.
     """
 
     kind = "permute"

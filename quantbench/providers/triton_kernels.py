@@ -39,8 +39,8 @@ class _TritonProvider(BuiltInProvider[_W]):
     def _no_gpu(self, device: DeviceSpec, interpreter: str | None, *reasons: Reason) -> str | None:
         """Returns the reason why the device is not supported; None if it is.
 
-        interpreter: reason why Triton's interpreter cannot run the workload; None if it can. Only
-            this is returned if the interpreter is on.
+        interpreter: reason why Triton's interpreter cannot run the workload; None if it can. If the
+            interpreter is on, this is the result, and the device is not checked.
         reasons: checks of the compute capability of a GPU.
         """
         if INTERPRETER:
@@ -68,8 +68,9 @@ def _task(
 ) -> LaunchTask:
     """Builds a task from a plan.
 
-    forward: plan whose result a backward plan needs.
-    outputs: largest number of results.
+    forward: forward plan that runs once before the first run of a backward plan.
+    outputs: maximum number of the plan's tensors that are results. The forward plan of attention
+        also writes row statistics, which are not a result.
     """
     return LaunchTask(
         work.run,
@@ -133,7 +134,8 @@ class TritonGrouped(_TritonProvider[GroupedGemm]):
 class TritonFusedSoftmax(_TritonProvider[Softmax]):
     """Scale, mask and softmax in one pass (`triton.fused`).
 
-    The result is that of Megatron-LM's fused softmax, but no shape is excluded by its conditions.
+    The result is that of Megatron-LM's fused softmax, but Megatron-LM's conditions on the shape do
+    not apply.
     """
 
     kind = "softmax"

@@ -1,11 +1,14 @@
-"""Defines the dtypes: their widths, the output dtype of GEMMs, and the dtypes each op supports."""
+"""Defines the dtypes: their widths, the output dtype of GEMMs, and the dtypes each op supports.
+
+The module also translates torch's names of dtypes, and tells which GPUs compute in a dtype.
+"""
 
 from dataclasses import dataclass
 
 from quantbench.errors import InputError
 
-#: Number of two-byte elements in a thread's widest load (16 bytes). The fast kernels need a
-#: head_dim that is a multiple of it.
+#: Number of two-byte elements in a thread's widest load (16 bytes). The fast attention kernels need
+#: a head_dim that is a multiple of this number.
 ALIGNED_ELEMENTS = 8
 
 
@@ -69,7 +72,8 @@ GEMM_DTYPES = tuple(name for name in DTYPES if name != "int32")
 MEASURED_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "int8")
 #: dtypes of softmax and attention
 VECTOR_DTYPES = ("fp16", "bf16", "fp32")
-# First compute capability whose tensor cores support a dtype. Older devices would convert bf16.
+# First compute capability whose tensor cores support a dtype. Older devices would compute bf16 in
+# another format.
 # Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32), Turing whitepaper 2018 (int8), Ada whitepaper
 # 2022 (fp8).
 _FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9), "int8": (7, 5)}

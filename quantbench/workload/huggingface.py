@@ -2,6 +2,7 @@
 
 Model families use different keys for the same dimension. Properties that have no key (gated MLP,
 tied embeddings) follow from the model_type, as in the modelling code of Hugging Face transformers.
+What a config does not state and the shape needs is listed as an assumption.
 """
 
 import os
@@ -15,8 +16,8 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.files import read_json, reason
 from quantbench.workload.transformer import TransformerShape
 
-# Largest sequence length that is assumed. A config states the model's longest context, up to
-# millions of tokens, and not the usual length in training or serving.
+# Maximum sequence length that is taken from a config. A config states the model's longest context,
+# up to millions of tokens, and not the usual length in training or serving.
 LONGEST_DEFAULT_SEQ = 8192
 # A config has a few kilobytes. Larger files are weights or tokenizers.
 _LARGEST_BYTES = 2**24
@@ -44,8 +45,8 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERT_STEP = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 
-# Models are refused if they have layers that are not attention with an MLP or experts. This maps
-# the keys that reveal such layers to what they mean.
+# Models are refused if they have layers that are not attention with an MLP or experts. The keys
+# here reveal such layers if they have a value; the texts say what the layers are.
 _OTHER_LAYERS = {
     "moe_num_experts": "experts of an unknown kind",
     "ffn_config.moe_num_experts": "experts of an unknown kind",
@@ -72,7 +73,7 @@ class _Family:
     gate_fused: whether gate and up are one matrix in the weights.
     tied: value of tie_word_embeddings if the key is missing.
     default_ffn: whether the MLP width is 4·hidden if no key states it.
-    windowed: whether sliding_window applies without use_sliding_window.
+    windowed: whether sliding_window applies if the config lacks use_sliding_window.
     attention: implementation of attention in the modelling code.
     experts: whether the layers may have experts.
     defaults: default values of the config class, by key.
@@ -106,8 +107,7 @@ _FAMILIES = {
          "helium"),
         _SWIGLU,
     ),
-    # The window of these models applies only if use_sliding_window is true, which is not the
-    # default.
+    # The window of these models applies only if the config sets use_sliding_window to true.
     **dict.fromkeys(("qwen2", "qwen3"), _Family(gated=True, windowed=False)),
     **dict.fromkeys(
         ("mixtral", "minimax_m2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2",
@@ -154,8 +154,8 @@ class Described:
 def describe(path: str | PathLike[str]) -> Described:
     """Reads the shape for one sample on one GPU, and the assumptions behind it.
 
-    A sample has as many tokens as the model's context, at most LONGEST_DEFAULT_SEQ. The stored
-    dtype of the weights is ignored.
+    The length of the sample is the model's context, but at most LONGEST_DEFAULT_SEQ tokens. The
+    stored dtype of the weights is ignored.
 
     path: a config.json, or the folder that contains it.
 
@@ -206,7 +206,10 @@ def describe(path: str | PathLike[str]) -> Described:
 
 
 class _Config:
-    """Values of a config by key. Dots select nested objects. Errors name the file and the key."""
+    """Values of a config by key, or the defaults of the model_type.
+
+    Dots in a key select nested objects. Errors name the file and the key.
+    """
 
     def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
         self.who = f"config {file}"
@@ -219,6 +222,7 @@ class _Config:
         self._defaults = _FAMILIES.get(self.model_type, _PLAIN).defaults or {}
 
     def get(self, key: str) -> Any:
+        """Returns the value of a key, else the default of the model_type, else None."""
         value: Any = self.values
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -241,6 +245,7 @@ class _Config:
         return None
 
     def integer(self, keys: tuple[str, ...]) -> int:
+        """Returns the value as `optional` does. Raises InputError if no key is present."""
         value = self.optional(keys)
         if value is None:
             expected = f"an integer under {keys[0]}"
@@ -250,6 +255,7 @@ class _Config:
         return value
 
     def flag(self, key: str, default: bool) -> bool:
+        """Returns the boolean of a key, or `default`. Raises InputError for another type."""
         value = self.get(key)
         if value is None:
             return default
@@ -259,6 +265,7 @@ class _Config:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
+    """Reads the JSON object of a config. Raises InputError if the file holds none."""
     who = f"config {file}"
     try:
         values = read_json(file, most_bytes=_LARGEST_BYTES)
@@ -270,6 +277,7 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def _refuse_other_layers(config: _Config) -> None:
+    """Raises UnsupportedError for layers that are not attention with an MLP or experts."""
     for key, meaning in _OTHER_LAYERS.items():
         if config.get(key):
             raise UnsupportedError(config.who, f"{key}, {meaning}", _DENSE)
@@ -287,6 +295,11 @@ def _refuse_other_layers(config: _Config) -> None:
 
 
 def _family(config: _Config) -> _Family:
+    """Returns the family of the model_type, or of the activation of an unknown model_type.
+
+    Raises InputError if the config states neither, and UnsupportedError if the activation does not
+    tell whether the MLP has a gate.
+    """
     known = _FAMILIES.get(config.model_type)
     if known is not None:
         return known
@@ -305,6 +318,7 @@ def _family(config: _Config) -> _Family:
 
 
 def _kv_heads(config: _Config, heads: int) -> int:
+    """Returns the number of key/value heads, which is `heads` without grouped-query attention."""
     if config.model_type in ("falcon", "RefinedWeb", "RefinedWebModel"):
         # The old architecture ignores num_kv_heads in its configs. The first published 40B config
         # (RefinedWeb) has only n_head_kv.
@@ -335,6 +349,7 @@ def _dropout(config: _Config) -> bool | None:
 
 
 def _sliding_window(config: _Config, family: _Family) -> int:
+    """Returns the attention window in tokens, or 0 if no layer has one."""
     if not config.flag("use_sliding_window", family.windowed):
         return 0
     kinds = config.get("layer_types")
@@ -381,6 +396,7 @@ def _experts(config: _Config, family: _Family) -> dict[str, Any]:
         top = config.integer(("topk_group",))
     if top > groups:
         raise InputError(config.who, f"topk_group = {top}", f"at most n_group = {groups}")
+    # If a token may use all groups, the groups do not restrict its experts.
     if top == groups:
         groups = top = 0
     return {
@@ -396,7 +412,11 @@ def _experts(config: _Config, family: _Family) -> dict[str, Any]:
 
 
 def _sparse_layers(config: _Config, layers: int) -> list[int]:
-    """Returns the indices of the layers that have experts, ascending."""
+    """Returns the indices of the layers that have experts, ascending.
+
+    These are the layers that `moe_layers` lists, or else every `every`-th layer from `first` on
+    that `mlp_only_layers` does not list.
+    """
     listed = config.get("moe_layers")
     if isinstance(listed, list):
         return sorted(map(int, listed))
@@ -410,6 +430,7 @@ def _sparse_layers(config: _Config, layers: int) -> list[int]:
 
 
 def _ffn(config: _Config, family: _Family, hidden: int) -> int:
+    """Returns the width of the MLP, which layers without experts have."""
     # Llama 4 layers without experts have another width.
     width = config.optional(("intermediate_size_mlp", *_FFN))
     if width is not None:

@@ -1,7 +1,8 @@
 """Defines the workloads of a mixture-of-experts layer: grouped GEMMs, permutations and routing.
 
-A router sends each token to top_k of num_experts experts. With expert parallelism, the rank with
-the most rows determines the time, so the FLOPs and GEMMs of a layer are those of this rank.
+A router sends each token to top_k of num_experts experts; a row is one token at one expert. With
+expert parallelism, the rank with the maximum number of rows (the busiest rank) determines the time,
+so the FLOPs and GEMMs of a layer are those of this rank.
 """
 
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from quantbench.workload.ops import LAYOUTS, Gemm, require_multiple
 
 _POWER_LAW = "power_law_"
 _MOST_EXPERTS = 2**16
-#: `permute` sorts rows by expert before the GEMMs, and `unpermute` adds them up by token
-#: afterwards.
+#: `permute` sorts rows by expert before the GEMMs. `unpermute` adds up the rows of each token after
+#: the GEMMs.
 PERMUTATIONS = ("permute", "unpermute")
 
 
@@ -24,7 +25,8 @@ PERMUTATIONS = ("permute", "unpermute")
 class GroupedGemm:
     """GEMMs of each expert's rows with its weights: c[rows, n] = a[rows, k] · b[expert, k, n].
 
-    tokens_per_expert: number of rows of each expert, in order. It may be 0, but not for all.
+    tokens_per_expert: number of rows of each expert, in order. Some of these numbers may be 0, but
+        not all.
     n, k: width and height of every expert's weights.
     layout: nn or nt, with weights stored as k×n or n×k. tn is the gradient of the weights, whose
         reduction runs over the rows: c[expert, k, n] = aᵀ[k, rows] · b[rows, n].
@@ -81,8 +83,8 @@ class GroupedGemm:
     def min_bytes(self) -> int:
         """Minimum traffic to device memory in bytes.
 
-        Rows, outputs, and the weights of experts that have rows move once. For an expert without
-        rows, the weight gradient, which is zero, is written too.
+        Rows, outputs, and the weights of experts that have rows move once. For layout tn, the
+        weight gradients of experts without rows are zeros, which are written too.
         """
         moved = sum(gemm.min_bytes for gemm in self.gemms)
         if self.layout == "tn":
@@ -97,7 +99,7 @@ class GroupedGemm:
 
 @dataclass(frozen=True)
 class Permute:
-    """Copies of tokens into the order of their experts, or their weighted sum by token.
+    """Copies of tokens in the order of their experts, or the weighted sum of each token's rows.
 
     permute: y[i] = x[order[i] // top_k], for a permutation `order` of the tokens · top_k rows.
     unpermute: y[t] = sum over j < top_k of weights[t, j] · x[order[t · top_k + j]].
@@ -147,25 +149,26 @@ class MoE:
     """Routed experts of one layer: their GEMMs on one GPU, after dispatch and before combine.
 
     Rank r of the `ep` ranks holds num_experts / ep experts, from r · num_experts / ep on. The FLOPs
-    and GEMMs are those of the rank with the most rows.
+    and GEMMs are those of the busiest rank, which has the maximum number of rows.
 
     With `balanced`, every expert has the same number of rows, to within one. With
     `power_law_<exponent>`, rows are drawn as in aiconfigurator, which measures the busiest rank
     (ai-dynamo/aiconfigurator, collector/helper.py, `_generate_power_law_distribution`). Each
     expert's weight is drawn from x^-exponent on [1, 0.8 · tokens], or on [0.01, 2] if there are no
     more rows than experts. Weights are scaled to tokens · top_k rows and rounded, and no expert
-    gets more rows than there are tokens. Rows that remain go to the smallest experts, or missing
-    rows are taken from the largest, one row per rank in turn. The random generator differs from
-    aiconfigurator's (torch's), so a seed gives other rows of the same distribution. A histogram is
-    scaled, rounded and limited in the same way.
+    gets more rows than there are tokens. If this leaves rows over, they go to the experts with the
+    fewest rows; if it gives out too many, the experts with the maximum number of rows lose them. In
+    both cases one row per rank changes in turn. The random generator differs from aiconfigurator's
+    (torch's), so a seed gives other rows of the same distribution. A histogram is scaled, rounded
+    and limited in the same way.
 
-    tokens: number of tokens that the router sends to the experts of all `ep` ranks. Each goes to
-        top_k experts.
+    tokens: number of tokens that the router sends to the experts of all `ep` ranks. Each token goes
+        to top_k experts.
     hidden: width of the model.
     expert_ffn: width of one expert's MLP, before `tp` divides it.
     tp: number of GPUs that share each expert, which divides expert_ffn.
     ep: number of GPUs over which the experts are spread, which divides num_experts.
-    gated: whether the MLP has a gate beside `up`. The two are one GEMM of twice the width.
+    gated: whether the MLP has a gate beside `up`. Gate and up are one GEMM of twice the width.
     distribution: balanced, power_law_<exponent>, or a histogram, which is a measured count for each
         expert.
     seed: seed of the draw from a power law.
@@ -235,7 +238,7 @@ class MoE:
 
     @cached_property
     def busiest_rank(self) -> int:
-        """Index of the first rank with the most rows."""
+        """Index of the rank with the maximum number of rows; of several, the first."""
         rows = self.rows_per_rank
         return rows.index(max(rows))
 
@@ -263,8 +266,8 @@ class MoE:
     def grouped_gemms(self) -> dict[str, GroupedGemm]:
         """Returns the GEMMs of the busiest rank by name.
 
-        They are `experts_up_gate` (or `experts_up` without a gate) and `experts_down`. Weights are
-        stored out×in, as in a linear layer.
+        The names are `experts_up_gate` (or `experts_up` without a gate) and `experts_down`. Weights
+        are stored out×in, as in a linear layer.
         """
         rows = self.experts_of(self.busiest_rank)
         ffn = self.expert_ffn // self.tp
@@ -327,7 +330,7 @@ def _require_counts(operation: str, name: str, counts: object) -> None:
 
 
 def _power_law_quantile(share: float, exponent: float, low: float, high: float) -> float:
-    """Returns the value below which `share` of the density x^-exponent on [low, high] lies."""
+    """Returns the value below which the fraction `share` of x^-exponent on [low, high] lies."""
     if exponent == 1:
         return float(low * (high / low) ** share)
     power = 1 - exponent
@@ -338,8 +341,8 @@ def _apportioned(weights: list[float], total: int, *, most: int, ranks: int) -> 
     """Returns whole numbers of rows in proportion to the weights, as `MoE` describes.
 
     total: sum of the rows.
-    most: largest number of rows of one expert.
-    ranks: number of ranks that hold equal shares of the experts.
+    most: maximum number of rows of one expert.
+    ranks: number of ranks, each of which holds the same number of consecutive experts.
     """
     scale = total / sum(weights)
     rows = [min(round(weight * scale), most) for weight in weights]

@@ -1,6 +1,7 @@
 """Defines the workloads of a dense layer: GEMM, softmax, attention, casts and collectives.
 
-Every workload has flops, min_bytes and dtype, validates its fields, and has a label as its string.
+Every workload has flops, min_bytes and dtype, and validates its fields. The string of a workload is
+its label in tables and messages.
 """
 
 from dataclasses import dataclass
@@ -98,17 +99,17 @@ class Gemm:
     def output_dtype(self) -> str:
         """Dtype of c.
 
-        It is bf16 for 8- and 4-bit floating-point inputs, int32 for int8, fp32 for tf32, and
-        otherwise the dtype of the inputs.
+        The output is bf16 for 8- and 4-bit floating-point inputs, int32 for int8, fp32 for tf32,
+        and otherwise has the dtype of the inputs.
         """
         return DTYPES[self.dtype].output
 
     @property
     def row_sides(self) -> tuple[str, str]:
-        """Sides along which the rows of a and b lie when they are multiplied.
+        """Names of the dimensions along which a and b are contiguous when they are multiplied.
 
-        Formats narrower than c are multiplied with rows along k, whatever the layout (cuBLASLt's
-        "TN format").
+        The layout determines both dimensions. Only if the inputs are narrower than c, both are k,
+        whatever the layout (cuBLASLt's "TN format").
         """
         kind = DTYPES[self.dtype]
         narrow = kind.element_bytes / kind.packed < element_bytes(self.output_dtype)
@@ -142,9 +143,9 @@ class Softmax:
     batch: number of score matrices, MBS · heads / TP.
     rows: number of queries.
     cols: number of keys.
-    mask: causal (columns past the row are masked; it needs rows == cols, as Megatron's kernel
-        does), full (a boolean tensor mask_batch×1×rows×cols that the heads share) or none.
-    mask_batch: number of samples (MBS), each with its own mask. It divides batch.
+    mask: causal (columns past the row are masked, and rows must equal cols, as in Megatron's
+        kernel), full (a boolean tensor mask_batch×1×rows×cols that the heads share) or none.
+    mask_batch: number of samples (MBS), each with its own mask, which divides batch.
 
     >>> Softmax(batch=2, rows=4, cols=4, mask="none").min_bytes
     128
@@ -173,9 +174,9 @@ class Softmax:
 
     @property
     def live_elements(self) -> int:
-        """Number of elements that are read: all of them, or with a causal mask the lower triangle.
+        """Number of elements of x that are read.
 
-        The lower triangle includes the diagonal.
+        With a causal mask this is the lower triangle with the diagonal, and otherwise all of x.
         """
         return self.batch * _live(self.rows, self.cols, causal=self.mask == "causal")
 
@@ -215,10 +216,10 @@ class Attention:
 
     q: [batch, heads, seq_q, head_dim].
     k, v: [batch, kv_heads, seq_k, head_dim].
-    kv_heads: number of key/value heads, which divides heads. It is less than heads for
-        grouped-query attention. 0 means as many as heads.
-    causal: whether a query sees only the keys up to its position. It needs seq_q == seq_k, because
-        libraries align the diagonal differently otherwise.
+    kv_heads: number of key/value heads, which divides heads. Grouped-query attention has fewer
+        key/value heads than heads. 0 means the same number as heads.
+    causal: whether a query sees only the keys up to its position. A causal mask needs seq_q ==
+        seq_k, because libraries align the diagonal differently otherwise.
 
     >>> Attention(batch=1, heads=2, seq_q=4, seq_k=4, head_dim=8, causal=False).flops
     1024
@@ -266,8 +267,8 @@ class Attention:
     def min_bytes(self) -> int:
         """Minimum traffic to device memory in bytes.
 
-        Forward reads q, k and v, and writes o and the fp32 row statistics. Backward reads all of
-        these and do, and writes dq, dk and dv.
+        Forward reads q, k and v, and writes o and the fp32 row statistics. Backward reads these
+        five tensors and the gradient of o, and writes the gradients of q, k and v.
         """
         width = element_bytes(self.dtype)
         q = self.batch * self.heads * self.seq_q * self.head_dim * width
@@ -290,10 +291,10 @@ class Attention:
 class Collective:
     """Collective operation `op` over num_gpus GPUs, spread evenly over num_nodes machines.
 
-    message_bytes: `size` in nccl-tests (its doc/PERFORMANCE.md), the larger of a rank's two
-        buffers. It is the whole vector of all_reduce and broadcast, the output of all_gather, the
-        input of reduce_scatter, the send buffer of one rank in all_to_all, and the message of
-        send_recv.
+    message_bytes: size of the larger of a rank's two buffers, which is `size` in nccl-tests (its
+        doc/PERFORMANCE.md). This is the whole vector of all_reduce and broadcast, the output of
+        all_gather, the input of reduce_scatter, the send buffer of one rank in all_to_all, and the
+        message of send_recv.
 
     >>> Collective("all_reduce", message_bytes=1024, num_gpus=4).bus_bytes
     1536
@@ -324,8 +325,8 @@ class Collective:
     def bus_bytes(self) -> int:
         """Minimum number of bytes that each GPU sends over its links, rounded up.
 
-        Divided by the time, it is the bus bandwidth of nccl-tests, which is comparable with the
-        bandwidth of the links.
+        bus_bytes divided by the time is the bus bandwidth of nccl-tests, which is comparable with
+        the bandwidth of the links.
         """
         if self.op in ("broadcast", "send_recv"):
             return self.message_bytes
@@ -349,8 +350,8 @@ class Cast:
     """Conversion of a rows×cols tensor from `dtype` to `to`, with its scales.
 
     reads: how many times the tensor is read.
-    copies: how many times the tensor is written. It is 2 if the tensor is also written by columns
-        or transposed.
+    copies: how many times the tensor is written: twice if a copy by columns (transposed) is written
+        too.
 
     >>> Cast(rows=128, cols=128, to="fp8", copies=2).min_bytes
     65536

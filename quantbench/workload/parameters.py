@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from quantbench.workload.transformer import TransformerShape
 
-#: Ratio hidden / layers of a model without a stated depth. It is the middle of the range from 128
-#: (12288 / 96) to 205 (14336 / 70) that the BigScience team tried for 200 B parameters
-#: (bigscience-workshop/bigscience, tr11-176B-ml/chronicles-prequel.md).
+#: Ratio hidden / layers that is assumed for a model without a stated depth, near the middle of the
+#: range from 128 (12288 / 96) to 205 (14336 / 70) that the BigScience team tried for 200 B
+#: parameters (bigscience-workshop/bigscience, tr11-176B-ml/chronicles-prequel.md).
 USUAL_ASPECT = 160
 
 
@@ -29,8 +29,9 @@ def parameters(shape: TransformerShape) -> int:
     176247242752
     """
     attention_width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    # Small parameters are the biases of qkv, proj, up and down, and the weights and biases of two
-    # norms. Gated models have no biases in linear layers and norms.
+    # The small parameters of a layer are the biases of qkv, proj, up and down, and the weights and
+    # biases of two norms. Gated models have no biases in linear layers and norms. One more norm
+    # follows the last layer.
     if shape.gated:
         return shape.parameters + shape.layers * 2 * shape.hidden + shape.hidden
     small = attention_width + shape.ffn + 6 * shape.hidden
@@ -57,12 +58,15 @@ def padded_vocab(vocab: int, tp: int) -> int:
 def layers_within(
     shape: TransformerShape, budget: float, tolerance: float
 ) -> tuple[float, float, float]:
-    """Returns the numbers of layers with which the parameters reach a budget; they are fractional.
+    """Returns the numbers of layers at which the model has a given number of parameters.
 
-    The three numbers are for (1 − tolerance), 1 and (1 + tolerance) times the budget.
+    The three numbers of layers are for (1 − tolerance), 1 and (1 + tolerance) times the budget, and
+    need not be whole. All other sizes are those of `shape`.
 
     budget: number of parameters.
     """
+    # Beyond the dense layers, the parameters grow by the same number with each layer. The fewest
+    # layers that a shape may have, and one layer more, give this line.
     least = shape.dense_layers + 1
     one = parameters(replace(shape, layers=least))
     each = parameters(replace(shape, layers=least + 1)) - one

@@ -35,7 +35,8 @@ def preset_names() -> tuple[str, ...]:
 def published(name: str) -> dict[str, Any]:
     """Returns facts about a published model.
 
-    They are the number of parameters that its authors state, and the source of its sizes.
+    The facts are the number of parameters that the model's authors state, and the source of its
+    sizes.
     """
     return {key: _data()[name][key] for key in _ABOUT}
 

@@ -1,4 +1,7 @@
-"""Defines how a training step uses 8- and 4-bit formats: the dtypes of GEMMs, and casts to them."""
+"""Defines recipes, which state how a training step uses 8- and 4-bit formats.
+
+A recipe states the dtypes of the GEMMs of linear layers. The casts to these dtypes follow from it.
+"""
 
 from dataclasses import dataclass
 
@@ -9,14 +12,16 @@ from quantbench.workload.ops import Cast, Gemm
 class Recipe:
     """Dtypes of the three GEMMs of a linear layer y = x·Wᵀ, whose x, W and dy are quantized.
 
-    Tensor cores read 8-bit inputs along the reduction, which differs between the two uses of a
-    tensor, so each tensor is written twice. On Blackwell, formats with one scale per tensor need no
-    second copy, which is not modelled. Casts count as separate kernels that read bf16, and weights
-    are cast once per micro-batch. Scores, norms, embedding and logits stay in 16 bits.
+    Tensor cores read 8-bit inputs along the reduction. Each tensor is used in two GEMMs that reduce
+    over different dimensions, so its cast writes two copies. On Blackwell, formats with one scale
+    per tensor need no second copy, but this is not modelled. Casts count as separate kernels that
+    read bf16, and weights are cast once per micro-batch. Scores, norms, embedding and logits stay
+    in 16 bits.
 
-    forward, dgrad, wgrad: dtypes of the forward GEMM, and of the gradients of its data and weights.
-    reads: how many times a cast reads its tensor. It is 2 if the cast first finds the largest
-        value.
+    forward, dgrad, wgrad: dtypes of the three GEMMs, which compute y, the gradient of x and the
+        gradient of W.
+    reads: how many times a cast reads its tensor: twice if the cast first finds the largest value
+        of the tensor, else once.
     """
 
     name: str
@@ -45,9 +50,9 @@ def casts_of(
 ) -> tuple[list[Cast], list[Cast]]:
     """Returns the casts before a linear layer's forward GEMM, and the casts before its gradients.
 
-    backward: whether gradients are computed. The forward casts then also write the copies that the
-        gradients need.
-    new_input: whether x is not yet cast as the input of another layer.
+    backward: whether gradients are computed. The forward casts then also write the copies of x and
+        W for the gradient GEMMs that use the forward dtype.
+    new_input: whether x must be cast. It need not be if another layer with the same input casts it.
     experts: number of weight matrices that share the rows.
     """
 

@@ -1,4 +1,7 @@
-"""Defines the dimensions of a transformer, and lists the ops that one GPU computes."""
+"""Defines the dimensions of a transformer, and lists the ops that one GPU computes.
+
+The parameters of the model, in all and per GPU, follow from the same dimensions.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -35,8 +38,8 @@ class Op:
         one op `experts` for all of the routed experts.
     phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax,
         attention, casts and permutations.
-    count: number of runs per micro-batch in the whole model: the number of layers, or 1 for the
-        logits.
+    count: number of runs per micro-batch in the whole model: the number of layers that have the op,
+        or 1 for the logits.
     """
 
     name: str
@@ -63,16 +66,17 @@ class TransformerShape:
     attention: one of ATTENTIONS.
     softmax: one of SOFTMAXES, for unfused attention.
     dropout: whether hidden states and attention probabilities have dropout.
-    sliding_window: attention window in tokens, or 0 for none. `ops` ignores it and computes all
-        pairs.
-    experts: number of routed experts per layer, each `moe_ffn` wide, of which a token passes top_k.
-        0 means that layers have an MLP.
-    dense_layers: number of layers of a model with experts that have an MLP instead. They are the
-        first layers or, with `dense_spread`, layers at even distances.
+    sliding_window: attention window in tokens, or 0 for none. `ops` ignores the window: its
+        attention has all pairs of a query and a key.
+    experts: number of routed experts per layer, each `moe_ffn` wide. A token passes top_k of them.
+        0 means that all layers have an MLP.
+    dense_layers: number of layers of a model with experts that have an MLP instead of experts.
+        These are the first layers or, with `dense_spread`, layers at even distances.
     expert_groups, top_groups: a token's experts lie in `top_groups` of `expert_groups` groups of
         neighbouring experts (node-limited routing of DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
         0 means anywhere.
-    shared_ffn: total width of the experts that every token passes. Their GEMMs are those of an MLP.
+    shared_ffn: total width of the experts that every token passes. They are computed as one MLP of
+        this width.
     ep: number of GPUs over which the experts are spread, each with its own micro-batch.
     expert_tp: number of GPUs that share each expert; 0 means `tp`. With fewer than `tp`, the other
         GPUs have tokens of their own.
@@ -190,15 +194,15 @@ class TransformerShape:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens per micro-batch, seq · mbs. It is the rows of every linear layer."""
+        """Number of tokens per micro-batch, seq · mbs, which is the m of every linear layer."""
         return self.seq * self.mbs
 
     @property
     def attention_dtype(self) -> str:
         """Dtype of attention.
 
-        It is fp32 for tf32, bf16 for 8- and 4-bit dtypes, and otherwise the dtype of the linear
-        layers.
+        Attention is in fp32 if the linear layers are in tf32, in bf16 if they are in an 8- or 4-bit
+        dtype, and otherwise in their dtype.
         """
         if self.dtype in VECTOR_DTYPES:
             return self.dtype
@@ -211,7 +215,10 @@ class TransformerShape:
 
     @property
     def kv_heads_per_gpu(self) -> int:
-        """Number of key/value heads on one GPU. They are replicated if there are more GPUs."""
+        """Number of key/value heads on one GPU.
+
+        If there are more GPUs than heads, each GPU has a copy of one head.
+        """
         return max(1, self.kv_heads // self.tp)
 
     @property
@@ -221,10 +228,11 @@ class TransformerShape:
 
     @property
     def core_dim(self) -> int:
-        """Width of heads whose attention has the same FLOPs and bytes as this attention.
+        """Width of equal heads whose attention stands for this attention.
 
-        It is the mean width of keys and values. The backward pass of DeepSeek-V3's heads, which are
-        192 and 128 wide, has 4 % more FLOPs than with it.
+        It is the mean width of keys and values, which gives the same FLOPs and bytes forward. The
+        backward pass of DeepSeek-V3, whose keys are 192 and values 128 wide, has 4 % more FLOPs
+        than the backward pass with this mean width.
         """
         return (self.head_dim + self.value_width) // 2
 
@@ -237,8 +245,9 @@ class TransformerShape:
     def experts_of(self, tokens: int) -> MoE:
         """Returns the experts of one layer.
 
-        tokens: number of tokens in the micro-batch of each of the `ep` GPUs.
+        tokens: number of tokens in the micro-batch of each group of `tp` GPUs.
         """
+        # The experts are on ep · expert_tp GPUs, which are ep · expert_tp / tp groups of `tp` GPUs.
         tp = self.expert_tp or self.tp
         return MoE(
             tokens * self.ep * tp // self.tp,
@@ -254,11 +263,11 @@ class TransformerShape:
         )
 
     def _qkv(self, tp: int) -> dict[str, tuple[int, int]]:
-        """Returns columns and reduction of each GEMM before attention, on one of `tp` GPUs."""
+        """Returns n and k of each GEMM before attention by name, on one of `tp` GPUs."""
         heads = self.heads // tp
         if not self.kv_rank:
             return {"qkv": ((heads + 2 * max(1, self.kv_heads // tp)) * self.head_dim, self.hidden)}
-        # Every GPU computes the whole latent_down.
+        # latent_down is not divided among the GPUs: each of them computes all of it.
         return {
             "latent_down": (self.q_rank + self.kv_rank + self.rope_dim, self.hidden),
             "q_up": (heads * self.head_dim, self.q_rank or self.hidden),
@@ -279,6 +288,7 @@ class TransformerShape:
             return attention + self._mlp_matrices * self.hidden * self.ffn // tp
         held = self.top_k if active else self.experts
         mlp = self._mlp_matrices * self.hidden * (held * self.moe_ffn + self.shared_ffn) // tp
+        # The last term is the router.
         return attention + mlp + self.experts * self.hidden
 
     @property
@@ -295,7 +305,7 @@ class TransformerShape:
 
     @property
     def active_parameters(self) -> int:
-        """Number of `parameters` that one token uses."""
+        """Number of `parameters` that one token uses: of the routed experts, only top_k count."""
         return self._weights(active=True)
 
     @property
@@ -309,6 +319,10 @@ class TransformerShape:
         return (self.parameters - routed + routed / self.ep) / self.tp
 
     def _weights(self, *, active: bool) -> int:
+        """Returns the number of weights of all layers, the embedding and the logits.
+
+        active: whether to count only top_k of the experts.
+        """
         dense = self.dense_layers * self.layer_weights(dense=True)
         sparse = (self.layers - self.dense_layers) * self.layer_weights(active=active)
         return dense + sparse + self.vocab * self.hidden * (2 - self.tied)
@@ -316,8 +330,8 @@ class TransformerShape:
     def modelled_ops(self) -> tuple[Op, ...]:
         """Returns the ops that have latency models.
 
-        They are those of `ops`. With experts, they are the ops of a forward pass, in which the
-        routed experts of a layer are one op.
+        Without experts these are all of `ops`. With experts these are the forward ops, with one op
+        `experts` in place of the permutations and grouped GEMMs of a layer.
         """
         if not self.experts:
             return self.ops()
@@ -347,9 +361,9 @@ class TransformerShape:
         return (*forward, *forward_casts, *gradients, *backward_casts)
 
     def _casts(self, layer: Iterable[Op], *, backward: bool) -> tuple[list[Op], list[Op]]:
-        """Returns the forward and the backward casts of a layer's linear ops.
+        """Returns the forward casts and the backward casts of a layer's linear ops.
 
-        Without a recipe there are none.
+        Without a recipe there are no casts.
         """
         forward_casts: list[Op] = []
         backward_casts: list[Op] = []
@@ -375,6 +389,10 @@ class TransformerShape:
         return Gemm(m=self.tokens, n=n, k=k, dtype=self.dtype, layout="nt")
 
     def _layer_forward(self) -> list[Op]:
+        """Returns the forward ops of all layers, without casts and logits.
+
+        Their counts are the numbers of layers that have the op.
+        """
         heads = self.heads // self.tp
         work: dict[str, Compute] = {}
         for name, (n, k) in self._qkv(self.tp).items():
@@ -397,6 +415,11 @@ class TransformerShape:
         return found
 
     def _mlp(self, name: str, ffn: int) -> dict[str, Compute]:
+        """Returns the GEMMs of an MLP by name of the op.
+
+        name: first part of the names, `mlp` or `shared`.
+        ffn: width of the MLP on one GPU.
+        """
         found: dict[str, Compute] = {}
         if self.gate_fused:
             found[f"{name}_up_gate"] = self._linear(2 * ffn, self.hidden)
@@ -408,6 +431,10 @@ class TransformerShape:
         return found
 
     def _attention_core(self, heads: int) -> dict[str, Compute]:
+        """Returns the ops between the linear layers of attention, by name.
+
+        heads: number of query heads on one GPU.
+        """
         if self.attention == "flash":
             fused = Attention(
                 batch=self.mbs,
@@ -448,13 +475,13 @@ def _as_of_shape(text: str) -> str:
 def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:
     """Returns the backward ops of a forward op.
 
-    A GEMM has two backward GEMMs, softmax and attention have one kernel, and a permutation runs the
-    other way. For c = a·b with a m×k and b k×n, the gradient of a is dc·bᵀ (m×k, reduction n). The
-    gradient of b is aᵀ·dc (k×n, reduction m) or, for a weight stored as n×k, dcᵀ·a (n×k, reduction
-    m).
+    A GEMM has two backward GEMMs, softmax and attention have one backward kernel each, and a
+    permutation runs in the other direction. For c = a·b with a m×k and b k×n, the gradient of a is
+    dc·bᵀ (m×k, reduction n). The gradient of b is aᵀ·dc (k×n, reduction m) or, for a weight stored
+    as n×k, dcᵀ·a (n×k, reduction m).
 
-    fp8_recipe: key of `recipes.RECIPES`, which sets the dtypes of gradients. It applies to GEMMs
-        whose dtype is the recipe's.
+    fp8_recipe: key of `recipes.RECIPES`, which sets the dtypes of gradients. The recipe applies to
+        GEMMs in its forward dtype.
     """
     work = op.workload
     if isinstance(work, Permute):
