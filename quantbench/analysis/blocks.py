@@ -269,6 +269,6 @@ def misaligned_share(aligned_bytes: int) -> float:
     >>> round(misaligned_share(2), 2)
     0.53
     """
-    # Number of times that the alignment is half of the needed 16 = 2⁴ bytes.
+    # How many times the needed 16 = 2⁴ bytes must be halved to give this alignment.
     halvings = 4 - log2(aligned_bytes)
     return 1 - exp(-PARAMETERS[INDEX["misaligned"]].mean * halvings)

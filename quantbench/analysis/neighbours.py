@@ -138,7 +138,7 @@ def _of_curve(curve: Sequence[LayerRow], axis: str, *, doubles: bool) -> Iterabl
 
 
 def _against(row: LayerRow, better: LayerRow, axis: str, up_to: int | None) -> BadSize | None:
-    """Returns the bad size that one row is against a better row.
+    """Compares a row with a better row, and returns it as a BadSize.
 
     Returns None if the loss is small or not significant.
     """

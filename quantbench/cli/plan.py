@@ -1,7 +1,7 @@
 """Command `plan`: ranks the layouts of a training job over GPUs.
 
-Instead, it can check one layout, predict the rows of a table of layouts, or fit a site's factors to
-such a table.
+It can also check one layout, predict the rows of a table of layouts, or fit the factors of a
+training site, which correct predicted times, to such a table.
 """
 
 import sys

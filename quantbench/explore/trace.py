@@ -148,8 +148,9 @@ def ways(
 
     join: makes one result from a condition, the result where the condition holds, and the result
         where it does not.
-    refused: makes a result from an InputError that the function raises. None means that no shape
-        raises the error, so the last condition before it has the other outcome for every shape.
+    refused: makes a result from an InputError that the function raises. With None, a path
+        that raises is taken to be unreachable: the last condition before it is assumed to have its
+        other outcome for every shape.
     given: known outcomes of conditions.
     """
     settled = dict(given or {})

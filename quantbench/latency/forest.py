@@ -1,4 +1,4 @@
-"""Stores decision trees as flat arrays, which scikit-learn grows and numpy evaluates.
+"""Grows decision trees with scikit-learn, stores them as flat arrays and evaluates these in numpy.
 
 Prediction needs no scikit-learn: each numpy pass moves all rows one level down in all trees. The
 module also converts trees to the arrays of a model file and back.

@@ -30,7 +30,7 @@ _STRICT = {
     "kv_heads": "kv_heads % tp == 0 or tp % kv_heads == 0",
     "tp in a node": "tp <= gpus per node",
     "sequence parallel": "seq % tp == 0 with sequence parallelism",
-    "context parallel": "seq % (2 * cp * tp) == 0",
+    "context parallel": "seq % (2 * cp) == 0, % (2 * cp * tp) with sequence parallelism",
     "experts": "experts % ep == 0, (dp * cp * tp) % ep == 0",
     "ZeRO with stages": "zero <= 1 with pp > 1, unless the stack combines them (torchtitan)",
 }

@@ -119,7 +119,7 @@ def _stage(
     dense, experts = stage_parameters(job, layout, kind)
 
     def shared(level: int) -> float:
-        """Returns the parameters that a GPU holds of what ZeRO shards from stage `level` on."""
+        """Returns how many parameters' state a GPU holds, if ZeRO-`level` and up shards it."""
         if layout.zero < level:
             return float(dense + experts)
         return dense / layout.replicas + experts / layout.expert_replicas

@@ -121,7 +121,7 @@ class SweepJob:
 class Sweep:
     """Runs a job: first the plan, then the points of `more`, then the rest of the plan.
 
-    If there are points of `more`, the plan before them gets 60 % of the budget.
+    With `more`, the plan before its points gets 60 % of the budget.
 
     connect: function that starts a worker.
     append: function that stores a record. The record of a point may be stored again, with a lower

@@ -46,8 +46,9 @@ def runs_in_graph(
     """Returns how many copies rotate with a run in its graph, and how many runs the graph has.
 
     run_us: time of one run, in µs.
-    min_bytes: minimum number of bytes that one run touches. It is None if the number is unknown,
-        because the copies might then all fit into the cache, or if nothing can make copies.
+    min_bytes: minimum number of bytes that one run touches. None if the number is unknown, or if
+        the run cannot be copied. A cold cache is refused then, because it is not known how many
+        copies overflow the cache.
     l2_bytes: size of the L2 cache, in bytes.
 
     Raises UnsupportedError if the cache must be cold and copies are missing or would be too many.

@@ -1,8 +1,8 @@
 """Estimates the mean SM clock of the last seconds, to which times are corrected.
 
 An SM clock wanders by a percent within tens of milliseconds, so the short time of one point does
-not show its mean. Work that no limit slows runs at one mean clock, which many points show together,
-but work at the power limit has a mean clock of its own.
+not show its mean. Work below the power limit shares one mean clock, which is pooled over recent
+points and extrapolated along its trend. A point at the power limit gets the mean of its own clocks.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from quantbench.stats import CONFIDENCE, normal_quantile
 # Duration of a block. An SM clock wanders within tens of milliseconds, so the means of much longer
 # blocks are independent.
 _BLOCK_S = 0.25
-# Maximum number of blocks that are kept. With 24 blocks, the mean of a clock that wanders by 1 % is
-# known to 0.4 %, and so is its trend while the card gets hot. With fewer than _FEWEST_BLOCKS, the
-# mean clock of a point is computed from its own clocks.
+# Maximum number of blocks that are kept. 24 blocks determine the mean of a clock that wanders by 1 %
+# to within 0.4 %, even if it is extrapolated along its trend while the card gets hot. With fewer
+# than _FEWEST_BLOCKS, the mean clock of a point is computed from its own clocks.
 _MOST_BLOCKS = 24
 _FEWEST_BLOCKS = 4
 # A point runs at another clock if its mean differs from the mean of the blocks by more than

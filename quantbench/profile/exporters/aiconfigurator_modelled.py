@@ -49,9 +49,9 @@ _MESSAGES = tuple(2**power for power in range(8, 31))
 _ONE_STEP_US = 4.0
 _TWO_STEPS_US = 8.0
 _NCCL_US = 15.0
-#: Fraction of a link's stated rate that all-reduces of one and of two steps reach in these tables,
-#: and the highest rate in GB/s that they reach on any link. NCCL is assumed to reach the fraction
-#: of two steps, without a highest rate.
+#: Fraction of a link's stated rate that an all-reduce of one step, and one of two steps, reaches in
+#: these tables, and the cap of its rate in GB/s. NCCL is assumed to reach _TWO_STEPS_SHARE, without
+#: a cap.
 _ONE_STEP_SHARE = 0.6
 _ONE_STEP_MOST = 270.0
 _TWO_STEPS_SHARE = 0.75
@@ -177,7 +177,7 @@ def _cliff_sides(cliffs: Sequence[KnownCliff], rows: Table) -> dict[tuple[int, i
 
 
 def seen(work: Attention, window: int) -> Attention:
-    """Returns attention without a window that takes the time of `work` with a window.
+    """Returns attention without a window that costs about as much as `work` does with one.
 
     If `work` has at most twice as many keys as the window, it is returned as it is. Otherwise
     decoding sees only the keys of the window, and a prompt is cut into causal pieces as long as two

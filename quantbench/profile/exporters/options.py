@@ -70,7 +70,7 @@ class ExportOptions:
 
     @property
     def kernels(self) -> str:
-        """Library whose kernels the modelled times of an aiconfigurator table are for."""
+        """Library whose kernels the modelled times of an aiconfigurator table represent."""
         return self.library or self.backend
 
 
