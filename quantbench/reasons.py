@@ -1,6 +1,7 @@
 """Extracts the line that states the cause from another library's exception or a dead process.
 
-The output of a dead process stands for its exception.
+For a dead process, the cause comes from its output: the exception of the last traceback, or else
+the last line.
 """
 
 import os

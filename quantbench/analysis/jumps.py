@@ -1,7 +1,8 @@
 """Finds the cliffs of a run, and the gaps between measured sizes that are worth refining.
 
-Every gap between two neighbours of a curve has a jump of the time. A cliff is a significant jump
-between close sizes of one curve, and a common cliff is a jump of the median over many curves.
+A `Jump` states how the time changes between two neighbouring points of a curve, whether or not the
+change is significant. A cliff is a significant jump between close sizes of one curve, and a common
+cliff is a jump of the median over many curves.
 (`latency.gemm.cliffs` predicts cliffs; this module finds measured ones.)
 """
 
@@ -324,7 +325,7 @@ def find_gaps(jumps: Iterable[Jump]) -> tuple[AxisGap, ...]:
 
 
 def _gap(jump: Jump) -> AxisGap:
-    """Returns the gap over which a jump goes, as the bisection of a sweep needs it."""
+    """Converts a jump to the `AxisGap` that a sweep bisects."""
     fitted = jump.fitted
     curve = fitted.curve
     i = jump.index

@@ -1,6 +1,8 @@
 """Writes the arithmetic of transformer shapes as JavaScript: validity, ops, parameters and weights.
 
-The code of `workload` runs on symbols (`trace`), so the page has the same conditions on sizes.
+The Python code of `workload` is run on symbolic sizes (see `trace`) and recorded as JavaScript, so
+the explorer page accepts the same shapes and has the same ops. The module also writes the memory
+traffic of softmax and the conditions of Megatron's fused kernel.
 """
 
 from functools import partial
@@ -31,8 +33,8 @@ _OF_OPS = (
 )  # fmt: skip
 # A value of 0 stands for a default in these sizes. The page has replaced it by the default.
 _GIVEN = ("head_dim", "kv_heads", "ffn")
-# The shapes have this dtype. Their attention has another dtype, by which `_op` tells ops of
-# attention from other ops.
+# Dtype of the recorded shapes. Attention runs in bf16 if the dtype is 8-bit, so `_op` recognises
+# ops of attention by their dtype.
 _DTYPE = "fp8"
 
 

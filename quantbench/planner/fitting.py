@@ -144,8 +144,8 @@ def log_errors(observed: Sequence[Observed], calibration: Calibration) -> FloatA
 def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
     """Returns the half-width in ln time that the ops alone give to each run (observed,).
 
-    An interval may have sides of different width. The side is the one on which the measured time
-    lies: the upper side if the predicted time is too short.
+    If an interval is asymmetric, the half-width is that of the side on which the measured time lies:
+    the upper side if the prediction is too short.
 
     errors: ln(predicted / measured) of each run, (observed,).
     """
@@ -157,10 +157,9 @@ def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
 
 
 def scatter_beyond(observed: Sequence[Observed], errors: FloatArray) -> float:
-    """Returns the half-width in ln time of an independent error beyond the intervals of the ops.
+    """Returns the half-width in ln time that is missing in the intervals of the ops.
 
-    The root of the sum of squares of this half-width and that of the ops covers nine in ten of
-    `errors`.
+    Added in quadrature to the half-width of the ops, it covers nine in ten of `errors`.
     """
     beyond = np.maximum(errors**2 - op_spreads(observed, errors) ** 2, 0.0)
     return float(np.quantile(np.sqrt(beyond), _COVERED))

@@ -121,8 +121,8 @@ def replay_sampler(ops: TorchCuda, runs: Sequence[Run], before: Run = lambda: No
     """Returns a sampler whose run is a graph of `runs`. A sample is the mean of the runs.
 
     runs: for a hot cache, the same run repeated. For a cold cache, copies in turn (see `rotation`),
-        which need no flush: in the steady state each run also pays for writing back the output of
-        an earlier run.
+        which evict each other, so that no flush is needed. In the steady state each run also pays
+        for writing back the output of an earlier run.
     """
 
     def body() -> None:

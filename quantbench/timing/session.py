@@ -43,8 +43,8 @@ HARD_THROTTLES = HARMFUL_REASONS - {"sw_power_cap"}
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.8
 
-# Sampling ends after this many batches in a row without a good sample (1.55 s of pauses). Batches
-# in which the thread was only preempted do not count, because it gets its core back within
+# Sampling is given up after this many batches in a row without a good sample. If all of them were
+# throttled, the pauses between them add up to 0.75 s. Batches in which the thread was only preempted do not count, because it gets its core back within
 # milliseconds.
 _MAX_BAD_BATCHES = 5
 
