@@ -144,8 +144,8 @@ def log_errors(observed: Sequence[Observed], calibration: Calibration) -> FloatA
 def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
     """Returns the half-width in ln time that the ops alone give to each run (observed,).
 
-    If an interval is asymmetric, the half-width is that of the side on which the measured time lies:
-    the upper side if the prediction is too short.
+    If an interval is asymmetric, the half-width is that of the side on which the measured time
+    lies: the upper side if the prediction is too short.
 
     errors: ln(predicted / measured) of each run, (observed,).
     """

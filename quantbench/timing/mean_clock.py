@@ -21,8 +21,8 @@ from quantbench.stats import CONFIDENCE, normal_quantile
 # blocks are independent.
 _BLOCK_S = 0.25
 # Maximum number of blocks that are kept. 24 blocks determine the mean of a clock that wanders by
-# 1 % to within 0.4 %, even if it is extrapolated along its trend while the card gets hot. With fewer
-# than _FEWEST_BLOCKS, the mean clock of a point is computed from its own clocks.
+# 1 % to within 0.4 %, even if it is extrapolated along its trend while the card gets hot. With
+# fewer than _FEWEST_BLOCKS, the mean clock of a point is computed from its own clocks.
 _MOST_BLOCKS = 24
 _FEWEST_BLOCKS = 4
 # A point runs at another clock if its mean differs from the mean of the blocks by more than

@@ -44,8 +44,8 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.8
 
 # Sampling is given up after this many batches in a row without a good sample. If all of them were
-# throttled, the pauses between them add up to 0.75 s. Batches in which the thread was only preempted do not count, because it gets its core back within
-# milliseconds.
+# throttled, the pauses between them add up to 0.75 s. Batches in which the thread was only
+# preempted do not count, because it gets its core back within milliseconds.
 _MAX_BAD_BATCHES = 5
 
 # If an SM clock changes by more than this fraction within 50 ms, it has not merely wandered: work

@@ -48,6 +48,12 @@ def layer(key: LayerKey, **changes: Any) -> LayerTime:
     return LayerTimes(of, EvenTimes()).at(key)
 
 
+def test_the_overhead_of_a_step_is_added_once_in_milliseconds() -> None:
+    layout = Layout(8, 4, 12, 2)
+    slower = times_of(job(gbs=2304), layout, replace(PLAIN, step_overhead_ms=100.0))
+    assert slower.sec.mid == pytest.approx(times_of(job(gbs=2304), layout).sec.mid + 0.1)
+
+
 @pytest.mark.parametrize(
     "layout",
     [Layout(8, 4, 12, 2), Layout(384, 1, 1, 1, zero=3), Layout(16, 2, 12, 1, recompute="none")],

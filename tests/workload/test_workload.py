@@ -255,3 +255,35 @@ def test_layer_weights_of_a_gpt_and_of_grouped_gated_layers() -> None:
         isinstance(shape.layer_weights(2), int)
         for shape in (llama, TransformerShape(hidden=1024, heads=16))
     )
+
+
+def test_weights_of_experts_and_latent_attention_by_hand() -> None:
+    shape = TransformerShape(
+        hidden=1536, heads=12, head_dim=96, layers=7, vocab=1024, ffn=2560, gated=True,
+        tied=False, experts=16, top_k=3, moe_ffn=640, shared_ffn=320, dense_layers=2, ep=4,
+        kv_rank=256, q_rank=384, rope_dim=32, value_dim=64, tp=2,
+    )  # fmt: skip
+    down = 1536 * (384 + 256 + 32)
+    divided = 384 * 12 * 96 + 256 * 12 * (64 + 64) + 12 * 64 * 1536
+    assert shape.layer_weights(dense=True) == down + divided + 3 * 1536 * 2560
+    router = 16 * 1536
+    mlp = 3 * 1536 * (16 * 640 + 320)
+    assert shape.layer_weights() == down + divided + mlp + router
+    assert shape.layer_weights(2) == down + divided // 2 + mlp // 2 + router
+    used = 3 * 1536 * (3 * 640 + 320)
+    assert shape.layer_weights(active=True) == down + divided + used + router
+    outside = 2 * (down + divided + 3 * 1536 * 2560) + 2 * 1024 * 1536
+    assert shape.parameters == outside + 5 * (down + divided + mlp + router)
+    assert shape.active_parameters == outside + 5 * (down + divided + used + router)
+    routed = 5 * 3 * 1536 * 16 * 640
+    assert shape.parameters_per_gpu == (shape.parameters - routed + routed / 4) / 2
+
+
+def test_columns_and_experts_of_a_shape_on_several_gpus() -> None:
+    shape = TransformerShape(
+        hidden=512, heads=8, kv_heads=4, head_dim=64, tp=2, experts=8, top_k=2, moe_ffn=256,
+        ep=4, expert_tp=1,
+    )  # fmt: skip
+    assert shape.qkv_columns == 4 * 64 + 2 * (64 + 64)
+    # Four GPUs are two groups of tp = 2, each with 100 tokens.
+    assert shape.experts_of(100).tokens == 200
