@@ -18,6 +18,7 @@ from typing import Any
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
+from quantbench.units import percent
 from quantbench.workload import Collective
 
 _WHO = "cluster"
@@ -219,7 +220,7 @@ def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
     # The only entry, of one GPU, applies to any number of GPUs (`Cluster.intra_node`).
     rate, stated_by = stated_link(device)
     link = Link.of_rate(rate * _UNMEASURED_SHARE, _UNMEASURED_LATENCY_US)
-    return {1: link}, f"{stated_by}; {_UNMEASURED_SHARE:.0%} of it assumed"
+    return {1: link}, f"{stated_by}; {percent(_UNMEASURED_SHARE)} of it assumed"
 
 
 def stated_link(device: DeviceSpec) -> tuple[float, str]:

@@ -27,6 +27,7 @@ from quantbench.timing.session import (
     Timer,
     before_sample,
 )
+from quantbench.units import percent
 
 if sys.platform == "linux":
     import resource
@@ -136,7 +137,7 @@ class CpuSampler:
         others_ns = process_stop_ns - process_start_ns - thread_ns
         if others_ns > _HELP_SHARE * run_ns + _HELP_NS:
             share = others_ns / max(1, run_ns)
-            return run_ns / 1e3, f"{OTHER_THREADS}: they ran for {share:.0%} of its time"
+            return run_ns / 1e3, f"{OTHER_THREADS}: they ran for {percent(share)} of its time"
         if not lost:
             return run_ns / 1e3, ""
         times = "once" if lost == 1 else f"{lost} times"

@@ -20,6 +20,7 @@ from quantbench.timing.session import (
     PREEMPTED,
     THROTTLED,
 )
+from quantbench.units import percent
 
 #: reason for grade D if the results of a point could not be checked
 NO_CHECK = "its results were not checked: its task has no inputs()"
@@ -238,11 +239,11 @@ def _precision(m: Measurement, options: TimingOptions) -> _Reasons:
     width = m.stated.relative_half_width
     if options.half_width < width < float("inf"):
         why = _STOPPED.get(m.stopped_by, f"stopped by {m.stopped_by}")
-        asked = f"the ±{options.half_width:.2%} asked for"
+        asked = f"the ±{100 * options.half_width:.2f} % asked for"
         weight = _NOTE if m.stopped_by == "clock" else _OFF  # clock: the samples are precise enough
         if width > _HALF_WIDTH_BAD_FACTOR * options.half_width:
             weight += 1
-        yield weight, f"the median is known to ±{width:.2%}, not to {asked} ({why})"
+        yield weight, f"the median is known to ±{100 * width:.2f} %, not to {asked} ({why})"
 
 
 def _samples(m: Measurement) -> _Reasons:
@@ -250,11 +251,14 @@ def _samples(m: Measurement) -> _Reasons:
     times_us = m.stated.times_us
     wide = spread(times_us)
     if weight := _step(wide, _SPREAD):
-        yield weight, f"samples spread by {wide:.0%} (10 % to 90 %; noise {noise(times_us):.1%})"
+        yield (
+            weight,
+            f"samples spread by {percent(wide)} (10 % to 90 %; noise {percent(noise(times_us))})",
+        )
     outliers = outlier_share(times_us)
     # The number of outliers is a rounded float, so it is compared with half a sample less.
     if outliers > _OUTLIERS_OFF and outliers * len(times_us) > _FEWEST_OUTLIERS - 0.5:
-        yield _OFF, f"{outliers:.0%} of the samples are far out"
+        yield _OFF, f"{percent(outliers)} of the samples are far out"
     half = len(times_us) // 2
     if half >= _FEWEST:
         first = times_us[:half]
@@ -265,7 +269,7 @@ def _samples(m: Measurement) -> _Reasons:
         apart = early.high < late.low or late.high < early.low
         if abs(trend) > _TREND_OFF and apart:
             way = "up" if trend > 0 else "down"
-            yield _OFF, f"times went {way} by {abs(trend):.1%} while sampling"
+            yield _OFF, f"times went {way} by {percent(abs(trend))} while sampling"
 
 
 def _discards(m: Measurement) -> _Reasons:
@@ -305,7 +309,7 @@ def _clock(m: Measurement, spec: DeviceSpec) -> _Reasons:
         if "sw_power_cap" in m.state_before.throttle_reasons + m.state_after.throttle_reasons:
             weight = _NOTE
             why = ", held down by the power limit"
-        share = f"{middle / peak_mhz:.0%} of the {peak_mhz:.0f} MHz that the peak is stated at"
+        share = f"{percent(middle / peak_mhz)} of the {peak_mhz:.0f} MHz that the peak is stated at"
         yield weight, f"the SM clock was {middle:.0f} MHz, {share}{why}"
 
 
@@ -317,12 +321,15 @@ def _drift(drift: Drift | None) -> _Reasons:
     if not change <= _DRIFT[0]:
         slower = "slower" if drift.time_ratio > 1 else "faster"
         weight = _step(change, _DRIFT) or _BAD  # NaN counts as bad
-        yield weight, f"the reference point had become {change:.1%} {slower} than at first"
+        yield weight, f"the reference point had become {percent(change)} {slower} than at first"
     if drift.clock_ratio is not None:
         change = abs(drift.clock_ratio - 1)
         lower = "lower" if drift.clock_ratio < 1 else "higher"
         if weight := _step(change, _CLOCK_DRIFT):
-            yield weight, f"the SM clock of the reference point had become {change:.1%} {lower}"
+            yield (
+                weight,
+                f"the SM clock of the reference point had become {percent(change)} {lower}",
+            )
 
 
 def _surroundings(m: Measurement, options: TimingOptions) -> _Reasons:

@@ -21,6 +21,7 @@ from quantbench.timing.mean_clock import MeanClocks
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run
 from quantbench.timing.stopping import Steadiness, StoppingRule, same_clock
+from quantbench.units import percent
 
 # Device time of a batch. It is long compared with one synchronisation and one reading of the device
 # state, which take a millisecond or two. It is short enough that a throttled stretch costs few
@@ -498,7 +499,7 @@ def _judge(batch: Batch, steady_mhz: float | None) -> tuple[list[Discarded], lis
             share = clock_mhz / steady_mhz
             if clock_mhz < _THROTTLE_SHARE * steady_mhz:
                 steady = f"the steady {steady_mhz:.0f} MHz"
-                why = f"{THROTTLED}: {clock_mhz:.0f} MHz is {share:.0%} of {steady}"
+                why = f"{THROTTLED}: {clock_mhz:.0f} MHz is {percent(share)} of {steady}"
         kind = bad if why else good
         kind.append(Discarded(time_us, why, clock_mhz))
     return good, bad

@@ -99,7 +99,7 @@ WIDE = measured(
 CAPPED = DeviceState(sm_clock_mhz=1000.0, throttle_reasons=("sw_power_cap",))
 THERMAL = replace(STATE, throttle_reasons=("hw_thermal", "sw_power_cap"))
 CROWDED = replace(STATE, other_processes=1)
-THROTTLED = "throttled: 1050 MHz is 74% of the steady 1410 MHz"
+THROTTLED = "throttled: 1050 MHz is 74 % of the steady 1410 MHz"
 
 
 @pytest.mark.parametrize(
@@ -107,28 +107,28 @@ THROTTLED = "throttled: 1050 MHz is 74% of the steady 1410 MHz"
     [
         (measured(), {}, "A", ""),
         (measured(), {"interpreted": True}, "rejected", INTERPRETED),
-        (WIDE, {}, "B", "the median is known to ±1.00%, not to the ±0.50% asked for (stopped by max_time)"),
+        (WIDE, {}, "B", "the median is known to ±1.00 %, not to the ±0.50 % asked for (stopped by max_time)"),
         (WIDE, {"options": TimingOptions(half_width=0.01)}, "A", ""),  # exactly what was asked for
-        (WIDE, {"options": TimingOptions(half_width=0.002)}, "C", "the median is known to ±1.00%"),
+        (WIDE, {"options": TimingOptions(half_width=0.002)}, "C", "the median is known to ±1.00 %"),
         (measured(*[10.0, 10.5] * 40, stopped_by="noise_floor"), {"flops": 1e8, "min_bytes": 1e5}, "B",
-         "the median is known to ±0.56%, not to the ±0.50% asked for (the noise stopped falling)"),
+         "the median is known to ±0.56 %, not to the ±0.50 % asked for (the noise stopped falling)"),
         (measured(*[100.0] * 8), {}, "B", "8 samples, 10 were asked for"),
         (measured(*[100.0] * 5), {}, "C", "5 samples, too few for an interval; 10 were asked for"),
-        (measured(*[90.0, 96.0, 100.0, 100.0, 100.0, 104.0, 112.0] * 40), {}, "C", "samples spread by 22%"),
-        (measured(*[*STEADY, 100.1, 100.2, 100.0, 99.9, 100.1, 150.0] * 4), {}, "B", "10% of the samples are far out"),
+        (measured(*[90.0, 96.0, 100.0, 100.0, 100.0, 104.0, 112.0] * 40), {}, "C", "samples spread by 22 %"),
+        (measured(*[*STEADY, 100.1, 100.2, 100.0, 99.9, 100.1, 150.0] * 4), {}, "B", "10 % of the samples are far out"),
         (measured(*STEADY * 4, *STEADY[:3], 150.0), {}, "A", ""),  # one in twenty happens on a quiet machine
-        (measured(*[100.0, 100.2] * 10, *[103.0, 103.2] * 10), {}, "C", "times went up by 3.0% while sampling"),
+        (measured(*[100.0, 100.2] * 10, *[103.0, 103.2] * 10), {}, "C", "times went up by 3.0 % while sampling"),
         (measured(), {"drift": Drift(1.019)}, "A", ""),
         (measured(), {"drift": Drift(0.981)}, "A", ""),
-        (measured(), {"drift": Drift(1.03)}, "B", "the reference point had become 3.0% slower than at first"),
-        (measured(), {"drift": Drift(1.12)}, "C", "the reference point had become 12.0% slower than at first"),
-        (measured(), {"drift": Drift(float("nan"))}, "C", "the reference point had become nan% faster"),
+        (measured(), {"drift": Drift(1.03)}, "B", "the reference point had become 3.0 % slower than at first"),
+        (measured(), {"drift": Drift(1.12)}, "C", "the reference point had become 12 % slower than at first"),
+        (measured(), {"drift": Drift(float("nan"))}, "C", "the reference point had become nan % faster"),
         (measured(cache="hot"), {}, "C", "measured with a hot cache, cold was asked for"),
         (measured(clocks_mhz=(1410.0, 1350.0) * 10), {}, "B", "the SM clock moved between 1350 and 1410 MHz"),
         (measured(clocks_mhz=(1410.0, 1200.0) * 10), {}, "C", "the SM clock moved between 1200 and 1410 MHz"),
-        (measured(mhz=1000.0), {}, "B", "the SM clock was 1000 MHz, 71% of the 1410 MHz that the peak is stated at"),
+        (measured(mhz=1000.0), {}, "B", "the SM clock was 1000 MHz, 71 % of the 1410 MHz that the peak is stated at"),
         (measured(mhz=600.0), {}, "C", "the SM clock was 600 MHz"),
-        (measured(mhz=1000.0, state_before=CAPPED, state_after=CAPPED), {}, "A", "the SM clock was 1000 MHz, 71% of"),
+        (measured(mhz=1000.0, state_before=CAPPED, state_after=CAPPED), {}, "A", "the SM clock was 1000 MHz, 71 % of"),
         (measured(mhz=None), {}, "B", "the SM clock is not known (NVML is not installed)"),
         (measured(mhz=None, mode="cpu"), {"spec": CPU, "flops": 1e7}, "A", ""),
         (measured(discarded=discarded(2, THROTTLED)), {}, "A", "2 of 22 samples throttled and discarded"),
@@ -140,7 +140,7 @@ THROTTLED = "throttled: 1050 MHz is 74% of the steady 1410 MHz"
         (measured(state_after=CROWDED), {}, "B", "1 other process on the card"),
         (measured(state_after=THERMAL), {}, "B", "the card was protecting itself in the end (hw_thermal)"),
         # Several things off add up, and the worst comes first.
-        (measured(state_after=CROWDED), {"drift": Drift(1.03)}, "C", "the reference point had become 3.0% slower"),
+        (measured(state_after=CROWDED), {"drift": Drift(1.03)}, "C", "the reference point had become 3.0 % slower"),
         (measured(state_after=CROWDED, cache="hot"), {"drift": Drift(1.03)}, "D", "measured with a hot cache"),
         (measured(cache="hot", discarded=discarded(1, f"throttled: 900 MHz is low{KEPT}")), {}, "D",
          "every sample was throttled (900 MHz is low)"),

@@ -152,7 +152,7 @@ def test_samples_below_three_quarters_of_the_steady_clock_are_discarded() -> Non
     mixed = Batch((100.0, 140.0, 100.0), (1410.0, 1050.0, 1060.0), OK)
     got = collected([mixed, batch(*[100.0] * 10)], clock=clock)
     assert [(d.sample_us, d.clock_mhz) for d in got.discarded] == [(140.0, 1050.0)]
-    assert got.discarded[0].reason == "throttled: 1050 MHz is 74% of the steady 1410 MHz"
+    assert got.discarded[0].reason == "throttled: 1050 MHz is 74 % of the steady 1410 MHz"
     assert (len(got.samples_us), got.stopped_by) == (12, "precision")
     assert clock.slept == [0.05]
 
@@ -191,7 +191,7 @@ def test_when_everything_is_throttled_the_figure_is_kept_and_says_so() -> None:
     assert len(got.samples_us) == 9
     assert len(got.clocks_mhz) == 9
     assert len(got.discarded) == 1  # the slowest clocked speaks for the others
-    assert got.discarded[0].reason == "throttled: 890 MHz is 63% of the steady 1410 MHz" + KEPT
+    assert got.discarded[0].reason == "throttled: 890 MHz is 63 % of the steady 1410 MHz" + KEPT
 
 
 def test_a_few_good_samples_win_over_many_throttled_ones() -> None:

@@ -59,7 +59,7 @@ def export_parquet(profile: Profile, options: ExportOptions, out: Exported) -> N
     for kind, rows in _tables(profile, options, out).items():
         names = dict.fromkeys(chain.from_iterable(rows))
         whole = [{name: row.get(name) for name in names} for row in rows]
-        out.write(parquet_bytes(whole), f"{kind}.parquet")
+        out.write(parquet_bytes(whole, compression="zstd"), f"{kind}.parquet")
     out.use.append(f"pandas.read_parquet('{out.paths[0]}')")
 
 
@@ -110,8 +110,10 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
                 works["attention"] += [*one.prompts(half), *one.decodes(half)]
         works["moe"] = [replace(one, dtype=dtype) for one in wanted.experts]
     model, _ = models.products(dtype)
+    library = ""
     accuracy: dict[Any, Mapping[str, Any]] = {}
     if times is models:
+        library = model.library
         accuracy[Gemm] = model.provenance
         accuracy[Attention] = AttentionModel.best(profile.device).provenance
     found: dict[str, Rows] = defaultdict(list)
@@ -128,7 +130,7 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
                 "high_us": time.high_us,
                 "origin": "modelled",
                 "device": profile.device.name,
-                "library": model.library if kind == "gemm" else "",
+                "library": library if kind == "gemm" else "",
                 "held_out_median_pct": held_out.get("median_pct"),
                 "held_out_p95_pct": held_out.get("p95_pct"),
             }
