@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from quantbench.advice import Advice, Space, advise
 from quantbench.advice.cost import WIDER, cost_of, ratio_factor
 from quantbench.advice.space import DIMENSIONS, shapes_near
+from quantbench.alignment_rules import broken_by_shape
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
@@ -27,6 +28,7 @@ from quantbench.workload.kinds import Compute
 from quantbench.workload.parameters import parameters, useful_parameters
 
 A100 = lookup("a100-sxm4-80gb")
+H100 = lookup("h100-sxm5-80gb")
 #: the shape of the BigScience search: heads of 150, which are no multiple of 8
 WIDE = TransformerShape(hidden=14400, heads=96, layers=80, vocab=250880, tp=8, attention="unfused")
 
@@ -468,3 +470,21 @@ def test_a_profile_is_believed_where_it_was_measured() -> None:
     assert times.note == (
         "profile of a made-up GPU; batched products of unaligned rows: at a rate fitted to whole iterations on A100s"
     )
+
+
+def test_no_shape_is_suggested_that_crashes_unless_all_do() -> None:
+    def crashes(shape: TransformerShape) -> bool:
+        return any(one.rule.effect == "crashes" for one in broken_by_shape(shape, device=H100))
+
+    times = ModelTimes(H100)
+    odd = TransformerShape(
+        hidden=5000, heads=40, layers=42, tp=4, dtype="fp8", fp8_recipe="tensorwise"
+    )
+    assert crashes(odd)
+    found = advise(odd, times)
+    assert found.compared
+    assert not any(crashes(one.found.shape) for one in found.compared)
+    # No size but seq, which a search leaves alone, could mend a number of tokens.
+    hopeless = replace(odd, hidden=5120, seq=2041)
+    assert crashes(hopeless)
+    assert advise(hopeless, times).tried
